@@ -1,0 +1,41 @@
+# make serve   everything that is needed, then Triton, the four models and the gateway. MODEL=<folder or hub id> serves
+#              another model than the demo model; docs/contracts.md lists the other variables. Ctrl-C ends it
+# make chat    a chat with what make serve runs
+# make test    all checks and tests
+# make convert MODEL=<folder or hub id> DST=<workspace>
+
+BIN := .venv/bin
+
+.PHONY: help serve chat convert setup test format clean distclean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile
+
+setup:
+	@scripts/setup.sh serve
+
+serve: setup
+	@export CHARONIA_RUN_DIR="$${CHARONIA_RUN_DIR:-run}"; exec $(BIN)/charonia serve
+
+chat: setup
+	@if [ -f .env ]; then set -a; . ./.env; set +a; fi; \
+	  exec $(BIN)/triton_client "localhost:$${CHARONIA_GRPC_PORT:-33337}"
+
+DST ?= workspace
+convert: setup
+	@test -n "$$MODEL" || { echo "make convert: say which model: make convert MODEL=<folder or hub id>" >&2; exit 1; }
+	@exec $(BIN)/charonia convert "$$MODEL" --dst-path "$(DST)"
+
+test:
+	@scripts/setup.sh test
+	@exec scripts/test.sh
+
+format:
+	@scripts/setup.sh test
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+clean:
+	rm -rf build run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+distclean: clean
+	rm -rf .venv

@@ -1,0 +1,57 @@
+"""Charonia, an inference engine for large language models. `Engine` is the Python API."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from charonia.errors import (
+    CharoniaError,
+    EngineClosedError,
+    InternalError,
+    InvalidRequestError,
+    ModelError,
+    OverloadedError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from charonia.engine import AsyncStream, Engine, Stream
+    from charonia.results import Chunk, Output, SamplingParams, Timings
+
+__version__ = "0.1.0"
+
+# Imported when first used, so that the command line and the Triton models start without loading the engine.
+_LAZY = {
+    "AsyncStream": "charonia.engine",
+    "Chunk": "charonia.results",
+    "Engine": "charonia.engine",
+    "Output": "charonia.results",
+    "SamplingParams": "charonia.results",
+    "Stream": "charonia.engine",
+    "Timings": "charonia.results",
+}
+
+__all__ = [
+    "AsyncStream",
+    "CharoniaError",
+    "Chunk",
+    "Engine",
+    "EngineClosedError",
+    "InternalError",
+    "InvalidRequestError",
+    "ModelError",
+    "Output",
+    "OverloadedError",
+    "SamplingParams",
+    "Stream",
+    "Timings",
+    "UnsupportedError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'charonia' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

@@ -1,0 +1,5 @@
+"""`python -m charonia`."""
+
+from charonia.cli import main
+
+main()

@@ -1,0 +1,107 @@
+"""Types of the binding in engine/python/module.cpp."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+class ConfigField:
+    key: str
+    kind: str
+    default_value: str
+    range: str
+    help: str
+    model_attribute: bool
+    ignored: bool
+
+def config_fields() -> list[ConfigField]: ...
+def check_settings(settings: dict[str, str]) -> list[str]: ...
+def settings_from_environment() -> dict[str, str]: ...
+def read_config_ini(file: Path) -> dict[str, str]: ...
+def measure_read_bandwidth(threads: int = 0, megabytes: int = 1024) -> float: ...
+
+class SamplingParams:
+    max_tokens: int | None
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+    stop_words: list[str | bytes]
+    end_ids: list[int]
+    ignore_eos: bool
+    bad_words: list[list[int]]
+    logit_bias: list[tuple[int, float]]
+    logprobs: int
+    def __init__(self) -> None: ...
+
+class Result:
+    token_ids: list[int]
+    text_begin: int
+    text_end: int
+    text: str
+    logprobs: list[float]
+    top_logprobs: list[list[tuple[int, float]]]
+    finish_reason: str
+    error: str
+    num_input_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    timings: tuple[float, float, float]
+
+class EngineInfo:
+    model_name: str
+    model_family: str
+    vocab_size: int
+    num_layer: int
+    weight_type: str
+    start_id: int
+    end_ids: list[int]
+    session_len: int
+    threads: int
+    max_batch_size: int
+    max_queue_size: int
+    cache_block_seq_len: int
+    device: str
+    instruction_set: str
+    weight_bytes: int
+    weight_bytes_per_step: int
+    kv_cache_bytes: int
+    num_blocks: int
+    warnings: list[str]
+
+class EngineStats:
+    num_running: int
+    num_waiting: int
+    blocks_total: int
+    blocks_active: int
+    blocks_cached: int
+    blocks_free: int
+    num_steps: int
+    num_preemptions: int
+    prompt_tokens: int
+    generation_tokens: int
+    prefix_queries_tokens: int
+    prefix_hit_tokens: int
+
+class Engine:
+    def __init__(self, weights_dir: Path, overrides: dict[str, str] = ...) -> None: ...
+    def submit(
+        self,
+        *,
+        id: str,
+        input_ids: Sequence[int],
+        sampling: SamplingParams,
+        priority: int,
+        stream: bool,
+        strip_leading_space: bool,
+        callback: Callable[[Result], None],
+    ) -> int: ...
+    def cancel(self, handle: int) -> bool: ...
+    def cancel_id(self, id: str) -> bool: ...
+    def shutdown(self, timeout_ms: int = 0) -> None: ...
+    def info(self) -> EngineInfo: ...
+    def stats(self) -> EngineStats: ...
+    def check_integrity(self) -> None: ...

@@ -1,0 +1,155 @@
+"""The terminal chat with a model in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.history import InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from rich.console import Console
+
+from charonia.engine import Engine
+from charonia.errors import InvalidRequestError
+from charonia.results import Chunk, SamplingParams
+
+_EXIT = ("exit", "quit")
+
+# Reads one message; None: the user leaves.
+ReadMessage = Callable[[], str | None]
+
+
+def run(engine: Engine, sampling: SamplingParams, *, system: str | None = None, enter_sends: bool = False) -> None:
+    """Chats on the terminal, or with what is piped in: there, too, an empty line ends a message.
+
+    Raises InvalidRequestError when the model has no chat template.
+    """
+    if engine.tokenizer.chat_template is None:
+        raise InvalidRequestError(
+            f"model {engine.info.model_name} has no chat template, so it cannot chat; "
+            "Engine.generate and the server's /v1/completions continue texts with it"
+        )
+    notes = Console(stderr=True, highlight=False)
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    for warning in engine.info.warnings:
+        notes.print(f"warning: {warning}", style="yellow", markup=False)
+    read = _terminal_reader(enter_sends) if interactive else _pipe_reader(enter_sends)
+    if interactive:
+        sends = "Enter sends, Alt-Enter begins a new line" if enter_sends else "an empty line (double Enter) sends"
+        notes.print(f"{engine.info.model_name}: {sends}, exit leaves, Ctrl-C interrupts an answer", style="dim")
+    conversation = Conversation(engine, sampling, system, notes)
+    while (message := read()) is not None:
+        try:
+            conversation.ask(message)
+        except KeyboardInterrupt:  # just before or after the answer
+            notes.print("(interrupted)", style="dim")
+
+
+class Conversation:
+    """The history of a chat and the way to go on with it."""
+
+    def __init__(self, engine: Engine, sampling: SamplingParams, system: str | None, notes: Console) -> None:
+        self._engine = engine
+        self._sampling = sampling
+        self._notes = notes
+        self._head = [{"role": "system", "content": system}] if system else []
+        self.turns: list[dict[str, str]] = []
+
+    def ask(self, message: str) -> None:
+        """Sends a message and prints the answer as it comes. Ctrl-C ends the answer and keeps what was said."""
+        self.turns.append({"role": "user", "content": message})
+        try:
+            self._make_room()
+            stream = self._engine.stream([*self._head, *self.turns], self._sampling)
+        except InvalidRequestError as error:
+            self.turns.pop()
+            self._notes.print(f"error: {error}", style="red", markup=False)
+            return
+        answer: list[str] = []
+        last: Chunk | None = None
+        try:
+            with stream:
+                for last in stream:
+                    answer.append(last.text)
+                    sys.stdout.write(last.text)
+                    sys.stdout.flush()
+        except KeyboardInterrupt:
+            self._notes.print("\n(interrupted)", style="dim", end="")
+        print(flush=True)
+        self.turns.append({"role": "assistant", "content": "".join(answer)})
+        if last is not None:
+            self._notes.print(_figures(last), style="dim", markup=False)
+
+    def _make_room(self) -> None:
+        """Drops the oldest turns until a prompt and some of an answer fit."""
+        limit = self._engine.info.session_len
+        wanted = self._sampling.max_tokens or min(256, limit // 4)
+        dropped = 0
+        while len(self.turns) > 1 and len(self._engine.encode([*self._head, *self.turns])) + wanted > limit:
+            del self.turns[:2]
+            dropped += 2
+        if dropped:
+            self._notes.print(
+                f"(the context holds {limit} tokens: the oldest {dropped} messages are forgotten)", style="dim"
+            )
+
+
+def _figures(last: Chunk) -> str:
+    seconds = (last.timings.total_ms - last.timings.first_token_ms) / 1000
+    rate = (
+        f", {(last.num_output_tokens - 1) / seconds:.1f} tokens/s" if last.num_output_tokens > 1 and seconds > 0 else ""
+    )
+    return f"[{last.num_output_tokens} tokens{rate}, first after {last.timings.first_token_ms:.0f} ms]"
+
+
+def _pipe_reader(enter_sends: bool) -> ReadMessage:
+    def read() -> str | None:
+        lines: list[str] = []
+        for line in sys.stdin:
+            text = line.rstrip("\r\n")
+            if not lines and text.strip() in _EXIT:
+                return None
+            if text:
+                lines.append(text)
+            if lines and (enter_sends or not text):
+                break
+        return "\n".join(lines) or None
+
+    return read
+
+
+def _terminal_reader(enter_sends: bool) -> ReadMessage:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        on_empty_line = not buffer.document.current_line.strip() and buffer.document.is_cursor_at_the_end
+        if enter_sends or on_empty_line or buffer.text.strip() in _EXIT:
+            buffer.validate_and_handle()
+        else:
+            buffer.insert_text("\n")
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    session: PromptSession[str] = PromptSession(
+        history=InMemoryHistory(), multiline=True, key_bindings=keys, prompt_continuation="  "
+    )
+
+    def read() -> str | None:
+        while True:
+            try:
+                text = session.prompt("> ").strip()
+            except KeyboardInterrupt:
+                continue  # Ctrl-C empties the line
+            except EOFError:
+                return None
+            if text in _EXIT:
+                return None
+            if text:
+                return text
+
+    return read

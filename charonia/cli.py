@@ -1,0 +1,143 @@
+"""The command `charonia`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from charonia import __version__
+from charonia.benchmark.cli import app as benchmark_app
+from charonia.engine import spell_settings
+from charonia.errors import CharoniaError
+from charonia.options import with_engine_options
+from charonia.serve.command import serve_command
+
+app = typer.Typer(
+    name="charonia",
+    help="Converts, runs and measures large language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(benchmark_app, name="benchmark")
+app.command("serve")(serve_command)
+
+ModelArgument = Annotated[str, typer.Argument(help="A workspace, a Hugging Face folder or a hub id.", metavar="MODEL")]
+DtypeOption = Annotated[str, typer.Option(help="Type of the weights: auto (the model's own), bf16, fp16 or fp32.")]
+
+
+@app.command()
+@with_engine_options(environment=False)
+def convert(
+    model: Annotated[str, typer.Argument(help="A Hugging Face model folder or a hub id.", metavar="MODEL")],
+    dst_path: Annotated[Path, typer.Option(help="The workspace to write.")] = Path("workspace"),
+    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks; the CPU device takes 1.")] = 1,
+    model_format: Annotated[str, typer.Option(help="Format of the weights: hf.")] = "hf",
+    dtype: DtypeOption = "auto",
+    link: Annotated[bool, typer.Option("--link", help="Point into the model's files instead of copying them.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a workspace that is there.")] = False,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """Convert a Hugging Face model to a workspace. Inference parameters given here go into its config.ini."""
+    from charonia.convert import convert as run
+    from charonia.convert import link_workspace
+    from charonia.errors import UnsupportedError
+
+    spelled = spell_settings(settings or {})
+    if link:
+        if (tp, model_format) != (1, "hf"):
+            raise UnsupportedError("--link takes neither --tp nor --model-format")
+        path = link_workspace(model, dst_path, dtype, force=force, settings=spelled, show_progress=True)
+    else:
+        path = run(
+            model,
+            dst_path,
+            tp=tp,
+            model_format=model_format,
+            dtype=dtype,
+            force=force,
+            settings=spelled,
+            show_progress=True,
+        )
+    print(f"{path} is ready. Chat with it: charonia chat {dst_path}   Serve it: charonia serve {dst_path}")
+
+
+@app.command()
+def check(workspace: Annotated[Path, typer.Argument(help="A workspace.", metavar="WORKSPACE")]) -> None:
+    """Check every file of a workspace against the checksums that were taken when it was written."""
+    from charonia import workspace as layout
+    from charonia.errors import ModelError
+    from charonia.progress import Progress
+
+    location = layout.locate(workspace)
+    if location.weights is None:
+        raise ModelError(f"{workspace} is a Hugging Face folder; only a workspace has checksums")
+    manifest = layout.read_manifest(location.weights)
+    with Progress(True).task("reading", layout.total_bytes(manifest)) as advance:
+        differences = list(layout.check(location.weights, advance))
+    for difference in differences:
+        print(difference, file=sys.stderr)
+    if differences:
+        raise typer.Exit(1)
+    linked = sum("sha256" not in entry for entry in manifest.files.values())
+    print(f"{workspace} is in order" + (f" ({linked} linked files: sizes compared only)" if linked else ""))
+
+
+@app.command()
+@with_engine_options(environment=True)
+def chat(
+    model: ModelArgument,
+    system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
+    enter_sends: Annotated[
+        bool, typer.Option("--enter-sends", help="A single Enter sends (else an empty line does).")
+    ] = False,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer in tokens.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.7,
+    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens up to this probability.")] = 0.95,
+    top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens; 0: all.")] = 0,
+    repetition_penalty: Annotated[float, typer.Option(help="More than 1 makes repetition less likely.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.")] = None,
+    dtype: DtypeOption = "auto",
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """Chat with a model in this process: an empty line sends, `exit` leaves, Ctrl-C interrupts an answer."""
+    from charonia.chat import run
+    from charonia.engine import Engine
+    from charonia.results import SamplingParams
+
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+    # One sequence at a time: room for two of full length is plenty where nothing else is asked for.
+    chosen = {"max_batch_size": 2, "stream_interval_ms": 0, **(settings or {})}
+    with Engine.from_pretrained(model, dtype=dtype, show_progress=True, **chosen) as engine:
+        run(engine, sampling, system=system, enter_sends=enter_sends)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(__version__)
+
+
+def main() -> None:
+    """Entry point: an error of ours is one message on stderr and exit code 1."""
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    try:
+        app()
+    except CharoniaError as error:
+        Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), str(error)), highlight=False)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,225 @@
+"""The Python API: an engine that runs a model in this process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from charonia import _engine, workspace
+from charonia.convert import read_source, write_weights
+from charonia.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError
+from charonia.progress import Progress
+from charonia.prompts import Encoded, Prompt, encode, native_sampling, split
+from charonia.results import Chunk, Messages, Output, SamplingParams
+from charonia.streams import AsyncStream, Gathering, Stream
+from charonia.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+__all__ = ["AsyncStream", "Engine", "Stream"]
+
+Setting = str | int | float | bool
+
+
+class Engine:
+    """A loaded model. Every method may be called from any thread, and from any number of event loops.
+
+        with Engine.from_pretrained("models/demo", threads=2) as engine:
+            print(engine.generate("Hello")[0].text)
+
+    Errors: InvalidRequestError (the request is wrong; the text says what would be right), OverloadedError (the queue is
+    full), EngineClosedError (after close).
+    """
+
+    def __init__(
+        self,
+        weights: str | os.PathLike[str],
+        tokenizer: str | os.PathLike[str] | None = None,
+        settings: Mapping[str, Setting] | None = None,
+    ) -> None:
+        """Loads a `weights` folder (docs/contracts.md); most callers want from_pretrained.
+
+        tokenizer: a folder with the tokenizer, needed for texts and chats. settings: keys of config.ini; they win over
+        the environment's CHARONIA_<KEY>, and those over config.ini.
+        """
+        overrides = {**_engine.settings_from_environment(), **spell_settings(settings or {})}
+        self._tokenizer_folder = None if tokenizer is None else Path(tokenizer)
+        self._tokenizer: PreTrainedTokenizerFast | None = None
+        self._tokenizer_lock = threading.Lock()
+        native = _engine.Engine(Path(weights), overrides)
+        self._native: _engine.Engine | None = native
+        self.info: _engine.EngineInfo = native.info()
+        # Also runs when the interpreter exits, so that no result is delivered into a dying one.
+        self._finalizer = weakref.finalize(self, native.shutdown, 0)
+
+    @classmethod
+    def from_pretrained(
+        cls, model: str | os.PathLike[str], *, dtype: str = "auto", show_progress: bool = False, **config: Setting
+    ) -> Engine:
+        """Loads a workspace, a Hugging Face folder or a hub id.
+
+        dtype: auto | bf16 | fp16 | fp32, for a Hugging Face folder; a workspace has its own. config: config.ini's keys.
+        Raises ModelError, UnsupportedError or InvalidRequestError saying what would be right.
+        """
+        location = workspace.locate(model)
+        if location.weights is not None:
+            if dtype != "auto":
+                raise InvalidRequestError(
+                    f"dtype {dtype!r}: a workspace has its own weight type; convert the model with --dtype {dtype}"
+                )
+            return cls(location.weights, location.tokenizer, config)
+        source = read_source(location.path, dtype)
+        progress = Progress(show_progress)
+        for warning in source.spec.warnings:
+            progress.warn(warning)
+        # The engine maps the weight files themselves, and has read the rest when it is loaded.
+        with tempfile.TemporaryDirectory(prefix="charonia-") as folder:
+            weights = Path(folder)
+            write_weights(source, weights, link=source.checkpoint.linkable, settings={}, progress=progress)
+            return cls(weights, location.tokenizer, config)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The model's Hugging Face tokenizer, loaded when first used."""
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                if self._tokenizer_folder is None:
+                    raise ModelError("this engine was loaded without a tokenizer: pass token ids, or name its folder")
+                self._tokenizer = load_tokenizer(self._tokenizer_folder)
+            return self._tokenizer
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The token ids of a text (with the tokenizer's beginning token) or of a chat (through its template)."""
+        return self._encode(prompt).token_ids
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Output]:
+        """Runs all prompts together and waits; outputs in the order of the prompts.
+
+        prompts: a text, token ids, chat messages, or a list of these. sampling: for all, or one for each. More prompts
+        than the queue holds are submitted as it empties. An error cancels the rest.
+        """
+        encoded = [self._encode(prompt) for prompt in split(prompts)]
+        given = sampling or SamplingParams()
+        each = [given] * len(encoded) if isinstance(given, SamplingParams) else list(given)
+        if len(each) != len(encoded):
+            raise InvalidRequestError(
+                f"{len(each)} sampling parameters for {len(encoded)} prompts; expected one for each"
+            )
+        chunks: dict[int, Chunk] = {}
+        gathering = Gathering(self._open())
+        try:
+            for index, (prompt, params) in enumerate(zip(encoded, each, strict=True)):
+                submit = self._submitter(prompt, params, stream=False)
+                while index not in chunks:
+                    try:
+                        gathering.submit(index, submit)
+                        break
+                    except OverloadedError:
+                        if not len(gathering):
+                            raise
+                        finished, chunk = gathering.wait()
+                        chunks[finished] = chunk
+            while len(gathering):
+                finished, chunk = gathering.wait()
+                chunks[finished] = chunk
+        finally:
+            gathering.cancel()
+        return [_output(prompt, chunks[index]) for index, prompt in enumerate(encoded)]
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, *, request_id: str = "") -> Stream:
+        """Submits at once and iterates over the chunks. Leaving early (break, close, an exception) cancels."""
+        encoded = self._encode(prompt)
+        submit = self._submitter(encoded, sampling or SamplingParams(), stream=True, request_id=request_id)
+        return Stream(self._open(), submit, self)
+
+    def astream(self, prompt: Prompt, sampling: SamplingParams | None = None, *, request_id: str = "") -> AsyncStream:
+        """The same on the running event loop: `async for chunk in engine.astream(...)`."""
+        encoded = self._encode(prompt)
+        submit = self._submitter(encoded, sampling or SamplingParams(), stream=True, request_id=request_id)
+        return AsyncStream(self._open(), submit, self)
+
+    def chat(self, messages: Messages, sampling: SamplingParams | None = None) -> Output:
+        """The answer to a conversation."""
+        return self.generate(messages, sampling)[0]
+
+    def cancel(self, request_id: str) -> bool:
+        """Cancels every request with this id; False when there is none."""
+        return self._open().cancel_id(request_id)
+
+    def stats(self) -> _engine.EngineStats:
+        """Counters and gauges of this moment."""
+        return self._open().stats()
+
+    def check_integrity(self) -> None:
+        """Runs the engine's own checks of its state; InternalError says what is broken."""
+        self._open().check_integrity()
+
+    def close(self, timeout_ms: int = 0) -> None:
+        """Takes no new request, lets running ones finish for at most timeout_ms, cancels the rest, frees the model."""
+        native, self._native = self._native, None
+        if native is not None:
+            native.shutdown(timeout_ms)
+            self._finalizer.detach()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> _engine.Engine:
+        native = self._native
+        if native is None:
+            raise EngineClosedError("the engine is closed")
+        return native
+
+    def _encode(self, prompt: Prompt) -> Encoded:
+        return encode(lambda: self.tokenizer, prompt)
+
+    def _submitter(
+        self, prompt: Encoded, sampling: SamplingParams, *, stream: bool, request_id: str = ""
+    ) -> Callable[[Callable[[_engine.Result], None]], int]:
+        native = self._open()
+        params = native_sampling(lambda: self.tokenizer, sampling)
+        submit: Any = functools.partial(
+            native.submit,
+            id=request_id,
+            input_ids=prompt.token_ids,
+            sampling=params,
+            priority=0,
+            stream=stream,
+            strip_leading_space=prompt.strip_leading_space,
+        )
+        return lambda callback: int(submit(callback=callback))
+
+
+def spell_settings(settings: Mapping[str, Setting]) -> dict[str, str]:
+    """Values of config.ini's keys as config.ini spells them."""
+    return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in settings.items()}
+
+
+def _output(prompt: Encoded, chunk: Chunk) -> Output:
+    return Output(
+        prompt_token_ids=prompt.token_ids,
+        text=chunk.text,
+        token_ids=chunk.token_ids,
+        finish_reason=chunk.finish_reason or "",
+        num_input_tokens=chunk.num_input_tokens,
+        num_output_tokens=chunk.num_output_tokens,
+        num_cached_tokens=chunk.num_cached_tokens,
+        timings=chunk.timings,
+        logprobs=chunk.logprobs,
+        top_logprobs=chunk.top_logprobs,
+    )

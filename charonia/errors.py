@@ -1,0 +1,31 @@
+"""The errors that users of the package see. The engine's C++ errors become these in one place, module.cpp."""
+
+from __future__ import annotations
+
+
+class CharoniaError(Exception):
+    """Base of all errors of this package."""
+
+
+class InvalidRequestError(CharoniaError, ValueError):
+    """A request, a prompt or a configuration value is wrong; the text says what would be right."""
+
+
+class OverloadedError(CharoniaError):
+    """The queue is full or memory does not suffice; worth another try later."""
+
+
+class EngineClosedError(CharoniaError):
+    """The engine is shutting down or closed."""
+
+
+class UnsupportedError(CharoniaError):
+    """A model or a feature that this version does not have."""
+
+
+class InternalError(CharoniaError):
+    """A broken invariant inside the engine: a bug."""
+
+
+class ModelError(CharoniaError):
+    """A model folder or a workspace that is not there, not complete or not consistent."""

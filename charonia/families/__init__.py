@@ -1,0 +1,27 @@
+"""Model families: how a Hugging Face config and its tensors map to the engine's. One short file per family."""
+
+from __future__ import annotations
+
+from charonia.errors import ModelError, UnsupportedError
+from charonia.families import internlm, llama, mistral, qwen2, yi
+from charonia.families.spec import Family, HfConfig, ModelConfig, ModelSpec, TensorMap, TensorPart
+
+__all__ = ["FAMILIES", "Family", "HfConfig", "ModelConfig", "ModelSpec", "TensorMap", "TensorPart", "describe"]
+
+FAMILIES: tuple[Family, ...] = (llama.FAMILY, mistral.FAMILY, qwen2.FAMILY, yi.FAMILY, internlm.FAMILY)
+
+
+def describe(config: HfConfig, model_name: str) -> ModelSpec:
+    """Maps config.json to what the engine runs.
+
+    Raises UnsupportedError for a family or a feature that is not supported and ModelError for values that are missing
+    or contradict each other; each text names the key and its value.
+    """
+    model_type = config.get("model_type")
+    if model_type is None:
+        raise ModelError("config.json has no model_type: this is not the folder of a Hugging Face language model")
+    for family in FAMILIES:
+        if model_type in family.model_types:
+            return family.describe(config, model_name)
+    supported = ", ".join(f"{family.title} ({'/'.join(family.model_types)})" for family in FAMILIES)
+    raise UnsupportedError(f"model family {model_type!r} is not supported; supported: {supported}")

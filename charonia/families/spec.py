@@ -1,0 +1,85 @@
+"""What a model family has to say: the engine's model configuration and where each canonical tensor comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+HfConfig = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The read-only keys of config.ini's section [llama]; names, order and meaning are those of the engine's table."""
+
+    model_name: str
+    model_family: str
+    head_num: int
+    kv_head_num: int
+    size_per_head: int
+    hidden_units: int
+    inter_size: int
+    num_layer: int
+    vocab_size: int
+    max_position_embeddings: int
+    norm_eps: float
+    attn_bias: bool
+    attn_output_bias: bool
+    mlp_bias: bool
+    tie_word_embeddings: bool
+    start_id: int
+    end_id: tuple[int, ...]
+    rotary_embedding: int
+    rope_theta: float
+    rope_scaling_type: str
+    rope_factor: float
+    rope_low_freq_factor: float
+    rope_high_freq_factor: float
+    rope_original_max_position_embeddings: int
+    weight_type: str = "bf16"
+    group_size: int = 0
+
+    def settings(self) -> dict[str, str]:
+        """Every key with its value as config.ini spells it."""
+        return {entry.name: _spell(getattr(self, entry.name)) for entry in fields(self)}
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(str(item) for item in value)
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class TensorPart:
+    """One Hugging Face tensor: its name and the shape that the config promises, `(out, in)` or `(out,)`."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+# Canonical name -> the parts that are stacked along dimension 0.
+TensorMap = dict[str, tuple[TensorPart, ...]]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model as the engine will run it."""
+
+    config: ModelConfig
+    tensors: TensorMap
+    session_len: int = 0  # longest sequence in tokens where less than max_position_embeddings; 0: no limit of its own
+    warnings: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family: `describe(config, model_name)` raises UnsupportedError for what the engine does not have."""
+
+    name: str
+    model_types: tuple[str, ...]  # of config.json
+    title: str  # for the list of what is supported
+    describe: Callable[[HfConfig, str], ModelSpec]

@@ -1,0 +1,14 @@
+"""Yi: Llama's shape without biases. Newer releases call themselves `llama` in config.json, the first ones `Yi`."""
+
+from __future__ import annotations
+
+from charonia.families.llama import llama_config, llama_tensors
+from charonia.families.spec import Family, HfConfig, ModelSpec
+
+
+def _describe(config: HfConfig, model_name: str) -> ModelSpec:
+    model = llama_config(config, model_name, "yi", norm_eps=1e-5)
+    return ModelSpec(model, llama_tensors(model))
+
+
+FAMILY = Family("yi", ("yi", "Yi"), "Yi", _describe)

@@ -1,0 +1,57 @@
+"""Command-line options out of the engine's configuration table, so that each key is defined once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from charonia import _engine
+
+_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "string": str}
+_PANEL = "Inference parameters (as in config.ini)"
+
+
+def with_engine_options(*, environment: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds an option for every inference parameter to a command, which gets those that were given as `settings`.
+
+    environment: CHARONIA_<KEY> counts as given.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        fields = [entry for entry in _engine.config_fields() if not entry.model_attribute and not entry.ignored]
+        own = [parameter for parameter in inspect.signature(command, eval_str=True).parameters.values()]
+        added = [_parameter(entry, environment) for entry in fields]
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            values = {entry.key: given.pop(entry.key) for entry in fields}
+            command(**given, settings={key: value for key, value in values.items() if value is not None})
+
+        parameters = [parameter for parameter in own if parameter.name != "settings"] + added
+        # Keyword-only, because the order of defaults does not matter then.
+        parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+        signature: Any = run
+        signature.__signature__ = inspect.Signature(parameters)
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+def _parameter(entry: _engine.ConfigField, environment: bool) -> inspect.Parameter:
+    flag = "--" + entry.key.replace("_", "-")
+    # Typer takes strings for names of variables only: the table's ranges are checked by the engine.
+    option = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if entry.kind == "bool" else flag,
+        help=f"{entry.help} ({entry.range}; default {entry.default_value})",
+        envvar=f"CHARONIA_{entry.key.upper()}" if environment else None,
+        rich_help_panel=_PANEL,
+        show_default=False,
+    )
+    optional: Any = _TYPES[entry.kind] | None
+    annotation: Any = Annotated[optional, option]
+    return inspect.Parameter(entry.key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -1,0 +1,83 @@
+"""What goes into a generation and what comes out: sampling parameters, streamed chunks and whole outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+# A chat: messages as OpenAI has them, {"role": ..., "content": ...}.
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen. Names and meaning are OpenAI's where OpenAI has them; ranges are checked by the engine.
+
+    The same request with the same `seed` gives the same tokens, whatever else runs.
+    """
+
+    max_tokens: int | None = None  # >= 1; None: until session_len is reached
+    min_tokens: int = 0  # >= 0: nothing ends the sequence before
+    temperature: float = 1.0  # >= 0; 0 is greedy
+    top_k: int = 0  # >= 0; 0: all tokens
+    top_p: float = 1.0  # (0, 1]
+    min_p: float = 0.0  # [0, 1], relative to the likeliest token's probability
+    repetition_penalty: float = 1.0  # [0.01, 100], over prompt and output
+    presence_penalty: float = 0.0  # [-2, 2], over the output
+    frequency_penalty: float = 0.0  # [-2, 2], over the output
+    seed: int | None = None  # None: a fresh one for each request
+    stop: str | bytes | Sequence[str | bytes] | None = None  # texts that end the sequence and are not output
+    end_ids: Sequence[int] = ()  # empty: the model's own
+    ignore_eos: bool = False
+    bad_words: Sequence[str | Sequence[int]] = ()  # texts or token sequences that are never completed
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # [-100, 100] by token id
+    logprobs: int | None = None  # None: none; n: of the sampled token and of the n likeliest, n <= 20
+
+    def with_seed(self, seed: int | None) -> SamplingParams:
+        """The same with another seed."""
+        return replace(self, seed=seed)
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Milliseconds since the request was submitted; queue_ms: to its first scheduled token."""
+
+    queue_ms: float
+    first_token_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What is new in a stream. Joined texts are the whole text, byte for byte.
+
+    The last one has a finish_reason: stop | length | cancelled; before it is None. logprobs[i] belongs to token_ids[i];
+    top_logprobs[i] are the likeliest tokens at that place, likeliest first, as (id, logprob).
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    num_input_tokens: int
+    num_output_tokens: int  # so far
+    num_cached_tokens: int
+    timings: Timings
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Output:
+    """A whole sequence; fields as in Chunk. token_ids include the end token."""
+
+    prompt_token_ids: list[int]
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    num_input_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    timings: Timings
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)

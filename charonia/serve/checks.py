@@ -1,0 +1,67 @@
+"""What must hold before anything is started: each failure is one message at once in place of a late one in a log."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import importlib.util
+import socket
+import sys
+import sysconfig
+from collections.abc import Mapping
+from importlib.metadata import version
+
+from charonia.serve.errors import ServeError
+
+
+def check_python() -> None:
+    """The Python models' process needs libpython and NumPy 1."""
+    if int(version("numpy").split(".")[0]) >= 2:
+        raise ServeError(
+            f"NumPy {version('numpy')} is installed, and with NumPy 2 Triton's Python models answer with empty texts: "
+            f"run {sys.executable} -m pip install 'numpy<2'"
+        )
+    library = f"libpython{sysconfig.get_config_var('LDVERSION')}.so.1.0"
+    for place in (library, f"{sysconfig.get_config_var('LIBDIR')}/{library}"):
+        try:
+            ctypes.CDLL(place)
+            return
+        except OSError:
+            continue
+    package = f"libpython{sys.version_info.major}.{sys.version_info.minor}"
+    raise ServeError(f"{library} is missing, and Triton's Python models need it: sudo apt-get install {package}")
+
+
+def check_packages() -> None:
+    for module, package in (("pytriton", "nvidia-pytriton==0.7.0"), ("charonia_gateway", "charonia-gateway")):
+        if importlib.util.find_spec(module) is None:
+            raise ServeError(
+                f"package {package.split('=')[0]} is not installed, and serving needs it: "
+                f"run {sys.executable} -m pip install {package}, or use make serve in a checkout"
+            )
+
+
+def check_ports(host: str, ports: Mapping[str, int]) -> None:
+    """ports: number by the variable that sets it. All must be free and different."""
+    by_number: dict[int, str] = {}
+    for name, port in ports.items():
+        if port in by_number:
+            raise ServeError(f"{by_number[port]} and {name} are both {port}; give them different ports")
+        by_number[port] = name
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except PermissionError:
+                raise ServeError(f"port {port} needs root: set {name} to a port from 1024 on") from None
+            except socket.gaierror as error:
+                raise ServeError(f"CHARONIA_HOST={host} is no address of this machine ({error.strerror})") from None
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise ServeError(
+                        f"cannot listen on {host}:{port} ({error.strerror}): check CHARONIA_HOST"
+                    ) from None
+                raise ServeError(
+                    f"port {port} is in use by another process: stop that one, or choose another port with {name}"
+                ) from None

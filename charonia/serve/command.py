@@ -1,0 +1,67 @@
+"""The command `charonia serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from charonia.engine import spell_settings
+from charonia.options import with_engine_options
+from charonia.settings import ServeSettings, env_name, read_settings
+
+app = typer.Typer()
+
+
+def _option(field: str, *names: str) -> typer.models.OptionInfo:
+    """An option whose help, default and range are the setting's. Its value comes with the environment's, later."""
+    info = ServeSettings.model_fields[field]
+    default = "" if info.default is None else f"; default {info.default}"
+    option: typer.models.OptionInfo = typer.Option(
+        *(names or (f"--{field.replace('_', '-')}",)), help=f"{info.description} ({env_name(field)}{default})"
+    )
+    return option
+
+
+@app.command("serve")
+@with_engine_options(environment=False)  # inference_settings reads it, and .env
+def serve_command(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Hugging Face model folder, workspace folder or hub id (MODEL; default: the demo model)"),
+    ] = None,
+    model_name: Annotated[str | None, _option("model_name")] = None,
+    host: Annotated[str | None, _option("host")] = None,
+    http_port: Annotated[int | None, _option("http_port")] = None,
+    grpc_port: Annotated[int | None, _option("grpc_port")] = None,
+    metrics_port: Annotated[int | None, _option("metrics_port")] = None,
+    gateway_port: Annotated[int | None, _option("gateway_port")] = None,
+    run_dir: Annotated[Path | None, _option("run_dir")] = None,
+    text_instances: Annotated[int | None, _option("text_instances")] = None,
+    start_timeout_s: Annotated[float | None, _option("start_timeout_s")] = None,
+    drain_timeout_s: Annotated[int | None, _option("drain_timeout_s")] = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """Serve a model: Triton with its four models, and the OpenAI-compatible gateway.
+
+    Environment and `.env` set what no option does: the names above, and CHARONIA_<KEY> for the inference parameters.
+    """
+    from charonia.serve.launcher import serve
+
+    serve(
+        read_settings(
+            model=model,
+            model_name=model_name,
+            host=host,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            gateway_port=gateway_port,
+            run_dir=run_dir,
+            text_instances=text_instances,
+            start_timeout_s=start_timeout_s,
+            drain_timeout_s=drain_timeout_s,
+        ),
+        spell_settings(settings or {}),
+    )

@@ -1,0 +1,236 @@
+"""Starts the stack, waits until all of it is ready, watches it, and ends it in order."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.markup import escape
+
+from charonia.serve import checks, triton
+from charonia.serve.errors import ServeError
+from charonia.serve.model import prepare
+from charonia.serve.process import Child
+from charonia.settings import ServeSettings, environment, inference_settings, misspelled
+from charonia.workspace import TRITON_MODELS
+
+_KILL_AFTER_S = 10  # what a process gets on top of drain_timeout_s before it is killed
+_POLL_S = 0.1
+# A signal to a whole process group comes twice where make or a shell passes it on: together they are one.
+_TOGETHER_S = 0.3
+
+
+class _Signals:
+    """Counts Ctrl-C and SIGTERM: the first asks for an orderly end, the second for an end at once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._arrived = threading.Event()
+        self._last = -_TOGETHER_S
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self._last >= _TOGETHER_S:
+            self.count += 1
+            self._last = now
+        self._arrived.set()
+
+    def wait(self, seconds: float) -> bool:
+        """True once a signal has come."""
+        return self._arrived.wait(seconds)
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, self.handle) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def serve(settings: ServeSettings, inference: Mapping[str, str] | None = None, console: Console | None = None) -> None:
+    """Serves until Ctrl-C, SIGTERM or SIGHUP, and returns when everything has ended.
+
+    inference: inference parameters that win over the environment. Call it from the main thread. Raises CharoniaError
+    when something cannot start or a process ends by itself; nothing runs any more then.
+    """
+    console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+    signals = _Signals()
+    with signals.caught():
+        _Stack(settings, inference_settings(inference), console, signals).run()
+
+
+class _Stack:
+    def __init__(
+        self, settings: ServeSettings, inference: Mapping[str, str], console: Console, signals: _Signals
+    ) -> None:
+        self._settings = settings
+        self._inference = inference
+        self._console = console
+        self._signals = signals
+        self._ready = False
+        self._children: list[Child] = []  # in the order in which they were started
+
+    def run(self) -> None:
+        began = time.monotonic()
+        settings = self._settings
+        for warning in misspelled():
+            self._say(f"warning: {warning}")
+        checks.check_packages()
+        checks.check_python()
+        checks.check_ports(settings.host, settings.ports)
+        root = settings.run_dir.expanduser().absolute()
+        workspace = prepare(settings.model, root)
+        try:
+            if not self._start(root, workspace):
+                return
+            self._ready = True
+            self._announce(workspace, time.monotonic() - began)
+            while not self._signals.wait(_POLL_S * 2):
+                self._check_alive()
+        finally:
+            self._stop()
+
+    def _start(self, root: Path, workspace: Path) -> bool:
+        """Starts Triton, then the gateway; false when a signal came first."""
+        settings = self._settings
+        own = root / f"port-{settings.grpc_port}"
+        own.mkdir(parents=True, exist_ok=True)
+        distribution = triton.Distribution.find()
+        repository = workspace / "model_repository"
+        if settings.text_instances is not None:
+            repository = triton.with_text_instances(repository, own / "model_repository", settings.text_instances)
+        base = {**environment(), **{f"CHARONIA_{key.upper()}": value for key, value in self._inference.items()}}
+        self._say(f"Starting Triton with {_model_name(workspace)}; log: {own / 'triton.log'}")
+        server = self._spawn(
+            "Triton",
+            triton.command(
+                distribution, settings, repository, triton.make_backend_folder(own / "backends", distribution)
+            ),
+            triton.environment(distribution, {**base, "CHARONIA_DRAIN_TIMEOUT_S": str(settings.drain_timeout_s)}),
+            own / "triton.log",
+        )
+        http = f"http://{_bracketed(_loopback(settings.host))}:{settings.http_port}/v2"
+        urls = [f"{http}/health/ready", *(f"{http}/models/{name}/ready" for name in TRITON_MODELS)]
+        if not self._until_ready(server, urls):
+            return False
+        gateway = self._spawn(
+            "the gateway",
+            [sys.executable, "-m", "charonia_gateway"],
+            {
+                **base,
+                "CHARONIA_HOST": settings.host,
+                "CHARONIA_GATEWAY_PORT": str(settings.gateway_port),
+                "CHARONIA_TRITON_HOST": _loopback(settings.host),
+                "CHARONIA_GRPC_PORT": str(settings.grpc_port),
+                "CHARONIA_MODEL_NAME": settings.model_name or _model_name(workspace),
+                "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": str(settings.drain_timeout_s),
+            },
+            own / "gateway.log",
+        )
+        return self._until_ready(gateway, [f"{self._gateway_url()}/health/ready"])
+
+    def _spawn(self, name: str, command: list[str], env: Mapping[str, str], log_file: Path) -> Child:
+        def show(line: str) -> None:
+            level, text = triton.worth_showing(line) or ("", "")
+            # Errors of the start are shown together, if it fails.
+            if level == "warning" or (level and self._ready):
+                self._say(f"{level} of {name}: {text}")
+
+        child = Child(name, command, env, log_file, show)
+        self._children.append(child)
+        return child
+
+    def _until_ready(self, child: Child, urls: list[str]) -> bool:
+        """True when every URL answers 200, false when a signal came first."""
+        deadline = time.monotonic() + self._settings.start_timeout_s
+        waiting = list(urls)
+        while waiting:
+            self._check_alive()
+            waiting = [url for url in waiting if not _answers(url)]
+            if waiting and time.monotonic() > deadline:
+                raise ServeError(
+                    f"{child.name} is not ready after {self._settings.start_timeout_s:g} s ({waiting[0]} does not "
+                    f"answer): see {child.log_file}, or wait longer with CHARONIA_START_TIMEOUT_S"
+                )
+            if self._signals.wait(_POLL_S if waiting else 0):
+                return False
+        return True
+
+    def _check_alive(self) -> None:
+        for child in self._children:
+            status = child.exit_status()
+            if status is not None:
+                lines = "\n".join(f"  {line}" for line in triton.explain_failure(child.tail()))
+                raise ServeError(f"{child.name} {status}; its log is {child.log_file}, and says:\n{lines}")
+
+    def _stop(self) -> None:
+        """The gateway first, so that Triton has no caller left, then Triton."""
+        if self._signals.count and self._children:
+            self._say("Stopping; Ctrl-C again does not wait for running requests")
+        limit = self._settings.drain_timeout_s + _KILL_AFTER_S
+        for child in reversed(self._children):
+            child.terminate()
+            if not child.wait(limit, hurry=lambda: self._signals.count > 1):
+                self._say(f"{child.name} has not ended by itself and is killed")
+            child.kill_group()
+
+    def _gateway_url(self) -> str:
+        return f"http://{_bracketed(_loopback(self._settings.host))}:{self._settings.gateway_port}"
+
+    def _announce(self, workspace: Path, seconds: float) -> None:
+        settings, url = self._settings, self._gateway_url()
+        name = settings.model_name or _model_name(workspace)
+        host = url.removeprefix("http://").rpartition(":")[0]
+        self._say(
+            f"""
+{name} is ready after {seconds:.1f} s. Ctrl-C ends it.
+
+  Ask it      curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+                -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+  Chat        triton_client {host}:{settings.grpc_port}   (in a checkout: make chat)
+  API docs    {url}/docs
+  Metrics     {url}/metrics   http://{host}:{settings.metrics_port}/metrics
+"""
+        )
+
+    def _say(self, text: str) -> None:
+        self._console.print(escape(text))
+
+
+def _model_name(workspace: Path) -> str:
+    """The name that config.ini gives the model."""
+    from charonia import _engine
+
+    config = workspace / "triton_models" / "weights" / "config.ini"
+    return str(_engine.read_config_ini(config).get("model_name") or workspace.name)
+
+
+def _loopback(host: str) -> str:
+    """An address under which this machine reaches what listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def _bracketed(host: str) -> str:
+    """As URLs have it."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _answers(url: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except (http.client.HTTPException, OSError):
+        return False

@@ -1,0 +1,66 @@
+"""From what the user named to a workspace that Triton can serve."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from charonia import workspace
+from charonia.serve.errors import ServeError
+from charonia.triton_models import source_dir
+
+_MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin")
+
+
+def demo_model() -> Path | None:
+    """The demo model of a checkout."""
+    folder = source_dir() / "models" / "demo" / "model"
+    return folder if (folder / "config.json").is_file() else None
+
+
+def prepare(model: str | None, run_dir: Path) -> Path:
+    """The workspace of `model` (folder, workspace or hub id; None: the demo model), linked in run_dir where there is
+    none yet. Raises CharoniaError for what is not there or not supported."""
+    named = model or demo_model()
+    if named is None:
+        raise ServeError(
+            "no model was named: charonia serve MODEL, or set MODEL to a model folder, a workspace or a hub id"
+        )
+    location = workspace.locate(named)
+    if location.is_workspace:
+        if not (location.path / "model_repository" / "ensemble" / "config.pbtxt").is_file():
+            raise ServeError(f"{location.path} has no model_repository: name the workspace, not a folder inside it")
+        workspace.read_manifest(location.path / workspace.WEIGHTS)
+        return location.path
+    return _linked(location.path, run_dir / "workspaces")
+
+
+def _linked(model: Path, folder: Path) -> Path:
+    """A linked workspace, made anew when the model or this package has changed."""
+    from charonia.convert import link_workspace
+
+    name = model.parent.name if model.name == "model" else model.name
+    destination = folder / f"{name}-{_fingerprint(model)}"
+    if (destination / workspace.WEIGHTS / "manifest.json").is_file():
+        return destination
+    for outdated in folder.glob(f"{name}-" + "[0-9a-f]" * 16):
+        shutil.rmtree(outdated, ignore_errors=True)
+    link_workspace(model, destination, force=True)
+    return destination
+
+
+def _fingerprint(model: Path) -> str:
+    """Sixteen hex digits that change when a file of the model or of the code that links it does."""
+    package = Path(workspace.__file__).parent
+    files = [file for pattern in _MODEL_FILES for file in model.glob(pattern)]
+    files += [
+        *package.rglob("*.py"),
+        *source_dir().glob("*processing/*.py"),
+        *source_dir().glob("model_repository/*/*"),
+    ]
+    digest = hashlib.sha256(str(model.resolve()).encode())
+    for file in sorted(files):
+        status = file.stat()
+        digest.update(f"{file} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]

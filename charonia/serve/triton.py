@@ -1,0 +1,166 @@
+"""The Triton server of the package nvidia-pytriton: where it is, what it needs, how it is started, what it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from charonia.serve.errors import ServeError
+from charonia.settings import ServeSettings
+from charonia.workspace import TRITON_MODELS
+
+# What the server gets on top of drain_timeout_s to unload its models.
+EXIT_MARGIN_S = 5
+BACKEND_LIBRARY = Path("backends", "charonia", "libtriton_charonia.so")
+
+# What the server says on a machine without a GPU, where it means nothing.
+_GPU_SOURCES = ("cuda_memory_manager.cc", "pinned_memory_manager.cc", "metrics.cc", "server.cc", "cuda_utils.cc")
+_GPU_NOISE = re.compile(r"cuda|nvml|dcgm|pinned.*memory|gpu|device", re.IGNORECASE)
+_PYTHON_LOG_LINE = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+(.*)$")
+_LOG_LINE = re.compile(r"^([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ (?:(\S+):\d+\] )?(.*)$")
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The server's files inside the installed package."""
+
+    server: Path
+    python_backend: Path  # libtriton_python.so, triton_python_backend_utils.py
+    python_stub: Path
+    libraries: Path
+
+    @classmethod
+    def find(cls) -> Distribution:
+        spec = importlib.util.find_spec("pytriton")
+        if spec is None or spec.origin is None:
+            raise ServeError(
+                f"nvidia-pytriton is not installed: {sys.executable} -m pip install nvidia-pytriton==0.7.0"
+            )
+        package = Path(spec.origin).parent
+        root = package / "tritonserver"
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        found = cls(
+            root / "bin" / "tritonserver",
+            root / "backends" / "python",
+            root / "python_backend_stubs" / version / "triton_python_backend_stub",
+            package.parent / "nvidia_pytriton.libs",
+        )
+        if not found.python_stub.is_file():
+            raise ServeError(
+                f"this Triton server has no Python models for Python {version}; use Python 3.10, 3.11 or 3.12"
+            )
+        return found
+
+
+def backend_library() -> Path:
+    """libtriton_charonia.so, which is installed beside the engine's Python module."""
+    from charonia import _engine
+
+    library = Path(str(_engine.__file__)).parent / BACKEND_LIBRARY
+    if not library.is_file():
+        raise ServeError(f"{library} is missing: install charonia again (it is built with CHARONIA_TRITON=ON)")
+    return library
+
+
+def has_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists()
+
+
+def make_backend_folder(folder: Path, distribution: Distribution) -> Path:
+    """The folder of --backend-directory: python/ and charonia/, made of links."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "python").mkdir(parents=True)
+    for file in [*distribution.python_backend.iterdir(), distribution.python_stub]:
+        if file.is_file():
+            (folder / "python" / file.name).symlink_to(file)
+    (folder / "charonia").mkdir()
+    library = backend_library()
+    (folder / "charonia" / library.name).symlink_to(library)
+    return folder
+
+
+def with_text_instances(repository: Path, folder: Path, count: int) -> Path:
+    """A model repository like `repository`, with another number of instances of the text models."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in TRITON_MODELS:
+        model = folder / name
+        model.mkdir(parents=True)
+        (model / "1").symlink_to((repository / name / "1").resolve())
+        config = (repository / name / "config.pbtxt").read_text(encoding="utf-8")
+        if name in ("preprocessing", "postprocessing"):
+            config, changes = re.subn(r"(instance_group\s*\[\s*\{\s*count:\s*)\d+", rf"\g<1>{count}", config)
+            if changes != 1:
+                raise ServeError(f"{repository / name}/config.pbtxt has no instance_group with a count to change")
+        (model / "config.pbtxt").write_text(config, encoding="utf-8")
+    return folder
+
+
+def command(distribution: Distribution, settings: ServeSettings, repository: Path, backend_folder: Path) -> list[str]:
+    options = {
+        "model-repository": repository,
+        "backend-directory": backend_folder,
+        "http-address": settings.host,
+        "http-port": settings.http_port,
+        "grpc-address": settings.host,
+        "grpc-port": settings.grpc_port,
+        "metrics-address": settings.host,
+        "metrics-port": settings.metrics_port,
+        # The engine ends what still runs after drain_timeout_s; the server must not leave before it has.
+        "exit-timeout-secs": settings.drain_timeout_s + EXIT_MARGIN_S,
+        "backend-config": "python,stub-timeout-seconds=120",
+    }
+    if not has_gpu():
+        options |= {"allow-gpu-metrics": "false", "pinned-memory-pool-byte-size": 0}
+    # `--disable-auto-complete-config`: the configurations are complete.
+    return [
+        str(distribution.server),
+        "--disable-auto-complete-config",
+        *(f"--{name}={value}" for name, value in options.items()),
+    ]
+
+
+def environment(distribution: Distribution, base: Mapping[str, str]) -> dict[str, str]:
+    """The server's environment: its libraries and libpython, and this Python's packages for the Python models."""
+    libraries = [str(distribution.libraries), str(sysconfig.get_config_var("LIBDIR"))]
+    if base.get("LD_LIBRARY_PATH"):
+        libraries.append(base["LD_LIBRARY_PATH"])
+    return {
+        **base,
+        "LD_LIBRARY_PATH": os.pathsep.join(libraries),
+        # The Python models' process finds its packages by the first python3 on PATH.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def worth_showing(line: str) -> tuple[str, str] | None:
+    """("warning" or "error", text) of a log line that a person at the terminal should read; None for the rest, which is
+    in the log file. Understands Triton's lines and those of Python's logging."""
+    if match := _PYTHON_LOG_LINE.match(line):
+        level, text = match.groups()
+        source = ""
+    elif match := _LOG_LINE.match(line):
+        level, source, text = match.groups()
+    else:
+        return None
+    if level in ("I", "INFO", "DEBUG") or (source in _GPU_SOURCES and _GPU_NOISE.search(text) and not has_gpu()):
+        return None
+    return "warning" if level.startswith("W") else "error", text.strip('"')
+
+
+def explain_failure(lines: list[str]) -> list[str]:
+    """The lines of a log that say why a process ended: its errors, else its last lines."""
+    found = [shown for line in lines if (shown := worth_showing(line))]
+    errors = [text for level, text in found if level == "error"]
+    # That the ensemble cannot be loaded without its parts repeats what was wrong with the part.
+    causes = [text for text in errors if "ensemble 'ensemble' depends on" not in text]
+    return (causes or errors)[-10:] or lines[-20:]

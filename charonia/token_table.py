@@ -1,0 +1,159 @@
+"""The bytes of every token, as the tokenizer's own decoder would write them, for the engine's token_table.safetensors.
+
+A text is the joined bytes of its tokens: only so can a stream be cut between any two characters. The decoder's
+definition in tokenizer.json says how a token's string becomes bytes; this module reads it and refuses what it does not
+know.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from charonia.errors import ModelError, UnsupportedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE's printable stand-in for each byte: the byte's own character where that is printable in Latin-1,
+    else the next one from U+0100 on (Radford et al. 2019, GPT-2)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """`tokens[id]` are the token's bytes, b"" for ids that the tokenizer does not have.
+
+    special[id]: the token is no part of a text. strip_leading_space: the decoder drops one leading space of a text.
+    """
+
+    tokens: list[bytes]
+    special: list[bool]
+    strip_leading_space: bool
+
+    def text(self, ids: list[int]) -> bytes:
+        """The joined bytes of the tokens that are part of a text, its leading space kept."""
+        return b"".join(self.tokens[token] for token in ids if not self.special[token])
+
+    def save(self, file: Path) -> None:
+        """Writes token_table.safetensors: `offsets` i64 [vocab + 1], `bytes` u8 [total], `special` u8 [vocab]."""
+        offsets = np.zeros(len(self.tokens) + 1, dtype=np.int64)
+        np.cumsum([len(token) for token in self.tokens], out=offsets[1:])
+        save_file(
+            {
+                "offsets": offsets,
+                "bytes": np.frombuffer(b"".join(self.tokens), dtype=np.uint8),
+                "special": np.array(self.special, dtype=np.uint8),
+            },
+            file,
+            metadata={"strip_leading_space": "1" if self.strip_leading_space else "0"},
+        )
+
+
+@dataclass
+class _Decoder:
+    """What a decoder does, step by step: strings to strings, then, at most once, strings to bytes."""
+
+    rewrites: list[Callable[[str], str]]
+    byte_level: bool = False
+    byte_fallback: bool = False
+    strip_leading_space: bool = False
+    fused: bool = False
+
+    def token_bytes(self, token: str, added: bool) -> bytes:
+        if self.byte_level:
+            # An added token stands for itself; a decoder would take its characters for bytes by accident only.
+            if added or any(char not in _ALPHABET for char in token):
+                return token.encode()
+            return bytes(_ALPHABET[char] for char in token)
+        if self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes([int(match[1], 16)])
+        for rewrite in self.rewrites:
+            token = rewrite(token)
+        return token.encode("utf-8", "surrogatepass")
+
+
+def _read_decoder(definition: dict[str, Any] | None) -> _Decoder:
+    if definition is None:
+        raise UnsupportedError("tokenizer.json has no decoder, so the bytes of its tokens are not known")
+    decoder = _Decoder([])
+    _add_step(decoder, definition)
+    return decoder
+
+
+def _add_step(decoder: _Decoder, step: dict[str, Any]) -> None:
+    kind = step.get("type")
+    if kind == "Sequence":
+        for inner in step["decoders"]:
+            _add_step(decoder, inner)
+    elif kind == "ByteLevel":
+        decoder.byte_level = True
+    elif kind == "ByteFallback":
+        decoder.byte_fallback = True
+    elif kind == "Fuse":
+        decoder.fused = True
+    elif kind == "Replace" and isinstance(step["pattern"].get("String"), str):
+        old, new = step["pattern"]["String"], step["content"]
+        decoder.rewrites.append(lambda token: token.replace(old, new))
+    elif kind == "Metaspace":
+        mark = step["replacement"]
+        decoder.rewrites.append(lambda token: token.replace(mark, " "))
+        # Older files say add_prefix_space; when neither is there the default is to prepend.
+        scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
+        decoder.strip_leading_space |= scheme in ("always", "first")
+    elif kind == "Strip" and _strips_one_leading_space(step) and decoder.fused:
+        decoder.strip_leading_space = True
+    elif kind == "Strip" and not step["start"] and not step["stop"]:
+        pass
+    else:
+        raise UnsupportedError(
+            f"tokenizer.json: a decoder step {json.dumps(step, ensure_ascii=False)} is not supported; supported: "
+            "ByteLevel and, as SentencePiece models have them, Replace of a string, Metaspace, ByteFallback, Fuse and "
+            "Strip of one leading space after Fuse"
+        )
+
+
+def _strips_one_leading_space(step: dict[str, Any]) -> bool:
+    return bool(step["content"] == " " and step["start"] == 1 and step["stop"] == 0)
+
+
+def build_token_table(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> TokenTable:
+    """The table of a tokenizer, padded to the model's vocabulary with empty special tokens.
+
+    Raises UnsupportedError for a decoder that is not known, ModelError when the tokenizer can produce ids past
+    vocab_size.
+    """
+    backend = tokenizer.backend_tokenizer
+    definition = json.loads(backend.to_str())
+    decoder = _read_decoder(definition["decoder"])
+    added = {entry["id"]: entry for entry in definition["added_tokens"]}
+    tokens = [b""] * vocab_size
+    special = [True] * vocab_size
+    for token, token_id in backend.get_vocab(with_added_tokens=True).items():
+        entry = added.get(token_id)
+        if token_id >= vocab_size:
+            if entry is not None:
+                continue  # added tokens that the model was never resized for; the engine refuses them as input
+            raise ModelError(
+                f"the tokenizer's token {token!r} has id {token_id}, but the model's vocab_size is {vocab_size}: "
+                "the tokenizer is not this model's"
+            )
+        tokens[token_id] = decoder.token_bytes(token, entry is not None)
+        special[token_id] = bool(entry and entry["special"])
+    return TokenTable(tokens, special, decoder.strip_leading_space)

@@ -1,0 +1,102 @@
+"""The conversation: history, streamed answers, interruption, and what each answer cost."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import aclosing
+from typing import Any
+
+from rich.console import Console
+
+from charonia_client.client import Client
+from charonia_client.errors import BadRequest, CharoniaError, Overloaded
+from charonia_client.terminal import LEAVE, Reader
+from charonia_client.types import GenerateRequest, GenerateResponse
+
+
+class Chat:
+    """A terminal chat over `client`; `sampling` are fields of GenerateRequest for every turn."""
+
+    def __init__(
+        self, client: Client, reader: Reader, *, system: str | None = None, sampling: dict[str, int | float]
+    ) -> None:
+        self._client = client
+        self._reader = reader
+        self._sampling: dict[str, Any] = dict(sampling)
+        self._history: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._failed = False
+
+    async def run(self) -> int:
+        """Until the user leaves. Returns the exit code: 1 when piped messages had an error, else 0."""
+        if self._reader.hint:
+            self._console.print(self._reader.hint, style="dim", markup=False)
+        while True:
+            try:
+                message = await self._reader.read()
+            except KeyboardInterrupt:
+                self._console.print(f"('{LEAVE}' leaves)", style="dim", markup=False)
+                continue
+            if message is None or message.strip() == LEAVE:
+                return 1 if self._failed and not self._reader.hint else 0
+            self._history.append({"role": "user", "content": message})
+            text = await self._interruptible_answer()
+            if text:
+                self._history.append({"role": "assistant", "content": text})
+            else:
+                self._history.pop()
+
+    async def _interruptible_answer(self) -> str:
+        """Prints the answer while it comes; Ctrl-C ends it and keeps what has come. Empty after an error."""
+        loop = asyncio.get_running_loop()
+        parts: list[str] = []
+        task = asyncio.ensure_future(self._answer(parts))
+        loop.add_signal_handler(signal.SIGINT, task.cancel)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+            self._console.print("\n(interrupted)", style="dim", markup=False)
+        except CharoniaError as error:
+            self._failed = True
+            self._console.print(f"{chr(10) if parts else ''}error: {_explained(error)}", style="red", markup=False)
+            return ""
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+        return "".join(parts)
+
+    async def _answer(self, parts: list[str]) -> None:
+        request = GenerateRequest(messages=self._history, **self._sampling)
+        part: GenerateResponse | None = None
+        async with aclosing(self._client.generate(request)) as answer:
+            async for part in answer:
+                parts.append(part.text)
+                self._console.out(part.text, end="", highlight=False)
+                self._console.file.flush()
+        if part is not None:
+            self._console.print(f"\n{_cost(part)}", style="dim", markup=False)
+
+
+def _cost(last: GenerateResponse) -> str:
+    """What an answer took, by the server's clock. The speed is that of decoding: the tokens after the first."""
+    tokens, timings = last.num_output_tokens, last.timings
+    text = f"{tokens} tokens"
+    if timings and tokens > 1 and timings.total_ms > timings.first_token_ms:
+        text += f", {(tokens - 1) * 1e3 / (timings.total_ms - timings.first_token_ms):.1f} tokens/s"
+    text += f", prompt {last.num_input_tokens} tokens"
+    if last.num_cached_tokens:
+        text += f" ({last.num_cached_tokens} cached)"
+    if timings:
+        text += f", first after {timings.first_token_ms:.0f} ms"
+    return f"[{text}, {last.finish_reason}]"
+
+
+def _explained(error: CharoniaError) -> str:
+    match error:
+        case Overloaded(retry_after=seconds):
+            return f"the server is busy, try again in {seconds:g} s ({error})"
+        case BadRequest():
+            return f"{error} (your message was not added to the conversation)"
+    return str(error)

@@ -1,0 +1,82 @@
+"""`triton_client HOST:PORT`: chat with the model that a Triton server serves, in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from charonia_client.chat import Chat
+from charonia_client.client import Client
+from charonia_client.errors import Unavailable
+from charonia_client.terminal import make_reader
+
+DEFAULT_PORT = 33337
+
+
+def _target(text: str) -> str:
+    """HOST, HOST:PORT, [IPv6] or [IPv6]:PORT as gRPC wants it."""
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        return f"{text}:{DEFAULT_PORT}"
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise typer.BadParameter(f"{text!r} is not HOST:PORT, for example localhost:{DEFAULT_PORT}")
+    return text
+
+
+async def _chat(
+    target: str, model: str, system: str | None, sampling: dict[str, int | float], enter_sends: bool
+) -> int:
+    async with Client(target, model=model) as client:
+        if not await client.server_live():
+            typer.echo(
+                f"No Triton server answers at {target}. Is it started (make serve), and is that its gRPC port?",
+                err=True,
+            )
+            return 1
+        if not await client.model_ready():
+            typer.echo(f"The Triton server at {target} has no model {model!r} that is ready.", err=True)
+            return 1
+        try:
+            return await Chat(client, make_reader(enter_sends), system=system, sampling=sampling).run()
+        except Unavailable as error:
+            typer.echo(f"error: {error}", err=True)
+            return 1
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def chat(
+    server: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", callback=_target, help="gRPC address of the Triton server")
+    ] = f"localhost:{DEFAULT_PORT}",
+    system: Annotated[str | None, typer.Option(help="system message at the head of the conversation")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="longest answer, in tokens (default: what the context holds)")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy (default: the server's)")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="nucleus")] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="likeliest tokens to choose from, 0 for all")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(min=0.01, help="above 1 repeats less")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="makes answers repeatable")] = None,
+    enter_sends: Annotated[bool, typer.Option("--enter-sends", help="one Enter sends, not two")] = False,
+    model: Annotated[str, typer.Option(help="name of the ensemble on the server")] = "ensemble",
+) -> None:
+    """Chat with the model of a Triton server. Two Enters send, `exit` leaves, Ctrl-C interrupts an answer."""
+    given = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+    }
+    sampling = {name: value for name, value in given.items() if value is not None}
+    raise typer.Exit(asyncio.run(_chat(server, model, system, sampling, enter_sends)))
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,264 @@
+"""The asynchronous gRPC client: one channel, one ModelStreamInfer call per request.
+
+Leaving early. Triton does not carry a cancelled ensemble call on to the step that runs. So the client sends the engine
+a stop request with the same id (docs/contracts.md), in a task of its own that outlives the caller's, and reads the call
+to its end: an iterator left, a task cancelled, a time limit and a client closed all end the work on the server.
+
+A server that dies. A killed process closes its connection and every call ends at once. For a peer that goes silent (a
+machine or a network lost, a process stopped) a small call asks for a sign of life every few seconds while requests run.
+That also keeps the connection from being silent for longer than the keepalive time, so that gRPC's pings, which
+Triton's default policy takes for abuse, are sent only to a peer that no longer answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2_grpc as pb_grpc
+
+from charonia_client.errors import BadRequest, ServerError, Unavailable, from_rpc, from_triton
+from charonia_client.stream import Stream
+from charonia_client.tensors import decode, decode_lookup, encode, encode_lookup, encode_stop
+from charonia_client.types import GenerateRequest, GenerateResponse, ModelMetadata, ServerMetadata
+from charonia_client.vocabulary import Vocabulary
+
+_CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # A server that comes back is found within two seconds, and one client's failures are not another's.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    # An inference server is not behind a proxy for web pages, whatever the environment says.
+    ("grpc.enable_http_proxy", 0),
+]
+_PROBE_INTERVAL_S = 5.0
+_PROBE_TIMEOUT_S = 15.0
+_UNARY_TIMEOUT_S = 5.0
+# A stop can overtake its request, which the engine would then take in after it. So it is repeated until the answer
+# ends, with that many seconds in between. Stops are idempotent.
+_STOP_PATIENCE_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
+_TOLD_TIMEOUT_S = 1.0
+
+
+class Client:
+    """A connection to Triton's gRPC port. Make it inside a running event loop; use it as `async with`, or close it.
+
+    `target` is HOST:PORT; `model` the ensemble that answers, `engine` the model that takes stop requests and
+    `vocabulary` the one that knows the bytes of tokens. Any number of requests may run at once.
+    """
+
+    def __init__(
+        self, target: str, *, model: str = "ensemble", engine: str = "engine", vocabulary: str = "postprocessing"
+    ) -> None:
+        self.target = target
+        self.model = model
+        self.engine = engine
+        self.vocabulary = vocabulary
+        self._channel = grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        self._stub: Any = pb_grpc.GRPCInferenceServiceStub(self._channel)
+        self._active: dict[str, Stream] = {}  # by request id
+        self._stops: set[asyncio.Task[None]] = set()
+        self._watch: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._tokens = Vocabulary(self._lookup)
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self, timeout_s: float = 3.0) -> None:
+        """Ends what still runs, waits for the stop requests under way (at most `timeout_s`) and closes the channel."""
+        self._closing.set()
+        if self._watch:
+            self._watch.cancel()
+        for request_id, stream in list(self._active.items()):
+            stream.fail(Unavailable("the client was closed"))
+            self._leave(request_id, stream)
+        if self._stops:
+            await asyncio.wait(set(self._stops), timeout=timeout_s)
+        await self._channel.close()
+
+    async def generate(
+        self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
+    ) -> AsyncGenerator[GenerateResponse, None]:
+        """Yields the parts of the answer, the last with a finish_reason; with `stream=False` the whole in one.
+
+        Leaving the iterator (`break` with `contextlib.aclosing`, cancellation, an exception) stops the request on the
+        server. `request_id` must be unique among the requests that run; by default a new UUID. `timeout_s` bounds the
+        whole call. Raises BadRequest, Overloaded, Unavailable or ServerError.
+        """
+        request_id = request_id or str(uuid.uuid4())
+        try:
+            message = encode(request, request_id, self.model)
+        except ValueError as error:
+            raise BadRequest(str(error)) from error
+        if self._closing.is_set():
+            raise Unavailable("the client was closed")
+        stream = Stream(self._stub.ModelStreamInfer(), message, self.target)
+        self._active[request_id] = stream
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._watch_server())
+        deadline = None
+        if timeout_s is not None:
+            late = Unavailable(f"Triton at {self.target} did not answer in time ({timeout_s:g} s)")
+            deadline = asyncio.get_running_loop().call_later(timeout_s, stream.fail, late)
+        over = False
+        try:
+            while (answer := await stream.next()) is not None:
+                response = decode(answer)
+                over = response.finish_reason is not None
+                if response.logprobs:
+                    await self._tokens.name_tokens(response)
+                yield response
+            if not over:
+                raise ServerError(f"Triton at {self.target} ended the answer without a finish reason")
+        except grpc.RpcError as error:  # of the tokens' lookup
+            raise from_rpc(error, self.target) from None
+        except Unavailable:
+            self._tokens.forget()
+            raise
+        finally:
+            if deadline:
+                deadline.cancel()
+            self._active.pop(request_id, None)
+            if not over and not stream.over:
+                told = self._leave(request_id, stream)
+                # The stop goes its way whatever becomes of this task. But an event loop that ends does not wait for
+                # tasks that came after its last round of cancelling: it does for this one, which was there before.
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(told.wait(), _TOLD_TIMEOUT_S)
+
+    async def complete(
+        self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
+    ) -> GenerateResponse:
+        """The whole answer of a request with `stream=False`. Cancelling the task stops the request on the server."""
+        if request.stream:
+            raise ValueError("complete() takes a request with stream=False")
+        async with contextlib.aclosing(self.generate(request, request_id=request_id, timeout_s=timeout_s)) as parts:
+            async for part in parts:
+                answer = part
+        return answer
+
+    async def stop(self, request_id: str) -> None:
+        """Ends every request of that id. Unknown and finished ones are no error. Raises Unavailable, ServerError."""
+        call = self._stub.ModelStreamInfer(timeout=_UNARY_TIMEOUT_S)
+        try:
+            await call.write(encode_stop(request_id, self.engine))
+            await call.done_writing()
+            while (answer := await call.read()) is not grpc.aio.EOF:
+                if answer.error_message:
+                    raise from_triton(answer.error_message)
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.target) from None
+        except asyncio.InvalidStateError:
+            raise Unavailable(f"Triton at {self.target} cannot be reached or went away") from None
+
+    async def _lookup(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
+        return decode_lookup(await self._stub.ModelInfer(encode_lookup(ids, self.vocabulary), timeout=_UNARY_TIMEOUT_S))
+
+    def _leave(self, request_id: str, stream: Stream) -> asyncio.Event:
+        """Has the engine told by a task of its own; the event says that it has been, or cannot be."""
+        stream.leave()
+        told = asyncio.Event()
+        task = asyncio.get_running_loop().create_task(self._stop_until_over(request_id, stream, told))
+        self._stops.add(task)
+        task.add_done_callback(self._stops.discard)
+        return told
+
+    async def _stop_until_over(self, request_id: str, stream: Stream, told: asyncio.Event) -> None:
+        try:
+            for patience_s in _STOP_PATIENCE_S:
+                await self.stop(request_id)
+                told.set()
+                await asyncio.wait((stream.task,), timeout=patience_s)
+                if stream.task.done():
+                    return
+        except asyncio.CancelledError:
+            # The loop is being torn down and cancels all tasks, once: say it a last time, then obey.
+            with contextlib.suppress(Exception):
+                await self.stop(request_id)
+            raise
+        except Exception:
+            # Nobody waits for this task, and a server that is away has nothing to stop.
+            return
+        finally:
+            told.set()
+            stream.cancel()
+
+    async def _watch_server(self) -> None:
+        """While requests run, asks for a sign of life; without one, ends them all with Unavailable."""
+        try:
+            while self._active:
+                await asyncio.sleep(_PROBE_INTERVAL_S)
+                running = dict(self._active)
+                try:
+                    await self._stub.ServerLive(pb.ServerLiveRequest(), timeout=_PROBE_TIMEOUT_S)
+                except grpc.RpcError as error:
+                    if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                        continue  # the connection's end is told to each call by gRPC itself
+                    silent = f"Triton at {self.target} gave no sign of life for {_PROBE_TIMEOUT_S:g} s"
+                    for request_id, stream in running.items():
+                        if self._active.get(request_id) is stream:
+                            stream.fail(Unavailable(silent))
+                            stream.cancel()
+        finally:
+            self._watch = None
+
+    async def server_live(self) -> bool:
+        """Whether a Triton server answers."""
+        try:
+            return bool((await self._stub.ServerLive(pb.ServerLiveRequest(), timeout=_UNARY_TIMEOUT_S)).live)
+        except grpc.RpcError:
+            return False
+
+    async def server_ready(self) -> bool:
+        """Whether the server and all its models are ready."""
+        try:
+            return bool((await self._stub.ServerReady(pb.ServerReadyRequest(), timeout=_UNARY_TIMEOUT_S)).ready)
+        except grpc.RpcError:
+            return False
+
+    async def model_ready(self, model: str | None = None) -> bool:
+        """Whether a model (default: the ensemble) can take requests."""
+        request = pb.ModelReadyRequest(name=model or self.model)
+        try:
+            return bool((await self._stub.ModelReady(request, timeout=_UNARY_TIMEOUT_S)).ready)
+        except grpc.RpcError:
+            return False
+
+    async def server_metadata(self) -> ServerMetadata:
+        """Name, version and extensions of the server. Raises Unavailable or ServerError."""
+        try:
+            answer = await self._stub.ServerMetadata(pb.ServerMetadataRequest(), timeout=_UNARY_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.target) from None
+        return ServerMetadata(answer.name, answer.version, tuple(answer.extensions))
+
+    async def model_metadata(self, model: str | None = None) -> ModelMetadata:
+        """Tensors of a model (default: the ensemble). Raises Unavailable or ServerError."""
+        request = pb.ModelMetadataRequest(name=model or self.model)
+        try:
+            answer = await self._stub.ModelMetadata(request, timeout=_UNARY_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.target) from None
+        return ModelMetadata(
+            answer.name,
+            tuple(answer.versions),
+            {tensor.name: (tensor.datatype, tuple(tensor.shape)) for tensor in answer.inputs},
+            {tensor.name: (tensor.datatype, tuple(tensor.shape)) for tensor in answer.outputs},
+        )

@@ -1,0 +1,85 @@
+"""The client's errors, and the one place that makes them from Triton's and gRPC's.
+
+docs/contracts.md: an error that the caller caused has a text that begins with `[400] `, overload `[429] ` with
+`retry after N s`, shutdown and unload `[503] `; everything else is the server's own.
+"""
+
+from __future__ import annotations
+
+import re
+
+import grpc  # type: ignore[import-untyped]
+
+
+class CharoniaError(Exception):
+    """Base of all errors of this package. `str()` is a text for people."""
+
+
+class BadRequest(CharoniaError):
+    """The request is wrong: the text names the field, its value and what would be right."""
+
+
+class Overloaded(CharoniaError):
+    """The server has too much to do; `retry_after` is its advice in seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Unavailable(CharoniaError):
+    """The server is away, shutting down, lost in the middle of an answer, or did not answer in time."""
+
+
+class ServerError(CharoniaError):
+    """The server failed through no fault of the caller."""
+
+
+# Triton puts its own words before a model's: which ensemble, which request.
+_PREFIX = re.compile(r"^(?:in ensemble '[^']*', |\[request id: [^\]]*\] )*")
+_CODE = re.compile(r"\[(\d{3})\] ")
+_RETRY = re.compile(r"retry after (\d+(?:\.\d+)?) s")
+# What Triton's core itself says about a model that is being unloaded or is not there, and about a full queue.
+_AWAY = re.compile(
+    r"unknown model|no available versions|is not ready|not found|unloading|server is stopping|Server is exiting"
+    r"|Stub process .* is not healthy|stub process has exited|Failed to increase the shared memory pool",
+    re.IGNORECASE,
+)
+_FULL = re.compile(r"exceeds maximum queue size|request timeout expired", re.IGNORECASE)
+
+
+def from_triton(message: str) -> CharoniaError:
+    """The error for the text of a Triton error."""
+    text = message[_PREFIX.match(message).end() :]  # type: ignore[union-attr]  # the pattern matches everything
+    code = _CODE.match(text)
+    body = text[code.end() :] if code else text
+    match code.group(1) if code else "":
+        case "400":
+            return BadRequest(body)
+        case "429":
+            retry = _RETRY.search(body)
+            return Overloaded(body, float(retry.group(1)) if retry else 1.0)
+        case "503":
+            return Unavailable(body)
+    if _FULL.search(text):
+        return Overloaded(text)
+    if _AWAY.search(text):
+        return Unavailable(text)
+    return ServerError(text)
+
+
+def from_rpc(error: grpc.RpcError, target: str) -> CharoniaError:
+    """The error for a call that gRPC ended; `target` is the server's address, for the text."""
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Unavailable(f"Triton at {target} did not answer in time")
+    if code is grpc.StatusCode.UNAVAILABLE:
+        # While Triton shuts down it answers calls with this status and a text of its own.
+        return Unavailable(f"Triton at {target} cannot be reached or went away: {details}")
+    if code is grpc.StatusCode.CANCELLED:
+        return Unavailable(f"Triton at {target} cancelled the call: {details or 'no reason given'}")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return ServerError(f"{target} is no Triton server: {details}")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return BadRequest(f"the request is larger than the server takes: {details}")
+    return from_triton(details or f"gRPC status {code.name} without a text")

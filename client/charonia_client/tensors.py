@@ -1,0 +1,185 @@
+"""Between typed requests and responses and Triton's raw tensors (little-endian; BYTES: length as u32, then bytes)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
+
+from charonia_client.types import GenerateRequest, GenerateResponse, Timings, TopToken
+
+_FORMATS = {"INT32": "i", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
+
+# field of GenerateRequest -> (tensor, Triton type); scalars of shape [1]
+_SCALARS = {
+    "max_tokens": ("max_tokens", "INT32"),
+    "min_tokens": ("min_tokens", "INT32"),
+    "temperature": ("temperature", "FP32"),
+    "top_k": ("top_k", "INT32"),
+    "top_p": ("top_p", "FP32"),
+    "min_p": ("min_p", "FP32"),
+    "repetition_penalty": ("repetition_penalty", "FP32"),
+    "presence_penalty": ("presence_penalty", "FP32"),
+    "frequency_penalty": ("frequency_penalty", "FP32"),
+    "seed": ("seed", "UINT64"),
+    "ignore_eos": ("ignore_eos", "BOOL"),
+    "priority": ("priority", "INT32"),
+}
+
+_OUTPUTS: tuple[str, ...] = (
+    "text_output",
+    "output_ids",
+    "finish_reason",
+    "num_input_tokens",
+    "num_output_tokens",
+    "num_cached_tokens",
+    "timings",
+)
+_LOGPROB_OUTPUTS = ("output_log_probs", "top_log_prob_ids", "top_log_probs", "text_span")
+
+
+def _numbers(message: Any, name: str, datatype: str, values: Sequence[float]) -> None:
+    try:
+        raw = struct.pack(f"<{len(values)}{_FORMATS[datatype]}", *values)
+    except (struct.error, OverflowError) as error:
+        raise ValueError(f"{name}: {list(values)} does not fit Triton's type {datatype}") from error
+    message.inputs.add(name=name, datatype=datatype, shape=[len(values)])
+    message.raw_input_contents.append(raw)
+
+
+def _texts(message: Any, name: str, values: Sequence[bytes]) -> None:
+    message.inputs.add(name=name, datatype="BYTES", shape=[len(values)])
+    message.raw_input_contents.append(b"".join(struct.pack("<I", len(value)) + value for value in values))
+
+
+def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
+    """The ModelInferRequest for `request`. ValueError for a number that its tensor's type cannot hold."""
+    message = pb.ModelInferRequest(model_name=model, id=request_id)
+    if request.text is not None:
+        _texts(message, "text_input", [request.text.encode()])
+    else:
+        _texts(message, "messages", [request.messages_json()])
+    if request.tools:
+        _texts(message, "tools", [request.tools_json()])
+    for field, (name, datatype) in _SCALARS.items():
+        value = getattr(request, field)
+        if value is not None:
+            _numbers(message, name, datatype, [value])
+    if request.end_id:
+        _numbers(message, "end_id", "INT32", request.end_id)
+    if request.stop_words:
+        _texts(message, "stop_words", [word.encode() for word in request.stop_words])
+    if request.bad_words:
+        _texts(message, "bad_words", [word.encode() for word in request.bad_words])
+    if request.logit_bias:
+        _texts(message, "logit_bias", [request.logit_bias_json()])
+    _numbers(message, "stream", "BOOL", [request.stream])
+    if request.echo:
+        _numbers(message, "exclude_input_in_output", "BOOL", [False])
+    wanted = _OUTPUTS
+    if request.logprobs is not None:
+        _numbers(message, "return_log_probs", "BOOL", [True])
+        _numbers(message, "top_logprobs", "INT32", [request.logprobs])
+        wanted = _OUTPUTS + _LOGPROB_OUTPUTS
+    for name in wanted:
+        message.outputs.add(name=name)
+    return message
+
+
+def encode_stop(request_id: str, model: str) -> Any:
+    """The request that ends every request of that id (docs/contracts.md, "Stopping a request")."""
+    message = pb.ModelInferRequest(model_name=model, id=request_id)
+    _numbers(message, "stop", "BOOL", [True])
+    return message
+
+
+def _unpack_texts(raw: bytes) -> list[bytes]:
+    texts, at = [], 0
+    while at < len(raw):
+        begin = at + 4
+        at = begin + int.from_bytes(raw[at:begin], "little")
+        texts.append(raw[begin:at])
+    return texts
+
+
+def _floats(raw: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(raw) // 4}f", raw)
+
+
+def _ints(raw: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(raw) // 4}i", raw)
+
+
+def _int(raw: bytes) -> int:
+    return int.from_bytes(raw[:4], "little", signed=True)
+
+
+def _text(raw: bytes) -> str:
+    return raw[4:].decode(errors="replace")
+
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "text_output": _text,
+    "finish_reason": _text,
+    "output_ids": _ints,
+    "num_input_tokens": _int,
+    "num_output_tokens": _int,
+    "num_cached_tokens": _int,
+    "timings": _floats,
+    "output_log_probs": _floats,
+    "top_log_prob_ids": _ints,
+    "top_log_probs": _floats,
+    "text_span": _ints,
+}
+
+
+def decode(message: Any) -> GenerateResponse:
+    """The typed response of a ModelInferResponse of the ensemble."""
+    values: dict[str, Any] = {}
+    for tensor, raw in zip(message.outputs, message.raw_output_contents, strict=True):
+        name = tensor.name
+        decoder = _DECODERS.get(name)
+        if decoder is not None:
+            values[name] = decoder(raw)
+    response = GenerateResponse(
+        values.get("text_output", ""),
+        values.get("output_ids", ()),
+        values.get("finish_reason") or None,
+        values.get("num_input_tokens", 0),
+        values.get("num_output_tokens", 0),
+        values.get("num_cached_tokens", 0),
+    )
+    timings = values.get("timings")
+    if timings:
+        response.timings = Timings(*timings)
+    logprobs = values.get("output_log_probs")
+    if logprobs:
+        response.logprobs = logprobs
+        response.text_span = values["text_span"]
+        ids, tops = values.get("top_log_prob_ids", ()), values.get("top_log_probs", ())
+        width = len(ids) // len(logprobs)
+        rows = [TopToken(*entry) for entry in zip(ids, tops, strict=True)]
+        response.top_logprobs = [rows[width * at : width * (at + 1)] for at in range(len(logprobs))]
+    return response
+
+
+def encode_lookup(ids: Sequence[int], model: str) -> Any:
+    """Asks postprocessing for the bytes of tokens."""
+    message = pb.ModelInferRequest(model_name=model)
+    message.inputs.add(name="output_ids", datatype="INT32", shape=[1, len(ids)])
+    message.raw_input_contents.append(struct.pack(f"<{len(ids)}i", *ids))
+    message.inputs.add(name="text_span", datatype="INT32", shape=[1, 2])
+    message.raw_input_contents.append(struct.pack("<2i", 0, 0))
+    message.inputs.add(name="echo", datatype="BYTES", shape=[1, 1])
+    message.raw_input_contents.append(struct.pack("<I", 0))
+    for name in ("token_bytes", "token_special"):
+        message.outputs.add(name=name)
+    return message
+
+
+def decode_lookup(message: Any) -> tuple[list[bytes], list[bool]]:
+    """The answer to encode_lookup: each token's bytes, and whether it is special."""
+    values = {tensor.name: raw for tensor, raw in zip(message.outputs, message.raw_output_contents, strict=True)}
+    return _unpack_texts(values["token_bytes"]), [byte != 0 for byte in values["token_special"]]

@@ -1,0 +1,112 @@
+"""What goes to the server and what comes back, without protobuf in sight."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerateRequest:
+    """One request to the ensemble (docs/contracts.md): exactly one of `text` and `messages`.
+
+    None, or an empty collection, is not sent: the server's default holds.
+    """
+
+    text: str | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None  # chat messages, {"role": ..., "content": ...}
+    tools: Sequence[Mapping[str, Any]] | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None  # 0 to 2^64 - 1
+    stop_words: Sequence[str] = ()
+    bad_words: Sequence[str] = ()
+    logit_bias: Mapping[int, float] | None = None
+    end_id: Sequence[int] = ()  # instead of the model's own
+    ignore_eos: bool | None = None
+    logprobs: int | None = None  # of the token chosen and of this many likeliest, 0 to 20
+    stream: bool = True  # False: one response with the whole text
+    echo: bool = False  # begin with the prompt's text
+    priority: int | None = None  # higher goes first
+
+    def __post_init__(self) -> None:
+        if (self.text is None) == (self.messages is None):
+            raise ValueError("give exactly one of text and messages")
+
+    def messages_json(self) -> bytes:
+        return json.dumps(self.messages, ensure_ascii=False).encode()
+
+    def tools_json(self) -> bytes:
+        return json.dumps(self.tools, ensure_ascii=False).encode()
+
+    def logit_bias_json(self) -> bytes:
+        return json.dumps({str(token): bias for token, bias in (self.logit_bias or {}).items()}).encode()
+
+
+@dataclass(slots=True)
+class Timings:
+    """Milliseconds from the engine's receipt of the request."""
+
+    queue_ms: float
+    first_token_ms: float
+    total_ms: float
+
+
+@dataclass(slots=True)
+class TopToken:
+    """One of the likeliest tokens at a place. `token` are its bytes, a special token's name included."""
+
+    id: int
+    logprob: float
+    token: bytes = b""
+
+
+@dataclass(slots=True)
+class GenerateResponse:
+    """A part of an answer; the texts of all parts, joined, are the answer.
+
+    `finish_reason` is set on the last one alone. When `logprobs` was asked for, there is one entry per token of
+    `token_ids` in `logprobs`, `tokens` and `top_logprobs` (likeliest first). `tokens` are the bytes that each one adds
+    to the text: none for special tokens and for what a stop word cut off, so that, joined, they are the text (where it
+    has U+FFFD for bytes that are no character, they are those bytes).
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    num_input_tokens: int = 0
+    num_output_tokens: int = 0  # so far
+    num_cached_tokens: int = 0
+    timings: Timings | None = None
+    logprobs: tuple[float, ...] = ()
+    tokens: list[bytes] = field(default_factory=list)
+    top_logprobs: list[list[TopToken]] = field(default_factory=list)
+    text_span: tuple[int, ...] = ()  # with logprobs: [begin, end) of the text in the joined bytes of the tokens
+
+
+@dataclass(slots=True)
+class ServerMetadata:
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class ModelMetadata:
+    """Names of a model's tensors with their Triton types and shapes."""
+
+    name: str
+    versions: tuple[str, ...]
+    inputs: dict[str, tuple[str, tuple[int, ...]]]
+    outputs: dict[str, tuple[str, tuple[int, ...]]]

@@ -1,0 +1,42 @@
+"""The bytes of tokens, asked of the server once each and remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from charonia_client.types import GenerateResponse
+
+# (ids) -> the bytes of each, and whether it is special (no part of a text)
+Lookup = Callable[[Sequence[int]], Awaitable[tuple[list[bytes], list[bool]]]]
+
+
+class Vocabulary:
+    """A cache in front of `lookup`. It holds at most the model's vocabulary."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+        self._known: dict[int, tuple[bytes, bool]] = {}
+
+    async def _learn(self, ids: Iterable[int]) -> None:
+        if missing := sorted(set(ids) - self._known.keys()):
+            pieces, special = await self._lookup(missing)
+            self._known.update(zip(missing, zip(pieces, special, strict=True), strict=True))
+
+    def forget(self) -> None:
+        """The server was away: it may come back with another model."""
+        self._known.clear()
+
+    async def name_tokens(self, response: GenerateResponse) -> None:
+        """Sets `tokens` and the bytes of `top_logprobs` of a response that has log probabilities."""
+        tops = [top for row in response.top_logprobs for top in row]
+        await self._learn([*response.token_ids, *(top.id for top in tops)])
+        for top in tops:
+            top.token = self._known[top.id][0]
+        begin, end = response.text_span
+        at = 0
+        for token in response.token_ids:
+            piece, special = self._known[token]
+            if special:
+                piece = b""
+            response.tokens.append(piece[max(begin - at, 0) : max(end - at, 0)])
+            at += len(piece)

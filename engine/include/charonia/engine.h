@@ -1,0 +1,80 @@
+// The inference engine. One engine thread owns all state; every public method may be called from any thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "charonia/config.h"
+#include "charonia/error.h"
+#include "charonia/metrics.h"
+#include "charonia/types.h"
+
+namespace charonia {
+
+// What is in a loaded engine, for start-up messages and tests.
+struct EngineInfo {
+  ModelConfig model;
+  EngineConfig config;           // resolved: session_len, threads, device
+  std::string device;            // "cpu"
+  std::string instruction_set;   // "avx512_bf16", "avx512", "avx2", "portable"
+  std::int64_t weight_bytes = 0;
+  std::int64_t weight_bytes_per_step = 0;  // read from memory by a step of one token
+  std::int64_t kv_cache_bytes = 0;
+  int num_blocks = 0;
+  std::vector<std::string> warnings;
+};
+
+struct EngineStats {
+  int num_running = 0;
+  int num_waiting = 0;
+  int blocks_total = 0, blocks_active = 0, blocks_cached = 0, blocks_free = 0;
+  std::int64_t num_steps = 0;
+  std::int64_t num_preemptions = 0;
+  std::int64_t prompt_tokens = 0, generation_tokens = 0;
+  std::int64_t prefix_queries_tokens = 0, prefix_hit_tokens = 0;
+};
+
+class Engine {
+ public:
+  using Handle = std::uint64_t;
+  // Called on the delivery thread, in the order of the tokens; never concurrently for one engine. The last call for a
+  // request has a finish_reason. It must not throw. It may call submit() and cancel().
+  using Callback = std::function<void(Result&&)>;
+
+  // Loads the model of a `weights` folder (config.ini, manifest.json, token_table.safetensors; see docs/workspace.md)
+  // and starts. `overrides` win over config.ini. Throws Error.
+  explicit Engine(const std::filesystem::path& weights_dir, const Settings& overrides = {},
+                  std::shared_ptr<MetricsSink> sink = nullptr);
+  // Cancels what still runs (each request gets its last result) and joins all threads.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Queues a request. Throws Error: invalid_argument (bad parameter; prompt and max_tokens do not fit, with the
+  // numbers), resource_exhausted (queue full), unavailable (shutting down). After a throw no callback follows.
+  Handle submit(Request request, Callback callback);
+
+  // Ends a request; its last result has FinishReason::cancelled. Unknown or finished ones are no error: returns false
+  // when nothing was known by that name. A request that is cancelled by id before it is submitted is not remembered.
+  bool cancel(Handle handle);
+  bool cancel(std::string_view id);  // every request with this id
+
+  // Takes no new request, lets running ones finish for at most timeout_ms, cancels the rest. Idempotent.
+  void shutdown(int timeout_ms = 0);
+
+  const EngineInfo& info() const;
+  EngineStats stats() const;
+  // Runs the integrity checks of scheduler and cache on the engine thread; throws Error(internal) on a violation.
+  void check_integrity();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace charonia

@@ -1,0 +1,60 @@
+// The engine's metrics: one catalogue, reported through one interface that each adapter implements with its own
+// library (Triton's custom-metric API in the server).
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace charonia {
+
+enum class MetricKind { counter, gauge, histogram };
+
+enum class Metric {
+  num_requests_running,
+  num_requests_waiting,
+  kv_cache_usage_perc,
+  kv_blocks_active,
+  kv_blocks_cached,
+  kv_blocks_total,
+  weight_bytes,
+  kv_cache_bytes,
+  prompt_tokens,
+  generation_tokens,
+  prefix_cache_queries,
+  prefix_cache_hits,
+  num_preemptions,
+  engine_steps,
+  request_success,            // label finished_reason, in the order of FinishReason from stop on
+  time_to_first_token_seconds,
+  inter_token_latency_seconds,
+  e2e_request_latency_seconds,
+  request_queue_time_seconds,
+  request_prompt_tokens,
+  request_generation_tokens,
+  cancel_to_free_seconds,
+};
+
+struct MetricInfo {
+  Metric metric;
+  MetricKind kind;
+  std::string_view name;     // full name: charonia_...
+  std::string_view help;
+  std::string_view label;    // name of its one label, or empty
+  std::span<const std::string_view> label_values;
+  std::span<const double> buckets;  // upper bounds of a histogram, ascending
+};
+
+// In the order of enum Metric.
+std::span<const MetricInfo> metric_catalogue();
+
+// Called on the engine's threads; implementations are thread-safe and do not block. label_value is an index into
+// label_values (0 where there is no label).
+class MetricsSink {
+ public:
+  virtual ~MetricsSink() = default;
+  virtual void add(Metric counter, double value, int label_value) = 0;
+  virtual void set(Metric gauge, double value) = 0;
+  virtual void observe(Metric histogram, double value) = 0;
+};
+
+}  // namespace charonia

@@ -1,0 +1,83 @@
+// What goes into the engine and what comes out: requests, sampling parameters, results.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace charonia {
+
+using TokenId = std::int32_t;
+
+// Why a sequence ended. `none` while it runs.
+enum class FinishReason { none, stop, length, cancelled, error };
+
+// "" | "stop" | "length" | "cancelled" | "error"
+std::string_view to_string(FinishReason reason);
+
+// Names and meaning are OpenAI's where OpenAI has them. validate() checks every range given here.
+struct SamplingParams {
+  std::optional<int> max_tokens;     // >= 1; unset: until session_len is reached
+  int min_tokens = 0;                // >= 0: end ids and stop words do not end the sequence before
+  float temperature = 1.0F;          // >= 0; 0 is greedy
+  int top_k = 0;                     // >= 0; 0 means all tokens
+  float top_p = 1.0F;                // (0, 1]
+  float min_p = 0.0F;                // [0, 1]: least probability, relative to the likeliest token's
+  float repetition_penalty = 1.0F;   // [0.01, 100], over prompt and output: positive logits are divided, others multiplied
+  float presence_penalty = 0.0F;     // [-2, 2], over the output
+  float frequency_penalty = 0.0F;    // [-2, 2], over the output
+  std::optional<std::uint64_t> seed; // unset: a fresh one for each request
+  std::vector<std::string> stop_words;           // UTF-8 bytes, none empty; matched within and across tokens; not output
+  std::vector<TokenId> end_ids;                  // empty: the model's own
+  bool ignore_eos = false;                       // end ids do not end the sequence
+  std::vector<std::vector<TokenId>> bad_words;   // token sequences that are never completed
+  std::vector<std::pair<TokenId, float>> logit_bias;  // added to the logits; [-100, 100]
+  int logprobs = -1;                 // -1: none; n >= 0: of the sampled token and of the n likeliest (n <= 20)
+
+  // Throws Error(invalid_argument) naming the field, its value and the range. vocab_size bounds token ids.
+  void validate(int vocab_size) const;
+};
+
+struct Request {
+  std::string id;                  // the caller's; Engine::cancel(id) takes it. May be empty; need not be unique
+  std::vector<TokenId> input_ids;  // at least one, each in [0, vocab_size)
+  SamplingParams sampling;
+  int priority = 0;                // higher goes first; equal ones by arrival
+  bool stream = true;              // false: exactly one Result, the last
+  bool strip_leading_space = false;  // drop one leading space of the text where the tokenizer's decoder does so
+};
+
+struct TokenLogprob {
+  TokenId id = 0;
+  float logprob = 0.0F;
+};
+
+struct Timings {
+  double queue_ms = 0;        // from submit to the first scheduled token
+  double first_token_ms = 0;  // from submit to the first sampled token
+  double total_ms = 0;        // from submit to this result
+};
+
+// One response of a sequence: the tokens since the one before. A response ends where a character ends and holds back
+// what may be the beginning of a stop word, so joined texts equal the whole text byte for byte.
+struct Result {
+  std::vector<TokenId> token_ids;   // includes the end id and the tokens of a stop word that ended the sequence
+  // The response's text is bytes [text_begin, text_end) of the joined bytes of token_ids (see TokenTable), decoded as
+  // UTF-8 where whatever is no character is replaced by U+FFFD (maximal subparts, as Python's errors="replace").
+  int text_begin = 0;
+  int text_end = 0;
+  std::string text;                 // that text, valid UTF-8
+  std::vector<float> logprobs;                         // per token of token_ids, if asked for
+  std::vector<std::vector<TokenLogprob>> top_logprobs; // per token, likeliest first, if asked for
+  FinishReason finish_reason = FinishReason::none;     // set on the last result of a request, and only there
+  std::string error;                // with FinishReason::error
+  int num_input_tokens = 0;
+  int num_output_tokens = 0;        // so far, end id included
+  int num_cached_tokens = 0;        // prompt tokens whose k/v came from the prefix cache
+  Timings timings;
+};
+
+}  // namespace charonia

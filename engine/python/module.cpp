@@ -1,0 +1,269 @@
+// The Python module charonia._engine: a thin binding of the public headers. Python's side of it is charonia/engine.py.
+//
+// Locks: a method that may wait releases the GIL, and results take it on the delivery thread. So no thread ever waits
+// for an engine's lock with the GIL held, nor the other way round.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "charonia/config.h"
+#include "charonia/engine.h"
+#include "charonia/error.h"
+#include "charonia/types.h"
+#include "ops/cpu/bandwidth.h"
+
+namespace py = pybind11;
+using namespace charonia;
+
+namespace {
+
+// True while this thread runs a Python callback, that is on a delivery thread.
+thread_local bool in_callback = false;
+
+// A Python callable that may be copied, called and destroyed on any thread without the GIL.
+class Callback {
+ public:
+  explicit Callback(py::function function)
+      : function_(new py::function(std::move(function)), [](py::function* held) {
+          const py::gil_scoped_acquire gil;
+          delete held;
+        }) {}
+
+  void operator()(Result&& result) const {
+    const py::gil_scoped_acquire gil;
+    in_callback = true;
+    try {
+      (*function_)(std::move(result));
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("charonia: the callback of a request");
+    }
+    in_callback = false;
+  }
+
+ private:
+  std::shared_ptr<py::function> function_;
+};
+
+// Owns an engine. Its last reference may be dropped anywhere, by the garbage collector even in a callback: there the
+// engine cannot join the very thread that it is on, so another one destroys it. The same holds for shutdown.
+class EngineHolder {
+ public:
+  EngineHolder(const std::filesystem::path& weights_dir, const Settings& overrides) {
+    const py::gil_scoped_release release;
+    engine_ = std::make_shared<Engine>(weights_dir, overrides);
+  }
+  EngineHolder(const EngineHolder&) = delete;
+  EngineHolder& operator=(const EngineHolder&) = delete;
+  ~EngineHolder() {
+    const py::gil_scoped_release release;
+    if (in_callback) {
+      std::thread([engine = std::move(engine_)]() mutable { engine.reset(); }).detach();
+    } else {
+      engine_.reset();
+    }
+  }
+
+  Engine& get() { return *engine_; }
+
+  void shutdown(int timeout_ms) {
+    if (in_callback) {
+      std::thread([engine = engine_, timeout_ms] { engine->shutdown(timeout_ms); }).detach();
+    } else {
+      engine_->shutdown(timeout_ms);
+    }
+  }
+
+ private:
+  std::shared_ptr<Engine> engine_;
+};
+
+// errors.py's class for each code; this is the one place that translates.
+void raise_error(const Error& error) {
+  const char* name = nullptr;
+  switch (error.code()) {
+    case ErrorCode::invalid_argument: name = "InvalidRequestError"; break;
+    case ErrorCode::resource_exhausted: name = "OverloadedError"; break;
+    case ErrorCode::unavailable: name = "EngineClosedError"; break;
+    case ErrorCode::unsupported: name = "UnsupportedError"; break;
+    case ErrorCode::internal: name = "InternalError"; break;
+  }
+  py::set_error(py::module_::import("charonia.errors").attr(name), error.what());
+}
+
+Engine::Handle submit(EngineHolder& holder, std::string id, std::vector<TokenId> input_ids, SamplingParams sampling,
+                      int priority, bool stream, bool strip_leading_space, py::function function) {
+  Request request;
+  request.id = std::move(id);
+  request.input_ids = std::move(input_ids);
+  request.sampling = std::move(sampling);
+  request.priority = priority;
+  request.stream = stream;
+  request.strip_leading_space = strip_leading_space;
+  Callback callback(std::move(function));
+  const py::gil_scoped_release release;
+  return holder.get().submit(std::move(request), std::move(callback));
+}
+
+void bind_config(py::module_& m) {
+  py::class_<ConfigField>(m, "ConfigField", "One key of config.ini.")
+      .def_readonly("key", &ConfigField::key)
+      .def_readonly("kind", &ConfigField::kind, "int | float | bool | string")
+      .def_readonly("default_value", &ConfigField::default_value)
+      .def_readonly("range", &ConfigField::range)
+      .def_readonly("help", &ConfigField::help)
+      .def_readonly("model_attribute", &ConfigField::model_attribute)
+      .def_readonly("ignored", &ConfigField::ignored);
+  m.def(
+      "config_fields",
+      [] {
+        const auto fields = config_fields();
+        return std::vector<ConfigField>(fields.begin(), fields.end());
+      },
+      "Every key of config.ini, in its order.");
+  m.def(
+      "check_settings",
+      [](const Settings& settings) {
+        EngineConfig engine;
+        return apply_settings(settings, engine);
+      },
+      py::arg("settings"), "Checks keys and values; returns warnings.");
+  m.def("settings_from_environment", &settings_from_environment, "CHARONIA_<KEY> of every inference parameter.");
+  m.def("read_config_ini", &read_config_ini, py::arg("file"), "Section [llama] of a config.ini.");
+}
+
+void bind_measurements(py::module_& m) {
+  m.def(
+      "measure_read_bandwidth",
+      [](int threads, int megabytes) {
+        return 1e9 * ops::cpu::measure_read_bandwidth(static_cast<std::size_t>(megabytes) << 20, threads);
+      },
+      py::arg("threads") = 0, py::arg("megabytes") = 1024, py::call_guard<py::gil_scoped_release>(),
+      "Bytes per second that `threads` threads (0: all processors) read from memory. Takes about two seconds.");
+}
+
+void bind_types(py::module_& m) {
+  py::class_<SamplingParams>(m, "SamplingParams")
+      .def(py::init<>())
+      .def_readwrite("max_tokens", &SamplingParams::max_tokens)
+      .def_readwrite("min_tokens", &SamplingParams::min_tokens)
+      .def_readwrite("temperature", &SamplingParams::temperature)
+      .def_readwrite("top_k", &SamplingParams::top_k)
+      .def_readwrite("top_p", &SamplingParams::top_p)
+      .def_readwrite("min_p", &SamplingParams::min_p)
+      .def_readwrite("repetition_penalty", &SamplingParams::repetition_penalty)
+      .def_readwrite("presence_penalty", &SamplingParams::presence_penalty)
+      .def_readwrite("frequency_penalty", &SamplingParams::frequency_penalty)
+      .def_readwrite("seed", &SamplingParams::seed)
+      .def_readwrite("stop_words", &SamplingParams::stop_words)
+      .def_readwrite("end_ids", &SamplingParams::end_ids)
+      .def_readwrite("ignore_eos", &SamplingParams::ignore_eos)
+      .def_readwrite("bad_words", &SamplingParams::bad_words)
+      .def_readwrite("logit_bias", &SamplingParams::logit_bias)
+      .def_readwrite("logprobs", &SamplingParams::logprobs);
+  py::class_<Result>(m, "Result")
+      .def_readonly("token_ids", &Result::token_ids)
+      .def_readonly("text_begin", &Result::text_begin)
+      .def_readonly("text_end", &Result::text_end)
+      .def_readonly("text", &Result::text)
+      .def_readonly("logprobs", &Result::logprobs)
+      .def_property_readonly("top_logprobs",
+                             [](const Result& result) {
+                               std::vector<std::vector<std::pair<TokenId, float>>> rows;
+                               for (const auto& row : result.top_logprobs) {
+                                 auto& out = rows.emplace_back();
+                                 for (const auto& entry : row) out.emplace_back(entry.id, entry.logprob);
+                               }
+                               return rows;
+                             })
+      .def_property_readonly("finish_reason", [](const Result& result) { return to_string(result.finish_reason); })
+      .def_readonly("error", &Result::error)
+      .def_readonly("num_input_tokens", &Result::num_input_tokens)
+      .def_readonly("num_output_tokens", &Result::num_output_tokens)
+      .def_readonly("num_cached_tokens", &Result::num_cached_tokens)
+      .def_property_readonly("timings", [](const Result& result) {
+        return py::make_tuple(result.timings.queue_ms, result.timings.first_token_ms, result.timings.total_ms);
+      });
+}
+
+void bind_info(py::module_& m) {
+  py::class_<EngineInfo>(m, "EngineInfo")
+      .def_property_readonly("model_name", [](const EngineInfo& info) { return info.model.model_name; })
+      .def_property_readonly("model_family", [](const EngineInfo& info) { return info.model.model_family; })
+      .def_property_readonly("vocab_size", [](const EngineInfo& info) { return info.model.vocab_size; })
+      .def_property_readonly("num_layer", [](const EngineInfo& info) { return info.model.num_layer; })
+      .def_property_readonly("weight_type", [](const EngineInfo& info) { return info.model.weight_type; })
+      .def_property_readonly("start_id", [](const EngineInfo& info) { return info.model.start_id; })
+      .def_property_readonly("end_ids", [](const EngineInfo& info) { return info.model.end_ids; })
+      .def_property_readonly("session_len", [](const EngineInfo& info) { return info.config.session_len; })
+      .def_property_readonly("threads", [](const EngineInfo& info) { return info.config.threads; })
+      .def_property_readonly("max_batch_size", [](const EngineInfo& info) { return info.config.max_batch_size; })
+      .def_property_readonly("max_queue_size", [](const EngineInfo& info) { return info.config.max_queue_size; })
+      .def_property_readonly("cache_block_seq_len",
+                             [](const EngineInfo& info) { return info.config.cache_block_seq_len; })
+      .def_readonly("device", &EngineInfo::device)
+      .def_readonly("instruction_set", &EngineInfo::instruction_set)
+      .def_readonly("weight_bytes", &EngineInfo::weight_bytes)
+      .def_readonly("weight_bytes_per_step", &EngineInfo::weight_bytes_per_step)
+      .def_readonly("kv_cache_bytes", &EngineInfo::kv_cache_bytes)
+      .def_readonly("num_blocks", &EngineInfo::num_blocks)
+      .def_readonly("warnings", &EngineInfo::warnings);
+  py::class_<EngineStats>(m, "EngineStats")
+      .def_readonly("num_running", &EngineStats::num_running)
+      .def_readonly("num_waiting", &EngineStats::num_waiting)
+      .def_readonly("blocks_total", &EngineStats::blocks_total)
+      .def_readonly("blocks_active", &EngineStats::blocks_active)
+      .def_readonly("blocks_cached", &EngineStats::blocks_cached)
+      .def_readonly("blocks_free", &EngineStats::blocks_free)
+      .def_readonly("num_steps", &EngineStats::num_steps)
+      .def_readonly("num_preemptions", &EngineStats::num_preemptions)
+      .def_readonly("prompt_tokens", &EngineStats::prompt_tokens)
+      .def_readonly("generation_tokens", &EngineStats::generation_tokens)
+      .def_readonly("prefix_queries_tokens", &EngineStats::prefix_queries_tokens)
+      .def_readonly("prefix_hit_tokens", &EngineStats::prefix_hit_tokens);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_engine, m) {
+  m.doc() = "Charonia's engine. Use charonia.Engine.";
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const Error& error) {
+      raise_error(error);
+    }
+  });
+  bind_config(m);
+  bind_measurements(m);
+  bind_types(m);
+  bind_info(m);
+  py::class_<EngineHolder>(m, "Engine", "A loaded model; see engine/include/charonia/engine.h.")
+      .def(py::init<const std::filesystem::path&, const Settings&>(), py::arg("weights_dir"),
+           py::arg("overrides") = Settings{})
+      .def("submit", &submit, py::kw_only(), py::arg("id"), py::arg("input_ids"), py::arg("sampling"),
+           py::arg("priority"), py::arg("stream"), py::arg("strip_leading_space"), py::arg("callback"),
+           "Queues a request; callback(Result) is called on the delivery thread. Returns its handle.")
+      .def(
+          "cancel", [](EngineHolder& holder, Engine::Handle handle) { return holder.get().cancel(handle); },
+          py::arg("handle"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "cancel_id",
+          [](EngineHolder& holder, const std::string& id) { return holder.get().cancel(std::string_view(id)); },
+          py::arg("id"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "shutdown", [](EngineHolder& holder, int timeout_ms) { holder.shutdown(timeout_ms); },
+          py::arg("timeout_ms") = 0, py::call_guard<py::gil_scoped_release>())
+      .def("info", [](EngineHolder& holder) { return holder.get().info(); })
+      .def(
+          "stats", [](EngineHolder& holder) { return holder.get().stats(); }, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "check_integrity", [](EngineHolder& holder) { holder.get().check_integrity(); },
+          py::call_guard<py::gil_scoped_release>());
+}

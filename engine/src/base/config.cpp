@@ -1,0 +1,277 @@
+#include "charonia/config.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+
+#include "base/text.h"
+#include "charonia/error.h"
+
+namespace charonia {
+namespace {
+
+using Store = std::function<bool(std::string_view, EngineConfig&, ModelConfig*)>;  // false: not in range
+
+struct Entry {
+  ConfigField field;
+  Store store;
+};
+
+bool parse_bool(std::string_view text, bool& out) {
+  std::string lower(text);
+  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (lower == "true" || lower == "1" || lower == "yes" || lower == "on") return out = true, true;
+  if (lower == "false" || lower == "0" || lower == "no" || lower == "off") return out = false, true;
+  return false;
+}
+
+template <class Config>
+Config* target(EngineConfig& engine, ModelConfig* model) {
+  if constexpr (std::is_same_v<Config, EngineConfig>) {
+    return &engine;
+  } else {
+    return model;
+  }
+}
+
+// Storing into a member; a model attribute is checked even when there is no ModelConfig to take it.
+template <class Config>
+Store store_int(int Config::*member, std::function<bool(int)> valid) {
+  return [=](std::string_view text, EngineConfig& engine, ModelConfig* model) {
+    const auto value = parse_number<int>(text);
+    if (!value || !valid(*value)) return false;
+    if (auto* config = target<Config>(engine, model)) config->*member = *value;
+    return true;
+  };
+}
+
+template <class Config, class T>
+Store store_float(T Config::*member, std::function<bool(double)> valid) {
+  return [=](std::string_view text, EngineConfig& engine, ModelConfig* model) {
+    const auto value = parse_number<double>(text);
+    if (!value || !valid(*value)) return false;
+    if (auto* config = target<Config>(engine, model)) config->*member = static_cast<T>(*value);
+    return true;
+  };
+}
+
+template <class Config>
+Store store_bool(bool Config::*member) {
+  return [=](std::string_view text, EngineConfig& engine, ModelConfig* model) {
+    bool value = false;
+    if (!parse_bool(text, value)) return false;
+    if (auto* config = target<Config>(engine, model)) config->*member = value;
+    return true;
+  };
+}
+
+template <class Config>
+Store store_string(std::string Config::*member, std::vector<std::string_view> choices = {}) {
+  return [=](std::string_view text, EngineConfig& engine, ModelConfig* model) {
+    if (!choices.empty() && std::find(choices.begin(), choices.end(), text) == choices.end()) return false;
+    if (auto* config = target<Config>(engine, model)) config->*member = std::string(text);
+    return true;
+  };
+}
+
+bool store_end_ids(std::string_view text, EngineConfig&, ModelConfig* model) {
+  std::vector<int> ids;
+  while (!text.empty()) {
+    const auto comma = text.find(',');
+    const auto id = parse_number<int>(trim(text.substr(0, comma)));
+    if (!id || *id < -1) return false;
+    if (*id >= 0) ids.push_back(*id);
+    if (comma == std::string_view::npos) break;
+    text.remove_prefix(comma + 1);
+  }
+  if (model != nullptr) model->end_ids = std::move(ids);
+  return true;
+}
+
+bool store_nothing(std::string_view, EngineConfig&, ModelConfig*) { return true; }
+
+auto at_least(int least) {
+  return [least](int value) { return value >= least; };
+}
+bool positive(double value) { return value > 0; }
+bool cache_share_or_count(double value) { return value > 0 && (value < 1 || value == std::floor(value)); }
+
+const std::vector<Entry>& entries() {
+  using E = EngineConfig;
+  using M = ModelConfig;
+  constexpr bool kModel = true, kUser = false;
+  static const std::vector<Entry> table = {
+      {{"model_name", "string", "", "any text", "name of the model as clients see it", kModel, false},
+       store_string(&M::model_name)},
+      {{"model_family", "string", "", "a supported family", "llama, mistral, qwen2, yi, internlm", kModel, false},
+       store_string(&M::model_family)},
+      {{"head_num", "int", "0", ">= 1", "attention heads", kModel, false}, store_int(&M::head_num, at_least(1))},
+      {{"kv_head_num", "int", "0", ">= 1", "heads of keys and values", kModel, false},
+       store_int(&M::kv_head_num, at_least(1))},
+      {{"size_per_head", "int", "0", ">= 2", "elements per head", kModel, false},
+       store_int(&M::size_per_head, at_least(2))},
+      {{"hidden_units", "int", "0", ">= 1", "width of the residual stream", kModel, false},
+       store_int(&M::hidden_units, at_least(1))},
+      {{"inter_size", "int", "0", ">= 1", "width of the feed-forward layer", kModel, false},
+       store_int(&M::inter_size, at_least(1))},
+      {{"num_layer", "int", "0", ">= 1", "decoder layers", kModel, false}, store_int(&M::num_layer, at_least(1))},
+      {{"vocab_size", "int", "0", ">= 1", "rows of the embedding", kModel, false},
+       store_int(&M::vocab_size, at_least(1))},
+      {{"max_position_embeddings", "int", "0", ">= 1", "positions the model was trained for", kModel, false},
+       store_int(&M::max_position_embeddings, at_least(1))},
+      {{"norm_eps", "float", "1e-06", "> 0", "epsilon of the RMS norms", kModel, false},
+       store_float(&M::norm_eps, positive)},
+      {{"attn_bias", "bool", "0", "0 | 1", "q, k and v have biases", kModel, false}, store_bool(&M::attn_bias)},
+      {{"attn_output_bias", "bool", "0", "0 | 1", "the attention's output has a bias", kModel, false},
+       store_bool(&M::attn_output_bias)},
+      {{"mlp_bias", "bool", "0", "0 | 1", "the feed-forward layer has biases", kModel, false},
+       store_bool(&M::mlp_bias)},
+      {{"tie_word_embeddings", "bool", "0", "0 | 1", "the output layer is the embedding", kModel, false},
+       store_bool(&M::tie_word_embeddings)},
+      {{"start_id", "int", "-1", ">= -1", "token that begins a text; -1: none", kModel, false},
+       store_int(&M::start_id, at_least(-1))},
+      {{"end_id", "string", "-1", "token ids separated by commas", "tokens that end a sequence", kModel, false},
+       store_end_ids},
+      {{"rotary_embedding", "int", "0", ">= 2", "rotated elements per head", kModel, false},
+       store_int(&M::rotary_embedding, at_least(2))},
+      {{"rope_theta", "float", "10000", "> 0", "base of the rotary embedding", kModel, false},
+       store_float(&M::rope_theta, positive)},
+      {{"rope_scaling_type", "string", "default", "default | llama3", "kind of rotary scaling", kModel, false},
+       store_string(&M::rope_scaling_type, {"default", "llama3"})},
+      {{"rope_factor", "float", "1", "> 0", "llama3 scaling: factor", kModel, false},
+       store_float(&M::rope_factor, positive)},
+      {{"rope_low_freq_factor", "float", "1", "> 0", "llama3 scaling: low_freq_factor", kModel, false},
+       store_float(&M::rope_low_freq_factor, positive)},
+      {{"rope_high_freq_factor", "float", "4", "> 0", "llama3 scaling: high_freq_factor", kModel, false},
+       store_float(&M::rope_high_freq_factor, positive)},
+      {{"rope_original_max_position_embeddings", "int", "0", ">= 0",
+        "llama3 scaling: original_max_position_embeddings", kModel, false},
+       store_int(&M::rope_original_max_position_embeddings, at_least(0))},
+      {{"weight_type", "string", "bf16", "bf16 | fp16 | fp32", "type of the weights", kModel, false},
+       store_string(&M::weight_type, {"bf16", "fp16", "fp32"})},
+      {{"group_size", "int", "0", ">= 0", "quantisation group; 0: not quantised", kModel, false},
+       store_int(&M::group_size, at_least(0))},
+
+      {{"tensor_para_size", "int", "1", ">= 1", "tensor-parallel ranks", kUser, false},
+       store_int(&E::tensor_para_size, at_least(1))},
+      {{"session_len", "int", "0", ">= 0", "longest sequence in tokens; 0: what the model was trained for", kUser,
+        false},
+       store_int(&E::session_len, at_least(0))},
+      {{"max_batch_size", "int", "64", ">= 1", "most sequences decoded together", kUser, false},
+       store_int(&E::max_batch_size, at_least(1))},
+      {{"cache_max_entry_count", "float", "0.8", "a share in (0, 1) or a whole number >= 1",
+        "k/v block memory: share of the memory that is free once the weights are loaded, or a number of blocks", kUser,
+        false},
+       store_float(&E::cache_max_entry_count, cache_share_or_count)},
+      {{"cache_block_seq_len", "int", "64", ">= 1", "tokens that one k/v block holds", kUser, false},
+       store_int(&E::cache_block_seq_len, at_least(1))},
+      {{"cache_chunk_size", "int", "-1", ">= -1", "blocks allocated at a time; -1: all at once", kUser, false},
+       store_int(&E::cache_chunk_size, at_least(-1))},
+      {{"enable_prefix_caching", "bool", "True", "True | False",
+        "reuse the k/v blocks of equal prompt prefixes (results do not change)", kUser, false},
+       store_bool(&E::enable_prefix_caching)},
+      {{"quant_policy", "int", "0", "0", "k/v quantisation; 0: none, the only one there is yet", kUser, false},
+       store_int(&E::quant_policy, [](int value) { return value == 0; })},
+      {{"rope_scaling_factor", "float", "0", "0", "1.0 turns on dynamic NTK; only 0 is there yet", kUser, false},
+       store_float(&E::rope_scaling_factor, [](double value) { return value == 0; })},
+      {{"use_logn_attn", "int", "0", "0", "1 turns on log-n attention scaling; only 0 is there yet", kUser, false},
+       store_int(&E::use_logn_attn, [](int value) { return value == 0; })},
+      {{"device", "string", "auto", "auto | cpu | cuda", "where the model runs", kUser, false},
+       store_string(&E::device, {"auto", "cpu", "cuda"})},
+      {{"threads", "int", "0", ">= 0", "threads of the CPU device; 0: as many as there are processors", kUser, false},
+       store_int(&E::threads, at_least(0))},
+      {{"token_budget", "int", "512", ">= 1", "most tokens computed in one step", kUser, false},
+       store_int(&E::token_budget, at_least(1))},
+      {{"max_queue_size", "int", "512", ">= 1", "most requests that wait; one more is answered with overload", kUser,
+        false},
+       store_int(&E::max_queue_size, at_least(1))},
+      {{"stream_interval_ms", "int", "20", ">= 0",
+        "least time between two responses of a request; 0: one response per token", kUser, false},
+       store_int(&E::stream_interval_ms, at_least(0))},
+      {{"max_context_token_num", "int", "1", "any", "an old switch without meaning here", kUser, true}, store_nothing},
+      {{"step_length", "int", "1", "any", "an old switch without meaning here", kUser, true}, store_nothing},
+      {{"use_context_fmha", "int", "1", "any", "an old switch without meaning here", kUser, true}, store_nothing},
+  };
+  return table;
+}
+
+}  // namespace
+
+std::span<const ConfigField> config_fields() {
+  static const std::vector<ConfigField> fields = [] {
+    std::vector<ConfigField> out;
+    for (const auto& entry : entries()) out.push_back(entry.field);
+    return out;
+  }();
+  return fields;
+}
+
+std::vector<std::string> apply_settings(const Settings& settings, EngineConfig& engine, ModelConfig* model) {
+  std::vector<std::string> warnings;
+  for (const auto& [key, value] : settings) {
+    const auto& table = entries();
+    const auto entry = std::find_if(table.begin(), table.end(), [&](const Entry& e) { return e.field.key == key; });
+    if (entry == table.end()) {
+      std::vector<std::string_view> keys;
+      for (const auto& field : config_fields()) keys.push_back(field.key);
+      const auto near = nearest(key, keys);
+      throw Error(ErrorCode::invalid_argument,
+                  cat("unknown setting '", key, "'", near.empty() ? "" : cat(" (did you mean '", near, "'?)")));
+    }
+    if (!entry->store(trim(value), engine, model)) {
+      throw Error(ErrorCode::invalid_argument, cat("setting ", key, " = '", value, "' is not valid: it takes ",
+                                                   entry->field.range, " (", entry->field.help, ")"));
+    }
+    if (entry->field.ignored) {
+      warnings.push_back(cat("setting ", key, " has no effect: ", entry->field.help));
+    }
+  }
+  return warnings;
+}
+
+Settings read_config_ini(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  if (!in) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("cannot read ", file.string(), ": is its folder the weights folder of a workspace?"));
+  }
+  Settings settings;
+  bool in_section = false, found = false;
+  int number = 0;
+  for (std::string line; std::getline(in, line);) {
+    ++number;
+    const auto text = trim(line);
+    if (text.empty() || text[0] == '#' || text[0] == ';') continue;
+    if (text.front() == '[') {
+      in_section = text == "[llama]";
+      found |= in_section;
+      continue;
+    }
+    if (!in_section) continue;
+    const auto equals = text.find('=');
+    if (equals == std::string_view::npos) {
+      throw Error(ErrorCode::invalid_argument,
+                  cat(file.string(), " line ", number, ": '", text, "' is no 'key = value'"));
+    }
+    settings.insert_or_assign(std::string(trim(text.substr(0, equals))), std::string(trim(text.substr(equals + 1))));
+  }
+  if (!found) throw Error(ErrorCode::invalid_argument, cat(file.string(), " has no section [llama]"));
+  return settings;
+}
+
+Settings settings_from_environment() {
+  Settings settings;
+  for (const auto& field : config_fields()) {
+    if (field.model_attribute) continue;
+    std::string name = "CHARONIA_";
+    for (const char c : field.key) name += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    const char* value = std::getenv(name.c_str());
+    if (value != nullptr && *value != '\0') settings.emplace(field.key, value);
+  }
+  return settings;
+}
+
+}  // namespace charonia

@@ -1,0 +1,69 @@
+#include "base/dtype.h"
+
+#include "base/text.h"
+#include "charonia/error.h"
+
+namespace charonia {
+
+std::string_view to_string(DType type) {
+  switch (type) {
+    case DType::f32:
+      return "fp32";
+    case DType::f16:
+      return "fp16";
+    case DType::bf16:
+      return "bf16";
+    case DType::i32:
+      return "int32";
+    case DType::i64:
+      return "int64";
+    case DType::u8:
+      return "uint8";
+    case DType::i8:
+      return "int8";
+  }
+  return "";
+}
+
+DType weight_dtype(std::string_view name) {
+  if (name == "bf16") return DType::bf16;
+  if (name == "fp16") return DType::f16;
+  if (name == "fp32") return DType::f32;
+  throw Error(ErrorCode::unsupported,
+              cat("weight_type = '", name, "' is not supported: it must be bf16, fp16 or fp32"));
+}
+
+// Below 2^-14 a half counts in steps of 2^-24: the mantissa is that many steps. From there on the exponents differ by
+// the biases, 127 - 15, and exponent 31 stands for infinity and NaN.
+float f16_to_float(std::uint16_t bits) {
+  const std::uint32_t sign = (bits & 0x8000U) << 16;
+  const std::uint32_t magnitude = bits & 0x7fffU;
+  std::uint32_t out = 0;
+  if (magnitude < 0x0400U) {
+    out = std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
+  } else if (magnitude < 0x7c00U) {
+    out = (magnitude << 13) + (112U << 23);
+  } else {
+    out = (magnitude << 13) | 0x7f800000U;
+  }
+  return std::bit_cast<float>(sign | out);
+}
+
+std::uint16_t float_to_f16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000U);
+  const std::uint32_t magnitude = bits & 0x7fffffffU;
+  std::uint32_t out = 0;
+  if (magnitude > 0x7f800000U) {
+    out = 0x7e00U | ((magnitude >> 13) & 0x3ffU);
+  } else if (magnitude >= 0x477ff000U) {  // 65520 and more round to infinity
+    out = 0x7c00U;
+  } else if (magnitude < 0x38800000U) {  // below 2^-14: adding 0.5 leaves the rounding to 2^-24 to the hardware
+    out = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3f000000U;
+  } else {
+    out = (magnitude + 0xfffU + ((magnitude >> 13) & 1U) - (112U << 23)) >> 13;
+  }
+  return static_cast<std::uint16_t>(sign | out);
+}
+
+}  // namespace charonia

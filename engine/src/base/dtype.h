@@ -1,0 +1,41 @@
+// Element types of tensors and conversions between their bit patterns.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace charonia {
+
+enum class DType : std::uint8_t { f32, f16, bf16, i32, i64, u8, i8 };
+
+constexpr std::size_t size_of(DType type) {
+  switch (type) {
+    case DType::f32:
+    case DType::i32: return 4;
+    case DType::f16:
+    case DType::bf16: return 2;
+    case DType::i64: return 8;
+    case DType::u8:
+    case DType::i8: return 1;
+  }
+  return 0;
+}
+
+std::string_view to_string(DType type);       // "fp32", "fp16", "bf16", ...
+DType weight_dtype(std::string_view name);    // of config.ini's weight_type; throws Error(unsupported)
+
+// bfloat16 <-> float, round to nearest even, NaN stays NaN.
+constexpr float bf16_to_float(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
+constexpr std::uint16_t float_to_bf16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & 0x7fffffffU) > 0x7f800000U) return static_cast<std::uint16_t>((bits >> 16) | 0x40U);
+  return static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
+}
+
+// IEEE half <-> float, round to nearest even.
+float f16_to_float(std::uint16_t bits);
+std::uint16_t float_to_f16(float value);
+
+}  // namespace charonia

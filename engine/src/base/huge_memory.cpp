@@ -1,0 +1,49 @@
+#include "base/huge_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "base/text.h"
+#include "charonia/error.h"
+
+namespace charonia {
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kArenaMapping = std::size_t{1} << 30;
+
+std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
+
+}  // namespace
+
+HugeMemory::HugeMemory(std::size_t bytes) : mapping_bytes_(round_up(bytes, kPage) + kHugePage), bytes_(bytes) {
+  mapping_ = mmap(nullptr, mapping_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapping_ == MAP_FAILED) {
+    throw Error(ErrorCode::resource_exhausted, cat("cannot map ", bytes, " bytes of memory"));
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(mapping_);
+  data_ = static_cast<std::byte*>(mapping_) + (round_up(address, kHugePage) - address);
+#if defined(MADV_HUGEPAGE)
+  madvise(data_, round_up(bytes, kPage),
+          MADV_HUGEPAGE);  // advice: a kernel without huge pages refuses, and that is fine
+#endif
+}
+
+HugeMemory::~HugeMemory() { munmap(mapping_, mapping_bytes_); }
+
+HugePiece HugeArena::allocate(std::size_t bytes) {
+  bytes = round_up(std::max<std::size_t>(bytes, 1), kPage);
+  const std::lock_guard lock(mutex_);
+  if (current_ == nullptr || current_->bytes() - used_ < bytes) {
+    current_ = std::make_shared<HugeMemory>(std::max(bytes, kArenaMapping));
+    used_ = 0;
+  }
+  auto* const data = current_->data() + used_;
+  used_ += bytes;
+  return {current_, data};
+}
+
+}  // namespace charonia

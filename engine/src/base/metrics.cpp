@@ -1,0 +1,66 @@
+#include "charonia/metrics.h"
+
+#include <array>
+
+namespace charonia {
+namespace {
+
+constexpr std::array<std::string_view, 4> kFinishedReasons = {"stop", "length", "cancelled", "error"};
+constexpr std::array kLatencyBuckets = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,  0.25, 0.5,
+                                        0.75,  1.0,   2.5,  5.0,  7.5,  10.0, 20.0, 40.0, 80.0};
+constexpr std::array kRequestBuckets = {0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0,  2.5,  5.0,
+                                        10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0};
+constexpr std::array kTokenBuckets = {1.0,   2.0,   5.0,    10.0,   20.0,   50.0,   100.0,   200.0,
+                                      500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0, 100000.0};
+constexpr std::array kCancelBuckets = {0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0};
+
+MetricInfo simple(Metric metric, MetricKind kind, std::string_view name, std::string_view help) {
+  return {metric, kind, name, help, {}, {}, {}};
+}
+
+MetricInfo histogram(Metric metric, std::string_view name, std::string_view help, std::span<const double> buckets) {
+  return {metric, MetricKind::histogram, name, help, {}, {}, buckets};
+}
+
+}  // namespace
+
+std::span<const MetricInfo> metric_catalogue() {
+  using enum Metric;
+  constexpr auto kCounter = MetricKind::counter, kGauge = MetricKind::gauge;
+  static const std::array catalogue = {
+      simple(num_requests_running, kGauge, "charonia_num_requests_running", "Requests that hold k/v blocks"),
+      simple(num_requests_waiting, kGauge, "charonia_num_requests_waiting", "Requests that wait to be scheduled"),
+      simple(kv_cache_usage_perc, kGauge, "charonia_kv_cache_usage_perc", "Share of k/v blocks in use, 0 to 1"),
+      simple(kv_blocks_active, kGauge, "charonia_kv_blocks_active", "k/v blocks used by sequences in flight"),
+      simple(kv_blocks_cached, kGauge, "charonia_kv_blocks_cached", "k/v blocks kept for prefixes that may come back"),
+      simple(kv_blocks_total, kGauge, "charonia_kv_blocks_total", "k/v blocks there are"),
+      simple(weight_bytes, kGauge, "charonia_weight_bytes", "Memory that the weights take"),
+      simple(kv_cache_bytes, kGauge, "charonia_kv_cache_bytes", "Memory that the k/v blocks take"),
+      simple(prompt_tokens, kCounter, "charonia_prompt_tokens_total", "Prompt tokens of admitted requests"),
+      simple(generation_tokens, kCounter, "charonia_generation_tokens_total", "Tokens sampled"),
+      simple(prefix_cache_queries, kCounter, "charonia_prefix_cache_queries",
+             "Prompt tokens looked up in the prefix index"),
+      simple(prefix_cache_hits, kCounter, "charonia_prefix_cache_hits", "Prompt tokens found in the prefix index"),
+      simple(num_preemptions, kCounter, "charonia_num_preemptions",
+             "Times a sequence gave its blocks back to be recomputed"),
+      simple(engine_steps, kCounter, "charonia_engine_steps_total", "Forward passes"),
+      MetricInfo{request_success, kCounter, "charonia_request_success_total", "Finished requests by reason",
+                 "finished_reason", kFinishedReasons, {}},
+      histogram(time_to_first_token_seconds, "charonia_time_to_first_token_seconds",
+                "From submission to the first token", kLatencyBuckets),
+      histogram(inter_token_latency_seconds, "charonia_inter_token_latency_seconds",
+                "Between two tokens of a request", kLatencyBuckets),
+      histogram(e2e_request_latency_seconds, "charonia_e2e_request_latency_seconds", "From submission to the end",
+                kRequestBuckets),
+      histogram(request_queue_time_seconds, "charonia_request_queue_time_seconds",
+                "From submission to the first scheduled token", kRequestBuckets),
+      histogram(request_prompt_tokens, "charonia_request_prompt_tokens", "Prompt tokens per request", kTokenBuckets),
+      histogram(request_generation_tokens, "charonia_request_generation_tokens", "Sampled tokens per request",
+                kTokenBuckets),
+      histogram(cancel_to_free_seconds, "charonia_cancel_to_free_seconds",
+                "From a cancel to the request's blocks given back", kCancelBuckets),
+  };
+  return catalogue;
+}
+
+}  // namespace charonia

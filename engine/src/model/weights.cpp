@@ -1,0 +1,101 @@
+#include "model/weights.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "base/text.h"
+#include "charonia/error.h"
+
+namespace charonia::model {
+namespace {
+
+constexpr int kFormatVersion = 1;
+
+[[noreturn]] void refuse(const std::filesystem::path& dir, const std::string& what) {
+  throw Error(ErrorCode::invalid_argument,
+              cat("the workspace at ", dir.string(), " cannot be used: ", what,
+                  ". Make it anew with: charonia convert MODEL --dst-path WORKSPACE --force"));
+}
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string out = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) out += cat(i == 0 ? "" : ", ", shape[i]);
+  return out + "]";
+}
+
+}  // namespace
+
+WeightFiles::WeightFiles(const std::filesystem::path& weights_dir, int ranks) : dir_(weights_dir) {
+  const auto manifest_file = weights_dir / "manifest.json";
+  std::ifstream in(manifest_file);
+  if (!in) refuse(dir_, "manifest.json is missing");
+  try {
+    const auto manifest = nlohmann::json::parse(in);
+    if (const int version = manifest.at("format_version").get<int>(); version != kFormatVersion) {
+      refuse(dir_, cat("its format_version is ", version, ", this engine reads ", kFormatVersion));
+    }
+    if (const int stored = manifest.at("ranks").get<int>(); stored != ranks) {
+      refuse(dir_, cat("it was converted for ", stored, " ranks and tensor_para_size is ", ranks));
+    }
+    for (const auto& [name, entry] : manifest.at("files").items()) {
+      const std::filesystem::path path = dir_ / name;  // an absolute name replaces dir_
+      std::error_code error;
+      const auto bytes = std::filesystem::file_size(path, error);
+      if (error) refuse(dir_, cat("its file ", path.string(), " is missing"));
+      if (const auto expected = entry.at("bytes").get<std::uintmax_t>(); bytes != expected) {
+        refuse(dir_, cat("its file ", path.string(), " has ", bytes, " bytes where ", expected, " were written"));
+      }
+      files_.emplace(name, std::make_unique<SafetensorsFile>(SafetensorsFile::open(path)));
+    }
+    for (const auto& [name, parts] : manifest.at("tensors").items()) {
+      auto& list = tensors_[name];
+      for (const auto& part : parts) {
+        const auto file = files_.find(part.at("file").get<std::string>());
+        if (file == files_.end()) refuse(dir_, cat("tensor ", name, " is in a file that manifest.json does not list"));
+        list.push_back({file->second.get(), part.at("name").get<std::string>()});
+      }
+    }
+  } catch (const nlohmann::json::exception& error) {
+    refuse(dir_, cat("manifest.json is not valid (", error.what(), ")"));
+  }
+}
+
+bool WeightFiles::has(std::string_view name) const { return tensors_.contains(name); }
+
+std::vector<ops::HostMatrix> WeightFiles::get(std::string_view name, std::int64_t rows, std::int64_t cols) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) refuse(dir_, cat("tensor ", name, " is missing"));
+  std::vector<ops::HostMatrix> parts;
+  std::int64_t stacked = 0;
+  for (const auto& part : found->second) {
+    const auto tensor = part.file->tensor(part.name);
+    const bool vector = tensor.shape.size() == 1;
+    if (tensor.shape.empty() || tensor.shape.size() > 2 || (vector ? 1 : tensor.shape[1]) != cols) {
+      refuse(dir_, cat("tensor ", name, " (", part.name, ") has shape ", shape_text(tensor.shape), ", expected [", rows,
+                       ", ", cols, "]"));
+    }
+    parts.push_back({tensor.data.data(), tensor.dtype, tensor.shape[0], cols});
+    stacked += tensor.shape[0];
+  }
+  if (stacked != rows) refuse(dir_, cat("tensor ", name, " has ", stacked, " rows, expected ", rows));
+  return parts;
+}
+
+std::vector<float> WeightFiles::get_vector(std::string_view name, std::int64_t n) const {
+  std::vector<float> out;
+  out.reserve(static_cast<std::size_t>(n));
+  for (const auto& part : get(name, n, 1)) {
+    for (std::int64_t i = 0; i < part.rows; ++i) {
+      switch (part.dtype) {
+        case DType::f32: out.push_back(static_cast<const float*>(part.data)[i]); break;
+        case DType::bf16: out.push_back(bf16_to_float(static_cast<const std::uint16_t*>(part.data)[i])); break;
+        case DType::f16: out.push_back(f16_to_float(static_cast<const std::uint16_t*>(part.data)[i])); break;
+        default: refuse(dir_, cat("tensor ", name, " has type ", to_string(part.dtype), ", expected a float type"));
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace charonia::model

@@ -1,0 +1,41 @@
+// A `weights` folder: config.ini, manifest.json and the tensors that the manifest names (docs/contracts.md).
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/safetensors.h"
+#include "charonia/config.h"
+#include "ops/ops.h"
+
+namespace charonia::model {
+
+// The tensors of a workspace by canonical name, memory-mapped. Views stay valid as long as this object.
+class WeightFiles {
+ public:
+  // Throws Error(invalid_argument) when the manifest is missing, of another format version, for another number of
+  // ranks, or when a file is missing or has another size; the message says which command mends it.
+  WeightFiles(const std::filesystem::path& weights_dir, int ranks);
+
+  bool has(std::string_view name) const;
+  // The parts of a canonical tensor, in the order in which they are stacked. One-dimensional tensors have cols = 1.
+  // Throws Error(invalid_argument) when it is not there or the stacked shape is not [rows, cols].
+  std::vector<ops::HostMatrix> get(std::string_view name, std::int64_t rows, std::int64_t cols) const;
+  // A vector [n] as float.
+  std::vector<float> get_vector(std::string_view name, std::int64_t n) const;
+
+ private:
+  struct Part {
+    const SafetensorsFile* file;
+    std::string name;
+  };
+  std::filesystem::path dir_;
+  std::map<std::string, std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, std::vector<Part>, std::less<>> tensors_;
+};
+
+}  // namespace charonia::model

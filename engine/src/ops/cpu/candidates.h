@@ -1,0 +1,64 @@
+// The tokens of a row in the order of their logits, without sorting them: what top-k, top-p, min-p and the draw need.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ops/cpu/kernels.h"
+
+namespace charonia::ops::cpu {
+
+struct TokenLogit {
+  float logit;
+  std::int32_t id;
+};
+
+// The order of candidates; ties go to the lower id.
+inline bool likelier(const TokenLogit& a, const TokenLogit& b) {
+  return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+}
+
+// Tokens fall into bins of equal width in their logits, likeliest first. A filter keeps a prefix of the order: whole
+// bins and a part of one, so only that one bin has to be looked into. Every filter takes time linear in the vocabulary.
+// Sums are double, over ids in a fixed order.
+class Candidates {
+ public:
+  // Tokens less likely than e^-80 times the likeliest are left out. greatest: the finite maximum of the logits.
+  // temperature > 0. The logits must stay as they are while the object is used.
+  void begin(std::span<const float> logits, float greatest, float temperature, const Kernels& kernels);
+
+  void keep_top_k(std::int64_t k);       // >= 1
+  void keep_top_p(double p);             // the fewest likeliest whose weights sum to p of all that are left, or more
+  void keep_min_p(float p);              // in (0, 1]: those with p times the weight of the likeliest, or more
+  std::int32_t draw(double unit) const;  // by the inverse of the cumulated weights at unit, [0, 1)
+
+ private:
+  // A prefix: the bins before `bin`, whose weights sum to `below`, and the `n` >= 1 likeliest of `bin`; `mass` of all.
+  struct Prefix {
+    int bin = 0;
+    std::size_t n = 0;
+    double below = 0, mass = 0;
+  };
+
+  double weight(const TokenLogit& token) const {
+    return static_cast<double>(weights_[static_cast<std::size_t>(token.id)]);
+  }
+  int bin_of(float logit) const;
+  void open(int bin) const;
+  // The shortest prefix of what is left whose weights sum to more than `target`, or all of it. Its last token is the
+  // least likely of open_[0, n).
+  Prefix prefix_over(double target) const;
+
+  std::span<const float> logits_;
+  float greatest_ = 0, temperature_ = 1, bins_per_logit_ = 0;
+  std::vector<float> weights_;       // [vocab] e^((logit - greatest) / temperature)
+  std::vector<std::uint16_t> bins_;  // [vocab]
+  std::vector<double> mass_;         // [bins]
+  std::vector<std::int32_t> count_;  // [bins]
+  Prefix kept_;
+  mutable std::vector<TokenLogit> open_;  // of open_bin_; the likeliest of kept_ come first where it ends there
+  mutable int open_bin_ = -1;
+};
+
+}  // namespace charonia::ops::cpu

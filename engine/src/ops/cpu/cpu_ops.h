@@ -1,0 +1,65 @@
+// The operations on the CPU. What each does to a row stands in kernels/; here work is checked and spread over threads.
+#pragma once
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "base/huge_memory.h"
+#include "base/thread_pool.h"
+#include "ops/cpu/dispatch.h"
+#include "ops/cpu/sample.h"
+#include "ops/ops.h"
+
+namespace charonia::ops::cpu {
+
+class CpuOps : public Ops {
+ public:
+  CpuOps(int threads, const InstructionSet& isa);
+
+  std::string_view device() const override { return "cpu"; }
+  std::string_view instruction_set() const override { return isa_.name; }
+  Precision precision(DType weight) const override;
+  std::size_t free_memory() const override;
+
+  std::unique_ptr<Buffer> allocate(std::size_t bytes) override;
+  void upload(void* device, const void* host, std::size_t bytes) override;
+  void download(void* host, const void* device, std::size_t bytes) override;
+
+  std::unique_ptr<Linear> make_linear(std::span<const HostMatrix> parts, std::span<const HostMatrix> bias,
+                                      DType weight) override;
+  std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight) override;
+  std::size_t kv_block_bytes(const KvLayout& layout) const override;
+  std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, int num_blocks) override;
+
+  void embed(const Tensor& out, const Embedding& table, std::span<const std::int32_t> ids) override;
+  void rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight,
+                float eps) override;
+  void linear(const Tensor& out, const Tensor& in, const Linear& weight) override;
+  void rotary_store(const Tensor& qkv, const float* cos_sin, KvCache& cache, int layer, int heads,
+                    const AttentionBatch& batch) override;
+  void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads, float scale,
+                 const AttentionBatch& batch) override;
+  void silu_mul(const Tensor& out, const Tensor& gate_up) override;
+  void gather_rows(const Tensor& out, const Tensor& in, std::span<const std::int32_t> rows) override;
+  std::vector<Sampled> sample(const Tensor& logits, std::span<const SampleRow> rows) override;
+
+ private:
+  // fn(row) for every row: inline when rows * elements is little work.
+  template <class Fn>
+  void for_rows(std::int64_t rows, std::int64_t elements, Fn fn);
+
+  // A piece of attention for one thread: queries [begin, end) of (row, head of the group) of a sequence and a k/v head.
+  struct AttentionItem {
+    std::int32_t sequence = 0, kv_head = 0, begin = 0, end = 0;
+  };
+
+  InstructionSet isa_;
+  const Kernels& kernels_;
+  ThreadPool pool_;
+  HugeArena weights_;
+  std::vector<AttentionItem> items_;           // of the call in progress
+  std::vector<std::int32_t> sequence_of_row_;  // of the call in progress
+};
+
+}  // namespace charonia::ops::cpu

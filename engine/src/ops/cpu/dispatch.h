@@ -1,0 +1,23 @@
+// Which instruction set the kernels use.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "ops/cpu/kernels.h"
+
+namespace charonia::ops::cpu {
+
+struct InstructionSet {
+  std::string_view name;  // portable | avx2 | avx512 | avx512_bf16
+  const Kernels* kernels = nullptr;
+};
+
+// Those that this build has and this processor can run, the least first.
+std::vector<InstructionSet> instruction_sets();
+
+// The one named, or the best when `name` is empty. Throws Error(invalid_argument) for an unknown name and
+// Error(unsupported) for one that this processor lacks, listing those that would do.
+InstructionSet instruction_set(std::string_view name);
+
+}  // namespace charonia::ops::cpu

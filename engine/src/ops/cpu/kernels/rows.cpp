@@ -1,0 +1,156 @@
+// What is done to one row: norms, gated activation, rotation, conversions, and the sums over logits that sampling
+// needs. All are bound by memory or smaller than a product by orders of magnitude.
+#include "ops/cpu/kernels/vec.h"
+
+namespace charonia::ops::cpu::CHARONIA_ISA {
+namespace {
+
+// Calls body(i, full) for whole vectors and body(i, n) for the rest, where n is the number of elements.
+template <class Whole, class Part>
+inline __attribute__((always_inline)) void for_vectors(std::int64_t n, Whole whole, Part part) {
+  std::int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) whole(i);
+  if (i < n) part(i, static_cast<int>(n - i));
+}
+
+template <class Out>
+void rms_norm(Out* out, float* residual, const float* delta, const float* weight, float eps, std::int64_t n) {
+  if (delta != nullptr) {
+    for_vectors(
+        n, [&](std::int64_t i) { store(residual + i, add(load(residual + i), load(delta + i))); },
+        [&](std::int64_t i, int m) { store_n(residual + i, add(load_n(residual + i, m), load_n(delta + i, m)), m); });
+  }
+  // Four sums, so that additions need not wait for each other.
+  Vec sums[4] = {zero(), zero(), zero(), zero()};
+  std::int64_t i = 0;
+  for (; i + 4 * kWidth <= n; i += 4 * kWidth) {
+#pragma GCC unroll 4
+    for (int s = 0; s < 4; ++s) {
+      const Vec x = load(residual + i + s * kWidth);
+      sums[s] = fma(x, x, sums[s]);
+    }
+  }
+  for (; i < n; i += kWidth) {
+    const Vec x = n - i >= kWidth ? load(residual + i) : load_n(residual + i, static_cast<int>(n - i));
+    sums[0] = fma(x, x, sums[0]);
+  }
+  const float sum = sum_of(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+  const Vec factor = set1(1.0F / __builtin_sqrtf(sum / static_cast<float>(n) + eps));
+  for_vectors(
+      n, [&](std::int64_t j) { store(out + j, mul(mul(load(residual + j), factor), load(weight + j))); },
+      [&](std::int64_t j, int m) {
+        store_n(out + j, mul(mul(load_n(residual + j, m), factor), load_n(weight + j, m)), m);
+      });
+}
+
+inline Vec silu(Vec x) { return div(x, add(set1(1.0F), exp(sub(zero(), x)))); }
+
+template <class Out>
+void silu_mul(Out* out, const float* gate, const float* up, std::int64_t n) {
+  for_vectors(
+      n, [&](std::int64_t i) { store(out + i, mul(silu(load(gate + i)), load(up + i))); },
+      [&](std::int64_t i, int m) { store_n(out + i, mul(silu(load_n(gate + i, m)), load_n(up + i, m)), m); });
+}
+
+template <class To, class From>
+void convert(To* out, const From* in, std::int64_t n) {
+  for_vectors(
+      n, [&](std::int64_t i) { store(out + i, load(in + i)); },
+      [&](std::int64_t i, int m) { store_n(out + i, load_n(in + i, m), m); });
+}
+
+}  // namespace
+
+void rms_norm_bf16(Bf16* out, float* residual, const float* delta, const float* weight, float eps, std::int64_t n) {
+  rms_norm(out, residual, delta, weight, eps, n);
+}
+void rms_norm_f32(float* out, float* residual, const float* delta, const float* weight, float eps, std::int64_t n) {
+  rms_norm(out, residual, delta, weight, eps, n);
+}
+void silu_mul_bf16(Bf16* out, const float* gate, const float* up, std::int64_t n) { silu_mul(out, gate, up, n); }
+void silu_mul_f32(float* out, const float* gate, const float* up, std::int64_t n) { silu_mul(out, gate, up, n); }
+
+void rotate(float* head, const float* cos_sin, int head_dim) {
+  const int half = head_dim / 2;
+  float* const first = head;
+  float* const second = head + half;
+  const float* const cosines = cos_sin;
+  const float* const sines = cos_sin + half;
+  const auto turn = [](Vec a, Vec b, Vec c, Vec s, Vec& x, Vec& y) {
+    x = sub(mul(a, c), mul(b, s));
+    y = add(mul(b, c), mul(a, s));
+  };
+  for_vectors(
+      half,
+      [&](std::int64_t i) {
+        Vec x, y;
+        turn(load(first + i), load(second + i), load(cosines + i), load(sines + i), x, y);
+        store(first + i, x);
+        store(second + i, y);
+      },
+      [&](std::int64_t i, int m) {
+        Vec x, y;
+        turn(load_n(first + i, m), load_n(second + i, m), load_n(cosines + i, m), load_n(sines + i, m), x, y);
+        store_n(first + i, x, m);
+        store_n(second + i, y, m);
+      });
+}
+
+void bf16_from_f32(Bf16* out, const float* in, std::int64_t n) { convert(out, in, n); }
+void f16_from_f32(F16* out, const float* in, std::int64_t n) { convert(out, in, n); }
+void f32_from_bf16(float* out, const Bf16* in, std::int64_t n) { convert(out, in, n); }
+void f32_from_f16(float* out, const F16* in, std::int64_t n) { convert(out, in, n); }
+
+float maximum(const float* in, std::int64_t n) {
+  const float least = -__builtin_inff();
+  Vec greatest = set1(least);
+  Vec nan = zero();  // x - x is NaN for NaN (and infinities, which are looked at again below)
+  bool suspicious = false;
+  std::int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) {
+    const Vec x = load(in + i);
+    greatest = max(x, greatest);
+    nan = add(nan, mul(x, zero()));
+  }
+  suspicious = any_nan(nan);
+  float out = max_of(greatest);
+  for (; i < n; ++i) {
+    if (in[i] != in[i]) return in[i];
+    out = in[i] > out ? in[i] : out;
+  }
+  if (suspicious) {
+    for (i = 0; i < n; ++i) {
+      if (in[i] != in[i]) return in[i];
+    }
+  }
+  return out;
+}
+
+double exp_sum(float* out, const float* in, float shift, float scale, std::int64_t n) {
+  constexpr std::int64_t kRun = 1024;
+  const Vec shifts = set1(shift), scales = set1(scale);
+  double total = 0;
+  for (std::int64_t begin = 0; begin < n; begin += kRun) {
+    const std::int64_t end = begin + kRun < n ? begin + kRun : n;
+    Vec sum = zero();
+    std::int64_t i = begin;
+    for (; i + kWidth <= end; i += kWidth) {
+      const Vec e = exp(mul(sub(load(in + i), shifts), scales));
+      if (out != nullptr) store(out + i, e);
+      sum = add(sum, e);
+    }
+    total += static_cast<double>(sum_of(sum));
+    if (i < end) {
+      const int m = static_cast<int>(end - i);
+      float rest[kWidth];
+      store(rest, exp(mul(sub(load_n(in + i, m), shifts), scales)));
+      for (int j = 0; j < m; ++j) {
+        if (out != nullptr) out[i + j] = rest[j];
+        total += static_cast<double>(rest[j]);
+      }
+    }
+  }
+  return total;
+}
+
+}  // namespace charonia::ops::cpu::CHARONIA_ISA

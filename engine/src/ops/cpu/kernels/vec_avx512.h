@@ -1,0 +1,71 @@
+// Vec for AVX-512: 16 floats. Included by vec.h, inside its namespaces.
+
+struct Vec {
+  __m512 v;
+};
+constexpr int kWidth = 16;
+
+inline __mmask16 mask_of(int n) { return static_cast<__mmask16>((1U << n) - 1U); }
+
+inline Vec zero() { return {_mm512_setzero_ps()}; }
+inline Vec set1(float x) { return {_mm512_set1_ps(x)}; }
+inline Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Vec round(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline Vec zero_where_less(Vec x, Vec a, Vec b) {
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_NLT_UQ), x.v)};
+}
+inline Vec times_power_of_two(Vec x, Vec n) { return {_mm512_scalef_ps(x.v, n.v)}; }
+inline bool any_nan(Vec a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q) != 0; }
+
+inline Vec from_bf16(__m256i bits) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))}; }
+inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline Vec load(const Bf16* p) { return from_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline Vec load(const F16* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+inline Vec load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(mask_of(n), p)}; }
+inline Vec load_n(const Bf16* p, int n) { return from_bf16(_mm256_maskz_loadu_epi16(mask_of(n), p)); }
+inline Vec load_n(const F16* p, int n) { return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask_of(n), p))}; }
+
+inline __m256i to_bf16(Vec x) {
+  const __m512i bits = _mm512_castps_si512(x.v);
+  const __m512i lowest = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), lowest);
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
+}
+inline __m256i to_f16(Vec x) { return _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline void store(float* p, Vec x) { _mm512_storeu_ps(p, x.v); }
+inline void store(Bf16* p, Vec x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(x)); }
+inline void store(F16* p, Vec x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_f16(x)); }
+inline void store_n(float* p, Vec x, int n) { _mm512_mask_storeu_ps(p, mask_of(n), x.v); }
+inline void store_n(Bf16* p, Vec x, int n) { _mm256_mask_storeu_epi16(p, mask_of(n), to_bf16(x)); }
+inline void store_n(F16* p, Vec x, int n) { _mm256_mask_storeu_epi16(p, mask_of(n), to_f16(x)); }
+
+// Pairs of bf16, one pair per float: the first of each, the second of each.
+struct PairVec {
+  __m512i v;
+};
+inline PairVec load_pairs(const Bf16* p) { return {_mm512_loadu_si512(p)}; }
+inline Vec first_of(PairVec p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(p.v, 16))}; }
+inline Vec second_of(PairVec p) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(p.v, _mm512_set1_epi32(static_cast<int>(0xffff0000U))))};
+}
+
+// A product of pairs. The pair that is broadcast is read as one word.
+#if defined(__AVX512BF16__)
+#define CHARONIA_NATIVE_PAIRS 1
+inline PairVec set1_pair(const Bf16* pair) {
+  int word;
+  __builtin_memcpy(&word, pair, sizeof word);
+  return {_mm512_set1_epi32(word)};
+}
+inline Vec fma_pairs(PairVec a, PairVec b, Vec c) {
+  return {_mm512_dpbf16_ps(c.v, reinterpret_cast<__m512bh>(a.v), reinterpret_cast<__m512bh>(b.v))};
+}
+#endif

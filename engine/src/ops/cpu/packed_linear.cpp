@@ -1,0 +1,165 @@
+#include "ops/cpu/packed_linear.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "ops/cpu/kernels.h"
+
+namespace charonia::ops::cpu {
+namespace {
+
+// One element type to another, through float.
+template <class To, class From>
+To element(From value) {
+  if constexpr (std::is_same_v<To, From>) {
+    return value;
+  } else {
+    float x = 0;
+    if constexpr (std::is_same_v<From, float>) {
+      x = value;
+    } else if constexpr (std::is_same_v<From, Bf16>) {
+      x = bf16_to_float(value.bits);
+    } else {
+      x = f16_to_float(value.bits);
+    }
+    if constexpr (std::is_same_v<To, float>) {
+      return x;
+    } else if constexpr (std::is_same_v<To, Bf16>) {
+      return {float_to_bf16(x)};
+    } else {
+      return {float_to_f16(x)};
+    }
+  }
+}
+
+// Calls fn with a value of the element type.
+template <class Fn>
+void with_type(DType type, Fn fn) {
+  switch (type) {
+    case DType::f32:
+      return fn(float{});
+    case DType::f16:
+      return fn(F16{});
+    case DType::bf16:
+      return fn(Bf16{});
+    default:
+      throw Error(ErrorCode::unsupported, cat("a weight of type ", to_string(type), ": it must be fp32, fp16 or bf16"));
+  }
+}
+
+// Unaligned: safetensors data may begin anywhere.
+template <class T>
+T read(const void* data, std::int64_t index) {
+  T out;
+  std::memcpy(&out, static_cast<const std::byte*>(data) + static_cast<std::size_t>(index) * sizeof(T), sizeof(T));
+  return out;
+}
+
+// Elements [begin, end) along k of one source row into column `column` of a panel.
+template <class To, class From>
+void pack(To* panel, int column, const void* row, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t k = begin; k < end; ++k) {
+    const auto value = element<To>(read<From>(row, k));
+    if constexpr (std::is_same_v<To, Bf16>) {
+      panel[(k / 2) * 2 * kPanel + 2 * column + k % 2] = value;
+    } else {
+      panel[k * kPanel + column] = value;
+    }
+  }
+}
+
+}  // namespace
+
+void convert_to(void* out, DType to, const void* in, DType from, std::int64_t n) {
+  if (to == from) {
+    std::memcpy(out, in, static_cast<std::size_t>(n) * size_of(to));
+    return;
+  }
+  with_type(to, [&](auto to_type) {
+    using To = decltype(to_type);
+    with_type(from, [&](auto from_type) {
+      auto* const typed = static_cast<To*>(out);
+      for (std::int64_t i = 0; i < n; ++i) typed[i] = element<To>(read<decltype(from_type)>(in, i));
+    });
+  });
+}
+
+void convert(float* out, const void* in, DType type, std::int64_t n) { convert_to(out, DType::f32, in, type, n); }
+
+PackedLinear::PackedLinear(std::span<const HostMatrix> parts, std::span<const HostMatrix> bias, DType weight,
+                           ThreadPool& pool, HugeArena& arena)
+    : type_(weight) {
+  if (parts.empty()) throw Error(ErrorCode::invalid_argument, "a linear weight needs at least one part");
+  k_ = parts[0].cols;
+  for (const auto& part : parts) {
+    if (part.cols != k_ || part.rows < 1 || part.cols < 1 || part.data == nullptr) {
+      throw Error(ErrorCode::invalid_argument, cat("a part [", part.rows, ", ", part.cols,
+                                                   "] of a linear weight must have data and ", k_, " columns"));
+    }
+    n_ += part.rows;
+  }
+  if (!bias.empty() && bias.size() != parts.size()) {
+    throw Error(ErrorCode::invalid_argument,
+                cat(bias.size(), " biases for ", parts.size(), " parts of a linear weight: one for each is needed"));
+  }
+  const std::int64_t rows_of_panel = weight == DType::bf16 ? (k_ + 1) / 2 * 2 : k_;
+  panels_ = (n_ + kPanel - 1) / kPanel;
+  panel_bytes_ = static_cast<std::size_t>(rows_of_panel) * kPanel * size_of(weight);
+  bytes_ = panel_bytes_ * static_cast<std::size_t>(panels_);
+  data_ = arena.allocate(bytes_);
+
+  struct Row {
+    const void* data = nullptr;
+    DType type = DType::f32;
+  };
+  constexpr std::int64_t kStrip = 64;  // of k: a strip of a panel stays in the first-level cache while it is written
+  pool.parallel_for(panels_, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t p = begin; p < end; ++p) {
+      std::array<Row, kPanel> rows;
+      std::int64_t first = 0;
+      for (const auto& part : parts) {
+        for (std::int64_t j = 0; j < kPanel; ++j) {
+          const std::int64_t row = p * kPanel + j - first;
+          if (row < 0 || row >= part.rows) continue;
+          const auto offset = static_cast<std::size_t>(row * part.cols) * size_of(part.dtype);
+          rows[static_cast<std::size_t>(j)] = {static_cast<const std::byte*>(part.data) + offset, part.dtype};
+        }
+        first += part.rows;
+      }
+      with_type(type_, [&](auto to_type) {
+        using To = decltype(to_type);
+        auto* const out = reinterpret_cast<To*>(data_.get() + static_cast<std::size_t>(p) * panel_bytes_);
+        for (std::int64_t k = 0; k < k_; k += kStrip) {
+          for (int j = 0; j < kPanel; ++j) {
+            const auto& row = rows[static_cast<std::size_t>(j)];
+            if (row.data == nullptr) continue;
+            with_type(row.type, [&](auto from_type) {
+              pack<To, decltype(from_type)>(out, j, row.data, k, std::min(k + kStrip, k_));
+            });
+          }
+        }
+      });
+    }
+  });
+
+  if (std::any_of(bias.begin(), bias.end(), [](const auto& b) { return b.data != nullptr; })) {
+    bias_.assign(static_cast<std::size_t>(n_), 0.0F);
+    std::int64_t first = 0;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (bias[i].data != nullptr) {
+        if (bias[i].rows * bias[i].cols != parts[i].rows) {
+          throw Error(ErrorCode::invalid_argument,
+                      cat("a bias of ", bias[i].rows * bias[i].cols, " elements for a weight of ", parts[i].rows,
+                          " output features"));
+        }
+        convert(bias_.data() + first, bias[i].data, bias[i].dtype, parts[i].rows);
+      }
+      first += parts[i].rows;
+    }
+  }
+}
+
+}  // namespace charonia::ops::cpu

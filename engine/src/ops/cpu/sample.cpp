@@ -1,0 +1,170 @@
+#include "ops/cpu/sample.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/text.h"
+#include "charonia/error.h"
+
+namespace charonia::ops::cpu {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+std::uint64_t mix(std::uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
+  return z ^ (z >> 31);
+}
+
+// A row whose logits are being changed, and what they were.
+class Row {
+ public:
+  Row(std::span<float> logits, const SampleRow& row, SampleScratch& scratch)
+      : logits_(logits), row_(row), scratch_(scratch) {}
+
+  void change() {
+    scratch_.changed.clear();
+    for (const auto& [id, bias] : row_.bias) set(id, logits_[index(id)] + bias);
+    for (const auto id : row_.banned) set(id, -kInfinity);
+    if (row_.repetition_penalty != 1) {
+      begin_counting();
+      for (const auto tokens : {row_.prompt, row_.output}) {
+        for (const auto id : tokens) {
+          if (!count(id)) continue;
+          const float logit = logits_[index(id)];
+          set(id, logit > 0 ? logit / row_.repetition_penalty : logit * row_.repetition_penalty);
+        }
+      }
+    }
+    if (row_.presence_penalty != 0 || row_.frequency_penalty != 0) {
+      begin_counting();
+      for (const auto id : row_.output) count(id);
+      for (const auto id : row_.output) {
+        auto& n = scratch_.count[index(id)];
+        if (n == 0) continue;
+        set(id, logits_[index(id)] - row_.presence_penalty - row_.frequency_penalty * static_cast<float>(n));
+        n = 0;
+      }
+    }
+  }
+
+  void restore() {
+    for (auto change = scratch_.changed.rbegin(); change != scratch_.changed.rend(); ++change) {
+      logits_[index(change->first)] = change->second;
+    }
+  }
+
+ private:
+  std::size_t index(std::int32_t id) const {
+    if (id < 0 || static_cast<std::size_t>(id) >= logits_.size()) {
+      throw Error(ErrorCode::internal, cat("token id ", id, " to sample with is not in [0, ", logits_.size(), ")"));
+    }
+    return static_cast<std::size_t>(id);
+  }
+
+  void set(std::int32_t id, float logit) {
+    float& at = logits_[index(id)];
+    scratch_.changed.emplace_back(id, at);
+    at = logit;
+  }
+
+  void begin_counting() {
+    auto& s = scratch_;
+    if (s.seen.size() < logits_.size()) {
+      s.seen.resize(logits_.size(), 0);
+      s.count.resize(logits_.size(), 0);
+    }
+    if (++s.mark == 0) {
+      std::fill(s.seen.begin(), s.seen.end(), 0);
+      s.mark = 1;
+    }
+  }
+
+  // Whether this is the first time.
+  bool count(std::int32_t id) {
+    const auto i = index(id);
+    const bool first = scratch_.seen[i] != scratch_.mark;
+    scratch_.seen[i] = scratch_.mark;
+    scratch_.count[i] = first ? 1 : scratch_.count[i] + 1;
+    return first;
+  }
+
+  std::span<float> logits_;
+  const SampleRow& row_;
+  SampleScratch& scratch_;
+};
+
+// The n likeliest, likeliest first.
+void find_top(Sampled& out, std::span<const float> logits, int n, double log_sum, std::vector<TokenLogit>& heap) {
+  const auto count = std::min(static_cast<std::size_t>(n), logits.size());
+  heap.clear();
+  if (count == 0) return;
+  // A heap of the likeliest so far with the least likely on top; ids ascend, so an equal one never displaces it.
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (heap.size() == count && logits[i] <= heap.front().logit) continue;
+    if (heap.size() == count) {
+      std::pop_heap(heap.begin(), heap.end(), likelier);
+      heap.pop_back();
+    }
+    heap.push_back({logits[i], static_cast<std::int32_t>(i)});
+    std::push_heap(heap.begin(), heap.end(), likelier);
+  }
+  std::sort_heap(heap.begin(), heap.end(), likelier);
+  for (const auto& c : heap) out.top.emplace_back(c.id, static_cast<float>(static_cast<double>(c.logit) - log_sum));
+}
+
+float checked_maximum(std::span<const float> logits, const Kernels& kernels) {
+  const float greatest = kernels.maximum(logits.data(), static_cast<std::int64_t>(logits.size()));
+  if (std::isnan(greatest) || greatest == kInfinity) {
+    const auto at = std::find_if(logits.begin(), logits.end(), [](float x) { return std::isnan(x) || x == kInfinity; });
+    throw Error(ErrorCode::internal, cat("the logit of token ", at - logits.begin(), " is ", *at,
+                                         ": the model's weights or its computation are broken"));
+  }
+  return greatest;
+}
+
+}  // namespace
+
+double random_unit(std::uint64_t seed, std::int64_t position) {
+  constexpr std::uint64_t kGamma = 0x9e3779b97f4a7c15U;
+  const auto bits = mix(mix(seed + kGamma) + (static_cast<std::uint64_t>(position) + 1) * kGamma);
+  return static_cast<double>(bits >> 11) * 0x1p-53;
+}
+
+Sampled sample_row(std::span<float> logits, const SampleRow& row, const Kernels& kernels, SampleScratch& scratch) {
+  Sampled out;
+  float greatest = checked_maximum(logits, kernels);
+  double log_sum = 0;
+  if (row.logprobs >= 0) {
+    log_sum = static_cast<double>(greatest) +
+              std::log(kernels.exp_sum(nullptr, logits.data(), greatest, 1, static_cast<std::int64_t>(logits.size())));
+    find_top(out, logits, row.logprobs, log_sum, scratch.top);
+  }
+
+  Row changed(logits, row, scratch);
+  changed.change();
+  if (!scratch.changed.empty()) greatest = checked_maximum(logits, kernels);
+  if (greatest == -kInfinity) {
+    throw Error(ErrorCode::invalid_argument,
+                "no token is left to sample: logit_bias, bad_words and min_tokens together ban all of them");
+  }
+  if (row.temperature == 0) {
+    out.token = static_cast<std::int32_t>(std::find(logits.begin(), logits.end(), greatest) - logits.begin());
+  } else {
+    auto& candidates = scratch.candidates;
+    candidates.begin(logits, greatest, row.temperature, kernels);
+    if (row.top_k > 0) candidates.keep_top_k(row.top_k);
+    if (row.top_p < 1) candidates.keep_top_p(static_cast<double>(row.top_p));
+    if (row.min_p > 0) candidates.keep_min_p(row.min_p);
+    out.token = candidates.draw(random_unit(row.seed, row.position));
+  }
+  if (row.logprobs >= 0) {
+    changed.restore();
+    out.logprob = static_cast<float>(static_cast<double>(logits[static_cast<std::size_t>(out.token)]) - log_sum);
+  }
+  return out;
+}
+
+}  // namespace charonia::ops::cpu

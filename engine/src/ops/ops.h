@@ -1,0 +1,184 @@
+// The operation set of the decoder. ops/cpu and ops/cuda implement it, and nothing else differs between devices.
+//
+// All operations of one step are issued from one thread, in order. Rows are tokens of the step, in batch order. Every
+// output row depends on that row's inputs alone, in an order of operations fixed by the row, never by the number of
+// rows, the number of threads or a row's place in the batch (DESIGN.md section 3).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace charonia::ops {
+
+// Memory on the device, freed with the object. Zero-filled when allocated.
+class Buffer {
+ public:
+  virtual ~Buffer() = default;
+  void* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  template <class T>
+  T* as() const { return static_cast<T*>(data_); }
+
+ protected:
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// Row-major [rows, cols] in host memory, rows `cols` elements apart. The source of weights.
+struct HostMatrix {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t rows = 0, cols = 0;
+};
+
+// Row-major [rows, cols] on the device; `stride` elements from row to row.
+struct Tensor {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t rows = 0, cols = 0, stride = 0;
+};
+
+// A weight [out_features, in_features] in the device's own layout, and its optional bias [out_features].
+class Linear {
+ public:
+  virtual ~Linear() = default;
+  std::int64_t out_features() const { return n_; }
+  std::int64_t in_features() const { return k_; }
+  std::size_t bytes() const { return bytes_; }   // read from memory by one product
+ protected:
+  std::int64_t n_ = 0, k_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+// A table [vocab, hidden] to gather rows from, in the weight type.
+class Embedding {
+ public:
+  virtual ~Embedding() = default;
+  std::size_t bytes() const { return bytes_; }
+ protected:
+  std::size_t bytes_ = 0;
+};
+
+// Which element types the device computes in, by weight type.
+struct Precision {
+  DType weight;
+  DType residual;    // the residual stream and the outputs of linear
+  DType activation;  // the inputs of linear and the outputs of norms, activations and attention
+  DType kv;          // what k/v blocks hold
+};
+
+struct KvLayout {
+  int num_layers = 0, kv_heads = 0, head_dim = 0;
+  int block_len = 0;   // tokens per block
+  DType dtype = DType::f32;
+};
+
+// The k/v blocks of all layers. Contents are finite at all times.
+class KvCache {
+ public:
+  virtual ~KvCache() = default;
+  const KvLayout& layout() const { return layout_; }
+  int num_blocks() const { return num_blocks_; }
+ protected:
+  KvLayout layout_;
+  int num_blocks_ = 0;
+};
+
+// A step as attention sees it. Sequence s has query rows [query_start[s], query_start[s+1]) of the step; row r stands at
+// position positions[r] and sees the positions 0 .. positions[r] of its own sequence. Position p of sequence s lives in
+// block block_tables[s * table_stride + p / block_len], slot p % block_len.
+struct AttentionBatch {
+  std::span<const std::int32_t> query_start;   // [sequences + 1]
+  std::span<const std::int32_t> positions;     // [rows], ascending by one within a sequence
+  std::span<const std::int32_t> block_tables;  // [sequences, table_stride]
+  std::int64_t table_stride = 0;
+};
+
+// One row to sample from.
+struct SampleRow {
+  float temperature = 1;         // 0: greedy (ties: the lowest id)
+  int top_k = 0;                 // 0: all
+  float top_p = 1, min_p = 0;
+  float repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
+  std::uint64_t seed = 0;
+  std::int64_t position = 0;     // of the token to sample; the random number is a function of (seed, position) alone
+  std::span<const std::int32_t> prompt;   // token ids, for the penalties
+  std::span<const std::int32_t> output;   // token ids sampled so far
+  std::span<const std::pair<std::int32_t, float>> bias;  // added to logits first; -infinity bans a token
+  std::span<const std::int32_t> banned;   // token ids that must not be sampled (min_tokens' end ids, bad words)
+  int logprobs = -1;             // -1: none; n: sampled token's and the n likeliest, of the unmodified logits
+};
+
+struct Sampled {
+  std::int32_t token = 0;
+  float logprob = 0;             // log softmax of the unmodified logits
+  std::vector<std::pair<std::int32_t, float>> top;  // likeliest first, ties by lowest id
+  std::string error;             // why this row could not be sampled (NaN, nothing left to sample); else empty
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  virtual std::string_view device() const = 0;           // "cpu"
+  virtual std::string_view instruction_set() const = 0;
+  virtual Precision precision(DType weight) const = 0;
+  virtual std::size_t free_memory() const = 0;           // bytes that may still be allocated
+
+  // Memory. Copies are complete on return.
+  virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
+  virtual void upload(void* device, const void* host, std::size_t bytes) = 0;
+  virtual void download(void* host, const void* device, std::size_t bytes) = 0;
+
+  // Weights: `parts` are stacked along the rows (out_features); each may have its own element type and is converted to
+  // `weight`. bias: empty or one entry per part (an entry without data is zeros).
+  virtual std::unique_ptr<Linear> make_linear(std::span<const HostMatrix> parts, std::span<const HostMatrix> bias,
+                                              DType weight) = 0;
+  virtual std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight) = 0;
+  virtual std::size_t kv_block_bytes(const KvLayout& layout) const = 0;  // all layers
+  virtual std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, int num_blocks) = 0;
+
+  // out [rows, hidden] residual type <- table rows.
+  virtual void embed(const Tensor& out, const Embedding& table, std::span<const std::int32_t> ids) = 0;
+
+  // residual += delta (when delta has data); out = residual / sqrt(mean(residual^2) + eps) * weight.
+  // residual, delta [rows, hidden] residual type; weight [hidden] f32; out [rows, hidden] activation type.
+  virtual void rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight,
+                        float eps) = 0;
+
+  // out [rows, n] residual type (f32 on the CPU) = in [rows, k] activation type * weight^T + bias.
+  virtual void linear(const Tensor& out, const Tensor& in, const Linear& weight) = 0;
+
+  // qkv [rows, (heads + 2 * kv_heads) * head_dim] residual type: q heads, then k heads, then v heads. Rotates q in place
+  // and k, half-split pairs (d, d + head_dim / 2) as Hugging Face has it, with cos_sin [positions, head_dim]: cosines in
+  // the first half of a row, sines in the second. Stores k and v of every row into the cache of `layer`.
+  virtual void rotary_store(const Tensor& qkv, const float* cos_sin, KvCache& cache, int layer, int heads,
+                            const AttentionBatch& batch) = 0;
+
+  // out [rows, heads * head_dim] activation type = softmax(q k^T * scale) v, over the cache; q as rotary_store left it.
+  virtual void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads, float scale,
+                         const AttentionBatch& batch) = 0;
+
+  // out [rows, inter] activation type = silu(gate_up[:, :inter]) * gate_up[:, inter:].
+  virtual void silu_mul(const Tensor& out, const Tensor& gate_up) = 0;
+
+  // out [rows.size(), cols] = in[rows, :], same element type.
+  virtual void gather_rows(const Tensor& out, const Tensor& in, std::span<const std::int32_t> rows) = 0;
+
+  // logits [rows, vocab] f32, one SampleRow each. Overwrites logits. A row that cannot be sampled says so in its error;
+  // the others are sampled.
+  virtual std::vector<Sampled> sample(const Tensor& logits, std::span<const SampleRow> rows) = 0;
+};
+
+// threads: 0 means as many as there are processors. Env CHARONIA_ISA=portable|avx2|avx512|avx512_bf16 forces an
+// instruction set (one that the processor lacks is refused).
+std::unique_ptr<Ops> make_cpu_ops(int threads);
+
+}  // namespace charonia::ops

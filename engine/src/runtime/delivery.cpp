@@ -1,0 +1,40 @@
+#include "runtime/delivery.h"
+
+#include <utility>
+
+namespace charonia::runtime {
+
+Delivery::Delivery() : thread_([this] { run(); }) {}
+
+Delivery::~Delivery() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+void Delivery::push(std::shared_ptr<Engine::Callback> callback, Result result) {
+  {
+    const std::lock_guard lock(mutex_);
+    items_.push_back({std::move(callback), std::move(result)});
+  }
+  wake_.notify_one();
+}
+
+void Delivery::run() {
+  std::deque<Item> batch;
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [this] { return stop_ || !items_.empty(); });
+      if (items_.empty()) return;
+      batch.swap(items_);
+    }
+    for (auto& item : batch) (*item.callback)(std::move(item.result));
+    batch.clear();
+  }
+}
+
+}  // namespace charonia::runtime

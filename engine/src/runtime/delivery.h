@@ -1,0 +1,37 @@
+// The delivery thread: results leave the engine through it, so that a slow consumer never delays a step.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "charonia/engine.h"
+
+namespace charonia::runtime {
+
+class Delivery {
+ public:
+  Delivery();
+  ~Delivery();  // delivers what is queued, then joins
+
+  // Queues a result for `callback`. Never blocks.
+  void push(std::shared_ptr<Engine::Callback> callback, Result result);
+  bool on_this_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
+
+ private:
+  struct Item {
+    std::shared_ptr<Engine::Callback> callback;
+    Result result;
+  };
+  void run();
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Item> items_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace charonia::runtime

@@ -1,0 +1,478 @@
+#include "charonia/engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <thread>
+
+#include "base/dtype.h"
+#include "base/text.h"
+#include "model/weights.h"
+#include "runtime/engine_impl.h"
+
+namespace charonia {
+
+using runtime::Sequence;
+using schedule::ScheduledSeq;
+using schedule::StepPlan;
+
+Engine::Impl::Impl(const std::filesystem::path& weights_dir, const Settings& overrides,
+                   std::shared_ptr<MetricsSink> sink)
+    : sink_(std::move(sink)) {
+  load(weights_dir, overrides);
+  make_cache();
+  stats_.blocks_total = stats_.blocks_free = blocks_->num_blocks();
+  if (sink_) {
+    sink_->set(Metric::weight_bytes, static_cast<double>(info.weight_bytes));
+    sink_->set(Metric::kv_cache_bytes, static_cast<double>(info.kv_cache_bytes));
+    sink_->set(Metric::kv_blocks_total, blocks_->num_blocks());
+  }
+  report_gauges();
+  thread_ = std::thread([this] { run(); });
+}
+
+Engine::Impl::~Impl() {
+  shutdown(0);
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings& overrides) {
+  const auto ini = weights_dir / "config.ini";
+  info.warnings = apply_settings(read_config_ini(ini), info.config, &info.model);
+  for (const auto& [key, value] : overrides) {
+    for (const auto& field : config_fields()) {
+      if (field.key == key && field.model_attribute) {
+        throw Error(ErrorCode::invalid_argument,
+                    cat("setting ", key, " is the model's own and cannot be changed (", value, ")"));
+      }
+    }
+  }
+  for (auto& warning : apply_settings(overrides, info.config)) info.warnings.push_back(std::move(warning));
+  auto& config = info.config;
+  if (config.device == "cuda") {
+    throw Error(ErrorCode::unsupported, "device = cuda: this build has no CUDA; set device = cpu or auto");
+  }
+  if (config.tensor_para_size != 1) {
+    throw Error(ErrorCode::unsupported,
+                cat("tensor_para_size = ", config.tensor_para_size, ": the CPU device takes 1"));
+  }
+  config.device = "cpu";
+  const int trained = info.model.max_position_embeddings;
+  if (config.session_len == 0) config.session_len = trained;
+  if (config.session_len > trained) {
+    info.warnings.push_back(cat("session_len = ", config.session_len, " is more than the ", trained,
+                                " positions that the model was trained for; answers may suffer beyond them"));
+  }
+  config.threads = config.threads > 0 ? config.threads : static_cast<int>(std::thread::hardware_concurrency());
+
+  ops_ = ops::make_cpu_ops(config.threads);
+  const model::WeightFiles files(weights_dir, config.tensor_para_size);
+  decoder_ = std::make_unique<model::Decoder>(info.model, files, *ops_, config.session_len, config.token_budget,
+                                              config.max_batch_size);
+  tokens_ = std::make_unique<sample::TokenTable>(sample::TokenTable::load(weights_dir / "token_table.safetensors"));
+  info.device = ops_->device();
+  info.instruction_set = ops_->instruction_set();
+  info.weight_bytes = decoder_->weight_bytes();
+  info.weight_bytes_per_step = decoder_->weight_bytes_per_step();
+}
+
+void Engine::Impl::make_cache() {
+  auto& config = info.config;
+  const auto layout = decoder_->kv_layout(config.cache_block_seq_len);
+  const auto block_bytes = static_cast<double>(ops_->kv_block_bytes(layout));
+  const int blocks_per_session = (config.session_len + config.cache_block_seq_len - 1) / config.cache_block_seq_len;
+  const auto free = static_cast<double>(ops_->free_memory());
+  double wanted = config.cache_max_entry_count;
+  if (wanted < 1) {
+    // A share of what is free, but not more than max_batch_size sequences of full length can fill.
+    wanted = std::min(std::floor(wanted * free / block_bytes),
+                      static_cast<double>(config.max_batch_size) * blocks_per_session);
+  }
+  if (wanted < 1 || wanted * block_bytes > free) {
+    throw Error(ErrorCode::resource_exhausted,
+                cat("the k/v cache does not fit: ", std::max(wanted, 1.0), " blocks of ", block_bytes / 1e6,
+                    " MB each, and ", free / 1e6, " MB are free once the weights are loaded. Lower "
+                    "cache_max_entry_count (now ", config.cache_max_entry_count, ") or cache_block_seq_len (now ",
+                    config.cache_block_seq_len, "), or free memory"));
+  }
+  const int num_blocks = static_cast<int>(std::min(wanted, 1e9));
+  kv_cache_ = ops_->make_kv_cache(layout, num_blocks);
+  blocks_ = std::make_unique<cache::BlockManager>(num_blocks, config.cache_block_seq_len,
+                                                  config.enable_prefix_caching);
+  scheduler_ = std::make_unique<schedule::Scheduler>(
+      schedule::Limits{config.max_batch_size, config.token_budget}, *blocks_);
+  if (scheduler_->capacity_tokens() < config.session_len) {
+    info.warnings.push_back(cat("session_len is lowered from ", config.session_len, " to ",
+                                scheduler_->capacity_tokens(), ", which is what the ", num_blocks,
+                                " k/v blocks hold; raise cache_max_entry_count for more"));
+    config.session_len = static_cast<int>(scheduler_->capacity_tokens());
+  }
+  info.num_blocks = num_blocks;
+  info.kv_cache_bytes = static_cast<std::int64_t>(block_bytes) * num_blocks;
+}
+
+void Engine::Impl::check_fits(const Request& request) const {
+  const auto prompt = static_cast<std::int64_t>(request.input_ids.size());
+  const std::int64_t limit = info.config.session_len;
+  if (prompt + 1 > limit) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("the prompt does not fit: it has ", prompt, " tokens and the context (session_len) holds ", limit,
+                    ", one of them to be generated. Shorten the prompt by at least ", prompt + 1 - limit, " tokens"));
+  }
+  const auto& max_tokens = request.sampling.max_tokens;
+  if (max_tokens && prompt + *max_tokens > limit) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("prompt and max_tokens do not fit: ", prompt, " prompt tokens and max_tokens = ", *max_tokens,
+                    " make ", prompt + *max_tokens, ", and the context (session_len) holds ", limit,
+                    ". Lower max_tokens to at most ", limit - prompt, " or shorten the prompt"));
+  }
+}
+
+std::vector<TokenId> Engine::Impl::end_ids_of(const SamplingParams& sampling) const {
+  return sampling.end_ids.empty() ? info.model.end_ids : sampling.end_ids;
+}
+
+int Engine::Impl::seconds_until_room() const {
+  // One waiting request leaves the queue for each one that finishes.
+  return static_cast<int>(std::clamp(std::ceil(seconds_per_finish_), 1.0, 60.0));
+}
+
+Engine::Handle Engine::Impl::submit(Request request, Callback callback) {
+  const int vocab = info.model.vocab_size;
+  if (request.input_ids.empty()) throw Error(ErrorCode::invalid_argument, "input_ids is empty: send at least one token");
+  for (const auto id : request.input_ids) {
+    if (id < 0 || id >= vocab) {
+      throw Error(ErrorCode::invalid_argument,
+                  cat("input_ids holds ", id, ", which is no token id: the vocabulary is [0, ", vocab, ")"));
+    }
+  }
+  request.sampling.validate(vocab);
+  auto end_ids = end_ids_of(request.sampling);
+  if (request.sampling.bad_words.size() + end_ids.size() >= static_cast<std::size_t>(vocab)) {
+    throw Error(ErrorCode::invalid_argument, cat("bad_words has ", request.sampling.bad_words.size(),
+                                                 " entries, which may leave no token of the vocabulary's ", vocab));
+  }
+  check_fits(request);
+  const int room = info.config.session_len - static_cast<int>(request.input_ids.size());
+  const int max_tokens = request.sampling.max_tokens.value_or(room);
+
+  std::unique_lock lock(mutex_);
+  if (closing_) throw Error(ErrorCode::unavailable, "the engine is shutting down and takes no new request");
+  const auto waiting = static_cast<int>(inbox_.submitted.size()) + stats_.num_waiting;
+  if (waiting >= info.config.max_queue_size) {
+    throw Error(ErrorCode::resource_exhausted,
+                cat("the queue is full: ", waiting, " requests wait and max_queue_size is ",
+                    info.config.max_queue_size, "; retry after ", seconds_until_room(), " s"));
+  }
+  const auto seed = request.sampling.seed.value_or(seeds_());
+  const Handle handle = next_handle_++;
+  live_.emplace(handle, request.id);
+  inbox_.submitted.emplace_back(
+      handle, std::make_unique<Sequence>(std::move(request), std::make_shared<Callback>(std::move(callback)),
+                                         Clock::now(), *tokens_, std::move(end_ids), max_tokens, seed));
+  lock.unlock();
+  wake_.notify_one();
+  return handle;
+}
+
+bool Engine::Impl::cancel(Handle handle) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!live_.contains(handle)) return false;
+    inbox_.cancels.push_back({handle, Clock::now()});
+  }
+  wake_.notify_one();
+  return true;
+}
+
+bool Engine::Impl::cancel(std::string_view id) {
+  bool known = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto now = Clock::now();
+    for (const auto& [handle, name] : live_) {
+      if (name != id) continue;
+      inbox_.cancels.push_back({handle, now});
+      known = true;
+    }
+  }
+  if (known) wake_.notify_one();
+  return known;
+}
+
+void Engine::Impl::shutdown(int timeout_ms) {
+  if (delivery_.on_this_thread()) {
+    throw Error(ErrorCode::internal, "shutdown() was called from a result callback, which it would wait for");
+  }
+  const std::lock_guard one(shutdown_mutex_);
+  std::unique_lock lock(mutex_);
+  closing_ = true;
+  const auto idle = [this] { return live_.empty(); };
+  if (!drained_.wait_for(lock, std::chrono::milliseconds(timeout_ms), idle)) {
+    const auto now = Clock::now();
+    for (const auto& [handle, id] : live_) inbox_.cancels.push_back({handle, now});
+    wake_.notify_one();
+    drained_.wait(lock, idle);
+  }
+}
+
+EngineStats Engine::Impl::stats() const {
+  const std::lock_guard lock(mutex_);
+  auto stats = stats_;
+  stats.num_waiting += static_cast<int>(inbox_.submitted.size());
+  return stats;
+}
+
+void Engine::Impl::check_integrity() {
+  std::promise<void> done;
+  auto checked = done.get_future();
+  {
+    const std::lock_guard lock(mutex_);
+    inbox_.tasks.emplace_back([this, &done] {
+      try {
+        scheduler_->check_integrity();
+        done.set_value();
+      } catch (...) {
+        done.set_exception(std::current_exception());
+      }
+    });
+  }
+  wake_.notify_one();
+  checked.get();
+}
+
+// ---- engine thread ----
+
+void Engine::Impl::run() {
+  Inbox inbox;
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [this] { return stop_ || !inbox_.empty() || !sequences_.empty(); });
+      if (stop_ && inbox_.empty() && sequences_.empty()) return;
+      std::swap(inbox, inbox_);
+      // Submitted requests count as waiting from here on, until the scheduler's own count is reported.
+      stats_.num_waiting += static_cast<int>(inbox.submitted.size());
+    }
+    try {
+      take(inbox);
+      if (!sequences_.empty()) step();
+    } catch (const std::exception& error) {
+      fail_all(error.what());
+    }
+    report_gauges();
+  }
+}
+
+void Engine::Impl::take(Inbox& inbox) {
+  for (auto& [handle, sequence] : inbox.submitted) {
+    const auto& request = sequence->request;
+    count(Metric::prompt_tokens, sequence->num_input());
+    observe(Metric::request_prompt_tokens, sequence->num_input());
+    scheduler_->add(handle, request.input_ids, sequence->num_input() + sequence->max_tokens, request.priority);
+    sequences_.emplace(handle, std::move(sequence));
+  }
+  for (const auto& cancel : inbox.cancels) {
+    if (!sequences_.contains(cancel.handle)) continue;
+    finish(cancel.handle, FinishReason::cancelled);
+    observe(Metric::cancel_to_free_seconds, std::chrono::duration<double>(Clock::now() - cancel.asked).count());
+  }
+  for (const auto& task : inbox.tasks) task();
+  inbox.submitted.clear();
+  inbox.cancels.clear();
+  inbox.tasks.clear();
+}
+
+void Engine::Impl::step() {
+  const auto plan = scheduler_->plan();
+  if (plan.empty()) throw Error(ErrorCode::internal, "the scheduler planned nothing though sequences wait");
+  const auto now = Clock::now();
+  for (const auto& seq : plan.seqs) {
+    auto& sequence = *sequences_.at(seq.id);
+    if (!sequence.first_scheduled) {
+      sequence.scheduled(now);
+      sequence.num_cached = scheduler_->num_cached_tokens(seq.id);
+      observe(Metric::request_queue_time_seconds, std::chrono::duration<double>(now - sequence.submitted).count());
+    }
+  }
+  try {
+    forward_and_sample(plan);
+  } catch (const std::exception& error) {
+    for (const auto& seq : plan.seqs) finish(seq.id, FinishReason::error, error.what());
+  }
+  count(Metric::engine_steps, 1);
+}
+
+void Engine::Impl::fail_all(const std::string& error) {
+  std::vector<Handle> handles;
+  for (const auto& [handle, sequence] : sequences_) handles.push_back(handle);
+  for (const auto handle : handles) finish(handle, FinishReason::error, error);
+}
+
+void Engine::Impl::forward_and_sample(const StepPlan& plan) {
+  ids_.clear();
+  positions_.clear();
+  query_start_.assign(1, 0);
+  logits_rows_.clear();
+  sample_rows_.clear();
+  sampling_.clear();
+
+  std::size_t table_stride = 0;
+  for (const auto& seq : plan.seqs) table_stride = std::max(table_stride, scheduler_->blocks(seq.id).size());
+  block_tables_.assign(table_stride * plan.seqs.size(), 0);
+
+  for (std::size_t s = 0; s < plan.seqs.size(); ++s) {
+    const auto& seq = plan.seqs[s];
+    const auto tokens = scheduler_->tokens(seq.id);
+    const auto blocks = scheduler_->blocks(seq.id);
+    std::copy(blocks.begin(), blocks.end(), block_tables_.begin() + static_cast<long>(s * table_stride));
+    for (std::int32_t i = 0; i < seq.num_tokens; ++i) {
+      ids_.push_back(tokens[static_cast<std::size_t>(seq.first_position + i)]);
+      positions_.push_back(seq.first_position + i);
+    }
+    query_start_.push_back(static_cast<std::int32_t>(ids_.size()));
+    if (seq.samples) {
+      logits_rows_.push_back(query_start_.back() - 1);
+      auto& sequence = *sequences_.at(seq.id);
+      sample_rows_.push_back(sequence.sample_row(tokens));
+      sampling_.push_back(&sequence);
+    }
+  }
+
+  const model::StepInput input{ids_,
+                               {query_start_, positions_, block_tables_, static_cast<std::int64_t>(table_stride)},
+                               logits_rows_};
+  const auto logits = decoder_->forward(input, *kv_cache_);
+  std::vector<ops::Sampled> sampled;
+  if (!sample_rows_.empty()) sampled = ops_->sample(logits, sample_rows_);
+  sampled_ids_.clear();
+  for (const auto& one : sampled) sampled_ids_.push_back(one.token);
+  scheduler_->commit(plan, sampled_ids_);
+
+  const auto now = Clock::now();
+  const std::chrono::milliseconds interval(info.config.stream_interval_ms);
+  std::size_t next = 0;
+  for (const auto& seq : plan.seqs) {
+    if (!seq.samples) continue;
+    auto& sequence = *sampling_[next];
+    const auto& token = sampled[next++];
+    if (!token.error.empty()) {
+      finish(seq.id, FinishReason::error, token.error);
+      continue;
+    }
+    if (!sequence.first_token) {
+      observe(Metric::time_to_first_token_seconds, std::chrono::duration<double>(now - sequence.submitted).count());
+    } else {
+      observe(Metric::inter_token_latency_seconds, std::chrono::duration<double>(now - *sequence.last_token).count());
+    }
+    const auto reason = sequence.accept(token, now);
+    if (reason != FinishReason::none) {
+      finish(seq.id, reason);
+    } else if (auto result = sequence.due(now, interval)) {
+      delivery_.push(sequence.callback, std::move(*result));
+    }
+  }
+  const auto failed = std::ranges::count_if(sampled, [](const auto& one) { return !one.error.empty(); });
+  count(Metric::generation_tokens, static_cast<double>(std::ssize(sampled) - failed));
+}
+
+void Engine::Impl::finish(Handle handle, FinishReason reason, std::string error) {
+  const auto found = sequences_.find(handle);
+  if (found == sequences_.end()) return;
+  const auto now = Clock::now();
+  auto& sequence = *found->second;
+  scheduler_->remove(handle);
+  count(Metric::request_success, 1, static_cast<int>(reason) - 1);
+  observe(Metric::e2e_request_latency_seconds, std::chrono::duration<double>(now - sequence.submitted).count());
+  observe(Metric::request_generation_tokens, sequence.num_output);
+  auto callback = sequence.callback;
+  auto result = sequence.last(reason, now, std::move(error));
+  sequences_.erase(found);
+
+  // A request whose last result is on its way is no longer live: cancel() has nothing to do for it.
+  const std::lock_guard lock(mutex_);
+  delivery_.push(std::move(callback), std::move(result));
+  live_.erase(handle);
+  if (last_finish_ != Clock::time_point{}) {
+    const double seconds = std::chrono::duration<double>(now - last_finish_).count();
+    constexpr double kWeight = 0.1;
+    seconds_per_finish_ += kWeight * (seconds - seconds_per_finish_);
+  }
+  last_finish_ = now;
+  if (live_.empty()) drained_.notify_all();
+}
+
+void Engine::Impl::report_gauges() {
+  EngineStats now;
+  now.num_running = scheduler_->num_running();
+  now.num_waiting = scheduler_->num_waiting();
+  now.blocks_total = blocks_->num_blocks();
+  now.blocks_active = blocks_->num_active();
+  now.blocks_cached = blocks_->num_cached();
+  now.blocks_free = blocks_->num_free();
+  now.num_preemptions = scheduler_->num_preemptions();
+  now.prefix_queries_tokens = scheduler_->prefix_query_tokens();
+  now.prefix_hit_tokens = scheduler_->prefix_hit_tokens();
+  {
+    const std::lock_guard lock(mutex_);
+    now.num_steps = stats_.num_steps;
+    now.prompt_tokens = stats_.prompt_tokens;
+    now.generation_tokens = stats_.generation_tokens;
+    stats_ = now;
+  }
+  if (!sink_) return;
+  const auto changed = [&](auto EngineStats::*member) { return now.*member != reported_.*member; };
+  const auto gauge = [&](int EngineStats::*member, Metric metric) {
+    if (changed(member)) sink_->set(metric, now.*member);
+  };
+  const auto counter = [&](std::int64_t EngineStats::*member, Metric metric) {
+    if (changed(member)) sink_->add(metric, static_cast<double>(now.*member - reported_.*member), 0);
+  };
+  gauge(&EngineStats::num_running, Metric::num_requests_running);
+  gauge(&EngineStats::num_waiting, Metric::num_requests_waiting);
+  gauge(&EngineStats::blocks_active, Metric::kv_blocks_active);
+  gauge(&EngineStats::blocks_cached, Metric::kv_blocks_cached);
+  if (changed(&EngineStats::blocks_active)) {
+    sink_->set(Metric::kv_cache_usage_perc, static_cast<double>(now.blocks_active) / now.blocks_total);
+  }
+  counter(&EngineStats::num_preemptions, Metric::num_preemptions);
+  counter(&EngineStats::prefix_queries_tokens, Metric::prefix_cache_queries);
+  counter(&EngineStats::prefix_hit_tokens, Metric::prefix_cache_hits);
+  reported_ = now;
+}
+
+void Engine::Impl::count(Metric metric, double value, int label) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto amount = static_cast<std::int64_t>(value);
+    if (metric == Metric::engine_steps) stats_.num_steps += amount;
+    if (metric == Metric::prompt_tokens) stats_.prompt_tokens += amount;
+    if (metric == Metric::generation_tokens) stats_.generation_tokens += amount;
+  }
+  if (sink_) sink_->add(metric, value, label);
+}
+
+void Engine::Impl::observe(Metric metric, double seconds_or_count) {
+  if (sink_) sink_->observe(metric, seconds_or_count);
+}
+
+// ---- the public face ----
+
+Engine::Engine(const std::filesystem::path& weights_dir, const Settings& overrides, std::shared_ptr<MetricsSink> sink)
+    : impl_(std::make_unique<Impl>(weights_dir, overrides, std::move(sink))) {}
+Engine::~Engine() = default;
+Engine::Handle Engine::submit(Request request, Callback callback) {
+  return impl_->submit(std::move(request), std::move(callback));
+}
+bool Engine::cancel(Handle handle) { return impl_->cancel(handle); }
+bool Engine::cancel(std::string_view id) { return impl_->cancel(id); }
+void Engine::shutdown(int timeout_ms) { impl_->shutdown(timeout_ms); }
+const EngineInfo& Engine::info() const { return impl_->info; }
+EngineStats Engine::stats() const { return impl_->stats(); }
+void Engine::check_integrity() { impl_->check_integrity(); }
+
+}  // namespace charonia

@@ -1,0 +1,110 @@
+// The engine's state and threads. Everything below "engine thread" is touched by that thread alone.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "cache/block_manager.h"
+#include "charonia/engine.h"
+#include "model/decoder.h"
+#include "ops/ops.h"
+#include "runtime/delivery.h"
+#include "runtime/sequence.h"
+#include "sample/token_table.h"
+#include "schedule/scheduler.h"
+
+namespace charonia {
+
+class Engine::Impl {
+ public:
+  Impl(const std::filesystem::path& weights_dir, const Settings& overrides, std::shared_ptr<MetricsSink> sink);
+  ~Impl();
+
+  Handle submit(Request request, Callback callback);
+  bool cancel(Handle handle);
+  bool cancel(std::string_view id);
+  void shutdown(int timeout_ms);
+  EngineStats stats() const;
+  void check_integrity();
+
+  EngineInfo info;
+
+ private:
+  using Clock = runtime::Clock;
+  using SequencePtr = std::unique_ptr<runtime::Sequence>;
+
+  struct Cancel {
+    Handle handle;
+    Clock::time_point asked;
+  };
+  // What other threads hand to the engine thread.
+  struct Inbox {
+    std::deque<std::pair<Handle, SequencePtr>> submitted;
+    std::vector<Cancel> cancels;
+    std::vector<std::function<void()>> tasks;
+    bool empty() const { return submitted.empty() && cancels.empty() && tasks.empty(); }
+  };
+
+  void load(const std::filesystem::path& weights_dir, const Settings& overrides);
+  void make_cache();
+  void check_fits(const Request& request) const;
+  std::vector<TokenId> end_ids_of(const SamplingParams& sampling) const;
+  int seconds_until_room() const;  // under mutex_
+
+  // Engine thread.
+  void run();
+  void take(Inbox& inbox);
+  void step();
+  void fail_all(const std::string& error);
+  void forward_and_sample(const schedule::StepPlan& plan);
+  void finish(Handle handle, FinishReason reason, std::string error = {});
+  void report_gauges();
+  void count(Metric metric, double value, int label = 0);
+  void observe(Metric metric, double seconds_or_count);
+
+  std::shared_ptr<MetricsSink> sink_;
+  std::unique_ptr<ops::Ops> ops_;
+  std::unique_ptr<model::Decoder> decoder_;
+  std::unique_ptr<ops::KvCache> kv_cache_;
+  std::unique_ptr<cache::BlockManager> blocks_;
+  std::unique_ptr<schedule::Scheduler> scheduler_;
+  std::unique_ptr<sample::TokenTable> tokens_;
+
+  // Shared, under mutex_.
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;      // the engine thread: something is in the inbox
+  std::condition_variable drained_;   // shutdown(): live_ became empty
+  Inbox inbox_;
+  std::unordered_map<Handle, std::string> live_;  // requests without a last result, with their ids
+  Handle next_handle_ = 1;
+  bool closing_ = false, stop_ = false;
+  EngineStats stats_;
+  double seconds_per_finish_ = 0;     // moving average; 0: nothing finished yet
+  std::mt19937_64 seeds_{std::random_device{}()};
+  std::mutex shutdown_mutex_;         // one shutdown at a time
+
+  // Engine thread.
+  std::unordered_map<Handle, SequencePtr> sequences_;
+  Clock::time_point last_finish_{};
+  // A step's arrays, kept to spare allocations.
+  std::vector<std::int32_t> ids_, positions_, query_start_, block_tables_, logits_rows_, sampled_ids_;
+  std::vector<ops::SampleRow> sample_rows_;
+  std::vector<runtime::Sequence*> sampling_;
+  EngineStats reported_;              // what the metrics have seen
+
+  // Last, so that it delivers what is queued while everything above still lives.
+  runtime::Delivery delivery_;
+  std::thread thread_;
+};
+
+}  // namespace charonia

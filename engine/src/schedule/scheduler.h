@@ -1,0 +1,99 @@
+// Which sequence gets which tokens in the next step. Integers only.
+//
+// Every sequence has num_computed tokens that catch up with its number of tokens; prefill, decode, prefix hit and
+// recomputation are the same thing seen at different gaps. A step takes first the sequences whose gap is one (decodes),
+// then chunks of the others, by priority and arrival, under the token budget. When blocks run out, the youngest
+// sequence of lowest priority gives its blocks back, keeps its tokens and waits at the front of its priority to be
+// recomputed.
+//
+// Rules in detail ("before" means: higher priority, then earlier arrival):
+//   Decodes    All of them, in every step. There are never more than the budget allows, since a sequence becomes one
+//   only
+//              by getting tokens in a step in which all others got theirs. Prefill waits while they fill the budget.
+//   Prefill    In the order of "before", among running and waiting sequences alike. Waiting ones are admitted in that
+//              order only: one that does not fit yet is not overtaken.
+//   Admission  A sequence gets the blocks of all its tokens when it is admitted, so that only decoding takes blocks
+//              later; and only if one block stays available for every running sequence that will need another one.
+//              What runs alone is always admitted. What a plan preempts it never admits again: it needs more blocks
+//              than it left.
+//   Blocks     A sequence takes blocks from those after it, never from those before. So the first one always goes
+//   ahead.
+//              Two sequences that computed the same full block share one of them from then on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cache/block_manager.h"
+
+namespace charonia::schedule {
+
+using SeqId = std::uint64_t;
+using TokenId = std::int32_t;
+
+struct Limits {
+  int max_batch_size = 64;  // most running sequences
+  int token_budget = 512;   // most tokens in a step
+};
+
+struct ScheduledSeq {
+  SeqId id = 0;
+  std::int32_t first_position = 0;  // position of the first token to compute
+  std::int32_t num_tokens = 0;      // >= 1
+  bool samples = false;             // after this step everything is computed: the last row gives the next token
+};
+
+struct StepPlan {
+  std::vector<ScheduledSeq> seqs;
+  std::int32_t num_tokens = 0;   // sum, <= token_budget
+  std::vector<SeqId> preempted;  // gave their blocks back in this plan
+  bool empty() const { return seqs.empty(); }
+};
+
+class Scheduler {
+ public:
+  Scheduler(Limits limits, cache::BlockManager& blocks);
+  ~Scheduler();
+
+  // Queues a sequence. prompt has >= 1 token, max_total_tokens bounds prompt plus what will be sampled, and must be at
+  // most capacity_tokens() (the caller checks). Throws Error(internal) on a known id and where these do not hold.
+  void add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_total_tokens, int priority = 0,
+           std::uint64_t salt = 0);
+
+  // Plans the next step; allocates blocks, matches prefixes, preempts. Empty only when there is no sequence at all.
+  // A plan that is never committed (the step failed) is forgotten by the next one. Throws Error(internal) when a
+  // sequence that has all its max_total_tokens was not removed.
+  StepPlan plan();
+
+  // The planned tokens are computed; `sampled` has one token for each sequence with `samples`, in plan order. Full
+  // blocks are published to the prefix index. Sequences removed since plan() are skipped (their sampled token still
+  // has its place in `sampled`). Throws Error(internal), changing nothing, when `sampled` or the plan does not fit.
+  void commit(const StepPlan& plan, std::span<const TokenId> sampled);
+
+  // Forgets a sequence in whatever state it is and releases its blocks. False if it is not known.
+  bool remove(SeqId id);
+
+  // Of a known sequence (otherwise Error(internal)). Spans stay valid until the next call that is not const.
+  std::span<const TokenId> tokens(SeqId id) const;         // prompt and sampled so far
+  std::span<const cache::BlockId> blocks(SeqId id) const;  // covers at least the tokens planned so far
+  std::int32_t num_computed(SeqId id) const;
+  // Prompt tokens that came from the prefix index when the sequence was first scheduled; -1 before that.
+  std::int32_t num_cached_tokens(SeqId id) const;
+
+  int num_running() const;                   // hold blocks
+  int num_waiting() const;                   // queued or preempted
+  std::int64_t num_preemptions() const;      // since construction
+  std::int64_t prefix_query_tokens() const;  // prompt tokens looked up, and found, at first scheduling
+  std::int64_t prefix_hit_tokens() const;
+  std::int64_t capacity_tokens() const;  // num_blocks * block_len
+
+  void check_integrity() const;  // throws Error(internal); includes the block manager's
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace charonia::schedule

@@ -1,0 +1,338 @@
+#include "cache/block_manager.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <random>
+
+#include "charonia/error.h"
+
+namespace charonia::cache {
+namespace {
+
+std::vector<TokenId> numbers(int n, int first = 0) {
+  std::vector<TokenId> tokens(static_cast<std::size_t>(n));
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+// Allocates blocks for all full blocks of tokens and publishes them.
+std::vector<BlockId> publish_all(BlockManager& pool, std::span<const TokenId> tokens, std::uint64_t salt = 0) {
+  const auto length = static_cast<std::size_t>(pool.block_len());
+  std::vector<BlockId> blocks;
+  EXPECT_TRUE(pool.allocate(static_cast<int>(tokens.size() / length), blocks));
+  PrefixNode node;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    node = pool.publish(node, blocks[i], tokens.subspan(i * length, length), salt);
+  }
+  pool.check_integrity();
+  return blocks;
+}
+
+int matched_tokens(BlockManager& pool, std::span<const TokenId> tokens, std::uint64_t salt = 0) {
+  const auto match = pool.match(tokens, static_cast<std::int32_t>(tokens.size()), salt);
+  pool.release(match.blocks);
+  pool.check_integrity();
+  return match.num_tokens;
+}
+
+TEST(BlockManager, BlocksGoFromFreeToActiveToCachedAndBack) {
+  BlockManager pool(4, 2, true);
+  EXPECT_EQ(pool.num_free(), 4);
+  const auto tokens = numbers(4);
+  auto blocks = publish_all(pool, tokens);
+  EXPECT_TRUE(pool.allocate(1, blocks));
+  EXPECT_EQ(pool.num_active(), 3);
+  pool.release(blocks);
+  EXPECT_EQ(pool.num_active(), 0);
+  EXPECT_EQ(pool.num_cached(), 2);
+  EXPECT_EQ(pool.num_free(), 2);
+  EXPECT_EQ(pool.num_available(), 4);
+  std::vector<BlockId> all;
+  EXPECT_TRUE(pool.allocate(4, all));
+  pool.check_integrity();
+  EXPECT_EQ(matched_tokens(pool, tokens), 0);
+}
+
+TEST(BlockManager, AllocateOfTooManyChangesNothing) {
+  BlockManager pool(3, 2, true);
+  std::vector<BlockId> out = {7};
+  EXPECT_FALSE(pool.allocate(4, out));
+  EXPECT_EQ(out, std::vector<BlockId>{7});
+  EXPECT_EQ(pool.num_free(), 3);
+}
+
+TEST(BlockManager, MatchFindsTheLongestChainOfFullBlocksWithinMaxTokens) {
+  BlockManager pool(8, 4, true);
+  const auto tokens = numbers(12);
+  const auto blocks = publish_all(pool, tokens);
+  const auto match = pool.match(tokens, 11);
+  EXPECT_EQ(match.num_tokens, 8);
+  EXPECT_EQ(match.blocks, std::vector<BlockId>(blocks.begin(), blocks.begin() + 2));
+  EXPECT_EQ(match.last.block, blocks[1]);
+  std::vector<std::int32_t> use(8, 0);
+  for (const auto id : blocks) ++use[static_cast<std::size_t>(id)];
+  for (const auto id : match.blocks) ++use[static_cast<std::size_t>(id)];
+  pool.check_integrity(use);
+  auto other = tokens;
+  other[5] = 99;
+  EXPECT_EQ(matched_tokens(pool, other), 4);
+  EXPECT_EQ(matched_tokens(pool, numbers(12, 1)), 0);
+  EXPECT_EQ(pool.match(tokens, 3).num_tokens, 0);
+}
+
+TEST(BlockManager, TheSameTokensBehindAnotherPrefixAreAnotherNode) {
+  BlockManager pool(8, 2, true);
+  publish_all(pool, std::vector<TokenId>{1, 1, 5, 5});
+  EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{5, 5}), 0);
+  EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{2, 2, 5, 5}), 0);
+}
+
+TEST(BlockManager, SaltKeepsEqualTokensApart) {
+  BlockManager pool(8, 2, true);
+  const auto tokens = numbers(4);
+  publish_all(pool, tokens, 1);
+  EXPECT_EQ(matched_tokens(pool, tokens, 0), 0);
+  EXPECT_EQ(matched_tokens(pool, tokens, 1), 4);
+}
+
+TEST(BlockManager, WithoutPrefixCachingNothingMatchesAndBlocksBecomeFree) {
+  BlockManager pool(4, 2, false);
+  const auto tokens = numbers(4);
+  const auto blocks = publish_all(pool, tokens);
+  EXPECT_EQ(matched_tokens(pool, tokens), 0);
+  pool.release(blocks);
+  EXPECT_EQ(pool.num_free(), 4);
+}
+
+TEST(BlockManager, AnEqualNodeIsReturnedAndTheCopyBecomesFree) {
+  BlockManager pool(4, 2, true);
+  const auto tokens = numbers(2);
+  const auto first = publish_all(pool, tokens);
+  std::vector<BlockId> copy;
+  pool.allocate(1, copy);
+  EXPECT_EQ(pool.publish({}, copy[0], tokens).block, first[0]);
+  pool.release(copy);
+  EXPECT_EQ(pool.num_free(), 3);
+  pool.release(first);
+  EXPECT_EQ(pool.num_cached(), 1);
+  pool.retain(first);
+  EXPECT_EQ(pool.num_active(), 1);
+  pool.check_integrity();
+}
+
+TEST(BlockManager, TheLeastRecentlyUsedChainIsEvictedFromItsEnd) {
+  BlockManager pool(6, 1, true);
+  const auto old_tokens = numbers(3, 10), new_tokens = numbers(3, 20);
+  const auto old_blocks = publish_all(pool, old_tokens), new_blocks = publish_all(pool, new_tokens);
+  pool.release(old_blocks);
+  pool.release(new_blocks);
+  std::vector<BlockId> taken;
+  pool.allocate(2, taken);
+  EXPECT_EQ(taken, (std::vector<BlockId>{old_blocks[2], old_blocks[1]}));
+  EXPECT_EQ(matched_tokens(pool, new_tokens), 3);
+  EXPECT_EQ(matched_tokens(pool, old_tokens), 1);  // used last now
+  pool.allocate(3, taken);
+  EXPECT_EQ(matched_tokens(pool, old_tokens), 1);
+  EXPECT_EQ(matched_tokens(pool, new_tokens), 0);
+}
+
+TEST(BlockManager, APrefixOutlivesWhatWasReleasedAfterItByAnotherUser) {
+  BlockManager pool(4, 1, true);
+  const auto tokens = numbers(2);
+  std::vector<BlockId> a, b;
+  pool.allocate(1, a);
+  pool.allocate(2, b);
+  const auto root = pool.publish({}, a[0], std::span(tokens).first(1));
+  EXPECT_EQ(pool.publish({}, b[0], std::span(tokens).first(1)).block, a[0]);
+  pool.publish(root, b[1], std::span(tokens).last(1));
+  pool.release(a);
+  pool.release(b);  // its child is used later than the prefix itself
+  pool.check_integrity();
+  std::vector<BlockId> taken;
+  pool.allocate(3, taken);
+  EXPECT_EQ(taken.back(), b[1]);
+  EXPECT_EQ(matched_tokens(pool, tokens), 1);
+}
+
+TEST(BlockManager, EvictingAPrefixTakesWhatHangsBehindItOutOfTheIndex) {
+  BlockManager pool(4, 1, true);
+  const auto tokens = numbers(3);
+  std::vector<BlockId> a, b;
+  pool.allocate(1, a);
+  pool.allocate(3, b);
+  const auto first = pool.publish({}, a[0], std::span(tokens).first(1));
+  pool.publish({}, b[0], std::span(tokens).first(1));
+  const auto second = pool.publish(first, b[1], std::span(tokens).subspan(1, 1));
+  pool.publish(second, b[2], std::span(tokens).last(1));
+  pool.release(a);
+  pool.release(std::span(b).last(1));  // Cached behind an Active block behind a Cached one
+  EXPECT_EQ(pool.num_cached(), 2);
+  // Make the prefix the oldest: its grandchild is used again.
+  pool.retain(std::span(b).last(1));
+  pool.release(std::span(b).last(1));
+  std::vector<BlockId> taken;
+  pool.allocate(1, taken);
+  pool.check_integrity();
+  EXPECT_EQ(taken.front(), a[0]);
+  EXPECT_EQ(pool.num_free(), 1);
+  EXPECT_EQ(matched_tokens(pool, tokens), 0);
+  EXPECT_EQ(pool.publish(second, taken[0], std::span(tokens).last(1)).unique_id, second.unique_id) << "stale parent";
+  pool.release(std::span(b).first(2));
+  pool.release(taken);
+  EXPECT_EQ(pool.num_free(), 4);
+  pool.check_integrity();
+}
+
+TEST(BlockManager, MisuseIsAnError) {
+  EXPECT_THROW(BlockManager(0, 1, true), Error);
+  EXPECT_THROW(BlockManager(1, 0, true), Error);
+  BlockManager pool(3, 2, true);
+  const auto tokens = numbers(2);
+  std::vector<BlockId> blocks;
+  EXPECT_THROW(pool.release(std::vector<BlockId>{0}), Error);
+  EXPECT_THROW(pool.release(std::vector<BlockId>{3}), Error);
+  EXPECT_THROW(pool.retain(std::vector<BlockId>{-1}), Error);
+  EXPECT_THROW(pool.retain(std::vector<BlockId>{0}), Error);
+  EXPECT_THROW(pool.publish({}, 0, tokens), Error);
+  EXPECT_THROW(pool.allocate(-1, blocks), Error);
+  pool.allocate(1, blocks);
+  EXPECT_THROW(pool.publish({}, blocks[0], std::span(tokens).first(1)), Error);
+  const auto node = pool.publish({}, blocks[0], tokens);
+  EXPECT_THROW(pool.publish({}, blocks[0], numbers(2, 5)), Error);
+  pool.allocate(1, blocks);
+  EXPECT_THROW(pool.publish(node, blocks[1], tokens, 1), Error);
+  EXPECT_THROW(pool.check_integrity(std::vector<std::int32_t>{0, 0, 0}), Error);
+  pool.check_integrity();
+}
+
+// ---- property test ----
+
+// What a user of blocks holds: a chain of tokens, cut into blocks, of which some are published.
+struct User {
+  std::uint64_t salt = 0;
+  std::vector<TokenId> tokens;
+  std::vector<BlockId> blocks;
+  std::vector<PrefixNode> nodes;  // of the published blocks
+};
+
+class RandomUse : public testing::TestWithParam<std::uint64_t> {
+ protected:
+  int below(int n) { return std::uniform_int_distribution<int>(0, n - 1)(random); }
+  std::mt19937_64 random{GetParam()};
+};
+
+// The model of the index: what was published, by everything that makes it what it is. An entry may be evicted at any
+// allocation, so it is a bound: what matches must be in it, with this block and unique id. While a node's whole chain
+// is in use it cannot be evicted, and must match.
+TEST_P(RandomUse, OnlyWhatWasPublishedMatchesAndWhatIsInUseAlwaysDoes) {
+  using Key = std::pair<std::uint64_t, std::vector<TokenId>>;  // salt, all tokens of the chain
+  for (int round = 0; round < 12; ++round) {
+    const int length = 1 + below(3), num_blocks = 1 + below(48);
+    BlockManager pool(num_blocks, length, true);
+    std::map<Key, PrefixNode> published;
+    std::vector<User> users;
+
+    const auto check_match = [&](const User& user, const PrefixMatch& match) {
+      ASSERT_EQ(match.num_tokens, static_cast<std::int32_t>(match.blocks.size()) * length);
+      Key key{user.salt, {}};
+      for (std::size_t i = 0; i < match.blocks.size(); ++i) {
+        const auto end = static_cast<std::ptrdiff_t>((i + 1) * static_cast<std::size_t>(length));
+        key.second.assign(user.tokens.begin(), user.tokens.begin() + end);
+        const auto known = published.find(key);
+        ASSERT_TRUE(known != published.end()) << "matched what was never published";
+        ASSERT_EQ(known->second.block, match.blocks[i]);
+        const bool is_last = i + 1 == match.blocks.size();
+        ASSERT_TRUE(!is_last || known->second.unique_id == match.last.unique_id);
+      }
+    };
+
+    for (int step = 0; step < 4000; ++step) {
+      const int action = below(10);
+      if (action < 4 || users.empty()) {
+        // A new user with a random text over few tokens, so that many share beginnings.
+        User user;
+        user.salt = static_cast<std::uint64_t>(below(2));
+        const int full = below(6);
+        for (int i = 0; i < full * length; ++i) user.tokens.push_back(below(2));
+        // Often it does not look the whole of it up, and computes copies of blocks that are there.
+        const int looked_up = below(2) == 0 ? full * length : below(full * length + 1);
+        auto match = pool.match(user.tokens, looked_up, user.salt);
+        check_match(user, match);
+        ASSERT_LE(match.num_tokens, looked_up);
+        user.blocks = match.blocks;
+        for (std::size_t i = 0; i < match.blocks.size(); ++i) {
+          user.nodes.push_back(published.at(
+              {user.salt, {user.tokens.begin(), user.tokens.begin() + static_cast<std::ptrdiff_t>(i + 1) * length}}));
+        }
+        const int missing = full - static_cast<int>(user.blocks.size()) + below(2);
+        const int available = pool.num_available();
+        const bool given = pool.allocate(missing, user.blocks);
+        ASSERT_EQ(given, missing <= available);
+        if (given) {
+          ASSERT_EQ(pool.num_available(), available - missing);
+          users.push_back(std::move(user));
+        } else {
+          pool.release(user.blocks);
+        }
+      } else if (action < 7) {
+        auto& user = users[static_cast<std::size_t>(below(static_cast<int>(users.size())))];
+        const auto index = user.nodes.size();
+        if ((index + 1) * static_cast<std::size_t>(length) <= user.tokens.size()) {
+          const auto parent = index == 0 ? PrefixNode{} : user.nodes.back();
+          const auto tokens = std::span<const TokenId>(user.tokens)
+                                  .subspan(index * static_cast<std::size_t>(length), static_cast<std::size_t>(length));
+          const auto node = pool.publish(parent, user.blocks[index], tokens, user.salt);
+          const bool stale = node.unique_id == parent.unique_id;
+          if (!stale) {
+            Key key{user.salt,
+                    {user.tokens.begin(), user.tokens.begin() + static_cast<std::ptrdiff_t>(index + 1) * length}};
+            if (node.block == user.blocks[index]) {
+              published[key] = node;
+            } else {
+              ASSERT_EQ(published.at(key).unique_id, node.unique_id);
+              if (below(2) == 0) {  // go over to the block that is there
+                pool.retain({&node.block, 1});
+                pool.release({&user.blocks[index], 1});
+                user.blocks[index] = node.block;
+              }
+            }
+          }
+          user.nodes.push_back(node);
+        }
+      } else {
+        const auto index = static_cast<std::size_t>(below(static_cast<int>(users.size())));
+        pool.release(users[index].blocks);
+        users.erase(users.begin() + static_cast<std::ptrdiff_t>(index));
+      }
+
+      std::vector<std::int32_t> use(static_cast<std::size_t>(num_blocks), 0);
+      for (const auto& user : users) {
+        for (const auto id : user.blocks) ++use[static_cast<std::size_t>(id)];
+      }
+      ASSERT_NO_THROW(pool.check_integrity(use));
+
+      if (users.empty()) continue;
+      const auto& user = users[static_cast<std::size_t>(below(static_cast<int>(users.size())))];
+      std::size_t certain = 0;  // published blocks of the user's own: in use, so still there
+      while (certain < user.nodes.size() && user.nodes[certain].block == user.blocks[certain]) ++certain;
+      const auto match = pool.match(user.tokens, static_cast<std::int32_t>(user.tokens.size()), user.salt);
+      check_match(user, match);
+      ASSERT_GE(match.blocks.size(), certain);
+      pool.release(match.blocks);
+      ASSERT_NO_THROW(pool.check_integrity(use));
+    }
+    for (const auto& user : users) pool.release(user.blocks);
+    EXPECT_EQ(pool.num_available(), num_blocks);
+    std::vector<BlockId> all;
+    EXPECT_TRUE(pool.allocate(num_blocks, all));
+    EXPECT_NO_THROW(pool.check_integrity());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomUse, testing::Range<std::uint64_t>(1, 7));
+
+}  // namespace
+}  // namespace charonia::cache

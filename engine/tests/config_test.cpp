@@ -1,0 +1,112 @@
+#include "charonia/config.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "charonia/error.h"
+
+namespace charonia {
+namespace {
+
+std::string message_of(const Settings& settings) {
+  EngineConfig engine;
+  ModelConfig model;
+  try {
+    apply_settings(settings, engine, &model);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+TEST(Config, DefaultsOfTheTableAreThoseOfTheStruct) {
+  EngineConfig engine;
+  engine.max_batch_size = 1;
+  engine.cache_max_entry_count = 0.1;
+  engine.session_len = 7;
+  engine.enable_prefix_caching = false;
+  engine.device = "cuda";
+  engine.threads = 9;
+  engine.token_budget = 3;
+  engine.max_queue_size = 2;
+  engine.stream_interval_ms = 1;
+  engine.cache_block_seq_len = 1;
+  Settings defaults;
+  for (const auto& field : config_fields()) {
+    if (!field.model_attribute && !field.ignored) defaults.emplace(field.key, std::string(field.default_value));
+  }
+  apply_settings(defaults, engine);
+  const EngineConfig fresh;
+  EXPECT_EQ(engine.max_batch_size, fresh.max_batch_size);
+  EXPECT_EQ(engine.cache_max_entry_count, fresh.cache_max_entry_count);
+  EXPECT_EQ(engine.session_len, fresh.session_len);
+  EXPECT_EQ(engine.enable_prefix_caching, fresh.enable_prefix_caching);
+  EXPECT_EQ(engine.device, fresh.device);
+  EXPECT_EQ(engine.threads, fresh.threads);
+  EXPECT_EQ(engine.token_budget, fresh.token_budget);
+  EXPECT_EQ(engine.max_queue_size, fresh.max_queue_size);
+  EXPECT_EQ(engine.stream_interval_ms, fresh.stream_interval_ms);
+  EXPECT_EQ(engine.cache_block_seq_len, fresh.cache_block_seq_len);
+}
+
+TEST(Config, OutOfRangeNamesKeyValueAndRange) {
+  const auto message = message_of({{"cache_max_entry_count", "1.5"}});
+  EXPECT_NE(message.find("cache_max_entry_count = '1.5'"), std::string::npos) << message;
+  EXPECT_NE(message.find("(0, 1)"), std::string::npos) << message;
+  for (const auto& [key, value] : Settings{{"max_batch_size", "0"}, {"device", "tpu"}, {"token_budget", "12x"},
+                                           {"enable_prefix_caching", "maybe"}, {"weight_type", "fp8"},
+                                           {"end_id", "1,x"}, {"quant_policy", "8"}}) {
+    EXPECT_NE(message_of({{key, value}}).find(key), std::string::npos);
+  }
+}
+
+TEST(Config, UnknownKeyNamesTheNearest) {
+  EXPECT_NE(message_of({{"max_batch_sise", "1"}}).find("did you mean 'max_batch_size'"), std::string::npos);
+}
+
+TEST(Config, OldSwitchesAreAcceptedWithAWarning) {
+  EngineConfig engine;
+  const auto warnings = apply_settings({{"step_length", "1"}}, engine);
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_NE(warnings[0].find("step_length"), std::string::npos);
+}
+
+TEST(Config, EndIdsAreAListAndMinusOneIsNone) {
+  EngineConfig engine;
+  ModelConfig model;
+  apply_settings({{"end_id", "2, 7,32000"}}, engine, &model);
+  EXPECT_EQ(model.end_ids, (std::vector<int>{2, 7, 32000}));
+  apply_settings({{"end_id", "-1"}}, engine, &model);
+  EXPECT_TRUE(model.end_ids.empty());
+}
+
+TEST(Config, IniFileIsReadFromItsSectionAlone) {
+  const auto file = std::filesystem::path(testing::TempDir()) / "charonia_config_test.ini";
+  std::ofstream(file) << "[other]\nhead_num = 1\n[llama]\n# a comment\n; another\nhead_num = 8\n session_len=  99 \n";
+  const auto settings = read_config_ini(file);
+  EXPECT_EQ(settings, (Settings{{"head_num", "8"}, {"session_len", "99"}}));
+  std::ofstream(file) << "[llama]\nnonsense\n";
+  EXPECT_THROW(read_config_ini(file), Error);
+  std::ofstream(file) << "[llm]\na = 1\n";
+  EXPECT_THROW(read_config_ini(file), Error);
+  std::filesystem::remove(file);
+  EXPECT_THROW(read_config_ini(file), Error);
+}
+
+TEST(Config, EnvironmentGivesInferenceParametersOnly) {
+  ::setenv("CHARONIA_TOKEN_BUDGET", "77", 1);
+  ::setenv("CHARONIA_HEAD_NUM", "3", 1);
+  const auto settings = settings_from_environment();
+  ::unsetenv("CHARONIA_TOKEN_BUDGET");
+  ::unsetenv("CHARONIA_HEAD_NUM");
+  EXPECT_EQ(settings.at("token_budget"), "77");
+  EXPECT_FALSE(settings.contains("head_num"));
+}
+
+}  // namespace
+}  // namespace charonia

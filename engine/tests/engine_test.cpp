@@ -1,0 +1,380 @@
+#include "charonia/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <future>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "tiny_workspace.h"
+
+namespace charonia {
+namespace {
+
+using testing::TinyModel;
+using testing::write_tiny_workspace;
+
+class EngineTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    dir_ = std::filesystem::path(::testing::TempDir()) / (std::string("charonia_engine_") + info->name());
+    std::filesystem::remove_all(dir_);
+    write_tiny_workspace(dir_);
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+
+  static Request request(std::vector<TokenId> ids, int max_tokens) {
+    Request out;
+    out.input_ids = std::move(ids);
+    out.sampling.temperature = 0;
+    out.sampling.max_tokens = max_tokens;
+    out.sampling.ignore_eos = true;
+    return out;
+  }
+
+  std::filesystem::path dir_;
+};
+
+// Collects the results of a request.
+class Collector {
+ public:
+  Engine::Callback callback() {
+    return [this](Result&& result) {
+      const std::lock_guard lock(mutex_);
+      EXPECT_FALSE(done_) << "a result came after the last";
+      done_ = result.finish_reason != FinishReason::none;
+      results_.push_back(std::move(result));
+      changed_.notify_all();
+    };
+  }
+  void wait_for(std::size_t count) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return done_ || results_.size() >= count; });
+  }
+  const std::vector<Result>& wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return done_; });
+    return results_;
+  }
+  std::vector<TokenId> tokens() {
+    std::vector<TokenId> out;
+    for (const auto& result : wait()) out.insert(out.end(), result.token_ids.begin(), result.token_ids.end());
+    return out;
+  }
+  std::string text() {
+    std::string out;
+    for (const auto& result : wait()) out += result.text;
+    return out;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Result> results_;
+  bool done_ = false;
+};
+
+std::string error_of(const std::function<void()>& call, ErrorCode code) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+TEST_F(EngineTest, StreamedAndUnstreamedGiveTheSameTokensTextAndCounts) {
+  Engine engine(dir_);
+  Collector streamed, whole;
+  auto one = request({1, 2, 3}, 20);
+  engine.submit(one, streamed.callback());
+  one.stream = false;
+  engine.submit(one, whole.callback());
+  EXPECT_EQ(whole.wait().size(), 1U);
+  EXPECT_EQ(streamed.wait().size(), 20U);
+  EXPECT_EQ(streamed.tokens(), whole.tokens());
+  EXPECT_EQ(streamed.text(), whole.text());
+  const auto& last = whole.wait().back();
+  EXPECT_EQ(last.finish_reason, FinishReason::length);
+  EXPECT_EQ(last.num_input_tokens, 3);
+  EXPECT_EQ(last.num_output_tokens, 20);
+  EXPECT_EQ(last.token_ids.size(), 20U);
+  engine.check_integrity();
+}
+
+TEST_F(EngineTest, MoreThanTheContextIsRefusedWithTheNumbers) {
+  Engine engine(dir_);
+  Collector unused;
+  const auto message = error_of([&] { engine.submit(request(std::vector<TokenId>(200, 1), 100), unused.callback()); },
+                                ErrorCode::invalid_argument);
+  for (const auto* number : {"200", "100", "300", "256", "56"}) {
+    EXPECT_NE(message.find(number), std::string::npos) << message;
+  }
+  auto open_end = request(std::vector<TokenId>(256, 1), 1);
+  open_end.sampling.max_tokens.reset();
+  error_of([&] { engine.submit(open_end, unused.callback()); }, ErrorCode::invalid_argument);
+  error_of([&] { engine.submit(request({}, 1), unused.callback()); }, ErrorCode::invalid_argument);
+  error_of([&] { engine.submit(request({40}, 1), unused.callback()); }, ErrorCode::invalid_argument);
+}
+
+TEST_F(EngineTest, WithoutMaxTokensTheContextIsFilled) {
+  Engine engine(dir_);
+  Collector all;
+  auto open_end = request({5}, 1);
+  open_end.sampling.max_tokens.reset();
+  engine.submit(open_end, all.callback());
+  EXPECT_EQ(all.tokens().size(), 255U);
+  EXPECT_EQ(all.wait().back().finish_reason, FinishReason::length);
+}
+
+TEST_F(EngineTest, EndIdEndsAndIsCountedAndHasNoText) {
+  Engine engine(dir_);
+  Collector free_running, ended;
+  engine.submit(request({1, 2, 3}, 30), free_running.callback());
+  const auto tokens = free_running.tokens();
+  auto with_end = request({1, 2, 3}, 30);
+  with_end.sampling.ignore_eos = false;
+  with_end.sampling.end_ids = {tokens[4]};
+  engine.submit(with_end, ended.callback());
+  const auto first = std::find(tokens.begin(), tokens.end(), tokens[4]) - tokens.begin();
+  EXPECT_EQ(ended.tokens().size(), static_cast<std::size_t>(first) + 1);
+  EXPECT_EQ(ended.wait().back().finish_reason, FinishReason::stop);
+  EXPECT_EQ(ended.text(), free_running.text().substr(0, ended.text().size()));
+  EXPECT_LE(ended.text().size(), static_cast<std::size_t>(first));
+}
+
+TEST_F(EngineTest, MinTokensKeepsTheEndAway) {
+  Engine engine(dir_);
+  Collector free_running, held;
+  engine.submit(request({1, 2, 3}, 30), free_running.callback());
+  auto least = request({1, 2, 3}, 30);
+  least.sampling.ignore_eos = false;
+  least.sampling.end_ids = {free_running.tokens()[0]};
+  least.sampling.min_tokens = 12;
+  engine.submit(least, held.callback());
+  EXPECT_GE(held.tokens().size(), 12U);
+}
+
+TEST_F(EngineTest, BadWordsAreNeverCompleted) {
+  Engine engine(dir_);
+  Collector free_running, without;
+  engine.submit(request({1, 2, 3}, 30), free_running.callback());
+  const auto tokens = free_running.tokens();
+  auto banned = request({1, 2, 3}, 30);
+  banned.sampling.bad_words = {{tokens[3], tokens[4]}, {tokens[0]}};
+  engine.submit(banned, without.callback());
+  const auto got = without.tokens();
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_NE(got[i], tokens[0]);
+    if (i > 0) {
+      EXPECT_FALSE(got[i - 1] == tokens[3] && got[i] == tokens[4]);
+    }
+  }
+}
+
+TEST_F(EngineTest, CancelByHandleAndByIdGivesOneLastResultAndFreesBlocks) {
+  TinyModel long_context;
+  long_context.positions = 20'000;
+  write_tiny_workspace(dir_, long_context);
+  Engine engine(dir_);
+  Collector by_handle, by_id;
+  auto long_one = request({1, 2}, 19'000);
+  const auto handle = engine.submit(long_one, by_handle.callback());
+  long_one.id = "mine";
+  engine.submit(long_one, by_id.callback());
+  by_handle.wait_for(1);
+  by_id.wait_for(1);
+  EXPECT_TRUE(engine.cancel(handle));
+  EXPECT_TRUE(engine.cancel(std::string_view("mine")));
+  EXPECT_EQ(by_handle.wait().back().finish_reason, FinishReason::cancelled);
+  EXPECT_EQ(by_id.wait().back().finish_reason, FinishReason::cancelled);
+  engine.check_integrity();  // runs on the engine thread, hence after both
+  const auto stats = engine.stats();
+  EXPECT_EQ(stats.num_running + stats.num_waiting, 0);
+  EXPECT_EQ(stats.blocks_active, 0);
+  EXPECT_FALSE(engine.cancel(handle));
+  EXPECT_FALSE(engine.cancel(std::string_view("mine")));
+}
+
+TEST_F(EngineTest, AFullQueueIsAnsweredWithWhenToComeBack) {
+  Engine engine(dir_, {{"max_queue_size", "2"}, {"max_batch_size", "1"}});
+  std::vector<std::unique_ptr<Collector>> admitted;
+  std::string message;
+  for (int i = 0; i < 50 && message.empty(); ++i) {
+    auto one = std::make_unique<Collector>();
+    try {
+      engine.submit(request({1, 2}, 200), one->callback());
+      admitted.push_back(std::move(one));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
+      message = error.what();
+    }
+  }
+  EXPECT_NE(message.find("retry after"), std::string::npos) << message;
+  EXPECT_GE(admitted.size(), 2U);
+  for (auto& one : admitted) EXPECT_EQ(one->tokens().size(), 200U);
+}
+
+TEST_F(EngineTest, ShutdownLetsFinishWithinItsLimitAndThenCancels) {
+  Engine engine(dir_);
+  Collector finishes;
+  engine.submit(request({1, 2}, 100), finishes.callback());
+  engine.shutdown(60'000);
+  EXPECT_EQ(finishes.wait().back().finish_reason, FinishReason::length);
+  Collector unused;
+  error_of([&] { engine.submit(request({1}, 1), unused.callback()); }, ErrorCode::unavailable);
+}
+
+TEST_F(EngineTest, DestructionEndsWhatRuns) {
+  TinyModel long_context;
+  long_context.positions = 20'000;
+  write_tiny_workspace(dir_, long_context);
+  Collector cut;
+  {
+    Engine engine(dir_);
+    engine.submit(request({1, 2}, 19'000), cut.callback());
+    cut.wait_for(1);
+  }
+  EXPECT_EQ(cut.wait().back().finish_reason, FinishReason::cancelled);
+}
+
+TEST_F(EngineTest, ACallbackMaySubmitAndCancel) {
+  Collector second;
+  Engine engine(dir_);
+  std::promise<void> first_done;
+  Engine::Handle handle = 0;
+  handle = engine.submit(request({1, 2}, 50), [&](Result&& result) {
+    if (result.finish_reason == FinishReason::none) return;
+    engine.submit(request({3}, 5), second.callback());
+    engine.cancel(handle);
+    first_done.set_value();
+  });
+  first_done.get_future().wait();
+  EXPECT_EQ(second.tokens().size(), 5U);
+}
+
+TEST_F(EngineTest, ASlowConsumerDelaysNoOther) {
+  Engine engine(dir_);
+  std::promise<void> release;
+  auto released = release.get_future().share();
+  std::promise<void> slow_done;
+  engine.submit(request({1}, 3), [&, released](Result&& result) {
+    released.wait();
+    if (result.finish_reason != FinishReason::none) slow_done.set_value();
+  });
+  Collector other;
+  engine.submit(request({2}, 50), other.callback());
+  while (engine.stats().generation_tokens < 53) std::this_thread::yield();  // computed though nobody has taken a result
+  release.set_value();
+  slow_done.get_future().wait();
+  EXPECT_EQ(other.tokens().size(), 50U);
+}
+
+TEST_F(EngineTest, ManyThreadsAtOnce) {
+  Engine engine(dir_, {{"max_batch_size", "8"}, {"cache_max_entry_count", "40"}});
+  std::map<int, std::vector<TokenId>> expected;
+  for (int length = 1; length <= 4; ++length) {
+    Collector alone;
+    engine.submit(request(std::vector<TokenId>(static_cast<std::size_t>(length), 3), 40), alone.callback());
+    expected[length] = alone.tokens();
+  }
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 10; ++i) {
+        const int length = 1 + (t + i) % 4;
+        Collector one;
+        engine.submit(request(std::vector<TokenId>(static_cast<std::size_t>(length), 3), 40), one.callback());
+        EXPECT_EQ(one.tokens(), expected[length]);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  engine.check_integrity();
+  EXPECT_EQ(engine.stats().blocks_active, 0);
+}
+
+TEST_F(EngineTest, NotANumberEndsTheRequestWithAnErrorAndTheEngineLives) {
+  TinyModel broken;
+  broken.change = [](const std::string& name, float value) {
+    return name == "output.weight" ? std::numeric_limits<float>::quiet_NaN() : value;
+  };
+  write_tiny_workspace(dir_, broken);
+  Engine engine(dir_);
+  for (int i = 0; i < 2; ++i) {
+    Collector failed;
+    engine.submit(request({1}, 3), failed.callback());
+    EXPECT_EQ(failed.wait().back().finish_reason, FinishReason::error);
+    EXPECT_FALSE(failed.wait().back().error.empty());
+  }
+  engine.check_integrity();
+}
+
+TEST_F(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
+  constexpr TokenId kPoison = 39;
+  TinyModel broken;
+  int element = 0;
+  broken.change = [&](const std::string& name, float value) {
+    const bool poisoned = name == "tok_embeddings.weight" && element++ / broken.hidden == kPoison;
+    return poisoned ? std::numeric_limits<float>::quiet_NaN() : value;
+  };
+  write_tiny_workspace(dir_, broken);
+  Engine engine(dir_, {{"cache_max_entry_count", "60"}});
+  auto clean = request({1, 2}, 100);
+  clean.sampling.bad_words = {{kPoison}};
+  Collector before, beside, poisoned, after;
+  engine.submit(clean, before.callback());
+  const auto expected = before.tokens();
+  engine.submit(clean, beside.callback());
+  engine.submit(request({1, 2, kPoison, 3, 4, 5, 6, 7, 8, 9}, 50), poisoned.callback());
+  EXPECT_EQ(poisoned.wait().back().finish_reason, FinishReason::error);
+  EXPECT_NE(poisoned.wait().back().error.find("logit"), std::string::npos);
+  EXPECT_EQ(beside.tokens(), expected);
+  for (int i = 0; i < 4; ++i) {  // goes through all blocks, those of the poisoned request among them
+    Collector again;
+    auto other = clean;
+    other.input_ids = {3, 1 + i};
+    engine.submit(other, again.callback());
+    EXPECT_EQ(again.wait().back().finish_reason, FinishReason::length);
+  }
+  engine.submit(clean, after.callback());
+  EXPECT_EQ(after.tokens(), expected);
+  engine.check_integrity();
+}
+
+TEST_F(EngineTest, AWorkspaceThatDoesNotMatchIsRefusedWithTheCommand) {
+  std::filesystem::resize_file(dir_ / "rank-0.safetensors", 100);
+  const auto message = error_of([&] { Engine engine(dir_); }, ErrorCode::invalid_argument);
+  EXPECT_NE(message.find("charonia convert"), std::string::npos) << message;
+  std::filesystem::remove(dir_ / "manifest.json");
+  error_of([&] { Engine engine(dir_); }, ErrorCode::invalid_argument);
+}
+
+TEST_F(EngineTest, ACacheThatDoesNotFitIsRefusedBeforeServing) {
+  const auto message = error_of([&] { Engine engine(dir_, {{"cache_max_entry_count", "900000000"}}); },
+                                ErrorCode::resource_exhausted);
+  EXPECT_NE(message.find("cache_max_entry_count"), std::string::npos) << message;
+}
+
+TEST_F(EngineTest, FewBlocksLowerTheContextWithAWarning) {
+  Engine engine(dir_, {{"cache_max_entry_count", "10"}});
+  EXPECT_EQ(engine.info().config.session_len, 40);
+  ASSERT_EQ(engine.info().warnings.size(), 1U);
+  EXPECT_NE(engine.info().warnings[0].find("cache_max_entry_count"), std::string::npos);
+}
+
+TEST_F(EngineTest, SettingsThatThisBuildLacksAreRefusedByName) {
+  EXPECT_NE(error_of([&] { Engine engine(dir_, {{"device", "cuda"}}); }, ErrorCode::unsupported).find("CUDA"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { Engine engine(dir_, {{"head_num", "3"}}); }, ErrorCode::invalid_argument).find("head_num"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace charonia

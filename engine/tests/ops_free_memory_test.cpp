@@ -1,0 +1,91 @@
+// Free memory as read from the files of proc and of control groups, written into a folder as the kernel would show
+// them.
+#include "ops/cpu/free_memory.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "charonia/error.h"
+#include "ops_support.h"
+
+namespace charonia::ops::cpu {
+namespace {
+
+namespace fs = std::filesystem;
+
+class FreeMemoryTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = fs::temp_directory_path() / ("charonia_free_memory_" + std::to_string(std::random_device{}()));
+    write("proc/meminfo", "MemTotal:       2000 kB\nMemFree:         100 kB\nMemAvailable:    1000 kB\n");
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  void write(const fs::path& file, const std::string& text) const {
+    fs::create_directories((root_ / file).parent_path());
+    std::ofstream(root_ / file) << text;
+  }
+  std::size_t free() const { return free_memory(root_ / "proc", root_ / "cgroup"); }
+
+  fs::path root_;
+};
+
+constexpr std::size_t kAvailable = 1000 * 1024;
+
+TEST_F(FreeMemoryTest, without_control_groups_it_is_what_is_available) { EXPECT_EQ(free(), kAvailable); }
+
+TEST_F(FreeMemoryTest, a_limit_of_version_2_counts_without_the_inactive_file_cache) {
+  write("proc/self/cgroup", "0::/a/b\n");
+  write("cgroup/a/b/memory.max", "500000\n");
+  write("cgroup/a/b/memory.current", "300000\n");
+  write("cgroup/a/b/memory.stat", "anon 100000\ninactive_file 150000\n");
+  EXPECT_EQ(free(), 350000U);
+}
+
+TEST_F(FreeMemoryTest, the_narrowest_group_above_counts_and_max_is_no_limit) {
+  write("proc/self/cgroup", "0::/a/b\n");
+  write("cgroup/a/b/memory.max", "max\n");
+  write("cgroup/a/memory.max", "400000\n");
+  write("cgroup/a/memory.current", "100000\n");
+  EXPECT_EQ(free(), 300000U);
+}
+
+TEST_F(FreeMemoryTest, a_container_sees_its_group_as_the_root) {
+  write("proc/self/cgroup", "0::/outside/that/is/not/here\n");
+  write("cgroup/memory.max", "200000\n");
+  write("cgroup/memory.current", "50000\n");
+  EXPECT_EQ(free(), 150000U);
+}
+
+TEST_F(FreeMemoryTest, a_limit_of_version_1_counts_and_an_unlimited_one_does_not) {
+  write("proc/self/cgroup", "12:cpu,cpuacct:/x\n7:memory:/x\n");
+  write("cgroup/memory/x/memory.limit_in_bytes", "600000\n");
+  write("cgroup/memory/x/memory.usage_in_bytes", "500000\n");
+  write("cgroup/memory/x/memory.stat", "total_inactive_file 100000\n");
+  write("cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  write("cgroup/memory/memory.usage_in_bytes", "500000\n");
+  EXPECT_EQ(free(), 200000U);
+}
+
+TEST_F(FreeMemoryTest, a_group_over_its_limit_has_nothing_left) {
+  write("proc/self/cgroup", "0::/\n");
+  write("cgroup/memory.max", "1000\n");
+  write("cgroup/memory.current", "5000\n");
+  EXPECT_EQ(free(), 0U);
+}
+
+TEST_F(FreeMemoryTest, without_meminfo_the_error_names_the_file) {
+  fs::remove(root_ / "proc/meminfo");
+  try {
+    free();
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("meminfo"), std::string::npos);
+  }
+}
+
+TEST(FreeMemoryHereTest, this_machine_has_some) { EXPECT_GT(make_ops("", 1)->free_memory(), std::size_t{1} << 20); }
+
+}  // namespace
+}  // namespace charonia::ops::cpu

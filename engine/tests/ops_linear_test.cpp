@@ -1,0 +1,130 @@
+// Ops::linear and make_linear against a product in double, and the promise that a row's result depends on it alone.
+#include <gtest/gtest.h>
+
+#include "charonia/error.h"
+#include "ops_support.h"
+
+namespace charonia::ops {
+namespace {
+
+class LinearTest : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Isa, LinearTest, testing::ValuesIn(isa_names()), [](const auto& i) { return i.param; });
+
+struct Case {
+  std::vector<Matrix> parts, biases;
+  std::vector<HostMatrix> hosts, bias_hosts;
+  std::int64_t n = 0, k = 0;
+  DType weight = DType::f32;
+
+  Case(Random& random, DType type, std::vector<std::int64_t> rows, std::int64_t cols, bool with_bias)
+      : k(cols), weight(type) {
+    for (const auto r : rows) {
+      parts.push_back(
+          Matrix::random(random, kWeightTypes[static_cast<std::size_t>(uniform(random, 0, 2))], r, k, 0.5F));
+      n += r;
+    }
+    for (const auto& part : parts) hosts.push_back(part.host());
+    if (!with_bias) return;
+    for (const auto r : rows) biases.push_back(Matrix::random(random, DType::f32, r, 1));
+    for (const auto& b : biases) bias_hosts.push_back(b.host());
+    if (rows.size() > 1) bias_hosts[1] = {};
+  }
+
+  // The weight as it is stored: rounded to its type.
+  double at(std::int64_t row, std::int64_t col) const {
+    for (const auto& part : parts) {
+      if (row < part.rows) {
+        const float w = part.at(row, col);
+        if (weight == DType::bf16) return bf16_to_float(float_to_bf16(w));
+        if (weight == DType::f16) return f16_to_float(float_to_f16(w));
+        return w;
+      }
+      row -= part.rows;
+    }
+    return 0;
+  }
+  double bias(std::int64_t row) const {
+    for (std::size_t i = 0; i < bias_hosts.size(); ++i) {
+      if (row < parts[i].rows) return bias_hosts[i].data == nullptr ? 0 : biases[i].at(row, 0);
+      row -= parts[i].rows;
+    }
+    return 0;
+  }
+};
+
+TEST_P(LinearTest, equals_a_product_in_double) {
+  Random random(1);
+  const auto ops = make_ops(GetParam(), 2);
+  for (int trial = 0; trial < 30; ++trial) {
+    for (const auto type : kWeightTypes) {
+      std::vector<std::int64_t> rows;
+      for (int i = uniform(random, 1, 3); i > 0; --i) rows.push_back(uniform(random, 1, 150));
+      const Case c(random, type, rows, uniform(random, 1, 300), trial % 2 == 0);
+      const int m = trial % 3 == 0 ? uniform(random, 1, 130) : uniform(random, 1, 14);
+      const auto linear = ops->make_linear(c.hosts, c.bias_hosts, type);
+      ASSERT_EQ(linear->out_features(), c.n);
+      ASSERT_EQ(linear->in_features(), c.k);
+      EXPECT_GE(linear->bytes(), static_cast<std::size_t>(c.n * c.k) * size_of(type));
+      auto in = Matrix::random(random, ops->precision(type).activation, m, c.k, 1, uniform(random, 0, 5));
+      Matrix out(DType::f32, m, c.n, uniform(random, 0, 5));
+      ops->linear(out.tensor(), in.tensor(), *linear);
+      for (int r = 0; r < m; ++r) {
+        for (std::int64_t j = 0; j < c.n; ++j) {
+          double sum = c.bias(j), magnitude = std::abs(sum);
+          for (std::int64_t i = 0; i < c.k; ++i) {
+            const double product = static_cast<double>(in.at(r, i)) * c.at(j, i);
+            sum += product;
+            magnitude += std::abs(product);
+          }
+          // Each of k products and additions rounds once; the errors are those of the partial sums.
+          ASSERT_NEAR(out.at(r, j), sum, 1e-30 + magnitude * 0x1p-24 * (2 + std::sqrt(static_cast<double>(c.k)) * 4))
+              << "row " << r << " of " << m << ", feature " << j << ", k " << c.k << ", " << to_string(type);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(LinearTest, a_row_alone_equals_the_row_in_any_batch_bit_by_bit) {
+  Random random(2);
+  const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 3);
+  for (int trial = 0; trial < 12; ++trial) {
+    for (const auto type : kWeightTypes) {
+      const Case c(random, type, {uniform(random, 1, 300), uniform(random, 1, 70)}, uniform(random, 1, 700),
+                   trial % 2 == 0);
+      const auto weight_one = one->make_linear(c.hosts, c.bias_hosts, type);
+      const auto weight_many = many->make_linear(c.hosts, c.bias_hosts, type);
+      const int m = uniform(random, 2, 160);
+      auto in = Matrix::random(random, one->precision(type).activation, m, c.k);
+      Matrix batch(DType::f32, m, c.n), alone(DType::f32, 1, c.n);
+      many->linear(batch.tensor(), in.tensor(), *weight_many);
+      for (int r = 0; r < m; ++r) {
+        one->linear(alone.tensor(), in.slice(r, r + 1), *weight_one);
+        ASSERT_TRUE(batch.same_bits(r, alone, 0)) << "row " << r << " of " << m << ", " << to_string(type);
+      }
+      for (int size = 2; size <= 13 && size <= m; ++size) {
+        Matrix some(DType::f32, size, c.n);
+        many->linear(some.tensor(), in.slice(m - size, m), *weight_many);
+        for (int r = 0; r < size; ++r) ASSERT_TRUE(some.same_bits(r, batch, m - size + r)) << size << " rows";
+      }
+    }
+  }
+}
+
+TEST_P(LinearTest, shapes_that_do_not_fit_are_refused) {
+  Random random(3);
+  const auto ops = make_ops(GetParam(), 1);
+  const auto a = Matrix::random(random, DType::f32, 4, 8), b = Matrix::random(random, DType::f32, 4, 9);
+  const std::vector<HostMatrix> parts = {a.host(), b.host()};
+  EXPECT_THROW(ops->make_linear(parts, {}, DType::f32), Error);
+  const std::vector<HostMatrix> good = {a.host()};
+  const auto bias = Matrix::random(random, DType::f32, 5, 1);
+  const std::vector<HostMatrix> biases = {bias.host()};
+  EXPECT_THROW(ops->make_linear(good, biases, DType::f32), Error);
+  const auto linear = ops->make_linear(good, {}, DType::f32);
+  Matrix in(DType::f32, 2, 7), out(DType::f32, 2, 4);
+  EXPECT_THROW(ops->linear(out.tensor(), in.tensor(), *linear), Error);
+}
+
+}  // namespace
+}  // namespace charonia::ops

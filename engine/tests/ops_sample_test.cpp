@@ -1,0 +1,303 @@
+// Sampling against a straightforward reference that sorts the whole vocabulary in double, and its distribution.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "charonia/error.h"
+#include "ops/cpu/sample.h"
+#include "ops_support.h"
+
+namespace charonia::ops {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+class SampleTest : public testing::TestWithParam<std::string> {
+ protected:
+  Sampled sample(const std::vector<float>& logits, const SampleRow& row) {
+    auto copy = logits;
+    return ops_->sample(
+        {copy.data(), DType::f32, 1, static_cast<std::int64_t>(copy.size()), static_cast<std::int64_t>(copy.size())},
+        std::span(&row, 1))[0];
+  }
+  std::unique_ptr<Ops> ops_ = make_ops(GetParam(), 2);
+};
+INSTANTIATE_TEST_SUITE_P(Isa, SampleTest, testing::ValuesIn(isa_names()), [](const auto& i) { return i.param; });
+
+std::vector<float> random_logits(Random& random, int n, float scale) {
+  std::normal_distribution<float> normal(0, scale);
+  std::vector<float> out(static_cast<std::size_t>(n));
+  for (auto& x : out) x = normal(random);
+  return out;
+}
+
+// The logits after bias, bans and penalties.
+std::vector<double> changed_logits(const std::vector<float>& logits, const SampleRow& row) {
+  std::vector<double> out(logits.begin(), logits.end());
+  for (const auto& [id, bias] : row.bias) out[static_cast<std::size_t>(id)] += static_cast<double>(bias);
+  for (const auto id : row.banned) out[static_cast<std::size_t>(id)] = -std::numeric_limits<double>::infinity();
+  std::set<std::int32_t> all(row.prompt.begin(), row.prompt.end());
+  all.insert(row.output.begin(), row.output.end());
+  for (const auto id : all) {
+    auto& x = out[static_cast<std::size_t>(id)];
+    x = x > 0 ? x / static_cast<double>(row.repetition_penalty) : x * static_cast<double>(row.repetition_penalty);
+  }
+  std::map<std::int32_t, int> counts;
+  for (const auto id : row.output) ++counts[id];
+  for (const auto& [id, n] : counts) {
+    out[static_cast<std::size_t>(id)] -=
+        static_cast<double>(row.presence_penalty) + n * static_cast<double>(row.frequency_penalty);
+  }
+  return out;
+}
+
+// Candidates that top_k, top_p and min_p leave, likeliest first, with their probabilities before the last filter's
+// renormalisation.
+std::vector<std::pair<std::int32_t, double>> candidates(const std::vector<float>& logits, const SampleRow& row) {
+  const auto changed = changed_logits(logits, row);
+  std::vector<std::int32_t> order;
+  for (std::size_t i = 0; i < changed.size(); ++i) order.push_back(static_cast<std::int32_t>(i));
+  const auto at = [&](std::int32_t id) { return changed[static_cast<std::size_t>(id)]; };
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return at(a) > at(b); });
+  if (row.top_k > 0 && static_cast<std::size_t>(row.top_k) < order.size())
+    order.resize(static_cast<std::size_t>(row.top_k));
+  std::vector<std::pair<std::int32_t, double>> out;
+  double sum = 0;
+  for (const auto id : order) {
+    out.emplace_back(id, std::exp((at(id) - at(order[0])) / static_cast<double>(row.temperature)));
+    sum += out.back().second;
+  }
+  double cumulated = 0;
+  std::size_t n = 0;
+  while (n < out.size()) {
+    cumulated += out[n++].second;
+    if (cumulated >= static_cast<double>(row.top_p) * sum) break;
+  }
+  if (row.top_p < 1) out.resize(n);
+  while (out.back().second < static_cast<double>(row.min_p)) out.pop_back();
+  return out;
+}
+
+// The drawn token by the definition; nothing when the random number lies too near to an edge to tell in float.
+std::optional<std::int32_t> reference_draw(const std::vector<float>& logits, const SampleRow& row) {
+  const auto list = candidates(logits, row);
+  double sum = 0;
+  for (const auto& c : list) sum += c.second;
+  const double target = cpu::random_unit(row.seed, row.position) * sum;
+  double cumulated = 0;
+  for (const auto& c : list) {
+    if (std::abs(cumulated + c.second - target) < 1e-5 * sum) return std::nullopt;
+    cumulated += c.second;
+    if (cumulated > target) return c.first;
+  }
+  return std::nullopt;
+}
+
+TEST_P(SampleTest, draws_what_the_definition_draws) {
+  Random random(14);
+  int compared = 0;
+  for (int trial = 0; trial < 600; ++trial) {
+    const int vocab = uniform(random, 1, trial % 10 == 0 ? 5000 : 200);
+    const auto logits = random_logits(random, vocab, trial % 3 == 0 ? 0.5F : 4.0F);
+    SampleRow row;
+    row.seed = random();
+    row.position = uniform(random, 0, 1000);
+    row.temperature = std::array{0.3F, 1.0F, 2.5F}[static_cast<std::size_t>(trial % 3)];
+    if (uniform(random, 0, 1) == 1) row.top_k = uniform(random, 1, vocab + 5);
+    if (uniform(random, 0, 1) == 1) row.top_p = static_cast<float>(uniform(random, 1, 99)) / 100;
+    if (uniform(random, 0, 1) == 1) row.min_p = static_cast<float>(uniform(random, 0, 50)) / 100;
+    std::vector<std::int32_t> prompt, output;
+    for (int i = uniform(random, 0, 20); i > 0; --i) prompt.push_back(uniform(random, 0, vocab - 1));
+    for (int i = uniform(random, 0, 20); i > 0; --i) output.push_back(uniform(random, 0, vocab - 1));
+    row.prompt = prompt;
+    row.output = output;
+    if (uniform(random, 0, 1) == 1) row.repetition_penalty = 1.3F;
+    if (uniform(random, 0, 1) == 1) row.presence_penalty = 0.7F;
+    if (uniform(random, 0, 1) == 1) row.frequency_penalty = -0.2F;
+    std::vector<std::pair<std::int32_t, float>> bias;
+    for (int i = uniform(random, 0, 3); i > 0; --i) bias.emplace_back(uniform(random, 0, vocab - 1), 2.0F);
+    row.bias = bias;
+    std::vector<std::int32_t> banned;
+    if (vocab > 3) banned = {uniform(random, 0, vocab - 1), uniform(random, 0, vocab - 1)};
+    row.banned = banned;
+
+    const auto sampled = sample(logits, row);
+    const auto list = candidates(logits, row);
+    // Membership may differ by one at an edge that float cannot tell; the draw below is exact away from edges.
+    if (row.top_p == 1 && row.min_p == 0) {
+      ASSERT_TRUE(std::any_of(list.begin(), list.end(), [&](const auto& c) { return c.first == sampled.token; }))
+          << trial;
+    }
+    if (const auto expected = reference_draw(logits, row)) {
+      ++compared;
+      ASSERT_EQ(sampled.token, *expected) << "trial " << trial << ", vocabulary " << vocab;
+    }
+  }
+  EXPECT_GT(compared, 550);
+}
+
+TEST_P(SampleTest, frequencies_follow_the_probabilities) {
+  const std::vector<float> logits = {0, 1, 2, -1, 0.5F};
+  SampleRow row;
+  row.seed = 42;
+  std::vector<double> weights;
+  double sum = 0;
+  for (const float x : logits) sum += weights.emplace_back(std::exp(static_cast<double>(x)));
+  constexpr int kDraws = 20000;
+  std::vector<int> counts(logits.size());
+  for (row.position = 0; row.position < kDraws; ++row.position) {
+    ++counts[static_cast<std::size_t>(sample(logits, row).token)];
+  }
+  double chi_square = 0;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    const double expected = kDraws * weights[i] / sum;
+    chi_square += (counts[i] - expected) * (counts[i] - expected) / expected;
+  }
+  EXPECT_LT(chi_square, 18.5);  // four degrees of freedom, one in a thousand; seed and draws are fixed
+}
+
+TEST_P(SampleTest, greedy_takes_the_lowest_of_the_likeliest) {
+  std::vector<float> logits(1000, 1.0F);
+  logits[700] = logits[300] = logits[301] = 2;
+  SampleRow row;
+  row.temperature = 0;
+  EXPECT_EQ(sample(logits, row).token, 300);
+  const std::vector<std::pair<std::int32_t, float>> bias = {{5, 50.0F}, {300, -kInfinity}};
+  row.bias = bias;
+  EXPECT_EQ(sample(logits, row).token, 5);
+  const std::vector<std::int32_t> banned = {5};
+  row.banned = banned;
+  EXPECT_EQ(sample(logits, row).token, 301);
+}
+
+TEST_P(SampleTest, top_k_of_equal_logits_keeps_the_lowest_ids) {
+  const std::vector<float> logits(100, 1.0F);
+  SampleRow row;
+  row.top_k = 3;
+  std::set<std::int32_t> seen;
+  for (row.position = 0; row.position < 200; ++row.position) seen.insert(sample(logits, row).token);
+  EXPECT_EQ(seen, (std::set<std::int32_t>{0, 1, 2}));
+}
+
+TEST_P(SampleTest, a_tiny_temperature_is_as_good_as_greedy) {
+  const std::vector<float> logits = {1, 5, 4.999F, -3};
+  SampleRow row;
+  for (const float temperature : {1e-6F, 1e-30F, 1e-42F}) {
+    row.temperature = temperature;
+    EXPECT_EQ(sample(logits, row).token, 1);
+  }
+}
+
+TEST_P(SampleTest, log_probabilities_are_of_the_unmodified_logits) {
+  Random random(15);
+  const auto logits = random_logits(random, 3000, 3);
+  double sum = 0;
+  for (const float x : logits) sum += std::exp(static_cast<double>(x));
+  const auto logprob = [&](std::int32_t id) {
+    return static_cast<double>(logits[static_cast<std::size_t>(id)]) - std::log(sum);
+  };
+  std::vector<std::int32_t> order(logits.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int32_t>(i);
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return logprob(a) > logprob(b); });
+
+  SampleRow row;
+  const std::vector<std::int32_t> banned = {order[0]};
+  const std::vector<std::int32_t> output = {order[1], order[1]};
+  row.banned = banned;
+  row.output = output;
+  row.repetition_penalty = 1.5F;
+  row.presence_penalty = 1;
+  row.logprobs = 20;
+  for (const float temperature : {0.0F, 0.7F}) {
+    row.temperature = temperature;
+    const auto sampled = sample(logits, row);
+    EXPECT_NE(sampled.token, order[0]);
+    EXPECT_NEAR(sampled.logprob, logprob(sampled.token), 2e-6);
+    ASSERT_EQ(sampled.top.size(), 20U);
+    for (std::size_t i = 0; i < sampled.top.size(); ++i) {
+      EXPECT_EQ(sampled.top[i].first, order[i]);
+      EXPECT_NEAR(sampled.top[i].second, logprob(order[i]), 2e-6);
+    }
+  }
+  row.logprobs = 0;
+  EXPECT_TRUE(sample(logits, row).top.empty());
+}
+
+TEST_P(SampleTest, rows_do_not_depend_on_each_other) {
+  Random random(16);
+  constexpr int kRows = 24, kVocab = 4000;
+  std::vector<float> all;
+  std::vector<SampleRow> rows(kRows);
+  std::vector<std::int32_t> prompt;
+  for (int i = 0; i < 50; ++i) prompt.push_back(uniform(random, 0, kVocab - 1));
+  for (int r = 0; r < kRows; ++r) {
+    const auto logits = random_logits(random, kVocab, 2);
+    all.insert(all.end(), logits.begin(), logits.end());
+    rows[static_cast<std::size_t>(r)].seed = random();
+    rows[static_cast<std::size_t>(r)].top_p = r % 2 == 0 ? 1.0F : 0.9F;
+    rows[static_cast<std::size_t>(r)].repetition_penalty = r % 3 == 0 ? 1.0F : 1.2F;
+    rows[static_cast<std::size_t>(r)].prompt = prompt;
+  }
+  auto copy = all;
+  const auto together = ops_->sample({copy.data(), DType::f32, kRows, kVocab, kVocab}, rows);
+  for (std::size_t r = 0; r < kRows; ++r) {
+    const std::vector<float> logits(all.begin() + static_cast<std::ptrdiff_t>(r * kVocab),
+                                    all.begin() + static_cast<std::ptrdiff_t>((r + 1) * kVocab));
+    EXPECT_EQ(sample(logits, rows[r]).token, together[r].token);
+  }
+}
+
+TEST_P(SampleTest, a_row_with_nothing_left_is_the_request_s_fault) {
+  const std::vector<float> logits = {1, 2};
+  const std::vector<std::int32_t> banned = {0, 1};
+  SampleRow row;
+  row.banned = banned;
+  EXPECT_NE(sample(logits, row).error.find("no token is left"), std::string::npos);
+}
+
+TEST_P(SampleTest, a_row_that_cannot_be_sampled_leaves_the_others_alone) {
+  std::vector<float> logits = {1, 3, 2, 4, std::numeric_limits<float>::quiet_NaN(), 0, 5, 1, 1};
+  std::vector<SampleRow> rows(3);
+  for (auto& row : rows) row.temperature = 0;
+  const auto sampled = ops_->sample({logits.data(), DType::f32, 3, 3, 3}, rows);
+  EXPECT_EQ(sampled[0].token, 1);
+  EXPECT_TRUE(sampled[0].error.empty());
+  EXPECT_FALSE(sampled[1].error.empty());
+  EXPECT_EQ(sampled[2].token, 0);
+  EXPECT_TRUE(sampled[2].error.empty());
+}
+
+TEST_P(SampleTest, nan_and_infinite_logits_are_named) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), kInfinity}) {
+    for (const float temperature : {0.0F, 1.0F}) {
+      std::vector<float> logits(100, 1.0F);
+      logits[77] = bad;
+      SampleRow row;
+      row.temperature = temperature;
+      const auto error = sample(logits, row).error;
+      EXPECT_NE(error.find("token 77"), std::string::npos) << error;
+    }
+  }
+}
+
+TEST(RandomUnitTest, is_uniform_over_positions_and_over_seeds) {
+  constexpr int kDraws = 64000, kBins = 64;
+  for (const bool over_seeds : {false, true}) {
+    std::vector<int> counts(kBins);
+    for (int i = 0; i < kDraws; ++i) {
+      const double u = over_seeds ? cpu::random_unit(static_cast<std::uint64_t>(i), 5) : cpu::random_unit(123, i);
+      ASSERT_GE(u, 0.0);
+      ASSERT_LT(u, 1.0);
+      ++counts[static_cast<std::size_t>(u * kBins)];
+    }
+    double chi_square = 0;
+    for (const int n : counts) chi_square += std::pow(n - kDraws / kBins, 2) / (kDraws / kBins);
+    EXPECT_LT(chi_square, 103.4);  // 63 degrees of freedom, one in a thousand; the draws are fixed
+  }
+}
+
+}  // namespace
+}  // namespace charonia::ops

@@ -1,0 +1,481 @@
+#include "sample/text_stream.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <random>
+
+#include "charonia/error.h"
+
+namespace charonia::sample {
+namespace {
+
+using namespace std::string_view_literals;
+
+struct Utf8Case {
+  std::string_view bytes;
+  std::string_view text;  // what Python makes of them: bytes.decode("utf-8", "replace").encode()
+  std::size_t decodable;  // how many of them decode the same whatever follows
+};
+
+const Utf8Case kUtf8Cases[] = {
+    {"", "", 0},
+    {"plain ASCII \x00\x7F"sv, "plain ASCII \x00\x7F"sv, 14},
+    {"\xC3\xA9", "\xC3\xA9", 2},
+    {"\xE4\xBD\xA0\xE5\xA5\xBD", "\xE4\xBD\xA0\xE5\xA5\xBD", 6},
+    {"\xD9\x85\xD8\xB1\xD8\xAD\xD8\xA8\xD8\xA7", "\xD9\x85\xD8\xB1\xD8\xAD\xD8\xA8\xD8\xA7", 10},
+    {"\xF0\x9F\x91\xA9\xE2\x80\x8D\xF0\x9F\x91\xA7", "\xF0\x9F\x91\xA9\xE2\x80\x8D\xF0\x9F\x91\xA7", 11},
+    {"\xDF\xBF\xE0\xA0\x80\xEF\xBF\xBF", "\xDF\xBF\xE0\xA0\x80\xEF\xBF\xBF", 8},
+    {"\xF0\x90\x80\x80\xF4\x8F\xBF\xBF", "\xF0\x90\x80\x80\xF4\x8F\xBF\xBF", 8},
+    {"\xED\x9F\xBF\xEE\x80\x80", "\xED\x9F\xBF\xEE\x80\x80", 6},
+    {"\x80", "\xEF\xBF\xBD", 1},
+    {"\xBF\xBF", "\xEF\xBF\xBD\xEF\xBF\xBD", 2},
+    {"\xC0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD", 2},
+    {"\xC1\xBF", "\xEF\xBF\xBD\xEF\xBF\xBD", 2},
+    {"\xC2", "\xEF\xBF\xBD", 0},
+    {"\xC2Z", "\xEF\xBF\xBDZ", 2},
+    {"\xC2\xC2\xA9", "\xEF\xBF\xBD\xC2\xA9", 3},
+    {"\xDF\xBF", "\xDF\xBF", 2},
+    {"\xDF\xC0", "\xEF\xBF\xBD\xEF\xBF\xBD", 2},
+    {"\xE0\x80\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 3},
+    {"\xE0\x9F\xBF", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 3},
+    {"\xE0\xA0", "\xEF\xBF\xBD", 0},
+    {"\xE0\xA0\x80", "\xE0\xA0\x80", 3},
+    {"\xE0\xA0Z", "\xEF\xBF\xBDZ", 3},
+    {"\xE4", "\xEF\xBF\xBD", 0},
+    {"\xE4\xBD", "\xEF\xBF\xBD", 0},
+    {"\xE4\xBD\xA0", "\xE4\xBD\xA0", 3},
+    {"\xE4Z", "\xEF\xBF\xBDZ", 2},
+    {"\xE4\xBDZ\xBD", "\xEF\xBF\xBDZ\xEF\xBF\xBD", 4},
+    {"\xE4\xBD\xE4\xBD\xA0", "\xEF\xBF\xBD\xE4\xBD\xA0", 5},
+    {"\xED\x9F\xBF", "\xED\x9F\xBF", 3},
+    {"\xED\xA0", "\xEF\xBF\xBD\xEF\xBF\xBD", 2},
+    {"\xED\xA0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 3},
+    {"\xED\xBF\xBF", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 3},
+    {"\xED\xA0\x80\xED\xB0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 6},
+    {"\xEE\x80\x80", "\xEE\x80\x80", 3},
+    {"\xEF\xBF\xBD", "\xEF\xBF\xBD", 3},
+    {"\xEF\xBB\xBFZ", "\xEF\xBB\xBFZ", 4},
+    {"\xF0\x80\x80\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 4},
+    {"\xF0\x8F\xBF\xBF", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 4},
+    {"\xF0\x90\x80\x80", "\xF0\x90\x80\x80", 4},
+    {"\xF0\x90\x80", "\xEF\xBF\xBD", 0},
+    {"\xF0\x90", "\xEF\xBF\xBD", 0},
+    {"\xF0", "\xEF\xBF\xBD", 0},
+    {"\xF0\x9F\x98\x80", "\xF0\x9F\x98\x80", 4},
+    {"\xF0\x9F\x98Z", "\xEF\xBF\xBDZ", 4},
+    {"\xF0\x9FZ\x98", "\xEF\xBF\xBDZ\xEF\xBF\xBD", 4},
+    {"\xF0\x9F\x98\xF0\x9F\x98\x80", "\xEF\xBF\xBD\xF0\x9F\x98\x80", 7},
+    {"\xF1\x80\x80\xC2", "\xEF\xBF\xBD\xEF\xBF\xBD", 3},
+    {"\xF3\xBF\xBF\xBF", "\xF3\xBF\xBF\xBF", 4},
+    {"\xF4\x8F\xBF\xBF", "\xF4\x8F\xBF\xBF", 4},
+    {"\xF4\x90\x80\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 4},
+    {"\xF5\x80\x80\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 4},
+    {"\xF8\x88\x80\x80\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 5},
+    {"\xFE\xFF", "\xEF\xBF\xBD\xEF\xBF\xBD", 2},
+    {"\xFFZ\xFF", "\xEF\xBF\xBDZ\xEF\xBF\xBD", 3},
+    {"Z\xF0\x9F\x98\x80Y\xE2\x82", "Z\xF0\x9F\x98\x80Y\xEF\xBF\xBD", 6},
+    {"\xE2\x82\xAC\x80\xE2\x82\xAC", "\xE2\x82\xAC\xEF\xBF\xBD\xE2\x82\xAC", 7},
+    {"Z\xC0\xAFZ\xF4\x80\x80Z", "Z\xEF\xBF\xBD\xEF\xBF\xBDZ\xEF\xBF\xBDZ", 8},
+    {"\x8F\xDF\x90\xF4\xF1\xF4\xEF", "\xEF\xBF\xBD\xDF\x90\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 6},
+    {"\x90\xF4Z\xEF\xF0Z\xF1", "\xEF\xBF\xBD\xEF\xBF\xBDZ\xEF\xBF\xBD\xEF\xBF\xBDZ\xEF\xBF\xBD", 6},
+    {"\xC2\x90\xE1ZZZ\xFFZ", "\xC2\x90\xEF\xBF\xBDZZZ\xEF\xBF\xBDZ", 8},
+    {"\xBF\xF0Z\xF5\xC2\xF1\xF4\xFF\xC2",
+     "\xEF\xBF\xBD\xEF\xBF\xBDZ\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 8},
+    {"\xC2\xC2\xF1\xE0Z\xF0\xFF\x90",
+     "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBDZ\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 8},
+    {"\xE0\x90\xE1\xF5\xF0\xF5\xBF",
+     "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 7},
+    {"\xE0\xF4\xF5\xEF\x80\xF4\xC2\xEF",
+     "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 7},
+    {"\xA0\xED\xFF\xED\x8F\xF1\xF5\x90\xA0",
+     "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 9},
+    {"\xEF\xED\xF4Z\xF4\x80\xE0\xEF\xA0\xA0",
+     "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBDZ\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xA0\xA0", 10},
+    {"\xC2Z\xBF\xFF\xFF\xC2\xEF\xF5\xED\xED",
+     "\xEF\xBF\xBDZ\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD",
+     9},
+    {"\xDF\xFFZ\xEF\xF5\x9F\xF5\xFF\xBF",
+     "\xEF\xBF\xBD\xEF\xBF\xBDZ\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 9},
+    {"\x80\xF4\xED\xFF\xBF\xF5\xF0\xF4\xED",
+     "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 8},
+    {"\xEDZ\xFF\xFF\xE1\xF1Z\xC2\xA0", "\xEF\xBF\xBDZ\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBDZ\xC2\xA0", 9},
+    {"\xA0\x8F\xFF\xDF\x80\x8F\x8FZ\xF1Z",
+     "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xDF\x80\xEF\xBF\xBD\xEF\xBF\xBDZ\xEF\xBF\xBDZ", 10},
+    {"\xC2\xDF\x90\xA0\xED\xE0\x8F\xA0",
+     "\xEF\xBF\xBD\xDF\x90\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 8},
+    {"\xDF\xF5\xA0\xDF\xE0\xF1\xE1",
+     "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 6},
+    {"\xF4\x90Z\xE0\xEF\xE1\xF0\xBF\xDF",
+     "\xEF\xBF\xBD\xEF\xBF\xBDZ\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 8},
+    {"\xDF\xF5\xBF\xF0Z\xC2", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBDZ\xEF\xBF\xBD", 5},
+    {"\xEF\x9F\x80\xA0\xF1\xF5", "\xEF\x9F\x80\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD", 6},
+    {"\xFF\xC2\xF5\xF1\xC2\xF5Z\xEF\xE1",
+     "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBDZ\xEF\xBF\xBD\xEF\xBF\xBD", 8},
+};
+
+TEST(Utf8, InvalidBytesAreReplacedAsPythonDoesIt) {
+  for (const auto& [bytes, text, decodable] : kUtf8Cases) {
+    EXPECT_EQ(to_valid_utf8(bytes), text) << testing::PrintToString(bytes);
+    EXPECT_EQ(decodable_prefix(bytes), decodable) << testing::PrintToString(bytes);
+  }
+}
+
+// Bytes at the edges of UTF-8's ranges, and a few plain ones.
+constexpr std::string_view kEdges =
+    "ab \x7F\x80\x8F\x90\x9F\xA0\xBF\xC0\xC1\xC2\xDF\xE0\xE1\xEC\xED\xEE\xEF\xF0\xF1\xF3\xF4\xF5\xFF";
+
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : engine_(seed) {}
+  int below(int n) { return std::uniform_int_distribution<int>(0, n - 1)(engine_); }
+  std::string bytes(std::string_view alphabet, int most) {
+    std::string out(static_cast<std::size_t>(below(most + 1)), ' ');
+    for (auto& byte : out) byte = alphabet[static_cast<std::size_t>(below(static_cast<int>(alphabet.size())))];
+    return out;
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+TEST(Utf8, PiecesCutAtDecodablePrefixesJoinToTheWhole) {
+  Random random(1);
+  for (int round = 0; round < 20000; ++round) {
+    const auto whole = random.bytes(kEdges, 24);
+    const auto text = to_valid_utf8(whole);
+    std::string held, joined;
+    for (const char byte : whole) {
+      held += byte;
+      if (random.below(3) != 0) continue;
+      const auto length = decodable_prefix(held);
+      ASSERT_LT(held.size() - length, 4U) << "only an unfinished character is held back";
+      joined += to_valid_utf8(held.substr(0, length));
+      held.erase(0, length);
+    }
+    ASSERT_EQ(joined + to_valid_utf8(held), text);
+    ASSERT_EQ(to_valid_utf8(text), text) << "is not valid";
+  }
+}
+
+TEST(Utf8, EveryCodePointIsKept) {
+  for (char32_t code = 1; code <= 0x10FFFF; ++code) {
+    if (code >= 0xD800 && code <= 0xDFFF) continue;
+    std::string bytes;
+    const auto tail = [&](int shift) { bytes += static_cast<char>(0x80 | ((code >> shift) & 0x3F)); };
+    if (code < 0x80) {
+      bytes += static_cast<char>(code);
+    } else if (code < 0x800) {
+      bytes += static_cast<char>(0xC0 | (code >> 6));
+      tail(0);
+    } else if (code < 0x10000) {
+      bytes += static_cast<char>(0xE0 | (code >> 12));
+      tail(6), tail(0);
+    } else {
+      bytes += static_cast<char>(0xF0 | (code >> 18));
+      tail(12), tail(6), tail(0);
+    }
+    ASSERT_EQ(to_valid_utf8(bytes), bytes) << static_cast<std::uint32_t>(code);
+    ASSERT_EQ(decodable_prefix(std::string_view(bytes).substr(0, bytes.size() - 1)), 0U);
+  }
+}
+
+// A table whose token i has the bytes tokens[i]; the last one is special.
+TokenTable table_of(std::vector<std::string> tokens, bool strip = false) {
+  tokens.emplace_back("<special>");
+  std::vector<std::uint8_t> special(tokens.size(), 0);
+  special.back() = 1;
+  return {std::move(tokens), std::move(special), strip};
+}
+
+// Pushes tokens 0, 1, 2, ... of `tokens`, taking after each; "|" stands between the pieces, "$" where it stopped.
+std::string stream(const std::vector<std::string>& tokens, const std::vector<std::string>& stop_words,
+                   bool strip = false) {
+  const auto table = table_of(tokens, strip);
+  TextStream stream(table, stop_words, strip);
+  std::string out;
+  int taken = 0;
+  for (int i = 0; i < static_cast<int>(tokens.size()); ++i) {
+    if (stream.push(i, true)) {
+      const auto piece = stream.finish();
+      EXPECT_EQ(taken + piece.num_tokens, i + 1);
+      return out + piece.text + "$";
+    }
+    const auto piece = stream.take();
+    taken += piece.num_tokens;
+    EXPECT_EQ(stream.held_tokens(), i + 1 - taken);
+    if (piece.num_tokens > 0) out += piece.text + "|";
+  }
+  return out + stream.finish().text;
+}
+
+TEST(TextStream, WholeCharactersAreSentAtOnce) { EXPECT_EQ(stream({"Hello", ",", " world"}, {}), "Hello|,| world|"); }
+
+TEST(TextStream, ACharacterSplitOverTokensIsSentWhole) {
+  EXPECT_EQ(stream({"a", "\xE4", "\xBD", "\xA0", "b"}, {}), "a|\xE4\xBD\xA0|b|");
+  EXPECT_EQ(stream({"a\xF0\x9F", "\x98\x80z"}, {}), "a\xF0\x9F\x98\x80z|");
+}
+
+TEST(TextStream, WhatCanNeverBecomeACharacterIsReplaced) {
+  EXPECT_EQ(stream({"\xFF", "\xE4", "b"}, {}),
+            "\xEF\xBF\xBD|\xEF\xBF\xBD"
+            "b|");
+  EXPECT_EQ(stream({"a", "\xE4\xBD"}, {}), "a|\xEF\xBF\xBD");
+}
+
+TEST(TextStream, AStopWordInsideOfATokenIsCut) { EXPECT_EQ(stream({"one", " two END three"}, {"END"}), "one| two $"); }
+
+TEST(TextStream, AStopWordSplitOverTokensIsCut) {
+  EXPECT_EQ(stream({"one ", "E", "N", "Dx", "y"}, {"END"}), "one |$");
+  EXPECT_EQ(stream({"one E", "ND"}, {"END"}), "one $");
+}
+
+TEST(TextStream, WhatIsNoStopWordAfterAllIsSent) {
+  EXPECT_EQ(stream({"E", "N", "G", "L"}, {"END"}), "ENG|L|");
+  EXPECT_EQ(stream({"E", "N"}, {"END"}), "EN");
+}
+
+TEST(TextStream, OnlyTheLongestBeginningOfAStopWordIsHeldBack) {
+  EXPECT_EQ(stream({"a", "a", "a", "a", "b"}, {"aab"}), "a|a|$");
+  EXPECT_EQ(stream({"x", "y", "x", "y", "z"}, {"xyxz"}), "xy|xyz|");
+}
+
+TEST(TextStream, TheEarliestEndingStopWordCountsAndOfThoseTheEarliestBeginning) {
+  EXPECT_EQ(stream({"a", "bcd"}, {"abcd", "bc"}), "a$");
+  EXPECT_EQ(stream({"a", "b", "c"}, {"bc", "abc", "c"}), "$");
+  EXPECT_EQ(stream({"a", "b", "c"}, {"ab", "abc"}), "$");
+}
+
+TEST(TextStream, AStopWordMayEndOrBeginInsideOfACharacterSplitOverTokens) {
+  EXPECT_EQ(stream({"x\xE5\xA5", "\xBD\xE4\xBD", "\xA0y"}, {"\xE4\xBD\xA0"}), "x\xE5\xA5\xBD$");
+  EXPECT_EQ(stream({"x\xE4", "\xBD", "\xA0"}, {"\xBD"}), "x\xEF\xBF\xBD$");
+}
+
+TEST(TextStream, StopWordsDoNotCountWhileTheyMustNot) {
+  const auto table = table_of({"ST", "OP", "STOP", "S", "TOP!"});
+  TextStream stream(table, {"STOP"}, false);
+  EXPECT_FALSE(stream.push(2, false));
+  EXPECT_EQ(stream.take().text, "STOP");
+  EXPECT_FALSE(stream.push(0, false));
+  EXPECT_FALSE(stream.push(1, false)) << "ends while it must not";
+  EXPECT_FALSE(stream.push(3, false));
+  EXPECT_TRUE(stream.push(4, true)) << "began while it must not, ends later";
+  const auto piece = stream.finish();
+  EXPECT_EQ(piece.text, "STOP");
+  EXPECT_EQ(piece.num_tokens, 4);
+  EXPECT_EQ(piece.text_end, 4);
+}
+
+TEST(TextStream, TokensAfterAStopWordHaveNoPartInTheText) {
+  const auto table = table_of({"a.", "b"});
+  TextStream stream(table, {"."}, false);
+  EXPECT_TRUE(stream.push(0, true));
+  EXPECT_FALSE(stream.push(1, true));
+  EXPECT_EQ(stream.take().num_tokens, 0);
+  const auto piece = stream.finish();
+  EXPECT_EQ(piece.text, "a");
+  EXPECT_EQ(piece.num_tokens, 2);
+  EXPECT_EQ(stream.held_tokens(), 0);
+}
+
+TEST(TextStream, AnEndTokenHasNoPartInTheText) {
+  const auto table = table_of({"a", "</s>"});
+  TextStream stream(table, {"ab"}, false);
+  stream.push(0, true);
+  stream.push_silent(1);
+  EXPECT_EQ(stream.held_tokens(), 2);
+  const auto piece = stream.finish();
+  EXPECT_EQ(piece.text, "a");
+  EXPECT_EQ(piece.num_tokens, 2);
+  EXPECT_EQ(piece.text_begin, 0);
+  EXPECT_EQ(piece.text_end, 1);
+}
+
+TEST(TextStream, SpecialTokensAndUnknownIdsAreSentWithoutText) {
+  const auto table = table_of({"a"});
+  TextStream stream(table, {}, false);
+  for (const int token : {1, 0, 1, 99}) stream.push(token, true);
+  const auto piece = stream.take();
+  EXPECT_EQ(piece.num_tokens, 4);
+  EXPECT_EQ(piece.text, "a");
+  EXPECT_EQ(piece.text_end, 1);
+}
+
+TEST(TextStream, OneLeadingSpaceIsDropped) {
+  EXPECT_EQ(stream({" ", " a", " b"}, {}, true), "| a| b|");
+  EXPECT_EQ(stream({"a", " b"}, {}, true), "a| b|");
+  EXPECT_EQ(stream({" a"}, {" a"}, true), "a|") << "it is no part of a stop word";
+  EXPECT_EQ(stream({" a"}, {"a"}, true), "$");
+  const auto table = table_of({" a"}, true);
+  TextStream kept(table, {}, false);
+  kept.push(0, true);
+  EXPECT_EQ(kept.take().text, " a");
+}
+
+TEST(TextStream, TheDroppedSpaceIsInTheBytesButNotInTheSpan) {
+  const auto table = table_of({" ", "  a"}, true);
+  TextStream stream(table, {}, true);
+  stream.push(2, true);  // special: no bytes
+  auto piece = stream.take();
+  EXPECT_EQ(piece.num_tokens, 1);
+  EXPECT_EQ(piece.text_begin, 0);
+  stream.push(0, true);
+  piece = stream.take();
+  EXPECT_EQ(piece.num_tokens, 1);
+  EXPECT_EQ(piece.text_begin, 1);
+  EXPECT_EQ(piece.text_end, 1);
+  stream.push(1, true);
+  piece = stream.finish();
+  EXPECT_EQ(piece.text_begin, 0);
+  EXPECT_EQ(piece.text, "  a");
+}
+
+TEST(TextStream, AnEmptyStopWordIsRefused) {
+  const auto table = table_of({"a"});
+  EXPECT_THROW(TextStream(table, {"a", ""}, false), Error);
+}
+
+TEST(TextStream, AHundredThousandHeldTokensAreNotExaminedAgainAndAgain) {
+  const auto table = table_of({"a", "b"});
+  constexpr int kTokens = 100'000;
+  TextStream stream(table, {std::string(kTokens, 'a') + "c"}, false);
+  for (int i = 0; i < kTokens; ++i) {
+    stream.push(0, true);
+    EXPECT_EQ(stream.take().num_tokens, 0);
+  }
+  EXPECT_EQ(stream.held_tokens(), kTokens);
+  stream.push(1, true);
+  EXPECT_EQ(stream.take().num_tokens, kTokens + 1);
+}
+
+// ---- property test ----
+
+// What TextStream must do, straight from its description, looking at the whole text every time.
+struct Reference {
+  std::vector<std::string> stop_words;
+  std::string text;                 // all text bytes so far, a dropped space included
+  std::size_t begin = 0;            // 1: a space is dropped
+  std::vector<std::size_t> ends;    // of the tokens
+  std::optional<std::size_t> stop;  // where the text ends
+
+  bool first_space_is_text = true;
+  void push(std::string_view bytes, bool match_stop) {
+    const auto old = text.size();
+    if (text.empty() && bytes.starts_with(' ') && !first_space_is_text) begin = 1;
+    text += bytes;
+    ends.push_back(text.size());
+    if (stop || !match_stop) return;
+    for (auto end = old + 1; end <= text.size() && !stop; ++end) {
+      for (const auto& word : stop_words) {
+        if (end < begin + word.size() || text.compare(end - word.size(), word.size(), word) != 0) continue;
+        stop = std::min(stop.value_or(end), end - word.size());
+      }
+    }
+  }
+
+  // How many tokens can be sent.
+  std::size_t settled() const {
+    auto limit = stop.value_or(text.size());
+    for (const auto& word : stop_words) {
+      for (std::size_t length = 1; !stop && length < word.size() && begin + length <= text.size(); ++length) {
+        if (text.ends_with(word.substr(0, length))) limit = std::min(limit, text.size() - length);
+      }
+    }
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < ends.size(); ++i) {
+      const auto bytes = std::string_view(text).substr(0, ends[i]);
+      if (ends[i] <= limit && decodable_prefix(bytes) == bytes.size()) count = i + 1;
+    }
+    return count;
+  }
+
+  std::string whole() const {
+    const auto end = stop.value_or(text.size());
+    return to_valid_utf8(std::string_view(text).substr(begin, end - begin));
+  }
+};
+
+class RandomStreams : public testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(RandomStreams, PiecesJoinToTheTextAndNothingIsHeldBackWithoutNeed) {
+  Random random(GetParam());
+  int stopped = 0, held = 0;
+  for (int round = 0; round < 4000; ++round) {
+    // Few different bytes for many near misses of stop words, or characters in several scripts cut anywhere.
+    const bool few = random.below(2) == 0;
+    const std::string alphabet = few ? "ab " : "ab \xE4\xBD\xA0\xF0\x9F\x98\x80\xC3\xA9\xED";
+    const std::string text = "ab 你好é😀 a你 bé\xED\xA0";
+    const auto any_bytes = [&](int most) {
+      if (few || random.below(3) == 0) return random.bytes(alphabet, most);
+      const auto begin = static_cast<std::size_t>(random.below(static_cast<int>(text.size())));
+      return text.substr(begin, static_cast<std::size_t>(random.below(most + 1)));
+    };
+    std::vector<std::string> tokens;
+    for (int i = 0, n = 1 + random.below(8); i < n; ++i) tokens.push_back(any_bytes(4));
+    std::vector<std::string> stop_words;
+    for (int i = 0, n = random.below(4); i < n; ++i) {
+      auto word = any_bytes(6);
+      if (!word.empty()) stop_words.push_back(std::move(word));
+    }
+    const bool strip = random.below(2) == 0;
+    const auto table = table_of(tokens, random.below(4) != 0);
+    TextStream stream(table, stop_words, strip);
+    Reference reference;
+    reference.stop_words = stop_words;
+    reference.first_space_is_text = !(strip && table.strip_leading_space());
+
+    std::string joined;
+    std::size_t sent_tokens = 0, sent_bytes = 0;
+    const auto check = [&](const Piece& piece) {
+      const auto begin = sent_bytes;
+      sent_tokens += static_cast<std::size_t>(piece.num_tokens);
+      ASSERT_LE(sent_tokens, reference.ends.size());
+      const auto end = sent_tokens == 0 ? 0 : reference.ends[sent_tokens - 1];
+      sent_bytes = end;
+      ASSERT_LE(0, piece.text_begin);
+      ASSERT_LE(piece.text_begin, piece.text_end);
+      ASSERT_LE(static_cast<std::size_t>(piece.text_end), end - begin);
+      // The span of the tokens' bytes is the text, for those who have only the tokens.
+      const auto bytes = std::string_view(reference.text).substr(begin, end - begin);
+      const auto span = bytes.substr(static_cast<std::size_t>(piece.text_begin),
+                                     static_cast<std::size_t>(piece.text_end - piece.text_begin));
+      ASSERT_EQ(to_valid_utf8(span), piece.text);
+      joined += piece.text;
+    };
+
+    const int length = random.below(40), min_tokens = random.below(3) == 0 ? random.below(20) : 0;
+    for (int i = 0; i < length; ++i) {
+      const int token = random.below(table.size() + 1);
+      const bool match_stop = i + 1 >= min_tokens;
+      const bool stop = stream.push(token, match_stop);
+      reference.push(table.text_bytes(token), match_stop);
+      ASSERT_EQ(stop, reference.stop.has_value());
+      if (random.below(3) != 0) {
+        check(stream.take());
+        ASSERT_EQ(sent_tokens, std::max(sent_tokens, reference.settled()));
+        ASSERT_EQ(static_cast<std::size_t>(stream.held_tokens()), reference.ends.size() - sent_tokens);
+        held += stream.held_tokens() > 0;
+      }
+      if (stop) break;
+    }
+    stopped += reference.stop.has_value();
+    if (!reference.stop && random.below(2) == 0) {
+      reference.stop = reference.text.size();
+      stream.push_silent(0);
+      reference.text += table.text_bytes(0);
+      reference.ends.push_back(reference.text.size());
+    }
+    check(stream.finish());
+    ASSERT_EQ(sent_tokens, reference.ends.size());
+    ASSERT_EQ(stream.held_tokens(), 0);
+    ASSERT_EQ(joined, reference.whole());
+  }
+  EXPECT_GT(stopped, 500);
+  EXPECT_GT(held, 5000);
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomStreams, testing::Range<std::uint64_t>(1, 7));
+
+}  // namespace
+}  // namespace charonia::sample

@@ -1,0 +1,115 @@
+// Writes the weights folder of a very small random model, for tests of the whole engine.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace charonia::testing {
+
+struct TinyModel {
+  int hidden = 32, inter = 48, layers = 2, heads = 4, kv_heads = 2, head_dim = 8, vocab = 40, positions = 256;
+  int end_id = 0;
+  // Changes a value on its way into a tensor, by canonical name.
+  std::function<float(const std::string& name, float value)> change = [](const std::string&, float value) {
+    return value;
+  };
+};
+
+// A safetensors file of float tensors.
+class SafetensorsWriter {
+ public:
+  void add(const std::string& name, std::vector<std::int64_t> shape, const std::string& dtype,
+           const std::string& bytes) {
+    header_[name] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {data_.size(), data_.size() + bytes.size()}}};
+    data_ += bytes;
+  }
+  void metadata(const std::string& key, const std::string& value) { header_["__metadata__"][key] = value; }
+  std::uintmax_t write(const std::filesystem::path& file) const {
+    const std::string header = header_.dump();
+    const std::uint64_t size = header.size();
+    std::ofstream out(file, std::ios::binary);
+    out.write(reinterpret_cast<const char*>(&size), sizeof size);
+    out << header << data_;
+    out.close();
+    return std::filesystem::file_size(file);
+  }
+
+ private:
+  nlohmann::json header_ = nlohmann::json::object();
+  std::string data_;
+};
+
+template <class T>
+std::string bytes_of(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+// Token i's bytes are the letter 'a' + i % 26; token end_id is special.
+inline void write_tiny_workspace(const std::filesystem::path& dir, const TinyModel& model = {}) {
+  std::filesystem::create_directories(dir);
+  std::mt19937_64 random(7);
+  SafetensorsWriter weights;
+  nlohmann::json tensors = nlohmann::json::object();
+  const auto tensor = [&](const std::string& name, std::int64_t rows, std::int64_t cols, float mean, float deviation) {
+    std::normal_distribution<float> normal(mean, deviation);
+    std::vector<float> values(static_cast<std::size_t>(rows * cols));
+    for (auto& value : values) value = model.change(name, normal(random));
+    std::vector<std::int64_t> shape{rows};
+    if (cols > 1) shape.push_back(cols);
+    weights.add(name, shape, "F32", bytes_of(values));
+    tensors[name] = {{{"file", "rank-0.safetensors"}, {"name", name}}};
+  };
+  const int q = model.heads * model.head_dim, kv = model.kv_heads * model.head_dim;
+  tensor("tok_embeddings.weight", model.vocab, model.hidden, 0, 1);
+  tensor("output.weight", model.vocab, model.hidden, 0, 0.5F);
+  tensor("norm.weight", model.hidden, 1, 1, 0.1F);
+  for (int i = 0; i < model.layers; ++i) {
+    const std::string at = "layers." + std::to_string(i) + ".";
+    tensor(at + "attention_norm.weight", model.hidden, 1, 1, 0.1F);
+    tensor(at + "ffn_norm.weight", model.hidden, 1, 1, 0.1F);
+    tensor(at + "attention.w_qkv.0.weight", q + 2 * kv, model.hidden, 0, 0.3F);
+    tensor(at + "attention.wo.0.weight", model.hidden, q, 0, 0.3F);
+    tensor(at + "feed_forward.w1.0.weight", model.inter, model.hidden, 0, 0.3F);
+    tensor(at + "feed_forward.w3.0.weight", model.inter, model.hidden, 0, 0.3F);
+    tensor(at + "feed_forward.w2.0.weight", model.hidden, model.inter, 0, 0.3F);
+  }
+  const auto bytes = weights.write(dir / "rank-0.safetensors");
+
+  SafetensorsWriter table;
+  std::vector<std::int64_t> offsets{0};
+  std::vector<std::uint8_t> letters, special(static_cast<std::size_t>(model.vocab), 0);
+  for (int i = 0; i < model.vocab; ++i) {
+    letters.push_back(static_cast<std::uint8_t>('a' + i % 26));
+    offsets.push_back(i + 1);
+  }
+  special[static_cast<std::size_t>(model.end_id)] = 1;
+  table.metadata("strip_leading_space", "0");
+  table.add("offsets", {model.vocab + 1}, "I64", bytes_of(offsets));
+  table.add("bytes", {model.vocab}, "U8", bytes_of(letters));
+  table.add("special", {model.vocab}, "U8", bytes_of(special));
+  table.write(dir / "token_table.safetensors");
+
+  const nlohmann::json manifest = {{"format_version", 1},
+                                   {"charonia_version", "test"},
+                                   {"source", "random"},
+                                   {"ranks", 1},
+                                   {"files", {{"rank-0.safetensors", {{"bytes", bytes}, {"sha256", ""}}}}},
+                                   {"tensors", tensors}};
+  std::ofstream(dir / "manifest.json") << manifest.dump();
+  std::ofstream(dir / "config.ini") << "[llama]\nmodel_name = tiny\nmodel_family = llama\nhead_num = " << model.heads
+                                    << "\nkv_head_num = " << model.kv_heads << "\nsize_per_head = " << model.head_dim
+                                    << "\nhidden_units = " << model.hidden << "\ninter_size = " << model.inter
+                                    << "\nnum_layer = " << model.layers << "\nvocab_size = " << model.vocab
+                                    << "\nmax_position_embeddings = " << model.positions << "\nend_id = " << model.end_id
+                                    << "\nrotary_embedding = " << model.head_dim << "\nweight_type = fp32\n"
+                                    << "cache_block_seq_len = 4\nthreads = 2\nstream_interval_ms = 0\n";
+}
+
+}  // namespace charonia::testing

@@ -1,0 +1,71 @@
+#include "charonia/types.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "charonia/error.h"
+#include "charonia/metrics.h"
+
+namespace charonia {
+namespace {
+
+TEST(SamplingParams, DefaultsAreValid) { EXPECT_NO_THROW(SamplingParams{}.validate(10)); }
+
+TEST(SamplingParams, EveryRangeIsCheckedAndTheFieldNamed) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::vector<std::pair<std::string, std::function<void(SamplingParams&)>>> wrong = {
+      {"max_tokens", [](auto& s) { s.max_tokens = 0; }},
+      {"min_tokens", [](auto& s) { s.min_tokens = -1; }},
+      {"min_tokens", [](auto& s) { s.max_tokens = 3, s.min_tokens = 4; }},
+      {"temperature", [](auto& s) { s.temperature = -0.1F; }},
+      {"temperature", [&](auto& s) { s.temperature = nan; }},
+      {"temperature", [&](auto& s) { s.temperature = inf; }},
+      {"top_k", [](auto& s) { s.top_k = -1; }},
+      {"top_p", [](auto& s) { s.top_p = 0; }},
+      {"top_p", [](auto& s) { s.top_p = 1.01F; }},
+      {"top_p", [&](auto& s) { s.top_p = nan; }},
+      {"min_p", [](auto& s) { s.min_p = -0.1F; }},
+      {"min_p", [&](auto& s) { s.min_p = nan; }},
+      {"repetition_penalty", [](auto& s) { s.repetition_penalty = 0; }},
+      {"presence_penalty", [](auto& s) { s.presence_penalty = 2.1F; }},
+      {"frequency_penalty", [&](auto& s) { s.frequency_penalty = nan; }},
+      {"logprobs", [](auto& s) { s.logprobs = 21; }},
+      {"stop_words", [](auto& s) { s.stop_words = {""}; }},
+      {"stop_words", [](auto& s) { s.stop_words.assign(65, "x"); }},
+      {"end_id", [](auto& s) { s.end_ids = {10}; }},
+      {"bad_words", [](auto& s) { s.bad_words = {{}}; }},
+      {"bad_words", [](auto& s) { s.bad_words = {{1, -1}}; }},
+      {"logit_bias", [](auto& s) { s.logit_bias = {{11, 1.0F}}; }},
+      {"logit_bias", [](auto& s) { s.logit_bias = {{1, 101.0F}}; }},
+      {"logit_bias", [&](auto& s) { s.logit_bias = {{1, nan}}; }},
+  };
+  for (const auto& [field, change] : wrong) {
+    SamplingParams sampling;
+    change(sampling);
+    try {
+      sampling.validate(10);
+      ADD_FAILURE() << field << " was accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(std::string(error.what()).find(field), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(Metrics, CatalogueIsInTheOrderOfTheEnumeration) {
+  int index = 0;
+  for (const auto& info : metric_catalogue()) {
+    EXPECT_EQ(static_cast<int>(info.metric), index++);
+    EXPECT_TRUE(info.name.starts_with("charonia_"));
+    EXPECT_EQ(info.kind == MetricKind::histogram, !info.buckets.empty());
+    EXPECT_EQ(info.label.empty(), info.label_values.empty());
+  }
+  EXPECT_EQ(index, static_cast<int>(Metric::cancel_to_free_seconds) + 1);
+}
+
+}  // namespace
+}  // namespace charonia

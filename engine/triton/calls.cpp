@@ -1,0 +1,58 @@
+#include "calls.h"
+
+namespace charonia::triton {
+
+void CallTable::add(const std::shared_ptr<Call>& call) {
+  {
+    const std::lock_guard lock(mutex_);
+    calls_.emplace(call.get(), call);
+  }
+  busy_.notify_all();
+}
+
+void CallTable::submitted(const Call& call, Engine::Handle handle) {
+  const std::lock_guard lock(mutex_);
+  const auto found = calls_.find(&call);
+  if (found == calls_.end()) return;
+  if (const auto live = found->second.lock()) live->handle_ = handle;
+}
+
+void CallTable::remove(const Call& call) {
+  const std::lock_guard lock(mutex_);
+  calls_.erase(&call);
+}
+
+std::vector<Engine::Handle> CallTable::take_abandoned() {
+  // Declared before the lock: the last owner of a call may be this one, and what that ends is not for under a lock.
+  std::vector<std::shared_ptr<Call>> looked_at;
+  std::vector<Engine::Handle> abandoned;
+  const std::lock_guard lock(mutex_);
+  looked_at.reserve(calls_.size());
+  for (auto entry = calls_.begin(); entry != calls_.end();) {
+    auto call = entry->second.lock();
+    if (!call) {
+      entry = calls_.erase(entry);
+      continue;
+    }
+    if (call->handle_ && !call->cancel_given_ && call->stream.abandoned()) {
+      call->cancel_given_ = true;
+      abandoned.push_back(*call->handle_);
+    }
+    looked_at.push_back(std::move(call));
+    ++entry;
+  }
+  return abandoned;
+}
+
+bool CallTable::wait_until_busy(const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  busy_.wait(lock, stop, [this] { return !calls_.empty(); });
+  return !stop.stop_requested();
+}
+
+void CallTable::pause(const std::stop_token& stop, std::chrono::milliseconds time) {
+  std::unique_lock lock(mutex_);
+  busy_.wait_for(lock, stop, time, [] { return false; });
+}
+
+}  // namespace charonia::triton

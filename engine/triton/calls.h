@@ -1,0 +1,55 @@
+// The requests that are in the engine, as the server sees them.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "charonia/engine.h"
+#include "outputs.h"
+#include "response_stream.h"
+
+namespace charonia::triton {
+
+// One request and its answer. The engine's callback owns it.
+struct Call {
+  explicit Call(TRITONBACKEND_Request* request) : stream(request) {}
+
+  ResponseStream stream;
+  std::string echo;  // what the next response carries; empty after the first
+  OutputSet outputs;
+
+ private:
+  friend class CallTable;
+  std::optional<Engine::Handle> handle_;
+  bool cancel_given_ = false;
+};
+
+// Knows the calls in flight and which of them nobody waits for any more. Any thread.
+class CallTable {
+ public:
+  void add(const std::shared_ptr<Call>& call);              // before it is submitted
+  void submitted(const Call& call, Engine::Handle handle);  // nothing where it has already ended
+  void remove(const Call& call);
+
+  // The handles of calls whose client has left or whose stream was ended early; each is handed out once.
+  std::vector<Engine::Handle> take_abandoned();
+
+  // Waits until there is a call. False when stopped.
+  bool wait_until_busy(const std::stop_token& stop);
+  // Waits for `time`, or shorter when stopped.
+  void pause(const std::stop_token& stop, std::chrono::milliseconds time);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable_any busy_;
+  std::unordered_map<const Call*, std::weak_ptr<Call>> calls_;
+};
+
+}  // namespace charonia::triton

@@ -1,0 +1,159 @@
+#include "model.h"
+
+#include <chrono>
+#include <cstdio>
+#include <utility>
+
+#include "error.h"
+
+namespace charonia::triton {
+namespace {
+
+std::uint64_t now_ns() {
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count());
+}
+
+// Throws the error of a wrong setting with the place where it is set.
+void check_settings(const Settings& settings, const std::string& place) {
+  try {
+    EngineConfig unused;
+    apply_settings(settings, unused);
+  } catch (const Error& error) {
+    throw Error(error.code(), place + ": " + error.what());
+  }
+}
+
+Settings gather_settings(const ModelIdentity& identity, const ModelOptions& options) {
+  auto settings = settings_from_environment();
+  check_settings(settings, "environment (CHARONIA_<KEY>)");
+  check_settings(options.settings, "`parameters` of " + identity.config_file().string());
+  settings.insert(options.settings.begin(), options.settings.end());  // keeps what the environment has
+  return settings;
+}
+
+TRITONSERVER_Server* server_of(TRITONBACKEND_Model* model) {
+  TRITONSERVER_Server* server = nullptr;
+  check(TRITONBACKEND_ModelServer(model, &server));
+  return server;
+}
+
+std::string megabytes(std::int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
+  return text;
+}
+
+}  // namespace
+
+Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families)
+    : Model(model, families, identify(model), read_model_options(config_json(model))) {}
+
+Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, const ModelIdentity& identity,
+             const ModelOptions& options)
+    : engine_(identity.weights_dir(), gather_settings(identity, options), make_metrics_sink(families, identity.name)),
+      watcher_(server_of(model), identity, options, engine_, calls_, [this](const std::string& why) { end_all(why); }) {
+  log_loaded(identity.name + " version " + std::to_string(identity.version));
+}
+
+void Model::log_loaded(const std::string& name) const {
+  const auto& info = engine_.info();
+  log_info(name + ": " + info.model.model_name + " (" + info.model.model_family + ", " + info.model.weight_type +
+           ") on " + info.device + " with " + info.instruction_set + ", " + std::to_string(info.config.threads) +
+           " threads; weights " + megabytes(info.weight_bytes) + "; k/v cache " + megabytes(info.kv_cache_bytes) +
+           " in " + std::to_string(info.num_blocks) + " blocks of " + std::to_string(info.config.cache_block_seq_len) +
+           " = " + std::to_string(std::int64_t{info.num_blocks} * info.config.cache_block_seq_len) +
+           " tokens; context " + std::to_string(info.config.session_len) + " tokens");
+  for (const auto& warning : info.warnings) log_warning(name + ": " + warning);
+}
+
+void Model::execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request) noexcept {
+  const auto begin = now_ns();
+  bool taken = false;
+  try {
+    taken = take(request);
+  } catch (const std::exception& error) {
+    // Without a response factory there is no way to answer.
+    log_error(std::string("a request could not be answered: ") + error.what());
+  }
+  // Triton's statistics need the request, which is not kept until the answer is complete: they count requests and time
+  // their admission. How long requests take is in the engine's own metrics.
+  const auto end = now_ns();
+  log_failure(TRITONBACKEND_ModelInstanceReportStatistics(instance, request, taken, begin, begin, end, end),
+              "reporting statistics");
+  log_failure(TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL), "releasing a request");
+}
+
+bool Model::take(TRITONBACKEND_Request* request) {
+  const auto call = std::make_shared<Call>(request);
+  try {
+    auto asked = read_call(request);
+    call->outputs = asked.outputs;
+    call->echo = std::move(asked.echo);
+    if (asked.stop) {
+      engine_.cancel(asked.request.id);
+      Result empty;
+      empty.finish_reason = FinishReason::cancelled;
+      call->stream.send(empty, {}, call->outputs);
+    } else {
+      submit(std::move(asked.request), call);
+    }
+    return true;
+  } catch (const std::exception& error) {
+    call->stream.fail(error);
+    return false;
+  }
+}
+
+void Model::submit(Request request, const std::shared_ptr<Call>& call) {
+  // In the table first: the answer may be complete before submit() returns.
+  calls_.add(call);
+  try {
+    const auto handle = engine_.submit(std::move(request), [this, call](Result&& result) { deliver(*call, result); });
+    calls_.submitted(*call, handle);
+  } catch (...) {
+    calls_.remove(*call);
+    throw;
+  }
+}
+
+void Model::deliver(Call& call, const Result& result) noexcept {
+  try {
+    send(call, result);
+  } catch (const std::exception& error) {
+    // The stream is over; the watcher sees that and cancels the rest.
+    log_error(std::string("a response could not be made: ") + error.what());
+    call.stream.fail(error);
+  }
+  if (result.finish_reason != FinishReason::none) calls_.remove(call);
+}
+
+void Model::send(Call& call, const Result& result) {
+  if (result.finish_reason == FinishReason::error) {
+    call.stream.fail(Error(ErrorCode::internal, result.error));
+    return;
+  }
+  const auto why = result.finish_reason == FinishReason::cancelled ? why_ended() : std::string();
+  if (!why.empty()) {
+    call.stream.fail(Error(ErrorCode::unavailable, why + "; the request was ended after " +
+                                                       std::to_string(result.num_output_tokens) + " tokens"));
+    return;
+  }
+  call.stream.send(result, std::exchange(call.echo, {}), call.outputs);
+}
+
+std::string Model::why_ended() {
+  const std::lock_guard lock(why_mutex_);
+  return why_ended_;
+}
+
+void Model::end_all(const std::string& why) {
+  {
+    const std::lock_guard lock(why_mutex_);
+    why_ended_ = why;
+  }
+  engine_.shutdown(0);
+}
+
+}  // namespace charonia::triton

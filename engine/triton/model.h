@@ -1,0 +1,49 @@
+// One loaded model: its engine and the requests in it.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "calls.h"
+#include "charonia/engine.h"
+#include "metrics_sink.h"
+#include "model_config.h"
+#include "request_reader.h"
+#include "triton_api.h"
+#include "watcher.h"
+
+namespace charonia::triton {
+
+class Model {
+ public:
+  // Loads the engine of <repository>/<version>/weights. Precedence of settings: config.ini, the `parameters` of
+  // config.pbtxt, the environment (CHARONIA_<KEY>). Throws Error saying where the wrong setting stands.
+  Model(TRITONBACKEND_Model* model, const MetricFamilies& families);
+
+  // Takes one request and answers it, with responses or with an error; never blocks on the engine. The request is
+  // released when this returns. Never throws.
+  void execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request) noexcept;
+
+ private:
+  Model(TRITONBACKEND_Model* model, const MetricFamilies& families, const ModelIdentity& identity,
+        const ModelOptions& options);
+
+  // True when the request is in the engine, or was a stop request.
+  bool take(TRITONBACKEND_Request* request);
+  void submit(Request request, const std::shared_ptr<Call>& call);
+  void deliver(Call& call, const Result& result) noexcept;
+  void send(Call& call, const Result& result);
+  std::string why_ended();  // empty while the model is served
+  void end_all(const std::string& why);
+  void log_loaded(const std::string& name) const;
+
+  CallTable calls_;
+  std::mutex why_mutex_;
+  std::string why_ended_;  // set before end_all() ends the requests
+  // Destroyed in this order: the watcher, which uses the engine; the engine, whose last results use the rest.
+  Engine engine_;
+  Watcher watcher_;
+};
+
+}  // namespace charonia::triton

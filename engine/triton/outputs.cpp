@@ -1,0 +1,104 @@
+#include "outputs.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "error.h"
+
+namespace charonia::triton {
+namespace {
+
+class Filler {
+ public:
+  Filler(TRITONBACKEND_Response* response, const OutputSet& wanted) : response_(response), wanted_(wanted) {}
+
+  bool wants(Output output) const { return wanted_.test(static_cast<std::size_t>(output)); }
+
+  void add(Output output, std::span<const std::int32_t> values) {
+    add_bytes(output, TRITONSERVER_TYPE_INT32, values.size(), std::as_bytes(values));
+  }
+  void add(Output output, std::span<const float> values) {
+    add_bytes(output, TRITONSERVER_TYPE_FP32, values.size(), std::as_bytes(values));
+  }
+  void add(Output output, std::int32_t value) { add(output, std::span<const std::int32_t>(&value, 1)); }
+  void add(Output output, std::string_view text) {
+    if (!wants(output)) return;
+    // BYTES: the length in 4 bytes, little-endian, then the text.
+    const auto length = static_cast<std::uint32_t>(text.size());
+    std::string packed(sizeof(length), '\0');
+    std::memcpy(packed.data(), &length, sizeof(length));
+    packed += text;
+    add_bytes(output, TRITONSERVER_TYPE_BYTES, 1, std::as_bytes(std::span(packed)));
+  }
+
+ private:
+  void add_bytes(Output output, TRITONSERVER_DataType type, std::size_t count, std::span<const std::byte> bytes) {
+    if (!wants(output)) return;
+    const char* name = kOutputNames[static_cast<std::size_t>(output)];
+    const auto dim = static_cast<std::int64_t>(count);
+    TRITONBACKEND_Output* handle = nullptr;
+    check(TRITONBACKEND_ResponseOutput(response_, &handle, name, type, &dim, 1));
+    void* buffer = nullptr;
+    auto memory = TRITONSERVER_MEMORY_CPU;
+    std::int64_t memory_id = 0;
+    check(TRITONBACKEND_OutputBuffer(handle, &buffer, bytes.size(), &memory, &memory_id));
+    if (memory == TRITONSERVER_MEMORY_GPU) {
+      throw Error(ErrorCode::unsupported,
+                  std::string(name) + ": an output in GPU memory was asked for; ask for system memory");
+    }
+    if (!bytes.empty()) std::memcpy(buffer, bytes.data(), bytes.size());
+  }
+
+  TRITONBACKEND_Response* response_;
+  const OutputSet& wanted_;
+};
+
+}  // namespace
+
+OutputSet requested_outputs(TRITONBACKEND_Request* request) {
+  std::uint32_t count = 0;
+  check(TRITONBACKEND_RequestOutputCount(request, &count));
+  OutputSet wanted;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const char* name = nullptr;
+    check(TRITONBACKEND_RequestOutputName(request, i, &name));
+    const auto found = std::ranges::find(kOutputNames, std::string_view(name));
+    if (found != kOutputNames.end()) wanted.set(static_cast<std::size_t>(found - kOutputNames.begin()));
+  }
+  return count == 0 ? OutputSet().set() : wanted;
+}
+
+void fill(TRITONBACKEND_Response* response, const Result& result, std::string_view echo, const OutputSet& wanted) {
+  std::vector<std::int32_t> top_ids;
+  std::vector<float> top_logprobs;
+  for (const auto& row : result.top_logprobs) {
+    for (const auto& [id, logprob] : row) {
+      top_ids.push_back(id);
+      top_logprobs.push_back(logprob);
+    }
+  }
+  const std::array text_span = {static_cast<std::int32_t>(result.text_begin),
+                                static_cast<std::int32_t>(result.text_end)};
+  const std::array timings = {static_cast<float>(result.timings.queue_ms),
+                              static_cast<float>(result.timings.first_token_ms),
+                              static_cast<float>(result.timings.total_ms)};
+
+  Filler filler(response, wanted);
+  filler.add(Output::output_ids, result.token_ids);
+  filler.add(Output::text_span, text_span);
+  filler.add(Output::echo, echo);
+  filler.add(Output::output_log_probs, result.logprobs);
+  filler.add(Output::top_log_prob_ids, top_ids);
+  filler.add(Output::top_log_probs, top_logprobs);
+  filler.add(Output::finish_reason, to_string(result.finish_reason));
+  filler.add(Output::num_input_tokens, result.num_input_tokens);
+  filler.add(Output::num_output_tokens, result.num_output_tokens);
+  filler.add(Output::num_cached_tokens, result.num_cached_tokens);
+  filler.add(Output::timings, timings);
+}
+
+}  // namespace charonia::triton

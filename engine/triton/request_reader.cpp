@@ -1,0 +1,122 @@
+#include "request_reader.h"
+
+#include <utility>
+
+#include "error.h"
+#include "inputs.h"
+
+namespace charonia::triton {
+namespace {
+
+constexpr int kMostTopLogprobs = 20;
+
+[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (const auto dim : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(dim);
+  return text + "]";
+}
+
+template <class T>
+void set(T& field, const Inputs& inputs, std::string_view name) {
+  if (const auto value = inputs.scalar<T>(name)) field = *value;
+}
+
+// bad_words_ids [2, n]: row 0 the sequences' ids joined, row 1 their end offsets, padded with -1.
+std::vector<std::vector<TokenId>> read_bad_words(const Inputs& inputs) {
+  const auto sent = inputs.tensor<std::int32_t>("bad_words_ids");
+  if (!sent) return {};
+  if (sent->shape.size() != 2 || sent->shape[0] != 2) {
+    refuse("bad_words_ids has shape " + shape_text(sent->shape) +
+           " and must have [2, n]: row 0 the words' ids joined, row 1 where each ends");
+  }
+  const auto columns = static_cast<std::ptrdiff_t>(sent->shape[1]);
+  const auto ids = sent->values.begin(), ends = ids + columns;
+  std::vector<std::vector<TokenId>> words;
+  std::int32_t begin = 0;
+  for (auto end = ends; end != sent->values.end() && *end != -1; ++end) {
+    if (*end <= begin || *end > columns) {
+      refuse("bad_words_ids: the end offset " + std::to_string(*end) + " must be above " + std::to_string(begin) +
+             " and at most " + std::to_string(columns));
+    }
+    words.emplace_back(ids + begin, ids + *end);
+    begin = *end;
+  }
+  return words;
+}
+
+std::vector<std::pair<TokenId, float>> read_logit_bias(const Inputs& inputs) {
+  const auto ids = inputs.tensor<std::int32_t>("logit_bias_ids");
+  const auto values = inputs.tensor<float>("logit_bias_values");
+  const auto id_count = ids ? ids->values.size() : 0, value_count = values ? values->values.size() : 0;
+  if (id_count != value_count) {
+    refuse("logit_bias_ids has " + std::to_string(id_count) + " entries and logit_bias_values " +
+           std::to_string(value_count) + "; they belong together one by one");
+  }
+  std::vector<std::pair<TokenId, float>> bias;
+  bias.reserve(id_count);
+  for (std::size_t i = 0; i < id_count; ++i) bias.emplace_back(ids->values[i], values->values[i]);
+  return bias;
+}
+
+// -1: none. Asking for the likeliest tokens asks for log probabilities.
+int read_logprobs(const Inputs& inputs) {
+  const int top = inputs.scalar<std::int32_t>("top_logprobs").value_or(0);
+  if (top < 0 || top > kMostTopLogprobs) {
+    refuse("top_logprobs is " + std::to_string(top) + " and must be 0 to " + std::to_string(kMostTopLogprobs));
+  }
+  return inputs.scalar<bool>("return_log_probs").value_or(false) || top > 0 ? top : -1;
+}
+
+SamplingParams read_sampling(const Inputs& inputs) {
+  SamplingParams sampling;
+  sampling.max_tokens = inputs.scalar<std::int32_t>("max_tokens");
+  set(sampling.min_tokens, inputs, "min_tokens");
+  set(sampling.temperature, inputs, "temperature");
+  set(sampling.top_k, inputs, "top_k");
+  set(sampling.top_p, inputs, "top_p");
+  set(sampling.min_p, inputs, "min_p");
+  set(sampling.repetition_penalty, inputs, "repetition_penalty");
+  set(sampling.presence_penalty, inputs, "presence_penalty");
+  set(sampling.frequency_penalty, inputs, "frequency_penalty");
+  sampling.seed = inputs.scalar<std::uint64_t>("seed");
+  set(sampling.ignore_eos, inputs, "ignore_eos");
+  sampling.end_ids = inputs.ids("end_id").value_or(std::vector<TokenId>{});
+  sampling.stop_words = inputs.strings("stop_words").value_or(std::vector<std::string>{});
+  sampling.bad_words = read_bad_words(inputs);
+  sampling.logit_bias = read_logit_bias(inputs);
+  sampling.logprobs = read_logprobs(inputs);
+  return sampling;
+}
+
+}  // namespace
+
+std::string request_id(TRITONBACKEND_Request* request) {
+  const char* id = nullptr;
+  check(TRITONBACKEND_RequestId(request, &id));
+  return id == nullptr ? std::string() : std::string(id);
+}
+
+EngineCall read_call(TRITONBACKEND_Request* request) {
+  const Inputs inputs(request);
+  EngineCall call;
+  call.outputs = requested_outputs(request);
+  call.request.id = request_id(request);
+  call.stop = inputs.scalar<bool>("stop").value_or(false);
+  if (call.stop) {
+    if (call.request.id.empty()) refuse("stop is true and the request has no id: send the id of the request to stop");
+    return call;
+  }
+  auto ids = inputs.tensor<std::int32_t>("input_ids");
+  if (!ids) refuse("input_ids is missing: send the prompt's token ids, INT32 [n], or `stop` with a request's id");
+  call.request.input_ids = std::move(ids->values);
+  call.request.sampling = read_sampling(inputs);
+  call.request.priority = inputs.scalar<std::int32_t>("priority").value_or(0);
+  call.request.stream = inputs.scalar<bool>("stream").value_or(false);
+  call.request.strip_leading_space = inputs.scalar<bool>("strip_leading_space").value_or(false);
+  if (auto echo = inputs.strings("echo"); echo && !echo->empty()) call.echo = std::move(echo->front());
+  return call;
+}
+
+}  // namespace charonia::triton

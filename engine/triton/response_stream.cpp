@@ -1,0 +1,69 @@
+#include "response_stream.h"
+
+#include "charonia/error.h"
+#include "error.h"
+
+namespace charonia::triton {
+namespace {
+
+FactoryPtr make_factory(TRITONBACKEND_Request* request) {
+  TRITONBACKEND_ResponseFactory* factory = nullptr;
+  check(TRITONBACKEND_ResponseFactoryNew(&factory, request));
+  return FactoryPtr(factory);
+}
+
+ResponsePtr make_response(TRITONBACKEND_ResponseFactory* factory) {
+  TRITONBACKEND_Response* response = nullptr;
+  check(TRITONBACKEND_ResponseNewFromFactory(&response, factory));
+  return ResponsePtr(response);
+}
+
+}  // namespace
+
+ResponseStream::ResponseStream(TRITONBACKEND_Request* request) : factory_(make_factory(request)) {}
+
+ResponseStream::~ResponseStream() {
+  fail(Error(ErrorCode::internal, "the engine dropped the request without an answer"));
+}
+
+void ResponseStream::send(const Result& result, std::string_view echo, const OutputSet& wanted) {
+  if (ended()) return;
+  const bool final = result.finish_reason != FinishReason::none;
+  auto response = make_response(factory_.get());
+  fill(response.get(), result, echo, wanted);
+  // Sending takes the response and, with it, the final flag, whatever it returns.
+  log_failure(TRITONBACKEND_ResponseSend(response.release(), final ? TRITONSERVER_RESPONSE_COMPLETE_FINAL : 0, nullptr),
+              "sending a response");
+  if (final) end();
+}
+
+void ResponseStream::fail(const std::exception& error) {
+  if (ended()) return;
+  TRITONBACKEND_Response* response = nullptr;
+  auto* failed = TRITONBACKEND_ResponseNewFromFactory(&response, factory_.get());
+  if (failed == nullptr) {
+    const auto text = to_client(error);
+    log_failure(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, text.get()),
+                "sending an error response");
+  } else {
+    log_failure(failed, "making an error response");
+    log_failure(TRITONBACKEND_ResponseFactorySendFlags(factory_.get(), TRITONSERVER_RESPONSE_COMPLETE_FINAL),
+                "ending a stream");
+  }
+  end();
+}
+
+void ResponseStream::end() {
+  const std::lock_guard lock(mutex_);
+  factory_.reset();
+}
+
+bool ResponseStream::abandoned() {
+  const std::lock_guard lock(mutex_);
+  if (!factory_) return true;
+  bool cancelled = false;
+  log_failure(TRITONBACKEND_ResponseFactoryIsCancelled(factory_.get(), &cancelled), "asking for a cancellation");
+  return cancelled;
+}
+
+}  // namespace charonia::triton

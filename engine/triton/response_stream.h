@@ -1,0 +1,43 @@
+// The answer to one request: any number of responses, and exactly one final flag.
+#pragma once
+
+#include <exception>
+#include <mutex>
+#include <string_view>
+
+#include "charonia/types.h"
+#include "outputs.h"
+#include "raii.h"
+#include "triton_api.h"
+
+namespace charonia::triton {
+
+// Owns the request's response factory, which lives until the final flag is sent and not longer: a living one keeps the
+// model from being unloaded. One thread sends; abandoned() may be asked on another one meanwhile.
+class ResponseStream {
+ public:
+  // Before the request is released. Throws Error.
+  explicit ResponseStream(TRITONBACKEND_Request* request);
+  ~ResponseStream();  // a stream that was not ended ends with an error
+  ResponseStream(const ResponseStream&) = delete;
+  ResponseStream& operator=(const ResponseStream&) = delete;
+
+  // Sends a result's tensors; one with a finish_reason ends the stream. Does nothing on an ended one. What Triton
+  // refuses is thrown as Error, and the stream is then still open.
+  void send(const Result& result, std::string_view echo, const OutputSet& wanted);
+
+  // Ends the stream with an error for the client. Does nothing on an ended one.
+  void fail(const std::exception& error);
+
+  // Whether nobody listens: the client has left, or the stream has ended.
+  bool abandoned();
+
+ private:
+  bool ended() const { return factory_ == nullptr; }  // for the sending thread
+  void end();
+
+  FactoryPtr factory_;
+  std::mutex mutex_;  // between the end of factory_ and abandoned()
+};
+
+}  // namespace charonia::triton

@@ -1,0 +1,65 @@
+#include "watcher.h"
+
+#include <utility>
+
+#include "error.h"
+
+namespace charonia::triton {
+
+Watcher::Watcher(TRITONSERVER_Server* server, const ModelIdentity& model, const ModelOptions& options, Engine& engine,
+                 CallTable& calls, EndAll end_all)
+    : server_(server),
+      name_(model.name),
+      version_(static_cast<std::int64_t>(model.version)),
+      drain_(options.drain),
+      engine_(engine),
+      calls_(calls),
+      end_all_(std::move(end_all)),
+      was_served_(!options.warmup),
+      thread_([this](const std::stop_token& stop) { run(stop); }) {}
+
+void Watcher::run(const std::stop_token& stop) {
+  while (calls_.wait_until_busy(stop)) {
+    for (const auto handle : calls_.take_abandoned()) engine_.cancel(handle);
+    watch_standing();
+    calls_.pause(stop, kPollPeriod);
+  }
+}
+
+void Watcher::watch_standing() {
+  const auto now = Clock::now();
+  if (!end_at_) {
+    if (now < next_look_) return;
+    next_look_ = now + kStandingPeriod;
+    switch (standing()) {
+      case Standing::unknown:
+        return;
+      case Standing::served:
+        was_served_ = true;
+        return;
+      case Standing::unloading:
+        if (!was_served_) return;
+        end_at_ = now;
+        why_ = "model '" + name_ + "' is being unloaded";
+        break;
+      case Standing::exiting:
+        end_at_ = now + drain_;
+        why_ = "the server is shutting down";
+        break;
+    }
+    const auto left = std::chrono::duration_cast<std::chrono::seconds>(*end_at_ - now).count();
+    log_info(why_ + ": the requests of '" + name_ + "' end " +
+             (left > 0 ? "in at most " + std::to_string(left) + " s" : "now"));
+  }
+  // The server is not asked again: it may be gone before this thread is.
+  if (end_all_ && now >= *end_at_) std::exchange(end_all_, nullptr)(why_);
+}
+
+Watcher::Standing Watcher::standing() const {
+  bool ready = false;
+  const ErrorPtr error(TRITONSERVER_ServerModelIsReady(server_, name_.c_str(), version_, &ready));
+  if (!error) return ready ? Standing::served : Standing::unloading;
+  return TRITONSERVER_ErrorCode(error.get()) == TRITONSERVER_ERROR_UNAVAILABLE ? Standing::exiting : Standing::unknown;
+}
+
+}  // namespace charonia::triton

@@ -1,0 +1,55 @@
+// Notices what Triton does not tell a back end: clients that leave, a model being unloaded, a server that exits.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "calls.h"
+#include "charonia/engine.h"
+#include "model_config.h"
+#include "triton_api.h"
+
+namespace charonia::triton {
+
+// One thread per model. While requests are in flight it cancels those whose client has left (kPollPeriod at most after
+// it left), and asks the server whether the model is still served: an unload completes only when every request has
+// ended, and the back end's ModelFinalize comes only then. Without requests it sleeps.
+class Watcher {
+ public:
+  static constexpr std::chrono::milliseconds kPollPeriod{10};
+  static constexpr std::chrono::milliseconds kStandingPeriod{50};
+
+  // Ends every request in flight; `why` is for their clients. Called at most once.
+  using EndAll = std::function<void(const std::string& why)>;
+
+  // When the server exits, requests may go on for options.drain; an unload ends them at once.
+  Watcher(TRITONSERVER_Server* server, const ModelIdentity& model, const ModelOptions& options, Engine& engine,
+          CallTable& calls, EndAll end_all);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum class Standing { unknown, served, unloading, exiting };
+
+  void run(const std::stop_token& stop);
+  void watch_standing();
+  Standing standing() const;
+
+  TRITONSERVER_Server* server_;
+  std::string name_;
+  std::int64_t version_;
+  std::chrono::seconds drain_;
+  Engine& engine_;
+  CallTable& calls_;
+  EndAll end_all_;
+
+  bool was_served_;  // before that, a model that is not ready is one whose warm-up requests run
+  Clock::time_point next_look_{};
+  std::optional<Clock::time_point> end_at_;  // set once it is known that the model goes
+  std::string why_;
+  std::jthread thread_;  // last: it uses all of the above
+};
+
+}  // namespace charonia::triton

@@ -1,0 +1,49 @@
+"""`python -m charonia_gateway`: the gateway as a process. Ends with code 0 on SIGTERM and SIGINT."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+
+import uvicorn
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+
+from charonia_gateway.app import create_app
+from charonia_gateway.settings import Settings
+
+
+def _settings() -> Settings:
+    try:
+        return CliApp.run(Settings)
+    except ValidationError as error:
+        for detail in error.errors():
+            name = ".".join(str(part) for part in detail["loc"])
+            print(f"charonia_gateway: {name} = {detail['input']!r}: {detail['msg']}", file=sys.stderr)
+        sys.exit(2)
+
+
+def main() -> None:
+    settings = _settings()
+    logging.basicConfig(format="%(levelname)s:     %(message)s", level=settings.log_level.upper())
+    # uvicorn shuts down in order and then raises the signal again, which would make its number the exit code.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    uvicorn.run(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        log_level=settings.log_level,
+        access_log=settings.access_log,
+        server_header=False,
+        # Longer than what clients and load balancers keep idle connections for, so that they close first.
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=settings.shutdown_timeout_s,
+    )
+
+
+if __name__ == "__main__":
+    main()

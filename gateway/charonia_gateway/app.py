@@ -1,0 +1,53 @@
+"""The application: routes, error format and metrics around one engine client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from charonia_client import CharoniaError, Client
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from charonia_gateway import __version__
+from charonia_gateway.context import Gateway
+from charonia_gateway.documentation import complete_schema
+from charonia_gateway.engine import Engine
+from charonia_gateway.errors import ApiError, handle_api_error, handle_engine_error, handle_http_error
+from charonia_gateway.metrics import Metrics, MetricsMiddleware
+from charonia_gateway.routes import chat, completions, models, service
+from charonia_gateway.settings import Settings
+
+_DESCRIPTION = """The API of OpenAI for the model that this server serves; OpenAI's own clients work unchanged, with
+`base_url` set to this server's address and `/v1`, and any `api_key`. Fields that the server does not know are ignored
+and named in the response header `charonia-ignored-fields`."""
+
+
+async def _client_gone(request: Request, _: Exception) -> Response:
+    request.scope.setdefault("state", {})["disconnected"] = True
+    return Response(status_code=499)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The ASGI application. The channel to Triton opens with its lifespan; Triton need not be there yet."""
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with Client(settings.triton_target) as client:
+            engine = Engine(client, settings.request_timeout_s)
+            app.state.gateway = Gateway(settings, engine, metrics, int(time.time()))
+            yield
+
+    app = FastAPI(title="Charonia", version=__version__, description=_DESCRIPTION, lifespan=lifespan, redoc_url=None)
+    for module in (chat, completions, models, service):
+        app.include_router(module.router)
+    app.add_middleware(MetricsMiddleware, metrics=metrics)
+    app.add_exception_handler(ApiError, handle_api_error)
+    app.add_exception_handler(CharoniaError, handle_engine_error)
+    app.add_exception_handler(HTTPException, handle_http_error)
+    app.add_exception_handler(ClientDisconnect, _client_gone)
+    complete_schema(app, settings.model_name)
+    return app

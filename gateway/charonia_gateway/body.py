@@ -1,0 +1,111 @@
+"""From a request's body to a checked model, or to a 400 that names the field and what would be right."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from charonia_gateway.errors import ApiError
+
+log = logging.getLogger("charonia_gateway")
+Body = TypeVar("Body", bound=BaseModel)
+
+IGNORED_HEADER = "charonia-ignored-fields"
+_MAX_NAMED_ERRORS = 3
+_MAX_REMEMBERED = 1000
+_warned: set[str] = set()
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body, which must call itself JSON and have at most `limit` bytes."""
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise ApiError(
+            415,
+            f"the content type is {kind[:100]!r}: send JSON with Content-Type: application/json",
+            code="content_type",
+        )
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise ApiError(413, f"the body is larger than {limit} bytes, the most this server takes", code="too_large")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def parse(model: type[Body], body: bytes) -> Body:
+    """The checked body. ApiError 400 otherwise."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise _bad_request(error.errors(include_url=False, include_context=True)) from None
+
+
+def ignored_fields(body: BaseModel) -> list[str]:
+    """Names of the fields that the gateway does not know, fit for a header; each is logged once."""
+    names = []
+    for name in body.model_extra or ():
+        if re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII):
+            names.append(name)
+        if name not in _warned and len(_warned) < _MAX_REMEMBERED:
+            _warned.add(name)
+            log.warning("requests have the field %r, which is unknown here and ignored", name[:64])
+    return names[:20]
+
+
+def _bad_request(details: list[ErrorDetails]) -> ApiError:
+    first = details[0]
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", first["msg"])
+        return ApiError(400, f"the body is not valid JSON: {reason}", code="invalid_json")
+    missing = first["type"] == "missing"
+    texts = [_text(detail) for detail in details[:_MAX_NAMED_ERRORS]]
+    if more := len(details) - len(texts):
+        texts.append(f"and {more} more")
+    return ApiError(
+        400,
+        "; ".join(texts),
+        param=_path(first) or _named_in(first),
+        code="missing_required_parameter" if missing else "invalid_value",
+    )
+
+
+def _path(detail: ErrorDetails) -> str | None:
+    """messages[0].content"""
+    path = ""
+    for part in detail["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    return path[:200] or None
+
+
+def _named_in(detail: ErrorDetails) -> str | None:
+    """The field that a check of the whole body is about: its text begins with the name."""
+    found = re.match(r"[a-z_]+", detail["msg"])
+    return found.group() if found else None
+
+
+def _text(detail: ErrorDetails) -> str:
+    path = _path(detail)
+    if detail["type"] == "missing":
+        return f"{path} is missing"
+    if detail["type"] == "wrong":
+        return f"{path}: {detail['msg']}" if path else detail["msg"]
+    if detail["type"] == "model_type" or (path is None and detail["type"] == "model_attributes_type"):
+        return f"{path or 'the body'} is not a JSON object"
+    message = detail["msg"].replace("Input should be", "it should be").replace("Extra inputs", "extra fields")
+    return f"{path} = {_shown(detail['input'])}: {message[:1].lower()}{message[1:]}"
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError):
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 60 else f"{text[:57]}..."

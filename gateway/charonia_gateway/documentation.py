@@ -1,0 +1,63 @@
+"""The generated API documentation of routes that read their own body."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from charonia_gateway.schemas.requests import ChatRequest, CompletionRequest
+from charonia_gateway.schemas.responses import ErrorBody
+
+_REF = "#/components/schemas/{model}"
+_ERRORS = {
+    400: "the request is wrong: the text names the field and what would be right",
+    404: "no such model",
+    413: "the body is too large",
+    415: "the body is not JSON",
+    429: "too much to do; Retry-After says when to come again",
+    503: "Triton or the engine is away",
+}
+
+
+def describe(request: type[BaseModel], answer: type[BaseModel], examples: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Arguments of a route's decorator. The model's name is put into the examples when they are served."""
+    content = {
+        "application/json": {
+            "schema": {"$ref": _REF.format(model=request.__name__)},
+            "examples": {name: {"summary": name, "value": value} for name, value in examples.items()},
+        }
+    }
+    ok: dict[str, Any] = {
+        "model": answer,
+        "description": "the answer; with stream = true server-sent events, the last of them `data: [DONE]`",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+    errors = {status: {"model": ErrorBody, "description": text} for status, text in _ERRORS.items()}
+    return {
+        "responses": {200: ok, **errors},
+        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+    }
+
+
+def complete_schema(app: FastAPI, model_name: str) -> None:
+    """Adds the request models, which no route declares as parameters, and the served model's name."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema:
+            return app.openapi_schema
+        schema = generate()
+        components = schema.setdefault("components", {}).setdefault("schemas", {})
+        for model in (ChatRequest, CompletionRequest):
+            definition = model.model_json_schema(ref_template=_REF)
+            components.update(definition.pop("$defs", {}))
+            components[model.__name__] = definition
+        for path in schema["paths"].values():
+            body = path.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {})
+            for example in body.get("examples", {}).values():
+                example["value"] = {"model": model_name, **example["value"]}
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend its schema

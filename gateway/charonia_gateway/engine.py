@@ -1,0 +1,91 @@
+"""The engine as the routes see it: several choices at once, and whatever ends badly is an error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from charonia_client import Client, GenerateRequest, GenerateResponse, ServerError, Unavailable
+
+
+class Engine:
+    """`timeout_s` bounds each answer; 0 is no bound."""
+
+    def __init__(self, client: Client, timeout_s: float = 0) -> None:
+        self.client = client
+        self._timeout_s = timeout_s or None
+
+    async def why_not_ready(self) -> str | None:
+        """None when requests can be served."""
+        client = self.client
+        if not await client.server_live():
+            return f"Triton at {client.target} does not answer"
+        for model in (client.model, client.engine):
+            if not await client.model_ready(model):
+                return f"model {model!r} of Triton at {client.target} is not ready"
+        return None
+
+    async def complete(self, requests: Sequence[GenerateRequest], id: str) -> list[GenerateResponse]:
+        """The whole answers, in the order of `requests`. `id` begins the engine's request ids."""
+        answers: list[GenerateResponse | None] = [None] * len(requests)
+        async with aclosing(self.stream(requests, id)) as parts:
+            async for index, part in parts:
+                answers[index] = part
+        return [answer for answer in answers if answer is not None]
+
+    async def stream(
+        self, requests: Sequence[GenerateRequest], id: str
+    ) -> AsyncGenerator[tuple[int, GenerateResponse], None]:
+        """(index in `requests`, part of its answer) as they come. Leaving it stops them all; so does one's error."""
+        if len(requests) == 1:
+            async with aclosing(self._one(requests[0], f"{id}-0")) as parts:
+                async for part in parts:
+                    yield 0, part
+            return
+        # Bounded, so that a slow client is felt by Triton and not by this process's memory.
+        queue: asyncio.Queue[tuple[int, GenerateResponse | BaseException | None]] = asyncio.Queue(2 * len(requests))
+        tasks = [
+            asyncio.create_task(self._pump(queue, index, request, f"{id}-{index}"))
+            for index, request in enumerate(requests)
+        ]
+        running = len(tasks)
+        try:
+            while running:
+                index, item = await queue.get()
+                if isinstance(item, GenerateResponse):
+                    yield index, item
+                elif item is None:
+                    running -= 1
+                else:
+                    raise item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pump(
+        self,
+        queue: asyncio.Queue[tuple[int, GenerateResponse | BaseException | None]],
+        index: int,
+        request: GenerateRequest,
+        id: str,
+    ) -> None:
+        try:
+            async with aclosing(self._one(request, id)) as parts:
+                async for part in parts:
+                    await queue.put((index, part))
+        except Exception as error:
+            await queue.put((index, error))
+        else:
+            await queue.put((index, None))
+
+    async def _one(self, request: GenerateRequest, id: str) -> AsyncGenerator[GenerateResponse, None]:
+        parts = self.client.generate(request, request_id=id, timeout_s=self._timeout_s)
+        async with aclosing(parts):
+            async for part in parts:
+                if part.finish_reason == "cancelled":
+                    raise Unavailable("the engine stopped this request: it is shutting down or was told to")
+                if part.finish_reason == "error":
+                    raise ServerError("the engine could not finish this request; its log says why")
+                yield part

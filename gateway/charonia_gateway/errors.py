@@ -1,0 +1,100 @@
+"""Errors in OpenAI's format, and the one place that gives the engine client's errors their HTTP status.
+
+{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from charonia_client import BadRequest, CharoniaError, Overloaded, Unavailable
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+
+class ApiError(Exception):
+    """An answer other than 200."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status, self.headers)
+
+
+def unavailable(message: str) -> ApiError:
+    return ApiError(
+        503, message, type="service_unavailable_error", code="service_unavailable", headers={"Retry-After": "5"}
+    )
+
+
+# The engine's errors begin with the field's name; these have another name here.
+_PARAMS = {
+    "text_input": "prompt",
+    "stop_words": "stop",
+    "return_log_probs": "logprobs",
+}
+_FIELD = re.compile(r"^([a-z_]+)((?:\[\d+\]|\.[a-z_]+)*)(?=:| =| is\b)")
+_CONTEXT = re.compile(r"\bdo(?:es)? not fit\b.*session_len", re.DOTALL)
+
+
+def from_engine(error: CharoniaError) -> ApiError:
+    """The answer for an error of the engine client."""
+    text = str(error)
+    match error:
+        case BadRequest():
+            if _CONTEXT.search(text):
+                return ApiError(400, text, code="context_length_exceeded")
+            if found := _FIELD.match(text):
+                name = _PARAMS.get(found.group(1), found.group(1))
+                text = name + text[found.end(1) :]
+                return ApiError(400, text, param=name + found.group(2), code="invalid_value")
+            return ApiError(400, text, code="invalid_value")
+        case Overloaded():
+            seconds = max(1, math.ceil(error.retry_after))
+            return ApiError(
+                429, text, type="rate_limit_error", code="overloaded", headers={"Retry-After": str(seconds)}
+            )
+        case Unavailable():
+            return unavailable(text)
+    return ApiError(500, text, type="server_error", code="engine_error")
+
+
+async def handle_api_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def handle_engine_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, CharoniaError)
+    return from_engine(error).response()
+
+
+async def handle_http_error(request: Request, error: Exception) -> JSONResponse:
+    """Unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    text = {404: f"there is no {request.url.path!r} here", 405: f"{request.url.path!r} does not take {request.method}"}
+    message = text.get(error.status_code, str(error.detail))
+    return ApiError(error.status_code, f"{message}; see /docs", headers=error.headers).response()

@@ -1,0 +1,81 @@
+"""Log probabilities in OpenAI's two forms: chat completions' and the older one of completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from charonia_client import GenerateResponse
+
+# JSON has no infinity; OpenAI writes this for a token that cannot be.
+LEAST_LOGPROB = -9999.0
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB
+
+
+def _escaped(token: bytes) -> str | None:
+    """The bytes as \\x.. when they are no whole characters, else None."""
+    try:
+        token.decode()
+    except UnicodeDecodeError:
+        return "".join(f"\\x{byte:02x}" for byte in token)
+    return None
+
+
+def _entry(token: bytes, logprob: float) -> dict[str, Any]:
+    text = _escaped(token)
+    return {
+        "token": token.decode() if text is None else text,
+        "logprob": _finite(logprob),
+        "bytes": list(token),
+    }
+
+
+def _text(token: bytes) -> str:
+    text = _escaped(token)
+    return token.decode() if text is None else f"bytes:{text}"
+
+
+def chat_logprobs(response: GenerateResponse) -> list[dict[str, Any]]:
+    """One entry per token of the response that adds to the text."""
+    return [
+        {**_entry(token, logprob), "top_logprobs": [_entry(top.token, top.logprob) for top in tops]}
+        for token, logprob, tops in zip(response.tokens, response.logprobs, response.top_logprobs, strict=True)
+        if token
+    ]
+
+
+class CompletionLogprobs:
+    """The older form. Offsets count the characters of the choice's text, so there is one of these per choice."""
+
+    def __init__(self) -> None:
+        self._characters = 0
+
+    def of(self, response: GenerateResponse) -> dict[str, list[Any]]:
+        """tokens, token_logprobs, top_logprobs and text_offset of the tokens that add to the text."""
+        tokens: list[str] = []
+        logprobs: list[float] = []
+        tops: list[dict[str, float]] = []
+        offsets: list[int] = []
+        rows = zip(response.tokens, response.logprobs, response.top_logprobs, strict=True)
+        for token, logprob, top in rows:
+            if not token:
+                continue
+            tokens.append(_text(token))
+            logprobs.append(_finite(logprob))
+            tops.append({_text(entry.token): _finite(entry.logprob) for entry in reversed(top)})
+            # A token that begins inside a character is at that character.
+            offsets.append(self._characters - _is_continuation(token[0]))
+            self._characters += sum(not _is_continuation(byte) for byte in token)
+        return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+
+def _is_continuation(byte: int) -> bool:
+    """Whether a UTF-8 byte is not a character's first."""
+    return byte & 0xC0 == 0x80
+
+
+def joined(parts: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
+    return {name: [value for part in parts for value in part[name]] for name in parts[0]}

@@ -1,0 +1,83 @@
+"""The gateway's own metrics, and the ASGI layer that takes them."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Metrics:
+    """Has a registry of its own, so that several applications can live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "charonia_gateway_requests",
+            "HTTP requests answered; status 499: the client went away before the answer",
+            ("route", "status"),
+            registry=self.registry,
+        )
+        self.running = Gauge("charonia_gateway_requests_running", "HTTP requests in work", registry=self.registry)
+        self.disconnects = Counter(
+            "charonia_gateway_disconnects", "clients that went away before their answer's end", registry=self.registry
+        )
+        self.duration = Histogram(
+            "charonia_gateway_request_duration_seconds",
+            "from a request's head to its answer's end",
+            ("route",),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.first_byte = Histogram(
+            "charonia_gateway_time_to_first_byte_seconds",
+            "from a request's head to its answer's beginning, which for streams is the first text",
+            ("route",),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class MetricsMiddleware:
+    """Counts and times requests. Below it nothing is wrapped that a stream's pieces go through more than once."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        status = 0
+        first_byte_s = 0.0
+
+        async def watched(message: Message) -> None:
+            nonlocal status, first_byte_s
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                first_byte_s = time.perf_counter() - began
+            await send(message)
+
+        metrics = self._metrics
+        metrics.running.inc()
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            metrics.running.dec()
+            if scope.get("state", {}).get("disconnected"):
+                metrics.disconnects.inc()
+                status = status or 499
+            # Only paths of the application are labels: what clients make up is not.
+            route = getattr(scope.get("route"), "path", "other")
+            metrics.requests.labels(route, str(status or 500)).inc()
+            metrics.duration.labels(route).observe(time.perf_counter() - began)
+            if first_byte_s:
+                metrics.first_byte.labels(route).observe(first_byte_s)

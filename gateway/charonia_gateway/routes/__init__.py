@@ -1,0 +1,1 @@
+"""HTTP routes: each module is a router."""

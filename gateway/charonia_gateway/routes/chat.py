@@ -1,0 +1,115 @@
+"""POST /v1/chat/completions"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from charonia_client import GenerateRequest, GenerateResponse
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from charonia_gateway.context import Gateway, GatewayState, Head, Usage
+from charonia_gateway.documentation import describe
+from charonia_gateway.engine import Engine
+from charonia_gateway.logprobs import chat_logprobs
+from charonia_gateway.schemas.requests import ChatRequest
+from charonia_gateway.schemas.responses import ChatCompletion
+from charonia_gateway.sse import DONE, EventStream, event, while_connected
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/chat/completions",
+    summary="Answer a conversation",
+    tags=["OpenAI"],
+    **describe(
+        ChatRequest,
+        ChatCompletion,
+        {
+            "whole": {"messages": [{"role": "user", "content": "Hello, who are you?"}]},
+            "streamed": {
+                "messages": [
+                    {"role": "system", "content": "You answer briefly."},
+                    {"role": "user", "content": "What is the capital of France?"},
+                ],
+                "temperature": 0,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            },
+        },
+    ),
+)
+async def chat_completions(request: Request, gateway: GatewayState) -> Response:
+    """OpenAI's chat completions. `tools` are handed to the model's chat template; a call that the model makes is left
+    in the answer as the text it is (calls are not parsed yet)."""
+    body = await gateway.read(request, ChatRequest)
+    requests = body.engine_requests()
+    gateway.check_choices(requests)
+    head = Head(gateway, body, "chatcmpl")
+    if body.stream:
+        return EventStream(_stream(gateway.engine, body, requests, head), head.headers)
+    return JSONResponse(await while_connected(request, _whole(gateway, body, requests, head)), headers=head.headers)
+
+
+async def _whole(
+    gateway: Gateway, body: ChatRequest, requests: Sequence[GenerateRequest], head: Head
+) -> dict[str, Any]:
+    usage = Usage(body.choices_per_prompt, len(requests))
+    choices = []
+    for index, answer in enumerate(await gateway.engine.complete(requests, head.id)):
+        usage.see(index, answer)
+        choices.append(
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "logprobs": _logprobs(body, answer),
+                "finish_reason": answer.finish_reason,
+            }
+        )
+    return head.of("chat.completion", choices=choices, usage=usage.to_json())
+
+
+def _logprobs(body: ChatRequest, answer: GenerateResponse) -> dict[str, Any] | None:
+    return {"content": chat_logprobs(answer), "refusal": None} if body.logprobs else None
+
+
+async def _stream(
+    engine: Engine, body: ChatRequest, requests: Sequence[GenerateRequest], head: Head
+) -> AsyncGenerator[bytes, None]:
+    """One chunk for each piece of text; each choice's first has the role, its last the finish reason."""
+    usage = Usage(body.choices_per_prompt, len(requests))
+    # This is the hot path: one dictionary is made, and changed for each chunk.
+    choice: dict[str, Any] = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}
+    chunk = head.of("chat.completion.chunk", choices=[choice])
+    with_usage = bool(body.stream_options and body.stream_options.include_usage)
+    if with_usage:
+        chunk["usage"] = None
+    begun = [False] * len(requests)
+    async with aclosing(engine.stream(requests, head.id)) as parts:
+        async for index, part in parts:
+            usage.see(index, part)
+            events = b""
+            choice["index"] = index
+            if not begun[index]:
+                begun[index] = True
+                choice["delta"] = {"role": "assistant", "content": "", "refusal": None}
+                events += event(chunk)
+            if part.text:
+                choice["delta"] = {"content": part.text}
+                choice["logprobs"] = _logprobs(body, part)
+                events += event(chunk)
+                choice["logprobs"] = None
+            if part.finish_reason:
+                choice["delta"] = {}
+                choice["finish_reason"] = part.finish_reason
+                events += event(chunk)
+                choice["finish_reason"] = None
+            if events:
+                yield events
+    if with_usage:
+        yield event({**chunk, "choices": [], "usage": usage.to_json()}) + DONE
+    else:
+        yield DONE

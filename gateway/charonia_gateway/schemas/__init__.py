@@ -1,0 +1,1 @@
+"""What clients send and get, by OpenAI's definition of it."""

@@ -1,0 +1,97 @@
+"""Types of fields that have more than one form, each with its check, its text for people and its JSON schema."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+MAX_STOPS = 4
+
+
+def wrong(message: str) -> PydanticCustomError:
+    """`message` says what would be right. It is no template: braces stand for themselves."""
+    return PydanticCustomError("wrong", "{message}", {"message": message})
+
+
+def _texts(value: Any, what: str) -> list[str] | None:
+    if value is None:
+        return None
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise wrong(f"send {what}")
+    return texts
+
+
+def _stop(value: Any) -> list[str] | None:
+    texts = _texts(value, f"a string or a list of at most {MAX_STOPS} strings, none of them empty")
+    if texts is not None and len(texts) > MAX_STOPS:
+        raise wrong(f"{len(texts)} stop words are too many: send at most {MAX_STOPS}")
+    return texts
+
+
+def _bad_words(value: Any) -> list[str] | None:
+    return _texts(value, "a string or a list of strings, none of them empty")
+
+
+def _logit_bias(value: Any) -> dict[int, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise wrong('send an object of token ids and biases such as {"50256": -100}')
+    biases = {}
+    for token, bias in value.items():
+        if not re.fullmatch(r"\d{1,9}", token, re.ASCII):
+            raise wrong(f"{token[:40]!r} is no token id: keys are whole numbers from 0 on, as strings")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise wrong(f"the bias of token {token} is not a number from -100 to 100")
+        biases[int(token)] = float(bias)
+    return biases
+
+
+def text_of_parts(value: Any) -> str | None:
+    """A message's content: a string, null, or OpenAI's list of text parts, which are joined."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise wrong('send a string or a list of parts {"type": "text", "text": ...}')
+    texts = []
+    for number, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            said = f"is of type {kind!r}" if isinstance(kind, str) else "has no type"
+            raise wrong(f'part {number} {said[:60]}: this model takes {{"type": "text", "text": ...}} only')
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _prompt(value: Any) -> list[str]:
+    prompts = [value] if isinstance(value, str) else value
+    if isinstance(prompts, list) and prompts:
+        if all(isinstance(prompt, str) for prompt in prompts):
+            return prompts
+        if all(isinstance(prompt, int | list) for prompt in prompts):
+            raise wrong("token ids are not taken: send the prompt as text, a string or a list of strings")
+    raise wrong("send a string or a list of strings with at least one entry")
+
+
+def _schema(*forms: dict[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [*forms, {"type": "null"}]})
+
+
+_STRING = {"type": "string"}
+_STRINGS = {"type": "array", "items": {"type": "string"}}
+
+Stop = Annotated[list[str] | None, BeforeValidator(_stop), _schema(_STRING, {**_STRINGS, "maxItems": MAX_STOPS})]
+BadWords = Annotated[list[str] | None, BeforeValidator(_bad_words), _schema(_STRING, _STRINGS)]
+LogitBias = Annotated[
+    dict[int, float] | None,
+    BeforeValidator(_logit_bias),
+    _schema({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}),
+]
+Content = Annotated[
+    str | None, BeforeValidator(text_of_parts), _schema(_STRING, {"type": "array", "items": {"type": "object"}})
+]
+Prompt = Annotated[list[str], BeforeValidator(_prompt), WithJsonSchema({"anyOf": [_STRING, _STRINGS]})]

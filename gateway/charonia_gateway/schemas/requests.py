@@ -1,0 +1,208 @@
+"""The bodies of requests. Unknown fields are kept aside (`model_extra`), to be named to the client."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from charonia_client import GenerateRequest
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from charonia_gateway.schemas.fields import BadWords, Content, LogitBias, Prompt, Stop, wrong
+
+_INT32 = 2**31 - 1
+_UINT64 = 2**64 - 1
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    include_usage: bool | None = Field(None, description="a last chunk with `usage` and no choices")
+
+
+class Sampling(BaseModel):
+    """What chat completions and completions have in common."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    model: str = Field(description="a name that /v1/models lists")
+    stream: bool | None = Field(None, description="server-sent events, one per piece of text")
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=128, description="answers to each prompt")
+    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; default 1")
+    top_p: float | None = Field(None, ge=0, le=1)
+    stop: Stop = Field(None, description="ends the answer, which does not contain it")
+    seed: int | None = Field(
+        None, ge=-(2**63), le=_UINT64, description="the same request with the same seed has the same answer"
+    )
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: LogitBias = Field(None, description="token id to a bias from -100 to 100")
+    user: str | None = Field(None, description="taken, without effect")
+    metadata: dict[str, Any] | None = Field(None, description="taken, without effect")
+    store: bool | None = Field(None, description="taken; nothing is stored")
+    service_tier: str | None = Field(None, description="taken, without effect")
+
+    # What OpenAI does not have and other servers do.
+    top_k: int | None = Field(None, ge=-1, le=_INT32, description="the k likeliest tokens; 0 or -1: all")
+    min_p: float | None = Field(None, ge=0, le=1, description="least probability relative to the likeliest token's")
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="over prompt and answer; 1 is none")
+    min_tokens: int | None = Field(None, ge=0, le=_INT32, description="the answer does not end before")
+    ignore_eos: bool | None = Field(None, description="the end token does not end the answer")
+    bad_words: BadWords = Field(None, description="never in the answer")
+    skip_special_tokens: Literal[True] | None = Field(None, description="special tokens are never part of a text")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Sampling:
+        if self.stream_options is not None and not self.stream:
+            raise wrong("stream_options is for stream = true only: leave it out or stream")
+        return self
+
+    @property
+    def choices_per_prompt(self) -> int:
+        return self.n or 1
+
+    def to_engine(self, choice: int, **more: Any) -> GenerateRequest:
+        """The engine's request for one choice; of n choices with a seed each has a seed of its own."""
+        return GenerateRequest(
+            temperature=self.temperature,
+            # The engine's range is open at 0; the smallest nucleus is the likeliest token either way.
+            top_p=max(self.top_p, 1e-6) if self.top_p is not None else None,
+            top_k=max(self.top_k, 0) if self.top_k is not None else None,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=None if self.seed is None else derived_seed(self.seed, choice),
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            stop_words=self.stop or (),
+            bad_words=self.bad_words or (),
+            logit_bias=self.logit_bias,
+            stream=bool(self.stream),
+            **more,
+        )
+
+
+def derived_seed(seed: int, choice: int) -> int:
+    """The seed of choice number `choice`: choice 0 has the seed itself, others SplitMix64's (Steele, Lea and Flood,
+    "Fast splittable pseudorandom number generators", 2014) mix of it."""
+    if choice == 0:
+        return seed & _UINT64
+    z = (seed + choice * 0x9E3779B97F4A7C15) & _UINT64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _UINT64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _UINT64
+    return z ^ (z >> 31)
+
+
+class Message(BaseModel):
+    """One message of a conversation. What else it holds goes to the chat template as it is."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Message:
+        called = self.tool_calls or (self.model_extra or {}).get("function_call")
+        if self.content is None and not (self.role == "assistant" and called):
+            raise wrong("content is missing: send the message's text")
+        return self
+
+    def to_template(self) -> dict[str, Any]:
+        message = self.model_dump(exclude_none=True)
+        if self.role == "developer":
+            message["role"] = "system"
+        return message
+
+
+def _messages(value: Any) -> Any:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: str
+
+    @model_validator(mode="after")
+    def _text(self) -> ResponseFormat:
+        if self.type != "text":
+            raise wrong(
+                f'{self.type[:40]!r} is not supported yet: send {{"type": "text"}}, and ask for JSON in the prompt'
+            )
+        return self
+
+
+class ChatRequest(Sampling):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[Message], BeforeValidator(_messages)] = Field(
+        min_length=1, description="the conversation; one plain string is the user's only message"
+    )
+    max_completion_tokens: int | None = Field(
+        None, ge=1, le=_INT32, description="longest answer in tokens; default: what the context holds"
+    )
+    max_tokens: int | None = Field(None, ge=1, le=_INT32, description="older name of max_completion_tokens")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="likeliest tokens at each place; needs logprobs")
+    tools: list[dict[str, Any]] | None = Field(
+        None, description="handed to the model's chat template; calls in the answer are left as the text they are"
+    )
+    tool_choice: Annotated[Any, WithJsonSchema({"enum": ["none", "auto", None]})] = None
+    parallel_tool_calls: bool | None = Field(None, description="taken, without effect")
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def _consistent_chat(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise wrong("top_logprobs needs logprobs = true")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise wrong('tool_choice: a call cannot be forced yet; send "auto" or "none"')
+        return self
+
+    def engine_requests(self) -> list[GenerateRequest]:
+        """One per choice."""
+        messages = [message.to_template() for message in self.messages]
+        return [
+            self.to_engine(
+                choice,
+                messages=messages,
+                tools=None if self.tool_choice == "none" else self.tools,
+                max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
+                logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            )
+            for choice in range(self.choices_per_prompt)
+        ]
+
+
+class CompletionRequest(Sampling):
+    """POST /v1/completions"""
+
+    prompt: Prompt = Field(description="a text or several")
+    max_tokens: int | None = Field(16, ge=1, le=_INT32, description="longest answer in tokens")
+    logprobs: int | None = Field(None, ge=0, le=20, description="likeliest tokens at each place")
+    echo: bool | None = Field(None, description="begin with the prompt")
+    best_of: int | None = Field(None, ge=1, le=128, description="only the value of n is taken")
+    suffix: str | None = None
+
+    @model_validator(mode="after")
+    def _consistent_completion(self) -> CompletionRequest:
+        if self.echo and self.logprobs is not None:
+            raise wrong("echo with logprobs: the prompt's log probabilities are not computed; ask for one of them")
+        if self.best_of is not None and self.best_of != self.choices_per_prompt:
+            raise wrong(f"best_of = {self.best_of}: send n = {self.best_of} and choose, or leave best_of out")
+        if self.suffix:
+            raise wrong("suffix: text is only continued, not filled in; leave suffix out")
+        return self
+
+    def engine_requests(self) -> list[GenerateRequest]:
+        """One per prompt and choice, in the order of their indices."""
+        return [
+            self.to_engine(choice, text=prompt, max_tokens=self.max_tokens, logprobs=self.logprobs)
+            for prompt in self.prompt
+            for choice in range(self.choices_per_prompt)
+        ]

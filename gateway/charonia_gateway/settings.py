@@ -1,0 +1,73 @@
+"""The gateway's settings: one definition for environment, `.env` and command line."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import AliasChoices, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def _named(name: str) -> AliasChoices:
+    """The environment's name (CHARONIA_...) and the command line's."""
+    return AliasChoices(f"charonia_{name}", name)
+
+
+class Settings(BaseSettings):
+    """OpenAI-compatible REST gateway to Charonia on Triton."""
+
+    model_config = SettingsConfigDict(
+        env_file=".env",
+        extra="ignore",
+        populate_by_name=True,
+        cli_kebab_case=True,
+        cli_prog_name="python -m charonia_gateway",
+    )
+
+    host: str = Field("127.0.0.1", validation_alias=_named("host"), description="address to listen on")
+    port: int = Field(
+        23333, ge=1, le=65535, validation_alias=AliasChoices("charonia_gateway_port", "port"), description="port"
+    )
+    triton_host: str = Field("127.0.0.1", validation_alias=_named("triton_host"), description="host of Triton")
+    grpc_port: int = Field(33337, ge=1, le=65535, validation_alias=_named("grpc_port"), description="its gRPC port")
+    model_name: str = Field(
+        "charonia", min_length=1, validation_alias=_named("model_name"), description="name under which clients ask"
+    )
+    max_body_bytes: int = Field(
+        8 << 20,
+        ge=1024,
+        validation_alias=AliasChoices("charonia_gateway_max_body_bytes", "max_body_bytes"),
+        description="largest request body",
+    )
+    max_choices: int = Field(
+        128,
+        ge=1,
+        validation_alias=AliasChoices("charonia_gateway_max_choices", "max_choices"),
+        description="most answers (prompts times n) that one HTTP request may ask for",
+    )
+    request_timeout_s: float = Field(
+        0,
+        ge=0,
+        validation_alias=AliasChoices("charonia_gateway_request_timeout_s", "request_timeout_s"),
+        description="longest time for one answer in seconds, 0 for no limit",
+    )
+    shutdown_timeout_s: int = Field(
+        5,
+        ge=0,
+        validation_alias=AliasChoices("charonia_gateway_shutdown_timeout_s", "shutdown_timeout_s"),
+        description="time that running answers have to end after SIGTERM, in seconds",
+    )
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = Field(
+        "info", validation_alias=AliasChoices("charonia_gateway_log_level", "log_level"), description="log level"
+    )
+    access_log: bool = Field(
+        False,
+        validation_alias=AliasChoices("charonia_gateway_access_log", "access_log"),
+        description="log every request",
+    )
+
+    @property
+    def triton_target(self) -> str:
+        """HOST:PORT of Triton's gRPC port."""
+        host = f"[{self.triton_host}]" if ":" in self.triton_host else self.triton_host
+        return f"{host}:{self.grpc_port}"

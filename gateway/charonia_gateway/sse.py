@@ -1,0 +1,106 @@
+"""Answers whose client may go away: server-sent events, and whole bodies that are awaited.
+
+Both watch the connection while the engine works, and cancel the work when it closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from charonia_client import CharoniaError
+from fastapi import Request, Response
+from pydantic_core import to_json
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from charonia_gateway.errors import ApiError, from_engine, unavailable
+
+log = logging.getLogger("charonia_gateway")
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: Any) -> bytes:
+    """One event with `data` as JSON."""
+    return b"data: " + to_json(data, inf_nan_mode="null") + b"\n\n"
+
+
+def _error_event(error: ApiError) -> bytes:
+    return b"event: error\n" + event(error.body())
+
+
+async def _gone(receive: Receive) -> None:
+    """Returns when the client has closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client goes away (ClientDisconnect) or the server stops."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    except asyncio.CancelledError:
+        raise unavailable("the gateway is shutting down") from None
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.wait((task, gone))
+
+
+class EventStream(Response):
+    """Sends `events` as they come. The answer begins with the first of them: until then an error has its own status;
+    later it is an `error` event, after which the stream ends."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+        # Not Response's own: that would announce a body of length 0.
+        self.status_code = 200
+        self.background = None
+        self.media_type = "text/event-stream"
+        self.init_headers({**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._events = events
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sender = asyncio.ensure_future(self._send_all(scope, receive, send))
+        gone = asyncio.ensure_future(_gone(receive))
+        error: ApiError | None = None
+        try:
+            await asyncio.wait((sender, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not sender.done():
+                scope.setdefault("state", {})["disconnected"] = True
+            elif failure := sender.exception():
+                raise failure
+        except asyncio.CancelledError:
+            error = unavailable("the gateway is shutting down")
+        except CharoniaError as failure:
+            error = from_engine(failure)
+        except Exception:
+            log.exception("a stream ended with an error of the gateway's own")
+            error = ApiError(500, "the gateway failed; its log says why", type="server_error")
+        finally:
+            gone.cancel()
+            sender.cancel()
+            await asyncio.wait((sender, gone))
+        if error and self._started:
+            await send({"type": "http.response.body", "body": _error_event(error), "more_body": False})
+        elif error:
+            await error.response()(scope, receive, send)
+
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            async for data in events:
+                if not self._started:
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    self._started = True
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

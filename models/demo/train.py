@@ -1,0 +1,205 @@
+"""Trains the demo model and writes it in Hugging Face layout.
+
+    python models/demo/train.py --steps 2900 --checkpoint build/demo.pt --output models/demo/model
+
+The text is generated as training goes on (demo_corpus), so no question is seen twice in quite the same way. Given the
+same seed, steps, number of threads and PyTorch, the run is the same. A checkpoint is written every few minutes, and a
+run that finds one goes on from there with the text that it would have seen.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from torch import Tensor, nn
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from demo_corpus.conversation import sample
+from tokenizer import train_tokenizer
+
+VOCAB_SIZE = 2048
+CONTEXT = 2048  # tokens; the training texts are shorter
+IGNORED = -100
+
+Row = tuple[list[int], list[int], list[float]]  # ids, labels, weights
+
+
+def model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+    """3.5 million parameters: 7 MB in bf16."""
+    return LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        rope_theta=10000.0,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def batches(
+    tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int, chunk: int = 2048
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Endless batches (ids, labels, weights), all [rows, length], at most `tokens` cells, rows of about equal length.
+
+    `labels` holds the id that follows each position where that id belongs to an answer, else IGNORED; `weights` what
+    its loss counts, less in a long answer, so that a sum's few digits are not drowned in recited sentences. Rows are
+    padded at their end, where a causal model cannot see it, so that no attention mask is needed.
+    """
+    part = 0
+    while True:
+        rng = random.Random(seed * 1_000_003 + part)
+        part += 1
+        rows: list[Row] = []
+        samples = [sample(rng) for _ in range(chunk)]
+        encoded = iter(tokenizer([text for segments in samples for text, _ in segments])["input_ids"])
+        for segments in samples:
+            ids: list[int] = []
+            weights: list[float] = []
+            for _, learn in segments:
+                piece = next(encoded)
+                ids += piece
+                weights += [len(piece) ** -0.5 if learn else 0.0] * len(piece)
+            labels = [i if weight else IGNORED for i, weight in zip(ids, weights, strict=True)]
+            rows.append((ids[:-1], labels[1:], weights[1:]))
+        rows.sort(key=lambda row: len(row[0]))
+        groups: list[list[Row]] = [[]]
+        for row in rows:
+            if (len(groups[-1]) + 1) * len(row[0]) > tokens and groups[-1]:
+                groups.append([])
+            groups[-1].append(row)
+        rng.shuffle(groups)
+        for group in groups:
+            width = len(group[-1][0])
+            pad = tokenizer.pad_token_id
+            yield (
+                torch.tensor([ids + [pad] * (width - len(ids)) for ids, _, _ in group]),
+                torch.tensor([labels + [IGNORED] * (width - len(labels)) for _, labels, _ in group]),
+                torch.tensor([weights + [0.0] * (width - len(weights)) for _, _, weights in group]),
+            )
+
+
+def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon (Jordan et al. 2024, orthogonalised momentum) for the matrices, AdamW for embeddings and norms."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    return [
+        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.05, momentum=0.95),
+        torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def learning_rate(step: int, steps: int, warmup: int = 60, floor: float = 0.02) -> float:
+    """Factor of the learning rates at `step`: a linear warm-up, then half a cosine down to `floor`."""
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def loss_of(model: LlamaForCausalLM, ids: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Weighted mean cross-entropy over the answers' tokens, for which alone logits are computed. All [rows, length]."""
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state  # [rows, length, hidden]
+        wanted = labels != IGNORED
+        logits = model.lm_head(hidden[wanted])  # [answer tokens, vocab]
+    losses = nn.functional.cross_entropy(logits.float(), labels[wanted], reduction="none")
+    return (losses * weights[wanted]).sum() / weights.sum()
+
+
+def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
+    """Writes config.json, generation_config.json, model.safetensors (bf16) and the tokenizer's files to `output`."""
+    copy = LlamaForCausalLM(model.config)
+    copy.load_state_dict(model.state_dict())
+    copy = copy.to(torch.bfloat16)
+    copy.config.dtype = torch.bfloat16
+    copy.generation_config = GenerationConfig(
+        do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    copy.save_pretrained(output)
+    (output / "model.safetensors").chmod(0o644)
+    tokenizer.save_pretrained(output, save_jinja_files=False)
+    settings = output / "tokenizer_config.json"
+    content = json.loads(settings.read_text())
+    for local in ("is_local", "local_files_only"):
+        content.pop(local, None)
+    content["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that transformers 4 and 5 both know
+    settings.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def main(
+    steps: Annotated[int, typer.Option(help="Optimiser steps in all.")] = 2900,
+    tokens: Annotated[int, typer.Option(help="Tokens in one step's batch, padding included.")] = 3072,
+    seed: Annotated[int, typer.Option(help="Seed of the text, the weights and the tokenizer.")] = 1,
+    threads: Annotated[int, typer.Option(help="Threads of PyTorch.")] = 2,
+    checkpoint: Annotated[
+        Path, typer.Option(help="Where the run's state is kept; an existing one (with its --output) is resumed.")
+    ] = Path("build/demo.pt"),
+    output: Annotated[Path, typer.Option(help="Folder of the trained model.")] = Path(__file__).parent / "model",
+    export_every: Annotated[int, typer.Option(help="Steps between exports and checkpoints.")] = 200,
+) -> None:
+    """Trains the demo model from nothing, or goes on from its checkpoint."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    if checkpoint.exists():
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(output)
+    else:
+        tokenizer = train_tokenizer(VOCAB_SIZE, CONTEXT, seed)
+    model = LlamaForCausalLM(model_config(tokenizer))
+    tuned = optimizers(model)
+    base = [[group["lr"] for group in optimizer.param_groups] for optimizer in tuned]
+    start = 0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(state["model"])
+        for optimizer, saved in zip(tuned, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        start = state["step"]
+        typer.echo(f"going on from step {start} of {checkpoint}")
+    stream = batches(tokenizer, tokens, seed)
+    for _ in range(start):
+        next(stream)
+
+    began, seen, mean = time.monotonic(), 0, 0.0
+    for step in range(start, steps):
+        ids, labels, weights = next(stream)
+        for optimizer, rates in zip(tuned, base, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * learning_rate(step, steps)
+        loss = loss_of(model, ids, labels, weights)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in tuned:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        seen += ids.numel()
+        mean = loss.item() if step == start else 0.95 * mean + 0.05 * loss.item()
+        if (step + 1) % 20 == 0:
+            speed = seen / (time.monotonic() - began)
+            typer.echo(f"step {step + 1}/{steps}  loss {mean:.4f}  {speed:.0f} tokens/s")
+        if (step + 1) % export_every == 0 or step + 1 == steps:
+            checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            state = {"step": step + 1, "model": model.state_dict(), "optimizers": [o.state_dict() for o in tuned]}
+            partial = checkpoint.with_suffix(".part")
+            torch.save(state, partial)
+            partial.replace(checkpoint)
+            export(model, tokenizer, output)
+
+
+if __name__ == "__main__":
+    typer.run(main)

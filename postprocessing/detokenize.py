@@ -1,0 +1,54 @@
+"""From the token ids of one response to its text, with the table of every token's bytes that `charonia convert` writes.
+
+The engine cuts responses where characters end and says which bytes are text (what precedes a stop word, what follows a
+leading space), so a response's text depends on nothing before it: this is a gather, a slice and a decode.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load_file
+
+
+class TokenTable:
+    """offsets: i64 [vocab + 1]; data: u8 [total]; special: u8 [vocab]. A special token has no text."""
+
+    def __init__(
+        self, offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8], special: npt.NDArray[np.uint8]
+    ) -> None:
+        if len(offsets) != len(special) + 1 or offsets[0] != 0 or offsets[-1] != len(data):
+            raise ValueError(
+                f"offsets {offsets.shape}, bytes {data.shape} and special {special.shape} do not fit together"
+            )
+        raw = data.tobytes()
+        bounds = offsets.tolist()
+        self._bytes = [raw[begin:end] for begin, end in pairwise(bounds)]
+        self._special = [bool(value) for value in special.tolist()]
+        # What each token adds to a text.
+        self._pieces = [b"" if special else text for text, special in zip(self._bytes, self._special, strict=True)]
+
+    @classmethod
+    def load(cls, file: Path) -> TokenTable:
+        tensors = load_file(file)
+        return cls(tensors["offsets"], tensors["bytes"], tensors["special"])
+
+    def join(self, ids: npt.NDArray[np.int32]) -> bytes:
+        """The joined text bytes of ids [n]. Ids past the table (a padded vocabulary) have none."""
+        pieces = self._pieces
+        size = len(pieces)
+        return b"".join([pieces[token] for token in ids.tolist() if 0 <= token < size])
+
+    def text(self, ids: npt.NDArray[np.int32], begin: int, end: int) -> bytes:
+        """Bytes [begin, end) of the joined text of ids, as valid UTF-8: what is no character becomes U+FFFD, one for
+        each maximal invalid subpart."""
+        return self.join(ids)[begin:end].decode("utf-8", "replace").encode("utf-8")
+
+    def lookup(self, ids: npt.NDArray[np.int32]) -> tuple[list[bytes], list[bool]]:
+        """For each of ids [n]: its bytes, special tokens' too, and whether it is special. Past the table: b"", True."""
+        size = len(self._bytes)
+        pairs = [(self._bytes[i], self._special[i]) if 0 <= i < size else (b"", True) for i in ids.tolist()]
+        return [token for token, _ in pairs], [special for _, special in pairs]

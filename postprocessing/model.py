@@ -1,0 +1,48 @@
+"""Triton Python model `postprocessing`: token ids become text. Tensors as in docs/contracts.md.
+
+Stateless, so any number of instances may serve one stream; the configuration's preserve_ordering keeps its responses in
+order. No tokenizer is loaded: its decoder cannot decode a text in pieces.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from detokenize import TokenTable
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        file = Path(args["model_repository"]) / args["model_version"] / "tokenizer" / "token_table.safetensors"
+        try:
+            self.table = TokenTable.load(file)
+        except Exception as error:
+            raise pb_utils.TritonModelException(
+                f"the token table {file} cannot be loaded ({error}): convert the model again with charonia convert"
+            ) from error
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        # One batch entry per request: ids [1, n], span [1, 2], echo [1, 1].
+        ids = pb_utils.get_input_tensor_by_name(request, "output_ids").as_numpy().reshape(-1)
+        wanted = request.requested_output_names()
+        tensors = []
+        if "text_output" in wanted:
+            begin, end = pb_utils.get_input_tensor_by_name(request, "text_span").as_numpy().reshape(-1).tolist()
+            echo = pb_utils.get_input_tensor_by_name(request, "echo").as_numpy().reshape(-1)[0]
+            text = echo + self.table.text(ids, begin, end)
+            tensors.append(pb_utils.Tensor("text_output", np.array([[text]], np.object_)))
+        if "token_bytes" in wanted or "token_special" in wanted:
+            token_bytes, special = self.table.lookup(ids)
+            tensors.append(pb_utils.Tensor("token_bytes", np.array([token_bytes], np.object_)))
+            tensors.append(pb_utils.Tensor("token_special", np.array([special], np.bool_)))
+        return pb_utils.InferenceResponse(tensors)

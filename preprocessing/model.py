@@ -1,0 +1,69 @@
+"""Triton Python model `preprocessing`: a chat or a text becomes token ids. Tensors as in docs/contracts.md."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import prompt
+
+
+class TritonPythonModel:
+    """Stateless: any number of instances may run."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        folder = Path(args["model_repository"]) / args["model_version"] / "tokenizer"
+        try:
+            self.tokenizer = prompt.load_tokenizer(folder)
+        except Exception as error:
+            raise pb_utils.TritonModelException(f"the tokenizer in {folder} cannot be loaded: {error}") from error
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            return pb_utils.InferenceResponse(output_tensors=self._outputs(request))
+        except prompt.RequestError as error:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
+
+    def _outputs(self, request: Any) -> list[Any]:
+        chat = prompt.build_prompt(
+            self.tokenizer, text(request, "text_input"), text(request, "messages"), text(request, "tools")
+        )
+        texts(request, "stop_words")  # the engine matches them; here they are only held to be text
+        bad_words = prompt.encode_bad_words(self.tokenizer, texts(request, "bad_words"))
+        bias = text(request, "logit_bias")
+        bias_ids, bias_values = ([], []) if bias is None else prompt.parse_logit_bias(bias)
+        exclude = pb_utils.get_input_tensor_by_name(request, "exclude_input_in_output")
+        echo = "" if exclude is None or bool(exclude.as_numpy().item()) else chat.text
+        return [
+            pb_utils.Tensor("input_ids", np.array(chat.input_ids, np.int32)),
+            pb_utils.Tensor("bad_words_ids", np.array(prompt.pack_bad_words(bad_words), np.int32)),
+            pb_utils.Tensor("logit_bias_ids", np.array(bias_ids, np.int32)),
+            pb_utils.Tensor("logit_bias_values", np.array(bias_values, np.float32)),
+            pb_utils.Tensor("strip_leading_space", np.array([chat.strip_leading_space])),
+            pb_utils.Tensor("echo", np.array([echo.encode()], np.object_)),
+        ]
+
+
+def texts(request: Any, name: str) -> list[str]:
+    """A BYTES input's elements; [] when it was not sent."""
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    if tensor is None:
+        return []
+    return [prompt.decode_utf8(name, value) for value in tensor.as_numpy().reshape(-1)]
+
+
+def text(request: Any, name: str) -> str | None:
+    """A BYTES input of one element; None when it was not sent."""
+    values = texts(request, name)
+    if len(values) > 1:
+        raise prompt.RequestError(name, f"{len(values)} elements", "send one")
+    return values[0] if values else None

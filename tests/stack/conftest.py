@@ -1,0 +1,79 @@
+"""Stacks that live as long as the tests of this folder need them. `stack` serves the demo model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc.aio as triton
+from stack import Stack, running
+from tiny_models import TokenizerKind, write_model
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO_MODEL = ROOT / "models" / "demo" / "model"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.stack)
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The demo model, served."""
+    with running(Stack(DEMO_MODEL, tmp_path_factory.mktemp("demo"))) as served:
+        yield served
+
+
+@pytest.fixture(scope="session", params=["byte_level", "byte_fallback"])
+def kind(request: pytest.FixtureRequest) -> TokenizerKind:
+    kind: TokenizerKind = request.param
+    return kind
+
+
+@pytest.fixture(scope="session")
+def parrot(kind: TokenizerKind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A parrot of tiny_models.py with either kind of tokenizer; a token is a response of its own where it can be."""
+    folder = tmp_path_factory.mktemp(f"parrot_{kind}")
+    write_model(folder / "parrot", kind, "parrot")
+    with running(Stack(folder / "parrot", folder / "run", {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def babbler(kind: TokenizerKind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A babbler of tiny_models.py with either kind of tokenizer."""
+    folder = tmp_path_factory.mktemp(f"babbler_{kind}")
+    write_model(folder / "babbler", kind, "babbler")
+    with running(Stack(folder / "babbler", folder / "run", {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A babbler that takes some milliseconds for a token, so that a long answer is still under way when it is left."""
+    folder = tmp_path_factory.mktemp("slow_model") / "slow"
+    write_model(folder, "byte_level", "babbler", hidden=768, layers=6, positions=4096)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def slow(slow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The slow model, with a queue that a test can fill."""
+    env = {"CHARONIA_STREAM_INTERVAL_MS": "0", "CHARONIA_MAX_BATCH_SIZE": "64", "CHARONIA_MAX_QUEUE_SIZE": "220"}
+    with running(Stack(slow_model, tmp_path_factory.mktemp("slow"), env)) as served:
+        yield served
+
+
+@pytest.fixture
+async def parrot_client(parrot: Stack) -> AsyncIterator[triton.InferenceServerClient]:
+    async with triton.InferenceServerClient(parrot.grpc) as client:
+        yield client
+
+
+@pytest.fixture
+async def babbler_client(babbler: Stack) -> AsyncIterator[triton.InferenceServerClient]:
+    async with triton.InferenceServerClient(babbler.grpc) as client:
+        yield client

@@ -1,0 +1,181 @@
+"""A running stack (`charonia serve`) on free ports, for the tests."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+START_LIMIT_S = 180
+CHARONIA = Path(sys.executable).parent / "charonia"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now, from below the range that outgoing connections are given theirs from."""
+    found: list[int] = []
+    for port in random.sample(range(20000, 32000), 1000):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError(f"{count} free ports were not found")
+
+
+def processes_with(marker: str) -> list[int]:
+    """The living processes whose environment contains `marker`, whoever their parent is now."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                dead = (folder / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+                if not dead and marker.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+    return found
+
+
+@dataclass
+class Stack:
+    """What `charonia serve` of one model started."""
+
+    model: Path | str
+    run_dir: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    ports: list[int] = field(default_factory=lambda: free_ports(4))
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def http(self) -> str:
+        return f"http://127.0.0.1:{self.ports[0]}"
+
+    @property
+    def grpc(self) -> str:
+        return f"127.0.0.1:{self.ports[1]}"
+
+    @property
+    def metrics(self) -> str:
+        return f"http://127.0.0.1:{self.ports[2]}/metrics"
+
+    @property
+    def gateway(self) -> str:
+        return f"http://127.0.0.1:{self.ports[3]}"
+
+    @property
+    def marker(self) -> str:
+        """In the environment of every process of this stack and of no other."""
+        return f"CHARONIA_RUN_DIR={self.run_dir}"
+
+    @property
+    def log_file(self) -> Path:
+        return self.run_dir / "serve.log"
+
+    def launch(self) -> None:
+        """Starts `charonia serve` and does not wait."""
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        names = ("HTTP_PORT", "GRPC_PORT", "METRICS_PORT", "GATEWAY_PORT")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
+        env = {
+            **inherited,
+            "MODEL": str(self.model),
+            "CHARONIA_HOST": "127.0.0.1",
+            "CHARONIA_RUN_DIR": str(self.run_dir),
+            "CHARONIA_THREADS": "2",
+            "CHARONIA_CACHE_MAX_ENTRY_COUNT": "512",
+            "CHARONIA_DRAIN_TIMEOUT_S": "2",
+            **{f"CHARONIA_{name}": str(port) for name, port in zip(names, self.ports, strict=True)},
+            **self.env,
+        }
+        with self.log_file.open("wb") as log:
+            # In a folder without a .env.
+            self.process = subprocess.Popen(
+                [CHARONIA, "serve"], env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.run_dir
+            )
+
+    def start(self) -> Stack:
+        """Starts and returns when all is ready."""
+        self.launch()
+        deadline = time.monotonic() + START_LIMIT_S
+        while not answers(f"{self.gateway}/health/ready"):
+            assert self.process is not None
+            assert self.process.poll() is None, f"charonia serve ended:\n{self.log()}"
+            assert time.monotonic() < deadline, f"not ready after {START_LIMIT_S} s:\n{self.log()}"
+            time.sleep(0.1)
+        return self
+
+    def log(self) -> str:
+        """What charonia serve printed, and the ends of the logs."""
+        parts = [self.log_file.read_text(errors="replace")]
+        for file in sorted(self.run_dir.glob("port-*/*.log")):
+            parts.append(f"--- {file.name}\n" + "\n".join(file.read_text(errors="replace").splitlines()[-60:]))
+        return "\n".join(parts)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float) -> int:
+        """The exit code of charonia serve."""
+        assert self.process is not None
+        return self.process.wait(seconds)
+
+    def processes(self) -> list[int]:
+        return processes_with(self.marker)
+
+    def pid_of(self, name: str) -> int:
+        """The one process of the stack whose program is `name`."""
+        found = [pid for pid in self.processes() if Path(f"/proc/{pid}/exe").resolve().name == name]
+        assert len(found) == 1, found
+        return found[0]
+
+    def stop(self) -> None:
+        """Ends the stack in order; whatever is left is killed, so that a failed test leaves nothing behind."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(30)
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait(10)
+
+
+@contextlib.contextmanager
+def running(stack: Stack) -> Iterator[Stack]:
+    try:
+        yield stack.start()
+    finally:
+        stack.stop()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except (http.client.HTTPException, OSError):
+        return False
+
+
+def curl(url: str, body: dict[str, Any]) -> tuple[int, str]:
+    """Posts JSON as the README's curl lines do: status and text of the answer."""
+    program = shutil.which("curl")
+    assert program is not None, "the tests of the HTTP endpoints need curl: sudo apt-get install curl"
+    command = [program, "--silent", "--no-buffer", "--noproxy", "*", "--write-out", "\n%{http_code}", url]
+    done = subprocess.run(
+        [*command, "--data", json.dumps(body)], capture_output=True, text=True, timeout=60, check=True
+    )
+    text, _, status = done.stdout.rpartition("\n")
+    return int(status), text

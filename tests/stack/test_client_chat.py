@@ -1,0 +1,142 @@
+"""`triton_client`, the terminal chat, in a real pseudo-terminal and in a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pexpect
+import pytest
+from pexpect.fdpexpect import fdspawn
+from stack import Stack, free_ports
+
+PROGRAM = Path(sys.executable).parent / "triton_client"
+# A terminal's bracketed paste is turned on when the prompt is shown, and off when a message is taken.
+PROMPT = r"\x1b\[\?2004h"
+TAKEN = r"\x1b\[\?2004l"
+COST = re.compile(r"\[\d+ tokens, [\d.]+ tokens/s, prompt (\d+) tokens")
+
+
+class Terminal(fdspawn):  # type: ignore[misc]
+    """A program in a pseudo-terminal that is its controlling one, so that Ctrl-C is a signal.
+
+    Not pexpect's own way to start it: that forks this process, whose gRPC threads do not survive it.
+    """
+
+    def __init__(self, *command: str) -> None:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, 120, 0, 0))
+        # Nobody answers a cursor position request here.
+        env = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "NO_COLOR": "1"}
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", *command], stdin=theirs, stdout=theirs, stderr=theirs, env=env
+        )
+        os.close(theirs)
+        super().__init__(ours, encoding="utf-8", timeout=60)
+
+    def exit_code(self) -> int:
+        self.expect(pexpect.EOF)
+        return self.process.wait(10)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.close()
+
+
+@contextmanager
+def chat(target: str, *arguments: str) -> Iterator[Terminal]:
+    child = Terminal(str(PROGRAM), target, *arguments)
+    try:
+        child.expect("leaves")
+        child.expect(PROMPT)
+        yield child
+    finally:
+        child.end()
+
+
+def leave(child: Terminal) -> None:
+    child.send("exit\r")
+    assert child.exit_code() == 0
+
+
+def test_two_enters_send_and_the_history_is_kept(stack: Stack) -> None:
+    with chat(stack.grpc, "--temperature", "0") as child:
+        child.send("Hello\r\r")
+        child.expect(COST)
+        first = int(child.match.group(1))
+        child.expect(PROMPT)
+        child.send("What is\rthe capital of France?\r\r")
+        child.expect(COST)
+        # The second prompt holds the first turn.
+        assert int(child.match.group(1)) > first + 5
+        child.expect(PROMPT)
+        leave(child)
+
+
+def test_one_enter_sends_when_asked_to(stack: Stack) -> None:
+    with chat(stack.grpc, "--enter-sends", "--temperature", "0") as child:
+        child.send("What is the capital of France?\r")
+        child.expect(COST)
+        child.expect(PROMPT)
+        leave(child)
+
+
+def test_ctrl_c_interrupts_the_answer_and_does_not_leave(slow: Stack) -> None:
+    with chat(slow.grpc, "--enter-sends") as child:
+        child.send("Talk\r")
+        child.expect(TAKEN + ".{3}")  # the answer has begun
+        child.send("\x03")
+        child.expect("interrupted")
+        child.expect(PROMPT)
+        child.send("\x03")  # and at the prompt it says how to leave
+        child.expect("'exit' leaves")
+        child.expect(PROMPT)
+        leave(child)
+
+
+def test_ctrl_d_leaves(stack: Stack) -> None:
+    with chat(stack.grpc) as child:
+        child.send("\x04")
+        assert child.exit_code() == 0
+
+
+def piped(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([PROGRAM, *arguments], input=text, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_messages_from_a_pipe_are_answered(stack: Stack) -> None:
+    done = piped("Hello\n\nWhat is the\ncapital of France?\n\nexit\nnot read\n", stack.grpc, "--temperature", "0")
+    assert done.returncode == 0, done.stderr
+    assert len(COST.findall(done.stdout)) == 2
+    assert piped("What is the capital of France?", stack.grpc).returncode == 0
+
+
+def test_an_error_is_told_and_is_the_exit_code_of_a_pipe(stack: Stack) -> None:
+    done = piped("Hello\n\nHello\n", stack.grpc, "--max-tokens", "1000000")
+    assert done.returncode == 1
+    assert done.stdout.count("1000000") == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "says"), [("localhost:0", 2, "is not HOST:PORT"), ("localhost:http", 2, "is not HOST:PORT")]
+)
+def test_a_wrong_address_is_named(target: str, code: int, says: str) -> None:
+    done = piped("", target)
+    assert done.returncode == code and says in done.stderr
+
+
+def test_no_server_is_said_at_once() -> None:
+    target = f"127.0.0.1:{free_ports(1)[0]}"
+    done = piped("Hello\n", target)
+    assert done.returncode == 1
+    assert target in done.stderr

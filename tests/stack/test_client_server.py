@@ -1,0 +1,122 @@
+"""The client library against the real server: what it asks, and a server that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from charonia_client import BadRequest, Client, GenerateRequest, Unavailable
+from stack import Stack, free_ports, running
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture
+async def client(stack: Stack) -> AsyncIterator[Client]:
+    async with Client(stack.grpc) as client:
+        yield client
+
+
+async def test_health_and_metadata(client: Client) -> None:
+    assert await client.server_live() and await client.server_ready()
+    assert await client.model_ready() and not await client.model_ready("no such model")
+    server = await client.server_metadata()
+    assert (server.name, server.version) == ("triton", "2.51.0")
+    model = await client.model_metadata()
+    assert model.inputs["max_tokens"] == ("INT32", (1,))
+    assert model.outputs["text_output"] == ("BYTES", (1,))
+
+
+async def test_parts_join_to_the_whole_answer(client: Client) -> None:
+    whole = await client.complete(GenerateRequest(messages=MESSAGES, temperature=0, stream=False))
+    parts = [part async for part in client.generate(GenerateRequest(messages=MESSAGES, temperature=0))]
+    assert "".join(part.text for part in parts) == whole.text != ""
+    assert tuple(token for part in parts for token in part.token_ids) == whole.token_ids
+    assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["stop"]
+    assert parts[-1].num_output_tokens == whole.num_output_tokens == len(whole.token_ids)
+    assert whole.timings is not None and 0 <= whole.timings.first_token_ms <= whole.timings.total_ms
+
+
+async def test_log_probabilities_come_with_the_bytes_of_their_tokens(client: Client) -> None:
+    request = GenerateRequest(messages=MESSAGES, temperature=0, logprobs=3, stream=False)
+    whole = await client.complete(request)
+    assert len(whole.logprobs) == len(whole.tokens) == len(whole.top_logprobs) == len(whole.token_ids)
+    assert b"".join(whole.tokens).decode() == whole.text
+    # The end token adds nothing to the text, and has a name among the likeliest.
+    assert whole.tokens[-1] == b""
+    last = {top.id: top.token for top in whole.top_logprobs[-1]}
+    assert last[whole.token_ids[-1]] != b""
+
+
+@pytest.mark.parametrize(
+    "fields", [{"temperature": -1.0}, {"max_tokens": 10**6}, {"top_p": 7.0}, {"max_tokens": 2**40}]
+)
+async def test_a_wrong_field_is_a_bad_request(client: Client, fields: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=next(iter(fields))):
+        await client.complete(GenerateRequest(messages=MESSAGES, stream=False, **fields))
+
+
+async def test_nobody_there_is_unavailable_at_once() -> None:
+    async with Client(f"127.0.0.1:{free_ports(1)[0]}") as client:
+        assert not await client.server_live() and not await client.model_ready()
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            await asyncio.wait_for(client.complete(GenerateRequest(messages=MESSAGES, stream=False)), 5)
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(client.stop("some id"), 5)
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(client.server_metadata(), 5)
+
+
+async def test_an_ensemble_that_is_not_there_is_unavailable(stack: Stack) -> None:
+    async with Client(stack.grpc, model="no_such_model") as client:
+        with pytest.raises(Unavailable, match="no_such_model"):
+            await client.complete(GenerateRequest(messages=MESSAGES, stream=False))
+
+
+async def test_a_server_that_is_killed_under_load_ends_every_answer_in_seconds(
+    slow_model: Path, tmp_path: Path
+) -> None:
+    request = GenerateRequest(messages=MESSAGES, ignore_eos=True, max_tokens=3000)
+
+    async def read(client: Client, began: asyncio.Event) -> None:
+        async for part in client.generate(request):
+            assert part.finish_reason is None
+            began.set()
+
+    with running(Stack(slow_model, tmp_path, {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
+        async with Client(served.grpc) as client:
+            began = [asyncio.Event() for _ in range(24)]
+            readers = [asyncio.create_task(read(client, event)) for event in began]
+            await asyncio.gather(*(event.wait() for event in began))
+            os.kill(served.pid_of("tritonserver"), signal.SIGKILL)
+            for result in await asyncio.wait_for(asyncio.gather(*readers, return_exceptions=True), 5):
+                assert isinstance(result, Unavailable), result
+            with pytest.raises(Unavailable):
+                await asyncio.wait_for(client.complete(GenerateRequest(messages=MESSAGES, stream=False)), 5)
+        # Closing did not wait for stop requests that nobody can take.
+
+
+async def test_a_server_that_falls_silent_ends_answers(slow: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process holds its connections open and answers nothing."""
+    monkeypatch.setattr("charonia_client.client._PROBE_INTERVAL_S", 0.2)
+    monkeypatch.setattr("charonia_client.client._PROBE_TIMEOUT_S", 1.0)
+    pid = slow.pid_of("tritonserver")
+    async with Client(slow.grpc) as client:
+        parts = client.generate(GenerateRequest(messages=MESSAGES, ignore_eos=True, max_tokens=3000))
+        await anext(parts)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(Unavailable, match="no sign of life"):
+                await asyncio.wait_for(_exhaust(parts), 10)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+async def _exhaust(parts: AsyncIterator[Any]) -> None:
+    async for _ in parts:
+        pass

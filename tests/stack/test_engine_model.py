@@ -1,0 +1,467 @@
+"""The model `engine` in the real server, called directly: two of them in one server, loaded and unloaded by name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tritonclient.grpc.aio as triton
+from prometheus_client.parser import text_string_to_metric_families
+from stack import answers, free_ports
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from charonia.convert import link_workspace
+from charonia.serve import triton as serving
+from charonia.settings import ServeSettings, read_settings
+
+ENGINE = "engine"
+OTHER = "other"  # the same weights under another name
+SPARE = "spare"  # not loaded at the start
+DRAIN_S = 1
+ENDLESS = 3900  # tokens; the context is 4096
+PROMPT = [5, 6, 7]
+
+
+def make_repository(folder: Path, workspace: Path) -> Path:
+    """Three models that are alike but for their names."""
+    model = workspace / "model_repository" / ENGINE
+    config = (model / "config.pbtxt").read_text()
+    for name in (ENGINE, OTHER, SPARE):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "1").symlink_to((model / "1").resolve())
+        (folder / name / "config.pbtxt").write_text(config.replace(f'name: "{ENGINE}"', f'name: "{name}"'))
+    return folder
+
+
+@dataclass
+class Server:
+    """A Triton server with the models ENGINE and OTHER, and nothing around it."""
+
+    settings: ServeSettings
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def grpc(self) -> str:
+        return f"127.0.0.1:{self.settings.grpc_port}"
+
+    @property
+    def http(self) -> str:
+        return f"http://127.0.0.1:{self.settings.http_port}"
+
+    async def metrics(self, model: str = ENGINE) -> dict[str, float]:
+        """The engine's samples of one model, a labelled one as name{value}; buckets are left out."""
+        async with httpx.AsyncClient() as http:
+            text = (await http.get(f"http://127.0.0.1:{self.settings.metrics_port}/metrics")).raise_for_status().text
+        found = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                name, labels = sample.name.removeprefix("charonia_"), sample.labels
+                if name != sample.name and labels["model"] == model and "le" not in labels:
+                    reason = labels.get("finished_reason")
+                    found[f"{name}{{{reason}}}" if reason else name] = sample.value
+        return found
+
+    async def until(self, holds: Callable[[dict[str, float]], bool], within_s: float = 20) -> dict[str, float]:
+        """The metrics as soon as `holds` says so."""
+        deadline = time.monotonic() + within_s
+        while not holds(metrics := await self.metrics()):
+            assert time.monotonic() < deadline, f"not so after {within_s} s: {metrics}"
+            await asyncio.sleep(0.01)
+        return metrics
+
+    async def until_idle(self) -> dict[str, float]:
+        return await self.until(
+            lambda m: m["num_requests_running"] == m["num_requests_waiting"] == m["kv_blocks_active"] == 0
+        )
+
+
+@contextlib.contextmanager
+def running(repository: Path, folder: Path) -> Iterator[Server]:
+    http, grpc, metrics = free_ports(3)
+    settings = read_settings(
+        host="127.0.0.1", http_port=http, grpc_port=grpc, metrics_port=metrics, drain_timeout_s=DRAIN_S
+    )
+    distribution = serving.Distribution.find()
+    command = serving.command(
+        distribution, settings, repository, serving.make_backend_folder(folder / "backends", distribution)
+    )
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
+    env = {
+        **serving.environment(distribution, inherited),
+        "CHARONIA_DRAIN_TIMEOUT_S": str(DRAIN_S),
+        "CHARONIA_THREADS": "2",
+        "CHARONIA_CACHE_MAX_ENTRY_COUNT": "512",
+        "CHARONIA_MAX_BATCH_SIZE": "32",
+        "CHARONIA_MAX_QUEUE_SIZE": "200",
+        "CHARONIA_STREAM_INTERVAL_MS": "0",
+    }
+    explicit = ["--model-control-mode=explicit", f"--load-model={ENGINE}", f"--load-model={OTHER}"]
+    log = folder / "triton.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen([*command, *explicit], env=env, stdout=out, stderr=out)
+    try:
+        server = Server(settings, log, process)
+        deadline = time.monotonic() + 60
+        while not answers(f"{server.http}/v2/health/ready"):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        yield server
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def repository(slow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engine_model")
+    return make_repository(folder / "repository", link_workspace(slow_model, folder / "workspace"))
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(repository, tmp_path_factory.mktemp("engine_server")) as served:
+        yield served
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[triton.InferenceServerClient]:
+    async with triton.InferenceServerClient(server.grpc) as made:
+        yield made
+
+
+Tensors = dict[str, npt.NDArray[Any]]
+
+
+def request(**fields: Any) -> Tensors:
+    """A request's inputs. The engine makes as many tokens as are asked for, whatever they are."""
+    types: dict[str, Any] = {"temperature": np.float32, "seed": np.uint64, "ignore_eos": np.bool_, "stream": np.bool_}
+    types |= {"stop": np.bool_, "return_log_probs": np.bool_, "logit_bias_values": np.float32}
+    types |= {"stop_words": np.object_, "echo": np.object_}
+    defaults = {"input_ids": PROMPT, "seed": 1, "ignore_eos": True, "stream": True}
+    values = {name: value for name, value in (defaults | fields).items() if value is not None}
+    return {name: np.atleast_1d(np.array(value, types.get(name, np.int32))) for name, value in values.items()}
+
+
+async def stream(
+    client: triton.InferenceServerClient,
+    tensors: Tensors,
+    *,
+    model: str = ENGINE,
+    request_id: str = "",
+    outputs: list[str] | None = None,
+) -> AsyncGenerator[Tensors, None]:
+    """The responses' tensors; raises what the server says. Leaving it early cancels the call.
+
+    A call that is over is read to its end: cancelling one in the instant of its final response makes this release of
+    the server keep the request for ever, and with it the model, which can then not be unloaded."""
+    inputs = []
+    for name, array in tensors.items():
+        inputs.append(triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
+        inputs[-1].set_data_from_numpy(array)
+    wanted = None if outputs is None else [triton.InferRequestedOutput(name) for name in outputs]
+
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": model, "inputs": inputs, "request_id": request_id, "outputs": wanted}
+
+    call = client.stream_infer(requests())
+    failure = None
+    over = False
+    try:
+        async for result, error in call:
+            if error is not None:
+                failure, over = error, True
+                continue
+            response = result.get_response()
+            over = response.parameters["triton_final_response"].bool_param
+            yield {output.name: result.as_numpy(output.name) for output in response.outputs}
+    finally:
+        if not over:
+            call.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def collect(client: triton.InferenceServerClient, tensors: Tensors, **options: Any) -> list[Tensors]:
+    return [response async for response in stream(client, tensors, **options)]
+
+
+async def outcome(client: triton.InferenceServerClient, tensors: Tensors, **options: Any) -> str:
+    """The finish reason, or what the server says instead."""
+    try:
+        responses = await collect(client, tensors, **options)
+    except InferenceServerException as error:
+        return str(error.message())
+    return str(responses[-1]["finish_reason"][0].decode())
+
+
+def ids(responses: list[Tensors]) -> list[int]:
+    return [token for response in responses for token in response["output_ids"].tolist()]
+
+
+async def leave_after(client: triton.InferenceServerClient, tensors: Tensors, responses: int) -> None:
+    """Reads so many responses, then cancels the call."""
+    async with contextlib.aclosing(stream(client, tensors)) as answers:
+        async for _ in answers:
+            responses -= 1
+            if responses == 0:
+                return
+
+
+async def test_streams_of_32_clients_equal_the_answers_in_one_piece(client: triton.InferenceServerClient) -> None:
+    asked = [{"input_ids": [*PROMPT, index], "seed": index, "max_tokens": 40} for index in range(32)]
+    streamed = await asyncio.gather(*(collect(client, request(**one)) for one in asked))
+    whole = await asyncio.gather(*(collect(client, request(**one, stream=False)) for one in asked))
+    for many, one in zip(streamed, whole, strict=True):
+        assert len(one) == 1
+        assert len(many) > 3
+        assert ids(many) == ids(one)
+        assert len(ids(one)) == 40
+        reasons = [response["finish_reason"][0] for response in many]
+        assert reasons == [b""] * (len(many) - 1) + [b"length"]
+    assert len({tuple(ids(one)) for one in whole}) > 1
+
+
+async def test_a_response_has_the_tensors_of_the_contract(client: triton.InferenceServerClient) -> None:
+    tensors = request(max_tokens=4, return_log_probs=True, top_logprobs=2, echo="é", stream=False)
+    (response,) = await collect(client, tensors)
+    shapes = {name: array.shape for name, array in response.items()}
+    scalars = ("echo", "finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
+    rows = {"output_ids": (4,), "output_log_probs": (4,), "top_log_prob_ids": (8,), "top_log_probs": (8,)}
+    assert shapes == {**rows, **dict.fromkeys(scalars, (1,)), "text_span": (2,), "timings": (3,)}
+    assert response["echo"][0].decode() == "é"
+    assert response["num_input_tokens"] == [len(PROMPT)]
+    assert response["num_output_tokens"] == [4]
+    queue_ms, first_ms, total_ms = response["timings"]
+    assert 0 <= queue_ms <= first_ms <= total_ms
+
+
+async def test_only_the_outputs_asked_for_are_sent(client: triton.InferenceServerClient) -> None:
+    (response,) = await collect(client, request(max_tokens=2, stream=False), outputs=["num_output_tokens"])
+    assert {name: array.tolist() for name, array in response.items()} == {"num_output_tokens": [2]}
+
+
+async def test_a_parameter_counts_as_the_input_of_its_name(server: Server) -> None:
+    body = {"input_ids": PROMPT, "ignore_eos": True, "parameters": {"max_tokens": 3}}
+    async with httpx.AsyncClient() as http:
+        answer = await http.post(f"{server.http}/v2/models/{ENGINE}/generate", json=body)
+    assert answer.json()["num_output_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"input_ids": None}, "input_ids is missing"),
+        ({"input_ids": [1, 100000]}, "100000"),
+        ({"input_ids": [-1]}, "-1"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 5000}, "5000"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_logprobs": 21}, "top_logprobs is 21 and must be 0 to 20"),
+        ({"stop_words": [""]}, "stop"),
+        ({"stop": True}, "no id"),
+        ({"logit_bias_ids": [3]}, "logit_bias_ids has 1 entries and logit_bias_values 0"),
+        ({"bad_words_ids": [[3, 4], [2, 1]]}, "bad_words_ids: the end offset 1 must be above 2"),
+        ({"bad_words_ids": [[3, 4], [3, -1]]}, "bad_words_ids: the end offset 3 must be above 0 and at most 2"),
+    ],
+)
+async def test_what_is_wrong_with_a_request_is_named(
+    client: triton.InferenceServerClient, fields: dict[str, Any], named: str
+) -> None:
+    answer = await outcome(client, request(**fields))
+    assert answer.startswith("[400] ")
+    assert named in answer
+
+
+async def test_bad_words_are_never_said(client: triton.InferenceServerClient) -> None:
+    greedy = {"temperature": 0.0, "max_tokens": 6, "stream": False}
+    first, second, *_ = ids(await collect(client, request(**greedy)))
+    banned = ids(await collect(client, request(**greedy, bad_words_ids=[[first, second], [2, -1]])))
+    assert banned[0] == first
+    assert banned[1] != second
+
+
+async def test_what_the_queue_cannot_take_is_told_when_to_come_back(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    # 32 run and 200 wait at most.
+    waiting = [asyncio.create_task(outcome(client, request(max_tokens=ENDLESS))) for _ in range(260)]
+    done, running_on = await asyncio.wait(waiting, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+    assert done
+    for one in done:
+        assert re.fullmatch(r"\[429\] .*retry after \d+ s", one.result())
+    for task in running_on:
+        task.cancel()
+    await asyncio.gather(*running_on, return_exceptions=True)
+    await server.until_idle()
+
+
+async def test_clients_that_leave_free_their_blocks_within_two_steps(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    before = await server.until_idle()
+    clients = 16
+    await asyncio.gather(*(leave_after(client, request(max_tokens=ENDLESS), 5 + index) for index in range(clients)))
+    after = await server.until_idle()
+    more = {name: value - before[name] for name, value in after.items()}
+    assert more["request_success_total{cancelled}"] == clients
+    assert more["cancel_to_free_seconds_count"] == clients
+    step_s = more["inter_token_latency_seconds_sum"] / more["inter_token_latency_seconds_count"]
+    assert more["cancel_to_free_seconds_sum"] / clients < 2 * step_s
+
+
+async def test_an_http_client_that_leaves_its_stream_ends_the_request(server: Server) -> None:
+    before = await server.until_idle()
+    body = {"input_ids": PROMPT, "ignore_eos": True, "max_tokens": ENDLESS, "stream": True}
+    async with (
+        httpx.AsyncClient() as http,
+        http.stream("POST", f"{server.http}/v2/models/{ENGINE}/generate_stream", json=body) as answer,
+    ):
+        assert (await anext(answer.aiter_lines())).startswith("data: ")
+    after = await server.until_idle()
+    assert after["request_success_total{cancelled}"] - before["request_success_total{cancelled}"] == 1
+
+
+async def test_after_200_clients_have_left_nothing_is_left_over(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    before = await server.until_idle()
+    await asyncio.gather(*(leave_after(client, request(max_tokens=ENDLESS), 1 + index % 3) for index in range(200)))
+    after = await server.until_idle()
+    assert after["request_success_total{cancelled}"] - before["request_success_total{cancelled}"] == 200
+    assert await outcome(client, request(max_tokens=2)) == "length"
+
+
+async def test_a_stop_request_ends_its_request_and_no_other(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    ours, other = uuid.uuid4().hex, uuid.uuid4().hex
+    stopped = asyncio.create_task(collect(client, request(max_tokens=ENDLESS), request_id=ours))
+    kept = asyncio.create_task(outcome(client, request(max_tokens=60), request_id=other))
+    await server.until(lambda m: m["num_requests_running"] == 2)
+    (answer,) = await collect(client, request(input_ids=None, stop=True), request_id=ours)
+    assert answer["output_ids"].shape == (0,)
+    assert (await stopped)[-1]["finish_reason"] == [b"cancelled"]
+    assert len(ids(await stopped)) < ENDLESS
+    assert await kept == "length"
+
+
+async def test_a_stop_request_for_nobody_is_no_error(client: triton.InferenceServerClient) -> None:
+    (answer,) = await collect(client, request(input_ids=None, stop=True), request_id="nobody")
+    assert answer["output_ids"].shape == (0,)
+
+
+async def test_two_models_have_their_own_engines_and_metrics(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    before, other_before = await server.metrics(), await server.metrics(OTHER)
+    one, two = await asyncio.gather(
+        collect(client, request(max_tokens=20)), collect(client, request(max_tokens=20), model=OTHER)
+    )
+    assert ids(one) == ids(two)
+    after, other_after = await server.metrics(), await server.metrics(OTHER)
+    assert after["generation_tokens_total"] - before["generation_tokens_total"] == 20
+    assert other_after["generation_tokens_total"] - other_before["generation_tokens_total"] == 20
+    assert after["time_to_first_token_seconds_count"] - before["time_to_first_token_seconds_count"] == 1
+
+
+async def test_unloading_ends_running_requests_and_completes(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    tasks = [asyncio.create_task(outcome(client, request(max_tokens=ENDLESS))) for _ in range(8)]
+    neighbour = asyncio.create_task(outcome(client, request(max_tokens=100), model=OTHER))
+    await server.until(lambda m: m["num_requests_running"] == len(tasks))
+    await client.unload_model(ENGINE)
+    for answer in await asyncio.wait_for(asyncio.gather(*tasks), 20):
+        assert answer.startswith("[503] model 'engine' is being unloaded")
+    deadline = time.monotonic() + 20
+    while (await state_of(client, ENGINE)) != ("UNAVAILABLE", "unloaded"):
+        assert time.monotonic() < deadline, await state_of(client, ENGINE)
+        await asyncio.sleep(0.02)
+    assert await server.metrics() == {}
+    assert await neighbour == "length"
+    await client.load_model(ENGINE)
+    assert await outcome(client, request(max_tokens=3)) == "length"
+
+
+async def state_of(client: triton.InferenceServerClient, model: str) -> tuple[str, str]:
+    index = await client.get_model_repository_index()
+    (found,) = (one for one in index.models if one.name == model)
+    return found.state, found.reason
+
+
+async def test_loading_anew_lets_running_requests_finish(server: Server, client: triton.InferenceServerClient) -> None:
+    running_on = asyncio.create_task(outcome(client, request(max_tokens=150)))
+    await server.until(lambda m: m["num_requests_running"] == 1)
+    config = await client.get_model_config(ENGINE, as_json=True)
+    changed = {**config["config"], "parameters": {"max_batch_size": {"string_value": "7"}}}
+    await client.load_model(ENGINE, config=json.dumps(changed))
+    assert await outcome(client, request(max_tokens=3)) == "length"
+    assert await running_on == "length"
+    # The old engine's end has not taken the new one's series away.
+    assert (await server.until(lambda m: m["num_requests_running"] == 0))["kv_blocks_total"] == 512
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_transaction_policy": {"decoupled": False}}, "decoupled: true"),
+        ({"max_batch_size": 4}, "max_batch_size"),
+        ({"instance_group": [{"count": 2, "kind": "KIND_CPU"}]}, "exactly one"),
+        ({"parameters": {"thread": {"string_value": "1"}}}, "did you mean 'threads'"),
+        ({"parameters": {"token_budget": {"string_value": "many"}}}, "token_budget"),
+        ({"parameters": {"drain_timeout_s": {"string_value": "-1"}}}, "drain_timeout_s"),
+    ],
+)
+async def test_a_configuration_that_cannot_work_is_refused(
+    client: triton.InferenceServerClient, change: dict[str, Any], named: str
+) -> None:
+    config = (await client.get_model_config(ENGINE, as_json=True))["config"]
+    with pytest.raises(InferenceServerException, match=re.escape(named)):
+        await client.load_model(SPARE, config=json.dumps({**config, "name": SPARE, **change}))
+
+
+async def test_sigterm_drains_then_ends_requests_and_the_server(repository: Path, tmp_path: Path) -> None:
+    with running(repository, tmp_path) as server:
+        async with triton.InferenceServerClient(server.grpc) as client:
+            short = asyncio.create_task(outcome(client, request(max_tokens=10)))
+            long = asyncio.create_task(outcome(client, request(max_tokens=ENDLESS)))
+            await server.until(lambda m: m["num_requests_running"] + m["request_success_total{length}"] == 2)
+            server.process.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(short, 20) == "length"
+            assert (await asyncio.wait_for(long, 20)).startswith("[503] the server is shutting down")
+        assert await asyncio.to_thread(server.process.wait, 20) == 0
+
+
+def test_nothing_but_the_entry_points_leaves_the_library() -> None:
+    lines = subprocess.run(
+        ["nm", "--dynamic", "--defined-only", serving.backend_library()], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert sorted(line.split()[-1] for line in lines) == sorted(
+        f"TRITONBACKEND_{name}"
+        for name in (
+            "Initialize",
+            "Finalize",
+            "ModelInitialize",
+            "ModelFinalize",
+            "ModelInstanceInitialize",
+            "ModelInstanceFinalize",
+            "ModelInstanceExecute",
+        )
+    )

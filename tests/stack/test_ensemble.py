@@ -1,0 +1,209 @@
+"""The way of a request through the real server: preprocessing, engine, postprocessing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc.aio as triton
+from stack import Stack, curl
+from tiny_models import EOS, TEXTS, TokenizerKind, start_token
+from triton_stream import Response, collect, make_inputs
+from tritonclient.utils import InferenceServerException
+
+AT_ONCE = 32
+GREEDY = {"temperature": 0.0, "max_tokens": 500}
+
+
+def text_of(responses: list[Response]) -> bytes:
+    return b"".join(response.text for response in responses)
+
+
+async def all_at_once(client: triton.InferenceServerClient, requests: list[dict[str, Any]]) -> list[list[Response]]:
+    return list(await asyncio.gather(*(collect(client, fields) for fields in requests)))
+
+
+async def test_stream_is_the_text_byte_for_byte_in_every_script(parrot_client: triton.InferenceServerClient) -> None:
+    prompts = list(islice(cycle(enumerate(TEXTS)), AT_ONCE))
+    requests = [{"messages": start_token(index), "stream": True, **GREEDY} for index, _ in prompts]
+    for (_, text), responses in zip(prompts, await all_at_once(parrot_client, requests), strict=True):
+        assert text_of(responses) == text.encode()
+        assert len(responses) > 3
+        assert all(response.text.decode() is not None for response in responses)  # each is valid UTF-8 by itself
+        assert [response.finish_reason for response in responses] == [""] * (len(responses) - 1) + ["stop"]
+        total = sum(len(response.ids) for response in responses)
+        assert responses[-1].tensors["num_output_tokens"] == [total]
+
+
+async def test_unstreamed_answer_is_one_response_with_the_same_text(
+    parrot_client: triton.InferenceServerClient,
+) -> None:
+    prompts = list(islice(cycle(enumerate(TEXTS)), AT_ONCE))
+    requests = [{"messages": start_token(index), **GREEDY} for index, _ in prompts]
+    for (_, text), responses in zip(prompts, await all_at_once(parrot_client, requests), strict=True):
+        assert [response.text for response in responses] == [text.encode()]
+        assert responses[0].finish_reason == "stop"
+
+
+async def test_streams_of_random_tokens_equal_the_unstreamed_text(babbler_client: triton.InferenceServerClient) -> None:
+    """A babbler's tokens are half of them bytes that are no characters: what a stream shows of them must not depend on
+    where it was cut."""
+    fields = [
+        {"messages": f"prompt {index}", "seed": index, "temperature": 1.5, "ignore_eos": True, "max_tokens": 150}
+        for index in range(AT_ONCE)
+    ]
+    streamed, whole = await asyncio.gather(
+        all_at_once(babbler_client, [{**one, "stream": True} for one in fields]), all_at_once(babbler_client, fields)
+    )
+    for responses, (one,) in zip(streamed, whole, strict=True):
+        assert [token for response in responses for token in response.ids] == one.ids
+        assert text_of(responses) == one.text
+        assert "�" in one.text.decode()
+        assert len(responses) > 10
+
+
+async def test_raw_text_keeps_the_leading_space_and_a_chat_drops_it(
+    kind: TokenizerKind, parrot_client: triton.InferenceServerClient
+) -> None:
+    (raw,) = await collect(parrot_client, {"text_input": start_token(0), **GREEDY})
+    (chat,) = await collect(parrot_client, {"messages": start_token(0), **GREEDY})
+    assert chat.text.decode() == TEXTS[0]
+    assert raw.text.decode() == (" " if kind == "byte_fallback" else "") + TEXTS[0]
+
+
+async def test_echo_comes_once_and_first(parrot_client: triton.InferenceServerClient) -> None:
+    fields = {"messages": start_token(1), "exclude_input_in_output": False, **GREEDY}
+    expected = (start_token(1) + TEXTS[1]).encode()
+    assert text_of(await collect(parrot_client, {**fields, "stream": True})) == expected
+    assert text_of(await collect(parrot_client, fields)) == expected
+
+
+@pytest.mark.parametrize("stop", ["jumps over", "brown fox j", ".", "T", "é, 42"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_words_end_the_text_before_them(
+    parrot_client: triton.InferenceServerClient, stop: str, stream: bool
+) -> None:
+    fields = {"messages": start_token(0), "stop_words": ["never said", stop], "stream": stream, **GREEDY}
+    responses = await collect(parrot_client, fields)
+    assert text_of(responses).decode() == TEXTS[0].partition(stop)[0]
+    assert responses[-1].finish_reason == "stop"
+
+
+async def test_length_is_told_and_counted(parrot_client: triton.InferenceServerClient) -> None:
+    (answer,) = await collect(parrot_client, {"messages": start_token(0), "temperature": 0.0, "max_tokens": 5})
+    assert answer.finish_reason == "length"
+    assert len(answer.ids) == 5
+    assert answer.tensors["num_output_tokens"] == [5]
+    assert answer.tensors["num_input_tokens"] == [1]
+
+
+async def test_bad_words_and_logit_bias_reach_the_engine(parrot_client: triton.InferenceServerClient) -> None:
+    (plain,) = await collect(parrot_client, {"messages": start_token(0), **GREEDY})
+    banned = {str(plain.ids[3]): -100}
+    (biased,) = await collect(parrot_client, {"messages": start_token(0), "logit_bias": json.dumps(banned), **GREEDY})
+    assert biased.ids[:3] == plain.ids[:3]
+    assert biased.ids[3] != plain.ids[3]
+    # The end is spelled by one token and so is a bad word of its own: the answer cannot end with it any more.
+    fields = {"messages": start_token(0), "bad_words": [EOS], "temperature": 0.0, "max_tokens": len(plain.ids) + 4}
+    (endless,) = await collect(parrot_client, fields)
+    assert plain.ids[-1] not in endless.ids
+    assert endless.finish_reason == "length"
+
+
+async def test_log_probs_have_a_row_for_each_token(parrot_client: triton.InferenceServerClient) -> None:
+    fields = {"messages": start_token(0), "return_log_probs": True, "top_logprobs": 3, "stream": True, **GREEDY}
+    for response in await collect(parrot_client, fields):
+        count = len(response.ids)
+        assert response.tensors["output_log_probs"].shape == (count,)
+        best = response.tensors["top_log_prob_ids"].reshape(count, 3)[:, 0]
+        assert best.tolist() == response.ids
+        assert (np.diff(response.tensors["top_log_probs"].reshape(count, 3)) <= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, "text_input, messages"),
+        ({"text_input": "a", "messages": "b"}, "text_input, messages"),
+        ({"messages": "[1"}, "messages"),
+        ({"messages": '[{"role": "wizard", "content": "x"}]'}, "unknown role wizard"),
+        ({"text_input": b"\xff"}, "text_input"),
+        ({"text_input": "a", "logit_bias": "{"}, "logit_bias"),
+        ({"text_input": "a", "stop_words": [b"\xff"]}, "stop_words"),
+        ({"text_input": "a", "temperature": -1.0}, "temperature"),
+        ({"text_input": "a", "max_tokens": 0}, "max_tokens"),
+        ({"text_input": "a", "max_tokens": 100000}, "100000"),
+        ({"text_input": "word " * 5000}, "2048"),
+    ],
+)
+async def test_what_is_wrong_with_a_request_is_named(
+    parrot_client: triton.InferenceServerClient, fields: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InferenceServerException) as error:
+        await asyncio.wait_for(collect(parrot_client, fields), 30)
+    assert "[400] " in str(error.value)
+    assert named in str(error.value)
+
+
+async def test_a_refused_request_does_not_harm_its_neighbours(parrot_client: triton.InferenceServerClient) -> None:
+    good = {"messages": start_token(2), "stream": True, **GREEDY}
+    bad = {"messages": start_token(2), "temperature": -1.0}
+    answers = await asyncio.gather(
+        *(collect(parrot_client, fields) for fields in [good, bad] * 8), return_exceptions=True
+    )
+    for answer in answers[0::2]:
+        assert isinstance(answer, list)
+        assert text_of(answer).decode() == TEXTS[2]
+    assert all(isinstance(answer, Exception) for answer in answers[1::2])
+
+
+async def test_postprocessing_tells_the_bytes_of_tokens(parrot_client: triton.InferenceServerClient) -> None:
+    (answer,) = await collect(parrot_client, {"messages": start_token(3), **GREEDY})
+    ids = triton.InferInput("output_ids", [1, len(answer.ids)], "INT32")
+    ids.set_data_from_numpy(np.array([answer.ids], np.int32))
+    span = triton.InferInput("text_span", [1, 2], "INT32")
+    span.set_data_from_numpy(np.zeros((1, 2), np.int32))
+    echo = triton.InferInput("echo", [1, 1], "BYTES")
+    echo.set_data_from_numpy(np.array([[b""]], np.object_))
+    outputs = [triton.InferRequestedOutput(name) for name in ("token_bytes", "token_special")]
+    result = await parrot_client.infer("postprocessing", [ids, span, echo], outputs=outputs)
+    special = result.as_numpy("token_special")[0]
+    pieces = result.as_numpy("token_bytes")[0]
+    assert special.tolist() == [False] * (len(answer.ids) - 1) + [True]
+    assert b"".join(pieces[:-1]).decode().removeprefix(" ") == TEXTS[3]
+    assert pieces[-1].decode() == EOS
+
+
+async def test_preprocessing_alone_shows_the_tokens_of_a_chat(parrot_client: triton.InferenceServerClient) -> None:
+    result = await parrot_client.infer("preprocessing", make_inputs({"messages": start_token(4)}))
+    assert result.as_numpy("input_ids").shape == (1,)
+    assert result.as_numpy("bad_words_ids").shape == (2, 0)
+    assert result.as_numpy("strip_leading_space").tolist() == [True]
+
+
+def test_generate_with_curl(parrot: Stack) -> None:
+    body = {"messages": start_token(1), "max_tokens": 500, "temperature": 0}
+    status, text = curl(f"{parrot.http}/v2/models/ensemble/generate", body)
+    assert status == 200, text
+    assert json.loads(text)["text_output"] == TEXTS[1]
+    assert json.loads(text)["finish_reason"] == "stop"
+
+
+def test_generate_stream_with_curl(parrot: Stack) -> None:
+    body = {"messages": start_token(1), "max_tokens": 500, "temperature": 0, "stream": True}
+    status, text = curl(f"{parrot.http}/v2/models/ensemble/generate_stream", body)
+    assert status == 200, text
+    events = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+    assert "".join(event["text_output"] for event in events) == TEXTS[1]
+    assert len(events) > 3
+    assert events[-1]["finish_reason"] == "stop"
+
+
+def test_generate_with_curl_names_what_is_wrong(parrot: Stack) -> None:
+    status, text = curl(f"{parrot.http}/v2/models/ensemble/generate", {"text_input": "a", "temperature": -1})
+    assert status == 400
+    assert "temperature" in json.loads(text)["error"]

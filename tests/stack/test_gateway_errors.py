@@ -1,0 +1,257 @@
+"""Every way in which a request can fail has its status, in OpenAI's format, and none is a 500 that a client caused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from charonia_client import Client, GenerateRequest, Overloaded
+from charonia_gateway.schemas.requests import ChatRequest, CompletionRequest
+from engine_metrics import idle
+from gateway_process import gateway
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from stack import Stack, free_ports, running
+
+USER: list[Any] = [{"role": "user", "content": "Hello"}]
+LONG: dict[str, Any] = {"messages": USER, "ignore_eos": True, "max_tokens": 3000, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def http(stack: Stack) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=stack.gateway, timeout=120) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def model(http: httpx.Client) -> str:
+    name: str = http.get("/v1/models").json()["data"][0]["id"]
+    return name
+
+
+def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    error: dict[str, Any] = body["error"]
+    assert error["message"]
+    return error
+
+
+def test_an_unknown_model_is_404(http: httpx.Client) -> None:
+    error = error_of(http.post("/v1/chat/completions", json={"model": "gpt-9", "messages": USER}), 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert "gpt-9" in error["message"]
+    error_of(http.get("/v1/models/gpt-9"), 404)
+
+
+def test_unknown_paths_and_methods_have_the_format_too(http: httpx.Client) -> None:
+    error_of(http.get("/v2/nothing"), 404)
+    error_of(http.get("/v1/chat/completions"), 405)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_does_not_fit_says_the_numbers(http: httpx.Client, model: str, stream: bool) -> None:
+    body = {"model": model, "prompt": "word " * 6000, "stream": stream}
+    error = error_of(http.post("/v1/completions", json=body), 400)
+    assert error["code"] == "context_length_exceeded"
+    body = {"model": model, "prompt": "word", "max_tokens": 1_000_000, "stream": stream}
+    error = error_of(http.post("/v1/completions", json=body), 400)
+    assert error["code"] == "context_length_exceeded" and "1000000" in error["message"]
+
+
+def test_what_only_the_engine_can_know_is_the_clients_error_too(http: httpx.Client, model: str) -> None:
+    body = {"model": model, "messages": USER, "logit_bias": {"99999999": 1}}
+    error = error_of(http.post("/v1/chat/completions", json=body), 400)
+    assert "logit_bias" in error["message"]
+
+
+def test_openais_client_raises_its_own_errors(stack: Stack, model: str) -> None:
+    with openai.OpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as api:
+        with pytest.raises(openai.BadRequestError) as wrong:
+            api.chat.completions.create(model=model, messages=USER, temperature=9)
+        assert wrong.value.param == "temperature"
+        with pytest.raises(openai.NotFoundError):
+            api.chat.completions.create(model="gpt-9", messages=USER)
+
+
+def test_other_content_types_and_large_bodies_are_refused(http: httpx.Client, model: str) -> None:
+    error_of(http.post("/v1/completions", data={"model": model, "prompt": "a"}), 415)
+    error_of(http.post("/v1/completions", json={"model": model, "prompt": "a" * (9 << 20)}), 413)
+
+    def chunked() -> Iterator[bytes]:
+        for _ in range(10):
+            yield b" " * (1 << 20)
+
+    error_of(http.post("/v1/completions", content=chunked(), headers={"Content-Type": "application/json"}), 413)
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([10**30, -(10**400), 2**31, 2**32, 2**63, 2**64])
+    | st.floats(allow_nan=False)
+    | st.sampled_from([math.nan, math.inf, -math.inf, 1e308, 5e-324])
+    | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields})
+ENDPOINTS = {"/v1/chat/completions": {"messages": USER}, "/v1/completions": {"prompt": "Hello"}}
+FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def assert_no_server_error(answer: httpx.Response) -> None:
+    """200 or the client's own error; a stream that began has no error event of the server's either."""
+    assert answer.status_code in (200, 400, 404, 413, 415), answer.text
+    if answer.status_code != 200:
+        error_of(answer, answer.status_code)
+    assert '"server_error"' not in answer.text
+
+
+@FUZZ
+@given(st.sampled_from(sorted(ENDPOINTS)), st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=3))
+def test_no_value_of_a_field_is_answered_with_500(
+    http: httpx.Client, model: str, path: str, fields: dict[str, Any]
+) -> None:
+    body = {"model": model, **ENDPOINTS[path], "max_tokens": 2, **fields}
+    answer = http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert_no_server_error(answer)
+
+
+messages = st.lists(
+    st.dictionaries(
+        st.sampled_from(["role", "content", "name", "tool_calls", "tool_call_id", "type"]),
+        st.sampled_from(["user", "assistant", "system", "tool", "developer"]) | json_values,
+        max_size=4,
+    )
+    | json_values,
+    max_size=4,
+)
+
+
+@FUZZ
+@given(messages, st.none() | st.lists(json_values, max_size=2))
+def test_no_conversation_is_answered_with_500(
+    http: httpx.Client, model: str, conversation: list[Any], tools: list[Any] | None
+) -> None:
+    body = {"model": model, "messages": conversation, "tools": tools, "max_tokens": 2}
+    answer = http.post("/v1/chat/completions", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert_no_server_error(answer)
+
+
+@FUZZ
+@given(
+    st.binary(max_size=60)
+    | st.sampled_from(
+        [
+            b'{"model": "\xed\xa0\x80"}',
+            b'{"model": "\\ud800"}',
+            b"[" * 100_000,
+            b'{"a":' * 100_000,
+            b"\xef\xbb\xbf{}",
+            b'{"model": 1' + b"0" * 5000 + b"}",
+        ]
+    ),
+    st.sampled_from(["application/json", "application/json; charset=latin-1", "text/plain", "", "\xff", "a/b+json"]),
+)
+def test_no_bytes_are_answered_with_500(http: httpx.Client, body: bytes, kind: str) -> None:
+    answer = http.post("/v1/chat/completions", content=body, headers={"Content-Type": kind.encode("latin-1")})
+    assert 400 <= answer.status_code < 500, answer.text
+    error_of(answer, answer.status_code)
+
+
+async def test_overload_is_429_with_retry_after_and_passes(slow: Stack) -> None:
+    """64 run and 220 wait: more are turned away at once, and the rest are not harmed."""
+    long = GenerateRequest(messages=USER, ignore_eos=True, max_tokens=3000, stream=False)
+    async with Client(slow.grpc) as client, openai.AsyncOpenAI(base_url=f"{slow.gateway}/v1", api_key="x") as api:
+        model = (await api.models.list()).data[0].id
+        tasks = [asyncio.create_task(client.complete(long)) for _ in range(300)]
+        done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            assert isinstance(task.exception(), Overloaded)
+        with pytest.raises(openai.RateLimitError) as refused:
+            await api.with_options(max_retries=0).chat.completions.create(model=model, messages=USER)
+        assert refused.value.type == "rate_limit_error"
+        assert int(refused.value.response.headers["Retry-After"]) >= 1
+        for task in waiting:
+            task.cancel()
+        for result in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(result, asyncio.CancelledError | Overloaded)
+        await idle(slow.metrics)
+        answer = await api.chat.completions.create(model=model, messages=USER, max_tokens=4)
+        assert answer.usage is not None
+
+
+async def test_without_triton_requests_are_503_and_readiness_says_why(tmp_path: Path) -> None:
+    nowhere = f"127.0.0.1:{free_ports(1)[0]}"
+    with gateway(nowhere, tmp_path / "gateway.log") as own:
+        async with httpx.AsyncClient(base_url=own.url, timeout=30) as http:
+            for stream in (False, True):
+                body = {"model": "model", "messages": USER, "stream": stream}
+                answer = await http.post("/v1/chat/completions", json=body)
+                assert nowhere in error_of(answer, 503)["message"]
+            ready = await http.get("/health/ready")
+            assert ready.status_code == 503 and nowhere in ready.json()["reason"]
+            assert (await http.get("/health/live")).status_code == 200
+
+
+async def first_event(http: httpx.AsyncClient, body: dict[str, Any], began: asyncio.Event) -> str:
+    """Everything that a stream sends; sets `began` at its first text."""
+    text = ""
+    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        async for piece in answer.aiter_text():
+            text += piece
+            began.set()
+    return text
+
+
+@pytest.fixture
+async def many(slow_model: Path, tmp_path: Path) -> AsyncIterator[Stack]:
+    with running(Stack(slow_model, tmp_path / "run", {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
+        yield served
+
+
+async def test_streams_end_with_an_error_event_when_the_server_is_killed(many: Stack, tmp_path: Path) -> None:
+    with gateway(many.grpc, tmp_path / "gateway.log") as own:
+        async with httpx.AsyncClient(base_url=own.url, timeout=60) as http:
+            body = {"model": "model", **LONG}
+            began = [asyncio.Event() for _ in range(16)]
+            streams = [asyncio.create_task(first_event(http, body, event)) for event in began]
+            whole = asyncio.create_task(http.post("/v1/chat/completions", json={**body, "stream": False}))
+            await asyncio.gather(*(event.wait() for event in began))
+            os.kill(many.pid_of("tritonserver"), signal.SIGKILL)
+            texts = await asyncio.wait_for(asyncio.gather(*streams), 10)
+            error_of(await asyncio.wait_for(whole, 10), 503)
+            for text in texts:
+                last = text.split("\n\n")[-2]
+                assert last.startswith("event: error\ndata: ")
+                assert json.loads(last.removeprefix("event: error\ndata: "))["error"]["code"] == "service_unavailable"
+            error_of(await http.post("/v1/chat/completions", json=body), 503)
+
+
+async def test_sigterm_ends_streams_and_the_process_with_code_0(slow: Stack, tmp_path: Path) -> None:
+    settings_ = {"CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": "1"}
+    with gateway(slow.grpc, tmp_path / "gateway.log", **settings_) as own:
+        async with httpx.AsyncClient(base_url=own.url, timeout=60) as http:
+            began = asyncio.Event()
+            stream = asyncio.create_task(first_event(http, {"model": "model", **LONG}, began))
+            whole = asyncio.create_task(
+                http.post("/v1/chat/completions", json={"model": "model", **LONG, "stream": False})
+            )
+            await began.wait()
+            own.process.send_signal(signal.SIGTERM)
+            assert "shutting down" in (await asyncio.wait_for(stream, 10)).split("\n\n")[-2]
+            assert "shutting down" in error_of(await asyncio.wait_for(whole, 10), 503)["message"]
+        assert await asyncio.to_thread(own.process.wait, 10) == 0
+    await idle(slow.metrics)

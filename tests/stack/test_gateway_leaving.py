@@ -1,0 +1,181 @@
+"""Clients that go away: what they left unfinished stops, and nothing of it stays in the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import engine_metrics
+import httpx
+import pytest
+from charonia_client import Client, GenerateRequest, Unavailable
+from stack import Stack
+
+LONG = {"ignore_eos": True, "max_tokens": 3000}
+PROMPT = "Tell me everything"
+# A stop takes effect after the step that runs; a few tokens more were sampled before it arrived.
+FEW_TOKENS = 60
+
+
+@pytest.fixture
+async def client(slow: Stack) -> AsyncIterator[Client]:
+    async with Client(slow.grpc) as client:
+        yield client
+
+
+@pytest.fixture
+async def http(slow: Stack) -> AsyncIterator[httpx.AsyncClient]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=slow.gateway, timeout=120, limits=limits) as http:
+        yield http
+
+
+def request(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(messages=[{"role": "user", "content": PROMPT}], **{**LONG, **fields})
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "slow", "messages": PROMPT, **LONG, **fields}
+
+
+async def stopped_early(slow: Stack, before: engine_metrics.EngineMetrics, requests: int) -> None:
+    """The engine is idle, says that it cancelled so many, and has not gone on for long."""
+    after = await engine_metrics.idle(slow.metrics)
+    assert after.cancelled - before.cancelled == requests
+    assert after.generated_tokens - before.generated_tokens < FEW_TOKENS * requests
+
+
+async def running(slow: Stack, requests: int) -> None:
+    """Returns when so many requests run in the engine."""
+
+    async def poll() -> None:
+        while (await engine_metrics.read(slow.metrics)).running < requests:
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(poll(), 30)
+
+
+async def test_leaving_the_clients_iterator_stops_the_request(slow: Stack, client: Client) -> None:
+    before = await engine_metrics.idle(slow.metrics)
+    async with aclosing(client.generate(request())) as parts:
+        async for part in parts:
+            assert part.finish_reason is None
+            break
+    await stopped_early(slow, before, 1)
+
+
+async def test_forgetting_the_clients_iterator_stops_the_request(slow: Stack, client: Client) -> None:
+    before = await engine_metrics.idle(slow.metrics)
+    async for _ in client.generate(request()):
+        break
+    await stopped_early(slow, before, 1)
+
+
+async def test_cancelling_the_task_stops_the_request(slow: Stack, client: Client) -> None:
+    before = await engine_metrics.idle(slow.metrics)
+    task = asyncio.create_task(client.complete(request(stream=False)))
+    await running(slow, 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await stopped_early(slow, before, 1)
+
+
+async def test_a_timeout_stops_the_request(slow: Stack, client: Client) -> None:
+    before = await engine_metrics.idle(slow.metrics)
+    with pytest.raises(Unavailable, match="in time"):
+        await client.complete(request(stream=False), timeout_s=0.5)
+    after = await engine_metrics.idle(slow.metrics)
+    assert after.cancelled - before.cancelled == 1
+
+
+async def test_closing_the_client_stops_its_requests(slow: Stack) -> None:
+    before = await engine_metrics.idle(slow.metrics)
+    async with Client(slow.grpc) as client:
+        tasks = [asyncio.create_task(client.complete(request(stream=False))) for _ in range(3)]
+        await running(slow, 3)
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(result, Unavailable) and "closed" in str(result)
+    await stopped_early(slow, before, 3)
+
+
+def test_an_event_loop_that_ends_stops_its_requests(slow: Stack) -> None:
+    """`asyncio.run` whose main function fails: all tasks are cancelled and nobody closes the client."""
+
+    async def abandon() -> None:
+        client = Client(slow.grpc)
+        parts = client.generate(request())
+        await anext(parts)
+        task = asyncio.ensure_future(anext(parts))
+        await asyncio.sleep(0)
+        assert not task.done()
+        raise KeyError("the caller's own trouble")
+
+    before = asyncio.run(engine_metrics.idle(slow.metrics))
+    with pytest.raises(KeyError):
+        asyncio.run(abandon())
+    asyncio.run(stopped_early(slow, before, 1))
+
+
+async def test_200_clients_that_leave_leave_nothing_over(slow: Stack, client: Client) -> None:
+    """At whatever moment they leave: before the tokenizer, in the queue, in the prompt, after some tokens."""
+    before = await engine_metrics.idle(slow.metrics)
+
+    async def leave_after(seconds: float) -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(client.complete(request(stream=False)), seconds)
+
+    await asyncio.gather(*(leave_after(0.005 * number) for number in range(200)))
+    after = await engine_metrics.idle(slow.metrics, within_s=15)
+    assert 20 < after.cancelled - before.cancelled <= 200
+    # The engine still answers, whole.
+    answer = await client.complete(request(stream=False, max_tokens=5))
+    assert (answer.finish_reason, answer.num_output_tokens) == ("length", 5)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_an_http_client_that_leaves_a_stream_stops_its_requests(
+    slow: Stack, http: httpx.AsyncClient, n: int
+) -> None:
+    before = await engine_metrics.idle(slow.metrics)
+    async with http.stream("POST", "/v1/chat/completions", json=body(stream=True, n=n)) as answer:
+        assert answer.status_code == 200
+        async for _ in answer.aiter_bytes():
+            await running(slow, n)
+            break
+    await stopped_early(slow, before, n)
+
+
+async def test_an_http_client_that_does_not_wait_for_the_whole_answer_stops_its_request(
+    slow: Stack, http: httpx.AsyncClient
+) -> None:
+    before = await engine_metrics.idle(slow.metrics)
+    task = asyncio.create_task(http.post("/v1/chat/completions", json=body()))
+    await running(slow, 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await stopped_early(slow, before, 1)
+
+
+async def test_200_http_clients_that_leave_leave_nothing_over(slow: Stack, http: httpx.AsyncClient) -> None:
+    before = await engine_metrics.idle(slow.metrics)
+
+    async def leave_after(seconds: float) -> None:
+        async def read() -> None:
+            async with http.stream("POST", "/v1/chat/completions", json=body(stream=True)) as answer:
+                async for _ in answer.aiter_bytes():
+                    pass
+
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(read(), seconds)
+
+    await asyncio.gather(*(leave_after(0.01 * number) for number in range(200)))
+    after = await engine_metrics.idle(slow.metrics, within_s=15)
+    assert 20 < after.cancelled - before.cancelled <= 200
+    metrics = (await http.get("/metrics")).text
+    assert "charonia_gateway_requests_running 1.0" in metrics  # this one
+    answer = await http.post("/v1/chat/completions", json=body(max_tokens=5))
+    assert answer.json()["usage"]["completion_tokens"] == 5

@@ -1,0 +1,268 @@
+"""OpenAI's own client, unchanged, against the gateway."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from charonia_client import Client, GenerateRequest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from stack import Stack
+
+QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture
+async def api(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+async def model(api: openai.AsyncOpenAI) -> str:
+    models = await api.models.list()
+    return models.data[0].id
+
+
+async def test_models_are_listed_and_described(api: openai.AsyncOpenAI, model: str) -> None:
+    described = await api.models.retrieve(model)
+    assert (described.id, described.object, described.owned_by) == (model, "model", "charonia")
+
+
+async def test_answers_fit_openais_types(stack: Stack, model: str) -> None:
+    body = {"model": model, "messages": QUESTION, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+    async with httpx.AsyncClient(base_url=stack.gateway, timeout=60) as http:
+        whole = await http.post("/v1/chat/completions", json=body)
+        chat = ChatCompletion.model_validate(whole.json())
+        assert chat.id.startswith("chatcmpl-") and whole.headers["x-request-id"] == chat.id
+        assert chat.object == "chat.completion" and chat.system_fingerprint
+        text = await http.post(
+            "/v1/completions", json={"model": model, "prompt": "The capital", "temperature": 0, "logprobs": 3}
+        )
+        completion = Completion.model_validate(text.json())
+        assert completion.id.startswith("cmpl-") and completion.object == "text_completion"
+        streamed = await http.post("/v1/chat/completions", json={**body, "stream": True})
+        assert streamed.headers["content-type"].startswith("text/event-stream")
+        *events, done, nothing = streamed.text.split("\n\n")
+        assert (done, nothing) == ("data: [DONE]", "")
+        chunks = [ChatCompletionChunk.model_validate_json(event.removeprefix("data: ")) for event in events]
+        assert {chunk.id for chunk in chunks} == {chunks[0].id}
+        assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "stop"
+
+
+async def test_stream_equals_the_whole_answer(api: openai.AsyncOpenAI, model: str) -> None:
+    whole = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0)
+    stream = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert whole.choices[0].message.content
+    assert whole.choices[0].finish_reason == "stop"
+
+
+async def test_completion_stream_equals_the_whole_text(api: openai.AsyncOpenAI, model: str) -> None:
+    whole = await api.completions.create(model=model, prompt="The capital of", max_tokens=40, temperature=0)
+    stream = await api.completions.create(
+        model=model, prompt="The capital of", max_tokens=40, temperature=0, stream=True
+    )
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == whole.choices[0].text
+
+
+async def test_usage_counts_tokens_and_comes_at_the_end_when_asked_for(api: openai.AsyncOpenAI, model: str) -> None:
+    whole = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0, logprobs=True)
+    assert whole.usage is not None and whole.choices[0].logprobs is not None
+    assert whole.choices[0].logprobs.content is not None
+    # The end token is counted and is no part of the text.
+    assert whole.usage.completion_tokens == len(whole.choices[0].logprobs.content) + 1
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    stream = await api.chat.completions.create(
+        model=model, messages=QUESTION, temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert chunks[-1].choices == [] and chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+    assert all(chunk.usage is None and chunk.choices for chunk in chunks[:-1])
+
+
+async def test_max_tokens_ends_with_length(api: openai.AsyncOpenAI, model: str) -> None:
+    answer = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=2)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None and answer.usage.completion_tokens == 2
+    newer = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_completion_tokens=2)
+    assert newer.choices[0].message.content == answer.choices[0].message.content
+
+
+async def test_stop_words_end_the_text_and_are_not_in_it(api: openai.AsyncOpenAI, model: str) -> None:
+    whole = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0)
+    text = whole.choices[0].message.content
+    assert text is not None
+    stop = text[len(text) // 2 : len(text) // 2 + 2]
+    for form in (stop, ["never said", stop]):
+        stopped = await api.chat.completions.create(model=model, messages=QUESTION, temperature=0, stop=form)
+        assert stopped.choices[0].message.content == text[: text.index(stop)]
+        assert stopped.choices[0].finish_reason == "stop"
+
+
+async def test_choices_have_seeds_of_their_own(api: openai.AsyncOpenAI, model: str) -> None:
+    async def texts(n: int) -> list[str]:
+        answer = await api.completions.create(
+            model=model, prompt="One", n=n, seed=11, temperature=1.5, max_tokens=24, extra_body={"ignore_eos": True}
+        )
+        assert [choice.index for choice in answer.choices] == list(range(n))
+        assert answer.usage is not None and answer.usage.completion_tokens == 24 * n
+        return [choice.text for choice in answer.choices]
+
+    three = await texts(3)
+    assert len(set(three)) == 3
+    assert await texts(3) == three
+    assert await texts(1) == three[:1]
+
+
+async def test_choices_of_a_stream_come_with_their_index(api: openai.AsyncOpenAI, model: str) -> None:
+    fields: dict[str, Any] = {"model": model, "messages": QUESTION, "n": 3, "seed": 5, "temperature": 1.2}
+    whole = await api.chat.completions.create(**fields)
+    texts, finished = [""] * 3, [0] * 3
+    async for chunk in await api.chat.completions.create(stream=True, **fields):
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.delta.content or ""
+        finished[choice.index] += choice.finish_reason is not None
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert finished == [1, 1, 1]
+
+
+async def test_several_prompts_are_answered_in_order_and_echoed(api: openai.AsyncOpenAI, model: str) -> None:
+    prompts = ["The capital of", "One plus"]
+    both = await api.completions.create(model=model, prompt=prompts, n=2, seed=1, temperature=0, echo=True)
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    for at, prompt in enumerate(prompts):
+        alone = await api.completions.create(model=model, prompt=prompt, temperature=0)
+        assert both.choices[2 * at].text == both.choices[2 * at + 1].text == prompt + alone.choices[0].text
+
+
+async def test_chat_logprobs_join_to_the_text_whole_and_streamed(api: openai.AsyncOpenAI, model: str) -> None:
+    fields: dict[str, Any] = {
+        "model": model,
+        "messages": [{"role": "user", "content": "你好,你是谁?"}],
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    whole = (await api.chat.completions.create(**fields)).choices[0]
+    assert whole.logprobs is not None and whole.logprobs.content is not None
+    joined = bytes(byte for entry in whole.logprobs.content for byte in entry.bytes or [])
+    assert joined.decode() == whole.message.content
+    for entry in whole.logprobs.content:
+        assert entry.logprob <= 0 and len(entry.top_logprobs) == 2
+        assert entry.top_logprobs[0].logprob >= entry.top_logprobs[1].logprob
+        # Greedy: the token is the likeliest, or one as likely.
+        assert entry.logprob == pytest.approx(entry.top_logprobs[0].logprob, abs=1e-4)
+    streamed = []
+    async for chunk in await api.chat.completions.create(stream=True, **fields):
+        if chunk.choices[0].logprobs and chunk.choices[0].logprobs.content:
+            streamed += chunk.choices[0].logprobs.content
+    assert streamed == whole.logprobs.content
+
+
+async def test_completion_logprobs_say_where_each_token_is(api: openai.AsyncOpenAI, model: str) -> None:
+    answer = await api.completions.create(model=model, prompt="The capital", temperature=0, max_tokens=20, logprobs=2)
+    choice = answer.choices[0]
+    assert choice.logprobs is not None
+    tokens, offsets = choice.logprobs.tokens or [], choice.logprobs.text_offset or []
+    assert tokens and len(tokens) == len(offsets) == len(choice.logprobs.token_logprobs or [])
+    for token, offset in zip(tokens, offsets, strict=True):
+        if not token.startswith("bytes:"):
+            assert choice.text[offset:].startswith(token)
+    assert all(len(tops) == 2 for tops in choice.logprobs.top_logprobs or [])
+
+
+async def test_logit_bias_forbids_a_token(stack: Stack, api: openai.AsyncOpenAI, model: str) -> None:
+    async with Client(stack.grpc) as client:
+        usual = await client.complete(GenerateRequest(messages=QUESTION, temperature=0, stream=False))
+    answer = await api.chat.completions.create(
+        model=model, messages=QUESTION, temperature=0, logit_bias={str(usual.token_ids[0]): -100}
+    )
+    assert answer.choices[0].message.content != usual.text
+
+
+async def test_fields_of_other_servers_are_taken_and_unknown_ones_named(api: openai.AsyncOpenAI, model: str) -> None:
+    answer = await api.chat.completions.with_raw_response.create(
+        model=model,
+        messages=QUESTION,
+        max_tokens=8,
+        extra_body={
+            "top_k": 1,
+            "min_p": 0.1,
+            "repetition_penalty": 1.1,
+            "ignore_eos": True,
+            "min_tokens": 8,
+            "bad_words": ["Rome"],
+            "skip_special_tokens": True,
+            "frobnicate": True,
+        },
+    )
+    assert answer.headers["charonia-ignored-fields"] == "frobnicate"
+    parsed = answer.parse()
+    assert parsed.usage is not None and parsed.usage.completion_tokens == 8
+
+
+async def test_tools_and_their_history_are_taken(api: openai.AsyncOpenAI, model: str) -> None:
+    tool: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    history: list[Any] = [
+        *QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "42"},
+        {"role": "user", "content": [{"type": "text", "text": "And of Italy?"}]},
+    ]
+    answer = await api.chat.completions.create(
+        model=model, messages=history, tools=[tool], tool_choice="auto", max_tokens=4
+    )
+    assert answer.choices[0].finish_reason in ("stop", "length")
+
+
+def test_curl_reads_the_events(stack: Stack) -> None:
+    models = json.loads(httpx.get(f"{stack.gateway}/v1/models").text)
+    body = {"model": models["data"][0]["id"], "messages": QUESTION, "stream": True, "temperature": 0}
+    command = ["curl", "--silent", "--no-buffer", "--noproxy", "*", "--max-time", "60"]
+    command += ["--header", "Content-Type: application/json", "--data", json.dumps(body)]
+    done = subprocess.run(
+        [*command, f"{stack.gateway}/v1/chat/completions"], capture_output=True, text=True, check=True
+    )
+    lines = [line for line in done.stdout.splitlines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+
+
+def test_the_documentation_has_examples_that_work(stack: Stack) -> None:
+    assert httpx.get(f"{stack.gateway}/docs").status_code == 200
+    schema = httpx.get(f"{stack.gateway}/openapi.json").json()
+    tried = 0
+    for path, methods in schema["paths"].items():
+        content = methods.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {})
+        for example in content.get("examples", {}).values():
+            answer = httpx.post(f"{stack.gateway}{path}", json=example["value"], timeout=60)
+            assert answer.status_code == 200, answer.text
+            tried += 1
+    assert tried >= 4
+
+
+def test_the_gateways_metrics_count_requests(stack: Stack) -> None:
+    name = 'charonia_gateway_requests_total{route="/v1/models",status="200"}'
+
+    def count() -> float:
+        text = httpx.get(f"{stack.gateway}/metrics").text
+        return next((float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name)), 0.0)
+
+    before = count()
+    httpx.get(f"{stack.gateway}/v1/models").raise_for_status()
+    assert count() == before + 1

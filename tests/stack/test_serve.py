@@ -1,0 +1,232 @@
+"""`charonia serve` from start to end: what it refuses, how it ends, and what happens when something dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import openai
+import pytest
+import tritonclient.grpc.aio as triton
+from stack import Stack, answers, free_ports, running
+from tiny_models import write_model
+from triton_stream import stream as triton_stream
+from tritonclient.utils import InferenceServerException
+
+REFUSED_WITHIN_S = 30
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A babbler, big enough that an answer of a thousand tokens takes a while."""
+    folder = tmp_path_factory.mktemp("model") / "babbler"
+    write_model(folder, "byte_level", "babbler", hidden=512, layers=8)
+    return folder
+
+
+@pytest.fixture
+def make_stack(model: Path, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
+    """Stacks of the model that are ended after the test whatever happens."""
+    made: list[Stack] = []
+
+    def make(**env: str) -> Stack:
+        made.append(Stack(model, tmp_path / f"run{len(made)}", env))
+        return made[-1]
+
+    yield make
+    for stack in made:
+        stack.stop()
+
+
+def refused(stack: Stack) -> str:
+    """Starts what cannot start; what it printed. It must end at once, with a message and nothing left."""
+    stack.launch()
+    assert stack.wait(REFUSED_WITHIN_S) == 1
+    assert stack.processes() == []
+    text = stack.log_file.read_text()
+    assert "Traceback" not in text
+    return text
+
+
+async def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"after {seconds} s still not: {what}"
+        await asyncio.sleep(0.05)
+
+
+def test_a_port_in_use_is_named(make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack()
+    with socket.create_server(("127.0.0.1", stack.ports[1])):
+        text = refused(stack)
+    assert f"port {stack.ports[1]} is in use" in text
+    assert "CHARONIA_GRPC_PORT" in text
+
+
+def test_two_equal_ports_are_named(make_stack: Callable[..., Stack]) -> None:
+    port = str(free_ports(1)[0])
+    text = refused(make_stack(CHARONIA_HTTP_PORT=port, CHARONIA_METRICS_PORT=port))
+    assert f"CHARONIA_HTTP_PORT and CHARONIA_METRICS_PORT are both {port}" in text
+
+
+def test_a_port_that_is_none_is_named(make_stack: Callable[..., Stack]) -> None:
+    text = refused(make_stack(CHARONIA_GATEWAY_PORT="http"))
+    assert "CHARONIA_GATEWAY_PORT" in text
+    assert "'http'" in text
+
+
+def test_a_missing_model_is_named(tmp_path: Path) -> None:
+    text = refused(Stack(tmp_path / "nowhere", tmp_path / "run"))
+    assert f"{tmp_path / 'nowhere'} does not exist" in text
+
+
+def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
+    text = refused(Stack(tmp_path, tmp_path / "run"))
+    assert "neither a workspace" in text
+
+
+def test_a_family_that_is_not_supported_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
+    text = refused(Stack(folder, tmp_path / "run"))
+    assert "mamba" in text
+    assert "llama" in text
+
+
+def test_a_wrong_inference_parameter_is_named(make_stack: Callable[..., Stack]) -> None:
+    text = refused(make_stack(CHARONIA_THREADS="many"))
+    assert "threads" in text.lower()
+    assert "many" in text
+
+
+def test_an_env_file_sets_ports_and_the_environment_wins(make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack()
+    stack.run_dir.mkdir()
+    (stack.run_dir / ".env").write_text("CHARONIA_GRPC_PORT=1\nCHARONIA_TOKEN_BUDGET=nonsense\n")
+    text = refused(stack)
+    assert "token_budget" in text.lower()
+    assert "nonsense" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_everything(make_stack: Callable[..., Stack], number: signal.Signals) -> None:
+    stack = make_stack().start()
+    assert len(stack.processes()) >= 7  # the launcher, Triton, four Python models' processes, the gateway
+    stack.signal(number)
+    assert stack.wait(30) == 0
+    assert stack.processes() == []
+
+
+def test_a_signal_during_the_start_ends_everything(make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack()
+    stack.launch()
+    asyncio.run(wait_until(lambda: len(stack.processes()) > 2, 60, "Triton's processes are there"))
+    stack.signal(signal.SIGTERM)
+    assert stack.wait(30) == 0
+    assert stack.processes() == []
+
+
+async def test_a_killed_launcher_leaves_nothing_behind(make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack().start()
+    stack.signal(signal.SIGKILL)
+    assert stack.wait(10) == -signal.SIGKILL
+    await wait_until(lambda: stack.processes() == [], 20, "all processes are gone")
+
+
+async def test_a_dead_gateway_ends_the_stack_with_a_message(make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack().start()
+    (gateway,) = [pid for pid in stack.processes() if b"charonia_gateway" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(gateway, signal.SIGKILL)
+    assert stack.wait(30) == 1
+    assert "the gateway was killed by SIGKILL" in stack.log_file.read_text()
+    assert stack.processes() == []
+
+
+async def test_a_killed_server_gives_every_client_an_error_and_no_hang(make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack(CHARONIA_STREAM_INTERVAL_MS="0").start()
+    flowing = [asyncio.Event() for _ in range(12)]
+
+    async def through_the_gateway(begun: asyncio.Event) -> None:
+        async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as client:
+            chunks = await client.chat.completions.create(
+                model="babbler",
+                messages=[{"role": "user", "content": "talk"}],
+                stream=True,
+                max_tokens=2000,
+                extra_body={"ignore_eos": True},
+            )
+            async for _ in chunks:
+                begun.set()
+
+    async def unstreamed(begun: asyncio.Event) -> None:
+        begun.set()
+        body: dict[str, Any] = {"model": "babbler", "prompt": "talk", "max_tokens": 2000, "ignore_eos": True}
+        async with httpx.AsyncClient(timeout=60) as client:
+            answer = await client.post(f"{stack.gateway}/v1/completions", json=body)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["message"]
+        raise InferenceServerException("503")
+
+    async def through_triton(begun: asyncio.Event) -> None:
+        fields = {"messages": "talk", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+        async with triton.InferenceServerClient(stack.grpc) as client:
+            async for _ in triton_stream(client, fields):
+                begun.set()
+
+    kinds = (through_the_gateway, unstreamed, through_triton)
+    clients = [asyncio.create_task(kinds[index % 3](begun)) for index, begun in enumerate(flowing)]
+    await asyncio.wait_for(asyncio.gather(*(begun.wait() for begun in flowing)), 60)
+    os.kill(stack.pid_of("tritonserver"), signal.SIGKILL)
+    results = await asyncio.wait_for(asyncio.gather(*clients, return_exceptions=True), 20)
+    for result in results:
+        clear = isinstance(result, openai.APIError | InferenceServerException)
+        assert clear or (isinstance(result, grpc.aio.AioRpcError) and result.code() == grpc.StatusCode.UNAVAILABLE)
+    assert stack.wait(30) == 1
+    assert "Triton was killed by SIGKILL" in stack.log_file.read_text()
+    assert stack.processes() == []
+
+
+def test_a_second_signal_does_not_wait_for_running_requests(make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack(CHARONIA_DRAIN_TIMEOUT_S="60").start()
+    body = {"model": "babbler", "prompt": "talk", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with (
+        httpx.Client(timeout=60) as client,
+        client.stream("POST", f"{stack.gateway}/v1/completions", json=body) as answer,
+    ):
+        next(answer.iter_lines())
+        stack.signal(signal.SIGINT)
+        stack.signal(signal.SIGINT)  # at once, as from make or a shell that passes it on: still the first
+        asyncio.run(wait_until(lambda: "Stopping" in stack.log_file.read_text(), 10, "it says that it stops"))
+        assert "killed" not in stack.log_file.read_text()
+
+        def press_again() -> bool:
+            stack.signal(signal.SIGINT)
+            return "killed" in stack.log_file.read_text()
+
+        asyncio.run(wait_until(press_again, 10, "it does not wait any longer"))
+        assert stack.wait(15) == 0
+    assert stack.processes() == []
+
+
+def test_a_workspace_elsewhere_is_served_with_another_number_of_text_instances(model: Path, tmp_path: Path) -> None:
+    from stack import CHARONIA
+
+    workspace = tmp_path / "my workspace"
+    subprocess.run([CHARONIA, "convert", model, "--dst-path", workspace], check=True, capture_output=True)
+    with running(Stack(workspace, tmp_path / "run", {"CHARONIA_TEXT_INSTANCES": "1"})) as stack:
+        assert answers(f"{stack.gateway}/health/ready")
+        stubs = [
+            pid for pid in stack.processes() if b"python_backend_stub" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        assert len(stubs) == 2

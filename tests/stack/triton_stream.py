@@ -1,0 +1,74 @@
+"""Requests to a Triton model over gRPC, with Triton's own client: an independent view of what our client shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tritonclient.grpc.aio as triton
+
+TYPES: dict[str, tuple[str, Any]] = {
+    **dict.fromkeys(
+        ("text_input", "messages", "tools", "stop_words", "bad_words", "logit_bias"), ("BYTES", np.object_)
+    ),
+    **dict.fromkeys(("max_tokens", "min_tokens", "top_k", "end_id", "top_logprobs", "priority"), ("INT32", np.int32)),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), ("FP32", np.float32)),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), ("FP32", np.float32)),
+    **dict.fromkeys(("ignore_eos", "return_log_probs", "stream", "exclude_input_in_output"), ("BOOL", np.bool_)),
+    "seed": ("UINT64", np.uint64),
+    "input_ids": ("INT32", np.int32),
+}
+
+
+@dataclass(frozen=True)
+class Response:
+    """One response of the ensemble."""
+
+    text: bytes
+    ids: list[int]
+    finish_reason: str
+    tensors: dict[str, npt.NDArray[Any]]
+
+
+def make_inputs(fields: dict[str, Any]) -> list[Any]:
+    inputs = []
+    for name, value in fields.items():
+        datatype, dtype = TYPES[name]
+        values = value if isinstance(value, list) and name != "messages" else [value]
+        if datatype == "BYTES":
+            values = [one if isinstance(one, str | bytes) else json.dumps(one) for one in values]
+            values = [one.encode() if isinstance(one, str) else one for one in values]
+        tensor = triton.InferInput(name, [len(values)], datatype)
+        tensor.set_data_from_numpy(np.array(values, dtype))
+        inputs.append(tensor)
+    return inputs
+
+
+async def stream(
+    client: triton.InferenceServerClient, fields: dict[str, Any], *, request_id: str = "", model: str = "ensemble"
+) -> AsyncIterator[Response]:
+    """The responses to one request, as they come. Raises tritonclient's exception for an error."""
+
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": model, "inputs": make_inputs(fields), "request_id": request_id}
+
+    async for result, error in client.stream_infer(requests()):
+        if error is not None:
+            raise error
+        names = [output.name for output in result.get_response().outputs]
+        tensors = {name: result.as_numpy(name) for name in names}
+        if tensors:
+            yield Response(
+                tensors["text_output"][0] if "text_output" in tensors else b"",
+                tensors["output_ids"].tolist(),
+                tensors["finish_reason"][0].decode(),
+                tensors,
+            )
+
+
+async def collect(client: triton.InferenceServerClient, fields: dict[str, Any]) -> list[Response]:
+    return [response async for response in stream(client, fields)]

@@ -1,0 +1,223 @@
+"""The command line, run as users run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from charonia import _engine
+from charonia.benchmark.random_model import SHAPES, write_random_model
+
+COMMAND = [sys.executable, "-m", "charonia"]
+PLAIN = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "200", "CHARONIA_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "small"
+    write_random_model(folder, SHAPES["tiny"], scale=0.2)
+    return folder
+
+
+def charonia(*arguments: str | Path, stdin: str = "", env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**PLAIN, **(env or {})},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_convert_then_check(model: Path, tmp_path: Path) -> None:
+    code, out, _ = charonia("convert", model, "--dst-path", tmp_path / "w", "--session-len", "77", "--dtype", "fp32")
+    assert code == 0 and "is ready" in out
+    ini = _engine.read_config_ini(tmp_path / "w/triton_models/weights/config.ini")
+    assert (ini["session_len"], ini["weight_type"], ini["model_name"]) == ("77", "fp32", "small")
+    # What the environment says holds for this machine's runs and is not written into a workspace.
+    assert ini["threads"] == "0"
+    assert charonia("check", tmp_path / "w")[0] == 0
+    (tmp_path / "w/triton_models/weights/rank-0.safetensors").write_bytes(b"x")
+    code, _, err = charonia("check", tmp_path / "w")
+    assert code == 1 and "--force" in err
+
+
+def test_an_error_is_one_message_and_exit_code_1(tmp_path: Path) -> None:
+    code, out, err = charonia("convert", tmp_path / "nowhere")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ") and "nowhere does not exist" in err and "Traceback" not in err
+
+
+def test_every_inference_parameter_is_an_option_and_old_switches_are_not() -> None:
+    _, out, _ = charonia("convert", "--help")
+    for field in _engine.config_fields():
+        shown = f"--{field.key.replace('_', '-')}" in out
+        assert shown != (field.model_attribute or field.ignored), field.key
+
+
+def test_a_wrong_option_value_is_named(model: Path) -> None:
+    code, _, err = charonia("chat", model, "--token-budget", "0", stdin="hi\n")
+    assert code == 1 and "token_budget" in err
+    code, _, err = charonia("chat", model, "--token-budget", "many", stdin="hi\n")
+    assert code == 2 and "--token-budget" in err
+
+
+def test_a_piped_chat_answers_each_message_and_leaves_on_exit(model: Path) -> None:
+    arguments = ("chat", model, "--max-tokens", "8", "--temperature", "0", "--seed", "1")
+    code, out, err = charonia(*arguments, stdin="hello\nthere\n\nagain\n\nexit\nnot read\n")
+    assert code == 0
+    assert err.count("tokens/s, first after") == 2
+    one, _, notes = charonia(*arguments, stdin="hello\nthere")
+    assert one == 0 and notes.count("first after") == 1
+    code, again, notes = charonia(*arguments, "--enter-sends", stdin="hello\nthere\n")
+    assert code == 0 and notes.count("first after") == 2
+    assert out and again
+
+
+def test_a_chat_that_outgrows_the_context_forgets_its_oldest_messages(model: Path) -> None:
+    messages = "".join(f"message number {index}, and it is not short\n\n" for index in range(8))
+    code, _, err = charonia("chat", model, "--session-len", "200", "--max-tokens", "16", stdin=messages)
+    assert code == 0 and "are forgotten" in err and "error" not in err
+
+
+def test_a_model_without_a_chat_template_says_so(model: Path, tmp_path: Path) -> None:
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    code, _, err = charonia("chat", tmp_path, stdin="hi\n")
+    assert code == 1 and "has no chat template" in err
+
+
+class Terminal:
+    """A command on a pseudo-terminal."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        self._master, slave = pty.openpty()
+        env = {**PLAIN, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        self.process = subprocess.Popen(
+            [*COMMAND, *map(str, arguments)], stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def send(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def wait_for(self, pattern: str) -> None:
+        """Reads until `pattern` matches what has come since the last match."""
+        while (found := re.search(pattern, self.seen)) is None:
+            ready, _, _ = select.select([self._master], [], [], 60)
+            assert ready, f"{pattern!r} did not come; seen: {self.seen[-2000:]}"
+            self.seen += os.read(self._master, 65536).decode(errors="replace")
+        self.seen = self.seen[found.end() :]
+
+    def close(self) -> int:
+        """The exit code; the rest of the output is read so that nothing blocks."""
+        while True:
+            try:
+                if not os.read(self._master, 65536):
+                    break
+            except OSError:
+                break
+        code = self.process.wait(60)
+        os.close(self._master)
+        return code
+
+
+def test_on_a_terminal_double_enter_sends_ctrl_c_interrupts_and_exit_leaves(model: Path, tmp_path: Path) -> None:
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
+    terminal = Terminal("chat", tmp_path, "--temperature", "0", "--session-len", "100000", "--threads", "1")
+    try:
+        terminal.wait_for("exit leaves")
+        terminal.wait_for(">")
+        terminal.send("hello\r")
+        terminal.send("\r")
+        terminal.wait_for(r"w\d\d")  # an answer without end
+        os.killpg(terminal.process.pid, signal.SIGINT)
+        terminal.wait_for(r"\(interrupted\)")
+        terminal.wait_for(r"\[\d+ tokens, .*first after \d+ ms\]")
+        terminal.wait_for(">")
+        terminal.send("exit\r")
+        assert terminal.close() == 0
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+
+
+def test_benchmark_static_reports_rates_and_the_share_of_the_bandwidth(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "static.json"
+    code, out, err = charonia(
+        *("benchmark", "static", model, "--batch-size", "2", "--prompt-tokens", "8", "--output-tokens", "16"),
+        *("--runs", "1", "--json", file),
+    )
+    assert code == 0, err
+    report = json.loads(file.read_text())
+    (row,) = report["rows"]
+    assert (row["batch"], row["prompt_tokens"], row["output_tokens"]) == (2, 8, 16)
+    assert row["decode_tokens_per_s"] > 0 and row["bandwidth_share"] > 0 and report["read_bandwidth"] > 1e8
+    assert "share of read bandwidth" in out
+
+
+@pytest.mark.parametrize("when", [["--concurrency", "3"], ["--request-rate", "200"]])
+def test_benchmark_serving_of_prompts_in_process(model: Path, tmp_path: Path, when: list[str]) -> None:
+    prompts, file = tmp_path / "prompts.txt", tmp_path / "serving.json"
+    prompts.write_text("one\n\ntwo words\n")
+    code, _, err = charonia(
+        *("benchmark", "serving", model, "--prompts", prompts, "--num-requests", "7", "--max-tokens", "9"),
+        *("--json", file, *when),
+    )
+    assert code == 0, err
+    figures = json.loads(file.read_text())
+    assert (figures["requests"], figures["errors"], figures["output_tokens"]) == (7, 0, 63)
+    assert figures["input_tokens"] == 4 * 3 + 3 * 9
+    assert 0 < figures["ttft_ms"]["median"] <= figures["e2e_ms"]["p99"]
+
+
+def test_benchmark_serving_of_a_trace(model: Path, tmp_path: Path) -> None:
+    trace, file = tmp_path / "trace.csv", tmp_path / "serving.json"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,40,12\n"
+        "2023-11-16 18:15:50.9951690,9000,7\n"
+        "2023-11-16 18:15:51.2224670,1,1\n"
+    )
+    code, _, err = charonia("benchmark", "serving", model, "--trace", trace, "--speed", "50", "--json", file)
+    assert code == 0, err
+    figures = json.loads(file.read_text())
+    assert (figures["requests"], figures["errors"], figures["output_tokens"]) == (3, 0, 20)
+
+
+def test_benchmark_serving_counts_errors(model: Path, tmp_path: Path) -> None:
+    prompts, file = tmp_path / "prompts.txt", tmp_path / "serving.json"
+    prompts.write_text("short\n" + "far too long " * 40 + "\n")
+    code, out, _ = charonia(
+        *("benchmark", "serving", model, "--prompts", prompts, "--num-requests", "4", "--max-tokens", "9"),
+        *("--session-len", "64", "--json", file),
+    )
+    assert code == 0 and "does not fit" in out
+    assert json.loads(file.read_text())["errors"] == 2
+
+
+def test_make_model_writes_what_the_engine_runs(tmp_path: Path) -> None:
+    assert charonia("benchmark", "make-model", tmp_path / "m", "--shape", "1,32,2,1,64,300")[0] == 0
+    code, out, _ = charonia("chat", tmp_path / "m", "--max-tokens", "4", stdin="hi\n")
+    assert code == 0 and out
+    code, _, err = charonia("benchmark", "make-model", tmp_path / "n", "--shape", "huge")
+    assert code == 1 and "'huge'" in err

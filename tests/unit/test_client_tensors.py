@@ -1,0 +1,208 @@
+"""Between typed requests and Triton's raw tensors; errors from texts; token bytes; messages from lines."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import pytest
+from charonia_client import (
+    BadRequest,
+    CharoniaError,
+    GenerateRequest,
+    GenerateResponse,
+    Overloaded,
+    ServerError,
+    Unavailable,
+)
+from charonia_client.errors import from_triton
+from charonia_client.tensors import decode, encode, encode_stop
+from charonia_client.terminal import messages_of
+from charonia_client.types import TopToken
+from charonia_client.vocabulary import Vocabulary
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
+
+
+def inputs(message: pb.ModelInferRequest) -> dict[str, tuple[str, list[int], bytes]]:
+    return {
+        tensor.name: (tensor.datatype, list(tensor.shape), raw)
+        for tensor, raw in zip(message.inputs, message.raw_input_contents, strict=True)
+    }
+
+
+def test_what_is_not_set_is_not_sent() -> None:
+    sent = inputs(encode(GenerateRequest(text="hi"), "id", "ensemble"))
+    assert set(sent) == {"text_input", "stream"}
+    assert sent["text_input"] == ("BYTES", [1], b"\x02\x00\x00\x00hi")
+
+
+def test_every_field_has_its_type_and_shape() -> None:
+    request = GenerateRequest(
+        messages=[{"role": "user", "content": "你好"}],
+        max_tokens=5,
+        temperature=0.5,
+        seed=2**64 - 1,
+        stop_words=["a", "bc"],
+        end_id=[1, 2, 3],
+        ignore_eos=True,
+        logit_bias={7: -1.5},
+        logprobs=2,
+        stream=False,
+        echo=True,
+    )
+    sent = inputs(encode(request, "id", "ensemble"))
+    assert sent["messages"][2][4:].decode() == '[{"role": "user", "content": "你好"}]'
+    assert sent["max_tokens"] == ("INT32", [1], struct.pack("<i", 5))
+    assert sent["temperature"] == ("FP32", [1], struct.pack("<f", 0.5))
+    assert sent["seed"] == ("UINT64", [1], b"\xff" * 8)
+    assert sent["end_id"] == ("INT32", [3], struct.pack("<3i", 1, 2, 3))
+    assert sent["ignore_eos"] == ("BOOL", [1], b"\x01")
+    assert sent["stream"] == ("BOOL", [1], b"\x00")
+    assert sent["exclude_input_in_output"] == ("BOOL", [1], b"\x00")
+    assert sent["top_logprobs"] == ("INT32", [1], struct.pack("<i", 2))
+    assert sent["logit_bias"][2][4:] == b'{"7": -1.5}'
+    assert sent["stop_words"][:2] == ("BYTES", [2])
+    assert list(deserialize_bytes_tensor(sent["stop_words"][2])) == [b"a", b"bc"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("max_tokens", 2**31), ("seed", -1), ("seed", 2**64), ("repetition_penalty", 1e300)]
+)
+def test_a_number_that_its_tensor_cannot_hold_is_named(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=field):
+        encode(GenerateRequest(text="x", **{field: value}), "id", "ensemble")
+
+
+@pytest.mark.parametrize("both", [{}, {"text": "a", "messages": []}])
+def test_exactly_one_of_text_and_messages(both: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="exactly one"):
+        GenerateRequest(**both)  # type: ignore[arg-type]
+
+
+def test_stop_request_names_the_request() -> None:
+    message = encode_stop("the-id", "engine")
+    assert (message.id, message.model_name) == ("the-id", "engine")
+    assert inputs(message) == {"stop": ("BOOL", [1], b"\x01")}
+
+
+def response_message(text: str, finish: str, ids: Sequence[int], tops: int) -> pb.ModelInferResponse:
+    import numpy as np
+
+    message = pb.ModelInferResponse()
+    for name, values in {
+        "text_output": np.array([text.encode()], np.object_),
+        "finish_reason": np.array([finish.encode()], np.object_),
+        "output_ids": np.array(ids, np.int32),
+        "num_input_tokens": np.array([3], np.int32),
+        "num_output_tokens": np.array([9], np.int32),
+        "num_cached_tokens": np.array([1], np.int32),
+        "timings": np.array([1, 2, 4], np.float32),
+        "output_log_probs": np.array([-0.5] * len(ids), np.float32),
+        "top_log_prob_ids": np.arange(len(ids) * tops, dtype=np.int32),
+        "top_log_probs": -np.arange(len(ids) * tops, dtype=np.float32),
+        "text_span": np.array([0, len(text.encode())], np.int32),
+    }.items():
+        message.outputs.add(name=name, datatype="", shape=list(values.shape))
+        raw = serialize_byte_tensor(values).item() if values.dtype == np.object_ else values.tobytes()
+        message.raw_output_contents.append(raw)
+    return message
+
+
+@given(st.text(), st.lists(st.integers(0, 2**31 - 1), max_size=5), st.integers(0, 3))
+def test_responses_come_back_as_they_were(text: str, ids: list[int], tops: int) -> None:
+    response = decode(response_message(text, "stop", ids, tops))
+    assert (response.text, response.finish_reason, list(response.token_ids)) == (text, "stop", ids)
+    assert (response.num_input_tokens, response.num_output_tokens, response.num_cached_tokens) == (3, 9, 1)
+    assert response.timings is not None and response.timings.total_ms == 4
+    assert len(response.logprobs) == len(ids)
+    assert [[top.id for top in row] for row in response.top_logprobs] == [
+        list(range(at * tops, (at + 1) * tops)) for at in range(len(ids))
+    ]
+
+
+def test_no_finish_reason_before_the_last() -> None:
+    assert decode(response_message("a", "", [1], 0)).finish_reason is None
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "shown"),
+    [
+        ("[400] top_p: 7 is out of range", BadRequest, "top_p: 7 is out of range"),
+        ("in ensemble 'ensemble', [400] top_p: 7", BadRequest, "top_p: 7"),
+        ("[request id: a-b] in ensemble 'e', [503] shutting down", Unavailable, "shutting down"),
+        ("[429] 512 wait; retry after 3 s", Overloaded, "512 wait; retry after 3 s"),
+        ("[429] busy", Overloaded, "busy"),
+        ("Request for unknown model: 'ensemble' is not found", Unavailable, "ensemble"),
+        ("Request for unknown model: 'ensemble' has no available versions", Unavailable, "ensemble"),
+        ("Exceeds maximum queue size", Overloaded, "queue"),
+        ("a text that quotes [400] in its middle", ServerError, "quotes [400]"),
+        ("", ServerError, ""),
+    ],
+)
+def test_kind_of_error_by_its_text(text: str, kind: type[CharoniaError], shown: str) -> None:
+    error = from_triton(text)
+    assert type(error) is kind
+    assert shown in str(error)
+
+
+def test_overload_says_when_to_come_again() -> None:
+    error = from_triton("[429] 512 requests wait; retry after 2.5 s")
+    assert isinstance(error, Overloaded) and error.retry_after == 2.5
+
+
+PIECES = [b" hello", b" wor", b"ld", "é".encode()[:1], "é".encode()[1:], b"<|end|>"]
+
+
+async def named(ids: Sequence[int], span: tuple[int, int], tops: Sequence[int] = ()) -> GenerateResponse:
+    asked: list[int] = []
+
+    async def lookup(wanted: Sequence[int]) -> tuple[list[bytes], list[bool]]:
+        asked.extend(wanted)
+        return [PIECES[token] for token in wanted], [token == 5 for token in wanted]
+
+    response = GenerateResponse("", tuple(ids), logprobs=(0.0,) * len(ids), text_span=span)
+    response.top_logprobs = [[TopToken(top, 0.0) for top in tops] for _ in ids]
+    vocabulary = Vocabulary(lookup)
+    await vocabulary.name_tokens(response)
+    again = GenerateResponse("", tuple(ids), logprobs=(0.0,) * len(ids), text_span=span)
+    await vocabulary.name_tokens(again)
+    assert len(asked) == len(set(asked)), "a token is asked for once"
+    assert again.tokens == response.tokens
+    return response
+
+
+async def test_tokens_are_what_they_add_to_the_text() -> None:
+    assert (await named([0, 1, 2], (0, 12))).tokens == [b" hello", b" wor", b"ld"]
+
+
+async def test_a_leading_space_that_is_no_text_is_not_in_the_tokens() -> None:
+    assert (await named([0, 1], (1, 10))).tokens == [b"hello", b" wor"]
+
+
+async def test_a_stop_word_inside_a_token_cuts_it() -> None:
+    assert (await named([0, 1, 2], (0, 8))).tokens == [b" hello", b" w", b""]
+
+
+async def test_special_tokens_add_nothing_but_have_a_name_among_the_likeliest() -> None:
+    response = await named([0, 5, 3, 4], (0, 8), tops=[5])
+    assert response.tokens == [b" hello", b"", b"\xc3", b"\xa9"]
+    assert response.top_logprobs[0][0].token == b"<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("lines", "enter_sends", "messages"),
+    [
+        ("a\nb\n\nc\n\n", False, ["a\nb", "c"]),
+        ("a\n\n\n\nb", False, ["a", "b"]),
+        ("exit\n", False, ["exit"]),
+        ("a\nexit\n", False, ["a\nexit"]),
+        ("a\n\nexit\nb\n", False, ["a", "exit", "b"]),
+        ("a\r\nb\n\nexit\n", True, ["a", "b", "exit"]),
+        ("", False, []),
+    ],
+)
+def test_lines_become_messages(lines: str, enter_sends: bool, messages: list[str]) -> None:
+    assert list(messages_of(lines.splitlines(keepends=True), enter_sends)) == messages

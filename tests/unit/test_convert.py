@@ -1,0 +1,307 @@
+"""Conversion: the workspace that docs/contracts.md promises, from every kind of source, or an error that helps."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from charonia import Engine, ModelError, SamplingParams, UnsupportedError, _engine, workspace
+from charonia.benchmark.random_model import SHAPES, write_random_model
+from charonia.checkpoint import DTYPES, SafetensorsCheckpoint, open_checkpoint
+from charonia.convert import convert, link_workspace, read_source
+from charonia.errors import InvalidRequestError
+from charonia.safetensors_writer import write_safetensors
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=0)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "a-model"
+    write_random_model(folder, SHAPES["tiny"], weight_type="fp32", scale=0.2)
+    return folder
+
+
+def answers(path: Path) -> tuple[list[int], list[float]]:
+    with Engine.from_pretrained(path, threads=1, cache_max_entry_count=20) as engine:
+        output = engine.generate([[5, 6, 7]], GREEDY)[0]
+        return output.token_ids, output.logprobs
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray[Any, Any]]], None], dtype: str = "F32") -> None:
+    """Writes model.safetensors anew after `change`."""
+    checkpoint = open_checkpoint(folder)
+    tensors = {name: np.array(checkpoint.read(name)) for name in checkpoint.tensors}
+    change(tensors)
+    shapes = {name: values.shape for name, values in tensors.items()}
+    write_safetensors(folder / "new", shapes, dtype, lambda name: [tensors[name].astype(DTYPES[dtype])])
+    (folder / "new").rename(folder / "model.safetensors")
+
+
+def split_into_shards(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    names = sorted(checkpoint.tensors)
+    weight_map = {}
+    for number, part in enumerate((names[::2], names[1::2]), start=1):
+        file = f"model-{number:05d}-of-00002.safetensors"
+        shapes = {name: checkpoint.tensors[name].shape for name in part}
+        write_safetensors(folder / file, shapes, "F32", lambda name: [checkpoint.read(name)])
+        weight_map |= dict.fromkeys(part, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "model.safetensors").unlink()
+
+
+def test_the_layout_is_that_of_the_contract(model: Path, tmp_path: Path) -> None:
+    root = convert(model, tmp_path / "w")
+    for name in ("preprocessing", "engine", "postprocessing", "ensemble"):
+        link = root / "model_repository" / name
+        assert link.is_symlink() and not link.readlink().is_absolute()
+        assert (link / "config.pbtxt").is_file() and (link / "1").is_dir()
+    assert (root / "model_repository/preprocessing/1/model.py").is_file()
+    assert (root / "model_repository/preprocessing/1/tokenizer/tokenizer.json").is_file()
+    assert (root / "model_repository/engine/1/weights/config.ini").is_file()
+    table = root / "triton_models/tokenizer/token_table.safetensors"
+    assert table.is_symlink() and table.is_file()
+    script = root / "service_docker_up.sh"
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", script], check=True)
+    moved = root.rename(tmp_path / "moved")
+    assert answers(moved) == answers(model)
+
+
+def test_the_tensors_are_the_models(model: Path, tmp_path: Path) -> None:
+    weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
+    ours, theirs = SafetensorsCheckpoint([weights / "rank-0.safetensors"]), open_checkpoint(model)
+    qkv = [theirs.read(f"model.layers.1.self_attn.{part}_proj.weight") for part in "qkv"]
+    assert np.array_equal(ours.read("layers.1.attention.w_qkv.0.weight"), np.concatenate(qkv))
+    assert np.array_equal(ours.read("output.weight"), theirs.read("lm_head.weight"))
+    manifest = json.loads((weights / "manifest.json").read_text())
+    assert (manifest["format_version"], manifest["ranks"]) == (1, 1)
+    assert manifest["tensors"].keys() == ours.tensors.keys()
+    for name, entry in manifest["files"].items():
+        assert (weights / name).stat().st_size == entry["bytes"]
+        assert workspace.sha256(weights / name) == entry["sha256"]
+
+
+def test_a_linked_workspace_points_into_the_models_files_and_answers_equally(model: Path, tmp_path: Path) -> None:
+    root = link_workspace(model, tmp_path / "w")
+    manifest = json.loads((root / workspace.WEIGHTS / "manifest.json").read_text())
+    assert str(model / "model.safetensors") in manifest["files"]
+    assert not (root / workspace.WEIGHTS / "rank-0.safetensors").exists()
+    assert answers(root) == answers(model) == answers(convert(model, tmp_path / "c"))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_weights_are_rounded_to_nearest_at_conversion_and_when_linked_alike(
+    model: Path, tmp_path: Path, dtype: str
+) -> None:
+    weights = convert(model, tmp_path / "w", dtype=dtype) / workspace.WEIGHTS
+    numpy_type = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}[dtype]
+    ours = SafetensorsCheckpoint([weights / "rank-0.safetensors"]).read("output.weight")
+    assert np.array_equal(ours, open_checkpoint(model).read("lm_head.weight").astype(numpy_type))
+    linked = link_workspace(model, tmp_path / "l", dtype)
+    assert answers(linked) == answers(tmp_path / "w")
+
+
+def test_auto_is_the_type_of_most_weights_whatever_config_json_says(model: Path) -> None:
+    edit_config(model, torch_dtype="bfloat16")
+    assert read_source(model).spec.config.weight_type == "fp32"
+    rewrite(model, lambda tensors: None, "BF16")
+    assert read_source(model).spec.config.weight_type == "bf16"
+
+
+def test_fp16_that_would_overflow_is_refused(model: Path, tmp_path: Path) -> None:
+    rewrite(model, lambda tensors: tensors["lm_head.weight"].__setitem__((0, 0), 1e5))
+    with pytest.raises(UnsupportedError, match=r"lm_head\.weight has values up to 1e\+05.*--dtype bf16"):
+        convert(model, tmp_path / "w", dtype="fp16")
+    assert not list(tmp_path.glob("*w*"))
+
+
+def test_sharded_files_are_one_model(model: Path, tmp_path: Path) -> None:
+    whole = answers(model)
+    split_into_shards(model)
+    assert answers(model) == whole
+    assert answers(convert(model, tmp_path / "w")) == whole
+    next(model.glob("model-00002*")).unlink()
+    with pytest.raises(ModelError, match=r"model-00002-of-00002\.safetensors is missing"):
+        convert(model, tmp_path / "v")
+
+
+def test_old_bin_checkpoints_are_converted_even_when_a_link_is_asked_for(model: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    whole = answers(model)
+    checkpoint = open_checkpoint(model)
+    tensors = {name: torch.from_numpy(np.array(checkpoint.read(name))) for name in checkpoint.tensors}
+    torch.save(tensors, model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+    assert answers(link_workspace(model, tmp_path / "w")) == whole
+    assert (tmp_path / "w" / workspace.WEIGHTS / "rank-0.safetensors").is_file()
+    assert answers(model) == whole
+
+
+def test_a_missing_tensor_is_named(model: Path, tmp_path: Path) -> None:
+    rewrite(model, lambda tensors: tensors.__delitem__("model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(ModelError, match=r"1 tensors are missing: model\.layers\.1\.mlp\.up_proj\.weight"):
+        convert(model, tmp_path / "w")
+
+
+def test_an_unknown_tensor_is_named_and_old_rotary_tables_are_not(model: Path, tmp_path: Path) -> None:
+    def add(name: str) -> None:
+        rewrite(model, lambda tensors: tensors.__setitem__(name, np.ones(4, np.float32)))
+
+    add("model.layers.0.self_attn.rotary_emb.inv_freq")
+    convert(model, tmp_path / "w")
+    add("model.layers.0.self_attn.q_norm.weight")
+    with pytest.raises(UnsupportedError, match=r"q_norm\.weight"):
+        convert(model, tmp_path / "v")
+
+
+def test_a_shape_that_config_json_does_not_promise_is_named(model: Path, tmp_path: Path) -> None:
+    edit_config(model, intermediate_size=161)
+    with pytest.raises(
+        ModelError, match=r"gate_proj\.weight has shape \[160, 64\] where config\.json says \[161, 64\]"
+    ):
+        convert(model, tmp_path / "w")
+
+
+def test_an_untied_model_without_an_output_tensor_is_refused(model: Path, tmp_path: Path) -> None:
+    rewrite(model, lambda tensors: tensors.__delitem__("lm_head.weight"))
+    with pytest.raises(ModelError, match=r"lm_head\.weight is missing"):
+        convert(model, tmp_path / "w")
+    edit_config(model, tie_word_embeddings=True)
+    convert(model, tmp_path / "w")
+
+
+def test_a_truncated_file_is_refused(model: Path, tmp_path: Path) -> None:
+    file = model / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 100)
+    with pytest.raises(ModelError, match="download it again"):
+        convert(model, tmp_path / "w")
+
+
+def test_end_ids_of_generation_config_win(model: Path, tmp_path: Path) -> None:
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
+    weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
+    assert _engine.read_config_ini(weights / "config.ini")["end_id"] == "2,7"
+
+
+def test_config_ini_has_every_key_once_and_takes_settings(model: Path, tmp_path: Path) -> None:
+    weights = convert(model, tmp_path / "w", settings={"session_len": "99"}) / workspace.WEIGHTS
+    lines = (weights / "config.ini").read_text().splitlines()
+    keys = [line.split(" = ")[0] for line in lines if " = " in line and not line.startswith("#")]
+    assert keys == [field.key for field in _engine.config_fields() if not field.ignored]
+    with Engine.from_pretrained(tmp_path / "w", cache_max_entry_count=20, threads=1) as engine:
+        assert engine.info.session_len == 99
+
+
+def test_a_wrong_setting_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="token_budget"):
+        convert(model, tmp_path / "w", settings={"token_budget": "0"})
+    assert [path.name for path in tmp_path.iterdir()] == ["a-model"]
+
+
+def test_mistrals_window_becomes_session_len(model: Path, tmp_path: Path) -> None:
+    edit_config(model, model_type="mistral", sliding_window=64)
+    weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
+    assert _engine.read_config_ini(weights / "config.ini")["session_len"] == "64"
+
+
+def test_a_workspace_is_replaced_only_by_force_and_nothing_else_ever(model: Path, tmp_path: Path) -> None:
+    root = convert(model, tmp_path / "w")
+    (root / "mine").touch()
+    with pytest.raises(ModelError, match="--force"):
+        convert(model, root)
+    assert (root / "mine").exists()
+    convert(model, root, force=True)
+    assert not (root / "mine").exists()
+    other = tmp_path / "documents"
+    other.mkdir()
+    (other / "mine").touch()
+    with pytest.raises(ModelError, match="no workspace"):
+        convert(model, other, force=True)
+    assert (other / "mine").exists()
+    (tmp_path / "empty").mkdir()
+    convert(model, tmp_path / "empty")
+
+
+def test_a_failed_replacement_leaves_the_old_workspace(model: Path, tmp_path: Path) -> None:
+    root = convert(model, tmp_path / "w")
+    before = answers(root)
+    (model / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="tokenizer"):
+        convert(model, root, force=True)
+    assert answers(root) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-model", "w"]
+
+
+def test_what_is_not_there_yet_is_refused_by_name(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="--tp 2"):
+        convert(model, tmp_path / "w", tp=2)
+    with pytest.raises(UnsupportedError, match="'awq'"):
+        convert(model, tmp_path / "w", model_format="awq")
+    with pytest.raises(InvalidRequestError, match="'int8'"):
+        convert(model, tmp_path / "w", dtype="int8")
+    convert(model, tmp_path / "w")
+    with pytest.raises(ModelError, match="is a workspace already"):
+        convert(tmp_path / "w", tmp_path / "v")
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [("nowhere", "does not exist"), ("a-model/config.json", "is a file"), ("empty", "neither a workspace")],
+)
+def test_a_path_that_leads_nowhere_is_explained(model: Path, tmp_path: Path, path: str, named: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match=named):
+        convert(tmp_path / path, tmp_path / "w")
+
+
+def test_a_damaged_workspace_is_found_and_the_command_that_mends_it_named(model: Path, tmp_path: Path) -> None:
+    weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
+    assert list(workspace.check(weights)) == []
+    file = weights / "rank-0.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    (difference,) = workspace.check(weights)
+    assert "SHA-256" in difference
+    assert f"charonia convert {model} --dst-path {tmp_path / 'w'} --force" in difference
+    os.truncate(file, 1000)
+    assert "has 1000 bytes" in next(iter(workspace.check(weights)))
+    with pytest.raises(InvalidRequestError, match=r"1000 bytes.*charonia convert"):
+        Engine.from_pretrained(tmp_path / "w")
+    file.unlink()
+    with pytest.raises(InvalidRequestError, match=r"missing.*charonia convert"):
+        Engine.from_pretrained(tmp_path / "w")
+
+
+@pytest.mark.parametrize(("key", "value"), [("format_version", 2), ("ranks", 2)])
+def test_a_workspace_of_another_kind_is_refused_with_the_command_that_mends_it(
+    model: Path, tmp_path: Path, key: str, value: int
+) -> None:
+    weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
+    manifest = json.loads((weights / "manifest.json").read_text())
+    (weights / "manifest.json").write_text(json.dumps({**manifest, key: value}))
+    with pytest.raises(InvalidRequestError, match="charonia convert"):
+        Engine.from_pretrained(tmp_path / "w")
+
+
+def test_a_linked_workspace_whose_model_has_gone_says_so(model: Path, tmp_path: Path) -> None:
+    root = link_workspace(model, tmp_path / "w")
+    shutil.rmtree(model)
+    with pytest.raises(InvalidRequestError, match=r"model\.safetensors is missing"):
+        Engine.from_pretrained(root)

@@ -1,0 +1,357 @@
+"""The Python API: threads, event loops, streams that are left, errors, and engines that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from charonia import (
+    Engine,
+    EngineClosedError,
+    InvalidRequestError,
+    OverloadedError,
+    SamplingParams,
+)
+from charonia.benchmark.random_model import SHAPES, write_random_model
+
+GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+# Longer than any test takes to leave it.
+ENDLESS_TOKENS = 60_000
+ENDLESS = SamplingParams(max_tokens=ENDLESS_TOKENS, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    write_random_model(folder, replace(SHAPES["tiny"], max_positions=ENDLESS_TOKENS + 1000), scale=0.2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[Engine]:
+    with Engine.from_pretrained(model, threads=1, stream_interval_ms=0, cache_max_entry_count=2000) as engine:
+        yield engine
+
+
+def wait_until_idle(engine: Engine) -> None:
+    """Returns when no request is left, with the engine's own checks passed; the test's time limit bounds it."""
+    # A request of ours is answered only after those before it have left the step that they were in.
+    while engine.stats().num_running + engine.stats().num_waiting:
+        engine.generate([[5]], SamplingParams(max_tokens=1))
+    engine.check_integrity()
+    assert engine.stats().blocks_active == 0
+
+
+def test_outputs_come_in_the_order_of_the_prompts(engine: Engine) -> None:
+    prompts = [[index + 3] * (1 + index % 7) for index in range(40)]
+    alone = [engine.generate([prompt], GREEDY)[0].token_ids for prompt in prompts]
+    together = engine.generate(prompts, GREEDY)
+    assert [output.prompt_token_ids for output in together] == prompts
+    assert [output.token_ids for output in together] == alone
+    assert {output.finish_reason for output in together} == {"length"}
+
+
+def test_texts_token_ids_and_chats_are_prompts(engine: Engine) -> None:
+    chat = [{"role": "user", "content": "hello"}]
+    assert engine.generate("hello", GREEDY)[0].prompt_token_ids == engine.encode("hello")
+    assert engine.generate([7, 8], GREEDY)[0].prompt_token_ids == [7, 8]
+    rendered = "<s>user: hello\nassistant: "
+    assert engine.tokenizer.decode(engine.encode(chat)) == rendered
+    assert engine.chat(chat, GREEDY).token_ids == engine.generate([engine.encode(chat)], GREEDY)[0].token_ids
+    mixed = engine.generate(["hello", [7, 8], chat], GREEDY)
+    assert [output.num_input_tokens for output in mixed] == [5, 2, len(engine.encode(chat))]
+    assert engine.generate([], GREEDY) == []
+
+
+def test_each_prompt_may_have_its_own_sampling(engine: Engine) -> None:
+    outputs = engine.generate(["a", "b"], [SamplingParams(max_tokens=3), SamplingParams(max_tokens=5)])
+    assert [output.num_output_tokens for output in outputs] == [3, 5]
+    with pytest.raises(InvalidRequestError, match="1 sampling parameters for 2 prompts"):
+        engine.generate(["a", "b"], [GREEDY])
+
+
+def test_a_stream_joined_is_the_whole_output(engine: Engine) -> None:
+    sampling = SamplingParams(max_tokens=60, seed=5, logprobs=2, ignore_eos=True)
+    whole = engine.generate("stream me", sampling)[0]
+    chunks = list(engine.stream("stream me", sampling))
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids
+    assert [value for chunk in chunks for value in chunk.logprobs] == whole.logprobs
+    assert [row for chunk in chunks for row in chunk.top_logprobs] == whole.top_logprobs
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].finish_reason == "length"
+
+
+def test_stop_words_may_be_text_bytes_or_several(engine: Engine) -> None:
+    long = SamplingParams(max_tokens=500, temperature=0.0, ignore_eos=True)
+    text = engine.generate("stop", long)[0].text
+    found = re.search(r"w\d\d", text[10:])
+    assert found
+    word = found[0]
+    for stop in (word, word.encode(), ["never in any text", word]):
+        output = engine.generate("stop", replace(long, stop=stop))[0]
+        assert output.finish_reason == "stop"
+        assert output.text == text[: text.index(word)]
+
+
+def test_bad_words_and_logit_bias_keep_tokens_out(engine: Engine) -> None:
+    first = engine.generate("x", GREEDY)[0].token_ids[0]
+    for sampling in (
+        SamplingParams(max_tokens=8, temperature=0, logit_bias={first: -100.0}),
+        SamplingParams(max_tokens=8, temperature=0, bad_words=[[first]]),
+    ):
+        assert first not in engine.generate("x", sampling)[0].token_ids
+
+
+def leave_by_break(engine: Engine) -> None:
+    for _ in engine.stream("leave", ENDLESS):
+        break
+
+
+def leave_by_close(engine: Engine) -> None:
+    stream = engine.stream("leave", ENDLESS)
+    next(stream)
+    stream.close()
+
+
+def leave_by_exception(engine: Engine) -> None:
+    with pytest.raises(ZeroDivisionError), engine.stream("leave", ENDLESS) as stream:
+        next(stream)
+        raise ZeroDivisionError
+
+
+def leave_by_dropping(engine: Engine) -> None:
+    engine.stream("leave", ENDLESS)
+
+
+def leave_async_by_break(engine: Engine) -> None:
+    async def run() -> None:
+        async for _ in engine.astream("leave", ENDLESS):
+            break
+
+    asyncio.run(run())
+
+
+def leave_async_by_cancelled_task(engine: Engine) -> None:
+    async def run() -> None:
+        begun = asyncio.Event()
+
+        async def read() -> None:
+            async for _ in engine.astream("leave", ENDLESS):
+                begun.set()
+
+        task = asyncio.create_task(read())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+
+
+def leave_async_by_closing_the_loop(engine: Engine) -> None:
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> object:
+        stream = engine.astream("leave", ENDLESS)
+        await anext(stream)
+        return stream
+
+    stream = loop.run_until_complete(begin())
+    loop.close()
+    # Results now find no loop; the engine must not care.
+    engine.generate("another", GREEDY)
+    del stream
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        leave_by_break,
+        leave_by_close,
+        leave_by_exception,
+        leave_by_dropping,
+        leave_async_by_break,
+        leave_async_by_cancelled_task,
+        leave_async_by_closing_the_loop,
+    ],
+)
+def test_leaving_a_stream_cancels_its_request(engine: Engine, leave: Callable[[Engine], None]) -> None:
+    before = engine.stats().generation_tokens
+    for _ in range(5):
+        leave(engine)
+    gc.collect()
+    wait_until_idle(engine)
+    assert engine.stats().generation_tokens - before < 5 * ENDLESS_TOKENS
+
+
+def test_cancel_by_id_ends_every_request_of_that_id(engine: Engine) -> None:
+    streams = [engine.stream("x", ENDLESS, request_id="twin") for _ in range(2)]
+    for stream in streams:
+        next(stream)
+    assert engine.cancel("twin")
+    assert [list(stream)[-1].finish_reason for stream in streams] == ["cancelled", "cancelled"]
+    assert not engine.cancel("twin")
+
+
+def test_a_stream_that_another_thread_closes_ends(engine: Engine) -> None:
+    stream = engine.stream("x", ENDLESS)
+    next(stream)
+    closer = threading.Thread(target=stream.close)
+    closer.start()
+    assert list(stream)[-1].finish_reason == "cancelled"
+    closer.join()
+
+
+def test_many_threads_and_event_loops_at_once(engine: Engine) -> None:
+    prompts = [[3 + index, 4, 5] for index in range(32)]
+    expected = [output.token_ids for output in engine.generate(prompts, GREEDY)]
+
+    def by_generate(index: int) -> list[int]:
+        return engine.generate([prompts[index]], GREEDY)[0].token_ids
+
+    def by_stream(index: int) -> list[int]:
+        return [token for chunk in engine.stream(prompts[index], GREEDY) for token in chunk.token_ids]
+
+    def by_loop(index: int) -> list[int]:
+        async def run() -> list[int]:
+            return [token async for chunk in engine.astream(prompts[index], GREEDY) for token in chunk.token_ids]
+
+        return asyncio.run(run())
+
+    ways = (by_generate, by_stream, by_loop)
+    with ThreadPoolExecutor(16) as pool:
+        jobs = [(index, pool.submit(ways[(index + turn) % 3], index)) for turn in range(3) for index in range(32)]
+        for index, job in jobs:
+            assert job.result() == expected[index]
+    wait_until_idle(engine)
+
+
+async def test_many_streams_on_one_event_loop(engine: Engine) -> None:
+    async def read(index: int) -> str:
+        return "".join([chunk.text async for chunk in engine.astream([3 + index, 9], GREEDY)])
+
+    texts = await asyncio.gather(*(read(index) for index in range(32)))
+    assert texts == [output.text for output in engine.generate([[3 + index, 9] for index in range(32)], GREEDY)]
+
+
+def test_more_prompts_than_the_queue_holds(model: Path) -> None:
+    with Engine.from_pretrained(
+        model, threads=1, max_queue_size=2, max_batch_size=2, cache_max_entry_count=2000
+    ) as engine:
+        prompts = [[3 + index] for index in range(30)]
+        outputs = engine.generate(prompts, GREEDY)
+        assert [output.prompt_token_ids for output in outputs] == prompts
+        streams = []
+        with pytest.raises(OverloadedError):
+            for _ in range(8):
+                streams.append(engine.stream([3], ENDLESS))
+        assert len(streams) >= 2
+
+
+@pytest.mark.parametrize(
+    ("sampling", "named"),
+    [
+        ({"temperature": -0.5}, "temperature"),
+        ({"temperature": "hot"}, "temperature = 'hot'"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"seed": -1}, "seed = -1"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": ""}, "stop"),
+        ({"stop": "\ud800"}, "stop_words"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"logit_bias": {10**6: 1.0}}, "logit_bias"),
+        ({"max_tokens": 100_000}, "Lower max_tokens to at most"),
+    ],
+)
+def test_a_wrong_value_is_named(engine: Engine, sampling: dict[str, object], named: str) -> None:
+    with pytest.raises(InvalidRequestError, match=named):
+        engine.generate("x", SamplingParams(**sampling))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", [[], [10**6], [-1], [1.5], "\ud800", [[]], {"role": "user"}])
+def test_a_wrong_prompt_is_refused(engine: Engine, prompt: object) -> None:
+    if prompt == []:
+        assert engine.generate([]) == []
+        return
+    with pytest.raises(InvalidRequestError):
+        engine.generate(prompt)  # type: ignore[arg-type]
+
+
+def test_an_error_of_one_prompt_cancels_the_others(engine: Engine) -> None:
+    with pytest.raises(InvalidRequestError):
+        engine.generate([[3], [10**6]], ENDLESS)
+    wait_until_idle(engine)
+
+
+def test_settings_are_checked_by_name(model: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="did you mean 'threads'"):
+        Engine.from_pretrained(model, thread=2)
+    with pytest.raises(InvalidRequestError, match="max_batch_size"):
+        Engine.from_pretrained(model, max_batch_size=0)
+
+
+def test_the_environment_stands_between_config_and_arguments(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHARONIA_THREADS", "3")
+    with Engine.from_pretrained(model, cache_max_entry_count=1000) as engine:
+        assert engine.info.threads == 3
+    with Engine.from_pretrained(model, cache_max_entry_count=40, threads=1) as engine:
+        assert engine.info.threads == 1
+
+
+def test_a_closed_engine_says_so_and_its_streams_end(model: Path) -> None:
+    engine = Engine.from_pretrained(model, threads=1, cache_max_entry_count=1000)
+    stream = engine.stream("x", ENDLESS)
+    next(stream)
+    engine.close()
+    engine.close()
+    assert list(stream)[-1].finish_reason == "cancelled"
+    with pytest.raises(EngineClosedError):
+        engine.generate("x")
+
+
+def test_close_lets_running_requests_finish_in_time(model: Path) -> None:
+    engine = Engine.from_pretrained(model, threads=1, cache_max_entry_count=1000)
+    stream = engine.stream("x", SamplingParams(max_tokens=200, ignore_eos=True))
+    engine.close(timeout_ms=60_000)
+    assert list(stream)[-1].finish_reason == "length"
+
+
+def test_a_stream_keeps_its_engine(model: Path) -> None:
+    stream = Engine.from_pretrained(model, threads=1, cache_max_entry_count=1000).stream("x", GREEDY)
+    gc.collect()
+    assert list(stream)[-1].finish_reason == "length"
+
+
+def test_an_engine_in_a_cycle_is_collected_while_it_runs(model: Path) -> None:
+    for _ in range(3):
+        engine = Engine.from_pretrained(model, threads=1, cache_max_entry_count=1000, stream_interval_ms=0)
+        cycle: dict[str, object] = {"engine": engine, "stream": engine.stream("x", ENDLESS)}
+        cycle["self"] = cycle
+        del engine, cycle
+        gc.collect()
+
+
+def test_an_interpreter_that_exits_with_running_requests_exits_cleanly(model: Path) -> None:
+    script = f"""
+        from charonia import Engine, SamplingParams
+        engine = Engine.from_pretrained({str(model)!r}, threads=1, cache_max_entry_count=1000, stream_interval_ms=0)
+        streams = [engine.stream([5], SamplingParams(max_tokens={ENDLESS_TOKENS}, ignore_eos=True)) for _ in range(4)]
+        next(streams[0])
+        print("left")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")

@@ -1,0 +1,184 @@
+"""preprocessing/prompt.py with real tokenizers of transformers. The Triton model around it is tested in tests/stack."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = (
+    "{% if tools %}<tools>{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('system comes first') }}{% endif %}"
+    "<|{{ m.role }}|>{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.arguments.city }}{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def load_module() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("prompt", ROOT / "preprocessing" / "prompt.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    import sys
+
+    sys.modules["prompt"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+prompt = load_module()
+
+
+def write_tokenizer(folder: Path, template: str | None) -> Path:
+    """Byte-level, with two merges, a beginning token that raw text gets, and the roles as special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: index for index, token in enumerate([*alphabet, "he", "Ġhe"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("h", "e"), ("Ġ", "he")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    names = ["<s>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    begin = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>"}
+    if template is not None:
+        config["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return prompt.load_tokenizer(write_tokenizer(tmp_path_factory.mktemp("chat"), TEMPLATE))
+
+
+@pytest.fixture(scope="module")
+def base_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return prompt.load_tokenizer(write_tokenizer(tmp_path_factory.mktemp("base"), None))
+
+
+def build(tokenizer: Any, **fields: str) -> Any:
+    return prompt.build_prompt(tokenizer, *(fields.get(name) for name in ("text_input", "messages", "tools")))
+
+
+def test_text_is_encoded_as_the_tokenizer_does_with_its_beginning_token(tokenizer: Any) -> None:
+    built = build(tokenizer, text_input="he said")
+    assert built.input_ids == tokenizer("he said")["input_ids"]
+    assert built.input_ids[0] == tokenizer.convert_tokens_to_ids("<s>")
+    assert built.text == "he said"
+    assert not built.strip_leading_space
+
+
+def test_messages_get_the_chat_template_and_the_start_of_an_answer(tokenizer: Any) -> None:
+    built = build(tokenizer, messages=json.dumps([{"role": "user", "content": "he"}]))
+    assert built.text == "<|user|>he<|assistant|>"
+    assert tokenizer.convert_ids_to_tokens(built.input_ids) == ["<|user|>", "he", "<|assistant|>"]
+    assert built.strip_leading_space
+
+
+@pytest.mark.parametrize("messages", ["what is it", '"what is it"', '[{"role": "user", "content": "what is it"}]'])
+def test_a_plain_string_is_the_users_message(tokenizer: Any, messages: str) -> None:
+    assert build(tokenizer, messages=messages).text == "<|user|>what is it<|assistant|>"
+
+
+def test_text_parts_are_joined(tokenizer: Any) -> None:
+    content = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    assert build(tokenizer, messages=json.dumps([{"role": "user", "content": content}])).text.startswith(
+        "<|user|>one two"
+    )
+
+
+def test_tools_and_tool_calls_reach_the_template(tokenizer: Any) -> None:
+    call = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Kyiv"}'}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "sunny"},
+    ]
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    text = build(tokenizer, messages=json.dumps(messages), tools=json.dumps(tools)).text
+    assert text == f"<tools>{json.dumps(tools)}<|user|>hi<|assistant|>Kyiv<|tool|>sunny<|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, "text_input, messages: neither"),
+        ({"text_input": "a", "messages": "b"}, "text_input, messages: both"),
+        ({"text_input": ""}, "text_input: empty"),
+        ({"text_input": "a", "tools": "[]"}, "tools: "),
+        ({"messages": ""}, "messages: empty"),
+        ({"messages": "[]"}, "messages: an empty list"),
+        ({"messages": "{}"}, "messages: a JSON dict"),
+        ({"messages": '[{"role": "user"'}, "messages: not valid JSON"),
+        ({"messages": '["hi"]'}, "messages[0]: "),
+        ({"messages": '[{"content": "hi"}]'}, "messages[0].role: "),
+        ({"messages": '[{"role": "user"}]'}, "messages[0].content: missing"),
+        ({"messages": '[{"role": "user", "content": 3}]'}, "messages[0].content: 3 "),
+        (
+            {"messages": '[{"role": "user", "content": [{"type": "image_url"}]}]'},
+            "messages[0].content[0]: a part of type 'image_url'",
+        ),
+        ({"messages": '[{"role": "user", "content": "\\ud83d"}]'}, "messages: "),
+        (
+            {"messages": '[{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]'},
+            "messages: the model's chat template refuses them (system comes first)",
+        ),
+        ({"messages": "hi", "tools": "{}"}, "tools: not a list"),
+        ({"messages": "hi", "tools": "["}, "tools: not valid JSON"),
+    ],
+)
+def test_a_wrong_prompt_is_refused_naming_the_field(tokenizer: Any, fields: dict[str, str], named: str) -> None:
+    with pytest.raises(prompt.RequestError) as error:
+        build(tokenizer, **fields)
+    assert str(error.value).startswith(f"[400] {named}")
+    assert "; " in str(error.value)
+
+
+def test_messages_without_a_chat_template_are_refused_and_text_is_not(base_tokenizer: Any) -> None:
+    with pytest.raises(prompt.RequestError, match="no chat template; send text_input"):
+        build(base_tokenizer, messages="hi")
+    assert build(base_tokenizer, text_input="hi").input_ids
+
+
+def test_bytes_that_are_no_utf8_are_refused() -> None:
+    with pytest.raises(prompt.RequestError, match=r"\[400\] stop_words: byte 1 is not valid UTF-8"):
+        prompt.decode_utf8("stop_words", b"a\xff")
+
+
+def test_bad_words_are_found_at_the_beginning_and_after_a_space(tokenizer: Any) -> None:
+    sequences = prompt.encode_bad_words(tokenizer, ["he"])
+    assert sorted(map(tokenizer.convert_ids_to_tokens, sequences)) == [["he"], ["Ġhe"]]
+
+
+def test_bad_words_are_packed_with_their_ends() -> None:
+    assert prompt.pack_bad_words([[5, 6], [7]]) == [[5, 6, 7], [2, 3, -1]]
+    assert prompt.pack_bad_words([]) == [[], []]
+
+
+def test_an_empty_bad_word_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(prompt.RequestError, match=r"\[400\] bad_words\[1\]: empty"):
+        prompt.encode_bad_words(tokenizer, ["a", ""])
+
+
+def test_logit_bias_becomes_ids_and_values() -> None:
+    assert prompt.parse_logit_bias('{"3": 1.5, "7": -100}') == ([3, 7], [1.5, -100.0])
+    assert prompt.parse_logit_bias("{}") == ([], [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[1]", '{"a": 1}', '{"-1": 1}', '{"3": "x"}', '{"3": true}', '{"3": 101}', '{"3": NaN}', '{"4294967296": 1}'],
+)
+def test_a_wrong_logit_bias_is_refused(text: str) -> None:
+    with pytest.raises(prompt.RequestError, match=r"^\[400\] logit_bias"):
+        prompt.parse_logit_bias(text)

@@ -1,0 +1,160 @@
+"""The promise: a request's tokens and log probabilities depend on the request alone, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from charonia import Engine, Output, SamplingParams
+from charonia.benchmark.random_model import Shape, write_random_model
+
+# Rows and columns that no tile, vector or number of threads divides evenly.
+SHAPE = Shape(layers=2, hidden=120, heads=6, kv_heads=2, intermediate=344, vocab=500, max_positions=1024)
+NEW_TOKENS = 40
+BLOCK = 16
+LENGTHS = (1, 2, 15, 16, 17, 33, 48, 64, 65, 100, 127, 128, 130, 150, 199, 200)
+
+Bits = tuple[list[int], bytes, list[list[tuple[int, bytes]]]]
+
+
+def sampling_of(index: int) -> SamplingParams:
+    """Greedy and sampled in turn, with and without what looks back on the output."""
+    common = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=3, temperature=0.0)
+    kinds = (
+        common,
+        SamplingParams(**{**vars(common), "temperature": 1.0, "seed": index}),
+        SamplingParams(**{**vars(common), "temperature": 0.8, "seed": index, "top_k": 40, "top_p": 0.9, "min_p": 0.01}),
+        SamplingParams(
+            **{**vars(common), "repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.2}
+        ),
+    )
+    return kinds[index % len(kinds)]
+
+
+def bits(output: Output) -> Bits:
+    def exact(values: list[float]) -> bytes:
+        return np.array(values, dtype=np.float64).tobytes()
+
+    return (
+        output.token_ids,
+        exact(output.logprobs),
+        [[(token, exact([value])) for token, value in row] for row in output.top_logprobs],
+    )
+
+
+class Case:
+    """A model, the requests, and what each gives when it is alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        generator = np.random.default_rng(1)
+        self.prompts: list[list[int]] = [generator.integers(3, SHAPE.vocab, length).tolist() for length in LENGTHS]
+        self.sampling = [sampling_of(index) for index in range(len(LENGTHS))]
+        with self.engine() as engine:
+            self.alone = [
+                bits(engine.generate([prompt], sampling)[0])
+                for prompt, sampling in zip(self.prompts, self.sampling, strict=True)
+            ]
+        assert len({token for tokens, _, _ in self.alone for token in tokens}) > 100
+
+    def engine(self, **changes: int | float | bool | str) -> Engine:
+        settings = {
+            "threads": 2,
+            "token_budget": 512,
+            "cache_block_seq_len": BLOCK,
+            "cache_max_entry_count": 400,
+            "enable_prefix_caching": False,
+            "session_len": 256,
+        }
+        return Engine.from_pretrained(self.folder, **{**settings, **changes})
+
+    def together(self, engine: Engine) -> list[Bits]:
+        return [bits(output) for output in engine.generate(self.prompts, self.sampling)]
+
+
+@pytest.fixture(scope="module", params=["fp32", "bf16"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    folder = tmp_path_factory.mktemp(request.param)
+    write_random_model(folder, SHAPE, weight_type=request.param, scale=0.15)
+    yield Case(folder)
+
+
+def test_in_a_batch_of_16(case: Case) -> None:
+    with case.engine() as engine:
+        assert case.together(engine) == case.alone
+
+
+@pytest.mark.parametrize("token_budget", [16, 37, 2048])
+def test_with_prompts_cut_into_chunks_of_any_size(case: Case, token_budget: int) -> None:
+    with case.engine(token_budget=token_budget) as engine:
+        before = engine.stats().num_steps
+        assert case.together(engine) == case.alone
+        if token_budget == 16:
+            assert engine.stats().num_steps - before > sum(LENGTHS) / token_budget
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_with_any_number_of_threads(case: Case, threads: int) -> None:
+    with case.engine(threads=threads) as engine:
+        assert engine.info.threads == threads
+        assert case.together(engine) == case.alone
+
+
+def test_with_a_prefix_hit(case: Case) -> None:
+    with case.engine(enable_prefix_caching=True) as engine:
+        first = engine.generate(case.prompts, case.sampling)
+        again = engine.generate(case.prompts, case.sampling)
+        assert [output.num_cached_tokens for output in first] == [0] * len(LENGTHS)
+        for output in again:
+            # All whole blocks but that of the last token, which is computed to sample from it.
+            assert output.num_cached_tokens == (output.num_input_tokens - 1) // BLOCK * BLOCK
+        assert [bits(output) for output in first] == case.alone
+        assert [bits(output) for output in again] == case.alone
+
+
+def test_with_a_prefix_hit_on_another_requests_prompt_and_answer(case: Case) -> None:
+    with case.engine(enable_prefix_caching=True) as engine:
+        prompt = case.prompts[9]
+        answer = engine.generate([prompt], case.sampling[9])[0]
+        longer = prompt + answer.token_ids + [5, 6, 7]
+        hit = engine.generate([longer], sampling_of(1))[0]
+        assert hit.num_cached_tokens > len(prompt)
+    with case.engine() as engine:
+        assert bits(engine.generate([longer], sampling_of(1))[0]) == bits(hit)
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_with_preemptions(case: Case, prefix_caching: bool) -> None:
+    # Sixteen sequences need some 120 blocks, and there are 40.
+    with case.engine(cache_max_entry_count=40, enable_prefix_caching=prefix_caching) as engine:
+        assert case.together(engine) == case.alone
+        assert engine.stats().num_preemptions > 0
+        engine.check_integrity()
+
+
+def test_with_another_block_size(case: Case) -> None:
+    with case.engine(cache_block_seq_len=64, cache_max_entry_count=100) as engine:
+        assert case.together(engine) == case.alone
+
+
+def test_streamed_and_arriving_one_after_the_other(case: Case) -> None:
+    with case.engine(stream_interval_ms=0) as engine:
+        streams, tokens = [], []
+        for prompt, sampling in zip(case.prompts, case.sampling, strict=True):
+            streams.append(engine.stream(prompt, sampling))
+            # The next one is sent, and prefills, while this one decodes.
+            tokens.append(list(next(streams[-1]).token_ids))
+        for stream, ids in zip(streams, tokens, strict=True):
+            for chunk in stream:
+                ids += chunk.token_ids
+        assert tokens == [alone for alone, _, _ in case.alone]
+
+
+def test_a_request_without_a_seed_gets_a_fresh_one(case: Case) -> None:
+    sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=1.0, ignore_eos=True)
+    with case.engine() as engine:
+        outputs = engine.generate([case.prompts[5]] * 4, sampling)
+        assert len({tuple(output.token_ids) for output in outputs}) == 4

@@ -1,0 +1,52 @@
+"""Where `charonia serve` takes its settings from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from charonia.errors import InvalidRequestError
+from charonia.settings import inference_settings, misspelled, read_settings
+
+
+@pytest.fixture(autouse=True)
+def folder_with_env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("MODEL", "CHARONIA_GRPC_PORT", "CHARONIA_THREADS", "CHARONIA_TOKEN_BUDGET", "CHARONIA_RUN_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / ".env").write_text("MODEL=from-file\nCHARONIA_GRPC_PORT=4001\nCHARONIA_THREADS=3\nCHARONIA_HOST=\n")
+    return tmp_path
+
+
+def test_what_is_given_wins_over_environment_over_env_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_settings().grpc_port == 4001
+    monkeypatch.setenv("CHARONIA_GRPC_PORT", "4002")
+    assert read_settings().grpc_port == 4002
+    assert read_settings(grpc_port=4003, model=None).grpc_port == 4003
+    assert read_settings().model == "from-file"
+
+
+def test_an_empty_value_is_not_set() -> None:
+    assert read_settings().host == "0.0.0.0"
+
+
+def test_a_wrong_port_names_its_variable() -> None:
+    with pytest.raises(InvalidRequestError, match="CHARONIA_HTTP_PORT=70000"):
+        read_settings(http_port=70000)
+
+
+def test_inference_parameters_come_from_the_engines_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHARONIA_TOKEN_BUDGET", "128")
+    assert inference_settings({"session_len": "64"}) == {"threads": "3", "token_budget": "128", "session_len": "64"}
+
+
+def test_a_wrong_inference_parameter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHARONIA_TOKEN_BUDGET", "much")
+    with pytest.raises(InvalidRequestError, match=r"token_budget.*much"):
+        inference_settings()
+
+
+def test_a_misspelled_variable_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHARONIA_SESION_LEN", "64")
+    assert misspelled() == ["CHARONIA_SESION_LEN is not known and ignored; did you mean CHARONIA_SESSION_LEN?"]

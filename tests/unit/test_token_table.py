@@ -1,0 +1,217 @@
+"""Token tables: the bytes of a text's tokens, joined, are the text; and they say what the tokenizer's decoder says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from charonia.errors import ModelError, UnsupportedError
+from charonia.token_table import TokenTable, build_token_table
+from charonia.tokenizer import copy_tokenizer, load_tokenizer
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog, and the dog does not mind at all.",
+    "敏捷的棕色狐狸跳过了懒狗。今天天气很好。我们去公园散步。",
+    "الثعلب البني السريع يقفز فوق الكلب الكسول",
+    "Быстрая коричневая лиса прыгает через ленивую собаку",
+    "👩‍👩‍👧‍👦 emoji 🏳️‍🌈 with joiners 👍🏽, naïve café, x = y² ≠ ∞",
+    "  two  spaces,\ttabs\nand\n\nlines  ",
+] * 4
+
+# Scripts that a byte-level or byte-fallback tokenizer has to spell, and characters that have no glyph at all.
+TEXTS = st.text(
+    st.one_of(
+        st.characters(codec="utf-8"),
+        st.sampled_from("aZ 9.,\n\t ▁é中文字عربيабв👩‍👧🏽🇪🇺\u0301\u200d<0x41>"),
+    ),
+    max_size=40,
+)
+
+
+def byte_level() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("café société", special=False)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+
+
+def _with_byte_fallback() -> Tokenizer:
+    """BPE over characters with ▁ for the space, and <0xNN> for what is not in its alphabet."""
+    marked = [text.replace(" ", "▁") for text in CORPUS[:2]]
+    learnt = Tokenizer(models.BPE(unk_token="<unk>"))
+    learnt.train_from_iterator(marked, trainers.BpeTrainer(vocab_size=120, show_progress=False))
+    vocab: dict[str, int] = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    for byte in range(256):
+        vocab[f"<0x{byte:02X}>"] = len(vocab)
+    vocab.setdefault("▁", len(vocab))
+    for token in sorted(learnt.get_vocab(), key=learnt.get_vocab().__getitem__):
+        vocab.setdefault(token, len(vocab))
+    merges = [(a, b) for token in vocab for a, b in [_halves(token, vocab)] if a]
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
+
+
+def _halves(token: str, vocab: dict[str, int]) -> tuple[str, str]:
+    if token.startswith("<") or len(token) < 2:
+        return "", ""
+    for cut in range(1, len(token)):
+        if token[:cut] in vocab and token[cut:] in vocab:
+            return token[:cut], token[cut:]
+    return "", ""
+
+
+def sentencepiece_like() -> PreTrainedTokenizerFast:
+    """As converted Llama 1 and 2 tokenizers are."""
+    tokenizer = _with_byte_fallback()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def metaspace() -> PreTrainedTokenizerFast:
+    tokenizer = _with_byte_fallback()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+BYTE_LEVEL = byte_level()
+SENTENCEPIECE = sentencepiece_like()
+METASPACE = metaspace()
+BYTE_LEVEL_TABLE = build_token_table(BYTE_LEVEL, len(BYTE_LEVEL))
+SENTENCEPIECE_TABLE = build_token_table(SENTENCEPIECE, len(SENTENCEPIECE))
+METASPACE_TABLE = build_token_table(METASPACE, len(METASPACE))
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+@given(TEXTS)
+def test_byte_level_tokens_joined_are_the_text(text: str) -> None:
+    assert BYTE_LEVEL_TABLE.text(encode(BYTE_LEVEL, text)) == text.encode()
+
+
+@given(TEXTS)
+def test_byte_level_tokens_joined_are_what_the_decoder_says(text: str) -> None:
+    ids = encode(BYTE_LEVEL, text)
+    assert BYTE_LEVEL_TABLE.text(ids).decode() == BYTE_LEVEL.decode(ids)
+
+
+@given(TEXTS)
+def test_sentencepiece_tokens_joined_are_the_text_after_one_space(text: str) -> None:
+    expected = (" " + text).replace("▁", " ") if text else ""
+    assert SENTENCEPIECE_TABLE.text(encode(SENTENCEPIECE, text)).decode() == expected
+
+
+@given(TEXTS)
+def test_sentencepiece_tokens_joined_and_stripped_are_what_the_decoder_says(text: str) -> None:
+    ids = encode(SENTENCEPIECE, text)
+    assert SENTENCEPIECE_TABLE.strip_leading_space
+    assert SENTENCEPIECE_TABLE.text(ids).decode().removeprefix(" ") == SENTENCEPIECE.decode(ids)
+
+
+@given(TEXTS)
+def test_metaspace_tokens_joined_are_the_text_after_at_most_one_space(text: str) -> None:
+    assert METASPACE_TABLE.strip_leading_space
+    joined = METASPACE_TABLE.text(encode(METASPACE, text)).decode()
+    shown = text.replace("▁", " ")
+    assert joined == (shown if shown.startswith(" ") or not text else " " + shown)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "table"),
+    [(BYTE_LEVEL, BYTE_LEVEL_TABLE), (SENTENCEPIECE, SENTENCEPIECE_TABLE)],
+    ids=["byte-level", "sentencepiece"],
+)
+def test_any_tokens_that_make_valid_text_decode_equally(tokenizer: PreTrainedTokenizerFast, table: TokenTable) -> None:
+    generator = np.random.default_rng(0)
+    plain = [i for i, special in enumerate(table.special) if not special]
+    compared = 0
+    for _ in range(2000):
+        ids: list[int] = generator.choice(plain, 3).tolist()
+        try:
+            text = table.text(ids).decode()
+        except UnicodeDecodeError:
+            continue
+        compared += 1
+        assert (text.removeprefix(" ") if table.strip_leading_space else text) == tokenizer.decode(ids)
+    assert compared > 100
+
+
+def test_added_tokens_stand_for_themselves_and_special_ones_are_no_text() -> None:
+    ids = encode(BYTE_LEVEL, "a<think>café société<|end|>")
+    assert BYTE_LEVEL_TABLE.text(ids).decode() == "a<think>café société"
+    end = BYTE_LEVEL.convert_tokens_to_ids("<|end|>")
+    assert BYTE_LEVEL_TABLE.special[end] and BYTE_LEVEL_TABLE.tokens[end] == b"<|end|>"
+    assert not BYTE_LEVEL_TABLE.special[BYTE_LEVEL.convert_tokens_to_ids("<think>")]
+
+
+def test_byte_tokens_are_one_byte() -> None:
+    assert SENTENCEPIECE_TABLE.tokens[SENTENCEPIECE.convert_tokens_to_ids("<0xE4>")] == b"\xe4"
+
+
+def test_a_vocabulary_larger_than_the_tokenizers_is_padded_with_empty_special_tokens() -> None:
+    table = build_token_table(BYTE_LEVEL, len(BYTE_LEVEL) + 7)
+    assert len(table.tokens) == len(BYTE_LEVEL) + 7
+    assert table.tokens[-7:] == [b""] * 7 and all(table.special[-7:])
+
+
+def test_a_tokenizer_of_another_model_is_refused() -> None:
+    with pytest.raises(ModelError, match="vocab_size is 100"):
+        build_token_table(BYTE_LEVEL, 100)
+
+
+@pytest.mark.parametrize("decoder", [decoders.WordPiece(), decoders.BPEDecoder(), decoders.Strip(" ", 2, 0), None])
+def test_an_unknown_decoder_is_refused(decoder: decoders.Decoder | None) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    with pytest.raises(UnsupportedError, match="decoder"):
+        build_token_table(PreTrainedTokenizerFast(tokenizer_object=tokenizer), 1)
+
+
+def test_the_file_has_offsets_bytes_flags_and_the_rule_for_the_leading_space(tmp_path: Path) -> None:
+    TokenTable([b"a", b"", b"\xe4\xb8"], [False, True, False], True).save(tmp_path / "t.safetensors")
+    with safe_open(tmp_path / "t.safetensors", framework="np") as file:
+        assert file.metadata() == {"strip_leading_space": "1"}
+        assert file.get_tensor("offsets").tolist() == [0, 1, 1, 3]
+        assert file.get_tensor("bytes").tobytes() == b"a\xe4\xb8"
+        assert file.get_tensor("special").tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("make", [byte_level, sentencepiece_like, metaspace])
+def test_a_copied_tokenizer_has_the_same_table(tmp_path: Path, make: Callable[[], PreTrainedTokenizerFast]) -> None:
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    make().save_pretrained(source)
+    tokenizer = load_tokenizer(source)
+    copy_tokenizer(source, tokenizer, copy)
+    again = load_tokenizer(copy)
+    size = len(tokenizer)
+    assert build_token_table(again, size) == build_token_table(tokenizer, size)
+    assert encode(again, CORPUS[0]) == encode(tokenizer, CORPUS[0])
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="expected tokenizer"):
+        load_tokenizer(tmp_path)
