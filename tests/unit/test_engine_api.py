@@ -75,7 +75,8 @@ def test_texts_token_ids_and_chats_are_prompts(engine: Engine) -> None:
 
 
 def test_each_prompt_may_have_its_own_sampling(engine: Engine) -> None:
-    outputs = engine.generate(["a", "b"], [SamplingParams(max_tokens=3), SamplingParams(max_tokens=5)])
+    each = [SamplingParams(max_tokens=count, ignore_eos=True) for count in (3, 5)]
+    outputs = engine.generate(["a", "b"], each)
     assert [output.num_output_tokens for output in outputs] == [3, 5]
     with pytest.raises(InvalidRequestError, match="1 sampling parameters for 2 prompts"):
         engine.generate(["a", "b"], [GREEDY])
