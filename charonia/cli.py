@@ -37,28 +37,27 @@ DtypeOption = Annotated[str, typer.Option(help="Type of the weights: auto (the m
 def convert(
     model: Annotated[str, typer.Argument(help="A Hugging Face model folder or a hub id.", metavar="MODEL")],
     dst_path: Annotated[Path, typer.Option(help="The workspace to write.")] = Path("workspace"),
-    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks; the CPU device takes 1.")] = 1,
     model_format: Annotated[str, typer.Option(help="Format of the weights: hf.")] = "hf",
     dtype: DtypeOption = "auto",
     link: Annotated[bool, typer.Option("--link", help="Point into the model's files instead of copying them.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a workspace that is there.")] = False,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Convert a Hugging Face model to a workspace. Inference parameters given here go into its config.ini."""
+    """Convert a Hugging Face model to a workspace. Inference parameters given here go into its config.ini; --tp also
+    says over how many ranks the weights are split."""
     from charonia.convert import convert as run
     from charonia.convert import link_workspace
     from charonia.errors import UnsupportedError
 
     spelled = spell_settings(settings or {})
     if link:
-        if (tp, model_format) != (1, "hf"):
-            raise UnsupportedError("--link takes neither --tp nor --model-format")
+        if model_format != "hf":
+            raise UnsupportedError("--link takes no --model-format")
         path = link_workspace(model, dst_path, dtype, force=force, settings=spelled, show_progress=True)
     else:
         path = run(
             model,
             dst_path,
-            tp=tp,
             model_format=model_format,
             dtype=dtype,
             force=force,

@@ -17,13 +17,12 @@ import numpy as np
 from charonia import workspace
 from charonia.checkpoint import DTYPES, WEIGHT_TYPES, Array, Checkpoint, open_checkpoint, read_json
 from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
-from charonia.families import ModelSpec, TensorMap, describe
+from charonia.families import ModelSpec, TensorMap, TensorPart, describe
 from charonia.progress import Progress
 from charonia.safetensors_writer import write_safetensors
+from charonia.tensor_parallel import rank_of, ranks_of, split
 from charonia.token_table import build_token_table
 from charonia.tokenizer import copy_tokenizer, load_tokenizer
-
-_RANK_FILE = "rank-0.safetensors"
 
 
 @dataclass(frozen=True)
@@ -106,20 +105,28 @@ def _own_type(spec: ModelSpec, checkpoint: Checkpoint) -> str:
     return next(name for name, dtype in WEIGHT_TYPES.items() if dtype == largest)
 
 
-def _write_tensors(file: Path, source: Source, progress: Progress) -> dict[str, Any]:
-    """Writes rank-0.safetensors, one tensor in memory at a time; returns its entry for the manifest."""
+def _write_tensors(file: Path, source: Source, tensors: TensorMap, progress: Progress) -> dict[str, Any]:
+    """Writes a rank's file, one tensor in memory at a time; returns its entry for the manifest."""
     dtype_name = WEIGHT_TYPES[source.spec.config.weight_type]
     dtype = DTYPES[dtype_name]
-    tensors = source.spec.tensors
-    shapes = {name: (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) for name, parts in tensors.items()}
+    shapes = {name: (sum(part.taken[0] for part in parts), *parts[0].taken[1:]) for name, parts in tensors.items()}
 
     def values(name: str) -> Iterator[Array]:
         for part in tensors[name]:
-            yield _cast(source.checkpoint.read(part.name), dtype, part.name)
+            yield _cast(_read(source.checkpoint, part), dtype, part.name)
 
     total = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
     with progress.task(f"writing {file.name}", total) as advance:
         return write_safetensors(file, shapes, dtype_name, values, advance)
+
+
+def _read(checkpoint: Checkpoint, part: TensorPart) -> Array:
+    values = checkpoint.read(part.name)
+    if part.rows:
+        values = values[part.rows[0] : part.rows[1]]
+    if part.cols:
+        values = values[:, part.cols[0] : part.cols[1]]
+    return values
 
 
 def _cast(values: Array, dtype: np.dtype[Any], name: str) -> Array:
@@ -142,23 +149,29 @@ def write_weights(
 ) -> None:
     """Writes a `weights` folder: config.ini, token table, manifest and, unless linked, the tensors.
 
-    settings: inference parameters for config.ini; they win over what the model suggests.
+    settings: inference parameters for config.ini; they win over what the model suggests. tensor_para_size among them
+    is the number of ranks that the weights are split over.
     """
-    weights.mkdir(parents=True, exist_ok=True)
     spec = source.spec
+    ranks = ranks_of(settings)
+    tensors = split(spec.tensors, spec.config, ranks)
+    weights.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(source.folder)
     table = weights / workspace.TOKEN_TABLE
     build_token_table(tokenizer, spec.config.vocab_size).save(table)
     suggested = {"session_len": str(spec.session_len)} if spec.session_len else {}
     workspace.write_config_ini(weights / "config.ini", {**spec.config.settings(), **suggested, **settings})
 
-    manifest = workspace.Manifest(str(source.folder.resolve()))
+    manifest = workspace.Manifest(str(source.folder.resolve()), ranks)
     manifest.files[table.name] = {"bytes": table.stat().st_size, "sha256": workspace.sha256(table)}
     if link:
-        _link_tensors(source.checkpoint, spec.tensors, manifest)
+        _link_tensors(source.checkpoint, tensors, manifest)
     else:
-        manifest.files[_RANK_FILE] = _write_tensors(weights / _RANK_FILE, source, progress)
-        manifest.tensors = {name: [{"file": _RANK_FILE, "name": name}] for name in spec.tensors}
+        for rank in range(ranks):
+            file = f"rank-{rank}.safetensors"
+            mine = {name: parts for name, parts in tensors.items() if rank_of(name) == rank}
+            manifest.files[file] = _write_tensors(weights / file, source, mine, progress)
+            manifest.tensors |= {name: [{"file": file, "name": name}] for name in mine}
     (weights / "manifest.json").write_text(json.dumps(manifest.to_json(), indent=1) + "\n", encoding="utf-8")
 
 
@@ -168,14 +181,16 @@ def _link_tensors(checkpoint: Checkpoint, tensors: TensorMap, manifest: workspac
         for part in parts:
             file = checkpoint.tensors[part.name].file.resolve()
             manifest.files[str(file)] = {"bytes": file.stat().st_size}
-            manifest.tensors[name].append({"file": str(file), "name": part.name})
+            ranges = {"rows": part.rows, "cols": part.cols}
+            entry = {"file": str(file), "name": part.name}
+            manifest.tensors[name].append(entry | {key: list(value) for key, value in ranges.items() if value})
 
 
 def convert(
     model: str | os.PathLike[str],
     dst_path: str | os.PathLike[str] = "workspace",
     *,
-    tp: int = 1,
+    tp: int | None = None,
     model_format: str = "hf",
     dtype: str = "auto",
     force: bool = False,
@@ -184,14 +199,18 @@ def convert(
 ) -> Path:
     """Converts a Hugging Face folder or hub id to a workspace (docs/contracts.md) and returns its path.
 
-    dtype: auto | bf16 | fp16 | fp32. settings: inference parameters written to config.ini. Nothing is left behind when
-    it fails. Raises UnsupportedError, ModelError or InvalidRequestError saying what would be right.
+    tp: tensor-parallel ranks that the weights are split over, setting tensor_para_size by its short name. dtype: auto |
+    bf16 | fp16 | fp32. settings: inference parameters written to config.ini. Nothing is left behind when it fails.
+    Raises UnsupportedError, ModelError or InvalidRequestError saying what would be right.
     """
-    if tp != 1:
-        raise UnsupportedError(f"--tp {tp} is not supported yet: the CPU device runs one rank, use --tp 1")
+    settings = dict(settings or {})
+    if tp is not None and settings.setdefault("tensor_para_size", str(tp)) != str(tp):
+        raise InvalidRequestError(
+            f"tp = {tp} and tensor_para_size = {settings['tensor_para_size']} contradict each other"
+        )
     if model_format != "hf":
         raise UnsupportedError(f"--model-format {model_format!r} is not supported yet; supported: hf")
-    return _make(model, Path(dst_path), dtype, force, settings or {}, link=False, show_progress=show_progress)
+    return _make(model, Path(dst_path), dtype, force, settings, link=False, show_progress=show_progress)
 
 
 def link_workspace(
@@ -205,7 +224,8 @@ def link_workspace(
 ) -> Path:
     """A workspace whose manifest points into the model's safetensors files: quick, and good as long as these stay.
 
-    Weights of another type than the files' are converted when the engine loads them, .bin checkpoints are here.
+    Weights of another type than the files' are converted when the engine loads them, .bin checkpoints are here. For
+    several ranks (settings' tensor_para_size) the manifest names the ranges of the tensors that each one holds.
     """
     return _make(model, Path(dst_path), dtype, force, settings or {}, link=True, show_progress=show_progress)
 

@@ -76,6 +76,9 @@ class Engine:
                     f"dtype {dtype!r}: a workspace has its own weight type; convert the model with --dtype {dtype}"
                 )
             return cls(location.weights, location.tokenizer, config)
+        # The weights are split over the ranks when they are named; all other settings are the engine's to read.
+        given = {**_engine.settings_from_environment(), **spell_settings(config)}
+        ranks = {key: value for key, value in given.items() if key == "tensor_para_size"}
         source = read_source(location.path, dtype)
         progress = Progress(show_progress)
         for warning in source.spec.warnings:
@@ -83,7 +86,7 @@ class Engine:
         # The engine maps the weight files themselves, and has read the rest when it is loaded.
         with tempfile.TemporaryDirectory(prefix="charonia-") as folder:
             weights = Path(folder)
-            write_weights(source, weights, link=source.checkpoint.linkable, settings={}, progress=progress)
+            write_weights(source, weights, link=source.checkpoint.linkable, settings=ranks, progress=progress)
             return cls(weights, location.tokenizer, config)
 
     @property

@@ -12,6 +12,7 @@ import typer
 from charonia import _engine
 
 _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "string": str}
+_SHORT = {"tensor_para_size": "--tp"}
 _PANEL = "Inference parameters (as in config.ini)"
 
 
@@ -46,7 +47,8 @@ def _parameter(entry: _engine.ConfigField, environment: bool) -> inspect.Paramet
     flag = "--" + entry.key.replace("_", "-")
     # Typer takes strings for names of variables only: the table's ranges are checked by the engine.
     option = typer.Option(
-        f"{flag}/--no-{flag[2:]}" if entry.kind == "bool" else flag,
+        *([f"{flag}/--no-{flag[2:]}"] if entry.kind == "bool" else [flag]),
+        *([_SHORT[entry.key]] if entry.key in _SHORT else []),
         help=f"{entry.help} ({entry.range}; default {entry.default_value})",
         envvar=f"CHARONIA_{entry.key.upper()}" if environment else None,
         rich_help_panel=_PANEL,

@@ -30,7 +30,8 @@ class Manifest:
     source: str
     ranks: int = 1
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes and, where it was computed, sha256
-    tensors: dict[str, list[dict[str, str]]] = field(default_factory=dict)  # canonical name -> file and name, stacked
+    # canonical name -> parts: file, name and, where not the whole, rows and cols; stacked
+    tensors: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -181,7 +182,7 @@ def total_bytes(manifest: Manifest) -> int:
 def check(weights: Path, progress: Callable[[int], None] = lambda _: None) -> Iterable[str]:
     """Compares every file with the manifest; yields one line for each difference, with what would mend it."""
     manifest = read_manifest(weights)
-    mend = f"run: charonia convert {manifest.source} --dst-path {_workspace_of(weights)} --force"
+    mend = f"run: {convert_command(manifest.source, _workspace_of(weights), manifest.ranks)}"
     for name, entry in manifest.files.items():
         file = weights / name
         if not file.is_file():
@@ -190,6 +191,12 @@ def check(weights: Path, progress: Callable[[int], None] = lambda _: None) -> It
             yield f"{file} has {file.stat().st_size} bytes where {entry['bytes']} were written: {mend}"
         elif "sha256" in entry and sha256(file, progress) != entry["sha256"]:
             yield f"{file} has another SHA-256 than when it was written: {mend}"
+
+
+def convert_command(source: str, destination: str | Path, ranks: int = 1) -> str:
+    """What a user types to make a workspace anew."""
+    tp = f" --tp {ranks}" if ranks > 1 else ""
+    return f"charonia convert {source} --dst-path {destination}{tp} --force"
 
 
 def _workspace_of(weights: Path) -> Path:

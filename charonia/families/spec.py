@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 HfConfig = Mapping[str, Any]
@@ -55,10 +55,30 @@ def _spell(value: Any) -> str:
 
 @dataclass(frozen=True)
 class TensorPart:
-    """One Hugging Face tensor: its name and the shape that the config promises, `(out, in)` or `(out,)`."""
+    """A Hugging Face tensor or a range of it: its name and the whole tensor's shape that the config promises,
+    `(out, in)` or `(out,)`."""
 
     name: str
     shape: tuple[int, ...]
+    rows: tuple[int, int] | None = None  # [begin, end) of dimension 0; None: all
+    cols: tuple[int, int] | None = None  # [begin, end) of dimension 1; None: all
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """The shape of the range."""
+        ranges = (self.rows, self.cols)[: len(self.shape)]
+        return tuple(
+            size if taken is None else taken[1] - taken[0] for size, taken in zip(self.shape, ranges, strict=True)
+        )
+
+    def take(self, dimension: int, begin: int, end: int) -> TensorPart:
+        """[begin, end) of this range along dimension 0 or 1."""
+        if not 0 <= begin < end <= self.taken[dimension]:
+            raise ValueError(f"[{begin}, {end}) of {self.name} is not within {list(self.taken)}")
+        old = (self.rows, self.cols)[dimension]
+        first = old[0] if old else 0
+        taken = (first + begin, first + end)
+        return replace(self, rows=taken) if dimension == 0 else replace(self, cols=taken)
 
 
 # Canonical name -> the parts that are stacked along dimension 0.

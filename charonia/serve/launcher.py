@@ -91,7 +91,7 @@ class _Stack:
         checks.check_python()
         checks.check_ports(settings.host, settings.ports)
         root = settings.run_dir.expanduser().absolute()
-        workspace = prepare(settings.model, root)
+        workspace = prepare(settings.model, root, self._inference)
         try:
             if not self._start(root, workspace):
                 return

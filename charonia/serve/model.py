@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from charonia import workspace
 from charonia.serve.errors import ServeError
+from charonia.tensor_parallel import ranks_of
 from charonia.triton_models import source_dir
 
 _MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin")
@@ -19,9 +21,9 @@ def demo_model() -> Path | None:
     return folder if (folder / "config.json").is_file() else None
 
 
-def prepare(model: str | None, run_dir: Path) -> Path:
+def prepare(model: str | None, run_dir: Path, inference: Mapping[str, str]) -> Path:
     """The workspace of `model` (folder, workspace or hub id; None: the demo model), linked in run_dir where there is
-    none yet. Raises CharoniaError for what is not there or not supported."""
+    none yet, for the ranks of `inference`. Raises CharoniaError for what is not there or not supported."""
     named = model or demo_model()
     if named is None:
         raise ServeError(
@@ -31,22 +33,29 @@ def prepare(model: str | None, run_dir: Path) -> Path:
     if location.is_workspace:
         if not (location.path / "model_repository" / "ensemble" / "config.pbtxt").is_file():
             raise ServeError(f"{location.path} has no model_repository: name the workspace, not a folder inside it")
-        workspace.read_manifest(location.path / workspace.WEIGHTS)
+        manifest = workspace.read_manifest(location.path / workspace.WEIGHTS)
+        if "tensor_para_size" in inference and ranks_of(inference) != manifest.ranks:
+            mend = workspace.convert_command(manifest.source, location.path, ranks_of(inference))
+            raise ServeError(
+                f"{location.path} was converted for {manifest.ranks} ranks, and tensor_para_size is "
+                f"{ranks_of(inference)}: run {mend}"
+            )
         return location.path
-    return _linked(location.path, run_dir / "workspaces")
+    return _linked(location.path, run_dir / "workspaces", ranks_of(inference))
 
 
-def _linked(model: Path, folder: Path) -> Path:
+def _linked(model: Path, folder: Path, ranks: int) -> Path:
     """A linked workspace, made anew when the model or this package has changed."""
     from charonia.convert import link_workspace
 
     name = model.parent.name if model.name == "model" else model.name
-    destination = folder / f"{name}-{_fingerprint(model)}"
+    tp = f"-tp{ranks}" if ranks > 1 else ""
+    destination = folder / f"{name}{tp}-{_fingerprint(model)}"
     if (destination / workspace.WEIGHTS / "manifest.json").is_file():
         return destination
-    for outdated in folder.glob(f"{name}-" + "[0-9a-f]" * 16):
+    for outdated in folder.glob(f"{name}{tp}-" + "[0-9a-f]" * 16):
         shutil.rmtree(outdated, ignore_errors=True)
-    link_workspace(model, destination, force=True)
+    link_workspace(model, destination, force=True, settings={"tensor_para_size": str(ranks)})
     return destination
 
 

@@ -16,10 +16,12 @@ import pytest
 
 from charonia import Engine, ModelError, SamplingParams, UnsupportedError, _engine, workspace
 from charonia.benchmark.random_model import SHAPES, write_random_model
-from charonia.checkpoint import DTYPES, SafetensorsCheckpoint, open_checkpoint
+from charonia.checkpoint import DTYPES, Array, Checkpoint, SafetensorsCheckpoint, open_checkpoint
 from charonia.convert import convert, link_workspace, read_source
 from charonia.errors import InvalidRequestError
+from charonia.families import TensorPart, describe
 from charonia.safetensors_writer import write_safetensors
+from charonia.tensor_parallel import split
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=0)
 
@@ -249,8 +251,6 @@ def test_a_failed_replacement_leaves_the_old_workspace(model: Path, tmp_path: Pa
 
 
 def test_what_is_not_there_yet_is_refused_by_name(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="--tp 2"):
-        convert(model, tmp_path / "w", tp=2)
     with pytest.raises(UnsupportedError, match="'awq'"):
         convert(model, tmp_path / "w", model_format="awq")
     with pytest.raises(InvalidRequestError, match="'int8'"):
@@ -305,3 +305,90 @@ def test_a_linked_workspace_whose_model_has_gone_says_so(model: Path, tmp_path: 
     shutil.rmtree(model)
     with pytest.raises(InvalidRequestError, match=r"model\.safetensors is missing"):
         Engine.from_pretrained(root)
+
+
+def taken(checkpoint: Checkpoint, part: TensorPart) -> Array:
+    values = checkpoint.read(part.name)
+    rows, cols = part.rows or (0, len(values)), part.cols or (0, values.shape[-1])
+    return values[rows[0] : rows[1]] if values.ndim == 1 else values[rows[0] : rows[1], cols[0] : cols[1]]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_ranks_tensors_make_the_whole(model: Path, tmp_path: Path, ranks: int) -> None:
+    weights = convert(model, tmp_path / "w", tp=ranks) / workspace.WEIGHTS
+    manifest = json.loads((weights / "manifest.json").read_text())
+    assert manifest["ranks"] == ranks
+    assert _engine.read_config_ini(weights / "config.ini")["tensor_para_size"] == str(ranks)
+    theirs = open_checkpoint(model)
+    ours = [SafetensorsCheckpoint([weights / f"rank-{rank}.safetensors"]) for rank in range(ranks)]
+    assert {name for checkpoint in ours for name in checkpoint.tensors} == manifest["tensors"].keys()
+
+    def of_ranks(module: str) -> list[Array]:
+        return [ours[rank].read(f"layers.1.{module}.{rank}.weight") for rank in range(ranks)]
+
+    layer = "model.layers.1"
+    for module, name, axis in (
+        ("attention.wo", "self_attn.o_proj", 1),
+        ("feed_forward.w1", "mlp.gate_proj", 0),
+        ("feed_forward.w3", "mlp.up_proj", 0),
+        ("feed_forward.w2", "mlp.down_proj", 1),
+    ):
+        assert np.array_equal(np.concatenate(of_ranks(module), axis), theirs.read(f"{layer}.{name}.weight"))
+    q, k, v = (theirs.read(f"{layer}.self_attn.{part}_proj.weight") for part in "qkv")
+    head, heads, kv_heads = 16, 4 // ranks, 2
+    for rank, mine in enumerate(of_ranks("attention.w_qkv")):
+        first = rank * kv_heads // ranks * head  # of the k/v head that the rank's q heads belong to
+        expected = [
+            q[rank * heads * head : (rank + 1) * heads * head],
+            k[first : first + head],
+            v[first : first + head],
+        ]
+        assert np.array_equal(mine, np.concatenate(expected))
+    # The embedding, the norms and the output layer are there once.
+    assert np.array_equal(ours[0].read("output.weight"), theirs.read("lm_head.weight"))
+    assert all(name.split(".")[-2] == str(rank) for rank in range(1, ranks) for name in ours[rank].tensors)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_linked_workspace_names_the_ranges_that_a_converted_one_holds(
+    model: Path, tmp_path: Path, ranks: int
+) -> None:
+    link = link_workspace(model, tmp_path / "l", settings={"tensor_para_size": str(ranks)}) / workspace.WEIGHTS
+    copy = convert(model, tmp_path / "w", tp=ranks) / workspace.WEIGHTS
+    linked = json.loads((link / "manifest.json").read_text())["tensors"]
+    copied = json.loads((copy / "manifest.json").read_text())["tensors"]
+    assert linked.keys() == copied.keys()
+    theirs = open_checkpoint(model)
+    for name, parts in linked.items():
+        pieces = [taken(theirs, TensorPart(part["name"], (), part.get("rows"), part.get("cols"))) for part in parts]
+        (place,) = copied[name]
+        ours = SafetensorsCheckpoint([copy / place["file"]]).read(place["name"])
+        assert np.array_equal(np.concatenate(pieces), ours)
+
+
+def test_a_bias_after_the_sum_over_the_ranks_is_rank_0s_alone() -> None:
+    config = {**SHAPES["tiny"].config(), "attention_bias": True, "mlp_bias": True}
+    spec = describe(config, "biased")
+    tensors = split(spec.tensors, spec.config, 2)
+    assert tensors["layers.0.attention.w_qkv.1.bias"][0].rows == (32, 64)
+    assert tensors["layers.0.feed_forward.w3.1.bias"][0].rows == (80, 160)
+    for name in ("attention.wo", "feed_forward.w2"):
+        assert tensors[f"layers.0.{name}.0.bias"] == spec.tensors[f"layers.0.{name}.0.bias"]
+        assert f"layers.0.{name}.1.bias" not in tensors
+    assert split(spec.tensors, spec.config, 1) == spec.tensors
+
+
+@pytest.mark.parametrize(("ranks", "key"), [(3, "head_num = 4"), (8, "head_num = 4")])
+def test_a_model_that_cannot_be_split_so_is_refused_with_what_would_do(
+    model: Path, tmp_path: Path, ranks: int, key: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=rf"{key}.*--tp 1 or 2 or 4"):
+        convert(model, tmp_path / "w", tp=ranks)
+    assert [path.name for path in tmp_path.iterdir()] == ["a-model"]
+
+
+def test_ranks_that_contradict_each_other_or_are_no_number_are_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="tp = 2 and tensor_para_size = 4"):
+        convert(model, tmp_path / "w", tp=2, settings={"tensor_para_size": "4"})
+    with pytest.raises(InvalidRequestError, match="tensor_para_size = '0'"):
+        convert(model, tmp_path / "w", tp=0)

@@ -1,0 +1,94 @@
+"""Splits a model over tensor-parallel ranks: which range of which tensor each rank holds.
+
+Column and row parallel in turn, so that a layer needs two sums over the ranks (Shoeybi et al., Megatron-LM, 2019): q,
+k, v, gate and up by their output features, o and down by their input features.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from charonia import _engine
+from charonia.errors import UnsupportedError
+from charonia.families import ModelConfig, TensorMap, TensorPart
+
+_LAYER_TENSOR = re.compile(r"(layers\.\d+\.(?:attention|feed_forward)\.)(w_qkv|wo|w1|w2|w3)\.0\.(weight|bias)")
+
+
+def ranks_of(settings: Mapping[str, str]) -> int:
+    """tensor_para_size of these settings, 1 when it is not among them. Raises InvalidRequestError for a setting that
+    the engine's table does not allow."""
+    _engine.check_settings(dict(settings))
+    return int(settings.get("tensor_para_size", 1))
+
+
+def check_ranks(config: ModelConfig, ranks: int) -> None:
+    """Raises UnsupportedError, with the numbers of ranks that would do, when the model cannot be split into `ranks`."""
+    obstacle = _obstacle(config, ranks)
+    if obstacle:
+        possible = [str(count) for count in range(1, config.head_num + 1) if not _obstacle(config, count)]
+        raise UnsupportedError(
+            f"{config.model_name} cannot be split over {ranks} tensor-parallel ranks: {obstacle}. "
+            f"Use --tp {' or '.join(possible)}"
+        )
+
+
+def _obstacle(config: ModelConfig, ranks: int) -> str:
+    for key in ("head_num", "inter_size"):
+        if getattr(config, key) % ranks:
+            return f"{key} = {getattr(config, key)} is no multiple of {ranks}"
+    if config.kv_head_num % ranks and ranks % config.kv_head_num:
+        return f"kv_head_num = {config.kv_head_num} is neither a multiple nor a divisor of {ranks}"
+    return ""
+
+
+def split(tensors: TensorMap, config: ModelConfig, ranks: int) -> TensorMap:
+    """The tensors of all ranks by canonical name; those of the whole model, which name rank 0, are what is given.
+
+    With more ranks than k/v heads, several ranks hold the same one. Biases that are added after the sum over the ranks
+    are rank 0's alone. What has no rank in its name (embedding, norms, output) is there once for all.
+    """
+    check_ranks(config, ranks)
+    split_tensors: TensorMap = {}
+    for name, parts in tensors.items():
+        match = _LAYER_TENSOR.fullmatch(name)
+        if not match:
+            split_tensors[name] = parts
+            continue
+        place, module, kind = match.groups()
+        for rank in range(ranks):
+            mine = _parts_of(module, kind, parts, config, rank, ranks)
+            if mine:
+                split_tensors[f"{place}{module}.{rank}.{kind}"] = mine
+    return split_tensors
+
+
+def _parts_of(
+    module: str, kind: str, parts: tuple[TensorPart, ...], config: ModelConfig, rank: int, ranks: int
+) -> tuple[TensorPart, ...]:
+    if ranks == 1:
+        return parts
+    if module in ("wo", "w2"):
+        if kind == "bias":
+            return parts if rank == 0 else ()
+        return tuple(_share(part, 1, rank, ranks) for part in parts)
+    if module == "w_qkv":
+        q, k, v = parts
+        # Ranks beyond the k/v heads share one: that of the group that the rank's q heads belong to.
+        groups = min(ranks, config.kv_head_num)
+        group = rank * groups // ranks
+        return (_share(q, 0, rank, ranks), _share(k, 0, group, groups), _share(v, 0, group, groups))
+    return tuple(_share(part, 0, rank, ranks) for part in parts)
+
+
+def _share(part: TensorPart, dimension: int, index: int, count: int) -> TensorPart:
+    """The index-th of `count` equal shares along a dimension."""
+    size = part.taken[dimension] // count
+    return part.take(dimension, index * size, (index + 1) * size)
+
+
+def rank_of(name: str) -> int:
+    """The rank in a canonical name; 0 for what is there once for all."""
+    match = re.search(r"\.(\d+)\.(?:weight|bias)$", name)
+    return int(match.group(1)) if match else 0
