@@ -8,7 +8,7 @@ namespace charonia::ops {
 namespace {
 
 class LinearTest : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Isa, LinearTest, testing::ValuesIn(isa_names()), [](const auto& i) { return i.param; });
+INSTANTIATE_TEST_SUITE_P(Device, LinearTest, testing::ValuesIn(device_names()), [](const auto& i) { return i.param; });
 
 struct Case {
   std::vector<Matrix> parts, biases;
@@ -34,10 +34,7 @@ struct Case {
   double at(std::int64_t row, std::int64_t col) const {
     for (const auto& part : parts) {
       if (row < part.rows) {
-        const float w = part.at(row, col);
-        if (weight == DType::bf16) return bf16_to_float(float_to_bf16(w));
-        if (weight == DType::f16) return f16_to_float(float_to_f16(w));
-        return w;
+        return static_cast<float>(rounded(weight, part.at(row, col)));
       }
       row -= part.rows;
     }
@@ -55,7 +52,7 @@ struct Case {
 TEST_P(LinearTest, equals_a_product_in_double) {
   Random random(1);
   const auto ops = make_ops(GetParam(), 2);
-  for (int trial = 0; trial < 30; ++trial) {
+  for (int trial = 0; trial < trials(GetParam(), 30); ++trial) {
     for (const auto type : kWeightTypes) {
       std::vector<std::int64_t> rows;
       for (int i = uniform(random, 1, 3); i > 0; --i) rows.push_back(uniform(random, 1, 150));
@@ -65,9 +62,11 @@ TEST_P(LinearTest, equals_a_product_in_double) {
       ASSERT_EQ(linear->out_features(), c.n);
       ASSERT_EQ(linear->in_features(), c.k);
       EXPECT_GE(linear->bytes(), static_cast<std::size_t>(c.n * c.k) * size_of(type));
-      auto in = Matrix::random(random, ops->precision(type).activation, m, c.k, 1, uniform(random, 0, 5));
-      Matrix out(DType::f32, m, c.n, uniform(random, 0, 5));
-      ops->linear(out.tensor(), in.tensor(), *linear);
+      const auto in = Matrix::random(random, ops->precision(type).activation, m, c.k, 1, uniform(random, 0, 5));
+      const auto out_type = trial % 4 == 0 ? DType::f32 : ops->precision(type).product;
+      const DeviceMatrix result(*ops, out_type, m, c.n, uniform(random, 0, 5));
+      ops->linear(result.tensor(), DeviceMatrix(*ops, in).tensor(), *linear);
+      const auto out = result.host();
       for (int r = 0; r < m; ++r) {
         for (std::int64_t j = 0; j < c.n; ++j) {
           double sum = c.bias(j), magnitude = std::abs(sum);
@@ -77,7 +76,9 @@ TEST_P(LinearTest, equals_a_product_in_double) {
             magnitude += std::abs(product);
           }
           // Each of k products and additions rounds once; the errors are those of the partial sums.
-          ASSERT_NEAR(out.at(r, j), sum, 1e-30 + magnitude * 0x1p-24 * (2 + std::sqrt(static_cast<double>(c.k)) * 4))
+          const double of_sums = magnitude * 0x1p-24 * (2 + std::sqrt(static_cast<double>(c.k)) * 4);
+          const double of_out = out_type == DType::f32 ? 0 : 1.01 * rounding(out_type) * std::abs(sum);
+          ASSERT_NEAR(out.at(r, j), sum, (out_type == DType::f16 ? 0x1p-25 : 1e-30) + of_sums + of_out)
               << "row " << r << " of " << m << ", feature " << j << ", k " << c.k << ", " << to_string(type);
         }
       }
@@ -86,25 +87,30 @@ TEST_P(LinearTest, equals_a_product_in_double) {
 }
 
 TEST_P(LinearTest, a_row_alone_equals_the_row_in_any_batch_bit_by_bit) {
+  if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
   Random random(2);
   const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 3);
-  for (int trial = 0; trial < 12; ++trial) {
+  for (int trial = 0; trial < trials(GetParam(), 12); ++trial) {
     for (const auto type : kWeightTypes) {
       const Case c(random, type, {uniform(random, 1, 300), uniform(random, 1, 70)}, uniform(random, 1, 700),
                    trial % 2 == 0);
       const auto weight_one = one->make_linear(c.hosts, c.bias_hosts, type);
       const auto weight_many = many->make_linear(c.hosts, c.bias_hosts, type);
       const int m = uniform(random, 2, 160);
-      auto in = Matrix::random(random, one->precision(type).activation, m, c.k);
-      Matrix batch(DType::f32, m, c.n), alone(DType::f32, 1, c.n);
-      many->linear(batch.tensor(), in.tensor(), *weight_many);
+      const auto out_type = one->precision(type).product;
+      const auto rows = Matrix::random(random, one->precision(type).activation, m, c.k);
+      const DeviceMatrix in_one(*one, rows), in_many(*many, rows);
+      const DeviceMatrix batch_out(*many, out_type, m, c.n), alone_out(*one, out_type, m, c.n);
+      many->linear(batch_out.tensor(), in_many.tensor(), *weight_many);
+      for (int r = 0; r < m; ++r) one->linear(alone_out.slice(r, r + 1), in_one.slice(r, r + 1), *weight_one);
+      const auto batch = batch_out.host(), alone = alone_out.host();
       for (int r = 0; r < m; ++r) {
-        one->linear(alone.tensor(), in.slice(r, r + 1), *weight_one);
-        ASSERT_TRUE(batch.same_bits(r, alone, 0)) << "row " << r << " of " << m << ", " << to_string(type);
+        ASSERT_TRUE(batch.same_bits(r, alone, r)) << "row " << r << " of " << m << ", " << to_string(type);
       }
       for (int size = 2; size <= 13 && size <= m; ++size) {
-        Matrix some(DType::f32, size, c.n);
-        many->linear(some.tensor(), in.slice(m - size, m), *weight_many);
+        const DeviceMatrix some_out(*many, out_type, size, c.n);
+        many->linear(some_out.tensor(), in_many.slice(m - size, m), *weight_many);
+        const auto some = some_out.host();
         for (int r = 0; r < size; ++r) ASSERT_TRUE(some.same_bits(r, batch, m - size + r)) << size << " rows";
       }
     }
@@ -122,7 +128,7 @@ TEST_P(LinearTest, shapes_that_do_not_fit_are_refused) {
   const std::vector<HostMatrix> biases = {bias.host()};
   EXPECT_THROW(ops->make_linear(good, biases, DType::f32), Error);
   const auto linear = ops->make_linear(good, {}, DType::f32);
-  Matrix in(DType::f32, 2, 7), out(DType::f32, 2, 4);
+  const DeviceMatrix in(*ops, DType::f32, 2, 7), out(*ops, DType::f32, 2, 4);
   EXPECT_THROW(ops->linear(out.tensor(), in.tensor(), *linear), Error);
 }
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
+#include <optional>
 #include <set>
 
 #include "charonia/error.h"
@@ -17,15 +19,25 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 class SampleTest : public testing::TestWithParam<std::string> {
  protected:
-  Sampled sample(const std::vector<float>& logits, const SampleRow& row) {
-    auto copy = logits;
-    return ops_->sample(
-        {copy.data(), DType::f32, 1, static_cast<std::int64_t>(copy.size()), static_cast<std::int64_t>(copy.size())},
-        std::span(&row, 1))[0];
+  // One step that does nothing but sample. logits: [rows, vocab].
+  std::vector<Sampled> sample(const std::vector<float>& logits, std::span<const SampleRow> rows) {
+    Matrix matrix(DType::f32, std::ssize(rows), std::ssize(logits) / std::ssize(rows));
+    std::memcpy(matrix.bytes.data(), logits.data(), matrix.bytes.size());
+    const DeviceMatrix device(*ops_, matrix);
+    std::vector<std::int32_t> all(rows.size());
+    std::iota(all.begin(), all.end(), 0);
+    return run_step(*ops_, {.ids = all, .attention = {}, .logits_rows = all, .sample = rows},
+                    [&] { ops_->sample(device.tensor()); });
   }
+  // A row of a sequence of its own.
+  Sampled sample(const std::vector<float>& logits, SampleRow row) {
+    row.sequence = ++sequences_;
+    return sample(logits, std::span(&row, 1))[0];
+  }
+  std::uint64_t sequences_ = 0;
   std::unique_ptr<Ops> ops_ = make_ops(GetParam(), 2);
 };
-INSTANTIATE_TEST_SUITE_P(Isa, SampleTest, testing::ValuesIn(isa_names()), [](const auto& i) { return i.param; });
+INSTANTIATE_TEST_SUITE_P(Device, SampleTest, testing::ValuesIn(device_names()), [](const auto& i) { return i.param; });
 
 std::vector<float> random_logits(Random& random, int n, float scale) {
   std::normal_distribution<float> normal(0, scale);
@@ -99,7 +111,7 @@ std::optional<std::int32_t> reference_draw(const std::vector<float>& logits, con
 TEST_P(SampleTest, draws_what_the_definition_draws) {
   Random random(14);
   int compared = 0;
-  for (int trial = 0; trial < 600; ++trial) {
+  for (int trial = 0; trial < trials(GetParam(), 600); ++trial) {
     const int vocab = uniform(random, 1, trial % 10 == 0 ? 5000 : 200);
     const auto logits = random_logits(random, vocab, trial % 3 == 0 ? 0.5F : 4.0F);
     SampleRow row;
@@ -136,7 +148,7 @@ TEST_P(SampleTest, draws_what_the_definition_draws) {
       ASSERT_EQ(sampled.token, *expected) << "trial " << trial << ", vocabulary " << vocab;
     }
   }
-  EXPECT_GT(compared, 550);
+  EXPECT_GT(compared, trials(GetParam(), 600) * 9 / 10);
 }
 
 TEST_P(SampleTest, frequencies_follow_the_probabilities) {
@@ -146,14 +158,14 @@ TEST_P(SampleTest, frequencies_follow_the_probabilities) {
   std::vector<double> weights;
   double sum = 0;
   for (const float x : logits) sum += weights.emplace_back(std::exp(static_cast<double>(x)));
-  constexpr int kDraws = 20000;
+  const int draws = trials(GetParam(), 20000);
   std::vector<int> counts(logits.size());
-  for (row.position = 0; row.position < kDraws; ++row.position) {
+  for (row.position = 0; row.position < draws; ++row.position) {
     ++counts[static_cast<std::size_t>(sample(logits, row).token)];
   }
   double chi_square = 0;
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    const double expected = kDraws * weights[i] / sum;
+    const double expected = draws * weights[i] / sum;
     chi_square += (counts[i] - expected) * (counts[i] - expected) / expected;
   }
   EXPECT_LT(chi_square, 18.5);  // four degrees of freedom, one in a thousand; seed and draws are fixed
@@ -241,13 +253,33 @@ TEST_P(SampleTest, rows_do_not_depend_on_each_other) {
     rows[static_cast<std::size_t>(r)].repetition_penalty = r % 3 == 0 ? 1.0F : 1.2F;
     rows[static_cast<std::size_t>(r)].prompt = prompt;
   }
-  auto copy = all;
-  const auto together = ops_->sample({copy.data(), DType::f32, kRows, kVocab, kVocab}, rows);
+  for (auto& row : rows) row.sequence = ++sequences_;
+  const auto together = sample(all, rows);
   for (std::size_t r = 0; r < kRows; ++r) {
     const std::vector<float> logits(all.begin() + static_cast<std::ptrdiff_t>(r * kVocab),
                                     all.begin() + static_cast<std::ptrdiff_t>((r + 1) * kVocab));
     EXPECT_EQ(sample(logits, rows[r]).token, together[r].token);
   }
+}
+
+TEST_P(SampleTest, penalties_count_the_token_that_the_host_does_not_know_yet) {
+  // Three steps of one sequence: the third is issued with the second's token as `pending`.
+  const std::vector<float> logits = {5, 4.5F, 4, 0, 0, 0};
+  SampleRow row;
+  row.temperature = 0;
+  row.frequency_penalty = 0.75F;
+  row.sequence = ++sequences_;
+  std::vector<std::int32_t> output;
+  std::vector<std::int32_t> sampled;
+  for (int step = 0; step < 6; ++step) {
+    row.output = output;
+    row.pending = step == 0 ? -1 : 0;
+    row.position = step;
+    sampled.push_back(sample(logits, std::span(&row, 1))[0].token);
+    output.assign(sampled.begin(), sampled.end() - 1);
+  }
+  // 5, 4.5 and 4 lose 0.75 whenever they are taken; ties go to the lower id.
+  EXPECT_EQ(sampled, (std::vector<std::int32_t>{0, 1, 0, 2, 1, 0}));
 }
 
 TEST_P(SampleTest, a_row_with_nothing_left_is_the_request_s_fault) {
@@ -259,10 +291,10 @@ TEST_P(SampleTest, a_row_with_nothing_left_is_the_request_s_fault) {
 }
 
 TEST_P(SampleTest, a_row_that_cannot_be_sampled_leaves_the_others_alone) {
-  std::vector<float> logits = {1, 3, 2, 4, std::numeric_limits<float>::quiet_NaN(), 0, 5, 1, 1};
+  const std::vector<float> logits = {1, 3, 2, 4, std::numeric_limits<float>::quiet_NaN(), 0, 5, 1, 1};
   std::vector<SampleRow> rows(3);
-  for (auto& row : rows) row.temperature = 0;
-  const auto sampled = ops_->sample({logits.data(), DType::f32, 3, 3, 3}, rows);
+  for (auto& row : rows) row.temperature = 0, row.sequence = ++sequences_;
+  const auto sampled = sample(logits, rows);
   EXPECT_EQ(sampled[0].token, 1);
   EXPECT_TRUE(sampled[0].error.empty());
   EXPECT_FALSE(sampled[1].error.empty());

@@ -1,17 +1,21 @@
-// What the tests of the operations share: random tensors, host references in double, the instruction sets there are.
+// What the tests of the operations share: random matrices, their way to a device and back, the devices there are.
+//
+// A test that takes its devices from device_names() knows nothing of where their memory is, of the types they compute
+// in, or of how exact they are: it asks. ops_devices.cpp answers for the CPU, cuda/ops_devices.cpp for CUDA; the same
+// tests are linked with each.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/dtype.h"
-#include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/dispatch.h"
 #include "ops/ops.h"
 
 namespace charonia::ops {
@@ -69,11 +73,6 @@ struct Matrix {
       std::memcpy(&bytes[2 * i], &half, 2);
     }
   }
-  Tensor tensor() { return {bytes.data(), dtype, rows, cols, stride}; }
-  // Rows [begin, end), sharing the data.
-  Tensor slice(std::int64_t begin, std::int64_t end) {
-    return {bytes.data() + static_cast<std::size_t>(begin * stride) * size_of(dtype), dtype, end - begin, cols, stride};
-  }
   HostMatrix host() const { return {bytes.data(), dtype, rows, cols}; }
   bool same_bits(std::int64_t r, const Matrix& other, std::int64_t other_row) const {
     return std::memcmp(bytes.data() + static_cast<std::size_t>(r * stride) * size_of(dtype),
@@ -85,17 +84,69 @@ struct Matrix {
 // Half a unit in the last place, relative: what one rounding to the type may change.
 inline double rounding(DType type) { return type == DType::f32 ? 0x1p-24 : type == DType::f16 ? 0x1p-11 : 0x1p-8; }
 
-inline std::unique_ptr<Ops> make_ops(std::string_view isa, int threads) {
-  return std::make_unique<cpu::CpuOps>(threads, cpu::instruction_set(isa));
-}
-
-// Names of all instruction sets that this processor has, for parametrised tests.
-inline std::vector<std::string> isa_names() {
-  std::vector<std::string> names;
-  for (const auto& isa : cpu::instruction_sets()) names.emplace_back(isa.name);
-  return names;
+inline double rounded(DType type, double x) {
+  const auto value = static_cast<float>(x);
+  if (type == DType::bf16) return bf16_to_float(float_to_bf16(value));
+  if (type == DType::f16) return f16_to_float(float_to_f16(value));
+  return value;
 }
 
 inline constexpr std::array kWeightTypes = {DType::bf16, DType::f16, DType::f32};
+
+// A matrix on a device.
+class DeviceMatrix {
+ public:
+  DeviceMatrix(Ops& ops, const Matrix& host)
+      : ops_(ops), shape_(host.dtype, 0, 0), buffer_(ops.allocate(host.bytes.size())) {
+    shape_.rows = host.rows, shape_.cols = host.cols, shape_.stride = host.stride;
+    ops_.upload(buffer_->data(), host.bytes.data(), host.bytes.size());
+  }
+  DeviceMatrix(Ops& ops, DType type, std::int64_t rows, std::int64_t cols, std::int64_t gap = 0)
+      : DeviceMatrix(ops, Matrix(type, rows, cols, gap)) {}
+
+  Tensor tensor() const { return slice(0, shape_.rows); }
+  // Rows [begin, end), sharing the memory.
+  Tensor slice(std::int64_t begin, std::int64_t end) const {
+    auto* const at = buffer_->as<std::byte>() + static_cast<std::size_t>(begin * shape_.stride) * size_of(shape_.dtype);
+    return {at, shape_.dtype, end - begin, shape_.cols, shape_.stride};
+  }
+  const float* floats() const { return buffer_->as<float>(); }
+  Matrix host() const {
+    Matrix out(shape_.dtype, shape_.rows, shape_.cols, shape_.stride - shape_.cols);
+    ops_.download(out.bytes.data(), buffer_->data(), out.bytes.size());
+    return out;
+  }
+
+ private:
+  Ops& ops_;
+  Matrix shape_;  // without data
+  std::unique_ptr<Buffer> buffer_;
+};
+
+// What a device takes and promises, as far as the tests must know.
+struct DeviceTraits {
+  bool bitwise = true;            // a row's bits do not depend on the other rows
+  bool same_device_twice = true;  // two Ops of it may live at once
+  // Largest error of attention, in units of the rounding of its k/v type, for values of about 1.
+  double attention_roundings = 0.1;
+  // The share of the usual number of random trials that is run: kernels that are emulated take their time.
+  double effort = 1;
+};
+
+std::vector<std::string> device_names();  // for parametrised tests
+std::unique_ptr<Ops> make_ops(std::string_view device, int threads);
+DeviceTraits traits(std::string_view device);
+
+inline int trials(std::string_view device, int usual) {
+  return std::max(1, static_cast<int>(std::ceil(traits(device).effort * usual)));
+}
+
+// Runs one step: `issue` calls operations on tensors that have the input's numbers of rows.
+template <class Issue>
+std::vector<Sampled> run_step(Ops& ops, const StepInput& input, Issue issue) {
+  ops.begin_step(input);
+  ops.run_step([&](const StepShape&) { issue(); });
+  return ops.collect();
+}
 
 }  // namespace charonia::ops

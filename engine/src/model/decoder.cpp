@@ -17,9 +17,8 @@ std::vector<ops::HostMatrix> stacked(std::initializer_list<std::vector<ops::Host
 
 }  // namespace
 
-Decoder::Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, int positions, int max_rows,
-                 int max_logits_rows)
-    : config_(config), ops_(ops), precision_(ops.precision(weight_dtype(config.weight_type))) {
+Decoder::Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits)
+    : config_(config), ops_(ops), limits_(limits), precision_(ops.precision(weight_dtype(config.weight_type))) {
   const std::int64_t hidden = config.hidden_units, inter = config.inter_size, vocab = config.vocab_size;
   const std::int64_t q_size = std::int64_t{config.head_num} * config.size_per_head;
   const std::int64_t qkv_size = q_size + 2 * std::int64_t{config.kv_head_num} * config.size_per_head;
@@ -54,57 +53,83 @@ Decoder::Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& 
     layer.attention_out = linear(files.get(at + "attention.wo.0.weight", hidden, q_size),
                                  bias_of(config.attn_output_bias, at + "attention.wo.0.bias", hidden));
     const std::string ffn = at + "feed_forward.";
-    layer.gate_up = linear(stacked({files.get(ffn + "w1.0.weight", inter, hidden),
-                                    files.get(ffn + "w3.0.weight", inter, hidden)}),
-                           stacked({bias_of(config.mlp_bias, ffn + "w1.0.bias", inter),
-                                    bias_of(config.mlp_bias, ffn + "w3.0.bias", inter)}));
-    layer.down = linear(files.get(ffn + "w2.0.weight", hidden, inter),
-                        bias_of(config.mlp_bias, ffn + "w2.0.bias", hidden));
+    layer.gate_up =
+        linear(stacked({files.get(ffn + "w1.0.weight", inter, hidden), files.get(ffn + "w3.0.weight", inter, hidden)}),
+               stacked({bias_of(config.mlp_bias, ffn + "w1.0.bias", inter),
+                        bias_of(config.mlp_bias, ffn + "w3.0.bias", inter)}));
+    layer.down =
+        linear(files.get(ffn + "w2.0.weight", hidden, inter), bias_of(config.mlp_bias, ffn + "w2.0.bias", hidden));
   }
   const auto table = files.get("tok_embeddings.weight", vocab, hidden);
   if (table.size() != 1) throw Error(ErrorCode::unsupported, "tok_embeddings.weight is split into parts");
   embedding_ = ops_.make_embedding(table.front(), precision_.weight);
   final_norm_ = norm("norm.weight");
-  output_ = linear(files.get(config.tie_word_embeddings ? "tok_embeddings.weight" : "output.weight", vocab, hidden), {});
+  output_ =
+      linear(files.get(config.tie_word_embeddings ? "tok_embeddings.weight" : "output.weight", vocab, hidden), {});
   weight_bytes_ = weight_bytes_per_step_ + static_cast<std::int64_t>(embedding_->bytes());
-  rotary_ = device_vector(rotary_table(config, positions));
+  rotary_ = device_vector(rotary_table(config, limits.max_positions));
 
-  const DType act = precision_.activation, res = precision_.residual;
-  residual_ = activations(max_rows, hidden, res);
-  delta_ = activations(max_rows, hidden, res);
-  normed_ = activations(max_rows, hidden, act);
-  qkv_ = activations(max_rows, qkv_size, res);
-  attended_ = activations(max_rows, q_size, act);
-  gate_up_ = activations(max_rows, 2 * inter, res);
-  gated_ = activations(max_rows, inter, act);
-  last_residual_ = activations(max_logits_rows, hidden, res);
-  last_delta_ = activations(max_logits_rows, hidden, res);
-  logits_ = activations(max_logits_rows, vocab, DType::f32);
+  plan_activations();
+  activations_ = ops_.allocate(activation_bytes_);
 }
 
-ops::Tensor Decoder::forward(const StepInput& input, ops::KvCache& cache) {
-  const auto rows = static_cast<std::int64_t>(input.ids.size());
+void Decoder::plan_activations() {
   const std::int64_t hidden = config_.hidden_units, inter = config_.inter_size;
   const std::int64_t q_size = std::int64_t{config_.head_num} * config_.size_per_head;
   const std::int64_t qkv_size = q_size + 2 * std::int64_t{config_.kv_head_num} * config_.size_per_head;
-  const DType act = precision_.activation, res = precision_.residual;
+  const DType act = precision_.activation, res = precision_.residual, product = precision_.product;
+  const auto place = [this](int rows, std::int64_t cols, DType dtype) {
+    constexpr std::size_t kAlignment = 256;
+    const Activation out{activation_bytes_, dtype, cols};
+    const auto bytes = static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols) * size_of(dtype);
+    activation_bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return out;
+  };
+  residual_ = place(limits_.max_rows, hidden, res);
+  delta_ = place(limits_.max_rows, hidden, product);
+  normed_ = place(limits_.max_rows, hidden, act);
+  qkv_ = place(limits_.max_rows, qkv_size, product);
+  attended_ = place(limits_.max_rows, q_size, act);
+  gate_up_ = place(limits_.max_rows, 2 * inter, product);
+  gated_ = place(limits_.max_rows, inter, act);
+  last_residual_ = place(limits_.max_sequences, hidden, res);
+  last_delta_ = place(limits_.max_sequences, hidden, product);
+  last_normed_ = place(limits_.max_sequences, hidden, act);
+  logits_ = place(limits_.max_sequences, config_.vocab_size, DType::f32);
+}
 
-  const auto residual = view(*residual_, res, rows, hidden);
-  const auto delta = view(*delta_, res, rows, hidden);
-  const auto normed = view(*normed_, act, rows, hidden);
-  const auto qkv = view(*qkv_, res, rows, qkv_size);
-  const auto attended = view(*attended_, act, rows, q_size);
-  const auto gate_up = view(*gate_up_, res, rows, 2 * inter);
-  const auto gated = view(*gated_, act, rows, inter);
+void Decoder::prepare(ops::KvCache& cache) {
+  cache_ = &cache;
+  issue_ = [this](const ops::StepShape& shape) { issue(shape); };
+  std::vector<const ops::Linear*> linears;
+  for (const auto& layer : layers_) {
+    for (const auto* linear : {&layer.qkv, &layer.attention_out, &layer.gate_up, &layer.down}) {
+      linears.push_back(linear->get());
+    }
+  }
+  linears.push_back(output_.get());
+  ops_.prepare(limits_, linears, issue_);
+}
 
-  ops_.embed(residual, *embedding_, input.ids);
+void Decoder::launch(const ops::StepInput& input) {
+  ops_.begin_step(input);
+  ops_.run_step(issue_);
+}
+
+void Decoder::issue(const ops::StepShape& shape) {
+  const auto residual = view(residual_, shape.rows), delta = view(delta_, shape.rows);
+  const auto normed = view(normed_, shape.rows), qkv = view(qkv_, shape.rows);
+  const auto attended = view(attended_, shape.rows);
+  const auto gate_up = view(gate_up_, shape.rows), gated = view(gated_, shape.rows);
+
+  ops_.embed(residual, *embedding_);
   ops::Tensor pending{};  // what the next norm adds to the residual stream
   for (int i = 0; i < config_.num_layer; ++i) {
     const auto& layer = layers_[static_cast<std::size_t>(i)];
     ops_.rms_norm(normed, residual, pending, layer.attention_norm->as<float>(), config_.norm_eps);
     ops_.linear(qkv, normed, *layer.qkv);
-    ops_.rotary_store(qkv, rotary_->as<float>(), cache, i, config_.head_num, input.attention);
-    ops_.attention(attended, qkv, cache, i, config_.head_num, attention_scale_, input.attention);
+    ops_.rotary_store(qkv, rotary_->as<float>(), *cache_, i, config_.head_num);
+    ops_.attention(attended, qkv, *cache_, i, config_.head_num, attention_scale_);
     ops_.linear(delta, attended, *layer.attention_out);
     ops_.rms_norm(normed, residual, delta, layer.ffn_norm->as<float>(), config_.norm_eps);
     ops_.linear(gate_up, normed, *layer.gate_up);
@@ -113,35 +138,28 @@ ops::Tensor Decoder::forward(const StepInput& input, ops::KvCache& cache) {
     pending = delta;
   }
 
-  const auto wanted = static_cast<std::int64_t>(input.logits_rows.size());
-  const auto logits = view(*logits_, DType::f32, wanted, config_.vocab_size);
-  if (wanted == 0) return logits;
-  const auto last_residual = view(*last_residual_, res, wanted, hidden);
-  const auto last_delta = view(*last_delta_, res, wanted, hidden);
-  const auto last_normed = view(*normed_, act, wanted, hidden);
-  ops_.gather_rows(last_residual, residual, input.logits_rows);
-  ops_.gather_rows(last_delta, delta, input.logits_rows);
+  if (shape.logits_rows == 0) return;
+  const auto last_residual = view(last_residual_, shape.logits_rows), last_delta = view(last_delta_, shape.logits_rows);
+  const auto last_normed = view(last_normed_, shape.logits_rows), logits = view(logits_, shape.logits_rows);
+  ops_.gather_rows(last_residual, residual);
+  ops_.gather_rows(last_delta, delta);
   ops_.rms_norm(last_normed, last_residual, last_delta, final_norm_->as<float>(), config_.norm_eps);
   ops_.linear(logits, last_normed, *output_);
-  return logits;
+  ops_.sample(logits);
 }
 
 ops::KvLayout Decoder::kv_layout(int block_len) const {
   return {config_.num_layer, config_.kv_head_num, config_.size_per_head, block_len, precision_.kv};
 }
 
-ops::Tensor Decoder::view(const ops::Buffer& buffer, DType dtype, std::int64_t rows, std::int64_t cols) const {
-  return {buffer.data(), dtype, rows, cols, cols};
+ops::Tensor Decoder::view(const Activation& activation, std::int64_t rows) const {
+  return {activations_->as<std::byte>() + activation.offset, activation.dtype, rows, activation.cols, activation.cols};
 }
 
 std::unique_ptr<ops::Buffer> Decoder::device_vector(std::span<const float> values) {
   auto buffer = ops_.allocate(values.size_bytes());
   ops_.upload(buffer->data(), values.data(), values.size_bytes());
   return buffer;
-}
-
-std::unique_ptr<ops::Buffer> Decoder::activations(int rows, std::int64_t cols, DType dtype) {
-  return ops_.allocate(static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols) * size_of(dtype));
 }
 
 }  // namespace charonia::model

@@ -12,23 +12,17 @@
 
 namespace charonia::model {
 
-// The tokens of one step. Rows are tokens, sequence after sequence.
-struct StepInput {
-  std::span<const std::int32_t> ids;          // [rows]
-  ops::AttentionBatch attention;
-  std::span<const std::int32_t> logits_rows;  // the rows whose logits are wanted, ascending
-};
-
 class Decoder {
  public:
-  // positions: longest sequence; max_rows: most tokens in a step; max_logits_rows: most rows of logits in a step.
-  // Weights are copied into the device's layout: `files` may go afterwards.
-  Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, int positions, int max_rows,
-          int max_logits_rows);
+  // Weights are copied into the device's layout: `files` may go afterwards. Activations are one piece of memory, made
+  // here for the largest step.
+  Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits);
 
-  // Computes the step and stores its keys and values in the cache. Returns logits [logits_rows, vocab] f32, valid
-  // until the next call.
-  ops::Tensor forward(const StepInput& input, ops::KvCache& cache);
+  // Once, when the cache is there: it is that of all steps.
+  void prepare(ops::KvCache& cache);
+
+  // Issues the step, from its token ids to its samples; ops.collect() gives these.
+  void launch(const ops::StepInput& input);
 
   ops::KvLayout kv_layout(int block_len) const;
   std::int64_t weight_bytes() const { return weight_bytes_; }
@@ -40,12 +34,21 @@ class Decoder {
     std::unique_ptr<ops::Linear> qkv, attention_out, gate_up, down;
   };
 
-  ops::Tensor view(const ops::Buffer& buffer, DType dtype, std::int64_t rows, std::int64_t cols) const;
+  // A part of the activations.
+  struct Activation {
+    std::size_t offset = 0;  // bytes
+    DType dtype = DType::f32;
+    std::int64_t cols = 0;
+  };
+
+  void issue(const ops::StepShape& shape);
+  void plan_activations();
+  ops::Tensor view(const Activation& activation, std::int64_t rows) const;
   std::unique_ptr<ops::Buffer> device_vector(std::span<const float> values);
-  std::unique_ptr<ops::Buffer> activations(int rows, std::int64_t cols, DType dtype);
 
   ModelConfig config_;
   ops::Ops& ops_;
+  ops::StepLimits limits_;
   ops::Precision precision_;
   float attention_scale_ = 1;
   std::vector<Layer> layers_;
@@ -55,9 +58,14 @@ class Decoder {
   std::unique_ptr<ops::Buffer> rotary_;
   std::int64_t weight_bytes_ = 0, weight_bytes_per_step_ = 0;
 
-  // Activations of a step; names are those of forward().
-  std::unique_ptr<ops::Buffer> residual_, delta_, normed_, qkv_, attended_, gate_up_, gated_;
-  std::unique_ptr<ops::Buffer> last_residual_, last_delta_, logits_;
+  // Names are those of issue().
+  Activation residual_, delta_, normed_, qkv_, attended_, gate_up_, gated_;
+  Activation last_residual_, last_delta_, last_normed_, logits_;
+  std::size_t activation_bytes_ = 0;
+  std::unique_ptr<ops::Buffer> activations_;
+
+  ops::KvCache* cache_ = nullptr;
+  ops::Ops::Issue issue_;
 };
 
 }  // namespace charonia::model

@@ -2,11 +2,21 @@
 //
 // All operations of one step are issued from one thread, in order. Rows are tokens of the step, in batch order. Every
 // output row depends on that row's inputs alone, in an order of operations fixed by the row, never by the number of
-// rows, the number of threads or a row's place in the batch (DESIGN.md section 3).
+// rows, the number of threads or a row's place in the batch (DESIGN.md section 3); on CUDA that holds bitwise in the
+// reproducible mode.
+//
+// A step goes like this:
+//   begin_step(input)   hands over all its host arrays (a device with its own memory uploads them as one piece)
+//   run_step(issue)     has `issue` call the operations, or replays what they were the last time
+//   collect()           waits for the step's samples
+// An asynchronous device takes the next begin_step and run_step before collect() of the one before: results are
+// collected in the order of the steps, at most kMaxStepsInFlight may be uncollected. Operations that need host arrays
+// (embed, rotary_store, attention, gather_rows, sample) take those of the step that was begun last.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -31,11 +41,17 @@ class Buffer {
   std::size_t bytes_ = 0;
 };
 
-// Row-major [rows, cols] in host memory, rows `cols` elements apart. The source of weights.
+// Row-major [rows, cols] in host memory, at any alignment. The source of weights.
 struct HostMatrix {
   const void* data = nullptr;
   DType dtype = DType::f32;
   std::int64_t rows = 0, cols = 0;
+  std::int64_t stride = 0;  // elements from row to row; 0: cols
+
+  std::int64_t row_stride() const { return stride == 0 ? cols : stride; }
+  const std::byte* row(std::int64_t index) const {
+    return static_cast<const std::byte*>(data) + static_cast<std::size_t>(index * row_stride()) * size_of(dtype);
+  }
 };
 
 // Row-major [rows, cols] on the device; `stride` elements from row to row.
@@ -69,7 +85,8 @@ class Embedding {
 // Which element types the device computes in, by weight type.
 struct Precision {
   DType weight;
-  DType residual;    // the residual stream and the outputs of linear
+  DType residual;    // the residual stream
+  DType product;     // the outputs of linear (but logits are always f32)
   DType activation;  // the inputs of linear and the outputs of norms, activations and attention
   DType kv;          // what k/v blocks hold
 };
@@ -109,8 +126,10 @@ struct SampleRow {
   float repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
   std::uint64_t seed = 0;
   std::int64_t position = 0;     // of the token to sample; the random number is a function of (seed, position) alone
+  std::uint64_t sequence = 0;    // whose row it is: the same in all steps of a sequence, never given to another
   std::span<const std::int32_t> prompt;   // token ids, for the penalties
-  std::span<const std::int32_t> output;   // token ids sampled so far
+  std::span<const std::int32_t> output;   // token ids sampled so far, as far as the host knows them
+  std::int32_t pending = -1;     // >= 0: the one after `output` is what row `pending` of the step before sampled
   std::span<const std::pair<std::int32_t, float>> bias;  // added to logits first; -infinity bans a token
   std::span<const std::int32_t> banned;   // token ids that must not be sampled (min_tokens' end ids, bad words)
   int logprobs = -1;             // -1: none; n: sampled token's and the n likeliest, of the unmodified logits
@@ -123,16 +142,46 @@ struct Sampled {
   std::string error;             // why this row could not be sampled (NaN, nothing left to sample); else empty
 };
 
+// The arrays of one step. They need not live longer than begin_step() on a device that copies them; on the CPU they
+// must live until collect().
+struct StepInput {
+  std::span<const std::int32_t> ids;          // [rows] token ids; -1 - i: what sample row i of the step before sampled
+  AttentionBatch attention;                   // without positions: the step issues no attention
+  std::span<const std::int32_t> logits_rows;  // the rows whose logits are wanted, ascending
+  std::span<const SampleRow> sample;          // [logits_rows]: one each
+};
+
+// The numbers of rows that a step's operations work on. A device that replays recorded steps rounds them up to those of
+// a record; rows beyond the input's hold anything and give nothing.
+struct StepShape {
+  std::int64_t rows = 0, logits_rows = 0;
+};
+
+// What the steps of an engine are bounded by.
+struct StepLimits {
+  int max_rows = 0;        // token budget
+  int max_sequences = 0;   // in a step, and rows of logits
+  int max_positions = 0;   // of a sequence: session_len
+  int vocab = 0;
+  int block_len = 0;
+};
+
+inline constexpr int kMaxStepsInFlight = 2;
+inline constexpr int kMaxTopLogprobs = 20;
+
 class Ops {
  public:
+  using Issue = std::function<void(const StepShape&)>;
+
   virtual ~Ops() = default;
 
-  virtual std::string_view device() const = 0;           // "cpu"
-  virtual std::string_view instruction_set() const = 0;
+  virtual std::string_view device() const = 0;           // "cpu" | "cuda"
+  virtual std::string_view instruction_set() const = 0;  // "avx512", "sm_90", ...
+  virtual bool asynchronous() const { return false; }    // run_step returns before the step is computed
   virtual Precision precision(DType weight) const = 0;
   virtual std::size_t free_memory() const = 0;           // bytes that may still be allocated
 
-  // Memory. Copies are complete on return.
+  // Memory. Copies are complete on return, after all that was issued before them.
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
   virtual void upload(void* device, const void* host, std::size_t bytes) = 0;
   virtual void download(void* host, const void* device, std::size_t bytes) = 0;
@@ -145,40 +194,67 @@ class Ops {
   virtual std::size_t kv_block_bytes(const KvLayout& layout) const = 0;  // all layers
   virtual std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, int num_blocks) = 0;
 
-  // out [rows, hidden] residual type <- table rows.
-  virtual void embed(const Tensor& out, const Embedding& table, std::span<const std::int32_t> ids) = 0;
+  // Once, before the first step: makes what steps need (nothing is allocated in a step), measures which way of a
+  // product is fastest, records the steps that will be replayed. `linears` are all weights that steps multiply with;
+  // `issue` is what every run_step() will be called with; it may be called with any StepShape within the limits.
+  // Also before that, a device takes steps, with the rows that they have: the limits then grow with what comes.
+  virtual void prepare(const StepLimits&, std::span<const Linear* const> linears, const Issue& issue) {
+    (void)linears, (void)issue;
+  }
+
+  // Throws Error(internal) when an id, a position, a table or a row is out of its range.
+  virtual void begin_step(const StepInput& input) = 0;
+  virtual void run_step(const Issue& issue) = 0;
+  // The samples of the oldest step not yet collected, in the order of its sample rows; waits for them. A row that
+  // cannot be sampled says so in its error; the others are sampled. Throws Error(internal) when the device failed: the
+  // message names the step and the operation, where that is known.
+  virtual std::vector<Sampled> collect() = 0;
+
+  // out [rows, hidden] residual type <- table rows of the step's ids.
+  virtual void embed(const Tensor& out, const Embedding& table) = 0;
 
   // residual += delta (when delta has data); out = residual / sqrt(mean(residual^2) + eps) * weight.
-  // residual, delta [rows, hidden] residual type; weight [hidden] f32; out [rows, hidden] activation type.
+  // residual [rows, hidden] residual type; delta [rows, hidden] product type; weight [hidden] f32; out [rows, hidden]
+  // activation type.
   virtual void rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight,
                         float eps) = 0;
 
-  // out [rows, n] residual type (f32 on the CPU) = in [rows, k] activation type * weight^T + bias.
+  // out [rows, n] product type or f32 = in [rows, k] activation type * weight^T + bias.
   virtual void linear(const Tensor& out, const Tensor& in, const Linear& weight) = 0;
 
-  // qkv [rows, (heads + 2 * kv_heads) * head_dim] residual type: q heads, then k heads, then v heads. Rotates q in place
-  // and k, half-split pairs (d, d + head_dim / 2) as Hugging Face has it, with cos_sin [positions, head_dim]: cosines in
-  // the first half of a row, sines in the second. Stores k and v of every row into the cache of `layer`.
-  virtual void rotary_store(const Tensor& qkv, const float* cos_sin, KvCache& cache, int layer, int heads,
-                            const AttentionBatch& batch) = 0;
+  // qkv [rows, (heads + 2 * kv_heads) * head_dim] product type: q heads, then k heads, then v heads. Rotates q in place
+  // and k, half-split pairs (d, d + head_dim / 2) as Hugging Face has it, with cos_sin [positions, head_dim] on the
+  // device: cosines in the first half of a row, sines in the second. Stores k and v of every row of the step into the
+  // cache of `layer`.
+  virtual void rotary_store(const Tensor& qkv, const float* cos_sin, KvCache& cache, int layer, int heads) = 0;
 
   // out [rows, heads * head_dim] activation type = softmax(q k^T * scale) v, over the cache; q as rotary_store left it.
-  virtual void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads, float scale,
-                         const AttentionBatch& batch) = 0;
+  virtual void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
+                         float scale) = 0;
 
-  // out [rows, inter] activation type = silu(gate_up[:, :inter]) * gate_up[:, inter:].
+  // out [rows, inter] activation type = silu(gate_up[:, :inter]) * gate_up[:, inter:]; gate_up product type.
   virtual void silu_mul(const Tensor& out, const Tensor& gate_up) = 0;
 
-  // out [rows.size(), cols] = in[rows, :], same element type.
-  virtual void gather_rows(const Tensor& out, const Tensor& in, std::span<const std::int32_t> rows) = 0;
+  // out [logits rows, cols] = in[the step's logits_rows, :], same element type.
+  virtual void gather_rows(const Tensor& out, const Tensor& in) = 0;
 
-  // logits [rows, vocab] f32, one SampleRow each. Overwrites logits. A row that cannot be sampled says so in its error;
-  // the others are sampled.
-  virtual std::vector<Sampled> sample(const Tensor& logits, std::span<const SampleRow> rows) = 0;
+  // logits [logits rows, vocab] f32, by the step's SampleRows. Overwrites logits.
+  virtual void sample(const Tensor& logits) = 0;
+
+  // Tensor parallel ranks. All ranks issue the same operations in the same order, each on its own thread.
+  virtual int ranks() const { return 1; }
+  virtual int rank() const { return 0; }
+  // tensor [rows, cols] = the sum of all ranks' tensors, added in the order of the ranks.
+  virtual void all_reduce(const Tensor& tensor) { (void)tensor; }
+  // out [rows, ranks * cols] = the ranks' in [rows, cols] side by side.
+  virtual void all_gather(const Tensor& out, const Tensor& in) { (void)out, (void)in; }
 };
 
+// Exchange between the ranks of one process, for devices whose memory is the host's. Calls block until all ranks came.
+class LocalGroup;
+
 // threads: 0 means as many as there are processors. Env CHARONIA_ISA=portable|avx2|avx512|avx512_bf16 forces an
-// instruction set (one that the processor lacks is refused).
-std::unique_ptr<Ops> make_cpu_ops(int threads);
+// instruction set (one that the processor lacks is refused). group: of which this is rank `rank`; null: alone.
+std::unique_ptr<Ops> make_cpu_ops(int threads, std::shared_ptr<LocalGroup> group = nullptr, int rank = 0);
 
 }  // namespace charonia::ops

@@ -71,8 +71,12 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
 
   ops_ = ops::make_cpu_ops(config.threads);
   const model::WeightFiles files(weights_dir, config.tensor_para_size);
-  decoder_ = std::make_unique<model::Decoder>(info.model, files, *ops_, config.session_len, config.token_budget,
-                                              config.max_batch_size);
+  decoder_ = std::make_unique<model::Decoder>(info.model, files, *ops_,
+                                              ops::StepLimits{.max_rows = config.token_budget,
+                                                              .max_sequences = config.max_batch_size,
+                                                              .max_positions = config.session_len,
+                                                              .vocab = info.model.vocab_size,
+                                                              .block_len = config.cache_block_seq_len});
   tokens_ = std::make_unique<sample::TokenTable>(sample::TokenTable::load(weights_dir / "token_table.safetensors"));
   info.device = ops_->device();
   info.instruction_set = ops_->instruction_set();
@@ -101,6 +105,7 @@ void Engine::Impl::make_cache() {
   }
   const int num_blocks = static_cast<int>(std::min(wanted, 1e9));
   kv_cache_ = ops_->make_kv_cache(layout, num_blocks);
+  decoder_->prepare(*kv_cache_);
   blocks_ = std::make_unique<cache::BlockManager>(num_blocks, config.cache_block_seq_len,
                                                   config.enable_prefix_caching);
   scheduler_ = std::make_unique<schedule::Scheduler>(
@@ -339,16 +344,16 @@ void Engine::Impl::forward_and_sample(const StepPlan& plan) {
       logits_rows_.push_back(query_start_.back() - 1);
       auto& sequence = *sequences_.at(seq.id);
       sample_rows_.push_back(sequence.sample_row(tokens));
+      sample_rows_.back().sequence = seq.id;
       sampling_.push_back(&sequence);
     }
   }
 
-  const model::StepInput input{ids_,
-                               {query_start_, positions_, block_tables_, static_cast<std::int64_t>(table_stride)},
-                               logits_rows_};
-  const auto logits = decoder_->forward(input, *kv_cache_);
-  std::vector<ops::Sampled> sampled;
-  if (!sample_rows_.empty()) sampled = ops_->sample(logits, sample_rows_);
+  decoder_->launch({ids_,
+                    {query_start_, positions_, block_tables_, static_cast<std::int64_t>(table_stride)},
+                    logits_rows_,
+                    sample_rows_});
+  const auto sampled = ops_->collect();
   sampled_ids_.clear();
   for (const auto& one : sampled) sampled_ids_.push_back(one.token);
   scheduler_->commit(plan, sampled_ids_);

@@ -17,21 +17,17 @@ void require(bool holds, std::string_view op, std::string_view what) {
   if (!holds) throw Error(ErrorCode::internal, cat("ops::", op, ": ", what));
 }
 
-void check_batch(const AttentionBatch& batch, const KvCache& cache, int layer, std::string_view op) {
-  require(!batch.query_start.empty() && batch.query_start.front() == 0 &&
-              batch.query_start.back() == static_cast<std::int32_t>(batch.positions.size()),
-          op, "query_start must run from 0 to the number of rows");
+// What begin_step() could not check, for want of the cache. Every layer sees the same tables: they are looked through
+// once a step.
+void check_tables(const AttentionBatch& batch, const KvCache& cache, int layer, std::string_view op) {
   require(layer >= 0 && layer < cache.layout().num_layers, op, "no such layer");
   const int block_len = cache.layout().block_len;
   for (std::size_t s = 0; s + 1 < batch.query_start.size(); ++s) {
     const auto begin = batch.query_start[s], end = batch.query_start[s + 1];
     if (begin == end) continue;
-    const auto first = batch.positions[static_cast<std::size_t>(begin)];
     const auto last = batch.positions[static_cast<std::size_t>(end) - 1];
-    require(begin < end && first >= 0 && last - first == end - 1 - begin, op, "positions must ascend by one");
-    const auto* table = batch.block_tables.data() + static_cast<std::int64_t>(s) * batch.table_stride;
     require(last / block_len < batch.table_stride, op, "a block table is too short for its sequence");
-    // Every layer sees the same tables: they are looked through once a step.
+    const auto* table = batch.block_tables.data() + static_cast<std::int64_t>(s) * batch.table_stride;
     for (int b = layer == 0 ? 0 : last / block_len; b <= last / block_len; ++b) {
       require(table[b] >= 0 && table[b] < cache.num_blocks(), op, cat("no block ", table[b]));
     }
@@ -59,21 +55,16 @@ float* scratch_floats(std::int64_t n) {
 
 }  // namespace
 
-void CpuOps::rotary_store(const Tensor& qkv, const float* cos_sin, KvCache& cache, int layer, int heads,
-                          const AttentionBatch& batch) {
+void CpuOps::rotary_store(const Tensor& qkv, const float* cos_sin, KvCache& cache, int layer, int heads) {
+  const auto& batch = input_.attention;
   const auto& kv = static_cast<const CpuKvCache&>(cache);
   const auto& layout = kv.layout();
   const int dim = layout.head_dim, kv_heads = layout.kv_heads, block_len = layout.block_len;
-  check_batch(batch, cache, layer, "rotary_store");
+  check_tables(batch, cache, layer, "rotary_store");
   require(qkv.dtype == DType::f32 && qkv.cols == static_cast<std::int64_t>(heads + 2 * kv_heads) * dim &&
               qkv.rows == static_cast<std::int64_t>(batch.positions.size()),
           "rotary_store", "qkv must be f32 [rows, (heads + 2 * kv_heads) * head_dim]");
 
-  sequence_of_row_.resize(batch.positions.size());
-  for (std::size_t s = 0; s + 1 < batch.query_start.size(); ++s) {
-    std::fill(sequence_of_row_.begin() + batch.query_start[s], sequence_of_row_.begin() + batch.query_start[s + 1],
-              static_cast<std::int32_t>(s));
-  }
   const auto store_row = [&](std::int64_t row) {
     auto* const q = static_cast<float*>(qkv.data) + row * qkv.stride;
     const int position = batch.positions[static_cast<std::size_t>(row)];
@@ -108,12 +99,12 @@ void CpuOps::rotary_store(const Tensor& qkv, const float* cos_sin, KvCache& cach
   });
 }
 
-void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads, float scale,
-                       const AttentionBatch& batch) {
+void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads, float scale) {
+  const auto& batch = input_.attention;
   const auto& kv = static_cast<const CpuKvCache&>(cache);
   const auto& layout = kv.layout();
   const int dim = layout.head_dim, group = heads / layout.kv_heads;
-  check_batch(batch, cache, layer, "attention");
+  check_tables(batch, cache, layer, "attention");
   require(heads % layout.kv_heads == 0, "attention", "heads must be a multiple of kv_heads");
   require(out.cols == static_cast<std::int64_t>(heads) * dim && out.rows == qkv.rows && qkv.dtype == DType::f32 &&
               qkv.rows == static_cast<std::int64_t>(batch.positions.size()),

@@ -79,6 +79,7 @@ CpuOps::CpuOps(int threads, const InstructionSet& isa) : isa_(isa), kernels_(*is
 Precision CpuOps::precision(DType weight) const {
   return {.weight = weight,
           .residual = DType::f32,
+          .product = DType::f32,
           .activation = weight == DType::bf16 ? DType::bf16 : DType::f32,
           .kv = weight};
 }
@@ -123,14 +124,14 @@ void CpuOps::for_rows(std::int64_t rows, std::int64_t elements, Fn fn) {
   });
 }
 
-void CpuOps::embed(const Tensor& out, const Embedding& table, std::span<const std::int32_t> ids) {
+void CpuOps::embed(const Tensor& out, const Embedding& table) {
   const auto& t = static_cast<const CpuEmbedding&>(table);
-  require(out.dtype == DType::f32 && out.cols == t.cols() && out.rows >= static_cast<std::int64_t>(ids.size()), "embed",
-          "out must be f32 [ids, hidden]");
-  for (const auto id : ids) require(id >= 0 && id < t.rows(), "embed", cat("token id ", id, " is not in the table"));
-  for_rows(static_cast<std::int64_t>(ids.size()), out.cols, [&](std::int64_t row) {
+  require(out.dtype == DType::f32 && out.cols == t.cols() && out.rows >= static_cast<std::int64_t>(ids_.size()),
+          "embed", "out must be f32 [ids, hidden]");
+  for (const auto id : ids_) require(id < t.rows(), "embed", cat("token id ", id, " is not in the table"));
+  for_rows(static_cast<std::int64_t>(ids_.size()), out.cols, [&](std::int64_t row) {
     auto* const to = row_of<float>(out, row);
-    const auto* const from = t.row(ids[static_cast<std::size_t>(row)]);
+    const auto* const from = t.row(ids_[static_cast<std::size_t>(row)]);
     switch (t.type()) {
       case DType::bf16:
         return kernels_.f32_from_bf16(to, reinterpret_cast<const Bf16*>(from), out.cols);
@@ -207,36 +208,45 @@ void CpuOps::silu_mul(const Tensor& out, const Tensor& gate_up) {
   });
 }
 
-void CpuOps::gather_rows(const Tensor& out, const Tensor& in, std::span<const std::int32_t> rows) {
+void CpuOps::gather_rows(const Tensor& out, const Tensor& in) {
+  const auto rows = input_.logits_rows;
   require(out.dtype == in.dtype && out.cols == in.cols && out.rows >= static_cast<std::int64_t>(rows.size()),
           "gather_rows", "out must be of the type and width of in");
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    require(rows[i] >= 0 && rows[i] < in.rows, "gather_rows", cat("row ", rows[i], " of ", in.rows));
+    require(rows[i] < in.rows, "gather_rows", cat("row ", rows[i], " of ", in.rows));
     std::memcpy(bytes_of(out, static_cast<std::int64_t>(i)), bytes_of(in, rows[i]),
                 static_cast<std::size_t>(out.cols) * size_of(out.dtype));
   }
 }
 
-std::vector<Sampled> CpuOps::sample(const Tensor& logits, std::span<const SampleRow> rows) {
+void CpuOps::sample(const Tensor& logits) {
+  const auto rows = input_.sample;
   require(logits.dtype == DType::f32 && logits.rows == static_cast<std::int64_t>(rows.size()) && logits.cols >= 1,
           "sample", "logits must be f32 [rows, vocab], one SampleRow each");
-  std::vector<Sampled> out(rows.size());
-  for_rows(logits.rows, logits.cols, [&](std::int64_t row) {
+  sampled_.resize(rows.size());
+  for_rows(logits.rows, logits.cols, [&](std::int64_t index) {
     thread_local SampleScratch scratch;
-    const auto i = static_cast<std::size_t>(row);
+    thread_local std::vector<std::int32_t> output;
+    const auto i = static_cast<std::size_t>(index);
+    auto row = rows[i];
+    if (row.pending >= 0 && sampled_ids_[static_cast<std::size_t>(row.pending)] >= 0) {
+      output.assign(row.output.begin(), row.output.end());
+      output.push_back(sampled_ids_[static_cast<std::size_t>(row.pending)]);
+      row.output = output;
+    }
     try {
-      out[i] =
-          sample_row({row_of<float>(logits, row), static_cast<std::size_t>(logits.cols)}, rows[i], kernels_, scratch);
+      sampled_[i] =
+          sample_row({row_of<float>(logits, index), static_cast<std::size_t>(logits.cols)}, row, kernels_, scratch);
     } catch (const Error& error) {
-      out[i].error = error.what();
+      sampled_[i].error = error.what();
     }
   });
-  return out;
 }
 
 }  // namespace cpu
 
-std::unique_ptr<Ops> make_cpu_ops(int threads) {
+std::unique_ptr<Ops> make_cpu_ops(int threads, std::shared_ptr<LocalGroup> group, int rank) {
+  if (group != nullptr || rank != 0) throw Error(ErrorCode::unsupported, "the CPU device computes with one rank");
   const char* const forced = std::getenv("CHARONIA_ISA");
   return std::make_unique<cpu::CpuOps>(threads, cpu::instruction_set(forced == nullptr ? "" : forced));
 }

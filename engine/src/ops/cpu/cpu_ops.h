@@ -1,6 +1,7 @@
 // The operations on the CPU. What each does to a row stands in kernels/; here work is checked and spread over threads.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -32,17 +33,20 @@ class CpuOps : public Ops {
   std::size_t kv_block_bytes(const KvLayout& layout) const override;
   std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, int num_blocks) override;
 
-  void embed(const Tensor& out, const Embedding& table, std::span<const std::int32_t> ids) override;
+  void begin_step(const StepInput& input) override;
+  void run_step(const Issue& issue) override;
+  std::vector<Sampled> collect() override;
+
+  void embed(const Tensor& out, const Embedding& table) override;
   void rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight,
                 float eps) override;
   void linear(const Tensor& out, const Tensor& in, const Linear& weight) override;
-  void rotary_store(const Tensor& qkv, const float* cos_sin, KvCache& cache, int layer, int heads,
-                    const AttentionBatch& batch) override;
-  void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads, float scale,
-                 const AttentionBatch& batch) override;
+  void rotary_store(const Tensor& qkv, const float* cos_sin, KvCache& cache, int layer, int heads) override;
+  void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
+                 float scale) override;
   void silu_mul(const Tensor& out, const Tensor& gate_up) override;
-  void gather_rows(const Tensor& out, const Tensor& in, std::span<const std::int32_t> rows) override;
-  std::vector<Sampled> sample(const Tensor& logits, std::span<const SampleRow> rows) override;
+  void gather_rows(const Tensor& out, const Tensor& in) override;
+  void sample(const Tensor& logits) override;
 
  private:
   // fn(row) for every row: inline when rows * elements is little work.
@@ -58,8 +62,14 @@ class CpuOps : public Ops {
   const Kernels& kernels_;
   ThreadPool pool_;
   HugeArena weights_;
+  StepInput input_;  // of the step begun last
+  bool begun_ = false;
+  std::vector<std::int32_t> ids_;              // its token ids, those that the step before sampled filled in
+  std::vector<std::int32_t> sampled_ids_;      // of the step run last; -1: that row failed
+  std::vector<Sampled> sampled_;               // of the step in progress
+  std::deque<std::vector<Sampled>> results_;   // of the steps not collected
   std::vector<AttentionItem> items_;           // of the call in progress
-  std::vector<std::int32_t> sequence_of_row_;  // of the call in progress
+  std::vector<std::int32_t> sequence_of_row_;  // of the step begun last
 };
 
 }  // namespace charonia::ops::cpu

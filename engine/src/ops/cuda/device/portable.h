@@ -1,0 +1,206 @@
+// What kernels are written in: CUDA C++ that is also plain C++.
+//
+// The same source is compiled twice. nvcc makes device code of it. A host compiler, with CHARONIA_CUDA_ON_HOST, makes
+// functions that device/host_grid.h runs on the CPU, thread block after thread block, every thread a fiber: so kernels
+// are held against their references on a machine without a GPU. What differs between the two stands in this header
+// and in device/tensor_core.h, and nowhere else.
+//
+// Kernels use threadIdx, blockIdx, blockDim, gridDim, __syncthreads, __syncwarp, the functions below, and
+//   CHARONIA_KERNEL(max_threads, min_blocks) void name(const Params p)   for `__global__`, with its launch bounds
+//   CHARONIA_DEVICE                                                      for `__device__ inline`
+//   CHARONIA_HD (device/host_device.h)                                   for functions of both sides
+//   CHARONIA_SHARED(T, name, [n])                                        for `__shared__ T name[n]`
+//   dynamic_shared()                                                     the block's dynamic shared memory
+// Warp functions take part with all 32 lanes. A kernel's only argument is a struct by value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/cuda/device/host_device.h"
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+#include "ops/cuda/device/host_grid.h"
+#else
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#endif
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+#define CHARONIA_KERNEL(max_threads, min_blocks) inline
+#define CHARONIA_DEVICE inline
+// Not zeroed, as on the device; one block at a time runs on a host thread.
+#define CHARONIA_SHARED(type, name, extent) static thread_local type name extent
+#define CHARONIA_UNROLL
+#else
+#define CHARONIA_KERNEL(max_threads, min_blocks) __global__ __launch_bounds__(max_threads, min_blocks)
+#define CHARONIA_DEVICE __device__ __forceinline__
+#define CHARONIA_SHARED(type, name, extent) __shared__ type name extent
+#define CHARONIA_UNROLL _Pragma("unroll")
+#endif
+
+namespace charonia::cuda {
+
+inline constexpr int kWarp = 32;
+
+// 16-bit floats as they lie in memory. Arithmetic is in float.
+struct bf16 {
+  std::uint16_t bits;
+};
+struct f16 {
+  std::uint16_t bits;
+};
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+
+CHARONIA_DEVICE float to_float(float x) { return x; }
+CHARONIA_DEVICE float to_float(bf16 x) { return bf16_to_float(x.bits); }
+CHARONIA_DEVICE float to_float(f16 x) { return f16_to_float(x.bits); }
+template <class T>
+CHARONIA_DEVICE T from_float(float x);
+template <>
+CHARONIA_DEVICE float from_float<float>(float x) {
+  return x;
+}
+template <>
+CHARONIA_DEVICE bf16 from_float<bf16>(float x) {
+  return {float_to_bf16(x)};
+}
+template <>
+CHARONIA_DEVICE f16 from_float<f16>(float x) {
+  return {float_to_f16(x)};
+}
+
+// 2^x, with the device's ex2.approx; about 2 units in the last place. exp2f(-infinity) is 0.
+CHARONIA_DEVICE float fast_exp2(float x) { return std::exp2(x); }
+CHARONIA_DEVICE float fast_divide(float a, float b) { return a / b; }
+CHARONIA_DEVICE float reciprocal_sqrt(float x) { return 1.0F / std::sqrt(x); }
+
+// Reads of what no thread writes while the kernel runs. streaming: of what is read once (it does not stay in L1).
+template <class T>
+CHARONIA_DEVICE T load_readonly(const T* p) {
+  return *p;
+}
+CHARONIA_DEVICE uint4 load_streaming(const uint4* p) { return *p; }
+
+// Programmatic dependent launch: a kernel may be started before the one before it in the stream has ended. Every kernel
+// calls dependency_wait() before it reads or writes what another kernel of the step touches (weights may be read
+// before), and may call dependency_trigger() when the next one may be started.
+CHARONIA_DEVICE void dependency_wait() {}
+CHARONIA_DEVICE void dependency_trigger() {}
+
+#else
+
+CHARONIA_DEVICE float to_float(float x) { return x; }
+CHARONIA_DEVICE float to_float(bf16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
+CHARONIA_DEVICE float to_float(f16 x) { return __half2float(__ushort_as_half(x.bits)); }
+template <class T>
+CHARONIA_DEVICE T from_float(float x);
+template <>
+CHARONIA_DEVICE float from_float<float>(float x) {
+  return x;
+}
+template <>
+CHARONIA_DEVICE bf16 from_float<bf16>(float x) {
+  return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+}
+template <>
+CHARONIA_DEVICE f16 from_float<f16>(float x) {
+  return {__half_as_ushort(__float2half_rn(x))};
+}
+
+CHARONIA_DEVICE float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+CHARONIA_DEVICE float fast_divide(float a, float b) { return __fdividef(a, b); }
+CHARONIA_DEVICE float reciprocal_sqrt(float x) { return rsqrtf(x); }
+
+template <class T>
+CHARONIA_DEVICE T load_readonly(const T* p) {
+  return __ldg(p);
+}
+CHARONIA_DEVICE bf16 load_readonly(const bf16* p) { return {__ldg(&p->bits)}; }
+CHARONIA_DEVICE f16 load_readonly(const f16* p) { return {__ldg(&p->bits)}; }
+CHARONIA_DEVICE uint4 load_streaming(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
+CHARONIA_DEVICE void dependency_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+CHARONIA_DEVICE void dependency_trigger() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// The block's dynamic shared memory, aligned to 128 bytes.
+CHARONIA_DEVICE unsigned char* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char charonia_dynamic_shared[];
+  return charonia_dynamic_shared;
+}
+
+CHARONIA_DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffU, x, mask); }
+CHARONIA_DEVICE int shuffle_xor(int x, int mask) { return __shfl_xor_sync(0xffffffffU, x, mask); }
+CHARONIA_DEVICE unsigned long long shuffle_xor(unsigned long long x, int mask) {
+  return __shfl_xor_sync(0xffffffffU, x, mask);
+}
+template <class T>
+CHARONIA_DEVICE T shuffle_from(T x, int lane) {
+  return __shfl_sync(0xffffffffU, x, lane);
+}
+template <class T>
+CHARONIA_DEVICE T shuffle_up(T x, int delta) {  // the own value in the lowest `delta` lanes
+  return __shfl_up_sync(0xffffffffU, x, delta);
+}
+CHARONIA_DEVICE unsigned ballot(bool x) { return __ballot_sync(0xffffffffU, x); }
+CHARONIA_DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffU, x); }
+
+#endif
+
+CHARONIA_DEVICE int lane_id() { return static_cast<int>(threadIdx.x) % kWarp; }
+CHARONIA_DEVICE int warp_id() { return static_cast<int>(threadIdx.x) / kWarp; }
+
+// Over a warp, in a fixed order; every lane has the result.
+CHARONIA_DEVICE float warp_sum(float x) {
+  CHARONIA_UNROLL
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+  return x;
+}
+CHARONIA_DEVICE float warp_max(float x) {
+  CHARONIA_UNROLL
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) x = fmaxf(x, shuffle_xor(x, mask));
+  return x;
+}
+
+// Over a block of at most 1024 threads (a multiple of 32), in a fixed order; every thread has the result. `scratch`:
+// 32 floats of shared memory, free again when the function returns.
+CHARONIA_DEVICE float block_sum(float x, float* scratch) {
+  const int warps = static_cast<int>(blockDim.x) / kWarp;
+  x = warp_sum(x);
+  if (lane_id() == 0) scratch[warp_id()] = x;
+  __syncthreads();
+  x = warp_sum(lane_id() < warps ? scratch[lane_id()] : 0.0F);
+  __syncthreads();
+  return x;
+}
+CHARONIA_DEVICE float block_max(float x, float* scratch) {
+  const int warps = static_cast<int>(blockDim.x) / kWarp;
+  x = warp_max(x);
+  if (lane_id() == 0) scratch[warp_id()] = x;
+  __syncthreads();
+  x = warp_max(scratch[lane_id() < warps ? lane_id() : 0]);
+  __syncthreads();
+  return x;
+}
+
+}  // namespace charonia::cuda

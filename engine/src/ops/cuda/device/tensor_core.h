@@ -1,0 +1,128 @@
+// Tensor-core products, matrix loads from shared memory, and asynchronous copies into it (sm_80 and newer), each with
+// its host version. Layouts are those of PTX ISA, "Matrix Fragments for mma.m16n8k16": with g = lane / 4, t = lane % 4,
+//   A [16, 16]  a[0] = (g, 2t..2t+1)  a[1] = (g + 8, 2t..)  a[2] = (g, 2t + 8..)  a[3] = (g + 8, 2t + 8..)
+//   B [16, 8]   b[0] = (2t..2t+1, g)  b[1] = (2t + 8.., g)                    two elements of one column per register
+//   C, D [16, 8] c[0], c[1] = (g, 2t), (g, 2t + 1)   c[2], c[3] = (g + 8, 2t), (g + 8, 2t + 1)
+// Within a register the element of the lower index is in the low half.
+#pragma once
+
+#include "ops/cuda/device/portable.h"
+
+namespace charonia::cuda {
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+
+// d = a * b + d. Products of 16-bit elements summed in float.
+template <class T>
+void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+  struct Operands {
+    std::uint32_t a[4], b[2];
+  };
+  const auto element = [](std::uint32_t pair, int half) {
+    return to_float(T{static_cast<std::uint16_t>(half == 0 ? pair & 0xffffU : pair >> 16)});
+  };
+  const auto* lanes = host_grid::exchange(Operands{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}});
+  const auto a_at = [&](int row, int k) {
+    const auto& from = lanes[(row % 8) * 4 + (k % 8) / 2];
+    return element(from.a[(row >= 8 ? 1 : 0) + (k >= 8 ? 2 : 0)], k % 2);
+  };
+  const auto b_at = [&](int k, int col) {
+    const auto& from = lanes[col * 4 + (k % 8) / 2];
+    return element(from.b[k >= 8 ? 1 : 0], k % 2);
+  };
+  const int g = lane_id() / 4, t = lane_id() % 4;
+  for (int i = 0; i < 4; ++i) {
+    const int row = g + (i >= 2 ? 8 : 0), col = 2 * t + i % 2;
+    float sum = 0;
+    for (int k = 0; k < 16; ++k) sum += a_at(row, k) * b_at(k, col);
+    d[i] += sum;
+  }
+}
+
+// Four 8x8 matrices of 16-bit elements: lane l gives the address (16-byte aligned, shared memory) of row l % 8 of matrix
+// l / 8; register i holds elements 2t, 2t + 1 of row g of matrix i. transposed: of column g, rows 2t, 2t + 1.
+inline void load_matrix_x4(std::uint32_t (&r)[4], const void* row) {
+  const auto* rows = host_grid::exchange(row);
+  const int g = lane_id() / 4, t = lane_id() % 4;
+  for (int i = 0; i < 4; ++i) std::memcpy(&r[i], static_cast<const char*>(rows[i * 8 + g]) + 4 * t, 4);
+}
+inline void load_matrix_x4_transposed(std::uint32_t (&r)[4], const void* row) {
+  const auto* rows = host_grid::exchange(row);
+  const int g = lane_id() / 4, t = lane_id() % 4;
+  for (int i = 0; i < 4; ++i) {
+    std::uint16_t low = 0, high = 0;
+    std::memcpy(&low, static_cast<const char*>(rows[i * 8 + 2 * t]) + 2 * g, 2);
+    std::memcpy(&high, static_cast<const char*>(rows[i * 8 + 2 * t + 1]) + 2 * g, 2);
+    r[i] = static_cast<std::uint32_t>(high) << 16 | low;
+  }
+}
+
+// 16 bytes from global to shared memory; zeros when not `valid` (then `global` is not read). They are there after
+// copy_wait<n>() with all but the last n committed groups, for this thread; for the block after __syncthreads() too.
+inline void copy_async_16(void* shared, const void* global, bool valid = true) {
+  host_grid::copy_later(shared, valid ? global : nullptr);
+}
+inline void copy_commit() { host_grid::commit_copies(); }
+template <int n>
+void copy_wait() {
+  host_grid::wait_copies(n);
+}
+
+#else
+
+template <class T>
+CHARONIA_DEVICE void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]);
+template <>
+CHARONIA_DEVICE void mma_m16n8k16<bf16>(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+template <>
+CHARONIA_DEVICE void mma_m16n8k16<f16>(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+CHARONIA_DEVICE std::uint32_t shared_address(const void* p) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+CHARONIA_DEVICE void load_matrix_x4(std::uint32_t (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+CHARONIA_DEVICE void load_matrix_x4_transposed(std::uint32_t (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+CHARONIA_DEVICE void copy_async_16(void* shared, const void* global, bool valid = true) {
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+               "r"(bytes)
+               : "memory");
+}
+CHARONIA_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int n>
+CHARONIA_DEVICE void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
+}
+
+#endif
+
+// Two floats as a register of two 16-bit elements, `low` in the low half.
+template <class T>
+CHARONIA_DEVICE std::uint32_t pack(float low, float high) {
+  return static_cast<std::uint32_t>(from_float<T>(high).bits) << 16 | from_float<T>(low).bits;
+}
+
+}  // namespace charonia::cuda

@@ -1,0 +1,24 @@
+// The CUDA device of a build without CUDA.
+#include "charonia/error.h"
+#include "ops/cuda/make_cuda_ops.h"
+
+namespace charonia::ops {
+namespace {
+
+constexpr const char* kWhy =
+    "this build has no CUDA; build it where nvcc and a GPU are (make setup does), or set device = cpu";
+
+}  // namespace
+
+std::vector<CudaDevice> cuda_devices(std::string& why) {
+  why = kWhy;
+  return {};
+}
+
+std::shared_ptr<NcclGroup> make_nccl_group(const std::vector<int>&) { throw Error(ErrorCode::unsupported, kWhy); }
+
+std::unique_ptr<Ops> make_cuda_ops(const CudaOptions&, std::shared_ptr<NcclGroup>, int) {
+  throw Error(ErrorCode::unsupported, kWhy);
+}
+
+}  // namespace charonia::ops

@@ -1,0 +1,20 @@
+// The devices that the tests of the operations run on: the instruction sets that this processor has.
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/dispatch.h"
+#include "ops_support.h"
+
+namespace charonia::ops {
+
+std::vector<std::string> device_names() {
+  std::vector<std::string> names;
+  for (const auto& isa : cpu::instruction_sets()) names.emplace_back(isa.name);
+  return names;
+}
+
+std::unique_ptr<Ops> make_ops(std::string_view device, int threads) {
+  return std::make_unique<cpu::CpuOps>(threads, cpu::instruction_set(device));
+}
+
+DeviceTraits traits(std::string_view) { return {}; }
+
+}  // namespace charonia::ops
