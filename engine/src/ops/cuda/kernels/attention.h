@@ -2,76 +2,98 @@
 //
 // The host cuts a step into items (plan_attention): integers only, so that cuts are tested without a device. An item is
 // some rows of one sequence against a range of its positions; every kv head of it is one thread block's work, with the
-// query heads of the group as further rows of the same product. Where the positions of a row are cut into several items
-// (long sequences in small batches, so that all multiprocessors have work), each leaves a partial result and a second
-// kernel combines them in the order of the positions.
+// query heads of the group as further rows of the same product. Where the positions of a row are cut into several pieces
+// (long sequences in small batches, so that all multiprocessors have work), each leaves a partial result, and the piece
+// that is done last combines them, in the order of the positions.
+//
+// What a caller does:
+//   once    attention_bounds() says how many items and partial results any step within the limits has. Make room for
+//           that many items of each list in the step's upload, and one zero-filled DeviceMemory of
+//           attention_workspace_bytes() that all layers (and all steps of the stream) share. Kernels leave its counters
+//           at zero; nobody else writes to it.
+//   a step  plan_attention(), then upload plan.decode, plan.prefill, {decode.size(), prefill.size()} and the flat tables.
+//           Items may lie anywhere that is 16-byte aligned.
+//   a layer attention(). A recorded launch serves every plan with at most max_* items; a list whose max_* is 0 launches
+//           nothing.
+// Only blocks that hold positions <= a sequence's last one in the step are looked up in its table.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "ops/cuda/device/host_device.h"
 #include "ops/cuda/kernels/rows.h"
 #include "ops/cuda/runtime.h"
 #include "ops/ops.h"
 
 namespace charonia::cuda {
 
-struct AttentionItem {
+struct alignas(16) AttentionItem {
   std::int32_t table = 0;           // where the sequence's block table begins in the flat list of tables
   std::int32_t first_row = 0;       // row of the step
   std::int32_t num_rows = 0;
   std::int32_t first_position = 0;  // of first_row; the following rows stand at the following positions
-  std::int32_t kv_begin = 0, kv_end = 0;  // positions of the range; row r sees those <= its own
-  std::int32_t partial = -1;        // >= 0: the first row's partial result goes there, the next row's behind it
-  std::int32_t reserved = 0;
-};
-
-struct AttentionCombine {
-  std::int32_t row = 0;            // of the step
-  std::int32_t first_partial = 0;
-  std::int32_t num_partials = 0;
-  std::int32_t stride = 0;         // from one of the row's partials to its next
+  std::int32_t kv_begin = 0, kv_end = 0;  // positions of this piece; row r sees those <= its own
+  std::int32_t partial = 0;         // of cut rows: their first partial result. Row r of piece i: + i * num_rows + r
+  std::int16_t piece = 0, pieces = 1;
 };
 
 struct AttentionPlan {
-  std::vector<AttentionItem> decode;     // one row each
-  std::vector<AttentionItem> prefill;    // as many rows as a thread block takes at once
-  std::vector<AttentionCombine> combine; // rows with partial results
-  std::int32_t num_partials = 0;         // partial results, each [heads][head_dim + 2] f32
+  std::vector<AttentionItem> decode;   // one row each
+  std::vector<AttentionItem> prefill;  // as many rows as a thread block takes at once
+  std::int32_t num_partials = 0;       // rows of partial results, [heads] each
 };
 
 struct AttentionShape {
   int heads = 0, kv_heads = 0, head_dim = 0, block_len = 0;
   int multiprocessors = 1;
-  bool reproducible = false;  // cuts depend on positions alone, and decodes take the way of prefills
+  // A row's bits then depend on its own sequence alone: positions are summed up in chunks of kAttentionChunk, and the
+  // chunks' results are combined in their order, whether one thread block does it or several.
+  bool reproducible = false;
+
+  CHARONIA_HD int group() const { return heads / kv_heads; }
 };
+
+inline constexpr int kAttentionTile = 64;    // cuts lie at multiples of it
+inline constexpr int kAttentionChunk = 512;  // reproducible: at multiples of it
+inline constexpr int kDecodeTileRows = 16;   // query heads of a row that a thread block takes at once
+inline constexpr int kBlocksPerMultiprocessor = 2;
+
+// Query heads times rows that a thread block of the prefill kernel takes at once, and how many rows that is.
+CHARONIA_HD constexpr int prefill_tile_rows(int head_dim) { return head_dim <= 128 ? 128 : 64; }
+CHARONIA_HD constexpr int prefill_item_rows(int head_dim, int group) {
+  return group >= prefill_tile_rows(head_dim) ? 1 : prefill_tile_rows(head_dim) / group;
+}
 
 // The most that any plan of so many rows, sequences and positions needs (for buffers that are made once).
 struct AttentionBounds {
-  std::int64_t decode_items = 0, prefill_items = 0, combines = 0, partials = 0;
+  std::int64_t decode_items = 0, prefill_items = 0, partials = 0;
 };
 AttentionBounds attention_bounds(const AttentionShape& shape, int max_rows, int max_sequences, int max_positions);
+
+// Of AttentionWork::workspace.
+std::size_t attention_workspace_bytes(const AttentionShape& shape, const AttentionBounds& bounds);
 
 // table_begin [sequences]: where each sequence's table begins in the flat list. Replaces what is in `plan`.
 void plan_attention(const AttentionShape& shape, const ops::AttentionBatch& batch,
                     std::span<const std::int32_t> table_begin, AttentionPlan& plan);
 
-// Device arrays of a plan. Counts are read on the device, so that a recorded launch serves other plans: at most
-// max_* items are there. 0 of one kind: its kernel is not launched.
+// Device arrays of a plan.
 struct AttentionWork {
   const AttentionItem* decode = nullptr;
   const AttentionItem* prefill = nullptr;
-  const AttentionCombine* combine = nullptr;
-  const std::int32_t* counts = nullptr;  // decode, prefill, combine
-  std::int64_t max_decode = 0, max_prefill = 0, max_combine = 0;
+  const std::int32_t* counts = nullptr;  // [2]: decode, prefill items; read on the device
+  std::int64_t max_decode = 0, max_prefill = 0;
   const std::int32_t* block_tables = nullptr;  // flat
-  float* partials = nullptr;                   // [partials][heads][head_dim + 2]: result, maximum, sum
+  void* workspace = nullptr;
+  std::int64_t max_partials = 0;               // AttentionBounds::partials that the workspace was made for
 };
 
-// out [rows, heads * head_dim] = softmax(q k^T * scale) v. qkv as rotary_store left it (q is read). bf16 and f16 caches
-// go over tensor cores where head_dim is 32, 64, 96, 128 or 256, with q and out of the cache's type; anything else takes
-// a plain kernel in float.
+// out [rows, heads * head_dim] = softmax(q k^T * scale) v. qkv as rotary_store left it (q is read). scale > 0. bf16 and
+// f16 caches go over tensor cores where head_dim is 32, 64, 96, 128 or 256, q and out have the cache's type, and rows of
+// qkv are 16-byte aligned; anything else takes a plain kernel in float.
 void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, const Tensor& qkv, const CacheLayer& cache,
                const AttentionShape& shape, float scale, const AttentionWork& work);
 
