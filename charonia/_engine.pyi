@@ -55,6 +55,7 @@ class EngineInfo:
     model_name: str
     model_family: str
     vocab_size: int
+    hidden_units: int
     num_layer: int
     weight_type: str
     start_id: int

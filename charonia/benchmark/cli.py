@@ -39,7 +39,7 @@ def static(
     json_file: JsonOption = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Batches of equal length in this process, against the memory bandwidth measured in the same run."""
+    """Batches of equal length in this process, against the device's limits measured in the same run."""
     from charonia.benchmark.figures import write_json
     from charonia.benchmark.static import print_report, run_static
 
@@ -188,17 +188,20 @@ def make_model(
     shape: Annotated[
         str,
         typer.Option(
-            help="tiny, m05 (0.5 B parameters), m11 (1.1 B), or six numbers separated by commas: layers, hidden, "
-            "heads, k/v heads, intermediate, vocabulary."
+            help="tiny, m05 (0.5 B parameters), m11 (1.1 B), llama2-7b, llama3-8b, or six numbers separated by commas: "
+            "layers, hidden, heads, k/v heads, intermediate, vocabulary."
         ),
     ] = "m05",
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
     seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Repeat one random block: seconds instead of minutes for a large model.")
+    ] = False,
 ) -> None:
     """Write a model with random weights, for measurements."""
     from charonia.benchmark.random_model import parse_shape, write_random_model
 
     if folder.exists() and any(folder.iterdir()):
         raise InvalidRequestError(f"{folder} is not empty: choose another folder")
-    write_random_model(folder, parse_shape(shape), weight_type=dtype, seed=seed, show_progress=True)
+    write_random_model(folder, parse_shape(shape), weight_type=dtype, seed=seed, quick=quick, show_progress=True)
     print(f"{folder} is ready")

@@ -35,6 +35,7 @@ class Shape:
     intermediate: int
     vocab: int
     max_positions: int = 4096
+    rope_theta: float = 10000.0
 
     def config(self) -> dict[str, Any]:
         return {
@@ -48,7 +49,7 @@ class Shape:
             "num_hidden_layers": self.layers,
             "num_key_value_heads": self.kv_heads,
             "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
+            "rope_theta": self.rope_theta,
             "tie_word_embeddings": False,
             "vocab_size": self.vocab,
             "bos_token_id": 1,
@@ -61,7 +62,13 @@ SHAPES = {
     "tiny": Shape(2, 64, 4, 2, 160, 320, 2048),
     "m05": Shape(16, 1536, 12, 4, 4096, 32000),
     "m11": Shape(22, 2048, 32, 4, 5632, 32000),
+    "llama2-7b": Shape(32, 4096, 32, 32, 11008, 32000),
+    "llama3-8b": Shape(32, 4096, 32, 8, 14336, 128256, 8192, 500000.0),
 }
+# Values of the random block that a quick model repeats: 64 MB in 16 bits.
+_BLOCK = 1 << 25
+# From where in the block one tensor begins to where the next does; odd, so that all places come before one comes again.
+_STRIDE = 7_654_321
 
 
 def parse_shape(text: str) -> Shape:
@@ -84,11 +91,14 @@ def write_random_model(
     weight_type: str = "bf16",
     seed: int = 0,
     scale: float = 0.02,
+    quick: bool = False,
     show_progress: bool = False,
 ) -> None:
     """Writes config.json, model.safetensors and a tokenizer that spells texts byte by byte.
 
-    shape.vocab must be at least 259. weight_type: bf16 | fp16 | fp32. scale: standard deviation of the weights.
+    shape.vocab must be at least 259. weight_type: bf16 | fp16 | fp32. scale: standard deviation of the weights. quick:
+    all tensors are cut out of one random block, each beginning elsewhere in it, so that a model of billions of
+    parameters is written as fast as the disk takes it.
     """
     if weight_type not in WEIGHT_TYPES:
         raise InvalidRequestError(f"dtype {weight_type!r} is not known; expected {', '.join(WEIGHT_TYPES)}")
@@ -102,18 +112,40 @@ def write_random_model(
     dtype = DTYPES[WEIGHT_TYPES[weight_type]]
     generator = np.random.default_rng(seed)
 
+    def random(*size: int) -> Array:
+        return (generator.standard_normal(size, dtype=np.float32) * np.float32(scale)).astype(dtype)
+
     def values(name: str) -> Iterator[Array]:
         if "norm" in name:
             yield np.ones(shapes[name], dtype)
             return
         rows = shapes[name][0]
         for first in range(0, rows, 4096):
-            block = (min(4096, rows - first), *shapes[name][1:])
-            yield (generator.standard_normal(block, dtype=np.float32) * np.float32(scale)).astype(dtype)
+            yield random(min(4096, rows - first), *shapes[name][1:])
 
-    total = sum(int(np.prod(size)) for size in shapes.values()) * dtype.itemsize
-    with Progress(show_progress).task("writing random weights", total) as advance:
-        write_safetensors(folder / "model.safetensors", shapes, WEIGHT_TYPES[weight_type], values, advance)
+    sizes = {name: int(np.prod(size)) for name, size in shapes.items()}
+    block = random(min(_BLOCK, max(sizes.values()))) if quick else np.empty(0, dtype)
+    places = {name: index * _STRIDE % max(1, len(block)) for index, name in enumerate(sizes)}
+
+    def cut_out(name: str) -> Iterator[Array]:
+        if "norm" in name:
+            yield np.ones(shapes[name], dtype)
+            return
+        left, place = sizes[name], places[name]
+        while left:
+            piece = block[place : place + left]
+            yield piece
+            left, place = left - len(piece), 0
+
+    with Progress(show_progress).task("writing random weights", sum(sizes.values()) * dtype.itemsize) as advance:
+        write_safetensors(
+            folder / "model.safetensors",
+            shapes,
+            WEIGHT_TYPES[weight_type],
+            cut_out if quick else values,
+            advance,
+            checksum=False,
+        )
 
 
 def write_byte_tokenizer(folder: Path, vocab: int) -> None:

@@ -197,6 +197,7 @@ void bind_info(py::module_& m) {
       .def_property_readonly("model_name", [](const EngineInfo& info) { return info.model.model_name; })
       .def_property_readonly("model_family", [](const EngineInfo& info) { return info.model.model_family; })
       .def_property_readonly("vocab_size", [](const EngineInfo& info) { return info.model.vocab_size; })
+      .def_property_readonly("hidden_units", [](const EngineInfo& info) { return info.model.hidden_units; })
       .def_property_readonly("num_layer", [](const EngineInfo& info) { return info.model.num_layer; })
       .def_property_readonly("weight_type", [](const EngineInfo& info) { return info.model.weight_type; })
       .def_property_readonly("start_id", [](const EngineInfo& info) { return info.model.start_id; })

@@ -171,8 +171,10 @@ def test_benchmark_static_reports_rates_and_the_share_of_the_bandwidth(model: Pa
     report = json.loads(file.read_text())
     (row,) = report["rows"]
     assert (row["batch"], row["prompt_tokens"], row["output_tokens"]) == (2, 8, 16)
-    assert row["decode_tokens_per_s"] > 0 and row["bandwidth_share"] > 0 and report["read_bandwidth"] > 1e8
-    assert "share of read bandwidth" in out
+    assert row["decode_tokens_per_s"] > 0 and row["bandwidth_share"] > 0 and report["bandwidth"] > 1e8
+    assert row["bandwidth_share_with_kv"] > row["bandwidth_share"]
+    assert row["gemm_share"] is None and report["gemm_flops"] is None  # measured on a GPU alone
+    assert "memory reads" in out
 
 
 @pytest.mark.parametrize("when", [["--concurrency", "3"], ["--request-rate", "200"]])
