@@ -19,8 +19,8 @@ struct Case {
   Case(Random& random, DType type, std::vector<std::int64_t> rows, std::int64_t cols, bool with_bias)
       : k(cols), weight(type) {
     for (const auto r : rows) {
-      parts.push_back(
-          Matrix::random(random, kWeightTypes[static_cast<std::size_t>(uniform(random, 0, 2))], r, k, 0.5F));
+      parts.push_back(Matrix::random(random, kWeightTypes[static_cast<std::size_t>(uniform(random, 0, 2))], r, k, 0.5F,
+                                     uniform(random, 0, 1) * 3));
       n += r;
     }
     for (const auto& part : parts) hosts.push_back(part.host());

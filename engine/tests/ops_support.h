@@ -73,7 +73,8 @@ struct Matrix {
       std::memcpy(&bytes[2 * i], &half, 2);
     }
   }
-  HostMatrix host() const { return {bytes.data(), dtype, rows, cols}; }
+  HostMatrix host() const { return {bytes.data(), dtype, rows, cols, stride}; }
+  Tensor tensor() { return {bytes.data(), dtype, rows, cols, stride}; }  // where device memory is the host's
   bool same_bits(std::int64_t r, const Matrix& other, std::int64_t other_row) const {
     return std::memcmp(bytes.data() + static_cast<std::size_t>(r * stride) * size_of(dtype),
                        other.bytes.data() + static_cast<std::size_t>(other_row * other.stride) * size_of(dtype),

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <utility>
 
+#include "base/spin.h"
+
 #if defined(__linux__)
 #include <sched.h>
 #endif
@@ -12,31 +14,9 @@ namespace {
 
 constexpr std::uint64_t kOpen = std::uint64_t{1} << 31;
 constexpr std::uint64_t kInside = kOpen - 1;
-constexpr int kSpin_us = 50;
-constexpr int kPausesPerLook = 32;
+constexpr std::chrono::microseconds kSpin{50};
 
 thread_local bool inside_loop = false;
-
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-// Spins until `done` or until the time is over; returns whether it was done.
-template <class Done>
-bool spin(Done done) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(kSpin_us);
-  do {
-    for (int i = 0; i < kPausesPerLook; ++i) {
-      if (done()) return true;
-      pause();
-    }
-  } while (std::chrono::steady_clock::now() < deadline);
-  return done();
-}
 
 int processors() {
 #if defined(__linux__)
@@ -95,7 +75,7 @@ void ThreadPool::run(const Loop& loop) {
 
   gate_.fetch_and(~kOpen);
   const auto empty = [this] { return (gate_.load(std::memory_order_acquire) & kInside) == 0; };
-  while (!spin(empty)) std::this_thread::yield();
+  while (!spin(empty, kSpin)) std::this_thread::yield();
   if (failed_) {
     failed_ = false;
     std::rethrow_exception(std::exchange(error_, nullptr));
@@ -114,7 +94,7 @@ void ThreadPool::work() {
       gate_.fetch_sub(1, std::memory_order_release);
       continue;
     }
-    if (spin([&] { return wake_.load(std::memory_order_relaxed) != ticket; })) continue;
+    if (spin([&] { return wake_.load(std::memory_order_relaxed) != ticket; }, kSpin)) continue;
     ++sleepers_;
     wake_.wait(ticket);
     --sleepers_;

@@ -13,7 +13,7 @@
 namespace charonia {
 
 // The caller takes part in its own loop, so a pool of n threads has n - 1 workers. Workers wait for the next loop with
-// a short spin (kSpin_us in the source) and then sleep, so that an idle engine burns nothing beside the server.
+// a short spin (kSpin in the source) and then sleep, so that an idle engine burns nothing beside the server.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);  // 0: as many as there are processors to run on

@@ -1,5 +1,7 @@
 #include "model/weights.h"
 
+#include <array>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -12,10 +14,11 @@ namespace {
 
 constexpr int kFormatVersion = 1;
 
-[[noreturn]] void refuse(const std::filesystem::path& dir, const std::string& what) {
+[[noreturn]] void refuse(const std::filesystem::path& dir, const std::string& what, int ranks = 1) {
   throw Error(ErrorCode::invalid_argument,
               cat("the workspace at ", dir.string(), " cannot be used: ", what,
-                  ". Make it anew with: charonia convert MODEL --dst-path WORKSPACE --force"));
+                  ". Make it anew with: charonia convert MODEL --dst-path WORKSPACE ",
+                  ranks > 1 ? cat("--tp ", ranks, " ") : "", "--force"));
 }
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
@@ -24,7 +27,42 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return out + "]";
 }
 
+// Unaligned: a file's data may begin anywhere.
+template <class T>
+T read(const std::byte* data) {
+  T out;
+  std::memcpy(&out, data, sizeof out);
+  return out;
+}
+
+// [begin, end) of a dimension, or nothing for all of it.
+WeightFiles::Range range_of(const nlohmann::json& part, const char* key) {
+  const auto found = part.find(key);
+  if (found == part.end()) return {};
+  const auto ends = found->get<std::array<std::int64_t, 2>>();
+  return {{ends[0], ends[1]}};
+}
+
 }  // namespace
+
+ops::HostMatrix WeightFiles::view(std::string_view name, const Part& part) const {
+  const auto tensor = part.file->tensor(part.name);
+  if (tensor.shape.empty() || tensor.shape.size() > 2) {
+    refuse(dir_, cat("tensor ", name, " (", part.name, ") has shape ", shape_text(tensor.shape)));
+  }
+  const std::int64_t rows = tensor.shape[0], cols = tensor.shape.size() == 1 ? 1 : tensor.shape[1];
+  const auto [first_row, last_row] = part.rows.value_or(std::pair{std::int64_t{0}, rows});
+  const auto [first_col, last_col] = part.cols.value_or(std::pair{std::int64_t{0}, cols});
+  const auto within = [](std::int64_t begin, std::int64_t end, std::int64_t size) {
+    return 0 <= begin && begin < end && end <= size;
+  };
+  if (!within(first_row, last_row, rows) || !within(first_col, last_col, cols)) {
+    refuse(dir_, cat("tensor ", name, " is rows [", first_row, ", ", last_row, ") and columns [", first_col, ", ",
+                     last_col, ") of ", part.name, ", which has shape ", shape_text(tensor.shape)));
+  }
+  const auto first = static_cast<std::size_t>(first_row * cols + first_col) * size_of(tensor.dtype);
+  return {tensor.data.data() + first, tensor.dtype, last_row - first_row, last_col - first_col, cols};
+}
 
 WeightFiles::WeightFiles(const std::filesystem::path& weights_dir, int ranks) : dir_(weights_dir) {
   const auto manifest_file = weights_dir / "manifest.json";
@@ -36,7 +74,7 @@ WeightFiles::WeightFiles(const std::filesystem::path& weights_dir, int ranks) : 
       refuse(dir_, cat("its format_version is ", version, ", this engine reads ", kFormatVersion));
     }
     if (const int stored = manifest.at("ranks").get<int>(); stored != ranks) {
-      refuse(dir_, cat("it was converted for ", stored, " ranks and tensor_para_size is ", ranks));
+      refuse(dir_, cat("it was converted for tensor_para_size = ", stored, ", and that is now ", ranks), ranks);
     }
     for (const auto& [name, entry] : manifest.at("files").items()) {
       const std::filesystem::path path = dir_ / name;  // an absolute name replaces dir_
@@ -53,7 +91,8 @@ WeightFiles::WeightFiles(const std::filesystem::path& weights_dir, int ranks) : 
       for (const auto& part : parts) {
         const auto file = files_.find(part.at("file").get<std::string>());
         if (file == files_.end()) refuse(dir_, cat("tensor ", name, " is in a file that manifest.json does not list"));
-        list.push_back({file->second.get(), part.at("name").get<std::string>()});
+        list.push_back({file->second.get(), part.at("name").get<std::string>(), range_of(part, "rows"),
+                        range_of(part, "cols")});
       }
     }
   } catch (const nlohmann::json::exception& error) {
@@ -69,14 +108,11 @@ std::vector<ops::HostMatrix> WeightFiles::get(std::string_view name, std::int64_
   std::vector<ops::HostMatrix> parts;
   std::int64_t stacked = 0;
   for (const auto& part : found->second) {
-    const auto tensor = part.file->tensor(part.name);
-    const bool vector = tensor.shape.size() == 1;
-    if (tensor.shape.empty() || tensor.shape.size() > 2 || (vector ? 1 : tensor.shape[1]) != cols) {
-      refuse(dir_, cat("tensor ", name, " (", part.name, ") has shape ", shape_text(tensor.shape), ", expected [", rows,
-                       ", ", cols, "]"));
+    parts.push_back(view(name, part));
+    stacked += parts.back().rows;
+    if (parts.back().cols != cols) {
+      refuse(dir_, cat("tensor ", name, " (", part.name, ") has ", parts.back().cols, " columns, expected ", cols));
     }
-    parts.push_back({tensor.data.data(), tensor.dtype, tensor.shape[0], cols});
-    stacked += tensor.shape[0];
   }
   if (stacked != rows) refuse(dir_, cat("tensor ", name, " has ", stacked, " rows, expected ", rows));
   return parts;
@@ -88,9 +124,9 @@ std::vector<float> WeightFiles::get_vector(std::string_view name, std::int64_t n
   for (const auto& part : get(name, n, 1)) {
     for (std::int64_t i = 0; i < part.rows; ++i) {
       switch (part.dtype) {
-        case DType::f32: out.push_back(static_cast<const float*>(part.data)[i]); break;
-        case DType::bf16: out.push_back(bf16_to_float(static_cast<const std::uint16_t*>(part.data)[i])); break;
-        case DType::f16: out.push_back(f16_to_float(static_cast<const std::uint16_t*>(part.data)[i])); break;
+        case DType::f32: out.push_back(read<float>(part.row(i))); break;
+        case DType::bf16: out.push_back(bf16_to_float(read<std::uint16_t>(part.row(i)))); break;
+        case DType::f16: out.push_back(f16_to_float(read<std::uint16_t>(part.row(i)))); break;
         default: refuse(dir_, cat("tensor ", name, " has type ", to_string(part.dtype), ", expected a float type"));
       }
     }

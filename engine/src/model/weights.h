@@ -4,8 +4,10 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/safetensors.h"
@@ -22,17 +24,24 @@ class WeightFiles {
   WeightFiles(const std::filesystem::path& weights_dir, int ranks);
 
   bool has(std::string_view name) const;
-  // The parts of a canonical tensor, in the order in which they are stacked. One-dimensional tensors have cols = 1.
+  // The parts of a canonical tensor, in the order in which they are stacked: tensors of the files or ranges of them,
+  // whose rows may be further apart than they are long. One-dimensional tensors have cols = 1.
   // Throws Error(invalid_argument) when it is not there or the stacked shape is not [rows, cols].
   std::vector<ops::HostMatrix> get(std::string_view name, std::int64_t rows, std::int64_t cols) const;
   // A vector [n] as float.
   std::vector<float> get_vector(std::string_view name, std::int64_t n) const;
 
+  using Range = std::optional<std::pair<std::int64_t, std::int64_t>>;  // [begin, end) of a dimension; none: all of it
+
  private:
   struct Part {
     const SafetensorsFile* file;
     std::string name;
+    Range rows, cols;
   };
+
+  ops::HostMatrix view(std::string_view name, const Part& part) const;
+
   std::filesystem::path dir_;
   std::map<std::string, std::unique_ptr<SafetensorsFile>> files_;
   std::map<std::string, std::vector<Part>, std::less<>> tensors_;

@@ -124,8 +124,7 @@ PackedLinear::PackedLinear(std::span<const HostMatrix> parts, std::span<const Ho
         for (std::int64_t j = 0; j < kPanel; ++j) {
           const std::int64_t row = p * kPanel + j - first;
           if (row < 0 || row >= part.rows) continue;
-          const auto offset = static_cast<std::size_t>(row * part.cols) * size_of(part.dtype);
-          rows[static_cast<std::size_t>(j)] = {static_cast<const std::byte*>(part.data) + offset, part.dtype};
+          rows[static_cast<std::size_t>(j)] = {part.row(row), part.dtype};
         }
         first += part.rows;
       }

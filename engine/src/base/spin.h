@@ -1,0 +1,31 @@
+// A short wait that keeps the processor, for what other threads do within microseconds.
+#pragma once
+
+#include <chrono>
+
+namespace charonia {
+
+// Tells the processor that a loop only waits.
+inline void cpu_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins until `done` or until the time is over; returns whether it was done.
+template <class Done>
+bool spin(Done done, std::chrono::microseconds limit) {
+  constexpr int kPausesPerLook = 32;
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  do {
+    for (int i = 0; i < kPausesPerLook; ++i) {
+      if (done()) return true;
+      cpu_pause();
+    }
+  } while (std::chrono::steady_clock::now() < deadline);
+  return done();
+}
+
+}  // namespace charonia
