@@ -362,6 +362,12 @@ TEST_F(EngineTest, ACacheThatDoesNotFitIsRefusedBeforeServing) {
   EXPECT_NE(message.find("cache_max_entry_count"), std::string::npos) << message;
 }
 
+TEST_F(EngineTest, AModelThatDoesNotFitIsRefusedBeforeItsWeightsAreLoaded) {
+  const auto message = error_of([&] { Engine engine(dir_, {{"token_budget", "2000000000"}}); },
+                                ErrorCode::resource_exhausted);
+  EXPECT_NE(message.find("2000000000 tokens (token_budget)"), std::string::npos) << message;
+}
+
 TEST_F(EngineTest, FewBlocksLowerTheContextWithAWarning) {
   Engine engine(dir_, {{"cache_max_entry_count", "10"}});
   EXPECT_EQ(engine.info().config.session_len, 40);
@@ -370,8 +376,9 @@ TEST_F(EngineTest, FewBlocksLowerTheContextWithAWarning) {
 }
 
 TEST_F(EngineTest, SettingsThatThisBuildLacksAreRefusedByName) {
-  EXPECT_NE(error_of([&] { Engine engine(dir_, {{"device", "cuda"}}); }, ErrorCode::unsupported).find("CUDA"),
-            std::string::npos);
+  for (const auto& setting : {Settings{{"device", "cuda"}}, Settings{{"device_ids", "0"}}}) {
+    EXPECT_NE(error_of([&] { Engine engine(dir_, setting); }, ErrorCode::unsupported).find("CUDA"), std::string::npos);
+  }
   EXPECT_NE(error_of([&] { Engine engine(dir_, {{"head_num", "3"}}); }, ErrorCode::invalid_argument).find("head_num"),
             std::string::npos);
 }

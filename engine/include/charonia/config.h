@@ -27,6 +27,9 @@ struct EngineConfig {
   double rope_scaling_factor = 0.0;
   int use_logn_attn = 0;
   std::string device = "auto";           // auto | cpu | cuda
+  std::string device_ids;                // GPUs of the ranks by number, separated by commas; empty: the first ones
+  bool reproducible = false;             // on CUDA: the same tokens, bit by bit, whatever else is in the batch
+  bool cuda_graphs = true;               // record decode steps and replay them
   int threads = 0;                       // 0: as many as there are processors
   int token_budget = 512;                // most tokens in one step
   int max_queue_size = 512;              // most waiting requests

@@ -19,9 +19,9 @@ namespace charonia {
 // What is in a loaded engine, for start-up messages and tests.
 struct EngineInfo {
   ModelConfig model;
-  EngineConfig config;           // resolved: session_len, threads, device
-  std::string device;            // "cpu"
-  std::string instruction_set;   // "avx512_bf16", "avx512", "avx2", "portable"
+  EngineConfig config;           // resolved: session_len, threads, device, device_ids
+  std::string device;            // "cpu" | "cuda"
+  std::string instruction_set;   // "avx512_bf16", "avx512", "avx2", "portable"; "sm_90", ...
   std::int64_t weight_bytes = 0;
   std::int64_t weight_bytes_per_step = 0;  // read from memory by a step of one token
   std::int64_t kv_cache_bytes = 0;

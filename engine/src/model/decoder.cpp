@@ -18,7 +18,11 @@ std::vector<ops::HostMatrix> stacked(std::initializer_list<std::vector<ops::Host
 }  // namespace
 
 Decoder::Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits)
-    : config_(config), ops_(ops), limits_(limits), precision_(ops.precision(weight_dtype(config.weight_type))) {
+    : config_(config),
+      ops_(ops),
+      limits_(limits),
+      precision_(ops.precision(weight_dtype(config.weight_type))),
+      activations_(config, precision_, limits) {
   const std::int64_t hidden = config.hidden_units, inter = config.inter_size, vocab = config.vocab_size;
   const std::int64_t q_size = std::int64_t{config.head_num} * config.size_per_head;
   const std::int64_t qkv_size = q_size + 2 * std::int64_t{config.kv_head_num} * config.size_per_head;
@@ -69,33 +73,48 @@ Decoder::Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& 
   weight_bytes_ = weight_bytes_per_step_ + static_cast<std::int64_t>(embedding_->bytes());
   rotary_ = device_vector(rotary_table(config, limits.max_positions));
 
-  plan_activations();
-  activations_ = ops_.allocate(activation_bytes_);
+  activation_memory_ = ops_.allocate(activations_.bytes);
 }
 
-void Decoder::plan_activations() {
-  const std::int64_t hidden = config_.hidden_units, inter = config_.inter_size;
-  const std::int64_t q_size = std::int64_t{config_.head_num} * config_.size_per_head;
-  const std::int64_t qkv_size = q_size + 2 * std::int64_t{config_.kv_head_num} * config_.size_per_head;
-  const DType act = precision_.activation, res = precision_.residual, product = precision_.product;
+Decoder::Activations::Activations(const ModelConfig& config, const ops::Precision& precision,
+                                  const ops::StepLimits& limits) {
+  const std::int64_t hidden = config.hidden_units, inter = config.inter_size;
+  const std::int64_t q_size = std::int64_t{config.head_num} * config.size_per_head;
+  const std::int64_t qkv_size = q_size + 2 * std::int64_t{config.kv_head_num} * config.size_per_head;
+  const DType act = precision.activation, res = precision.residual, product = precision.product;
   const auto place = [this](int rows, std::int64_t cols, DType dtype) {
     constexpr std::size_t kAlignment = 256;
-    const Activation out{activation_bytes_, dtype, cols};
-    const auto bytes = static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols) * size_of(dtype);
-    activation_bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    const Activation out{bytes, dtype, cols};
+    const auto size = static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols) * size_of(dtype);
+    bytes += (size + kAlignment - 1) / kAlignment * kAlignment;
     return out;
   };
-  residual_ = place(limits_.max_rows, hidden, res);
-  delta_ = place(limits_.max_rows, hidden, product);
-  normed_ = place(limits_.max_rows, hidden, act);
-  qkv_ = place(limits_.max_rows, qkv_size, product);
-  attended_ = place(limits_.max_rows, q_size, act);
-  gate_up_ = place(limits_.max_rows, 2 * inter, product);
-  gated_ = place(limits_.max_rows, inter, act);
-  last_residual_ = place(limits_.max_sequences, hidden, res);
-  last_delta_ = place(limits_.max_sequences, hidden, product);
-  last_normed_ = place(limits_.max_sequences, hidden, act);
-  logits_ = place(limits_.max_sequences, config_.vocab_size, DType::f32);
+  residual = place(limits.max_rows, hidden, res);
+  delta = place(limits.max_rows, hidden, product);
+  normed = place(limits.max_rows, hidden, act);
+  qkv = place(limits.max_rows, qkv_size, product);
+  attended = place(limits.max_rows, q_size, act);
+  gate_up = place(limits.max_rows, 2 * inter, product);
+  gated = place(limits.max_rows, inter, act);
+  last_residual = place(limits.max_sequences, hidden, res);
+  last_delta = place(limits.max_sequences, hidden, product);
+  last_normed = place(limits.max_sequences, hidden, act);
+  logits = place(limits.max_sequences, config.vocab_size, DType::f32);
+}
+
+Decoder::MemoryNeeds Decoder::memory_needs(const ModelConfig& config, const ops::Ops& ops,
+                                           const ops::StepLimits& limits) {
+  const auto precision = ops.precision(weight_dtype(config.weight_type));
+  const std::int64_t hidden = config.hidden_units, inter = config.inter_size, vocab = config.vocab_size;
+  const std::int64_t heads = config.head_num, kv_heads = config.kv_head_num, dim = config.size_per_head;
+  const std::int64_t layer = hidden * (2 * heads + 2 * kv_heads) * dim + 3 * hidden * inter;
+  const std::int64_t elements =
+      layer * config.num_layer + 2 * vocab * hidden;  // the output layer has a copy of its own
+  const std::int64_t floats = (2 * std::int64_t{config.num_layer} + 1) * hidden + limits.max_positions * dim;
+  return {
+      static_cast<std::size_t>(elements) * size_of(precision.weight) + static_cast<std::size_t>(floats) * sizeof(float),
+      Activations(config, precision, limits).bytes,
+      ops.kv_block_bytes({config.num_layer, config.kv_head_num, config.size_per_head, limits.block_len, precision.kv})};
 }
 
 void Decoder::prepare(ops::KvCache& cache) {
@@ -117,10 +136,10 @@ void Decoder::launch(const ops::StepInput& input) {
 }
 
 void Decoder::issue(const ops::StepShape& shape) {
-  const auto residual = view(residual_, shape.rows), delta = view(delta_, shape.rows);
-  const auto normed = view(normed_, shape.rows), qkv = view(qkv_, shape.rows);
-  const auto attended = view(attended_, shape.rows);
-  const auto gate_up = view(gate_up_, shape.rows), gated = view(gated_, shape.rows);
+  const auto residual = view(activations_.residual, shape.rows), delta = view(activations_.delta, shape.rows);
+  const auto normed = view(activations_.normed, shape.rows), qkv = view(activations_.qkv, shape.rows);
+  const auto attended = view(activations_.attended, shape.rows);
+  const auto gate_up = view(activations_.gate_up, shape.rows), gated = view(activations_.gated, shape.rows);
 
   ops_.embed(residual, *embedding_);
   ops::Tensor pending{};  // what the next norm adds to the residual stream
@@ -139,8 +158,10 @@ void Decoder::issue(const ops::StepShape& shape) {
   }
 
   if (shape.logits_rows == 0) return;
-  const auto last_residual = view(last_residual_, shape.logits_rows), last_delta = view(last_delta_, shape.logits_rows);
-  const auto last_normed = view(last_normed_, shape.logits_rows), logits = view(logits_, shape.logits_rows);
+  const auto last_residual = view(activations_.last_residual, shape.logits_rows),
+             last_delta = view(activations_.last_delta, shape.logits_rows);
+  const auto last_normed = view(activations_.last_normed, shape.logits_rows),
+             logits = view(activations_.logits, shape.logits_rows);
   ops_.gather_rows(last_residual, residual);
   ops_.gather_rows(last_delta, delta);
   ops_.rms_norm(last_normed, last_residual, last_delta, final_norm_->as<float>(), config_.norm_eps);
@@ -153,7 +174,8 @@ ops::KvLayout Decoder::kv_layout(int block_len) const {
 }
 
 ops::Tensor Decoder::view(const Activation& activation, std::int64_t rows) const {
-  return {activations_->as<std::byte>() + activation.offset, activation.dtype, rows, activation.cols, activation.cols};
+  return {activation_memory_->as<std::byte>() + activation.offset, activation.dtype, rows, activation.cols,
+          activation.cols};
 }
 
 std::unique_ptr<ops::Buffer> Decoder::device_vector(std::span<const float> values) {

@@ -18,6 +18,12 @@ class Decoder {
   // here for the largest step.
   Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits);
 
+  // What a decoder with these limits takes of the device's memory, before there is one.
+  struct MemoryNeeds {
+    std::size_t weights = 0, activations = 0, kv_block = 0;  // bytes; kv_block: of one block in all layers
+  };
+  static MemoryNeeds memory_needs(const ModelConfig& config, const ops::Ops& ops, const ops::StepLimits& limits);
+
   // Once, when the cache is there: it is that of all steps.
   void prepare(ops::KvCache& cache);
 
@@ -40,9 +46,15 @@ class Decoder {
     DType dtype = DType::f32;
     std::int64_t cols = 0;
   };
+  // All parts, one after the other. Names are those of issue().
+  struct Activations {
+    Activations(const ModelConfig& config, const ops::Precision& precision, const ops::StepLimits& limits);
+    Activation residual, delta, normed, qkv, attended, gate_up, gated;
+    Activation last_residual, last_delta, last_normed, logits;
+    std::size_t bytes = 0;
+  };
 
   void issue(const ops::StepShape& shape);
-  void plan_activations();
   ops::Tensor view(const Activation& activation, std::int64_t rows) const;
   std::unique_ptr<ops::Buffer> device_vector(std::span<const float> values);
 
@@ -58,11 +70,8 @@ class Decoder {
   std::unique_ptr<ops::Buffer> rotary_;
   std::int64_t weight_bytes_ = 0, weight_bytes_per_step_ = 0;
 
-  // Names are those of issue().
-  Activation residual_, delta_, normed_, qkv_, attended_, gate_up_, gated_;
-  Activation last_residual_, last_delta_, last_normed_, logits_;
-  std::size_t activation_bytes_ = 0;
-  std::unique_ptr<ops::Buffer> activations_;
+  Activations activations_;
+  std::unique_ptr<ops::Buffer> activation_memory_;
 
   ops::KvCache* cache_ = nullptr;
   ops::Ops::Issue issue_;

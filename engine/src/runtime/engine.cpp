@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <thread>
 
-#include "base/dtype.h"
 #include "base/text.h"
-#include "model/weights.h"
 #include "runtime/engine_impl.h"
 
 namespace charonia {
@@ -19,7 +16,7 @@ Engine::Impl::Impl(const std::filesystem::path& weights_dir, const Settings& ove
                    std::shared_ptr<MetricsSink> sink)
     : sink_(std::move(sink)) {
   load(weights_dir, overrides);
-  make_cache();
+  make_scheduler();
   stats_.blocks_total = stats_.blocks_free = blocks_->num_blocks();
   if (sink_) {
     sink_->set(Metric::weight_bytes, static_cast<double>(info.weight_bytes));
@@ -53,71 +50,35 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   }
   for (auto& warning : apply_settings(overrides, info.config)) info.warnings.push_back(std::move(warning));
   auto& config = info.config;
-  if (config.device == "cuda") {
-    throw Error(ErrorCode::unsupported, "device = cuda: this build has no CUDA; set device = cpu or auto");
-  }
-  if (config.tensor_para_size != 1) {
-    throw Error(ErrorCode::unsupported,
-                cat("tensor_para_size = ", config.tensor_para_size, ": the CPU device takes 1"));
-  }
-  config.device = "cpu";
   const int trained = info.model.max_position_embeddings;
   if (config.session_len == 0) config.session_len = trained;
   if (config.session_len > trained) {
     info.warnings.push_back(cat("session_len = ", config.session_len, " is more than the ", trained,
                                 " positions that the model was trained for; answers may suffer beyond them"));
   }
-  config.threads = config.threads > 0 ? config.threads : static_cast<int>(std::thread::hardware_concurrency());
-
-  ops_ = ops::make_cpu_ops(config.threads);
-  const model::WeightFiles files(weights_dir, config.tensor_para_size);
-  decoder_ = std::make_unique<model::Decoder>(info.model, files, *ops_,
-                                              ops::StepLimits{.max_rows = config.token_budget,
-                                                              .max_sequences = config.max_batch_size,
-                                                              .max_positions = config.session_len,
-                                                              .vocab = info.model.vocab_size,
-                                                              .block_len = config.cache_block_seq_len});
+  // Small and soon read: a workspace without it is refused before its weights are loaded.
   tokens_ = std::make_unique<sample::TokenTable>(sample::TokenTable::load(weights_dir / "token_table.safetensors"));
-  info.device = ops_->device();
-  info.instruction_set = ops_->instruction_set();
-  info.weight_bytes = decoder_->weight_bytes();
-  info.weight_bytes_per_step = decoder_->weight_bytes_per_step();
+  executor_ = std::make_unique<runtime::Executor>(weights_dir, info.model, config);
+  info.device = executor_->device();
+  info.instruction_set = executor_->instruction_set();
+  info.weight_bytes = executor_->weight_bytes();
+  info.weight_bytes_per_step = executor_->weight_bytes_per_step();
+  info.kv_cache_bytes = executor_->kv_cache_bytes();
+  info.num_blocks = executor_->num_blocks();
 }
 
-void Engine::Impl::make_cache() {
+void Engine::Impl::make_scheduler() {
   auto& config = info.config;
-  const auto layout = decoder_->kv_layout(config.cache_block_seq_len);
-  const auto block_bytes = static_cast<double>(ops_->kv_block_bytes(layout));
-  const int blocks_per_session = (config.session_len + config.cache_block_seq_len - 1) / config.cache_block_seq_len;
-  const auto free = static_cast<double>(ops_->free_memory());
-  double wanted = config.cache_max_entry_count;
-  if (wanted < 1) {
-    // A share of what is free, but not more than max_batch_size sequences of full length can fill.
-    wanted = std::min(std::floor(wanted * free / block_bytes),
-                      static_cast<double>(config.max_batch_size) * blocks_per_session);
-  }
-  if (wanted < 1 || wanted * block_bytes > free) {
-    throw Error(ErrorCode::resource_exhausted,
-                cat("the k/v cache does not fit: ", std::max(wanted, 1.0), " blocks of ", block_bytes / 1e6,
-                    " MB each, and ", free / 1e6, " MB are free once the weights are loaded. Lower "
-                    "cache_max_entry_count (now ", config.cache_max_entry_count, ") or cache_block_seq_len (now ",
-                    config.cache_block_seq_len, "), or free memory"));
-  }
-  const int num_blocks = static_cast<int>(std::min(wanted, 1e9));
-  kv_cache_ = ops_->make_kv_cache(layout, num_blocks);
-  decoder_->prepare(*kv_cache_);
-  blocks_ = std::make_unique<cache::BlockManager>(num_blocks, config.cache_block_seq_len,
+  blocks_ = std::make_unique<cache::BlockManager>(info.num_blocks, config.cache_block_seq_len,
                                                   config.enable_prefix_caching);
-  scheduler_ = std::make_unique<schedule::Scheduler>(
-      schedule::Limits{config.max_batch_size, config.token_budget}, *blocks_);
+  scheduler_ = std::make_unique<schedule::Scheduler>(schedule::Limits{config.max_batch_size, config.token_budget},
+                                                     *blocks_);
   if (scheduler_->capacity_tokens() < config.session_len) {
     info.warnings.push_back(cat("session_len is lowered from ", config.session_len, " to ",
-                                scheduler_->capacity_tokens(), ", which is what the ", num_blocks,
+                                scheduler_->capacity_tokens(), ", which is what the ", info.num_blocks,
                                 " k/v blocks hold; raise cache_max_entry_count for more"));
     config.session_len = static_cast<int>(scheduler_->capacity_tokens());
   }
-  info.num_blocks = num_blocks;
-  info.kv_cache_bytes = static_cast<std::int64_t>(block_bytes) * num_blocks;
 }
 
 void Engine::Impl::check_fits(const Request& request) const {
@@ -349,11 +310,11 @@ void Engine::Impl::forward_and_sample(const StepPlan& plan) {
     }
   }
 
-  decoder_->launch({ids_,
+  executor_->launch({ids_,
                     {query_start_, positions_, block_tables_, static_cast<std::int64_t>(table_stride)},
                     logits_rows_,
                     sample_rows_});
-  const auto sampled = ops_->collect();
+  const auto sampled = executor_->collect();
   sampled_ids_.clear();
   for (const auto& one : sampled) sampled_ids_.push_back(one.token);
   scheduler_->commit(plan, sampled_ids_);

@@ -16,9 +16,9 @@
 
 #include "cache/block_manager.h"
 #include "charonia/engine.h"
-#include "model/decoder.h"
 #include "ops/ops.h"
 #include "runtime/delivery.h"
+#include "runtime/executor.h"
 #include "runtime/sequence.h"
 #include "sample/token_table.h"
 #include "schedule/scheduler.h"
@@ -56,7 +56,7 @@ class Engine::Impl {
   };
 
   void load(const std::filesystem::path& weights_dir, const Settings& overrides);
-  void make_cache();
+  void make_scheduler();
   void check_fits(const Request& request) const;
   std::vector<TokenId> end_ids_of(const SamplingParams& sampling) const;
   int seconds_until_room() const;  // under mutex_
@@ -73,9 +73,7 @@ class Engine::Impl {
   void observe(Metric metric, double seconds_or_count);
 
   std::shared_ptr<MetricsSink> sink_;
-  std::unique_ptr<ops::Ops> ops_;
-  std::unique_ptr<model::Decoder> decoder_;
-  std::unique_ptr<ops::KvCache> kv_cache_;
+  std::unique_ptr<runtime::Executor> executor_;
   std::unique_ptr<cache::BlockManager> blocks_;
   std::unique_ptr<schedule::Scheduler> scheduler_;
   std::unique_ptr<sample::TokenTable> tokens_;

@@ -1,0 +1,112 @@
+#include "runtime/devices.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "ops/cuda/make_cuda_ops.h"
+
+namespace charonia::runtime {
+namespace {
+
+using Devices = std::vector<std::unique_ptr<ops::Ops>>;
+
+DeviceWrapper& wrapper() {
+  static DeviceWrapper wrap;
+  return wrap;
+}
+
+std::vector<int> parse_device_ids(std::string_view text) {
+  std::vector<int> ids;
+  for (text = trim(text); !text.empty();) {
+    const auto comma = text.find(',');
+    const auto id = parse_number<int>(trim(text.substr(0, comma)));
+    if (!id || *id < 0) {
+      throw Error(ErrorCode::invalid_argument, cat("device_ids = '", text,
+                                                   "': numbers of GPUs are expected, separated "
+                                                   "by commas"));
+    }
+    ids.push_back(*id);
+    text = comma == std::string_view::npos ? "" : text.substr(comma + 1);
+  }
+  return ids;
+}
+
+// The GPUs of the ranks; or none, and `why`.
+std::vector<int> choose_gpus(const EngineConfig& config, std::string& why) {
+  const auto usable = ops::cuda_devices(why);
+  if (usable.empty()) return {};
+  const auto ranks = static_cast<std::size_t>(config.tensor_para_size);
+  auto ids = parse_device_ids(config.device_ids);
+  if (ids.empty()) {
+    for (const auto& device : usable) ids.push_back(device.index);
+    if (ids.size() < ranks) {
+      why = cat("tensor_para_size = ", ranks, " needs as many GPUs, and ", ids.size(),
+                " can be used; convert for fewer with --tp");
+      return {};
+    }
+    ids.resize(ranks);
+  }
+  if (ids.size() != ranks) {
+    why = cat("device_ids = ", config.device_ids, " names ", ids.size(), " GPUs, and tensor_para_size is ", ranks);
+    return {};
+  }
+  for (const int id : ids) {
+    if (std::ranges::none_of(usable, [&](const auto& device) { return device.index == id; })) {
+      why = cat("device_ids = ", config.device_ids, ": there is no usable GPU ", id, ", there are ", usable.size());
+      return {};
+    }
+  }
+  return ids;
+}
+
+Devices make_gpus(EngineConfig& config, const std::vector<int>& ids) {
+  Devices out;
+  const auto group = ids.size() > 1 ? ops::make_nccl_group(ids) : nullptr;
+  config.device_ids.clear();
+  for (std::size_t rank = 0; rank < ids.size(); ++rank) {
+    out.push_back(
+        ops::make_cuda_ops({.device = ids[rank], .reproducible = config.reproducible, .graphs = config.cuda_graphs},
+                           group, static_cast<int>(rank)));
+    config.device_ids += cat(rank == 0 ? "" : ",", ids[rank]);
+  }
+  return out;
+}
+
+Devices make_cpus(const EngineConfig& config) {
+  if (config.tensor_para_size != 1) {
+    throw Error(ErrorCode::unsupported,
+                cat("tensor_para_size = ", config.tensor_para_size, ": the CPU device takes 1"));
+  }
+  Devices out;
+  out.push_back(ops::make_cpu_ops(config.threads));
+  return out;
+}
+
+}  // namespace
+
+Devices make_devices(EngineConfig& config) {
+  if (config.threads == 0) config.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  std::vector<int> gpus;
+  if (config.device != "cpu") {
+    std::string why;
+    gpus = choose_gpus(config, why);
+    // A user who names GPUs, or has them, does not expect the CPU.
+    const bool asked = config.device == "cuda" || !config.device_ids.empty();
+    if (gpus.empty() && asked) {
+      throw Error(ErrorCode::unsupported, cat("device = ", config.device, ": ", why));
+    }
+  }
+  config.device = gpus.empty() ? "cpu" : "cuda";
+  auto devices = gpus.empty() ? make_cpus(config) : make_gpus(config, gpus);
+  if (const auto& wrap = wrapper()) {
+    for (auto& device : devices) device = wrap(std::move(device));
+  }
+  return devices;
+}
+
+void wrap_devices_for_tests(DeviceWrapper wrap) { wrapper() = std::move(wrap); }
+
+}  // namespace charonia::runtime

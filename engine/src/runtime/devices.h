@@ -1,0 +1,23 @@
+// Which devices a configuration means, and the operations on them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "charonia/config.h"
+#include "ops/ops.h"
+
+namespace charonia::runtime {
+
+// Operations of the tensor_para_size ranks, in their order. `device`, `device_ids` and `threads` of the configuration
+// are resolved: auto means the GPUs where there are enough that can be used, else the CPU. Throws Error(unsupported or
+// unavailable) with the reason and what to set when the device that is asked for is not there.
+std::vector<std::unique_ptr<ops::Ops>> make_devices(EngineConfig& config);
+
+// Tests put something between the engine and its devices: what `wrap` makes of each is used in its place. None: as it
+// is.
+using DeviceWrapper = std::function<std::unique_ptr<ops::Ops>(std::unique_ptr<ops::Ops>)>;
+void wrap_devices_for_tests(DeviceWrapper wrap);
+
+}  // namespace charonia::runtime

@@ -1,0 +1,76 @@
+#include "runtime/executor.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "runtime/devices.h"
+
+namespace charonia::runtime {
+
+Executor::Executor(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config) {
+  for (auto& device : make_devices(config)) ranks_.push_back(std::make_unique<Rank>(std::move(device)));
+  asynchronous_ = std::ranges::all_of(ranks_, [](const auto& rank) { return rank->ops().asynchronous(); });
+  const ops::StepLimits limits{.max_rows = config.token_budget,
+                               .max_sequences = config.max_batch_size,
+                               .max_positions = config.session_len,
+                               .vocab = model.vocab_size,
+                               .block_len = config.cache_block_seq_len};
+  const model::WeightFiles files(weights_dir, config.tensor_para_size);
+  for (auto& rank : ranks_) rank->load(model, files, limits);
+  num_blocks_ = blocks_that_fit(config);
+  for (auto& rank : ranks_) rank->make_cache(num_blocks_);
+}
+
+int Executor::blocks_that_fit(const EngineConfig& config) const {
+  const int blocks_per_session = (config.session_len + config.cache_block_seq_len - 1) / config.cache_block_seq_len;
+  double out = 1e9;
+  for (const auto& rank : ranks_) {
+    const auto block_bytes = static_cast<double>(rank->block_bytes()), free = static_cast<double>(rank->free_memory());
+    double wanted = config.cache_max_entry_count;
+    if (wanted < 1) {
+      // A share of what is free, but not more than max_batch_size sequences of full length can fill.
+      wanted = std::min(std::floor(wanted * free / block_bytes),
+                        static_cast<double>(config.max_batch_size) * blocks_per_session);
+    }
+    if (wanted < 1 || wanted * block_bytes > free) {
+      throw Error(ErrorCode::resource_exhausted, cat("the k/v cache does not fit: ", std::max(wanted, 1.0),
+                                                     " blocks of ", block_bytes / 1e6, " MB each, and ", free / 1e6,
+                                                     " MB are free once the weights are loaded. Lower "
+                                                     "cache_max_entry_count (now ",
+                                                     config.cache_max_entry_count, ") or cache_block_seq_len (now ",
+                                                     config.cache_block_seq_len, "), or free memory"));
+    }
+    out = std::min(out, wanted);
+  }
+  return static_cast<int>(out);
+}
+
+void Executor::launch(const ops::StepInput& input) { ranks_.front()->launch(input); }
+
+std::vector<ops::Sampled> Executor::collect() { return ranks_.front()->collect(); }
+
+std::string Executor::device() const { return std::string(ranks_.front()->ops().device()); }
+
+std::string Executor::instruction_set() const { return std::string(ranks_.front()->ops().instruction_set()); }
+
+std::int64_t Executor::weight_bytes() const {
+  std::int64_t sum = 0;
+  for (const auto& rank : ranks_) sum += rank->decoder().weight_bytes();
+  return sum;
+}
+
+std::int64_t Executor::weight_bytes_per_step() const {
+  std::int64_t sum = 0;
+  for (const auto& rank : ranks_) sum += rank->decoder().weight_bytes_per_step();
+  return sum;
+}
+
+std::int64_t Executor::kv_cache_bytes() const {
+  std::int64_t sum = 0;
+  for (const auto& rank : ranks_) sum += static_cast<std::int64_t>(rank->block_bytes()) * num_blocks_;
+  return sum;
+}
+
+}  // namespace charonia::runtime

@@ -1,0 +1,51 @@
+// What computes steps: between the engine loop, which knows sequences, and the devices, which know tensors. The ranks
+// of a tensor-parallel model are one executor.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "charonia/config.h"
+#include "ops/ops.h"
+#include "runtime/rank.h"
+
+namespace charonia::runtime {
+
+class Executor {
+ public:
+  // Chooses the devices (config.device, device_ids and threads are resolved), loads the weights, makes the k/v cache by
+  // cache_max_entry_count. session_len must be resolved. Throws Error: unsupported (no such device),
+  // resource_exhausted (weights or cache do not fit), invalid_argument (the files are not those of the model).
+  Executor(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config);
+
+  // Whether launch() returns before the step is computed. Then the next step may be launched before collect() of the
+  // one before, at most ops::kMaxStepsInFlight in all.
+  bool asynchronous() const { return asynchronous_; }
+
+  // Issues a step. The input's arrays must live until it is collected. When it throws, the step is not there: nothing
+  // of it is to be collected.
+  void launch(const ops::StepInput& input);
+  // Waits for the oldest step not yet collected; its samples in the order of its sample rows. When it throws, the step
+  // counts as collected, and those after it are still to be.
+  std::vector<ops::Sampled> collect();
+
+  int num_blocks() const { return num_blocks_; }
+  std::string device() const;           // "cpu" | "cuda"
+  std::string instruction_set() const;  // "avx512", "sm_90", ...
+  // Of all ranks together.
+  std::int64_t weight_bytes() const;
+  std::int64_t weight_bytes_per_step() const;  // read from memory by a step of one token
+  std::int64_t kv_cache_bytes() const;
+
+ private:
+  int blocks_that_fit(const EngineConfig& config) const;
+
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  bool asynchronous_ = false;
+  int num_blocks_ = 0;
+};
+
+}  // namespace charonia::runtime

@@ -1,0 +1,45 @@
+// One tensor-parallel rank: a device, its share of the model, its k/v cache. Used by one thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "charonia/config.h"
+#include "model/decoder.h"
+#include "model/weights.h"
+#include "ops/ops.h"
+
+namespace charonia::runtime {
+
+class Rank {
+ public:
+  explicit Rank(std::unique_ptr<ops::Ops> ops) : ops_(std::move(ops)) {}
+
+  // Uploads the weights. Before that, throws Error(resource_exhausted) with the numbers and what to change where they,
+  // the activations and one k/v block do not fit into the device's memory.
+  void load(const ModelConfig& model, const model::WeightFiles& files, const ops::StepLimits& limits);
+
+  // After load().
+  std::size_t block_bytes() const { return ops_->kv_block_bytes(layout()); }
+  std::size_t free_memory() const { return ops_->free_memory(); }
+  // Makes the k/v cache and everything else that steps need.
+  void make_cache(int num_blocks);
+
+  // After make_cache().
+  void launch(const ops::StepInput& input) { decoder_->launch(input); }
+  std::vector<ops::Sampled> collect() { return ops_->collect(); }
+
+  const ops::Ops& ops() const { return *ops_; }
+  const model::Decoder& decoder() const { return *decoder_; }
+
+ private:
+  ops::KvLayout layout() const { return decoder_->kv_layout(limits_.block_len); }
+
+  ops::StepLimits limits_;
+  std::unique_ptr<ops::Ops> ops_;  // what follows lives on it
+  std::unique_ptr<model::Decoder> decoder_;
+  std::unique_ptr<ops::KvCache> cache_;
+};
+
+}  // namespace charonia::runtime
