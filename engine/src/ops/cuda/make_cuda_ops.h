@@ -12,8 +12,8 @@ namespace charonia::ops {
 
 struct CudaDevice {
   int index = 0;
-  std::string name;           // "NVIDIA H200"
-  int major = 0, minor = 0;   // compute capability
+  std::string name;          // "NVIDIA H200"
+  int major = 0, minor = 0;  // compute capability
   std::size_t total_bytes = 0, free_bytes = 0;
 };
 
@@ -22,9 +22,9 @@ struct CudaDevice {
 std::vector<CudaDevice> cuda_devices(std::string& why);
 
 struct CudaOptions {
-  int device = 0;              // index into what the process sees
-  bool reproducible = false;   // one instruction path and one order of sums whatever the batch
-  bool graphs = true;          // record decode steps and replay them
+  int device = 0;             // index into what the process sees
+  bool reproducible = false;  // one instruction path and one order of sums whatever the batch
+  bool graphs = true;         // record decode steps and replay them
 };
 
 // Ranks of one process that exchange over NCCL, in the order of `devices`. Throws Error(unavailable) naming the

@@ -24,9 +24,9 @@ namespace charonia::cuda {
 struct DeviceInfo {
   int index = 0;
   std::string name;
-  int major = 0, minor = 0;           // compute capability
+  int major = 0, minor = 0;  // compute capability
   int multiprocessors = 1;
-  std::size_t shared_bytes = 0;       // most dynamic shared memory of a block
+  std::size_t shared_bytes = 0;  // most dynamic shared memory of a block
   std::size_t l2_bytes = 0;
   std::size_t total_bytes = 0;
 };
@@ -125,7 +125,7 @@ class Stream {
   void download(void* host, const void* device, std::size_t bytes, std::string_view what);
   void copy(void* to_device, const void* from_device, std::size_t bytes, std::string_view what);
   void fill_zero(void* device, std::size_t bytes, std::string_view what);
-  void wait(std::string_view what);  // until all that was issued is done
+  void wait(std::string_view what);                          // until all that was issued is done
   void wait_for(const Event& event, std::string_view what);  // what is issued from now on; the caller goes on
 
  private:
@@ -140,7 +140,7 @@ class Event {
   Event& operator=(const Event&) = delete;
   NativeEvent native() const { return event_; }
   void record(Stream& stream);
-  void wait(std::string_view what) const;        // the calling thread
+  void wait(std::string_view what) const;                           // the calling thread
   static float milliseconds(const Event& begin, const Event& end);  // both with timing, both done
 
  private:
@@ -169,9 +169,9 @@ class Graph {
 
 struct Launch {
   unsigned grid_x = 1, grid_y = 1, grid_z = 1;
-  unsigned threads = 32;                // of a block, whole warps
+  unsigned threads = 32;  // of a block, whole warps
   std::size_t dynamic_shared_bytes = 0;
-  bool overlap = true;                  // programmatic dependent launch, where the device has it (compute capability 9)
+  bool overlap = true;  // programmatic dependent launch, where the device has it (compute capability 9)
 };
 
 #if defined(CHARONIA_CUDA_ON_HOST)

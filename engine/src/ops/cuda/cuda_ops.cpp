@@ -1,0 +1,275 @@
+#include "ops/cuda/cuda_ops.h"
+
+#include <utility>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "ops/cuda/kept_step.h"
+#include "ops/cuda/kernels/exchange.h"
+#include "ops/cuda/kernels/rows.h"
+#include "ops/cuda/nccl.h"
+
+namespace charonia::cuda {
+
+using ops::Tensor;
+
+namespace {
+
+// `what` gives the text, and is called only for it: steps that are not replayed come here hundreds of times.
+template <class Text>
+void require(bool holds, std::string_view op, Text what) {
+  if (!holds) [[unlikely]]
+    throw Error(ErrorCode::internal, cat("ops::", op, ": ", what()));
+}
+
+std::string shape_of(const Tensor& tensor) {
+  return cat(to_string(tensor.dtype), " [", tensor.rows, ", ", tensor.cols, "]");
+}
+
+bool is_float(DType type) { return type == DType::f32 || type == DType::f16 || type == DType::bf16; }
+
+// A piece in a row of the ranks' pieces, aligned for any access.
+std::size_t tensor_bytes(const Tensor& tensor) {
+  return static_cast<std::size_t>(tensor.rows * tensor.cols) * size_of(tensor.dtype);
+}
+
+}  // namespace
+
+CudaOps::CudaOps(const ops::CudaOptions& options, std::shared_ptr<ops::NcclGroup> group, int rank)
+    : options_(options),
+      device_(device_info(options.device)),
+      instruction_set_(cat("sm_", device_.major, device_.minor)),
+      group_(std::move(group)),
+      rank_(rank),
+      products_(device_, options.reproducible),
+      no_samples_(sizeof(std::int32_t)) {}
+
+CudaOps::~CudaOps() {
+  const OnDevice on(device_.index);
+  try {
+    stream_.wait("the end of the device");  // what was issued uses the members
+  } catch (const Error&) {
+  }
+}
+
+ops::Precision CudaOps::precision(DType weight) const {
+  return {.weight = weight, .residual = DType::f32, .product = weight, .activation = weight, .kv = weight};
+}
+
+std::size_t CudaOps::free_memory() const {
+  const OnDevice on(device_.index);
+  return free_device_bytes();
+}
+
+std::unique_ptr<ops::Buffer> CudaOps::allocate(std::size_t bytes) {
+  const OnDevice on(device_.index);
+  return std::make_unique<CudaBuffer>(bytes);
+}
+
+void CudaOps::upload(void* device, const void* host, std::size_t bytes) {
+  const OnDevice on(device_.index);
+  stream_.upload(device, host, bytes, "upload");
+  stream_.wait("upload");
+}
+
+void CudaOps::download(void* host, const void* device, std::size_t bytes) {
+  const OnDevice on(device_.index);
+  stream_.download(host, device, bytes, "download");
+  stream_.wait("download");
+}
+
+std::unique_ptr<ops::Linear> CudaOps::make_linear(std::span<const ops::HostMatrix> parts,
+                                                  std::span<const ops::HostMatrix> bias, DType weight) {
+  const OnDevice on(device_.index);
+  if (!weights_upload_) weights_upload_ = std::make_unique<MatrixUpload>(stream_);
+  return std::make_unique<CudaLinear>(parts, bias, weight, *weights_upload_);
+}
+
+std::unique_ptr<ops::Embedding> CudaOps::make_embedding(const ops::HostMatrix& table, DType weight) {
+  const OnDevice on(device_.index);
+  if (!weights_upload_) weights_upload_ = std::make_unique<MatrixUpload>(stream_);
+  return std::make_unique<CudaEmbedding>(table, weight, *weights_upload_);
+}
+
+std::size_t CudaOps::kv_block_bytes(const ops::KvLayout& layout) const {
+  return CudaKvCache::block_layer_bytes(layout) * static_cast<std::size_t>(layout.num_layers);
+}
+
+std::unique_ptr<ops::KvCache> CudaOps::make_kv_cache(const ops::KvLayout& layout, int num_blocks) {
+  const OnDevice on(device_.index);
+  return std::make_unique<CudaKvCache>(layout, num_blocks);
+}
+
+void CudaOps::embed(const Tensor& out, const ops::Embedding& table) {
+  const auto& t = static_cast<const CudaEmbedding&>(table);
+  require(out.cols == t.cols() && is_float(out.dtype), "embed",
+          [&] { return cat("out ", shape_of(out), " and a table of ", t.cols(), " columns do not fit together"); });
+  if (needs_.facts.vocab != t.rows()) {
+    require(!prepared_, "embed", [&] { return "another table than the one that steps were prepared with"; });
+    needs_.facts.vocab = t.rows();
+    if (!tracing_) pack_again();
+  }
+  if (tracing_) return;
+  require_step("embed", out.rows, begun_.room.rows);
+  cuda::embed(stream_, out, t.table(), t.type(), uploaded<std::int32_t>(begun_.layout.ids),
+              sampler_ ? sampler_->sampled() : no_samples_.as<std::int32_t>());
+}
+
+void CudaOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight, float eps) {
+  require(out.rows == residual.rows && out.cols == residual.cols, "rms_norm",
+          [&] { return cat("residual ", shape_of(residual), " must be of the shape of out ", shape_of(out)); });
+  require(delta.data == nullptr || (delta.rows == residual.rows && delta.cols == residual.cols), "rms_norm",
+          [&] { return cat("delta ", shape_of(delta), " must be of the shape of residual ", shape_of(residual)); });
+  if (!tracing_) cuda::rms_norm(stream_, out, residual, delta, weight, eps);
+}
+
+void CudaOps::linear(const Tensor& out, const Tensor& in, const ops::Linear& weight) {
+  const auto& w = static_cast<const CudaLinear&>(weight);
+  require(in.dtype == w.type() && (out.dtype == w.type() || out.dtype == DType::f32), "linear", [&] {
+    return cat("in ", shape_of(in), " must be of the weight's type ", to_string(w.type()), ", out ", shape_of(out),
+               " of that or fp32");
+  });
+  require(in.cols == w.in_features() && out.cols == w.out_features() && in.rows == out.rows, "linear", [&] {
+    return cat("in ", shape_of(in), ", out ", shape_of(out), " and a weight [", w.out_features(), ", ", w.in_features(),
+               "] do not fit together");
+  });
+  if (in.rows == 0) return;
+  const Gemm gemm{.out = out.data,
+                  .out_type = out.dtype,
+                  .out_stride = out.stride,
+                  .in = in.data,
+                  .in_stride = in.stride,
+                  .weight = w.weight(),
+                  .type = w.type(),
+                  .weight_stride = w.stride(),
+                  .bias = w.bias(),
+                  .rows = in.rows,
+                  .n = out.cols,
+                  .k = in.cols};
+  if (tracing_) {
+    trace_.products.push_back(gemm);
+  } else {
+    products_.run(stream_, gemm);
+  }
+}
+
+void CudaOps::rotary_store(const Tensor& qkv, const float* cos_sin, ops::KvCache& cache, int layer, int heads) {
+  const auto& kv = static_cast<const CudaKvCache&>(cache);
+  const auto& layout = kv.layout();
+  require(is_float(qkv.dtype) && qkv.cols == std::int64_t{heads + 2 * layout.kv_heads} * layout.head_dim &&
+              layer >= 0 && layer < layout.num_layers,
+          "rotary_store",
+          [&] { return cat("qkv ", shape_of(qkv), ", ", heads, " heads, layer ", layer, " of ", layout.num_layers); });
+  need_cache(kv);
+  if (tracing_) return;
+  require_step("rotary_store", qkv.rows, begun_.room.rows);
+  require(begun_.attention, "rotary_store", [&] { return "the step has no positions"; });
+  cuda::rotary_store(stream_, qkv, cos_sin, kv.layer(layer), heads, uploaded<std::int32_t>(begun_.layout.positions),
+                     uploaded<std::int32_t>(begun_.layout.kv_slots));
+}
+
+void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache& cache, int layer, int heads,
+                        float scale) {
+  const auto& kv = static_cast<const CudaKvCache&>(cache);
+  const auto& layout = kv.layout();
+  require(is_float(out.dtype) && out.rows == qkv.rows && out.cols == std::int64_t{heads} * layout.head_dim &&
+              qkv.cols == std::int64_t{heads + 2 * layout.kv_heads} * layout.head_dim && heads % layout.kv_heads == 0 &&
+              layer >= 0 && layer < layout.num_layers,
+          "attention", [&] {
+            return cat("out ", shape_of(out), ", qkv ", shape_of(qkv), ", ", heads, " heads, ", layout.kv_heads,
+                       " k/v heads of ", layout.head_dim, ", layer ", layer);
+          });
+  const AttentionShape shape{.heads = heads,
+                             .kv_heads = layout.kv_heads,
+                             .head_dim = layout.head_dim,
+                             .block_len = layout.block_len,
+                             .multiprocessors = device_.multiprocessors,
+                             .reproducible = options_.reproducible};
+  need_cache(kv);
+  need_attention(shape);
+  if (tracing_) return;
+  require_step("attention", out.rows, begun_.room.rows);
+  require(begun_.attention, "attention", [&] { return "the step has no positions"; });
+  const auto& at = begun_.layout;
+  const auto& room = begun_.room;
+  cuda::attention(stream_, device_, out, qkv, kv.layer(layer), shape, scale,
+                  {.decode = uploaded<AttentionItem>(at.decode),
+                   .prefill = uploaded<AttentionItem>(at.prefill),
+                   .counts = uploaded<std::int32_t>(at.counts),
+                   .max_decode = room.decode,
+                   .max_prefill = room.prefill,
+                   .block_tables = uploaded<std::int32_t>(at.tables),
+                   .workspace = attention_.data(),
+                   .max_partials = attention_bounds_.partials});
+}
+
+void CudaOps::silu_mul(const Tensor& out, const Tensor& gate_up) {
+  require(gate_up.cols == 2 * out.cols && gate_up.rows == out.rows, "silu_mul",
+          [&] { return cat("gate_up ", shape_of(gate_up), " must be twice as wide as out ", shape_of(out)); });
+  if (!tracing_) cuda::silu_mul(stream_, out, gate_up);
+}
+
+void CudaOps::gather_rows(const Tensor& out, const Tensor& in) {
+  require(out.dtype == in.dtype && out.cols == in.cols, "gather_rows",
+          [&] { return cat("out ", shape_of(out), " must be of the type and width of in ", shape_of(in)); });
+  if (tracing_) return;
+  require_step("gather_rows", out.rows, begun_.room.logits_rows);
+  require_step("gather_rows", in.rows, begun_.room.rows);
+  cuda::gather_rows(stream_, out, in, uploaded<std::int32_t>(begun_.layout.logits_rows));
+}
+
+void CudaOps::sample(const Tensor& logits) {
+  require(logits.dtype == DType::f32 && logits.cols >= 1, "sample",
+          [&] { return cat("logits ", shape_of(logits), " must be fp32"); });
+  need_sampler(static_cast<int>(logits.cols), logits.rows);
+  if (tracing_ || logits.rows == 0) return;
+  require_step("sample", logits.rows, begun_.room.logits_rows);
+  sampler_->launch(stream_, logits, begun_.packed, begun_.device + begun_.layout.sampling);
+  begun_.sampled = true;
+}
+
+int CudaOps::ranks() const { return group_ ? group_->ranks() : 1; }
+
+DeviceMemory& CudaOps::exchange_memory(std::size_t bytes) {
+  if (tracing_) {
+    trace_.exchange_bytes = std::max(trace_.exchange_bytes, bytes);
+  } else if (exchange_.bytes() < bytes) {
+    stream_.wait("growth of the ranks' memory");
+    exchange_ = DeviceMemory(bytes, "the ranks' pieces");
+  }
+  return exchange_;
+}
+
+// In the reproducible mode the ranks' tensors are gathered and added here: in which order NCCL adds depends on how much
+// there is to add.
+void CudaOps::all_reduce(const Tensor& tensor) {
+  if (ranks() == 1) return;
+  require(tensor.stride == tensor.cols && is_float(tensor.dtype), "all_reduce",
+          [&] { return "rows must lie one behind the other"; });
+  if (!options_.reproducible) {
+    if (!tracing_) group_->all_reduce(stream_, rank_, tensor.data, tensor.dtype, tensor.rows * tensor.cols);
+    return;
+  }
+  const auto bytes = tensor_bytes(tensor);
+  const auto& pieces = exchange_memory(bytes * static_cast<std::size_t>(ranks()));
+  if (tracing_ || tensor.rows == 0) return;
+  group_->all_gather(stream_, rank_, pieces.data(), tensor.data, bytes);
+  sum_pieces(stream_, tensor, pieces.data(), ranks());
+}
+
+void CudaOps::all_gather(const Tensor& out, const Tensor& in) {
+  require(out.rows == in.rows && out.cols == in.cols * ranks() && out.dtype == in.dtype, "all_gather",
+          [&] { return cat("out ", shape_of(out), " must be ", ranks(), " times as wide as in ", shape_of(in)); });
+  require(in.stride == in.cols, "all_gather", [&] { return "rows must lie one behind the other"; });
+  const auto bytes = tensor_bytes(in);
+  if (ranks() == 1) {
+    if (!tracing_) stream_.copy(out.data, in.data, bytes, "all_gather");
+    return;
+  }
+  const auto& pieces = exchange_memory(bytes * static_cast<std::size_t>(ranks()));
+  if (tracing_ || in.rows == 0) return;
+  group_->all_gather(stream_, rank_, pieces.data(), in.data, bytes);
+  side_by_side(stream_, out, pieces.data(), ranks());
+}
+
+}  // namespace charonia::cuda

@@ -1,0 +1,191 @@
+// The operations on a CUDA device. What each computes stands in kernels/ and in products.h; here weights and k/v blocks
+// are kept, steps are uploaded, recorded and replayed, and operations are checked and issued to the device's one
+// stream.
+//
+//   begin_step   packs the step's arrays (step_upload.h) and has them copied
+//   run_step     replays the record of the step's class of rows, or issues its operations one by one
+//   collect      waits until the samples of the oldest step are in host memory
+// Token ids that a step samples stay on the device, where the next step's embedding takes them: so a step is begun and
+// issued while the one before it runs.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ops/cuda/cuda_weights.h"
+#include "ops/cuda/kernels/attention.h"
+#include "ops/cuda/make_cuda_ops.h"
+#include "ops/cuda/products.h"
+#include "ops/cuda/runtime.h"
+#include "ops/cuda/sampler.h"
+#include "ops/cuda/step_upload.h"
+#include "ops/ops.h"
+
+namespace charonia::cuda {
+
+class KeptStep;
+
+class CudaOps final : public ops::Ops {
+ public:
+  // The device must be the calling thread's own (OnDevice); later calls may come from any thread, one at a time.
+  CudaOps(const ops::CudaOptions& options, std::shared_ptr<ops::NcclGroup> group, int rank);
+  ~CudaOps() override;
+
+  std::string_view device() const override { return "cuda"; }
+  std::string_view instruction_set() const override { return instruction_set_; }
+  bool asynchronous() const override { return true; }
+  ops::Precision precision(DType weight) const override;
+  std::size_t free_memory() const override;
+
+  std::unique_ptr<ops::Buffer> allocate(std::size_t bytes) override;
+  void upload(void* device, const void* host, std::size_t bytes) override;
+  void download(void* host, const void* device, std::size_t bytes) override;
+
+  std::unique_ptr<ops::Linear> make_linear(std::span<const ops::HostMatrix> parts,
+                                           std::span<const ops::HostMatrix> bias, DType weight) override;
+  std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight) override;
+  std::size_t kv_block_bytes(const ops::KvLayout& layout) const override;
+  std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, int num_blocks) override;
+
+  void prepare(const ops::StepLimits& limits, std::span<const ops::Linear* const> linears, const Issue& issue) override;
+  void begin_step(const ops::StepInput& input) override;
+  void run_step(const Issue& issue) override;
+  std::vector<ops::Sampled> collect() override;
+
+  void embed(const ops::Tensor& out, const ops::Embedding& table) override;
+  void rms_norm(const ops::Tensor& out, const ops::Tensor& residual, const ops::Tensor& delta, const float* weight,
+                float eps) override;
+  void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) override;
+  void rotary_store(const ops::Tensor& qkv, const float* cos_sin, ops::KvCache& cache, int layer, int heads) override;
+  void attention(const ops::Tensor& out, const ops::Tensor& qkv, const ops::KvCache& cache, int layer, int heads,
+                 float scale) override;
+  void silu_mul(const ops::Tensor& out, const ops::Tensor& gate_up) override;
+  void gather_rows(const ops::Tensor& out, const ops::Tensor& in) override;
+  void sample(const ops::Tensor& logits) override;
+
+  int ranks() const override;
+  int rank() const override { return rank_; }
+  void all_reduce(const ops::Tensor& tensor) override;
+  void all_gather(const ops::Tensor& out, const ops::Tensor& in) override;
+
+  // For logs and benchmarks: which way each product goes.
+  std::vector<std::string> report() const { return products_.report(); }
+  // For tests: how many steps were replayed.
+  std::int64_t replayed_steps() const { return replayed_steps_; }
+
+ private:
+  // What must be known of a step's operations before its arrays are packed. prepare() learns it from a call of `issue`
+  // that issues nothing; before prepare() every operation adds what it needs, and the step is packed again.
+  struct Needs {
+    StepFacts facts;
+    std::optional<AttentionShape> attention;
+    int sampled_vocab = 0;
+  };
+
+  // What prepare()'s call of `issue` finds beside that.
+  struct Trace {
+    std::vector<Gemm> products;      // each shape once, with the most rows that it gets
+    std::size_t exchange_bytes = 0;  // of what the ranks' pieces need side by side
+  };
+
+  // A recorded decode step.
+  struct Record {
+    StepRoom room;
+    StepLayout layout;
+    SamplePacked packed;
+    Graph graph;
+  };
+
+  // Host memory of a step in flight.
+  struct Slot {
+    PinnedMemory upload, results;
+    Event done;
+    std::string text;          // for messages: which step
+    std::int64_t samples = 0;  // rows of results; 0: none were sampled
+  };
+
+  // The step that was begun last.
+  struct Begun {
+    bool any = false;   // there is one
+    bool open = false;  // and it was not run
+    std::int64_t rows = 0, logits_rows = 0;
+    bool attention = false, decode = false;
+    bool packed_samples = false;  // `packed` and sampling_ are of this step
+    bool sampled = false;         // sample() was called
+    StepRoom room;
+    StepLayout layout;
+    SamplePacked packed;
+    const Record* record = nullptr;
+    std::byte* device = nullptr;  // the upload
+  };
+
+  // cuda_step.cpp
+  void pack(const ops::StepInput& input);
+  void pack_again();
+  void send(const ops::StepInput& input, std::span<const std::byte> sampling);
+  void need_cache(const ops::KvCache& cache);
+  void need_attention(const AttentionShape& shape);
+  void need_sampler(int vocab, std::int64_t rows);
+  void make_attention(const AttentionBounds& bounds);
+  template <class T>
+  const T* uploaded(std::size_t at) const {
+    return reinterpret_cast<const T*>(begun_.device + at);
+  }
+  void require_step(std::string_view op, std::int64_t rows, std::int64_t of) const;
+
+  // cuda_prepare.cpp
+  void trace(const ops::StepLimits& limits, const Issue& issue);
+  void measure_products();
+  StepRoom room_for(std::int64_t rows, const ops::StepLimits& limits) const;
+  void make_uploads(const ops::StepLimits& limits);
+  void record_steps(const ops::StepLimits& limits, const Issue& issue);
+  Record record(const StepRoom& room, const SamplePacked& packed, std::span<const std::byte> sampling,
+                const Issue& issue);
+
+  DeviceMemory& exchange_memory(std::size_t bytes);
+
+  ops::CudaOptions options_;
+  DeviceInfo device_;
+  std::string instruction_set_;
+  std::shared_ptr<ops::NcclGroup> group_;
+  int rank_;
+  Stream stream_;
+  Products products_;
+  std::unique_ptr<MatrixUpload> weights_upload_;  // while weights are loaded
+
+  bool prepared_ = false;
+  bool tracing_ = false;
+  Needs needs_;
+  Trace trace_;
+  std::vector<std::int64_t> classes_;  // of recorded steps, ascending
+  std::vector<Record> records_;
+
+  std::unique_ptr<Sampler> sampler_;
+  int sampler_rows_ = 0;
+  DeviceMemory no_samples_;           // [1] i32: what ids refer to before there is a sampler
+  DeviceMemory upload_;               // of steps that fit, recorded ones among them
+  DeviceMemory long_upload_;          // of others; grows
+  DeviceMemory attention_;            // partial results
+  AttentionBounds attention_bounds_;  // that it was made for
+  DeviceMemory exchange_;             // pieces of the ranks
+
+  std::array<Slot, ops::kMaxStepsInFlight + 1> slots_;
+  std::size_t slot_ = 0;  // of the step begun last
+  std::deque<std::size_t> in_flight_;
+  Begun begun_;
+  std::unique_ptr<KeptStep> kept_;  // before prepare(), to pack it again
+  std::int64_t steps_ = 0, replayed_steps_ = 0;
+  std::int64_t sampled_before_ = 0;
+
+  // Of the step begun last; kept to spare allocations.
+  FlatTables tables_;
+  AttentionPlan plan_;
+  std::vector<std::byte> sampling_;
+};
+
+}  // namespace charonia::cuda

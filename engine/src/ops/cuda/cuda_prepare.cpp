@@ -1,0 +1,176 @@
+// Before the first step: what steps need is found out, made, measured and recorded.
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/decode_classes.h"
+#include "ops/cuda/kept_step.h"
+#include "ops/cuda/nccl.h"
+
+namespace charonia::cuda {
+namespace {
+
+// Histories and bans that a step's sampling may bring along without an allocation. More than this is rare and
+// allocates.
+constexpr std::size_t kMostListBytes = std::size_t{16} << 20;
+constexpr std::size_t kLeastListBytes = std::size_t{64} << 10;
+
+}  // namespace
+
+void CudaOps::prepare(const ops::StepLimits& limits, std::span<const ops::Linear* const>, const Issue& issue) {
+  const OnDevice on(device_.index);
+  set_step("the preparation of steps");
+  if (!in_flight_.empty()) throw Error(ErrorCode::internal, "ops::prepare: steps are in flight");
+  weights_upload_.reset();
+  prepared_ = false;
+  kept_.reset();
+  begun_ = {};
+  records_.clear();
+  trace(limits, issue);
+  measure_products();
+  if (needs_.sampled_vocab > 0) sampler_ = std::make_unique<Sampler>(needs_.sampled_vocab, sampler_rows_, stream_);
+  if (trace_.exchange_bytes > 0) exchange_ = DeviceMemory(trace_.exchange_bytes, "the ranks' pieces");
+  make_uploads(limits);
+  if (options_.graphs && needs_.attention && sampler_ && !waits_for_every_launch() &&
+      (group_ == nullptr || group_->recordable())) {
+    record_steps(limits, issue);
+  }
+  stream_.wait("the preparation of steps");
+  begun_ = {};
+  prepared_ = true;
+}
+
+// Has `issue` call the operations of the largest step, which issue nothing but note what they were called with: the
+// types and rows of products, the heads, the cache, the vocabulary. The list of weights alone does not say these.
+void CudaOps::trace(const ops::StepLimits& limits, const Issue& issue) {
+  needs_ = {};
+  needs_.facts.max_positions = limits.max_positions;
+  sampler_rows_ = 0;
+  trace_ = {};
+  tracing_ = true;
+  try {
+    issue({limits.max_rows, std::min(limits.max_rows, limits.max_sequences)});
+  } catch (...) {
+    tracing_ = false;
+    throw;
+  }
+  tracing_ = false;
+  if (needs_.facts.block_len != 0 && limits.block_len != 0 && needs_.facts.block_len != limits.block_len) {
+    throw Error(ErrorCode::internal, cat("ops::prepare: blocks of ", needs_.facts.block_len,
+                                         " tokens in the cache, of ", limits.block_len, " in the limits"));
+  }
+}
+
+void CudaOps::measure_products() {
+  auto& all = trace_.products;
+  const auto key = [](const Gemm& gemm) {
+    return std::tuple(gemm.rows, gemm.n, gemm.k, gemm.weight_stride, gemm.type, gemm.out_type, gemm.bias != nullptr);
+  };
+  std::stable_sort(all.begin(), all.end(), [&](const Gemm& a, const Gemm& b) { return key(a) < key(b); });
+  all.erase(std::unique(all.begin(), all.end(), [&](const Gemm& a, const Gemm& b) { return key(a) == key(b); }),
+            all.end());
+  for (std::size_t begin = 0, end = 0; begin < all.size(); begin = end) {
+    while (end < all.size() && all[end].rows == all[begin].rows) ++end;
+    products_.prepare(stream_, std::span(all).subspan(begin, end - begin), static_cast<int>(all[begin].rows));
+  }
+}
+
+// Of a recorded decode step of so many rows, at any positions.
+StepRoom CudaOps::room_for(std::int64_t rows, const ops::StepLimits& limits) const {
+  const auto& shape = *needs_.attention;
+  const auto bounds = attention_bounds(shape, static_cast<int>(rows), static_cast<int>(rows), limits.max_positions);
+  // Decodes are all of one kind of item; of which shows in the plan of one.
+  const std::int32_t starts[] = {0, 1}, zero[] = {0};
+  AttentionPlan one;
+  plan_attention(shape, {starts, zero, zero, 1}, zero, one);
+  return {.rows = rows,
+          .logits_rows = rows,
+          .decode = one.decode.empty() ? 0 : bounds.decode_items,
+          .prefill = one.prefill.empty() ? 0 : bounds.prefill_items};
+}
+
+// Memory of uploads, results and attention for any step within the limits.
+void CudaOps::make_uploads(const ops::StepLimits& limits) {
+  classes_ = decode_classes(std::min(limits.max_rows, limits.max_sequences));
+  StepRoom room{.rows = limits.max_rows, .logits_rows = limits.max_sequences};
+  std::size_t tables = 0;
+  if (needs_.attention) {
+    const auto& shape = *needs_.attention;
+    const auto bounds = attention_bounds(shape, limits.max_rows, limits.max_sequences, limits.max_positions);
+    room.decode = bounds.decode_items;
+    room.prefill = bounds.prefill_items;
+    attention_bounds_ = {};
+    make_attention(bounds);
+    tables = static_cast<std::size_t>(limits.max_sequences) *
+             static_cast<std::size_t>((limits.max_positions + shape.block_len - 1) / shape.block_len);
+    plan_.decode.reserve(static_cast<std::size_t>(bounds.decode_items));
+    plan_.prefill.reserve(static_cast<std::size_t>(bounds.prefill_items));
+  }
+  tables_.blocks.reserve(tables);
+  tables_.begin.reserve(static_cast<std::size_t>(limits.max_sequences));
+  std::size_t results = 0;
+  if (sampler_) {
+    sampling_.clear();
+    const auto packed = sampler_->pack({}, sampler_rows_, sampling_);
+    results = sampler_->result_bytes(packed);
+    const auto lists = static_cast<std::size_t>(limits.max_sequences) * static_cast<std::size_t>(limits.max_positions) *
+                       sizeof(std::int32_t);
+    room.sampling_bytes = sampling_.size() + std::clamp(lists, kLeastListBytes, kMostListBytes);
+    sampling_.reserve(room.sampling_bytes);
+  }
+  const auto bytes = step_bytes(step_layout(room), tables);
+  upload_ = DeviceMemory(bytes, "the arrays of a step");
+  long_upload_ = {};
+  for (auto& slot : slots_) {
+    slot.upload = PinnedMemory(bytes);
+    slot.results = PinnedMemory(results);
+  }
+}
+
+void CudaOps::record_steps(const ops::StepLimits& limits, const Issue& issue) {
+  for (const auto rows : classes_) {
+    sampling_.clear();
+    const auto packed = sampler_->pack({}, rows, sampling_);
+    auto room = room_for(rows, limits);
+    room.sampling_bytes = sampling_.size();
+    if (step_bytes(step_layout(room), 0) > upload_.bytes()) break;  // the bounds of few rows exceed those of all
+    records_.push_back(record(room, packed, sampling_, issue));
+  }
+}
+
+// A step of padding: no row is stored, seen or sampled. It is issued once before it is recorded, so that kernels are
+// loaded and ways of products chosen, and replayed once after, so that the first step that a user waits for is not the
+// record's first.
+CudaOps::Record CudaOps::record(const StepRoom& room, const SamplePacked& packed, std::span<const std::byte> sampling,
+                                const Issue& issue) {
+  Record out{.room = room, .layout = step_layout(room), .packed = packed, .graph = {}};
+  begun_ = {};
+  begun_.any = begun_.attention = begun_.decode = begun_.packed_samples = true;
+  begun_.room = out.room;
+  begun_.layout = out.layout;
+  begun_.packed = packed;
+  plan_.decode.clear();
+  plan_.prefill.clear();
+  tables_.blocks.clear();
+  tables_.begin.clear();
+  set_step(cat("the recording of a decode of ", room.rows, " rows"));
+  send({}, sampling);
+  issue({room.rows, room.logits_rows});
+  stream_.wait("a step before it is recorded");
+  Graph::begin(stream_);
+  try {
+    issue({room.rows, room.logits_rows});
+    out.graph = Graph::end(stream_);
+  } catch (...) {
+    Graph::abandon(stream_);
+    throw;
+  }
+  out.graph.launch(stream_, "replay of a step");
+  stream_.wait("replay of a step");
+  return out;
+}
+
+}  // namespace charonia::cuda

@@ -1,0 +1,227 @@
+// A step on a CUDA device: packed, uploaded, issued or replayed, and its samples fetched.
+#include <algorithm>
+#include <utility>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/decode_classes.h"
+#include "ops/cuda/kept_step.h"
+
+namespace charonia::cuda {
+
+using ops::StepInput;
+
+namespace {
+
+constexpr int kFirstSamplerRows = 64;  // of a sampler that is made before the limits are known
+
+template <class Memory>
+void grow(Memory& memory, std::size_t bytes) {
+  if (memory.bytes() < bytes) memory = Memory(bytes + bytes / 2);
+}
+
+bool same(const AttentionShape& a, const AttentionShape& b) {
+  return a.heads == b.heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim && a.block_len == b.block_len;
+}
+
+}  // namespace
+
+void CudaOps::begin_step(const StepInput& input) {
+  const OnDevice on(device_.index);
+  if (in_flight_.size() >= ops::kMaxStepsInFlight) {
+    throw Error(ErrorCode::internal,
+                cat("ops::begin_step: results of ", in_flight_.size(), " steps were not collected"));
+  }
+  check_step(input, needs_.facts, sampled_before_);
+  begun_ = {};
+  begun_.rows = static_cast<std::int64_t>(input.ids.size());
+  begun_.logits_rows = static_cast<std::int64_t>(input.logits_rows.size());
+  begun_.attention = !input.attention.positions.empty();
+  begun_.decode = begun_.attention && is_decode(input);
+  auto& slot = slots_[slot_];
+  ++steps_;
+  slot.text = begun_.decode ? cat("step ", steps_, " (decode of ", begun_.rows, " rows)")
+                            : cat("step ", steps_, " (", begun_.rows, " rows, ",
+                                  begun_.attention ? input.attention.query_start.size() - 1 : 0, " sequences)");
+  slot.samples = 0;
+  set_step(slot.text);
+  if (!prepared_) kept_ = std::make_unique<KeptStep>(input, sampled_before_);
+  pack(input);
+  begun_.any = begun_.open = true;
+}
+
+void CudaOps::pack(const StepInput& input) {
+  auto& step = begun_;
+  tables_.blocks.clear();
+  tables_.begin.clear();
+  plan_.decode.clear();
+  plan_.prefill.clear();
+  plan_.num_partials = 0;
+  const auto block_len = needs_.facts.block_len;
+  if (step.attention && block_len > 0) {
+    flatten_tables(input.attention, block_len, tables_);
+    if (needs_.attention) plan_attention(*needs_.attention, input.attention, tables_.begin, plan_);
+  }
+  step.record = nullptr;
+  step.room = {.rows = step.rows, .logits_rows = step.logits_rows};
+  if (step.decode) {
+    // Also a decode step that cannot be replayed is padded: its products then have the shapes that were measured.
+    if (const auto index = class_of(classes_, step.rows); index < classes_.size()) {
+      step.room.rows = step.room.logits_rows = classes_[index];
+      if (index < records_.size()) step.record = &records_[index];
+    }
+  }
+  if (step.logits_rows > 0 && needs_.sampled_vocab > 0 && !step.packed_samples) {
+    sampling_.clear();
+    step.packed = sampler_->pack(input.sample, step.room.logits_rows, sampling_);
+    step.packed_samples = true;
+  }
+  if (step.record != nullptr) {
+    const auto& room = step.record->room;
+    if (!step.packed.plain || step.packed.bytes != step.record->packed.bytes ||
+        static_cast<std::int64_t>(plan_.decode.size()) > room.decode ||
+        static_cast<std::int64_t>(plan_.prefill.size()) > room.prefill) {
+      step.record = nullptr;
+    }
+  }
+  if (step.record != nullptr) {
+    step.room = step.record->room;
+    step.layout = step.record->layout;
+  } else {
+    step.room.decode = static_cast<std::int64_t>(plan_.decode.size());
+    step.room.prefill = static_cast<std::int64_t>(plan_.prefill.size());
+    step.room.sampling_bytes = step.packed_samples ? sampling_.size() : 0;
+    step.layout = step_layout(step.room);
+  }
+  if (!prepared_ && needs_.attention && step.attention) {
+    const auto last = *std::max_element(input.attention.positions.begin(), input.attention.positions.end());
+    make_attention(attention_bounds(*needs_.attention, static_cast<int>(step.rows),
+                                    static_cast<int>(tables_.begin.size()), last + 1));
+  }
+  send(input, step.packed_samples ? std::span<const std::byte>(sampling_) : std::span<const std::byte>{});
+}
+
+void CudaOps::send(const StepInput& input, std::span<const std::byte> sampling) {
+  const auto bytes = step_bytes(begun_.layout, tables_.blocks.size());
+  auto& host = slots_[slot_].upload;
+  grow(host, bytes);
+  write_step(host.data(), begun_.room, begun_.layout, input, needs_.facts.block_len, tables_, plan_, sampling);
+  auto* memory = &upload_;
+  if (bytes > upload_.bytes()) {
+    memory = &long_upload_;
+    if (bytes > long_upload_.bytes()) stream_.wait("growth of the step's memory");
+    grow(long_upload_, bytes);
+  }
+  begun_.device = memory->as<std::byte>();
+  stream_.upload(begun_.device, host.data(), bytes, "upload of a step");
+}
+
+// Never less than before.
+void CudaOps::make_attention(const AttentionBounds& bounds) {
+  auto& all = attention_bounds_;
+  all = {.decode_items = std::max(all.decode_items, bounds.decode_items),
+         .prefill_items = std::max(all.prefill_items, bounds.prefill_items),
+         .partials = std::max(all.partials, bounds.partials)};
+  const auto bytes = attention_workspace_bytes(*needs_.attention, all);
+  stream_.wait("growth of attention's memory");
+  if (bytes > attention_.bytes()) attention_ = DeviceMemory(bytes, "partial results of attention");
+}
+
+// Before prepare(): an operation has told what the arrays of the step that was begun must hold.
+void CudaOps::pack_again() {
+  if (!begun_.any || kept_ == nullptr) return;
+  const auto input = kept_->input();
+  check_step(input, needs_.facts, kept_->sampled_before());
+  stream_.wait("upload of a step");  // the host memory is written again
+  pack(input);
+}
+
+void CudaOps::need_cache(const ops::KvCache& cache) {
+  auto& facts = needs_.facts;
+  if (facts.block_len == cache.layout().block_len && facts.num_blocks == cache.num_blocks()) return;
+  if (prepared_) throw Error(ErrorCode::internal, "another k/v cache than the one that steps were prepared with");
+  facts.block_len = cache.layout().block_len;
+  facts.num_blocks = cache.num_blocks();
+  if (!tracing_) pack_again();
+}
+
+void CudaOps::need_attention(const AttentionShape& shape) {
+  if (needs_.attention && same(*needs_.attention, shape)) return;
+  if (prepared_) throw Error(ErrorCode::internal, "other attention heads than those that steps were prepared with");
+  needs_.attention = shape;
+  attention_ = {};  // its counters are where other heads had results
+  attention_bounds_ = {};
+  if (!tracing_) pack_again();
+}
+
+void CudaOps::need_sampler(int vocab, std::int64_t rows) {
+  if (needs_.sampled_vocab == vocab && rows <= sampler_rows_) return;
+  if (prepared_) {
+    throw Error(ErrorCode::internal, cat("ops::sample: [", rows, ", ", vocab, "] and [", sampler_rows_, ", ",
+                                         needs_.sampled_vocab, "] is what steps were prepared for"));
+  }
+  needs_.sampled_vocab = vocab;
+  if (tracing_) {
+    sampler_rows_ = static_cast<int>(rows);
+    return;
+  }
+  stream_.wait("the sampler before");
+  sampler_rows_ = std::max({kFirstSamplerRows, static_cast<int>(rows), sampler_rows_});
+  sampler_ = std::make_unique<Sampler>(vocab, sampler_rows_, stream_);
+  begun_.packed_samples = false;
+  pack_again();
+}
+
+void CudaOps::run_step(const Issue& issue) {
+  if (!begun_.open) throw Error(ErrorCode::internal, "ops::run_step: no step was begun");
+  const OnDevice on(device_.index);
+  auto& slot = slots_[slot_];
+  set_step(slot.text);
+  begun_.open = false;
+  sampled_before_ = begun_.logits_rows;  // what the next step may refer to, also where this one fails
+  try {
+    if (begun_.record != nullptr) {
+      begun_.record->graph.launch(stream_, "replay of a step");
+      begun_.sampled = begun_.logits_rows > 0;
+      ++replayed_steps_;
+    } else {
+      issue({begun_.room.rows, begun_.room.logits_rows});
+    }
+    if (begun_.sampled) {
+      slot.samples = begun_.logits_rows;
+      const auto bytes = sampler_->result_bytes(begun_.packed);
+      grow(slot.results, bytes);
+      stream_.download(slot.results.data(), sampler_->results(), bytes, "download of a step");
+    }
+    slot.done.record(stream_);
+  } catch (...) {
+    // The slot is used again at once; what was issued may still read it.
+    try {
+      stream_.wait("the end of a step that failed");
+    } catch (const Error&) {  // the first error tells more
+    }
+    throw;
+  }
+  in_flight_.push_back(slot_);
+  slot_ = (slot_ + 1) % slots_.size();
+}
+
+std::vector<ops::Sampled> CudaOps::collect() {
+  if (in_flight_.empty()) throw Error(ErrorCode::internal, "ops::collect: no step was run");
+  const OnDevice on(device_.index);
+  const auto& slot = slots_[in_flight_.front()];
+  in_flight_.pop_front();
+  set_step(slot.text);
+  slot.done.wait("wait for the end of a step");
+  return slot.samples == 0 ? std::vector<ops::Sampled>{} : sampler_->parse(slot.results.data(), slot.samples);
+}
+
+void CudaOps::require_step(std::string_view op, std::int64_t rows, std::int64_t of) const {
+  if (!begun_.any || rows != of) {
+    throw Error(ErrorCode::internal,
+                begun_.any ? cat("ops::", op, ": ", rows, " rows in a step of ", of) : cat("ops::", op, ": no step"));
+  }
+}
+
+}  // namespace charonia::cuda

@@ -1,0 +1,134 @@
+#include "ops/cuda/cuda_weights.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "ops/cpu/packed_linear.h"
+#include "ops/cuda/device/host_device.h"
+
+namespace charonia::cuda {
+namespace {
+
+constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
+constexpr std::int64_t kStrideMultiple = 8;  // elements: rows begin at 16 bytes in any type
+
+}  // namespace
+
+MatrixUpload::MatrixUpload(Stream& stream) : stream_(stream) {
+  for (auto& piece : pieces_) piece.memory = PinnedMemory(kPieceBytes);
+}
+
+MatrixUpload::~MatrixUpload() = default;
+
+void MatrixUpload::copy(std::byte* to, DType type, std::int64_t stride, const ops::HostMatrix& from) {
+  const auto row_bytes = static_cast<std::size_t>(stride) * size_of(type);
+  const auto used = static_cast<std::size_t>(from.cols) * size_of(type);
+  if (row_bytes > kPieceBytes) {
+    throw Error(ErrorCode::unsupported,
+                cat("a weight of ", from.cols, " columns: a row is longer than ", kPieceBytes, " bytes"));
+  }
+  const auto most = static_cast<std::int64_t>(kPieceBytes / row_bytes);
+  for (std::int64_t row = 0; row < from.rows; row += most) {
+    const auto rows = std::min(most, from.rows - row);
+    auto& piece = pieces_[next_];
+    next_ = (next_ + 1) % pieces_.size();
+    piece.copied.wait("upload of weights");  // of what it held before
+    auto* at = piece.memory.data();
+    if (from.row_stride() == from.cols && stride == from.cols) {
+      ops::cpu::convert_to(at, type, from.row(row), from.dtype, rows * from.cols);
+    } else {
+      for (std::int64_t r = 0; r < rows; ++r, at += row_bytes) {
+        ops::cpu::convert_to(at, type, from.row(row + r), from.dtype, from.cols);
+        std::memset(at + used, 0, row_bytes - used);
+      }
+    }
+    stream_.upload(to + static_cast<std::size_t>(row) * row_bytes, piece.memory.data(),
+                   static_cast<std::size_t>(rows) * row_bytes, "upload of weights");
+    piece.copied.record(stream_);
+  }
+}
+
+void MatrixUpload::finish() { stream_.wait("upload of weights"); }
+
+CudaLinear::CudaLinear(std::span<const ops::HostMatrix> parts, std::span<const ops::HostMatrix> bias, DType weight,
+                       MatrixUpload& upload)
+    : type_(weight) {
+  const auto refuse = [](const std::string& what) { throw Error(ErrorCode::invalid_argument, "a weight: " + what); };
+  if (parts.empty()) refuse("it has no part");
+  if (!bias.empty() && bias.size() != parts.size()) {
+    refuse(cat(bias.size(), " biases for ", parts.size(), " parts; there must be one each, or none"));
+  }
+  k_ = parts.front().cols;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].rows < 1 || parts[i].cols != k_ || k_ < 1 || parts[i].data == nullptr) {
+      refuse(cat("part ", i, " is [", parts[i].rows, ", ", parts[i].cols, "] and the first has ", k_, " columns"));
+    }
+    if (!bias.empty() && bias[i].data != nullptr && bias[i].rows * bias[i].cols != parts[i].rows) {
+      refuse(cat("part ", i, " has ", parts[i].rows, " rows and a bias of ", bias[i].rows * bias[i].cols));
+    }
+    n_ += parts[i].rows;
+  }
+  stride_ = round_up(k_, kStrideMultiple);
+  const auto row_bytes = static_cast<std::size_t>(stride_) * size_of(type_);
+  bytes_ = static_cast<std::size_t>(n_) * row_bytes;
+  weight_ = DeviceMemory(bytes_, cat("a weight [", n_, ", ", k_, "]"));
+  auto* at = weight_.as<std::byte>();
+  for (const auto& part : parts) {
+    upload.copy(at, type_, stride_, part);
+    at += static_cast<std::size_t>(part.rows) * row_bytes;
+  }
+  if (!bias.empty()) {
+    bias_ = DeviceMemory(static_cast<std::size_t>(n_) * sizeof(float), "a bias");
+    auto* to = bias_.as<float>();
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (bias[i].data != nullptr) {
+        // A column of the parts' rows; its elements lie together.
+        upload.copy(reinterpret_cast<std::byte*>(to), DType::f32, parts[i].rows,
+                    {bias[i].data, bias[i].dtype, 1, parts[i].rows});
+      }
+      to += parts[i].rows;
+    }
+  }
+  upload.finish();
+}
+
+CudaEmbedding::CudaEmbedding(const ops::HostMatrix& table, DType weight, MatrixUpload& upload)
+    : type_(weight), rows_(table.rows), cols_(table.cols) {
+  if (table.data == nullptr || rows_ < 1 || cols_ < 1) {
+    throw Error(ErrorCode::invalid_argument, cat("an embedding [", rows_, ", ", cols_, "] must not be empty"));
+  }
+  bytes_ = static_cast<std::size_t>(rows_ * cols_) * size_of(weight);
+  table_ = DeviceMemory(bytes_, cat("an embedding [", rows_, ", ", cols_, "]"));
+  upload.copy(table_.as<std::byte>(), weight, cols_, table);
+  upload.finish();
+}
+
+std::size_t CudaKvCache::block_layer_bytes(const ops::KvLayout& layout) {
+  const CacheLayer one{nullptr, layout.dtype, layout.kv_heads, layout.head_dim, layout.block_len};
+  return static_cast<std::size_t>(one.block_size()) * size_of(layout.dtype);
+}
+
+CudaKvCache::CudaKvCache(const ops::KvLayout& layout, int num_blocks) {
+  if (layout.num_layers < 1 || layout.kv_heads < 1 || layout.head_dim < 2 || layout.head_dim % 2 != 0 ||
+      layout.block_len < 1 || num_blocks < 1) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        cat("a k/v cache of ", num_blocks, " blocks of ", layout.block_len, " tokens, ", layout.num_layers, " layers, ",
+            layout.kv_heads, " heads of ", layout.head_dim, ": all must be at least 1, and the head size even"));
+  }
+  layout_ = layout;
+  num_blocks_ = num_blocks;
+  memory_ = DeviceMemory(
+      block_layer_bytes(layout) * static_cast<std::size_t>(layout.num_layers) * static_cast<std::size_t>(num_blocks),
+      cat("the k/v cache of ", num_blocks, " blocks (cache_max_entry_count)"));
+}
+
+CacheLayer CudaKvCache::layer(int index) const {
+  const auto layer_bytes = block_layer_bytes(layout_) * static_cast<std::size_t>(num_blocks_);
+  return {memory_.as<std::byte>() + static_cast<std::size_t>(index) * layer_bytes, layout_.dtype, layout_.kv_heads,
+          layout_.head_dim, layout_.block_len};
+}
+
+}  // namespace charonia::cuda

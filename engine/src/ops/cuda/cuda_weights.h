@@ -1,0 +1,87 @@
+// What stays in device memory from step to step: weights, embedding, k/v blocks.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "ops/cuda/kernels/rows.h"
+#include "ops/cuda/runtime.h"
+#include "ops/ops.h"
+
+namespace charonia::cuda {
+
+// Brings matrices to the device through two pieces of page-locked memory in turn: while one is copied, rows are
+// converted into the other.
+class MatrixUpload {
+ public:
+  explicit MatrixUpload(Stream& stream);
+  ~MatrixUpload();
+  // Rows of `from`, converted to `type`, to `to` with rows `stride` elements apart; elements beyond from.cols are
+  // zeros.
+  void copy(std::byte* to, DType type, std::int64_t stride, const ops::HostMatrix& from);
+  void finish();  // everything is there
+
+ private:
+  struct Piece {
+    PinnedMemory memory;
+    Event copied;
+  };
+  Stream& stream_;
+  std::array<Piece, 2> pieces_;
+  std::size_t next_ = 0;
+};
+
+class CudaBuffer : public ops::Buffer {
+ public:
+  explicit CudaBuffer(std::size_t bytes) : memory_(bytes, "a buffer") {
+    data_ = memory_.data();
+    bytes_ = bytes;
+  }
+
+ private:
+  DeviceMemory memory_;
+};
+
+// [n, k] row-major, rows a multiple of 8 elements apart and zero-filled beyond k; the parts stacked.
+class CudaLinear : public ops::Linear {
+ public:
+  CudaLinear(std::span<const ops::HostMatrix> parts, std::span<const ops::HostMatrix> bias, DType weight,
+             MatrixUpload& upload);
+  DType type() const { return type_; }
+  std::int64_t stride() const { return stride_; }
+  const void* weight() const { return weight_.data(); }
+  const float* bias() const { return bias_.as<float>(); }  // [n]; null: none
+
+ private:
+  DType type_;
+  std::int64_t stride_ = 0;
+  DeviceMemory weight_, bias_;
+};
+
+class CudaEmbedding : public ops::Embedding {
+ public:
+  CudaEmbedding(const ops::HostMatrix& table, DType weight, MatrixUpload& upload);
+  DType type() const { return type_; }
+  std::int64_t rows() const { return rows_; }
+  std::int64_t cols() const { return cols_; }
+  const void* table() const { return table_.data(); }
+
+ private:
+  DType type_;
+  std::int64_t rows_, cols_;
+  DeviceMemory table_;
+};
+
+// Layer after layer, each as CacheLayer has it.
+class CudaKvCache : public ops::KvCache {
+ public:
+  CudaKvCache(const ops::KvLayout& layout, int num_blocks);
+  CacheLayer layer(int index) const;
+  static std::size_t block_layer_bytes(const ops::KvLayout& layout);  // of one block in one layer
+
+ private:
+  DeviceMemory memory_;
+};
+
+}  // namespace charonia::cuda

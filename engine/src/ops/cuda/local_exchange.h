@@ -1,0 +1,42 @@
+// Exchange between ranks whose devices can read each other's memory at the same address: several ranks on one GPU,
+// which NCCL does not do, or the process itself as the device. For tests of tensor parallelism where there is but one
+// GPU: threads wait for each other at every operation.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ops/cuda/nccl.h"
+#include "ops/cuda/runtime.h"
+
+namespace charonia::cuda {
+
+class LocalExchange final : public ops::NcclGroup {
+ public:
+  LocalExchange(int device, int ranks);
+
+  int ranks() const override { return static_cast<int>(ranks_.size()); }
+  bool recordable() const override { return false; }
+  void all_reduce(Stream& stream, int rank, void* data, DType type, std::int64_t count) override;
+  void all_gather(Stream& stream, int rank, void* out, const void* in, std::size_t bytes) override;
+
+ private:
+  struct Rank {
+    const void* in = nullptr;
+    std::unique_ptr<Event> ready, read;  // its input is there; it has read all inputs
+    DeviceMemory pieces;                 // of all_reduce
+  };
+
+  // Until all ranks have come here as often. Throws Error(internal) when one does not.
+  void meet();
+
+  std::vector<Rank> ranks_;
+  std::mutex mutex_;
+  std::condition_variable all_came_;
+  int came_ = 0;
+  std::uint64_t meetings_ = 0;
+};
+
+}  // namespace charonia::cuda

@@ -1,0 +1,303 @@
+// runtime.h on the CUDA runtime.
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <unordered_map>
+#include <utility>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "ops/cuda/runtime.h"
+
+namespace charonia::cuda {
+namespace {
+
+constexpr std::size_t kGivenShared = std::size_t{48} << 10;  // that a block gets without asking
+constexpr int kNothingToRestore = -1;
+
+thread_local std::string step_text;
+std::atomic<std::uint64_t> allocation_count = 0;
+
+bool flag(const char* name, bool otherwise) {
+  const char* const value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? otherwise : std::strcmp(value, "0") != 0;
+}
+
+bool overlap_allowed() {
+  static const bool allowed = flag("CHARONIA_CUDA_PDL", true);
+  return allowed;
+}
+
+std::string what_failed(std::string_view operation, cudaError_t result) {
+  auto text = cat(operation, ": ", cudaGetErrorString(result), " (", cudaGetErrorName(result), ")");
+  if (!step_text.empty()) text += cat(", in ", step_text);
+  return text;
+}
+
+int attribute(int device, cudaDeviceAttr which) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, which, device), "device attribute");
+  return value;
+}
+
+int current_device() {
+  int device = 0;
+  check(cudaGetDevice(&device), "current device");
+  return device;
+}
+
+// What launches need to know of a device and a kernel, asked once per thread.
+struct Known {
+  int major = 0;
+  std::unordered_map<const void*, std::size_t> shared_bytes;  // a kernel's limit of dynamic shared memory
+};
+
+Known& known(int device) {
+  thread_local std::unordered_map<int, Known> devices;
+  auto& one = devices[device];
+  if (one.major == 0) one.major = attribute(device, cudaDevAttrComputeCapabilityMajor);
+  return one;
+}
+
+bool recording(cudaStream_t stream) {
+  auto status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
+}
+
+void issue_copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,
+                std::string_view what) {
+  if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, kind, stream), what);
+}
+
+}  // namespace
+
+void check(cudaError_t result, std::string_view operation) {
+  if (result == cudaSuccess) return;
+  (void)cudaGetLastError();  // an error that does not stay must not be taken for the next call's
+  throw Error(ErrorCode::internal, what_failed(operation, result));
+}
+
+int device_count(std::string& why) {
+  why.clear();
+  int count = 0;
+  const auto result = cudaGetDeviceCount(&count);
+  if (result == cudaSuccess && count > 0) return count;
+  (void)cudaGetLastError();
+  switch (result) {
+    case cudaErrorInsufficientDriver: {
+      int driver = 0;
+      if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+        why = "no NVIDIA driver was found (libcuda.so.1)";
+      } else {
+        why = cat("the NVIDIA driver is too old: it knows CUDA ", driver / 1000, ".", driver % 1000 / 10,
+                  " and this build needs ", CUDART_VERSION / 1000, ".0");
+      }
+      break;
+    }
+    case cudaSuccess:
+    case cudaErrorNoDevice:
+      why = "there is no NVIDIA GPU that this process can see (CUDA_VISIBLE_DEVICES?)";
+      break;
+    default:
+      why = cat("CUDA does not start: ", cudaGetErrorString(result));
+  }
+  return 0;
+}
+
+DeviceInfo device_info(int index) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, index), cat("device ", index));
+  return {.index = index,
+          .name = properties.name,
+          .major = properties.major,
+          .minor = properties.minor,
+          .multiprocessors = properties.multiProcessorCount,
+          .shared_bytes = properties.sharedMemPerBlockOptin,
+          .l2_bytes = static_cast<std::size_t>(std::max(properties.l2CacheSize, 0)),
+          .total_bytes = properties.totalGlobalMem};
+}
+
+OnDevice::OnDevice(int index) : before_(current_device()) {
+  if (index == before_) {
+    before_ = kNothingToRestore;
+  } else {
+    check(cudaSetDevice(index), cat("device ", index));
+  }
+}
+
+OnDevice::~OnDevice() {
+  if (before_ != kNothingToRestore) (void)cudaSetDevice(before_);
+}
+
+std::size_t free_device_bytes() {
+  std::size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "free memory");
+  return free;
+}
+
+void set_step(std::string text) { step_text = std::move(text); }
+
+bool waits_for_every_launch() {
+  static const bool waits = flag("CHARONIA_CUDA_SYNC", false);
+  return waits;
+}
+
+std::uint64_t allocations() { return allocation_count.load(); }
+
+DeviceMemory::DeviceMemory(std::size_t bytes, std::string_view what) : bytes_(bytes) {
+  if (bytes == 0) return;
+  ++allocation_count;
+  const auto result = cudaMalloc(&data_, bytes);
+  if (result == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    throw Error(ErrorCode::resource_exhausted, cat(what, ": ", bytes, " bytes are needed and ", free_device_bytes(),
+                                                   " are free on device ", current_device()));
+  }
+  check(result, what);
+  try {
+    // Streams here do not wait for the default stream, so the zeros must be there before anyone uses the memory.
+    check(cudaMemset(data_, 0, bytes), what);
+    check(cudaStreamSynchronize(cudaStreamLegacy), what);
+  } catch (...) {
+    (void)cudaFree(std::exchange(data_, nullptr));
+    throw;
+  }
+}
+
+DeviceMemory::~DeviceMemory() {
+  if (data_ != nullptr) (void)cudaFree(data_);
+}
+
+DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
+  DeviceMemory taken(std::move(other));
+  std::swap(data_, taken.data_);
+  std::swap(bytes_, taken.bytes_);
+  return *this;
+}
+
+PinnedMemory::PinnedMemory(std::size_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  ++allocation_count;
+  const auto result = cudaHostAlloc(&data_, bytes, cudaHostAllocPortable);
+  if (result == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    throw Error(ErrorCode::resource_exhausted, cat(bytes, " bytes of page-locked host memory are not to be had"));
+  }
+  check(result, "page-locked host memory");
+  std::memset(data_, 0, bytes);
+}
+
+PinnedMemory::~PinnedMemory() {
+  if (data_ != nullptr) (void)cudaFreeHost(data_);
+}
+
+PinnedMemory::PinnedMemory(PinnedMemory&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+PinnedMemory& PinnedMemory::operator=(PinnedMemory&& other) noexcept {
+  PinnedMemory taken(std::move(other));
+  std::swap(data_, taken.data_);
+  std::swap(bytes_, taken.bytes_);
+  return *this;
+}
+
+Stream::Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"); }
+Stream::~Stream() { (void)cudaStreamDestroy(stream_); }
+
+void Stream::upload(void* device, const void* host, std::size_t bytes, std::string_view what) {
+  issue_copy(device, host, bytes, cudaMemcpyHostToDevice, stream_, what);
+}
+void Stream::download(void* host, const void* device, std::size_t bytes, std::string_view what) {
+  issue_copy(host, device, bytes, cudaMemcpyDeviceToHost, stream_, what);
+}
+void Stream::copy(void* to_device, const void* from_device, std::size_t bytes, std::string_view what) {
+  issue_copy(to_device, from_device, bytes, cudaMemcpyDeviceToDevice, stream_, what);
+}
+void Stream::fill_zero(void* device, std::size_t bytes, std::string_view what) {
+  if (bytes > 0) check(cudaMemsetAsync(device, 0, bytes, stream_), what);
+}
+void Stream::wait(std::string_view what) { check(cudaStreamSynchronize(stream_), what); }
+void Stream::wait_for(const Event& event, std::string_view what) {
+  check(cudaStreamWaitEvent(stream_, event.native(), cudaEventWaitDefault), what);
+}
+
+Event::Event(bool timing) {
+  check(cudaEventCreateWithFlags(&event_, timing ? cudaEventDefault : cudaEventDisableTiming), "event");
+}
+Event::~Event() { (void)cudaEventDestroy(event_); }
+void Event::record(Stream& stream) { check(cudaEventRecord(event_, stream.native()), "event"); }
+void Event::wait(std::string_view what) const { check(cudaEventSynchronize(event_), what); }
+float Event::milliseconds(const Event& begin, const Event& end) {
+  float out = 0;
+  check(cudaEventElapsedTime(&out, begin.event_, end.event_), "time between events");
+  return out;
+}
+
+// Calls of other threads, such as another rank's, do not disturb a recording.
+void Graph::begin(Stream& stream) {
+  check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal), "begin of a recording");
+}
+
+Graph Graph::end(Stream& stream) {
+  cudaGraph_t recorded = nullptr;
+  check(cudaStreamEndCapture(stream.native(), &recorded), "end of a recording");
+  Graph out;
+  const auto result = cudaGraphInstantiate(&out.graph_, recorded, 0);
+  (void)cudaGraphDestroy(recorded);
+  check(result, "graph of a recording");
+  check(cudaGraphUpload(out.graph_, stream.native()), "upload of a graph");
+  return out;
+}
+
+void Graph::abandon(Stream& stream) noexcept {
+  if (!recording(stream.native())) return;
+  cudaGraph_t recorded = nullptr;
+  (void)cudaStreamEndCapture(stream.native(), &recorded);
+  if (recorded != nullptr) (void)cudaGraphDestroy(recorded);
+  (void)cudaGetLastError();
+}
+
+Graph::~Graph() {
+  if (graph_ != nullptr) (void)cudaGraphExecDestroy(graph_);
+}
+Graph::Graph(Graph&& other) noexcept : graph_(std::exchange(other.graph_, nullptr)) {}
+Graph& Graph::operator=(Graph&& other) noexcept {
+  Graph taken(std::move(other));
+  std::swap(graph_, taken.graph_);
+  return *this;
+}
+void Graph::launch(Stream& stream, std::string_view what) const {
+  check(cudaGraphLaunch(graph_, stream.native()), what);
+  if (waits_for_every_launch()) stream.wait(what);
+}
+
+void launch_kernel(NativeStream stream, std::string_view what, const Launch& shape, const void* kernel, void** params) {
+  auto& device = known(current_device());
+  if (shape.dynamic_shared_bytes > kGivenShared) {
+    auto& allowed = device.shared_bytes[kernel];
+    if (shape.dynamic_shared_bytes > allowed) {
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(shape.dynamic_shared_bytes)),
+            what);
+      allowed = shape.dynamic_shared_bytes;
+    }
+  }
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(shape.grid_x, shape.grid_y, shape.grid_z);
+  config.blockDim = dim3(shape.threads);
+  config.dynamicSmemBytes = shape.dynamic_shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = shape.overlap && device.major >= 9 && overlap_allowed() ? 1 : 0;
+  check(cudaLaunchKernelExC(&config, kernel, params), what);
+  if (waits_for_every_launch() && !recording(stream)) check(cudaStreamSynchronize(stream), what);
+}
+
+}  // namespace charonia::cuda
