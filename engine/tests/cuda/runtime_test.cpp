@@ -1,0 +1,173 @@
+// Memory, streams, graphs and launches, on whatever the device is.
+#include "ops/cuda/runtime.h"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+#include <vector>
+
+#include "charonia/error.h"
+#include "ops/cuda/kernels/exchange.h"
+
+namespace charonia::cuda {
+namespace {
+
+std::vector<int> downloaded(Stream& stream, const DeviceMemory& memory, std::size_t count) {
+  std::vector<int> out(count);
+  stream.download(out.data(), memory.data(), count * sizeof(int), "test");
+  stream.wait("test");
+  return out;
+}
+
+TEST(RuntimeTest, memory_is_zero_when_it_is_made_and_goes_with_its_owner) {
+  Stream stream;
+  const auto before = allocations();
+  DeviceMemory a(100 * sizeof(int));
+  EXPECT_EQ(allocations(), before + 1);
+  EXPECT_EQ(downloaded(stream, a, 100), std::vector<int>(100, 0));
+  const auto* const data = a.data();
+  DeviceMemory b(std::move(a));
+  EXPECT_EQ(a.data(), nullptr);
+  EXPECT_EQ(b.data(), data);
+  a = std::move(b);
+  EXPECT_EQ(a.data(), data);
+  EXPECT_EQ(a.bytes(), 100 * sizeof(int));
+  a = DeviceMemory(8);
+  EXPECT_EQ(a.bytes(), 8U);
+  PinnedMemory pinned(64);
+  PinnedMemory other(std::move(pinned));
+  EXPECT_EQ(other.bytes(), 64U);
+  EXPECT_EQ(pinned.data(), nullptr);
+}
+
+TEST(RuntimeTest, more_memory_than_there_is_is_refused_with_the_numbers_and_nothing_is_lost) {
+  const auto free = free_device_bytes();
+  const auto wanted = std::size_t{1} << 50;
+  try {
+    const DeviceMemory memory(wanted, "the test's memory");
+    FAIL() << "it was given";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
+    const std::string text = error.what();
+    EXPECT_NE(text.find("the test's memory"), std::string::npos) << text;
+    EXPECT_NE(text.find(std::to_string(wanted)), std::string::npos) << text;
+  }
+  EXPECT_GE(free_device_bytes(), free / 2);
+}
+
+TEST(RuntimeTest, copies_go_both_ways_and_across) {
+  Stream stream;
+  DeviceMemory a(4 * sizeof(int)), b(4 * sizeof(int));
+  PinnedMemory pinned(4 * sizeof(int));
+  auto* const values = reinterpret_cast<int*>(pinned.data());
+  for (int i = 0; i < 4; ++i) values[i] = i * i;
+  stream.upload(a.data(), values, a.bytes(), "test");
+  stream.copy(b.data(), a.data(), a.bytes(), "test");
+  stream.fill_zero(a.data(), 2 * sizeof(int), "test");
+  EXPECT_EQ(downloaded(stream, a, 4), (std::vector<int>{0, 0, 4, 9}));
+  EXPECT_EQ(downloaded(stream, b, 4), (std::vector<int>{0, 1, 4, 9}));
+}
+
+TEST(RuntimeTest, a_graph_runs_when_it_is_launched_as_often_as_it_is_launched) {
+  Stream stream;
+  constexpr int kRows = 3, kCols = 40;
+  std::vector<float> values(2 * kRows * kCols);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  DeviceMemory pieces(values.size() * sizeof(float)), sum(kRows * kCols * sizeof(float));
+  const ops::Tensor out{sum.data(), DType::f32, kRows, kCols, kCols};
+  const auto result = [&] {
+    std::vector<float> got(kRows * kCols);
+    stream.download(got.data(), sum.data(), sum.bytes(), "test");
+    stream.wait("test");
+    return got;
+  };
+  Graph::begin(stream);
+  sum_pieces(stream, out, pieces.data(), 2);
+  Graph graph = Graph::end(stream);
+  EXPECT_TRUE(static_cast<bool>(graph));
+  EXPECT_EQ(result(), std::vector<float>(kRows * kCols, 0));  // it was not run, and the pieces are zeros
+  for (const float factor : {1.0F, 2.0F}) {
+    auto scaled = values;
+    for (auto& x : scaled) x *= factor;
+    stream.upload(pieces.data(), scaled.data(), pieces.bytes(), "test");
+    graph.launch(stream, "test");
+    const auto got = result();
+    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], scaled[i] + scaled[i + got.size()]);
+  }
+  Graph moved(std::move(graph));
+  EXPECT_FALSE(static_cast<bool>(graph));
+  moved.launch(stream, "test");
+  stream.wait("test");
+}
+
+TEST(RuntimeTest, a_recording_that_failed_is_given_up_and_the_stream_goes_on) {
+  Stream stream;
+  DeviceMemory a(4);
+  Graph::begin(stream);
+  stream.fill_zero(a.data(), 4, "test");
+  Graph::abandon(stream);
+  Graph::abandon(stream);
+  stream.fill_zero(a.data(), 4, "test");
+  stream.wait("test");
+}
+
+TEST(RuntimeTest, events_order_streams_and_threads) {
+  Stream first, second;
+  DeviceMemory a(sizeof(int)), b(sizeof(int));
+  const int seven = 7;
+  Event done, timed_begin(true), timed_end(true);
+  done.wait("an event that was never recorded is past");
+  timed_begin.record(first);
+  first.upload(a.data(), &seven, sizeof seven, "test");
+  done.record(first);
+  second.wait_for(done, "test");
+  second.copy(b.data(), a.data(), sizeof seven, "test");
+  EXPECT_EQ(downloaded(second, b, 1), std::vector<int>{7});
+  timed_end.record(first);
+  timed_end.wait("test");
+  EXPECT_GE(Event::milliseconds(timed_begin, timed_end), 0);
+}
+
+TEST(RuntimeTest, the_ranks_pieces_are_added_in_their_order) {
+  Stream stream;
+  for (const auto type : {DType::f32, DType::bf16, DType::f16}) {
+    for (const int cols : {1, 7, 8, 24, 1000}) {
+      constexpr int kRows = 2, kRanks = 3;
+      const auto bits = [&](float x) -> std::uint32_t {
+        return type == DType::f32    ? std::bit_cast<std::uint32_t>(x)
+               : type == DType::bf16 ? float_to_bf16(x)
+                                     : float_to_f16(x);
+      };
+      const auto value = [&](std::uint32_t x) {
+        const auto half = static_cast<std::uint16_t>(x);
+        return type == DType::f32    ? std::bit_cast<float>(x)
+               : type == DType::bf16 ? bf16_to_float(half)
+                                     : f16_to_float(half);
+      };
+      const auto size = size_of(type);
+      const std::size_t count = static_cast<std::size_t>(kRows) * static_cast<std::size_t>(cols);
+      std::vector<std::byte> host(kRanks * count * size), got(count * size);
+      const auto read = [&](const std::vector<std::byte>& from, std::size_t i) {
+        std::uint32_t x = 0;
+        std::memcpy(&x, &from[i * size], size);
+        return value(x);
+      };
+      for (std::size_t i = 0; i < kRanks * count; ++i) {
+        const auto x = bits(static_cast<float>(i * 2654435761U % 2000) / 7.0F - 140);
+        std::memcpy(&host[i * size], &x, size);
+      }
+      DeviceMemory pieces(host.size()), sum(got.size());
+      stream.upload(pieces.data(), host.data(), host.size(), "test");
+      sum_pieces(stream, {sum.data(), type, kRows, cols, cols}, pieces.data(), kRanks);
+      stream.download(got.data(), sum.data(), got.size(), "test");
+      stream.wait("test");
+      for (std::size_t i = 0; i < count; ++i) {
+        const float expected = read(host, i) + read(host, i + count) + read(host, i + 2 * count);
+        ASSERT_EQ(read(got, i), value(bits(expected))) << to_string(type) << ", " << cols << " columns, element " << i;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace charonia::cuda

@@ -1,0 +1,268 @@
+// What a step brings to the device: every number where its reader looks for it.
+#include "ops/cuda/step_upload.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <set>
+
+#include "charonia/error.h"
+#include "ops/cuda/decode_classes.h"
+
+namespace charonia::cuda {
+namespace {
+
+using ops::SampleRow;
+using ops::StepInput;
+using Random = std::mt19937;
+
+constexpr int kBlockLen = 4, kBlocks = 50;
+constexpr int kVocab = 100, kPositions = 64;
+constexpr StepFacts kFacts{.vocab = kVocab, .block_len = kBlockLen, .num_blocks = kBlocks, .max_positions = kPositions};
+
+int uniform(Random& random, int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); }
+
+// A step with arrays of its own.
+struct Step {
+  std::vector<std::int32_t> ids, query_start{0}, positions, tables, logits_rows;
+  std::vector<SampleRow> sample;
+  std::int64_t stride = kPositions / kBlockLen;
+
+  void add(int first_position, int rows, bool sampled) {
+    for (int i = 0; i < rows; ++i) {
+      ids.push_back(static_cast<std::int32_t>(ids.size()) % kVocab);
+      positions.push_back(first_position + i);
+    }
+    query_start.push_back(static_cast<std::int32_t>(ids.size()));
+    for (std::int64_t i = 0; i < stride; ++i) tables.push_back(static_cast<std::int32_t>(tables.size() * 7 % kBlocks));
+    if (sampled) {
+      logits_rows.push_back(static_cast<std::int32_t>(ids.size()) - 1);
+      sample.emplace_back();
+    }
+  }
+  StepInput input() const { return {ids, {query_start, positions, tables, stride}, logits_rows, sample}; }
+};
+
+// Reads what write_step wrote.
+struct Written {
+  std::vector<std::uint64_t> memory;  // aligned
+  StepLayout layout;
+  std::size_t bytes = 0;
+
+  const std::byte* at(std::size_t offset) const { return reinterpret_cast<const std::byte*>(memory.data()) + offset; }
+  std::int32_t i32(std::size_t offset, std::int64_t index) const {
+    std::int32_t out = 0;
+    std::memcpy(&out, at(offset) + static_cast<std::size_t>(index) * sizeof out, sizeof out);
+    return out;
+  }
+};
+
+Written write(const Step& step, const StepRoom& room, const FlatTables& tables, const AttentionPlan& plan,
+              std::span<const std::byte> sampling) {
+  Written out;
+  out.layout = step_layout(room);
+  out.bytes = step_bytes(out.layout, tables.blocks.size());
+  out.memory.assign(out.bytes / sizeof(std::uint64_t) + 1, 0x5555555555555555U);  // not zero by chance
+  write_step(reinterpret_cast<std::byte*>(out.memory.data()), room, out.layout, step.input(), kBlockLen, tables, plan,
+             sampling);
+  return out;
+}
+
+TEST(StepUploadTest, every_array_is_where_the_layout_says_and_padding_is_stored_nowhere) {
+  Random random(1);
+  for (int trial = 0; trial < 50; ++trial) {
+    Step step;
+    const int sequences = uniform(random, 1, 6);
+    for (int s = 0; s < sequences; ++s) {
+      const int rows = uniform(random, 1, 9);
+      step.add(uniform(random, 0, kPositions - rows), rows, uniform(random, 0, 1) == 1);
+    }
+    check_step(step.input(), kFacts, 0);
+    FlatTables tables;
+    flatten_tables(step.input().attention, kBlockLen, tables);
+    AttentionPlan plan;
+    plan.decode.resize(static_cast<std::size_t>(uniform(random, 0, 3)));
+    plan.prefill.resize(static_cast<std::size_t>(uniform(random, 0, 3)));
+    for (auto& item : plan.decode) item.first_row = uniform(random, 0, 1000);
+    for (auto& item : plan.prefill) item.first_row = uniform(random, 0, 1000);
+    std::vector<std::byte> sampling(static_cast<std::size_t>(uniform(random, 0, 70)));
+    for (auto& one : sampling) one = static_cast<std::byte>(uniform(random, 0, 255));
+    const auto rows = static_cast<std::int64_t>(step.ids.size());
+    const auto logits = static_cast<std::int64_t>(step.logits_rows.size());
+    const StepRoom room{.rows = rows + uniform(random, 0, 5),
+                        .logits_rows = logits + uniform(random, 0, 5),
+                        .decode = static_cast<std::int64_t>(plan.decode.size()) + uniform(random, 0, 2),
+                        .prefill = static_cast<std::int64_t>(plan.prefill.size()) + uniform(random, 0, 2),
+                        .sampling_bytes = sampling.size() + static_cast<std::size_t>(uniform(random, 0, 20))};
+    const auto out = write(step, room, tables, plan, sampling);
+    const auto& at = out.layout;
+    for (const auto offset : {at.counts, at.ids, at.positions, at.kv_slots, at.logits_rows, at.decode, at.prefill,
+                              at.sampling, at.tables, out.bytes}) {
+      ASSERT_EQ(offset % 16, 0U);
+    }
+    EXPECT_EQ(out.i32(at.counts, 0), static_cast<std::int32_t>(plan.decode.size()));
+    EXPECT_EQ(out.i32(at.counts, 1), static_cast<std::int32_t>(plan.prefill.size()));
+    std::int64_t row = 0;
+    for (int s = 0; s < sequences; ++s) {
+      for (; row < step.query_start[static_cast<std::size_t>(s + 1)]; ++row) {
+        const auto i = static_cast<std::size_t>(row);
+        EXPECT_EQ(out.i32(at.ids, row), step.ids[i]);
+        EXPECT_EQ(out.i32(at.positions, row), step.positions[i]);
+        const auto block = step.tables[static_cast<std::size_t>(s * step.stride + step.positions[i] / kBlockLen)];
+        EXPECT_EQ(out.i32(at.kv_slots, row), block * kBlockLen + step.positions[i] % kBlockLen);
+        // The flat table of the sequence says the same.
+        EXPECT_EQ(out.i32(at.tables, tables.begin[static_cast<std::size_t>(s)] + step.positions[i] / kBlockLen), block);
+      }
+    }
+    for (; row < room.rows; ++row) {
+      EXPECT_EQ(out.i32(at.ids, row), 0);
+      EXPECT_EQ(out.i32(at.positions, row), 0);
+      EXPECT_EQ(out.i32(at.kv_slots, row), -1);
+    }
+    for (std::int64_t i = 0; i < room.logits_rows; ++i) {
+      const auto wanted = out.i32(at.logits_rows, i);
+      if (i < logits) {
+        EXPECT_EQ(wanted, step.logits_rows[static_cast<std::size_t>(i)]);
+      }
+      EXPECT_GE(wanted, 0);
+      EXPECT_LT(wanted, room.rows);
+    }
+    const auto same = [&](std::size_t offset, const auto& values) {
+      return values.empty() || std::memcmp(out.at(offset), values.data(), values.size() * sizeof values[0]) == 0;
+    };
+    EXPECT_TRUE(same(at.decode, plan.decode));
+    EXPECT_TRUE(same(at.prefill, plan.prefill));
+    EXPECT_TRUE(same(at.sampling, sampling));
+    EXPECT_TRUE(same(at.tables, tables.blocks));
+  }
+}
+
+TEST(StepUploadTest, a_table_goes_up_as_far_as_the_sequence_has_come) {
+  Step step;
+  step.add(0, 1, true);
+  step.add(kBlockLen - 1, 2, true);
+  step.add(2 * kBlockLen, 1, true);
+  FlatTables tables;
+  flatten_tables(step.input().attention, kBlockLen, tables);
+  EXPECT_EQ(tables.begin, (std::vector<std::int32_t>{0, 1, 3}));
+  EXPECT_EQ(tables.blocks.size(), 1U + 2U + 3U);
+}
+
+TEST(StepUploadTest, the_same_room_gives_the_same_places_whatever_the_step) {
+  const StepRoom room{.rows = 8, .logits_rows = 8, .decode = 5, .prefill = 2, .sampling_bytes = 100};
+  FlatTables tables;
+  Step one, five;
+  one.add(3, 1, true);
+  for (int s = 0; s < 5; ++s) five.add(s, 1, true);
+  flatten_tables(one.input().attention, kBlockLen, tables);
+  const auto first = write(one, room, tables, {}, {});
+  flatten_tables(five.input().attention, kBlockLen, tables);
+  const auto second = write(five, room, tables, {}, {});
+  EXPECT_EQ(first.layout.tables, second.layout.tables);
+  EXPECT_EQ(first.layout.sampling, second.layout.sampling);
+  // What is read of the tables alone follows the step.
+  EXPECT_GT(second.bytes, first.bytes);
+}
+
+TEST(StepUploadTest, a_step_beyond_its_room_is_refused) {
+  Step step;
+  step.add(0, 3, true);
+  FlatTables tables;
+  flatten_tables(step.input().attention, kBlockLen, tables);
+  EXPECT_THROW(write(step, {.rows = 2, .logits_rows = 1}, tables, {}, {}), Error);
+  EXPECT_THROW(write(step, {.rows = 3, .logits_rows = 0}, tables, {}, {}), Error);
+  const std::vector<std::byte> sampling(8);
+  EXPECT_THROW(write(step, {.rows = 3, .logits_rows = 1, .sampling_bytes = 7}, tables, {}, sampling), Error);
+}
+
+TEST(StepUploadTest, decodes_are_steps_of_one_row_a_sequence_with_all_rows_sampled) {
+  Step decode;
+  for (int s = 0; s < 3; ++s) decode.add(5 * s, 1, true);
+  EXPECT_TRUE(is_decode(decode.input()));
+  Step unsampled = decode;
+  unsampled.add(1, 1, false);
+  EXPECT_FALSE(is_decode(unsampled.input()));
+  Step chunk = decode;
+  chunk.add(1, 2, true);
+  EXPECT_FALSE(is_decode(chunk.input()));
+  EXPECT_FALSE(is_decode(StepInput{}));
+}
+
+TEST(StepUploadTest, what_is_out_of_range_is_refused_by_name) {
+  const auto refused = [](const Step& step, const char* word, std::int64_t sampled_before = 0) {
+    try {
+      check_step(step.input(), kFacts, sampled_before);
+      ADD_FAILURE() << "taken: " << word;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::internal);
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+    }
+  };
+  Step good;
+  good.add(2, 3, true);
+  good.add(7, 1, true);
+  check_step(good.input(), kFacts, 0);
+
+  auto step = good;
+  step.ids[1] = kVocab;
+  refused(step, "token id 100");
+  step = good;
+  step.ids[3] = -2;
+  refused(step, "sample row 1", 1);
+  check_step(step.input(), kFacts, 2);
+  step = good;
+  step.positions[1] = 9;
+  refused(step, "position 9");
+  step = good;
+  step.positions[3] = kPositions;
+  refused(step, "position 64");
+  step = good;
+  step.positions[0] = -1;
+  refused(step, "position -1");
+  step = good;
+  step.tables[static_cast<std::size_t>(step.stride)] = kBlocks;
+  refused(step, "block 50");
+  step = good;
+  step.tables[static_cast<std::size_t>(step.stride) - 1] = -5;  // of no position of the step
+  check_step(step.input(), kFacts, 0);
+  step = good;
+  step.stride = 1;  // position 7 is in the second block
+  refused(step, "beyond its table");
+  step = good;
+  step.query_start.back() = 3;
+  refused(step, "query_start");
+  step = good;
+  step.logits_rows = {3, 2};
+  refused(step, "ascend");
+  step = good;
+  step.logits_rows = {2, 4};
+  refused(step, "logits_rows");
+  step = good;
+  step.sample.pop_back();
+  refused(step, "SampleRow");
+  step = good;
+  step.sample[1].pending = 1;
+  refused(step, "sample row 1", 1);
+  check_step(step.input(), kFacts, 2);
+}
+
+TEST(DecodeClassesTest, every_number_of_rows_has_a_class_that_is_not_much_larger) {
+  for (const int most : {1, 2, 3, 7, 8, 9, 17, 64, 100, 256, 300, 1024}) {
+    const auto classes = decode_classes(most);
+    EXPECT_EQ(classes.back(), most);
+    EXPECT_EQ(std::set<std::int64_t>(classes.begin(), classes.end()).size(), classes.size());
+    EXPECT_TRUE(std::is_sorted(classes.begin(), classes.end()));
+    for (int rows = 1; rows <= most; ++rows) {
+      const auto padded = classes[class_of(classes, rows)];
+      EXPECT_GE(padded, rows);
+      EXPECT_LE(padded - rows, rows < 64 ? 7 : std::max(15, rows / 8));
+    }
+    EXPECT_EQ(class_of(classes, most + 1), classes.size());
+  }
+  EXPECT_EQ(decode_classes(40), (std::vector<std::int64_t>{1, 2, 4, 8, 16, 24, 32, 40}));
+  EXPECT_TRUE(decode_classes(0).empty());
+}
+
+}  // namespace
+}  // namespace charonia::cuda
