@@ -278,6 +278,18 @@ void BlockManager::retain(std::span<const BlockId> blocks) {
   }
 }
 
+void BlockManager::forget_prefixes() {
+  for (BlockId id = num_blocks() - 1; id >= 0; --id) {
+    auto& block = impl_->at(id);
+    if (impl_->is_cached(block)) impl_->free.push_back(id);
+    block.unique_id = 0;
+    block.older = block.newer = kNone;
+  }
+  std::ranges::fill(impl_->buckets, kNone);
+  impl_->oldest = impl_->newest = kNone;
+  impl_->num_cached = 0;
+}
+
 void BlockManager::check_integrity(std::span<const std::int32_t> expected_use) const {
   const auto& impl = *impl_;
   const auto num = static_cast<std::size_t>(num_blocks());

@@ -68,6 +68,9 @@ class BlockManager {
   // Shares blocks with another sequence (raises use counts).
   void retain(std::span<const BlockId> blocks);
 
+  // Empties the index: Cached blocks become Free, Active ones will be when they are released.
+  void forget_prefixes();
+
   // Throws Error(internal) with what is wrong: states, counts, lists, index and parents agree.
   // `expected_use`, when given, has the use count of every block.
   void check_integrity(std::span<const std::int32_t> expected_use = {}) const;

@@ -317,7 +317,8 @@ void Engine::Impl::forward_and_sample(const StepPlan& plan) {
   const auto sampled = executor_->collect();
   sampled_ids_.clear();
   for (const auto& one : sampled) sampled_ids_.push_back(one.token);
-  scheduler_->commit(plan, sampled_ids_);
+  scheduler_->advance(plan);
+  scheduler_->resolve(plan, sampled_ids_);
 
   const auto now = Clock::now();
   const std::chrono::milliseconds interval(info.config.stream_interval_ms);

@@ -23,19 +23,21 @@ struct Seq {
   std::uint64_t salt = 0;
   std::int32_t prompt_tokens = 0;
   std::int32_t max_total_tokens = 0;
-  std::vector<TokenId> tokens;  // prompt and sampled
+  std::vector<TokenId> tokens;  // prompt and sampled; the last may be a placeholder
   std::int32_t num_cached_tokens = -1;
 
   // While it runs; all zero and empty while it waits.
   bool running = false;
   std::vector<BlockId> blocks;
   std::int32_t computed = 0;          // tokens whose k/v is in the blocks
-  std::int32_t planned = 0;           // tokens of the plan that is not committed yet
+  std::int32_t planned = 0;           // tokens of the plan that has not advanced yet
   std::int32_t published_blocks = 0;  // full blocks that are in the prefix index
   cache::PrefixNode last_published;
 
   std::int32_t num_tokens() const { return static_cast<std::int32_t>(tokens.size()); }
   std::int32_t gap() const { return num_tokens() - computed; }
+  bool has_placeholder() const { return tokens.back() < 0; }
+  bool is_full() const { return num_tokens() >= max_total_tokens; }
 };
 
 struct Before {
@@ -79,10 +81,15 @@ struct Scheduler::Impl {
   }
 
   // Gives the sequence blocks for all its tokens, if need be those of sequences after it, the last one first. False
-  // when there was none after it: it was preempted itself.
+  // when there was none after it: it was preempted itself; or when blocks come free anyway as soon as a step is
+  // resolved.
   bool make_room(Seq& seq, StepPlan& plan) {
     const auto missing = blocks_for(seq.num_tokens()) - static_cast<std::int32_t>(seq.blocks.size());
     while (missing > 0 && !pool.allocate(missing, seq.blocks)) {
+      if (num_ending > 0) {
+        ++num_held;
+        return false;
+      }
       auto& victim = *running.back();
       if (&victim == &seq && running.size() == 1) {
         broken(cat("sequence ", seq.id, " runs alone and needs ", missing, " more blocks, ", pool.num_available(),
@@ -95,6 +102,8 @@ struct Scheduler::Impl {
   }
 
   bool admit(Seq& seq) {
+    if (seq.has_placeholder()) return false;
+    if (seq.is_full()) broken(cat("sequence ", seq.id, " waits and has all its ", seq.max_total_tokens, " tokens"));
     auto match = pool.match(seq.tokens, seq.num_tokens() - 1, seq.salt);
     const auto all = blocks_for(seq.num_tokens());
     const auto missing = all - static_cast<std::int32_t>(match.blocks.size());
@@ -128,13 +137,13 @@ struct Scheduler::Impl {
   }
 
   void schedule(Seq& seq, StepPlan& plan) {
-    seq.planned = std::min(seq.gap(), limits.token_budget - plan.num_tokens);
+    seq.planned = std::min(seq.gap(), limits.token_budget - num_held - plan.num_tokens);
     plan.seqs.push_back({seq.id, seq.computed, seq.planned, seq.planned == seq.gap()});
     plan.num_tokens += seq.planned;
   }
 
   void plan_decodes(StepPlan& plan) {
-    collect([](const Seq& seq) { return seq.gap() == 1; });
+    collect([](const Seq& seq) { return seq.gap() == 1 && !seq.is_full(); });
     // In the order of Before, so that blocks are never taken from a sequence that is in the plan already.
     for (auto* seq : collected) {
       if (seq->running && make_room(*seq, plan)) schedule(*seq, plan);
@@ -145,7 +154,8 @@ struct Scheduler::Impl {
     collect([](const Seq& seq) { return seq.gap() > 1; });
     bool may_admit = true;
     auto next = collected.begin();
-    while (plan.num_tokens < limits.token_budget) {
+    // Decodes that were held back keep their place in the budget, or there would be too many in the next step.
+    while (plan.num_tokens + num_held < limits.token_budget) {
       may_admit = may_admit && !waiting.empty() && static_cast<int>(running.size()) < limits.max_batch_size;
       if (may_admit && (next == collected.end() || Before{}(*waiting.begin(), *next))) {
         auto* seq = *waiting.begin();
@@ -183,7 +193,9 @@ struct Scheduler::Impl {
   std::unordered_map<SeqId, std::unique_ptr<Seq>> seqs;
   std::vector<Seq*> running;  // in the order of Before
   std::set<Seq*, Before> waiting;
-  std::vector<Seq*> collected;  // working memory of plan()
+  std::vector<Seq*> collected;  // working memory of plan(), as are:
+  int num_ending = 0;           // running sequences whose last token is a placeholder
+  int num_held = 0;             // decodes that wait for the blocks of those
   std::uint64_t arrivals = 0;
   std::int64_t num_preemptions = 0, prefix_query_tokens = 0, prefix_hit_tokens = 0;
 };
@@ -220,11 +232,14 @@ void Scheduler::add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_tota
 
 StepPlan Scheduler::plan() {
   auto& impl = *impl_;
+  impl.num_ending = impl.num_held = 0;
   for (auto* seq : impl.running) {
     seq->planned = 0;
-    if (seq->num_tokens() >= seq->max_total_tokens) {
+    if (!seq->is_full()) continue;
+    if (!seq->has_placeholder()) {
       broken(cat("sequence ", seq->id, " has all its ", seq->max_total_tokens, " tokens and was not removed"));
     }
+    ++impl.num_ending;
   }
   StepPlan plan;
   impl.plan_decodes(plan);
@@ -232,33 +247,63 @@ StepPlan Scheduler::plan() {
   return plan;
 }
 
-void Scheduler::commit(const StepPlan& plan, std::span<const TokenId> sampled) {
-  std::size_t samples = 0;
-  for (const auto& part : plan.seqs) {
-    samples += part.samples;
+void Scheduler::advance(const StepPlan& plan) {
+  // A sequence may have been removed since, and perhaps added anew under its old id: then nothing of it is planned.
+  const auto planned = [this](const ScheduledSeq& part) -> Seq* {
     const auto found = impl_->seqs.find(part.id);
-    if (found == impl_->seqs.end() || found->second->planned == 0) continue;
-    const auto& seq = *found->second;
-    if (seq.planned != part.num_tokens || seq.computed != part.first_position) {
-      broken(cat("commit of tokens ", part.first_position, " + ", part.num_tokens, " of sequence ", part.id,
-                 ", planned were ", seq.computed, " + ", seq.planned));
+    return found == impl_->seqs.end() || found->second->planned == 0 ? nullptr : found->second.get();
+  };
+  for (const auto& part : plan.seqs) {
+    const auto* seq = planned(part);
+    if (seq == nullptr) continue;
+    if (seq->planned != part.num_tokens || seq->computed != part.first_position) {
+      broken(cat("tokens ", part.first_position, " + ", part.num_tokens, " of sequence ", part.id,
+                 " advance, planned were ", seq->computed, " + ", seq->planned));
     }
+    if (seq->has_placeholder()) broken(cat("sequence ", part.id, " advances over a token that is not known"));
   }
-  if (samples != sampled.size()) broken(cat("commit with ", sampled.size(), " sampled tokens, planned were ", samples));
+  TokenId placeholder = 0;
+  for (const auto& part : plan.seqs) {
+    if (part.samples) --placeholder;
+    auto* seq = planned(part);
+    if (seq == nullptr) continue;
+    seq->computed += std::exchange(seq->planned, 0);
+    impl_->publish(*seq);
+    if (part.samples) seq->tokens.push_back(placeholder);
+  }
+}
 
-  auto next = sampled.begin();
-  for (const auto& part : plan.seqs) {
-    const auto found = impl_->seqs.find(part.id);
-    // Removed since, and perhaps added anew under its old id: then nothing of it is planned.
-    const bool gone = found == impl_->seqs.end() || found->second->planned == 0;
-    if (!gone) {
-      auto& seq = *found->second;
-      seq.computed += std::exchange(seq.planned, 0);
-      impl_->publish(seq);
-      if (part.samples) seq.tokens.push_back(*next);
-    }
-    if (part.samples) ++next;
+void Scheduler::resolve(const StepPlan& plan, std::span<const TokenId> sampled) {
+  const auto samples = std::ranges::count_if(plan.seqs, [](const auto& part) { return part.samples; });
+  if (samples != std::ssize(sampled)) {
+    broken(cat(sampled.size(), " sampled tokens, planned were ", samples));
   }
+  for (const auto token : sampled) {
+    if (token < 0) broken(cat("the sampled token ", token, " is none"));
+  }
+  TokenId placeholder = 0;
+  for (const auto& part : plan.seqs) {
+    if (!part.samples) continue;
+    --placeholder;
+    const auto found = impl_->seqs.find(part.id);
+    if (found == impl_->seqs.end()) continue;
+    auto& seq = *found->second;
+    if (seq.tokens.back() == placeholder && seq.num_tokens() - 1 == part.first_position + part.num_tokens) {
+      seq.tokens.back() = sampled[static_cast<std::size_t>(-1 - placeholder)];
+    }
+  }
+}
+
+void Scheduler::restart() {
+  for (const auto& [id, seq] : impl_->seqs) {
+    if (seq->has_placeholder()) broken(cat("restart, and the last token of sequence ", id, " is not known"));
+  }
+  while (!impl_->running.empty()) {
+    auto& seq = *impl_->running.back();
+    impl_->stop_running(seq);
+    impl_->waiting.insert(&seq);
+  }
+  impl_->pool.forget_prefixes();
 }
 
 bool Scheduler::remove(SeqId id) {
@@ -299,11 +344,16 @@ void Scheduler::check_integrity() const {
           impl.limits.max_batch_size, " may");
   require(impl.running.size() + impl.waiting.size() == impl.seqs.size(), "there are ", impl.seqs.size(),
           " sequences, and ", impl.running.size(), " run and ", impl.waiting.size(), " wait");
-  const auto decodes = std::ranges::count_if(impl.running, [](const Seq* seq) { return seq->gap() == 1; });
+  const auto decodes =
+      std::ranges::count_if(impl.running, [](const Seq* seq) { return seq->gap() == 1 && !seq->is_full(); });
   require(decodes <= impl.limits.token_budget, decodes, " decodes, and the budget is ", impl.limits.token_budget);
   for (const auto& [id, owned] : impl.seqs) {
     const auto& seq = *owned;
     require(seq.id == id, "sequence ", id, " believes to be ", seq.id);
+    require(std::ranges::all_of(std::span(seq.tokens).first(seq.tokens.size() - 1), [](auto t) { return t >= 0; }),
+            "sequence ", id, " has a placeholder that is not its last token");
+    require(seq.num_tokens() <= seq.max_total_tokens, "sequence ", id, " has ", seq.num_tokens(), " tokens, at most ",
+            seq.max_total_tokens, " are allowed");
     if (!seq.running) {
       require(impl.waiting.contains(owned.get()), "sequence ", id, " neither runs nor waits");
       require(seq.blocks.empty() && seq.computed == 0 && seq.planned == 0 && seq.published_blocks == 0, "sequence ", id,
@@ -316,8 +366,6 @@ void Scheduler::check_integrity() const {
     require(seq.gap() >= 1, "sequence ", id, " has ", seq.computed, " computed of ", seq.num_tokens(), " tokens");
     require(seq.computed + seq.planned <= std::min(capacity, seq.num_tokens()), "sequence ", id, " has blocks for ",
             capacity, " tokens, computed and planned are ", seq.computed, " + ", seq.planned);
-    require(seq.num_tokens() <= seq.max_total_tokens, "sequence ", id, " has ", seq.num_tokens(), " tokens, at most ",
-            seq.max_total_tokens, " are allowed");
     require(seq.published_blocks == seq.computed / length, "sequence ", id, " has ", seq.published_blocks,
             " published blocks with ", seq.computed, " tokens computed");
     require(seq.num_cached_tokens >= 0, "sequence ", id, " runs and was never looked up");

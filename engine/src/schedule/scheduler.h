@@ -8,8 +8,8 @@
 //
 // Rules in detail ("before" means: higher priority, then earlier arrival):
 //   Decodes    All of them, in every step. There are never more than the budget allows, since a sequence becomes one
-//   only
-//              by getting tokens in a step in which all others got theirs. Prefill waits while they fill the budget.
+//              only by getting tokens in a step in which all others got theirs. Prefill waits while they fill the
+//              budget.
 //   Prefill    In the order of "before", among running and waiting sequences alike. Waiting ones are admitted in that
 //              order only: one that does not fit yet is not overtaken.
 //   Admission  A sequence gets the blocks of all its tokens when it is admitted, so that only decoding takes blocks
@@ -17,8 +17,17 @@
 //              What runs alone is always admitted. What a plan preempts it never admits again: it needs more blocks
 //              than it left.
 //   Blocks     A sequence takes blocks from those after it, never from those before. So the first one always goes
-//   ahead.
+//              ahead.
 //              Two sequences that computed the same full block share one of them from then on.
+//
+// The next step may be planned while one still runs: advance() counts its tokens as computed and gives every sequence
+// that samples a placeholder for the token that nobody knows yet; resolve() puts the tokens in their place.
+//
+//     plan(N)  advance(N)  plan(N+1)  resolve(N)  advance(N+1)  plan(N+2)  resolve(N+1) ...
+//
+// Nothing unknown is ever matched or published, and what is preempted with a placeholder waits until it is resolved. A
+// sequence whose placeholder is its last token is not planned again, but holds its blocks until it is removed. Where
+// there is one, nobody is preempted: who finds no block waits for those.
 #pragma once
 
 #include <cstdint>
@@ -62,21 +71,33 @@ class Scheduler {
   void add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_total_tokens, int priority = 0,
            std::uint64_t salt = 0);
 
-  // Plans the next step; allocates blocks, matches prefixes, preempts. Empty only when there is no sequence at all.
-  // A plan that is never committed (the step failed) is forgotten by the next one. Throws Error(internal) when a
-  // sequence that has all its max_total_tokens was not removed.
+  // Plans the next step; allocates blocks, matches prefixes, preempts. Empty only when there is no sequence at all, or
+  // when those that are there wait for placeholders to be resolved. A plan that never advances (the step failed) is
+  // forgotten by the next one. Throws Error(internal) when a sequence that has all its max_total_tokens was not
+  // removed.
   StepPlan plan();
 
-  // The planned tokens are computed; `sampled` has one token for each sequence with `samples`, in plan order. Full
-  // blocks are published to the prefix index. Sequences removed since plan() are skipped (their sampled token still
-  // has its place in `sampled`). Throws Error(internal), changing nothing, when `sampled` or the plan does not fit.
-  void commit(const StepPlan& plan, std::span<const TokenId> sampled);
+  // The planned tokens count as computed, full blocks are published to the prefix index, and the sequences with
+  // `samples` get their placeholders: -1 - i, where i counts the plan's parts with `samples`. Sequences removed since
+  // plan() are skipped. Throws Error(internal), changing nothing, when the plan does not fit or an earlier placeholder
+  // is still there.
+  void advance(const StepPlan& plan);
+
+  // `sampled` has one token for each part with `samples`, in plan order; each takes the place of its placeholder.
+  // Sequences removed since are skipped (their token still has its place in `sampled`). Throws Error(internal),
+  // changing nothing, when `sampled` does not fit.
+  void resolve(const StepPlan& plan, std::span<const TokenId> sampled);
+
+  // What the blocks hold is in doubt, since a step failed that had advanced: every running sequence gives its blocks
+  // back and is computed anew, and the prefix index is emptied. Sequences of that step, which have placeholders, must
+  // have been removed.
+  void restart();
 
   // Forgets a sequence in whatever state it is and releases its blocks. False if it is not known.
   bool remove(SeqId id);
 
   // Of a known sequence (otherwise Error(internal)). Spans stay valid until the next call that is not const.
-  std::span<const TokenId> tokens(SeqId id) const;         // prompt and sampled so far
+  std::span<const TokenId> tokens(SeqId id) const;  // prompt and sampled so far; the last may be a placeholder: < 0
   std::span<const cache::BlockId> blocks(SeqId id) const;  // covers at least the tokens planned so far
   std::int32_t num_computed(SeqId id) const;
   // Prompt tokens that came from the prefix index when the sequence was first scheduled; -1 before that.
