@@ -33,11 +33,14 @@
 // Not zeroed, as on the device; one block at a time runs on a host thread.
 #define CHARONIA_SHARED(type, name, extent) static thread_local type name extent
 #define CHARONIA_UNROLL
+#define CHARONIA_UNROLL_BY(n)
 #else
 #define CHARONIA_KERNEL(max_threads, min_blocks) __global__ __launch_bounds__(max_threads, min_blocks)
 #define CHARONIA_DEVICE __device__ __forceinline__
 #define CHARONIA_SHARED(type, name, extent) __shared__ type name extent
 #define CHARONIA_UNROLL _Pragma("unroll")
+#define CHARONIA_PRAGMA(text) _Pragma(#text)
+#define CHARONIA_UNROLL_BY(n) CHARONIA_PRAGMA(unroll n)
 #endif
 
 namespace charonia::cuda {
@@ -83,6 +86,12 @@ CHARONIA_DEVICE T load_readonly(const T* p) {
   return *p;
 }
 CHARONIA_DEVICE uint4 load_streaming(const uint4* p) { return *p; }
+// Reads of what a kernel before this one has written, after dependency_wait(); it stays in L1 for the next who reads it.
+CHARONIA_DEVICE uint4 load_cached(const uint4* p) { return *p; }
+// Reads of what other thread blocks of this grid have written, after __threadfence().
+CHARONIA_DEVICE float4 load_l2(const float4* p) { return *p; }
+// Asks for the 128 bytes around p to be brought into the second-level cache.
+CHARONIA_DEVICE void prefetch_l2(const void*) {}
 
 // Programmatic dependent launch: a kernel may be started before the one before it in the stream has ended. Every kernel
 // calls dependency_wait() before it reads or writes what another kernel of the step touches (weights may be read
@@ -131,6 +140,17 @@ CHARONIA_DEVICE uint4 load_streaming(const uint4* p) {
                : "l"(p));
   return v;
 }
+
+CHARONIA_DEVICE uint4 load_cached(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.global.ca.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+CHARONIA_DEVICE float4 load_l2(const float4* p) { return __ldcg(p); }
+CHARONIA_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 CHARONIA_DEVICE void dependency_wait() {
 #if __CUDA_ARCH__ >= 900

@@ -1,16 +1,26 @@
 // Products with a weight, by our own kernels.
+//
+// Order of adding. K is cut into parts (split_k), the same for every product of a weight. A part is added up on its
+// own, from its first element to its last, and the parts are added in their order, then the bias. 16-bit types go over
+// tensor cores, which take the weight as their A and the input as their B operand, always 16 elements of K at a time,
+// the same
+// 16. So all ways of a weight give the same bits, and a row's bits do not depend on the number of rows or on its place.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "base/dtype.h"
+#include "ops/cuda/device/host_device.h"
 #include "ops/cuda/runtime.h"
 
 namespace charonia::cuda {
 
 // out [rows, n] = in [rows, k] * weight [n, k]^T + bias [n]. in and weight have the same type; out that type or f32.
-// Strides in elements. weight rows are `weight_stride` apart (a multiple of 8, zero-filled beyond k).
+// Strides in elements. weight rows are `weight_stride` apart (a multiple of 8, zero-filled beyond k), the first one
+// aligned to 16 bytes. Fastest where in and out are aligned to 16 bytes, their strides too, and k is a multiple of 8.
 struct Gemm {
   void* out = nullptr;
   DType out_type = DType::f32;
@@ -20,23 +30,55 @@ struct Gemm {
   const void* weight = nullptr;
   DType type = DType::bf16;
   std::int64_t weight_stride = 0;
-  const float* bias = nullptr;   // null: none
+  const float* bias = nullptr;  // null: none
   std::int64_t rows = 0, n = 0, k = 0;
 };
 
-// A way of computing it: numbers of the kernel's template and launch. Every way of one weight adds in the same order, so
-// all give the same bits, whatever the number of rows.
+// Whether the input can be read 16 bytes at a time.
+bool vectors(const Gemm& gemm);
+
+inline constexpr int kMaxKParts = 8;
+inline constexpr int kKGrain = 64;  // a part's length is a multiple of it; all kernels walk K in pieces that divide it
+
+// Parts of K: part i is [i * length, min((i + 1) * length, k)); none is empty.
+struct KSplit {
+  int parts = 1;
+  std::int64_t length = 0;
+};
+
+// As many parts as keep the memory busy when one row meets a weight of few outputs, but none shorter than 256.
+CHARONIA_HD KSplit split_k(std::int64_t k) {
+  const std::int64_t wanted = k / 256 < 1 ? 1 : (k / 256 < kMaxKParts ? k / 256 : kMaxKParts);
+  const std::int64_t length = round_up(divide_up(k, wanted), kKGrain);
+  return {static_cast<int>(divide_up(k, length)), length};
+}
+
+// A way of computing it.
+//   stream: weights from memory into registers, a warp per part of K; up to 16 rows.
+//   tile:   weights and input in stages of shared memory.
+//   plain:  tile's counterpart in float.
 struct GemmWay {
-  int tile_rows = 0, tile_columns = 0, stages = 0, k_parts = 1;
+  enum class Kernel : std::uint8_t { stream, tile, plain };
+  Kernel kernel = Kernel::tile;
+  int tile_rows = 0;     // rows of a thread block
+  int tile_columns = 0;  // outputs of a warp (stream) or of a thread block
+  int stages = 0;        // pieces of K that are under way at a time
+  int k_blocks = 1;      // thread blocks that share the parts of K of a tile
   bool operator==(const GemmWay&) const = default;
 };
 
-// The ways for a product of so many rows, the likeliest best first; never empty.
+// The ways for a product of so many rows, the likeliest best first; never empty. Every one of them computes a product
+// of any number of rows, if in, out and the strides are aligned as they are here.
 std::vector<GemmWay> gemm_ways(const DeviceInfo& device, const Gemm& gemm);
 
-// Bytes of workspace that a way needs (partial sums of k_parts).
+// Bytes of workspace that a way needs: for counters, and for sums of parts where several thread blocks share them.
 std::size_t gemm_workspace_bytes(const GemmWay& way, const Gemm& gemm);
 
+// workspace: its first kGemmCounterBytes are zero, and are zero again afterwards. Products of one stream share it.
+inline constexpr std::size_t kGemmCounterBytes = std::size_t{16} << 10;
 void gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, const GemmWay& way, void* workspace);
+
+// out += bias, for products that were computed elsewhere.
+void add_bias(Stream& stream, const Gemm& gemm);
 
 }  // namespace charonia::cuda

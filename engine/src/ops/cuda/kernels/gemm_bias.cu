@@ -1,0 +1,57 @@
+// out [rows, n] += bias [n]: the bias of products that a library computed. Reads and writes the outputs once more,
+// which were just written and are in the second-level cache unless they are many.
+#include "ops/cuda/device/portable.h"
+#include "ops/cuda/kernels/gemm.h"
+
+namespace charonia::cuda {
+namespace {
+
+constexpr int kThreads = 256, kEach = 4;
+
+struct BiasParams {
+  void* out;
+  const float* bias;
+  std::int64_t stride;
+  int n;
+};
+
+template <class T>
+CHARONIA_KERNEL(kThreads, 4)
+void bias_kernel(const BiasParams p) {
+  dependency_trigger();
+  dependency_wait();
+  T* const row = static_cast<T*>(p.out) + blockIdx.y * p.stride;
+  const int first = static_cast<int>(blockIdx.x) * (kThreads * kEach) + static_cast<int>(threadIdx.x);
+  CHARONIA_UNROLL
+  for (int i = 0; i < kEach; ++i) {
+    const int column = first + i * kThreads;
+    if (column < p.n) row[column] = from_float<T>(to_float(row[column]) + p.bias[column]);
+  }
+}
+
+}  // namespace
+
+void add_bias(Stream& stream, const Gemm& gemm) {
+  if (gemm.bias == nullptr) return;
+  constexpr std::int64_t kMostRows = 65535;  // of a grid's second dimension
+  for (std::int64_t row = 0; row < gemm.rows; row += kMostRows) {
+    auto* const out = static_cast<unsigned char*>(gemm.out) +
+                      row * gemm.out_stride * static_cast<std::int64_t>(size_of(gemm.out_type));
+    const BiasParams params{out, gemm.bias, gemm.out_stride, static_cast<int>(gemm.n)};
+    const Launch shape{.grid_x = static_cast<unsigned>(divide_up(gemm.n, kThreads * kEach)),
+                       .grid_y = static_cast<unsigned>(std::min(kMostRows, gemm.rows - row)),
+                       .threads = kThreads};
+    switch (gemm.out_type) {
+      case DType::bf16:
+        launch(stream, "bias", shape, &bias_kernel<bf16>, params);
+        break;
+      case DType::f16:
+        launch(stream, "bias", shape, &bias_kernel<f16>, params);
+        break;
+      default:
+        launch(stream, "bias", shape, &bias_kernel<float>, params);
+    }
+  }
+}
+
+}  // namespace charonia::cuda

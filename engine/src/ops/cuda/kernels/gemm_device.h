@@ -1,0 +1,187 @@
+// What the kernels of gemm.h share: their parameters, the order of tiles, and what becomes of a tile's sums.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/device/portable.h"
+#include "ops/cuda/kernels/gemm.h"
+
+namespace charonia::cuda {
+
+struct GemmParams {
+  void* out;           // [rows, n] of the type of in, or float
+  const void* in;      // [rows, k]
+  const void* weight;  // [n, k]
+  const float* bias;   // [n] or null
+  int* counters;       // [tiles], zero
+  float* sums;         // [tiles][parts][threads][sums of a thread], for k_blocks > 1
+  std::int64_t out_stride;
+  int in_stride, weight_stride;
+  int rows, n, k;
+  int parts, part_length;  // split_k
+  int k_blocks, parts_of_block;
+  int row_tiles, column_tiles;
+  bool out_f32, out_vectors;  // out_vectors: 16 bytes of a row's outputs may be stored at once
+};
+
+// The block's tile. Blocks that run at a time should share what they read: of a weight tile all rows of a group, so
+// that weights are read from memory once per group, while a group's input stays in the second-level cache.
+inline constexpr int kTileGroup = 16;
+struct TilePlace {
+  int row_tile, column_tile;
+};
+CHARONIA_HD TilePlace tile_place(int index, int row_tiles, int column_tiles) {
+  const int group = index / (kTileGroup * column_tiles);
+  const int first = group * kTileGroup;
+  const int rows = row_tiles - first < kTileGroup ? row_tiles - first : kTileGroup;
+  const int within = index - first * column_tiles;
+  return {first + within % rows, within / rows};
+}
+
+template <class T>
+CHARONIA_DEVICE void store_out(const GemmParams& p, std::int64_t row, std::int64_t column, float sum) {
+  if (p.bias != nullptr) sum += p.bias[column];
+  const auto at = row * p.out_stride + column;
+  if (p.out_f32) {
+    static_cast<float*>(p.out)[at] = sum;
+  } else {
+    static_cast<T*>(p.out)[at] = from_float<T>(sum);
+  }
+}
+
+CHARONIA_DEVICE void add(float4& a, const float4& b) { a.x += b.x, a.y += b.y, a.z += b.z, a.w += b.w; }
+
+// A thread's sums over K: kSums running sums of a part, and those of the parts before it.
+template <int kThreads, int kSums>
+struct PartSums {
+  float now[kSums];
+  float before[kSums];
+
+  CHARONIA_DEVICE void clear() {
+    CHARONIA_UNROLL
+    for (int i = 0; i < kSums; ++i) now[i] = 0;
+  }
+
+  CHARONIA_DEVICE float4* place(const GemmParams& p, int tile, int part) const {
+    const auto block = static_cast<std::int64_t>(tile) * p.parts + part;
+    return reinterpret_cast<float4*>(p.sums) + block * (kThreads * (kSums / 4)) + threadIdx.x;
+  }
+
+  // The part ends. `first`: of this block.
+  CHARONIA_DEVICE void end_part(const GemmParams& p, int tile, int part, bool first) {
+    if (p.k_blocks > 1) {
+      auto* const to = place(p, tile, part);
+      CHARONIA_UNROLL
+      for (int i = 0; i < kSums / 4; ++i) {
+        to[i * kThreads] = float4{now[4 * i], now[4 * i + 1], now[4 * i + 2], now[4 * i + 3]};
+      }
+    } else {
+      CHARONIA_UNROLL
+      for (int i = 0; i < kSums; ++i) before[i] = first ? now[i] : before[i] + now[i];
+    }
+    clear();
+  }
+
+  // After the last part: leaves the sums of all parts in `before`. Of several blocks that share a tile the last to come
+  // does that; the others get false. `shared`: an int of shared memory that nothing else uses now.
+  CHARONIA_DEVICE bool gather(const GemmParams& p, int tile, int* shared) {
+    if (p.k_blocks == 1) return true;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const int arrived = atomicAdd(p.counters + tile, 1) + 1;
+      if (arrived == p.k_blocks) p.counters[tile] = 0;
+      *shared = arrived;
+    }
+    __syncthreads();
+    const bool last = *shared == p.k_blocks;
+    __syncthreads();
+    if (!last) return false;
+    __threadfence();
+    const auto* const from = place(p, tile, 0);
+    constexpr int kStride = kThreads * (kSums / 4);
+    constexpr int kAtOnce = kSums <= 32 ? 1 : kSums / 4;  // so many of a thread's fours; registers bound it
+    CHARONIA_UNROLL
+    for (int first = 0; first < kSums / 4; first += kAtOnce) {
+      float4 sum[kAtOnce];
+      if constexpr (kAtOnce == 1) {
+        float4 parts[kMaxKParts];  // all under way before the first is added
+        CHARONIA_UNROLL
+        for (int part = 0; part < kMaxKParts; ++part) {
+          if (part < p.parts) parts[part] = load_l2(from + part * kStride + first * kThreads);
+        }
+        sum[0] = parts[0];
+        CHARONIA_UNROLL
+        for (int part = 1; part < kMaxKParts; ++part) {
+          if (part < p.parts) add(sum[0], parts[part]);
+        }
+      } else {
+        for (int part = 0; part < p.parts; ++part) {
+          float4 next[kAtOnce];
+          CHARONIA_UNROLL
+          for (int i = 0; i < kAtOnce; ++i) next[i] = load_l2(from + part * kStride + i * kThreads);
+          CHARONIA_UNROLL
+          for (int i = 0; i < kAtOnce; ++i) {
+            if (part == 0) {
+              sum[i] = next[i];
+            } else {
+              add(sum[i], next[i]);
+            }
+          }
+        }
+      }
+      CHARONIA_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        float* const to = before + 4 * (first + i);
+        to[0] = sum[i].x, to[1] = sum[i].y, to[2] = sum[i].z, to[3] = sum[i].w;
+      }
+    }
+    return true;
+  }
+};
+
+// Stores a tile of sums that lies in shared memory as [tile rows][pitch]; pitch a multiple of 4, the columns of 8.
+template <class T, int kThreads, int kRows, int kColumns, int kPitch>
+CHARONIA_DEVICE void store_tile(const GemmParams& p, const float* sums, std::int64_t first_row,
+                                std::int64_t first_column) {
+  static_assert(kColumns % 8 == 0 && kPitch % 4 == 0);
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * kColumns / 8; i += kThreads) {
+    const std::int64_t row = first_row + i / (kColumns / 8), column = first_column + i % (kColumns / 8) * 8;
+    if (row >= p.rows || column >= p.n) continue;
+    const float* const from = sums + i / (kColumns / 8) * kPitch + i % (kColumns / 8) * 8;
+    if (!p.out_vectors || column + 8 > p.n) {
+      for (int j = 0; j < 8 && column + j < p.n; ++j) store_out<T>(p, row, column + j, from[j]);
+      continue;
+    }
+    float sum[8];
+    CHARONIA_UNROLL
+    for (int j = 0; j < 8; j += 4) {
+      const auto four = *reinterpret_cast<const float4*>(from + j);
+      sum[j] = four.x, sum[j + 1] = four.y, sum[j + 2] = four.z, sum[j + 3] = four.w;
+    }
+    if (p.bias != nullptr) {
+      CHARONIA_UNROLL
+      for (int j = 0; j < 8; ++j) sum[j] += p.bias[column + j];
+    }
+    const auto at = row * p.out_stride + column;
+    if (p.out_f32) {
+      auto* const to = reinterpret_cast<float4*>(static_cast<float*>(p.out) + at);
+      to[0] = float4{sum[0], sum[1], sum[2], sum[3]};
+      to[1] = float4{sum[4], sum[5], sum[6], sum[7]};
+    } else if constexpr (sizeof(T) == 2) {
+      unsigned pairs[4];
+      CHARONIA_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        pairs[j] = static_cast<unsigned>(from_float<T>(sum[2 * j + 1]).bits) << 16 | from_float<T>(sum[2 * j]).bits;
+      }
+      *reinterpret_cast<uint4*>(static_cast<T*>(p.out) + at) = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
+    }
+  }
+}
+
+// Each in its own file. False: there is no such way.
+bool launch_stream(Stream& stream, const GemmParams& params, const GemmWay& way, DType type);
+bool launch_tile(Stream& stream, const GemmParams& params, const GemmWay& way, DType type, bool vectors);
+bool launch_plain(Stream& stream, const GemmParams& params, const GemmWay& way, bool vectors);
+
+}  // namespace charonia::cuda

@@ -1,0 +1,190 @@
+// Products of few rows: the weight flows from memory through registers into the tensor cores.
+//
+//   out [rows, n] = in [rows, k] * weight [n, k]^T + bias, weight and in bf16 or f16, sums in float.
+//
+// A warp computes 16 * kM outputs of 8 * kN rows over one part of K (split_k); the warps of a block take the parts of
+// the same outputs, and where there are fewer than 8 parts, of several groups of outputs. The sums of the parts meet in
+// shared memory.
+//
+// A step is 32 elements of K. Lane 4g + t holds, as the 16 bytes of one load, elements 8t .. 8t + 7 of weight row g
+// (and of row g + 8, ...), and of input row g likewise. These are the operands of two m16n8k16 products as they stand:
+// the first takes elements 8t .. 8t + 3 of every lane, the second 8t + 4 .. 8t + 7. Which element of K is called which
+// makes no difference to a product as long as both operands agree, and gemm_tile.cu agrees with this. So weights need
+// neither shared memory nor shuffles, and a load of a warp reads 8 rows of 64 bytes, whole sectors.
+//
+// Bound: memory. A weight is read once, 2 n k bytes. What else moves is the input, which every warp reads through the
+// first-level cache, of which it takes rows / (16 kM) of the weight's bytes, and the outputs. kRing steps are under way
+// at a time, kRing * kM KB a warp: with (kM, kRing) = (1, 4) and at most 80 registers 24 warps fit a multiprocessor,
+// 96 KB under way; (1, 8) and (2, 4) have 16 warps and 128 KB. An H200 needs 4.8 TB/s * 0.8 us / 132 = 29 KB. What is
+// lost is at the edges: about 1 us to fill and to drain, against 7 us for 4096 x 4096 and 38 us for 22016 x 4096, less
+// where the launch overlaps the kernel before it, for the ring is filled before dependency_wait(). Predicted: 87 % of
+// the bandwidth that a copy reaches for the former, 95 % for the latter.
+#include "ops/cuda/device/tensor_core.h"
+#include "ops/cuda/kernels/gemm_device.h"
+
+namespace charonia::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+// Slots of the ring. A warp can tell six groups of loads under way apart; two are for the input.
+constexpr int kSlots = 4;
+
+template <class T_, int kM_, int kN_, int kRing_, int kBlocks_>
+struct StreamShape {
+  using T = T_;
+  static constexpr int kM = kM_, kN = kN_, kRing = kRing_, kBlocks = kBlocks_;
+  static constexpr int kSlotSteps = kRing / kSlots;  // steps whose weights are asked for together
+  static_assert(kRing % kSlots == 0 && kSlotSteps <= 2);
+  static constexpr int kOutputs = 16 * kM, kRows = 8 * kN;
+  static constexpr int kPitch = kOutputs + 4;  // lanes of a store hit different banks
+};
+
+template <class S>
+CHARONIA_KERNEL(kWarps* kWarp, S::kBlocks)
+void stream_kernel(const GemmParams p) {
+  using T = typename S::T;
+  constexpr int kM = S::kM, kN = S::kN, kRing = S::kRing;
+  CHARONIA_SHARED(float, sums, [kWarps * S::kRows * S::kPitch]);
+
+  const int lane = lane_id(), g = lane / 4, t = lane % 4;
+  const int group = warp_id() / p.parts, part = warp_id() - group * p.parts;
+  const int groups = static_cast<int>(blockDim.x) / kWarp / p.parts;
+  const int first_output = (static_cast<int>(blockIdx.x) * groups + group) * S::kOutputs;
+  const int first_row = static_cast<int>(blockIdx.y) * S::kRows;
+
+  const int k_begin = part * p.part_length;
+  const int k_left = min(p.part_length, p.k - k_begin);
+  const int steps = 2 * static_cast<int>(divide_up(k_left, kKGrain));
+  int left = k_left - 8 * t;  // elements of the lane's next piece and behind it
+
+  // Outputs beyond n compute the last one again.
+  const T* weight[2 * kM];
+  CHARONIA_UNROLL
+  for (int i = 0; i < 2 * kM; ++i) {
+    const int output = min(first_output + 8 * i + g, p.n - 1);
+    weight[i] = static_cast<const T*>(p.weight) + static_cast<std::int64_t>(output) * p.weight_stride + k_begin + 8 * t;
+  }
+  uint4 ring[kRing][2 * kM];
+  const auto load_weight = [&](uint4(&to)[2 * kM], int ahead) {
+    CHARONIA_UNROLL
+    for (int i = 0; i < 2 * kM; ++i) {
+      to[i] = 32 * ahead < left ? load_streaming(reinterpret_cast<const uint4*>(weight[i] + 32 * ahead))
+                                : uint4{0, 0, 0, 0};
+    }
+  };
+  CHARONIA_UNROLL
+  for (int i = 0; i < kRing; ++i) load_weight(ring[i], i);
+
+  dependency_trigger();
+  dependency_wait();
+
+  const T* in[kN];
+  bool in_rows[kN];
+  CHARONIA_UNROLL
+  for (int j = 0; j < kN; ++j) {
+    const int row = first_row + 8 * j + g;
+    in_rows[j] = row < p.rows;
+    in[j] =
+        static_cast<const T*>(p.in) + static_cast<std::int64_t>(in_rows[j] ? row : 0) * p.in_stride + k_begin + 8 * t;
+  }
+  const auto load_in = [&](uint4(&to)[kN], int ahead) {
+    CHARONIA_UNROLL
+    for (int j = 0; j < kN; ++j) {
+      const bool valid = in_rows[j] && 32 * ahead < left;
+      to[j] = valid ? load_cached(reinterpret_cast<const uint4*>(in[j] + 32 * ahead)) : uint4{0, 0, 0, 0};
+    }
+  };
+
+  float sum[kM][kN][4];
+  CHARONIA_UNROLL
+  for (int i = 0; i < kM; ++i) {
+    CHARONIA_UNROLL
+    for (int j = 0; j < kN; ++j) {
+      CHARONIA_UNROLL
+      for (int c = 0; c < 4; ++c) sum[i][j][c] = 0;
+    }
+  }
+  uint4 x[2][kN];  // of this step and the next
+  load_in(x[0], 0);
+  for (int step = 0; step < steps; step += kRing) {
+    CHARONIA_UNROLL
+    for (int at = 0; at < kRing; ++at) {
+      if (at % 2 == 0 && step + at >= steps) break;
+      load_in(x[(at + 1) % 2], at + 1);
+      CHARONIA_UNROLL
+      for (int i = 0; i < kM; ++i) {
+        const uint4 upper = ring[at][2 * i], lower = ring[at][2 * i + 1];
+        const std::uint32_t a0[4] = {upper.x, lower.x, upper.y, lower.y};
+        const std::uint32_t a1[4] = {upper.z, lower.z, upper.w, lower.w};
+        CHARONIA_UNROLL
+        for (int j = 0; j < kN; ++j) {
+          const std::uint32_t b0[2] = {x[at % 2][j].x, x[at % 2][j].y};
+          mma_m16n8k16<T>(sum[i][j], a0, b0);
+        }
+        CHARONIA_UNROLL
+        for (int j = 0; j < kN; ++j) {
+          const std::uint32_t b1[2] = {x[at % 2][j].z, x[at % 2][j].w};
+          mma_m16n8k16<T>(sum[i][j], a1, b1);
+        }
+      }
+      if (at % S::kSlotSteps == S::kSlotSteps - 1) {
+        CHARONIA_UNROLL
+        for (int i = at - S::kSlotSteps + 1; i <= at; ++i) load_weight(ring[i], i + kRing);
+      }
+    }
+    left -= 32 * kRing;
+    CHARONIA_UNROLL
+    for (int i = 0; i < 2 * kM; ++i) weight[i] += 32 * kRing;
+    CHARONIA_UNROLL
+    for (int j = 0; j < kN; ++j) in[j] += 32 * kRing;
+  }
+
+  float* const mine = sums + warp_id() * S::kRows * S::kPitch;
+  CHARONIA_UNROLL
+  for (int i = 0; i < kM; ++i) {
+    CHARONIA_UNROLL
+    for (int j = 0; j < kN; ++j) {
+      CHARONIA_UNROLL
+      for (int c = 0; c < 4; ++c) mine[(8 * j + 2 * t + c % 2) * S::kPitch + 16 * i + g + c / 2 * 8] = sum[i][j][c];
+    }
+  }
+  __syncthreads();
+  const int rows = min(S::kRows, p.rows - first_row);
+  for (int i = static_cast<int>(threadIdx.x); i < groups * rows * S::kOutputs; i += static_cast<int>(blockDim.x)) {
+    const int output = i % S::kOutputs, row = i / S::kOutputs % rows, of_group = i / S::kOutputs / rows;
+    const int column = (static_cast<int>(blockIdx.x) * groups + of_group) * S::kOutputs + output;
+    if (column >= p.n) continue;
+    const float* const from = sums + (of_group * p.parts * S::kRows + row) * S::kPitch + output;
+    float total = from[0];
+    for (int part_of = 1; part_of < p.parts; ++part_of) total += from[part_of * S::kRows * S::kPitch];
+    store_out<T>(p, first_row + row, column, total);
+  }
+}
+
+template <class S>
+bool launch_if(Stream& stream, const GemmParams& p, const GemmWay& way) {
+  if (way.tile_rows != S::kRows || way.tile_columns != S::kOutputs || way.stages != S::kRing) return false;
+  const int groups = kWarps / p.parts;
+  launch(stream, "product (stream)",
+         {.grid_x = static_cast<unsigned>(divide_up(p.n, groups * S::kOutputs)),
+          .grid_y = static_cast<unsigned>(divide_up(p.rows, S::kRows)),
+          .threads = static_cast<unsigned>(groups * p.parts * kWarp)},
+         &stream_kernel<S>, p);
+  return true;
+}
+
+template <class T>
+bool launch_typed(Stream& stream, const GemmParams& p, const GemmWay& way) {
+  return launch_if<StreamShape<T, 1, 1, 4, 3>>(stream, p, way) ||
+         launch_if<StreamShape<T, 1, 1, 8, 2>>(stream, p, way) ||
+         launch_if<StreamShape<T, 2, 1, 4, 2>>(stream, p, way) ||
+         launch_if<StreamShape<T, 1, 2, 4, 3>>(stream, p, way) || launch_if<StreamShape<T, 2, 2, 4, 2>>(stream, p, way);
+}
+
+}  // namespace
+
+bool launch_stream(Stream& stream, const GemmParams& params, const GemmWay& way, DType type) {
+  return type == DType::bf16 ? launch_typed<bf16>(stream, params, way) : launch_typed<f16>(stream, params, way);
+}
+
+}  // namespace charonia::cuda

@@ -1,0 +1,223 @@
+// Products of more rows: tiles of weight and input go through stages of shared memory into the tensor cores.
+//
+//   out [rows, n] = in [rows, k] * weight [n, k]^T + bias, weight and in bf16 or f16, sums in float.
+//
+// A block computes kColumns outputs of kRows rows over one or several parts of K (split_k). A stage holds 64 elements
+// of K: [kColumns + kRows] rows of 128 bytes, eight pieces of 16 bytes each; asynchronous copies fill stages ahead of
+// the one that is computed. Lane 4g + t takes piece t (then 4 + t) of a row g, and those 16 bytes are its operands of
+// two m16n8k16 products as they stand, in gemm_stream.cu's order of K. Eight lanes read two rows at a time; the pieces
+// of odd rows lie four places further (swizzled), so they meet all 32 banks once, and so does a copy of eight lanes,
+// which is one row.
+//
+// The sums of a part are closed when it ends, and added to those before it in registers, or, where k_blocks blocks
+// share the parts of a tile, left in the workspace for the block that comes last.
+//
+// Bound: up to some 64 rows memory. Per multiprocessor 2 or 3 blocks keep (kStages - 1) * kColumns * 128 bytes of
+// weight under way each: 120 KB (64 x 16), 120 KB (64 x 32), 128 KB (128 x 32), 96 KB (128 x 64), against the 29 KB
+// that an H200 needs. The input is read by every column of tiles: kRows / kColumns of the weight's bytes, out of the
+// second-level cache. Shared memory reads per byte of weight: 2 (64 x 16, 64 x 32, 128 x 32) and 3 (128 x 64), with the
+// copies 3.3 to 4.5 of the 6 that 128 bytes per clock allow at 4.8 TB/s. Beyond that the arithmetic: a warp of the
+// largest tile loads 3 KB for 16 products of 16 x 8 x 16, 24 clocks of shared memory for some 25 of the tensor cores at
+// the rate that mma.sync reaches on Hopper, about 60 % of that of wgmma.
+#include "ops/cuda/device/tensor_core.h"
+#include "ops/cuda/kernels/gemm_device.h"
+
+namespace charonia::cuda {
+namespace {
+
+constexpr int kRowBytes = 128, kPieces = 8, kPieceElements = 8;
+
+// vectors: the input can be read 16 bytes at a time; else element by element.
+template <class T_, int kColumns_, int kRows_, int kColumnWarps_, int kRowWarps_, int kStages_, int kBlocks_,
+          bool kVectors_ = true>
+struct TileShape {
+  using T = T_;
+  static constexpr int kColumns = kColumns_, kRows = kRows_, kColumnWarps = kColumnWarps_, kRowWarps = kRowWarps_;
+  static constexpr int kStages = kStages_, kBlocks = kBlocks_;
+  static constexpr bool kVectors = kVectors_;
+  static constexpr int kThreads = kColumnWarps * kRowWarps * kWarp;
+  static constexpr int kM = kColumns / kColumnWarps / 16, kN = kRows / kRowWarps / 8;  // products of a warp
+  static constexpr int kStageBytes = (kColumns + kRows) * kRowBytes;
+  static constexpr int kPitch = kColumns + 4;  // of the sums in shared memory: lanes of a store hit different banks
+  static constexpr int kSharedBytes = kStages * kStageBytes;
+  static_assert(kM * kColumnWarps * 16 == kColumns && kN * kRowWarps * 8 == kRows);
+  static_assert(kRows * kPitch * 4 <= kSharedBytes);
+};
+
+CHARONIA_DEVICE int swizzled(int row, int piece) { return row * kRowBytes + (piece ^ (row % 2 * 4)) * 16; }
+
+// Rows first .. of a matrix of `rows`, elements k .. k + 63 of them; zeros beyond the matrix and from k_end on.
+template <class T, int kCount, int kThreads>
+CHARONIA_DEVICE void copy_rows(unsigned char* to, const T* from, int stride, int first, int rows, int k, int k_end) {
+  constexpr int kStep = kThreads / kPieces;  // even, so that all rows of a thread are swizzled alike
+  static_assert(kCount % kStep == 0 && kStep % 2 == 0);
+  const int piece = static_cast<int>(threadIdx.x) % kPieces, own = static_cast<int>(threadIdx.x) / kPieces;
+  const int valid = k + piece * kPieceElements < k_end ? rows - first - own : 0;  // rows from the thread's first on
+  const T* at = from + static_cast<std::int64_t>(first + own) * stride + k + piece * kPieceElements;
+  unsigned char* const shared = to + swizzled(own, piece);
+  CHARONIA_UNROLL
+  for (int i = 0; i < kCount; i += kStep) {
+    copy_async_16(shared + i * kRowBytes, at + static_cast<std::int64_t>(i) * stride, i < valid);
+  }
+}
+
+template <class T, int kCount, int kThreads>
+CHARONIA_DEVICE void copy_elements(unsigned char* to, const T* from, int stride, int first, int rows, int k,
+                                   int k_end) {
+  for (int i = static_cast<int>(threadIdx.x); i < kCount * kPieces; i += kThreads) {
+    const int row = i / kPieces, piece = i % kPieces;
+    T eight[kPieceElements];
+    for (int j = 0; j < kPieceElements; ++j) {
+      const int at = k + piece * kPieceElements + j;
+      const bool valid = first + row < rows && at < k_end;
+      eight[j] = valid ? from[static_cast<std::int64_t>(first + row) * stride + at] : T{0};
+    }
+    auto* const shared = reinterpret_cast<T*>(to + swizzled(row, piece));
+    for (int j = 0; j < kPieceElements; ++j) shared[j] = eight[j];
+  }
+}
+
+template <class S>
+CHARONIA_KERNEL(S::kThreads, S::kBlocks)
+void tile_kernel(const GemmParams p) {
+  using T = typename S::T;
+  constexpr int kM = S::kM, kN = S::kN;
+  unsigned char* const stages = dynamic_shared();
+
+  const int tile = static_cast<int>(blockIdx.x);
+  const auto place = tile_place(tile, p.row_tiles, p.column_tiles);
+  const int first_column = place.column_tile * S::kColumns, first_row = place.row_tile * S::kRows;
+  const int first_part = static_cast<int>(blockIdx.y) * p.parts_of_block;
+  const int k_begin = first_part * p.part_length;
+  const int k_end = min(p.k, k_begin + p.parts_of_block * p.part_length);
+  const int pieces = static_cast<int>(divide_up(k_end - k_begin, kKGrain));
+  const int pieces_of_part = p.part_length / kKGrain;
+
+  // While the kernel before this one still runs, weights can come as far as the second-level cache.
+  for (int i = static_cast<int>(threadIdx.x); i < S::kColumns * (S::kStages - 1); i += S::kThreads) {
+    const int column = first_column + i % S::kColumns, k = k_begin + i / S::kColumns * kKGrain;
+    if (column < p.n && k < k_end) prefetch_l2(static_cast<const T*>(p.weight) + column * p.weight_stride + k);
+  }
+  dependency_trigger();
+  dependency_wait();
+
+  const auto fill = [&](int piece) {
+    if (piece < pieces) {
+      unsigned char* const to = stages + piece % S::kStages * S::kStageBytes;
+      const int k = k_begin + piece * kKGrain;
+      copy_rows<T, S::kColumns, S::kThreads>(to, static_cast<const T*>(p.weight), p.weight_stride, first_column, p.n, k,
+                                             k_end);
+      unsigned char* const to_in = to + S::kColumns * kRowBytes;
+      if constexpr (S::kVectors) {
+        copy_rows<T, S::kRows, S::kThreads>(to_in, static_cast<const T*>(p.in), p.in_stride, first_row, p.rows, k,
+                                            k_end);
+      } else {
+        copy_elements<T, S::kRows, S::kThreads>(to_in, static_cast<const T*>(p.in), p.in_stride, first_row, p.rows, k,
+                                                k_end);
+      }
+    }
+    copy_commit();
+  };
+
+  const int lane = lane_id(), g = lane / 4, t = lane % 4;
+  const int warp_column = warp_id() % S::kColumnWarps * (S::kColumns / S::kColumnWarps);
+  const int warp_row = warp_id() / S::kColumnWarps * (S::kRows / S::kRowWarps);
+  PartSums<S::kThreads, kM * kN * 4> sums;
+  sums.clear();
+  int part = first_part, part_left = pieces_of_part;
+
+  CHARONIA_UNROLL
+  for (int i = 0; i < S::kStages - 1; ++i) fill(i);
+  for (int piece = 0; piece < pieces; ++piece) {
+    copy_wait<S::kStages - 2>();
+    __syncthreads();  // the piece is there for all, and all are done with the one before, whose place is filled next
+    fill(piece + S::kStages - 1);
+    const unsigned char* const weight = stages + piece % S::kStages * S::kStageBytes;
+    const unsigned char* const in = weight + S::kColumns * kRowBytes;
+    CHARONIA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      uint4 w[2 * kM], x[kN];
+      CHARONIA_UNROLL
+      for (int i = 0; i < 2 * kM; ++i) {
+        w[i] = *reinterpret_cast<const uint4*>(weight + swizzled(warp_column + 8 * i + g, 4 * half + t));
+      }
+      CHARONIA_UNROLL
+      for (int j = 0; j < kN; ++j) {
+        x[j] = *reinterpret_cast<const uint4*>(in + swizzled(warp_row + 8 * j + g, 4 * half + t));
+      }
+      CHARONIA_UNROLL
+      for (int quarter = 0; quarter < 2; ++quarter) {
+        CHARONIA_UNROLL
+        for (int i = 0; i < kM; ++i) {
+          const uint4 upper = w[2 * i], lower = w[2 * i + 1];
+          const std::uint32_t a[4] = {quarter == 0 ? upper.x : upper.z, quarter == 0 ? lower.x : lower.z,
+                                      quarter == 0 ? upper.y : upper.w, quarter == 0 ? lower.y : lower.w};
+          CHARONIA_UNROLL
+          for (int j = 0; j < kN; ++j) {
+            const std::uint32_t b[2] = {quarter == 0 ? x[j].x : x[j].z, quarter == 0 ? x[j].y : x[j].w};
+            mma_m16n8k16<T>(*reinterpret_cast<float (*)[4]>(&sums.now[(i * kN + j) * 4]), a, b);
+          }
+        }
+      }
+    }
+    if (--part_left == 0 || piece + 1 == pieces) {
+      sums.end_part(p, tile, part, part == first_part);
+      ++part;
+      part_left = pieces_of_part;
+    }
+  }
+
+  copy_wait<0>();
+  __syncthreads();
+  if (!sums.gather(p, tile, reinterpret_cast<int*>(stages))) return;
+  auto* const out = reinterpret_cast<float*>(stages);  // [kRows][kPitch]
+  CHARONIA_UNROLL
+  for (int i = 0; i < kM; ++i) {
+    CHARONIA_UNROLL
+    for (int j = 0; j < kN; ++j) {
+      CHARONIA_UNROLL
+      for (int c = 0; c < 4; ++c) {
+        const int row = warp_row + 8 * j + 2 * t + c % 2, column = warp_column + 16 * i + g + c / 2 * 8;
+        out[row * S::kPitch + column] = sums.before[(i * kN + j) * 4 + c];
+      }
+    }
+  }
+  __syncthreads();
+  store_tile<T, S::kThreads, S::kRows, S::kColumns, S::kPitch>(p, out, first_row, first_column);
+}
+
+template <class S>
+bool launch_if(Stream& stream, const GemmParams& p, const GemmWay& way, bool vectors) {
+  if (way.tile_rows != S::kRows || way.tile_columns != S::kColumns || way.stages != S::kStages ||
+      vectors != S::kVectors) {
+    return false;
+  }
+  launch(stream, "product (tile)",
+         {.grid_x = static_cast<unsigned>(p.row_tiles * p.column_tiles),
+          .grid_y = static_cast<unsigned>(p.k_blocks),
+          .threads = S::kThreads,
+          .dynamic_shared_bytes = S::kSharedBytes},
+         &tile_kernel<S>, p);
+  return true;
+}
+
+template <class T>
+bool launch_typed(Stream& stream, const GemmParams& p, const GemmWay& way, bool vectors) {
+  return launch_if<TileShape<T, 64, 16, 4, 1, 6, 3>>(stream, p, way, vectors) ||
+         launch_if<TileShape<T, 64, 32, 2, 1, 6, 3>>(stream, p, way, vectors) ||
+         launch_if<TileShape<T, 128, 32, 4, 1, 5, 2>>(stream, p, way, vectors) ||
+         launch_if<TileShape<T, 128, 32, 4, 1, 4, 2>>(stream, p, way, vectors) ||
+         launch_if<TileShape<T, 128, 64, 4, 1, 4, 2>>(stream, p, way, vectors) ||
+         launch_if<TileShape<T, 128, 128, 2, 4, 4, 1>>(stream, p, way, vectors) ||
+         launch_if<TileShape<T, 128, 128, 2, 4, 3, 1>>(stream, p, way, vectors) ||
+         launch_if<TileShape<T, 64, 32, 2, 1, 6, 3, false>>(stream, p, way, vectors);
+}
+
+}  // namespace
+
+bool launch_tile(Stream& stream, const GemmParams& params, const GemmWay& way, DType type, bool vectors) {
+  return type == DType::bf16 ? launch_typed<bf16>(stream, params, way, vectors)
+                             : launch_typed<f16>(stream, params, way, vectors);
+}
+
+}  // namespace charonia::cuda
