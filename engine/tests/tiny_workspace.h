@@ -1,6 +1,7 @@
 // Writes the weights folder of a very small random model, for tests of the whole engine.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
@@ -11,11 +12,15 @@
 #include <string>
 #include <vector>
 
+#include "base/text.h"
+
 namespace charonia::testing {
 
 struct TinyModel {
   int hidden = 32, inter = 48, layers = 2, heads = 4, kv_heads = 2, head_dim = 8, vocab = 40, positions = 256;
   int end_id = 0;
+  int ranks = 1;  // the weights of each are ranges of the whole model's, so that all ranks make the same model
+  bool biases = false, tied = false;
   // Changes a value on its way into a tensor, by canonical name.
   std::function<float(const std::string& name, float value)> change = [](const std::string&, float value) {
     return value;
@@ -64,21 +69,67 @@ inline void write_tiny_workspace(const std::filesystem::path& dir, const TinyMod
     std::vector<std::int64_t> shape{rows};
     if (cols > 1) shape.push_back(cols);
     weights.add(name, shape, "F32", bytes_of(values));
-    tensors[name] = {{{"file", "rank-0.safetensors"}, {"name", name}}};
+  };
+  // The parts of a canonical tensor: each all of a tensor, or `size` of its rows or columns from `first` on.
+  const auto whole = [&](const std::string& name) {
+    return nlohmann::json{{"file", "rank-0.safetensors"}, {"name", name}};
+  };
+  const auto range = [&](const std::string& name, const char* dimension, int first, int size) {
+    auto part = whole(name);
+    part[dimension] = {first, first + size};
+    return part;
   };
   const int q = model.heads * model.head_dim, kv = model.kv_heads * model.head_dim;
-  tensor("tok_embeddings.weight", model.vocab, model.hidden, 0, 1);
-  tensor("output.weight", model.vocab, model.hidden, 0, 0.5F);
-  tensor("norm.weight", model.hidden, 1, 1, 0.1F);
+  const auto once = [&](const std::string& name, std::int64_t rows, std::int64_t cols, float mean, float deviation) {
+    tensor(name, rows, cols, mean, deviation);
+    tensors[name] = nlohmann::json::array({whole(name)});
+  };
+  once("tok_embeddings.weight", model.vocab, model.hidden, 0, 1);
+  if (!model.tied) once("output.weight", model.vocab, model.hidden, 0, 0.5F);
+  once("norm.weight", model.hidden, 1, 1, 0.1F);
   for (int i = 0; i < model.layers; ++i) {
     const std::string at = "layers." + std::to_string(i) + ".";
-    tensor(at + "attention_norm.weight", model.hidden, 1, 1, 0.1F);
-    tensor(at + "ffn_norm.weight", model.hidden, 1, 1, 0.1F);
+    once(at + "attention_norm.weight", model.hidden, 1, 1, 0.1F);
+    once(at + "ffn_norm.weight", model.hidden, 1, 1, 0.1F);
     tensor(at + "attention.w_qkv.0.weight", q + 2 * kv, model.hidden, 0, 0.3F);
     tensor(at + "attention.wo.0.weight", model.hidden, q, 0, 0.3F);
     tensor(at + "feed_forward.w1.0.weight", model.inter, model.hidden, 0, 0.3F);
     tensor(at + "feed_forward.w3.0.weight", model.inter, model.hidden, 0, 0.3F);
     tensor(at + "feed_forward.w2.0.weight", model.hidden, model.inter, 0, 0.3F);
+    const auto kinds =
+        model.biases ? std::vector<std::string>{".weight", ".bias"} : std::vector<std::string>{".weight"};
+    if (model.biases) {
+      tensor(at + "attention.w_qkv.0.bias", q + 2 * kv, 1, 0, 0.3F);
+      tensor(at + "attention.wo.0.bias", model.hidden, 1, 0, 0.3F);
+      tensor(at + "feed_forward.w1.0.bias", model.inter, 1, 0, 0.3F);
+      tensor(at + "feed_forward.w3.0.bias", model.inter, 1, 0, 0.3F);
+      tensor(at + "feed_forward.w2.0.bias", model.hidden, 1, 0, 0.3F);
+    }
+    // With more ranks than k/v heads several have the same one.
+    const int groups = std::min(model.ranks, model.kv_heads), inter = model.inter / model.ranks;
+    for (int rank = 0; rank < model.ranks; ++rank) {
+      const std::string number = cat(".", rank);
+      const int q_rows = q / model.ranks, kv_rows = kv / groups, k_first = q + rank * groups / model.ranks * kv_rows;
+      for (const auto& kind : kinds) {
+        const std::string qkv = at + "attention.w_qkv.0" + kind;
+        tensors[at + "attention.w_qkv" + number + kind] = {range(qkv, "rows", rank * q_rows, q_rows),
+                                                           range(qkv, "rows", k_first, kv_rows),
+                                                           range(qkv, "rows", k_first + kv, kv_rows)};
+        for (const auto* name : {"feed_forward.w1", "feed_forward.w3"}) {
+          tensors[at + name + number + kind] =
+              nlohmann::json::array({range(at + name + ".0" + kind, "rows", rank * inter, inter)});
+        }
+      }
+      tensors[at + "attention.wo" + number + ".weight"] =
+          nlohmann::json::array({range(at + "attention.wo.0.weight", "cols", rank * q_rows, q_rows)});
+      tensors[at + "feed_forward.w2" + number + ".weight"] =
+          nlohmann::json::array({range(at + "feed_forward.w2.0.weight", "cols", rank * inter, inter)});
+    }
+    if (model.biases) {
+      for (const auto* name : {"attention.wo.0.bias", "feed_forward.w2.0.bias"}) {
+        tensors[at + name] = nlohmann::json::array({whole(at + name)});
+      }
+    }
   }
   const auto bytes = weights.write(dir / "rank-0.safetensors");
 
@@ -99,7 +150,7 @@ inline void write_tiny_workspace(const std::filesystem::path& dir, const TinyMod
   const nlohmann::json manifest = {{"format_version", 1},
                                    {"charonia_version", "test"},
                                    {"source", "random"},
-                                   {"ranks", 1},
+                                   {"ranks", model.ranks},
                                    {"files", {{"rank-0.safetensors", {{"bytes", bytes}, {"sha256", ""}}}}},
                                    {"tensors", tensors}};
   std::ofstream(dir / "manifest.json") << manifest.dump();
@@ -107,8 +158,11 @@ inline void write_tiny_workspace(const std::filesystem::path& dir, const TinyMod
                                     << "\nkv_head_num = " << model.kv_heads << "\nsize_per_head = " << model.head_dim
                                     << "\nhidden_units = " << model.hidden << "\ninter_size = " << model.inter
                                     << "\nnum_layer = " << model.layers << "\nvocab_size = " << model.vocab
-                                    << "\nmax_position_embeddings = " << model.positions << "\nend_id = " << model.end_id
-                                    << "\nrotary_embedding = " << model.head_dim << "\nweight_type = fp32\n"
+                                    << "\nmax_position_embeddings = " << model.positions
+                                    << "\nend_id = " << model.end_id << "\nrotary_embedding = " << model.head_dim
+                                    << "\nattn_bias = " << model.biases << "\nattn_output_bias = " << model.biases
+                                    << "\nmlp_bias = " << model.biases << "\ntie_word_embeddings = " << model.tied
+                                    << "\ntensor_para_size = " << model.ranks << "\nweight_type = fp32\n"
                                     << "cache_block_seq_len = 4\nthreads = 2\nstream_interval_ms = 0\n";
 }
 

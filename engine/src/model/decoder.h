@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "charonia/config.h"
+#include "model/shard.h"
 #include "model/weights.h"
 #include "ops/ops.h"
 
@@ -15,7 +16,7 @@ namespace charonia::model {
 class Decoder {
  public:
   // Weights are copied into the device's layout: `files` may go afterwards. Activations are one piece of memory, made
-  // here for the largest step.
+  // here for the largest step. Of several ranks (ops.ranks()) each has a decoder, which computes its shard.
   Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits);
 
   // What a decoder with these limits takes of the device's memory, before there is one.
@@ -48,9 +49,10 @@ class Decoder {
   };
   // All parts, one after the other. Names are those of issue().
   struct Activations {
-    Activations(const ModelConfig& config, const ops::Precision& precision, const ops::StepLimits& limits);
+    Activations(const ModelConfig& config, const Shard& shard, const ops::Precision& precision,
+                const ops::StepLimits& limits);
     Activation residual, delta, normed, qkv, attended, gate_up, gated;
-    Activation last_residual, last_delta, last_normed, logits;
+    Activation last_residual, last_delta, last_normed, logits_share, logits;
     std::size_t bytes = 0;
   };
 
@@ -59,6 +61,7 @@ class Decoder {
   std::unique_ptr<ops::Buffer> device_vector(std::span<const float> values);
 
   ModelConfig config_;
+  Shard shard_;
   ops::Ops& ops_;
   ops::StepLimits limits_;
   ops::Precision precision_;

@@ -179,7 +179,7 @@ class Ops {
   virtual std::string_view instruction_set() const = 0;  // "avx512", "sm_90", ...
   virtual bool asynchronous() const { return false; }    // run_step returns before the step is computed
   virtual Precision precision(DType weight) const = 0;
-  virtual std::size_t free_memory() const = 0;           // bytes that may still be allocated
+  virtual std::size_t free_memory() const = 0;           // bytes that may still be allocated, by each of the ranks
 
   // Memory. Copies are complete on return, after all that was issued before them.
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
@@ -241,17 +241,24 @@ class Ops {
   // logits [logits rows, vocab] f32, by the step's SampleRows. Overwrites logits.
   virtual void sample(const Tensor& logits) = 0;
 
-  // Tensor parallel ranks. All ranks issue the same operations in the same order, each on its own thread.
+  // Tensor parallel ranks. All ranks issue the same operations in the same order, each on its own thread: a rank waits
+  // in an exchange until the others have come.
   virtual int ranks() const { return 1; }
   virtual int rank() const { return 0; }
   // tensor [rows, cols] = the sum of all ranks' tensors, added in the order of the ranks.
   virtual void all_reduce(const Tensor& tensor) { (void)tensor; }
   // out [rows, ranks * cols] = the ranks' in [rows, cols] side by side.
   virtual void all_gather(const Tensor& out, const Tensor& in) { (void)out, (void)in; }
+  // This rank's step has failed and it will not come to the next exchange: the ranks that wait for it get an
+  // Error(internal) with `why`, as do all that come before resume_exchange(). That is called on every rank once all of
+  // them are out of the step.
+  virtual void abort_exchange(std::string_view why) noexcept { (void)why; }
+  virtual void resume_exchange() {}
 };
 
 // Exchange between the ranks of one process, for devices whose memory is the host's. Calls block until all ranks came.
 class LocalGroup;
+std::shared_ptr<LocalGroup> make_local_group(int ranks);
 
 // threads: 0 means as many as there are processors. Env CHARONIA_ISA=portable|avx2|avx512|avx512_bf16 forces an
 // instruction set (one that the processor lacks is refused). group: of which this is rank `rank`; null: alone.

@@ -76,12 +76,17 @@ Devices make_gpus(EngineConfig& config, const std::vector<int>& ids) {
 }
 
 Devices make_cpus(const EngineConfig& config) {
-  if (config.tensor_para_size != 1) {
-    throw Error(ErrorCode::unsupported,
-                cat("tensor_para_size = ", config.tensor_para_size, ": the CPU device takes 1"));
+  const int ranks = config.tensor_para_size;
+  if (ranks == 1) {
+    Devices out;
+    out.push_back(ops::make_cpu_ops(config.threads));
+    return out;
   }
   Devices out;
-  out.push_back(ops::make_cpu_ops(config.threads));
+  const auto group = ops::make_local_group(ranks);
+  for (int rank = 0; rank < ranks; ++rank) {
+    out.push_back(ops::make_cpu_ops(std::max(1, config.threads / ranks), group, rank));
+  }
   return out;
 }
 

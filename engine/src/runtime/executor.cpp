@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
+#include <functional>
+#include <string_view>
+#include <utility>
 
 #include "base/text.h"
 #include "charonia/error.h"
@@ -12,15 +16,22 @@ namespace charonia::runtime {
 Executor::Executor(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config) {
   for (auto& device : make_devices(config)) ranks_.push_back(std::make_unique<Rank>(std::move(device)));
   asynchronous_ = std::ranges::all_of(ranks_, [](const auto& rank) { return rank->ops().asynchronous(); });
+  threads_ = std::make_unique<RankThreads>(static_cast<int>(ranks_.size()));
+  // An error ends the start, so the exchange is never taken up again.
+  const auto on_ranks = [this](const std::function<void(Rank&)>& task) {
+    threads_->run([&](int rank) { task(of(rank)); },
+                  [this](int rank, std::string_view why) { of(rank).ops().abort_exchange(why); });
+  };
   const ops::StepLimits limits{.max_rows = config.token_budget,
                                .max_sequences = config.max_batch_size,
                                .max_positions = config.session_len,
                                .vocab = model.vocab_size,
                                .block_len = config.cache_block_seq_len};
   const model::WeightFiles files(weights_dir, config.tensor_para_size);
-  for (auto& rank : ranks_) rank->load(model, files, limits);
+  on_ranks([&](Rank& rank) { rank.check_memory(model, limits); });
+  on_ranks([&](Rank& rank) { rank.load(model, files, limits); });
   num_blocks_ = blocks_that_fit(config);
-  for (auto& rank : ranks_) rank->make_cache(num_blocks_);
+  on_ranks([&](Rank& rank) { rank.make_cache(num_blocks_); });
 }
 
 int Executor::blocks_that_fit(const EngineConfig& config) const {
@@ -47,9 +58,40 @@ int Executor::blocks_that_fit(const EngineConfig& config) const {
   return static_cast<int>(out);
 }
 
-void Executor::launch(const ops::StepInput& input) { ranks_.front()->launch(input); }
+void Executor::launch(const ops::StepInput& input) {
+  const auto before = ranks_.front()->in_flight();
+  try {
+    threads_->run([&](int rank) { of(rank).launch(input); },
+                  [this](int rank, std::string_view why) { of(rank).ops().abort_exchange(why); });
+  } catch (...) {
+    // A rank may have come to the end of the step before another one failed.
+    for (auto& rank : ranks_) {
+      if (rank->in_flight() > before) rank->withdraw();
+    }
+    for (auto& rank : ranks_) rank->ops().resume_exchange();
+    throw;
+  }
+}
 
-std::vector<ops::Sampled> Executor::collect() { return ranks_.front()->collect(); }
+std::vector<ops::Sampled> Executor::collect() {
+  std::vector<ops::Sampled> samples;
+  std::exception_ptr error;
+  // The threads of the ranks are idle between launches. Every rank's step is collected, also where one has failed.
+  for (int rank = 0; rank < num_ranks(); ++rank) {
+    try {
+      auto own = of(rank).collect();
+      if (rank == 0) {
+        samples = std::move(own);
+      } else if (!std::ranges::equal(own, samples, {}, &ops::Sampled::token, &ops::Sampled::token)) {
+        throw Error(ErrorCode::internal, "it has sampled other tokens than rank 0");
+      }
+    } catch (...) {
+      if (!error) error = std::make_exception_ptr(of_rank(std::current_exception(), rank, num_ranks()));
+    }
+  }
+  if (error) std::rethrow_exception(error);
+  return samples;
+}
 
 std::string Executor::device() const { return std::string(ranks_.front()->ops().device()); }
 

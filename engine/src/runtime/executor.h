@@ -11,6 +11,7 @@
 #include "charonia/config.h"
 #include "ops/ops.h"
 #include "runtime/rank.h"
+#include "runtime/rank_threads.h"
 
 namespace charonia::runtime {
 
@@ -25,11 +26,12 @@ class Executor {
   // one before, at most ops::kMaxStepsInFlight in all.
   bool asynchronous() const { return asynchronous_; }
 
-  // Issues a step. The input's arrays must live until it is collected. When it throws, the step is not there: nothing
-  // of it is to be collected.
+  // Issues a step. The input's arrays must live until it is collected. When it throws, the step is not there, on any
+  // rank: nothing of it is to be collected.
   void launch(const ops::StepInput& input);
   // Waits for the oldest step not yet collected; its samples in the order of its sample rows. When it throws, the step
-  // counts as collected, and those after it are still to be.
+  // counts as collected, and those after it are still to be. Errors of several ranks are that of the first to fail and
+  // name it.
   std::vector<ops::Sampled> collect();
 
   int num_blocks() const { return num_blocks_; }
@@ -42,10 +44,13 @@ class Executor {
 
  private:
   int blocks_that_fit(const EngineConfig& config) const;
+  int num_ranks() const { return static_cast<int>(ranks_.size()); }
+  Rank& of(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
 
   std::vector<std::unique_ptr<Rank>> ranks_;
   bool asynchronous_ = false;
   int num_blocks_ = 0;
+  std::unique_ptr<RankThreads> threads_;
 };
 
 }  // namespace charonia::runtime

@@ -1,12 +1,13 @@
 #include "runtime/rank.h"
 
+#include <utility>
+
 #include "base/text.h"
 #include "charonia/error.h"
 
 namespace charonia::runtime {
 
-void Rank::load(const ModelConfig& model, const model::WeightFiles& files, const ops::StepLimits& limits) {
-  limits_ = limits;
+void Rank::check_memory(const ModelConfig& model, const ops::StepLimits& limits) const {
   const auto needs = model::Decoder::memory_needs(model, *ops_, limits);
   const auto free = ops_->free_memory();
   const auto megabytes = [](std::size_t bytes) { return static_cast<double>(bytes) / 1e6; };
@@ -20,12 +21,45 @@ void Rank::load(const ModelConfig& model, const model::WeightFiles& files, const
             "). Take a smaller or quantised model, a larger tensor_para_size, a lower "
             "token_budget or max_batch_size, or free memory"));
   }
+}
+
+void Rank::load(const ModelConfig& model, const model::WeightFiles& files, const ops::StepLimits& limits) {
+  limits_ = limits;
   decoder_ = std::make_unique<model::Decoder>(model, files, *ops_, limits);
 }
 
 void Rank::make_cache(int num_blocks) {
   cache_ = ops_->make_kv_cache(layout(), num_blocks);
   decoder_->prepare(*cache_);
+}
+
+void Rank::launch(const ops::StepInput& input) {
+  decoder_->launch(input);
+  steps_.emplace_back();
+}
+
+std::vector<ops::Sampled> Rank::collect() {
+  if (steps_.empty()) throw Error(ErrorCode::internal, "no step is in flight");
+  wait(steps_.front());
+  auto oldest = std::move(steps_.front());
+  steps_.pop_front();
+  if (oldest.error) std::rethrow_exception(oldest.error);
+  return std::move(oldest.samples);
+}
+
+void Rank::withdraw() noexcept {
+  for (auto& one : steps_) wait(one);
+  steps_.pop_back();
+}
+
+void Rank::wait(Step& step) noexcept {
+  if (step.done) return;
+  step.done = true;
+  try {
+    step.samples = ops_->collect();
+  } catch (...) {
+    step.error = std::current_exception();
+  }
 }
 
 }  // namespace charonia::runtime

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
+#include <exception>
 #include <memory>
 #include <vector>
 
@@ -16,8 +18,10 @@ class Rank {
  public:
   explicit Rank(std::unique_ptr<ops::Ops> ops) : ops_(std::move(ops)) {}
 
-  // Uploads the weights. Before that, throws Error(resource_exhausted) with the numbers and what to change where they,
-  // the activations and one k/v block do not fit into the device's memory.
+  // Throws Error(resource_exhausted) with the numbers and what to change where the weights, the activations and one k/v
+  // block do not fit into the device's memory. Before any of the ranks loads, as they may share it.
+  void check_memory(const ModelConfig& model, const ops::StepLimits& limits) const;
+  // Uploads the weights.
   void load(const ModelConfig& model, const model::WeightFiles& files, const ops::StepLimits& limits);
 
   // After load().
@@ -27,9 +31,14 @@ class Rank {
   void make_cache(int num_blocks);
 
   // After make_cache().
-  void launch(const ops::StepInput& input) { decoder_->launch(input); }
-  std::vector<ops::Sampled> collect() { return ops_->collect(); }
+  void launch(const ops::StepInput& input);
+  std::size_t in_flight() const { return steps_.size(); }  // steps that are launched and not collected
+  // Waits for the oldest step in flight.
+  std::vector<ops::Sampled> collect();
+  // Drops the youngest step in flight; waits for it and for those before it, which are still to be collected.
+  void withdraw() noexcept;
 
+  ops::Ops& ops() { return *ops_; }
   const ops::Ops& ops() const { return *ops_; }
   const model::Decoder& decoder() const { return *decoder_; }
 
@@ -40,6 +49,16 @@ class Rank {
   std::unique_ptr<ops::Ops> ops_;  // what follows lives on it
   std::unique_ptr<model::Decoder> decoder_;
   std::unique_ptr<ops::KvCache> cache_;
+
+  // A step that was waited for before it is collected keeps what came out.
+  struct Step {
+    bool done = false;
+    std::vector<ops::Sampled> samples;
+    std::exception_ptr error;
+  };
+  void wait(Step& step) noexcept;
+
+  std::deque<Step> steps_;  // in flight, oldest first
 };
 
 }  // namespace charonia::runtime

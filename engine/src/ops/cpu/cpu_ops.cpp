@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "base/text.h"
 #include "charonia/error.h"
@@ -74,7 +75,12 @@ class CpuEmbedding : public Embedding {
 
 }  // namespace
 
-CpuOps::CpuOps(int threads, const InstructionSet& isa) : isa_(isa), kernels_(*isa.kernels), pool_(threads) {}
+CpuOps::CpuOps(int threads, const InstructionSet& isa, std::shared_ptr<LocalGroup> group, int rank)
+    : isa_(isa), kernels_(*isa.kernels), pool_(threads), group_(std::move(group)), rank_(rank) {
+  if (rank < 0 || rank >= ranks()) {
+    throw Error(ErrorCode::invalid_argument, cat("rank ", rank, " of a group of ", ranks()));
+  }
+}
 
 Precision CpuOps::precision(DType weight) const {
   return {.weight = weight,
@@ -84,7 +90,10 @@ Precision CpuOps::precision(DType weight) const {
           .kv = weight};
 }
 
-std::size_t CpuOps::free_memory() const { return cpu::free_memory(); }
+std::size_t CpuOps::free_memory() const {
+  // All ranks share the machine's memory.
+  return cpu::free_memory() / static_cast<std::size_t>(ranks());
+}
 
 std::unique_ptr<Buffer> CpuOps::allocate(std::size_t bytes) { return std::make_unique<CpuBuffer>(bytes); }
 
@@ -243,12 +252,31 @@ void CpuOps::sample(const Tensor& logits) {
   });
 }
 
+void CpuOps::all_reduce(const Tensor& tensor) {
+  if (group_) group_->all_reduce(rank_, tensor, pool_);
+}
+
+void CpuOps::all_gather(const Tensor& out, const Tensor& in) {
+  require(group_ != nullptr, "all_gather", "there is one rank");
+  group_->all_gather(rank_, out, in, pool_);
+}
+
+void CpuOps::abort_exchange(std::string_view why) noexcept {
+  if (group_) group_->abort(rank_, why);
+}
+
+void CpuOps::resume_exchange() {
+  if (group_) group_->resume();
+}
+
 }  // namespace cpu
 
+std::shared_ptr<LocalGroup> make_local_group(int ranks) { return std::make_shared<LocalGroup>(ranks); }
+
 std::unique_ptr<Ops> make_cpu_ops(int threads, std::shared_ptr<LocalGroup> group, int rank) {
-  if (group != nullptr || rank != 0) throw Error(ErrorCode::unsupported, "the CPU device computes with one rank");
   const char* const forced = std::getenv("CHARONIA_ISA");
-  return std::make_unique<cpu::CpuOps>(threads, cpu::instruction_set(forced == nullptr ? "" : forced));
+  return std::make_unique<cpu::CpuOps>(threads, cpu::instruction_set(forced == nullptr ? "" : forced), std::move(group),
+                                       rank);
 }
 
 }  // namespace charonia::ops

@@ -9,6 +9,7 @@
 #include "base/huge_memory.h"
 #include "base/thread_pool.h"
 #include "ops/cpu/dispatch.h"
+#include "ops/cpu/local_group.h"
 #include "ops/cpu/sample.h"
 #include "ops/ops.h"
 
@@ -16,7 +17,7 @@ namespace charonia::ops::cpu {
 
 class CpuOps : public Ops {
  public:
-  CpuOps(int threads, const InstructionSet& isa);
+  CpuOps(int threads, const InstructionSet& isa, std::shared_ptr<LocalGroup> group = nullptr, int rank = 0);
 
   std::string_view device() const override { return "cpu"; }
   std::string_view instruction_set() const override { return isa_.name; }
@@ -48,6 +49,13 @@ class CpuOps : public Ops {
   void gather_rows(const Tensor& out, const Tensor& in) override;
   void sample(const Tensor& logits) override;
 
+  int ranks() const override { return group_ ? group_->ranks() : 1; }
+  int rank() const override { return rank_; }
+  void all_reduce(const Tensor& tensor) override;
+  void all_gather(const Tensor& out, const Tensor& in) override;
+  void abort_exchange(std::string_view why) noexcept override;
+  void resume_exchange() override;
+
  private:
   // fn(row) for every row: inline when rows * elements is little work.
   template <class Fn>
@@ -62,6 +70,8 @@ class CpuOps : public Ops {
   const Kernels& kernels_;
   ThreadPool pool_;
   HugeArena weights_;
+  std::shared_ptr<LocalGroup> group_;  // null: alone
+  int rank_ = 0;
   StepInput input_;  // of the step begun last
   bool begun_ = false;
   std::vector<std::int32_t> ids_;              // its token ids, those that the step before sampled filled in

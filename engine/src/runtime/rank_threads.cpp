@@ -1,0 +1,81 @@
+#include "runtime/rank_threads.h"
+
+#include <chrono>
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "base/spin.h"
+#include "base/text.h"
+#include "charonia/error.h"
+
+namespace charonia::runtime {
+namespace {
+
+// Between two steps, and while the others end theirs, a rank has to wait about this long.
+constexpr std::chrono::microseconds kSpin{50};
+
+}  // namespace
+
+Error of_rank(std::exception_ptr error, int rank, int ranks) {
+  const std::string who = ranks > 1 ? cat("rank ", rank, ": ") : "";
+  try {
+    std::rethrow_exception(std::move(error));
+  } catch (const Error& e) {
+    return {e.code(), who + e.what()};
+  } catch (const std::bad_alloc&) {
+    return {ErrorCode::resource_exhausted, who + "out of memory"};
+  } catch (const std::exception& e) {
+    return {ErrorCode::internal, who + e.what()};
+  }
+}
+
+RankThreads::RankThreads(int ranks) {
+  for (int rank = 1; rank < ranks; ++rank) threads_.emplace_back([this, rank] { work(rank); });
+}
+
+RankThreads::~RankThreads() {
+  stopping_ = true;
+  ++runs_;
+  runs_.notify_all();
+  for (auto& thread : threads_) thread.join();
+}
+
+void RankThreads::run(const Task& task, const Failed& failed) {
+  task_ = &task;
+  failed_ = failed ? &failed : nullptr;
+  failures_ = 0;
+  busy_ = static_cast<int>(threads_.size());
+  ++runs_;
+  if (!threads_.empty()) runs_.notify_all();
+  run_one(0);
+  const auto ended = [this] { return busy_.load(std::memory_order_acquire) == 0; };
+  if (!spin(ended, kSpin)) {
+    for (int busy = busy_; busy != 0; busy = busy_) busy_.wait(busy);
+  }
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void RankThreads::run_one(int rank) {
+  try {
+    (*task_)(rank);
+  } catch (...) {
+    const auto error = of_rank(std::current_exception(), rank, static_cast<int>(threads_.size()) + 1);
+    if (failures_.fetch_add(1) == 0) error_ = std::make_exception_ptr(error);
+    if (failed_ != nullptr) (*failed_)(rank, error.what());
+  }
+}
+
+void RankThreads::work(int rank) {
+  std::uint32_t seen = 0;
+  while (true) {
+    if (!spin([&] { return runs_.load(std::memory_order_acquire) != seen; }, kSpin)) runs_.wait(seen);
+    ++seen;
+    if (stopping_) return;
+    run_one(rank);
+    // The last one to end wakes the caller.
+    if (busy_.fetch_sub(1) == 1) busy_.notify_all();
+  }
+}
+
+}  // namespace charonia::runtime

@@ -1,0 +1,239 @@
+// The engine with several tensor-parallel ranks on the CPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "charonia/engine.h"
+#include "engine_support.h"
+#include "forwarding_ops.h"
+#include "runtime/devices.h"
+#include "tiny_workspace.h"
+
+namespace charonia {
+namespace {
+
+using testing::Collector;
+using testing::request;
+using testing::TinyModel;
+using testing::write_tiny_workspace;
+
+class EngineRanksTest : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::ranges::replace(name, '/', '_');
+    dir_ = std::filesystem::path(::testing::TempDir()) / ("charonia_ranks_" + name);
+    std::filesystem::remove_all(dir_);
+  }
+  void TearDown() override {
+    runtime::wrap_devices_for_tests(nullptr);
+    std::filesystem::remove_all(dir_);
+  }
+
+  // The folder of `model` for so many ranks.
+  std::filesystem::path write(TinyModel model, int ranks) const {
+    model.ranks = ranks;
+    const auto folder = dir_ / std::to_string(ranks);
+    write_tiny_workspace(folder, model);
+    return folder;
+  }
+
+  std::filesystem::path dir_;
+};
+INSTANTIATE_TEST_SUITE_P(Ranks, EngineRanksTest, ::testing::Values(2, 4),
+                         [](const auto& info) { return std::to_string(info.param); });
+
+// Prompts of several lengths at once, so that prefill and decode share steps.
+std::vector<Request> requests(int vocab, int max_tokens) {
+  std::vector<Request> out;
+  for (const int length : {1, 3, 17, 40}) {
+    std::vector<TokenId> ids;
+    for (int i = 0; i < length; ++i) ids.push_back((i * i + 7 * length) % vocab);
+    out.push_back(request(ids, max_tokens));
+    out.back().sampling.logprobs = 0;
+  }
+  return out;
+}
+
+struct Answers {
+  std::vector<std::vector<TokenId>> tokens;
+  std::vector<std::vector<float>> logprobs;
+};
+
+Answers answers(const std::filesystem::path& folder, const std::vector<Request>& all, const Settings& settings = {}) {
+  Engine engine(folder, settings);
+  std::vector<Collector> collectors(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) engine.submit(all[i], collectors[i].callback());
+  Answers out;
+  for (auto& collector : collectors) {
+    out.tokens.push_back(collector.tokens());
+    out.logprobs.push_back(collector.logprobs());
+  }
+  engine.check_integrity();
+  return out;
+}
+
+TEST_P(EngineRanksTest, TheTokensAreThoseOfOneRankAndTheLogProbabilitiesNear) {
+  TinyModel grouped, biased, tied, wide;
+  biased.biases = true;
+  tied.tied = true;
+  tied.vocab = 53;  // no multiple of the ranks
+  wide.heads = 8, wide.kv_heads = 8, wide.head_dim = 6, wide.inter = 76, wide.vocab = 131, wide.layers = 3;
+  wide.biases = true;
+  for (const auto& model : {grouped, biased, tied, wide}) {
+    const auto all = requests(model.vocab, 128);
+    const Settings settings = {{"token_budget", "24"}};
+    const auto expected = answers(write(model, 1), all, settings);
+    const auto got = answers(write(model, GetParam()), all, settings);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      ASSERT_EQ(got.tokens[i], expected.tokens[i]) << "vocabulary " << model.vocab << ", request " << i;
+      ASSERT_EQ(got.logprobs[i].size(), expected.logprobs[i].size());
+      for (std::size_t t = 0; t < got.logprobs[i].size(); ++t) {
+        ASSERT_NEAR(got.logprobs[i][t], expected.logprobs[i][t], 1e-4);
+      }
+    }
+  }
+}
+
+TEST_P(EngineRanksTest, WhatIsSampledDependsOnTheRequestAlone) {
+  const TinyModel model;
+  const auto folder = write(model, GetParam());
+  auto all = requests(model.vocab, 60);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i].sampling.temperature = 1;
+    all[i].sampling.seed = i;
+    all[i].sampling.repetition_penalty = 1.1F;
+  }
+  Answers alone;
+  for (const auto& one : all) {
+    auto answer = answers(folder, {one});
+    alone.tokens.push_back(answer.tokens.front());
+    alone.logprobs.push_back(answer.logprobs.front());
+  }
+  const std::vector<Settings> ways = {{{"token_budget", "7"}},
+                                      {{"threads", std::to_string(3 * GetParam())}},
+                                      {{"cache_max_entry_count", "36"}},  // of some 65 that they take together
+                                      {{"enable_prefix_caching", "False"}}};
+  for (const auto& settings : ways) {
+    const auto together = answers(folder, all, settings);
+    EXPECT_EQ(together.tokens, alone.tokens);
+    EXPECT_EQ(together.logprobs, alone.logprobs);
+  }
+}
+
+TEST_P(EngineRanksTest, SequencesThatGiveTheirBlocksBackAndPrefixesThatComeAgainChangeNothing) {
+  const auto folder = write({}, GetParam());
+  Engine engine(folder, {{"cache_max_entry_count", "40"}});
+  std::vector<Collector> first(8), again(8);
+  const auto prompt = [](int i) { return request({5, 6, 7, 8, 9, 10, 11, 12, 1 + i}, 60); };
+  for (int i = 0; i < 8; ++i) engine.submit(prompt(i), first[static_cast<std::size_t>(i)].callback());
+  for (auto& one : first) one.wait();
+  EXPECT_GT(engine.stats().num_preemptions, 0);
+  for (std::size_t i = 0; i < 8; ++i) {
+    engine.submit(prompt(static_cast<int>(i)), again[i].callback());
+    EXPECT_EQ(again[i].tokens(), first[i].tokens());
+  }
+  EXPECT_EQ(again[7].wait().back().num_cached_tokens, 8);
+  engine.check_integrity();
+}
+
+TEST_P(EngineRanksTest, ACancelFreesTheBlocks) {
+  TinyModel model;
+  model.positions = 20'000;
+  Engine engine(write(model, GetParam()));
+  Collector cut;
+  const auto handle = engine.submit(request({1, 2}, 19'000), cut.callback());
+  cut.wait_for(2);
+  EXPECT_TRUE(engine.cancel(handle));
+  EXPECT_EQ(cut.wait().back().finish_reason, FinishReason::cancelled);
+  engine.check_integrity();
+  EXPECT_EQ(engine.stats().blocks_active, 0);
+}
+
+TEST_P(EngineRanksTest, MemoryIsThatOfAllRanksTogether) {
+  TinyModel model;
+  model.kv_heads = 4;
+  const Settings settings = {{"cache_max_entry_count", "20"}};
+  const Engine one(write(model, 1), settings), several(write(model, GetParam()), settings);
+  EXPECT_EQ(several.info().num_blocks, 20);
+  EXPECT_EQ(several.info().kv_cache_bytes, one.info().kv_cache_bytes);
+  // Every rank has the whole embedding; weights are padded to whole panels.
+  EXPECT_GT(several.info().weight_bytes, one.info().weight_bytes);
+}
+
+// Fails in the given operation of a step, on one rank, when it is told to.
+enum class Place { none, before_the_first_exchange, between_two, after_the_last };
+std::atomic<Place> place{Place::none};
+
+class FailingOps : public testing::ForwardingOps {
+ public:
+  using ForwardingOps::ForwardingOps;
+  void embed(const ops::Tensor& out, const ops::Embedding& table) override {
+    fail_at(Place::before_the_first_exchange);
+    ForwardingOps::embed(out, table);
+  }
+  void silu_mul(const ops::Tensor& out, const ops::Tensor& gate_up) override {
+    fail_at(Place::between_two);
+    ForwardingOps::silu_mul(out, gate_up);
+  }
+  void sample(const ops::Tensor& logits) override {
+    fail_at(Place::after_the_last);
+    ForwardingOps::sample(logits);
+  }
+
+ private:
+  void fail_at(Place here) const {
+    if (place == here && rank() == 1) throw Error(ErrorCode::internal, "out of luck");
+  }
+};
+
+TEST_P(EngineRanksTest, AnErrorOfARankEndsTheStepOnAllAndTheEngineLives) {
+  runtime::wrap_devices_for_tests(
+      [](std::unique_ptr<ops::Ops> device) { return std::make_unique<FailingOps>(std::move(device)); });
+  Engine engine(write({}, GetParam()));
+  Collector before;
+  engine.submit(request({1, 2, 3}, 30), before.callback());
+  const auto expected = before.tokens();
+  for (const auto here : {Place::before_the_first_exchange, Place::between_two, Place::after_the_last}) {
+    for (int round = 0; round < 20; ++round) {
+      place = here;
+      Collector failed, after;
+      engine.submit(request({1, 2, 3}, 30), failed.callback());
+      EXPECT_EQ(failed.wait().back().finish_reason, FinishReason::error);
+      EXPECT_EQ(failed.wait().back().error, "rank 1: out of luck");
+      place = Place::none;
+      engine.submit(request({1, 2, 3}, 30), after.callback());
+      ASSERT_EQ(after.tokens(), expected);
+      engine.check_integrity();
+    }
+  }
+}
+
+TEST(EngineRanksRefusalTest, AnotherNumberOfRanksIsRefusedWithTheCommand) {
+  const auto dir = std::filesystem::path(::testing::TempDir()) / "charonia_ranks_refusal";
+  const auto refusal = [&](const TinyModel& model, const Settings& settings) -> std::string {
+    std::filesystem::remove_all(dir);
+    write_tiny_workspace(dir, model);
+    try {
+      Engine engine(dir, settings);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const auto other = refusal({}, {{"tensor_para_size", "2"}});
+  EXPECT_NE(other.find("charonia convert MODEL --dst-path WORKSPACE --tp 2 --force"), std::string::npos) << other;
+  TinyModel three;
+  three.ranks = 3;
+  const auto impossible = refusal(three, {});
+  EXPECT_NE(impossible.find("head_num = 4"), std::string::npos) << impossible;
+  std::filesystem::remove_all(dir);
+}
+
+}  // namespace
+}  // namespace charonia

@@ -1,0 +1,78 @@
+// Operations that pass everything on to other operations: what a test derives from to change one of them.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ops/ops.h"
+
+namespace charonia::testing {
+
+class ForwardingOps : public ops::Ops {
+ public:
+  explicit ForwardingOps(std::unique_ptr<ops::Ops> to) : to_(std::move(to)) {}
+
+  std::string_view device() const override { return to_->device(); }
+  std::string_view instruction_set() const override { return to_->instruction_set(); }
+  bool asynchronous() const override { return to_->asynchronous(); }
+  ops::Precision precision(DType weight) const override { return to_->precision(weight); }
+  std::size_t free_memory() const override { return to_->free_memory(); }
+
+  std::unique_ptr<ops::Buffer> allocate(std::size_t bytes) override { return to_->allocate(bytes); }
+  void upload(void* device, const void* host, std::size_t bytes) override { to_->upload(device, host, bytes); }
+  void download(void* host, const void* device, std::size_t bytes) override { to_->download(host, device, bytes); }
+
+  std::unique_ptr<ops::Linear> make_linear(std::span<const ops::HostMatrix> parts,
+                                           std::span<const ops::HostMatrix> bias, DType weight) override {
+    return to_->make_linear(parts, bias, weight);
+  }
+  std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight) override {
+    return to_->make_embedding(table, weight);
+  }
+  std::size_t kv_block_bytes(const ops::KvLayout& layout) const override { return to_->kv_block_bytes(layout); }
+  std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, int num_blocks) override {
+    return to_->make_kv_cache(layout, num_blocks);
+  }
+
+  void prepare(const ops::StepLimits& limits, std::span<const ops::Linear* const> linears,
+               const Issue& issue) override {
+    to_->prepare(limits, linears, issue);
+  }
+  void begin_step(const ops::StepInput& input) override { to_->begin_step(input); }
+  void run_step(const Issue& issue) override { to_->run_step(issue); }
+  std::vector<ops::Sampled> collect() override { return to_->collect(); }
+
+  void embed(const ops::Tensor& out, const ops::Embedding& table) override { to_->embed(out, table); }
+  void rms_norm(const ops::Tensor& out, const ops::Tensor& residual, const ops::Tensor& delta, const float* weight,
+                float eps) override {
+    to_->rms_norm(out, residual, delta, weight, eps);
+  }
+  void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) override {
+    to_->linear(out, in, weight);
+  }
+  void rotary_store(const ops::Tensor& qkv, const float* cos_sin, ops::KvCache& cache, int layer, int heads) override {
+    to_->rotary_store(qkv, cos_sin, cache, layer, heads);
+  }
+  void attention(const ops::Tensor& out, const ops::Tensor& qkv, const ops::KvCache& cache, int layer, int heads,
+                 float scale) override {
+    to_->attention(out, qkv, cache, layer, heads, scale);
+  }
+  void silu_mul(const ops::Tensor& out, const ops::Tensor& gate_up) override { to_->silu_mul(out, gate_up); }
+  void gather_rows(const ops::Tensor& out, const ops::Tensor& in) override { to_->gather_rows(out, in); }
+  void sample(const ops::Tensor& logits) override { to_->sample(logits); }
+
+  int ranks() const override { return to_->ranks(); }
+  int rank() const override { return to_->rank(); }
+  void all_reduce(const ops::Tensor& tensor) override { to_->all_reduce(tensor); }
+  void all_gather(const ops::Tensor& out, const ops::Tensor& in) override { to_->all_gather(out, in); }
+  void abort_exchange(std::string_view why) noexcept override { to_->abort_exchange(why); }
+  void resume_exchange() override { to_->resume_exchange(); }
+
+ private:
+  std::unique_ptr<ops::Ops> to_;
+};
+
+}  // namespace charonia::testing
