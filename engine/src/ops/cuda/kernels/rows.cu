@@ -1,0 +1,427 @@
+// Operations on single rows: embedding, residual add and norm, gated activation, copies of rows.
+//
+// All are bound by memory, and for few rows by latency. Rows are cut into vectors of 8 elements, one of a thread at a
+// time: 16 bytes in either 16-bit type, twice 16 in float. Where a row's address, stride or width does not allow such
+// accesses, the same thread takes the same elements one by one, so results do not depend on it.
+//
+//   embed, silu_mul, copies   grid (rows, vectors of a row / threads), one vector per thread, nothing shared
+//   rms_norm                  grid (rows); a row's vectors stay in registers between the sum and the scaling, so that
+//                             residual and delta are read once: bytes per element (read and written) of residual,
+//                             read of delta, written of out; weights come from L2
+#include "ops/cuda/kernels/rows.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "ops/cuda/device/portable.h"
+
+namespace charonia::cuda {
+namespace {
+
+constexpr int kVector = 8;
+constexpr int kThreads = 128;  // of the kernels without a sum
+
+// ---- vectors ----
+
+// Elements as they lie in memory. Loads are apart from conversions so that several can be in flight.
+template <class T>
+struct Raw {
+  static constexpr int kWords = kVector * sizeof(T) / sizeof(uint4);
+  uint4 words[kWords];
+};
+
+template <class T>
+CHARONIA_DEVICE T element(const Raw<T>& raw, int i) {
+  constexpr int kPerWord = sizeof(unsigned) / sizeof(T);
+  const uint4& four = raw.words[i / (4 * kPerWord)];
+  const int at = i / kPerWord % 4;
+  const unsigned word = at == 0 ? four.x : at == 1 ? four.y : at == 2 ? four.z : four.w;
+  if constexpr (kPerWord == 1) {
+    return __uint_as_float(word);
+  } else {
+    return T{static_cast<std::uint16_t>(i % 2 == 0 ? word & 0xffffU : word >> 16)};
+  }
+}
+
+CHARONIA_DEVICE unsigned word_of(float x, float) { return __float_as_uint(x); }
+template <class T>
+CHARONIA_DEVICE unsigned word_of(T low, T high) {
+  return static_cast<unsigned>(high.bits) << 16 | low.bits;
+}
+
+// Elements [at, at + 8) of a row of n; zeros beyond its end.
+template <class T>
+CHARONIA_DEVICE Raw<T> load_raw(const T* row, int at, int n, bool aligned) {
+  Raw<T> raw;
+  if (aligned) {
+    if (at < n) {
+      CHARONIA_UNROLL
+      for (int i = 0; i < Raw<T>::kWords; ++i) raw.words[i] = reinterpret_cast<const uint4*>(row + at)[i];
+    } else {
+      CHARONIA_UNROLL
+      for (int i = 0; i < Raw<T>::kWords; ++i) raw.words[i] = uint4{0, 0, 0, 0};
+    }
+    return raw;
+  }
+  constexpr int kPerWord = sizeof(unsigned) / sizeof(T);
+  unsigned words[4 * Raw<T>::kWords];
+  CHARONIA_UNROLL
+  for (int i = 0; i < 4 * Raw<T>::kWords; ++i) {
+    const int first = at + i * kPerWord;
+    const T low = first < n ? row[first] : T{};
+    const T high = kPerWord == 2 && first + 1 < n ? row[first + 1] : T{};
+    words[i] = word_of(low, high);
+  }
+  CHARONIA_UNROLL
+  for (int i = 0; i < Raw<T>::kWords; ++i) {
+    raw.words[i] = uint4{words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
+  }
+  return raw;
+}
+
+template <class T>
+CHARONIA_DEVICE void to_floats(const Raw<T>& raw, float (&x)[kVector]) {
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) x[i] = to_float(element(raw, i));
+}
+
+template <class T>
+CHARONIA_DEVICE void store_floats(T* row, int at, int n, bool aligned, const float (&x)[kVector]) {
+  if (at >= n) return;
+  if (!aligned) {
+    CHARONIA_UNROLL
+    for (int i = 0; i < kVector; ++i) {
+      if (at + i < n) row[at + i] = from_float<T>(x[i]);
+    }
+    return;
+  }
+  constexpr int kPerWord = sizeof(unsigned) / sizeof(T);
+  unsigned words[4 * Raw<T>::kWords];
+  CHARONIA_UNROLL
+  for (int i = 0; i < 4 * Raw<T>::kWords; ++i) {
+    words[i] = word_of(from_float<T>(x[i * kPerWord]), from_float<T>(x[i * kPerWord + kPerWord - 1]));
+  }
+  CHARONIA_UNROLL
+  for (int i = 0; i < Raw<T>::kWords; ++i) {
+    reinterpret_cast<uint4*>(row + at)[i] = uint4{words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
+  }
+}
+
+// ---- embed ----
+
+struct EmbedParams {
+  void* out = nullptr;
+  std::int64_t out_stride = 0;
+  const void* table = nullptr;
+  const std::int32_t* ids = nullptr;
+  const std::int32_t* sampled = nullptr;
+  int hidden = 0;
+  bool aligned = false;
+};
+
+template <class Table, class Out>
+CHARONIA_KERNEL(kThreads, 1) void embed_kernel(const EmbedParams p) {
+  dependency_trigger();
+  dependency_wait();
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  std::int32_t id = p.ids[row];
+  if (id < 0) id = max(p.sampled[-1 - id], 0);
+  const int at = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) * kVector;
+  float x[kVector];
+  to_floats(load_raw(static_cast<const Table*>(p.table) + static_cast<std::int64_t>(id) * p.hidden, at, p.hidden,
+                     p.aligned),
+            x);
+  store_floats(static_cast<Out*>(p.out) + row * p.out_stride, at, p.hidden, p.aligned, x);
+}
+
+// ---- rms_norm ----
+
+struct NormParams {
+  void* out = nullptr;
+  std::int64_t out_stride = 0;
+  void* residual = nullptr;
+  std::int64_t residual_stride = 0;
+  const void* delta = nullptr;  // null: none
+  std::int64_t delta_stride = 0;
+  const float* weight = nullptr;
+  float eps = 0;
+  int hidden = 0;
+  bool aligned = false;
+};
+
+// Vectors that a thread may hold: up to 16384 elements of 1024 threads.
+constexpr int kMostHeld = 2;
+constexpr int kMostNormThreads = 1024;
+
+// The threads of a row, by its width alone. Thread t sums the squares of vectors t, t + threads, .. in this order; lanes
+// and warps are summed as block_sum() has it.
+int norm_threads(std::int64_t hidden) {
+  return static_cast<int>(std::min<std::int64_t>(round_up(divide_up(hidden, kVector), kWarp), kMostNormThreads));
+}
+
+// The sum, rounded to the residual's type: later steps see no other.
+template <class Residual>
+CHARONIA_DEVICE void add_rounded(float (&x)[kVector], const float (&delta)[kVector]) {
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) x[i] = to_float(from_float<Residual>(x[i] + delta[i]));
+}
+
+// held: vectors per thread that stay in registers; 0: any number, residual is read again.
+template <class Residual, class Delta, class Out, int held>
+CHARONIA_KERNEL(kMostNormThreads, 1) void rms_norm_kernel(const NormParams p) {
+  CHARONIA_SHARED(float, scratch, [32]);
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const int tid = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x) * kVector;
+  auto* const residual = static_cast<Residual*>(p.residual) + row * p.residual_stride;
+  auto* const out = static_cast<Out*>(p.out) + row * p.out_stride;
+  const auto* const delta = static_cast<const Delta*>(p.delta) + (p.delta == nullptr ? 0 : row * p.delta_stride);
+  dependency_trigger();
+  float sum = 0;
+  if constexpr (held > 0) {
+    Raw<float> weights[held];
+    CHARONIA_UNROLL
+    for (int v = 0; v < held; ++v) weights[v] = load_raw(p.weight, tid * kVector + v * step, p.hidden, p.aligned);
+    dependency_wait();
+    Raw<Residual> before[held];
+    Raw<Delta> added[held];
+    CHARONIA_UNROLL
+    for (int v = 0; v < held; ++v) before[v] = load_raw(residual, tid * kVector + v * step, p.hidden, p.aligned);
+    if (p.delta != nullptr) {
+      CHARONIA_UNROLL
+      for (int v = 0; v < held; ++v) added[v] = load_raw(delta, tid * kVector + v * step, p.hidden, p.aligned);
+    }
+    float x[held][kVector];
+    CHARONIA_UNROLL
+    for (int v = 0; v < held; ++v) {
+      to_floats(before[v], x[v]);
+      if (p.delta != nullptr) {
+        float d[kVector];
+        to_floats(added[v], d);
+        add_rounded<Residual>(x[v], d);
+        store_floats(residual, tid * kVector + v * step, p.hidden, p.aligned, x[v]);
+      }
+      CHARONIA_UNROLL
+      for (int i = 0; i < kVector; ++i) sum = fmaf(x[v][i], x[v][i], sum);
+    }
+    const float factor = reciprocal_sqrt(block_sum(sum, scratch) / static_cast<float>(p.hidden) + p.eps);
+    CHARONIA_UNROLL
+    for (int v = 0; v < held; ++v) {
+      float w[kVector];
+      to_floats(weights[v], w);
+      CHARONIA_UNROLL
+      for (int i = 0; i < kVector; ++i) w[i] = x[v][i] * factor * w[i];
+      store_floats(out, tid * kVector + v * step, p.hidden, p.aligned, w);
+    }
+  } else {
+    dependency_wait();
+    for (int at = tid * kVector; at < p.hidden; at += step) {
+      float x[kVector];
+      to_floats(load_raw(residual, at, p.hidden, p.aligned), x);
+      if (p.delta != nullptr) {
+        float d[kVector];
+        to_floats(load_raw(delta, at, p.hidden, p.aligned), d);
+        add_rounded<Residual>(x, d);
+        store_floats(residual, at, p.hidden, p.aligned, x);
+      }
+      CHARONIA_UNROLL
+      for (int i = 0; i < kVector; ++i) sum = fmaf(x[i], x[i], sum);
+    }
+    const float factor = reciprocal_sqrt(block_sum(sum, scratch) / static_cast<float>(p.hidden) + p.eps);
+    for (int at = tid * kVector; at < p.hidden; at += step) {
+      float x[kVector], w[kVector];
+      to_floats(load_raw(residual, at, p.hidden, p.aligned), x);
+      to_floats(load_raw(p.weight, at, p.hidden, p.aligned), w);
+      CHARONIA_UNROLL
+      for (int i = 0; i < kVector; ++i) w[i] = x[i] * factor * w[i];
+      store_floats(out, at, p.hidden, p.aligned, w);
+    }
+  }
+}
+
+// ---- silu_mul ----
+
+struct SiluParams {
+  void* out = nullptr;
+  std::int64_t out_stride = 0;
+  const void* gate_up = nullptr;
+  std::int64_t gate_up_stride = 0;
+  int inter = 0;
+  bool aligned = false;
+};
+
+template <class In, class Out>
+CHARONIA_KERNEL(kThreads, 1) void silu_mul_kernel(const SiluParams p) {
+  constexpr float kLog2E = 1.4426950408889634F;
+  dependency_trigger();
+  dependency_wait();
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const int at = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) * kVector;
+  const auto* const in = static_cast<const In*>(p.gate_up) + row * p.gate_up_stride;
+  const auto gates = load_raw(in, at, p.inter, p.aligned), ups = load_raw(in + p.inter, at, p.inter, p.aligned);
+  float gate[kVector], up[kVector];
+  to_floats(gates, gate);
+  to_floats(ups, up);
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) gate[i] = fast_divide(gate[i], 1.0F + fast_exp2(-kLog2E * gate[i])) * up[i];
+  store_floats(static_cast<Out*>(p.out) + row * p.out_stride, at, p.inter, p.aligned, gate);
+}
+
+// ---- copies ----
+
+// out[row][piece] = in[piece][rows == null ? row : rows[row]], each `units` long; strides in units.
+struct CopyParams {
+  void* out = nullptr;
+  std::int64_t out_stride = 0, out_piece = 0;
+  const void* in = nullptr;
+  std::int64_t in_stride = 0, in_piece = 0;
+  const std::int32_t* rows = nullptr;
+  std::int64_t units = 0;
+};
+
+template <class Unit>
+CHARONIA_KERNEL(kThreads, 1) void copy_kernel(const CopyParams p) {
+  dependency_trigger();
+  dependency_wait();
+  const auto row = static_cast<std::int64_t>(blockIdx.x), piece = static_cast<std::int64_t>(blockIdx.z);
+  const std::int64_t from = p.rows == nullptr ? row : p.rows[row];
+  const auto at = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  if (at >= p.units) return;
+  static_cast<Unit*>(p.out)[row * p.out_stride + piece * p.out_piece + at] =
+      static_cast<const Unit*>(p.in)[from * p.in_stride + piece * p.in_piece + at];
+}
+
+// ---- launches ----
+
+// Calls f with an element of the type.
+template <class F>
+void with_type(DType type, F f) {
+  switch (type) {
+    case DType::f32: return f(float{});
+    case DType::bf16: return f(bf16{});
+    case DType::f16: return f(f16{});
+    default: throw Error(ErrorCode::internal, cat("rows of ", to_string(type), " are not computed with"));
+  }
+}
+
+// Whether rows that begin at `data`, `stride` elements apart, can be read as whole vectors.
+bool aligned(const void* data, std::int64_t stride, DType type) {
+  return reinterpret_cast<std::uintptr_t>(data) % sizeof(uint4) == 0 &&
+         static_cast<std::size_t>(stride) * size_of(type) % sizeof(uint4) == 0;
+}
+bool aligned(const Tensor& tensor) { return aligned(tensor.data, tensor.stride, tensor.dtype); }
+
+Launch over_vectors(std::int64_t rows, std::int64_t vectors) {
+  return {.grid_x = static_cast<unsigned>(rows),
+          .grid_y = static_cast<unsigned>(divide_up(vectors, kThreads)),
+          .threads = kThreads};
+}
+
+void copy_rows(Stream& stream, std::string_view what, std::int64_t num_rows, int pieces, DType type, CopyParams p) {
+  const auto run = [&]<class Unit>(Unit) {
+    auto launched = p;
+    const auto per_unit = static_cast<std::int64_t>(sizeof(Unit) / size_of(type));
+    for (auto* const n : {&launched.out_stride, &launched.out_piece, &launched.in_stride, &launched.in_piece,
+                          &launched.units}) {
+      *n /= per_unit;
+    }
+    auto shape = over_vectors(num_rows, launched.units);
+    shape.grid_z = static_cast<unsigned>(pieces);
+    launch(stream, what, shape, copy_kernel<Unit>, launched);
+  };
+  bool wide = aligned(p.out, p.out_stride, type) && aligned(p.in, p.in_stride, type);
+  for (const auto n : {p.out_piece, p.in_piece, p.units}) wide = wide && aligned(nullptr, n, type);
+  if (wide) {
+    run(uint4{});
+  } else if (size_of(type) == sizeof(std::uint32_t)) {
+    run(std::uint32_t{});
+  } else {
+    run(std::uint16_t{});
+  }
+}
+
+}  // namespace
+
+void embed(Stream& stream, const Tensor& out, const void* table, DType table_type, const std::int32_t* ids,
+           const std::int32_t* sampled) {
+  const EmbedParams p{.out = out.data,
+                      .out_stride = out.stride,
+                      .table = table,
+                      .ids = ids,
+                      .sampled = sampled,
+                      .hidden = static_cast<int>(out.cols),
+                      .aligned = out.cols % kVector == 0 && aligned(out) && aligned(table, out.cols, table_type)};
+  with_type(table_type, [&]<class Table>(Table) {
+    with_type(out.dtype, [&]<class Out>(Out) {
+      launch(stream, "embed", over_vectors(out.rows, divide_up(out.cols, kVector)), embed_kernel<Table, Out>, p);
+    });
+  });
+}
+
+void rms_norm(Stream& stream, const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight,
+              float eps) {
+  const bool adds = delta.data != nullptr;
+  const NormParams p{.out = out.data,
+                     .out_stride = out.stride,
+                     .residual = residual.data,
+                     .residual_stride = residual.stride,
+                     .delta = delta.data,
+                     .delta_stride = delta.stride,
+                     .weight = weight,
+                     .eps = eps,
+                     .hidden = static_cast<int>(residual.cols),
+                     .aligned = residual.cols % kVector == 0 && aligned(out) && aligned(residual) &&
+                                (!adds || aligned(delta)) && aligned(weight, 0, DType::f32)};
+  const int threads = norm_threads(residual.cols);
+  const auto vectors = divide_up(residual.cols, static_cast<std::int64_t>(threads) * kVector);
+  const Launch shape{.grid_x = static_cast<unsigned>(residual.rows), .threads = static_cast<unsigned>(threads)};
+  with_type(residual.dtype, [&]<class Residual>(Residual) {
+    with_type(adds ? delta.dtype : out.dtype, [&]<class Delta>(Delta) {
+      with_type(out.dtype, [&]<class Out>(Out) {
+        const auto kernel = vectors == 1           ? rms_norm_kernel<Residual, Delta, Out, 1>
+                            : vectors <= kMostHeld ? rms_norm_kernel<Residual, Delta, Out, kMostHeld>
+                                                   : rms_norm_kernel<Residual, Delta, Out, 0>;
+        launch(stream, "rms_norm", shape, kernel, p);
+      });
+    });
+  });
+}
+
+void silu_mul(Stream& stream, const Tensor& out, const Tensor& gate_up) {
+  const SiluParams p{.out = out.data,
+                     .out_stride = out.stride,
+                     .gate_up = gate_up.data,
+                     .gate_up_stride = gate_up.stride,
+                     .inter = static_cast<int>(out.cols),
+                     .aligned = out.cols % kVector == 0 && aligned(out) && aligned(gate_up)};
+  with_type(gate_up.dtype, [&]<class In>(In) {
+    with_type(out.dtype, [&]<class Out>(Out) {
+      launch(stream, "silu_mul", over_vectors(out.rows, divide_up(out.cols, kVector)), silu_mul_kernel<In, Out>, p);
+    });
+  });
+}
+
+void gather_rows(Stream& stream, const Tensor& out, const Tensor& in, const std::int32_t* rows) {
+  copy_rows(stream, "gather_rows", out.rows, 1, out.dtype,
+            {.out = out.data,
+             .out_stride = out.stride,
+             .in = in.data,
+             .in_stride = in.stride,
+             .rows = rows,
+             .units = out.cols});
+}
+
+void side_by_side(Stream& stream, const Tensor& out, const void* pieces, int ranks) {
+  const auto cols = out.cols / ranks;
+  copy_rows(stream, "side_by_side", out.rows, ranks, out.dtype,
+            {.out = out.data,
+             .out_stride = out.stride,
+             .out_piece = cols,
+             .in = pieces,
+             .in_stride = cols,
+             .in_piece = out.rows * cols,
+             .units = cols});
+}
+
+}  // namespace charonia::cuda

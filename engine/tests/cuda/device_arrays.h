@@ -1,0 +1,63 @@
+// What the tests of kernels share: arrays on the device, and both orders of threads where the device is this process.
+#pragma once
+
+#include <vector>
+
+#include "ops/cuda/runtime.h"
+#include "ops_support.h"
+
+namespace charonia::cuda {
+
+template <class T>
+class DeviceArray {
+ public:
+  DeviceArray(Stream& stream, const std::vector<T>& from) : stream_(stream), n_(from.size()), memory_(from.size() * sizeof(T)) {
+    if (n_ == 0) return;
+    stream_.upload(memory_.data(), from.data(), n_ * sizeof(T), "a test's array");
+    stream_.wait("a test's array");
+  }
+  T* data() const { return memory_.as<T>(); }
+  std::vector<T> host() const {
+    std::vector<T> out(n_);
+    if (n_ == 0) return out;
+    stream_.download(out.data(), memory_.data(), n_ * sizeof(T), "a test's array");
+    stream_.wait("a test's array");
+    return out;
+  }
+
+ private:
+  Stream& stream_;
+  std::size_t n_;
+  DeviceMemory memory_;
+};
+
+// A Matrix on the device.
+class MatrixOnDevice {
+ public:
+  MatrixOnDevice(Stream& stream, const ops::Matrix& host) : shape_(host), bytes_(stream, host.bytes) {}
+  ops::Tensor tensor() const { return {bytes_.data(), shape_.dtype, shape_.rows, shape_.cols, shape_.stride}; }
+  ops::Matrix host() const {
+    auto out = shape_;
+    out.bytes = bytes_.host();
+    return out;
+  }
+
+ private:
+  ops::Matrix shape_;
+  DeviceArray<std::byte> bytes_;
+};
+
+// Runs f once on a real device, and with either order of a block's threads on the host.
+template <class F>
+void in_both_orders(F f) {
+#if defined(CHARONIA_CUDA_ON_HOST)
+  for (const auto order : {host_grid::Order::descending, host_grid::Order::ascending}) {
+    host_grid::set_order(order);
+    f();
+  }
+#else
+  f();
+#endif
+}
+
+}  // namespace charonia::cuda

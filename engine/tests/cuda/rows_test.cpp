@@ -1,0 +1,193 @@
+// The kernels on single rows against references in double: any width, any types, strides that forbid wide accesses.
+#include "ops/cuda/kernels/rows.h"
+
+#include <gtest/gtest.h>
+
+#include "device_arrays.h"
+
+namespace charonia::cuda {
+namespace {
+
+using ops::Matrix;
+using ops::Random;
+using ops::uniform;
+
+constexpr auto kTypes = ops::kWeightTypes;
+
+DType any_type(Random& random) { return kTypes[static_cast<std::size_t>(uniform(random, 0, 2))]; }
+
+// Widths around vectors, warps and blocks; `wide` ones are multiples of 8, with gaps that keep rows aligned.
+int any_width(Random& random, int most, bool wide) {
+  const int n = uniform(random, 1, most);
+  return wide ? (n + 7) / 8 * 8 : n;
+}
+int any_gap(Random& random, bool wide) { return wide ? 8 * uniform(random, 0, 2) : uniform(random, 0, 5); }
+
+TEST(CudaRowsTest, embed_takes_rows_of_the_table_by_id_or_by_what_was_sampled) {
+  in_both_orders([] {
+    Random random(1);
+    Stream stream;
+    for (const auto from : kTypes) {
+      for (const auto to : kTypes) {
+        for (const bool wide : {false, true}) {
+          const int vocab = uniform(random, 2, 50), hidden = any_width(random, 2500, wide);
+          const auto table = Matrix::random(random, from, vocab, hidden);
+          const std::vector<std::int32_t> sampled = {uniform(random, 0, vocab - 1), -1, uniform(random, 0, vocab - 1)};
+          const std::vector<std::int32_t> ids = {uniform(random, 0, vocab - 1), -3, vocab - 1, -2, -1};
+          const std::vector<std::int32_t> expected = {ids[0], sampled[2], vocab - 1, 0, sampled[0]};
+          Matrix out(to, static_cast<std::int64_t>(ids.size()), hidden, any_gap(random, wide));
+          const MatrixOnDevice on_device(stream, out), device_table(stream, table);
+          const DeviceArray device_ids(stream, ids), device_sampled(stream, sampled);
+          embed(stream, on_device.tensor(), device_table.tensor().data, from, device_ids.data(), device_sampled.data());
+          out = on_device.host();
+          for (std::size_t r = 0; r < ids.size(); ++r) {
+            for (int c = 0; c < hidden; ++c) {
+              ASSERT_EQ(out.at(static_cast<std::int64_t>(r), c), ops::rounded(to, table.at(expected[r], c)));
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+struct NormCase {
+  DType residual, delta, out;
+  int hidden;
+  bool wide, with_delta;
+};
+
+void check_norm(Random& random, const NormCase& c) {
+  const int rows = uniform(random, 1, 4);
+  const float eps = 1e-5F;
+  const auto before = Matrix::random(random, c.residual, rows, c.hidden, 3, any_gap(random, c.wide));
+  const auto delta = Matrix::random(random, c.delta, rows, c.hidden, 1, any_gap(random, c.wide));
+  const auto weight = Matrix::random(random, DType::f32, 1, c.hidden);
+  Stream stream;
+  const MatrixOnDevice residual(stream, before), added(stream, delta), weights(stream, weight),
+      out(stream, Matrix(c.out, rows, c.hidden, any_gap(random, c.wide)));
+  const auto norm = [&](std::int64_t first, std::int64_t n, const MatrixOnDevice& to, const MatrixOnDevice& in) {
+    auto delta_rows = added.tensor();
+    delta_rows.data = static_cast<std::byte*>(delta_rows.data) +
+                      static_cast<std::size_t>(first * delta_rows.stride) * size_of(delta_rows.dtype);
+    delta_rows.rows = n;
+    rms_norm(stream, to.tensor(), in.tensor(), c.with_delta ? delta_rows : Tensor{},
+             static_cast<const float*>(weights.tensor().data), eps);
+  };
+  norm(0, rows, out, residual);
+  const auto after = residual.host(), result = out.host();
+  for (int r = 0; r < rows; ++r) {
+    double squares = 0;
+    for (int i = 0; i < c.hidden; ++i) {
+      const float sum = c.with_delta ? before.at(r, i) + delta.at(r, i) : before.at(r, i);
+      ASSERT_EQ(after.at(r, i), static_cast<float>(ops::rounded(c.residual, static_cast<double>(sum))));
+      squares += static_cast<double>(after.at(r, i)) * static_cast<double>(after.at(r, i));
+    }
+    const double factor = 1 / std::sqrt(squares / c.hidden + static_cast<double>(eps));
+    for (int i = 0; i < c.hidden; ++i) {
+      const double expected = static_cast<double>(after.at(r, i)) * factor * static_cast<double>(weight.at(0, i));
+      // The second term: fp16 has steps of 2^-24 near zero.
+      ASSERT_NEAR(result.at(r, i), expected,
+                  std::abs(expected) * (1e-5 + ops::rounding(c.out)) + (c.out == DType::f16 ? 0x1p-24 : 1e-30));
+    }
+  }
+  // The same row alone, at another stride that forbids or allows wide accesses: the same bits.
+  for (const int gap : {0, 3}) {
+    Matrix one(c.residual, 1, c.hidden, gap);
+    for (int i = 0; i < c.hidden; ++i) one.set(0, i, before.at(rows - 1, i));
+    const MatrixOnDevice alone(stream, one), alone_out(stream, Matrix(c.out, 1, c.hidden, gap));
+    norm(rows - 1, 1, alone_out, alone);
+    ASSERT_TRUE(alone_out.host().same_bits(0, result, rows - 1));
+    ASSERT_TRUE(alone.host().same_bits(0, after, rows - 1));
+  }
+}
+
+TEST(CudaRowsTest, rms_norm_adds_the_delta_and_normalises_whatever_the_types_and_the_rows) {
+  in_both_orders([] {
+    Random random(2);
+    for (const auto residual : kTypes) {
+      for (const auto delta : kTypes) {
+        for (const auto out : kTypes) {
+          const bool wide = uniform(random, 0, 1) == 1;
+          check_norm(random, {residual, delta, out, any_width(random, 700, wide), wide, uniform(random, 0, 3) != 0});
+        }
+      }
+    }
+  });
+}
+
+TEST(CudaRowsTest, rms_norm_takes_any_width) {
+  in_both_orders([] {
+    Random random(3);
+    for (const int hidden : {1, 7, 8, 255, 256, 257, 4096, 8191, 8192, 8193, 14336, 16384, 16385, 20000}) {
+      check_norm(random, {any_type(random), any_type(random), any_type(random), hidden, hidden % 8 == 0, true});
+    }
+  });
+}
+
+TEST(CudaRowsTest, silu_mul_gates_also_far_from_zero) {
+  in_both_orders([] {
+    Random random(4);
+    Stream stream;
+    for (int trial = 0; trial < 24; ++trial) {
+      const bool wide = trial % 2 == 0;
+      const int rows = uniform(random, 1, 5), inter = any_width(random, trial % 6 == 0 ? 3000 : 300, wide);
+      const auto type = kTypes[static_cast<std::size_t>(trial % 3)], to = trial % 4 == 3 ? any_type(random) : type;
+      const auto in = Matrix::random(random, type, rows, 2 * inter, trial % 5 == 0 ? 60.0F : 2.0F, any_gap(random, wide));
+      const MatrixOnDevice gate_up(stream, in), out(stream, Matrix(to, rows, inter, any_gap(random, wide)));
+      silu_mul(stream, out.tensor(), gate_up.tensor());
+      const auto result = out.host();
+      for (int r = 0; r < rows; ++r) {
+        for (int c = 0; c < inter; ++c) {
+          const double gate = in.at(r, c), up = in.at(r, inter + c);
+          const double expected = gate / (1 + std::exp(-gate)) * up;
+          ASSERT_NEAR(result.at(r, c), expected,
+                      std::abs(expected) * (2e-5 + ops::rounding(to)) + (to == DType::f16 ? 0x1p-24 : 1e-30))
+              << gate;
+        }
+      }
+    }
+  });
+}
+
+TEST(CudaRowsTest, gather_takes_the_rows_that_are_named) {
+  in_both_orders([] {
+    Random random(5);
+    Stream stream;
+    for (const auto type : kTypes) {
+      for (const bool wide : {false, true}) {
+        const int cols = any_width(random, 3000, wide);
+        const auto in = Matrix::random(random, type, 20, cols, 1, any_gap(random, wide));
+        const std::vector<std::int32_t> rows = {19, 0, 7, 7};
+        const MatrixOnDevice from(stream, in), to(stream, Matrix(type, 4, cols, any_gap(random, wide)));
+        const DeviceArray device_rows(stream, rows);
+        gather_rows(stream, to.tensor(), from.tensor(), device_rows.data());
+        const auto out = to.host();
+        for (int i = 0; i < 4; ++i) ASSERT_TRUE(out.same_bits(i, in, rows[static_cast<std::size_t>(i)]));
+      }
+    }
+  });
+}
+
+TEST(CudaRowsTest, pieces_of_ranks_stand_side_by_side_in_their_order) {
+  in_both_orders([] {
+    Random random(6);
+    Stream stream;
+    for (const bool wide : {false, true}) {
+      for (const int ranks : {1, 2, 4}) {
+        const int rows = uniform(random, 1, 9), cols = any_width(random, 700, wide);
+        const auto pieces = Matrix::random(random, DType::f32, ranks * rows, cols);
+        const MatrixOnDevice from(stream, pieces),
+            to(stream, Matrix(DType::f32, rows, ranks * cols, any_gap(random, wide)));
+        side_by_side(stream, to.tensor(), from.tensor().data, ranks);
+        const auto out = to.host();
+        for (int r = 0; r < rows; ++r) {
+          for (int c = 0; c < ranks * cols; ++c) ASSERT_EQ(out.at(r, c), pieces.at(c / cols * rows + r, c % cols));
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace charonia::cuda
