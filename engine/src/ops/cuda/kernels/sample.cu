@@ -1,0 +1,764 @@
+// From rows of logits to tokens, without sorting them.
+//
+// The order of tokens is that of their codes, ascending: 32 bits that fall as the logit rises, then 18 bits of id. So the
+// least code is the greedy choice, ties go to the lower id, and a range of codes is a stretch of the likeliest-first
+// order. A token's mass is e^((logit - greatest) / temperature) as a whole number of 2^-44: sums of masses do not depend
+// on the order in which they are added, hence not on thread blocks, their number, or the other rows. (A token less likely
+// than 2^-44 times the likeliest has no mass and is never drawn.)
+//
+//   scan        grid (vocab / 4096, rows), a warp per group of 512 logits, all loads at once: the group's least code;
+//               for rows that ask for log probabilities its sum of e^x, in an order given by the vocabulary
+//   histogram   grid (parts of the vocabulary, rows), sampled rows only: mass and number of tokens by bin. A bin is
+//               1/64 of temperature wide in logits; the last takes all beyond 16 temperatures. What falls there, mostly
+//               most of a vocabulary, is added up in registers, the rest in shared memory, then once in global memory.
+//   finish      a block per row. Greedy: the least of the groups' codes. Sampled: top_k, top_p and the draw each are
+//               "the first token with which the count, or the mass, reaches a number" over the likeliest-first order;
+//               what a filter leaves is a prefix of it, and its mass is all that the next one needs. min_p's prefix
+//               was summed by the histogram. The bin tells where the token is; the tokens of that range are collected
+//               and sorted in shared memory. With filters, all that they can leave are collected once when they are few
+//               (up to 1024). A bin of more tokens (flat rows) is cut further by histograms over its range of codes.
+//               Only groups whose least code is in reach are read.
+//
+// Where a row has bias, bans or penalties there come before: history (fills slots of the table of counts), scan for the
+// rows that ask for log probabilities, and scatter, which adds the entries to the logits and keeps what they were;
+// finish puts that back before it looks for log probabilities. Penalties are applied to every logit as it is read,
+// 2 more bytes each.
+//
+// Bound: memory. Greedy rows are read once (4 bytes per token); sampled ones twice, the second time mostly from L2, and
+// a few groups of them a third time.
+#include "ops/cuda/kernels/sample.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/cuda/device/portable.h"
+
+namespace charonia::cuda {
+namespace {
+
+using u64 = unsigned long long;
+
+constexpr int kPerLane = kSampleGroup / kWarp;                    // logits of a group
+constexpr int kVectors = kPerLane / 4;
+constexpr int kScanThreads = 256, kHistogramThreads = 512, kFinishThreads = 1024;
+constexpr int kScanned = kScanThreads / kWarp * kSampleGroup;     // by a block
+constexpr float kBinsPerTemperature = 64;
+constexpr float kLastBin = kSampleBins - 1;
+constexpr float kMassOfOne = 17592186044416.0F;                   // 2^44: 2^18 of them fit
+constexpr float kInfinity = INFINITY;
+constexpr float kMostFloat = 3.402823466e38F;
+constexpr u64 kNoCode = ~0ULL;
+static_assert(kSampleBins == kFinishThreads, "a thread is a bin");
+static_assert(kMostSampledVocab / kSampleGroup <= kHistogramThreads, "a thread is a group");
+
+// ---- codes and masses ----
+
+// 32 bits that fall as x rises; of what is no logit (NaN, +infinity): 0, before all others.
+CHARONIA_DEVICE unsigned falling(float x) {
+  const unsigned bits = __float_as_uint(x + 0.0F);  // -0 is 0
+  const unsigned out = (bits & 0x80000000U) != 0 ? bits : bits ^ 0x7fffffffU;
+  return x < kInfinity ? out : 0;
+}
+CHARONIA_DEVICE float logit_of_falling(unsigned x) {
+  return __uint_as_float((x & 0x80000000U) != 0 ? x : x ^ 0x7fffffffU);
+}
+CHARONIA_DEVICE u64 code_of(float logit, int id) {
+  return static_cast<u64>(falling(logit)) << kSampleIdBits | static_cast<unsigned>(id);
+}
+CHARONIA_DEVICE unsigned falling_of(u64 code) { return static_cast<unsigned>(code >> kSampleIdBits); }
+CHARONIA_DEVICE float logit_of(u64 code) { return logit_of_falling(falling_of(code)); }
+CHARONIA_DEVICE int id_of(u64 code) { return static_cast<int>(code & (kMostSampledVocab - 1)); }
+CHARONIA_DEVICE bool broken(u64 code) { return falling_of(code) == 0; }
+
+// How logits of a row become bins and masses.
+struct Scale {
+  float greatest, bins_per_logit, per_logit;
+};
+CHARONIA_DEVICE Scale scale_of(float greatest, float temperature) {
+  return {greatest, fminf(kBinsPerTemperature / temperature, kMostFloat), fminf(1 / temperature, kMostFloat)};
+}
+// Never falls as the logit does.
+CHARONIA_DEVICE int bin_of(const Scale& scale, float logit) {
+  return static_cast<int>(fminf((scale.greatest - logit) * scale.bins_per_logit, kLastBin));
+}
+CHARONIA_DEVICE u64 mass_of(const Scale& scale, float logit) {
+  return static_cast<u64>(expf((logit - scale.greatest) * scale.per_logit) * kMassOfOne);
+}
+// The least logit that min_p leaves.
+CHARONIA_DEVICE float least_logit(const SampleParams& row, float greatest) {
+  return greatest + row.temperature * logf(row.min_p);
+}
+
+// A sum of masses in shared memory, as two words: 32-bit additions are native there.
+CHARONIA_DEVICE void add_mass(unsigned* low, unsigned* high, u64 mass) {
+  const auto below = static_cast<unsigned>(mass);
+  const unsigned before = atomicAdd(low, below);
+  const unsigned above = static_cast<unsigned>(mass >> 32) + (before + below < below ? 1 : 0);
+  if (above != 0) atomicAdd(high, above);
+}
+
+// ---- a row's logits ----
+
+struct Logits {
+  const float* logits = nullptr;         // [vocab]
+  const std::uint16_t* counts = nullptr; // [vocab], null: no penalties
+  float repetition = 1, presence = 0, frequency = 0;
+  int vocab = 0;
+  bool aligned = false;                  // to 16 bytes
+};
+
+struct SampleKernelParams {
+  SampleBatch batch;
+  SampleMemory memory;
+  int groups = 0;
+  int part = 0;             // of the vocabulary, for a block of the histogram
+  bool aligned = false;
+  bool originals = false;   // scan: of rows that ask for log probabilities, into original_best
+};
+
+CHARONIA_DEVICE Logits original_logits(const SampleKernelParams& p, std::int64_t row) {
+  Logits out;
+  out.logits = p.batch.logits + row * p.batch.stride;
+  out.vocab = p.batch.vocab;
+  out.aligned = p.aligned;
+  return out;
+}
+template <bool penalties>
+CHARONIA_DEVICE Logits logits_of(const SampleKernelParams& p, std::int64_t row, const SampleParams& params) {
+  Logits out = original_logits(p, row);
+  if (penalties && params.slot >= 0) {
+    out.counts = p.memory.table + params.slot * count_stride(p.batch.vocab);
+    out.repetition = params.repetition_penalty;
+    out.presence = params.presence_penalty;
+    out.frequency = params.frequency_penalty;
+  }
+  return out;
+}
+
+CHARONIA_DEVICE float penalised(const Logits& row, float x, unsigned count) {
+  if (count == 0) return x;
+  x = x > 0 ? x / row.repetition : x * row.repetition;
+  return x - row.presence - row.frequency * static_cast<float>(count & kMostCounted);
+}
+
+// Logits [at, at + 4); -infinity beyond the end.
+template <bool penalties>
+CHARONIA_DEVICE void load_logits(const Logits& row, int at, float (&x)[4]) {
+  if (row.aligned && at + 4 <= row.vocab) {
+    const float4 four = *reinterpret_cast<const float4*>(row.logits + at);
+    x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+  } else {
+    CHARONIA_UNROLL
+    for (int i = 0; i < 4; ++i) x[i] = at + i < row.vocab ? row.logits[at + i] : -kInfinity;
+  }
+  if (penalties && row.counts != nullptr && at < row.vocab) {
+    const uint2 counts = *reinterpret_cast<const uint2*>(row.counts + at);
+    x[0] = penalised(row, x[0], counts.x & 0xffffU);
+    x[1] = penalised(row, x[1], counts.x >> 16);
+    x[2] = penalised(row, x[2], counts.y & 0xffffU);
+    x[3] = penalised(row, x[3], counts.y >> 16);
+  }
+}
+
+// Where a lane's vector j of a group begins.
+CHARONIA_DEVICE int vector_at(int group, int j) { return group * kSampleGroup + j * 4 * kWarp + lane_id() * 4; }
+
+// A group's logits, 16 of a lane, all in flight at once.
+template <bool penalties>
+CHARONIA_DEVICE void load_group(const Logits& row, int group, float (&x)[kVectors][4]) {
+  CHARONIA_UNROLL
+  for (int j = 0; j < kVectors; ++j) load_logits<penalties>(row, vector_at(group, j), x[j]);
+}
+
+CHARONIA_DEVICE u64 warp_least(u64 x) {
+  CHARONIA_UNROLL
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) x = min(x, shuffle_xor(x, mask));
+  return x;
+}
+CHARONIA_DEVICE u64 warp_total(u64 x) {
+  CHARONIA_UNROLL
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+  return x;
+}
+// scratch: 32 codes of shared memory, free again when the function returns.
+CHARONIA_DEVICE u64 block_least(u64 x, u64* scratch) {
+  x = warp_least(x);
+  if (lane_id() == 0) scratch[warp_id()] = x;
+  __syncthreads();
+  x = warp_least(lane_id() < static_cast<int>(blockDim.x) / kWarp ? scratch[lane_id()] : kNoCode);
+  __syncthreads();
+  return x;
+}
+
+// ---- before: histories and lists ----
+
+CHARONIA_KERNEL(kFinishThreads, 1) void history_kernel(const SampleKernelParams p) {
+  dependency_trigger();
+  dependency_wait();
+  const SampleHistory history = p.batch.histories[blockIdx.x];
+  const auto stride = count_stride(p.batch.vocab);
+  std::uint16_t* const counts = p.memory.table + history.slot * stride;
+  const int tid = static_cast<int>(threadIdx.x);
+  for (std::int64_t at = tid * 8; at < stride; at += kFinishThreads * 8) {
+    *reinterpret_cast<uint4*>(counts + at) = uint4{0, 0, 0, 0};
+  }
+  __syncthreads();
+  for (int i = history.begin + tid; i < history.end; i += kFinishThreads) {
+    const SampleCount count = p.batch.history_counts[i];
+    counts[count.id] = static_cast<std::uint16_t>(count.value);
+  }
+  __syncthreads();
+  if (tid != 0 || history.pending < 0) return;
+  const int id = p.memory.sampled[history.pending];
+  if (id >= 0 && (counts[id] & kMostCounted) < kMostCounted) ++counts[id];
+}
+
+CHARONIA_KERNEL(kScanThreads, 1) void scatter_kernel(const SampleKernelParams p) {
+  dependency_trigger();
+  dependency_wait();
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const SampleParams& params = p.batch.params[row];
+  float* const logits = p.batch.logits + row * p.batch.stride;
+  for (int i = params.list_begin + static_cast<int>(threadIdx.x); i < params.list_end; i += kScanThreads) {
+    SampleEntry& entry = p.batch.entries[i];
+    const float before = logits[entry.id];
+    logits[entry.id] = before + entry.value;
+    entry.value = before;
+  }
+}
+
+// ---- scan ----
+
+template <bool penalties>
+CHARONIA_KERNEL(kScanThreads, 4) void scan_kernel(const SampleKernelParams p) {
+  dependency_trigger();
+  dependency_wait();
+  const auto row = static_cast<std::int64_t>(blockIdx.y);
+  const SampleParams& params = p.batch.params[row];
+  const int tid = static_cast<int>(threadIdx.x);
+  const bool asks = params.logprobs >= 0;
+  if (params.active == 0 || (p.originals && !asks)) return;
+  if (!p.originals && params.temperature > 0) {
+    for (int i = static_cast<int>(blockIdx.x) * kScanThreads + tid; i < kSampleBins;
+         i += static_cast<int>(gridDim.x) * kScanThreads) {
+      p.memory.masses[row * kSampleBins + i] = 0;
+      p.memory.counts[row * kSampleBins + i] = 0;
+      if (i == 0) p.memory.likely_mass[row] = 0;
+    }
+  }
+  const int group = static_cast<int>(blockIdx.x) * (kScanThreads / kWarp) + warp_id();
+  if (group >= p.groups) return;
+  float x[kVectors][4];
+  load_group<penalties>(logits_of<penalties>(p, row, params), group, x);
+  const int first = vector_at(group, 0);
+  float greatest = -kInfinity;
+  int id = first, bad = kMostSampledVocab;
+  CHARONIA_UNROLL
+  for (int j = 0; j < kVectors; ++j) {
+    CHARONIA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int at = first + j * 4 * kWarp + i;
+      if (x[j][i] > greatest) greatest = x[j][i], id = at;
+      if (!(x[j][i] < kInfinity)) bad = min(bad, at);
+    }
+  }
+  u64 code = first < p.batch.vocab ? code_of(greatest, id) : kNoCode;
+  if (bad < kMostSampledVocab) code = static_cast<u64>(bad);
+  code = warp_least(code);
+  if (lane_id() == 0) (p.originals ? p.memory.original_best : p.memory.best)[row * p.groups + group] = code;
+  if (penalties || !asks) return;
+  const float most = logit_of(code);
+  float sum = 0;
+  if (most > -kInfinity) {
+    CHARONIA_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      CHARONIA_UNROLL
+      for (int i = 0; i < 4; ++i) sum += expf(x[j][i] - most);
+    }
+  }
+  sum = warp_sum(sum);
+  if (lane_id() == 0) p.memory.exp_sums[row * p.groups + group] = sum;
+}
+
+// ---- histogram ----
+
+template <bool penalties>
+CHARONIA_KERNEL(kHistogramThreads, 2) void histogram_kernel(const SampleKernelParams p) {
+  constexpr int kStep = kHistogramThreads * 4;
+  CHARONIA_SHARED(unsigned, low, [kSampleBins]);
+  CHARONIA_SHARED(unsigned, high, [kSampleBins]);
+  CHARONIA_SHARED(unsigned, count, [kSampleBins]);
+  CHARONIA_SHARED(u64, scratch, [kWarp]);
+  dependency_trigger();
+  dependency_wait();
+  const auto row = static_cast<std::int64_t>(blockIdx.y);
+  const SampleParams& params = p.batch.params[row];
+  if (params.active == 0 || params.temperature == 0) return;
+  const int tid = static_cast<int>(threadIdx.x);
+  for (int i = tid; i < kSampleBins; i += kHistogramThreads) low[i] = high[i] = count[i] = 0;
+  const u64 best = block_least(tid < p.groups ? p.memory.best[row * p.groups + tid] : kNoCode, scratch);
+  const float greatest = logit_of(best);
+  if (broken(best) || greatest == -kInfinity) return;
+  const Scale scale = scale_of(greatest, params.temperature);
+  const bool has_min_p = params.min_p > 0;
+  const float least = has_min_p ? least_logit(params, greatest) : kInfinity;
+  const Logits logits = logits_of<penalties>(p, row, params);
+
+  u64 tail_mass = 0, likely_mass = 0;
+  unsigned tail_count = 0;
+  const int begin = static_cast<int>(blockIdx.x) * p.part, end = min(begin + p.part, p.batch.vocab);
+  for (int from = begin + tid * 4; from < end; from += kVectors * kStep) {
+    float x[kVectors][4];
+    CHARONIA_UNROLL
+    for (int j = 0; j < kVectors; ++j) load_logits<penalties>(logits, from + j * kStep, x[j]);
+    CHARONIA_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      CHARONIA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (from + j * kStep + i >= end) continue;
+        const u64 mass = mass_of(scale, x[j][i]);
+        const int bin = bin_of(scale, x[j][i]);
+        if (x[j][i] >= least) likely_mass += mass;
+        if (bin == kSampleBins - 1) {
+          tail_mass += mass;
+          ++tail_count;
+        } else {
+          add_mass(&low[bin], &high[bin], mass);
+          atomicAdd(&count[bin], 1U);
+        }
+      }
+    }
+  }
+  tail_mass = warp_total(tail_mass);
+  const u64 tokens = warp_total(tail_count);
+  if (has_min_p) likely_mass = warp_total(likely_mass);
+  if (lane_id() == 0) {
+    add_mass(&low[kSampleBins - 1], &high[kSampleBins - 1], tail_mass);
+    atomicAdd(&count[kSampleBins - 1], static_cast<unsigned>(tokens));
+    if (likely_mass != 0) atomicAdd(&p.memory.likely_mass[row], likely_mass);
+  }
+  __syncthreads();
+  for (int i = tid; i < kSampleBins; i += kHistogramThreads) {
+    if (count[i] == 0) continue;
+    atomicAdd(&p.memory.masses[row * kSampleBins + i], static_cast<u64>(high[i]) << 32 | low[i]);
+    atomicAdd(&p.memory.counts[row * kSampleBins + i], count[i]);
+  }
+}
+
+// ---- finish ----
+
+constexpr int kMostListed = kFinishThreads;  // a thread is an entry
+
+// Codes [first, last].
+struct Range {
+  u64 first, last;
+};
+
+// A part of the order, and what comes before it.
+struct Stretch {
+  Range range;
+  u64 before_mass, before_count;
+};
+
+struct Shared {
+  union {
+    struct {
+      u64 codes[kMostListed];   // ascending
+      u64 masses[kMostListed];  // of this and those before it in the list
+    } list;
+    struct {
+      unsigned low[kSampleBins], high[kSampleBins], count[kSampleBins];
+    } finer;
+  };
+  u64 masses[kSampleBins];  // of this bin and those before it
+  u64 counts[kSampleBins];
+  u64 scratch[kWarp];
+  u64 edges[2];
+  int at;
+  unsigned listed;  // how many were found for the list; those beyond kMostListed are not in it
+  Stretch stretch;  // that is listed, or being cut
+};
+
+CHARONIA_DEVICE u64 block_inclusive_sum(u64 x, u64* scratch) {
+  CHARONIA_UNROLL
+  for (int delta = 1; delta < kWarp; delta *= 2) {
+    const u64 other = shuffle_up(x, delta);
+    if (lane_id() >= delta) x += other;
+  }
+  if (lane_id() == kWarp - 1) scratch[warp_id()] = x;
+  __syncthreads();
+  u64 before = 0;
+  for (int warp = 0; warp < warp_id(); ++warp) before += scratch[warp];
+  __syncthreads();
+  return before + x;
+}
+
+// The thread with before < need <= up_to: there is at most one. -1: none.
+CHARONIA_DEVICE int block_find(u64 before, u64 up_to, u64 need, Shared& s) {
+  if (threadIdx.x == 0) s.at = -1;
+  __syncthreads();
+  if (before < need && need <= up_to) s.at = static_cast<int>(threadIdx.x);
+  __syncthreads();
+  const int at = s.at;
+  __syncthreads();
+  return at;
+}
+
+// Calls f(logit, code) for the row's tokens in the range, in any order, by whole groups. best [groups]: their least codes.
+template <bool penalties, class F>
+CHARONIA_DEVICE void for_range(const Logits& row, const u64* best, int groups, Range range, F f) {
+  constexpr int kAtOnce = penalties ? 1 : kVectors;  // as registers allow
+  for (int group = warp_id(); group < groups; group += kFinishThreads / kWarp) {
+    if (best[group] > range.last) continue;
+    for (int from = 0; from < kVectors; from += kAtOnce) {
+      float x[kAtOnce][4];
+      CHARONIA_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) load_logits<penalties>(row, vector_at(group, from + j), x[j]);
+      CHARONIA_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) {
+        CHARONIA_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const int id = vector_at(group, from + j) + i;
+          const u64 code = code_of(x[j][i], id);
+          if (id < row.vocab && code >= range.first && code <= range.last) f(x[j][i], code);
+        }
+      }
+    }
+  }
+}
+
+// Bitonic, a code per thread: exchanges within a warp by shuffles, others over list.codes, which ends sorted.
+CHARONIA_DEVICE void sort_list(Shared& s, int n) {
+  const int tid = static_cast<int>(threadIdx.x);
+  int padded = kWarp;
+  while (padded < n) padded *= 2;
+  u64 x = tid < n ? s.list.codes[tid] : kNoCode;
+  for (int run = 2; run <= padded; run *= 2) {
+    for (int apart = run / 2; apart > 0; apart /= 2) {
+      u64 other = x;
+      if (apart >= kWarp) {
+        __syncthreads();
+        if (tid < padded) s.list.codes[tid] = x;
+        __syncthreads();
+        if (tid < padded) other = s.list.codes[tid ^ apart];
+      } else if (tid < padded) {
+        other = shuffle_xor(x, apart);
+      }
+      x = ((tid & run) == 0) == ((tid & apart) == 0) ? min(x, other) : max(x, other);
+    }
+  }
+  __syncthreads();
+  s.list.codes[tid] = x;
+  __syncthreads();
+}
+
+// Collects the tokens of the range, sorted.
+template <bool penalties>
+CHARONIA_DEVICE void list_range(const Logits& row, const u64* best, int groups, Range range, Shared& s) {
+  if (threadIdx.x == 0) s.listed = 0;
+  __syncthreads();
+  for_range<penalties>(row, best, groups, range, [&](float, u64 code) {
+    const unsigned at = atomicAdd(&s.listed, 1U);
+    if (at < kMostListed) s.list.codes[at] = code;
+  });
+  __syncthreads();
+  if (s.listed <= kMostListed) sort_list(s, static_cast<int>(s.listed));
+}
+
+// Cuts s.stretch down to one of at most kMostListed tokens, in which the count (or the mass), from the row's first token
+// on, reaches `need`. Overwrites the list.
+template <bool penalties>
+CHARONIA_DEVICE void narrow(const Logits& row, const u64* best, int groups, const Scale& scale, bool by_count, u64 need,
+                            Shared& s) {
+  const int tid = static_cast<int>(threadIdx.x);
+  for (bool first = true;; first = false) {
+    const Range range = s.stretch.range;
+    if (first) {
+      // The tokens' own range: bins and their codes are far from each other in size.
+      u64 least = kNoCode, inverted_most = kNoCode;
+      for_range<penalties>(row, best, groups, range, [&](float, u64 code) {
+        least = min(least, code);
+        inverted_most = min(inverted_most, ~code);
+      });
+      least = block_least(least, s.scratch);
+      inverted_most = block_least(inverted_most, s.scratch);
+      if (tid == 0) s.stretch.range = {least, ~inverted_most};
+      __syncthreads();
+      continue;
+    }
+    int shift = 0;
+    while ((range.last - range.first) >> shift >= kSampleBins) ++shift;
+    s.finer.low[tid] = s.finer.high[tid] = s.finer.count[tid] = 0;
+    __syncthreads();
+    for_range<penalties>(row, best, groups, range, [&](float logit, u64 code) {
+      const auto bin = static_cast<int>((code - range.first) >> shift);
+      add_mass(&s.finer.low[bin], &s.finer.high[bin], mass_of(scale, logit));
+      atomicAdd(&s.finer.count[bin], 1U);
+    });
+    __syncthreads();
+    const u64 mass = static_cast<u64>(s.finer.high[tid]) << 32 | s.finer.low[tid];
+    const unsigned count = s.finer.count[tid];
+    const u64 masses = s.stretch.before_mass + block_inclusive_sum(mass, s.scratch);
+    const u64 counts = s.stretch.before_count + block_inclusive_sum(count, s.scratch);
+    const int bin =
+        block_find(by_count ? counts - count : masses - mass, by_count ? counts : masses, need, s);
+    if (bin < 0) return;
+    if (tid == bin) {
+      const u64 begin = range.first + (static_cast<u64>(bin) << shift);
+      s.stretch = {{begin, min(range.last, begin + (1ULL << shift) - 1)}, masses - mass, counts - count};
+    }
+    const unsigned left = s.finer.count[bin];
+    __syncthreads();
+    if (left <= kMostListed) return;
+  }
+}
+
+// The first code whose bin is `bin` or a later one, by the 33 parts that a warp can tell apart at a time.
+CHARONIA_DEVICE u64 first_code(const Scale& scale, int bin) {
+  if (bin >= kSampleBins) return kNoCode;
+  if (bin <= 0) return 0;
+  u64 low = falling(scale.greatest), high = falling(-kInfinity);  // low is in a bin before, high is not
+  while (high - low > 1) {
+    const u64 span = high - low, at = low + span * static_cast<unsigned>(lane_id() + 1) / (kWarp + 1);
+    const unsigned in = ballot(bin_of(scale, logit_of_falling(static_cast<unsigned>(at))) >= bin);
+    const int before = in == 0 ? kWarp : __ffs(static_cast<int>(in)) - 1;  // lanes whose codes are in a bin before
+    high = before == kWarp ? high : low + span * static_cast<unsigned>(before + 1) / (kWarp + 1);
+    low = low + span * static_cast<unsigned>(before) / (kWarp + 1);
+  }
+  return high << kSampleIdBits;
+}
+
+// What top_k, top_p, min_p and the draw are made of. All threads of the block call everything alike.
+template <bool penalties>
+class Draw {
+ public:
+  CHARONIA_DEVICE Draw(const SampleKernelParams& p, std::int64_t row, const SampleParams& params, float greatest,
+                       Shared& s)
+      : p_(p), params_(params), row_(row), scale_(scale_of(greatest, params.temperature)), s_(s) {
+    const int tid = static_cast<int>(threadIdx.x);
+    s.masses[tid] = block_inclusive_sum(p.memory.masses[row * kSampleBins + tid], s.scratch);
+    s.counts[tid] = block_inclusive_sum(p.memory.counts[row * kSampleBins + tid], s.scratch);
+    if (tid == 0) s.listed = 0;
+    __syncthreads();
+  }
+
+  CHARONIA_DEVICE int run() {
+    const auto top_k = static_cast<u64>(params_.top_k);
+    const bool has_top_k = params_.top_k > 0 && top_k < s_.counts[kSampleBins - 1];
+    const bool has_top_p = params_.top_p < 1, has_min_p = params_.min_p > 0;
+    if (has_top_k || has_top_p || has_min_p) {
+      int last = kSampleBins - 1;
+      if (has_top_k) last = min(last, bin_by(true, top_k));
+      if (has_top_p) last = min(last, bin_by(false, top_p_of(s_.masses[last])));
+      if (has_min_p) last = min(last, bin_of(scale_, least_logit(params_, scale_.greatest)));
+      if (s_.counts[last] <= kMostListed) {
+        const Range range = bins(0, last);
+        if (threadIdx.x == 0) s_.stretch = {range, 0, 0};
+        list();
+      }
+    }
+    u64 mass = s_.masses[kSampleBins - 1];  // of the prefix that is left
+    for (int step = has_top_k ? 0 : has_top_p ? 1 : 2;; step = step == 0 && has_top_p ? 1 : 2) {
+      u64 need = top_k;
+      if (step == 1) need = top_p_of(mass);
+      if (step == 2) {
+        if (has_min_p) mass = min(mass, p_.memory.likely_mass[row_]);
+        need = min(static_cast<u64>(params_.unit * static_cast<double>(mass)) + 1, mass);
+      }
+      const int at = find(step == 0, need);
+      if (step == 2) return id_of(s_.list.codes[at]);
+      mass = s_.stretch.before_mass + s_.list.masses[at];
+    }
+  }
+
+ private:
+  // The least mass that is the share top_p of `mass`, or more, but not nothing.
+  CHARONIA_DEVICE u64 top_p_of(u64 mass) const {
+    const double least = ceil(static_cast<double>(params_.top_p) * static_cast<double>(mass));
+    return min(max(static_cast<u64>(least), 1ULL), mass);
+  }
+
+  CHARONIA_DEVICE int bin_by(bool by_count, u64 need) {
+    const int tid = static_cast<int>(threadIdx.x);
+    const u64* const sums = by_count ? s_.counts : s_.masses;
+    return max(block_find(tid == 0 ? 0 : sums[tid - 1], sums[tid], need, s_), 0);
+  }
+
+  CHARONIA_DEVICE Range bins(int first, int last) {
+    if (warp_id() < 2) {
+      const u64 edge = first_code(scale_, warp_id() == 0 ? first : last + 1);
+      if (lane_id() == 0) s_.edges[warp_id()] = edge;
+    }
+    __syncthreads();
+    const Range out = {s_.edges[0], last + 1 < kSampleBins ? s_.edges[1] - 1 : kNoCode};
+    __syncthreads();
+    return out;
+  }
+
+  // Lists s.stretch, with masses.
+  CHARONIA_DEVICE void list() {
+    __syncthreads();
+    const int tid = static_cast<int>(threadIdx.x);
+    list_range<penalties>(logits_of<penalties>(p_, row_, params_), best(), p_.groups, s_.stretch.range, s_);
+    const u64 mass = tid < static_cast<int>(s_.listed) ? mass_of(scale_, logit_of(s_.list.codes[tid])) : 0;
+    s_.list.masses[tid] = block_inclusive_sum(mass, s_.scratch);
+    __syncthreads();
+  }
+
+  // Where in the list is the first token with which the count, or the mass, reaches `need`, >= 1 and at most all there is.
+  CHARONIA_DEVICE int find(bool by_count, u64 need) {
+    const int tid = static_cast<int>(threadIdx.x), bin = bin_by(by_count, need);
+    const Range range = bins(bin, bin);
+    if (s_.listed == 0 || range.first < s_.stretch.range.first || range.last > s_.stretch.range.last) {
+      const u64 before_count = bin == 0 ? 0 : s_.counts[bin - 1];
+      if (tid == 0) s_.stretch = {range, bin == 0 ? 0 : s_.masses[bin - 1], before_count};
+      __syncthreads();
+      if (s_.counts[bin] - before_count > kMostListed) {
+        narrow<penalties>(logits_of<penalties>(p_, row_, params_), best(), p_.groups, scale_, by_count, need, s_);
+      }
+      list();
+    }
+    int at = static_cast<int>(need - s_.stretch.before_count) - 1;
+    if (!by_count) {
+      at = block_find(tid == 0 ? 0 : s_.list.masses[tid - 1], s_.list.masses[tid], need - s_.stretch.before_mass, s_);
+    }
+    const int listed = min(static_cast<int>(s_.listed), kMostListed);
+    return at < 0 || at >= listed ? listed - 1 : at;
+  }
+
+  CHARONIA_DEVICE const u64* best() const { return p_.memory.best + row_ * p_.groups; }
+
+  const SampleKernelParams& p_;
+  const SampleParams& params_;
+  std::int64_t row_;
+  Scale scale_;
+  Shared& s_;
+};
+
+// The token's log probability and the likeliest ones, of the logits as they came.
+template <bool penalties>
+CHARONIA_DEVICE void log_probabilities(const SampleKernelParams& p, std::int64_t row, int token, int top,
+                                       SampleResult& result, Shared& s) {
+  const int tid = static_cast<int>(threadIdx.x);
+  const Logits logits = original_logits(p, row);
+  const u64* const best = (p.batch.plain ? p.memory.best : p.memory.original_best) + row * p.groups;
+  const u64 mine = tid < p.groups ? best[tid] : kNoCode;
+  const float greatest = logit_of(block_least(mine, s.scratch));
+  float sum = 0;
+  if (tid < p.groups) sum = p.memory.exp_sums[row * p.groups + tid] * expf(logit_of(mine) - greatest);
+  sum = block_sum(sum, reinterpret_cast<float*>(s.scratch));
+  const double log_sum = static_cast<double>(greatest) + log(static_cast<double>(sum));
+  const auto logprob = [&](float logit) { return static_cast<float>(static_cast<double>(logit) - log_sum); };
+  if (tid == 0) result.logprob = logprob(logits.logits[token]);
+
+  const int n = min(min(top, ops::kMaxTopLogprobs), p.batch.vocab);
+  if (tid == 0) result.num_top = n;
+  if (n == 0) return;
+  // The n-th of the groups' least codes has n before or at it, so the likeliest n are among those up to it.
+  if (tid == 0) s.stretch = {{0, kNoCode}, 0, 0};
+  if (n <= p.groups) {
+    s.list.codes[tid] = mine;
+    __syncthreads();
+    sort_list(s, p.groups);
+    if (tid == 0) s.stretch.range.last = s.list.codes[n - 1];
+  }
+  __syncthreads();
+  for (;;) {
+    list_range<penalties>(logits, best, p.groups, {0, s.stretch.range.last}, s);
+    if (s.listed <= kMostListed) break;
+    __syncthreads();
+    narrow<penalties>(logits, best, p.groups, scale_of(greatest, 1), true, static_cast<u64>(n), s);
+  }
+  if (tid < n) {
+    result.top_ids[tid] = id_of(s.list.codes[tid]);
+    result.top_logprobs[tid] = logprob(logit_of(s.list.codes[tid]));
+  }
+}
+
+template <bool penalties>
+CHARONIA_KERNEL(kFinishThreads, 1) void finish_kernel(const SampleKernelParams p) {
+  CHARONIA_SHARED(Shared, s, );
+  dependency_trigger();
+  dependency_wait();
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const SampleParams& params = p.batch.params[row];
+  if (params.active == 0) return;
+  const int tid = static_cast<int>(threadIdx.x);
+  SampleResult& result = p.memory.results[row];
+  const u64 best = block_least(tid < p.groups ? p.memory.best[row * p.groups + tid] : kNoCode, s.scratch);
+  const float greatest = logit_of(best);
+  if (broken(best) || greatest == -kInfinity) {
+    if (tid != 0) return;
+    float at[4];
+    load_logits<penalties>(logits_of<penalties>(p, row, params), id_of(best) / 4 * 4, at);
+    result.status = broken(best) ? SampleStatus::broken : SampleStatus::nothing_left;
+    result.bad_id = id_of(best);
+    const int lane = id_of(best) % 4;
+    result.bad_logit = lane == 0 ? at[0] : lane == 1 ? at[1] : lane == 2 ? at[2] : at[3];
+    result.token = p.memory.sampled[row] = -1;
+    return;
+  }
+  int token = id_of(best);
+  if (params.temperature > 0) {
+    token = Draw<penalties>(p, row, params, greatest, s).run();
+  }
+  if (tid == 0) {
+    result.token = p.memory.sampled[row] = token;
+    result.status = SampleStatus::sampled;
+    result.logprob = 0;
+    result.num_top = 0;
+    if (penalties && params.slot >= 0) {
+      auto& count = p.memory.table[params.slot * count_stride(p.batch.vocab) + token];
+      if ((count & kMostCounted) < kMostCounted) ++count;
+    }
+  }
+  if (params.logprobs < 0) return;
+  for (int i = params.list_begin + tid; i < params.list_end; i += kFinishThreads) {
+    const SampleEntry entry = p.batch.entries[i];
+    p.batch.logits[row * p.batch.stride + entry.id] = entry.value;
+  }
+  __syncthreads();
+  log_probabilities<penalties>(p, row, token, params.logprobs, result, s);
+}
+
+template <bool penalties>
+void run(Stream& stream, const SampleKernelParams& p, const Launch& scan, const Launch& histogram) {
+  const Launch finish{.grid_x = static_cast<unsigned>(p.batch.rows), .threads = kFinishThreads};
+  launch(stream, "sample: scan", scan, scan_kernel<penalties>, p);
+  launch(stream, "sample: histogram", histogram, histogram_kernel<penalties>, p);
+  launch(stream, "sample: finish", finish, finish_kernel<penalties>, p);
+}
+
+}  // namespace
+
+void sample(Stream& stream, const SampleBatch& batch, const SampleMemory& memory) {
+  constexpr int kBlocks = 256;  // of the histogram: as many as keep a large device busy
+  SampleKernelParams p;
+  p.batch = batch;
+  p.memory = memory;
+  p.groups = sample_groups(batch.vocab);
+  p.aligned = reinterpret_cast<std::uintptr_t>(batch.logits) % sizeof(float4) == 0 && batch.stride % 4 == 0;
+  const auto rows = static_cast<unsigned>(batch.rows);
+  const auto chunks = divide_up(batch.vocab, kScanned);
+  const auto parts = std::clamp<std::int64_t>(divide_up(kBlocks, std::max(batch.rows, 1)), 1, chunks);
+  p.part = static_cast<int>(round_up(divide_up(batch.vocab, parts), kHistogramThreads * 4));
+  const Launch scan{.grid_x = static_cast<unsigned>(chunks), .grid_y = rows, .threads = kScanThreads};
+  const Launch histogram{
+      .grid_x = static_cast<unsigned>(divide_up(batch.vocab, p.part)), .grid_y = rows, .threads = kHistogramThreads};
+  if (batch.plain) {
+    run<false>(stream, p, scan, histogram);
+    return;
+  }
+  launch(stream, "sample: history",
+         {.grid_x = static_cast<unsigned>(batch.num_histories), .threads = kFinishThreads}, history_kernel, p);
+  if (batch.any_logprobs) {
+    auto originals = p;
+    originals.originals = true;
+    launch(stream, "sample: scan of the unmodified", scan, scan_kernel<false>, originals);
+  }
+  launch(stream, "sample: scatter", {.grid_x = batch.num_entries > 0 ? rows : 0, .threads = kScanThreads},
+         scatter_kernel, p);
+  run<true>(stream, p, scan, histogram);
+}
+
+}  // namespace charonia::cuda

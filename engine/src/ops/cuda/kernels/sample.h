@@ -1,0 +1,99 @@
+// From rows of logits to tokens: what the kernels take and give. kernels/sample.cu says how; sampler.h is who calls.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/device/host_device.h"
+#include "ops/cuda/runtime.h"
+#include "ops/ops.h"
+
+namespace charonia::cuda {
+
+// One row, as it is uploaded.
+struct SampleParams {
+  double unit = 0;             // the random number, [0, 1)
+  float temperature = 1;       // 0: greedy
+  float top_p = 1, min_p = 0;
+  float repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
+  std::int32_t top_k = 0;      // 0: all
+  std::int32_t logprobs = -1;
+  std::int32_t slot = -1;      // in the table of counts; -1: the row has no penalties
+  std::int32_t list_begin = 0, list_end = 0;  // in the entries
+  std::int32_t active = 0;     // 0: padding
+  std::int64_t reserved = 0;
+};
+static_assert(sizeof(SampleParams) == 64);
+
+// Added to the logit of `id` (-infinity: a ban). A row names an id once. While a row is sampled, `value` is what the logit
+// was.
+struct SampleEntry {
+  std::int32_t id = 0;
+  float value = 0;
+};
+
+// A slot that gets a new sequence: cleared, then counts[begin, end) are written, then what row `pending` of the step
+// before sampled is counted (-1: nothing is).
+struct SampleHistory {
+  std::int32_t slot = 0, begin = 0, end = 0, pending = -1;
+};
+
+// An element of the table of counts: kInPrompt, and how often the token was sampled (up to kMostCounted).
+struct SampleCount {
+  std::int32_t id = 0;
+  std::uint32_t value = 0;
+};
+inline constexpr std::uint32_t kInPrompt = 0x8000, kMostCounted = 0x7fff;
+
+enum class SampleStatus : std::int32_t { sampled, broken, nothing_left };
+
+struct SampleResult {
+  std::int32_t token = 0;   // -1: the row failed
+  float logprob = 0;        // of a row that asked
+  SampleStatus status = SampleStatus::sampled;
+  std::int32_t bad_id = 0;  // broken: the first NaN or +infinity, and which of them it is
+  float bad_logit = 0;
+  std::int32_t num_top = 0;
+  std::int32_t top_ids[ops::kMaxTopLogprobs] = {};
+  float top_logprobs[ops::kMaxTopLogprobs] = {};
+};
+
+// Tokens are numbered in kSampleIdBits. A group is what one warp looks through at a time.
+inline constexpr int kSampleIdBits = 18;
+inline constexpr int kMostSampledVocab = 1 << kSampleIdBits;
+inline constexpr int kSampleGroup = 512;
+inline constexpr int kSampleBins = 1024;
+
+CHARONIA_HD constexpr int sample_groups(int vocab) { return static_cast<int>(divide_up(vocab, kSampleGroup)); }
+// From row to row of the table of counts, in elements: rows are read 16 bytes at a time.
+CHARONIA_HD constexpr std::int64_t count_stride(int vocab) { return round_up(vocab, 8); }
+
+struct SampleBatch {
+  float* logits = nullptr;  // [rows, vocab]
+  std::int64_t stride = 0;
+  int rows = 0, vocab = 0;  // vocab <= kMostSampledVocab
+  const SampleParams* params = nullptr;  // [rows]
+  bool plain = true;        // no row has a slot or entries
+  bool any_logprobs = true; // matters where not plain
+  SampleEntry* entries = nullptr;
+  std::int64_t num_entries = 0;
+  const SampleHistory* histories = nullptr;
+  std::int64_t num_histories = 0;
+  const SampleCount* history_counts = nullptr;
+};
+
+// Device memory that lives from step to step. groups = sample_groups(vocab).
+struct SampleMemory {
+  unsigned long long* best = nullptr;           // [rows, groups] of the logits as they are sampled from
+  unsigned long long* original_best = nullptr;  // [rows, groups] of the logits as they came
+  float* exp_sums = nullptr;                    // [rows, groups] of e^(logit as it came - the group's greatest)
+  unsigned long long* masses = nullptr;         // [rows, kSampleBins]
+  unsigned* counts = nullptr;                   // [rows, kSampleBins]
+  unsigned long long* likely_mass = nullptr;    // [rows] of what min_p leaves
+  std::uint16_t* table = nullptr;               // [slots, count_stride(vocab)]
+  std::int32_t* sampled = nullptr;              // [rows]
+  SampleResult* results = nullptr;              // [rows]
+};
+
+void sample(Stream& stream, const SampleBatch& batch, const SampleMemory& memory);
+
+}  // namespace charonia::cuda
