@@ -155,29 +155,24 @@ def compare(
     requests_per_client: Annotated[int, typer.Option(min=1, help="Requests that each client sends.")] = 3,
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each request.")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="Times that all is repeated; medians are printed.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Over which the clients of a server are spread.")] = 1,
     json_file: JsonOption = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """The same requests in this process, through Triton and through the gateway, one after the other."""
-    import random
-
     from charonia.benchmark import workload
     from charonia.benchmark.compare import print_summary, run_compare, summary
     from charonia.benchmark.figures import write_json
 
-    levels = concurrency or [1, 8, 32]
     console = Console()
     jobs: dict[int, list[workload.Job]] = {}
-    tokenizer, _ = _tokenizer_of(model, None)
-    generator = random.Random(0)
-    for level in levels:
+    for level in concurrency or [1, 8, 32]:
         count = level * requests_per_client
         if prompts is not None:
             jobs[level] = workload.jobs_from_prompts(prompts, count, max_tokens)
         else:
-            texts = [workload.random_text(tokenizer, 32, generator) for _ in range(count)]
-            jobs[level] = [workload.Job(text, max_tokens) for text in texts]
-    results = run_compare(model, jobs, rounds=rounds, settings=settings or {}, console=console)
+            jobs[level] = workload.random_jobs(model, count, 32, max_tokens, seed=level)
+    results = run_compare(model, jobs, rounds=rounds, settings=settings or {}, console=console, processes=processes)
     print_summary(console, results)
     write_json(json_file, {"model": model, "max_tokens": max_tokens, **summary(results)})
 

@@ -5,6 +5,7 @@ One after the other, so that each has the machine to itself.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from charonia.benchmark.figures import Figures, as_json
-from charonia.benchmark.serving import run_serving
-from charonia.benchmark.targets import gateway, in_process, triton
+from charonia.benchmark.serving import run_in_processes, run_serving
+from charonia.benchmark.targets import OpenTarget, gateway, in_process, triton
 from charonia.benchmark.workload import Job
 from charonia.engine import Engine, Setting, spell_settings
 from charonia.errors import ModelError
@@ -53,12 +54,15 @@ def _free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def serving(model: str, settings: Mapping[str, Setting]) -> Iterator[Served]:
-    """`charonia serve` on free ports, until the block is left. Raises ModelError with what it said when it fails."""
+def serving(model: str, settings: Mapping[str, Setting], options: Sequence[str] = ()) -> Iterator[Served]:
+    """`charonia serve` on free ports, until the block is left. options: more of its options.
+
+    Raises ModelError with what it said when it fails."""
     http, grpc, metrics, rest = _free_ports(4)
     with tempfile.TemporaryDirectory(prefix="charonia-benchmark-") as folder:
         log = Path(folder, "serve.log")
         command = [sys.executable, "-m", "charonia", "serve", model, "--host", "127.0.0.1", "--run-dir", folder]
+        command += options
         for name, port in (("http", http), ("grpc", grpc), ("metrics", metrics), ("gateway", rest)):
             command += [f"--{name}-port", str(port)]
         environment = dict(os.environ)
@@ -100,25 +104,36 @@ def run_compare(
     rounds: int,
     settings: Mapping[str, Setting],
     console: Console,
+    targets: Sequence[str] = TARGETS,
+    processes: int = 1,
+    serve_options: Sequence[str] = (),
 ) -> dict[int, dict[str, list[Figures]]]:
-    """jobs: the requests for each concurrency. Returns for each concurrency and target the figures of each round."""
-    results: dict[int, dict[str, list[Figures]]] = {level: {name: [] for name in TARGETS} for level in jobs}
+    """jobs: the requests for each concurrency. targets: of TARGETS, the first among them. processes: over which the
+    clients of a server are spread. Returns for each concurrency and target the figures of each round."""
+    results: dict[int, dict[str, list[Figures]]] = {level: {name: [] for name in targets} for level in jobs}
 
-    def measure(name: str, target: Any) -> None:
+    def measure(name: str, make_target: Callable[[], OpenTarget], processes: int) -> None:
+        if name not in targets:
+            return
         for level, requests in jobs.items():
-            title = f"{name}, {level} at once"
             warmup = min(level, 4)
-            figures = run_serving(target, requests, concurrency=level, warmup=warmup, console=console, title=title)
+            if processes > 1 and level > 1:
+                figures = run_in_processes(make_target, requests, concurrency=level, warmup=warmup, processes=processes)
+            else:
+                title = f"{name}, {level} at once"
+                figures = run_serving(
+                    make_target(), requests, concurrency=level, warmup=warmup, console=console, title=title
+                )
             results[level][name].append(figures)
 
     def in_this_process() -> None:
         with Engine.from_pretrained(model, show_progress=True, **dict[str, Any](settings)) as engine:
-            measure("in-process", in_process(engine))
+            measure("in-process", functools.partial(in_process, engine), 1)
 
     def served() -> None:
-        with serving(model, settings) as addresses:
-            measure("triton", triton(addresses.triton))
-            measure("gateway", gateway(addresses.gateway))
+        with serving(model, settings, serve_options) as addresses:
+            measure("triton", functools.partial(triton, addresses.triton), processes)
+            measure("gateway", functools.partial(gateway, addresses.gateway), processes)
 
     for number in range(rounds):
         # Every other round the other way about: a machine that grows slower or faster favours neither.
@@ -150,14 +165,15 @@ def summary(results: Mapping[int, Mapping[str, Sequence[Figures]]]) -> dict[str,
 
 def print_summary(console: Console, results: Mapping[int, Mapping[str, Sequence[Figures]]]) -> None:
     """Output tokens per second and the ratio to the engine's, one line for each concurrency."""
+    names = list(next(iter(results.values())))
     table = Table("requests at once", title="Output tokens/s, and of the engine's in process")
-    for name in TARGETS:
+    for name in names:
         table.add_column(name, justify="right")
     table.add_column("errors", justify="right")
     for level, targets in results.items():
         base = _throughput(targets["in-process"])
         cells = [
-            f"{_throughput(targets[name]):.1f} ({100 * _throughput(targets[name]) / base:.0f} %)" for name in TARGETS
+            f"{_throughput(targets[name]):.1f} ({100 * _throughput(targets[name]) / base:.0f} %)" for name in names
         ]
         errors = sum(figures.errors for rounds in targets.values() for figures in rounds)
         table.add_row(str(level), *cells, str(errors))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +45,13 @@ def measure_limits(device: str, threads: int = 0) -> Limits:
         import torch
     except ImportError:
         return Limits(None, None)
-    return Limits(_copy_bandwidth(torch), _gemm_flops(torch))
+    limits = Limits(_copy_bandwidth(torch), _gemm_flops(torch))
+    # What PyTorch keeps for later is the engine's.
+    torch.cuda.empty_cache()
+    return limits
 
 
-def _seconds(torch: Any, repeats: int, run: Any) -> float:
+def _seconds(torch: Any, repeats: int, run: Callable[[], Any]) -> float:
     """The median of `repeats` calls, timed on the device, after three that are not counted."""
     for _ in range(3):
         run()
@@ -64,12 +68,10 @@ def _seconds(torch: Any, repeats: int, run: Any) -> float:
 def _copy_bandwidth(torch: Any) -> float:
     """Of two buffers of 2 GB, far more than any cache holds, or of what is free."""
     free, _ = torch.cuda.mem_get_info()
-    size = min(_COPY_BYTES, free // 4) // 4096 * 4096
+    size = int(min(_COPY_BYTES, free // 4)) // 4096 * 4096
     source = torch.randint(0, 256, (size,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     seconds = _seconds(torch, _COPIES, lambda: target.copy_(source))
-    del source, target
-    torch.cuda.empty_cache()
     return 2 * size / seconds
 
 
@@ -78,6 +80,4 @@ def _gemm_flops(torch: Any) -> float:
     a, b = (torch.randn(_MATRIX, _MATRIX, device="cuda").to(torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
     seconds = _seconds(torch, _PRODUCTS, lambda: torch.mm(a, b, out=out))
-    del a, b, out
-    torch.cuda.empty_cache()
     return 2.0 * _MATRIX**3 / seconds

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -11,6 +14,8 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from charonia.benchmark.figures import Figures, Trace
 from charonia.benchmark.targets import OpenTarget, Target, clock
 from charonia.benchmark.workload import Job
+
+_START_LIMIT_S = 120.0
 
 
 def run_serving(
@@ -25,6 +30,39 @@ def run_serving(
     """concurrency: that many clients, each sending its next request when the last is answered; None: the jobs' arrival
     times. warmup: requests sent before, not measured. Errors of requests are counted, not raised."""
     return asyncio.run(_run(open_target, jobs, concurrency, warmup, console, title))
+
+
+def run_in_processes(
+    make_target: Callable[[], OpenTarget], jobs: Sequence[Job], *, concurrency: int, warmup: int, processes: int
+) -> Figures:
+    """A closed loop like run_serving's, with the clients spread over processes: one Python process alone may be slower
+    than a GPU behind a server. make_target: runs in each process; what pickle can send. Each sends its own `warmup`."""
+    processes = min(processes, concurrency)
+    shares = [
+        (make_target, jobs[index::processes], len(range(index, concurrency, processes)), warmup)
+        for index in range(processes)
+    ]
+    # Spawned, not forked: nothing of this process's threads and devices is in them.
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager, ProcessPoolExecutor(processes, context) as pool:
+        # All have started and warmed up before the first measured request.
+        barrier = manager.Barrier(processes)
+        futures = [pool.submit(_share, *share, barrier) for share in shares]
+        return Figures.of([trace for future in futures for trace in future.result()])
+
+
+def _share(
+    make_target: Callable[[], OpenTarget], jobs: Sequence[Job], clients: int, warmup: int, barrier: Any
+) -> list[Trace]:
+    """One process's part. Times are of a clock that all processes of a machine share."""
+
+    async def run() -> list[Trace]:
+        async with make_target()() as target:
+            await _closed_loop(target, jobs[:warmup], clients, lambda: None)
+            await asyncio.to_thread(barrier.wait, _START_LIMIT_S)
+            return await _closed_loop(target, jobs, clients, lambda: None)
+
+    return asyncio.run(run())
 
 
 async def _run(

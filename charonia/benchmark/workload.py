@@ -81,6 +81,18 @@ def jobs_from_trace(
     return jobs
 
 
+def random_jobs(model: str, count: int, tokens: int, max_tokens: int, seed: int) -> list[Job]:
+    """`count` requests of random words, of about `tokens` tokens in the tokenizer of `model` (a folder or hub id)."""
+    from charonia import workspace
+    from charonia.tokenizer import load_tokenizer
+
+    location = workspace.locate(model)
+    if location.tokenizer is None:
+        raise InvalidRequestError(f"{model} has no tokenizer; name the model or its workspace")
+    tokenizer, generator = load_tokenizer(location.tokenizer), random.Random(seed)
+    return [Job(random_text(tokenizer, tokens, generator), max_tokens) for _ in range(count)]
+
+
 def random_text(tokenizer: PreTrainedTokenizerFast, tokens: int, generator: random.Random) -> str:
     """A text of random words that has at most `tokens` tokens, and about as many."""
     words: list[str] = []

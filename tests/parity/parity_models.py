@@ -78,10 +78,13 @@ VARIANTS = {
 }
 
 
-def write_model(folder: Path, variant: Variant, seed: int, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def write_model(
+    folder: Path, variant: Variant, seed: int, dtype: torch.dtype = torch.float32, *, scale: float = 0.2
+) -> PreTrainedModel:
     """Writes the model and returns it, its weights rounded to `dtype` and held in fp32.
 
-    Weights are large enough that logits spread over several units and the likeliest token is clear.
+    Weights are large enough that logits spread over several units and the likeliest token is clear. scale: their
+    standard deviation, which a wider model needs less of.
     """
     generator = torch.Generator().manual_seed(seed)
     model = AutoModelForCausalLM.from_config(variant.config, attn_implementation="eager").eval()
@@ -93,7 +96,7 @@ def write_model(folder: Path, variant: Variant, seed: int, dtype: torch.dtype = 
             elif name.endswith(".bias"):
                 weight.copy_(0.3 * noise)
             else:
-                weight.copy_(0.2 * noise)
+                weight.copy_(scale * noise)
     model.to(dtype).save_pretrained(folder)
     file = folder / "config.json"
     config = {**json.loads(file.read_text()), **variant.rewrite}
@@ -120,8 +123,8 @@ def greedy(model: PreTrainedModel, prompt: list[int], tokens: int) -> Reference:
     """transformers' own generate, one prompt at a time and without an end token."""
     with torch.no_grad():
         out: Any = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            torch.tensor([prompt], device=model.device),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long, device=model.device),
             max_new_tokens=tokens,
             do_sample=False,
             eos_token_id=None,
@@ -137,5 +140,5 @@ def greedy(model: PreTrainedModel, prompt: list[int], tokens: int) -> Reference:
 def logprobs_of(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> torch.Tensor:
     """[answer, vocab]: what the model says at each token of an answer that is given to it."""
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        logits = model(torch.tensor([prompt + answer], device=model.device)).logits[0, len(prompt) - 1 : -1]
     return torch.log_softmax(logits.double(), dim=-1)

@@ -1,0 +1,100 @@
+"""What every piece knows: where things are, which device is checked, what the user asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Context:
+    """rehearse: the same pieces with device = cpu and tiny models. settings: of the engine, in every benchmark."""
+
+    rehearse: bool
+    jobs: int
+    wheels: Path  # packages that the machine lacks
+    trace: Path | None = None
+    trace_requests: int = 400
+    model_dir: Path | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.rehearse else "cuda"
+
+    @property
+    def work(self) -> Path:
+        """Everything that this makes but the results."""
+        return ROOT / "build" / ("gpu_check_rehearsal" if self.rehearse else "gpu_check")
+
+    @property
+    def cmake(self) -> Path:
+        return self.work / "cmake"
+
+    @property
+    def site(self) -> Path:
+        """The charonia package of the build piece: links to the checkout's Python files, and what was compiled."""
+        return self.work / "site"
+
+    @property
+    def packages(self) -> Path:
+        return self.work / "packages"
+
+    @property
+    def triton_packages(self) -> Path:
+        """What only the Triton server and its clients need; NumPy 1 is among it, which other packages do not like."""
+        return self.work / "packages_triton"
+
+    @property
+    def logs(self) -> Path:
+        return self.work / "logs"
+
+    def environment(self, *, triton: bool = False) -> dict[str, str]:
+        """For child processes: where this check's packages are, and the device as a setting."""
+        paths = [ROOT / "scripts"]
+        if triton:
+            paths.append(self.triton_packages)
+        paths += [self.site, self.packages, ROOT / "client", ROOT / "gateway"]
+        before = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
+        return {
+            **kept,
+            "PYTHONPATH": os.pathsep.join([*(str(path) for path in paths if path.exists()), *before]),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            # The checkout's own charonia has nothing compiled in it.
+            "PYTHONSAFEPATH": "1",
+            "CHARONIA_DEVICE": self.device,
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+
+    def room_for(self, size: int) -> Path:
+        """A folder for models: memory rather than disk, where there is room."""
+        if self.model_dir is not None:
+            return self.model_dir
+        for folder in (Path("/dev/shm"), Path("/tmp")):
+            if (
+                folder.is_dir()
+                and os.access(folder, os.W_OK)
+                and shutil.disk_usage(folder).free > 1.2 * size + (4 << 30)
+            ):
+                return folder / "charonia_gpu_check"
+        raise OSError(f"neither /dev/shm nor /tmp has room for {size / 1e9:.0f} GB: name a folder with --model-dir")
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Context:
+        values = json.loads(text)
+        for name in ("wheels", "trace", "model_dir"):
+            values[name] = None if values[name] is None else Path(values[name])
+        return cls(**values)

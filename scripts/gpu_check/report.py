@@ -1,0 +1,138 @@
+"""The report on the terminal, whose end is what matters most, and the table beside the results file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpu_check.plan import PIECES
+from gpu_check.records import Bar, Results
+from gpu_check.runner import Skip
+
+_FAILURES = 6
+_FAILURE_LINES = 14
+# Bar 2: transformers at batch 32, of which we want five times the rate.
+_PEER_TIMES = 5.0
+
+
+def bars_of(results: Results) -> list[tuple[str, Bar]]:
+    """All figures with their pieces, in the order of the bars, and the one that follows from two pieces."""
+    found = [(name, bar) for name, record in results.records.items() for bar in record.outcome.bars]
+    table = results.records.get("bench2")
+    rates = (
+        {row["batch"]: row["total_output_tokens_per_s"] for row in table.outcome.figures.get("rows", [])}
+        if table
+        else {}
+    )
+    for name in ("peer", "peer-compiled"):
+        peer = results.records.get(name)
+        if peer and peer.outcome.status == "passed" and peer.outcome.figures["batch"] in rates:
+            figures = peer.outcome.figures
+            times = rates[figures["batch"]] / figures["output_tokens_per_s"]
+            what = f"Llama-2-7B, batch {figures['batch']}: times {figures['what']}"
+            found.append((name, Bar("2", what, times, "times", _PEER_TIMES if name == "peer" else None)))
+    return sorted(found, key=lambda entry: entry[1].number)
+
+
+def terminal(results: Results, skips: Sequence[Skip], file: Path) -> str:
+    lines = ["", "== pieces"]
+    for piece in PIECES:
+        record = results.records.get(piece.name)
+        if record:
+            lines.append(
+                f"{piece.name:14} {record.outcome.status:8} {record.seconds:5.0f} s  {record.outcome.summary[:150]}"
+            )
+    if skips:
+        lines += ["", "== left out", *(f"{skip.piece.name:14} {skip.why}" for skip in skips)]
+        again = [skip.piece.name for skip in skips if "budget" in skip.why]
+        if again:
+            lines.append(f"go on with: scripts/gpu_check.sh {' '.join(again)}")
+    bars = bars_of(results)
+    if bars:
+        lines += ["", "== figures"]
+        lines += [f"{_verdict(results, bar):8} {bar.number:4} {bar.what[:100]}: {_value(bar)}" for _, bar in bars]
+    lines += ["", f"results: {file}", ""]
+    failures = sorted(
+        (failure for record in results.records.values() for failure in record.outcome.failures),
+        key=lambda failure: -failure.weight,
+    )
+    if failures:
+        lines.append(
+            f"== {len(failures)} failures; the {min(len(failures), _FAILURES)} most telling, the most telling last"
+        )
+        for failure in reversed(failures[:_FAILURES]):
+            told = "\n".join(f"    {line[:220]}" for line in failure.text.splitlines()[:_FAILURE_LINES])
+            lines.append(f"-- {failure.where}\n{told}")
+    return "\n".join(lines)
+
+
+def markdown(results: Results) -> str:
+    """The results file as a page."""
+    machine = results.machine
+    packages = ", ".join(f"{name} {version}" for name, version in machine.get("packages", {}).items())
+    lines = [
+        f"# {machine.get('gpu') or 'Rehearsal without a GPU'}",
+        "",
+        f"*Written by `scripts/gpu_check.sh` from the JSON file beside it. Commit {results.commit}.*",
+        "",
+        f"{machine.get('gpu_memory') or 'no GPU memory'}, driver {machine.get('driver') or 'none'}, CUDA "
+        f"{machine.get('nvcc')}; {machine.get('processor')}, {machine.get('processors')} processors; Python "
+        f"{str(machine.get('python', '')).partition(' ')[0]}, {packages}.",
+        "",
+        "| bar | what | asked | measured | |",
+        "|---|---|---:|---:|---|",
+    ]
+    for _, bar in bars_of(results):
+        asked = "" if bar.asked is None else f"{bar.asked:g} {bar.unit}"
+        lines.append(f"| {bar.number} | {bar.what} | {asked} | {_value(bar)} | {_verdict(results, bar)} |")
+    for name, record in results.records.items():
+        rows = record.outcome.figures.get("rows")
+        if rows:
+            lines += ["", f"## {name}", "", *_limits(record.outcome.figures), *_table(rows)]
+    lines += ["", "## Pieces", "", "| piece | | seconds | what | sources | at (UTC) |", "|---|---|---:|---|---|---|"]
+    for piece in PIECES:
+        found = results.records.get(piece.name)
+        if found:
+            summary = found.outcome.summary.replace("|", "\\|")
+            cells = (piece.name, found.outcome.status, f"{found.seconds:.0f}", summary, found.sources, found.at)
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _limits(figures: dict[str, object]) -> list[str]:
+    parts = []
+    bandwidth, gemm = figures.get("bandwidth"), figures.get("gemm_flops")
+    if isinstance(bandwidth, float):
+        parts.append(f"bandwidth {bandwidth / 1e9:.0f} GB/s")
+    if isinstance(gemm, float):
+        parts.append(f"bf16 product {gemm / 1e12:.0f} TFLOP/s")
+    return [f"Measured in the same run: {', '.join(parts)}.", ""] if parts else []
+
+
+def _table(rows: list[dict[str, float | None]]) -> list[str]:
+    lines = [
+        "| batch | in | out | prefill, tokens/s | of products | decode, tokens/s | in all, tokens/s | weights, of the "
+        "bandwidth | with k/v |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        shares = [_percent(row[key]) for key in ("gemm_share", "bandwidth_share", "bandwidth_share_with_kv")]
+        lines.append(
+            f"| {row['batch']} | {row['prompt_tokens']} | {row['output_tokens']} | {row['prefill_tokens_per_s']:.0f} | "
+            f"{shares[0]} | {row['decode_tokens_per_s']:.1f} | {row['total_output_tokens_per_s']:.1f} | {shares[1]} | "
+            f"{shares[2]} |"
+        )
+    return lines
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def _value(bar: Bar) -> str:
+    return f"{bar.measured:.0f} {bar.unit}" if abs(bar.measured) >= 1000 else f"{bar.measured:.3g} {bar.unit}"
+
+
+def _verdict(results: Results, bar: Bar) -> str:
+    """Figures of a rehearsal say nothing."""
+    return {None: "", True: "met", False: "NOT MET"}[bar.met if results.machine.get("gpu") else None]

@@ -1,0 +1,190 @@
+"""Runs pieces in worker processes, within their time limits and the budget of the whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from gpu_check import records
+from gpu_check.commands import kill_tree
+from gpu_check.context import Context
+from gpu_check.plan import BY_NAME, Piece
+from gpu_check.records import Failure, Outcome, Record, Results
+
+_ENDING_S = 20
+_LOG_LINES = 25
+
+
+@dataclass
+class Skip:
+    """A piece that was not run this time, and why."""
+
+    piece: Piece
+    why: str
+
+
+class Runner:
+    """again: pieces that passed with these sources are done once more. budget_s: no piece is begun that would, by what
+    it took before, end later."""
+
+    def __init__(
+        self, context: Context, results: Results, *, budget_s: float, again: bool, say: Callable[[str], None]
+    ) -> None:
+        self._context = context
+        self._results = results
+        self._again = again
+        self._say = say
+        self._deadline = time.monotonic() + budget_s
+        self._worker: Worker | None = None
+        self._engine_sources, self._sources = records.engine_sources(), records.all_sources()
+
+    def run(self, pieces: Sequence[Piece]) -> list[Skip]:
+        """Runs what is not done. Returns what was left out."""
+        skips = []
+        try:
+            for piece in pieces:
+                why = self._reason_to_skip(piece)
+                if why:
+                    self._say(f"{piece.name}: {why}")
+                    if why != _DONE:
+                        skips.append(Skip(piece, why))
+                    continue
+                record = self._measure(piece)
+                self._results.records[piece.name] = record
+                self._results.save()
+                self._say(f"{piece.name}: {record.outcome.status} in {record.seconds:.0f} s: {record.outcome.summary}")
+                if record.outcome.status == "skipped":
+                    skips.append(Skip(piece, record.outcome.summary))
+        finally:
+            self._leave()
+        return skips
+
+    def sources_of(self, piece: Piece) -> str:
+        return self._engine_sources if piece.name == "build" else self._sources
+
+    def is_done(self, piece: Piece) -> bool:
+        """Passed, with the sources as they are; what was built must still be there."""
+        record = self._results.records.get(piece.name)
+        done = record is not None and record.outcome.status == "passed" and record.sources == self.sources_of(piece)
+        return done and (piece.name != "build" or (self._context.site / "charonia").is_dir())
+
+    def _reason_to_skip(self, piece: Piece) -> str:
+        if self.is_done(piece) and not self._again:
+            return _DONE
+        for name in piece.needs:
+            # A rehearsal may use the package that is installed; then nothing was built.
+            if not self.is_done(BY_NAME[name]) and not (self._context.rehearse and name not in self._results.records):
+                return f"not run: it needs {name}, which has not passed"
+        before = self._results.records.get(piece.name)
+        guess = before.seconds if before and before.outcome.status == "passed" else piece.guess_s
+        left = self._deadline - time.monotonic()
+        if guess > left:
+            return f"not run: about {guess:.0f} s and {max(left, 0):.0f} s of the budget are left"
+        return ""
+
+    def _measure(self, piece: Piece) -> Record:
+        began = time.monotonic()
+        outcome = self._ask(piece)
+        at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+        return Record(outcome, self.sources_of(piece), round(time.monotonic() - began, 1), at)
+
+    def _ask(self, piece: Piece) -> Outcome:
+        if self._worker is None or self._worker.group != piece.group:
+            self._leave()
+            self._worker = Worker(self._context, piece.group)
+        self._say(f"{piece.name}: {piece.what} ...")
+        limit = min(piece.limit_s, max(self._deadline - time.monotonic(), 1) + 30)
+        answer = self._worker.run(piece, limit)
+        if isinstance(answer, Outcome):
+            return answer
+        tail = self._worker.log_tail()
+        self._worker.kill()
+        self._worker = None
+        return Outcome("failed", answer, failures=[Failure(piece.name, f"{answer}\n{tail}", records.CRASH)])
+
+    def _leave(self) -> None:
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
+
+
+_DONE = "done before, with these sources"
+
+
+class Worker:
+    """A process that runs one piece after the other: what to run goes in on stdin, outcomes come out on a pipe of their
+    own, and all that is printed goes to a log file."""
+
+    def __init__(self, context: Context, group: str) -> None:
+        self.group = group
+        context.logs.mkdir(parents=True, exist_ok=True)
+        self.log = context.logs / f"{group}.log"
+        ours, theirs = os.pipe()
+        os.set_inheritable(theirs, True)
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gpu_check.worker", str(theirs), context.to_json()],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=context.work,
+                env=context.environment(triton=group == "stack"),
+                pass_fds=[theirs],
+            )
+        os.close(theirs)
+        os.set_blocking(ours, False)
+        self._answers = ours
+        self._pending = b""
+
+    def run(self, piece: Piece, limit_s: float) -> Outcome | str:
+        """The outcome, or why there is none."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"run": piece.run, "size": piece.size}).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return self._ended()
+        deadline = time.monotonic() + limit_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._answers, selectors.EVENT_READ)
+            while b"\n" not in self._pending:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    return f"not done after {limit_s:.0f} s, and was killed"
+                piece_of = os.read(self._answers, 1 << 16)
+                if not piece_of:
+                    return self._ended()
+                self._pending += piece_of
+        line, _, self._pending = self._pending.partition(b"\n")
+        return Outcome.from_json(json.loads(line))
+
+    def _ended(self) -> str:
+        code = self._process.wait()
+        return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+    def log_tail(self) -> str:
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-_LOG_LINES:])
+
+    def end(self) -> None:
+        """Lets it free what it holds."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(_ENDING_S)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            pass
+        self.kill()
+
+    def kill(self) -> None:
+        """With all that it started."""
+        kill_tree(self._process.pid)
+        self._process.wait()
+        os.close(self._answers)

@@ -1,0 +1,74 @@
+"""The worker: python -m gpu_check.worker FD CONTEXT. Reads {"run", "size"} lines, answers outcomes on descriptor FD."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from gpu_check.context import Context
+from gpu_check.records import DEVICE, OTHER, Failure, Outcome
+
+_DEVICE_WORDS = ("CUDA", "cuda", "cuBLAS", "NCCL", "illegal memory access")
+
+
+class Session:
+    """What pieces of one group hand on to each other: the loaded engine, above all."""
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+        self._engine_key: Any = None
+        self._stack = ExitStack()
+
+    def engine(self, model: str, settings: dict[str, Any]) -> Any:
+        """An engine of `model` with these settings: the one that is loaded if they are its own."""
+        key = (model, json.dumps(settings, sort_keys=True))
+        if self._engine_key != key:
+            from charonia import Engine
+
+            self.close()
+            self._engine = self._stack.enter_context(Engine.from_pretrained(model, **settings))
+            self._engine_key = key
+        return self._engine
+
+    def close(self) -> None:
+        self._engine = self._engine_key = None
+        self._stack.close()
+
+
+def describe(error: BaseException) -> Failure:
+    """The last frames of ours and the message."""
+    lines = traceback.format_exception(error)
+    text = "".join(lines)
+    device = any(word in str(error) for word in _DEVICE_WORDS)
+    return Failure(type(error).__name__, text[-1500:], DEVICE if device else OTHER)
+
+
+def main() -> None:
+    answers = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
+    context = Context.from_json(sys.argv[2])
+    session = Session()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        module, _, function = asked["run"].partition(":")
+        print(f"== {asked['run']} {asked['size']}", flush=True)
+        try:
+            run: Callable[..., Outcome] = getattr(importlib.import_module(f"gpu_check.{module}"), function)
+            outcome = run(context, session, asked["size"])
+        except Exception as error:
+            traceback.print_exc()
+            failure = describe(error)
+            outcome = Outcome("failed", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+                              failures=[failure])  # fmt: skip
+        answers.write(json.dumps(outcome.to_json()) + "\n")
+        answers.flush()
+    session.close()
+
+
+if __name__ == "__main__":
+    main()

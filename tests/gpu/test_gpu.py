@@ -1,0 +1,150 @@
+"""What only a GPU shows: shapes for which its kernels are made, results that do not depend on the batch, its memory.
+
+Without a GPU these tests are skipped; `scripts/gpu_check.sh --rehearse` runs them on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="compares with PyTorch")
+sys.path.append(str(Path(__file__).resolve().parents[1] / "parity"))
+
+from parity_models import Variant, greedy, logprobs_of, prompts_of, write_model  # noqa: E402
+from transformers import LlamaConfig  # noqa: E402
+
+from charonia import CharoniaError, Engine, Output, SamplingParams  # noqa: E402
+
+DEVICE = os.environ.get("CHARONIA_DEVICE", "")
+pytestmark = pytest.mark.skipif(
+    not (DEVICE == "cuda" and torch.cuda.is_available()) and DEVICE != "cpu",
+    reason="no GPU, or CHARONIA_DEVICE is not set (scripts/gpu_check.sh parity)",
+)
+TORCH_DEVICE = "cuda" if DEVICE == "cuda" else "cpu"
+# Around the edges of blocks and tiles, and far beyond both.
+LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 300, 513, 1000)
+NEW_TOKENS = 24
+TIE = 1e-4
+
+# head_dim, heads, k/v heads: what models have.
+HEADS = [(64, 8, 8), (64, 14, 2), (128, 8, 8), (128, 8, 2), (128, 8, 1), (80, 4, 2), (96, 4, 4)]
+
+
+def variant(head_dim: int, heads: int, kv_heads: int) -> Variant:
+    return Variant(
+        LlamaConfig(
+            vocab_size=320,
+            hidden_size=head_dim * heads,
+            intermediate_size=704,
+            num_hidden_layers=2,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
+            max_position_embeddings=2048,
+            bos_token_id=1,
+            eos_token_id=2,
+            tie_word_embeddings=False,
+        ),
+        {},
+    )
+
+
+def sampling(**changes: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 0, **changes})
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=lambda heads: "x".join(map(str, heads)))
+def test_greedy_tokens_equal_transformers_with_heads_as_models_have_them(
+    heads: tuple[int, int, int], tmp_path: Path
+) -> None:
+    prompts = prompts_of(5, LENGTHS)
+    for seed in range(20):
+        folder = tmp_path / str(seed)
+        model = write_model(folder, variant(*heads), seed, scale=0.06).to(TORCH_DEVICE)
+        references = [greedy(model, prompt, NEW_TOKENS) for prompt in prompts]
+        if min(reference.least_lead for reference in references) >= TIE:
+            break
+    else:
+        pytest.fail("every seed has a tie")
+    with Engine.from_pretrained(folder, token_budget=256) as engine:
+        assert engine.info.device == DEVICE
+        outputs = engine.generate(prompts, sampling())
+    for output, reference in zip(outputs, references, strict=True):
+        assert output.token_ids == reference.token_ids
+        expected = reference.logprobs.cpu()[torch.arange(NEW_TOKENS), torch.tensor(output.token_ids)]
+        assert (torch.tensor(output.logprobs, dtype=torch.float64) - expected).abs().max() < 2e-4
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("heads", HEADS, ids=lambda heads: "x".join(map(str, heads)))
+def test_with_16_bit_weights_logprobs_are_as_near_to_fp32_arithmetic_as_transformers_are(
+    heads: tuple[int, int, int], dtype: str, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path, variant(*heads), 3, getattr(torch, dtype), scale=0.06).to(TORCH_DEVICE)
+    prompts = prompts_of(6, LENGTHS)
+    with Engine.from_pretrained(tmp_path, token_budget=256) as engine:
+        outputs = engine.generate(prompts, sampling())
+
+    def said_by(model: Any) -> Any:
+        """The log probability of each token that we chose."""
+        rows = []
+        for prompt, output in zip(prompts, outputs, strict=True):
+            logprobs = logprobs_of(model, prompt, output.token_ids).cpu()
+            rows.append(logprobs[torch.arange(NEW_TOKENS), torch.tensor(output.token_ids)])
+        return torch.cat(rows)
+
+    exact = said_by(model)
+    theirs = said_by(model.to(getattr(torch, dtype)))
+    ours = torch.cat([torch.tensor(output.logprobs, dtype=torch.float64) for output in outputs])
+    assert (ours - exact).abs().mean() < 1.1 * (theirs - exact).abs().mean()
+    assert (ours - exact).abs().max() < 4 * (theirs - exact).abs().max()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("model")
+    write_model(folder, variant(128, 8, 2), 1, torch.bfloat16, scale=0.06)
+    yield folder
+
+
+def answer(output: Output) -> tuple[list[int], list[float]]:
+    return output.token_ids, output.logprobs
+
+
+def test_with_the_reproducible_setting_a_result_does_not_depend_on_the_batch(model: Path) -> None:
+    prompts = prompts_of(8, LENGTHS * 3)
+    requests = [sampling(temperature=index % 2, seed=index) for index in range(len(prompts))]
+    with Engine.from_pretrained(model, reproducible=True, token_budget=192, max_batch_size=64) as engine:
+        alone = [
+            answer(engine.generate([prompt], request)[0]) for prompt, request in zip(prompts, requests, strict=True)
+        ]
+        together = [answer(output) for output in engine.generate(prompts, requests)]
+        again = [answer(output) for output in engine.generate(prompts[::-1], requests[::-1])][::-1]
+    assert together == alone
+    assert again == alone
+
+
+def test_steps_that_are_replayed_give_what_steps_that_are_issued_give(model: Path) -> None:
+    prompts = prompts_of(9, LENGTHS)
+    given = {}
+    for graphs in (True, False):
+        with Engine.from_pretrained(model, cuda_graphs=graphs, reproducible=True) as engine:
+            given[graphs] = [answer(output) for output in engine.generate(prompts, sampling())]
+    assert given[True] == given[False]
+
+
+def test_a_cache_that_does_not_fit_is_refused_with_the_numbers_and_the_setting(model: Path) -> None:
+    with pytest.raises(CharoniaError, match=r"(?s)MB.*cache_max_entry_count"):
+        Engine.from_pretrained(model, cache_max_entry_count=1_000_000_000).close()
+
+
+def test_an_engine_gives_its_memory_back(model: Path) -> None:
+    for _ in range(3):
+        with Engine.from_pretrained(model, cache_max_entry_count=0.6) as engine:
+            assert engine.generate([[5, 6, 7]], sampling())[0].finish_reason == "length"
