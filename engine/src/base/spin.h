@@ -2,8 +2,16 @@
 #pragma once
 
 #include <chrono>
+#include <thread>
 
 namespace charonia {
+
+// How long one of `threads` that meet often should spin before it sleeps: not at all where they cannot all run at once,
+// because then it may hold the processor that another one needs.
+inline std::chrono::microseconds spin_limit(int threads) {
+  constexpr std::chrono::microseconds kLimit{50};
+  return threads <= static_cast<int>(std::thread::hardware_concurrency()) ? kLimit : std::chrono::microseconds{0};
+}
 
 // Tells the processor that a loop only waits.
 inline void cpu_pause() {
@@ -18,6 +26,7 @@ inline void cpu_pause() {
 template <class Done>
 bool spin(Done done, std::chrono::microseconds limit) {
   constexpr int kPausesPerLook = 32;
+  if (limit.count() == 0) return done();
   const auto deadline = std::chrono::steady_clock::now() + limit;
   do {
     for (int i = 0; i < kPausesPerLook; ++i) {

@@ -1,6 +1,5 @@
 #include "runtime/rank_threads.h"
 
-#include <chrono>
 #include <exception>
 #include <new>
 #include <utility>
@@ -10,13 +9,6 @@
 #include "charonia/error.h"
 
 namespace charonia::runtime {
-namespace {
-
-// Between two steps, and while the others end theirs, a rank has to wait about this long.
-constexpr std::chrono::microseconds kSpin{50};
-
-}  // namespace
-
 Error of_rank(std::exception_ptr error, int rank, int ranks) {
   const std::string who = ranks > 1 ? cat("rank ", rank, ": ") : "";
   try {
@@ -30,7 +22,7 @@ Error of_rank(std::exception_ptr error, int rank, int ranks) {
   }
 }
 
-RankThreads::RankThreads(int ranks) {
+RankThreads::RankThreads(int ranks) : spin_(spin_limit(ranks)) {
   for (int rank = 1; rank < ranks; ++rank) threads_.emplace_back([this, rank] { work(rank); });
 }
 
@@ -50,7 +42,7 @@ void RankThreads::run(const Task& task, const Failed& failed) {
   if (!threads_.empty()) runs_.notify_all();
   run_one(0);
   const auto ended = [this] { return busy_.load(std::memory_order_acquire) == 0; };
-  if (!spin(ended, kSpin)) {
+  if (!spin(ended, spin_)) {
     for (int busy = busy_; busy != 0; busy = busy_) busy_.wait(busy);
   }
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
@@ -69,7 +61,7 @@ void RankThreads::run_one(int rank) {
 void RankThreads::work(int rank) {
   std::uint32_t seen = 0;
   while (true) {
-    if (!spin([&] { return runs_.load(std::memory_order_acquire) != seen; }, kSpin)) runs_.wait(seen);
+    if (!spin([&] { return runs_.load(std::memory_order_acquire) != seen; }, spin_)) runs_.wait(seen);
     ++seen;
     if (stopping_) return;
     run_one(rank);

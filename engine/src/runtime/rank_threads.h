@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -36,6 +37,7 @@ class RankThreads {
   void work(int rank);
   void run_one(int rank);
 
+  std::chrono::microseconds spin_;
   const Task* task_ = nullptr;          // of the run in progress
   const Failed* failed_ = nullptr;      // of the run in progress
   std::atomic<int> failures_{0};        // of the run in progress

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstring>
 
 #include "base/spin.h"
@@ -12,7 +11,6 @@
 namespace charonia::ops {
 namespace {
 
-constexpr std::chrono::microseconds kSpin{50};
 constexpr std::int64_t kLine = 16;              // floats of a cache line
 constexpr std::int64_t kSmallElements = 16384;  // fewer take less time than waking a thread
 
@@ -23,7 +21,7 @@ std::byte* bytes_of(const Tensor& tensor, std::int64_t row, std::int64_t col) {
 
 }  // namespace
 
-LocalGroup::LocalGroup(int ranks) : slots_(static_cast<std::size_t>(std::max(ranks, 0))) {
+LocalGroup::LocalGroup(int ranks) : slots_(static_cast<std::size_t>(std::max(ranks, 0))), spin_(spin_limit(ranks)) {
   if (ranks < 1) throw Error(ErrorCode::invalid_argument, cat("a group of ", ranks, " ranks: it must be at least one"));
 }
 
@@ -38,7 +36,7 @@ void LocalGroup::barrier() {
     return;
   }
   const auto over = [&] { return phase_.load(std::memory_order_acquire) != phase; };
-  if (!spin(over, kSpin)) phase_.wait(phase);
+  if (!spin(over, spin_)) phase_.wait(phase);
   if (aborted_) throw_aborted();
 }
 

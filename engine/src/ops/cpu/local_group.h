@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -50,6 +51,7 @@ class LocalGroup {
   [[noreturn]] void throw_aborted();
 
   std::vector<Slot> slots_;
+  std::chrono::microseconds spin_;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<std::uint32_t> phase_{0};  // counts barriers; sleepers wait on it
   std::atomic<bool> aborted_{false};
