@@ -22,10 +22,43 @@ done_at() { mkdir -p "$stamps" && touch -r build/step-began "$stamps/$1"; }
 
 pip() { .venv/bin/python -m pip --disable-pip-version-check --no-input --quiet "$@"; }
 
+# CHARONIA_CUDA=ON or OFF says whether the engine is built with CUDA. Unsaid, it is where there are a GPU and nvcc, for
+# that GPU.
+cuda=${CHARONIA_CUDA:-auto}
+architectures=
+nvcc=$(scripts/cuda_here.sh nvcc || true)
+if [ "$cuda" = auto ]; then
+  cuda=OFF
+  if scripts/cuda_here.sh gpu; then
+    if [ -n "$nvcc" ]; then
+      cuda=ON
+      architectures=-DCHARONIA_CUDA_ARCHITECTURES=native
+    else
+      say "there is a GPU but no nvcc, so the engine is built for the CPU alone; for the GPU install NVIDIA's packages" \
+        "cuda-nvcc-13-0 and cuda-cudart-dev-13-0 (or the whole CUDA toolkit, 12.8 or newer) and run this again"
+    fi
+  fi
+fi
+
+cuda_settings() {
+  local headers
+  if [ "$cuda" = ON ]; then
+    headers=$(scripts/get_cuda_headers.sh) || return
+    # Quoted: the folders are separated by a semicolon.
+    echo "-DCHARONIA_CUDA=ON $architectures '-DCHARONIA_CUDA_HEADERS=$headers'"
+  else
+    echo "-DCHARONIA_CUDA=OFF"
+  fi
+}
+
 # --no-build-isolation: the build folder under build/ stays valid, so a change compiles what it touches and no more.
 install_engine() {
+  local settings
+  settings=$(cuda_settings) || return
   CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)} PATH="$PWD/.venv/bin:$PATH" \
-    pip install --no-build-isolation "$@"
+    CUDACXX=$nvcc CMAKE_ARGS="${CMAKE_ARGS:-} $settings" pip install --no-build-isolation "$@"
+  mkdir -p "$stamps"
+  echo "$cuda" >"$stamps/cuda"
 }
 
 if ! .venv/bin/python -c '' 2>/dev/null; then
@@ -46,7 +79,7 @@ if outdated packages pyproject.toml client/pyproject.toml gateway/pyproject.toml
   done_at engine
 fi
 
-if outdated engine engine CMakeLists.txt; then
+if outdated engine engine CMakeLists.txt || [ "$(cat "$stamps/cuda" 2>/dev/null || echo OFF)" != "$cuda" ]; then
   begin
   say "building what has changed in the engine"
   install_engine --no-deps --editable .

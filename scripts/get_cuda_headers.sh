@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Prints the folders with cublasLt.h and nccl.h, separated by a semicolon, for CMake's CHARONIA_CUDA_HEADERS: those of the
+# CUDA toolkit or of installed Python packages; else headers out of PyPI's wheels, under build/cuda_headers. The wheels
+# hold the libraries too and are large (some 700 MB); they are deleted again. Only the build needs any of this.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cublas_pin=nvidia-cublas==13.10.0.20
+nccl_pin=nvidia-nccl-cu13==2.32.3
+python=.venv/bin/python
+[ -x "$python" ] || python=python3
+
+nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+toolkit=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+
+# find_header NAME FOLDER...: the first folder that has it
+find_header() {
+  local name=$1 folder
+  shift
+  for folder in "$@"; do
+    if [ -f "$folder/$name" ]; then
+      echo "$folder"
+      return
+    fi
+  done
+  return 1
+}
+
+# fetch PIN WHERE: the headers of a wheel, into build/cuda_headers/<WHERE>
+fetch() {
+  local target=build/cuda_headers/$2 work
+  if [ -f "$target/$1.fetched" ]; then return; fi
+  echo "get_cuda_headers: downloading $1 for its headers" >&2
+  mkdir -p build/cuda_headers
+  work=$(mktemp -d build/cuda_headers/download.XXXXXX)
+  if ! "$python" -m pip --disable-pip-version-check --no-input --quiet download --no-deps --only-binary :all: \
+    --dest "$work" "$1" >&2; then
+    rm -rf "$work"
+    echo "get_cuda_headers: cannot download $1; install the toolkit's development package of it instead" >&2
+    return 1
+  fi
+  "$python" - "$work" "$target" <<'PYTHON'
+import sys, zipfile
+from pathlib import Path
+
+work, target = Path(sys.argv[1]), Path(sys.argv[2])
+with zipfile.ZipFile(next(work.glob("*.whl"))) as wheel:
+    for name in wheel.namelist():
+        before, found, rest = name.partition("/include/")
+        if found and rest and not rest.endswith("/"):
+            (target / rest).parent.mkdir(parents=True, exist_ok=True)
+            (target / rest).write_bytes(wheel.read(name))
+PYTHON
+  rm -rf "$work"
+  touch "$target/$1.fetched"
+}
+
+if ! cublas=$(find_header cublasLt.h "$toolkit/include" "$toolkit"/targets/*/include "$packages/nvidia/cu13/include"); then
+  fetch "$cublas_pin" cublas
+  cublas=$PWD/build/cuda_headers/cublas
+fi
+if ! nccl=$(find_header nccl.h "$toolkit/include" "$toolkit"/targets/*/include /usr/include "$packages/nvidia/nccl/include"); then
+  fetch "$nccl_pin" nccl
+  nccl=$PWD/build/cuda_headers/nccl
+fi
+echo "$cublas;$nccl"

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# keep_ptxas_output.sh COMPILER...: runs the compiler, and keeps what ptxas -v says of each kernel in a file beside the
+# object (-o), instead of on the terminal.
+set -uo pipefail
+object=
+for ((i = 1; i < $#; ++i)); do
+  if [ "${!i}" = -o ]; then
+    next=$((i + 1))
+    object=${!next}
+  fi
+done
+[ -n "$object" ] || exec "$@"
+"$@" 2>"$object.stderr"
+code=$?
+# "ptxas info" lines, and the indented ones that belong to them.
+grep -E '^ptxas info|^ +[0-9]+ bytes|^$' "$object.stderr" >"$object.ptxas" || true
+grep -vE '^ptxas info|^ +[0-9]+ bytes|^$' "$object.stderr" >&2 || true
+rm -f "$object.stderr"
+[ "$code" = 0 ] || rm -f "$object.ptxas"
+exit "$code"
