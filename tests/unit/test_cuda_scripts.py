@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,9 +33,7 @@ def test_kernels_that_do_not_spill_pass_and_the_table_says_what_they_use(tmp_pat
     (tmp_path / "good.cu.o.ptxas").write_text(GOOD)
     result = check(tmp_path, "--table")
     assert result.returncode == 0
-    assert (
-        "good sm_80 calm(): 40 registers, 2048 bytes of shared memory" in result.stdout or "_Z4calmv" in result.stdout
-    )
+    assert re.search(r"good sm_80 (calm|_Z4calmv): 40 registers, 2048 bytes of shared memory", result.stdout)
 
 
 def test_a_kernel_that_spills_is_named(tmp_path: Path) -> None:

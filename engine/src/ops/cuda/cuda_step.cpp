@@ -33,8 +33,12 @@ void CudaOps::begin_step(const StepInput& input) {
     throw Error(ErrorCode::internal,
                 cat("ops::begin_step: results of ", in_flight_.size(), " steps were not collected"));
   }
-  check_step(input, needs_.facts, sampled_before_);
   begun_ = {};
+  if (!prepared_) {  // other operations than those of the step before may come
+    needs_.facts = {};
+    needs_.attention.reset();
+  }
+  check_step(input, needs_.facts, sampled_before_);
   begun_.rows = static_cast<std::int64_t>(input.ids.size());
   begun_.logits_rows = static_cast<std::int64_t>(input.logits_rows.size());
   begun_.attention = !input.attention.positions.empty();
