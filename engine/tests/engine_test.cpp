@@ -8,28 +8,44 @@
 #include <thread>
 
 #include "engine_support.h"
+#include "runtime/devices.h"
 #include "tiny_workspace.h"
+#include "wrapped_ops.h"
 
 namespace charonia {
 namespace {
 
 using testing::Collector;
+using testing::Faults;
 using testing::request;
 using testing::TinyModel;
+using testing::WrappedOps;
 using testing::write_tiny_workspace;
 
-class EngineTest : public ::testing::Test {
+// Everything holds on a device that computes while the engine goes on as on one that does not.
+class EngineTest : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
+    if (GetParam()) {
+      runtime::wrap_devices_for_tests([this](std::unique_ptr<ops::Ops> ops) {
+        return std::make_unique<WrappedOps>(std::move(ops), true, faults_);
+      });
+    }
     const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
     dir_ = std::filesystem::path(::testing::TempDir()) / (std::string("charonia_engine_") + info->name());
     std::filesystem::remove_all(dir_);
     write_tiny_workspace(dir_);
   }
-  void TearDown() override { std::filesystem::remove_all(dir_); }
+  void TearDown() override {
+    runtime::wrap_devices_for_tests({});
+    std::filesystem::remove_all(dir_);
+  }
 
+  std::shared_ptr<Faults> faults_ = std::make_shared<Faults>();
   std::filesystem::path dir_;
 };
+INSTANTIATE_TEST_SUITE_P(Device, EngineTest, ::testing::Bool(),
+                         [](const auto& i) { return i.param ? "asynchronous" : "synchronous"; });
 
 std::string error_of(const std::function<void()>& call, ErrorCode code) {
   try {
@@ -42,7 +58,7 @@ std::string error_of(const std::function<void()>& call, ErrorCode code) {
   return {};
 }
 
-TEST_F(EngineTest, StreamedAndUnstreamedGiveTheSameTokensTextAndCounts) {
+TEST_P(EngineTest, StreamedAndUnstreamedGiveTheSameTokensTextAndCounts) {
   Engine engine(dir_);
   Collector streamed, whole;
   auto one = request({1, 2, 3}, 20);
@@ -61,7 +77,7 @@ TEST_F(EngineTest, StreamedAndUnstreamedGiveTheSameTokensTextAndCounts) {
   engine.check_integrity();
 }
 
-TEST_F(EngineTest, MoreThanTheContextIsRefusedWithTheNumbers) {
+TEST_P(EngineTest, MoreThanTheContextIsRefusedWithTheNumbers) {
   Engine engine(dir_);
   Collector unused;
   const auto message = error_of([&] { engine.submit(request(std::vector<TokenId>(200, 1), 100), unused.callback()); },
@@ -76,7 +92,7 @@ TEST_F(EngineTest, MoreThanTheContextIsRefusedWithTheNumbers) {
   error_of([&] { engine.submit(request({40}, 1), unused.callback()); }, ErrorCode::invalid_argument);
 }
 
-TEST_F(EngineTest, WithoutMaxTokensTheContextIsFilled) {
+TEST_P(EngineTest, WithoutMaxTokensTheContextIsFilled) {
   Engine engine(dir_);
   Collector all;
   auto open_end = request({5}, 1);
@@ -86,7 +102,7 @@ TEST_F(EngineTest, WithoutMaxTokensTheContextIsFilled) {
   EXPECT_EQ(all.wait().back().finish_reason, FinishReason::length);
 }
 
-TEST_F(EngineTest, EndIdEndsAndIsCountedAndHasNoText) {
+TEST_P(EngineTest, EndIdEndsAndIsCountedAndHasNoText) {
   Engine engine(dir_);
   Collector free_running, ended;
   engine.submit(request({1, 2, 3}, 30), free_running.callback());
@@ -102,7 +118,7 @@ TEST_F(EngineTest, EndIdEndsAndIsCountedAndHasNoText) {
   EXPECT_LE(ended.text().size(), static_cast<std::size_t>(first));
 }
 
-TEST_F(EngineTest, MinTokensKeepsTheEndAway) {
+TEST_P(EngineTest, MinTokensKeepsTheEndAway) {
   Engine engine(dir_);
   Collector free_running, held;
   engine.submit(request({1, 2, 3}, 30), free_running.callback());
@@ -114,7 +130,7 @@ TEST_F(EngineTest, MinTokensKeepsTheEndAway) {
   EXPECT_GE(held.tokens().size(), 12U);
 }
 
-TEST_F(EngineTest, BadWordsAreNeverCompleted) {
+TEST_P(EngineTest, BadWordsAreNeverCompleted) {
   Engine engine(dir_);
   Collector free_running, without;
   engine.submit(request({1, 2, 3}, 30), free_running.callback());
@@ -131,7 +147,7 @@ TEST_F(EngineTest, BadWordsAreNeverCompleted) {
   }
 }
 
-TEST_F(EngineTest, CancelByHandleAndByIdGivesOneLastResultAndFreesBlocks) {
+TEST_P(EngineTest, CancelByHandleAndByIdGivesOneLastResultAndFreesBlocks) {
   TinyModel long_context;
   long_context.positions = 20'000;
   write_tiny_workspace(dir_, long_context);
@@ -155,7 +171,7 @@ TEST_F(EngineTest, CancelByHandleAndByIdGivesOneLastResultAndFreesBlocks) {
   EXPECT_FALSE(engine.cancel(std::string_view("mine")));
 }
 
-TEST_F(EngineTest, AFullQueueIsAnsweredWithWhenToComeBack) {
+TEST_P(EngineTest, AFullQueueIsAnsweredWithWhenToComeBack) {
   Engine engine(dir_, {{"max_queue_size", "2"}, {"max_batch_size", "1"}});
   std::vector<std::unique_ptr<Collector>> admitted;
   std::string message;
@@ -174,7 +190,7 @@ TEST_F(EngineTest, AFullQueueIsAnsweredWithWhenToComeBack) {
   for (auto& one : admitted) EXPECT_EQ(one->tokens().size(), 200U);
 }
 
-TEST_F(EngineTest, ShutdownLetsFinishWithinItsLimitAndThenCancels) {
+TEST_P(EngineTest, ShutdownLetsFinishWithinItsLimitAndThenCancels) {
   Engine engine(dir_);
   Collector finishes;
   engine.submit(request({1, 2}, 100), finishes.callback());
@@ -184,7 +200,7 @@ TEST_F(EngineTest, ShutdownLetsFinishWithinItsLimitAndThenCancels) {
   error_of([&] { engine.submit(request({1}, 1), unused.callback()); }, ErrorCode::unavailable);
 }
 
-TEST_F(EngineTest, DestructionEndsWhatRuns) {
+TEST_P(EngineTest, DestructionEndsWhatRuns) {
   TinyModel long_context;
   long_context.positions = 20'000;
   write_tiny_workspace(dir_, long_context);
@@ -197,7 +213,7 @@ TEST_F(EngineTest, DestructionEndsWhatRuns) {
   EXPECT_EQ(cut.wait().back().finish_reason, FinishReason::cancelled);
 }
 
-TEST_F(EngineTest, ACallbackMaySubmitAndCancel) {
+TEST_P(EngineTest, ACallbackMaySubmitAndCancel) {
   Collector second;
   Engine engine(dir_);
   std::promise<void> first_done;
@@ -212,7 +228,7 @@ TEST_F(EngineTest, ACallbackMaySubmitAndCancel) {
   EXPECT_EQ(second.tokens().size(), 5U);
 }
 
-TEST_F(EngineTest, ASlowConsumerDelaysNoOther) {
+TEST_P(EngineTest, ASlowConsumerDelaysNoOther) {
   Engine engine(dir_);
   std::promise<void> release;
   auto released = release.get_future().share();
@@ -229,7 +245,7 @@ TEST_F(EngineTest, ASlowConsumerDelaysNoOther) {
   EXPECT_EQ(other.tokens().size(), 50U);
 }
 
-TEST_F(EngineTest, ManyThreadsAtOnce) {
+TEST_P(EngineTest, ManyThreadsAtOnce) {
   Engine engine(dir_, {{"max_batch_size", "8"}, {"cache_max_entry_count", "40"}});
   std::map<int, std::vector<TokenId>> expected;
   for (int length = 1; length <= 4; ++length) {
@@ -253,7 +269,7 @@ TEST_F(EngineTest, ManyThreadsAtOnce) {
   EXPECT_EQ(engine.stats().blocks_active, 0);
 }
 
-TEST_F(EngineTest, NotANumberEndsTheRequestWithAnErrorAndTheEngineLives) {
+TEST_P(EngineTest, NotANumberEndsTheRequestWithAnErrorAndTheEngineLives) {
   TinyModel broken;
   broken.change = [](const std::string& name, float value) {
     return name == "output.weight" ? std::numeric_limits<float>::quiet_NaN() : value;
@@ -269,7 +285,7 @@ TEST_F(EngineTest, NotANumberEndsTheRequestWithAnErrorAndTheEngineLives) {
   engine.check_integrity();
 }
 
-TEST_F(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
+TEST_P(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
   constexpr TokenId kPoison = 39;
   TinyModel broken;
   int element = 0;
@@ -301,7 +317,7 @@ TEST_F(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
   engine.check_integrity();
 }
 
-TEST_F(EngineTest, AWorkspaceThatDoesNotMatchIsRefusedWithTheCommand) {
+TEST_P(EngineTest, AWorkspaceThatDoesNotMatchIsRefusedWithTheCommand) {
   std::filesystem::resize_file(dir_ / "rank-0.safetensors", 100);
   const auto message = error_of([&] { Engine engine(dir_); }, ErrorCode::invalid_argument);
   EXPECT_NE(message.find("charonia convert"), std::string::npos) << message;
@@ -309,26 +325,26 @@ TEST_F(EngineTest, AWorkspaceThatDoesNotMatchIsRefusedWithTheCommand) {
   error_of([&] { Engine engine(dir_); }, ErrorCode::invalid_argument);
 }
 
-TEST_F(EngineTest, ACacheThatDoesNotFitIsRefusedBeforeServing) {
-  const auto message = error_of([&] { Engine engine(dir_, {{"cache_max_entry_count", "900000000"}}); },
-                                ErrorCode::resource_exhausted);
+TEST_P(EngineTest, ACacheThatDoesNotFitIsRefusedBeforeServing) {
+  const auto message =
+      error_of([&] { Engine engine(dir_, {{"cache_max_entry_count", "900000000"}}); }, ErrorCode::resource_exhausted);
   EXPECT_NE(message.find("cache_max_entry_count"), std::string::npos) << message;
 }
 
-TEST_F(EngineTest, AModelThatDoesNotFitIsRefusedBeforeItsWeightsAreLoaded) {
-  const auto message = error_of([&] { Engine engine(dir_, {{"token_budget", "2000000000"}}); },
-                                ErrorCode::resource_exhausted);
+TEST_P(EngineTest, AModelThatDoesNotFitIsRefusedBeforeItsWeightsAreLoaded) {
+  const auto message =
+      error_of([&] { Engine engine(dir_, {{"token_budget", "2000000000"}}); }, ErrorCode::resource_exhausted);
   EXPECT_NE(message.find("2000000000 tokens (token_budget)"), std::string::npos) << message;
 }
 
-TEST_F(EngineTest, FewBlocksLowerTheContextWithAWarning) {
+TEST_P(EngineTest, FewBlocksLowerTheContextWithAWarning) {
   Engine engine(dir_, {{"cache_max_entry_count", "10"}});
   EXPECT_EQ(engine.info().config.session_len, 40);
   ASSERT_EQ(engine.info().warnings.size(), 1U);
   EXPECT_NE(engine.info().warnings[0].find("cache_max_entry_count"), std::string::npos);
 }
 
-TEST_F(EngineTest, SettingsThatThisBuildLacksAreRefusedByName) {
+TEST_P(EngineTest, SettingsThatThisBuildLacksAreRefusedByName) {
   for (const auto& setting : {Settings{{"device", "cuda"}}, Settings{{"device_ids", "0"}}}) {
     EXPECT_NE(error_of([&] { Engine engine(dir_, setting); }, ErrorCode::unsupported).find("CUDA"), std::string::npos);
   }

@@ -1,7 +1,7 @@
 // The engine's state and threads. Everything below "engine thread" is touched by that thread alone.
 #pragma once
 
-#include <atomic>
+#include <array>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -55,6 +55,14 @@ class Engine::Impl {
     bool empty() const { return submitted.empty() && cancels.empty() && tasks.empty(); }
   };
 
+  // A step with what its device gets, kept to spare allocations.
+  struct Step {
+    schedule::StepPlan plan;
+    std::vector<std::int32_t> ids, positions, query_start, block_tables, logits_rows;
+    std::vector<ops::SampleRow> sample_rows;
+    std::string error;  // why it could not be launched
+  };
+
   void load(const std::filesystem::path& weights_dir, const Settings& overrides);
   void make_scheduler();
   void check_fits(const Request& request) const;
@@ -63,10 +71,17 @@ class Engine::Impl {
 
   // Engine thread.
   void run();
+  bool idle() const { return sequences_.empty() && in_flight_ == nullptr; }
   void take(Inbox& inbox);
   void step();
+  bool may_overlap(const Step& running) const;
+  Step* launch_next();
+  void fill(Step& step, schedule::StepPlan plan);
+  bool settle(Step& step);
+  std::vector<ops::Sampled> collect();
+  void deliver(const schedule::StepPlan& plan, const std::vector<ops::Sampled>& sampled);
+  void fail(const schedule::StepPlan& plan, const std::string& error);
   void fail_all(const std::string& error);
-  void forward_and_sample(const schedule::StepPlan& plan);
   void finish(Handle handle, FinishReason reason, std::string error = {});
   void report_gauges();
   void count(Metric metric, double value, int label = 0);
@@ -80,25 +95,24 @@ class Engine::Impl {
 
   // Shared, under mutex_.
   mutable std::mutex mutex_;
-  std::condition_variable wake_;      // the engine thread: something is in the inbox
-  std::condition_variable drained_;   // shutdown(): live_ became empty
+  std::condition_variable wake_;     // the engine thread: something is in the inbox
+  std::condition_variable drained_;  // shutdown(): live_ became empty
   Inbox inbox_;
   std::unordered_map<Handle, std::string> live_;  // requests without a last result, with their ids
   Handle next_handle_ = 1;
   bool closing_ = false, stop_ = false;
   EngineStats stats_;
-  double seconds_per_finish_ = 0;     // moving average; 0: nothing finished yet
+  double seconds_per_finish_ = 0;  // moving average; 0: nothing finished yet
   std::mt19937_64 seeds_{std::random_device{}()};
-  std::mutex shutdown_mutex_;         // one shutdown at a time
+  std::mutex shutdown_mutex_;  // one shutdown at a time
 
   // Engine thread.
   std::unordered_map<Handle, SequencePtr> sequences_;
   Clock::time_point last_finish_{};
-  // A step's arrays, kept to spare allocations.
-  std::vector<std::int32_t> ids_, positions_, query_start_, block_tables_, logits_rows_, sampled_ids_;
-  std::vector<ops::SampleRow> sample_rows_;
-  std::vector<runtime::Sequence*> sampling_;
-  EngineStats reported_;              // what the metrics have seen
+  std::array<Step, ops::kMaxStepsInFlight> steps_;
+  Step* in_flight_ = nullptr;  // launched and advanced, not settled; only on asynchronous devices
+  int num_uncollected_ = 0;    // steps launched
+  EngineStats reported_;       // what the metrics have seen
 
   // Last, so that it delivers what is queued while everything above still lives.
   runtime::Delivery delivery_;

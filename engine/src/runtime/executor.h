@@ -26,8 +26,8 @@ class Executor {
   // one before, at most ops::kMaxStepsInFlight in all.
   bool asynchronous() const { return asynchronous_; }
 
-  // Issues a step. The input's arrays must live until it is collected. When it throws, the step is not there, on any
-  // rank: nothing of it is to be collected.
+  // Issues a step. The input's arrays must live until launch() returns, and where the executor is not asynchronous
+  // until the step is collected. When it throws, the step is not there, on any rank: nothing of it is to be collected.
   void launch(const ops::StepInput& input);
   // Waits for the oldest step not yet collected; its samples in the order of its sample rows. When it throws, the step
   // counts as collected, and those after it are still to be. Errors of several ranks are that of the first to fail and

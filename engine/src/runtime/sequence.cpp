@@ -11,8 +11,7 @@ double milliseconds(Clock::duration duration) { return std::chrono::duration<dou
 }  // namespace
 
 Sequence::Sequence(Request request_in, std::shared_ptr<Engine::Callback> callback_in, Clock::time_point submitted_in,
-                   const sample::TokenTable& table, std::vector<TokenId> end_ids, int max_tokens_in,
-                   std::uint64_t seed)
+                   const sample::TokenTable& table, std::vector<TokenId> end_ids, int max_tokens_in, std::uint64_t seed)
     : request(std::move(request_in)),
       callback(std::move(callback_in)),
       submitted(submitted_in),
@@ -24,11 +23,13 @@ Sequence::Sequence(Request request_in, std::shared_ptr<Engine::Callback> callbac
 ops::SampleRow Sequence::sample_row(std::span<const TokenId> tokens) {
   const auto& sampling = request.sampling;
   const auto prompt_size = request.input_ids.size();
+  const TokenId pending = tokens.back() < 0 ? -1 - tokens.back() : -1;
+  const auto known = tokens.first(tokens.size() - (pending >= 0 ? 1 : 0));
   banned_.clear();
-  if (num_output < sampling.min_tokens && !sampling.ignore_eos) banned_ = end_ids_;
+  if (std::ssize(tokens) - num_input() < sampling.min_tokens && !sampling.ignore_eos) banned_ = end_ids_;
   for (const auto& word : sampling.bad_words) {
     const auto head = word.size() - 1;  // a word may begin in the prompt
-    if (tokens.size() >= head && std::equal(word.begin(), word.end() - 1, tokens.end() - static_cast<long>(head))) {
+    if (known.size() >= head && std::equal(word.begin(), word.end() - 1, known.end() - static_cast<long>(head))) {
       banned_.push_back(word.back());
     }
   }
@@ -42,12 +43,17 @@ ops::SampleRow Sequence::sample_row(std::span<const TokenId> tokens) {
   row.frequency_penalty = sampling.frequency_penalty;
   row.seed = seed_;
   row.position = static_cast<std::int64_t>(tokens.size());
-  row.prompt = tokens.first(prompt_size);
-  row.output = tokens.subspan(prompt_size);
+  row.prompt = known.first(prompt_size);
+  row.output = known.subspan(prompt_size);
+  row.pending = pending;
   row.bias = sampling.logit_bias;
   row.banned = banned_;
   row.logprobs = sampling.logprobs;
   return row;
+}
+
+bool Sequence::needs_last_token() const {
+  return std::ranges::any_of(request.sampling.bad_words, [](const auto& word) { return word.size() > 1; });
 }
 
 FinishReason Sequence::accept(const ops::Sampled& sampled, Clock::time_point now) {
@@ -59,7 +65,8 @@ FinishReason Sequence::accept(const ops::Sampled& sampled, Clock::time_point now
   for (const auto& [id, logprob] : sampled.top) info.top.push_back({id, logprob});
   unsent_.push_back(std::move(info));
 
-  const bool ends = !sampling.ignore_eos && std::find(end_ids_.begin(), end_ids_.end(), sampled.token) != end_ids_.end();
+  const bool ends =
+      !sampling.ignore_eos && std::find(end_ids_.begin(), end_ids_.end(), sampled.token) != end_ids_.end();
   if (ends) {
     text_.push_silent(sampled.token);
     return FinishReason::stop;

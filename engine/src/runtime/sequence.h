@@ -21,8 +21,12 @@ class Sequence {
   Sequence(Request request, std::shared_ptr<Engine::Callback> callback, Clock::time_point submitted,
            const sample::TokenTable& table, std::vector<TokenId> end_ids, int max_tokens, std::uint64_t seed);
 
-  // What to sample the next token with. `tokens` are prompt and output so far. Spans stay valid until the next call.
+  // What to sample the next token with. `tokens` are prompt and output so far, the last one perhaps a placeholder (see
+  // schedule/scheduler.h). Spans stay valid until the next call, and as long as those tokens do.
   ops::SampleRow sample_row(std::span<const TokenId> tokens);
+
+  // Whether sample_row() must see the last token itself, so that it cannot be called before that is known.
+  bool needs_last_token() const;
 
   // Takes a sampled token. Returns why the sequence ends with it, or none.
   FinishReason accept(const ops::Sampled& sampled, Clock::time_point now);
@@ -57,7 +61,7 @@ class Sequence {
   std::vector<TokenId> end_ids_;
   std::uint64_t seed_;
   sample::TextStream text_;
-  std::vector<TokenInfo> unsent_;   // sampled, not in a result yet
+  std::vector<TokenInfo> unsent_;  // sampled, not in a result yet
   std::vector<TokenId> banned_;
   std::optional<Clock::time_point> last_sent_;
 };

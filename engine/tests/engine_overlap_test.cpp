@@ -1,0 +1,216 @@
+// The engine on a device that computes one step while the next is planned and launched, beside the same engine on a
+// device that does not: tokens are the same, bit by bit, and what goes wrong goes wrong for the same requests.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "charonia/engine.h"
+#include "engine_support.h"
+#include "runtime/devices.h"
+#include "tiny_workspace.h"
+#include "wrapped_ops.h"
+
+namespace charonia {
+namespace {
+
+using testing::Collector;
+using testing::Faults;
+using testing::request;
+using testing::WrappedOps;
+using testing::write_tiny_workspace;
+
+class OverlapTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    dir_ = std::filesystem::path(::testing::TempDir()) / (std::string("charonia_overlap_") + info->name());
+    std::filesystem::remove_all(dir_);
+    write_tiny_workspace(dir_);
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+
+  std::unique_ptr<Engine> engine(bool asynchronous, const Settings& settings = {}) {
+    faults_ = std::make_shared<Faults>();
+    runtime::wrap_devices_for_tests([=, this](std::unique_ptr<ops::Ops> ops) {
+      return std::make_unique<WrappedOps>(std::move(ops), asynchronous, faults_);
+    });
+    auto out = std::make_unique<Engine>(dir_, settings);
+    runtime::wrap_devices_for_tests({});
+    return out;
+  }
+
+  std::shared_ptr<Faults> faults_;
+  std::filesystem::path dir_;
+};
+
+// Requests of every kind; many begin alike, so that prefixes are found.
+std::vector<Request> requests(int count) {
+  std::mt19937 random(23);
+  const auto below = [&](int n) { return std::uniform_int_distribution<int>(0, n - 1)(random); };
+  std::vector<Request> out;
+  for (int i = 0; i < count; ++i) {
+    std::vector<TokenId> prompt;
+    for (int t = 0; t < 8 * below(3); ++t) prompt.push_back(1 + t);
+    for (int t = below(30); t >= 0; --t) prompt.push_back(below(40));
+    auto one = request(prompt, 1 + below(40));
+    auto& sampling = one.sampling;
+    sampling.ignore_eos = below(3) == 0;
+    sampling.seed = static_cast<std::uint64_t>(i);
+    sampling.temperature = below(3) == 0 ? 0.0F : 0.9F;
+    if (below(3) == 0) sampling.top_k = 1 + below(10);
+    if (below(3) == 0) sampling.top_p = 0.8F;
+    if (below(4) == 0) sampling.min_p = 0.05F;
+    if (below(3) == 0) sampling.repetition_penalty = 1.2F;
+    if (below(3) == 0) sampling.presence_penalty = 0.6F;
+    if (below(3) == 0) sampling.frequency_penalty = 0.4F;
+    if (below(4) == 0) sampling.min_tokens = std::min(below(20), *sampling.max_tokens);
+    if (below(4) == 0) sampling.logit_bias = {{below(40), 3.0F}, {below(40), -4.0F}};
+    if (below(5) == 0) sampling.bad_words = {{below(40)}};
+    if (below(5) == 0) sampling.bad_words.push_back({below(40), below(40)});
+    if (below(5) == 0) sampling.stop_words = {std::string(1, static_cast<char>('a' + below(26)))};
+    if (below(4) == 0) sampling.end_ids = {below(40), below(40)};
+    if (below(3) == 0) sampling.logprobs = below(4);
+    one.priority = below(3) - 1;
+    one.stream = below(2) == 0;
+    out.push_back(std::move(one));
+  }
+  return out;
+}
+
+struct Outcome {
+  std::vector<TokenId> tokens;
+  std::vector<float> logprobs;
+  std::string text;
+  FinishReason reason;
+  bool operator==(const Outcome&) const = default;
+};
+
+std::vector<Outcome> outcomes(Engine& engine, const std::vector<Request>& requests) {
+  std::vector<std::unique_ptr<Collector>> collectors;
+  for (const auto& one : requests) {
+    collectors.push_back(std::make_unique<Collector>());
+    engine.submit(one, collectors.back()->callback());
+  }
+  std::vector<Outcome> out;
+  for (auto& one : collectors) {
+    out.push_back({one->tokens(), one->logprobs(), one->text(), one->wait().back().finish_reason});
+  }
+  engine.check_integrity();
+  EXPECT_EQ(engine.stats().blocks_active, 0);
+  return out;
+}
+
+TEST_F(OverlapTest, EveryKindOfRequestGetsTheSameTokensAlsoWithPreemptionAndPrefixHits) {
+  const auto all = requests(150);
+  const auto expected = outcomes(*engine(false), all);
+  for (const auto* blocks : {"2000", "30"}) {
+    for (const auto* batch : {"3", "16"}) {
+      for (const auto* budget : {"7", "200"}) {
+        SCOPED_TRACE(std::string(blocks) + " blocks, batch " + batch + ", budget " + budget);
+        const auto overlapping = engine(true, {{"cache_max_entry_count", blocks},
+                                               {"max_batch_size", batch},
+                                               {"token_budget", budget},
+                                               {"session_len", "100"}});
+        const auto got = outcomes(*overlapping, all);
+        for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(got[i], expected[i]) << "request " << i;
+        const auto stats = overlapping->stats();
+        EXPECT_GT(stats.prefix_hit_tokens, 0);
+        EXPECT_EQ(stats.num_preemptions > 0, std::string(blocks) == "30");
+        std::int64_t tokens = 0;
+        for (const auto& one : expected) tokens += std::ssize(one.tokens);
+        EXPECT_EQ(stats.generation_tokens, tokens) << "what was sampled for sequences that had ended does not count";
+        EXPECT_EQ(faults_->most_in_flight, 2);
+      }
+    }
+  }
+}
+
+TEST_F(OverlapTest, ARequestWhoseSamplingNeedsTheLastTokenIsNotOverlapped) {
+  const auto overlapping = engine(true);
+  Collector one;
+  auto banned = request({1, 2, 3}, 30);
+  banned.sampling.bad_words = {{5, 6}};
+  overlapping->submit(banned, one.callback());
+  one.wait();
+  EXPECT_EQ(faults_->most_in_flight, 1);
+  Collector other;
+  overlapping->submit(request({1, 2, 3}, 30), other.callback());
+  other.wait();
+  EXPECT_EQ(faults_->most_in_flight, 2);
+}
+
+TEST_F(OverlapTest, CancelsLeaveTheOthersAsTheyAre) {
+  auto all = requests(60);
+  for (auto& one : all) one.stream = true;
+  const auto expected = outcomes(*engine(false), all);
+  const auto overlapping = engine(true, {{"cache_max_entry_count", "60"}, {"max_batch_size", "16"}});
+  std::vector<std::unique_ptr<Collector>> collectors;
+  std::vector<Engine::Handle> handles;
+  for (const auto& one : all) {
+    collectors.push_back(std::make_unique<Collector>());
+    handles.push_back(overlapping->submit(one, collectors.back()->callback()));
+  }
+  for (std::size_t i = 0; i < all.size(); i += 3) {
+    collectors[i]->wait_for(1 + i % 5);
+    overlapping->cancel(handles[i]);
+  }
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const auto tokens = collectors[i]->tokens();
+    if (collectors[i]->wait().back().finish_reason != FinishReason::cancelled) {
+      EXPECT_EQ(tokens, expected[i].tokens) << "request " << i;
+    } else {
+      ASSERT_LE(tokens.size(), expected[i].tokens.size());
+      EXPECT_TRUE(std::equal(tokens.begin(), tokens.end(), expected[i].tokens.begin())) << "request " << i;
+    }
+  }
+  overlapping->check_integrity();
+  EXPECT_EQ(overlapping->stats().blocks_active, 0);
+}
+
+TEST_F(OverlapTest, AFailedStepFailsItsRequestsAloneAndNothingOfItIsUsedAgain) {
+  const auto all = requests(40);
+  const auto expected = outcomes(*engine(false), all);
+  for (const bool asynchronous : {false, true}) {
+    const auto failing = engine(asynchronous, {{"max_batch_size", "4"}, {"token_budget", "40"}});
+    for (const int after : {0, 1, 2, 5, 9, 20}) {
+      for (const bool launch : {false, true}) {
+        SCOPED_TRACE(std::string(asynchronous ? "asynchronous, " : "synchronous, ") + (launch ? "launch" : "step") +
+                     " fails after " + std::to_string(after));
+        (launch ? faults_->launch_in : faults_->collect_in) = after;
+        const auto got = outcomes(*failing, all);
+        std::size_t failed = 0;
+        for (std::size_t i = 0; i < all.size(); ++i) {
+          if (got[i].reason == FinishReason::error) {
+            ++failed;
+          } else {
+            ASSERT_EQ(got[i], expected[i]) << "request " << i;
+          }
+        }
+        EXPECT_GE(failed, 1U);
+        EXPECT_LE(failed, 4U) << "more than were in a step";
+      }
+    }
+    EXPECT_EQ(outcomes(*failing, all), expected) << "afterwards";
+  }
+}
+
+TEST_F(OverlapTest, ShutdownAndDestructionWithAStepInFlight) {
+  for (const int timeout_ms : {0, 60'000}) {
+    Collector last;
+    const auto overlapping = engine(true);
+    overlapping->submit(request({1, 2}, 200), last.callback());
+    last.wait_for(3);
+    overlapping->shutdown(timeout_ms);
+    EXPECT_EQ(last.wait().back().finish_reason, timeout_ms == 0 ? FinishReason::cancelled : FinishReason::length);
+  }
+  Collector cut;
+  {
+    const auto overlapping = engine(true);
+    overlapping->submit(request({1, 2}, 200), cut.callback());
+    cut.wait_for(1);
+  }
+  EXPECT_NE(cut.wait().back().finish_reason, FinishReason::none);
+}
+
+}  // namespace
+}  // namespace charonia

@@ -1,0 +1,211 @@
+// A device around another one, for tests of the engine: it computes steps on a thread of its own, as a GPU does, and it
+// fails when it is told to.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "charonia/error.h"
+#include "ops/ops.h"
+
+namespace charonia::testing {
+
+// Steps that are to fail, counted from the next: 0 is the next one; < 0: none.
+struct Faults {
+  std::atomic<int> launch_in{-1}, collect_in{-1};
+  std::atomic<int> most_in_flight{0};  // seen
+};
+
+// The arrays of a step, with all that they point to.
+class StepCopy {
+ public:
+  explicit StepCopy(const ops::StepInput& input)
+      : ids_(input.ids.begin(), input.ids.end()),
+        query_start_(input.attention.query_start.begin(), input.attention.query_start.end()),
+        positions_(input.attention.positions.begin(), input.attention.positions.end()),
+        block_tables_(input.attention.block_tables.begin(), input.attention.block_tables.end()),
+        logits_rows_(input.logits_rows.begin(), input.logits_rows.end()),
+        table_stride_(input.attention.table_stride),
+        rows_(input.sample.begin(), input.sample.end()) {
+    for (auto& row : rows_) {
+      row.prompt = keep(row.prompt);
+      row.output = keep(row.output);
+      row.banned = keep(row.banned);
+      biases_.emplace_back(row.bias.begin(), row.bias.end());
+      row.bias = biases_.back();
+    }
+  }
+  StepCopy(const StepCopy&) = delete;
+
+  ops::StepInput input() const {
+    return {ids_, {query_start_, positions_, block_tables_, table_stride_}, logits_rows_, rows_};
+  }
+
+ private:
+  std::span<const std::int32_t> keep(std::span<const std::int32_t> list) {
+    return lists_.emplace_back(list.begin(), list.end());
+  }
+
+  std::vector<std::int32_t> ids_, query_start_, positions_, block_tables_, logits_rows_;
+  std::int64_t table_stride_;
+  std::vector<ops::SampleRow> rows_;
+  std::deque<std::vector<std::int32_t>> lists_;
+  std::deque<std::vector<std::pair<std::int32_t, float>>> biases_;
+};
+
+class WrappedOps : public ops::Ops {
+ public:
+  WrappedOps(std::unique_ptr<ops::Ops> inner, bool asynchronous, std::shared_ptr<Faults> faults)
+      : inner_(std::move(inner)), asynchronous_(asynchronous), faults_(std::move(faults)) {
+    if (asynchronous_) thread_ = std::thread([this] { work(); });
+  }
+  ~WrappedOps() override {
+    if (!asynchronous_) return;
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  bool asynchronous() const override { return asynchronous_; }
+
+  void begin_step(const ops::StepInput& input) override {
+    if (faults_->launch_in-- == 0) throw Error(ErrorCode::internal, "the test fails this launch");
+    const bool fails = faults_->collect_in-- == 0;
+    begun_ = std::make_unique<Step>(input, fails);
+  }
+  void run_step(const Issue& issue) override {
+    begun_->issue = issue;
+    if (!asynchronous_) {
+      compute(*begun_);
+      begun_->done = true;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      steps_.push_back(std::move(begun_));
+      const int in_flight = static_cast<int>(steps_.size());
+      faults_->most_in_flight = std::max(faults_->most_in_flight.load(), in_flight);
+      if (in_flight > ops::kMaxStepsInFlight) throw Error(ErrorCode::internal, "too many steps are in flight");
+    }
+    changed_.notify_all();
+  }
+  std::vector<ops::Sampled> collect() override {
+    std::unique_lock lock(mutex_);
+    if (steps_.empty()) throw Error(ErrorCode::internal, "there is no step to collect");
+    changed_.wait(lock, [this] { return steps_.front()->done; });
+    const auto step = std::move(steps_.front());
+    steps_.pop_front();
+    if (step->error) std::rethrow_exception(step->error);
+    return std::move(step->sampled);
+  }
+
+  std::string_view device() const override { return inner_->device(); }
+  std::string_view instruction_set() const override { return inner_->instruction_set(); }
+  ops::Precision precision(DType weight) const override { return inner_->precision(weight); }
+  std::size_t free_memory() const override { return inner_->free_memory(); }
+  std::unique_ptr<ops::Buffer> allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
+  void upload(void* to, const void* from, std::size_t bytes) override { inner_->upload(to, from, bytes); }
+  void download(void* to, const void* from, std::size_t bytes) override { inner_->download(to, from, bytes); }
+  std::unique_ptr<ops::Linear> make_linear(std::span<const ops::HostMatrix> parts,
+                                           std::span<const ops::HostMatrix> bias, DType weight) override {
+    return inner_->make_linear(parts, bias, weight);
+  }
+  std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight) override {
+    return inner_->make_embedding(table, weight);
+  }
+  std::size_t kv_block_bytes(const ops::KvLayout& layout) const override { return inner_->kv_block_bytes(layout); }
+  std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, int num_blocks) override {
+    return inner_->make_kv_cache(layout, num_blocks);
+  }
+  void prepare(const ops::StepLimits& limits, std::span<const ops::Linear* const> linears,
+               const Issue& issue) override {
+    inner_->prepare(limits, linears, issue);
+  }
+  void embed(const ops::Tensor& out, const ops::Embedding& table) override { inner_->embed(out, table); }
+  void rms_norm(const ops::Tensor& out, const ops::Tensor& residual, const ops::Tensor& delta, const float* weight,
+                float eps) override {
+    inner_->rms_norm(out, residual, delta, weight, eps);
+  }
+  void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) override {
+    inner_->linear(out, in, weight);
+  }
+  void rotary_store(const ops::Tensor& qkv, const float* cos_sin, ops::KvCache& cache, int layer, int heads) override {
+    inner_->rotary_store(qkv, cos_sin, cache, layer, heads);
+  }
+  void attention(const ops::Tensor& out, const ops::Tensor& qkv, const ops::KvCache& cache, int layer, int heads,
+                 float scale) override {
+    inner_->attention(out, qkv, cache, layer, heads, scale);
+  }
+  void silu_mul(const ops::Tensor& out, const ops::Tensor& gate_up) override { inner_->silu_mul(out, gate_up); }
+  void gather_rows(const ops::Tensor& out, const ops::Tensor& in) override { inner_->gather_rows(out, in); }
+  void sample(const ops::Tensor& logits) override { inner_->sample(logits); }
+  int ranks() const override { return inner_->ranks(); }
+  int rank() const override { return inner_->rank(); }
+  void all_reduce(const ops::Tensor& tensor) override { inner_->all_reduce(tensor); }
+  void all_gather(const ops::Tensor& out, const ops::Tensor& in) override { inner_->all_gather(out, in); }
+  void abort_exchange(std::string_view why) noexcept override { inner_->abort_exchange(why); }
+  void resume_exchange() override { inner_->resume_exchange(); }
+
+ private:
+  struct Step {
+    Step(const ops::StepInput& input, bool fails_in) : copy(input), fails(fails_in) {}
+    StepCopy copy;
+    bool fails;
+    Issue issue;
+    bool done = false;  // under mutex_; what follows is then there
+    std::vector<ops::Sampled> sampled;
+    std::exception_ptr error;
+  };
+
+  // Of a step that is to fail nothing is computed: the cache holds what it held before.
+  void compute(Step& step) {
+    try {
+      if (step.fails) throw Error(ErrorCode::internal, "the test fails this step");
+      inner_->begin_step(step.copy.input());
+      inner_->run_step(step.issue);
+      step.sampled = inner_->collect();
+    } catch (...) {
+      step.error = std::current_exception();
+    }
+  }
+
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      const auto next = [this] {
+        return std::ranges::find(steps_, false, [](const auto& step) { return step->done; });
+      };
+      changed_.wait(lock, [&] { return stop_ || next() != steps_.end(); });
+      if (stop_) return;
+      auto& step = **next();
+      lock.unlock();
+      compute(step);
+      lock.lock();
+      step.done = true;
+      changed_.notify_all();
+    }
+  }
+
+  std::unique_ptr<ops::Ops> inner_;
+  const bool asynchronous_;
+  const std::shared_ptr<Faults> faults_;
+  std::unique_ptr<Step> begun_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::unique_ptr<Step>> steps_;  // not collected
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace charonia::testing
