@@ -230,6 +230,14 @@ void CudaOps::sample(const Tensor& logits) {
 
 int CudaOps::ranks() const { return group_ ? group_->ranks() : 1; }
 
+void CudaOps::abort_exchange(std::string_view why) noexcept {
+  if (group_) group_->abort(rank_, why);
+}
+
+void CudaOps::resume_exchange() {
+  if (group_) group_->resume();
+}
+
 DeviceMemory& CudaOps::exchange_memory(std::size_t bytes) {
   if (tracing_) {
     trace_.exchange_bytes = std::max(trace_.exchange_bytes, bytes);

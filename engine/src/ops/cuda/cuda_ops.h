@@ -72,6 +72,8 @@ class CudaOps final : public ops::Ops {
   int rank() const override { return rank_; }
   void all_reduce(const ops::Tensor& tensor) override;
   void all_gather(const ops::Tensor& out, const ops::Tensor& in) override;
+  void abort_exchange(std::string_view why) noexcept override;
+  void resume_exchange() override;
 
   // For logs and benchmarks: which way each product goes.
   std::vector<std::string> report() const { return products_.report(); }
@@ -140,7 +142,7 @@ class CudaOps final : public ops::Ops {
 
   // cuda_prepare.cpp
   void trace(const ops::StepLimits& limits, const Issue& issue);
-  void measure_products();
+  void measure_products(const ops::StepLimits& limits);
   StepRoom room_for(std::int64_t rows, const ops::StepLimits& limits) const;
   void make_uploads(const ops::StepLimits& limits);
   void record_steps(const ops::StepLimits& limits, const Issue& issue);

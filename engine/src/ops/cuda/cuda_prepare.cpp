@@ -30,8 +30,8 @@ void CudaOps::prepare(const ops::StepLimits& limits, std::span<const ops::Linear
   begun_ = {};
   records_.clear();
   trace(limits, issue);
-  measure_products();
-  if (needs_.sampled_vocab > 0) sampler_ = std::make_unique<Sampler>(needs_.sampled_vocab, sampler_rows_, stream_);
+  measure_products(limits);
+  if (needs_.sampled_vocab > 0) sampler_ = std::make_unique<Sampler>(needs_.sampled_vocab, sampler_rows_);
   if (trace_.exchange_bytes > 0) exchange_ = DeviceMemory(trace_.exchange_bytes, "the ranks' pieces");
   make_uploads(limits);
   if (options_.graphs && needs_.attention && sampler_ && !waits_for_every_launch() &&
@@ -64,7 +64,7 @@ void CudaOps::trace(const ops::StepLimits& limits, const Issue& issue) {
   }
 }
 
-void CudaOps::measure_products() {
+void CudaOps::measure_products(const ops::StepLimits& limits) {
   auto& all = trace_.products;
   const auto key = [](const Gemm& gemm) {
     return std::tuple(gemm.rows, gemm.n, gemm.k, gemm.weight_stride, gemm.type, gemm.out_type, gemm.bias != nullptr);
@@ -72,10 +72,7 @@ void CudaOps::measure_products() {
   std::stable_sort(all.begin(), all.end(), [&](const Gemm& a, const Gemm& b) { return key(a) < key(b); });
   all.erase(std::unique(all.begin(), all.end(), [&](const Gemm& a, const Gemm& b) { return key(a) == key(b); }),
             all.end());
-  for (std::size_t begin = 0, end = 0; begin < all.size(); begin = end) {
-    while (end < all.size() && all[end].rows == all[begin].rows) ++end;
-    products_.prepare(stream_, std::span(all).subspan(begin, end - begin), static_cast<int>(all[begin].rows));
-  }
+  products_.prepare(stream_, all, limits.max_rows);
 }
 
 // Of a recorded decode step of so many rows, at any positions.

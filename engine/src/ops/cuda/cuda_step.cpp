@@ -7,6 +7,7 @@
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/decode_classes.h"
 #include "ops/cuda/kept_step.h"
+#include "ops/cuda/nccl.h"
 
 namespace charonia::cuda {
 
@@ -83,7 +84,7 @@ void CudaOps::pack(const StepInput& input) {
   }
   if (step.record != nullptr) {
     const auto& room = step.record->room;
-    if (!step.packed.plain || step.packed.bytes != step.record->packed.bytes ||
+    if (!step.packed.plain || step.packed.any_logprobs || step.packed.bytes != step.record->packed.bytes ||
         static_cast<std::int64_t>(plan_.decode.size()) > room.decode ||
         static_cast<std::int64_t>(plan_.prefill.size()) > room.prefill) {
       step.record = nullptr;
@@ -172,7 +173,7 @@ void CudaOps::need_sampler(int vocab, std::int64_t rows) {
   }
   stream_.wait("the sampler before");
   sampler_rows_ = std::max({kFirstSamplerRows, static_cast<int>(rows), sampler_rows_});
-  sampler_ = std::make_unique<Sampler>(vocab, sampler_rows_, stream_);
+  sampler_ = std::make_unique<Sampler>(vocab, sampler_rows_);
   begun_.packed_samples = false;
   pack_again();
 }
@@ -185,6 +186,7 @@ void CudaOps::run_step(const Issue& issue) {
   begun_.open = false;
   sampled_before_ = begun_.logits_rows;  // what the next step may refer to, also where this one fails
   try {
+    if (group_) group_->check();
     if (begun_.record != nullptr) {
       begun_.record->graph.launch(stream_, "replay of a step");
       begun_.sampled = begun_.logits_rows > 0;

@@ -1,18 +1,10 @@
 #include "ops/cuda/local_exchange.h"
 
-#include <chrono>
-
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/kernels/exchange.h"
 
 namespace charonia::cuda {
-namespace {
-
-constexpr std::chrono::minutes kPatience(5);  // a rank that failed never comes
-
-}  // namespace
-
 LocalExchange::LocalExchange(int device, int ranks) : ranks_(static_cast<std::size_t>(ranks)) {
   const OnDevice on(device);
   for (auto& rank : ranks_) {
@@ -21,8 +13,13 @@ LocalExchange::LocalExchange(int device, int ranks) : ranks_(static_cast<std::si
   }
 }
 
+void LocalExchange::throw_aborted() const {
+  if (aborted_) throw Error(ErrorCode::internal, cat("an exchange between ranks was given up: ", why_));
+}
+
 void LocalExchange::meet() {
   std::unique_lock lock(mutex_);
+  throw_aborted();
   const auto meeting = meetings_;
   if (++came_ == ranks()) {
     came_ = 0;
@@ -30,11 +27,30 @@ void LocalExchange::meet() {
     all_came_.notify_all();
     return;
   }
-  if (!all_came_.wait_for(lock, kPatience, [&] { return meetings_ != meeting; })) {
-    --came_;
-    throw Error(ErrorCode::internal,
-                cat("of ", ranks(), " ranks ", ranks() - came_ - 1, " did not come to an exchange"));
+  all_came_.wait(lock, [&] { return aborted_ || meetings_ != meeting; });
+  if (meetings_ == meeting) throw_aborted();
+}
+
+void LocalExchange::abort(int rank, std::string_view why) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    if (aborted_) return;
+    aborted_ = true;
+    why_ = cat("rank ", rank, ": ", why);
+  } catch (...) {  // without the reason
   }
+  all_came_.notify_all();
+}
+
+void LocalExchange::resume() {
+  const std::lock_guard lock(mutex_);
+  aborted_ = false;
+  came_ = 0;
+}
+
+void LocalExchange::check() {
+  const std::lock_guard lock(mutex_);
+  throw_aborted();
 }
 
 void LocalExchange::all_gather(Stream& stream, int rank, void* out, const void* in, std::size_t bytes) {

@@ -6,6 +6,8 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "ops/cuda/nccl.h"
@@ -21,6 +23,9 @@ class LocalExchange final : public ops::NcclGroup {
   bool recordable() const override { return false; }
   void all_reduce(Stream& stream, int rank, void* data, DType type, std::int64_t count) override;
   void all_gather(Stream& stream, int rank, void* out, const void* in, std::size_t bytes) override;
+  void abort(int rank, std::string_view why) noexcept override;
+  void resume() override;
+  void check() override;
 
  private:
   struct Rank {
@@ -29,14 +34,17 @@ class LocalExchange final : public ops::NcclGroup {
     DeviceMemory pieces;                 // of all_reduce
   };
 
-  // Until all ranks have come here as often. Throws Error(internal) when one does not.
+  // Until all ranks have come here as often. Throws Error(internal) when one will not.
   void meet();
+  void throw_aborted() const;
 
   std::vector<Rank> ranks_;
   std::mutex mutex_;
   std::condition_variable all_came_;
   int came_ = 0;
   std::uint64_t meetings_ = 0;
+  bool aborted_ = false;
+  std::string why_;
 };
 
 }  // namespace charonia::cuda

@@ -17,8 +17,8 @@ struct CudaDevice {
   std::size_t total_bytes = 0, free_bytes = 0;
 };
 
-// The devices that can be used (compute capability 8.0 and newer, cuBLASLt to be found). When there is none, `why`
-// says so in words for a user: no driver, no device, too old, a library that is missing, a build without CUDA.
+// The devices that can be used: compute capability 8.0 and newer. When there is none, `why` says so in words for a
+// user: no driver, no device, too old, a build without CUDA.
 std::vector<CudaDevice> cuda_devices(std::string& why);
 
 struct CudaOptions {
@@ -28,7 +28,7 @@ struct CudaOptions {
 };
 
 // Ranks of one process that exchange over NCCL, in the order of `devices`. Throws Error(unavailable) naming the
-// library when NCCL is not to be found.
+// library when NCCL is not to be found. Several ranks on one device, for tests, exchange without it.
 class NcclGroup;
 std::shared_ptr<NcclGroup> make_nccl_group(const std::vector<int>& devices);
 

@@ -1,7 +1,9 @@
 #include "ops/cuda/nccl.h"
 
-#include <algorithm>
+#include <atomic>
+#include <mutex>
 #include <set>
+#include <string>
 #include <vector>
 
 #include <nccl.h>
@@ -28,6 +30,7 @@ class Nccl {
 
   decltype(&ncclCommInitAll) comm_init_all = nullptr;
   decltype(&ncclCommDestroy) comm_destroy = nullptr;
+  decltype(&ncclCommAbort) comm_abort = nullptr;
   decltype(&ncclAllReduce) all_reduce = nullptr;
   decltype(&ncclAllGather) all_gather = nullptr;
   decltype(&ncclGetErrorString) error_string = nullptr;
@@ -49,6 +52,7 @@ class Nccl {
     }
     get(comm_init_all, "ncclCommInitAll");
     get(comm_destroy, "ncclCommDestroy");
+    get(comm_abort, "ncclCommAbort");
     get(all_reduce, "ncclAllReduce");
     get(all_gather, "ncclAllGather");
     get(error_string, "ncclGetErrorString");
@@ -85,7 +89,9 @@ class LibraryGroup final : public NcclGroup {
                 cat("set-up of ", devices.size(), " ranks"));
   }
   ~LibraryGroup() override {
-    for (const auto comm : comms_) (void)nccl_.comm_destroy(comm);
+    for (const auto comm : comms_) {
+      if (!aborted_) (void)nccl_.comm_destroy(comm);
+    }
   }
   LibraryGroup(const LibraryGroup&) = delete;
   LibraryGroup& operator=(const LibraryGroup&) = delete;
@@ -105,9 +111,32 @@ class LibraryGroup final : public NcclGroup {
     nccl_.check(nccl_.all_gather(in, out, bytes, ncclUint8, comm, stream.native()), "all-gather", comm);
   }
 
+  // Kernels of the other ranks that wait for this one's would wait for ever, so they are ended; and with them the
+  // communicator, which recorded steps hold.
+  void abort(int rank, std::string_view why) noexcept override {
+    const std::lock_guard lock(mutex_);
+    if (aborted_) return;
+    aborted_ = true;
+    try {
+      why_ = cat("rank ", rank, ": ", why);
+    } catch (...) {  // without the reason
+    }
+    for (const auto comm : comms_) (void)nccl_.comm_abort(comm);
+  }
+  void resume() override {}
+  void check() override {
+    if (!aborted_) return;
+    const std::lock_guard lock(mutex_);
+    throw Error(ErrorCode::internal,
+                cat("the exchange between GPUs was given up, and the engine must be started again: ", why_));
+  }
+
  private:
   const Nccl& nccl_ = Nccl::get();
   std::vector<ncclComm_t> comms_;
+  std::atomic<bool> aborted_ = false;
+  std::mutex mutex_;
+  std::string why_;  // under mutex_
 };
 
 }  // namespace

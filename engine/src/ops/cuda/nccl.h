@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "base/dtype.h"
 #include "ops/cuda/make_cuda_ops.h"
@@ -22,6 +23,12 @@ class NcclGroup {
   virtual void all_reduce(cuda::Stream& stream, int rank, void* data, DType type, std::int64_t count) = 0;
   // out [ranks][bytes] = all ranks' in [bytes].
   virtual void all_gather(cuda::Stream& stream, int rank, void* out, const void* in, std::size_t bytes) = 0;
+
+  // As Ops::abort_exchange and resume_exchange.
+  virtual void abort(int rank, std::string_view why) noexcept = 0;
+  virtual void resume() = 0;
+  // Throws Error(internal) when an exchange was aborted and not resumed.
+  virtual void check() = 0;
 };
 
 // Whether NCCL can be loaded: empty, or why not.
