@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from charonia import workspace
+from charonia.errors import ModelError
 from charonia.serve.errors import ServeError
 from charonia.tensor_parallel import ranks_of
 from charonia.triton_models import source_dir
@@ -36,7 +37,7 @@ def prepare(model: str | None, run_dir: Path, inference: Mapping[str, str]) -> P
         manifest = workspace.read_manifest(location.path / workspace.WEIGHTS)
         if "tensor_para_size" in inference and ranks_of(inference) != manifest.ranks:
             mend = workspace.convert_command(manifest.source, location.path, ranks_of(inference))
-            raise ServeError(
+            raise ModelError(
                 f"{location.path} was converted for {manifest.ranks} ranks, and tensor_para_size is "
                 f"{ranks_of(inference)}: run {mend}"
             )

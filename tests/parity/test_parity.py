@@ -20,7 +20,9 @@ TIE = 1e-4
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_greedy_tokens_equal_transformers_and_logprobs_are_within_1e_4(name: str, tmp_path: Path) -> None:
+def test_greedy_tokens_equal_transformers_and_logprobs_are_within_1e_4_with_one_rank_and_two(
+    name: str, tmp_path: Path
+) -> None:
     prompts = prompts_of(7, LENGTHS)
     for seed in range(20):
         folder = tmp_path / str(seed)
@@ -31,18 +33,40 @@ def test_greedy_tokens_equal_transformers_and_logprobs_are_within_1e_4(name: str
     else:
         pytest.fail("every seed has a tie")
     sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, logprobs=3)
-    # A small token budget cuts the longer prompts, so that prefill and decode share steps.
-    with Engine.from_pretrained(folder, threads=2, token_budget=96, cache_block_seq_len=16) as engine:
+    for ranks in (1, 2):
+        # A small token budget cuts the longer prompts, so that prefill and decode share steps.
+        with Engine.from_pretrained(
+            folder, threads=2, token_budget=96, cache_block_seq_len=16, tensor_para_size=ranks
+        ) as engine:
+            outputs = engine.generate(prompts, sampling)
+        for output, reference in zip(outputs, references, strict=True):
+            assert output.token_ids == reference.token_ids
+            expected = reference.logprobs[torch.arange(NEW_TOKENS), torch.tensor(output.token_ids)]
+            assert (torch.tensor(output.logprobs, dtype=torch.float64) - expected).abs().max() < 1e-4
+            for row, whole in zip(output.top_logprobs, reference.logprobs, strict=True):
+                assert [value for _, value in row] == pytest.approx(whole.topk(3).values.tolist(), abs=1e-4)
+                assert all(value == pytest.approx(float(whole[token]), abs=1e-4) for token, value in row)
+    # A model that only repeats itself would prove little.
+    assert len({token for reference in references for token in reference.token_ids}) > 40
+
+
+@pytest.mark.parametrize("name", ["llama-biases", "llama-tied", "qwen2"])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_four_ranks_also_where_there_are_fewer_kv_heads(name: str, kv_heads: int, tmp_path: Path) -> None:
+    variant = VARIANTS[name]
+    changes = {"num_attention_heads": 8, "num_key_value_heads": kv_heads, "head_dim": 12}
+    config = type(variant.config)(**{**variant.config.to_dict(), **changes})
+    model = write_model(tmp_path, type(variant)(config, variant.rewrite), 5)
+    prompts = prompts_of(7, LENGTHS)
+    references = [greedy(model, prompt, NEW_TOKENS) for prompt in prompts]
+    assert min(reference.least_lead for reference in references) >= TIE
+    sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, logprobs=0)
+    with Engine.from_pretrained(tmp_path, threads=4, token_budget=96, tensor_para_size=4) as engine:
         outputs = engine.generate(prompts, sampling)
     for output, reference in zip(outputs, references, strict=True):
         assert output.token_ids == reference.token_ids
         expected = reference.logprobs[torch.arange(NEW_TOKENS), torch.tensor(output.token_ids)]
         assert (torch.tensor(output.logprobs, dtype=torch.float64) - expected).abs().max() < 1e-4
-        for row, whole in zip(output.top_logprobs, reference.logprobs, strict=True):
-            assert [value for _, value in row] == pytest.approx(whole.topk(3).values.tolist(), abs=1e-4)
-            assert all(value == pytest.approx(float(whole[token]), abs=1e-4) for token, value in row)
-    # A model that only repeats itself would prove little.
-    assert len({token for reference in references for token in reference.token_ids}) > 40
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -21,6 +21,7 @@ from charonia.convert import convert, link_workspace, read_source
 from charonia.errors import InvalidRequestError
 from charonia.families import TensorPart, describe
 from charonia.safetensors_writer import write_safetensors
+from charonia.serve.model import prepare
 from charonia.tensor_parallel import split
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=0)
@@ -33,8 +34,8 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def answers(path: Path) -> tuple[list[int], list[float]]:
-    with Engine.from_pretrained(path, threads=1, cache_max_entry_count=20) as engine:
+def answers(path: Path, **settings: int) -> tuple[list[int], list[float]]:
+    with Engine.from_pretrained(path, threads=1, cache_max_entry_count=20, **settings) as engine:
         output = engine.generate([[5, 6, 7]], GREEDY)[0]
         return output.token_ids, output.logprobs
 
@@ -364,6 +365,45 @@ def test_a_linked_workspace_names_the_ranges_that_a_converted_one_holds(
         (place,) = copied[name]
         ours = SafetensorsCheckpoint([copy / place["file"]]).read(place["name"])
         assert np.array_equal(np.concatenate(pieces), ours)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_all_ways_to_several_ranks_answer_alike_and_as_one_rank_does(
+    model: Path, tmp_path: Path, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, logprobs = answers(convert(model, tmp_path / "w", tp=ranks))
+    expected_tokens, expected_logprobs = answers(model)
+    assert tokens == expected_tokens
+    assert logprobs == pytest.approx(expected_logprobs, abs=1e-4)
+    assert answers(model, tensor_para_size=ranks) == (tokens, logprobs)
+    assert answers(link_workspace(model, tmp_path / "l", settings={"tensor_para_size": str(ranks)})) == (
+        tokens,
+        logprobs,
+    )
+    monkeypatch.setenv("CHARONIA_TENSOR_PARA_SIZE", str(ranks))
+    assert answers(model) == (tokens, logprobs)
+
+
+def test_a_workspace_for_other_ranks_is_refused_with_the_command_that_mends_it(model: Path, tmp_path: Path) -> None:
+    one, two = convert(model, tmp_path / "w"), convert(model, tmp_path / "v", tp=2)
+    with pytest.raises(InvalidRequestError, match=r"charonia convert .* --tp 2 --force"):
+        answers(one, tensor_para_size=2)
+    with pytest.raises(InvalidRequestError, match=r"converted for tensor_para_size = 2, and that is now 1"):
+        answers(two, tensor_para_size=1)
+    with pytest.raises(ModelError, match=rf"charonia convert {model} --dst-path {one} --tp 2 --force"):
+        prepare(str(one), tmp_path, {"tensor_para_size": "2"})
+    (two / workspace.WEIGHTS / "rank-1.safetensors").unlink()
+    assert "--tp 2 --force" in next(iter(workspace.check(two / workspace.WEIGHTS)))
+
+
+def test_what_is_served_is_linked_for_its_ranks(model: Path, tmp_path: Path) -> None:
+    one = prepare(str(model), tmp_path, {})
+    two = prepare(str(model), tmp_path, {"tensor_para_size": "2"})
+    assert one.is_dir() and two.is_dir() and one != two
+    assert prepare(str(model), tmp_path, {"tensor_para_size": "2", "threads": "1"}) == two
+    assert workspace.read_manifest(two / workspace.WEIGHTS).ranks == 2
+    assert prepare(str(two), tmp_path, {}) == two
+    assert answers(two)[0] == answers(one)[0]
 
 
 def test_a_bias_after_the_sum_over_the_ranks_is_rank_0s_alone() -> None:
