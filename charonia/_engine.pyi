@@ -65,7 +65,9 @@ class EngineInfo:
     max_batch_size: int
     max_queue_size: int
     cache_block_seq_len: int
-    device: str
+    device: str  # cpu | cuda
+    device_ids: str  # GPUs of the ranks, separated by commas
+    device_note: str  # why device = auto is the CPU
     instruction_set: str
     weight_bytes: int
     weight_bytes_per_step: int

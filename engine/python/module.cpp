@@ -209,6 +209,8 @@ void bind_info(py::module_& m) {
       .def_property_readonly("cache_block_seq_len",
                              [](const EngineInfo& info) { return info.config.cache_block_seq_len; })
       .def_readonly("device", &EngineInfo::device)
+      .def_property_readonly("device_ids", [](const EngineInfo& info) { return info.config.device_ids; })
+      .def_readonly("device_note", &EngineInfo::device_note)
       .def_readonly("instruction_set", &EngineInfo::instruction_set)
       .def_readonly("weight_bytes", &EngineInfo::weight_bytes)
       .def_readonly("weight_bytes_per_step", &EngineInfo::weight_bytes_per_step)

@@ -30,6 +30,13 @@ Settings gather_settings(const ModelIdentity& identity, const ModelOptions& opti
   check_settings(settings, "environment (CHARONIA_<KEY>)");
   check_settings(options.settings, "`parameters` of " + identity.config_file().string());
   settings.insert(options.settings.begin(), options.settings.end());  // keeps what the environment has
+  if (!options.gpus.empty()) {
+    EngineConfig config;
+    ModelConfig model;
+    apply_settings(read_config_ini(identity.weights_dir() / "config.ini"), config, &model);
+    apply_settings(settings, config);
+    settings.emplace("device_ids", device_ids_of(options.gpus, config.tensor_para_size));
+  }
   return settings;
 }
 
@@ -59,12 +66,15 @@ Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, const M
 
 void Model::log_loaded(const std::string& name) const {
   const auto& info = engine_.info();
+  const auto where = info.device == "cuda" ? "GPU " + info.config.device_ids
+                                           : info.device + ", " + std::to_string(info.config.threads) + " threads";
   log_info(name + ": " + info.model.model_name + " (" + info.model.model_family + ", " + info.model.weight_type +
-           ") on " + info.device + " with " + info.instruction_set + ", " + std::to_string(info.config.threads) +
-           " threads; weights " + megabytes(info.weight_bytes) + "; k/v cache " + megabytes(info.kv_cache_bytes) +
-           " in " + std::to_string(info.num_blocks) + " blocks of " + std::to_string(info.config.cache_block_seq_len) +
-           " = " + std::to_string(std::int64_t{info.num_blocks} * info.config.cache_block_seq_len) +
-           " tokens; context " + std::to_string(info.config.session_len) + " tokens");
+           ") on " + where + ", " + info.instruction_set + "; weights " + megabytes(info.weight_bytes) +
+           "; k/v cache " + megabytes(info.kv_cache_bytes) + " in " + std::to_string(info.num_blocks) + " blocks of " +
+           std::to_string(info.config.cache_block_seq_len) + " = " +
+           std::to_string(std::int64_t{info.num_blocks} * info.config.cache_block_seq_len) + " tokens; context " +
+           std::to_string(info.config.session_len) + " tokens");
+  if (!info.device_note.empty()) log_info(name + ": device = auto is the CPU: " + info.device_note);
   for (const auto& warning : info.warnings) log_warning(name + ": " + warning);
 }
 

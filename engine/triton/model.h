@@ -9,6 +9,7 @@
 #include "charonia/engine.h"
 #include "metrics_sink.h"
 #include "model_config.h"
+#include "model_options.h"
 #include "request_reader.h"
 #include "triton_api.h"
 #include "watcher.h"

@@ -10,6 +10,7 @@
 #include "calls.h"
 #include "charonia/engine.h"
 #include "model_config.h"
+#include "model_options.h"
 #include "triton_api.h"
 
 namespace charonia::triton {

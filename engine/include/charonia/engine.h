@@ -21,6 +21,7 @@ struct EngineInfo {
   ModelConfig model;
   EngineConfig config;           // resolved: session_len, threads, device, device_ids
   std::string device;            // "cpu" | "cuda"
+  std::string device_note;       // why device = auto is the CPU; empty otherwise
   std::string instruction_set;   // "avx512_bf16", "avx512", "avx2", "portable"; "sm_90", ...
   std::int64_t weight_bytes = 0;
   std::int64_t weight_bytes_per_step = 0;  // read from memory by a step of one token

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/text.h"
+#include "ops/cuda/make_cuda_ops.h"
 #include "runtime/engine_impl.h"
 
 namespace charonia {
@@ -56,8 +57,10 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   }
   // Small and soon read: a workspace without it is refused before its weights are loaded.
   tokens_ = std::make_unique<sample::TokenTable>(sample::TokenTable::load(weights_dir / "token_table.safetensors"));
+  const bool automatic = config.device == "auto";
   executor_ = std::make_unique<runtime::Executor>(weights_dir, info.model, config);
   info.device = executor_->device();
+  if (automatic && info.device == "cpu") ops::cuda_devices(info.device_note);
   info.instruction_set = executor_->instruction_set();
   info.weight_bytes = executor_->weight_bytes();
   info.weight_bytes_per_step = executor_->weight_bytes_per_step();

@@ -1,0 +1,107 @@
+#include "model_options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
+#include "charonia/error.h"
+
+namespace charonia::triton {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kDrainKey = "drain_timeout_s";
+constexpr const char* kDrainVariable = "CHARONIA_DRAIN_TIMEOUT_S";
+constexpr std::string_view kRightGroup = "instance_group [ { count: 1 kind: KIND_MODEL } ]";
+
+[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
+
+std::chrono::seconds read_drain(const std::string& place, std::string_view text) {
+  constexpr int kMost = 86400;
+  int seconds = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (error != std::errc() || end != text.data() + text.size() || seconds < 0 || seconds > kMost) {
+    refuse(cat(place, " is \"", text, "\"; it must be a whole number of seconds from 0 to ", kMost));
+  }
+  return std::chrono::seconds(seconds);
+}
+
+// The server makes an instance for each GPU of a group: they are doors to one engine, whose ranks these GPUs are.
+json single_group(const json& config) {
+  const auto groups = config.value("instance_group", json::array());
+  std::int64_t instances = 0;
+  for (const auto& group : groups) instances += group.value("count", std::int64_t{1});
+  if (instances > 1) {
+    refuse(cat("instance_group asks for ", instances,
+               " instances; the engine batches by itself and needs exactly one: ", kRightGroup));
+  }
+  return groups.empty() ? json::object() : groups.front();
+}
+
+void read_device(const json& group, ModelOptions& options) {
+  const auto kind = group.value("kind", std::string("KIND_MODEL"));
+  if (kind != "KIND_CPU" && kind != "KIND_GPU") return;
+  const std::string device = kind == "KIND_CPU" ? "cpu" : "cuda";
+  const auto given = options.settings.find("device");
+  if (given != options.settings.end() && given->second != device && given->second != "auto") {
+    refuse(cat("instance_group has ", kind, " and the parameter device is ", given->second,
+               ": remove one of them, or set ", kRightGroup, ", with which the setting device decides"));
+  }
+  options.settings.insert_or_assign("device", device);
+  if (kind == "KIND_GPU") options.gpus = group.value("gpus", std::vector<int>());
+  const auto ids = options.settings.find("device_ids");
+  if (!options.gpus.empty() && ids != options.settings.end()) {
+    refuse(cat("instance_group has ", kind, " with GPUs, and there is a parameter device_ids (", ids->second,
+               "): remove the parameter, or set ", kRightGroup));
+  }
+}
+
+}  // namespace
+
+ModelOptions read_model_options(std::string_view text) {
+  const auto config = json::parse(text);
+  if (!config.value("model_transaction_policy", json::object()).value("decoupled", false)) {
+    refuse("the model answers in streams: set model_transaction_policy { decoupled: true }");
+  }
+  if (const auto size = config.value("max_batch_size", std::int64_t{0}); size != 0) {
+    refuse(cat(
+        "max_batch_size is ", size,
+        "; the engine batches by itself, so it must be 0 (the engine's own limit is the parameter max_batch_size)"));
+  }
+  if (config.contains("sequence_batching")) {
+    refuse("sequence_batching cancels what it thinks belongs together; remove it");
+  }
+  const auto group = single_group(config);
+
+  ModelOptions options;
+  options.warmup = !config.value("model_warmup", json::array()).empty();
+  const auto parameters = config.value("parameters", json::object());
+  for (const auto& [key, parameter] : parameters.items()) {
+    auto value = parameter.value("string_value", std::string());
+    if (value.empty()) continue;
+    if (key == kDrainKey) {
+      options.drain = read_drain("parameter drain_timeout_s", value);
+    } else {
+      options.settings.emplace(key, std::move(value));
+    }
+  }
+  read_device(group, options);
+  if (const char* value = std::getenv(kDrainVariable); value != nullptr && *value != '\0') {
+    options.drain = read_drain(kDrainVariable, value);
+  }
+  return options;
+}
+
+std::string device_ids_of(const std::vector<int>& gpus, int ranks) {
+  std::string ids;
+  for (std::size_t i = 0; i < std::min(gpus.size(), static_cast<std::size_t>(ranks)); ++i) {
+    ids += cat(i == 0 ? "" : ",", gpus[i]);
+  }
+  return ids;
+}
+
+}  // namespace charonia::triton
