@@ -34,29 +34,28 @@ std::vector<int> parse_device_ids(std::string_view text) {
   return ids;
 }
 
-// The GPUs of the ranks; or none, and `why`.
+// The GPUs of the ranks; none, and `why`, when there is no GPU to choose from. Throws Error(unsupported) when the
+// configuration does not fit those that are there.
 std::vector<int> choose_gpus(const EngineConfig& config, std::string& why) {
   const auto usable = ops::cuda_devices(why);
   if (usable.empty()) return {};
   const auto ranks = static_cast<std::size_t>(config.tensor_para_size);
   auto ids = parse_device_ids(config.device_ids);
   if (ids.empty()) {
-    for (const auto& device : usable) ids.push_back(device.index);
-    if (ids.size() < ranks) {
-      why = cat("tensor_para_size = ", ranks, " needs as many GPUs, and ", ids.size(),
-                " can be used; convert for fewer with --tp");
-      return {};
+    if (usable.size() < ranks) {
+      throw Error(ErrorCode::unsupported, cat("tensor_para_size = ", ranks, " needs as many GPUs, and ", usable.size(),
+                                              " can be used; convert for fewer with --tp, or set device = cpu"));
     }
-    ids.resize(ranks);
+    for (std::size_t rank = 0; rank < ranks; ++rank) ids.push_back(usable[rank].index);
   }
   if (ids.size() != ranks) {
-    why = cat("device_ids = ", config.device_ids, " names ", ids.size(), " GPUs, and tensor_para_size is ", ranks);
-    return {};
+    throw Error(ErrorCode::unsupported, cat("device_ids = ", config.device_ids, " names ", ids.size(),
+                                            " GPUs, and tensor_para_size is ", ranks));
   }
   for (const int id : ids) {
     if (std::ranges::none_of(usable, [&](const auto& device) { return device.index == id; })) {
-      why = cat("device_ids = ", config.device_ids, ": there is no usable GPU ", id, ", there are ", usable.size());
-      return {};
+      throw Error(ErrorCode::unsupported, cat("device_ids = ", config.device_ids, ": GPU ", id, " is not among the ",
+                                              usable.size(), " that can be used"));
     }
   }
   return ids;
@@ -77,13 +76,8 @@ Devices make_gpus(EngineConfig& config, const std::vector<int>& ids) {
 
 Devices make_cpus(const EngineConfig& config) {
   const int ranks = config.tensor_para_size;
-  if (ranks == 1) {
-    Devices out;
-    out.push_back(ops::make_cpu_ops(config.threads));
-    return out;
-  }
   Devices out;
-  const auto group = ops::make_local_group(ranks);
+  const auto group = ranks > 1 ? ops::make_local_group(ranks) : nullptr;
   for (int rank = 0; rank < ranks; ++rank) {
     out.push_back(ops::make_cpu_ops(std::max(1, config.threads / ranks), group, rank));
   }
