@@ -24,7 +24,7 @@ from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
 from charonia_client.errors import BadRequest, ServerError, Unavailable, from_rpc, from_triton
-from charonia_client.stream import Stream
+from charonia_client.stream import Stream, stream_infer
 from charonia_client.tensors import decode, decode_lookup, encode, encode_lookup, encode_stop
 from charonia_client.types import GenerateRequest, GenerateResponse, ModelMetadata, ServerMetadata
 from charonia_client.vocabulary import Vocabulary
@@ -67,6 +67,7 @@ class Client:
         self.vocabulary = vocabulary
         self._channel = grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
         self._stub: Any = pb_grpc.GRPCInferenceServiceStub(self._channel)
+        self._stream_infer = stream_infer(self._channel)
         self._active: dict[str, Stream] = {}  # by request id
         self._stops: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
@@ -109,7 +110,7 @@ class Client:
             raise BadRequest(str(error)) from error
         if self._closing.is_set():
             raise Unavailable("the client was closed")
-        stream = Stream(self._stub.ModelStreamInfer(), message, self.target)
+        stream = Stream(self._stream_infer(message), self.target)
         self._active[request_id] = stream
         if self._watch is None:
             self._watch = asyncio.create_task(self._watch_server())
@@ -156,17 +157,14 @@ class Client:
 
     async def stop(self, request_id: str) -> None:
         """Ends every request of that id. Unknown and finished ones are no error. Raises Unavailable, ServerError."""
-        call = self._stub.ModelStreamInfer(timeout=_UNARY_TIMEOUT_S)
+        said = ""
         try:
-            await call.write(encode_stop(request_id, self.engine))
-            await call.done_writing()
-            while (answer := await call.read()) is not grpc.aio.EOF:
-                if answer.error_message:
-                    raise from_triton(answer.error_message)
+            async for answer in self._stream_infer(encode_stop(request_id, self.engine), timeout=_UNARY_TIMEOUT_S):
+                said = said or answer.error_message
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
-        except asyncio.InvalidStateError:
-            raise Unavailable(f"Triton at {self.target} cannot be reached or went away") from None
+        if said:
+            raise from_triton(said)
 
     async def _lookup(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
         return decode_lookup(await self._stub.ModelInfer(encode_lookup(ids, self.vocabulary), timeout=_UNARY_TIMEOUT_S))

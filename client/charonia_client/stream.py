@@ -4,6 +4,10 @@ gRPC's asyncio API cancels a call when the task that reads it is cancelled, and 
 handles worst: the step that runs does not hear of it, and some such requests count as in flight for ever, so that the
 server can neither unload a model nor end in order. So a reader that leaves does not touch the call: the call's own task
 reads on, drops what comes, and ends when the engine, told to stop, has sent the last response.
+
+The call takes a stream of requests and is given one. That one goes out with the call's head and end in one operation,
+as in a call that takes a single request, which on the wire is the same. Written by itself, to a connection that has
+just broken, it would fail with a status of gRPC's own in place of the one that says what happened.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from collections import deque
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
 
 from charonia_client.errors import CharoniaError, ServerError, from_rpc, from_triton
 
@@ -20,10 +25,19 @@ from charonia_client.errors import CharoniaError, ServerError, from_rpc, from_tr
 _READ_AHEAD = 64
 
 
+def stream_infer(channel: grpc.aio.Channel) -> Any:
+    """ModelStreamInfer with one request: called with it, gives the call, whose responses `async for` reads."""
+    return channel.unary_stream(
+        "/inference.GRPCInferenceService/ModelStreamInfer",
+        request_serializer=pb.ModelInferRequest.SerializeToString,
+        response_deserializer=pb.ModelStreamInferResponse.FromString,
+    )
+
+
 class Stream:
     """Raw responses of one call. One task may read."""
 
-    def __init__(self, call: Any, message: Any, target: str) -> None:
+    def __init__(self, call: Any, target: str) -> None:
         self._call = call
         self._target = target
         self._responses: deque[Any] = deque()
@@ -33,7 +47,7 @@ class Stream:
         self._left = False
         self._news = asyncio.Event()  # for the reader
         self._room = asyncio.Event()  # for the task
-        self.task = asyncio.get_running_loop().create_task(self._read(message))
+        self.task = asyncio.get_running_loop().create_task(self._read())
 
     async def next(self) -> Any | None:
         """The next ModelInferResponse, None at the end. Raises the client's errors. Cancelling it loses nothing."""
@@ -62,11 +76,9 @@ class Stream:
         """Ends the call, whatever the server makes of it."""
         self._call.cancel()
 
-    async def _read(self, message: Any) -> None:
+    async def _read(self) -> None:
         try:
-            await self._call.write(message)
-            await self._call.done_writing()
-            while (answer := await self._call.read()) is not grpc.aio.EOF:
+            async for answer in self._call:
                 if answer.error_message:
                     # The end of the call, to which this reads on, is near.
                     self.over = True
@@ -78,14 +90,9 @@ class Stream:
                         self._room.clear()
                         await self._room.wait()
             self.over = True
-            if (code := await self._call.code()) is not grpc.StatusCode.OK:
-                self._fail_by_status(code, await self._call.details())
         except grpc.RpcError as error:
             self.over = True
             self.fail(from_rpc(error, self._target))
-        except asyncio.InvalidStateError:  # writing to a call that has ended already
-            self.over = True
-            self._fail_by_status(await self._call.code(), await self._call.details())
         except asyncio.CancelledError:
             # By a loop that ends, or because the call was cancelled here; whoever did the latter has set an error.
             self.fail(ServerError("the call was cancelled"))
@@ -93,6 +100,3 @@ class Stream:
         finally:
             self._ended = True
             self._news.set()
-
-    def _fail_by_status(self, code: Any, details: str) -> None:
-        self.fail(from_rpc(grpc.aio.AioRpcError(code, None, None, details=details), self._target))
