@@ -64,4 +64,5 @@ def serve_command(
             drain_timeout_s=drain_timeout_s,
         ),
         spell_settings(settings or {}),
+        exits=True,
     )

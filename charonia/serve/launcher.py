@@ -49,25 +49,33 @@ class _Signals:
         return self._arrived.wait(seconds)
 
     @contextmanager
-    def caught(self) -> Iterator[None]:
+    def caught(self, then_ignored: bool) -> Iterator[None]:
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.signal(number, self.handle) for number in numbers}
         try:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_IGN if then_ignored else handler)
 
 
-def serve(settings: ServeSettings, inference: Mapping[str, str] | None = None, console: Console | None = None) -> None:
+def serve(
+    settings: ServeSettings,
+    inference: Mapping[str, str] | None = None,
+    console: Console | None = None,
+    *,
+    exits: bool = False,
+) -> None:
     """Serves until Ctrl-C, SIGTERM or SIGHUP, and returns when everything has ended.
 
-    inference: inference parameters that win over the environment. Call it from the main thread. Raises CharoniaError
-    when something cannot start or a process ends by itself; nothing runs any more then.
+    inference: inference parameters that win over the environment. exits: the caller has nothing to do afterwards but
+    to exit, so these signals are ignored from then on: one more Ctrl-C does not turn an orderly end into a death by
+    signal. Call it from the main thread. Raises CharoniaError when something cannot start or a process ends by itself;
+    nothing runs any more then.
     """
     console = console or Console(stderr=True, highlight=False, soft_wrap=True)
     signals = _Signals()
-    with signals.caught():
+    with signals.caught(then_ignored=exits):
         _Stack(settings, inference_settings(inference), console, signals).run()
 
 
