@@ -88,6 +88,7 @@ class _Stack:
         self._console = console
         self._signals = signals
         self._ready = False
+        self._device: list[str] = []  # what the engine said of where it runs
         self._children: list[Child] = []  # in the order in which they were started
 
     def run(self) -> None:
@@ -151,6 +152,7 @@ class _Stack:
 
     def _spawn(self, name: str, command: list[str], env: Mapping[str, str], log_file: Path) -> Child:
         def show(line: str) -> None:
+            self._device += triton.device_of(line)
             level, text = triton.worth_showing(line) or ("", "")
             # Errors of the start are shown together, if it fails.
             if level == "warning" or (level and self._ready):
@@ -201,10 +203,12 @@ class _Stack:
         settings, url = self._settings, self._gateway_url()
         name = settings.model_name or _model_name(workspace)
         host = url.removeprefix("http://").rpartition(":")[0]
+        device = "\n              ".join(self._device)
         self._say(
             f"""
 {name} is ready after {seconds:.1f} s. Ctrl-C ends it.
 
+  Runs on     {device}
   Ask it      curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
                 -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
   Chat        triton_client {host}:{settings.grpc_port}   (in a checkout: make chat)

@@ -23,6 +23,7 @@ BACKEND_LIBRARY = Path("backends", "charonia", "libtriton_charonia.so")
 # What the server says on a machine without a GPU, where it means nothing.
 _GPU_SOURCES = ("cuda_memory_manager.cc", "pinned_memory_manager.cc", "metrics.cc", "server.cc", "cuda_utils.cc")
 _GPU_NOISE = re.compile(r"cuda|nvml|dcgm|pinned.*memory|gpu|device", re.IGNORECASE)
+_NO_SUCH_GPU = re.compile(r"has kind KIND_GPU but no GPUs are available|invalid or unsupported gpu id")
 _PYTHON_LOG_LINE = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+(.*)$")
 _LOG_LINE = re.compile(r"^([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ (?:(\S+):\d+\] )?(.*)$")
 
@@ -142,6 +143,20 @@ def environment(distribution: Distribution, base: Mapping[str, str]) -> dict[str
     }
 
 
+# The engine says these when it is loaded: "engine version 1: <model> (<family>, <type>) on GPU 0, sm_90; weights ...".
+_LOADED = re.compile(r"engine version \d+: .*?\) on (.*?; .*)$")
+_CHOSEN = re.compile(r"engine version \d+: device = auto is the CPU: (.*)$")
+
+
+def device_of(line: str) -> list[str]:
+    """Where the engine computes and with how much memory, or why on the CPU, if this line of the log says so."""
+    logged = _LOG_LINE.match(line)
+    text = logged.group(3).strip('"') if logged else ""
+    if found := _CHOSEN.search(text):
+        return [f"because {found.group(1)}"]
+    return [found.group(1)] if (found := _LOADED.search(text)) else []
+
+
 def worth_showing(line: str) -> tuple[str, str] | None:
     """("warning" or "error", text) of a log line that a person at the terminal should read; None for the rest, which is
     in the log file. Understands Triton's lines and those of Python's logging."""
@@ -163,4 +178,9 @@ def explain_failure(lines: list[str]) -> list[str]:
     errors = [text for level, text in found if level == "error"]
     # That the ensemble cannot be loaded without its parts repeats what was wrong with the part.
     causes = [text for text in errors if "ensemble 'ensemble' depends on" not in text]
+    if any(_NO_SUCH_GPU.search(text) for text in causes):
+        causes.append(
+            "The instance_group of the model's engine/config.pbtxt asks for a GPU that the server does not see: "
+            "set it to [ { count: 1 kind: KIND_MODEL } ], with which the setting device decides, or check nvidia-smi"
+        )
     return (causes or errors)[-10:] or lines[-20:]

@@ -424,6 +424,10 @@ async def test_loading_anew_lets_running_requests_finish(server: Server, client:
         ({"model_transaction_policy": {"decoupled": False}}, "decoupled: true"),
         ({"max_batch_size": 4}, "max_batch_size"),
         ({"instance_group": [{"count": 2, "kind": "KIND_CPU"}]}, "exactly one"),
+        (
+            {"instance_group": [{"kind": "KIND_CPU"}], "parameters": {"device": {"string_value": "cuda"}}},
+            "instance_group has KIND_CPU and the parameter device is cuda",
+        ),
         ({"parameters": {"thread": {"string_value": "1"}}}, "did you mean 'threads'"),
         ({"parameters": {"token_budget": {"string_value": "many"}}}, "token_budget"),
         ({"parameters": {"drain_timeout_s": {"string_value": "-1"}}}, "drain_timeout_s"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +23,9 @@ from stack import Stack, answers, free_ports, running
 from tiny_models import write_model
 from triton_stream import stream as triton_stream
 from tritonclient.utils import InferenceServerException
+
+from charonia.convert import link_workspace
+from charonia.serve.triton import has_gpu
 
 REFUSED_WITHIN_S = 30
 
@@ -108,6 +112,38 @@ def test_a_wrong_inference_parameter_is_named(make_stack: Callable[..., Stack]) 
     text = refused(make_stack(CHARONIA_THREADS="many"))
     assert "threads" in text.lower()
     assert "many" in text
+
+
+NO_CUDA = pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+
+
+@NO_CUDA
+async def test_the_device_is_printed_with_the_reason_for_the_cpu(make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack().start()
+    await wait_until(lambda: "Metrics " in stack.log_file.read_text(), 10, "announced")
+    text = stack.log_file.read_text()
+    assert re.search(r"Runs on     cpu, 2 threads, \w+; weights [\d.]+ MB; k/v cache", text)
+    assert "because " in text
+
+
+@NO_CUDA
+def test_a_gpu_that_is_asked_for_and_not_there_ends_in_one_message(make_stack: Callable[..., Stack]) -> None:
+    text = refused(make_stack(CHARONIA_DEVICE="cuda"))
+    said = [line for line in text.splitlines() if "device = cuda" in line]
+    assert len(said) == 1
+    assert "failed to load 'engine'" in said[0]
+
+
+@NO_CUDA
+def test_an_instance_group_on_a_gpu_that_is_not_there_ends_in_one_message_with_the_remedy(
+    model: Path, tmp_path: Path
+) -> None:
+    workspace = link_workspace(model, tmp_path / "workspace")
+    config = workspace / "triton_models" / "engine" / "config.pbtxt"
+    config.write_text(config.read_text().replace("kind: KIND_MODEL", "kind: KIND_GPU"))
+    text = refused(Stack(workspace, tmp_path / "run"))
+    assert text.count("has kind KIND_GPU but no GPUs are available") == 1
+    assert "set it to [ { count: 1 kind: KIND_MODEL } ]" in text
 
 
 def test_an_env_file_sets_ports_and_the_environment_wins(make_stack: Callable[..., Stack]) -> None:

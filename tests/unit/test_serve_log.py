@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from charonia.serve.triton import explain_failure, has_gpu, worth_showing
+from charonia.serve.triton import device_of, explain_failure, has_gpu, worth_showing
 
 STAMP = "1121 07:33:19.808406 27217"
 CAUSE = "failed to load 'engine' version 1: Unsupported: device = cuda: this build has no CUDA"
@@ -42,6 +42,30 @@ def test_what_a_machine_without_gpu_lacks_is_not_shown(line: str) -> None:
 def test_a_failure_is_explained_by_its_cause_alone() -> None:
     lines = [f'I{STAMP} a.cc:1] "x"', f'E{STAMP} a.cc:1] "{CAUSE}"', f'E{STAMP} a.cc:1] "{FOLLOWS}"', "the end"]
     assert explain_failure(lines) == [CAUSE]
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "failed to load 'engine' version 1: Invalid argument: instance group engine_0 of model engine has kind "
+        "KIND_GPU but no GPUs are available",
+        "failed to load 'engine' version 1: Invalid argument: instance group engine_0 of model engine specifies "
+        "invalid or unsupported gpu id 3. GPUs with at least the minimum required CUDA compute compatibility of 6 are: 0",
+    ],
+)
+def test_a_gpu_that_is_not_there_is_explained_with_the_remedy(cause: str) -> None:
+    shown, remedy = explain_failure([f'E{STAMP} model_lifecycle.cc:642] "{cause}"'])
+    assert shown == cause
+    assert "engine/config.pbtxt" in remedy
+    assert "KIND_MODEL" in remedy
+
+
+def test_where_the_engine_runs_is_read_from_its_line() -> None:
+    loaded = "engine version 1: demo (llama, bf16) on GPU 0, sm_90; weights 13.5 GB; context 4096 tokens"
+    chosen = "engine version 1: device = auto is the CPU: this build has no CUDA; build it where nvcc is"
+    assert device_of(f'I{STAMP} charonia:0] "{loaded}"') == ["GPU 0, sm_90; weights 13.5 GB; context 4096 tokens"]
+    assert device_of(f'I{STAMP} charonia:0] "{chosen}"') == ["because this build has no CUDA; build it where nvcc is"]
+    assert device_of(f'I{STAMP} server.cc:305] "Waiting"') == []
 
 
 def test_a_failure_without_errors_is_explained_by_the_last_lines() -> None:
