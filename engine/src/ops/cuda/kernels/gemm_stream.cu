@@ -25,7 +25,7 @@
 namespace charonia::cuda {
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kWarps = 8, kThreads = kWarps * kWarp;
 // Slots of the ring. A warp can tell six groups of loads under way apart; two are for the input.
 constexpr int kSlots = 4;
 
@@ -40,7 +40,7 @@ struct StreamShape {
 };
 
 template <class S>
-CHARONIA_KERNEL(kWarps* kWarp, S::kBlocks)
+CHARONIA_KERNEL(kThreads, S::kBlocks)
 void stream_kernel(const GemmParams p) {
   using T = typename S::T;
   constexpr int kM = S::kM, kN = S::kN, kRing = S::kRing;

@@ -1,0 +1,60 @@
+// cuBLASLt, where there is one: on a machine with a GPU.
+#include "ops/cuda/blas.h"
+
+#include <gtest/gtest.h>
+
+#include "base/text.h"
+#include "cuda/product_case.h"
+#include "ops/cuda/products.h"
+
+namespace charonia::cuda {
+namespace {
+
+constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
+
+TEST(BlasTest, what_cannot_be_loaded_says_why) {
+  std::string why = "as before";
+  const auto blas = load_cublas(why);
+  EXPECT_EQ(blas == nullptr, !why.empty()) << why;
+  EXPECT_EQ(cublas_missing(), why);
+}
+
+TEST(BlasTest, every_algorithm_is_the_product) {
+  std::string why;
+  const auto blas = load_cublas(why);
+  if (!blas) GTEST_SKIP() << why;
+  const Case cases[] = {
+      {.rows = 1, .n = 256, .k = 512},
+      {.rows = 7, .n = 96, .k = 200, .in_gap = 8, .out_gap = 8, .bias = true},
+      {.type = DType::f16, .out_type = DType::f16, .rows = 33, .n = 64, .k = 136, .bias = true},
+      {.out_type = DType::f32, .rows = 100, .n = 72, .k = 1024, .bias = true},
+      {.type = DType::f32, .out_type = DType::f32, .rows = 9, .n = 128, .k = 264},
+  };
+  DeviceMemory workspace(kWorkspaceBytes);
+  for (const auto& c : cases) {
+    Product product(c);
+    const auto ways = blas->ways(product.gemm(), kWorkspaceBytes);
+    EXPECT_FALSE(ways.empty());
+    for (const auto& way : ways) {
+      SCOPED_TRACE(cat("rows ", c.rows, " n ", c.n, " k ", c.k, " algorithm ", way.algorithm[0]));
+      EXPECT_TRUE(blas->serves(product.gemm(), way, kWorkspaceBytes));
+      product.clear_out();
+      ASSERT_TRUE(blas->run(product.stream, product.gemm(), way, workspace.data(), kWorkspaceBytes));
+      add_bias(product.stream, product.gemm());
+      product.out.download(product.stream);
+      product.check(true);
+    }
+  }
+}
+
+TEST(BlasTest, what_is_not_aligned_is_refused) {
+  std::string why;
+  const auto blas = load_cublas(why);
+  if (!blas) GTEST_SKIP() << why;
+  Product product({.rows = 4, .n = 64, .k = 64, .in_offset = 1});
+  EXPECT_TRUE(blas->ways(product.gemm(), kWorkspaceBytes).empty());
+  EXPECT_FALSE(blas->run(product.stream, product.gemm(), {}, nullptr, 0));
+}
+
+}  // namespace
+}  // namespace charonia::cuda
