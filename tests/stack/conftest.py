@@ -53,9 +53,10 @@ def babbler(kind: TokenizerKind, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="session")
 def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A babbler that takes some milliseconds for a token, so that a long answer is still under way when it is left."""
+    """A babbler that takes some milliseconds for a token and never ends by itself, so that a long answer is still under
+    way when it is left."""
     folder = tmp_path_factory.mktemp("slow_model") / "slow"
-    write_model(folder, "byte_level", "babbler", hidden=768, layers=6, positions=4096)
+    write_model(folder, "byte_level", "babbler", hidden=768, layers=6, positions=4096, ends=False)
     return folder
 
 

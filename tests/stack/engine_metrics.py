@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from stack import HANG_S
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class EngineMetrics:
 async def read(url: str) -> EngineMetrics:
     """`url`: of Triton's metrics."""
     # Without reading the certificates of the world, which would hold up the event loop of whoever is being watched.
-    async with httpx.AsyncClient(verify=False, trust_env=False) as http:
+    async with httpx.AsyncClient(verify=False, trust_env=False, timeout=HANG_S) as http:
         text = (await http.get(url)).raise_for_status().text
     values = {
         (sample.name, sample.labels.get("finished_reason")): sample.value
@@ -42,10 +44,18 @@ async def read(url: str) -> EngineMetrics:
     )
 
 
-async def idle(url: str, within_s: float = 10) -> EngineMetrics:
-    """The metrics as soon as nothing runs, waits or holds a block; an assertion when that takes longer."""
-    deadline = time.monotonic() + within_s
-    while not (metrics := await read(url)).idle:
-        assert time.monotonic() < deadline, f"still busy after {within_s} s: {metrics}"
+async def until(url: str, holds: Callable[[EngineMetrics], bool], what: str) -> EngineMetrics:
+    """The metrics as soon as `holds` says so."""
+    deadline = time.monotonic() + HANG_S
+    while not holds(metrics := await read(url)):
+        assert time.monotonic() < deadline, f"after {HANG_S} s still not: {what}; {metrics}"
         await asyncio.sleep(0.02)
     return metrics
+
+
+async def idle(url: str) -> EngineMetrics:
+    """The metrics once nothing runs, waits or holds a block."""
+    await until(url, lambda metrics: metrics.idle, "idle")
+    # The engine counts a request's end before it says that it is idle, but may do both while the server collects the
+    # metrics: only those that are asked for afterwards have the whole count for certain.
+    return await read(url)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stack import answers, free_ports
+from stack import HANG_S, answers, free_ports
 
 
 @dataclass
@@ -40,7 +40,7 @@ def gateway(grpc_target: str, log_file: Path, **env: str) -> Iterator[GatewayPro
             [sys.executable, "-m", "charonia_gateway"], env={**inherited, **settings}, stdout=log, stderr=log
         )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_S
         while not answers(f"{url}/health/live"):
             assert process.poll() is None and time.monotonic() < deadline, log_file.read_text()
             time.sleep(0.1)

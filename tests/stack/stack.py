@@ -19,17 +19,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-START_LIMIT_S = 180
+START_LIMIT_S = 600
+# What nothing takes that the tests wait for, however slow and busy the machine: only a hang meets this bound.
+HANG_S = 120
 CHARONIA = Path(sys.executable).parent / "charonia"
+_taken: list[socket.socket] = []  # until this process ends
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, from below the range that outgoing connections are given theirs from."""
+    """TCP ports that nobody listens on, from below the range that outgoing connections are given theirs from.
+
+    They are this process's until it ends: it holds the UDP ports of the same numbers, which no other run of the tests
+    on this machine gets then.
+    """
     found: list[int] = []
     for port in random.sample(range(20000, 32000), 1000):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            found.append(port)
+        taken = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            taken.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            taken.close()
+            continue
+        _taken.append(taken)
+        found.append(port)
         if len(found) == count:
             return found
     raise AssertionError(f"{count} free ports were not found")
@@ -126,10 +140,10 @@ class Stack:
         assert self.process is not None
         self.process.send_signal(number)
 
-    def wait(self, seconds: float) -> int:
-        """The exit code of charonia serve."""
+    def wait(self) -> int:
+        """The exit code of charonia serve, once it has ended."""
         assert self.process is not None
-        return self.process.wait(seconds)
+        return self.process.wait(HANG_S)
 
     def processes(self) -> list[int]:
         return processes_with(self.marker)
@@ -145,12 +159,12 @@ class Stack:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(30)
+                self.process.wait(HANG_S)
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if self.process is not None:
-            self.process.wait(10)
+            self.process.wait(HANG_S)
 
 
 @contextlib.contextmanager
@@ -163,7 +177,7 @@ def running(stack: Stack) -> Iterator[Stack]:
 
 def answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=5) as response:
+        with urllib.request.urlopen(url, timeout=HANG_S) as response:
             return bool(response.status == 200)
     except (http.client.HTTPException, OSError):
         return False
@@ -175,7 +189,7 @@ def curl(url: str, body: dict[str, Any]) -> tuple[int, str]:
     assert program is not None, "the tests of the HTTP endpoints need curl: sudo apt-get install curl"
     command = [program, "--silent", "--no-buffer", "--noproxy", "*", "--write-out", "\n%{http_code}", url]
     done = subprocess.run(
-        [*command, "--data", json.dumps(body)], capture_output=True, text=True, timeout=60, check=True
+        [*command, "--data", json.dumps(body)], capture_output=True, text=True, timeout=HANG_S, check=True
     )
     text, _, status = done.stdout.rpartition("\n")
     return int(status), text

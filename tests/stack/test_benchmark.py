@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from stack import CHARONIA, Stack
+from stack import CHARONIA, START_LIMIT_S, Stack
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo" / "model"
@@ -17,7 +17,7 @@ DEMO = ROOT / "models" / "demo" / "model"
 def benchmark(*arguments: object) -> str:
     done = subprocess.run(
         [CHARONIA, "benchmark", *map(str, arguments)],
-        capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "COLUMNS": "160"},
+        capture_output=True, text=True, timeout=START_LIMIT_S, check=False, env={**os.environ, "COLUMNS": "160"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stack import Stack
+from stack import START_LIMIT_S, Stack
 
 EVALUATE = Path(__file__).resolve().parents[2] / "models" / "demo" / "evaluate.py"
 
 
 def test_the_served_demo_model_passes_its_examination(stack: Stack) -> None:
     command = [sys.executable, EVALUATE, "--gateway", f"{stack.gateway}/v1", "--require", "0.95", "--show", "5"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "│ all " in done.stdout

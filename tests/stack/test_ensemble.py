@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
-from stack import Stack, curl
+from stack import HANG_S, Stack, curl
 from tiny_models import EOS, TEXTS, TokenizerKind, start_token
 from triton_stream import Response, collect, make_inputs
 from tritonclient.utils import InferenceServerException
@@ -144,7 +144,7 @@ async def test_what_is_wrong_with_a_request_is_named(
     parrot_client: triton.InferenceServerClient, fields: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InferenceServerException) as error:
-        await asyncio.wait_for(collect(parrot_client, fields), 30)
+        await asyncio.wait_for(collect(parrot_client, fields), HANG_S)
     assert "[400] " in str(error.value)
     assert named in str(error.value)
 

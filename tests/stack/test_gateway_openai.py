@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from charonia_client import Client, GenerateRequest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from stack import Stack
+from stack import HANG_S, Stack
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -37,7 +38,7 @@ async def test_models_are_listed_and_described(api: openai.AsyncOpenAI, model: s
 
 async def test_answers_fit_openais_types(stack: Stack, model: str) -> None:
     body = {"model": model, "messages": QUESTION, "temperature": 0, "logprobs": True, "top_logprobs": 3}
-    async with httpx.AsyncClient(base_url=stack.gateway, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as http:
         whole = await http.post("/v1/chat/completions", json=body)
         chat = ChatCompletion.model_validate(whole.json())
         assert chat.id.startswith("chatcmpl-") and whole.headers["x-request-id"] == chat.id
@@ -229,9 +230,9 @@ async def test_tools_and_their_history_are_taken(api: openai.AsyncOpenAI, model:
 
 
 def test_curl_reads_the_events(stack: Stack) -> None:
-    models = json.loads(httpx.get(f"{stack.gateway}/v1/models").text)
+    models = json.loads(httpx.get(f"{stack.gateway}/v1/models", timeout=HANG_S).text)
     body = {"model": models["data"][0]["id"], "messages": QUESTION, "stream": True, "temperature": 0}
-    command = ["curl", "--silent", "--no-buffer", "--noproxy", "*", "--max-time", "60"]
+    command = ["curl", "--silent", "--no-buffer", "--noproxy", "*", "--max-time", str(HANG_S)]
     command += ["--header", "Content-Type: application/json", "--data", json.dumps(body)]
     done = subprocess.run(
         [*command, f"{stack.gateway}/v1/chat/completions"], capture_output=True, text=True, check=True
@@ -244,13 +245,13 @@ def test_curl_reads_the_events(stack: Stack) -> None:
 
 
 def test_the_documentation_has_examples_that_work(stack: Stack) -> None:
-    assert httpx.get(f"{stack.gateway}/docs").status_code == 200
-    schema = httpx.get(f"{stack.gateway}/openapi.json").json()
+    assert httpx.get(f"{stack.gateway}/docs", timeout=HANG_S).status_code == 200
+    schema = httpx.get(f"{stack.gateway}/openapi.json", timeout=HANG_S).json()
     tried = 0
     for path, methods in schema["paths"].items():
         content = methods.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {})
         for example in content.get("examples", {}).values():
-            answer = httpx.post(f"{stack.gateway}{path}", json=example["value"], timeout=60)
+            answer = httpx.post(f"{stack.gateway}{path}", json=example["value"], timeout=HANG_S)
             assert answer.status_code == 200, answer.text
             tried += 1
     assert tried >= 4
@@ -260,9 +261,13 @@ def test_the_gateways_metrics_count_requests(stack: Stack) -> None:
     name = 'charonia_gateway_requests_total{route="/v1/models",status="200"}'
 
     def count() -> float:
-        text = httpx.get(f"{stack.gateway}/metrics").text
+        text = httpx.get(f"{stack.gateway}/metrics", timeout=HANG_S).text
         return next((float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name)), 0.0)
 
     before = count()
-    httpx.get(f"{stack.gateway}/v1/models").raise_for_status()
-    assert count() == before + 1
+    httpx.get(f"{stack.gateway}/v1/models", timeout=HANG_S).raise_for_status()
+    # A request is counted once its answer has been sent, so perhaps after the answer has come.
+    deadline = time.monotonic() + HANG_S
+    while (now := count()) == before:
+        assert time.monotonic() < deadline
+    assert now == before + 1

@@ -146,8 +146,9 @@ def write_model(
     hidden: int = 256,
     layers: int = 1,
     positions: int = 2048,
+    ends: bool = True,
 ) -> None:
-    """A Hugging Face folder of a Llama in fp32 with one of the two tokenizers."""
+    """A Hugging Face folder of a Llama in fp32 with one of the two tokenizers. ends: its answers end at EOS."""
     vocabulary = byte_level_vocabulary() if kind == "byte_level" else byte_fallback_vocabulary()
     tokenizer = build_tokenizer(kind, vocabulary)
     vocab_size = tokenizer.get_vocab_size()
@@ -165,7 +166,7 @@ def write_model(
         "hidden_act": "silu",
         "vocab_size": vocab_size,
         "bos_token_id": None,
-        "eos_token_id": tokenizer.token_to_id(EOS),
+        "eos_token_id": tokenizer.token_to_id(EOS) if ends else None,
         "tie_word_embeddings": False,
         "attention_bias": False,
         "torch_dtype": "float32",
