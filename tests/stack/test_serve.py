@@ -124,7 +124,7 @@ NO_CUDA = pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 @NO_CUDA
 async def test_the_device_is_printed_with_the_reason_for_the_cpu(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack().start()
-    await wait_until(lambda: "Metrics " in stack.log_file.read_text(), 10, "announced")
+    await wait_until(lambda: "Metrics " in stack.log_file.read_text(), "announced")
     text = stack.log_file.read_text()
     assert re.search(r"Runs on     cpu, 2 threads, \w+; weights [\d.]+ MB; k/v cache", text)
     assert "because " in text
