@@ -1,0 +1,376 @@
+// Steps of a whole decoder on the CUDA device: recorded ones beside issued ones, steps in flight, memory, and what is
+// refused. That each operation computes what it should is held by the tests that all devices share (ops_*_test.cpp).
+#include "ops/cuda/cuda_ops.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <numeric>
+
+#include "charonia/config.h"
+#include "charonia/error.h"
+#include "forwarding_ops.h"
+#include "model/decoder.h"
+#include "ops/cuda/make_cuda_ops.h"
+#include "tiny_workspace.h"
+
+namespace charonia::cuda {
+namespace {
+
+using ops::Sampled;
+using ops::SampleRow;
+using ops::StepInput;
+
+constexpr int kBlockLen = 4, kBlocks = 80, kVocab = 40;
+constexpr ops::StepLimits kLimits{
+    .max_rows = 40, .max_sequences = 20, .max_positions = 64, .vocab = kVocab, .block_len = kBlockLen};
+
+// Never prepared: every step is packed as it comes, with nothing recorded or padded.
+class Unprepared : public testing::ForwardingOps {
+ public:
+  using ForwardingOps::ForwardingOps;
+  void prepare(const ops::StepLimits&, std::span<const ops::Linear* const>, const Issue&) override {}
+};
+
+// A decoder with random weights, and sequences that are fed into it.
+class Model {
+ public:
+  Model(const std::filesystem::path& folder, std::unique_ptr<ops::Ops> ops, const std::string& weight_type = "fp32")
+      : ops_(std::move(ops)) {
+    EngineConfig engine;
+    ModelConfig config;
+    auto settings = read_config_ini(folder / "config.ini");
+    for (auto& [key, value] : settings) {
+      if (key == "weight_type") value = weight_type;
+    }
+    apply_settings(settings, engine, &config);
+    const model::WeightFiles files(folder, 1);
+    decoder_ = std::make_unique<model::Decoder>(config, files, *ops_, kLimits);
+    cache_ = ops_->make_kv_cache(decoder_->kv_layout(kBlockLen), kBlocks);
+    decoder_->prepare(*cache_);
+  }
+
+  // The next rows of a sequence: tokens, or { -1 - i } for what sample row i of the step before sampled.
+  struct Piece {
+    int sequence = 0;
+    std::vector<std::int32_t> tokens;
+    SampleRow sample;
+    bool sampled = true;
+  };
+
+  void launch(std::vector<Piece> pieces) {
+    std::vector<std::int32_t> ids, starts{0}, positions, tables, logits_rows;
+    std::vector<SampleRow> sample;
+    const auto stride = static_cast<std::size_t>(kLimits.max_positions / kBlockLen);
+    for (auto& piece : pieces) {
+      auto& length = lengths_[static_cast<std::size_t>(piece.sequence)];
+      for (const auto id : piece.tokens) {
+        ids.push_back(id);
+        positions.push_back(length++);
+      }
+      starts.push_back(static_cast<std::int32_t>(ids.size()));
+      auto& blocks = blocks_[static_cast<std::size_t>(piece.sequence)];
+      while (static_cast<int>(blocks.size()) * kBlockLen < length) blocks.push_back(next_block_++);
+      tables.insert(tables.end(), blocks.begin(), blocks.end());
+      tables.resize((starts.size() - 1) * stride, -1);  // no block
+      if (!piece.sampled) continue;
+      logits_rows.push_back(static_cast<std::int32_t>(ids.size()) - 1);
+      piece.sample.sequence = static_cast<std::uint64_t>(piece.sequence) + 1;
+      piece.sample.position = length;
+      sample.push_back(piece.sample);
+    }
+    decoder_->launch({ids, {starts, positions, tables, static_cast<std::int64_t>(stride)}, logits_rows, sample});
+  }
+  std::vector<Sampled> collect() { return ops_->collect(); }
+  std::vector<Sampled> step(std::vector<Piece> pieces) {
+    launch(std::move(pieces));
+    return collect();
+  }
+
+  ops::Ops& ops() { return *ops_; }
+  std::int64_t replayed() { return dynamic_cast<CudaOps&>(*ops_).replayed_steps(); }
+
+ private:
+  std::unique_ptr<ops::Ops> ops_;
+  std::unique_ptr<model::Decoder> decoder_;
+  std::unique_ptr<ops::KvCache> cache_;
+  std::vector<int> lengths_ = std::vector<int>(kLimits.max_sequences);
+  std::vector<std::vector<std::int32_t>> blocks_{static_cast<std::size_t>(kLimits.max_sequences)};
+  int next_block_ = 0;
+};
+
+using Piece = Model::Piece;
+
+SampleRow greedy() {
+  SampleRow row;
+  row.temperature = 0;
+  return row;
+}
+
+// Of sequence s in a test: which prompt, and how it is sampled.
+std::vector<std::int32_t> prompt_of(int s) {
+  std::vector<std::int32_t> out(static_cast<std::size_t>(1 + s * 5 % 9));
+  for (std::size_t i = 0; i < out.size(); ++i)
+    out[i] = static_cast<std::int32_t>(i * i + 3 * static_cast<std::size_t>(s)) % kVocab;
+  return out;
+}
+SampleRow sampling_of(int s) {
+  SampleRow row;
+  row.temperature = s % 3 == 0 ? 0.0F : 0.8F;
+  row.top_k = s % 4 == 1 ? 7 : 0;
+  row.top_p = s % 4 == 2 ? 0.9F : 1.0F;
+  row.seed = static_cast<std::uint64_t>(s) * 77;
+  return row;
+}
+
+class CudaOpsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = std::filesystem::path(::testing::TempDir()) / (std::string("charonia_cuda_ops_") + info->name());
+    std::filesystem::remove_all(folder_);
+    testing::write_tiny_workspace(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  Model make(const ops::CudaOptions& options = {}, const std::string& weight_type = "fp32") {
+    return Model(folder_, ops::make_cuda_ops(options), weight_type);
+  }
+
+  std::filesystem::path folder_;
+};
+
+// The tokens of `count` sequences, of which all are prefilled in one or more steps and then decoded together.
+std::vector<std::vector<std::int32_t>> run(Model& model, int count, int decodes) {
+  std::vector<std::vector<std::int32_t>> out(static_cast<std::size_t>(count));
+  const auto keep = [&](const std::vector<Sampled>& sampled, int first) {
+    for (std::size_t i = 0; i < sampled.size(); ++i) {
+      EXPECT_EQ(sampled[i].error, "");
+      out[static_cast<std::size_t>(first) + i].push_back(sampled[i].token);
+    }
+  };
+  for (int s = 0; s < count; s += 4) {
+    std::vector<Piece> pieces;
+    for (int i = s; i < std::min(count, s + 4); ++i) pieces.push_back({i, prompt_of(i), sampling_of(i)});
+    keep(model.step(pieces), s);
+  }
+  for (int step = 0; step < decodes; ++step) {
+    std::vector<Piece> pieces;
+    for (int s = 0; s < count; ++s) pieces.push_back({s, {out[static_cast<std::size_t>(s)].back()}, sampling_of(s)});
+    keep(model.step(pieces), 0);
+  }
+  return out;
+}
+
+TEST_F(CudaOpsTest, a_replayed_step_equals_the_step_that_is_issued) {
+  for (const bool reproducible : {false, true}) {
+    for (const auto* type : {"fp32", "bf16"}) {
+      auto replaying = make({.reproducible = reproducible}, type);
+      auto issuing = make({.reproducible = reproducible, .graphs = false}, type);
+      constexpr int kDecodes = 6;
+      EXPECT_EQ(run(replaying, 11, kDecodes), run(issuing, 11, kDecodes)) << type << ", reproducible " << reproducible;
+      EXPECT_EQ(replaying.replayed(), kDecodes);
+      EXPECT_EQ(issuing.replayed(), 0);
+    }
+  }
+}
+
+TEST_F(CudaOpsTest, padding_changes_no_bit_of_a_reproducible_step) {
+  for (const auto* type : {"fp32", "fp16"}) {
+    auto padded = make({.reproducible = true}, type);
+    Model exact(folder_, std::make_unique<Unprepared>(ops::make_cuda_ops({.reproducible = true})), type);
+    EXPECT_EQ(run(padded, 5, 5), run(exact, 5, 5)) << type;
+    EXPECT_EQ(padded.replayed(), 5);
+  }
+}
+
+TEST_F(CudaOpsTest, tokens_in_fp32_are_those_of_the_cpu) {
+  auto cuda = make();
+  Model cpu(folder_, ops::make_cpu_ops(1));
+  EXPECT_EQ(run(cuda, 9, 8), run(cpu, 9, 8));
+}
+
+TEST_F(CudaOpsTest, steps_in_flight_take_tokens_that_the_host_has_not_seen) {
+  auto waiting = make(), flying = make();
+  const auto expected = run(waiting, 3, 8);
+  std::vector<std::vector<std::int32_t>> got(3);
+  const auto keep = [&](const std::vector<Sampled>& sampled) {
+    ASSERT_EQ(sampled.size(), 3U);
+    for (std::size_t i = 0; i < 3; ++i) got[i].push_back(sampled[i].token);
+  };
+  flying.launch(
+      {{0, prompt_of(0), sampling_of(0)}, {1, prompt_of(1), sampling_of(1)}, {2, prompt_of(2), sampling_of(2)}});
+  for (int step = 0; step < 8; ++step) {
+    flying.launch({{0, {-1}, sampling_of(0)}, {1, {-2}, sampling_of(1)}, {2, {-3}, sampling_of(2)}});
+    keep(flying.collect());
+  }
+  keep(flying.collect());
+  EXPECT_EQ(got, expected);
+  EXPECT_EQ(flying.replayed(), 8);
+}
+
+TEST_F(CudaOpsTest, a_history_of_penalties_counts_the_tokens_in_flight) {
+  auto waiting = make(), flying = make();
+  Model cpu(folder_, ops::make_cpu_ops(1));
+  const auto prompt = prompt_of(3);
+  auto penal = greedy();
+  penal.presence_penalty = 3;
+  penal.repetition_penalty = 1.5F;
+  penal.prompt = prompt;
+  const auto stepwise = [&](Model& model) {
+    std::vector<std::int32_t> tokens;
+    auto row = penal;
+    tokens.push_back(model.step({{0, prompt, row}})[0].token);
+    for (int i = 0; i < 8; ++i) {
+      row.output = tokens;
+      tokens.push_back(model.step({{0, {tokens.back()}, row}})[0].token);
+    }
+    return tokens;
+  };
+  const auto expected = stepwise(cpu);
+  EXPECT_EQ(stepwise(waiting), expected);
+  EXPECT_EQ(waiting.replayed(), 0) << "recorded steps know no penalties";
+
+  std::vector<std::int32_t> tokens;
+  flying.launch({{0, prompt, penal}});
+  for (int i = 0; i < 8; ++i) {
+    auto row = penal;
+    row.output = tokens;
+    row.pending = 0;
+    flying.launch({{0, {-1}, row}});
+    tokens.push_back(flying.collect()[0].token);
+  }
+  tokens.push_back(flying.collect()[0].token);
+  EXPECT_EQ(tokens, expected);
+}
+
+TEST_F(CudaOpsTest, log_probabilities_are_those_of_the_cpu) {
+  auto cuda = make();
+  Model cpu(folder_, ops::make_cpu_ops(1));
+  auto row = greedy();
+  row.logprobs = 5;
+  std::int32_t token = 3;
+  for (int i = 0; i < 5; ++i) {
+    const auto a = cuda.step({{0, {token}, row}, {1, {token}, greedy()}});
+    const auto b = cpu.step({{0, {token}, row}, {1, {token}, greedy()}});
+    ASSERT_EQ(a.size(), 2U);
+    EXPECT_EQ(a[0].token, b[0].token);
+    EXPECT_NEAR(a[0].logprob, b[0].logprob, 1e-4);
+    ASSERT_EQ(a[0].top.size(), 5U);
+    for (std::size_t t = 0; t < 5; ++t) {
+      EXPECT_EQ(a[0].top[t].first, b[0].top[t].first);
+      EXPECT_NEAR(a[0].top[t].second, b[0].top[t].second, 1e-4);
+    }
+    EXPECT_TRUE(a[1].top.empty());
+    token = a[0].token;
+  }
+}
+
+TEST_F(CudaOpsTest, nothing_is_allocated_in_a_step) {
+  auto model = make();
+  const auto before = allocations();
+  std::vector<std::int32_t> all(static_cast<std::size_t>(kLimits.max_rows));
+  std::iota(all.begin(), all.end(), 0);
+  model.step({{0, all, greedy()}});  // the token budget
+  auto penal = greedy();
+  penal.presence_penalty = 1;
+  penal.prompt = all;
+  penal.output = all;
+  const std::vector<std::int32_t> banned = {1, 2, 3};
+  penal.banned = banned;
+  std::vector<Piece> widest;
+  for (int s = 0; s < kLimits.max_sequences; ++s) widest.push_back({s, {s, s}, penal});
+  model.step(widest);
+  for (auto& piece : widest) piece.tokens = {7};
+  model.step(widest);
+  for (auto& piece : widest) piece.sample = greedy();
+  model.step(widest);
+  model.launch(widest);
+  model.launch(widest);
+  model.collect();
+  model.collect();
+  EXPECT_EQ(allocations(), before);
+  EXPECT_EQ(model.replayed(), 3);
+}
+
+TEST_F(CudaOpsTest, steps_without_samples_and_in_the_wrong_order_are_told_apart) {
+  auto model = make();
+  EXPECT_THROW(model.collect(), Error) << "no step was run";
+  EXPECT_TRUE(model.step({{0, {1, 2, 3}, {}, false}}).empty());
+  model.launch({{0, {4}, greedy()}});
+  model.launch({{0, {-1}, greedy()}});
+  EXPECT_THROW(model.launch({{1, {5}, greedy()}}), Error) << "too many in flight";
+  EXPECT_EQ(model.collect().size(), 1U);
+  EXPECT_EQ(model.collect().size(), 1U);
+  EXPECT_THROW(model.collect(), Error);
+}
+
+TEST_F(CudaOpsTest, what_is_out_of_range_is_refused_before_it_runs_and_the_next_step_is_well) {
+  auto model = make(), other = make();
+  const auto expected = other.step({{0, {5, 6}, greedy()}});
+  auto& ops = model.ops();
+  const std::vector<std::int32_t> starts = {0, 1}, zero = {0}, far = {kLimits.max_positions}, block = {kBlocks},
+                                  unknown = {kVocab}, unsampled = {-1}, none;
+  const std::vector<SampleRow> row = {greedy()};
+  EXPECT_THROW(ops.begin_step({unknown, {starts, zero, zero, 1}, zero, row}), Error);
+  EXPECT_THROW(ops.begin_step({unsampled, {starts, zero, zero, 1}, zero, row}), Error);
+  EXPECT_THROW(ops.begin_step({zero, {starts, far, zero, 1}, zero, row}), Error);
+  EXPECT_THROW(ops.begin_step({zero, {starts, zero, block, 1}, zero, row}), Error);
+  EXPECT_THROW(ops.begin_step({zero, {starts, zero, none, 1}, zero, row}), Error);
+  EXPECT_THROW(ops.run_step([](const ops::StepShape&) {}), Error);
+  const auto got = model.step({{0, {5, 6}, greedy()}});
+  EXPECT_EQ(got[0].token, expected[0].token);
+}
+
+TEST_F(CudaOpsTest, a_step_that_fails_leaves_those_in_flight_and_those_that_follow) {
+  auto model = make(), other = make();
+  const auto first = other.step({{0, prompt_of(2), greedy()}});
+  const auto second = other.step({{0, {first[0].token}, greedy()}});
+  model.launch({{0, prompt_of(2), greedy()}});
+  auto& ops = model.ops();
+  const std::vector<std::int32_t> ids = {1, 2};
+  ops.begin_step({ids, {}, {}, {}});
+  EXPECT_THROW(ops.run_step([](const ops::StepShape&) { throw Error(ErrorCode::internal, "a test"); }), Error);
+  EXPECT_EQ(model.collect()[0].token, first[0].token);
+  EXPECT_EQ(model.step({{0, {first[0].token}, greedy()}})[0].token, second[0].token);
+}
+
+TEST_F(CudaOpsTest, sixteen_bit_weights_give_nearly_the_log_probabilities_of_fp32) {
+  for (const auto* type : {"bf16", "fp16"}) {
+    auto rounded = make({}, type);
+    const double roundings = std::string(type) == "bf16" ? 0x1p-8 : 0x1p-11;
+    auto row = greedy();
+    row.logprobs = 0;
+    for (int s = 0; s < 4; ++s) {
+      auto exact = make();
+      const auto a = exact.step({{s, prompt_of(s), row}}), b = rounded.step({{s, prompt_of(s), row}});
+      if (a[0].token == b[0].token) {
+        EXPECT_NEAR(a[0].logprob, b[0].logprob, 60 * roundings) << type;
+      }
+    }
+  }
+}
+
+TEST(CudaDeviceTest, devices_are_listed_and_what_is_not_there_is_refused_by_number) {
+  std::string why;
+  const auto devices = ops::cuda_devices(why);
+  ASSERT_FALSE(devices.empty()) << why;
+  EXPECT_EQ(why, "");
+  EXPECT_GE(devices[0].major, 8);
+  EXPECT_GT(devices[0].free_bytes, 0U);
+  try {
+    (void)ops::make_cuda_ops({.device = 99});
+    FAIL() << "device 99 was made";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    EXPECT_NE(std::string(error.what()).find("99"), std::string::npos) << error.what();
+  }
+  const auto ops = ops::make_cuda_ops({});
+  EXPECT_EQ(ops->device(), "cuda");
+  EXPECT_TRUE(ops->asynchronous());
+  EXPECT_EQ(ops->precision(DType::bf16).residual, DType::f32);
+  EXPECT_EQ(ops->precision(DType::bf16).kv, DType::bf16);
+}
+
+}  // namespace
+}  // namespace charonia::cuda

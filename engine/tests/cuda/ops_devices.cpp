@@ -1,0 +1,25 @@
+// The devices that the tests of the operations run on, here: a CUDA device as it is used for speed, and as it is used
+// for results that do not depend on the batch.
+#include "ops/cuda/make_cuda_ops.h"
+#include "ops_support.h"
+
+namespace charonia::ops {
+
+std::vector<std::string> device_names() { return {"cuda", "cuda_reproducible"}; }
+
+std::unique_ptr<Ops> make_ops(std::string_view device, int) {
+  return make_cuda_ops({.reproducible = device == "cuda_reproducible"});
+}
+
+DeviceTraits traits(std::string_view device) {
+#if defined(CHARONIA_CUDA_ON_HOST)
+  constexpr double kEffort = 0.15;
+#else
+  constexpr double kEffort = 1;
+#endif
+  return {.bitwise = device == "cuda_reproducible",
+          .attention_roundings = 2,  // of probabilities, which are rounded before they meet v, and of their rows' sums
+          .effort = kEffort};
+}
+
+}  // namespace charonia::ops
