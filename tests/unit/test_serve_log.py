@@ -50,7 +50,7 @@ def test_a_failure_is_explained_by_its_cause_alone() -> None:
         "failed to load 'engine' version 1: Invalid argument: instance group engine_0 of model engine has kind "
         "KIND_GPU but no GPUs are available",
         "failed to load 'engine' version 1: Invalid argument: instance group engine_0 of model engine specifies "
-        "invalid or unsupported gpu id 3. GPUs with at least the minimum required CUDA compute compatibility of 6 are: 0",
+        "invalid or unsupported gpu id 3. GPUs with at least the minimum CUDA compute capability of 6 are: 0",
     ],
 )
 def test_a_gpu_that_is_not_there_is_explained_with_the_remedy(cause: str) -> None:
