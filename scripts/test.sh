@@ -35,10 +35,12 @@ cuda_compiles() {
     python scripts/check_spills.py build/tests/CMakeFiles/charonia_cuda.dir
 }
 
+# TEST_TMPDIR: the tests' files are of this checkout, so that two may be tested at once.
 cpp_tests() {
   configure &&
     cmake --build build/tests --parallel "$(nproc)" &&
-    ctest --test-dir build/tests --output-on-failure --progress
+    mkdir -p build/tests/files &&
+    TEST_TMPDIR=$PWD/build/tests/files ctest --test-dir build/tests --output-on-failure --progress
 }
 
 part "ruff check" ruff check .
