@@ -34,7 +34,7 @@ def charonia(*arguments: str | Path, stdin: str = "", env: dict[str, str] | None
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
         env={**PLAIN, **(env or {})},
     )
@@ -135,7 +135,7 @@ class Terminal:
     def wait_for(self, pattern: str) -> None:
         """Reads until `pattern` matches what has come since the last match."""
         while (found := re.search(pattern, self.seen)) is None:
-            ready, _, _ = select.select([self._master], [], [], 60)
+            ready, _, _ = select.select([self._master], [], [], 300)
             assert ready, f"{pattern!r} did not come; seen: {self.seen[-2000:]}"
             self.seen += os.read(self._master, 65536).decode(errors="replace")
         self.seen = self.seen[found.end() :]
@@ -148,7 +148,7 @@ class Terminal:
                     break
             except OSError:
                 break
-        code = self.process.wait(60)
+        code = self.process.wait(300)
         os.close(self._master)
         return code
 

@@ -353,6 +353,6 @@ def test_an_interpreter_that_exits_with_running_requests_exits_cleanly(model: Pa
         print("left")
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")

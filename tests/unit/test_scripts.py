@@ -11,7 +11,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 def run(*command: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*map(str, command)], env={**os.environ, **env}, capture_output=True, text=True, timeout=60)
+    return subprocess.run([*map(str, command)], env={**os.environ, **env}, capture_output=True, text=True, timeout=300)
 
 
 def make_python(folder: Path, name: str, version: str) -> Path:
