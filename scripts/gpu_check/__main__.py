@@ -48,6 +48,7 @@ def main() -> int:
     context = Context(
         rehearse=options.rehearse,
         jobs=options.jobs,
+        architecture=options.architecture or _architecture(),
         wheels=options.wheels.absolute(),
         trace=options.trace.absolute() if options.trace else None,
         trace_requests=options.requests,
@@ -91,6 +92,7 @@ def _parse() -> argparse.Namespace:
     add("--model-dir", type=Path, help="where models are written [/dev/shm or /tmp, where there is room]")
     add("--results", type=Path, help="the results file [benchmarks/results/<the GPU>.json]")
     add("--wheels", type=Path, default=ROOT / ".whl", help="packages that were brought along [.whl]")
+    add("--architecture", metavar="CC", help="compute capability to compile for, such as 90 [the GPU's]")
     add("--jobs", type=int, default=os.cpu_count() or 4, help="compilers at once [all processors]")
     add("--pack", type=Path, metavar="FOLDER", help="fetch the packages to bring along, and do nothing else")
     add("--python", default="3.12", help="for which Python to fetch [3.12]")
@@ -103,6 +105,11 @@ def _parse() -> argparse.Namespace:
         if "=" not in part:
             parser.error(f"--set {part}: expected KEY=VALUE")
     return options
+
+
+def _architecture() -> str:
+    gpu = machine.gpu_of()
+    return gpu[3].replace(".", "") if gpu else ""
 
 
 def _results_file(context: Context) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -11,6 +12,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def cuda_folders(kind: str, *names: str) -> list[str]:
+    """The folders `kind` (lib, include) of installed NVIDIA packages that hold files of these names."""
+    spec = importlib.util.find_spec("nvidia")
+    places = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+    files = [file for name in names for place in places for file in sorted(place.glob(f"*/{kind}/{name}"))]
+    return list(dict.fromkeys(str(file.parent) for file in files))
+
+
 @dataclass(frozen=True)
 class Context:
     """rehearse: the same pieces with device = cpu and tiny models. settings: of the engine, in every benchmark."""
@@ -18,6 +27,7 @@ class Context:
     rehearse: bool
     jobs: int
     wheels: Path  # packages that the machine lacks
+    architecture: str  # compute capability to compile for, as nvcc writes it: "90"; empty without a GPU
     trace: Path | None = None
     trace_requests: int = 400
     model_dir: Path | None = None
@@ -61,6 +71,7 @@ class Context:
             paths.append(self.triton_packages)
         paths += [self.site, self.packages, ROOT / "client", ROOT / "gateway"]
         before = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+        libraries = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if part]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
         return {
             **kept,
@@ -70,6 +81,7 @@ class Context:
             # The checkout's own charonia has nothing compiled in it.
             "PYTHONSAFEPATH": "1",
             "CHARONIA_DEVICE": self.device,
+            "LD_LIBRARY_PATH": os.pathsep.join([*cuda_folders("lib", "libcublasLt.so*", "libnccl.so*"), *libraries]),
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }

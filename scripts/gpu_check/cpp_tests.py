@@ -37,7 +37,12 @@ class Tally:
         return Outcome("passed", told, {"passed": self.passed, "skipped": self.skipped})
 
 
+_NO_PROGRAM = "the C++ tests were not built: GoogleTest is missing, see --help"
+
+
 def ops(context: Context, session: object, size: str) -> Outcome:
+    if not test_program(context).is_file():
+        return skipped(_NO_PROGRAM)
     tally = Tally()
     for suite, tests in _suites(context).items():
         if not _ENGINE.search(suite):
@@ -89,7 +94,9 @@ def memcheck(context: Context, session: object, size: str) -> Outcome:
 
 
 def _suites(context: Context) -> dict[str, list[str]]:
-    """Full names of all tests, by suite."""
+    """Full names of all tests, by suite; none where they were not built."""
+    if not test_program(context).is_file():
+        return {}
     listed = subprocess.run(
         [test_program(context), "--gtest_list_tests"],
         capture_output=True, text=True, timeout=60, check=True, env=context.environment(),

@@ -24,8 +24,8 @@ def run(context: Context, session: object, size: str) -> Outcome:
     gpu = facts["gpu"] or "no GPU"
     summary = f"{gpu}, driver {facts['driver']}, nvcc {facts['nvcc']}, {facts['processors']} processors"
     if not context.rehearse and not facts["gpu"]:
-        return Outcome("failed", "nvidia-smi shows no GPU; a machine without one can --rehearse", {"machine": facts})
-    return Outcome("passed", summary, {"machine": facts})
+        return Outcome("failed", "nvidia-smi shows no GPU; a machine without one can --rehearse")
+    return Outcome("passed", summary)
 
 
 def read(context: Context) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from gpu_check.context import ROOT, Context
 GENERAL = [
     "nlohmann-json",
     "pytest-asyncio",
-    "pydantic",
-    "pydantic-core",
+    "pydantic==2.14.3",
+    "pydantic-core==2.50.4",
     "annotated-types",
     "typing-inspection",
     "pydantic-settings",
@@ -32,7 +32,7 @@ TRITON = [
     "numpy==1.26.4",
     "tritonclient",
     "python-rapidjson",
-    "protobuf",
+    "protobuf<7",
     "fastapi",
     "starlette",
     "uvicorn",
@@ -61,6 +61,7 @@ def pack(folder: Path, python: str = "3.12") -> None:
     for wheel in sorted(folder.glob("*.whl")):
         slim(wheel)
     _copy_googletest(folder / "googletest")
+    _copy_cuda_headers(folder / "cuda_headers")
     total = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
     print(f"{folder}: {len(list(folder.glob('*.whl')))} wheels, {total / 1e6:.1f} MB")
 
@@ -77,6 +78,14 @@ def _copy_googletest(folder: Path) -> None:
             shutil.copy2(library, folder / library.relative_to(prefix))
     for cmake in prefix.glob("lib/*/cmake/GTest"):
         shutil.copytree(cmake, folder / cmake.relative_to(prefix))
+
+
+def _copy_cuda_headers(folder: Path) -> None:
+    """cublasLt.h and nccl.h, where they had to be fetched for this machine's build: the other one may lack them too."""
+    fetched = ROOT / "build" / "cuda_headers"
+    shutil.rmtree(folder, ignore_errors=True)
+    if fetched.is_dir():
+        shutil.copytree(fetched, folder)
 
 
 def slim(wheel: Path) -> None:

@@ -37,7 +37,7 @@ def _bars(size: str, suffix: str, shape: str) -> list[Piece]:
 # In the order of what one wants to know first.
 PIECES = [
     Piece("machine", "the machine, its GPU and versions", "machine:run", "machine", 60, 8, ()),
-    Piece("build", "engine, Python module and tests for this GPU", "build:run", "build", 420, 150, ()),
+    Piece("build", "engine, Python module and tests for this GPU", "build:run", "build", 1800, 150, ()),
     Piece("ops", "operations on the device against their references", "cpp_tests:ops", "ops", 150, 40),
     Piece("parity", "tokens and log probabilities against transformers", "python_tests:parity", "parity", 180, 60),
     Piece("engine", "engine and Python API on the device", "cpp_tests:engine", "engine", 150, 45),

@@ -42,11 +42,10 @@ class Session:
 
 
 def describe(error: BaseException) -> Failure:
-    """The last frames of ours and the message."""
-    lines = traceback.format_exception(error)
-    text = "".join(lines)
+    """The message, which is what tells most, then the last frames."""
+    frames = "".join(traceback.format_tb(error.__traceback__)[-3:])
     device = any(word in str(error) for word in _DEVICE_WORDS)
-    return Failure(type(error).__name__, text[-1500:], DEVICE if device else OTHER)
+    return Failure(type(error).__name__, f"{str(error)[:1500]}\n{frames}", DEVICE if device else OTHER)
 
 
 def main() -> None:
