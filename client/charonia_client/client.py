@@ -23,7 +23,7 @@ import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
-from charonia_client.errors import BadRequest, ServerError, Unavailable, from_rpc, from_triton
+from charonia_client.errors import BadRequest, CharoniaError, ServerError, Unavailable, from_rpc, from_triton
 from charonia_client.stream import Stream, stream_infer
 from charonia_client.tensors import decode, decode_lookup, encode, encode_lookup, encode_stop
 from charonia_client.types import GenerateRequest, GenerateResponse, ModelMetadata, ServerMetadata
@@ -181,7 +181,9 @@ class Client:
     async def _stop_until_over(self, request_id: str, stream: Stream, told: asyncio.Event) -> None:
         try:
             for patience_s in _STOP_PATIENCE_S:
-                await self.stop(request_id)
+                # One that fails is said again: a server that is away has ended the call, a busy one may only be late.
+                with contextlib.suppress(CharoniaError):
+                    await self.stop(request_id)
                 told.set()
                 await asyncio.wait((stream.task,), timeout=patience_s)
                 if stream.task.done():
@@ -192,7 +194,7 @@ class Client:
                 await self.stop(request_id)
             raise
         except Exception:
-            # Nobody waits for this task, and a server that is away has nothing to stop.
+            # Nobody waits for this task; a client that is closed can say nothing more.
             return
         finally:
             told.set()
