@@ -11,7 +11,8 @@ namespace charonia::cuda {
 template <class T>
 class DeviceArray {
  public:
-  DeviceArray(Stream& stream, const std::vector<T>& from) : stream_(stream), n_(from.size()), memory_(from.size() * sizeof(T)) {
+  DeviceArray(Stream& stream, const std::vector<T>& from)
+      : stream_(stream), n_(from.size()), memory_(from.size() * sizeof(T)) {
     if (n_ == 0) return;
     stream_.upload(memory_.data(), from.data(), n_ * sizeof(T), "a test's array");
     stream_.wait("a test's array");

@@ -133,7 +133,8 @@ TEST(CudaRowsTest, silu_mul_gates_also_far_from_zero) {
       const bool wide = trial % 2 == 0;
       const int rows = uniform(random, 1, 5), inter = any_width(random, trial % 6 == 0 ? 3000 : 300, wide);
       const auto type = kTypes[static_cast<std::size_t>(trial % 3)], to = trial % 4 == 3 ? any_type(random) : type;
-      const auto in = Matrix::random(random, type, rows, 2 * inter, trial % 5 == 0 ? 60.0F : 2.0F, any_gap(random, wide));
+      const auto in =
+          Matrix::random(random, type, rows, 2 * inter, trial % 5 == 0 ? 60.0F : 2.0F, any_gap(random, wide));
       const MatrixOnDevice gate_up(stream, in), out(stream, Matrix(to, rows, inter, any_gap(random, wide)));
       silu_mul(stream, out.tensor(), gate_up.tensor());
       const auto result = out.host();

@@ -19,8 +19,8 @@ constexpr std::int64_t kUploadAlignment = 16;
 struct Slot {
   bool taken = false;
   std::uint64_t sequence = 0;
-  std::int64_t counted = 0;      // sampled tokens, once all that was packed is launched
-  std::uint64_t last_used = 0;   // step
+  std::int64_t counted = 0;     // sampled tokens, once all that was packed is launched
+  std::uint64_t last_used = 0;  // step
 };
 
 bool has_penalties(const ops::SampleRow& row) {
@@ -124,8 +124,8 @@ std::int32_t Sampler::Impl::slot_of(const ops::SampleRow& row) {
     throw Error(ErrorCode::internal, cat("two rows of sequence ", row.sequence, " are to be sampled in one step"));
   }
   if (at < 0) {
-    const auto oldest =
-        std::min_element(slots.begin(), slots.end(), [](const Slot& a, const Slot& b) { return a.last_used < b.last_used; });
+    const auto oldest = std::min_element(slots.begin(), slots.end(),
+                                         [](const Slot& a, const Slot& b) { return a.last_used < b.last_used; });
     if (oldest->taken) slot_of_sequence.erase(oldest->sequence);
     at = static_cast<std::int32_t>(oldest - slots.begin());
     *oldest = {.taken = true, .sequence = row.sequence, .counted = -1};
@@ -139,7 +139,8 @@ std::int32_t Sampler::Impl::slot_of(const ops::SampleRow& row) {
 }
 
 void Sampler::Impl::add_history(const ops::SampleRow& row, std::int32_t slot) {
-  for (const auto tokens : {row.prompt, row.output}) std::for_each(tokens.begin(), tokens.end(), [&](auto id) { checked(id); });
+  for (const auto tokens : {row.prompt, row.output})
+    std::for_each(tokens.begin(), tokens.end(), [&](auto id) { checked(id); });
   const auto begin = history_counts.size();
   const auto note = [&](std::int32_t id, bool in_prompt) {
     auto& count = seen[static_cast<std::size_t>(id)];
@@ -266,7 +267,8 @@ std::vector<ops::Sampled> Sampler::parse(const void* downloaded, std::int64_t ro
     const auto& result = results[i];
     auto& sampled = out[i];
     switch (result.status) {
-      case SampleStatus::sampled: break;
+      case SampleStatus::sampled:
+        break;
       case SampleStatus::broken:
         sampled.error = cat("the logit of token ", result.bad_id, " is ", result.bad_logit,
                             ": the model's weights or its computation are broken");

@@ -1,10 +1,10 @@
 // Sampling on the device. The host packs the rows' parameters and lists into the step's upload; kernels leave token ids
 // where the next step's embedding finds them, and a result per row for the step's download.
 //
-// Penalties count tokens: a table [slots, vocab] on the device holds of every sequence that has penalties how often each
-// token was sampled and whether the prompt has it. A sequence keeps its slot from step to step; a history goes up only
-// when it takes a slot, or when the table has not counted as many tokens as the row says were sampled. With more such
-// sequences than slots the one that was sampled longest ago loses its slot.
+// Penalties count tokens: a table [slots, vocab] on the device holds of every sequence that has penalties how often
+// each token was sampled and whether the prompt has it. A sequence keeps its slot from step to step; a history goes up
+// only when it takes a slot, or when the table has not counted as many tokens as the row says were sampled. With more
+// such sequences than slots the one that was sampled longest ago loses its slot.
 //
 // Tokens are those that ops/cpu/sample.h draws from the same logits, as long as rounding does not decide: a token less
 // likely than 2^-44 times the likeliest is never drawn (there: e^-80).
@@ -20,13 +20,13 @@
 
 namespace charonia::cuda {
 
-// Where the parts of a step's sampling lie in the upload. `bytes` is what pack() writes; for the same `rows` and no lists
-// it is always the same layout, so that a recorded step serves later ones.
+// Where the parts of a step's sampling lie in the upload. `bytes` is what pack() writes; for the same `rows` and no
+// lists it is always the same layout, so that a recorded step serves later ones.
 struct SamplePacked {
-  std::size_t begin = 0;      // in pack()'s `to`, a multiple of 16
+  std::size_t begin = 0;  // in pack()'s `to`, a multiple of 16
   std::size_t bytes = 0;
-  std::int64_t rows = 0;      // with padding
-  bool plain = true;          // no row has lists or penalties: what recorded steps take
+  std::int64_t rows = 0;  // with padding
+  bool plain = true;      // no row has lists or penalties: what recorded steps take
   bool any_logprobs = false;
   std::int64_t list_entries = 0, histories = 0;
   std::size_t entries_at = 0, histories_at = 0, counts_at = 0;  // behind `begin`; of what is not plain
@@ -34,7 +34,8 @@ struct SamplePacked {
 
 class Sampler {
  public:
-  // max_rows: of a step, with padding; also the number of slots. Throws Error(unsupported) for a vocabulary beyond 262144.
+  // max_rows: of a step, with padding; also the number of slots. Throws Error(unsupported) for a vocabulary beyond
+  // 262144.
   Sampler(int vocab, int max_rows);
   ~Sampler();
 
@@ -43,8 +44,8 @@ class Sampler {
   // Error(internal) when a token id is not in the vocabulary, or two rows are of one sequence with penalties.
   SamplePacked pack(std::span<const ops::SampleRow> rows, std::int64_t padded, std::vector<std::byte>& to);
 
-  // logits [packed.rows, vocab] f32, overwritten. `uploaded` is where pack()'s bytes lie on the device, overwritten too;
-  // 16-byte aligned. Rows whose stride is a multiple of 4 are read faster. No allocation.
+  // logits [packed.rows, vocab] f32, overwritten. `uploaded` is where pack()'s bytes lie on the device, overwritten
+  // too; 16-byte aligned. Rows whose stride is a multiple of 4 are read faster. No allocation.
   void launch(Stream& stream, const ops::Tensor& logits, const SamplePacked& packed, void* uploaded);
 
   // Token ids [rows] of the step launched last, on the device; -1: the row failed. The address never changes.

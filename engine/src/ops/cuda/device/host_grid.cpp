@@ -17,6 +17,7 @@ namespace charonia::cuda::host_grid {
 namespace {
 
 constexpr std::size_t kStackBytes = std::size_t{256} << 10;
+constexpr std::size_t kStackShiftBytes = 1024 + 64, kMostStackShiftBytes = std::size_t{64} << 10;
 constexpr std::size_t kMostExchanged = 64;
 constexpr unsigned kLanes = 32;
 constexpr int kNaNByte = 0xff;  // four of them are a NaN, two are one in either 16-bit type
@@ -158,7 +159,8 @@ void Grid::resume(Fiber& fiber) {
     ucontext_t context;
     getcontext(&context);
     context.uc_stack.ss_sp = fiber.stack->data();
-    context.uc_stack.ss_size = kStackBytes;
+    // Not the same offset in all stacks, which are whole pages: their tops would share few lines of the caches.
+    context.uc_stack.ss_size = kStackBytes - index_of(fiber) * kStackShiftBytes % kMostStackShiftBytes;
     context.uc_link = nullptr;
     makecontext(&context, &Grid::enter, 0);
     setcontext(&context);

@@ -122,7 +122,8 @@ struct EmbedParams {
 };
 
 template <class Table, class Out>
-CHARONIA_KERNEL(kThreads, 1) void embed_kernel(const EmbedParams p) {
+CHARONIA_KERNEL(kThreads, 1)
+void embed_kernel(const EmbedParams p) {
   dependency_trigger();
   dependency_wait();
   const auto row = static_cast<std::int64_t>(blockIdx.x);
@@ -130,9 +131,9 @@ CHARONIA_KERNEL(kThreads, 1) void embed_kernel(const EmbedParams p) {
   if (id < 0) id = max(p.sampled[-1 - id], 0);
   const int at = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) * kVector;
   float x[kVector];
-  to_floats(load_raw(static_cast<const Table*>(p.table) + static_cast<std::int64_t>(id) * p.hidden, at, p.hidden,
-                     p.aligned),
-            x);
+  to_floats(
+      load_raw(static_cast<const Table*>(p.table) + static_cast<std::int64_t>(id) * p.hidden, at, p.hidden, p.aligned),
+      x);
   store_floats(static_cast<Out*>(p.out) + row * p.out_stride, at, p.hidden, p.aligned, x);
 }
 
@@ -155,8 +156,8 @@ struct NormParams {
 constexpr int kMostHeld = 2;
 constexpr int kMostNormThreads = 1024;
 
-// The threads of a row, by its width alone. Thread t sums the squares of vectors t, t + threads, .. in this order; lanes
-// and warps are summed as block_sum() has it.
+// The threads of a row, by its width alone. Thread t sums the squares of vectors t, t + threads, .. in this order;
+// lanes and warps are summed as block_sum() has it.
 int norm_threads(std::int64_t hidden) {
   return static_cast<int>(std::min<std::int64_t>(round_up(divide_up(hidden, kVector), kWarp), kMostNormThreads));
 }
@@ -170,7 +171,8 @@ CHARONIA_DEVICE void add_rounded(float (&x)[kVector], const float (&delta)[kVect
 
 // held: vectors per thread that stay in registers; 0: any number, residual is read again.
 template <class Residual, class Delta, class Out, int held>
-CHARONIA_KERNEL(kMostNormThreads, 1) void rms_norm_kernel(const NormParams p) {
+CHARONIA_KERNEL(kMostNormThreads, 1)
+void rms_norm_kernel(const NormParams p) {
   CHARONIA_SHARED(float, scratch, [32]);
   const auto row = static_cast<std::int64_t>(blockIdx.x);
   const int tid = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x) * kVector;
@@ -252,7 +254,8 @@ struct SiluParams {
 };
 
 template <class In, class Out>
-CHARONIA_KERNEL(kThreads, 1) void silu_mul_kernel(const SiluParams p) {
+CHARONIA_KERNEL(kThreads, 1)
+void silu_mul_kernel(const SiluParams p) {
   constexpr float kLog2E = 1.4426950408889634F;
   dependency_trigger();
   dependency_wait();
@@ -281,7 +284,8 @@ struct CopyParams {
 };
 
 template <class Unit>
-CHARONIA_KERNEL(kThreads, 1) void copy_kernel(const CopyParams p) {
+CHARONIA_KERNEL(kThreads, 1)
+void copy_kernel(const CopyParams p) {
   dependency_trigger();
   dependency_wait();
   const auto row = static_cast<std::int64_t>(blockIdx.x), piece = static_cast<std::int64_t>(blockIdx.z);
@@ -298,10 +302,14 @@ CHARONIA_KERNEL(kThreads, 1) void copy_kernel(const CopyParams p) {
 template <class F>
 void with_type(DType type, F f) {
   switch (type) {
-    case DType::f32: return f(float{});
-    case DType::bf16: return f(bf16{});
-    case DType::f16: return f(f16{});
-    default: throw Error(ErrorCode::internal, cat("rows of ", to_string(type), " are not computed with"));
+    case DType::f32:
+      return f(float{});
+    case DType::bf16:
+      return f(bf16{});
+    case DType::f16:
+      return f(f16{});
+    default:
+      throw Error(ErrorCode::internal, cat("rows of ", to_string(type), " are not computed with"));
   }
 }
 
@@ -322,8 +330,8 @@ void copy_rows(Stream& stream, std::string_view what, std::int64_t num_rows, int
   const auto run = [&]<class Unit>(Unit) {
     auto launched = p;
     const auto per_unit = static_cast<std::int64_t>(sizeof(Unit) / size_of(type));
-    for (auto* const n : {&launched.out_stride, &launched.out_piece, &launched.in_stride, &launched.in_piece,
-                          &launched.units}) {
+    for (auto* const n :
+         {&launched.out_stride, &launched.out_piece, &launched.in_stride, &launched.in_piece, &launched.units}) {
       *n /= per_unit;
     }
     auto shape = over_vectors(num_rows, launched.units);

@@ -1,10 +1,10 @@
 // From rows of logits to tokens, without sorting them.
 //
-// The order of tokens is that of their codes, ascending: 32 bits that fall as the logit rises, then 18 bits of id. So the
-// least code is the greedy choice, ties go to the lower id, and a range of codes is a stretch of the likeliest-first
-// order. A token's mass is e^((logit - greatest) / temperature) as a whole number of 2^-44: sums of masses do not depend
-// on the order in which they are added, hence not on thread blocks, their number, or the other rows. (A token less likely
-// than 2^-44 times the likeliest has no mass and is never drawn.)
+// The order of tokens is that of their codes, ascending: 32 bits that fall as the logit rises, then 18 bits of id. So
+// the least code is the greedy choice, ties go to the lower id, and a range of codes is a stretch of the
+// likeliest-first order. A token's mass is e^((logit - greatest) / temperature) as a whole number of 2^-44: sums of
+// masses do not depend on the order in which they are added, hence not on thread blocks, their number, or the other
+// rows. (A token less likely than 2^-44 times the likeliest has no mass and is never drawn.)
 //
 //   scan        grid (vocab / 4096, rows), a warp per group of 512 logits, all loads at once: the group's least code;
 //               for rows that ask for log probabilities its sum of e^x, in an order given by the vocabulary
@@ -38,13 +38,13 @@ namespace {
 
 using u64 = unsigned long long;
 
-constexpr int kPerLane = kSampleGroup / kWarp;                    // logits of a group
+constexpr int kPerLane = kSampleGroup / kWarp;  // logits of a group
 constexpr int kVectors = kPerLane / 4;
 constexpr int kScanThreads = 256, kHistogramThreads = 512, kFinishThreads = 1024;
-constexpr int kScanned = kScanThreads / kWarp * kSampleGroup;     // by a block
+constexpr int kScanned = kScanThreads / kWarp * kSampleGroup;  // by a block
 constexpr float kBinsPerTemperature = 64;
 constexpr float kLastBin = kSampleBins - 1;
-constexpr float kMassOfOne = 17592186044416.0F;                   // 2^44: 2^18 of them fit
+constexpr float kMassOfOne = 17592186044416.0F;  // 2^44: 2^18 of them fit
 constexpr float kInfinity = INFINITY;
 constexpr float kMostFloat = 3.402823466e38F;
 constexpr u64 kNoCode = ~0ULL;
@@ -100,20 +100,20 @@ CHARONIA_DEVICE void add_mass(unsigned* low, unsigned* high, u64 mass) {
 // ---- a row's logits ----
 
 struct Logits {
-  const float* logits = nullptr;         // [vocab]
-  const std::uint16_t* counts = nullptr; // [vocab], null: no penalties
+  const float* logits = nullptr;          // [vocab]
+  const std::uint16_t* counts = nullptr;  // [vocab], null: no penalties
   float repetition = 1, presence = 0, frequency = 0;
   int vocab = 0;
-  bool aligned = false;                  // to 16 bytes
+  bool aligned = false;  // to 16 bytes
 };
 
 struct SampleKernelParams {
   SampleBatch batch;
   SampleMemory memory;
   int groups = 0;
-  int part = 0;             // of the vocabulary, for a block of the histogram
+  int part = 0;  // of the vocabulary, for a block of the histogram
   bool aligned = false;
-  bool originals = false;   // scan: of rows that ask for log probabilities, into original_best
+  bool originals = false;  // scan: of rows that ask for log probabilities, into original_best
 };
 
 CHARONIA_DEVICE Logits original_logits(const SampleKernelParams& p, std::int64_t row) {
@@ -138,7 +138,8 @@ CHARONIA_DEVICE Logits logits_of(const SampleKernelParams& p, std::int64_t row, 
 CHARONIA_DEVICE float penalised(const Logits& row, float x, unsigned count) {
   if (count == 0) return x;
   x = x > 0 ? x / row.repetition : x * row.repetition;
-  return x - row.presence - row.frequency * static_cast<float>(count & kMostCounted);
+  const unsigned sampled = count & kMostCounted;
+  return sampled == 0 ? x : x - row.presence - row.frequency * static_cast<float>(sampled);
 }
 
 // Logits [at, at + 4); -infinity beyond the end.
@@ -230,7 +231,8 @@ CHARONIA_KERNEL(kScanThreads, 1) void scatter_kernel(const SampleKernelParams p)
 // ---- scan ----
 
 template <bool penalties>
-CHARONIA_KERNEL(kScanThreads, 4) void scan_kernel(const SampleKernelParams p) {
+CHARONIA_KERNEL(kScanThreads, 4)
+void scan_kernel(const SampleKernelParams p) {
   dependency_trigger();
   dependency_wait();
   const auto row = static_cast<std::int64_t>(blockIdx.y);
@@ -283,7 +285,8 @@ CHARONIA_KERNEL(kScanThreads, 4) void scan_kernel(const SampleKernelParams p) {
 // ---- histogram ----
 
 template <bool penalties>
-CHARONIA_KERNEL(kHistogramThreads, 2) void histogram_kernel(const SampleKernelParams p) {
+CHARONIA_KERNEL(kHistogramThreads, 2)
+void histogram_kernel(const SampleKernelParams p) {
   constexpr int kStep = kHistogramThreads * 4;
   CHARONIA_SHARED(unsigned, low, [kSampleBins]);
   CHARONIA_SHARED(unsigned, high, [kSampleBins]);
@@ -360,6 +363,11 @@ struct Stretch {
   u64 before_mass, before_count;
 };
 
+// Two sums at once, as most have to be known of both.
+struct Sums {
+  u64 mass, count;
+};
+
 struct Shared {
   union {
     struct {
@@ -370,41 +378,43 @@ struct Shared {
       unsigned low[kSampleBins], high[kSampleBins], count[kSampleBins];
     } finer;
   };
-  u64 masses[kSampleBins];  // of this bin and those before it
-  u64 counts[kSampleBins];
+  Sums bins[kSampleBins];  // of this bin and those before it
+  Sums warps[kWarp];
   u64 scratch[kWarp];
   u64 edges[2];
-  int at;
+  int found[2];
   unsigned listed;  // how many were found for the list; those beyond kMostListed are not in it
   Stretch stretch;  // that is listed, or being cut
+  Scale scale;      // of masses and bins
 };
 
-CHARONIA_DEVICE u64 block_inclusive_sum(u64 x, u64* scratch) {
+// This thread's and those of the threads before it.
+CHARONIA_DEVICE Sums block_inclusive_sums(Sums x, Shared& s) {
   CHARONIA_UNROLL
   for (int delta = 1; delta < kWarp; delta *= 2) {
-    const u64 other = shuffle_up(x, delta);
-    if (lane_id() >= delta) x += other;
+    const u64 mass = shuffle_up(x.mass, delta), count = shuffle_up(x.count, delta);
+    if (lane_id() >= delta) x.mass += mass, x.count += count;
   }
-  if (lane_id() == kWarp - 1) scratch[warp_id()] = x;
+  if (lane_id() == kWarp - 1) s.warps[warp_id()] = x;
   __syncthreads();
-  u64 before = 0;
-  for (int warp = 0; warp < warp_id(); ++warp) before += scratch[warp];
+  for (int warp = 0; warp < warp_id(); ++warp) x.mass += s.warps[warp].mass, x.count += s.warps[warp].count;
   __syncthreads();
-  return before + x;
+  return x;
 }
 
-// The thread with before < need <= up_to: there is at most one. -1: none.
-CHARONIA_DEVICE int block_find(u64 before, u64 up_to, u64 need, Shared& s) {
-  if (threadIdx.x == 0) s.at = -1;
+// The thread with before < need <= up_to; the last one when all is less than need. before and up_to rise with the
+// thread. turn: 0 and 1 by turns, so that one barrier is enough.
+CHARONIA_DEVICE int block_find(u64 before, u64 up_to, u64 need, int& turn, Shared& s) {
+  const int tid = static_cast<int>(threadIdx.x);
+  if (before < need && (need <= up_to || tid == kFinishThreads - 1)) s.found[turn] = tid;
   __syncthreads();
-  if (before < need && need <= up_to) s.at = static_cast<int>(threadIdx.x);
-  __syncthreads();
-  const int at = s.at;
-  __syncthreads();
-  return at;
+  const int found = s.found[turn];
+  turn = 1 - turn;
+  return found;
 }
 
-// Calls f(logit, code) for the row's tokens in the range, in any order, by whole groups. best [groups]: their least codes.
+// Calls f(logit, code) for the row's tokens in the range, in any order, by whole groups. best [groups]: their least
+// codes.
 template <bool penalties, class F>
 CHARONIA_DEVICE void for_range(const Logits& row, const u64* best, int groups, Range range, F f) {
   constexpr int kAtOnce = penalties ? 1 : kVectors;  // as registers allow
@@ -465,10 +475,10 @@ CHARONIA_DEVICE void list_range(const Logits& row, const u64* best, int groups, 
   if (s.listed <= kMostListed) sort_list(s, static_cast<int>(s.listed));
 }
 
-// Cuts s.stretch down to one of at most kMostListed tokens, in which the count (or the mass), from the row's first token
-// on, reaches `need`. Overwrites the list.
+// Cuts s.stretch down to one of at most kMostListed tokens, in which the count (or the mass), from the row's first
+// token on, reaches `need`. Overwrites the list.
 template <bool penalties>
-CHARONIA_DEVICE void narrow(const Logits& row, const u64* best, int groups, const Scale& scale, bool by_count, u64 need,
+CHARONIA_DEVICE void narrow(const Logits& row, const u64* best, int groups, bool by_count, u64 need, int& turn,
                             Shared& s) {
   const int tid = static_cast<int>(threadIdx.x);
   for (bool first = true;; first = false) {
@@ -492,17 +502,15 @@ CHARONIA_DEVICE void narrow(const Logits& row, const u64* best, int groups, cons
     __syncthreads();
     for_range<penalties>(row, best, groups, range, [&](float logit, u64 code) {
       const auto bin = static_cast<int>((code - range.first) >> shift);
-      add_mass(&s.finer.low[bin], &s.finer.high[bin], mass_of(scale, logit));
+      add_mass(&s.finer.low[bin], &s.finer.high[bin], mass_of(s.scale, logit));
       atomicAdd(&s.finer.count[bin], 1U);
     });
     __syncthreads();
     const u64 mass = static_cast<u64>(s.finer.high[tid]) << 32 | s.finer.low[tid];
     const unsigned count = s.finer.count[tid];
-    const u64 masses = s.stretch.before_mass + block_inclusive_sum(mass, s.scratch);
-    const u64 counts = s.stretch.before_count + block_inclusive_sum(count, s.scratch);
-    const int bin =
-        block_find(by_count ? counts - count : masses - mass, by_count ? counts : masses, need, s);
-    if (bin < 0) return;
+    const Sums sums = block_inclusive_sums({mass, count}, s);
+    const u64 masses = s.stretch.before_mass + sums.mass, counts = s.stretch.before_count + sums.count;
+    const int bin = block_find(by_count ? counts - count : masses - mass, by_count ? counts : masses, need, turn, s);
     if (tid == bin) {
       const u64 begin = range.first + (static_cast<u64>(bin) << shift);
       s.stretch = {{begin, min(range.last, begin + (1ULL << shift) - 1)}, masses - mass, counts - count};
@@ -534,30 +542,29 @@ class Draw {
  public:
   CHARONIA_DEVICE Draw(const SampleKernelParams& p, std::int64_t row, const SampleParams& params, float greatest,
                        Shared& s)
-      : p_(p), params_(params), row_(row), scale_(scale_of(greatest, params.temperature)), s_(s) {
+      : p_(p), params_(params), row_(row), s_(s) {
     const int tid = static_cast<int>(threadIdx.x);
-    s.masses[tid] = block_inclusive_sum(p.memory.masses[row * kSampleBins + tid], s.scratch);
-    s.counts[tid] = block_inclusive_sum(p.memory.counts[row * kSampleBins + tid], s.scratch);
-    if (tid == 0) s.listed = 0;
+    const auto at = row * kSampleBins + tid;
+    s.bins[tid] = block_inclusive_sums({p.memory.masses[at], p.memory.counts[at]}, s);
+    if (tid == 0) s.listed = 0, s.scale = scale_of(greatest, params.temperature);
     __syncthreads();
   }
 
   CHARONIA_DEVICE int run() {
     const auto top_k = static_cast<u64>(params_.top_k);
-    const bool has_top_k = params_.top_k > 0 && top_k < s_.counts[kSampleBins - 1];
+    const bool has_top_k = params_.top_k > 0 && top_k < s_.bins[kSampleBins - 1].count;
     const bool has_top_p = params_.top_p < 1, has_min_p = params_.min_p > 0;
     if (has_top_k || has_top_p || has_min_p) {
       int last = kSampleBins - 1;
       if (has_top_k) last = min(last, bin_by(true, top_k));
-      if (has_top_p) last = min(last, bin_by(false, top_p_of(s_.masses[last])));
-      if (has_min_p) last = min(last, bin_of(scale_, least_logit(params_, scale_.greatest)));
-      if (s_.counts[last] <= kMostListed) {
-        const Range range = bins(0, last);
-        if (threadIdx.x == 0) s_.stretch = {range, 0, 0};
+      if (has_top_p) last = min(last, bin_by(false, top_p_of(s_.bins[last].mass)));
+      if (has_min_p) last = min(last, bin_of(s_.scale, least_logit(params_, s_.scale.greatest)));
+      if (s_.bins[last].count <= kMostListed) {
+        take_bins(0, last);
         list();
       }
     }
-    u64 mass = s_.masses[kSampleBins - 1];  // of the prefix that is left
+    u64 mass = s_.bins[kSampleBins - 1].mass;  // of the prefix that is left
     for (int step = has_top_k ? 0 : has_top_p ? 1 : 2;; step = step == 0 && has_top_p ? 1 : 2) {
       u64 need = top_k;
       if (step == 1) need = top_p_of(mass);
@@ -566,7 +573,7 @@ class Draw {
         need = min(static_cast<u64>(params_.unit * static_cast<double>(mass)) + 1, mass);
       }
       const int at = find(step == 0, need);
-      if (step == 2) return id_of(s_.list.codes[at]);
+      if (step == 2) return min(id_of(s_.list.codes[at]), p_.batch.vocab - 1);
       mass = s_.stretch.before_mass + s_.list.masses[at];
     }
   }
@@ -580,50 +587,55 @@ class Draw {
 
   CHARONIA_DEVICE int bin_by(bool by_count, u64 need) {
     const int tid = static_cast<int>(threadIdx.x);
-    const u64* const sums = by_count ? s_.counts : s_.masses;
-    return max(block_find(tid == 0 ? 0 : sums[tid - 1], sums[tid], need, s_), 0);
+    const Sums up_to = s_.bins[tid], before = tid == 0 ? Sums{0, 0} : s_.bins[tid - 1];
+    return block_find(by_count ? before.count : before.mass, by_count ? up_to.count : up_to.mass, need, turn_, s_);
   }
 
-  CHARONIA_DEVICE Range bins(int first, int last) {
+  // Makes bins [first, last] the stretch.
+  CHARONIA_DEVICE void take_bins(int first, int last) {
     if (warp_id() < 2) {
-      const u64 edge = first_code(scale_, warp_id() == 0 ? first : last + 1);
+      const u64 edge = first_code(s_.scale, warp_id() == 0 ? first : last + 1);
       if (lane_id() == 0) s_.edges[warp_id()] = edge;
     }
     __syncthreads();
-    const Range out = {s_.edges[0], last + 1 < kSampleBins ? s_.edges[1] - 1 : kNoCode};
+    if (threadIdx.x == 0) {
+      const Sums before = first == 0 ? Sums{0, 0} : s_.bins[first - 1];
+      s_.stretch = {{s_.edges[0], last + 1 < kSampleBins ? s_.edges[1] - 1 : kNoCode}, before.mass, before.count};
+    }
     __syncthreads();
-    return out;
   }
 
-  // Lists s.stretch, with masses.
+  // Lists the stretch, with masses.
   CHARONIA_DEVICE void list() {
-    __syncthreads();
     const int tid = static_cast<int>(threadIdx.x);
     list_range<penalties>(logits_of<penalties>(p_, row_, params_), best(), p_.groups, s_.stretch.range, s_);
-    const u64 mass = tid < static_cast<int>(s_.listed) ? mass_of(scale_, logit_of(s_.list.codes[tid])) : 0;
-    s_.list.masses[tid] = block_inclusive_sum(mass, s_.scratch);
+    const u64 mass = tid < static_cast<int>(s_.listed) ? mass_of(s_.scale, logit_of(s_.list.codes[tid])) : 0;
+    s_.list.masses[tid] = block_inclusive_sums({mass, 0}, s_).mass;
     __syncthreads();
   }
 
-  // Where in the list is the first token with which the count, or the mass, reaches `need`, >= 1 and at most all there is.
+  CHARONIA_DEVICE bool listed(bool by_count, u64 need) const {
+    if (s_.listed == 0) return false;
+    const u64 before = by_count ? s_.stretch.before_count : s_.stretch.before_mass;
+    return need > before && need - before <= (by_count ? s_.listed : s_.list.masses[kMostListed - 1]);
+  }
+
+  // Where in the list is the first token with which the count, or the mass, reaches `need`, >= 1 and at most all there
+  // is.
   CHARONIA_DEVICE int find(bool by_count, u64 need) {
-    const int tid = static_cast<int>(threadIdx.x), bin = bin_by(by_count, need);
-    const Range range = bins(bin, bin);
-    if (s_.listed == 0 || range.first < s_.stretch.range.first || range.last > s_.stretch.range.last) {
-      const u64 before_count = bin == 0 ? 0 : s_.counts[bin - 1];
-      if (tid == 0) s_.stretch = {range, bin == 0 ? 0 : s_.masses[bin - 1], before_count};
-      __syncthreads();
-      if (s_.counts[bin] - before_count > kMostListed) {
-        narrow<penalties>(logits_of<penalties>(p_, row_, params_), best(), p_.groups, scale_, by_count, need, s_);
+    const int tid = static_cast<int>(threadIdx.x);
+    if (!listed(by_count, need)) {
+      const int bin = bin_by(by_count, need);  // behind its barrier the list may go
+      take_bins(bin, bin);
+      if (s_.bins[bin].count - s_.stretch.before_count > kMostListed) {
+        narrow<penalties>(logits_of<penalties>(p_, row_, params_), best(), p_.groups, by_count, need, turn_, s_);
       }
       list();
     }
-    int at = static_cast<int>(need - s_.stretch.before_count) - 1;
-    if (!by_count) {
-      at = block_find(tid == 0 ? 0 : s_.list.masses[tid - 1], s_.list.masses[tid], need - s_.stretch.before_mass, s_);
-    }
-    const int listed = min(static_cast<int>(s_.listed), kMostListed);
-    return at < 0 || at >= listed ? listed - 1 : at;
+    const int last = static_cast<int>(s_.listed) - 1;
+    if (by_count) return min(static_cast<int>(need - s_.stretch.before_count) - 1, last);
+    const u64 before = tid == 0 ? 0 : s_.list.masses[tid - 1];
+    return max(min(block_find(before, s_.list.masses[tid], need - s_.stretch.before_mass, turn_, s_), last), 0);
   }
 
   CHARONIA_DEVICE const u64* best() const { return p_.memory.best + row_ * p_.groups; }
@@ -631,8 +643,8 @@ class Draw {
   const SampleKernelParams& p_;
   const SampleParams& params_;
   std::int64_t row_;
-  Scale scale_;
   Shared& s_;
+  int turn_ = 0;
 };
 
 // The token's log probability and the likeliest ones, of the logits as they came.
@@ -654,8 +666,9 @@ CHARONIA_DEVICE void log_probabilities(const SampleKernelParams& p, std::int64_t
   const int n = min(min(top, ops::kMaxTopLogprobs), p.batch.vocab);
   if (tid == 0) result.num_top = n;
   if (n == 0) return;
+  int turn = 0;
   // The n-th of the groups' least codes has n before or at it, so the likeliest n are among those up to it.
-  if (tid == 0) s.stretch = {{0, kNoCode}, 0, 0};
+  if (tid == 0) s.stretch = {{0, kNoCode}, 0, 0}, s.scale = scale_of(greatest, 1);
   if (n <= p.groups) {
     s.list.codes[tid] = mine;
     __syncthreads();
@@ -667,7 +680,7 @@ CHARONIA_DEVICE void log_probabilities(const SampleKernelParams& p, std::int64_t
     list_range<penalties>(logits, best, p.groups, {0, s.stretch.range.last}, s);
     if (s.listed <= kMostListed) break;
     __syncthreads();
-    narrow<penalties>(logits, best, p.groups, scale_of(greatest, 1), true, static_cast<u64>(n), s);
+    narrow<penalties>(logits, best, p.groups, true, static_cast<u64>(n), turn, s);
   }
   if (tid < n) {
     result.top_ids[tid] = id_of(s.list.codes[tid]);
@@ -676,7 +689,8 @@ CHARONIA_DEVICE void log_probabilities(const SampleKernelParams& p, std::int64_t
 }
 
 template <bool penalties>
-CHARONIA_KERNEL(kFinishThreads, 1) void finish_kernel(const SampleKernelParams p) {
+CHARONIA_KERNEL(kFinishThreads, 1)
+void finish_kernel(const SampleKernelParams p) {
   CHARONIA_SHARED(Shared, s, );
   dependency_trigger();
   dependency_wait();
@@ -685,7 +699,16 @@ CHARONIA_KERNEL(kFinishThreads, 1) void finish_kernel(const SampleKernelParams p
   if (params.active == 0) return;
   const int tid = static_cast<int>(threadIdx.x);
   SampleResult& result = p.memory.results[row];
-  const u64 best = block_least(tid < p.groups ? p.memory.best[row * p.groups + tid] : kNoCode, s.scratch);
+  if (warp_id() == 0) {
+    u64 least = kNoCode;
+    for (int group = lane_id(); group < p.groups; group += kWarp) {
+      least = min(least, p.memory.best[row * p.groups + group]);
+    }
+    least = warp_least(least);
+    if (lane_id() == 0) s.edges[0] = least;
+  }
+  __syncthreads();
+  const u64 best = s.edges[0];
   const float greatest = logit_of(best);
   if (broken(best) || greatest == -kInfinity) {
     if (tid != 0) return;
@@ -749,8 +772,8 @@ void sample(Stream& stream, const SampleBatch& batch, const SampleMemory& memory
     run<false>(stream, p, scan, histogram);
     return;
   }
-  launch(stream, "sample: history",
-         {.grid_x = static_cast<unsigned>(batch.num_histories), .threads = kFinishThreads}, history_kernel, p);
+  launch(stream, "sample: history", {.grid_x = static_cast<unsigned>(batch.num_histories), .threads = kFinishThreads},
+         history_kernel, p);
   if (batch.any_logprobs) {
     auto originals = p;
     originals.originals = true;

@@ -11,21 +11,21 @@ namespace charonia::cuda {
 
 // One row, as it is uploaded.
 struct SampleParams {
-  double unit = 0;             // the random number, [0, 1)
-  float temperature = 1;       // 0: greedy
+  double unit = 0;        // the random number, [0, 1)
+  float temperature = 1;  // 0: greedy
   float top_p = 1, min_p = 0;
   float repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
-  std::int32_t top_k = 0;      // 0: all
+  std::int32_t top_k = 0;  // 0: all
   std::int32_t logprobs = -1;
-  std::int32_t slot = -1;      // in the table of counts; -1: the row has no penalties
+  std::int32_t slot = -1;                     // in the table of counts; -1: the row has no penalties
   std::int32_t list_begin = 0, list_end = 0;  // in the entries
-  std::int32_t active = 0;     // 0: padding
+  std::int32_t active = 0;                    // 0: padding
   std::int64_t reserved = 0;
 };
 static_assert(sizeof(SampleParams) == 64);
 
-// Added to the logit of `id` (-infinity: a ban). A row names an id once. While a row is sampled, `value` is what the logit
-// was.
+// Added to the logit of `id` (-infinity: a ban). A row names an id once. While a row is sampled, `value` is what the
+// logit was.
 struct SampleEntry {
   std::int32_t id = 0;
   float value = 0;
@@ -47,8 +47,8 @@ inline constexpr std::uint32_t kInPrompt = 0x8000, kMostCounted = 0x7fff;
 enum class SampleStatus : std::int32_t { sampled, broken, nothing_left };
 
 struct SampleResult {
-  std::int32_t token = 0;   // -1: the row failed
-  float logprob = 0;        // of a row that asked
+  std::int32_t token = 0;  // -1: the row failed
+  float logprob = 0;       // of a row that asked
   SampleStatus status = SampleStatus::sampled;
   std::int32_t bad_id = 0;  // broken: the first NaN or +infinity, and which of them it is
   float bad_logit = 0;
@@ -70,10 +70,10 @@ CHARONIA_HD constexpr std::int64_t count_stride(int vocab) { return round_up(voc
 struct SampleBatch {
   float* logits = nullptr;  // [rows, vocab]
   std::int64_t stride = 0;
-  int rows = 0, vocab = 0;  // vocab <= kMostSampledVocab
+  int rows = 0, vocab = 0;               // vocab <= kMostSampledVocab
   const SampleParams* params = nullptr;  // [rows]
-  bool plain = true;        // no row has a slot or entries
-  bool any_logprobs = true; // matters where not plain
+  bool plain = true;                     // no row has a slot or entries
+  bool any_logprobs = true;              // matters where not plain
   SampleEntry* entries = nullptr;
   std::int64_t num_entries = 0;
   const SampleHistory* histories = nullptr;
