@@ -24,7 +24,7 @@ from gpu_check.records import ASSERTION, CRASH, DEVICE, Bar, Failure, Outcome, R
 def gpu_check(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [ROOT / "scripts" / "gpu_check.sh", *map(str, arguments)],
-        capture_output=True, text=True, timeout=240, env={**os.environ, "PYTHON": sys.executable, **env},
+        capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHON": sys.executable, **env},
     )  # fmt: skip
 
 
