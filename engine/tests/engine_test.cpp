@@ -130,6 +130,29 @@ TEST_P(EngineTest, MinTokensKeepsTheEndAway) {
   EXPECT_GE(held.tokens().size(), 12U);
 }
 
+TEST_P(EngineTest, TheFirstTokenAfterMinTokensMayBeTheEnd) {
+  Engine engine(dir_);
+  Collector free_running;
+  engine.submit(request({1, 2, 3}, 30), free_running.callback());
+  const auto tokens = free_running.tokens();
+  int tried = 0;
+  for (std::size_t i = 1; i < tokens.size(); ++i) {
+    if (std::find(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(i), tokens[i]) !=
+        tokens.begin() + static_cast<std::ptrdiff_t>(i)) {
+      continue;
+    }
+    auto ends = request({1, 2, 3}, 30);
+    ends.sampling.ignore_eos = false;
+    ends.sampling.end_ids = {tokens[i]};
+    ends.sampling.min_tokens = static_cast<int>(i);
+    Collector ended;
+    engine.submit(ends, ended.callback());
+    EXPECT_EQ(ended.tokens().size(), i + 1);
+    ++tried;
+  }
+  EXPECT_GT(tried, 0);
+}
+
 TEST_P(EngineTest, BadWordsAreNeverCompleted) {
   Engine engine(dir_);
   Collector free_running, without;
@@ -217,13 +240,14 @@ TEST_P(EngineTest, ACallbackMaySubmitAndCancel) {
   Collector second;
   Engine engine(dir_);
   std::promise<void> first_done;
-  Engine::Handle handle = 0;
-  handle = engine.submit(request({1, 2}, 50), [&](Result&& result) {
+  std::promise<Engine::Handle> own;
+  const auto handle = own.get_future().share();
+  own.set_value(engine.submit(request({1, 2}, 50), [&, handle](Result&& result) {
     if (result.finish_reason == FinishReason::none) return;
     engine.submit(request({3}, 5), second.callback());
-    engine.cancel(handle);
+    engine.cancel(handle.get());
     first_done.set_value();
-  });
+  }));
   first_done.get_future().wait();
   EXPECT_EQ(second.tokens().size(), 5U);
 }
