@@ -117,6 +117,7 @@ class CudaOps final : public ops::Ops {
     bool open = false;  // and it was not run
     std::int64_t rows = 0, logits_rows = 0;
     bool attention = false, decode = false;
+    bool samples = false;         // its samples are to be packed
     bool packed_samples = false;  // `packed` and sampling_ are of this step
     bool sampled = false;         // sample() was called
     StepRoom room;

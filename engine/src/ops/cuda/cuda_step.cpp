@@ -44,6 +44,7 @@ void CudaOps::begin_step(const StepInput& input) {
   begun_.logits_rows = static_cast<std::int64_t>(input.logits_rows.size());
   begun_.attention = !input.attention.positions.empty();
   begun_.decode = begun_.attention && is_decode(input);
+  begun_.samples = prepared_ && sampler_ != nullptr && begun_.logits_rows > 0;
   auto& slot = slots_[slot_];
   ++steps_;
   slot.text = begun_.decode ? cat("step ", steps_, " (decode of ", begun_.rows, " rows)")
@@ -77,7 +78,7 @@ void CudaOps::pack(const StepInput& input) {
       if (index < records_.size()) step.record = &records_[index];
     }
   }
-  if (step.logits_rows > 0 && needs_.sampled_vocab > 0 && !step.packed_samples) {
+  if (step.samples && !step.packed_samples) {
     sampling_.clear();
     step.packed = sampler_->pack(input.sample, step.room.logits_rows, sampling_);
     step.packed_samples = true;
@@ -161,20 +162,27 @@ void CudaOps::need_attention(const AttentionShape& shape) {
 }
 
 void CudaOps::need_sampler(int vocab, std::int64_t rows) {
-  if (needs_.sampled_vocab == vocab && rows <= sampler_rows_) return;
-  if (prepared_) {
-    throw Error(ErrorCode::internal, cat("ops::sample: [", rows, ", ", vocab, "] and [", sampler_rows_, ", ",
-                                         needs_.sampled_vocab, "] is what steps were prepared for"));
-  }
-  needs_.sampled_vocab = vocab;
   if (tracing_) {
+    needs_.sampled_vocab = vocab;
     sampler_rows_ = static_cast<int>(rows);
     return;
   }
-  stream_.wait("the sampler before");
-  sampler_rows_ = std::max({kFirstSamplerRows, static_cast<int>(rows), sampler_rows_});
-  sampler_ = std::make_unique<Sampler>(vocab, sampler_rows_);
+  const bool fits = needs_.sampled_vocab == vocab && rows <= sampler_rows_;
+  if (prepared_) {
+    if (fits) return;
+    throw Error(ErrorCode::internal, cat("ops::sample: [", rows, ", ", vocab, "], and [", sampler_rows_, ", ",
+                                         needs_.sampled_vocab, "] is what steps were prepared for"));
+  }
+  if (!fits) {
+    stream_.wait("the sampler before");
+    needs_.sampled_vocab = vocab;
+    sampler_rows_ = std::max({kFirstSamplerRows, static_cast<int>(rows), sampler_rows_});
+    sampler_ = std::make_unique<Sampler>(vocab, sampler_rows_);
+  } else if (begun_.packed_samples) {
+    return;
+  }
   begun_.packed_samples = false;
+  begun_.samples = rows > 0;
   pack_again();
 }
 

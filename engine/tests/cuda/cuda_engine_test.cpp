@@ -1,0 +1,229 @@
+// The engine on the CUDA device, beside the engine on the CPU.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include "charonia/engine.h"
+#include "engine_support.h"
+#include "ops/cuda/runtime.h"
+#include "tiny_workspace.h"
+
+namespace charonia {
+namespace {
+
+using testing::Collector;
+using testing::request;
+using testing::TinyModel;
+using testing::write_tiny_workspace;
+
+class CudaEngineTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    dir_ = std::filesystem::path(::testing::TempDir()) / (std::string("charonia_cuda_engine_") + info->name());
+    std::filesystem::remove_all(dir_);
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+
+  // The folder of a model whose weights are in the given type.
+  std::filesystem::path write(TinyModel model = {}, const std::string& weight_type = "fp32") const {
+    const auto folder = dir_ / (weight_type + "_" + std::to_string(model.ranks));
+    write_tiny_workspace(folder, model);
+    std::stringstream config;
+    config << std::ifstream(folder / "config.ini").rdbuf();
+    auto text = config.str();
+    const std::string before = "weight_type = fp32";
+    text.replace(text.find(before), before.size(), "weight_type = " + weight_type);
+    std::ofstream(folder / "config.ini") << text;
+    return folder;
+  }
+
+  std::filesystem::path dir_;
+};
+
+Settings with(Settings settings, const std::string& key, const std::string& value) {
+  settings[key] = value;
+  return settings;
+}
+
+const Settings kCpu = {{"device", "cpu"}, {"threads", "1"}};
+const Settings kCuda = {{"device", "cuda"}, {"max_batch_size", "8"}};
+const Settings kReproducible = with(kCuda, "reproducible", "True");
+
+struct Answer {
+  std::vector<TokenId> tokens;
+  std::vector<float> logprobs;
+  bool operator==(const Answer&) const = default;
+};
+
+std::vector<Answer> answers(Engine& engine, const std::vector<Request>& all) {
+  std::vector<Collector> collectors(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) engine.submit(all[i], collectors[i].callback());
+  std::vector<Answer> out;
+  for (auto& collector : collectors) out.push_back({collector.tokens(), collector.logprobs()});
+  engine.check_integrity();
+  return out;
+}
+
+std::vector<Answer> answers(const std::filesystem::path& folder, const Settings& settings,
+                            const std::vector<Request>& all) {
+  Engine engine(folder, settings);
+  return answers(engine, all);
+}
+
+// Prompts of several lengths, so that chunks of them and decodes share steps.
+std::vector<TokenId> prompt(int length, int salt) {
+  std::vector<TokenId> ids;
+  for (int i = 0; i < length; ++i) ids.push_back((i * i + 7 * length + salt) % 40);
+  return ids;
+}
+
+std::vector<Request> greedy_requests(int max_tokens) {
+  std::vector<Request> out;
+  for (const int length : {1, 3, 17, 40, 9}) out.push_back(request(prompt(length, 0), max_tokens));
+  return out;
+}
+
+// Requests of every kind of sampling.
+std::vector<Request> sampled_requests(int count, int max_tokens) {
+  std::mt19937 random(5);
+  const auto below = [&](int n) { return std::uniform_int_distribution<int>(0, n - 1)(random); };
+  std::vector<Request> out;
+  for (int i = 0; i < count; ++i) {
+    auto one = request(prompt(1 + below(30), i), max_tokens);
+    auto& sampling = one.sampling;
+    sampling.seed = static_cast<std::uint64_t>(i);
+    sampling.temperature = i % 4 == 0 ? 0.0F : 0.9F;
+    if (i % 3 == 0) sampling.top_k = 1 + below(10);
+    if (i % 3 == 1) sampling.top_p = 0.8F;
+    if (i % 5 == 0) sampling.min_p = 0.05F;
+    if (i % 2 == 0) sampling.repetition_penalty = 1.2F;
+    if (i % 4 == 1) sampling.presence_penalty = 0.6F;
+    if (i % 4 == 2) sampling.frequency_penalty = 0.4F;
+    if (i % 5 == 1) sampling.logit_bias = {{below(40), 3.0F}, {below(40), -4.0F}};
+    if (i % 5 == 2) sampling.bad_words = {{below(40)}};
+    if (i % 3 == 0) sampling.logprobs = below(4);
+    out.push_back(std::move(one));
+  }
+  return out;
+}
+
+TEST_F(CudaEngineTest, tokens_in_fp32_are_those_of_the_cpu) {
+  TinyModel biased, tied, wide;
+  biased.biases = true;
+  tied.tied = true;
+  tied.vocab = 53;
+  wide.heads = 4, wide.kv_heads = 1, wide.head_dim = 6, wide.inter = 76, wide.layers = 3;
+  for (const auto& model : {TinyModel{}, biased, tied, wide}) {
+    const auto folder = write(model);
+    const auto all = greedy_requests(16);
+    EXPECT_EQ(answers(folder, kCuda, all), answers(folder, kCpu, all));
+  }
+}
+
+TEST_F(CudaEngineTest, every_kind_of_sampling_gives_the_tokens_of_the_cpu) {
+  const auto folder = write();
+  const auto all = sampled_requests(12, 12);
+  const auto got = answers(folder, kCuda, all), expected = answers(folder, kCpu, all);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(got[i].tokens, expected[i].tokens) << "request " << i;
+    ASSERT_EQ(got[i].logprobs.size(), expected[i].logprobs.size());
+    for (std::size_t t = 0; t < got[i].logprobs.size(); ++t) {
+      EXPECT_NEAR(got[i].logprobs[t], expected[i].logprobs[t], 1e-4);
+    }
+  }
+}
+
+// In 16 bits a device may take another token where two are about equally likely. Of what both take, the probabilities
+// are near.
+TEST_F(CudaEngineTest, probabilities_in_16_bits_are_near_those_of_the_cpu) {
+  for (const auto* type : {"bf16", "fp16"}) {
+    const auto folder = write({}, type);
+    auto all = greedy_requests(1);
+    for (auto& one : all) one.sampling.logprobs = 0;
+    const auto got = answers(folder, kCuda, all), expected = answers(folder, kCpu, all);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      EXPECT_NEAR(got[i].logprobs[0], expected[i].logprobs[0], std::string(type) == "bf16" ? 0.15 : 0.02) << type;
+    }
+  }
+}
+
+TEST_F(CudaEngineTest, recorded_and_issued_decodes_give_the_same) {
+  const auto folder = write({}, "bf16");
+  auto all = sampled_requests(6, 12);
+  EXPECT_EQ(answers(folder, kReproducible, all), answers(folder, with(kReproducible, "cuda_graphs", "False"), all));
+}
+
+// The promise of the reproducible mode, bitwise: log probabilities are compared too.
+class CudaReproducibleTest : public CudaEngineTest, public ::testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Type, CudaReproducibleTest, ::testing::Values("fp32", "bf16", "fp16"),
+                         [](const auto& i) { return i.param; });
+
+TEST_P(CudaReproducibleTest, answers_depend_on_the_request_alone) {
+  const auto folder = write({}, GetParam());
+  auto all = sampled_requests(8, 10);
+  for (auto& one : all) one.sampling.logprobs = 2;
+  std::vector<Answer> alone;
+  {
+    Engine engine(folder, kReproducible);
+    for (const auto& one : all) alone.push_back(answers(engine, {one})[0]);
+  }
+  {
+    Engine engine(folder, kReproducible);
+    EXPECT_EQ(answers(engine, all), alone) << "together";
+    EXPECT_EQ(answers(engine, all), alone) << "with the prompts' blocks found again";
+    Collector again;
+    engine.submit(all[1], again.callback());
+    EXPECT_GT(again.wait().back().num_cached_tokens, 0);
+  }
+  {
+    Engine engine(folder, with(with(kReproducible, "cache_max_entry_count", "14"), "token_budget", "24"));
+    EXPECT_EQ(answers(engine, all), alone) << "in small chunks, with preemptions";
+    EXPECT_GT(engine.stats().num_preemptions, 0);
+  }
+}
+
+TEST_F(CudaEngineTest, two_ranks_give_the_tokens_of_one) {
+  TinyModel model, split;
+  model.biases = split.biases = true;
+  split.ranks = 2;
+  const auto one = write(model), two = write(split);
+  const auto all = sampled_requests(6, 10);
+  const auto expected = answers(one, kCuda, all);
+  for (const auto* reproducible : {"False", "True"}) {
+    auto settings = with(with(kCuda, "device_ids", "0,0"), "reproducible", reproducible);
+    const auto got = answers(two, settings, all);
+    for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(got[i].tokens, expected[i].tokens) << "request " << i;
+  }
+}
+
+TEST_F(CudaEngineTest, a_cancelled_request_leaves_the_others_as_they_are) {
+  const auto folder = write();
+  const auto expected = answers(folder, kCpu, {request(prompt(9, 1), 30)})[0];
+  Engine engine(folder, kCuda);
+  Collector kept, cancelled;
+  const auto handle = engine.submit(request(prompt(12, 2), 200), cancelled.callback());
+  engine.submit(request(prompt(9, 1), 30), kept.callback());
+  cancelled.wait_for(3);
+  engine.cancel(handle);
+  EXPECT_EQ(cancelled.wait().back().finish_reason, FinishReason::cancelled);
+  EXPECT_EQ(kept.tokens(), expected.tokens);
+  engine.check_integrity();
+}
+
+TEST_F(CudaEngineTest, memory_that_does_not_suffice_is_refused_before_anything_is_served) {
+  const auto folder = write();
+  try {
+    Engine engine(folder, with(kCuda, "cache_max_entry_count", "1000000000"));
+    FAIL() << "it was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
+    EXPECT_NE(std::string(error.what()).find("cache_max_entry_count"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace charonia
