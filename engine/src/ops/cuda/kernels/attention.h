@@ -2,16 +2,17 @@
 //
 // The host cuts a step into items (plan_attention): integers only, so that cuts are tested without a device. An item is
 // some rows of one sequence against a range of its positions; every kv head of it is one thread block's work, with the
-// query heads of the group as further rows of the same product. Where the positions of a row are cut into several pieces
-// (long sequences in small batches, so that all multiprocessors have work), each leaves a partial result, and the piece
-// that is done last combines them, in the order of the positions.
+// query heads of the group as further rows of the same product. Where the positions of a row are cut into several
+// pieces (long sequences in small batches, so that all multiprocessors have work), each leaves a partial result, and
+// the piece that is done last combines them, in the order of the positions.
 //
 // What a caller does:
 //   once    attention_bounds() says how many items and partial results any step within the limits has. Make room for
 //           that many items of each list in the step's upload, and one zero-filled DeviceMemory of
 //           attention_workspace_bytes() that all layers (and all steps of the stream) share. Kernels leave its counters
 //           at zero; nobody else writes to it.
-//   a step  plan_attention(), then upload plan.decode, plan.prefill, {decode.size(), prefill.size()} and the flat tables.
+//   a step  plan_attention(), then upload plan.decode, plan.prefill, {decode.size(), prefill.size()} and the flat
+//   tables.
 //           Items may lie anywhere that is 16-byte aligned.
 //   a layer attention(). A recorded launch serves every plan with at most max_* items; a list whose max_* is 0 launches
 //           nothing.
@@ -31,12 +32,12 @@
 namespace charonia::cuda {
 
 struct alignas(16) AttentionItem {
-  std::int32_t table = 0;           // where the sequence's block table begins in the flat list of tables
-  std::int32_t first_row = 0;       // row of the step
+  std::int32_t table = 0;      // where the sequence's block table begins in the flat list of tables
+  std::int32_t first_row = 0;  // row of the step
   std::int32_t num_rows = 0;
-  std::int32_t first_position = 0;  // of first_row; the following rows stand at the following positions
+  std::int32_t first_position = 0;        // of first_row; the following rows stand at the following positions
   std::int32_t kv_begin = 0, kv_end = 0;  // positions of this piece; row r sees those <= its own
-  std::int32_t partial = 0;         // of cut rows: their first partial result. Row r of piece i: + i * num_rows + r
+  std::int32_t partial = 0;  // of cut rows: their first partial result. Row r of piece i: + i * num_rows + r
   std::int16_t piece = 0, pieces = 1;
 };
 
@@ -88,12 +89,12 @@ struct AttentionWork {
   std::int64_t max_decode = 0, max_prefill = 0;
   const std::int32_t* block_tables = nullptr;  // flat
   void* workspace = nullptr;
-  std::int64_t max_partials = 0;               // AttentionBounds::partials that the workspace was made for
+  std::int64_t max_partials = 0;  // AttentionBounds::partials that the workspace was made for
 };
 
 // out [rows, heads * head_dim] = softmax(q k^T * scale) v. qkv as rotary_store left it (q is read). scale > 0. bf16 and
-// f16 caches go over tensor cores where head_dim is 32, 64, 96, 128 or 256, q and out have the cache's type, and rows of
-// qkv are 16-byte aligned; anything else takes a plain kernel in float.
+// f16 caches go over tensor cores where head_dim is 32, 64, 96, 128 or 256, q and out have the cache's type, and rows
+// of qkv are 16-byte aligned; anything else takes a plain kernel in float.
 void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, const Tensor& qkv, const CacheLayer& cache,
                const AttentionShape& shape, float scale, const AttentionWork& work);
 

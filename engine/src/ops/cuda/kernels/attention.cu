@@ -1,0 +1,84 @@
+// attention(): which kernels a step's items go to, and how the workspace is divided.
+#include <algorithm>
+#include <array>
+
+#include "ops/cuda/kernels/attention_kernels.h"
+
+namespace charonia::cuda {
+namespace {
+
+constexpr std::array kTiledHeadSizes = {32, 64, 96, 128, 256};
+constexpr std::size_t kAlignment = 256;
+constexpr float kLog2E = 1.44269504F;
+
+// Workspace: counters, partial results, and where rows of several chunks are summed up, the sums of each thread block.
+struct Workspace {
+  std::size_t partials = 0, sums = 0, bytes = 0;  // where they begin; counters are first
+  std::int64_t sums_stride = 0;                   // floats
+};
+
+Workspace workspace_of(const AttentionShape& shape, std::int64_t partials) {
+  const auto counters = partials * shape.kv_heads * divide_up(shape.group(), kDecodeTileRows);
+  const auto floats = partials * shape.heads * (shape.head_dim + 4);
+  Workspace to;
+  to.partials = static_cast<std::size_t>(round_up(counters * 4, kAlignment));
+  to.sums = to.partials + static_cast<std::size_t>(round_up(floats * 4, kAlignment));
+  if (shape.reproducible) {
+    // A sum, a maximum and head_dim columns of every row; four lanes have the former two.
+    to.sums_stride = std::int64_t{prefill_tile_rows(shape.head_dim)} * (shape.head_dim + 8);
+  }
+  to.bytes = to.sums + static_cast<std::size_t>(to.sums_stride * 4 * shape.multiprocessors * kBlocksPerMultiprocessor);
+  return to;
+}
+
+bool aligned(const Tensor& tensor) {
+  return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && tensor.stride % 8 == 0;
+}
+
+}  // namespace
+
+std::size_t attention_workspace_bytes(const AttentionShape& shape, const AttentionBounds& bounds) {
+  return workspace_of(shape, bounds.partials).bytes;
+}
+
+void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, const Tensor& qkv, const CacheLayer& cache,
+               const AttentionShape& shape, float scale, const AttentionWork& work) {
+  const auto workspace = workspace_of(shape, work.max_partials);
+  auto* const base = static_cast<unsigned char*>(work.workspace);
+  AttentionParams params;
+  params.tables = work.block_tables;
+  params.q = qkv.data;
+  params.out = out.data;
+  params.q_stride = qkv.stride;
+  params.out_stride = out.stride;
+  params.cache = cache;
+  params.heads = shape.heads;
+  params.group = shape.group();
+  params.chunk = shape.reproducible ? kAttentionChunk : 1 << 30;
+  params.scale = scale * kLog2E;
+  params.counters = reinterpret_cast<std::int32_t*>(base);
+  params.partials = reinterpret_cast<float*>(base + workspace.partials);
+  params.sums = reinterpret_cast<float*>(base + workspace.sums);
+  params.sums_stride = workspace.sums_stride;
+
+  const bool tiles =
+      std::find(kTiledHeadSizes.begin(), kTiledHeadSizes.end(), shape.head_dim) != kTiledHeadSizes.end() &&
+      cache.dtype != DType::f32 && qkv.dtype == cache.dtype && out.dtype == cache.dtype && aligned(qkv) && aligned(out);
+  const auto run = [&](const AttentionItem* items, const std::int32_t* count, std::int64_t max_items, bool decode) {
+    if (max_items == 0) return;
+    params.items = items;
+    params.count = count;
+    if (!tiles) {
+      const int rows = decode ? 1 : prefill_item_rows(shape.head_dim, shape.group());
+      attention_plain(stream, device, qkv.dtype, out.dtype, params, max_items, rows);
+    } else if (decode) {
+      attention_decode(stream, device, params, max_items);
+    } else {
+      attention_prefill(stream, device, params, max_items);
+    }
+  };
+  run(work.decode, work.counts, work.max_decode, true);
+  run(work.prefill, work.counts + 1, work.max_prefill, false);
+}
+
+}  // namespace charonia::cuda

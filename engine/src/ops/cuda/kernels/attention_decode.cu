@@ -1,0 +1,305 @@
+// Attention of single rows over blocks of the k/v cache.
+//
+//   q     [rows, heads, head_dim], bf16 or f16, rows q_stride apart
+//   cache [block][k, v][kv head][slot][head_dim], the same type
+//   out   as q
+//   out[row, h] = sum over the item's positions p of softmax_p(q[row, h] . k[p, h / group] * scale) * v[p, h / group]
+//
+// Bound by memory: 2 * head_dim * 2 bytes a position and kv head are read once, and for each 16-byte unit of it there
+// are 8 * 16 multiplications of the tensor cores, of which group / 16 are of use. A tile of 64 positions is 32 KB at
+// head_dim 128; a multiprocessor of an H200 gets about 20 bytes a clock from memory, so a tile takes 1600 clocks, and
+// the arithmetic of a tile takes 800 in its longest chain (barriers included), of which the other block's overlaps.
+// Predicted: 85 to 90 % of the bandwidth of a copy once every multiprocessor has several units; not measured.
+//
+// A thread block of four warps takes one kv head of one item at a time; the query heads of the group are the 16 rows of
+// the products' A operand (more than 16: several units). Blocks are persistent: a pipeline of `stages` tiles runs on
+// over the borders of units, so that memory does not wait while a unit is finished. A tile:
+//   q k^T   each warp: 16 of the 64 positions, all of head_dim; q in registers
+//   max     over a warp by shuffles, over the warps by shared memory
+//   p       each warp its 16 positions, to shared memory in 16 bits
+//   p v     each warp: every fourth 8 columns of head_dim, all positions
+// So that no warp has a result of its own to combine, and the order of all sums is that of the prefill kernel.
+//
+// Shared memory: stages of {k [positions][head_dim], v [the same], q [16][head_dim]}, then p [16][positions], maxima
+// [4][16], rows of the cache [2][positions], a flag.
+#include <algorithm>
+
+#include "charonia/error.h"
+#include "ops/cuda/kernels/attention_tile.h"
+
+namespace charonia::cuda {
+namespace {
+
+constexpr int kRows = kDecodeTileRows;
+
+struct DecodeLayout {
+  int k_bytes, q_bytes, p_bytes;
+  CHARONIA_HD int stage_bytes() const { return 2 * k_bytes + q_bytes; }
+};
+CHARONIA_HD constexpr DecodeLayout decode_layout(int head_dim) {
+  return {tile_positions(head_dim) * head_dim * 2, kRows * head_dim * 2, kRows * tile_positions(head_dim) * 2};
+}
+std::size_t shared_bytes(int head_dim, int stages) {
+  const auto layout = decode_layout(head_dim);
+  return static_cast<std::size_t>(stages * layout.stage_bytes() + layout.p_bytes + kAttentionWarps * kRows * 4 +
+                                  2 * tile_positions(head_dim) * 4 + 16);
+}
+
+// Until the oldest of the tiles under way is there, with a tile in every stage but one.
+CHARONIA_DEVICE void wait_for_tile(int stages) {
+  if (stages == 2) {
+    copy_wait<0>();
+  } else if (stages == 3) {
+    copy_wait<1>();
+  } else {
+    copy_wait<2>();
+  }
+}
+
+// Where the copies are: a walk over the tiles of all units of this block.
+struct Ahead {
+  AttentionUnit unit, next;
+  int turn, position;
+  CHARONIA_DEVICE void begin(const AttentionParams& p, int units) {
+    unit = attention_unit(p, 0, units);
+    next = attention_unit(p, 1, units);  // long before it is needed: its loads are waited for by nobody
+    turn = 1;
+    position = unit.item.kv_begin;
+  }
+  CHARONIA_DEVICE void advance(const AttentionParams& p, int units, int positions) {
+    position += positions;
+    if (position < unit.item.kv_end || !unit.valid) return;
+    unit = next;
+    next = attention_unit(p, ++turn, units);
+    position = unit.item.kv_begin;
+  }
+  CHARONIA_DEVICE bool at_begin() const { return position == unit.item.kv_begin; }
+};
+
+template <class T, int kDim>
+CHARONIA_KERNEL(kAttentionThreads, kBlocksPerMultiprocessor)
+void decode_kernel(const AttentionParams p) {
+  constexpr int kPositions = tile_positions(kDim), kUnits = kDim / 8, kPUnits = kPositions / 8;
+  constexpr int kSteps = kPositions / kStep;
+  constexpr int kColumnTiles = kDim / 8 / kAttentionWarps;  // of out, a warp's
+  constexpr auto kLayout = decode_layout(kDim);
+  unsigned char* const stages = dynamic_shared();
+  unsigned char* const p_tile = stages + p.stages * kLayout.stage_bytes();
+  float* const maxima = reinterpret_cast<float*>(p_tile + kLayout.p_bytes);      // [warp][row]
+  int* const k_rows = reinterpret_cast<int*>(maxima + kAttentionWarps * kRows);  // [2][positions]
+  int* const flag = k_rows + 2 * kPositions;
+  float* const sums = p.sums + blockIdx.x * p.sums_stride + threadIdx.x;
+  const int thread = static_cast<int>(threadIdx.x), lane = lane_id(), warp = warp_id();
+  const int g = lane / 4, t = lane % 4;
+  // Where this lane's first row is for load_matrix_x4: of q and p as A operands, of k and v as B operands.
+  const int q_at = unit_offset<kUnits>(lane % 16, lane / 16), p_at = unit_offset<kPUnits>(lane % 16, lane / 16);
+  const int k_at = unit_offset<kUnits>(warp * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  const int v_at = unit_offset<kUnits>(lane, warp);
+
+  dependency_wait();
+  const int units = *p.count * p.cache.kv_heads * p.tiles;
+  Ahead ahead;
+  ahead.begin(p, units);
+  if (!ahead.unit.valid) return;
+
+  // Rows of the cache are looked up a tile before they are needed, one position a thread.
+  int k_row_ahead = thread < kPositions ? k_row(p, ahead.unit, ahead.position + thread) : -1;
+  int parity = 0;
+  const auto publish_rows = [&] {
+    parity ^= 1;
+    if (thread < kPositions) k_rows[parity * kPositions + thread] = k_row_ahead;
+  };
+  const auto copy_ahead = [&](int stage) {
+    unsigned char* const to = stages + stage * kLayout.stage_bytes();
+    if (ahead.unit.valid) {
+      copy_tile<kDim>(to, to + kLayout.k_bytes, p, k_rows + parity * kPositions);
+      if (ahead.at_begin())
+        copy_q<kDim, kRows>(to + 2 * kLayout.k_bytes, p, ahead.unit, [](int i) { return QueryRow{0, i}; });
+    }
+    copy_commit();
+    ahead.advance(p, units, kPositions);
+    if (thread < kPositions) k_row_ahead = k_row(p, ahead.unit, ahead.position + thread);
+  };
+  for (int stage = 0; stage + 1 < p.stages; ++stage) {
+    publish_rows();
+    __syncthreads();
+    copy_ahead(stage);
+  }
+
+  int stage = 0;
+  for (int turn = 0;; ++turn) {
+    const auto unit = attention_unit(p, turn, units);
+    if (!unit.valid) break;
+    std::uint32_t q[kDim / 16][4];
+    RowTile<kColumnTiles> rows;
+    rows.clear();
+    int chunk_end = unit.item.kv_begin + p.chunk;
+    bool chunked = false;
+
+    for (int begin = unit.item.kv_begin; begin < unit.item.kv_end; begin += kPositions) {
+      publish_rows();
+      wait_for_tile(p.stages);
+      __syncthreads();  // this tile is there, and all are done with the one before, whose stage is the next to fill
+      copy_ahead(stage == 0 ? p.stages - 1 : stage - 1);
+      const unsigned char* const k = stages + stage * kLayout.stage_bytes();
+      const unsigned char* const v = k + kLayout.k_bytes;
+      if (begin == unit.item.kv_begin) {
+        CHARONIA_UNROLL
+        for (int i = 0; i < kDim / 16; ++i) {
+          load_matrix_x4(q[i], v + kLayout.k_bytes + unit_offset_by<kUnits>(q_at, 2 * i));
+        }
+      }
+
+      float score[2][4] = {};
+      if (warp * 16 < kPositions) {
+        CHARONIA_UNROLL
+        for (int i = 0; i < kDim / 16; ++i) {
+          std::uint32_t b[4];
+          load_matrix_x4(b, k + unit_offset_by<kUnits>(k_at, 2 * i));
+          const std::uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+          mma_m16n8k16<T>(score[0], q[i], b0);
+          mma_m16n8k16<T>(score[1], q[i], b1);
+        }
+        if (begin + kPositions > unit.item.kv_end) {
+          CHARONIA_UNROLL
+          for (int i = 0; i < 8; ++i) {
+            const int position = begin + warp * 16 + i / 4 * 8 + 2 * t + i % 2;
+            if (position >= unit.item.kv_end) score[i / 4][i % 4] = kMinusInfinity;
+          }
+        }
+        CHARONIA_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const float greatest = quad_max(fmaxf(fmaxf(score[0][2 * half], score[0][2 * half + 1]),
+                                                fmaxf(score[1][2 * half], score[1][2 * half + 1])));
+          if (t == 0) maxima[warp * kRows + half * 8 + g] = greatest;
+        }
+      }
+      __syncthreads();
+
+      float factor[kSteps][2];
+      CHARONIA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        float at_zero = 0;  // of this warp's step
+        CHARONIA_UNROLL
+        for (int i = 0; i < kSteps; ++i) {
+          float now = rows.maximum[half];
+          CHARONIA_UNROLL
+          for (int w = i * kStep / 16; w < (i + 1) * kStep / 16; ++w) {
+            now = fmaxf(now, maxima[w * kRows + half * 8 + g]);
+          }
+          factor[i][half] = rescale(rows.maximum[half], now, p.scale);
+          if (warp * 16 / kStep == i) at_zero = -anchor(now) * p.scale;
+          rows.maximum[half] = now;
+        }
+        if (warp * 16 < kPositions) {
+          CHARONIA_UNROLL
+          for (int j = 0; j < 2; ++j) {
+            *reinterpret_cast<std::uint32_t*>(p_tile + unit_offset<kPUnits>(half * 8 + g, 2 * warp + j) + 4 * t) =
+                pack<T>(fast_exp2(fmaf(score[j][2 * half], p.scale, at_zero)),
+                        fast_exp2(fmaf(score[j][2 * half + 1], p.scale, at_zero)));
+          }
+        }
+      }
+      __syncthreads();
+
+      CHARONIA_UNROLL
+      for (int i = 0; i < kSteps; ++i) {
+        rows.multiply(0, factor[i][0]);
+        rows.multiply(1, factor[i][1]);
+        std::uint32_t a[2][4];
+        CHARONIA_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          load_matrix_x4(a[half], p_tile + unit_offset_by<kPUnits>(p_at, 4 * i + 2 * half));
+          add_row_sums<T>(rows.sum, a[half]);
+        }
+        CHARONIA_UNROLL
+        for (int j = 0; j < kColumnTiles; ++j) {
+          std::uint32_t b[4];
+          load_matrix_x4_transposed(b, v + kStep * i * kDim * 2 + unit_offset_by<kUnits>(v_at, kAttentionWarps * j));
+          const std::uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+          mma_m16n8k16<T>(rows.out[j], a[0], b0);
+          mma_m16n8k16<T>(rows.out[j], a[1], b1);
+        }
+      }
+      stage = stage + 1 == p.stages ? 0 : stage + 1;
+      if (begin + kPositions == chunk_end && chunk_end < unit.item.kv_end) {
+        if (chunked) rows.merge_after(sums, p.scale);
+        rows.store(sums);
+        rows.clear();
+        chunked = true;
+        chunk_end += p.chunk;
+      }
+    }
+    if (chunked) rows.merge_after(sums, p.scale);
+
+    CHARONIA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int of_group = unit.tile * kRows + half * 8 + g;
+      if (of_group >= p.group) continue;
+      const int head = unit.kv_head * p.group + of_group;
+      const int column = warp * 8 + 2 * t;  // and every 32nd
+      if (unit.item.pieces == 1) {
+        const float norm = 1.0F / rows.sum[half];
+        T* const to = static_cast<T*>(p.out) + unit.item.first_row * p.out_stride + head * kDim + column;
+        CHARONIA_UNROLL
+        for (int j = 0; j < kColumnTiles; ++j) {
+          *reinterpret_cast<std::uint32_t*>(to + 32 * j) =
+              pack<T>(rows.out[j][2 * half] * norm, rows.out[j][2 * half + 1] * norm);
+        }
+      } else {
+        float* const to = partial_at<kDim>(p, unit.item.partial + unit.item.piece, head);
+        CHARONIA_UNROLL
+        for (int j = 0; j < kColumnTiles; ++j) {
+          *reinterpret_cast<float2*>(to + column + 32 * j) = {rows.out[j][2 * half], rows.out[j][2 * half + 1]};
+        }
+        if (warp == 0 && t == 0) *reinterpret_cast<float2*>(to + kDim) = {rows.maximum[half], rows.sum[half]};
+      }
+    }
+    if (unit.item.pieces > 1) piece_done<T, kDim, kRows>(p, unit, flag);
+  }
+}
+
+template <class T, int kDim>
+void start(Stream& stream, const DeviceInfo& device, AttentionParams params, std::int64_t items) {
+  // As many stages as leave room for two blocks on a multiprocessor; a block has 1 KB besides its own.
+  const auto fits = [&](int stages) { return 2 * (shared_bytes(kDim, stages) + 1024) <= device.shared_bytes + 1024; };
+  params.stages = fits(4) ? 4 : fits(3) ? 3 : 2;
+  params.tiles = static_cast<int>(divide_up(params.group, kRows));
+  const auto blocks = std::min<std::int64_t>(items * params.cache.kv_heads * params.tiles,
+                                             std::int64_t{device.multiprocessors} * kBlocksPerMultiprocessor);
+  launch(stream, "attention (decode)",
+         {.grid_x = static_cast<unsigned>(blocks),
+          .threads = kAttentionThreads,
+          .dynamic_shared_bytes = shared_bytes(kDim, params.stages)},
+         decode_kernel<T, kDim>, params);
+}
+
+template <class T>
+void start(Stream& stream, const DeviceInfo& device, const AttentionParams& params, std::int64_t items) {
+  switch (params.cache.head_dim) {
+    case 32:
+      return start<T, 32>(stream, device, params, items);
+    case 64:
+      return start<T, 64>(stream, device, params, items);
+    case 96:
+      return start<T, 96>(stream, device, params, items);
+    case 128:
+      return start<T, 128>(stream, device, params, items);
+    case 256:
+      return start<T, 256>(stream, device, params, items);
+    default:
+      throw Error(ErrorCode::internal, "attention (decode): a head size that has no kernel");
+  }
+}
+
+}  // namespace
+
+void attention_decode(Stream& stream, const DeviceInfo& device, const AttentionParams& params, std::int64_t items) {
+  if (params.cache.dtype == DType::bf16) {
+    start<bf16>(stream, device, params, items);
+  } else {
+    start<f16>(stream, device, params, items);
+  }
+}
+
+}  // namespace charonia::cuda

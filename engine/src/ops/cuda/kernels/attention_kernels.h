@@ -1,0 +1,39 @@
+// The kernels behind attention(): what they take, and how each is started. Only kernels/attention*.cu include this.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/cuda/kernels/attention.h"
+
+namespace charonia::cuda {
+
+struct AttentionParams {
+  const AttentionItem* items = nullptr;
+  const std::int32_t* count = nullptr;   // of items
+  const std::int32_t* tables = nullptr;  // flat block tables
+  const void* q = nullptr;               // [rows, heads, head_dim], rows q_stride elements apart
+  void* out = nullptr;                   // likewise, out_stride
+  std::int64_t q_stride = 0, out_stride = 0;
+  CacheLayer cache;
+  int heads = 0, group = 0;
+  int tiles = 1;                     // thread blocks for one kv head of one item
+  int stages = 2;                    // of the pipeline of k and v tiles
+  int chunk = 0;                     // positions that are summed up by themselves
+  float scale = 1;                   // softmax is over 2^(q k^T * scale): log2(e) is in it
+  float* partials = nullptr;         // [partials][heads][head_dim + 4]: sum of p v, maximum, sum of p, -, -
+  std::int32_t* counters = nullptr;  // [partials][kv_heads][tiles]: pieces done, at their first partial
+  float* sums = nullptr;             // [thread blocks][sums_stride]: what a block has of the chunks before, when there
+  std::int64_t sums_stride = 0;      //   may be several in an item
+};
+
+// `items`: the most that *params.count can be. The first two need a head size of 32, 64, 96, 128 or 256, 16-bit
+// elements of one type, and rows of q and out that are 16-byte aligned.
+void attention_decode(Stream& stream, const DeviceInfo& device, const AttentionParams& params, std::int64_t items);
+void attention_prefill(Stream& stream, const DeviceInfo& device, const AttentionParams& params, std::int64_t items);
+
+// Any shape and any types. Items are taken whole: the first piece of cut rows does all of them.
+void attention_plain(Stream& stream, const DeviceInfo& device, DType q_type, DType out_type,
+                     const AttentionParams& params, std::int64_t items, int rows_per_item);
+
+}  // namespace charonia::cuda

@@ -1,0 +1,139 @@
+// Attention of any shape and element types, in float: for fp32 models, where it is held to be exact, and for head sizes
+// that have no tiles.
+//
+//   q     [rows, heads, head_dim], rows q_stride apart; out likewise
+//   cache [block][k, v][kv head][slot][head_dim]
+//
+// A warp takes one row and one query head, all its positions in their order, 32 at a time: scores with a position a
+// lane, a running maximum and sum, then out with columns by lanes. k and v are read anew for every row and head, so
+// time goes by the caches' bandwidth and instructions; nothing is tuned here. Results depend on the row alone.
+//
+// Shared memory of a warp: q [head_dim], out [head_dim], p [32], in float, and cache rows [32].
+#include <algorithm>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "ops/cuda/device/portable.h"
+#include "ops/cuda/kernels/attention_kernels.h"
+
+namespace charonia::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kPlainBlocks = 4;  // on a multiprocessor
+
+struct PlainParams {
+  AttentionParams attention;
+  DType q_type = DType::f32, out_type = DType::f32;
+  int rows_per_item = 1;
+};
+
+std::size_t warp_bytes(int head_dim) { return static_cast<std::size_t>(2 * head_dim + 2 * kWarp) * 4; }
+
+CHARONIA_DEVICE float load(const void* data, DType type, std::int64_t i) {
+  if (type == DType::f32) return static_cast<const float*>(data)[i];
+  if (type == DType::bf16) return to_float(static_cast<const bf16*>(data)[i]);
+  return to_float(static_cast<const f16*>(data)[i]);
+}
+
+CHARONIA_DEVICE void store(void* data, DType type, std::int64_t i, float x) {
+  if (type == DType::f32) {
+    static_cast<float*>(data)[i] = x;
+  } else if (type == DType::bf16) {
+    static_cast<bf16*>(data)[i] = from_float<bf16>(x);
+  } else {
+    static_cast<f16*>(data)[i] = from_float<f16>(x);
+  }
+}
+
+template <class T>
+CHARONIA_KERNEL(kThreads, 1)
+void plain_kernel(const PlainParams params) {
+  const auto& p = params.attention;
+  const int dim = p.cache.head_dim, lane = lane_id();
+  float* const q = reinterpret_cast<float*>(dynamic_shared()) + warp_id() * (2 * dim + 2 * kWarp);
+  float* const out = q + dim;
+  float* const weights = out + dim;
+  int* const cache_rows = reinterpret_cast<int*>(weights + kWarp);
+  const T* const cache = static_cast<const T*>(p.cache.data);
+
+  dependency_wait();
+  const std::int64_t units = static_cast<std::int64_t>(*p.count) * params.rows_per_item * p.heads;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * (kThreads / kWarp);
+  for (std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * (kThreads / kWarp) + warp_id(); index < units;
+       index += step) {
+    const int head = static_cast<int>(index % p.heads);
+    const int of_item = static_cast<int>(index / p.heads % params.rows_per_item);
+    const AttentionItem item = p.items[index / p.heads / params.rows_per_item];
+    if (item.piece != 0 || of_item >= item.num_rows) continue;
+    const int row = item.first_row + of_item, positions = item.first_position + of_item + 1;
+    for (int d = lane; d < dim; d += kWarp) {
+      q[d] = load(p.q, params.q_type, row * p.q_stride + head * dim + d);
+      out[d] = 0;
+    }
+    __syncwarp();
+    float maximum = -__builtin_inff(), sum = 0;
+    for (int begin = 0; begin < positions; begin += kWarp) {
+      const int position = begin + lane, here = min(kWarp, positions - begin);
+      float score = -__builtin_inff();
+      if (lane < here) {
+        const int block = load_readonly(p.tables + item.table + position / p.cache.block_len);
+        const int cache_row =
+            (block * 2 * p.cache.kv_heads + head / p.group) * p.cache.block_len + position % p.cache.block_len;
+        const T* const k = cache + static_cast<std::int64_t>(cache_row) * dim;
+        score = 0;
+        for (int d = 0; d < dim; ++d) score = fmaf(q[d], to_float(k[d]), score);
+        score *= p.scale;
+        cache_rows[lane] = cache_row;
+      }
+      const float now = fmaxf(maximum, warp_max(score));
+      const float weight = lane < here ? exp2f(score - now) : 0.0F, factor = exp2f(maximum - now);
+      weights[lane] = weight;
+      sum = fmaf(sum, factor, warp_sum(weight));
+      maximum = now;
+      __syncwarp();
+      for (int d = lane; d < dim; d += kWarp) {
+        float x = out[d] * factor;
+        for (int i = 0; i < here; ++i) {
+          const auto v_row = static_cast<std::int64_t>(cache_rows[i]) + p.cache.kv_heads * p.cache.block_len;
+          x = fmaf(weights[i], to_float(cache[v_row * dim + d]), x);
+        }
+        out[d] = x;
+      }
+      __syncwarp();
+    }
+    for (int d = lane; d < dim; d += kWarp) {
+      store(p.out, params.out_type, row * p.out_stride + head * dim + d, out[d] / sum);
+    }
+  }
+}
+
+template <class T>
+void start(Stream& stream, const DeviceInfo& device, const PlainParams& params, std::int64_t items) {
+  constexpr int kWarps = kThreads / kWarp;
+  const auto bytes = kWarps * warp_bytes(params.attention.cache.head_dim);
+  if (bytes > device.shared_bytes) {
+    throw Error(ErrorCode::unsupported, cat("attention over heads of ", params.attention.cache.head_dim, " elements"));
+  }
+  const auto blocks = std::min<std::int64_t>(divide_up(items * params.rows_per_item * params.attention.heads, kWarps),
+                                             std::int64_t{device.multiprocessors} * kPlainBlocks);
+  launch(stream, "attention (plain)",
+         {.grid_x = static_cast<unsigned>(blocks), .threads = kThreads, .dynamic_shared_bytes = bytes}, plain_kernel<T>,
+         params);
+}
+
+}  // namespace
+
+void attention_plain(Stream& stream, const DeviceInfo& device, DType q_type, DType out_type,
+                     const AttentionParams& params, std::int64_t items, int rows_per_item) {
+  const PlainParams plain{params, q_type, out_type, rows_per_item};
+  if (params.cache.dtype == DType::f32) {
+    start<float>(stream, device, plain, items);
+  } else if (params.cache.dtype == DType::bf16) {
+    start<bf16>(stream, device, plain, items);
+  } else {
+    start<f16>(stream, device, plain, items);
+  }
+}
+
+}  // namespace charonia::cuda

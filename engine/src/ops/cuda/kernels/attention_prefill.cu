@@ -1,0 +1,294 @@
+// Attention of several consecutive rows of a sequence over blocks of the k/v cache.
+//
+//   q     [rows, heads, head_dim], bf16 or f16, rows q_stride apart
+//   cache [block][k, v][kv head][slot][head_dim], the same type
+//   out   as q
+//   out[row, h] = sum over positions p <= row's of softmax_p(q[row, h] . k[p, h / group] * scale) * v[p, h / group]
+//
+// After "FlashAttention-2" (Dao 2023): one pass over k and v with a running maximum and sum. Bound by arithmetic: 4 *
+// head_dim operations per row, head and position that it sees, on tensor cores by mma.m16n8k16. At head_dim 128 a warp
+// has 32 rows, so that a tile of k or v (16 KB, read by each of the 4 warps) takes 512 clocks of shared memory and 1024
+// to 1600 of the tensor cores; the exponentials, 16 a clock, take 512 of the special function units. Predicted: 50 to
+// 60 % of what mma.sync can do, which on Hopper is about 60 % of wgmma; not measured. In a model of 4096 columns and
+// 2048 positions attention is 4 % of the operations.
+//
+// A thread block of four warps takes one kv head of one item at a time: the item's rows times the query heads of the
+// group are the rows of its products, flat, 128 of them (64 at head_dim 256), so that k and v are read once for the
+// group. Of those a warp has 32 (16), and does all of softmax by itself; what blocks do for each tile is one barrier. k
+// and v of the next tile are copied while one is computed. Masks only where a tile reaches past a warp's first row; a
+// warp leaves out tiles that none of its rows sees.
+//
+// Shared memory: q [rows][head_dim] (later out), 2 stages of {k [positions][head_dim], v [the same]}, rows of the cache
+// [2][positions], the query rows [rows], a flag, the unit.
+#include <algorithm>
+
+#include "charonia/error.h"
+#include "ops/cuda/kernels/attention_tile.h"
+
+namespace charonia::cuda {
+namespace {
+
+constexpr int k_bytes(int head_dim) { return tile_positions(head_dim) * head_dim * 2; }
+constexpr int q_bytes(int head_dim) { return prefill_tile_rows(head_dim) * head_dim * 2; }
+constexpr std::size_t shared_bytes(int head_dim) {
+  return static_cast<std::size_t>(q_bytes(head_dim) + 4 * k_bytes(head_dim) + 2 * tile_positions(head_dim) * 4 +
+                                  prefill_tile_rows(head_dim) * 4 + 16 + sizeof(AttentionUnit));
+}
+static_assert(shared_bytes(128) <= 99 << 10 && shared_bytes(256) <= 99 << 10,
+              "what a block has on compute capability 8.9");
+
+template <class T, int kDim>
+CHARONIA_KERNEL(kAttentionThreads, kBlocksPerMultiprocessor)
+void prefill_kernel(const AttentionParams p) {
+  constexpr int kRows = prefill_tile_rows(kDim), kWarpRows = kRows / kAttentionWarps, kRowTiles = kWarpRows / 16;
+  constexpr int kPositions = tile_positions(kDim), kUnits = kDim / 8, kColumnTiles = kDim / 8;
+  constexpr int kKBytes = kPositions * kDim * 2, kQBytes = kRows * kDim * 2;
+  unsigned char* const q_tile = dynamic_shared();
+  unsigned char* const stages = q_tile + kQBytes;
+  int* const k_rows = reinterpret_cast<int*>(stages + 4 * kKBytes);  // [2][positions]
+  int* const query_rows = k_rows + 2 * kPositions;                   // [rows]: QueryRow, packed
+  int* const flag = query_rows + kRows;
+  auto& unit = *reinterpret_cast<AttentionUnit*>(flag + 4);  // here, as all registers are taken
+  const int thread = static_cast<int>(threadIdx.x), lane = lane_id(), warp = warp_id();
+  const int g = lane / 4, t = lane % 4;
+  // Where this lane's first row is for load_matrix_x4: of q as an A operand, of k and v as B operands.
+  const int q_at = unit_offset<kUnits>(warp * kWarpRows + lane % 16, lane / 16);
+  const int k_at = unit_offset<kUnits>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  const int v_at = unit_offset<kUnits>(lane % 16, lane / 16);
+
+  const auto sums_of = [&](int row_tile) {
+    return p.sums + blockIdx.x * p.sums_stride + row_tile * RowTile<kColumnTiles>::kFloats * kAttentionThreads +
+           threadIdx.x;
+  };
+  const auto query_row = [&](int i) { return QueryRow{query_rows[i] >> 16, query_rows[i] & 0xffff}; };
+  if (thread < kRows) query_rows[thread] = (thread / p.group) << 16 | thread % p.group;
+
+  dependency_wait();
+  const int units = *p.count * p.cache.kv_heads * p.tiles;
+  for (int turn = 0;; ++turn) {
+    const auto next = attention_unit(p, turn, units);
+    if (!next.valid) break;
+    if (thread == 0) unit = next;
+    // Cache rows are looked up a tile before they are needed, one position a thread.
+    if (thread < kPositions) k_rows[thread] = k_row(p, next, next.item.kv_begin + thread);
+    __syncthreads();
+    const auto& item = unit.item;
+    copy_q<kDim, kRows>(q_tile, p, unit, query_row);
+    copy_tile<kDim>(stages, stages + kKBytes, p, k_rows);
+    copy_commit();
+    int k_row_ahead = thread < kPositions ? k_row(p, unit, item.kv_begin + kPositions + thread) : -1;
+
+    // The last positions that the warp's first and last row see; -1: the item has none for it.
+    const int warp_row = warp * kWarpRows;
+    const auto warp_rows = [&] { return min(kWarpRows, item.num_rows * p.group - unit.tile * kRows - warp_row); };
+    const auto last_seen = [&](int i) { return min(item.first_position + query_row(i).row, item.kv_end - 1); };
+    const int first_limit = last_seen(warp_row),
+              last_limit = warp_rows() > 0 ? last_seen(warp_row + warp_rows() - 1) : -1;
+
+    RowTile<kColumnTiles> rows[kRowTiles];
+    CHARONIA_UNROLL
+    for (int r = 0; r < kRowTiles; ++r) rows[r].clear();
+    int chunk_end = item.kv_begin + p.chunk;
+    int stage = 0;
+    for (int begin = item.kv_begin; begin < item.kv_end; begin += kPositions) {
+      const unsigned char* const k = stages + stage * 2 * kKBytes;
+      const unsigned char* const v = k + kKBytes;
+      stage ^= 1;
+      if (thread < kPositions) k_rows[stage * kPositions + thread] = k_row_ahead;
+      copy_wait<0>();
+      __syncthreads();  // this tile is there, and all are done with the one before, whose stage is the next to fill
+      if (begin + kPositions < item.kv_end) {
+        unsigned char* const to = stages + stage * 2 * kKBytes;
+        copy_tile<kDim>(to, to + kKBytes, p, k_rows + stage * kPositions);
+        copy_commit();
+        if (thread < kPositions) k_row_ahead = k_row(p, unit, begin + 2 * kPositions + thread);
+      }
+
+      CHARONIA_UNROLL_BY(1)
+      for (int step = begin; step < begin + kPositions && step <= last_limit; step += kStep) {
+        const unsigned char* const k_step = k + (step - begin) * kDim * 2;
+        const unsigned char* const v_step = v + (step - begin) * kDim * 2;
+        float score[kRowTiles][kStep / 8][4] = {};
+        CHARONIA_UNROLL
+        for (int i = 0; i < kDim / 16; ++i) {
+          std::uint32_t a[kRowTiles][4];
+          CHARONIA_UNROLL
+          for (int r = 0; r < kRowTiles; ++r) {
+            load_matrix_x4(a[r], q_tile + r * 16 * kDim * 2 + unit_offset_by<kUnits>(q_at, 2 * i));
+          }
+          CHARONIA_UNROLL
+          for (int j = 0; j < kStep / 16; ++j) {
+            std::uint32_t b[4];
+            load_matrix_x4(b, k_step + j * 16 * kDim * 2 + unit_offset_by<kUnits>(k_at, 2 * i));
+            const std::uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+            CHARONIA_UNROLL
+            for (int r = 0; r < kRowTiles; ++r) {
+              mma_m16n8k16<T>(score[r][2 * j], a[r], b0);
+              mma_m16n8k16<T>(score[r][2 * j + 1], a[r], b1);
+            }
+          }
+        }
+        if (step + kStep - 1 > first_limit) {
+          CHARONIA_UNROLL
+          for (int r = 0; r < kRowTiles; ++r) {
+            // Rows that the item lacks see as much, so that nothing is infinite; they are not stored.
+            const int limit[2] = {last_seen(warp_row + r * 16 + g), last_seen(warp_row + r * 16 + 8 + g)};
+            CHARONIA_UNROLL
+            for (int i = 0; i < kStep / 8 * 4; ++i) {
+              const int position = step + i / 4 * 8 + 2 * t + i % 2;
+              if (position > limit[i % 4 / 2]) score[r][i / 4][i % 4] = kMinusInfinity;
+            }
+          }
+        }
+
+        CHARONIA_UNROLL
+        for (int r = 0; r < kRowTiles; ++r) {
+          CHARONIA_UNROLL
+          for (int half = 0; half < 2; ++half) {
+            float greatest = kMinusInfinity;
+            CHARONIA_UNROLL
+            for (int j = 0; j < kStep / 8; ++j) {
+              greatest = fmaxf(greatest, fmaxf(score[r][j][2 * half], score[r][j][2 * half + 1]));
+            }
+            const float before = rows[r].maximum[half], now = fmaxf(before, quad_max(greatest));
+            const float at_zero = -anchor(now) * p.scale;
+            rows[r].maximum[half] = now;
+            // Most steps bring no new maximum, and a product with 1 changes nothing.
+            if (any_lane(before != now)) rows[r].multiply(half, rescale(before, now, p.scale));
+            CHARONIA_UNROLL
+            for (int j = 0; j < kStep / 8; ++j) {
+              score[r][j][2 * half] = fast_exp2(fmaf(score[r][j][2 * half], p.scale, at_zero));
+              score[r][j][2 * half + 1] = fast_exp2(fmaf(score[r][j][2 * half + 1], p.scale, at_zero));
+            }
+          }
+        }
+
+        CHARONIA_UNROLL
+        for (int i = 0; i < kStep / 16; ++i) {
+          std::uint32_t a[kRowTiles][4];
+          CHARONIA_UNROLL
+          for (int r = 0; r < kRowTiles; ++r) {
+            CHARONIA_UNROLL
+            for (int part = 0; part < 4; ++part) {
+              const auto& from = score[r][2 * i + part / 2];
+              a[r][part] = pack<T>(from[part % 2 * 2], from[part % 2 * 2 + 1]);
+            }
+            add_row_sums<T>(rows[r].sum, a[r]);
+          }
+          CHARONIA_UNROLL
+          for (int j = 0; j < kColumnTiles / 2; ++j) {
+            std::uint32_t b[4];
+            load_matrix_x4_transposed(b, v_step + i * 16 * kDim * 2 + unit_offset_by<kUnits>(v_at, 2 * j));
+            const std::uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+            CHARONIA_UNROLL
+            for (int r = 0; r < kRowTiles; ++r) {
+              mma_m16n8k16<T>(rows[r].out[2 * j], a[r], b0);
+              mma_m16n8k16<T>(rows[r].out[2 * j + 1], a[r], b1);
+            }
+          }
+        }
+      }
+
+      if (begin + kPositions == chunk_end && chunk_end < item.kv_end) {
+        CHARONIA_UNROLL
+        for (int r = 0; r < kRowTiles; ++r) {
+          float* const to = sums_of(r);
+          if (chunk_end > item.kv_begin + p.chunk) rows[r].merge_after(to, p.scale);
+          rows[r].store(to);
+          rows[r].clear();
+        }
+        chunk_end += p.chunk;
+      }
+    }
+    if (chunk_end > item.kv_begin + p.chunk) {
+      CHARONIA_UNROLL
+      for (int r = 0; r < kRowTiles; ++r) {
+        rows[r].merge_after(sums_of(r), p.scale);
+      }
+    }
+
+    const int first_head = unit.kv_head * p.group + unit.tile * kRows;
+    if (item.pieces == 1) {
+      // By way of q's place, of which a warp has read its own rows only, for stores of 16 bytes.
+      const int at = unit_offset<kUnits>(warp_row + g, 0) + 4 * t;
+      CHARONIA_UNROLL
+      for (int r = 0; r < kRowTiles; ++r) {
+        CHARONIA_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const float norm = 1.0F / rows[r].sum[half];
+          CHARONIA_UNROLL
+          for (int j = 0; j < kColumnTiles; ++j) {
+            *reinterpret_cast<std::uint32_t*>(q_tile + (r * 16 + half * 8) * kDim * 2 + unit_offset_by<kUnits>(at, j)) =
+                pack<T>(rows[r].out[j][2 * half] * norm, rows[r].out[j][2 * half + 1] * norm);
+          }
+        }
+      }
+      __syncwarp();
+      CHARONIA_UNROLL_BY(1)
+      for (int i = lane; i < warp_rows() * kUnits; i += kWarp) {
+        const int row = warp_row + i / kUnits;
+        const auto at = query_row(row);
+        T* const to = static_cast<T*>(p.out) + (item.first_row + at.row) * p.out_stride +
+                      (first_head + at.head) * kDim + i % kUnits * 8;
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(q_tile + unit_offset<kUnits>(row, i % kUnits));
+      }
+    } else {
+      CHARONIA_UNROLL
+      for (int i = 0; i < kRowTiles * 2; ++i) {
+        const int r = i / 2, half = i % 2;
+        if (i * 8 + g >= warp_rows()) continue;
+        const auto at = query_row(warp_row + i * 8 + g);
+        float* const to = partial_at<kDim>(p, item.partial + item.piece * item.num_rows + at.row, first_head + at.head);
+        CHARONIA_UNROLL
+        for (int j = 0; j < kColumnTiles; ++j) {
+          *reinterpret_cast<float2*>(to + 8 * j + 2 * t) = {rows[r].out[j][2 * half], rows[r].out[j][2 * half + 1]};
+        }
+        if (t == 0) *reinterpret_cast<float2*>(to + kDim) = {rows[r].maximum[half], rows[r].sum[half]};
+      }
+      piece_done<T, kDim, kRows>(p, unit, flag);
+    }
+    __syncthreads();  // all are done with what the next unit's copies overwrite
+  }
+}
+
+template <class T, int kDim>
+void start(Stream& stream, const DeviceInfo& device, AttentionParams params, std::int64_t items) {
+  params.tiles = static_cast<int>(divide_up(params.group, prefill_tile_rows(kDim)));
+  const auto blocks = std::min<std::int64_t>(items * params.cache.kv_heads * params.tiles,
+                                             std::int64_t{device.multiprocessors} * kBlocksPerMultiprocessor);
+  launch(stream, "attention (prefill)",
+         {.grid_x = static_cast<unsigned>(blocks),
+          .threads = kAttentionThreads,
+          .dynamic_shared_bytes = shared_bytes(kDim)},
+         prefill_kernel<T, kDim>, params);
+}
+
+template <class T>
+void start(Stream& stream, const DeviceInfo& device, const AttentionParams& params, std::int64_t items) {
+  switch (params.cache.head_dim) {
+    case 32:
+      return start<T, 32>(stream, device, params, items);
+    case 64:
+      return start<T, 64>(stream, device, params, items);
+    case 96:
+      return start<T, 96>(stream, device, params, items);
+    case 128:
+      return start<T, 128>(stream, device, params, items);
+    case 256:
+      return start<T, 256>(stream, device, params, items);
+    default:
+      throw Error(ErrorCode::internal, "attention (prefill): a head size that has no kernel");
+  }
+}
+
+}  // namespace
+
+void attention_prefill(Stream& stream, const DeviceInfo& device, const AttentionParams& params, std::int64_t items) {
+  if (params.cache.dtype == DType::bf16) {
+    start<bf16>(stream, device, params, items);
+  } else {
+    start<f16>(stream, device, params, items);
+  }
+}
+
+}  // namespace charonia::cuda

@@ -1,0 +1,255 @@
+// What the decode and the prefill kernel of attention share: where things lie in shared memory, how tiles of k and v
+// get there, and the arithmetic of the softmax. A row gets the same bits from either, for these reasons:
+//   - Softmax goes in steps: of the positions [32 i, 32 (i + 1)) of the sequence, wherever an item begins.
+//   - Every element of q k^T and of p v is summed up by the same tensor-core products in the same order; what other
+//   rows
+//     of the product hold does not matter. A step that is masked altogether changes nothing: its products are zeros,
+//     and everything is multiplied by 2^0.
+//   - The sum of p is a column of the product p v, with a v of ones. The maximum is exact in any order.
+//   - Multiplications and additions that the compiler might or might not contract are written as fmaf.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/device/tensor_core.h"
+#include "ops/cuda/kernels/attention_kernels.h"
+
+namespace charonia::cuda {
+
+inline constexpr int kAttentionThreads = 128;
+inline constexpr int kAttentionWarps = kAttentionThreads / kWarp;
+inline constexpr int kUnitBytes = 16;  // what one copy brings and one row of an 8x8 matrix takes
+
+// Positions of a tile of k or v, as copied, and of a step of the softmax.
+CHARONIA_HD constexpr int tile_positions(int head_dim) { return head_dim <= 128 ? 64 : 32; }
+inline constexpr int kStep = 32;
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// Rows of kUnits units in shared memory. Eight consecutive rows, and any eight units that a quarter of a warp copies,
+// lie in different banks: units change places within a row, by the row.
+template <int kUnits>
+CHARONIA_DEVICE int unit_offset(int row, int unit) {
+  static_assert(kUnits % 4 == 0);
+  const int turn = kUnits % 8 == 0 ? row & 7 : row >> 1 & 3;
+  return (row * kUnits + (unit ^ turn)) * kUnitBytes;
+}
+
+// The offset of the unit `by` further than the one at `offset`, in the same row, where units & by is 0 (and the unit
+// below 8, or 4 where kUnits is not a multiple of 8). With a constant `by` that is a constant exclusive or and a
+// constant sum, so that a walk over a row needs few registers.
+template <int kUnits>
+CHARONIA_DEVICE int unit_offset_by(int offset, int by) {
+  constexpr int kTurned = kUnits % 8 == 0 ? 7 : 3;
+  return (offset ^ (by & kTurned) * kUnitBytes) + (by & ~kTurned) * kUnitBytes;
+}
+
+// One kv head of one item, or a tile of its rows: what a thread block does at a time.
+struct AttentionUnit {
+  AttentionItem item;
+  int kv_head = 0, tile = 0;
+  bool valid = false;
+};
+
+// Blocks take units in turn, there and back: as items are sorted by length, that evens out what each has to do.
+CHARONIA_DEVICE AttentionUnit attention_unit(const AttentionParams& p, int turn, int units) {
+  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  const int index = turn * blocks + (turn % 2 == 0 ? block : blocks - 1 - block);
+  AttentionUnit unit;
+  if (index >= units) return unit;
+  const int of_item = p.cache.kv_heads * p.tiles;
+  unit.item = p.items[index / of_item];
+  unit.kv_head = index % of_item / p.tiles;
+  unit.tile = index % p.tiles;
+  unit.valid = true;
+  return unit;
+}
+
+// Which row of head_dim elements of the cache layer is k at a position; -1: none, it is not the item's.
+CHARONIA_DEVICE int k_row(const AttentionParams& p, const AttentionUnit& unit, int position) {
+  if (!unit.valid || position >= unit.item.kv_end) return -1;
+  const auto at = static_cast<unsigned>(position), block_len = static_cast<unsigned>(p.cache.block_len);
+  const int block = load_readonly(p.tables + unit.item.table + at / block_len);
+  return (block * 2 * p.cache.kv_heads + unit.kv_head) * p.cache.block_len + static_cast<int>(at % block_len);
+}
+
+// Starts the copies of a tile of k and v, each [kPositions][kDim]. rows: k_row() of its positions; zeros for -1.
+template <int kDim>
+CHARONIA_DEVICE void copy_tile(unsigned char* k, unsigned char* v, const AttentionParams& p, const int* rows) {
+  constexpr int kUnits = kDim / 8, kPositions = tile_positions(kDim);
+  const auto* const cache = static_cast<const unsigned char*>(p.cache.data);
+  const auto to_v = static_cast<std::int64_t>(p.cache.kv_heads) * p.cache.block_len * kDim * 2;
+  CHARONIA_UNROLL_BY(4)
+  for (int i = 0; i < kPositions * kUnits / kAttentionThreads; ++i) {
+    const int index = i * kAttentionThreads + static_cast<int>(threadIdx.x);
+    const int position = index / kUnits, unit = index % kUnits;
+    const int row = rows[position];
+    const bool valid = row >= 0;
+    const auto* const from = cache + (valid ? static_cast<std::int64_t>(row) * kDim * 2 : 0) + unit * kUnitBytes;
+    const int to = unit_offset<kUnits>(position, unit);
+    copy_async_16(k + to, from, valid);
+    copy_async_16(v + to, from + to_v, valid);
+  }
+}
+
+// Row i of the products of an item: a query head of one of its rows. The heads of a group are consecutive rows; where a
+// group has more than a tile takes, the item has one row, and tile * rows of a tile come before.
+struct QueryRow {
+  int row = 0;   // of the item
+  int head = 0;  // of the group, without those of the tiles before
+};
+
+// Starts the copies of a tile of q [kRows][kDim]. row_of(i): its QueryRow; zeros for the rows that the item lacks.
+template <int kDim, int kRows, class RowOf>
+CHARONIA_DEVICE void copy_q(unsigned char* q, const AttentionParams& p, const AttentionUnit& unit, RowOf row_of) {
+  constexpr int kUnits = kDim / 8;
+  const auto* const from = static_cast<const unsigned char*>(p.q);
+  CHARONIA_UNROLL_BY(2)
+  for (int index = static_cast<int>(threadIdx.x); index < kRows * kUnits; index += kAttentionThreads) {
+    const int i = index / kUnits, part = index % kUnits;
+    const bool valid = unit.tile * kRows + i < unit.item.num_rows * p.group;
+    const QueryRow at = row_of(i);
+    const auto element = (unit.item.first_row + at.row) * p.q_stride +
+                         (unit.kv_head * p.group + unit.tile * kRows + at.head) * kDim + part * 8;
+    copy_async_16(q + unit_offset<kUnits>(i, part), from + (valid ? 2 * element : 0), valid);
+  }
+}
+
+// 2^(score * scale) relative to a maximum is 2^(score * scale - anchor(maximum) * scale). The anchor of a row that has
+// seen nothing is 0, so that nothing is infinity less infinity.
+CHARONIA_DEVICE float anchor(float maximum) { return maximum == kMinusInfinity ? 0.0F : maximum; }
+
+// By what a sum relative to `maximum` is multiplied to be one relative to `now`; exactly 1 when they are equal.
+CHARONIA_DEVICE float rescale(float maximum, float now, float scale) {
+  return fast_exp2((maximum - anchor(now)) * scale);
+}
+
+// How the results of two consecutive ranges of positions become one: maximum, and first * a + second * b.
+struct Merge {
+  float maximum, first, second;
+  CHARONIA_DEVICE float operator()(float a, float b) const { return fmaf(b, second, a * first); }
+};
+CHARONIA_DEVICE Merge merge(float first_maximum, float second_maximum, float scale) {
+  const float maximum = fmaxf(first_maximum, second_maximum);
+  return {maximum, rescale(first_maximum, maximum, scale), rescale(second_maximum, maximum, scale)};
+}
+
+CHARONIA_DEVICE float quad_max(float x) {
+  x = fmaxf(x, shuffle_xor(x, 1));
+  return fmaxf(x, shuffle_xor(x, 2));
+}
+
+// Two elements 1.
+template <class T>
+CHARONIA_DEVICE std::uint32_t ones() {
+  return pack<T>(1.0F, 1.0F);
+}
+
+// sum[0] += the row sums of p's rows g, sum[1] of rows g + 8; p: an A operand.
+template <class T>
+CHARONIA_DEVICE void add_row_sums(float (&sum)[2], const std::uint32_t (&p)[4]) {
+  const std::uint32_t b[2] = {ones<T>(), ones<T>()};
+  float d[4] = {sum[0], sum[0], sum[1], sum[1]};
+  mma_m16n8k16<T>(d, p, b);
+  sum[0] = d[0];
+  sum[1] = d[2];
+}
+
+// What a warp has of 16 rows: each lane of rows g and g + 8 (see tensor_core.h), kColumnTiles times 2 columns
+// of out; sums relative to the rows' maxima.
+template <int kColumnTiles>
+struct RowTile {
+  float out[kColumnTiles][4];
+  float sum[2], maximum[2];
+
+  CHARONIA_DEVICE void clear() {
+    CHARONIA_UNROLL
+    for (int j = 0; j < kColumnTiles; ++j) out[j][0] = out[j][1] = out[j][2] = out[j][3] = 0;
+    sum[0] = sum[1] = 0;
+    maximum[0] = maximum[1] = kMinusInfinity;
+  }
+  CHARONIA_DEVICE void multiply(int half, float factor) {
+    sum[half] *= factor;
+    CHARONIA_UNROLL
+    for (int j = 0; j < kColumnTiles; ++j) {
+      out[j][2 * half] *= factor;
+      out[j][2 * half + 1] *= factor;
+    }
+  }
+
+  // Chunks: the sums of those before lie in memory of the thread's own, kAttentionThreads floats apart.
+  static constexpr int kFloats = kColumnTiles * 4 + 4;
+  CHARONIA_DEVICE void store(float* to) const {
+    CHARONIA_UNROLL
+    for (int i = 0; i < kColumnTiles * 4; ++i) to[i * kAttentionThreads] = out[i / 4][i % 4];
+    CHARONIA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      to[(kColumnTiles * 4 + half) * kAttentionThreads] = sum[half];
+      to[(kColumnTiles * 4 + 2 + half) * kAttentionThreads] = maximum[half];
+    }
+  }
+  // This becomes what `before` and this are together.
+  CHARONIA_DEVICE void merge_after(const float* before, float scale) {
+    CHARONIA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const auto both = merge(before[(kColumnTiles * 4 + 2 + half) * kAttentionThreads], maximum[half], scale);
+      maximum[half] = both.maximum;
+      sum[half] = both(before[(kColumnTiles * 4 + half) * kAttentionThreads], sum[half]);
+      CHARONIA_UNROLL
+      for (int j = 0; j < kColumnTiles; ++j) {
+        CHARONIA_UNROLL
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          out[j][i] = both(before[(j * 4 + i) * kAttentionThreads], out[j][i]);
+        }
+      }
+    }
+  }
+};
+
+template <int kDim>
+CHARONIA_DEVICE float* partial_at(const AttentionParams& p, std::int64_t partial, int head) {
+  return p.partials + (partial * p.heads + head) * (kDim + 4);
+}
+
+// All threads of the block, when they have written the unit's partial results: counts the piece, and in the block that
+// finds all the others done combines them into `out`. kRows: rows of a unit's tile.
+template <class T, int kDim, int kRows>
+CHARONIA_DEVICE void piece_done(const AttentionParams& p, const AttentionUnit& unit, int* last) {
+  const auto& item = unit.item;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    auto* const counter =
+        p.counters + (static_cast<std::int64_t>(item.partial) * p.cache.kv_heads + unit.kv_head) * p.tiles + unit.tile;
+    *last = atomicAdd(counter, 1) == item.pieces - 1 ? 1 : 0;
+    if (*last != 0) *counter = 0;
+  }
+  __syncthreads();
+  if (*last == 0) return;
+  __threadfence();
+  constexpr int kFours = kDim / 4;
+  const int begin = unit.tile * kRows, end = min(begin + kRows, item.num_rows * p.group);
+  for (int i = static_cast<int>(threadIdx.x); i < (end - begin) * kFours; i += kAttentionThreads) {
+    const int flat = begin + i / kFours, d = i % kFours * 4;
+    const int row = flat / p.group, head = unit.kv_head * p.group + flat % p.group;
+    const float* from = partial_at<kDim>(p, item.partial + row, head);
+    const std::int64_t step = static_cast<std::int64_t>(item.num_rows) * p.heads * (kDim + 4);
+    float4 sum = load_l2(reinterpret_cast<const float4*>(from + d));
+    float4 state = load_l2(reinterpret_cast<const float4*>(from + kDim));
+    for (int piece = 1; piece < item.pieces; ++piece) {
+      from += step;
+      const float4 next = load_l2(reinterpret_cast<const float4*>(from + d));
+      const float4 next_state = load_l2(reinterpret_cast<const float4*>(from + kDim));
+      const auto both = merge(state.x, next_state.x, p.scale);
+      sum = {both(sum.x, next.x), both(sum.y, next.y), both(sum.z, next.z), both(sum.w, next.w)};
+      state.x = both.maximum;
+      state.y = both(state.y, next_state.y);
+    }
+    const float norm = 1.0F / state.y;
+    const uint2 packed = {pack<T>(sum.x * norm, sum.y * norm), pack<T>(sum.z * norm, sum.w * norm)};
+    *reinterpret_cast<uint2*>(static_cast<T*>(p.out) + (item.first_row + row) * p.out_stride + head * kDim + d) =
+        packed;
+  }
+}
+
+}  // namespace charonia::cuda

@@ -1,0 +1,214 @@
+// Cuts of a step's attention, by the hundred: every position that a row sees is in exactly one item, what plans need
+// stays within the bounds, and no thread block has much more to do than the others.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <vector>
+
+#include "ops/cuda/kernels/attention.h"
+#include "ops_support.h"
+
+namespace charonia::cuda {
+namespace {
+
+using ops::Random;
+using ops::uniform;
+
+struct Step {
+  std::vector<std::int32_t> starts = {0}, positions, table_begin;
+  int sequences() const { return static_cast<int>(table_begin.size()); }
+  void add(int first_position, int rows) {
+    table_begin.push_back(static_cast<std::int32_t>(1000 * table_begin.size()));
+    for (int i = 0; i < rows; ++i) positions.push_back(first_position + i);
+    starts.push_back(static_cast<std::int32_t>(positions.size()));
+  }
+  AttentionPlan plan(const AttentionShape& shape) const {
+    AttentionPlan plan;
+    plan_attention(shape, {starts, positions, {}, 0}, table_begin, plan);
+    return plan;
+  }
+};
+
+AttentionShape random_shape(Random& random) {
+  constexpr std::array kGroups = {1, 2, 4, 5, 6, 7, 8, 16, 17, 71, 200};
+  constexpr std::array kDims = {32, 64, 80, 96, 128, 256};
+  constexpr std::array kMultiprocessors = {1, 6, 58, 132};
+  const int kv_heads = uniform(random, 1, 9);
+  return {.heads = kv_heads * kGroups[static_cast<std::size_t>(uniform(random, 0, 10))],
+          .kv_heads = kv_heads,
+          .head_dim = kDims[static_cast<std::size_t>(uniform(random, 0, 5))],
+          .block_len = 64,
+          .multiprocessors = kMultiprocessors[static_cast<std::size_t>(uniform(random, 0, 3))],
+          .reproducible = uniform(random, 0, 1) == 1};
+}
+
+Step random_step(Random& random, int max_sequences, int max_rows, int max_positions) {
+  Step step;
+  int rows_left = max_rows;
+  const int kind = uniform(random, 0, 3);
+  for (int s = uniform(random, 1, max_sequences); s > 0 && rows_left > 0; --s) {
+    const int longest = uniform(random, 0, 4) == 0 ? max_positions : std::min(max_positions, 700);
+    const int rows = kind == 0 || uniform(random, 0, kind) == 0 ? 1 : std::min(rows_left, uniform(random, 1, longest));
+    step.add(uniform(random, 0, longest - rows), rows);
+    rows_left -= rows;
+  }
+  return step;
+}
+
+TEST(AttentionPlanTest, every_position_that_a_row_sees_is_in_exactly_one_item) {
+  Random random(1);
+  for (int trial = 0; trial < 600; ++trial) {
+    const auto shape = random_shape(random);
+    const auto step = random_step(random, 20, 3000, 20000);
+    const auto plan = step.plan(shape);
+    std::vector<std::vector<AttentionItem>> of_row(step.positions.size());
+    const auto take = [&](const std::vector<AttentionItem>& items, int most_rows) {
+      for (const auto& item : items) {
+        ASSERT_GE(item.num_rows, 1);
+        ASSERT_LE(item.num_rows, most_rows);
+        ASSERT_LT(item.kv_begin, item.kv_end);
+        ASSERT_EQ(item.kv_begin % (shape.reproducible ? kAttentionChunk : kAttentionTile), 0);
+        const auto sequence = static_cast<std::size_t>(item.table / 1000);
+        ASSERT_GE(item.first_row, step.starts[sequence]);
+        ASSERT_LE(item.first_row + item.num_rows, step.starts[sequence + 1]);
+        for (int r = 0; r < item.num_rows; ++r) {
+          const auto row = static_cast<std::size_t>(item.first_row + r);
+          ASSERT_EQ(step.positions[row], item.first_position + r);
+          of_row[row].push_back(item);
+        }
+      }
+    };
+    take(plan.decode, 1);
+    take(plan.prefill, prefill_item_rows(shape.head_dim, shape.group()));
+    for (std::size_t row = 0; row < of_row.size(); ++row) {
+      auto& items = of_row[row];
+      std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.piece < b.piece; });
+      ASSERT_EQ(items.size(), static_cast<std::size_t>(items.front().pieces));
+      int end = 0;
+      for (std::size_t i = 0; i < items.size(); ++i) {
+        ASSERT_EQ(items[i].piece, static_cast<int>(i));
+        ASSERT_EQ(items[i].kv_begin, end);
+        end = items[i].kv_end;
+      }
+      ASSERT_GT(end, step.positions[row]);
+      // No block of the table beyond what the item's last row needs is looked up.
+      ASSERT_EQ(end, items.front().first_position + items.front().num_rows);
+    }
+  }
+}
+
+TEST(AttentionPlanTest, every_plan_is_within_the_bounds_and_partial_results_have_places_of_their_own) {
+  Random random(2);
+  int cut = 0;
+  for (int trial = 0; trial < 600; ++trial) {
+    const auto shape = random_shape(random);
+    const int sequences = uniform(random, 1, 40), rows = uniform(random, sequences, 2500);
+    const int positions = uniform(random, 1, 2) == 1 ? 400 : 30000;
+    const auto bounds = attention_bounds(shape, rows, sequences, positions);
+    const auto plan = random_step(random, sequences, rows, positions).plan(shape);
+    EXPECT_LE(static_cast<std::int64_t>(plan.decode.size()), bounds.decode_items);
+    EXPECT_LE(static_cast<std::int64_t>(plan.prefill.size()), bounds.prefill_items);
+    EXPECT_LE(plan.num_partials, bounds.partials);
+    std::vector<int> uses(static_cast<std::size_t>(plan.num_partials), 0);
+    for (const auto* items : {&plan.decode, &plan.prefill}) {
+      for (const auto& item : *items) {
+        for (int r = 0; item.pieces > 1 && r < item.num_rows; ++r) {
+          ++uses.at(static_cast<std::size_t>(item.partial + item.piece * item.num_rows + r));
+        }
+      }
+    }
+    EXPECT_TRUE(std::all_of(uses.begin(), uses.end(), [](int n) { return n == 1; }));
+    cut += plan.num_partials > 0;
+  }
+  EXPECT_GT(cut, 50) << "the trials should have plans with cut rows";
+}
+
+// What the busiest thread block has to do, in shares: the items are dealt out as the kernels deal them.
+double busiest(const std::vector<AttentionItem>& items, int units, int blocks) {
+  std::vector<std::int64_t> work(static_cast<std::size_t>(blocks), 0);
+  std::int64_t total = 0;
+  const int count = static_cast<int>(items.size()) * units;
+  for (int i = 0; i < count; ++i) {
+    const int turn = i / blocks, block = turn % 2 == 0 ? i % blocks : blocks - 1 - i % blocks;
+    const auto& item = items[static_cast<std::size_t>(i / units)];
+    work[static_cast<std::size_t>(block)] += item.kv_end - item.kv_begin;
+    total += item.kv_end - item.kv_begin;
+  }
+  return static_cast<double>(*std::max_element(work.begin(), work.end())) * blocks / static_cast<double>(total);
+}
+
+TEST(AttentionPlanTest, decodes_of_any_lengths_keep_all_multiprocessors_about_equally_busy) {
+  Random random(3);
+  for (int trial = 0; trial < 200; ++trial) {
+    const AttentionShape shape{.heads = 32, .kv_heads = 8, .head_dim = 128, .block_len = 64, .multiprocessors = 132};
+    Step step;
+    // At least 64 positions a block in each of four pieces: enough to be worth spreading.
+    for (int s = uniform(random, 1, 64), total = 0; s > 0 || total < 140'000; --s) {
+      const int length = uniform(random, 1, uniform(random, 0, 3) == 0 ? 100'000 : 4000);
+      step.add(length - 1, 1);
+      total += length;
+    }
+    const auto plan = step.plan(shape);
+    EXPECT_LT(busiest(plan.decode, 8, 264), 1.5) << step.sequences() << " sequences";
+    for (const auto& item : plan.decode) {
+      if (item.pieces > 1) {
+        EXPECT_GT(item.kv_end - item.kv_begin, 256 - kAttentionTile);
+      }
+    }
+  }
+}
+
+TEST(AttentionPlanTest, one_long_sequence_is_spread_and_short_ones_are_not) {
+  const AttentionShape shape{.heads = 32, .kv_heads = 8, .head_dim = 128, .block_len = 64, .multiprocessors = 132};
+  Step one;
+  one.add(99'999, 1);
+  EXPECT_LT(busiest(one.plan(shape).decode, 8, 264), 1.1);
+  Step shorts;
+  for (int s = 0; s < 256; ++s) shorts.add(900 + s, 1);
+  EXPECT_EQ(shorts.plan(shape).num_partials, 0);
+  Step tiny;
+  tiny.add(300, 1);
+  EXPECT_EQ(tiny.plan(shape).num_partials, 0) << "half of it would be too short a piece";
+}
+
+TEST(AttentionPlanTest, items_are_sorted_longest_first) {
+  Random random(4);
+  for (int trial = 0; trial < 100; ++trial) {
+    const auto plan = random_step(random, 30, 3000, 9000).plan(random_shape(random));
+    for (const auto* items : {&plan.decode, &plan.prefill}) {
+      EXPECT_TRUE(std::is_sorted(items->begin(), items->end(), [](const auto& a, const auto& b) {
+        return a.kv_end - a.kv_begin > b.kv_end - b.kv_begin;
+      }));
+    }
+  }
+}
+
+TEST(AttentionPlanTest, reproducible_pieces_are_whole_chunks_from_the_first_position_on) {
+  Random random(5);
+  for (int trial = 0; trial < 200; ++trial) {
+    auto shape = random_shape(random);
+    shape.reproducible = true;
+    const auto plan = random_step(random, 10, 2000, 30000).plan(shape);
+    for (const auto* items : {&plan.decode, &plan.prefill}) {
+      for (const auto& item : *items) {
+        if (item.pieces > 1) {
+          EXPECT_EQ(item.kv_begin, item.piece * kAttentionChunk);
+          EXPECT_LE(item.kv_end - item.kv_begin, kAttentionChunk);
+        }
+      }
+    }
+  }
+}
+
+TEST(AttentionPlanTest, an_empty_step_has_no_items) {
+  Step step;
+  EXPECT_TRUE(step.plan({.heads = 4, .kv_heads = 2, .head_dim = 64, .block_len = 16}).decode.empty());
+  step.add(7, 0);
+  const auto plan = step.plan({.heads = 4, .kv_heads = 2, .head_dim = 64, .block_len = 16});
+  EXPECT_TRUE(plan.decode.empty() && plan.prefill.empty());
+}
+
+}  // namespace
+}  // namespace charonia::cuda
