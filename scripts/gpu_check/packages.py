@@ -41,8 +41,9 @@ TRITON = [
     "httpx",
 ]
 _TRITON_NAMES = {re.split("[=<>]", name)[0].replace("-", "_") for name in TRITON}
-# Nothing here uses these parts; without them, and compressed harder, the wheels are half as large.
-_UNUSED = re.compile(r"libpython3|python_backend_stubs/3\.(8|9|10|11|13)/|/tests/|/caches/")
+# Nothing here uses these parts; without them, and compressed harder, the wheels are half as large. libpython is that of
+# Python 3.13 in the server's package; the stubs are for all versions of Python.
+_UNUSED = re.compile(r"libpython3|python_backend_stubs/(?P<python>3\.\d+)/|/tests/|/caches/")
 PLATFORMS = ("manylinux_2_35_x86_64", "manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64",
              "manylinux2014_x86_64", "manylinux1_x86_64")  # fmt: skip
 
@@ -59,7 +60,7 @@ def pack(folder: Path, python: str = "3.12") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "-m", *download_command(str(folder), python)], check=True)
     for wheel in sorted(folder.glob("*.whl")):
-        slim(wheel)
+        slim(wheel, python)
     _copy_googletest(folder / "googletest")
     _copy_cuda_headers(folder / "cuda_headers")
     total = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
@@ -88,19 +89,24 @@ def _copy_cuda_headers(folder: Path) -> None:
         shutil.copytree(fetched, folder)
 
 
-def slim(wheel: Path) -> None:
+def slim(wheel: Path, python: str) -> None:
     """Packs a wheel again, as LZMA and without what is not used. Large ones only: the others would gain nothing."""
     if wheel.stat().st_size < 4_000_000:
         return
+
+    def unused(name: str) -> bool:
+        found = _UNUSED.search(name)
+        return found is not None and found["python"] != python
+
     smaller = wheel.with_suffix(".slim")
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(smaller, "w", zipfile.ZIP_LZMA) as new:
         for entry in old.infolist():
-            if _UNUSED.search(entry.filename):
+            if unused(entry.filename):
                 continue
             content = old.read(entry)
             if entry.filename.endswith(".dist-info/RECORD"):
                 lines = content.splitlines(keepends=True)
-                content = b"".join(line for line in lines if not _UNUSED.search(line.decode()))
+                content = b"".join(line for line in lines if not unused(line.decode()))
             kept = zipfile.ZipInfo(entry.filename, entry.date_time)
             kept.external_attr = entry.external_attr
             new.writestr(kept, content, zipfile.ZIP_LZMA)

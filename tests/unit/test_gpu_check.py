@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,25 @@ def test_the_peers_rate_is_compared_with_the_table_of_the_same_results(tmp_path:
     results = results_with(tmp_path, bench2=Outcome("passed", "", table), peer=Outcome("passed", "", peer))
     [(_, bar)] = report.bars_of(results)
     assert (bar.measured, bar.asked, bar.met) == (6.0, 5.0, True)
+
+
+def test_a_large_wheel_is_packed_without_what_is_not_used(tmp_path: Path) -> None:
+    wheel = tmp_path / "server-1-py3-none-any.whl"
+    stubs = {version: f"server/python_backend_stubs/{version}/stub" for version in ("3.11", "3.12")}
+    names = ["server/bin/run", "server/tests/test_run.py", *stubs.values()]
+    with zipfile.ZipFile(wheel, "w") as made:
+        for name in names:
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = 0o100755 << 16
+            made.writestr(entry, bytes(2_000_000))
+        made.writestr("server-1.dist-info/RECORD", "".join(f"{name},sha256=x,2000000\n" for name in names))
+    before = wheel.stat().st_size
+    packages.slim(wheel, "3.12")
+    assert wheel.stat().st_size < before / 100
+    with zipfile.ZipFile(wheel) as packed:
+        assert packed.namelist() == ["server/bin/run", stubs["3.12"], "server-1.dist-info/RECORD"]
+        assert packed.getinfo("server/bin/run").external_attr >> 16 == 0o100755
+        assert packed.read("server-1.dist-info/RECORD").decode().count("sha256") == 2
 
 
 def test_the_command_that_fetches_packages_names_all_of_them() -> None:
