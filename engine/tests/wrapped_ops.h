@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "charonia/error.h"
+#include "forwarding_ops.h"
 #include "ops/ops.h"
 
 namespace charonia::testing {
@@ -62,10 +63,10 @@ class StepCopy {
   std::deque<std::vector<std::pair<std::int32_t, float>>> biases_;
 };
 
-class WrappedOps : public ops::Ops {
+class WrappedOps : public ForwardingOps {
  public:
   WrappedOps(std::unique_ptr<ops::Ops> inner, bool asynchronous, std::shared_ptr<Faults> faults)
-      : inner_(std::move(inner)), asynchronous_(asynchronous), faults_(std::move(faults)) {
+      : ForwardingOps(std::move(inner)), asynchronous_(asynchronous), faults_(std::move(faults)) {
     if (asynchronous_) thread_ = std::thread([this] { work(); });
   }
   ~WrappedOps() override {
@@ -110,53 +111,6 @@ class WrappedOps : public ops::Ops {
     return std::move(step->sampled);
   }
 
-  std::string_view device() const override { return inner_->device(); }
-  std::string_view instruction_set() const override { return inner_->instruction_set(); }
-  ops::Precision precision(DType weight) const override { return inner_->precision(weight); }
-  std::size_t free_memory() const override { return inner_->free_memory(); }
-  std::unique_ptr<ops::Buffer> allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
-  void upload(void* to, const void* from, std::size_t bytes) override { inner_->upload(to, from, bytes); }
-  void download(void* to, const void* from, std::size_t bytes) override { inner_->download(to, from, bytes); }
-  std::unique_ptr<ops::Linear> make_linear(std::span<const ops::HostMatrix> parts,
-                                           std::span<const ops::HostMatrix> bias, DType weight) override {
-    return inner_->make_linear(parts, bias, weight);
-  }
-  std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight) override {
-    return inner_->make_embedding(table, weight);
-  }
-  std::size_t kv_block_bytes(const ops::KvLayout& layout) const override { return inner_->kv_block_bytes(layout); }
-  std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, int num_blocks) override {
-    return inner_->make_kv_cache(layout, num_blocks);
-  }
-  void prepare(const ops::StepLimits& limits, std::span<const ops::Linear* const> linears,
-               const Issue& issue) override {
-    inner_->prepare(limits, linears, issue);
-  }
-  void embed(const ops::Tensor& out, const ops::Embedding& table) override { inner_->embed(out, table); }
-  void rms_norm(const ops::Tensor& out, const ops::Tensor& residual, const ops::Tensor& delta, const float* weight,
-                float eps) override {
-    inner_->rms_norm(out, residual, delta, weight, eps);
-  }
-  void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) override {
-    inner_->linear(out, in, weight);
-  }
-  void rotary_store(const ops::Tensor& qkv, const float* cos_sin, ops::KvCache& cache, int layer, int heads) override {
-    inner_->rotary_store(qkv, cos_sin, cache, layer, heads);
-  }
-  void attention(const ops::Tensor& out, const ops::Tensor& qkv, const ops::KvCache& cache, int layer, int heads,
-                 float scale) override {
-    inner_->attention(out, qkv, cache, layer, heads, scale);
-  }
-  void silu_mul(const ops::Tensor& out, const ops::Tensor& gate_up) override { inner_->silu_mul(out, gate_up); }
-  void gather_rows(const ops::Tensor& out, const ops::Tensor& in) override { inner_->gather_rows(out, in); }
-  void sample(const ops::Tensor& logits) override { inner_->sample(logits); }
-  int ranks() const override { return inner_->ranks(); }
-  int rank() const override { return inner_->rank(); }
-  void all_reduce(const ops::Tensor& tensor) override { inner_->all_reduce(tensor); }
-  void all_gather(const ops::Tensor& out, const ops::Tensor& in) override { inner_->all_gather(out, in); }
-  void abort_exchange(std::string_view why) noexcept override { inner_->abort_exchange(why); }
-  void resume_exchange() override { inner_->resume_exchange(); }
-
  private:
   struct Step {
     Step(const ops::StepInput& input, bool fails_in) : copy(input), fails(fails_in) {}
@@ -172,11 +126,13 @@ class WrappedOps : public ops::Ops {
   void compute(Step& step) {
     try {
       if (step.fails) throw Error(ErrorCode::internal, "the test fails this step");
-      inner_->begin_step(step.copy.input());
-      inner_->run_step(step.issue);
-      step.sampled = inner_->collect();
-    } catch (...) {
+      ForwardingOps::begin_step(step.copy.input());
+      ForwardingOps::run_step(step.issue);
+      step.sampled = ForwardingOps::collect();
+    } catch (const std::exception& error) {
       step.error = std::current_exception();
+      // The next step must not meet the other ranks in this one.
+      abort_exchange(error.what());
     }
   }
 
@@ -197,7 +153,6 @@ class WrappedOps : public ops::Ops {
     }
   }
 
-  std::unique_ptr<ops::Ops> inner_;
   const bool asynchronous_;
   const std::shared_ptr<Faults> faults_;
   std::unique_ptr<Step> begun_;

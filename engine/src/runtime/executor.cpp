@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
-#include <functional>
 #include <string_view>
 #include <utility>
 
@@ -17,21 +15,16 @@ Executor::Executor(const std::filesystem::path& weights_dir, const ModelConfig& 
   for (auto& device : make_devices(config)) ranks_.push_back(std::make_unique<Rank>(std::move(device)));
   asynchronous_ = std::ranges::all_of(ranks_, [](const auto& rank) { return rank->ops().asynchronous(); });
   threads_ = std::make_unique<RankThreads>(static_cast<int>(ranks_.size()));
-  // An error ends the start, so the exchange is never taken up again.
-  const auto on_ranks = [this](const std::function<void(Rank&)>& task) {
-    threads_->run([&](int rank) { task(of(rank)); },
-                  [this](int rank, std::string_view why) { of(rank).ops().abort_exchange(why); });
-  };
   const ops::StepLimits limits{.max_rows = config.token_budget,
                                .max_sequences = config.max_batch_size,
                                .max_positions = config.session_len,
                                .vocab = model.vocab_size,
                                .block_len = config.cache_block_seq_len};
   const model::WeightFiles files(weights_dir, config.tensor_para_size);
-  on_ranks([&](Rank& rank) { rank.check_memory(model, limits); });
-  on_ranks([&](Rank& rank) { rank.load(model, files, limits); });
+  on_ranks([&](int rank) { of(rank).check_memory(model, limits); });
+  on_ranks([&](int rank) { of(rank).load(model, files, limits); });
   num_blocks_ = blocks_that_fit(config);
-  on_ranks([&](Rank& rank) { rank.make_cache(num_blocks_); });
+  on_ranks([&](int rank) { of(rank).make_cache(num_blocks_); });
 }
 
 int Executor::blocks_that_fit(const EngineConfig& config) const {
@@ -46,7 +39,8 @@ int Executor::blocks_that_fit(const EngineConfig& config) const {
                         static_cast<double>(config.max_batch_size) * blocks_per_session);
     }
     if (wanted < 1 || wanted * block_bytes > free) {
-      throw Error(ErrorCode::resource_exhausted, cat("the k/v cache does not fit: ", std::max(wanted, 1.0),
+      const std::string where = ranks_.size() > 1 ? cat("rank ", rank->ops().rank(), ": ") : "";
+      throw Error(ErrorCode::resource_exhausted, cat(where, "the k/v cache does not fit: ", std::max(wanted, 1.0),
                                                      " blocks of ", block_bytes / 1e6, " MB each, and ", free / 1e6,
                                                      " MB are free once the weights are loaded. Lower "
                                                      "cache_max_entry_count (now ",
@@ -58,39 +52,44 @@ int Executor::blocks_that_fit(const EngineConfig& config) const {
   return static_cast<int>(out);
 }
 
+void Executor::on_ranks(const RankThreads::Task& task) {
+  threads_->run(task, [this](int rank, std::string_view why) { of(rank).ops().abort_exchange(why); });
+}
+
+void Executor::recover() {
+  for (auto& rank : ranks_) rank->settle();
+  for (auto& rank : ranks_) rank->ops().resume_exchange();
+}
+
 void Executor::launch(const ops::StepInput& input) {
   const auto before = ranks_.front()->in_flight();
   try {
-    threads_->run([&](int rank) { of(rank).launch(input); },
-                  [this](int rank, std::string_view why) { of(rank).ops().abort_exchange(why); });
+    on_ranks([&](int rank) { of(rank).launch(input); });
   } catch (...) {
+    recover();
     // A rank may have come to the end of the step before another one failed.
     for (auto& rank : ranks_) {
       if (rank->in_flight() > before) rank->withdraw();
     }
-    for (auto& rank : ranks_) rank->ops().resume_exchange();
     throw;
   }
 }
 
 std::vector<ops::Sampled> Executor::collect() {
-  std::vector<ops::Sampled> samples;
-  std::exception_ptr error;
-  // The threads of the ranks are idle between launches. Every rank's step is collected, also where one has failed.
-  for (int rank = 0; rank < num_ranks(); ++rank) {
-    try {
-      auto own = of(rank).collect();
-      if (rank == 0) {
-        samples = std::move(own);
-      } else if (!std::ranges::equal(own, samples, {}, &ops::Sampled::token, &ops::Sampled::token)) {
-        throw Error(ErrorCode::internal, "it has sampled other tokens than rank 0");
-      }
-    } catch (...) {
-      if (!error) error = std::make_exception_ptr(of_rank(std::current_exception(), rank, num_ranks()));
+  std::vector<std::vector<ops::Sampled>> samples(ranks_.size());
+  try {
+    // All at once, so that an error of one releases those whose step waits for it.
+    on_ranks([&](int rank) { samples[static_cast<std::size_t>(rank)] = of(rank).collect(); });
+  } catch (...) {
+    recover();
+    throw;
+  }
+  for (std::size_t rank = 1; rank < samples.size(); ++rank) {
+    if (!std::ranges::equal(samples[rank], samples[0], {}, &ops::Sampled::token, &ops::Sampled::token)) {
+      throw Error(ErrorCode::internal, cat("rank ", rank, ": it has sampled other tokens than rank 0"));
     }
   }
-  if (error) std::rethrow_exception(error);
-  return samples;
+  return std::move(samples[0]);
 }
 
 std::string Executor::device() const { return std::string(ranks_.front()->ops().device()); }

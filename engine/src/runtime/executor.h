@@ -43,8 +43,11 @@ class Executor {
   std::int64_t kv_cache_bytes() const;
 
  private:
+  // Runs a task on every rank's thread; an error of one ends the exchange between all.
+  void on_ranks(const RankThreads::Task& task);
+  // After an error: waits for all that is in flight and takes up the exchange again.
+  void recover();
   int blocks_that_fit(const EngineConfig& config) const;
-  int num_ranks() const { return static_cast<int>(ranks_.size()); }
   Rank& of(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
 
   std::vector<std::unique_ptr<Rank>> ranks_;

@@ -47,9 +47,8 @@ std::vector<ops::Sampled> Rank::collect() {
   return std::move(oldest.samples);
 }
 
-void Rank::withdraw() noexcept {
-  for (auto& one : steps_) wait(one);
-  steps_.pop_back();
+void Rank::settle() noexcept {
+  for (auto& step : steps_) wait(step);
 }
 
 void Rank::wait(Step& step) noexcept {

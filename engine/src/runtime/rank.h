@@ -35,8 +35,10 @@ class Rank {
   std::size_t in_flight() const { return steps_.size(); }  // steps that are launched and not collected
   // Waits for the oldest step in flight.
   std::vector<ops::Sampled> collect();
-  // Drops the youngest step in flight; waits for it and for those before it, which are still to be collected.
-  void withdraw() noexcept;
+  // Waits for all steps in flight, which are still to be collected.
+  void settle() noexcept;
+  // Drops the youngest step in flight, which was waited for.
+  void withdraw() noexcept { steps_.pop_back(); }
 
   ops::Ops& ops() { return *ops_; }
   const ops::Ops& ops() const { return *ops_; }
