@@ -155,7 +155,10 @@ const std::vector<Entry>& entries() {
       {{"group_size", "int", "0", ">= 0", "quantisation group; 0: not quantised", kModel, false},
        store_int(&M::group_size, at_least(0))},
 
-      {{"tensor_para_size", "int", "1", ">= 1", "tensor-parallel ranks", kUser, false},
+      {{"tensor_para_size", "int", "1", ">= 1",
+        "tensor-parallel ranks that share the model: GPUs, or groups of the CPU device's threads; a workspace is "
+        "converted for its number (--tp)",
+        kUser, false},
        store_int(&E::tensor_para_size, at_least(1))},
       {{"session_len", "int", "0", ">= 0", "longest sequence in tokens; 0: what the model was trained for", kUser,
         false},
