@@ -8,6 +8,7 @@
 
 #include "charonia/engine.h"
 #include "engine_support.h"
+#include "ops/cuda/make_cuda_ops.h"
 #include "ops/cuda/runtime.h"
 #include "tiny_workspace.h"
 
@@ -198,6 +199,13 @@ TEST_F(CudaEngineTest, two_ranks_give_the_tokens_of_one) {
     const auto got = answers(two, settings, all);
     for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(got[i].tokens, expected[i].tokens) << "request " << i;
   }
+}
+
+TEST_F(CudaEngineTest, ranks_on_one_gpu_share_its_memory) {
+  const auto alone = ops::make_cuda_ops({});
+  const auto first_of_two = ops::make_cuda_ops({}, ops::make_nccl_group({0, 0}), 0);
+  const auto free = static_cast<double>(alone->free_memory());
+  EXPECT_NEAR(static_cast<double>(first_of_two->free_memory()), free / 2, 0.05 * free);
 }
 
 TEST_F(CudaEngineTest, a_cancelled_request_leaves_the_others_as_they_are) {

@@ -58,7 +58,7 @@ ops::Precision CudaOps::precision(DType weight) const {
 
 std::size_t CudaOps::free_memory() const {
   const OnDevice on(device_.index);
-  return free_device_bytes();
+  return free_device_bytes() / static_cast<std::size_t>(group_ ? group_->ranks_per_device() : 1);
 }
 
 std::unique_ptr<ops::Buffer> CudaOps::allocate(std::size_t bytes) {

@@ -20,6 +20,7 @@ class LocalExchange final : public ops::NcclGroup {
   LocalExchange(int device, int ranks);
 
   int ranks() const override { return static_cast<int>(ranks_.size()); }
+  int ranks_per_device() const override { return ranks(); }
   bool recordable() const override { return false; }
   void all_reduce(Stream& stream, int rank, void* data, DType type, std::int64_t count) override;
   void all_gather(Stream& stream, int rank, void* out, const void* in, std::size_t bytes) override;

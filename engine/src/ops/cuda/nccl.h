@@ -18,7 +18,8 @@ class NcclGroup {
  public:
   virtual ~NcclGroup() = default;
   virtual int ranks() const = 0;
-  virtual bool recordable() const = 0;  // whether operations may become part of a graph
+  virtual int ranks_per_device() const { return 1; }  // which share its memory
+  virtual bool recordable() const = 0;                // whether operations may become part of a graph
   // data [count] = the sum of all ranks' data.
   virtual void all_reduce(cuda::Stream& stream, int rank, void* data, DType type, std::int64_t count) = 0;
   // out [ranks][bytes] = all ranks' in [bytes].
