@@ -8,6 +8,7 @@
 #include <map>
 
 #include "base/text.h"
+#include "charonia/error.h"
 #include "ops/cuda/product_memory.h"
 
 namespace charonia::cuda {
@@ -147,7 +148,7 @@ struct Products::Impl::Operands {
 
   static std::size_t copies(const DeviceInfo& device, const Gemm& gemm) {
     const auto one = matrix_bytes(gemm.type, gemm.n, gemm.weight_stride);
-    return std::clamp<std::size_t>(3 * device.l2_bytes / one + 1, 2, kMostTimedProducts);
+    return std::clamp<std::size_t>(3 * device.l2_bytes / one + 1, 1, kMostTimedProducts);
   }
   static std::size_t bytes(const DeviceInfo& device, const Gemm& gemm) {
     return copies(device, gemm) * matrix_bytes(gemm.type, gemm.n, gemm.weight_stride) +
@@ -206,15 +207,20 @@ Products::Impl::Fastest Products::Impl::fastest(Stream& stream, const Gemm& gemm
     }
     const auto begin = Clock::now();
     bool refused = false;
-    way.microseconds = options.timer(stream, expected_microseconds(gemm), [&](int index) {
-      timed.weight = weights + static_cast<std::size_t>(index % copies) * weight_bytes;
-      if (way.blas) {
-        refused = refused || !blas()->run(stream, timed, *way.blas, blas_workspace.data(), kBlasWorkspaceBytes);
-        if (!refused) add_bias(stream, timed);
-      } else {
-        cuda::gemm(stream, device, timed, way.own, own_workspace.data());
-      }
-    });
+    try {
+      way.microseconds = options.timer(stream, expected_microseconds(gemm), [&](int index) {
+        timed.weight = weights + static_cast<std::size_t>(index % copies) * weight_bytes;
+        if (way.blas) {
+          refused = refused || !blas()->run(stream, timed, *way.blas, blas_workspace.data(), kBlasWorkspaceBytes);
+          if (!refused) add_bias(stream, timed);
+        } else {
+          cuda::gemm(stream, device, timed, way.own, own_workspace.data());
+        }
+      });
+    } catch (const Error&) {  // an algorithm of the library that fails here is one that is not chosen
+      if (!way.blas) throw;
+      refused = true;
+    }
     seconds_left -= std::chrono::duration<double>(Clock::now() - begin).count();
     if (!refused && (!best || way.microseconds < best->microseconds)) best = way;
   }

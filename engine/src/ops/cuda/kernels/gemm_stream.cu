@@ -33,6 +33,7 @@ template <class T_, int kM_, int kN_, int kRing_, int kBlocks_>
 struct StreamShape {
   using T = T_;
   static constexpr int kM = kM_, kN = kN_, kRing = kRing_, kBlocks = kBlocks_;
+  static constexpr int kAhead = kM * kN < 4 ? 1 : 0;
   static constexpr int kSlotSteps = kRing / kSlots;  // steps whose weights are asked for together
   static_assert(kRing % kSlots == 0 && kSlotSteps <= 2);
   static constexpr int kOutputs = 16 * kM, kRows = 8 * kN;
@@ -78,20 +79,18 @@ void stream_kernel(const GemmParams p) {
   dependency_trigger();
   dependency_wait();
 
+  // Lanes beyond the rows read the first one; what becomes of it is dropped.
   const T* in[kN];
-  bool in_rows[kN];
   CHARONIA_UNROLL
   for (int j = 0; j < kN; ++j) {
     const int row = first_row + 8 * j + g;
-    in_rows[j] = row < p.rows;
     in[j] =
-        static_cast<const T*>(p.in) + static_cast<std::int64_t>(in_rows[j] ? row : 0) * p.in_stride + k_begin + 8 * t;
+        static_cast<const T*>(p.in) + static_cast<std::int64_t>(row < p.rows ? row : 0) * p.in_stride + k_begin + 8 * t;
   }
   const auto load_in = [&](uint4(&to)[kN], int ahead) {
     CHARONIA_UNROLL
     for (int j = 0; j < kN; ++j) {
-      const bool valid = in_rows[j] && 32 * ahead < left;
-      to[j] = valid ? load_cached(reinterpret_cast<const uint4*>(in[j] + 32 * ahead)) : uint4{0, 0, 0, 0};
+      to[j] = 32 * ahead < left ? load_cached(reinterpret_cast<const uint4*>(in[j] + 32 * ahead)) : uint4{0, 0, 0, 0};
     }
   };
 
@@ -104,13 +103,15 @@ void stream_kernel(const GemmParams p) {
       for (int c = 0; c < 4; ++c) sum[i][j][c] = 0;
     }
   }
-  uint4 x[2][kN];  // of this step and the next
-  load_in(x[0], 0);
+  // Of this step, and of the next where registers allow it; else the other warps hide the wait for the cache.
+  constexpr int kAhead = S::kAhead;
+  uint4 x[1 + kAhead][kN];
+  if constexpr (kAhead == 1) load_in(x[0], 0);
   for (int step = 0; step < steps; step += kRing) {
     CHARONIA_UNROLL
     for (int at = 0; at < kRing; ++at) {
       if (at % 2 == 0 && step + at >= steps) break;
-      load_in(x[(at + 1) % 2], at + 1);
+      load_in(x[(at + kAhead) % (1 + kAhead)], at + kAhead);
       CHARONIA_UNROLL
       for (int i = 0; i < kM; ++i) {
         const uint4 upper = ring[at][2 * i], lower = ring[at][2 * i + 1];
@@ -118,12 +119,12 @@ void stream_kernel(const GemmParams p) {
         const std::uint32_t a1[4] = {upper.z, lower.z, upper.w, lower.w};
         CHARONIA_UNROLL
         for (int j = 0; j < kN; ++j) {
-          const std::uint32_t b0[2] = {x[at % 2][j].x, x[at % 2][j].y};
+          const std::uint32_t b0[2] = {x[at % (1 + kAhead)][j].x, x[at % (1 + kAhead)][j].y};
           mma_m16n8k16<T>(sum[i][j], a0, b0);
         }
         CHARONIA_UNROLL
         for (int j = 0; j < kN; ++j) {
-          const std::uint32_t b1[2] = {x[at % 2][j].z, x[at % 2][j].w};
+          const std::uint32_t b1[2] = {x[at % (1 + kAhead)][j].z, x[at % (1 + kAhead)][j].w};
           mma_m16n8k16<T>(sum[i][j], a1, b1);
         }
       }
