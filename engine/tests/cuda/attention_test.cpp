@@ -257,6 +257,26 @@ TEST(CudaAttentionTest, mixed_steps_equal_attention_in_double) {
   }
 }
 
+// Thread blocks then take many short units in turn, and copies run ahead over several of them.
+TEST(CudaAttentionTest, decodes_of_many_sequences_by_few_thread_blocks_are_right) {
+  Random random(9);
+  for (const int dim : kTiledDims) {
+    std::vector<int> lengths;
+    std::vector<Piece> pieces;
+    for (int s = 0; s < 14; ++s) {
+      lengths.push_back(s % 3 == 0 ? uniform(random, 1, 200) : uniform(random, 1, 64));
+      pieces.push_back({s, lengths.back() - 1, lengths.back()});
+    }
+    const World world(random, shape_of(2, 2, dim, 24), DType::bf16, lengths);
+    auto options = world.options();
+    options.multiprocessors = 1;
+    in_both_orders([&] {
+      const auto out = world.run(pieces, options);
+      world.check(random, pieces, out, ops::rounding(DType::bf16), ops::rounding(DType::bf16));
+    });
+  }
+}
+
 TEST(CudaAttentionTest, groups_that_no_tile_holds_are_right) {
   Random random(2);
   for (const int group : {17, 40, 71, 130}) {

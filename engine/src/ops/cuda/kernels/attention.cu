@@ -9,6 +9,8 @@ namespace {
 
 constexpr std::array kTiledHeadSizes = {32, 64, 96, 128, 256};
 constexpr std::size_t kAlignment = 256;
+constexpr int kNoChunks = 1 << 30;
+static_assert((kAttentionChunk & (kAttentionChunk - 1)) == 0);
 constexpr float kLog2E = 1.44269504F;
 
 // Workspace: counters, partial results, and where rows of several chunks are summed up, the sums of each thread block.
@@ -54,7 +56,8 @@ void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, cons
   params.cache = cache;
   params.heads = shape.heads;
   params.group = shape.group();
-  params.chunk = shape.reproducible ? kAttentionChunk : 1 << 30;
+  params.max_blocks = shape.multiprocessors * kBlocksPerMultiprocessor;
+  params.chunk = shape.reproducible ? kAttentionChunk : kNoChunks;
   params.scale = scale * kLog2E;
   params.counters = reinterpret_cast<std::int32_t*>(base);
   params.partials = reinterpret_cast<float*>(base + workspace.partials);
@@ -74,7 +77,7 @@ void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, cons
     } else if (decode) {
       attention_decode(stream, device, params, max_items);
     } else {
-      attention_prefill(stream, device, params, max_items);
+      attention_prefill(stream, params, max_items);
     }
   };
   run(work.decode, work.counts, work.max_decode, true);

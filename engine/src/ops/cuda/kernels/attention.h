@@ -10,7 +10,7 @@
 //   once    attention_bounds() says how many items and partial results any step within the limits has. Make room for
 //           that many items of each list in the step's upload, and one zero-filled DeviceMemory of
 //           attention_workspace_bytes() that all layers (and all steps of the stream) share. Kernels leave its counters
-//           at zero; nobody else writes to it.
+//           at zero; nobody else writes to it, and for other bounds it is made anew.
 //   a step  plan_attention(), then upload plan.decode, plan.prefill, {decode.size(), prefill.size()} and the flat
 //   tables.
 //           Items may lie anywhere that is 16-byte aligned.
@@ -49,7 +49,7 @@ struct AttentionPlan {
 
 struct AttentionShape {
   int heads = 0, kv_heads = 0, head_dim = 0, block_len = 0;
-  int multiprocessors = 1;
+  int multiprocessors = 1;  // of the device; fewer leave some of it to others
   // A row's bits then depend on its own sequence alone: positions are summed up in chunks of kAttentionChunk, and the
   // chunks' results are combined in their order, whether one thread block does it or several.
   bool reproducible = false;

@@ -96,6 +96,7 @@ void decode_kernel(const AttentionParams p) {
   const int k_at = unit_offset<kUnits>(warp * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2);
   const int v_at = unit_offset<kUnits>(lane, warp);
 
+  dependency_trigger();
   dependency_wait();
   const int units = *p.count * p.cache.kv_heads * p.tiles;
   Ahead ahead;
@@ -133,8 +134,6 @@ void decode_kernel(const AttentionParams p) {
     std::uint32_t q[kDim / 16][4];
     RowTile<kColumnTiles> rows;
     rows.clear();
-    int chunk_end = unit.item.kv_begin + p.chunk;
-    bool chunked = false;
 
     for (int begin = unit.item.kv_begin; begin < unit.item.kv_end; begin += kPositions) {
       publish_rows();
@@ -222,15 +221,13 @@ void decode_kernel(const AttentionParams p) {
         }
       }
       stage = stage + 1 == p.stages ? 0 : stage + 1;
-      if (begin + kPositions == chunk_end && chunk_end < unit.item.kv_end) {
-        if (chunked) rows.merge_after(sums, p.scale);
+      if (ends_chunk(p, begin + kPositions) && begin + kPositions < unit.item.kv_end) {
+        if (begin + kPositions - p.chunk > unit.item.kv_begin) rows.merge_after(sums, p.scale);
         rows.store(sums);
         rows.clear();
-        chunked = true;
-        chunk_end += p.chunk;
       }
     }
-    if (chunked) rows.merge_after(sums, p.scale);
+    if (unit.item.kv_begin + p.chunk < unit.item.kv_end) rows.merge_after(sums, p.scale);
 
     CHARONIA_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -265,10 +262,9 @@ void start(Stream& stream, const DeviceInfo& device, AttentionParams params, std
   const auto fits = [&](int stages) { return 2 * (shared_bytes(kDim, stages) + 1024) <= device.shared_bytes + 1024; };
   params.stages = fits(4) ? 4 : fits(3) ? 3 : 2;
   params.tiles = static_cast<int>(divide_up(params.group, kRows));
-  const auto blocks = std::min<std::int64_t>(items * params.cache.kv_heads * params.tiles,
-                                             std::int64_t{device.multiprocessors} * kBlocksPerMultiprocessor);
+  params.max_units = static_cast<int>(items) * params.cache.kv_heads * params.tiles;
   launch(stream, "attention (decode)",
-         {.grid_x = static_cast<unsigned>(blocks),
+         {.grid_x = static_cast<unsigned>(std::min(params.max_units, params.max_blocks)),
           .threads = kAttentionThreads,
           .dynamic_shared_bytes = shared_bytes(kDim, params.stages)},
          decode_kernel<T, kDim>, params);

@@ -18,8 +18,10 @@ struct AttentionParams {
   CacheLayer cache;
   int heads = 0, group = 0;
   int tiles = 1;                     // thread blocks for one kv head of one item
+  int max_units = 0;                 // items there is room for, times kv heads and tiles
+  int max_blocks = 0;                // of a grid that runs all at once
   int stages = 2;                    // of the pipeline of k and v tiles
-  int chunk = 0;                     // positions that are summed up by themselves
+  int chunk = 0;                     // positions that are summed up by themselves; a power of two
   float scale = 1;                   // softmax is over 2^(q k^T * scale): log2(e) is in it
   float* partials = nullptr;         // [partials][heads][head_dim + 4]: sum of p v, maximum, sum of p, -, -
   std::int32_t* counters = nullptr;  // [partials][kv_heads][tiles]: pieces done, at their first partial
@@ -30,7 +32,7 @@ struct AttentionParams {
 // `items`: the most that *params.count can be. The first two need a head size of 32, 64, 96, 128 or 256, 16-bit
 // elements of one type, and rows of q and out that are 16-byte aligned.
 void attention_decode(Stream& stream, const DeviceInfo& device, const AttentionParams& params, std::int64_t items);
-void attention_prefill(Stream& stream, const DeviceInfo& device, const AttentionParams& params, std::int64_t items);
+void attention_prefill(Stream& stream, const AttentionParams& params, std::int64_t items);
 
 // Any shape and any types. Items are taken whole: the first piece of cut rows does all of them.
 void attention_plain(Stream& stream, const DeviceInfo& device, DType q_type, DType out_type,

@@ -57,6 +57,7 @@ void plain_kernel(const PlainParams params) {
   int* const cache_rows = reinterpret_cast<int*>(weights + kWarp);
   const T* const cache = static_cast<const T*>(p.cache.data);
 
+  dependency_trigger();
   dependency_wait();
   const std::int64_t units = static_cast<std::int64_t>(*p.count) * params.rows_per_item * p.heads;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * (kThreads / kWarp);

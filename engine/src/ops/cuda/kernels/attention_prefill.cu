@@ -63,10 +63,10 @@ void prefill_kernel(const AttentionParams p) {
   const auto query_row = [&](int i) { return QueryRow{query_rows[i] >> 16, query_rows[i] & 0xffff}; };
   if (thread < kRows) query_rows[thread] = (thread / p.group) << 16 | thread % p.group;
 
+  dependency_trigger();
   dependency_wait();
-  const int units = *p.count * p.cache.kv_heads * p.tiles;
-  for (int turn = 0;; ++turn) {
-    const auto next = attention_unit(p, turn, units);
+  for (int turn = 0;;) {
+    const auto next = attention_unit(p, turn, *p.count * p.cache.kv_heads * p.tiles);
     if (!next.valid) break;
     if (thread == 0) unit = next;
     // Cache rows are looked up a tile before they are needed, one position a thread.
@@ -88,7 +88,6 @@ void prefill_kernel(const AttentionParams p) {
     RowTile<kColumnTiles> rows[kRowTiles];
     CHARONIA_UNROLL
     for (int r = 0; r < kRowTiles; ++r) rows[r].clear();
-    int chunk_end = item.kv_begin + p.chunk;
     int stage = 0;
     for (int begin = item.kv_begin; begin < item.kv_end; begin += kPositions) {
       const unsigned char* const k = stages + stage * 2 * kKBytes;
@@ -189,18 +188,17 @@ void prefill_kernel(const AttentionParams p) {
         }
       }
 
-      if (begin + kPositions == chunk_end && chunk_end < item.kv_end) {
+      if (ends_chunk(p, begin + kPositions) && begin + kPositions < item.kv_end) {
         CHARONIA_UNROLL
         for (int r = 0; r < kRowTiles; ++r) {
           float* const to = sums_of(r);
-          if (chunk_end > item.kv_begin + p.chunk) rows[r].merge_after(to, p.scale);
+          if (begin + kPositions - p.chunk > item.kv_begin) rows[r].merge_after(to, p.scale);
           rows[r].store(to);
           rows[r].clear();
         }
-        chunk_end += p.chunk;
       }
     }
-    if (chunk_end > item.kv_begin + p.chunk) {
+    if (item.kv_begin + p.chunk < item.kv_end) {
       CHARONIA_UNROLL
       for (int r = 0; r < kRowTiles; ++r) {
         rows[r].merge_after(sums_of(r), p.scale);
@@ -247,35 +245,35 @@ void prefill_kernel(const AttentionParams p) {
       }
       piece_done<T, kDim, kRows>(p, unit, flag);
     }
+    turn = unit.turn + 1;
     __syncthreads();  // all are done with what the next unit's copies overwrite
   }
 }
 
 template <class T, int kDim>
-void start(Stream& stream, const DeviceInfo& device, AttentionParams params, std::int64_t items) {
+void start(Stream& stream, AttentionParams params, std::int64_t items) {
   params.tiles = static_cast<int>(divide_up(params.group, prefill_tile_rows(kDim)));
-  const auto blocks = std::min<std::int64_t>(items * params.cache.kv_heads * params.tiles,
-                                             std::int64_t{device.multiprocessors} * kBlocksPerMultiprocessor);
+  params.max_units = static_cast<int>(items) * params.cache.kv_heads * params.tiles;
   launch(stream, "attention (prefill)",
-         {.grid_x = static_cast<unsigned>(blocks),
+         {.grid_x = static_cast<unsigned>(std::min(params.max_units, params.max_blocks)),
           .threads = kAttentionThreads,
           .dynamic_shared_bytes = shared_bytes(kDim)},
          prefill_kernel<T, kDim>, params);
 }
 
 template <class T>
-void start(Stream& stream, const DeviceInfo& device, const AttentionParams& params, std::int64_t items) {
+void start(Stream& stream, const AttentionParams& params, std::int64_t items) {
   switch (params.cache.head_dim) {
     case 32:
-      return start<T, 32>(stream, device, params, items);
+      return start<T, 32>(stream, params, items);
     case 64:
-      return start<T, 64>(stream, device, params, items);
+      return start<T, 64>(stream, params, items);
     case 96:
-      return start<T, 96>(stream, device, params, items);
+      return start<T, 96>(stream, params, items);
     case 128:
-      return start<T, 128>(stream, device, params, items);
+      return start<T, 128>(stream, params, items);
     case 256:
-      return start<T, 256>(stream, device, params, items);
+      return start<T, 256>(stream, params, items);
     default:
       throw Error(ErrorCode::internal, "attention (prefill): a head size that has no kernel");
   }
@@ -283,11 +281,11 @@ void start(Stream& stream, const DeviceInfo& device, const AttentionParams& para
 
 }  // namespace
 
-void attention_prefill(Stream& stream, const DeviceInfo& device, const AttentionParams& params, std::int64_t items) {
+void attention_prefill(Stream& stream, const AttentionParams& params, std::int64_t items) {
   if (params.cache.dtype == DType::bf16) {
-    start<bf16>(stream, device, params, items);
+    start<bf16>(stream, params, items);
   } else {
-    start<f16>(stream, device, params, items);
+    start<f16>(stream, params, items);
   }
 }
 

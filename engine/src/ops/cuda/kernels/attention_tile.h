@@ -48,6 +48,7 @@ CHARONIA_DEVICE int unit_offset_by(int offset, int by) {
 struct AttentionUnit {
   AttentionItem item;
   int kv_head = 0, tile = 0;
+  int turn = 0;  // of the thread block
   bool valid = false;
 };
 
@@ -56,14 +57,18 @@ CHARONIA_DEVICE AttentionUnit attention_unit(const AttentionParams& p, int turn,
   const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
   const int index = turn * blocks + (turn % 2 == 0 ? block : blocks - 1 - block);
   AttentionUnit unit;
-  if (index >= units) return unit;
+  unit.turn = turn;
+  if (index >= p.max_units) return unit;
   const int of_item = p.cache.kv_heads * p.tiles;
   unit.item = p.items[index / of_item];
   unit.kv_head = index % of_item / p.tiles;
   unit.tile = index % p.tiles;
-  unit.valid = true;
+  unit.valid = index < units;  // known late: the item is loaded meanwhile
   return unit;
 }
+
+// Whether the positions before `end` are whole chunks. Items that have several begin with one.
+CHARONIA_DEVICE bool ends_chunk(const AttentionParams& p, int end) { return (end & (p.chunk - 1)) == 0; }
 
 // Which row of head_dim elements of the cache layer is k at a position; -1: none, it is not the item's.
 CHARONIA_DEVICE int k_row(const AttentionParams& p, const AttentionUnit& unit, int position) {

@@ -62,6 +62,7 @@ void rotary_kernel(const RotaryParams p) {
   const int unit = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
   const int head = unit / vectors, d = unit % vectors * kVector;
   const int row = static_cast<int>(blockIdx.x);
+  dependency_trigger();
   dependency_wait();
   if (head >= p.heads + 2 * p.cache.kv_heads) return;
   const bool is_q = head < p.heads, is_v = head >= p.heads + p.cache.kv_heads;
