@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
 from hypothesis import HealthCheck, settings
 
 # The same examples in every run, and no limits on time: whether a change passes depends on the change alone, not on the
 # day or on what else the machine does. `pytest --hypothesis-profile=default` looks for others.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
+
+# What a shell starts in the background ignores Ctrl-C, and what it starts in turn: the programs tested here must not.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
