@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -24,6 +25,7 @@ namespace charonia::testing {
 struct Faults {
   std::atomic<int> launch_in{-1}, collect_in{-1};
   std::atomic<int> most_in_flight{0};  // seen
+  std::atomic<int> step_ms{0};         // that a step takes at least, so that the end of a request is far off
 };
 
 // The arrays of a step, with all that they point to.
@@ -124,6 +126,7 @@ class WrappedOps : public ForwardingOps {
 
   // Of a step that is to fail nothing is computed: the cache holds what it held before.
   void compute(Step& step) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(faults_->step_ms));
     try {
       if (step.fails) throw Error(ErrorCode::internal, "the test fails this step");
       ForwardingOps::begin_step(step.copy.input());
