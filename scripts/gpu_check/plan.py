@@ -40,7 +40,7 @@ PIECES = [
     Piece("build", "engine, Python module and tests for this GPU", "build:run", "build", 1800, 150, ()),
     Piece("ops", "operations on the device against their references", "cpp_tests:ops", "ops", 150, 40),
     Piece("parity", "tokens and log probabilities against transformers", "python_tests:parity", "parity", 180, 60),
-    Piece("engine", "engine and Python API on the device", "cpp_tests:engine", "engine", 150, 45),
+    Piece("engine", "engine and Python API on the device", "cpp_tests:engine", "engine", 170, 45),
     *_bars("7b", "", "Llama-2-7B"),
     Piece("peer", "transformers, static cache, batch 32", "peers:eager", "peer", 120, 35, size="7b"),
     Piece("bench5", "Llama-2-7B: Triton's gRPC against in process", "stack:bench5", "stack", 280, 100, size="7b"),

@@ -25,7 +25,7 @@ def parity(context: Context, session: object, size: str) -> Outcome:
 
 def engine(context: Context) -> Outcome:
     tests = [ROOT / "tests" / "unit" / name for name in ("test_engine_api.py", "test_reproducible.py")]
-    return _pytest(context, "engine_api", tests, limit_s=140, CHARONIA_REPRODUCIBLE="true")
+    return _pytest(context, "engine_api", tests, limit_s=80, CHARONIA_REPRODUCIBLE="true")
 
 
 def _pytest(context: Context, name: str, tests: Sequence[str | Path], *, limit_s: float, **variables: str) -> Outcome:

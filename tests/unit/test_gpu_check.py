@@ -123,6 +123,12 @@ def test_what_googletest_prints_is_understood_also_when_it_died() -> None:
     assert "died of SIGSEGV" in ran.failures[1].text
 
 
+def test_tests_that_fail_fast_has_left_are_not_taken_for_skipped_ones() -> None:
+    end = OUTPUT.index("[ RUN      ] Attention.Wide")
+    left = "[ RUN      ] Attention.Wide\n[  SKIPPED ] Attention.Wide (0 ms)\n"
+    assert parse(Done(1, OUTPUT[:end] + left, 1.0)).skipped == ["Attention.Odd/1"]
+
+
 def results_with(tmp_path: Path, **outcomes: Outcome) -> Results:
     results = Results(tmp_path / "results.json")
     results.machine = {"gpu": "NVIDIA Test"}
