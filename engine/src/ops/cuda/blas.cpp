@@ -25,6 +25,7 @@ std::string driver_version() { return "host"; }
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "ops/cuda/python_packages.h"
 
 namespace charonia::cuda {
 namespace {
@@ -86,6 +87,11 @@ struct Library {
       }
     } else {
       paths.assign(std::begin(kNames), std::end(kNames));
+      for (const auto* package : {"nvidia/cu13/lib", "nvidia/cublas/lib"}) {
+        for (const auto* name : kNames) {
+          if (auto file = in_python_packages(package, name); !file.empty()) paths.push_back(std::move(file));
+        }
+      }
     }
     for (const auto& path : paths) {
       void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -42,7 +42,7 @@ class Blas {
 
 // cuBLASLt for the current device; null, with the reason in `why`, when it cannot be loaded. It is looked for where the
 // environment variable CHARONIA_CUBLASLT says (a file, or the folder that holds it), and nowhere else if that is set;
-// else where the system's loader looks.
+// else where the system's loader looks, and then among the Python packages beside this module.
 std::unique_ptr<Blas> load_cublas(std::string& why);
 
 // The driver's version, for the same purpose as Blas::version.

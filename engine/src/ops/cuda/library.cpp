@@ -1,30 +1,13 @@
 #include "ops/cuda/library.h"
 
 #include <cstdlib>
-#include <filesystem>
-#include <system_error>
 
 #include <dlfcn.h>
 
 #include "base/text.h"
+#include "ops/cuda/python_packages.h"
 
 namespace charonia::cuda {
-namespace {
-
-namespace fs = std::filesystem;
-
-// The file that this code is in.
-fs::path this_module() {
-  Dl_info info{};
-  static const char here = 0;
-  if (dladdr(&here, &info) == 0 || info.dli_fname == nullptr) return {};
-  std::error_code error;
-  const auto path = fs::canonical(info.dli_fname, error);
-  return error ? fs::path() : path;
-}
-
-}  // namespace
-
 Library::Library(const char* variable, const char* name, std::string_view package) {
   if (const char* const named = std::getenv(variable); named != nullptr && *named != '\0') {
     if (!load(named)) why_ = cat(variable, "=", named, ": ", why_);
@@ -32,14 +15,8 @@ Library::Library(const char* variable, const char* name, std::string_view packag
   }
   if (load(name)) return;
   const auto first = why_;
-  for (auto folder = this_module().parent_path(); !folder.empty() && folder != folder.root_path();
-       folder = folder.parent_path()) {
-    const auto file = folder / package / name;
-    std::error_code error;
-    if (fs::exists(file, error) && load(file.string())) return;
-  }
-  why_ =
-      cat(first, "; nor is it in a folder ", package, " beside this module (", variable, " may name it with its path)");
+  if (const auto file = in_python_packages(package, name); !file.empty() && load(file)) return;
+  why_ = cat(first, "; nor is it in the Python package ", package, " (", variable, " may name it with its path)");
 }
 
 bool Library::load(const std::string& path) {

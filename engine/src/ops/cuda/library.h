@@ -10,8 +10,7 @@ namespace charonia::cuda {
 class Library {
  public:
   // Tries, in this order: the path in environment variable `variable`, when that is set (and nothing else then); the
-  // loader's own search for `name`; and `name` in the folder `package` (as "nvidia/nccl/lib") beside the Python
-  // packages among which this module is installed. Not loaded: why() says what was tried.
+  // loader's own search for `name`; in_python_packages(package, name). Not loaded: why() says what was tried.
   Library(const char* variable, const char* name, std::string_view package);
 
   explicit operator bool() const { return handle_ != nullptr; }
