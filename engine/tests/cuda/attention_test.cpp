@@ -12,6 +12,9 @@
 
 #include "device_arrays.h"
 #include "ops/cuda/kernels/attention.h"
+#if defined(CHARONIA_CUDA_ON_HOST)
+#include "ops/cuda/kernels/attention_tile.h"
+#endif
 #include "ops_support.h"
 
 namespace charonia::cuda {
@@ -79,9 +82,9 @@ struct World {
     int multiprocessors = 6;
     bool reproducible = false;
     DType cache_type = DType::f32, q_type = DType::f32, out_type = DType::f32;
-    int padding = 0;  // rows
-    bool repeat = false;
-    int q_gap = 0;  // elements more from row to row: 16 bytes or not
+    int padding = 0;      // rows
+    bool repeat = false;  // the same into another out before
+    int q_gap = 0;        // elements more from row to row: 16 bytes or not
   };
   Options options() const {
     Options o;
@@ -147,8 +150,11 @@ struct World {
                              .workspace = workspace.data(),
                              .max_partials = bounds.partials};
     const CacheLayer layer{cache_bytes.data(), options.cache_type, shape.kv_heads, shape.head_dim, shape.block_len};
+    if (options.repeat) {
+      const MatrixOnDevice other(stream, out);
+      attention(stream, device, other.tensor(), q_there.tensor(), layer, used, scale, work);
+    }
     attention(stream, device, out_there.tensor(), q_there.tensor(), layer, used, scale, work);
-    if (options.repeat) attention(stream, device, out_there.tensor(), q_there.tensor(), layer, used, scale, work);
     auto result = out_there.host();
     for (std::int64_t row = rows; row < result.rows; ++row) {
       for (std::int64_t c = 0; c < result.cols; ++c) EXPECT_EQ(result.at(row, c), kUntouched);
@@ -239,6 +245,51 @@ std::vector<Piece> random_pieces(Random& random, const std::vector<int>& lengths
   std::shuffle(pieces.begin(), pieces.end(), random);
   return pieces;
 }
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+template <int kUnits>
+void check_layout() {
+  std::vector<int> uses(64 * kUnits, 0);
+  for (int row = 0; row < 64; ++row) {
+    for (int unit = 0; unit < kUnits; ++unit)
+      ++uses.at(static_cast<std::size_t>(unit_offset<kUnits>(row, unit) / kUnitBytes));
+  }
+  EXPECT_EQ(std::count(uses.begin(), uses.end(), 1), 64 * kUnits) << "a place for every unit";
+  const auto bank = [](int offset) { return 1U << offset / kUnitBytes % 8; };
+  for (int row = 0; row < 64; row += 8) {
+    for (int unit = 0; unit < kUnits; ++unit) {
+      unsigned banks = 0;
+      for (int i = 0; i < 8; ++i) banks |= bank(unit_offset<kUnits>(row + i, unit));
+      EXPECT_EQ(banks, 0xffU) << "a matrix of 8 rows: " << row << ' ' << unit;
+    }
+  }
+  for (int first = 0; first < 64 * kUnits; first += 8) {
+    unsigned banks = 0;
+    for (int i = first; i < first + 8; ++i) banks |= bank(unit_offset<kUnits>(i / kUnits, i % kUnits));
+    EXPECT_EQ(banks, 0xffU) << "a copy of 8 units from " << first;
+  }
+  for (int row = 0; row < 8; ++row) {
+    for (int by = 0; by < kUnits; by += 4) {
+      for (int unit = 0; unit < 4; ++unit) {
+        EXPECT_EQ(unit_offset_by<kUnits>(unit_offset<kUnits>(row, unit), by), unit_offset<kUnits>(row, unit + by));
+      }
+    }
+    for (int by = 0; by < kUnits; by += 2) {
+      for (int unit = 0; unit < 2; ++unit) {
+        EXPECT_EQ(unit_offset_by<kUnits>(unit_offset<kUnits>(row, unit), by), unit_offset<kUnits>(row, unit + by));
+      }
+    }
+  }
+}
+
+TEST(CudaAttentionTest, tiles_in_shared_memory_have_no_bank_conflicts) {
+  check_layout<4>();
+  check_layout<8>();
+  check_layout<12>();
+  check_layout<16>();
+  check_layout<32>();
+}
+#endif
 
 TEST(CudaAttentionTest, mixed_steps_equal_attention_in_double) {
   Random random(1);
@@ -338,6 +389,12 @@ TEST(CudaAttentionTest, reproducible_neither_chunks_nor_batch_nor_cuts_change_a_
         options.multiprocessors = multiprocessors;
         const auto out = world.run({{0, position, position + 1}}, options);
         ASSERT_TRUE(whole.same_bits(position - begin, out, 0)) << "head size " << dim << " decode at " << position;
+      }
+      // Among so many, none is worth cutting.
+      options.multiprocessors = 1;
+      const auto out = world.run(std::vector<Piece>(6, {0, position, position + 1}), options);
+      for (int copy = 0; copy < 6; ++copy) {
+        ASSERT_TRUE(whole.same_bits(position - begin, out, copy)) << "head size " << dim << " decode at " << position;
       }
     }
   }
