@@ -203,6 +203,25 @@ TEST_P(OverlapTest, AFailedStepFailsItsRequestsAloneAndNothingOfItIsUsedAgain) {
   }
 }
 
+TEST_P(OverlapTest, BlocksThatAFailedStepShouldHaveFilledAreFoundByNobody) {
+  std::vector<TokenId> prompt;
+  for (TokenId t = 0; t < 21; ++t) prompt.push_back(1 + t % 7);
+  const auto one = request(prompt, 20);
+  const auto expected = outcomes(*engine(false), {one}).front();
+  // The prompt's blocks are indexed when its step is launched, and the next step finds them for the second request.
+  const auto failing = engine(true, {{"token_budget", "21"}});
+  faults_->step_ms = 20;
+  faults_->collect_in = 0;
+  Collector first, second, third;
+  failing->submit(one, first.callback());
+  failing->submit(one, second.callback());
+  EXPECT_EQ(first.wait().back().finish_reason, FinishReason::error);
+  EXPECT_EQ(second.tokens(), expected.tokens);
+  EXPECT_EQ(second.wait().back().num_cached_tokens, 20) << "they were found, and are no longer";
+  failing->submit(one, third.callback());
+  EXPECT_EQ(third.tokens(), expected.tokens);
+}
+
 TEST_P(OverlapTest, ShutdownAndDestructionWithAStepInFlight) {
   for (const int timeout_ms : {0, 60'000}) {
     Collector last;
