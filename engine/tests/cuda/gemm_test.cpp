@@ -9,7 +9,7 @@
 
 #include "base/text.h"
 #include "cuda/product_case.h"
-#include "ops/cuda/kernels/gemm_device.h"
+#include "ops/cuda/kernels/gemm_params.h"
 
 namespace charonia::cuda {
 namespace {

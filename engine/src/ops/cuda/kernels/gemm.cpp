@@ -5,7 +5,7 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
-#include "ops/cuda/kernels/gemm_device.h"
+#include "ops/cuda/kernels/gemm_params.h"
 
 namespace charonia::cuda {
 namespace {

@@ -1,0 +1,46 @@
+// What the kernels of gemm.h and their launch share.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/device/host_device.h"
+#include "ops/cuda/kernels/gemm.h"
+
+namespace charonia::cuda {
+
+struct GemmParams {
+  void* out;           // [rows, n] of the type of in, or float
+  const void* in;      // [rows, k]
+  const void* weight;  // [n, k]
+  const float* bias;   // [n] or null
+  int* counters;       // [tiles], zero
+  float* sums;         // [tiles][parts][threads][sums of a thread], for k_blocks > 1
+  std::int64_t out_stride;
+  int in_stride, weight_stride;
+  int rows, n, k;
+  int parts, part_length;  // split_k
+  int k_blocks, parts_of_block;
+  int row_tiles, column_tiles;
+  bool out_f32, out_vectors;  // out_vectors: 16 bytes of a row's outputs may be stored at once
+};
+
+// The block's tile. Blocks that run at a time should share what they read: of a weight tile all rows of a group, so
+// that weights are read from memory once per group, while a group's input stays in the second-level cache.
+inline constexpr int kTileGroup = 16;
+struct TilePlace {
+  int row_tile, column_tile;
+};
+CHARONIA_HD TilePlace tile_place(int index, int row_tiles, int column_tiles) {
+  const int group = index / (kTileGroup * column_tiles);
+  const int first = group * kTileGroup;
+  const int rows = row_tiles - first < kTileGroup ? row_tiles - first : kTileGroup;
+  const int within = index - first * column_tiles;
+  return {first + within % rows, within / rows};
+}
+
+// Each in its own file. False: there is no such way.
+bool launch_stream(Stream& stream, const GemmParams& params, const GemmWay& way, DType type);
+bool launch_tile(Stream& stream, const GemmParams& params, const GemmWay& way, DType type, bool vectors);
+bool launch_plain(Stream& stream, const GemmParams& params, const GemmWay& way, bool vectors);
+
+}  // namespace charonia::cuda
