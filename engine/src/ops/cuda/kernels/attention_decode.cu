@@ -5,8 +5,8 @@
 //   out   as q
 //   out[row, h] = sum over the item's positions p of softmax_p(q[row, h] . k[p, h / group] * scale) * v[p, h / group]
 //
-// Bound by memory: 2 * head_dim * 2 bytes a position and kv head are read once, and for each 16-byte unit of it there
-// are 8 * 16 multiplications of the tensor cores, of which group / 16 are of use. A tile of 64 positions is 32 KB at
+// Bound by memory: 2 * head_dim * 2 bytes a position and kv head are read once, and with each element go 16
+// multiplications of the tensor cores, of which `group` are of use. A tile of 64 positions is 32 KB at
 // head_dim 128; a multiprocessor of an H200 gets about 20 bytes a clock from memory, so a tile takes 1600 clocks, and
 // the arithmetic of a tile takes 800 in its longest chain (barriers included), of which the other block's overlaps.
 // Predicted: 85 to 90 % of the bandwidth of a copy once every multiprocessor has several units; not measured.
@@ -16,12 +16,13 @@
 // over the borders of units, so that memory does not wait while a unit is finished. A tile:
 //   q k^T   each warp: 16 of the 64 positions, all of head_dim; q in registers
 //   max     over a warp by shuffles, over the warps by shared memory
-//   p       each warp its 16 positions, to shared memory in 16 bits
+//   p       each warp its 16 positions, relative to the maximum after their step of 32; to shared memory in 16 bits
 //   p v     each warp: every fourth 8 columns of head_dim, all positions
 // So that no warp has a result of its own to combine, and the order of all sums is that of the prefill kernel.
 //
-// Shared memory: stages of {k [positions][head_dim], v [the same], q [16][head_dim]}, then p [16][positions], maxima
-// [4][16], rows of the cache [2][positions], a flag.
+// Shared memory, as many stages as leave room for two blocks on a multiprocessor (at head_dim 128: 3 on compute
+// capability 9.0, 2 on 8.0, and 2 with a single block on 8.9): stages of {k [positions][head_dim], v [the same], q
+// [16][head_dim]}, then p [16][positions], maxima [4][16], rows of the cache [2][positions], a flag.
 #include <algorithm>
 
 #include "charonia/error.h"

@@ -6,17 +6,19 @@
 //   out[row, h] = sum over positions p <= row's of softmax_p(q[row, h] . k[p, h / group] * scale) * v[p, h / group]
 //
 // After "FlashAttention-2" (Dao 2023): one pass over k and v with a running maximum and sum. Bound by arithmetic: 4 *
-// head_dim operations per row, head and position that it sees, on tensor cores by mma.m16n8k16. At head_dim 128 a warp
-// has 32 rows, so that a tile of k or v (16 KB, read by each of the 4 warps) takes 512 clocks of shared memory and 1024
-// to 1600 of the tensor cores; the exponentials, 16 a clock, take 512 of the special function units. Predicted: 50 to
-// 60 % of what mma.sync can do, which on Hopper is about 60 % of wgmma; not measured. In a model of 4096 columns and
-// 2048 positions attention is 4 % of the operations.
+// head_dim operations per row, head and position that it sees, on tensor cores by mma.m16n8k16. At head_dim 128 a
+// block's 128 rows against 64 positions take about 1640 clocks of Hopper's tensor cores (mma.sync reaches some 60 % of
+// what wgmma does there; 2048 clocks of Ampere's), 1536 of shared memory (a third each for q, k and v) and 512 of the
+// units for exponentials. Two blocks to a multiprocessor overlap them (one on compute capability 8.x). Predicted: 50 to
+// 60 % of mma.sync's rate; not measured. In a model of 4096 columns and 2048 positions attention is 4 % of the
+// operations.
 //
 // A thread block of four warps takes one kv head of one item at a time: the item's rows times the query heads of the
 // group are the rows of its products, flat, 128 of them (64 at head_dim 256), so that k and v are read once for the
-// group. Of those a warp has 32 (16), and does all of softmax by itself; what blocks do for each tile is one barrier. k
-// and v of the next tile are copied while one is computed. Masks only where a tile reaches past a warp's first row; a
-// warp leaves out tiles that none of its rows sees.
+// group. Of those a warp has 32 (16), and does all of softmax by itself, in steps of 32 positions, for which the
+// registers suffice; what a block does for each tile of 64 (32) is one barrier. k and v of the next tile are copied
+// while one is computed. Masks only where a step reaches past what a warp's first row sees; a warp leaves out steps
+// that none of its rows sees.
 //
 // Shared memory: q [rows][head_dim] (later out), 2 stages of {k [positions][head_dim], v [the same]}, rows of the cache
 // [2][positions], the query rows [rows], a flag, the unit.
