@@ -7,6 +7,7 @@
 #include <pybind11/stl/filesystem.h>
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -51,6 +52,48 @@ class Callback {
   std::shared_ptr<py::function> function_;
 };
 
+// The engines that there are, and the threads that end engines for others. All of it ends before the interpreter does:
+// a delivery thread that asks an interpreter on its way out for the GIL takes the process down.
+class Registry {
+ public:
+  void add(std::weak_ptr<Engine> engine) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(engines_, [](const auto& one) { return one.expired(); });
+    engines_.push_back(std::move(engine));
+  }
+
+  template <class Work>
+  void on_another_thread(Work work) {
+    const std::lock_guard lock(mutex_);
+    threads_.emplace_back(std::move(work));
+  }
+
+  // Cancels what runs, delivers the last results and ends the engines. From then on they are as if shut down.
+  void close() {
+    std::vector<std::weak_ptr<Engine>> engines;
+    std::vector<std::thread> threads;
+    {
+      const std::lock_guard lock(mutex_);
+      engines.swap(engines_);
+      threads.swap(threads_);
+    }
+    for (const auto& one : engines) {
+      if (const auto engine = one.lock()) engine->close();
+    }
+    for (auto& thread : threads) thread.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Engine>> engines_;
+  std::vector<std::thread> threads_;
+};
+
+Registry& registry() {
+  static auto* const one = new Registry;  // outlives all that the process destroys at its end
+  return *one;
+}
+
 // Owns an engine. Its last reference may be dropped anywhere, by the garbage collector even in a callback: there the
 // engine cannot join the very thread that it is on, so another one destroys it. The same holds for shutdown.
 class EngineHolder {
@@ -58,13 +101,14 @@ class EngineHolder {
   EngineHolder(const std::filesystem::path& weights_dir, const Settings& overrides) {
     const py::gil_scoped_release release;
     engine_ = std::make_shared<Engine>(weights_dir, overrides);
+    registry().add(engine_);
   }
   EngineHolder(const EngineHolder&) = delete;
   EngineHolder& operator=(const EngineHolder&) = delete;
   ~EngineHolder() {
     const py::gil_scoped_release release;
     if (in_callback) {
-      std::thread([engine = std::move(engine_)]() mutable { engine.reset(); }).detach();
+      registry().on_another_thread([engine = std::move(engine_)]() mutable { engine.reset(); });
     } else {
       engine_.reset();
     }
@@ -74,7 +118,7 @@ class EngineHolder {
 
   void shutdown(int timeout_ms) {
     if (in_callback) {
-      std::thread([engine = engine_, timeout_ms] { engine->shutdown(timeout_ms); }).detach();
+      registry().on_another_thread([engine = engine_, timeout_ms] { engine->shutdown(timeout_ms); });
     } else {
       engine_->shutdown(timeout_ms);
     }
@@ -247,6 +291,8 @@ PYBIND11_MODULE(_engine, m) {
   bind_measurements(m);
   bind_types(m);
   bind_info(m);
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function([] { registry().close(); }, py::call_guard<py::gil_scoped_release>()));
   py::class_<EngineHolder>(m, "Engine", "A loaded model; see engine/include/charonia/engine.h.")
       .def(py::init<const std::filesystem::path&, const Settings&>(), py::arg("weights_dir"),
            py::arg("overrides") = Settings{})

@@ -67,6 +67,8 @@ class Engine {
 
   // Takes no new request, lets running ones finish for at most timeout_ms, cancels the rest. Idempotent.
   void shutdown(int timeout_ms = 0);
+  // shutdown(0), and waits until every callback has returned and its copies are destroyed. Not from a callback.
+  void close();
 
   const EngineInfo& info() const;
   EngineStats stats() const;

@@ -6,13 +6,13 @@ namespace charonia::runtime {
 
 Delivery::Delivery() : thread_([this] { run(); }) {}
 
-Delivery::~Delivery() {
+void Delivery::close() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
   }
   wake_.notify_one();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void Delivery::push(std::shared_ptr<Engine::Callback> callback, Result result) {

@@ -14,7 +14,10 @@ namespace charonia::runtime {
 class Delivery {
  public:
   Delivery();
-  ~Delivery();  // delivers what is queued, then joins
+  ~Delivery() { close(); }
+
+  // Delivers what is queued, and waits until the thread has ended. Not from a callback; nothing may be pushed after.
+  void close();
 
   // Queues a result for `callback`. Never blocks.
   void push(std::shared_ptr<Engine::Callback> callback, Result result);

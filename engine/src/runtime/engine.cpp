@@ -27,7 +27,7 @@ Engine::Impl::Impl(const std::filesystem::path& weights_dir, const Settings& ove
 }
 
 Engine::Impl::~Impl() {
-  shutdown(0);
+  close();
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -171,6 +171,12 @@ bool Engine::Impl::cancel(std::string_view id) {
   return known;
 }
 
+void Engine::Impl::close() {
+  shutdown(0);
+  const std::lock_guard one(shutdown_mutex_);
+  delivery_.close();
+}
+
 void Engine::Impl::shutdown(int timeout_ms) {
   if (delivery_.on_this_thread()) {
     throw Error(ErrorCode::internal, "shutdown() was called from a result callback, which it would wait for");
@@ -223,6 +229,7 @@ Engine::Handle Engine::submit(Request request, Callback callback) {
 bool Engine::cancel(Handle handle) { return impl_->cancel(handle); }
 bool Engine::cancel(std::string_view id) { return impl_->cancel(id); }
 void Engine::shutdown(int timeout_ms) { impl_->shutdown(timeout_ms); }
+void Engine::close() { impl_->close(); }
 const EngineInfo& Engine::info() const { return impl_->info; }
 EngineStats Engine::stats() const { return impl_->stats(); }
 void Engine::check_integrity() { impl_->check_integrity(); }

@@ -34,6 +34,7 @@ class Engine::Impl {
   bool cancel(Handle handle);
   bool cancel(std::string_view id);
   void shutdown(int timeout_ms);
+  void close();
   EngineStats stats() const;
   void check_integrity();
 
