@@ -97,7 +97,11 @@ def write_model(
                 weight.copy_(0.3 * noise)
             else:
                 weight.copy_(scale * noise)
-    model.to(dtype).save_pretrained(folder)
+    # Not model.to(dtype): that would round the rotary frequencies too, which no checkpoint holds.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
+    model.save_pretrained(folder)
     file = folder / "config.json"
     config = {**json.loads(file.read_text()), **variant.rewrite}
     file.write_text(json.dumps(config))
