@@ -4,6 +4,7 @@
 #include <bit>
 #include <limits>
 
+#include "attention_world.h"
 #include "charonia/error.h"
 #include "ops/cpu/dispatch.h"
 #include "ops/cpu/kernels.h"
@@ -33,6 +34,41 @@ TEST_P(CpuKernelsTest, exponentials_are_good_to_one_part_in_five_million) {
   }
   EXPECT_EQ(out[7], 1.0F);
   EXPECT_NEAR(sum, expected_sum, 1e-6 * expected_sum);
+}
+
+TEST_P(CpuKernelsTest, the_hyperbolic_tangent_is_good_near_zero_and_far_from_it) {
+  const auto& kernels = *cpu::instruction_set(GetParam()).kernels;
+  std::vector<float> in = {0, -0.0F, 1e-30F, -1e-30F, 9, -9, 15, -15, 1e30F, -1e30F};
+  in.push_back(std::numeric_limits<float>::infinity());
+  in.push_back(-std::numeric_limits<float>::infinity());
+  Random random(11);
+  for (const float range : {0.01F, 0.5F, 2.0F, 12.0F}) {
+    for (int i = 0; i < 5000; ++i) in.push_back(std::uniform_real_distribution<float>(-range, range)(random));
+  }
+  auto out = in;
+  kernels.soft_cap(out.data(), 1, static_cast<std::int64_t>(out.size()));
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    const double expected = std::tanh(static_cast<double>(in[i]));
+    ASSERT_NEAR(out[i], expected, 4e-7 * std::abs(expected)) << in[i];
+    ASSERT_LE(std::abs(out[i]), 1.0F) << in[i];
+  }
+  out.assign(3, std::numeric_limits<float>::quiet_NaN());
+  kernels.soft_cap(out.data(), 30, 3);
+  for (const float x : out) EXPECT_TRUE(std::isnan(x));
+}
+
+TEST_P(CpuKernelsTest, gelu_is_good_relative_to_itself_below_zero_too) {
+  const auto& kernels = *cpu::instruction_set(GetParam()).kernels;
+  std::vector<float> gate;
+  for (int i = -5500; i <= 20000; ++i) gate.push_back(static_cast<float>(i) * 1e-3F);
+  const std::vector<float> up(gate.size(), 1.0F);
+  std::vector<float> out(gate.size());
+  kernels.gelu_tanh_mul_f32(out.data(), gate.data(), up.data(), static_cast<std::int64_t>(gate.size()));
+  for (std::size_t i = 0; i < gate.size(); ++i) {
+    const double x = gate[i], inner = 2 * std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x);
+    const double expected = x / (1 + std::exp(-inner));
+    ASSERT_NEAR(out[i], expected, std::abs(expected) * (5e-7 + (x < 0 ? 3e-7 * std::abs(inner) : 0))) << x;
+  }
 }
 
 TEST_P(CpuKernelsTest, the_maximum_of_a_row_tells_of_nan) {
@@ -113,6 +149,41 @@ TEST_P(CpuKernelsTest, roundings_agree_with_the_scalar_ones) {
     if (std::abs(in[i]) < 65504) {
       const double step = std::max(std::abs(static_cast<double>(in[i])) * 0x1p-11, 0x1p-25);
       ASSERT_LE(std::abs(static_cast<double>(back) - static_cast<double>(in[i])), step) << in[i];
+    }
+  }
+}
+
+// A NaN that is read is a NaN in the sum, whatever its weight.
+TEST_P(CpuKernelsTest, blocks_that_no_query_sees_are_not_read) {
+  Random random(13);
+  const auto ops = make_ops(GetParam(), 2);
+  for (int trial = 0; trial < 12; ++trial) {
+    const int block_len = std::array{16, 20, 64, 300}[static_cast<std::size_t>(trial % 4)];
+    const Shape shape{2 * (1 + trial % 3), 2, 32, block_len, kWeightTypes[static_cast<std::size_t>(trial % 3)]};
+    const int length = uniform(random, 3 * block_len, 3 * block_len + 700);
+    const int window = uniform(random, 1, block_len + 10);
+    World world(random, *ops, shape, {length, block_len}, {.window = window});
+    const auto cache = ops->make_kv_cache(world.layout(), world.blocks);
+    const auto out_type = ops->precision(shape.weight).activation;
+    world.step(*ops, *cache, {{0, 0, length}}, out_type);
+    // Three rows at a time: the window of the first one counts.
+    const int rows = 3;
+    const auto before = world.step(*ops, *cache, {{0, length - rows, length}}, out_type).first;
+
+    auto& bad = world.qkv[1];
+    for (std::int64_t r = 0; r < bad.rows; ++r) {
+      for (std::int64_t c = 0; c < bad.cols; ++c) bad.set(r, c, std::numeric_limits<float>::quiet_NaN());
+    }
+    world.step(*ops, *cache, {{1, 0, block_len}}, out_type);
+    const int outside = std::max(0, length - rows - window + 1) / block_len;
+    ASSERT_GT(outside, 0);
+    for (int b = 0; b < outside; ++b) {
+      world.tables[static_cast<std::size_t>(b)] = world.tables[static_cast<std::size_t>(world.table_stride)];
+    }
+    const auto after = world.step(*ops, *cache, {{0, length - rows, length}}, out_type).first;
+    for (int r = 0; r < rows; ++r) {
+      ASSERT_TRUE(before.same_bits(r, after, r))
+          << "length " << length << ", window " << window << ", block of " << block_len;
     }
   }
 }

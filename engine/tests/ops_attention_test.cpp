@@ -2,9 +2,7 @@
 // sequence was cut into steps and of what else is in the batch.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <numeric>
-
+#include "attention_world.h"
 #include "charonia/error.h"
 #include "ops_support.h"
 
@@ -14,128 +12,6 @@ namespace {
 class AttentionTest : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Device, AttentionTest, testing::ValuesIn(device_names()),
                          [](const auto& i) { return i.param; });
-
-struct Shape {
-  int heads, kv_heads, head_dim, block_len;
-  DType weight;  // of the model; it decides on the others
-};
-
-Shape random_shape(Random& random) {
-  constexpr std::array kDims = {2, 6, 16, 32, 48, 64, 80, 96, 128, 256};
-  constexpr std::array kBlocks = {1, 3, 16, 20, 64, 128, 300};
-  constexpr std::array kGroups = {1, 2, 3, 4, 7, 32};
-  const int kv_heads = uniform(random, 1, 3);
-  return {kGroups[static_cast<std::size_t>(uniform(random, 0, 5))] * kv_heads, kv_heads,
-          kDims[static_cast<std::size_t>(uniform(random, 0, 9))],
-          kBlocks[static_cast<std::size_t>(uniform(random, 0, 6))],
-          kWeightTypes[static_cast<std::size_t>(uniform(random, 0, 2))]};
-}
-
-// A cache with several sequences whose blocks lie anywhere, and their qkv rows before rotation.
-struct World {
-  Shape shape;
-  DType kv, product;
-  std::vector<int> lengths;
-  std::vector<Matrix> qkv;           // [sequence][length, (heads + 2 kv_heads) * head_dim]
-  std::vector<float> cos_sin;        // [positions, head_dim]
-  std::vector<std::int32_t> tables;  // [sequences, table_stride]
-  std::int64_t table_stride = 0;
-  std::int64_t columns = 0;
-  int blocks = 0;
-
-  World(Random& random, const Ops& ops, const Shape& s, std::vector<int> sequence_lengths)
-      : shape(s),
-        kv(ops.precision(s.weight).kv),
-        product(ops.precision(s.weight).product),
-        lengths(std::move(sequence_lengths)),
-        columns((s.heads + 2 * s.kv_heads) * s.head_dim) {
-    const int longest = *std::max_element(lengths.begin(), lengths.end());
-    table_stride = (longest + s.block_len - 1) / s.block_len + 1;
-    std::vector<std::int32_t> free(static_cast<std::size_t>(table_stride) * lengths.size() + 3);
-    std::iota(free.begin(), free.end(), 0);
-    std::shuffle(free.begin(), free.end(), random);
-    blocks = static_cast<int>(free.size());
-    tables.assign(free.begin(), free.begin() + table_stride * static_cast<std::ptrdiff_t>(lengths.size()));
-    for (const int n : lengths) qkv.push_back(Matrix::random(random, product, n, columns));
-    for (int p = 0; p < longest; ++p) {
-      for (int half = 0; half < 2; ++half) {
-        for (int d = 0; d < s.head_dim / 2; ++d) {
-          const double angle = p * std::pow(10000.0, -2.0 * d / s.head_dim);
-          cos_sin.push_back(static_cast<float>(half == 0 ? std::cos(angle) : std::sin(angle)));
-        }
-      }
-    }
-  }
-
-  KvLayout layout() const { return {2, shape.kv_heads, shape.head_dim, shape.block_len, kv}; }
-  float scale() const { return 1 / std::sqrt(static_cast<float>(shape.head_dim)); }
-
-  // One step over rows [begin, end) of each sequence, in the order given. Returns attention's output and the rotated
-  // qkv.
-  struct Piece {
-    int sequence, begin, end;
-  };
-  std::pair<Matrix, Matrix> step(Ops& ops, KvCache& cache, const std::vector<Piece>& pieces, DType out_type) const {
-    std::vector<std::int32_t> starts = {0}, positions, table;
-    for (const auto& p : pieces) {
-      for (int i = p.begin; i < p.end; ++i) positions.push_back(i);
-      starts.push_back(static_cast<std::int32_t>(positions.size()));
-      const auto from = tables.begin() + p.sequence * table_stride;
-      table.insert(table.end(), from, from + table_stride);
-    }
-    Matrix rows(product, static_cast<std::int64_t>(positions.size()), columns, 8);
-    std::int64_t r = 0;
-    for (const auto& p : pieces) {
-      for (int i = p.begin; i < p.end; ++i, ++r) {
-        for (std::int64_t c = 0; c < columns; ++c) rows.set(r, c, qkv[static_cast<std::size_t>(p.sequence)].at(i, c));
-      }
-    }
-    const std::vector<std::int32_t> ids(positions.size(), 0);
-    const DeviceMatrix device_rows(ops, rows), out(ops, out_type, rows.rows, shape.heads * shape.head_dim, 8);
-    const auto angles = ops.allocate(cos_sin.size() * sizeof(float));
-    ops.upload(angles->data(), cos_sin.data(), cos_sin.size() * sizeof(float));
-    run_step(ops, {.ids = ids, .attention = {starts, positions, table, table_stride}, .logits_rows = {}, .sample = {}},
-             [&] {
-               ops.rotary_store(device_rows.tensor(), angles->as<float>(), cache, 1, shape.heads);
-               ops.attention(out.tensor(), device_rows.tensor(), cache, 1, shape.heads, scale());
-             });
-    return {out.host(), device_rows.host()};
-  }
-
-  double rotated(int sequence, int position, int head, int d) const {
-    const auto& m = qkv[static_cast<std::size_t>(sequence)];
-    const int half = shape.head_dim / 2, i = d % half;
-    const double a = m.at(position, head * shape.head_dim + i), b = m.at(position, head * shape.head_dim + half + i);
-    const double c = cos_sin[static_cast<std::size_t>(position * shape.head_dim + i)];
-    const double s = cos_sin[static_cast<std::size_t>(position * shape.head_dim + half + i)];
-    return d < half ? a * c - b * s : b * c + a * s;
-  }
-  double stored(double x) const { return rounded(kv, x); }
-  // Attention of one head of one row in double, with k and v as they are stored.
-  std::vector<double> reference(int sequence, int position, int head) const {
-    const int kv_head = head / (shape.heads / shape.kv_heads), dim = shape.head_dim;
-    std::vector<double> scores, out(static_cast<std::size_t>(dim), 0.0);
-    for (int p = 0; p <= position; ++p) {
-      double score = 0;
-      for (int d = 0; d < dim; ++d) {
-        score += rounded(product, rotated(sequence, position, head, d)) *
-                 stored(rotated(sequence, p, shape.heads + kv_head, d));
-      }
-      scores.push_back(score * static_cast<double>(scale()));
-    }
-    const double greatest = *std::max_element(scores.begin(), scores.end());
-    double sum = 0;
-    for (auto& s : scores) sum += s = std::exp(s - greatest);
-    for (int p = 0; p <= position; ++p) {
-      for (int d = 0; d < dim; ++d) {
-        const auto column = (shape.heads + shape.kv_heads + kv_head) * dim + d;
-        const double v = stored(qkv[static_cast<std::size_t>(sequence)].at(p, column));
-        out[static_cast<std::size_t>(d)] += scores[static_cast<std::size_t>(p)] / sum * v;
-      }
-    }
-    return out;
-  }
-};
 
 TEST_P(AttentionTest, equals_attention_in_double) {
   Random random(4);
@@ -193,6 +69,33 @@ TEST_P(AttentionTest, neither_chunks_nor_batch_nor_threads_change_a_bit) {
         ASSERT_TRUE(whole_rows.same_bits(i, rows, next_1 - done_1 + i - begin));
       }
       begin = end, done_1 = next_1, done_2 = next_2;
+    }
+  }
+}
+
+// A device may share a long context out among its threads.
+TEST_P(AttentionTest, a_decode_over_a_long_context_equals_the_prefill_bit_by_bit) {
+  if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
+  Random random(31);
+  for (int trial = 0; trial < trials(GetParam(), 6); ++trial) {
+    const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 1 + trial % 4 + 2);
+    const int kv_heads = uniform(random, 1, 2);
+    const Shape shape{kv_heads * uniform(random, 1, 3), kv_heads, 32,
+                      std::array{16, 64, 100}[static_cast<std::size_t>(trial % 3)],
+                      kWeightTypes[static_cast<std::size_t>(trial % 3)]};
+    const int n = traits(GetParam()).effort < 1 ? 1100 : uniform(random, 1500, 2600);
+    const World world(random, *one, shape, {n, 40});
+    const auto out_type = one->precision(shape.weight).activation;
+    const auto whole_cache = one->make_kv_cache(world.layout(), world.blocks);
+    const auto whole = world.step(*one, *whole_cache, {{0, 0, n}}, out_type).first;
+    const auto cache = many->make_kv_cache(world.layout(), world.blocks);
+    world.step(*many, *cache, {{0, 0, n - 5}}, out_type);
+    int other = 0;
+    for (int position = n - 5; position < n; ++position) {
+      std::vector<World::Piece> pieces = {{0, position, position + 1}};
+      if (position % 2 == 0) pieces.insert(pieces.begin(), {1, other, other + 7}), other += 7;
+      const auto out = world.step(*many, *cache, pieces, out_type).first;
+      ASSERT_TRUE(whole.same_bits(position, out, out.rows - 1)) << "position " << position << " of " << n;
     }
   }
 }

@@ -1,11 +1,12 @@
 // Free memory as read from the files of proc and of control groups, written into a folder as the kernel would show
-// them.
+// them; and what commit_blocks() makes of it.
 #include "ops/cpu/free_memory.h"
 
 #include <gtest/gtest.h>
 
 #include <fstream>
 
+#include "base/huge_memory.h"
 #include "charonia/error.h"
 #include "ops_support.h"
 
@@ -86,6 +87,38 @@ TEST_F(FreeMemoryTest, without_meminfo_the_error_names_the_file) {
 }
 
 TEST(FreeMemoryHereTest, this_machine_has_some) { EXPECT_GT(make_ops("", 1)->free_memory(), std::size_t{1} << 20); }
+
+TEST(CommitBlocksTest, more_blocks_than_there_is_memory_for_are_refused_with_the_numbers) {
+  const auto ops = make_ops("", 1);
+  const KvLayout layout{.num_layers = 4, .kv_heads = 2, .head_dim = 128, .block_len = 1024, .dtype = DType::f32};
+  const auto block_bytes = ops->kv_block_bytes(layout);
+  const auto count = static_cast<int>(2 * ops->free_memory() / block_bytes);
+  const auto cache = ops->make_kv_cache(layout, count);
+  ops->commit_blocks(*cache, 4);
+  try {
+    ops->commit_blocks(*cache, count);
+    FAIL() << count << " blocks of " << block_bytes << " bytes";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
+    const std::string text = error.what();
+    EXPECT_NE(text.find(std::to_string(block_bytes * static_cast<std::size_t>(count))), std::string::npos) << text;
+    EXPECT_NE(text.find("cache_max_entry_count"), std::string::npos) << text;
+  }
+  ops->commit_blocks(*cache, 4);
+  EXPECT_THROW(ops->commit_blocks(*cache, count + 1), Error);
+  EXPECT_THROW(ops->commit_blocks(*cache, -1), Error);
+}
+
+TEST(HugeMemoryTest, what_was_written_is_resident_and_nothing_else) {
+  constexpr std::size_t kBytes = std::size_t{64} << 20;
+  const HugeMemory memory(kBytes + 5);
+  EXPECT_EQ(memory.resident_bytes(), 0U);
+  memory.data()[kBytes / 2] = std::byte{1};
+  EXPECT_GE(memory.resident_bytes(), 4096U);
+  EXPECT_LE(memory.resident_bytes(), std::size_t{2} << 20);
+  std::memset(memory.data(), 1, kBytes + 5);
+  EXPECT_EQ(memory.resident_bytes(), kBytes + 5);
+}
 
 }  // namespace
 }  // namespace charonia::ops::cpu

@@ -117,6 +117,23 @@ TEST_P(LinearTest, a_row_alone_equals_the_row_in_any_batch_bit_by_bit) {
   }
 }
 
+TEST_P(LinearTest, a_row_alone_equals_the_row_among_more_than_are_multiplied_at_a_time) {
+  if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
+  Random random(4);
+  const auto ops = make_ops(GetParam(), 2);
+  const Case c(random, DType::bf16, {90}, 1100, true);
+  const auto weight = ops->make_linear(c.hosts, c.bias_hosts, DType::bf16);
+  constexpr int kRows = 600;
+  const DeviceMatrix in(*ops, Matrix::random(random, ops->precision(DType::bf16).activation, kRows, c.k));
+  const auto out_type = ops->precision(DType::bf16).product;
+  const DeviceMatrix batch_out(*ops, out_type, kRows, c.n), alone_out(*ops, out_type, kRows, c.n);
+  ops->linear(batch_out.tensor(), in.tensor(), *weight);
+  const auto batch = batch_out.host();
+  for (int r = 0; r < kRows; r += 7) ops->linear(alone_out.slice(r, r + 1), in.slice(r, r + 1), *weight);
+  const auto alone = alone_out.host();
+  for (int r = 0; r < kRows; r += 7) ASSERT_TRUE(batch.same_bits(r, alone, r)) << "row " << r;
+}
+
 TEST_P(LinearTest, shapes_that_do_not_fit_are_refused) {
   Random random(3);
   const auto ops = make_ops(GetParam(), 1);

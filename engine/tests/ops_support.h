@@ -5,6 +5,8 @@
 // tests are linked with each.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -16,6 +18,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "charonia/error.h"
 #include "ops/ops.h"
 
 namespace charonia::ops {
@@ -140,6 +143,17 @@ DeviceTraits traits(std::string_view device);
 
 inline int trials(std::string_view device, int usual) {
   return std::max(1, static_cast<int>(std::ceil(traits(device).effort * usual)));
+}
+
+// Runs a test's body; a device that lacks one of its operations skips the test.
+template <class Body>
+void skip_where_missing(Body body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    GTEST_SKIP() << error.what();
+  }
 }
 
 // Runs one step: `issue` calls operations on tensors that have the input's numbers of rows.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -93,6 +94,32 @@ TEST_F(Safetensors, ViewsStayValidWhenTheFileIsMovedAndRemovedFromDisk) {
   std::filesystem::remove(file_);
   EXPECT_EQ(text_of(view), "abc");
   EXPECT_EQ(moved.tensor("t").data.data(), view.data());
+}
+
+// Bytes of files that are in this process's memory.
+long file_bytes_resident() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("RssFile:", 0) == 0) return std::stol(line.substr(8)) * 1024;
+  }
+  return -1;
+}
+
+TEST_F(Safetensors, WhatWasReadCanBeDroppedFromMemoryAndReadAgain) {
+  constexpr long kBytes = 32 << 20;
+  const auto file = open(R"({"t": {"dtype": "U8", "shape": [33554432], "data_offsets": [0, 33554432]}})",
+                         std::string(kBytes, 'x'));
+  const auto view = file.tensor("t").data;
+  const auto all_x = [&] {
+    return std::all_of(view.begin(), view.end(), [](std::byte b) { return b == std::byte{'x'}; });
+  };
+  EXPECT_TRUE(all_x());
+  const long before = file_bytes_resident();
+  file.drop_pages();
+  if (before >= 0) {
+    EXPECT_LT(file_bytes_resident(), before - kBytes / 2);
+  }
+  EXPECT_TRUE(all_x());
 }
 
 TEST_F(Safetensors, AnUnsupportedTypeIsNamedWhenItIsAskedForAndNotBefore) {

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <functional>
 
+#include "base/bytes.h"
 #include "base/text.h"
 #include "charonia/error.h"
 
@@ -91,12 +92,49 @@ bool store_end_ids(std::string_view text, EngineConfig&, ModelConfig* model) {
   return true;
 }
 
+// Numbers separated by commas, all > 0.
+Store store_floats(std::vector<float> ModelConfig::*member) {
+  return [=](std::string_view text, EngineConfig&, ModelConfig* model) {
+    std::vector<float> values;
+    while (!text.empty()) {
+      const auto comma = text.find(',');
+      const auto value = parse_number<double>(trim(text.substr(0, comma)));
+      if (!value || *value <= 0) return false;
+      values.push_back(static_cast<float>(*value));
+      if (comma == std::string_view::npos) break;
+      text.remove_prefix(comma + 1);
+    }
+    if (model != nullptr) model->*member = std::move(values);
+    return true;
+  };
+}
+
+// One of `letters` for each layer, or nothing.
+Store store_letters(std::string ModelConfig::*member, std::string_view letters) {
+  return [=](std::string_view text, EngineConfig&, ModelConfig* model) {
+    if (text.find_first_not_of(letters) != std::string_view::npos) return false;
+    if (model != nullptr) model->*member = std::string(text);
+    return true;
+  };
+}
+
+// An amount of memory, kept as it is written; or nothing.
+Store store_size(std::string EngineConfig::*member) {
+  return [=](std::string_view text, EngineConfig& engine, ModelConfig*) {
+    if (!text.empty() && !parse_bytes(text)) return false;
+    engine.*member = std::string(text);
+    return true;
+  };
+}
+
 bool store_nothing(std::string_view, EngineConfig&, ModelConfig*) { return true; }
 
 auto at_least(int least) {
   return [least](int value) { return value >= least; };
 }
 bool positive(double value) { return value > 0; }
+bool not_negative(double value) { return value >= 0; }
+bool share(double value) { return value >= 0 && value <= 1; }
 bool cache_share_or_count(double value) { return value > 0 && (value < 1 || value == std::floor(value)); }
 
 const std::vector<Entry>& entries() {
@@ -106,7 +144,7 @@ const std::vector<Entry>& entries() {
   static const std::vector<Entry> table = {
       {{"model_name", "string", "", "any text", "name of the model as clients see it", kModel, false},
        store_string(&M::model_name)},
-      {{"model_family", "string", "", "a supported family", "llama, mistral, qwen2, yi, internlm", kModel, false},
+      {{"model_family", "string", "", "a supported family", "llama, mistral, qwen2, gemma2, mixtral, ...", kModel, false},
        store_string(&M::model_family)},
       {{"head_num", "int", "0", ">= 1", "attention heads", kModel, false}, store_int(&M::head_num, at_least(1))},
       {{"kv_head_num", "int", "0", ">= 1", "heads of keys and values", kModel, false},
@@ -135,21 +173,78 @@ const std::vector<Entry>& entries() {
        store_int(&M::start_id, at_least(-1))},
       {{"end_id", "string", "-1", "token ids separated by commas", "tokens that end a sequence", kModel, false},
        store_end_ids},
-      {{"rotary_embedding", "int", "0", ">= 2", "rotated elements per head", kModel, false},
-       store_int(&M::rotary_embedding, at_least(2))},
+      {{"rotary_embedding", "int", "0", ">= 0", "rotated elements per head; 0: none", kModel, false},
+       store_int(&M::rotary_embedding, at_least(0))},
       {{"rope_theta", "float", "10000", "> 0", "base of the rotary embedding", kModel, false},
        store_float(&M::rope_theta, positive)},
-      {{"rope_scaling_type", "string", "default", "default | llama3", "kind of rotary scaling", kModel, false},
-       store_string(&M::rope_scaling_type, {"default", "llama3"})},
-      {{"rope_factor", "float", "1", "> 0", "llama3 scaling: factor", kModel, false},
+      {{"rope_scaling_type", "string", "default", "default | linear | dynamic | llama3 | yarn | longrope | qwen",
+        "kind of rotary scaling", kModel, false},
+       store_string(&M::rope_scaling_type, {"default", "linear", "dynamic", "llama3", "yarn", "longrope", "qwen"})},
+      {{"rope_factor", "float", "1", "> 0", "rotary scaling: factor", kModel, false},
        store_float(&M::rope_factor, positive)},
       {{"rope_low_freq_factor", "float", "1", "> 0", "llama3 scaling: low_freq_factor", kModel, false},
        store_float(&M::rope_low_freq_factor, positive)},
       {{"rope_high_freq_factor", "float", "4", "> 0", "llama3 scaling: high_freq_factor", kModel, false},
        store_float(&M::rope_high_freq_factor, positive)},
       {{"rope_original_max_position_embeddings", "int", "0", ">= 0",
-        "llama3 scaling: original_max_position_embeddings", kModel, false},
+        "rotary scaling: positions before it", kModel, false},
        store_int(&M::rope_original_max_position_embeddings, at_least(0))},
+      {{"rope_beta_fast", "float", "32", "> 0", "yarn: beta_fast", kModel, false},
+       store_float(&M::rope_beta_fast, positive)},
+      {{"rope_beta_slow", "float", "1", "> 0", "yarn: beta_slow", kModel, false},
+       store_float(&M::rope_beta_slow, positive)},
+      {{"rope_truncate", "bool", "1", "0 | 1", "yarn: the ramp's bounds are whole numbers", kModel, false},
+       store_bool(&M::rope_truncate)},
+      {{"rope_attention_factor", "float", "0", ">= 0", "yarn and longrope: factor of cosines and sines; 0: by formula",
+        kModel, false},
+       store_float(&M::rope_attention_factor, not_negative)},
+      {{"rope_mscale", "float", "0", ">= 0", "yarn: mscale", kModel, false},
+       store_float(&M::rope_mscale, not_negative)},
+      {{"rope_mscale_all_dim", "float", "0", ">= 0", "yarn: mscale_all_dim", kModel, false},
+       store_float(&M::rope_mscale_all_dim, not_negative)},
+      {{"rope_short_factors", "string", "", "numbers separated by commas", "longrope: short_factor", kModel, false},
+       store_floats(&M::rope_short_factors)},
+      {{"rope_long_factors", "string", "", "numbers separated by commas", "longrope: long_factor", kModel, false},
+       store_floats(&M::rope_long_factors)},
+      {{"rope_local_theta", "float", "0", ">= 0", "base of the layers with a window; 0: that of all", kModel, false},
+       store_float(&M::rope_local_theta, not_negative)},
+      {{"logn_length", "int", "0", ">= 0", "log-n attention scaling begins at this position; 0: none", kModel, false},
+       store_int(&M::logn_length, at_least(0))},
+      {{"alibi", "bool", "0", "0 | 1", "attention has slopes (ALiBi) instead of a rotation", kModel, false},
+       store_bool(&M::alibi)},
+      {{"sliding_window", "int", "0", ">= 0", "tokens that attention looks back; 0: all", kModel, false},
+       store_int(&M::sliding_window, at_least(0))},
+      {{"layer_windows", "string", "", "letters s and f", "layers with the window (s) and without (f); empty: all s",
+        kModel, false},
+       store_letters(&M::layer_windows, "sf")},
+      {{"attention_scale", "float", "0", ">= 0", "factor of q k; 0: 1 / sqrt(size_per_head)", kModel, false},
+       store_float(&M::attention_scale, not_negative)},
+      {{"attention_soft_cap", "float", "0", ">= 0", "soft cap of attention scores; 0: none", kModel, false},
+       store_float(&M::attention_soft_cap, not_negative)},
+      {{"logit_soft_cap", "float", "0", ">= 0", "soft cap of logits; 0: none", kModel, false},
+       store_float(&M::logit_soft_cap, not_negative)},
+      {{"qk_norm", "bool", "0", "0 | 1", "heads of q and k are normalised", kModel, false}, store_bool(&M::qk_norm)},
+      {{"norm_unit_offset", "bool", "0", "0 | 1", "norms multiply by 1 + weight", kModel, false},
+       store_bool(&M::norm_unit_offset)},
+      {{"post_norms", "bool", "0", "0 | 1", "outputs of attention and feed-forward are normalised too", kModel, false},
+       store_bool(&M::post_norms)},
+      {{"activation", "string", "silu", "silu | gelu_tanh", "activation of the feed-forward layer", kModel, false},
+       store_string(&M::activation, {"silu", "gelu_tanh"})},
+      {{"embedding_scale", "float", "1", "> 0", "factor of the embedding", kModel, false},
+       store_float(&M::embedding_scale, positive)},
+      {{"normalize_output", "bool", "0", "0 | 1", "rows of the output layer are scaled to length 1", kModel, false},
+       store_bool(&M::normalize_output)},
+      {{"num_experts", "int", "0", ">= 0", "experts of a feed-forward layer; 0: dense", kModel, false},
+       store_int(&M::num_experts, at_least(0))},
+      {{"experts_per_token", "int", "0", ">= 0", "experts that a token goes to", kModel, false},
+       store_int(&M::experts_per_token, at_least(0))},
+      {{"expert_inter_size", "int", "0", ">= 0", "width of an expert", kModel, false},
+       store_int(&M::expert_inter_size, at_least(0))},
+      {{"renormalize_experts", "bool", "1", "0 | 1", "weights of the chosen experts add up to 1", kModel, false},
+       store_bool(&M::renormalize_experts)},
+      {{"layer_experts", "string", "", "letters m and d", "layers with experts (m) and dense ones (d); empty: all m",
+        kModel, false},
+       store_letters(&M::layer_experts, "md")},
       {{"weight_type", "string", "bf16", "bf16 | fp16 | fp32", "type of the weights", kModel, false},
        store_string(&M::weight_type, {"bf16", "fp16", "fp32"})},
       {{"group_size", "int", "0", ">= 0", "quantisation group; 0: not quantised", kModel, false},
@@ -171,17 +266,33 @@ const std::vector<Entry>& entries() {
        store_float(&E::cache_max_entry_count, cache_share_or_count)},
       {{"cache_block_seq_len", "int", "64", ">= 1", "tokens that one k/v block holds", kUser, false},
        store_int(&E::cache_block_seq_len, at_least(1))},
-      {{"cache_chunk_size", "int", "-1", ">= -1", "blocks allocated at a time; -1: all at once", kUser, false},
+      {{"cache_chunk_size", "int", "-1", ">= -1",
+        "k/v blocks that get their memory at a time, when they are needed; -1: all at once; 0: the square root of "
+        "their number",
+        kUser, false},
        store_int(&E::cache_chunk_size, at_least(-1))},
+      {{"cache_size", "string", "", "bytes, with or without a unit: 8GiB, 500MB; or empty",
+        "k/v block memory in bytes, of all ranks together; wins over cache_max_entry_count", kUser, false},
+       store_size(&E::cache_size)},
+      {{"cache_users", "int", "0", ">= 0",
+        "k/v block memory for so many sequences of cache_user_tokens at once; wins over cache_size; 0: not set", kUser,
+        false},
+       store_int(&E::cache_users, at_least(0))},
+      {{"cache_user_tokens", "int", "0", ">= 0", "tokens of each of cache_users; 0: session_len", kUser, false},
+       store_int(&E::cache_user_tokens, at_least(0))},
       {{"enable_prefix_caching", "bool", "True", "True | False",
         "reuse the k/v blocks of equal prompt prefixes (results do not change)", kUser, false},
        store_bool(&E::enable_prefix_caching)},
       {{"quant_policy", "int", "0", "0", "k/v quantisation; 0: none, the only one there is yet", kUser, false},
        store_int(&E::quant_policy, [](int value) { return value == 0; })},
-      {{"rope_scaling_factor", "float", "0", "0", "1.0 turns on dynamic NTK; only 0 is there yet", kUser, false},
-       store_float(&E::rope_scaling_factor, [](double value) { return value == 0; })},
-      {{"use_logn_attn", "int", "0", "0", "1 turns on log-n attention scaling; only 0 is there yet", kUser, false},
-       store_int(&E::use_logn_attn, [](int value) { return value == 0; })},
+      {{"rope_scaling_factor", "float", "0", ">= 0",
+        "1 or more turns on dynamic NTK for contexts beyond max_position_embeddings, with that factor; for models "
+        "without rotary scaling of their own; 0: off",
+        kUser, false},
+       store_float(&E::rope_scaling_factor, not_negative)},
+      {{"use_logn_attn", "int", "0", "0 | 1",
+        "1 scales attention by the logarithm of the position beyond max_position_embeddings (log-n)", kUser, false},
+       store_int(&E::use_logn_attn, [](int value) { return value == 0 || value == 1; })},
       {{"device", "string", "auto", "auto | cpu | cuda", "where the model runs", kUser, false},
        store_string(&E::device, {"auto", "cpu", "cuda"})},
       {{"device_ids", "string", "", "numbers separated by commas",
@@ -202,6 +313,30 @@ const std::vector<Entry>& entries() {
       {{"max_queue_size", "int", "512", ">= 1", "most requests that wait; one more is answered with overload", kUser,
         false},
        store_int(&E::max_queue_size, at_least(1))},
+      {{"max_queue_tokens", "int", "1048576", ">= 0",
+        "most prompt tokens of waiting requests; what would be more is answered with overload; 0: no bound", kUser,
+        false},
+       store_int(&E::max_queue_tokens, at_least(0))},
+      {{"max_queue_time_s", "float", "120", ">= 0",
+        "longest that a request waits to begin; then it is answered with overload; 0: no bound", kUser, false},
+       store_float(&E::max_queue_time_s, not_negative)},
+      {{"request_timeout_s", "float", "0", ">= 0", "deadline of requests that name none; 0: none", kUser, false},
+       store_float(&E::request_timeout_s, not_negative)},
+      {{"drain_timeout_s", "float", "30", ">= 0", "how long running requests may go on when the service ends", kUser,
+        false},
+       store_float(&E::drain_timeout_s, not_negative)},
+      {{"session_ttl_s", "float", "3600", ">= 0", "how long an idle session is kept; 0: there are no sessions", kUser,
+        false},
+       store_float(&E::session_ttl_s, not_negative)},
+      {{"session_quota", "float", "0.5", "0 to 1", "share of the k/v blocks that sessions may keep for themselves", kUser,
+        false},
+       store_float(&E::session_quota, share)},
+      {{"max_sessions", "int", "1000", ">= 1", "most sessions; the one that is idle longest is forgotten first", kUser,
+        false},
+       store_int(&E::max_sessions, at_least(1))},
+      {{"session_dir", "string", "", "a folder or empty",
+        "where histories of sessions are kept over restarts; empty: in memory alone", kUser, false},
+       store_string(&E::session_dir)},
       {{"stream_interval_ms", "int", "20", ">= 0",
         "least time between two responses of a request; 0: one response per token", kUser, false},
        store_int(&E::stream_interval_ms, at_least(0))},

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "base/text.h"
@@ -33,6 +34,21 @@ HugeMemory::HugeMemory(std::size_t bytes) : mapping_bytes_(round_up(bytes, kPage
 }
 
 HugeMemory::~HugeMemory() { munmap(mapping_, mapping_bytes_); }
+
+std::size_t HugeMemory::resident_bytes() const {
+  std::size_t resident = 0;
+#if defined(__linux__)
+  std::array<unsigned char, 4096> pages;  // the lowest bit says whether a page is there
+  for (std::size_t begin = 0; begin < bytes_; begin += pages.size() * kPage) {
+    const auto n = (std::min(pages.size() * kPage, bytes_ - begin) + kPage - 1) / kPage;
+    if (mincore(data_ + begin, n * kPage, pages.data()) != 0) return 0;
+    const auto there = std::count_if(pages.begin(), pages.begin() + static_cast<std::ptrdiff_t>(n),
+                                     [](unsigned char page) { return (page & 1U) != 0; });
+    resident += static_cast<std::size_t>(there) * kPage;
+  }
+#endif
+  return std::min(resident, bytes_);
+}
 
 HugePiece HugeArena::allocate(std::size_t bytes) {
   bytes = round_up(std::max<std::size_t>(bytes, 1), kPage);

@@ -19,6 +19,7 @@ class HugeMemory {
 
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
+  std::size_t resident_bytes() const;  // of it that have pages in memory; 0 where the system does not tell
 
  private:
   void* mapping_ = nullptr;

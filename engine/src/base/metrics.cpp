@@ -6,6 +6,8 @@ namespace charonia {
 namespace {
 
 constexpr std::array<std::string_view, 4> kFinishedReasons = {"stop", "length", "cancelled", "error"};
+constexpr std::array<std::string_view, 5> kRefusedReasons = {"queue_full", "queue_tokens", "queue_time", "deadline",
+                                                             "never_fits"};
 constexpr std::array kLatencyBuckets = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,  0.25, 0.5,
                                         0.75,  1.0,   2.5,  5.0,  7.5,  10.0, 20.0, 40.0, 80.0};
 constexpr std::array kRequestBuckets = {0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0,  2.5,  5.0,
@@ -34,6 +36,9 @@ std::span<const MetricInfo> metric_catalogue() {
       simple(kv_blocks_active, kGauge, "charonia_kv_blocks_active", "k/v blocks used by sequences in flight"),
       simple(kv_blocks_cached, kGauge, "charonia_kv_blocks_cached", "k/v blocks kept for prefixes that may come back"),
       simple(kv_blocks_total, kGauge, "charonia_kv_blocks_total", "k/v blocks there are"),
+      simple(kv_blocks_committed, kGauge, "charonia_kv_blocks_committed", "k/v blocks that have memory"),
+      simple(num_sessions, kGauge, "charonia_num_sessions", "Sessions whose history is kept"),
+      simple(session_blocks_pinned, kGauge, "charonia_session_blocks_pinned", "k/v blocks kept for sessions"),
       simple(weight_bytes, kGauge, "charonia_weight_bytes", "Memory that the weights take"),
       simple(kv_cache_bytes, kGauge, "charonia_kv_cache_bytes", "Memory that the k/v blocks take"),
       simple(prompt_tokens, kCounter, "charonia_prompt_tokens_total", "Prompt tokens of admitted requests"),
@@ -46,6 +51,8 @@ std::span<const MetricInfo> metric_catalogue() {
       simple(engine_steps, kCounter, "charonia_engine_steps_total", "Forward passes"),
       MetricInfo{request_success, kCounter, "charonia_request_success_total", "Finished requests by reason",
                  "finished_reason", kFinishedReasons, {}},
+      MetricInfo{requests_refused, kCounter, "charonia_requests_refused_total",
+                 "Requests refused, or given up before they were done, by reason", "reason", kRefusedReasons, {}},
       histogram(time_to_first_token_seconds, "charonia_time_to_first_token_seconds",
                 "From submission to the first token", kLatencyBuckets),
       histogram(inter_token_latency_seconds, "charonia_inter_token_latency_seconds",

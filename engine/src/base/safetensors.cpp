@@ -98,11 +98,16 @@ class SafetensorsFile::Mapping {
     if (!part.empty()) ::madvise(static_cast<std::byte*>(data_) + offset, end - offset, MADV_WILLNEED);
   }
 
+  // Pages of a private mapping that nobody wrote to are the file's: they come back when they are read again.
+  void drop_pages() const { ::madvise(data_, bytes_, MADV_DONTNEED); }
+
  private:
   Mapping(void* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
   void* data_;
   std::size_t bytes_;
 };
+
+void SafetensorsFile::drop_pages() const { mapping_->drop_pages(); }
 
 void SafetensorsFile::Unmap::operator()(const Mapping* mapping) const { delete mapping; }
 

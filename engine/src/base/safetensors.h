@@ -37,6 +37,8 @@ class SafetensorsFile {
   std::vector<std::string_view> names() const;  // in alphabetical order
   const std::map<std::string, std::string, std::less<>>& metadata() const { return metadata_; }
   const std::filesystem::path& path() const { return path_; }
+  // Gives back the memory that what was read of the file takes in this process. Views stay valid.
+  void drop_pages() const;
 
  private:
   class Mapping;

@@ -27,6 +27,7 @@ void require(bool holds, std::string_view field, T value, std::string_view range
 
 constexpr int kMaxStopWords = 64;
 constexpr int kMaxLogprobs = 20;
+constexpr int kMaxSequences = 128;
 
 }  // namespace
 
@@ -48,6 +49,11 @@ void SamplingParams::validate(int vocab_size) const {
   require(presence_penalty >= -2 && presence_penalty <= 2, "presence_penalty", presence_penalty, "in [-2, 2]");
   require(frequency_penalty >= -2 && frequency_penalty <= 2, "frequency_penalty", frequency_penalty, "in [-2, 2]");
   require(logprobs >= -1 && logprobs <= kMaxLogprobs, "logprobs", logprobs, cat("in [0, ", kMaxLogprobs, "]"));
+  require(prompt_logprobs >= -1 && prompt_logprobs <= kMaxLogprobs, "prompt_logprobs", prompt_logprobs,
+          cat("in [0, ", kMaxLogprobs, "]"));
+  require(n >= 1 && n <= kMaxSequences, "n", n, cat("in [1, ", kMaxSequences, "]"));
+  require(best_of == 0 || (best_of >= n && best_of <= kMaxSequences), "best_of", best_of,
+          cat("0, or in [n, ", kMaxSequences, "] with n = ", n));
   require(stop_words.size() <= kMaxStopWords, "the number of stop_words", stop_words.size(),
           cat("at most ", kMaxStopWords));
   for (const auto& word : stop_words) require(!word.empty(), "stop_words", "''", "without empty words");

@@ -21,6 +21,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/dtype.h"
@@ -73,6 +74,32 @@ class Linear {
   std::size_t bytes_ = 0;
 };
 
+// The weights of one expert: gate and up [inter, hidden], down [hidden, inter].
+struct ExpertSource {
+  HostMatrix gate, up, down;
+};
+
+// The experts of a layer in the device's own layout. No biases.
+class Experts {
+ public:
+  virtual ~Experts() = default;
+  int count() const { return count_; }
+  std::int64_t hidden() const { return hidden_; }
+  std::int64_t inter() const { return inter_; }
+  std::size_t bytes() const { return bytes_; }  // of all experts
+
+ protected:
+  int count_ = 0;
+  std::int64_t hidden_ = 0, inter_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+struct ExpertsShape {
+  int count = 0, top_k = 0;
+  std::int64_t hidden = 0, inter = 0;  // inter: of this rank
+  DType weight = DType::f32;
+};
+
 // A table [vocab, hidden] to gather rows from, in the weight type.
 class Embedding {
  public:
@@ -116,6 +143,46 @@ struct AttentionBatch {
   std::span<const std::int32_t> positions;     // [rows], ascending by one within a sequence
   std::span<const std::int32_t> block_tables;  // [sequences, table_stride]
   std::int64_t table_stride = 0;
+  std::span<const std::int32_t> rotary_rows = {};  // [rows]: the row of cos_sin that turns each row; empty: its position
+};
+
+// What rotary_store() does to the heads of q and k before k and v are stored. Pointers are the device's.
+struct RotaryParams {
+  const float* cos_sin = nullptr;  // [table rows, rotary_dim]: cosines in the first half of a row, sines in the second;
+                                   // null: nothing is rotated (ALiBi)
+  int rotary_dim = 0;              // even, 2 .. head_dim: pairs (d, d + rotary_dim / 2); the elements beyond stay
+  const float* q_norm = nullptr;   // [head_dim] with k_norm: RMS norm of every head, before the rotation; null: none
+  const float* k_norm = nullptr;
+  float norm_eps = 0;
+  const float* q_scale = nullptr;  // [positions]: q at position p is multiplied by q_scale[p], last (log-n); null: none
+};
+
+// How attention() weighs a key at position j for a query at position i >= j:
+//   x = scale * q k;  x = soft_cap * tanh(x / soft_cap) where there is a cap;  x += alibi[head] * (j - i) where there are
+//   slopes;  a key with i - j >= window is not seen where there is a window.
+struct AttentionParams {
+  float scale = 1;
+  int window = 0;                // keys that a query sees, itself among them; 0: all
+  float soft_cap = 0;            // 0: none
+  const float* alibi = nullptr;  // [heads of this rank] on the device; null: none
+};
+
+enum class Activation { silu, gelu_tanh };
+
+// How a mixture-of-experts layer chooses: the `top_k` experts of greatest router logits (ties: the lowest index), with
+// the softmax of the logits over all experts as weights; with `renormalize` these are divided by their sum.
+struct RouterParams {
+  int top_k = 0;
+  bool renormalize = true;
+};
+
+// Which tokens a row may sample, worked out on a thread of its own while the step's forward pass runs.
+class TokenMask {
+ public:
+  virtual ~TokenMask() = default;
+  // Waits until the mask is known: bit t % 32 of word t / 32 says whether token t may be sampled, [ceil(vocab / 32)].
+  // Valid until the step is collected. Throws Error when there is none: then the row has that text as its error.
+  virtual std::span<const std::uint32_t> wait() const = 0;
 };
 
 // One row to sample from.
@@ -133,6 +200,9 @@ struct SampleRow {
   std::span<const std::pair<std::int32_t, float>> bias;  // added to logits first; -infinity bans a token
   std::span<const std::int32_t> banned;   // token ids that must not be sampled (min_tokens' end ids, bad words)
   int logprobs = -1;             // -1: none; n: sampled token's and the n likeliest, of the unmodified logits
+  std::int32_t target = -1;      // >= 0: nothing is sampled: this token is reported, with the log probabilities asked for
+  const TokenMask* mask = nullptr;  // asked as late as possible: a device waits for it when the logits are under way.
+                                    // A step that has one is not launched before the step before it is collected
 };
 
 struct Sampled {
@@ -149,6 +219,12 @@ struct StepInput {
   AttentionBatch attention;                   // without positions: the step issues no attention
   std::span<const std::int32_t> logits_rows;  // the rows whose logits are wanted, ascending
   std::span<const SampleRow> sample;          // [logits_rows]: one each
+  // [sequences]: tokens of each one's prompt, by which the model scales long contexts. Devices do not look at it. Empty:
+  // positions alone count.
+  std::span<const std::int32_t> prompt_tokens = {};
+  // Blocks (from, to) that are copied before anything is computed, in all layers. Decoder::launch() hands them to
+  // copy_blocks().
+  std::span<const std::pair<std::int32_t, std::int32_t>> block_copies = {};
 };
 
 // The numbers of rows that a step's operations work on. A device that replays recorded steps rounds them up to those of
@@ -194,6 +270,14 @@ class Ops {
   virtual std::size_t kv_block_bytes(const KvLayout& layout) const = 0;  // all layers
   virtual std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, int num_blocks) = 0;
 
+  // A k/v cache may be made for more blocks than it has memory for: this provides memory for the first `num_blocks` of
+  // them. Throws Error(resource_exhausted), changing nothing. Between steps.
+  virtual void commit_blocks(KvCache& cache, int num_blocks) { (void)cache, (void)num_blocks; }
+
+  virtual std::unique_ptr<Experts> make_experts(std::span<const ExpertSource> experts, DType weight) = 0;
+  // Bytes of the scratch memory that experts() takes for up to `rows` rows.
+  virtual std::size_t experts_scratch_bytes(const ExpertsShape& shape, std::int64_t rows) const = 0;
+
   // Once, before the first step: makes what steps need (nothing is allocated in a step), measures which way of a
   // product is fastest, records the steps that will be replayed. `linears` are all weights that steps multiply with;
   // `issue` is what every run_step() will be called with; it may be called with any StepShape within the limits.
@@ -210,35 +294,49 @@ class Ops {
   // message names the step and the operation, where that is known.
   virtual std::vector<Sampled> collect() = 0;
 
-  // out [rows, hidden] residual type <- table rows of the step's ids.
-  virtual void embed(const Tensor& out, const Embedding& table) = 0;
+  // Copies whole blocks of the cache (all layers), in the order of the pairs (from, to). After begin_step() and before
+  // run_step(); never part of a record.
+  virtual void copy_blocks(KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) = 0;
 
-  // residual += delta (when delta has data); out = residual / sqrt(mean(residual^2) + eps) * weight.
-  // residual [rows, hidden] residual type; delta [rows, hidden] product type; weight [hidden] f32; out [rows, hidden]
-  // activation type.
-  virtual void rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight,
-                        float eps) = 0;
+  // out [rows, hidden] residual type <- table rows of the step's ids, times `scale`.
+  virtual void embed(const Tensor& out, const Embedding& table, float scale) = 0;
+
+  // norm(x, w) = x / sqrt(mean(x^2) + eps) * w. residual += delta (when delta has data), or residual +=
+  // norm(delta, delta_weight) where that is not null; out = norm(residual, weight).
+  // residual [rows, hidden] residual type; delta [rows, hidden] product type; weight, delta_weight [hidden] f32; out
+  // [rows, hidden] activation type.
+  virtual void rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight, float eps,
+                        const float* delta_weight = nullptr) = 0;
 
   // out [rows, n] product type or f32 = in [rows, k] activation type * weight^T + bias.
   virtual void linear(const Tensor& out, const Tensor& in, const Linear& weight) = 0;
 
-  // qkv [rows, (heads + 2 * kv_heads) * head_dim] product type: q heads, then k heads, then v heads. Rotates q in place
-  // and k, half-split pairs (d, d + head_dim / 2) as Hugging Face has it, with cos_sin [positions, head_dim] on the
-  // device: cosines in the first half of a row, sines in the second. Stores k and v of every row of the step into the
-  // cache of `layer`.
-  virtual void rotary_store(const Tensor& qkv, const float* cos_sin, KvCache& cache, int layer, int heads) = 0;
+  // qkv [rows, (heads + 2 * kv_heads) * head_dim] product type: q heads, then k heads, then v heads. Normalises, rotates
+  // and scales q and k in place as `how` says. Stores k and v of every row of the step into the cache of `layer`.
+  virtual void rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& cache, int layer, int heads) = 0;
 
-  // out [rows, heads * head_dim] activation type = softmax(q k^T * scale) v, over the cache; q as rotary_store left it.
+  // out [rows, heads * head_dim] activation type = the values, weighted by the softmax of what AttentionParams says, over
+  // the cache; q as rotary_store left it. All layers of a model have the same heads; their AttentionParams may differ.
   virtual void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
-                         float scale) = 0;
+                         const AttentionParams& how) = 0;
 
-  // out [rows, inter] activation type = silu(gate_up[:, :inter]) * gate_up[:, inter:]; gate_up product type.
-  virtual void silu_mul(const Tensor& out, const Tensor& gate_up) = 0;
+  // out [rows, inter] activation type = activation(gate_up[:, :inter]) * gate_up[:, inter:]; gate_up product type.
+  // gelu_tanh(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
+  virtual void gated_activation(const Tensor& out, const Tensor& gate_up, Activation activation) = 0;
+
+  // out [rows, hidden] product type = the sum over the experts e that the router chooses for a row, in the order of e, of
+  // w_e * down_e(activation(gate_e(in)) * up_e(in)). in [rows, hidden] activation type; router [rows, experts] f32 logits;
+  // scratch: experts_scratch_bytes() of the device's memory.
+  virtual void experts(const Tensor& out, const Tensor& in, const Tensor& router, const Experts& weights,
+                       const RouterParams& how, Activation activation, void* scratch) = 0;
+
+  // logits [rows, cols] f32 = cap * tanh(logits / cap).
+  virtual void soft_cap(const Tensor& logits, float cap) = 0;
 
   // out [logits rows, cols] = in[the step's logits_rows, :], same element type.
   virtual void gather_rows(const Tensor& out, const Tensor& in) = 0;
 
-  // logits [logits rows, vocab] f32, by the step's SampleRows. Overwrites logits.
+  // logits [logits rows, vocab] f32, by the step's SampleRows. Overwrites logits. May wait for the rows' masks.
   virtual void sample(const Tensor& logits) = 0;
 
   // Tensor parallel ranks. All ranks issue the same operations in the same order, each on its own thread: a rank waits
@@ -260,8 +358,11 @@ class Ops {
 class LocalGroup;
 std::shared_ptr<LocalGroup> make_local_group(int ranks);
 
-// threads: 0 means as many as there are processors. Env CHARONIA_ISA=portable|avx2|avx512|avx512_bf16 forces an
+// threads: 0 means as many as there are processors. Env CHARONIA_ISA=portable|avx2|avx512|avx512_bf16|amx forces an
 // instruction set (one that the processor lacks is refused). group: of which this is rank `rank`; null: alone.
 std::unique_ptr<Ops> make_cpu_ops(int threads, std::shared_ptr<LocalGroup> group = nullptr, int rank = 0);
+
+// Why the processor's best instruction set is not used, to be shown to the user; empty: it is.
+std::string cpu_warning();
 
 }  // namespace charonia::ops

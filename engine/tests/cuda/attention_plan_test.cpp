@@ -40,6 +40,7 @@ AttentionShape random_shape(Random& random) {
           .kv_heads = kv_heads,
           .head_dim = kDims[static_cast<std::size_t>(uniform(random, 0, 5))],
           .block_len = 64,
+          .window = uniform(random, 0, 1) == 0 ? 0 : uniform(random, 1, uniform(random, 0, 1) == 0 ? 100 : 9000),
           .multiprocessors = kMultiprocessors[static_cast<std::size_t>(uniform(random, 0, 3))],
           .reproducible = uniform(random, 0, 1) == 1};
 }
@@ -69,7 +70,7 @@ TEST(AttentionPlanTest, every_position_that_a_row_sees_is_in_exactly_one_item) {
         ASSERT_GE(item.num_rows, 1);
         ASSERT_LE(item.num_rows, most_rows);
         ASSERT_LT(item.kv_begin, item.kv_end);
-        ASSERT_EQ(item.kv_begin % (shape.reproducible ? kAttentionChunk : kAttentionTile), 0);
+        ASSERT_EQ(item.kv_begin % (shape.reproducible && item.piece > 0 ? kAttentionChunk : kAttentionTile), 0);
         const auto sequence = static_cast<std::size_t>(item.table / 1000);
         ASSERT_GE(item.first_row, step.starts[sequence]);
         ASSERT_LE(item.first_row + item.num_rows, step.starts[sequence + 1]);
@@ -86,7 +87,11 @@ TEST(AttentionPlanTest, every_position_that_a_row_sees_is_in_exactly_one_item) {
       auto& items = of_row[row];
       std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.piece < b.piece; });
       ASSERT_EQ(items.size(), static_cast<std::size_t>(items.front().pieces));
-      int end = 0;
+      // The window's first position is in the first tile.
+      int end = items.front().kv_begin;
+      const int first = shape.window == 0 ? 0 : std::max(0, items.front().first_position - shape.window + 1);
+      ASSERT_LE(end, first);
+      ASSERT_LT(first - end, kAttentionTile);
       for (std::size_t i = 0; i < items.size(); ++i) {
         ASSERT_EQ(items[i].piece, static_cast<int>(i));
         ASSERT_EQ(items[i].kv_begin, end);
@@ -185,7 +190,7 @@ TEST(AttentionPlanTest, items_are_sorted_longest_first) {
   }
 }
 
-TEST(AttentionPlanTest, reproducible_pieces_are_whole_chunks_from_the_first_position_on) {
+TEST(AttentionPlanTest, reproducible_pieces_are_whole_chunks_from_the_first_position_or_the_window_on) {
   Random random(5);
   for (int trial = 0; trial < 200; ++trial) {
     auto shape = random_shape(random);
@@ -194,12 +199,27 @@ TEST(AttentionPlanTest, reproducible_pieces_are_whole_chunks_from_the_first_posi
     for (const auto* items : {&plan.decode, &plan.prefill}) {
       for (const auto& item : *items) {
         if (item.pieces > 1) {
-          EXPECT_EQ(item.kv_begin, item.piece * kAttentionChunk);
-          EXPECT_LE(item.kv_end - item.kv_begin, kAttentionChunk);
+          const int first = shape.first_seen(item.first_position);
+          const int chunk = (first / kAttentionChunk + item.piece) * kAttentionChunk;
+          EXPECT_EQ(item.kv_begin, std::max(first, chunk));
+          EXPECT_LE(item.kv_end, chunk + kAttentionChunk);
         }
       }
     }
   }
+}
+
+TEST(AttentionPlanTest, a_window_bounds_what_a_long_sequence_needs) {
+  AttentionShape shape{.heads = 32, .kv_heads = 8, .head_dim = 128, .block_len = 64, .multiprocessors = 132};
+  const auto all = attention_bounds(shape, 1, 1, 100'000);
+  shape.window = 1024;
+  const auto windowed = attention_bounds(shape, 1, 1, 100'000);
+  EXPECT_LT(windowed.partials, all.partials / 10);
+  Step one;
+  one.add(99'999, 1);
+  std::int64_t positions = 0;
+  for (const auto& item : one.plan(shape).decode) positions += item.kv_end - item.kv_begin;
+  EXPECT_LT(positions, 1024 + kAttentionTile);
 }
 
 TEST(AttentionPlanTest, an_empty_step_has_no_items) {

@@ -1,7 +1,7 @@
 // Attention over blocks on the device against double precision, and what its bits may depend on.
 //
 // The slots of the cache that a step must not read hold NaN, and so do padding rows; tables end with blocks that do not
-// exist.
+// exist, and begin with such where a window has left them behind.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,6 +37,9 @@ struct World {
   std::vector<std::vector<std::int32_t>> tables;
   int blocks = 0;
   float scale;
+  int window = 0;
+  float soft_cap = 0;
+  std::vector<float> slopes;  // [heads], or none
 
   World(Random& random, const AttentionShape& s, DType t, std::vector<int> sequence_lengths)
       : shape(s),
@@ -57,7 +60,12 @@ struct World {
     }
   }
 
-  // As the cache is when the rows of `pieces` are in it, and nothing beyond.
+  // The first position that is read for rows from `position` on.
+  int first_read(int position) const {
+    return window == 0 ? 0 : std::max(0, position - window + 1) / kAttentionTile * kAttentionTile;
+  }
+
+  // As the cache is when the rows of `pieces` are in it, and nothing beyond or before the window.
   Matrix cache(const std::vector<Piece>& pieces, DType cache_type) const {
     const int dim = shape.head_dim, kv_heads = shape.kv_heads;
     Matrix out(cache_type, std::int64_t{blocks} * 2 * kv_heads * shape.block_len, dim);
@@ -66,7 +74,7 @@ struct World {
     }
     for (const auto& piece : pieces) {
       const auto& rows = qkv[static_cast<std::size_t>(piece.sequence)];
-      for (int position = 0; position < piece.end; ++position) {
+      for (int position = first_read(piece.begin); position < piece.end; ++position) {
         const auto block =
             tables[static_cast<std::size_t>(piece.sequence)][static_cast<std::size_t>(position / shape.block_len)];
         for (int h = 0; h < 2 * kv_heads; ++h) {
@@ -81,6 +89,7 @@ struct World {
   struct Options {
     int multiprocessors = 6;
     bool reproducible = false;
+    bool plan_of_all = false;  // the step's items are made for layers without a window, too
     DType cache_type = DType::f32, q_type = DType::f32, out_type = DType::f32;
     int padding = 0;      // rows
     bool repeat = false;  // the same into another out before
@@ -97,6 +106,7 @@ struct World {
     auto used = shape;
     device.multiprocessors = used.multiprocessors = options.multiprocessors;
     used.reproducible = options.reproducible;
+    used.window = options.plan_of_all ? 0 : window;
 
     std::vector<std::int32_t> starts = {0}, positions, flat, begin;
     int last = 0;
@@ -106,6 +116,7 @@ struct World {
       begin.push_back(static_cast<std::int32_t>(flat.size()));
       const auto& table = tables[static_cast<std::size_t>(piece.sequence)];
       flat.insert(flat.end(), table.begin(), table.begin() + divide_up(piece.end, shape.block_len));
+      std::fill_n(flat.begin() + begin.back(), first_read(piece.begin) / shape.block_len, 1 << 28);
       flat.push_back(1 << 28);
       last = std::max(last, piece.end);
     }
@@ -149,12 +160,17 @@ struct World {
                              .block_tables = tables_there.data(),
                              .workspace = workspace.data(),
                              .max_partials = bounds.partials};
+    const DeviceArray<float> slopes_there(stream, slopes);
+    const ops::AttentionParams how{.scale = scale,
+                                   .window = window,
+                                   .soft_cap = soft_cap,
+                                   .alibi = slopes.empty() ? nullptr : slopes_there.data()};
     const CacheLayer layer{cache_bytes.data(), options.cache_type, shape.kv_heads, shape.head_dim, shape.block_len};
     if (options.repeat) {
       const MatrixOnDevice other(stream, out);
-      attention(stream, device, other.tensor(), q_there.tensor(), layer, used, scale, work);
+      attention(stream, device, other.tensor(), q_there.tensor(), layer, used, how, work);
     }
-    attention(stream, device, out_there.tensor(), q_there.tensor(), layer, used, scale, work);
+    attention(stream, device, out_there.tensor(), q_there.tensor(), layer, used, how, work);
     auto result = out_there.host();
     for (std::int64_t row = rows; row < result.rows; ++row) {
       for (std::int64_t c = 0; c < result.cols; ++c) EXPECT_EQ(result.at(row, c), kUntouched);
@@ -170,22 +186,26 @@ struct World {
     const auto& rows = qkv[static_cast<std::size_t>(sequence)];
     const int dim = shape.head_dim, k = (shape.heads + head / shape.group()) * dim, v = k + shape.kv_heads * dim;
     std::vector<double> p;
-    for (int i = 0; i <= position; ++i) {
+    const int first = window == 0 ? 0 : std::max(0, position - window + 1);
+    for (int i = first; i <= position; ++i) {
       double score = 0;
       for (int d = 0; d < dim; ++d) {
         score += static_cast<double>(rows.at(position, head * dim + d)) * static_cast<double>(rows.at(i, k + d));
       }
-      p.push_back(score * static_cast<double>(scale));
+      score *= static_cast<double>(scale);
+      if (soft_cap != 0) score = static_cast<double>(soft_cap) * std::tanh(score / static_cast<double>(soft_cap));
+      if (!slopes.empty()) score += static_cast<double>(slopes[static_cast<std::size_t>(head)]) * (i - position);
+      p.push_back(score);
     }
     const double greatest = *std::max_element(p.begin(), p.end());
     double sum = 0;
     for (auto& x : p) sum += x = std::exp(x - greatest);
     Expected out{std::vector<double>(static_cast<std::size_t>(dim)),
                  std::vector<double>(static_cast<std::size_t>(dim))};
-    for (int i = 0; i <= position; ++i) {
+    for (int i = first; i <= position; ++i) {
       for (std::size_t d = 0; d < out.value.size(); ++d) {
         const double x =
-            p[static_cast<std::size_t>(i)] / sum * static_cast<double>(rows.at(i, v + static_cast<int>(d)));
+            p[static_cast<std::size_t>(i - first)] / sum * static_cast<double>(rows.at(i, v + static_cast<int>(d)));
         out.value[d] += x;
         out.magnitude[d] += std::abs(x);
       }
@@ -216,6 +236,14 @@ struct World {
       }
       row += piece.end - piece.begin;
     }
+  }
+
+  // A window, a soft cap, slopes: some of them, or all.
+  void weigh(Random& random, int kinds, int most_window) {
+    if ((kinds & 1) != 0) window = uniform(random, 1, most_window);
+    if ((kinds & 2) != 0) soft_cap = 0.5F + static_cast<float>(uniform(random, 0, 100)) / 25;
+    if ((kinds & 4) == 0) return;
+    for (int h = 0; h < shape.heads; ++h) slopes.push_back(std::exp2(-8.0F * static_cast<float>(h + 1) / 8));
   }
 
   static constexpr float kUntouched = 77;
@@ -440,6 +468,127 @@ TEST(CudaAttentionTest, the_plain_kernel_does_not_depend_on_chunks_or_batch_or_c
   options.multiprocessors = 132;
   ASSERT_TRUE(whole.same_bits(29, world.run({{1, 3, 20}, {0, 1029, 1030}}, options), 17));
   ASSERT_TRUE(whole.same_bits(12, world.run({{0, 1012, 1014}}, options), 0));
+}
+
+TEST(CudaAttentionTest, windows_caps_and_slopes_equal_attention_in_double) {
+  Random random(10);
+  for (int trial = 0; trial < 28; ++trial) {
+    const auto type = trial % 2 == 0 ? DType::bf16 : DType::f16;
+    const int dim = kTiledDims[static_cast<std::size_t>(trial % 5)];
+    World world(random, shape_of(dim < 128 ? 2 : 1, one_of(random, kGroups), dim, one_of(random, kBlockLens)), type,
+                {uniform(random, 1, 40), uniform(random, 1, 150), uniform(random, 100, 300)});
+    world.weigh(random, 1 + trial % 7, trial % 3 == 0 ? 200 : 70);
+    const auto pieces = random_pieces(random, world.lengths);
+    auto options = world.options();
+    options.padding = trial % 3;
+    options.plan_of_all = trial % 2 == 0;
+    in_both_orders([&] {
+      const auto out = world.run(pieces, options);
+      world.check(random, pieces, out, ops::rounding(type), ops::rounding(type));
+    });
+  }
+}
+
+TEST(CudaAttentionTest, windows_caps_and_slopes_are_right_in_the_plain_kernel) {
+  Random random(11);
+  constexpr std::array kDims = {2, 16, 80, 128};
+  constexpr std::array kTypes = {DType::f32, DType::bf16, DType::f16};
+  for (int trial = 0; trial < 21; ++trial) {
+    World world(random, shape_of(2, one_of(random, kGroups), one_of(random, kDims), one_of(random, kBlockLens)),
+                kTypes[static_cast<std::size_t>(trial % 3)], {uniform(random, 1, 70), uniform(random, 100, 200)});
+    world.weigh(random, 1 + trial % 7, 80);
+    auto options = world.options();
+    options.out_type = DType::f32;
+    options.q_type = DType::f32;
+    options.plan_of_all = trial % 2 == 0;
+    const auto pieces = random_pieces(random, world.lengths);
+    in_both_orders([&] { world.check(random, pieces, world.run(pieces, options), 0, 0); });
+  }
+}
+
+// Many short units in turn, of which some are pieces that lie before the window: they keep copies and products in step.
+TEST(CudaAttentionTest, cut_rows_in_a_window_are_right) {
+  Random random(12);
+  for (const bool reproducible : {false, true}) {
+    for (const bool plan_of_all : {false, true}) {
+      for (const int dim : {64, 256}) {
+        World world(random, shape_of(1, 3, dim, 20), DType::bf16, {1400, 1100, 50});
+        world.window = dim == 64 ? 700 : 90;
+        const std::vector<Piece> pieces = {{0, 1399, 1400}, {1, 1099, 1100}, {2, 49, 50}};
+        auto options = world.options();
+        options.multiprocessors = 132;
+        options.reproducible = reproducible;
+        options.plan_of_all = plan_of_all;
+        options.repeat = true;
+        world.check(random, pieces, world.run(pieces, options), ops::rounding(DType::bf16), ops::rounding(DType::bf16));
+      }
+      World world(random, shape_of(1, 2, 32, 64), DType::f16, {1700});
+      world.window = plan_of_all ? 100 : 1100;
+      const std::vector<Piece> pieces = {{0, 1590, 1700}};
+      auto options = world.options();
+      options.multiprocessors = 132;
+      options.reproducible = reproducible;
+      options.plan_of_all = plan_of_all;
+      options.repeat = true;
+      in_both_orders([&] {
+        world.check(random, pieces, world.run(pieces, options), ops::rounding(DType::f16), ops::rounding(DType::f16));
+      });
+    }
+  }
+}
+
+TEST(CudaAttentionTest, reproducible_neither_cuts_nor_the_widest_window_of_a_step_change_a_bit) {
+  Random random(13);
+  for (const int trial : {0, 1, 2, 3}) {
+    const int n = 1180, begin = n - 50;
+    World world(random,
+                shape_of(1, trial == 1 ? 5 : 2,
+                         trial == 2   ? 256
+                         : trial == 1 ? 32
+                                      : 64,
+                         21),
+                DType::bf16, {n, 90});
+    world.window = trial == 3 ? 0 : std::array{600, 530, 77}[static_cast<std::size_t>(trial)];
+    if (trial != 0) {
+      world.soft_cap = 2;
+      world.slopes.assign(static_cast<std::size_t>(world.shape.heads), 0.01F);
+    }
+    auto options = world.options();
+    options.reproducible = true;
+    options.multiprocessors = 1;
+    const auto whole = world.run({{0, begin, n}}, options);
+    for (int at = begin; at < n;) {
+      const int end = std::min(n, at + (at == begin ? 1 : uniform(random, 1, 40)));
+      options.multiprocessors = at % 2 == 0 ? 132 : 1;
+      options.plan_of_all = at % 3 == 0;
+      const auto out = world.run({{1, 20, 40}, {0, at, end}}, options);
+      for (int i = at; i < end; ++i) ASSERT_TRUE(whole.same_bits(i - begin, out, 20 + i - at)) << trial << ' ' << i;
+      at = end;
+    }
+    for (const int position : {begin, n - 17, n - 1}) {
+      for (const int multiprocessors : {1, 132}) {
+        for (const bool plan_of_all : {false, true}) {
+          options.multiprocessors = multiprocessors;
+          options.plan_of_all = plan_of_all;
+          const auto out = world.run({{0, position, position + 1}}, options);
+          ASSERT_TRUE(whole.same_bits(position - begin, out, 0)) << trial << " decode at " << position;
+        }
+      }
+    }
+  }
+}
+
+// A window that nothing is outside of goes through the other version of the kernels.
+TEST(CudaAttentionTest, a_window_of_everything_changes_no_bit) {
+  Random random(14);
+  for (const int dim : {64, 80}) {
+    World world(random, shape_of(1, 4, dim, 16), DType::bf16, {150, 70});
+    const std::vector<Piece> pieces = {{0, 100, 150}, {1, 69, 70}};
+    const auto plain = world.run(pieces, world.options());
+    world.window = 150;
+    const auto windowed = world.run(pieces, world.options());
+    for (int row = 0; row < 51; ++row) ASSERT_TRUE(plain.same_bits(row, windowed, row)) << dim;
+  }
 }
 
 // Rows of q that 16-byte copies cannot reach go to the plain kernel.

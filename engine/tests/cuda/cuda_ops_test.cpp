@@ -4,14 +4,17 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <filesystem>
 #include <numeric>
+#include <set>
 
 #include "charonia/config.h"
 #include "charonia/error.h"
 #include "forwarding_ops.h"
 #include "model/decoder.h"
 #include "ops/cuda/make_cuda_ops.h"
+#include "ops_support.h"
 #include "tiny_workspace.h"
 
 namespace charonia::cuda {
@@ -349,6 +352,180 @@ TEST_F(CudaOpsTest, sixteen_bit_weights_give_nearly_the_log_probabilities_of_fp3
       }
     }
   }
+}
+
+// Two layers of different windows, with all that a layer may have, straight on the operations.
+class TwoLayers {
+ public:
+  static constexpr int kHeads = 4, kKvHeads = 2, kDim = 32, kHidden = 24, kTurns = 200;
+  static constexpr DType kType = DType::bf16;
+
+  TwoLayers(std::unique_ptr<ops::Ops> ops, bool prepared) : ops_(std::move(ops)) {
+    ops::Random random(7);
+    constexpr int kQkv = (kHeads + 2 * kKvHeads) * kDim;
+    table_ = ops_->make_embedding(matrix(random, kVocab, kHidden).host(), kType);
+    for (int layer = 0; layer < 2; ++layer) {
+      qkv_weight_.push_back(linear(random, kQkv, kHidden));
+      out_weight_.push_back(linear(random, kHidden, kHeads * kDim));
+    }
+    logits_weight_ = linear(random, kVocab, kHidden);
+    norm_ = floats(random, 1, kHidden);
+    head_norm_ = floats(random, 1, kDim);
+    q_scale_ = floats(random, 1, kLimits.max_positions);
+    turns_ = floats(random, kTurns, kDim / 2);
+    slopes_ = floats(random, 1, kHeads);
+    const int rows = kLimits.max_rows;
+    residual_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::f32, rows, kHidden);
+    normed_ = std::make_unique<ops::DeviceMatrix>(*ops_, kType, rows, kHidden);
+    delta_ = std::make_unique<ops::DeviceMatrix>(*ops_, kType, rows, kHidden);
+    qkv_ = std::make_unique<ops::DeviceMatrix>(*ops_, kType, rows, kQkv);
+    attended_ = std::make_unique<ops::DeviceMatrix>(*ops_, kType, rows, kHeads * kDim);
+    last_ = std::make_unique<ops::DeviceMatrix>(*ops_, kType, kLimits.max_sequences, kHidden);
+    logits_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::f32, kLimits.max_sequences, kVocab);
+    cache_ = ops_->make_kv_cache({2, kKvHeads, kDim, kBlockLen, kType}, kBlocks);
+    std::vector<const ops::Linear*> linears = {logits_weight_.get()};
+    for (int layer = 0; layer < 2; ++layer) {
+      linears.push_back(qkv_weight_[static_cast<std::size_t>(layer)].get());
+      linears.push_back(out_weight_[static_cast<std::size_t>(layer)].get());
+    }
+    if (prepared) ops_->prepare(kLimits, linears, [this](const ops::StepShape& shape) { issue(shape); });
+  }
+
+  // A step of consecutive rows of each sequence, of which the last is sampled.
+  struct Rows {
+    std::vector<std::int32_t> tokens;
+    int first_position = 0;
+    std::vector<std::int32_t> blocks;
+  };
+  std::vector<Sampled> step(const std::vector<Rows>& sequences, bool own_turns = false, int logprobs = -1,
+                            const std::vector<std::pair<std::int32_t, std::int32_t>>& copies = {}) {
+    std::vector<std::int32_t> ids, starts{0}, positions, turns, tables, logits_rows;
+    std::vector<SampleRow> sample(sequences.size(), greedy());
+    constexpr std::size_t kStride = 16;
+    for (const auto& rows : sequences) {
+      for (const auto& id : rows.tokens) {
+        positions.push_back(rows.first_position + static_cast<int>(&id - rows.tokens.data()));
+        if (own_turns) turns.push_back(100 + positions.back());
+        ids.push_back(id);
+      }
+      starts.push_back(static_cast<std::int32_t>(ids.size()));
+      logits_rows.push_back(starts.back() - 1);
+      tables.insert(tables.end(), rows.blocks.begin(), rows.blocks.end());
+      tables.resize((starts.size() - 1) * kStride, -1);
+    }
+    for (auto& row : sample) row.logprobs = logprobs;
+    ops_->begin_step({ids, {starts, positions, tables, kStride, turns}, logits_rows, sample});
+    ops_->copy_blocks(*cache_, copies);
+    ops_->run_step([this](const ops::StepShape& shape) { issue(shape); });
+    return ops_->collect();
+  }
+  std::int64_t replayed() { return dynamic_cast<CudaOps&>(*ops_).replayed_steps(); }
+  ops::Ops& ops() { return *ops_; }
+  ops::KvCache& cache() { return *cache_; }
+
+ private:
+  static ops::Matrix matrix(ops::Random& random, int rows, int cols) {
+    return ops::Matrix::random(random, kType, rows, cols, 0.4F);
+  }
+  std::unique_ptr<ops::Linear> linear(ops::Random& random, int rows, int cols) {
+    const auto weight = matrix(random, rows, cols);
+    const std::array parts = {weight.host()};
+    return ops_->make_linear(parts, {}, kType);
+  }
+  std::unique_ptr<ops::DeviceMatrix> floats(ops::Random& random, int rows, int cols) {
+    return std::make_unique<ops::DeviceMatrix>(*ops_, ops::Matrix::random(random, DType::f32, rows, cols));
+  }
+
+  void issue(const ops::StepShape& shape) {
+    const auto rows = [&](const std::unique_ptr<ops::DeviceMatrix>& of) { return of->slice(0, shape.rows); };
+    const auto last = [&](const std::unique_ptr<ops::DeviceMatrix>& of) { return of->slice(0, shape.logits_rows); };
+    constexpr float kEps = 1e-5F;
+    ops_->embed(rows(residual_), *table_, 1.5F);
+    for (int layer = 0; layer < 2; ++layer) {
+      const auto at = static_cast<std::size_t>(layer);
+      ops_->rms_norm(rows(normed_), rows(residual_), layer == 0 ? ops::Tensor{} : rows(delta_), norm_->floats(), kEps,
+                     layer == 0 ? nullptr : norm_->floats());
+      ops_->linear(rows(qkv_), rows(normed_), *qkv_weight_[at]);
+      ops_->rotary_store(rows(qkv_),
+                         {.cos_sin = turns_->floats(),
+                          .rotary_dim = kDim / 2,
+                          .q_norm = head_norm_->floats(),
+                          .k_norm = head_norm_->floats(),
+                          .norm_eps = kEps,
+                          .q_scale = q_scale_->floats()},
+                         *cache_, layer, kHeads);
+      ops::AttentionParams how{.scale = 0.2F};
+      if (layer == 0) {
+        how.window = 6;
+        how.alibi = slopes_->floats();
+      } else {
+        how.soft_cap = 1.5F;
+      }
+      ops_->attention(rows(attended_), rows(qkv_), *cache_, layer, kHeads, how);
+      ops_->linear(rows(delta_), rows(attended_), *out_weight_[at]);
+    }
+    ops_->rms_norm(rows(normed_), rows(residual_), rows(delta_), norm_->floats(), kEps, norm_->floats());
+    ops_->gather_rows(last(last_), rows(normed_));
+    ops_->linear(last(logits_), last(last_), *logits_weight_);
+    ops_->soft_cap(last(logits_), 2);
+    ops_->sample(last(logits_));
+  }
+
+  std::unique_ptr<ops::Ops> ops_;
+  std::unique_ptr<ops::Embedding> table_;
+  std::vector<std::unique_ptr<ops::Linear>> qkv_weight_, out_weight_;
+  std::unique_ptr<ops::Linear> logits_weight_;
+  std::unique_ptr<ops::DeviceMatrix> norm_, head_norm_, q_scale_, turns_, slopes_;
+  std::unique_ptr<ops::DeviceMatrix> residual_, normed_, delta_, qkv_, attended_, last_, logits_;
+  std::unique_ptr<ops::KvCache> cache_;
+};
+
+// Two sequences whose decodes go past the window and past blocks, at rows of the table of their own from the 10th on.
+std::vector<std::int32_t> decode_two(TwoLayers& model) {
+  const std::vector<std::int32_t> first = {3, 1, 7, 5, 9, 2, 2}, second = {8, 6};
+  const std::vector<std::int32_t> blocks[2] = {{0, 1, 2, 3, 4, 5, 6, 7}, {20, 31, 22, 33, 24, 35, 26, 37}};
+  std::vector<std::int32_t> tokens;
+  auto sampled = model.step({{first, 0, blocks[0]}, {second, 0, blocks[1]}});
+  for (int i = 0; i < 20; ++i) {
+    for (const auto& one : sampled) {
+      EXPECT_EQ(one.error, "");
+      tokens.push_back(one.token);
+    }
+    const auto n = tokens.size();
+    sampled = model.step({{{tokens[n - 2]}, 7 + i, blocks[0]}, {{tokens[n - 1]}, 2 + i, blocks[1]}}, i >= 10);
+  }
+  return tokens;
+}
+
+TEST(CudaLayersTest, layers_of_different_windows_are_replayed_as_they_are_issued) {
+  TwoLayers replaying(ops::make_cuda_ops({.reproducible = true}), true);
+  TwoLayers issuing(ops::make_cuda_ops({.reproducible = true, .graphs = false}), true);
+  TwoLayers unprepared(ops::make_cuda_ops({.reproducible = true}), false);
+  const auto tokens = decode_two(replaying);
+  EXPECT_EQ(replaying.replayed(), 20);
+  EXPECT_EQ(decode_two(issuing), tokens);
+  EXPECT_EQ(issuing.replayed(), 0);
+  EXPECT_EQ(decode_two(unprepared), tokens);
+  EXPECT_GT(std::set<std::int32_t>(tokens.begin(), tokens.end()).size(), 4U) << "the test should see something";
+}
+
+TEST(CudaLayersTest, a_copied_block_is_another_sequences_own) {
+  TwoLayers model(ops::make_cuda_ops({.reproducible = true}), true);
+  const std::vector<std::int32_t> prompt = {3, 1, 7, 5, 9, 2};
+  const auto first = model.step({{prompt, 0, {0, 1}}})[0].token;
+  // Block 1 by way of 9: pairs are copied in their order. Sequences of one prompt then go on in blocks of their own.
+  const auto both = model.step({{{first}, 6, {0, 1}}, {{first}, 6, {0, 5}}}, false, 0, {{1, 9}, {9, 5}, {0, 0}});
+  EXPECT_EQ(both[0].token, both[1].token);
+  EXPECT_EQ(both[0].logprob, both[1].logprob);
+  const auto apart = model.step({{{11}, 7, {0, 1}}, {{12}, 7, {0, 5}}}, false, 0);
+  const auto again = model.step({{{11}, 7, {0, 5}}}, false, 0);
+  EXPECT_EQ(apart[0].token, again[0].token);
+  EXPECT_EQ(apart[0].logprob, again[0].logprob);
+  const std::vector<std::int32_t> ids = {1}, starts = {0, 1}, zero = {0};
+  model.ops().begin_step({ids, {starts, zero, zero, 1}, {}, {}});
+  const std::vector<std::pair<std::int32_t, std::int32_t>> beyond = {{0, kBlocks}}, below = {{-1, 0}};
+  EXPECT_THROW(model.ops().copy_blocks(model.cache(), beyond), Error);
+  EXPECT_THROW(model.ops().copy_blocks(model.cache(), below), Error);
 }
 
 TEST(CudaDeviceTest, devices_are_listed_and_what_is_not_there_is_refused_by_number) {

@@ -19,91 +19,193 @@ using ops::uniform;
 
 constexpr std::array kTypes = {DType::f32, DType::bf16, DType::f16};
 
+// What a step's rows are put through, and what must come of it, in double.
+struct Case {
+  DType type, kv_type;
+  int dim, rotary_dim;  // 0: nothing is rotated
+  bool normed, scaled;
+  int heads, kv_heads, block_len, blocks, rows, gap;
+};
+
+constexpr int kPositions = 50;
+
+void check(Random& random, const Case& c) {
+  const int dim = c.dim, half = c.rotary_dim / 2, kv_heads = c.kv_heads, heads = c.heads, rows = c.rows;
+  const float eps = 1e-3F;
+  const auto qkv = Matrix::random(random, c.type, rows, (heads + 2 * kv_heads) * dim, 1, c.gap);
+  const auto cos_sin = Matrix::random(random, DType::f32, kPositions, std::max(1, c.rotary_dim));
+  const auto q_norm = Matrix::random(random, DType::f32, 1, dim), k_norm = Matrix::random(random, DType::f32, 1, dim);
+  const auto q_scale = Matrix::random(random, DType::f32, 1, kPositions);
+  std::vector<std::int32_t> slots(static_cast<std::size_t>(c.blocks * c.block_len)), at, turns;
+  std::iota(slots.begin(), slots.end(), 0);
+  std::shuffle(slots.begin(), slots.end(), random);
+  slots.resize(static_cast<std::size_t>(rows));
+  for (int r = 0; r < rows; ++r) {
+    at.push_back(uniform(random, 0, kPositions - 1));
+    turns.push_back(uniform(random, 0, kPositions - 1));
+  }
+  if (rows > 1) slots.back() = -1;
+  constexpr float kUntouched = 77;
+  Matrix cache(c.kv_type, std::int64_t{c.blocks} * 2 * kv_heads * c.block_len, dim);
+  for (std::int64_t r = 0; r < cache.rows; ++r) {
+    for (int d = 0; d < dim; ++d) cache.set(r, d, kUntouched);
+  }
+
+  in_both_orders([&] {
+    Stream stream;
+    const MatrixOnDevice qkv_there(stream, qkv), cos_sin_there(stream, cos_sin), cache_there(stream, cache),
+        q_norm_there(stream, q_norm), k_norm_there(stream, k_norm), q_scale_there(stream, q_scale);
+    const DeviceArray<std::int32_t> slots_there(stream, slots), at_there(stream, at), turns_there(stream, turns);
+    const CacheLayer layer{cache_there.tensor().data, c.kv_type, kv_heads, dim, c.block_len};
+    const auto floats = [](const MatrixOnDevice& m, bool there) {
+      return there ? static_cast<const float*>(m.tensor().data) : nullptr;
+    };
+    const ops::RotaryParams how{.cos_sin = floats(cos_sin_there, c.rotary_dim > 0),
+                                .rotary_dim = c.rotary_dim,
+                                .q_norm = floats(q_norm_there, c.normed),
+                                .k_norm = floats(k_norm_there, c.normed),
+                                .norm_eps = eps,
+                                .q_scale = floats(q_scale_there, c.scaled)};
+    rotary_store(stream, qkv_there.tensor(), how, layer, heads, at_there.data(), turns_there.data(),
+                 slots_there.data());
+    const auto rotated = qkv_there.host(), stored = cache_there.host();
+
+    // A head as it must become, and for each element the sum of what was added up in it, without signs.
+    const auto expected = [&](int row, int head) {
+      std::vector<double> x(static_cast<std::size_t>(dim)), magnitude;
+      double squares = 0;
+      for (int d = 0; d < dim; ++d) {
+        x[static_cast<std::size_t>(d)] = qkv.at(row, head * dim + d);
+        squares += x[static_cast<std::size_t>(d)] * x[static_cast<std::size_t>(d)];
+      }
+      const bool is_q = head < heads, is_v = head >= heads + kv_heads;
+      if (!is_v && c.normed) {
+        const double factor = 1 / std::sqrt(squares / dim + static_cast<double>(eps));
+        for (int d = 0; d < dim; ++d) {
+          x[static_cast<std::size_t>(d)] *= factor * static_cast<double>((is_q ? q_norm : k_norm).at(0, d));
+        }
+      }
+      for (const double one : x) magnitude.push_back(std::abs(one));
+      for (int d = 0; !is_v && d < half; ++d) {
+        const auto turn = turns[static_cast<std::size_t>(row)];
+        const double cosine = cos_sin.at(turn, d), sine = cos_sin.at(turn, half + d);
+        auto &a = x[static_cast<std::size_t>(d)], &b = x[static_cast<std::size_t>(half + d)];
+        const double before = a;
+        magnitude[static_cast<std::size_t>(d)] = std::abs(a * cosine) + std::abs(b * sine);
+        magnitude[static_cast<std::size_t>(half + d)] = std::abs(b * cosine) + std::abs(a * sine);
+        a = a * cosine - b * sine;
+        b = b * cosine + before * sine;
+      }
+      for (std::size_t d = 0; is_q && c.scaled && d < x.size(); ++d) {
+        const double scale = q_scale.at(0, at[static_cast<std::size_t>(row)]);
+        x[d] *= scale;
+        magnitude[d] *= std::abs(scale);
+      }
+      return std::pair(x, magnitude);
+    };
+    const auto near = [&](const Matrix& got, std::int64_t r, int first, int row, int head, DType type) {
+      const auto [want, magnitude] = expected(row, head);
+      for (int d = 0; d < dim; ++d) {
+        const auto i = static_cast<std::size_t>(d);
+        ASSERT_NEAR(got.at(r, first + d), want[i],
+                    1e-6 * magnitude[i] + 1.001 * ops::rounding(type) * std::abs(want[i]) + 0x1p-24)
+            << "head size " << dim << ", of which " << c.rotary_dim << " turn, norm " << c.normed << ", element " << d
+            << " of head " << head;
+      }
+    };
+    std::set<std::int64_t> written;
+    for (int row = 0; row < rows; ++row) {
+      for (int head = 0; head < heads; ++head) near(rotated, row, head * dim, row, head, c.type);
+      const int slot = slots[static_cast<std::size_t>(row)];
+      if (slot < 0) continue;
+      for (int head = 0; head < 2 * kv_heads; ++head) {
+        const auto to = (std::int64_t{slot / c.block_len} * 2 * kv_heads + head) * c.block_len + slot % c.block_len;
+        written.insert(to);
+        near(stored, to, 0, row, heads + head, c.kv_type);
+      }
+    }
+    for (std::int64_t r = 0; r < stored.rows; ++r) {
+      for (int d = 0; d < dim && written.count(r) == 0; ++d) ASSERT_EQ(stored.at(r, d), kUntouched);
+    }
+  });
+}
+
+Case random_case(Random& random, int trial, int dim) {
+  constexpr std::array kBlockLens = {1, 3, 16, 64};
+  const int kv_heads = uniform(random, 1, 3), blocks = uniform(random, 20, 30);
+  const int block_len = kBlockLens[static_cast<std::size_t>(uniform(random, 0, 3))];
+  return {.type = kTypes[static_cast<std::size_t>(trial % 3)],
+          .kv_type = kTypes[static_cast<std::size_t>(trial / 3 % 3)],
+          .dim = dim,
+          .rotary_dim = dim,
+          .normed = false,
+          .scaled = false,
+          .heads = kv_heads * uniform(random, 1, 5),
+          .kv_heads = kv_heads,
+          .block_len = block_len,
+          .blocks = blocks,
+          .rows = uniform(random, 1, std::min(12, blocks * block_len)),
+          .gap = trial % 2 == 0 ? 0 : trial % 9};
+}
+
 TEST(RotaryStoreTest, rotates_q_and_k_and_stores_k_and_v_in_any_types_and_shapes) {
   Random random(1);
   constexpr std::array kDims = {2, 6, 16, 32, 64, 80, 96, 128, 256};
-  constexpr std::array kBlockLens = {1, 3, 16, 64};
   for (int trial = 0; trial < 45; ++trial) {
-    const int dim = kDims[static_cast<std::size_t>(trial % 9)], half = dim / 2;
-    const int kv_heads = uniform(random, 1, 3), heads = kv_heads * uniform(random, 1, 5);
-    const auto type = kTypes[static_cast<std::size_t>(trial % 3)];
-    const auto kv_type = kTypes[static_cast<std::size_t>(trial / 3 % 3)];
-    const int block_len = kBlockLens[static_cast<std::size_t>(uniform(random, 0, 3))], blocks = uniform(random, 20, 30);
-    const int rows = uniform(random, 1, std::min(12, blocks * block_len)), positions = 50;
-    const auto qkv =
-        Matrix::random(random, type, rows, (heads + 2 * kv_heads) * dim, 1, trial % 2 == 0 ? 0 : trial % 9);
-    const auto cos_sin = Matrix::random(random, DType::f32, positions, dim);
-    std::vector<std::int32_t> slots(static_cast<std::size_t>(blocks * block_len)), at;
-    std::iota(slots.begin(), slots.end(), 0);
-    std::shuffle(slots.begin(), slots.end(), random);
-    slots.resize(static_cast<std::size_t>(rows));
-    for (int r = 0; r < rows; ++r) at.push_back(uniform(random, 0, positions - 1));
-    if (rows > 1) slots.back() = -1;
-    constexpr float kUntouched = 77;
-    Matrix cache(kv_type, std::int64_t{blocks} * 2 * kv_heads * block_len, dim);
-    for (std::int64_t r = 0; r < cache.rows; ++r) {
-      for (int d = 0; d < dim; ++d) cache.set(r, d, kUntouched);
-    }
+    check(random, random_case(random, trial, kDims[static_cast<std::size_t>(trial % 9)]));
+  }
+}
 
-    in_both_orders([&] {
-      Stream stream;
-      const MatrixOnDevice qkv_there(stream, qkv), cos_sin_there(stream, cos_sin), cache_there(stream, cache);
-      const DeviceArray<std::int32_t> slots_there(stream, slots), at_there(stream, at);
-      const CacheLayer layer{cache_there.tensor().data, kv_type, kv_heads, dim, block_len};
-      rotary_store(stream, qkv_there.tensor(), static_cast<const float*>(cos_sin_there.tensor().data), layer, heads,
-                   at_there.data(), slots_there.data());
-      const auto rotated = qkv_there.host(), stored = cache_there.host();
+TEST(RotaryStoreTest, a_part_of_a_head_turns_or_none_and_the_rest_stays) {
+  Random random(3);
+  constexpr std::array<std::pair<int, int>, 9> kParts = {
+      {{64, 16}, {128, 64}, {80, 32}, {96, 48}, {256, 64}, {6, 2}, {16, 6}, {64, 0}, {20, 0}}};
+  for (int trial = 0; trial < 27; ++trial) {
+    const auto [dim, part] = kParts[static_cast<std::size_t>(trial % 9)];
+    auto c = random_case(random, trial, dim);
+    c.rotary_dim = part;
+    c.scaled = trial % 4 == 0;
+    check(random, c);
+  }
+}
 
-      const auto expected = [&](int row, int head, int d) {
-        const double a = qkv.at(row, head * dim + d % half), b = qkv.at(row, head * dim + half + d % half);
-        if (head >= heads + kv_heads) return d < half ? a : b;
-        const auto position = at[static_cast<std::size_t>(row)];
-        const double c = cos_sin.at(position, d % half), s = cos_sin.at(position, half + d % half);
-        return d < half ? a * c - b * s : b * c + a * s;
-      };
-      std::set<std::int64_t> written;
-      for (int row = 0; row < rows; ++row) {
-        for (int head = 0; head < heads; ++head) {
-          for (int d = 0; d < dim; ++d) {
-            const double want = expected(row, head, d);
-            ASSERT_NEAR(rotated.at(row, head * dim + d), want, 1e-6 + 1.001 * ops::rounding(type) * std::abs(want));
-          }
-        }
-        const int slot = slots[static_cast<std::size_t>(row)];
-        if (slot < 0) continue;
-        for (int head = 0; head < 2 * kv_heads; ++head) {
-          const auto to = (std::int64_t{slot / block_len} * 2 * kv_heads + head) * block_len + slot % block_len;
-          written.insert(to);
-          for (int d = 0; d < dim; ++d) {
-            const double want = expected(row, heads + head, d);
-            ASSERT_NEAR(stored.at(to, d), want, 1e-6 + 1.001 * ops::rounding(kv_type) * std::abs(want));
-          }
-        }
-      }
-      for (std::int64_t r = 0; r < stored.rows; ++r) {
-        for (int d = 0; d < dim && written.count(r) == 0; ++d) ASSERT_EQ(stored.at(r, d), kUntouched);
-      }
-    });
+TEST(RotaryStoreTest, heads_are_normalised_before_they_turn_and_q_is_scaled_last) {
+  Random random(4);
+  constexpr std::array kDims = {2, 6, 16, 64, 80, 96, 128, 256, 250};
+  for (int trial = 0; trial < 36; ++trial) {
+    const int dim = kDims[static_cast<std::size_t>(trial % 9)];
+    auto c = random_case(random, trial, dim);
+    c.normed = true;
+    c.scaled = trial % 2 == 0;
+    if (trial % 5 == 0) c.rotary_dim = dim / 4 * 2;
+    check(random, c);
   }
 }
 
 TEST(RotaryStoreTest, a_row_has_the_same_bits_wherever_it_stands) {
   Random random(2);
   const auto qkv = Matrix::random(random, DType::bf16, 9, 4 * 64);
-  const auto cos_sin = Matrix::random(random, DType::f32, 10, 64);
-  Stream stream;
-  const MatrixOnDevice all(stream, qkv), one(stream, qkv), cos_sin_there(stream, cos_sin);
-  const DeviceMemory cache(2 * 16 * 64 * 2);
-  const CacheLayer layer{cache.data(), DType::bf16, 1, 64, 16};
-  const DeviceArray<std::int32_t> positions(stream, {0, 1, 2, 3, 4, 5, 6, 7, 8}),
-      slots(stream, {0, 1, 2, 3, 4, 5, 6, 7, 8});
-  const auto* const turns = static_cast<const float*>(cos_sin_there.tensor().data);
-  rotary_store(stream, all.tensor(), turns, layer, 2, positions.data(), slots.data());
-  auto tensor = one.tensor();
-  tensor.data = static_cast<std::byte*>(tensor.data) + 5 * tensor.stride * 2;
-  tensor.rows = 1;
-  rotary_store(stream, tensor, turns, layer, 2, positions.data() + 5, slots.data() + 5);
-  EXPECT_TRUE(all.host().same_bits(5, one.host(), 5));
+  const auto cos_sin = Matrix::random(random, DType::f32, 10, 64), norm = Matrix::random(random, DType::f32, 1, 64);
+  for (const bool normed : {false, true}) {
+    Stream stream;
+    const MatrixOnDevice all(stream, qkv), one(stream, qkv), cos_sin_there(stream, cos_sin), norm_there(stream, norm);
+    const DeviceMemory cache(2 * 16 * 64 * 2);
+    const CacheLayer layer{cache.data(), DType::bf16, 1, 64, 16};
+    const DeviceArray<std::int32_t> positions(stream, {0, 1, 2, 3, 4, 5, 6, 7, 8}),
+        slots(stream, {0, 1, 2, 3, 4, 5, 6, 7, 8});
+    const auto* const weights = normed ? static_cast<const float*>(norm_there.tensor().data) : nullptr;
+    const ops::RotaryParams how{.cos_sin = static_cast<const float*>(cos_sin_there.tensor().data),
+                                .rotary_dim = 64,
+                                .q_norm = weights,
+                                .k_norm = weights,
+                                .norm_eps = 1e-6F};
+    rotary_store(stream, all.tensor(), how, layer, 2, positions.data(), positions.data(), slots.data());
+    auto tensor = one.tensor();
+    tensor.data = static_cast<std::byte*>(tensor.data) + 5 * tensor.stride * 2;
+    tensor.rows = 1;
+    rotary_store(stream, tensor, how, layer, 2, positions.data() + 5, positions.data() + 5, slots.data() + 5);
+    EXPECT_TRUE(all.host().same_bits(5, one.host(), 5));
+  }
 }
 
 }  // namespace

@@ -38,11 +38,14 @@ TEST(CudaRowsTest, embed_takes_rows_of_the_table_by_id_or_by_what_was_sampled) {
           Matrix out(to, static_cast<std::int64_t>(ids.size()), hidden, any_gap(random, wide));
           const MatrixOnDevice on_device(stream, out), device_table(stream, table);
           const DeviceArray device_ids(stream, ids), device_sampled(stream, sampled);
-          embed(stream, on_device.tensor(), device_table.tensor().data, from, device_ids.data(), device_sampled.data());
+          const float scale = wide ? 1.0F : 5.656F;
+          embed(stream, on_device.tensor(), device_table.tensor().data, from, device_ids.data(), device_sampled.data(),
+                scale);
           out = on_device.host();
           for (std::size_t r = 0; r < ids.size(); ++r) {
             for (int c = 0; c < hidden; ++c) {
-              ASSERT_EQ(out.at(static_cast<std::int64_t>(r), c), ops::rounded(to, table.at(expected[r], c)));
+              const float scaled = table.at(expected[r], c) * scale;
+              ASSERT_EQ(out.at(static_cast<std::int64_t>(r), c), ops::rounded(to, static_cast<double>(scaled)));
             }
           }
         }
@@ -54,7 +57,7 @@ TEST(CudaRowsTest, embed_takes_rows_of_the_table_by_id_or_by_what_was_sampled) {
 struct NormCase {
   DType residual, delta, out;
   int hidden;
-  bool wide, with_delta;
+  bool wide, with_delta, normed_delta = false;
 };
 
 void check_norm(Random& random, const NormCase& c) {
@@ -62,25 +65,38 @@ void check_norm(Random& random, const NormCase& c) {
   const float eps = 1e-5F;
   const auto before = Matrix::random(random, c.residual, rows, c.hidden, 3, any_gap(random, c.wide));
   const auto delta = Matrix::random(random, c.delta, rows, c.hidden, 1, any_gap(random, c.wide));
-  const auto weight = Matrix::random(random, DType::f32, 1, c.hidden);
+  const auto weight = Matrix::random(random, DType::f32, 1, c.hidden),
+             delta_weight = Matrix::random(random, DType::f32, 1, c.hidden);
   Stream stream;
   const MatrixOnDevice residual(stream, before), added(stream, delta), weights(stream, weight),
-      out(stream, Matrix(c.out, rows, c.hidden, any_gap(random, c.wide)));
+      delta_weights(stream, delta_weight), out(stream, Matrix(c.out, rows, c.hidden, any_gap(random, c.wide)));
   const auto norm = [&](std::int64_t first, std::int64_t n, const MatrixOnDevice& to, const MatrixOnDevice& in) {
     auto delta_rows = added.tensor();
     delta_rows.data = static_cast<std::byte*>(delta_rows.data) +
                       static_cast<std::size_t>(first * delta_rows.stride) * size_of(delta_rows.dtype);
     delta_rows.rows = n;
     rms_norm(stream, to.tensor(), in.tensor(), c.with_delta ? delta_rows : Tensor{},
-             static_cast<const float*>(weights.tensor().data), eps);
+             static_cast<const float*>(weights.tensor().data), eps,
+             c.normed_delta ? static_cast<const float*>(delta_weights.tensor().data) : nullptr);
   };
   norm(0, rows, out, residual);
   const auto after = residual.host(), result = out.host();
   for (int r = 0; r < rows; ++r) {
-    double squares = 0;
+    double squares = 0, delta_squares = 0;
     for (int i = 0; i < c.hidden; ++i) {
-      const float sum = c.with_delta ? before.at(r, i) + delta.at(r, i) : before.at(r, i);
-      ASSERT_EQ(after.at(r, i), static_cast<float>(ops::rounded(c.residual, static_cast<double>(sum))));
+      delta_squares += static_cast<double>(delta.at(r, i)) * static_cast<double>(delta.at(r, i));
+    }
+    const double delta_factor = 1 / std::sqrt(delta_squares / c.hidden + static_cast<double>(eps));
+    for (int i = 0; i < c.hidden; ++i) {
+      if (c.normed_delta) {
+        const double norm =
+            static_cast<double>(delta.at(r, i)) * delta_factor * static_cast<double>(delta_weight.at(0, i));
+        const double sum = static_cast<double>(before.at(r, i)) + norm;
+        ASSERT_NEAR(after.at(r, i), sum, std::abs(sum) * ops::rounding(c.residual) + std::abs(norm) * 1e-5 + 0x1p-24);
+      } else {
+        const float sum = c.with_delta ? before.at(r, i) + delta.at(r, i) : before.at(r, i);
+        ASSERT_EQ(after.at(r, i), static_cast<float>(ops::rounded(c.residual, static_cast<double>(sum))));
+      }
       squares += static_cast<double>(after.at(r, i)) * static_cast<double>(after.at(r, i));
     }
     const double factor = 1 / std::sqrt(squares / c.hidden + static_cast<double>(eps));
@@ -125,25 +141,99 @@ TEST(CudaRowsTest, rms_norm_takes_any_width) {
   });
 }
 
-TEST(CudaRowsTest, silu_mul_gates_also_far_from_zero) {
+TEST(CudaRowsTest, rms_norm_normalises_the_delta_first_where_it_has_a_weight) {
+  in_both_orders([] {
+    Random random(7);
+    for (int trial = 0; trial < 27; ++trial) {
+      const bool wide = uniform(random, 0, 1) == 1;
+      check_norm(random, {kTypes[static_cast<std::size_t>(trial % 3)], kTypes[static_cast<std::size_t>(trial / 3 % 3)],
+                          kTypes[static_cast<std::size_t>(trial / 9)], any_width(random, 700, wide), wide, true, true});
+    }
+    for (const int hidden : {1, 8, 257, 3584, 8192, 8193, 16384, 16392, 20001}) {
+      const auto type = any_type(random);
+      check_norm(random, {DType::f32, type, type, hidden, hidden % 8 == 0, true, true});
+    }
+  });
+}
+
+TEST(CudaRowsTest, soft_cap_bends_logits_of_any_size) {
+  in_both_orders([] {
+    Random random(8);
+    Stream stream;
+    for (int trial = 0; trial < 12; ++trial) {
+      const bool wide = trial % 2 == 0;
+      const int rows = uniform(random, 1, 4), cols = any_width(random, 3000, wide);
+      const float cap = trial % 3 == 0 ? 30.0F : 0.7F;
+      auto in = Matrix::random(random, DType::f32, rows, cols, trial % 4 == 0 ? 500.0F : 3.0F, any_gap(random, wide));
+      in.set(0, 0, 0);
+      const MatrixOnDevice logits(stream, in);
+      soft_cap(stream, logits.tensor(), cap);
+      const auto out = logits.host();
+      for (int r = 0; r < rows; ++r) {
+        for (int c = 0; c < cols; ++c) {
+          const double expected =
+              static_cast<double>(cap) * std::tanh(static_cast<double>(in.at(r, c)) / static_cast<double>(cap));
+          ASSERT_NEAR(out.at(r, c), expected, std::abs(expected) * 1e-6) << in.at(r, c);
+        }
+      }
+    }
+  });
+}
+
+TEST(CudaRowsTest, a_block_is_copied_in_all_layers_and_nothing_else_changes) {
+  in_both_orders([] {
+    Random random(9);
+    Stream stream;
+    for (const auto type : kTypes) {
+      for (const int dim : {2, 16}) {
+        constexpr int kLayers = 3, kBlocks = 5, kKvHeads = 2, kBlockLen = 3;
+        const int block_rows = 2 * kKvHeads * kBlockLen;
+        auto expected = Matrix::random(random, type, std::int64_t{kLayers} * kBlocks * block_rows, dim);
+        const MatrixOnDevice cache(stream, expected);
+        const CacheLayer first{cache.tensor().data, type, kKvHeads, dim, kBlockLen};
+        for (const auto& [from, to] : {std::pair(0, 4), std::pair(4, 2), std::pair(3, 0)}) {
+          copy_block(stream, first, kLayers, static_cast<std::size_t>(kBlocks * first.block_size()) * size_of(type),
+                     from, to);
+          for (int layer = 0; layer < kLayers; ++layer) {
+            for (int r = 0; r < block_rows; ++r) {
+              for (int d = 0; d < dim; ++d) {
+                expected.set((layer * kBlocks + to) * block_rows + r, d,
+                             expected.at((layer * kBlocks + from) * block_rows + r, d));
+              }
+            }
+          }
+        }
+        const auto after = cache.host();
+        for (std::int64_t r = 0; r < after.rows; ++r) ASSERT_TRUE(after.same_bits(r, expected, r)) << r;
+      }
+    }
+  });
+}
+
+TEST(CudaRowsTest, gated_activation_gates_also_far_from_zero) {
   in_both_orders([] {
     Random random(4);
     Stream stream;
-    for (int trial = 0; trial < 24; ++trial) {
-      const bool wide = trial % 2 == 0;
+    for (int trial = 0; trial < 48; ++trial) {
+      const bool wide = trial % 2 == 0, silu = trial < 24;
       const int rows = uniform(random, 1, 5), inter = any_width(random, trial % 6 == 0 ? 3000 : 300, wide);
       const auto type = kTypes[static_cast<std::size_t>(trial % 3)], to = trial % 4 == 3 ? any_type(random) : type;
       const auto in =
           Matrix::random(random, type, rows, 2 * inter, trial % 5 == 0 ? 60.0F : 2.0F, any_gap(random, wide));
       const MatrixOnDevice gate_up(stream, in), out(stream, Matrix(to, rows, inter, any_gap(random, wide)));
-      silu_mul(stream, out.tensor(), gate_up.tensor());
+      gated_activation(stream, out.tensor(), gate_up.tensor(),
+                       silu ? ops::Activation::silu : ops::Activation::gelu_tanh);
       const auto result = out.host();
       for (int r = 0; r < rows; ++r) {
         for (int c = 0; c < inter; ++c) {
           const double gate = in.at(r, c), up = in.at(r, inter + c);
-          const double expected = gate / (1 + std::exp(-gate)) * up;
+          constexpr double kRootOf2OverPi = 0.7978845608028654;
+          const double tanh = std::tanh(kRootOf2OverPi * (gate + 0.044715 * gate * gate * gate));
+          const double expected = (silu ? gate / (1 + std::exp(-gate)) : gate / 2 * (1 + tanh)) * up;
+          // 1 + tanh in double has lost its digits where gelu is nearly 0.
           ASSERT_NEAR(result.at(r, c), expected,
-                      std::abs(expected) * (2e-5 + ops::rounding(to)) + (to == DType::f16 ? 0x1p-24 : 1e-30))
+                      std::abs(expected) * (2e-5 + ops::rounding(to)) + (to == DType::f16 ? 0x1p-24 : 1e-30) +
+                          (silu ? 0 : 1e-15 * std::abs(gate * up)))
               << gate;
         }
       }

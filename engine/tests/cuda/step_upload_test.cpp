@@ -25,7 +25,7 @@ int uniform(Random& random, int low, int high) { return std::uniform_int_distrib
 
 // A step with arrays of its own.
 struct Step {
-  std::vector<std::int32_t> ids, query_start{0}, positions, tables, logits_rows;
+  std::vector<std::int32_t> ids, query_start{0}, positions, rotary_rows, tables, logits_rows;
   std::vector<SampleRow> sample;
   std::int64_t stride = kPositions / kBlockLen;
 
@@ -41,7 +41,7 @@ struct Step {
       sample.emplace_back();
     }
   }
-  StepInput input() const { return {ids, {query_start, positions, tables, stride}, logits_rows, sample}; }
+  StepInput input() const { return {ids, {query_start, positions, tables, stride, rotary_rows}, logits_rows, sample}; }
 };
 
 // Reads what write_step wrote.
@@ -78,6 +78,9 @@ TEST(StepUploadTest, every_array_is_where_the_layout_says_and_padding_is_stored_
       const int rows = uniform(random, 1, 9);
       step.add(uniform(random, 0, kPositions - rows), rows, uniform(random, 0, 1) == 1);
     }
+    if (trial % 2 == 0) {
+      for (std::size_t i = 0; i < step.ids.size(); ++i) step.rotary_rows.push_back(uniform(random, 0, 5000));
+    }
     check_step(step.input(), kFacts, 0);
     FlatTables tables;
     flatten_tables(step.input().attention, kBlockLen, tables);
@@ -97,8 +100,8 @@ TEST(StepUploadTest, every_array_is_where_the_layout_says_and_padding_is_stored_
                         .sampling_bytes = sampling.size() + static_cast<std::size_t>(uniform(random, 0, 20))};
     const auto out = write(step, room, tables, plan, sampling);
     const auto& at = out.layout;
-    for (const auto offset : {at.counts, at.ids, at.positions, at.kv_slots, at.logits_rows, at.decode, at.prefill,
-                              at.sampling, at.tables, out.bytes}) {
+    for (const auto offset : {at.counts, at.ids, at.positions, at.rotary_rows, at.kv_slots, at.logits_rows, at.decode,
+                              at.prefill, at.sampling, at.tables, out.bytes}) {
       ASSERT_EQ(offset % 16, 0U);
     }
     EXPECT_EQ(out.i32(at.counts, 0), static_cast<std::int32_t>(plan.decode.size()));
@@ -109,6 +112,7 @@ TEST(StepUploadTest, every_array_is_where_the_layout_says_and_padding_is_stored_
         const auto i = static_cast<std::size_t>(row);
         EXPECT_EQ(out.i32(at.ids, row), step.ids[i]);
         EXPECT_EQ(out.i32(at.positions, row), step.positions[i]);
+        EXPECT_EQ(out.i32(at.rotary_rows, row), step.rotary_rows.empty() ? step.positions[i] : step.rotary_rows[i]);
         const auto block = step.tables[static_cast<std::size_t>(s * step.stride + step.positions[i] / kBlockLen)];
         EXPECT_EQ(out.i32(at.kv_slots, row), block * kBlockLen + step.positions[i] % kBlockLen);
         // The flat table of the sequence says the same.
@@ -118,6 +122,7 @@ TEST(StepUploadTest, every_array_is_where_the_layout_says_and_padding_is_stored_
     for (; row < room.rows; ++row) {
       EXPECT_EQ(out.i32(at.ids, row), 0);
       EXPECT_EQ(out.i32(at.positions, row), 0);
+      EXPECT_EQ(out.i32(at.rotary_rows, row), 0);
       EXPECT_EQ(out.i32(at.kv_slots, row), -1);
     }
     for (std::int64_t i = 0; i < room.logits_rows; ++i) {
@@ -220,6 +225,13 @@ TEST(StepUploadTest, what_is_out_of_range_is_refused_by_name) {
   step = good;
   step.positions[0] = -1;
   refused(step, "position -1");
+  step = good;
+  step.rotary_rows = {1, 2, 3};
+  refused(step, "rotary_rows");
+  step.rotary_rows = {1, 2, 3, -1};
+  refused(step, "rotary row -1");
+  step.rotary_rows = {900, 901, 902, 5};
+  check_step(step.input(), kFacts, 0);
   step = good;
   step.tables[static_cast<std::size_t>(step.stride)] = kBlocks;
   refused(step, "block 50");

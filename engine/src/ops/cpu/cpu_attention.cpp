@@ -1,5 +1,6 @@
-// Rotation, the k/v store and attention: how a step's rows are spread over threads.
+// Rotation, the k/v store, attention and copies of blocks: how a step's rows are spread over threads.
 #include <algorithm>
+#include <cstring>
 #include <memory>
 
 #include "base/text.h"
@@ -42,9 +43,8 @@ void store_kv(T* kv, int slot, int block_len, int head_dim, const T* k, const T*
               kv + static_cast<std::int64_t>(head_dim) * block_len + static_cast<std::int64_t>(slot) * head_dim);
 }
 
-// Floats of this thread, aligned to a cache line.
-float* scratch_floats(std::int64_t n) {
-  thread_local std::vector<float> memory;
+// n floats of `memory`, which grows where it must, aligned to a cache line. What they hold is undefined.
+float* aligned_floats(std::vector<float>& memory, std::int64_t n) {
   constexpr std::size_t kLine = 64;
   const auto needed = static_cast<std::size_t>(n) + kLine / sizeof(float);
   if (memory.size() < needed) memory.resize(needed);
@@ -53,14 +53,57 @@ float* scratch_floats(std::int64_t n) {
   return static_cast<float*>(std::align(kLine, static_cast<std::size_t>(n) * sizeof(float), data, space));
 }
 
+float* scratch_floats(std::int64_t n) {
+  thread_local std::vector<float> memory;
+  return aligned_floats(memory, n);
+}
+
+// By the cache's element type.
+struct AttentionKernels {
+  void (*whole)(const AttentionArgs&);
+  void (*piece)(const AttentionArgs&, int piece, float* state);
+};
+AttentionKernels kernels_for(const Kernels& kernels, DType kv) {
+  switch (kv) {
+    case DType::bf16:
+      return {kernels.attention_bf16, kernels.attention_piece_bf16};
+    case DType::f16:
+      return {kernels.attention_f16, kernels.attention_piece_f16};
+    default:
+      return {kernels.attention_f32, kernels.attention_piece_f32};
+  }
+}
+
 }  // namespace
 
-void CpuOps::rotary_store(const Tensor& qkv, const float* cos_sin, KvCache& cache, int layer, int heads) {
+void CpuOps::copy_blocks(KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) {
+  const auto& kv = static_cast<const CpuKvCache&>(cache);
+  for (const auto& [from, to] : pairs) {
+    require(from >= 0 && from < cache.num_blocks() && to >= 0 && to < cache.num_blocks(), "copy_blocks",
+            cat("block ", from, " to ", to, " of a cache of ", cache.num_blocks()));
+  }
+  const auto bytes = kv_block_layer_bytes(kv.layout());
+  pool_.parallel_for(kv.layout().num_layers, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (auto layer = begin; layer < end; ++layer) {
+      auto* const blocks = kv.head(static_cast<int>(layer), 0);
+      for (const auto& [from, to] : pairs) {
+        if (from == to) continue;
+        std::memcpy(blocks + bytes * static_cast<std::size_t>(to), blocks + bytes * static_cast<std::size_t>(from),
+                    bytes);
+      }
+    }
+  });
+}
+
+void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& cache, int layer, int heads) {
   const auto& batch = input_.attention;
   const auto& kv = static_cast<const CpuKvCache&>(cache);
   const auto& layout = kv.layout();
   const int dim = layout.head_dim, kv_heads = layout.kv_heads, block_len = layout.block_len;
   check_tables(batch, cache, layer, "rotary_store");
+  require(how.cos_sin == nullptr || (how.rotary_dim >= 2 && how.rotary_dim <= dim && how.rotary_dim % 2 == 0),
+          "rotary_store", cat("rotary_dim ", how.rotary_dim, " must be even and in [2, ", dim, "]"));
+  require((how.q_norm == nullptr) == (how.k_norm == nullptr), "rotary_store", "q_norm needs k_norm");
   require(qkv.dtype == DType::f32 && qkv.cols == static_cast<std::int64_t>(heads + 2 * kv_heads) * dim &&
               qkv.rows == static_cast<std::int64_t>(batch.positions.size()),
           "rotary_store", "qkv must be f32 [rows, (heads + 2 * kv_heads) * head_dim]");
@@ -68,8 +111,17 @@ void CpuOps::rotary_store(const Tensor& qkv, const float* cos_sin, KvCache& cach
   const auto store_row = [&](std::int64_t row) {
     auto* const q = static_cast<float*>(qkv.data) + row * qkv.stride;
     const int position = batch.positions[static_cast<std::size_t>(row)];
-    const auto* const turn = cos_sin + static_cast<std::int64_t>(position) * dim;
-    for (int h = 0; h < heads + kv_heads; ++h) kernels_.rotate(q + static_cast<std::int64_t>(h) * dim, turn, dim);
+    for (int h = 0; h < heads + kv_heads; ++h) {
+      auto* const head = q + static_cast<std::int64_t>(h) * dim;
+      if (how.q_norm != nullptr) {
+        kernels_.rms_norm_f32(head, head, nullptr, nullptr, h < heads ? how.q_norm : how.k_norm, how.norm_eps, dim);
+      }
+      if (how.cos_sin != nullptr) {
+        const auto table_row = batch.rotary_rows.empty() ? position : batch.rotary_rows[static_cast<std::size_t>(row)];
+        kernels_.rotate(head, how.cos_sin + std::int64_t{table_row} * how.rotary_dim, how.rotary_dim);
+      }
+    }
+    if (how.q_scale != nullptr) kernels_.scale(q, how.q_scale[position], std::int64_t{heads} * dim);
     const auto sequence = sequence_of_row_[static_cast<std::size_t>(row)];
     const auto table_entry = sequence * batch.table_stride + position / block_len;
     const auto block = batch.block_tables[static_cast<std::size_t>(table_entry)] * kv.block_elements();
@@ -99,59 +151,103 @@ void CpuOps::rotary_store(const Tensor& qkv, const float* cos_sin, KvCache& cach
   });
 }
 
-void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads, float scale) {
+void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
+                       const AttentionParams& how) {
   const auto& batch = input_.attention;
   const auto& kv = static_cast<const CpuKvCache&>(cache);
   const auto& layout = kv.layout();
   const int dim = layout.head_dim, group = heads / layout.kv_heads;
   check_tables(batch, cache, layer, "attention");
+  require(how.window >= 0 && how.soft_cap >= 0, "attention", "window and soft_cap must not be negative");
   require(heads % layout.kv_heads == 0, "attention", "heads must be a multiple of kv_heads");
   require(out.cols == static_cast<std::int64_t>(heads) * dim && out.rows == qkv.rows && qkv.dtype == DType::f32 &&
               qkv.rows == static_cast<std::int64_t>(batch.positions.size()),
           "attention", "out must be [rows, heads * head_dim], qkv f32 as in rotary_store");
-  const auto kernel = layout.dtype == DType::bf16  ? kernels_.attention_bf16
-                      : layout.dtype == DType::f16 ? kernels_.attention_f16
-                                                   : kernels_.attention_f32;
+  const auto kernels = kernels_for(kernels_, layout.dtype);
 
-  items_.clear();
+  tiles_.clear();
   std::int64_t work = 0;
+  const int piece = attention_piece(layout.block_len);
   for (std::size_t s = 0; s + 1 < batch.query_start.size(); ++s) {
     const auto first = batch.query_start[s], n = batch.query_start[s + 1] - first;
     if (n == 0) continue;
-    const auto context = batch.positions[static_cast<std::size_t>(first + n) - 1] + 1;
+    const auto first_position = batch.positions[static_cast<std::size_t>(first)];
+    const auto context = first_position + n - attention_first(first_position, how.window);
     work += std::int64_t{2} * n * heads * dim * context;
     for (int head = 0; head < layout.kv_heads; ++head) {
       for (int begin = 0; begin < n * group; begin += kAttentionTile) {
-        items_.push_back({static_cast<std::int32_t>(s), head, begin, std::min(begin + kAttentionTile, n * group)});
+        const int end = std::min(begin + kAttentionTile, n * group);
+        const int first_piece = attention_first(first_position + begin / group, how.window) / piece;
+        const int last_piece = (first_position + (end - 1) / group) / piece;
+        tiles_.push_back(
+            {static_cast<std::int32_t>(s), head, begin, end, first_piece, last_piece - first_piece + 1, -1});
       }
     }
   }
-  const auto count = static_cast<std::int64_t>(items_.size());
+  const bool small = work < kSmallAttention;
+  auto* const states = share_tiles(small, attention_state(dim));
   const auto scratch = attention_scratch(dim, layout.block_len);
-  pool_.parallel_for(count, work < kSmallAttention ? count : 1, [&](std::int64_t begin, std::int64_t end) {
+  const auto args_of = [&](const AttentionTile& tile) -> AttentionArgs {
+    const auto first = batch.query_start[static_cast<std::size_t>(tile.sequence)];
+    const auto q_column = static_cast<std::int64_t>(tile.kv_head) * group * dim;
+    return {.q = static_cast<const float*>(qkv.data) + first * qkv.stride + q_column,
+            .q_stride = qkv.stride,
+            .group = group,
+            .head_dim = dim,
+            .begin = tile.begin,
+            .end = tile.end,
+            .first_position = batch.positions[static_cast<std::size_t>(first)],
+            .kv = kv.head(layer, tile.kv_head),
+            .block_stride = kv.block_elements(),
+            .blocks = batch.block_tables.data() + tile.sequence * batch.table_stride,
+            .block_len = layout.block_len,
+            .scale = how.scale,
+            .window = how.window,
+            .soft_cap = how.soft_cap,
+            .slopes = how.alibi == nullptr ? nullptr : how.alibi + std::int64_t{tile.kv_head} * group,
+            .out = static_cast<std::byte*>(out.data) +
+                   static_cast<std::size_t>(first * out.stride + q_column) * size_of(out.dtype),
+            .out_stride = out.stride,
+            .out_dtype = out.dtype,
+            .scratch = scratch_floats(scratch)};
+  };
+  const auto count = static_cast<std::int64_t>(items_.size());
+  pool_.parallel_for(count, small ? count : 1, [&](std::int64_t begin, std::int64_t end) {
     for (auto i = begin; i < end; ++i) {
       const auto& item = items_[static_cast<std::size_t>(i)];
-      const auto first = batch.query_start[static_cast<std::size_t>(item.sequence)];
-      const auto q_column = static_cast<std::int64_t>(item.kv_head) * group * dim;
-      kernel({.q = static_cast<const float*>(qkv.data) + first * qkv.stride + q_column,
-              .q_stride = qkv.stride,
-              .group = group,
-              .head_dim = dim,
-              .begin = item.begin,
-              .end = item.end,
-              .first_position = batch.positions[static_cast<std::size_t>(first)],
-              .kv = kv.head(layer, item.kv_head),
-              .block_stride = kv.block_elements(),
-              .blocks = batch.block_tables.data() + item.sequence * batch.table_stride,
-              .block_len = layout.block_len,
-              .scale = scale,
-              .out = static_cast<std::byte*>(out.data) +
-                     static_cast<std::size_t>(first * out.stride + q_column) * size_of(out.dtype),
-              .out_stride = out.stride,
-              .out_dtype = out.dtype,
-              .scratch = scratch_floats(scratch)});
+      const auto& tile = tiles_[static_cast<std::size_t>(item.tile)];
+      if (item.piece < 0) {
+        kernels.whole(args_of(tile));
+      } else {
+        const auto state = tile.states + item.piece * (tile.end - tile.begin) * attention_state(dim);
+        kernels.piece(args_of(tile), tile.first_piece + item.piece, states + state);
+      }
     }
   });
+  for (const auto& tile : tiles_) {
+    if (tile.states >= 0) kernels_.attention_merge(args_of(tile), states + tile.states, tile.pieces);
+  }
+}
+
+// Fills items_: whole tiles; or, where there are too few for the threads, pieces of the tiles that have several.
+// Returns where the states of these lie.
+float* CpuOps::share_tiles(bool small, std::int64_t state_floats) {
+  constexpr std::size_t kEnough = 4;  // tiles for each thread: then they come out even
+  items_.clear();
+  const bool split = !small && pool_.size() > 1 && tiles_.size() < kEnough * static_cast<std::size_t>(pool_.size());
+  std::int64_t states = 0;
+  for (std::size_t t = 0; t < tiles_.size(); ++t) {
+    auto& tile = tiles_[t];
+    const auto index = static_cast<std::int32_t>(t);
+    if (!split || tile.pieces == 1) {
+      items_.push_back({index, -1});
+      continue;
+    }
+    tile.states = states;
+    states += tile.pieces * (tile.end - tile.begin) * state_floats;
+    for (std::int32_t p = 0; p < tile.pieces; ++p) items_.push_back({index, p});
+  }
+  return states == 0 ? nullptr : aligned_floats(states_, states);
 }
 
 }  // namespace charonia::ops::cpu

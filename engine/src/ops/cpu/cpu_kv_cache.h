@@ -1,5 +1,7 @@
 // The k/v blocks on the CPU: [layer][block][kv_head] { k transposed [head_dim][block_len], v [block_len][head_dim] },
-// so that attention reads one head of a block in one run, and 16 scores need no sum across a vector.
+// so that attention reads one head of a block in one run, and 16 scores need no sum across a vector. The whole cache is
+// mapped when it is made; zero-filled pages come when blocks are first written, so a block that was never used takes no
+// memory.
 #pragma once
 
 #include <cstddef>
@@ -30,6 +32,8 @@ class CpuKvCache : public KvCache {
            kv_block_layer_bytes(layout_) * static_cast<std::size_t>(layer) * static_cast<std::size_t>(num_blocks_) +
            static_cast<std::size_t>(head_elements() * head) * size_of(layout_.dtype);
   }
+  std::size_t resident_bytes() const { return memory_.resident_bytes(); }
+
   std::int64_t head_elements() const { return std::int64_t{2} * layout_.head_dim * layout_.block_len; }
   std::int64_t block_elements() const { return head_elements() * layout_.kv_heads; }
 

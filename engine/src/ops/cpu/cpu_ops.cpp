@@ -15,9 +15,7 @@ namespace charonia::ops {
 namespace cpu {
 namespace {
 
-// Elementwise work of fewer elements than this, and products of fewer multiplications, take less time than waking a
-// thread.
-constexpr std::int64_t kSmallElements = 16384;
+// Products of fewer multiplications than this take less time than waking a thread.
 constexpr std::int64_t kSmallProduct = 65536;
 
 void require(bool holds, std::string_view op, std::string_view what) {
@@ -125,15 +123,30 @@ std::unique_ptr<KvCache> CpuOps::make_kv_cache(const KvLayout& layout, int num_b
   return std::make_unique<CpuKvCache>(layout, num_blocks);
 }
 
-template <class Fn>
-void CpuOps::for_rows(std::int64_t rows, std::int64_t elements, Fn fn) {
-  const auto grain = std::max<std::int64_t>(1, kSmallElements / std::max<std::int64_t>(1, elements));
-  pool_.parallel_for(rows, grain, [&](std::int64_t begin, std::int64_t end) {
-    for (auto row = begin; row < end; ++row) fn(row);
-  });
+// Pages come with the first write, when it is too late to say no: so here it is asked whether there will be enough for
+// all that these blocks have not been given yet.
+void CpuOps::commit_blocks(KvCache& cache, int num_blocks) {
+  if (num_blocks < 0 || num_blocks > cache.num_blocks()) {
+    throw Error(ErrorCode::internal,
+                cat("ops::commit_blocks: ", num_blocks, " blocks of a cache of ", cache.num_blocks()));
+  }
+  const auto wanted = kv_block_bytes(cache.layout()) * static_cast<std::size_t>(num_blocks);
+  const auto resident = static_cast<const CpuKvCache&>(cache).resident_bytes();
+  const auto missing = wanted - std::min(wanted, resident), free = free_memory();
+  if (missing <= free) return;
+  throw Error(ErrorCode::resource_exhausted,
+              cat(num_blocks, " blocks of k/v cache need ", missing, " bytes more than they have, and ", free,
+                  " are free: lower cache_max_entry_count, session_len or max_batch_size, or free memory"));
 }
 
-void CpuOps::embed(const Tensor& out, const Embedding& table) {
+void CpuOps::soft_cap(const Tensor& logits, float cap) {
+  require(logits.dtype == DType::f32, "soft_cap", "logits must be f32");
+  require(cap > 0, "soft_cap", cat("a cap of ", cap, " must be greater than 0"));
+  for_rows(logits.rows, logits.cols,
+           [&](std::int64_t row) { kernels_.soft_cap(row_of<float>(logits, row), cap, logits.cols); });
+}
+
+void CpuOps::embed(const Tensor& out, const Embedding& table, float scale) {
   const auto& t = static_cast<const CpuEmbedding&>(table);
   require(out.dtype == DType::f32 && out.cols == t.cols() && out.rows >= static_cast<std::int64_t>(ids_.size()),
           "embed", "out must be f32 [ids, hidden]");
@@ -143,16 +156,20 @@ void CpuOps::embed(const Tensor& out, const Embedding& table) {
     const auto* const from = t.row(ids_[static_cast<std::size_t>(row)]);
     switch (t.type()) {
       case DType::bf16:
-        return kernels_.f32_from_bf16(to, reinterpret_cast<const Bf16*>(from), out.cols);
+        kernels_.f32_from_bf16(to, reinterpret_cast<const Bf16*>(from), out.cols);
+        break;
       case DType::f16:
-        return kernels_.f32_from_f16(to, reinterpret_cast<const F16*>(from), out.cols);
+        kernels_.f32_from_f16(to, reinterpret_cast<const F16*>(from), out.cols);
+        break;
       default:
         std::memcpy(to, from, static_cast<std::size_t>(out.cols) * sizeof(float));
     }
+    if (scale != 1) kernels_.scale(to, scale, out.cols);
   });
 }
 
-void CpuOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight, float eps) {
+void CpuOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight, float eps,
+                      const float* delta_weight) {
   require(residual.dtype == DType::f32 && out.rows == residual.rows && out.cols == residual.cols, "rms_norm",
           "residual must be f32 and of the shape of out");
   require(delta.data == nullptr ||
@@ -162,9 +179,9 @@ void CpuOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& d
     auto* const r = row_of<float>(residual, row);
     const float* const d = delta.data == nullptr ? nullptr : row_of<float>(delta, row);
     if (out.dtype == DType::bf16) {
-      kernels_.rms_norm_bf16(row_of<Bf16>(out, row), r, d, weight, eps, out.cols);
+      kernels_.rms_norm_bf16(row_of<Bf16>(out, row), r, d, delta_weight, weight, eps, out.cols);
     } else {
-      kernels_.rms_norm_f32(row_of<float>(out, row), r, d, weight, eps, out.cols);
+      kernels_.rms_norm_f32(row_of<float>(out, row), r, d, delta_weight, weight, eps, out.cols);
     }
   });
 }
@@ -177,42 +194,73 @@ void CpuOps::linear(const Tensor& out, const Tensor& in, const Linear& weight) {
           cat("in [", in.rows, ", ", in.cols, "], out [", out.rows, ", ", out.cols, "] and weight [", w.out_features(),
               ", ", w.in_features(), "] do not fit together"));
   if (in.rows == 0) return;
+  if (w.type() == DType::bf16 && in.rows >= kWidenedFrom && kernels_.linear_bf16_widened != nullptr) {
+    return linear_widened(out, in, w);
+  }
   const auto kernel = w.type() == DType::bf16  ? kernels_.linear_bf16
                       : w.type() == DType::f16 ? kernels_.linear_f16
                                                : kernels_.linear_f32;
+  multiply(out, in, w, kernel, kRowBlock);
+}
+
+// Activations are widened once for all panels, of no more rows at a time than keep the products busy.
+void CpuOps::linear_widened(const Tensor& out, const Tensor& in, const PackedLinear& weight) {
+  constexpr std::int64_t kRows = 2 * kWidenedRowBlock;
+  const auto room = static_cast<std::size_t>(std::min(in.rows, kRows) * in.cols) * sizeof(float);
+  if (widened_ == nullptr || widened_->bytes() < room) widened_ = std::make_unique<HugeMemory>(room);
+  for (std::int64_t begin = 0; begin < in.rows; begin += kRows) {
+    const auto rows = std::min(kRows, in.rows - begin);
+    const Tensor wide{widened_->data(), DType::f32, rows, in.cols, in.cols};
+    for_rows(rows, in.cols, [&](std::int64_t row) {
+      kernels_.f32_from_bf16(row_of<float>(wide, row), row_of<Bf16>(in, begin + row), in.cols);
+    });
+    multiply({row_of<float>(out, begin), DType::f32, rows, out.cols, out.stride}, wide, weight,
+             kernels_.linear_bf16_widened, kWidenedRowBlock);
+  }
+}
+
+void CpuOps::multiply(const Tensor& out, const Tensor& in, const PackedLinear& w, void (*kernel)(const LinearArgs&),
+                      std::int64_t row_block) {
   // Row blocks of equal size, and all of a panel's one after the other, while it is in the cache.
-  const std::int64_t row_blocks = (in.rows + kRowBlock - 1) / kRowBlock;
+  const bool two_panels = kernel == kernels_.linear_bf16 && in.rows <= kernels_.two_panel_rows;
+  const std::int64_t at_once = two_panels ? 2 : 1;
+  const std::int64_t columns = at_once * kPanel;
+  const std::int64_t row_blocks = (in.rows + row_block - 1) / row_block;
   const std::int64_t block = (in.rows + row_blocks - 1) / row_blocks;
-  const std::int64_t pieces = w.panels() * row_blocks;
-  const std::int64_t work_of_piece = block * in.cols * kPanel;
+  const std::int64_t pieces = (w.panels() + at_once - 1) / at_once * row_blocks;
+  const std::int64_t work_of_piece = block * in.cols * columns;
   std::int64_t grain = std::max<std::int64_t>(1, kSmallProduct / work_of_piece);
   if (pieces >= 8 * row_blocks * pool_.size()) grain = std::max(grain, row_blocks);
   pool_.parallel_for(pieces, grain, [&](std::int64_t begin, std::int64_t end) {
     for (auto piece = begin; piece < end; ++piece) {
-      const auto panel = piece / row_blocks;
+      const auto panel = piece / row_blocks * at_once;
       const auto row = piece % row_blocks * block;
       kernel({.a = bytes_of(in, row),
               .a_stride = in.stride,
               .rows = static_cast<int>(std::min(block, in.rows - row)),
               .k = in.cols,
               .panel = w.panel(panel),
+              .panels = static_cast<int>(std::min(at_once, w.panels() - panel)),
               .out = row_of<float>(out, row) + panel * kPanel,
               .out_stride = out.stride,
-              .columns = static_cast<int>(std::min<std::int64_t>(kPanel, out.cols - panel * kPanel)),
+              .columns = static_cast<int>(std::min(columns, out.cols - panel * kPanel)),
               .bias = w.bias() == nullptr ? nullptr : w.bias() + panel * kPanel});
     }
   });
 }
 
-void CpuOps::silu_mul(const Tensor& out, const Tensor& gate_up) {
-  require(gate_up.dtype == DType::f32 && gate_up.cols == 2 * out.cols && gate_up.rows == out.rows, "silu_mul",
+void CpuOps::gated_activation(const Tensor& out, const Tensor& gate_up, Activation activation) {
+  require(gate_up.dtype == DType::f32 && gate_up.cols == 2 * out.cols && gate_up.rows == out.rows, "gated_activation",
           "gate_up must be f32 [rows, 2 * inter]");
+  const bool silu = activation == Activation::silu;
   for_rows(out.rows, 2 * out.cols, [&](std::int64_t row) {
     const float* const gate = row_of<float>(gate_up, row);
     if (out.dtype == DType::bf16) {
-      kernels_.silu_mul_bf16(row_of<Bf16>(out, row), gate, gate + out.cols, out.cols);
+      const auto kernel = silu ? kernels_.silu_mul_bf16 : kernels_.gelu_tanh_mul_bf16;
+      kernel(row_of<Bf16>(out, row), gate, gate + out.cols, out.cols);
     } else {
-      kernels_.silu_mul_f32(row_of<float>(out, row), gate, gate + out.cols, out.cols);
+      const auto kernel = silu ? kernels_.silu_mul_f32 : kernels_.gelu_tanh_mul_f32;
+      kernel(row_of<float>(out, row), gate, gate + out.cols, out.cols);
     }
   });
 }
@@ -233,7 +281,7 @@ void CpuOps::sample(const Tensor& logits) {
   require(logits.dtype == DType::f32 && logits.rows == static_cast<std::int64_t>(rows.size()) && logits.cols >= 1,
           "sample", "logits must be f32 [rows, vocab], one SampleRow each");
   sampled_.resize(rows.size());
-  for_rows(logits.rows, logits.cols, [&](std::int64_t index) {
+  const auto sample_one = [&](std::int64_t index) {
     thread_local SampleScratch scratch;
     thread_local std::vector<std::int32_t> output;
     const auto i = static_cast<std::size_t>(index);
@@ -249,6 +297,15 @@ void CpuOps::sample(const Tensor& logits) {
     } catch (const Error& error) {
       sampled_[i].error = error.what();
     }
+  };
+  // Those that wait for a mask come last.
+  const auto waits = [&](std::int64_t row) { return rows[static_cast<std::size_t>(row)].mask != nullptr; };
+  for_rows(logits.rows, logits.cols, [&](std::int64_t row) {
+    if (!waits(row)) sample_one(row);
+  });
+  if (std::none_of(rows.begin(), rows.end(), [](const auto& row) { return row.mask != nullptr; })) return;
+  for_rows(logits.rows, logits.cols, [&](std::int64_t row) {
+    if (waits(row)) sample_one(row);
   });
 }
 
@@ -278,5 +335,7 @@ std::unique_ptr<Ops> make_cpu_ops(int threads, std::shared_ptr<LocalGroup> group
   return std::make_unique<cpu::CpuOps>(threads, cpu::instruction_set(forced == nullptr ? "" : forced), std::move(group),
                                        rank);
 }
+
+std::string cpu_warning() { return cpu::instruction_set_warning(); }
 
 }  // namespace charonia::ops

@@ -1,6 +1,7 @@
 // The operations on the CPU. What each does to a row stands in kernels/; here work is checked and spread over threads.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <string_view>
@@ -8,8 +9,10 @@
 
 #include "base/huge_memory.h"
 #include "base/thread_pool.h"
+#include "ops/cpu/cpu_experts.h"
 #include "ops/cpu/dispatch.h"
 #include "ops/cpu/local_group.h"
+#include "ops/cpu/packed_linear.h"
 #include "ops/cpu/sample.h"
 #include "ops/ops.h"
 
@@ -33,19 +36,26 @@ class CpuOps : public Ops {
   std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight) override;
   std::size_t kv_block_bytes(const KvLayout& layout) const override;
   std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, int num_blocks) override;
+  void commit_blocks(KvCache& cache, int num_blocks) override;
+  std::unique_ptr<Experts> make_experts(std::span<const ExpertSource> experts, DType weight) override;
+  std::size_t experts_scratch_bytes(const ExpertsShape& shape, std::int64_t rows) const override;
 
   void begin_step(const StepInput& input) override;
   void run_step(const Issue& issue) override;
   std::vector<Sampled> collect() override;
 
-  void embed(const Tensor& out, const Embedding& table) override;
-  void rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight,
-                float eps) override;
+  void copy_blocks(KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) override;
+  void embed(const Tensor& out, const Embedding& table, float scale) override;
+  void rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight, float eps,
+                const float* delta_weight) override;
   void linear(const Tensor& out, const Tensor& in, const Linear& weight) override;
-  void rotary_store(const Tensor& qkv, const float* cos_sin, KvCache& cache, int layer, int heads) override;
+  void rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& cache, int layer, int heads) override;
   void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
-                 float scale) override;
-  void silu_mul(const Tensor& out, const Tensor& gate_up) override;
+                 const AttentionParams& how) override;
+  void gated_activation(const Tensor& out, const Tensor& gate_up, Activation activation) override;
+  void experts(const Tensor& out, const Tensor& in, const Tensor& router, const Experts& weights,
+               const RouterParams& how, Activation activation, void* scratch) override;
+  void soft_cap(const Tensor& logits, float cap) override;
   void gather_rows(const Tensor& out, const Tensor& in) override;
   void sample(const Tensor& logits) override;
 
@@ -59,17 +69,41 @@ class CpuOps : public Ops {
  private:
   // fn(row) for every row: inline when rows * elements is little work.
   template <class Fn>
-  void for_rows(std::int64_t rows, std::int64_t elements, Fn fn);
+  void for_rows(std::int64_t rows, std::int64_t elements, Fn fn) {
+    constexpr std::int64_t kSmall = 16384;  // elements that take less time than waking a thread
+    const auto grain = std::max<std::int64_t>(1, kSmall / std::max<std::int64_t>(1, elements));
+    pool_.parallel_for(rows, grain, [&](std::int64_t begin, std::int64_t end) {
+      for (auto row = begin; row < end; ++row) fn(row);
+    });
+  }
 
-  // A piece of attention for one thread: queries [begin, end) of (row, head of the group) of a sequence and a k/v head.
-  struct AttentionItem {
-    std::int32_t sequence = 0, kv_head = 0, begin = 0, end = 0;
+  // linear() for many rows of bf16, and the loop over panels and rows of any kernel of a product.
+  void linear_widened(const Tensor& out, const Tensor& in, const PackedLinear& weight);
+  void multiply(const Tensor& out, const Tensor& in, const PackedLinear& w, void (*kernel)(const LinearArgs&),
+                std::int64_t row_block);
+
+  // What experts [first, last) add to out.
+  void expert_group(const Tensor& out, const Tensor& in, const CpuExperts& weights, int first, int last,
+                    Activation activation, const ExpertsRoom& room, void* scratch);
+
+  // Queries [begin, end) of (row, head of the group) of a sequence and a k/v head; they see `pieces` pieces of their
+  // context, from `first_piece` on. Where pieces go to several threads, their states lie at `states` in states_.
+  struct AttentionTile {
+    std::int32_t sequence = 0, kv_head = 0, begin = 0, end = 0, first_piece = 0, pieces = 1;
+    std::int64_t states = -1;
   };
+  // What one thread does of it at a time.
+  struct AttentionItem {
+    std::int32_t tile = 0, piece = -1;  // -1: all of it
+  };
+  // tiles_ to items_, and room for the states of those that are shared. state_floats: of one query.
+  float* share_tiles(bool small, std::int64_t state_floats);
 
   InstructionSet isa_;
   const Kernels& kernels_;
   ThreadPool pool_;
   HugeArena weights_;
+  std::unique_ptr<HugeMemory> widened_;  // activations of the call in progress
   std::shared_ptr<LocalGroup> group_;  // null: alone
   int rank_ = 0;
   StepInput input_;  // of the step begun last
@@ -78,7 +112,11 @@ class CpuOps : public Ops {
   std::vector<std::int32_t> sampled_ids_;      // of the step run last; -1: that row failed
   std::vector<Sampled> sampled_;               // of the step in progress
   std::deque<std::vector<Sampled>> results_;   // of the steps not collected
+  std::vector<AttentionTile> tiles_;           // of the call in progress
   std::vector<AttentionItem> items_;           // of the call in progress
+  std::vector<float> states_;                  // of the tiles whose pieces several threads compute
+  Routing routing_;                            // of the call in progress
+  std::vector<int> used_experts_;              // of the group in progress
   std::vector<std::int32_t> sequence_of_row_;  // of the step begun last
 };
 

@@ -21,6 +21,8 @@ void check_attention(const AttentionBatch& batch, std::size_t rows) {
   require(
       batch.table_stride >= 0 && batch.block_tables.size() >= sequences * static_cast<std::size_t>(batch.table_stride),
       "block_tables must be [sequences, table_stride]");
+  require(batch.rotary_rows.empty() || batch.rotary_rows.size() == rows, "rotary_rows must be [rows] or empty");
+  for (const auto row : batch.rotary_rows) require(row >= 0, cat("no row ", row, " of the rotary table"));
   for (std::size_t s = 0; s < sequences; ++s) {
     const auto begin = batch.query_start[s], end = batch.query_start[s + 1];
     require(begin <= end, "query_start must not descend");

@@ -6,11 +6,12 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "ops/cpu/amx.h"
 
 namespace charonia::ops::cpu {
 namespace {
 
-constexpr std::array<std::string_view, 4> kNames = {"portable", "avx2", "avx512", "avx512_bf16"};
+constexpr std::array<std::string_view, 5> kNames = {"portable", "avx2", "avx512", "avx512_bf16", "amx"};
 
 std::string names_of(const std::vector<InstructionSet>& sets) {
   std::string out;
@@ -18,7 +19,25 @@ std::string names_of(const std::vector<InstructionSet>& sets) {
   return out;
 }
 
+#if defined(__x86_64__)
+// What is wrong with the products of matrix tiles on this machine; empty: nothing. Looked at once.
+const std::string& amx_mismatch() {
+  static const std::string mismatch = product_mismatch(amx::kernels().linear_bf16, portable::kernels().linear_bf16);
+  return mismatch;
+}
+#endif
+
 }  // namespace
+
+std::string instruction_set_warning() {
+#if defined(__x86_64__)
+  if (has_amx() && !amx_mismatch().empty()) {
+    return cat("this processor's AMX is not used: a product through its matrix tiles is wrong (", amx_mismatch(),
+               "); please report this");
+  }
+#endif
+  return {};
+}
 
 std::vector<InstructionSet> instruction_sets() {
   std::vector<InstructionSet> sets = {{kNames[0], &portable::kernels()}};
@@ -32,6 +51,9 @@ std::vector<InstructionSet> instruction_sets() {
   if (has_avx2) sets.push_back({kNames[1], &avx2::kernels()});
   if (has_avx512) sets.push_back({kNames[2], &avx512::kernels()});
   if (has_avx512 && __builtin_cpu_supports("avx512bf16")) sets.push_back({kNames[3], &avx512_bf16::kernels()});
+  if (has_avx512 && __builtin_cpu_supports("avx512bf16") && has_amx() && amx_mismatch().empty()) {
+    sets.push_back({kNames[4], &amx::kernels()});
+  }
 #endif
   return sets;
 }

@@ -1,6 +1,7 @@
 // Which instruction set the kernels use.
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -9,12 +10,16 @@
 namespace charonia::ops::cpu {
 
 struct InstructionSet {
-  std::string_view name;  // portable | avx2 | avx512 | avx512_bf16
+  std::string_view name;  // portable | avx2 | avx512 | avx512_bf16 | amx
   const Kernels* kernels = nullptr;
 };
 
-// Those that this build has and this processor can run, the least first.
+// Those that this build has and this processor can run, the least first. AMX is among them if a small product through
+// it comes out right.
 std::vector<InstructionSet> instruction_sets();
+
+// Why the best instruction set of this processor is not used, for the log; empty: it is.
+std::string instruction_set_warning();
 
 // The one named, or the best when `name` is empty. Throws Error(invalid_argument) for an unknown name and
 // Error(unsupported) for one that this processor lacks, listing those that would do.

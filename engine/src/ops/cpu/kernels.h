@@ -26,24 +26,31 @@ inline constexpr int kPanel = 64;
 
 // Rows of a product that one call takes at most.
 inline constexpr int kRowBlock = 48;
+// The same of linear_bf16_widened, and from how many rows on it is the faster one.
+inline constexpr int kWidenedRowBlock = 256, kWidenedFrom = 48;
 
 // out[r, 0..columns) = sum over k of a[r, k] * panel[k, :] + bias. One accumulator per element, k in ascending order
-// (in steps of a pair where the processor multiplies pairs), whatever the number of rows.
+// (in steps of a pair or of a tile where the processor multiplies those), whatever the number of rows.
 struct LinearArgs {
   const void* a = nullptr;  // [rows, k], bf16 for bf16 weights, else f32
   std::int64_t a_stride = 0;
   int rows = 0;  // 1 .. kRowBlock
   std::int64_t k = 0;
   const void* panel = nullptr;
+  int panels = 1;        // 2: another panel lies behind it; where Kernels::two_panel_rows allows it
   float* out = nullptr;  // [rows, columns]
   std::int64_t out_stride = 0;
-  int columns = 0;              // 1 .. 64
+  int columns = 0;              // 1 .. 64, of two panels 65 .. 128
   const float* bias = nullptr;  // [columns] or none
 };
 
 // Attention of a tile: vectors [begin, end) of the flattened (query row, head of the group) pairs of one sequence and
 // one k/v head; vector i is row i / group, head i % group. k/v of one head in one block: k transposed
 // [head_dim][block_len], then v [block_len][head_dim].
+//
+// A context is worked through in pieces of attention_piece() positions. The state of a tile after one or more pieces is
+// [vectors][attention_state(head_dim)] floats: per vector the weighted sum of the values, and behind it, from
+// round_up_to_vector(head_dim) on, the greatest score and the sum of the weights relative to it.
 struct AttentionArgs {
   const float* q = nullptr;  // of row 0, first head of the group
   std::int64_t q_stride = 0;
@@ -55,7 +62,10 @@ struct AttentionArgs {
   const std::int32_t* blocks = nullptr;
   int block_len = 0;
   float scale = 0;
-  void* out = nullptr;  // of row 0, first head of the group
+  int window = 0;                 // keys that a query sees; 0: all
+  float soft_cap = 0;             // 0: none
+  const float* slopes = nullptr;  // [group]; null: none
+  void* out = nullptr;            // of row 0, first head of the group
   std::int64_t out_stride = 0;
   DType out_dtype = DType::f32;
   float* scratch = nullptr;  // attention_scratch(head_dim, block_len) floats, 64-byte aligned
@@ -72,33 +82,64 @@ constexpr int attention_chunk(int block_len) {
   return block_len >= kPositions ? block_len : kPositions / block_len * block_len;
 }
 
+// Positions of a piece: whole chunks. Pieces are computed each from nothing and merged in ascending order, so it does
+// not matter whether one thread computes all of a tile or several share in it.
+constexpr int attention_piece(int block_len) { return 2 * attention_chunk(block_len); }
+
+// The first position that the query at `position` sees.
+constexpr int attention_first(int position, int window) {
+  return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
+constexpr std::int64_t attention_state(int head_dim) { return round_up_to_vector(head_dim) + kWidest; }
+
 constexpr std::int64_t attention_scratch(int head_dim, int block_len) {
-  const std::int64_t d = round_up_to_vector(head_dim);
   const std::int64_t scores = round_up_to_vector(attention_chunk(block_len)) + kWidest;
-  return kAttentionTile * (2 * d + scores);
+  return kAttentionTile * (round_up_to_vector(head_dim) + 2 * attention_state(head_dim) + scores);
 }
 
 struct Kernels {
   // By weight type.
   void (*linear_bf16)(const LinearArgs&);
+  // Up to how many rows linear_bf16 takes two panels at once: memory gives a thread that reads two streams some 7 % more
+  // than one that reads one.
+  int two_panel_rows;
+  // Bit for bit what linear_bf16 gives, for many rows of activations that were widened to f32. Null where the processor
+  // multiplies bf16 itself, and then linear_bf16 is the faster one for any number of rows.
+  void (*linear_bf16_widened)(const LinearArgs&);
   void (*linear_f16)(const LinearArgs&);
   void (*linear_f32)(const LinearArgs&);
 
-  // By the cache's element type.
+  // By the cache's element type. A whole tile; or one piece of it, whose state is stored.
   void (*attention_bf16)(const AttentionArgs&);
   void (*attention_f16)(const AttentionArgs&);
   void (*attention_f32)(const AttentionArgs&);
+  void (*attention_piece_bf16)(const AttentionArgs&, int piece, float* state);
+  void (*attention_piece_f16)(const AttentionArgs&, int piece, float* state);
+  void (*attention_piece_f32)(const AttentionArgs&, int piece, float* state);
+  // The output of a tile from the states of its `pieces` pieces, which lie one behind the other. Changes the first.
+  void (*attention_merge)(const AttentionArgs&, float* states, int pieces);
 
-  // One row: residual += delta (when there is one); out = residual / sqrt(mean(residual^2) + eps) * weight.
-  void (*rms_norm_bf16)(Bf16* out, float* residual, const float* delta, const float* weight, float eps, std::int64_t n);
-  void (*rms_norm_f32)(float* out, float* residual, const float* delta, const float* weight, float eps, std::int64_t n);
+  // One row: residual += delta (when there is one), or its norm by delta_weight (when there is one); out = residual /
+  // sqrt(mean(residual^2) + eps) * weight. out may be residual.
+  void (*rms_norm_bf16)(Bf16* out, float* residual, const float* delta, const float* delta_weight, const float* weight,
+                        float eps, std::int64_t n);
+  void (*rms_norm_f32)(float* out, float* residual, const float* delta, const float* delta_weight, const float* weight,
+                       float eps, std::int64_t n);
 
   // out = silu(gate) * up.
   void (*silu_mul_bf16)(Bf16* out, const float* gate, const float* up, std::int64_t n);
   void (*silu_mul_f32)(float* out, const float* gate, const float* up, std::int64_t n);
+  // out = gelu_tanh(gate) * up.
+  void (*gelu_tanh_mul_bf16)(Bf16* out, const float* gate, const float* up, std::int64_t n);
+  void (*gelu_tanh_mul_f32)(float* out, const float* gate, const float* up, std::int64_t n);
 
-  // One head in place: pairs (d, d + head_dim / 2); cos_sin [head_dim] cosines, then sines.
-  void (*rotate)(float* head, const float* cos_sin, int head_dim);
+  void (*soft_cap)(float* x, float cap, std::int64_t n);                         // x = cap * tanh(x / cap)
+  void (*scale)(float* x, float factor, std::int64_t n);                         // x *= factor
+  void (*add_scaled)(float* out, const float* x, float factor, std::int64_t n);  // out += x * factor
+
+  // One head in place: pairs (d, d + rotary_dim / 2); cos_sin [rotary_dim] cosines, then sines.
+  void (*rotate)(float* head, const float* cos_sin, int rotary_dim);
 
   void (*bf16_from_f32)(Bf16* out, const float* in, std::int64_t n);
   void (*f16_from_f32)(F16* out, const float* in, std::int64_t n);
@@ -121,6 +162,9 @@ namespace avx512 {
 const Kernels& kernels();
 }
 namespace avx512_bf16 {
+const Kernels& kernels();
+}
+namespace amx {
 const Kernels& kernels();
 }
 

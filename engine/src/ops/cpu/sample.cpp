@@ -50,6 +50,28 @@ class Row {
     }
   }
 
+  void require_token(std::int32_t id) const { index(id); }
+
+  // Tokens whose bit is not set get -infinity. restore() leaves these as they are: none of them is sampled.
+  void apply(std::span<const std::uint32_t> mask) {
+    constexpr std::size_t kBits = 32;
+    const auto n = logits_.size();
+    if (mask.size() != (n + kBits - 1) / kBits) {
+      throw Error(ErrorCode::internal, cat("a token mask of ", mask.size(), " words for ", n, " tokens: it must have ",
+                                           (n + kBits - 1) / kBits));
+    }
+    for (std::size_t w = 0; w < mask.size(); ++w) {
+      if (mask[w] == ~std::uint32_t{0}) continue;
+      const auto begin = w * kBits, end = std::min(begin + kBits, n);
+      if (mask[w] == 0) {
+        std::fill(logits_.begin() + static_cast<std::ptrdiff_t>(begin),
+                  logits_.begin() + static_cast<std::ptrdiff_t>(end), -kInfinity);
+        continue;
+      }
+      for (auto i = begin; i < end; ++i) logits_[i] = (mask[w] >> (i - begin) & 1U) != 0 ? logits_[i] : -kInfinity;
+    }
+  }
+
   void restore() {
     for (auto change = scratch_.changed.rbegin(); change != scratch_.changed.rend(); ++change) {
       logits_[index(change->first)] = change->second;
@@ -142,28 +164,39 @@ Sampled sample_row(std::span<float> logits, const SampleRow& row, const Kernels&
               std::log(kernels.exp_sum(nullptr, logits.data(), greatest, 1, static_cast<std::int64_t>(logits.size())));
     find_top(out, logits, row.logprobs, log_sum, scratch.top);
   }
+  const auto report = [&](std::int32_t token) {
+    out.token = token;
+    if (row.logprobs < 0) return;
+    out.logprob = static_cast<float>(static_cast<double>(logits[static_cast<std::size_t>(token)]) - log_sum);
+  };
 
   Row changed(logits, row, scratch);
+  if (row.target >= 0) {
+    changed.require_token(row.target);
+    report(row.target);
+    return out;
+  }
   changed.change();
-  if (!scratch.changed.empty()) greatest = checked_maximum(logits, kernels);
+  if (row.mask != nullptr) changed.apply(row.mask->wait());
+  if (!scratch.changed.empty() || row.mask != nullptr) greatest = checked_maximum(logits, kernels);
   if (greatest == -kInfinity) {
     throw Error(ErrorCode::invalid_argument,
-                "no token is left to sample: logit_bias, bad_words and min_tokens together ban all of them");
+                cat("no token is left to sample: ", row.mask == nullptr ? "" : "the token mask, ",
+                    "logit_bias, bad_words and min_tokens together ban all of them"));
   }
+  std::int32_t token = 0;
   if (row.temperature == 0) {
-    out.token = static_cast<std::int32_t>(std::find(logits.begin(), logits.end(), greatest) - logits.begin());
+    token = static_cast<std::int32_t>(std::find(logits.begin(), logits.end(), greatest) - logits.begin());
   } else {
     auto& candidates = scratch.candidates;
     candidates.begin(logits, greatest, row.temperature, kernels);
     if (row.top_k > 0) candidates.keep_top_k(row.top_k);
     if (row.top_p < 1) candidates.keep_top_p(static_cast<double>(row.top_p));
     if (row.min_p > 0) candidates.keep_min_p(row.min_p);
-    out.token = candidates.draw(random_unit(row.seed, row.position));
+    token = candidates.draw(random_unit(row.seed, row.position));
   }
-  if (row.logprobs >= 0) {
-    changed.restore();
-    out.logprob = static_cast<float>(static_cast<double>(logits[static_cast<std::size_t>(out.token)]) - log_sum);
-  }
+  if (row.logprobs >= 0) changed.restore();
+  report(token);
   return out;
 }
 

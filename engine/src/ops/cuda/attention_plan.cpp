@@ -6,7 +6,8 @@
 // results.
 //
 // Reproducible: only whole chunks of kAttentionChunk positions may be pieces, and a thread block that takes several
-// chunks combines them as pieces are combined. Whether an item is cut is then free to depend on the batch.
+// chunks combines them as pieces are combined. Whether an item is cut is then free to depend on the batch. (In a
+// window, the first chunk is the part of one that lies in it.)
 #include <algorithm>
 
 #include "ops/cuda/kernels/attention.h"
@@ -29,9 +30,9 @@ struct Cut {
   bool reproducible = false;
 
   // Of an item, when a piece should have at least `least` positions.
-  std::int64_t pieces(std::int64_t positions, std::int64_t least) const {
-    const auto fair = positions / least;
-    return fair < 2 ? 1 : reproducible ? divide_up(positions, kAttentionChunk) : fair;
+  std::int64_t pieces(std::int64_t begin, std::int64_t end, std::int64_t least) const {
+    const auto fair = (end - begin) / least;
+    return fair < 2 ? 1 : reproducible ? divide_up(end, kAttentionChunk) - begin / kAttentionChunk : fair;
   }
 };
 
@@ -53,7 +54,7 @@ std::int64_t length(const AttentionItem& item) { return item.kv_end - item.kv_be
 
 bool longer(const AttentionItem& a, const AttentionItem& b) { return length(a) > length(b); }
 
-// Cuts `whole`, whose positions begin at 0, into `items`, longest first, and counts their partial results.
+// Cuts `whole` into `items`, longest first, and counts their partial results.
 void cut(const Cut& how, std::vector<AttentionItem>& whole, std::vector<AttentionItem>& items,
          std::int32_t& num_partials) {
   std::stable_sort(whole.begin(), whole.end(), longer);
@@ -62,15 +63,17 @@ void cut(const Cut& how, std::vector<AttentionItem>& whole, std::vector<Attentio
   const auto least = std::max(how.least_piece, round_up(divide_up(total * how.units, how.shares), kAttentionTile));
   auto left = how.most_pieces;
   for (const auto& item : whole) {
-    const auto pieces = how.pieces(length(item), least);
+    const auto pieces = how.pieces(item.kv_begin, item.kv_end, least);
     if (pieces < 2 || pieces > left) {
       items.push_back(item);
       continue;
     }
     left -= pieces;
     const auto tiles = divide_up(length(item), kAttentionTile);
-    const auto begin_of = [&](std::int64_t piece) {
-      return how.reproducible ? piece * kAttentionChunk : piece * tiles / pieces * kAttentionTile;
+    const auto begin_of = [&](std::int64_t piece) -> std::int64_t {
+      if (piece == 0) return item.kv_begin;
+      return how.reproducible ? (item.kv_begin / kAttentionChunk + piece) * kAttentionChunk
+                              : item.kv_begin + piece * tiles / pieces * kAttentionTile;
     };
     for (std::int64_t piece = 0; piece < pieces; ++piece) {
       auto part = item;
@@ -94,8 +97,13 @@ AttentionBounds attention_bounds(const AttentionShape& shape, int max_rows, int 
   // Every sequence has at most one item that is not full.
   const auto decodes = item_rows == 1 ? std::int64_t{max_rows} : sequences;
   const auto prefills = item_rows == 1 ? 0 : std::min(max_rows / item_rows + sequences, std::int64_t{max_rows} / 2);
+  // A longest item; in a window, one that begins at the end of a chunk touches most of them.
+  const auto longest = std::int64_t{shape.window} + item_rows + kAttentionTile;
+  const bool all = shape.window == 0 || longest >= max_positions;
+  const std::int64_t begin = all ? 0 : kAttentionChunk - kAttentionTile;
+  const std::int64_t end = all ? max_positions : begin + longest;
   const auto pieces = [&](const Cut& how, std::int64_t items) {
-    const auto of_one = how.pieces(max_positions, how.least_piece);
+    const auto of_one = how.pieces(begin, end, how.least_piece);
     return of_one < 2 ? 0 : std::min(how.most_pieces, items * of_one);
   };
   const auto decode_pieces = pieces(decode_cut(shape), decodes), prefill_pieces = pieces(prefill_cut(shape), prefills);
@@ -117,6 +125,7 @@ void plan_attention(const AttentionShape& shape, const ops::AttentionBatch& batc
       item.first_row = row;
       item.num_rows = std::min(item_rows, end - row);
       item.first_position = batch.positions[static_cast<std::size_t>(row)];
+      item.kv_begin = shape.first_seen(item.first_position);
       item.kv_end = item.first_position + item.num_rows;
       (item.num_rows == 1 ? decode : prefill).push_back(item);
     }

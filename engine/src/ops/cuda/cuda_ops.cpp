@@ -33,6 +33,10 @@ std::size_t tensor_bytes(const Tensor& tensor) {
   return static_cast<std::size_t>(tensor.rows * tensor.cols) * size_of(tensor.dtype);
 }
 
+[[noreturn]] void not_yet(std::string_view what) {
+  throw Error(ErrorCode::unsupported, cat("ops::", what, " is not there yet on CUDA"));
+}
+
 }  // namespace
 
 CudaOps::CudaOps(const ops::CudaOptions& options, std::shared_ptr<ops::NcclGroup> group, int rank)
@@ -100,7 +104,32 @@ std::unique_ptr<ops::KvCache> CudaOps::make_kv_cache(const ops::KvLayout& layout
   return std::make_unique<CudaKvCache>(layout, num_blocks);
 }
 
-void CudaOps::embed(const Tensor& out, const ops::Embedding& table) {
+std::unique_ptr<ops::Experts> CudaOps::make_experts(std::span<const ops::ExpertSource>, DType) {
+  not_yet("make_experts");
+}
+
+std::size_t CudaOps::experts_scratch_bytes(const ops::ExpertsShape&, std::int64_t) const { not_yet("experts"); }
+
+void CudaOps::experts(const Tensor&, const Tensor&, const Tensor&, const ops::Experts&, const ops::RouterParams&,
+                      ops::Activation, void*) {
+  not_yet("experts");
+}
+
+// On the stream, one launch a pair: a pair may copy what the one before has written. (A pair that is a block twice
+// copies nothing.)
+void CudaOps::copy_blocks(ops::KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) {
+  const OnDevice on(device_.index);
+  const auto& kv = static_cast<const CudaKvCache&>(cache);
+  for (const auto& [from, to] : pairs) {
+    require(from >= 0 && from < kv.num_blocks() && to >= 0 && to < kv.num_blocks(), "copy_blocks",
+            [&] { return cat("block ", from, " to ", to, " of ", kv.num_blocks()); });
+  }
+  for (const auto& [from, to] : pairs) {
+    if (from != to) copy_block(stream_, kv.layer(0), kv.layout().num_layers, kv.layer_bytes(), from, to);
+  }
+}
+
+void CudaOps::embed(const Tensor& out, const ops::Embedding& table, float scale) {
   const auto& t = static_cast<const CudaEmbedding&>(table);
   require(out.cols == t.cols() && is_float(out.dtype), "embed",
           [&] { return cat("out ", shape_of(out), " and a table of ", t.cols(), " columns do not fit together"); });
@@ -112,15 +141,16 @@ void CudaOps::embed(const Tensor& out, const ops::Embedding& table) {
   if (tracing_) return;
   require_step("embed", out.rows, begun_.room.rows);
   cuda::embed(stream_, out, t.table(), t.type(), uploaded<std::int32_t>(begun_.layout.ids),
-              sampler_ ? sampler_->sampled() : no_samples_.as<std::int32_t>());
+              sampler_ ? sampler_->sampled() : no_samples_.as<std::int32_t>(), scale);
 }
 
-void CudaOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight, float eps) {
+void CudaOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight, float eps,
+                       const float* delta_weight) {
   require(out.rows == residual.rows && out.cols == residual.cols, "rms_norm",
           [&] { return cat("residual ", shape_of(residual), " must be of the shape of out ", shape_of(out)); });
   require(delta.data == nullptr || (delta.rows == residual.rows && delta.cols == residual.cols), "rms_norm",
           [&] { return cat("delta ", shape_of(delta), " must be of the shape of residual ", shape_of(residual)); });
-  if (!tracing_) cuda::rms_norm(stream_, out, residual, delta, weight, eps);
+  if (!tracing_) cuda::rms_norm(stream_, out, residual, delta, weight, eps, delta_weight);
 }
 
 void CudaOps::linear(const Tensor& out, const Tensor& in, const ops::Linear& weight) {
@@ -153,23 +183,29 @@ void CudaOps::linear(const Tensor& out, const Tensor& in, const ops::Linear& wei
   }
 }
 
-void CudaOps::rotary_store(const Tensor& qkv, const float* cos_sin, ops::KvCache& cache, int layer, int heads) {
+void CudaOps::rotary_store(const Tensor& qkv, const ops::RotaryParams& how, ops::KvCache& cache, int layer, int heads) {
   const auto& kv = static_cast<const CudaKvCache&>(cache);
   const auto& layout = kv.layout();
   require(is_float(qkv.dtype) && qkv.cols == std::int64_t{heads + 2 * layout.kv_heads} * layout.head_dim &&
               layer >= 0 && layer < layout.num_layers,
           "rotary_store",
           [&] { return cat("qkv ", shape_of(qkv), ", ", heads, " heads, layer ", layer, " of ", layout.num_layers); });
+  require(
+      how.cos_sin == nullptr || (how.rotary_dim >= 2 && how.rotary_dim <= layout.head_dim && how.rotary_dim % 2 == 0),
+      "rotary_store", [&] { return cat("rotary_dim ", how.rotary_dim, " must be even and 2 to ", layout.head_dim); });
+  require((how.q_norm == nullptr) == (how.k_norm == nullptr), "rotary_store",
+          [&] { return "a norm of q or of k without the other"; });
   need_cache(kv);
   if (tracing_) return;
   require_step("rotary_store", qkv.rows, begun_.room.rows);
   require(begun_.attention, "rotary_store", [&] { return "the step has no positions"; });
-  cuda::rotary_store(stream_, qkv, cos_sin, kv.layer(layer), heads, uploaded<std::int32_t>(begun_.layout.positions),
-                     uploaded<std::int32_t>(begun_.layout.kv_slots));
+  const auto& at = begun_.layout;
+  cuda::rotary_store(stream_, qkv, how, kv.layer(layer), heads, uploaded<std::int32_t>(at.positions),
+                     uploaded<std::int32_t>(at.rotary_rows), uploaded<std::int32_t>(at.kv_slots));
 }
 
 void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache& cache, int layer, int heads,
-                        float scale) {
+                        const ops::AttentionParams& how) {
   const auto& kv = static_cast<const CudaKvCache&>(cache);
   const auto& layout = kv.layout();
   require(is_float(out.dtype) && out.rows == qkv.rows && out.cols == std::int64_t{heads} * layout.head_dim &&
@@ -179,10 +215,15 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
             return cat("out ", shape_of(out), ", qkv ", shape_of(qkv), ", ", heads, " heads, ", layout.kv_heads,
                        " k/v heads of ", layout.head_dim, ", layer ", layer);
           });
+  require(how.scale > 0 && how.window >= 0 && how.soft_cap >= 0, "attention", [&] {
+    return cat("scale ", how.scale, " must be above 0, window ", how.window, " and soft cap ", how.soft_cap,
+               " at least 0");
+  });
   const AttentionShape shape{.heads = heads,
                              .kv_heads = layout.kv_heads,
                              .head_dim = layout.head_dim,
                              .block_len = layout.block_len,
+                             .window = how.window,
                              .multiprocessors = device_.multiprocessors,
                              .reproducible = options_.reproducible};
   need_cache(kv);
@@ -192,7 +233,7 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
   require(begun_.attention, "attention", [&] { return "the step has no positions"; });
   const auto& at = begun_.layout;
   const auto& room = begun_.room;
-  cuda::attention(stream_, device_, out, qkv, kv.layer(layer), shape, scale,
+  cuda::attention(stream_, device_, out, qkv, kv.layer(layer), *needs_.attention, how,
                   {.decode = uploaded<AttentionItem>(at.decode),
                    .prefill = uploaded<AttentionItem>(at.prefill),
                    .counts = uploaded<std::int32_t>(at.counts),
@@ -203,10 +244,16 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
                    .max_partials = attention_bounds_.partials});
 }
 
-void CudaOps::silu_mul(const Tensor& out, const Tensor& gate_up) {
-  require(gate_up.cols == 2 * out.cols && gate_up.rows == out.rows, "silu_mul",
+void CudaOps::gated_activation(const Tensor& out, const Tensor& gate_up, ops::Activation activation) {
+  require(gate_up.cols == 2 * out.cols && gate_up.rows == out.rows, "gated_activation",
           [&] { return cat("gate_up ", shape_of(gate_up), " must be twice as wide as out ", shape_of(out)); });
-  if (!tracing_) cuda::silu_mul(stream_, out, gate_up);
+  if (!tracing_) cuda::gated_activation(stream_, out, gate_up, activation);
+}
+
+void CudaOps::soft_cap(const Tensor& logits, float cap) {
+  require(logits.dtype == DType::f32 && cap > 0, "soft_cap",
+          [&] { return cat("logits ", shape_of(logits), " must be fp32, and the cap ", cap, " above 0"); });
+  if (!tracing_) cuda::soft_cap(stream_, logits, cap);
 }
 
 void CudaOps::gather_rows(const Tensor& out, const Tensor& in) {

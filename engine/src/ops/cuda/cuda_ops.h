@@ -51,20 +51,27 @@ class CudaOps final : public ops::Ops {
   std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight) override;
   std::size_t kv_block_bytes(const ops::KvLayout& layout) const override;
   std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, int num_blocks) override;
+  std::unique_ptr<ops::Experts> make_experts(std::span<const ops::ExpertSource> experts, DType weight) override;
+  std::size_t experts_scratch_bytes(const ops::ExpertsShape& shape, std::int64_t rows) const override;
 
   void prepare(const ops::StepLimits& limits, std::span<const ops::Linear* const> linears, const Issue& issue) override;
   void begin_step(const ops::StepInput& input) override;
   void run_step(const Issue& issue) override;
   std::vector<ops::Sampled> collect() override;
 
-  void embed(const ops::Tensor& out, const ops::Embedding& table) override;
+  void copy_blocks(ops::KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) override;
+  void embed(const ops::Tensor& out, const ops::Embedding& table, float scale) override;
   void rms_norm(const ops::Tensor& out, const ops::Tensor& residual, const ops::Tensor& delta, const float* weight,
-                float eps) override;
+                float eps, const float* delta_weight) override;
   void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) override;
-  void rotary_store(const ops::Tensor& qkv, const float* cos_sin, ops::KvCache& cache, int layer, int heads) override;
+  void rotary_store(const ops::Tensor& qkv, const ops::RotaryParams& how, ops::KvCache& cache, int layer,
+                    int heads) override;
   void attention(const ops::Tensor& out, const ops::Tensor& qkv, const ops::KvCache& cache, int layer, int heads,
-                 float scale) override;
-  void silu_mul(const ops::Tensor& out, const ops::Tensor& gate_up) override;
+                 const ops::AttentionParams& how) override;
+  void gated_activation(const ops::Tensor& out, const ops::Tensor& gate_up, ops::Activation activation) override;
+  void experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router, const ops::Experts& weights,
+               const ops::RouterParams& how, ops::Activation activation, void* scratch) override;
+  void soft_cap(const ops::Tensor& logits, float cap) override;
   void gather_rows(const ops::Tensor& out, const ops::Tensor& in) override;
   void sample(const ops::Tensor& logits) override;
 

@@ -26,6 +26,9 @@ bool same(const AttentionShape& a, const AttentionShape& b) {
   return a.heads == b.heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim && a.block_len == b.block_len;
 }
 
+// Whether items that are made for the window `a` have all positions that the window `b` needs. 0: all positions.
+bool covers(int a, int b) { return a == 0 || (b != 0 && b <= a); }
+
 }  // namespace
 
 void CudaOps::begin_step(const StepInput& input) {
@@ -40,6 +43,10 @@ void CudaOps::begin_step(const StepInput& input) {
     needs_.attention.reset();
   }
   check_step(input, needs_.facts, sampled_before_);
+  const auto& sample = input.sample;
+  if (std::any_of(sample.begin(), sample.end(), [](const auto& r) { return r.target >= 0 || r.mask != nullptr; })) {
+    throw Error(ErrorCode::unsupported, "token masks and targets to report are not there yet on CUDA");
+  }
   begun_.rows = static_cast<std::int64_t>(input.ids.size());
   begun_.logits_rows = static_cast<std::int64_t>(input.logits_rows.size());
   begun_.attention = !input.attention.positions.empty();
@@ -152,9 +159,14 @@ void CudaOps::need_cache(const ops::KvCache& cache) {
   if (!tracing_) pack_again();
 }
 
+// Layers have the same heads; the widest of their windows is what the step's items are made for.
 void CudaOps::need_attention(const AttentionShape& shape) {
-  if (needs_.attention && same(*needs_.attention, shape)) return;
-  if (prepared_) throw Error(ErrorCode::internal, "other attention heads than those that steps were prepared with");
+  const bool known = needs_.attention && same(*needs_.attention, shape);
+  if (known && covers(needs_.attention->window, shape.window)) return;
+  if (prepared_) {
+    throw Error(ErrorCode::internal, known ? "a wider attention window than those that steps were prepared with"
+                                           : "other attention heads than those that steps were prepared with");
+  }
   needs_.attention = shape;
   attention_ = {};  // its counters are where other heads had results
   attention_bounds_ = {};

@@ -125,9 +125,12 @@ CudaKvCache::CudaKvCache(const ops::KvLayout& layout, int num_blocks) {
       cat("the k/v cache of ", num_blocks, " blocks (cache_max_entry_count)"));
 }
 
+std::size_t CudaKvCache::layer_bytes() const {
+  return block_layer_bytes(layout_) * static_cast<std::size_t>(num_blocks_);
+}
+
 CacheLayer CudaKvCache::layer(int index) const {
-  const auto layer_bytes = block_layer_bytes(layout_) * static_cast<std::size_t>(num_blocks_);
-  return {memory_.as<std::byte>() + static_cast<std::size_t>(index) * layer_bytes, layout_.dtype, layout_.kv_heads,
+  return {memory_.as<std::byte>() + static_cast<std::size_t>(index) * layer_bytes(), layout_.dtype, layout_.kv_heads,
           layout_.head_dim, layout_.block_len};
 }
 

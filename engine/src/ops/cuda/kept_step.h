@@ -17,6 +17,7 @@ class KeptStep {
         ids_(copy(input.ids)),
         query_start_(copy(input.attention.query_start)),
         positions_(copy(input.attention.positions)),
+        rotary_rows_(copy(input.attention.rotary_rows)),
         block_tables_(copy(input.attention.block_tables)),
         table_stride_(input.attention.table_stride),
         logits_rows_(copy(input.logits_rows)),
@@ -36,7 +37,7 @@ class KeptStep {
   KeptStep& operator=(const KeptStep&) = delete;
 
   ops::StepInput input() const {
-    return {ids_, {query_start_, positions_, block_tables_, table_stride_}, logits_rows_, sample_};
+    return {ids_, {query_start_, positions_, block_tables_, table_stride_, rotary_rows_}, logits_rows_, sample_};
   }
   std::int64_t sampled_before() const { return sampled_before_; }
 
@@ -51,7 +52,7 @@ class KeptStep {
     std::vector<std::pair<std::int32_t, float>> bias;
   };
   std::int64_t sampled_before_;
-  std::vector<std::int32_t> ids_, query_start_, positions_, block_tables_;
+  std::vector<std::int32_t> ids_, query_start_, positions_, rotary_rows_, block_tables_;
   std::int64_t table_stride_;
   std::vector<std::int32_t> logits_rows_;
   std::vector<ops::SampleRow> sample_;

@@ -32,6 +32,11 @@ void check_attention(const ops::AttentionBatch& batch, std::int64_t rows, const 
   require(!batch.query_start.empty() && batch.query_start.front() == 0 && batch.query_start.back() == rows &&
               count(batch.positions) == rows,
           "query_start must run from 0 to the number of rows, and every row needs a position");
+  require(batch.rotary_rows.empty() || count(batch.rotary_rows) == rows,
+          "rotary_rows must be one for every row, or none");
+  for (const auto row : batch.rotary_rows) {
+    require_that(row >= 0, [&] { return cat("rotary row ", row, " is in no table"); });
+  }
   const auto sequences = count(batch.query_start) - 1;
   require(batch.table_stride >= 0 && count(batch.block_tables) >= sequences * batch.table_stride,
           "block_tables must be [sequences, table_stride]");
@@ -121,6 +126,7 @@ StepLayout step_layout(const StepRoom& room) {
   out.counts = place(kCounts, sizeof(std::int32_t));
   out.ids = place(room.rows, sizeof(std::int32_t));
   out.positions = place(room.rows, sizeof(std::int32_t));
+  out.rotary_rows = place(room.rows, sizeof(std::int32_t));
   out.kv_slots = place(room.rows, sizeof(std::int32_t));
   out.logits_rows = place(room.logits_rows, sizeof(std::int32_t));
   out.decode = place(room.decode, sizeof(AttentionItem));
@@ -154,8 +160,11 @@ void write_step(std::byte* to, const StepRoom& room, const StepLayout& layout, c
 
   put(layout.ids, input.ids);
   put(layout.positions, batch.positions);
+  put(layout.rotary_rows, batch.rotary_rows.empty() ? batch.positions : batch.rotary_rows);
   std::fill(i32(layout.ids) + rows, i32(layout.ids) + room.rows, 0);
-  std::fill(i32(layout.positions) + count(batch.positions), i32(layout.positions) + room.rows, 0);
+  for (const auto part : {layout.positions, layout.rotary_rows}) {
+    std::fill(i32(part) + count(batch.positions), i32(part) + room.rows, 0);
+  }
 
   auto* const slots = i32(layout.kv_slots);
   std::fill(slots, slots + room.rows, -1);

@@ -3,9 +3,12 @@
 //
 // Exact softmax in one pass over the context: chunks of attention_chunk() positions that begin at the same positions
 // for every query; after each chunk the running maximum m, sum l and output acc are rescaled to the new maximum
-// (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Scores sum over the head's dimensions in
-// ascending order, outputs over the positions in ascending order, so a query's result depends on its own position and
-// context alone: for queries of the tile that do not see a chunk it changes nothing (factor 1, probabilities 0).
+// (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Every attention_piece() positions begin
+// with an empty state, and the states of the pieces are merged in ascending order by the same rescaling, so that a long
+// context can be spread over threads. Scores sum over the head's dimensions in ascending order, outputs over the
+// positions in ascending order, so a query's result depends on its own position and context alone: for queries of the
+// tile that do not see a chunk it changes nothing (factor 1, probabilities 0). Blocks that no query of the tile sees,
+// since they lie behind its future or before its window, are not read.
 //
 // Bound: memory for decode (every k and v is read once per tile), arithmetic for prefill.
 #include "ops/cpu/kernels/vec.h"
@@ -135,20 +138,45 @@ void multiply(const Product<T>& p) {
   multiply_tiles<false>(p);
 }
 
-// The running state of one query.
-struct Running {
-  float maximum = -__builtin_inff();
-  float sum = 0;
-};
+// What AttentionParams does to a query's scores beside scaling them: the cap, and the slope for keys at `distance`,
+// distance + 1, ... from the query (0 or less where they are seen).
+inline void weigh(float* scores, int n, const AttentionArgs& args, float slope, int distance) {
+  alignas(64) float lanes[kWidth];
+  for (int i = 0; i < kWidth; ++i) lanes[i] = static_cast<float>(i);
+  const Vec lane = load(lanes), scales = set1(args.scale), slopes = set1(slope);
+  const bool capped = args.soft_cap != 0;
+  const Vec caps = set1(args.soft_cap), inverse = set1(capped ? 1 / args.soft_cap : 0);
+  for (int i = 0; i < n; i += kWidth) {
+    Vec x = mul(load(scores + i), scales);
+    if (capped) x = mul(caps, tanh(mul(x, inverse)));
+    x = fma(slopes, add(set1(static_cast<float>(distance + i)), lane), x);
+    store(scores + i, x);
+  }
+}
 
-// scores [n rounded up to a vector] -> probabilities relative to the running maximum, of which the first `seen` count.
+// The state of one query: acc [d_stride], then these.
+struct Running {
+  float maximum, sum;
+};
+inline Running& running_of(float* state, std::int64_t d_stride) {
+  return *reinterpret_cast<Running*>(state + d_stride);
+}
+
+inline float exp_of(float x) {
+  float lanes[kWidth];
+  store(lanes, exp(set1(x)));
+  return lanes[0];
+}
+
+// scores [n rounded up to a vector] -> probabilities relative to the running maximum, of which [unseen, seen) count.
 // Returns the factor for what was accumulated before.
-inline float softmax_chunk(float* scores, int n, int seen, float scale, Running& running) {
+inline float softmax_chunk(float* scores, int n, int unseen, int seen, float scale, Running& running) {
   const int padded = (n + kWidth - 1) / kWidth * kWidth;
-  if (seen <= 0) {
+  if (seen <= unseen) {
     for (int i = 0; i < padded; i += kWidth) store(scores + i, zero());
     return 1;
   }
+  for (int i = 0; i < unseen; ++i) scores[i] = -__builtin_inff();
   for (int i = seen; i < padded; ++i) scores[i] = -__builtin_inff();
   const Vec scales = set1(scale);
   Vec greatest = set1(-__builtin_inff());
@@ -159,8 +187,7 @@ inline float softmax_chunk(float* scores, int n, int seen, float scale, Running&
   }
   const float chunk_maximum = max_of(greatest);
   const float maximum = running.maximum > chunk_maximum ? running.maximum : chunk_maximum;
-  float factors[kWidth];
-  store(factors, exp(set1(running.maximum - maximum)));
+  const float factor = exp_of(running.maximum - maximum);
   const Vec shift = set1(maximum);
   Vec sum = zero();
   for (int i = 0; i < padded; i += kWidth) {
@@ -168,9 +195,9 @@ inline float softmax_chunk(float* scores, int n, int seen, float scale, Running&
     store(scores + i, p);
     sum = add(sum, p);
   }
-  running.sum = running.sum * factors[0] + sum_of(sum);
+  running.sum = running.sum * factor + sum_of(sum);
   running.maximum = maximum;
-  return factors[0];
+  return factor;
 }
 
 template <class Out>
@@ -181,26 +208,53 @@ void write(Out* out, const float* acc, float sum, int n) {
   if (j < n) store_n(out + j, div(load(acc + j), divisor), n - j);
 }
 
+// Where a tile works: queries [vectors][d_stride], two states, scores [vectors][s_stride].
+struct Room {
+  explicit Room(const AttentionArgs& args)
+      : d_stride(round_up_to_vector(args.head_dim)),
+        state_stride(attention_state(args.head_dim)),
+        s_stride(round_up_to_vector(attention_chunk(args.block_len)) + kWidest),
+        q(args.scratch),
+        first(q + kAttentionTile * d_stride),
+        second(first + kAttentionTile * state_stride),
+        scores(second + kAttentionTile * state_stride) {}
+  std::int64_t d_stride, state_stride, s_stride;
+  float *q, *first, *second, *scores;
+};
+
+inline void take_queries(const AttentionArgs& args, const Room& room) {
+  for (int i = 0; i < args.end - args.begin; ++i) {
+    const int flat = args.begin + i;
+    const float* from = args.q + (flat / args.group) * args.q_stride + (flat % args.group) * args.head_dim;
+    for (int d = 0; d < args.head_dim; ++d) room.q[i * room.d_stride + d] = from[d];
+  }
+}
+
+// The positions that the tile's queries see, from the first of its first to the last of its last.
+struct Seen {
+  explicit Seen(const AttentionArgs& args)
+      : first(attention_first(args.first_position + args.begin / args.group, args.window)),
+        last(args.first_position + (args.end - 1) / args.group) {}
+  int first, last;
+};
+
+// The state [vectors][state_stride] after piece `piece` alone.
 template <class T>
-void attention(const AttentionArgs& args) {
+void attend(const AttentionArgs& args, const Room& room, int piece, float* state) {
   const int vectors = args.end - args.begin;
   const int dim = args.head_dim;
-  const std::int64_t d_stride = round_up_to_vector(dim);
   const int chunk = attention_chunk(args.block_len);
-  const std::int64_t s_stride = round_up_to_vector(chunk) + kWidest;
-  float* q = args.scratch;                          // [vectors][d_stride]
-  float* acc = q + kAttentionTile * d_stride;       // [vectors][d_stride]
-  float* scores = acc + kAttentionTile * d_stride;  // [vectors][s_stride]
-  Running running[kAttentionTile];
-
   for (int i = 0; i < vectors; ++i) {
-    const int flat = args.begin + i;
-    const float* from = args.q + (flat / args.group) * args.q_stride + (flat % args.group) * dim;
-    for (int d = 0; d < dim; ++d) q[i * d_stride + d] = from[d];
-    for (std::int64_t d = 0; d < d_stride; d += kWidth) store(acc + i * d_stride + d, zero());
+    float* const acc = state + i * room.state_stride;
+    for (std::int64_t d = 0; d < room.d_stride; d += kWidth) store(acc + d, zero());
+    running_of(acc, room.d_stride) = {-__builtin_inff(), 0};
   }
 
-  const int last = args.first_position + (args.end - 1) / args.group;
+  const Seen seen(args);
+  const int piece_begin = piece * attention_piece(args.block_len);
+  const int piece_end = piece_begin + attention_piece(args.block_len);
+  const int end = seen.last + 1 < piece_end ? seen.last + 1 : piece_end;
+  const bool weighed = args.soft_cap != 0 || args.slopes != nullptr;
   const auto* kv = static_cast<const T*>(args.kv);
   const auto block_at = [&](int position) {
     return kv + static_cast<std::int64_t>(args.blocks[position / args.block_len]) * args.block_stride;
@@ -208,60 +262,118 @@ void attention(const AttentionArgs& args) {
   const auto values_at = [&](int position) {
     return block_at(position) + static_cast<std::int64_t>(dim) * args.block_len;
   };
-  for (int begin = 0; begin <= last; begin += chunk) {
-    const int n = last + 1 - begin < chunk ? last + 1 - begin : chunk;
-    for (int p = 0; p < n; p += args.block_len) {
+  int begin = piece_begin;
+  if (seen.first > begin) begin += (seen.first - begin) / chunk * chunk;
+  for (; begin < end; begin += chunk) {
+    const int n = end - begin < chunk ? end - begin : chunk;
+    const int first = seen.first > begin ? (seen.first - begin) / args.block_len * args.block_len : 0;
+    for (int p = first; p < n; p += args.block_len) {
       const int after = p + args.block_len;
       multiply<T>({.rows = vectors,
-                   .a = q,
-                   .a_stride = d_stride,
+                   .a = room.q,
+                   .a_stride = room.d_stride,
                    .k = dim,
                    .b = block_at(begin + p),
                    .b_stride = args.block_len,
                    .columns = n - p < args.block_len ? n - p : args.block_len,
-                   .c = scores + p,
-                   .c_stride = s_stride,
+                   .c = room.scores + p,
+                   .c_stride = room.s_stride,
                    .accumulate = false,
-                   .next = after < n ? block_at(begin + after) : values_at(begin)});
+                   .next = after < n ? block_at(begin + after) : values_at(begin + first)});
     }
     for (int i = 0; i < vectors; ++i) {
       const int position = args.first_position + (args.begin + i) / args.group;
-      const int seen = position + 1 - begin < n ? position + 1 - begin : n;
-      const float factor = softmax_chunk(scores + i * s_stride, n, seen, args.scale, running[i]);
+      const int unseen = attention_first(position, args.window) - begin;
+      const int in_chunk = position + 1 - begin < n ? position + 1 - begin : n;
+      float* const scores = room.scores + i * room.s_stride;
+      float* const acc = state + i * room.state_stride;
+      float scale = args.scale;
+      if (weighed) {
+        const float slope = args.slopes == nullptr ? 0 : args.slopes[(args.begin + i) % args.group];
+        weigh(scores, n, args, slope, begin - position);
+        scale = 1;
+      }
+      const float factor =
+          softmax_chunk(scores, n, unseen > 0 ? unseen : 0, in_chunk, scale, running_of(acc, room.d_stride));
       if (factor != 1) {
         const Vec factors = set1(factor);
-        float* row = acc + i * d_stride;
-        for (std::int64_t d = 0; d < d_stride; d += kWidth) store(row + d, mul(load(row + d), factors));
+        for (std::int64_t d = 0; d < room.d_stride; d += kWidth) store(acc + d, mul(load(acc + d), factors));
       }
     }
-    for (int p = 0; p < n; p += args.block_len) {
+    for (int p = first; p < n; p += args.block_len) {
       const int after = p + args.block_len;
       const T* const values = values_at(begin + p);
       multiply<T>({.rows = vectors,
-                   .a = scores + p,
-                   .a_stride = s_stride,
+                   .a = room.scores + p,
+                   .a_stride = room.s_stride,
                    .k = n - p < args.block_len ? n - p : args.block_len,
                    .b = values,
                    .b_stride = dim,
                    .columns = dim,
-                   .c = acc,
-                   .c_stride = d_stride,
+                   .c = state,
+                   .c_stride = room.state_stride,
                    .accumulate = true,
-                   .next = after < n               ? values_at(begin + after)
-                           : begin + chunk <= last ? block_at(begin + chunk)
-                                                   : values});
+                   .next = after < n                    ? values_at(begin + after)
+                           : begin + chunk <= seen.last ? block_at(begin + chunk)
+                                                        : values});
     }
   }
+}
 
-  for (int i = 0; i < vectors; ++i) {
+// total <- total and then `next`. What a query did not see changes nothing.
+inline void merge(float* total, const float* next, int vectors, std::int64_t d_stride, std::int64_t state_stride) {
+  for (int i = 0; i < vectors; ++i, total += state_stride, next += state_stride) {
+    Running& sum = running_of(total, d_stride);
+    const Running added = *reinterpret_cast<const Running*>(next + d_stride);
+    if (added.sum == 0) continue;
+    if (sum.sum == 0) {
+      for (std::int64_t d = 0; d < state_stride; d += kWidth) store(total + d, load(next + d));
+      continue;
+    }
+    const float maximum = sum.maximum > added.maximum ? sum.maximum : added.maximum;
+    const float before = exp_of(sum.maximum - maximum), factor = exp_of(added.maximum - maximum);
+    const Vec befores = set1(before), factors = set1(factor);
+    for (std::int64_t d = 0; d < d_stride; d += kWidth) {
+      store(total + d, fma(load(next + d), factors, mul(load(total + d), befores)));
+    }
+    sum = {maximum, sum.sum * before + added.sum * factor};
+  }
+}
+
+inline void write_tile(const AttentionArgs& args, const Room& room, float* state) {
+  for (int i = 0; i < args.end - args.begin; ++i) {
     const int flat = args.begin + i;
-    const std::int64_t at = (flat / args.group) * args.out_stride + (flat % args.group) * dim;
+    const std::int64_t at = (flat / args.group) * args.out_stride + (flat % args.group) * args.head_dim;
+    float* const acc = state + i * room.state_stride;
+    const float sum = running_of(acc, room.d_stride).sum;
     if (args.out_dtype == DType::bf16) {
-      write(static_cast<Bf16*>(args.out) + at, acc + i * d_stride, running[i].sum, dim);
+      write(static_cast<Bf16*>(args.out) + at, acc, sum, args.head_dim);
     } else {
-      write(static_cast<float*>(args.out) + at, acc + i * d_stride, running[i].sum, dim);
+      write(static_cast<float*>(args.out) + at, acc, sum, args.head_dim);
     }
   }
+}
+
+template <class T>
+void attention(const AttentionArgs& args) {
+  const Room room(args);
+  take_queries(args, room);
+  const Seen seen(args);
+  const int piece = attention_piece(args.block_len);
+  const int first = seen.first / piece, last = seen.last / piece;
+  attend<T>(args, room, first, room.first);
+  for (int p = first + 1; p <= last; ++p) {
+    attend<T>(args, room, p, room.second);
+    merge(room.first, room.second, args.end - args.begin, room.d_stride, room.state_stride);
+  }
+  write_tile(args, room, room.first);
+}
+
+template <class T>
+void one_piece(const AttentionArgs& args, int piece, float* state) {
+  const Room room(args);
+  take_queries(args, room);
+  attend<T>(args, room, piece, state);
 }
 
 }  // namespace
@@ -269,5 +381,17 @@ void attention(const AttentionArgs& args) {
 void attention_bf16(const AttentionArgs& args) { attention<Bf16>(args); }
 void attention_f16(const AttentionArgs& args) { attention<F16>(args); }
 void attention_f32(const AttentionArgs& args) { attention<float>(args); }
+void attention_piece_bf16(const AttentionArgs& args, int piece, float* state) { one_piece<Bf16>(args, piece, state); }
+void attention_piece_f16(const AttentionArgs& args, int piece, float* state) { one_piece<F16>(args, piece, state); }
+void attention_piece_f32(const AttentionArgs& args, int piece, float* state) { one_piece<float>(args, piece, state); }
+
+void attention_merge(const AttentionArgs& args, float* states, int pieces) {
+  const Room room(args);
+  const int vectors = args.end - args.begin;
+  for (int p = 1; p < pieces; ++p) {
+    merge(states, states + p * vectors * room.state_stride, vectors, room.d_stride, room.state_stride);
+  }
+  write_tile(args, room, states);
+}
 
 }  // namespace charonia::ops::cpu::CHARONIA_ISA

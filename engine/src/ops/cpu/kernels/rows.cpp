@@ -13,29 +13,46 @@ inline __attribute__((always_inline)) void for_vectors(std::int64_t n, Whole who
   if (i < n) part(i, static_cast<int>(n - i));
 }
 
-template <class Out>
-void rms_norm(Out* out, float* residual, const float* delta, const float* weight, float eps, std::int64_t n) {
-  if (delta != nullptr) {
-    for_vectors(
-        n, [&](std::int64_t i) { store(residual + i, add(load(residual + i), load(delta + i))); },
-        [&](std::int64_t i, int m) { store_n(residual + i, add(load_n(residual + i, m), load_n(delta + i, m)), m); });
-  }
+// 1 / sqrt(mean(x^2) + eps).
+inline float rms_factor(const float* x, float eps, std::int64_t n) {
   // Four sums, so that additions need not wait for each other.
   Vec sums[4] = {zero(), zero(), zero(), zero()};
   std::int64_t i = 0;
   for (; i + 4 * kWidth <= n; i += 4 * kWidth) {
 #pragma GCC unroll 4
     for (int s = 0; s < 4; ++s) {
-      const Vec x = load(residual + i + s * kWidth);
-      sums[s] = fma(x, x, sums[s]);
+      const Vec v = load(x + i + s * kWidth);
+      sums[s] = fma(v, v, sums[s]);
     }
   }
   for (; i < n; i += kWidth) {
-    const Vec x = n - i >= kWidth ? load(residual + i) : load_n(residual + i, static_cast<int>(n - i));
-    sums[0] = fma(x, x, sums[0]);
+    const Vec v = n - i >= kWidth ? load(x + i) : load_n(x + i, static_cast<int>(n - i));
+    sums[0] = fma(v, v, sums[0]);
   }
   const float sum = sum_of(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
-  const Vec factor = set1(1.0F / __builtin_sqrtf(sum / static_cast<float>(n) + eps));
+  return 1.0F / __builtin_sqrtf(sum / static_cast<float>(n) + eps);
+}
+
+template <class Out>
+void rms_norm(Out* out, float* residual, const float* delta, const float* delta_weight, const float* weight, float eps,
+              std::int64_t n) {
+  if (delta != nullptr && delta_weight != nullptr) {
+    const Vec factor = set1(rms_factor(delta, eps, n));
+    for_vectors(
+        n,
+        [&](std::int64_t i) {
+          store(residual + i, add(load(residual + i), mul(mul(load(delta + i), factor), load(delta_weight + i))));
+        },
+        [&](std::int64_t i, int m) {
+          const Vec normed = mul(mul(load_n(delta + i, m), factor), load_n(delta_weight + i, m));
+          store_n(residual + i, add(load_n(residual + i, m), normed), m);
+        });
+  } else if (delta != nullptr) {
+    for_vectors(
+        n, [&](std::int64_t i) { store(residual + i, add(load(residual + i), load(delta + i))); },
+        [&](std::int64_t i, int m) { store_n(residual + i, add(load_n(residual + i, m), load_n(delta + i, m)), m); });
+  }
+  const Vec factor = set1(rms_factor(residual, eps, n));
   for_vectors(
       n, [&](std::int64_t j) { store(out + j, mul(mul(load(residual + j), factor), load(weight + j))); },
       [&](std::int64_t j, int m) {
@@ -45,11 +62,29 @@ void rms_norm(Out* out, float* residual, const float* delta, const float* weight
 
 inline Vec silu(Vec x) { return div(x, add(set1(1.0F), exp(sub(zero(), x)))); }
 
+// x / 2 * (1 + tanh u) = x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+inline Vec gelu_tanh(Vec x) {
+  constexpr float kMinusTwice = -0x1.988454p+0F;  // -2 sqrt(2 / pi)
+  const Vec x_squared = mul(x, x);
+  const Vec cubic = fma(mul(x_squared, set1(0.044715F)), x, x);
+  return div(x, add(set1(1.0F), exp(mul(cubic, set1(kMinusTwice)))));
+}
+
+// out = activation(gate) * up.
+template <class Out, class Activation>
+inline __attribute__((always_inline)) void gated(Out* out, const float* gate, const float* up, std::int64_t n,
+                                                 Activation activation) {
+  for_vectors(
+      n, [&](std::int64_t i) { store(out + i, mul(activation(load(gate + i)), load(up + i))); },
+      [&](std::int64_t i, int m) { store_n(out + i, mul(activation(load_n(gate + i, m)), load_n(up + i, m)), m); });
+}
 template <class Out>
 void silu_mul(Out* out, const float* gate, const float* up, std::int64_t n) {
-  for_vectors(
-      n, [&](std::int64_t i) { store(out + i, mul(silu(load(gate + i)), load(up + i))); },
-      [&](std::int64_t i, int m) { store_n(out + i, mul(silu(load_n(gate + i, m)), load_n(up + i, m)), m); });
+  gated(out, gate, up, n, [](Vec x) { return silu(x); });
+}
+template <class Out>
+void gelu_tanh_mul(Out* out, const float* gate, const float* up, std::int64_t n) {
+  gated(out, gate, up, n, [](Vec x) { return gelu_tanh(x); });
 }
 
 template <class To, class From>
@@ -61,17 +96,46 @@ void convert(To* out, const From* in, std::int64_t n) {
 
 }  // namespace
 
-void rms_norm_bf16(Bf16* out, float* residual, const float* delta, const float* weight, float eps, std::int64_t n) {
-  rms_norm(out, residual, delta, weight, eps, n);
+void rms_norm_bf16(Bf16* out, float* residual, const float* delta, const float* delta_weight, const float* weight,
+                   float eps, std::int64_t n) {
+  rms_norm(out, residual, delta, delta_weight, weight, eps, n);
 }
-void rms_norm_f32(float* out, float* residual, const float* delta, const float* weight, float eps, std::int64_t n) {
-  rms_norm(out, residual, delta, weight, eps, n);
+void rms_norm_f32(float* out, float* residual, const float* delta, const float* delta_weight, const float* weight,
+                  float eps, std::int64_t n) {
+  rms_norm(out, residual, delta, delta_weight, weight, eps, n);
 }
 void silu_mul_bf16(Bf16* out, const float* gate, const float* up, std::int64_t n) { silu_mul(out, gate, up, n); }
 void silu_mul_f32(float* out, const float* gate, const float* up, std::int64_t n) { silu_mul(out, gate, up, n); }
+void gelu_tanh_mul_bf16(Bf16* out, const float* gate, const float* up, std::int64_t n) {
+  gelu_tanh_mul(out, gate, up, n);
+}
+void gelu_tanh_mul_f32(float* out, const float* gate, const float* up, std::int64_t n) {
+  gelu_tanh_mul(out, gate, up, n);
+}
 
-void rotate(float* head, const float* cos_sin, int head_dim) {
-  const int half = head_dim / 2;
+void soft_cap(float* x, float cap, std::int64_t n) {
+  const Vec caps = set1(cap);
+  for_vectors(
+      n, [&](std::int64_t i) { store(x + i, mul(caps, tanh(div(load(x + i), caps)))); },
+      [&](std::int64_t i, int m) { store_n(x + i, mul(caps, tanh(div(load_n(x + i, m), caps))), m); });
+}
+
+void scale(float* x, float factor, std::int64_t n) {
+  const Vec factors = set1(factor);
+  for_vectors(
+      n, [&](std::int64_t i) { store(x + i, mul(load(x + i), factors)); },
+      [&](std::int64_t i, int m) { store_n(x + i, mul(load_n(x + i, m), factors), m); });
+}
+
+void add_scaled(float* out, const float* x, float factor, std::int64_t n) {
+  const Vec factors = set1(factor);
+  for_vectors(
+      n, [&](std::int64_t i) { store(out + i, fma(load(x + i), factors, load(out + i))); },
+      [&](std::int64_t i, int m) { store_n(out + i, fma(load_n(x + i, m), factors, load_n(out + i, m)), m); });
+}
+
+void rotate(float* head, const float* cos_sin, int rotary_dim) {
+  const int half = rotary_dim / 2;
   float* const first = head;
   float* const second = head + half;
   const float* const cosines = cos_sin;

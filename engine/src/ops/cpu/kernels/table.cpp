@@ -4,16 +4,28 @@
 namespace charonia::ops::cpu::CHARONIA_ISA {
 
 void linear_bf16(const LinearArgs& args);
+void linear_bf16_widened(const LinearArgs& args);
 void linear_f16(const LinearArgs& args);
 void linear_f32(const LinearArgs& args);
 void attention_bf16(const AttentionArgs& args);
 void attention_f16(const AttentionArgs& args);
 void attention_f32(const AttentionArgs& args);
-void rms_norm_bf16(Bf16* out, float* residual, const float* delta, const float* weight, float eps, std::int64_t n);
-void rms_norm_f32(float* out, float* residual, const float* delta, const float* weight, float eps, std::int64_t n);
+void attention_piece_bf16(const AttentionArgs& args, int piece, float* state);
+void attention_piece_f16(const AttentionArgs& args, int piece, float* state);
+void attention_piece_f32(const AttentionArgs& args, int piece, float* state);
+void attention_merge(const AttentionArgs& args, float* states, int pieces);
+void rms_norm_bf16(Bf16* out, float* residual, const float* delta, const float* delta_weight, const float* weight,
+                   float eps, std::int64_t n);
+void rms_norm_f32(float* out, float* residual, const float* delta, const float* delta_weight, const float* weight,
+                  float eps, std::int64_t n);
 void silu_mul_bf16(Bf16* out, const float* gate, const float* up, std::int64_t n);
 void silu_mul_f32(float* out, const float* gate, const float* up, std::int64_t n);
-void rotate(float* head, const float* cos_sin, int head_dim);
+void gelu_tanh_mul_bf16(Bf16* out, const float* gate, const float* up, std::int64_t n);
+void gelu_tanh_mul_f32(float* out, const float* gate, const float* up, std::int64_t n);
+void soft_cap(float* x, float cap, std::int64_t n);
+void scale(float* x, float factor, std::int64_t n);
+void add_scaled(float* out, const float* x, float factor, std::int64_t n);
+void rotate(float* head, const float* cos_sin, int rotary_dim);
 void bf16_from_f32(Bf16* out, const float* in, std::int64_t n);
 void f16_from_f32(F16* out, const float* in, std::int64_t n);
 void f32_from_bf16(float* out, const Bf16* in, std::int64_t n);
@@ -21,18 +33,39 @@ void f32_from_f16(float* out, const F16* in, std::int64_t n);
 float maximum(const float* in, std::int64_t n);
 double exp_sum(float* out, const float* in, float shift, float scale, std::int64_t n);
 
+#if defined(__AVX512F__) && !defined(CHARONIA_ISA_amx)
+constexpr int kTwoPanelRows = 3;
+#else
+constexpr int kTwoPanelRows = 0;  // too few registers; or tiles, which read four streams
+#endif
+
 const Kernels& kernels() {
   static constexpr Kernels table = {
       .linear_bf16 = linear_bf16,
+      .two_panel_rows = kTwoPanelRows,
+#if defined(__AVX512BF16__)
+      .linear_bf16_widened = nullptr,
+#else
+      .linear_bf16_widened = linear_bf16_widened,
+#endif
       .linear_f16 = linear_f16,
       .linear_f32 = linear_f32,
       .attention_bf16 = attention_bf16,
       .attention_f16 = attention_f16,
       .attention_f32 = attention_f32,
+      .attention_piece_bf16 = attention_piece_bf16,
+      .attention_piece_f16 = attention_piece_f16,
+      .attention_piece_f32 = attention_piece_f32,
+      .attention_merge = attention_merge,
       .rms_norm_bf16 = rms_norm_bf16,
       .rms_norm_f32 = rms_norm_f32,
       .silu_mul_bf16 = silu_mul_bf16,
       .silu_mul_f32 = silu_mul_f32,
+      .gelu_tanh_mul_bf16 = gelu_tanh_mul_bf16,
+      .gelu_tanh_mul_f32 = gelu_tanh_mul_f32,
+      .soft_cap = soft_cap,
+      .scale = scale,
+      .add_scaled = add_scaled,
       .rotate = rotate,
       .bf16_from_f32 = bf16_from_f32,
       .f16_from_f32 = f16_from_f32,

@@ -60,13 +60,14 @@ inline float max_of(Vec x) {
   return out;
 }
 
-// e^x to about 1e-7 relative. x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor polynomial of degree 7 (remainder
-// below 6e-9), 2^n by the exponent. Below -87.3 the result is 0, above 88 it is e^88; NaN stays NaN.
-inline Vec exp(Vec x) {
-  const Vec least = set1(-87.3F);
-  const Vec clamped = max(least, min(set1(88.0F), x));
-  const Vec n = round(mul(clamped, set1(0x1.715476p+0F)));
-  Vec r = fma(n, set1(-0x1.62e4p-1F), clamped);  // ln 2 in two parts: the first has 15 bits, so its product is exact
+// e^x = 2^n (1 + q r) with x = n ln 2 + r, |r| <= ln 2 / 2; 1 + q r is the Taylor polynomial of degree 7 (remainder
+// below 6e-9). |n| must be small enough for an exponent.
+struct ExpParts {
+  Vec n, r, q;
+};
+inline ExpParts exp_parts(Vec x) {
+  const Vec n = round(mul(x, set1(0x1.715476p+0F)));
+  Vec r = fma(n, set1(-0x1.62e4p-1F), x);  // ln 2 in two parts: the first has 15 bits, so its product is exact
   r = fma(n, set1(-0x1.7f7d1cp-20F), r);
   Vec p = set1(1.0F / 5040);
   p = fma(p, r, set1(1.0F / 720));
@@ -75,8 +76,23 @@ inline Vec exp(Vec x) {
   p = fma(p, r, set1(1.0F / 6));
   p = fma(p, r, set1(0.5F));
   p = fma(p, r, set1(1.0F));
-  p = fma(p, r, set1(1.0F));
-  return zero_where_less(times_power_of_two(p, n), x, least);
+  return {n, r, p};
+}
+
+// e^x to about 1e-7 relative. Below -87.3 the result is 0, above 88 it is e^88; NaN stays NaN.
+inline Vec exp(Vec x) {
+  const Vec least = set1(-87.3F);
+  const auto [n, r, q] = exp_parts(max(least, min(set1(88.0F), x)));
+  return zero_where_less(times_power_of_two(fma(q, r, set1(1.0F)), n), x, least);
+}
+
+// tanh x = m / (m + 2) with m = e^2x - 1 = 2^n q r + (2^n - 1), which is exact to about 1e-7 relative near zero too.
+// From |x| = 10 on the result is 1 or -1; NaN stays NaN.
+inline Vec tanh(Vec x) {
+  const auto [n, r, q] = exp_parts(max(set1(-20.0F), min(set1(20.0F), add(x, x))));
+  const Vec power = times_power_of_two(set1(1.0F), n);
+  const Vec m = fma(mul(q, r), power, sub(power, set1(1.0F)));
+  return div(m, add(m, set1(2.0F)));
 }
 
 }  // namespace

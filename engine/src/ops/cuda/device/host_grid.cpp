@@ -9,6 +9,9 @@
 
 #include <sys/mman.h>
 #include <ucontext.h>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
 
 #include "base/text.h"
 #include "charonia/error.h"
@@ -21,6 +24,37 @@ constexpr std::size_t kStackShiftBytes = 1024 + 64, kMostStackShiftBytes = std::
 constexpr std::size_t kMostExchanged = 64;
 constexpr unsigned kLanes = 32;
 constexpr int kNaNByte = 0xff;  // four of them are a NaN, two are one in either 16-bit type
+
+// Tells the address sanitizer which stack is in use. From one stack: leave(to), then the jump; on the other one: arrive().
+class StackSwitch {
+ public:
+  // For good: what the sanitizer keeps for the stack that is left is dropped.
+  static void leave_for_good(const StackSwitch& to) { start(nullptr, to); }
+  void leave(const StackSwitch& to) { start(&kept_, to); }
+  // On this stack, after it was left. came_from: gets the bounds of the stack before.
+  void arrive(StackSwitch* came_from = nullptr) {
+#if defined(__SANITIZE_ADDRESS__)
+    const void* bottom = nullptr;
+    std::size_t bytes = 0;
+    __sanitizer_finish_switch_fiber(kept_, &bottom, &bytes);
+    if (came_from != nullptr) came_from->set(bottom, bytes);
+#else
+    (void)came_from;
+#endif
+  }
+  void set(const void* bottom, std::size_t bytes) { bottom_ = bottom, bytes_ = bytes, kept_ = nullptr; }
+
+ private:
+  static void start([[maybe_unused]] void** kept, [[maybe_unused]] const StackSwitch& to) {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(kept, to.bottom_, to.bytes_);
+#endif
+  }
+
+  const void* bottom_ = nullptr;
+  std::size_t bytes_ = 0;
+  void* kept_ = nullptr;  // the sanitizer's
+};
 
 class Stack {
  public:
@@ -52,6 +86,7 @@ struct Fiber {
   std::vector<Copy> open_copies;                // not committed
   std::vector<std::vector<Copy>> copy_groups;   // committed, oldest first
   std::unique_ptr<Stack> stack;
+  StackSwitch stack_switch;
   jmp_buf at{};
 };
 
@@ -91,6 +126,8 @@ class Grid {
   Fiber* current_ = nullptr;
   std::exception_ptr error_;
   jmp_buf scheduler_{};
+  StackSwitch scheduler_stack_;
+  StackSwitch scheduler_bounds_;  // of the same stack, as the fibers see it
 };
 
 Grid& grid() {
@@ -153,9 +190,13 @@ void Grid::run_block() {
 void Grid::resume(Fiber& fiber) {
   current_ = &fiber;
   if (_setjmp(scheduler_) == 0) {
-    if (fiber.started) _longjmp(fiber.at, 1);
+    if (fiber.started) {
+      scheduler_stack_.leave(fiber.stack_switch);
+      _longjmp(fiber.at, 1);
+    }
     fiber.started = true;
     if (!fiber.stack) fiber.stack = std::make_unique<Stack>();
+    fiber.stack_switch.set(fiber.stack->data(), kStackBytes);
     ucontext_t context;
     getcontext(&context);
     context.uc_stack.ss_sp = fiber.stack->data();
@@ -163,19 +204,23 @@ void Grid::resume(Fiber& fiber) {
     context.uc_stack.ss_size = kStackBytes - index_of(fiber) * kStackShiftBytes % kMostStackShiftBytes;
     context.uc_link = nullptr;
     makecontext(&context, &Grid::enter, 0);
+    scheduler_stack_.leave(fiber.stack_switch);
     setcontext(&context);
   }
+  scheduler_stack_.arrive();
   current_ = nullptr;
 }
 
 void Grid::enter() {
   auto& self = grid();
+  self.current_->stack_switch.arrive(&self.scheduler_bounds_);
   try {
     (*self.body_)();
   } catch (...) {
     self.error_ = std::current_exception();
   }
   self.leave();
+  StackSwitch::leave_for_good(self.scheduler_bounds_);
   _longjmp(self.scheduler_, 1);
 }
 
@@ -212,7 +257,11 @@ void Grid::wait_at(State state) {
       return;
     }
   }
-  if (_setjmp(fiber.at) == 0) _longjmp(scheduler_, 1);
+  if (_setjmp(fiber.at) == 0) {
+    fiber.stack_switch.leave(scheduler_bounds_);
+    _longjmp(scheduler_, 1);
+  }
+  fiber.stack_switch.arrive(&scheduler_bounds_);
 }
 
 void Grid::sync_warp() { wait_at(State::at_warp_barrier); }

@@ -138,14 +138,15 @@ inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
 inline long long __double2ll_rn(double x) { return std::llrint(x); }
-using std::exp2f;
 using ::expf;
 using ::fabsf;
+using ::logf;
+using ::tanhf;
+using std::exp2f;
 using std::fmaf;
 using std::fmaxf;
 using std::fminf;
 using std::log2f;
-using ::logf;
 using std::max;
 using std::min;
 

@@ -44,7 +44,7 @@ std::size_t attention_workspace_bytes(const AttentionShape& shape, const Attenti
 }
 
 void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, const Tensor& qkv, const CacheLayer& cache,
-               const AttentionShape& shape, float scale, const AttentionWork& work) {
+               const AttentionShape& shape, const ops::AttentionParams& how, const AttentionWork& work) {
   const auto workspace = workspace_of(shape, work.max_partials);
   auto* const base = static_cast<unsigned char*>(work.workspace);
   AttentionParams params;
@@ -58,7 +58,15 @@ void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, cons
   params.group = shape.group();
   params.max_blocks = shape.multiprocessors * kBlocksPerMultiprocessor;
   params.chunk = shape.reproducible ? kAttentionChunk : kNoChunks;
-  params.scale = scale * kLog2E;
+  auto& weighing = params.weighing;
+  weighing.changes = how.soft_cap != 0 || how.alibi != nullptr;
+  weighing.any = weighing.changes || how.window > 0;
+  if (how.window > 0) weighing.window = how.window;
+  weighing.scale = how.scale;
+  weighing.cap = how.soft_cap;
+  if (how.soft_cap != 0) weighing.to_exponent = 2 * kLog2E / how.soft_cap;
+  weighing.slopes = how.alibi;
+  params.scale = weighing.changes ? kLog2E : how.scale * kLog2E;
   params.counters = reinterpret_cast<std::int32_t*>(base);
   params.partials = reinterpret_cast<float*>(base + workspace.partials);
   params.sums = reinterpret_cast<float*>(base + workspace.sums);

@@ -6,6 +6,10 @@
 // pieces (long sequences in small batches, so that all multiprocessors have work), each leaves a partial result, and
 // the piece that is done last combines them, in the order of the positions.
 //
+// Layers share a step's plan, and their windows may differ: items begin where the widest window does (AttentionShape),
+// and the kernels leave out the tiles of an item that no row of it sees in their layer. A piece of which nothing is
+// left reads nothing and leaves a partial result of weight 0. Neither changes a bit: see attention_tile.h.
+//
 // What a caller does:
 //   once    attention_bounds() says how many items and partial results any step within the limits has. Make room for
 //           that many items of each list in the step's upload, and one zero-filled DeviceMemory of
@@ -31,12 +35,14 @@
 
 namespace charonia::cuda {
 
+inline constexpr int kAttentionTile = 64;  // items begin, and are cut, at multiples of it
+
 struct alignas(16) AttentionItem {
   std::int32_t table = 0;      // where the sequence's block table begins in the flat list of tables
   std::int32_t first_row = 0;  // row of the step
   std::int32_t num_rows = 0;
   std::int32_t first_position = 0;        // of first_row; the following rows stand at the following positions
-  std::int32_t kv_begin = 0, kv_end = 0;  // positions of this piece; row r sees those <= its own
+  std::int32_t kv_begin = 0, kv_end = 0;  // positions of this piece; row r sees those <= its own, in its window
   std::int32_t partial = 0;  // of cut rows: their first partial result. Row r of piece i: + i * num_rows + r
   std::int16_t piece = 0, pieces = 1;
 };
@@ -49,15 +55,20 @@ struct AttentionPlan {
 
 struct AttentionShape {
   int heads = 0, kv_heads = 0, head_dim = 0, block_len = 0;
+  int window = 0;           // positions that a row sees in the layer where it sees most, itself among them; 0: all
   int multiprocessors = 1;  // of the device; fewer leave some of it to others
   // A row's bits then depend on its own sequence alone: positions are summed up in chunks of kAttentionChunk, and the
   // chunks' results are combined in their order, whether one thread block does it or several.
   bool reproducible = false;
 
   CHARONIA_HD int group() const { return heads / kv_heads; }
+  // Of an item whose first row stands at the position: where its positions begin.
+  CHARONIA_HD int first_seen(int position) const {
+    const int first = window == 0 || window > position ? 0 : position - window + 1;
+    return first / kAttentionTile * kAttentionTile;
+  }
 };
 
-inline constexpr int kAttentionTile = 64;    // cuts lie at multiples of it
 inline constexpr int kAttentionChunk = 512;  // reproducible: at multiples of it
 inline constexpr int kDecodeTileRows = 16;   // query heads of a row that a thread block takes at once
 inline constexpr int kBlocksPerMultiprocessor = 2;
@@ -92,10 +103,11 @@ struct AttentionWork {
   std::int64_t max_partials = 0;  // AttentionBounds::partials that the workspace was made for
 };
 
-// out [rows, heads * head_dim] = softmax(q k^T * scale) v. qkv as rotary_store left it (q is read). scale > 0. bf16 and
-// f16 caches go over tensor cores where head_dim is 32, 64, 96, 128 or 256, q and out have the cache's type, and rows
-// of qkv are 16-byte aligned; anything else takes a plain kernel in float.
+// out [rows, heads * head_dim] = the values, weighted by the softmax of what ops::AttentionParams says. qkv as
+// rotary_store left it (q is read). how.scale > 0; how.window: no wider than the shape's. bf16 and f16 caches go over
+// tensor cores where head_dim is 32, 64, 96, 128 or 256, q and out have the cache's type, and rows of qkv are 16-byte
+// aligned; anything else takes a plain kernel in float.
 void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, const Tensor& qkv, const CacheLayer& cache,
-               const AttentionShape& shape, float scale, const AttentionWork& work);
+               const AttentionShape& shape, const ops::AttentionParams& how, const AttentionWork& work);
 
 }  // namespace charonia::cuda

@@ -4,6 +4,8 @@
 //   cache [block][k, v][kv head][slot][head_dim], the same type
 //   out   as q
 //   out[row, h] = sum over the item's positions p of softmax_p(q[row, h] . k[p, h / group] * scale) * v[p, h / group]
+// With `weighs`, the softmax is over what ops::AttentionParams says, and positions before the window's first tile are
+// not read; a piece before the window takes one tile of zeros, so that copies and products stay in step.
 //
 // Bound by memory: 2 * head_dim * 2 bytes a position and kv head are read once, and with each element go 16
 // multiplications of the tensor cores, of which `group` are of use. A tile of 64 positions is 32 KB at
@@ -58,12 +60,13 @@ CHARONIA_DEVICE void wait_for_tile(int stages) {
 }
 
 // Where the copies are: a walk over the tiles of all units of this block.
+template <bool weighs>
 struct Ahead {
   AttentionUnit unit, next;
   int turn, position;
   CHARONIA_DEVICE void begin(const AttentionParams& p, int units) {
-    unit = attention_unit(p, 0, units);
-    next = attention_unit(p, 1, units);  // long before it is needed: its loads are waited for by nobody
+    unit = attention_unit<weighs>(p, 0, units);
+    next = attention_unit<weighs>(p, 1, units);  // long before it is needed: its loads are waited for by nobody
     turn = 1;
     position = unit.item.kv_begin;
   }
@@ -71,13 +74,13 @@ struct Ahead {
     position += positions;
     if (position < unit.item.kv_end || !unit.valid) return;
     unit = next;
-    next = attention_unit(p, ++turn, units);
+    next = attention_unit<weighs>(p, ++turn, units);
     position = unit.item.kv_begin;
   }
   CHARONIA_DEVICE bool at_begin() const { return position == unit.item.kv_begin; }
 };
 
-template <class T, int kDim>
+template <class T, int kDim, bool weighs>
 CHARONIA_KERNEL(kAttentionThreads, kBlocksPerMultiprocessor)
 void decode_kernel(const AttentionParams p) {
   constexpr int kPositions = tile_positions(kDim), kUnits = kDim / 8, kPUnits = kPositions / 8;
@@ -100,7 +103,7 @@ void decode_kernel(const AttentionParams p) {
   dependency_trigger();
   dependency_wait();
   const int units = *p.count * p.cache.kv_heads * p.tiles;
-  Ahead ahead;
+  Ahead<weighs> ahead;
   ahead.begin(p, units);
   if (!ahead.unit.valid) return;
 
@@ -130,13 +133,21 @@ void decode_kernel(const AttentionParams p) {
 
   int stage = 0;
   for (int turn = 0;; ++turn) {
-    const auto unit = attention_unit(p, turn, units);
+    const auto unit = attention_unit<weighs>(p, turn, units);
     if (!unit.valid) break;
     std::uint32_t q[kDim / 16][4];
     RowTile<kColumnTiles> rows;
     rows.clear();
+    [[maybe_unused]] float slope[2] = {};
+    if constexpr (weighs) {
+      CHARONIA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        slope[half] = slope_of(p, unit.kv_head * p.group + unit.tile * kRows + half * 8 + g);
+      }
+    }
 
-    for (int begin = unit.item.kv_begin; begin < unit.item.kv_end; begin += kPositions) {
+    for (int begin = unit.item.kv_begin; begin < unit.item.kv_end || (weighs && begin == unit.item.kv_begin);
+         begin += kPositions) {
       publish_rows();
       wait_for_tile(p.stages);
       __syncthreads();  // this tile is there, and all are done with the one before, whose stage is the next to fill
@@ -160,11 +171,27 @@ void decode_kernel(const AttentionParams p) {
           mma_m16n8k16<T>(score[0], q[i], b0);
           mma_m16n8k16<T>(score[1], q[i], b1);
         }
+        const auto position_of = [&](int i) { return begin + warp * 16 + i / 4 * 8 + 2 * t + i % 2; };
+        if constexpr (weighs) {
+          const int at = unit.item.first_position, first = window_begin(p, at);
+          if (p.weighing.changes) {
+            CHARONIA_UNROLL
+            for (int i = 0; i < 8; ++i) {
+              auto& x = score[i / 4][i % 4];
+              x = weigh(p, x, slope[i % 4 / 2], position_of(i) - at);
+            }
+          }
+          if (begin < first) {
+            CHARONIA_UNROLL
+            for (int i = 0; i < 8; ++i) {
+              if (position_of(i) < first) score[i / 4][i % 4] = kMinusInfinity;
+            }
+          }
+        }
         if (begin + kPositions > unit.item.kv_end) {
           CHARONIA_UNROLL
           for (int i = 0; i < 8; ++i) {
-            const int position = begin + warp * 16 + i / 4 * 8 + 2 * t + i % 2;
-            if (position >= unit.item.kv_end) score[i / 4][i % 4] = kMinusInfinity;
+            if (position_of(i) >= unit.item.kv_end) score[i / 4][i % 4] = kMinusInfinity;
           }
         }
         CHARONIA_UNROLL
@@ -228,7 +255,7 @@ void decode_kernel(const AttentionParams p) {
         rows.clear();
       }
     }
-    if (unit.item.kv_begin + p.chunk < unit.item.kv_end) rows.merge_after(sums, p.scale);
+    if (has_chunks(p, unit.item)) rows.merge_after(sums, p.scale);
 
     CHARONIA_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -268,7 +295,7 @@ void start(Stream& stream, const DeviceInfo& device, AttentionParams params, std
          {.grid_x = static_cast<unsigned>(std::min(params.max_units, params.max_blocks)),
           .threads = kAttentionThreads,
           .dynamic_shared_bytes = shared_bytes(kDim, params.stages)},
-         decode_kernel<T, kDim>, params);
+         params.weighing.any ? decode_kernel<T, kDim, true> : decode_kernel<T, kDim, false>, params);
 }
 
 template <class T>

@@ -8,6 +8,17 @@
 
 namespace charonia::cuda {
 
+// What is done to products of q and k beyond their scale. Kernels have a version with it and one without.
+struct Weighing {
+  bool any = false;
+  int window = 1 << 30;  // positions that a row sees, itself among them
+  bool changes = false;  // scores are x = q k^T * scale, capped, plus slopes; else x = q k^T
+  float scale = 1;
+  float cap = 0;                  // 0: none
+  float to_exponent = 0;          // 2 log2(e) / cap
+  const float* slopes = nullptr;  // [heads]; null: none
+};
+
 struct AttentionParams {
   const AttentionItem* items = nullptr;
   const std::int32_t* count = nullptr;   // of items
@@ -17,16 +28,17 @@ struct AttentionParams {
   std::int64_t q_stride = 0, out_stride = 0;
   CacheLayer cache;
   int heads = 0, group = 0;
-  int tiles = 1;                     // thread blocks for one kv head of one item
-  int max_units = 0;                 // items there is room for, times kv heads and tiles
-  int max_blocks = 0;                // of a grid that runs all at once
-  int stages = 2;                    // of the pipeline of k and v tiles
-  int chunk = 0;                     // positions that are summed up by themselves; a power of two
-  float scale = 1;                   // softmax is over 2^(q k^T * scale): log2(e) is in it
-  float* partials = nullptr;         // [partials][heads][head_dim + 4]: sum of p v, maximum, sum of p, -, -
+  int tiles = 1;              // thread blocks for one kv head of one item
+  int max_units = 0;          // items there is room for, times kv heads and tiles
+  int max_blocks = 0;         // of a grid that runs all at once
+  int stages = 2;             // of the pipeline of k and v tiles
+  int chunk = 0;              // positions that are summed up by themselves; a power of two
+  float scale = 1;            // softmax is over 2^(x * scale), log2(e) is in it; x = q k^T, or what Weighing says
+  float* partials = nullptr;  // [partials][heads][head_dim + 4]: sum of p v, maximum, sum of p, -, -
   std::int32_t* counters = nullptr;  // [partials][kv_heads][tiles]: pieces done, at their first partial
   float* sums = nullptr;             // [thread blocks][sums_stride]: what a block has of the chunks before, when there
   std::int64_t sums_stride = 0;      //   may be several in an item
+  Weighing weighing;
 };
 
 // `items`: the most that *params.count can be. The first two need a head size of 32, 64, 96, 128 or 256, 16-bit

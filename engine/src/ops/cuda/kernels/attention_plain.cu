@@ -7,6 +7,7 @@
 // A warp takes one row and one query head, all its positions in their order, 32 at a time: scores with a position a
 // lane, a running maximum and sum, then out with columns by lanes. k and v are read anew for every row and head, so
 // time goes by the caches' bandwidth and instructions; nothing is tuned here. Results depend on the row alone.
+// Positions before a row's window are not read.
 //
 // Shared memory of a warp: q [head_dim], out [head_dim], p [32], in float, and cache rows [32].
 #include <algorithm>
@@ -68,13 +69,14 @@ void plain_kernel(const PlainParams params) {
     const AttentionItem item = p.items[index / p.heads / params.rows_per_item];
     if (item.piece != 0 || of_item >= item.num_rows) continue;
     const int row = item.first_row + of_item, positions = item.first_position + of_item + 1;
+    const float slope = p.weighing.slopes == nullptr ? 0.0F : load_readonly(p.weighing.slopes + head);
     for (int d = lane; d < dim; d += kWarp) {
       q[d] = load(p.q, params.q_type, row * p.q_stride + head * dim + d);
       out[d] = 0;
     }
     __syncwarp();
     float maximum = -__builtin_inff(), sum = 0;
-    for (int begin = 0; begin < positions; begin += kWarp) {
+    for (int begin = max(0, positions - p.weighing.window); begin < positions; begin += kWarp) {
       const int position = begin + lane, here = min(kWarp, positions - begin);
       float score = -__builtin_inff();
       if (lane < here) {
@@ -84,6 +86,11 @@ void plain_kernel(const PlainParams params) {
         const T* const k = cache + static_cast<std::int64_t>(cache_row) * dim;
         score = 0;
         for (int d = 0; d < dim; ++d) score = fmaf(q[d], to_float(k[d]), score);
+        if (p.weighing.changes) {
+          score *= p.weighing.scale;
+          if (p.weighing.cap != 0) score = p.weighing.cap * tanhf(score / p.weighing.cap);
+          score = fmaf(slope, static_cast<float>(position + 1 - positions), score);
+        }
         score *= p.scale;
         cache_rows[lane] = cache_row;
       }

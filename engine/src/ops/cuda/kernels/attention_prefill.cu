@@ -4,6 +4,9 @@
 //   cache [block][k, v][kv head][slot][head_dim], the same type
 //   out   as q
 //   out[row, h] = sum over positions p <= row's of softmax_p(q[row, h] . k[p, h / group] * scale) * v[p, h / group]
+// With `weighs`, the softmax is over what ops::AttentionParams says: positions before the first row's window are not
+// read, and a warp leaves out the steps before the window of its own first row. A soft cap takes two of the units for
+// exponentials more for each product, slopes a multiplication.
 //
 // After "FlashAttention-2" (Dao 2023): one pass over k and v with a running maximum and sum. Bound by arithmetic: 4 *
 // head_dim operations per row, head and position that it sees, on tensor cores by mma.m16n8k16. At head_dim 128 a
@@ -39,7 +42,7 @@ constexpr std::size_t shared_bytes(int head_dim) {
 static_assert(shared_bytes(128) <= 99 << 10 && shared_bytes(256) <= 99 << 10,
               "what a block has on compute capability 8.9");
 
-template <class T, int kDim>
+template <class T, int kDim, bool weighs>
 CHARONIA_KERNEL(kAttentionThreads, kBlocksPerMultiprocessor)
 void prefill_kernel(const AttentionParams p) {
   constexpr int kRows = prefill_tile_rows(kDim), kWarpRows = kRows / kAttentionWarps, kRowTiles = kWarpRows / 16;
@@ -68,7 +71,7 @@ void prefill_kernel(const AttentionParams p) {
   dependency_trigger();
   dependency_wait();
   for (int turn = 0;;) {
-    const auto next = attention_unit(p, turn, *p.count * p.cache.kv_heads * p.tiles);
+    const auto next = attention_unit<weighs>(p, turn, *p.count * p.cache.kv_heads * p.tiles);
     if (!next.valid) break;
     if (thread == 0) unit = next;
     // Cache rows are looked up a tile before they are needed, one position a thread.
@@ -91,7 +94,7 @@ void prefill_kernel(const AttentionParams p) {
     CHARONIA_UNROLL
     for (int r = 0; r < kRowTiles; ++r) rows[r].clear();
     int stage = 0;
-    for (int begin = item.kv_begin; begin < item.kv_end; begin += kPositions) {
+    for (int begin = item.kv_begin; begin < item.kv_end || (weighs && begin == item.kv_begin); begin += kPositions) {
       const unsigned char* const k = stages + stage * 2 * kKBytes;
       const unsigned char* const v = k + kKBytes;
       stage ^= 1;
@@ -107,6 +110,10 @@ void prefill_kernel(const AttentionParams p) {
 
       CHARONIA_UNROLL_BY(1)
       for (int step = begin; step < begin + kPositions && step <= last_limit; step += kStep) {
+        [[maybe_unused]] const auto position_of_row = [&](int i) { return item.first_position + query_row(i).row; };
+        if constexpr (weighs) {
+          if (step + kStep <= window_begin(p, position_of_row(warp_row))) continue;
+        }
         const unsigned char* const k_step = k + (step - begin) * kDim * 2;
         const unsigned char* const v_step = v + (step - begin) * kDim * 2;
         float score[kRowTiles][kStep / 8][4] = {};
@@ -126,6 +133,32 @@ void prefill_kernel(const AttentionParams p) {
             for (int r = 0; r < kRowTiles; ++r) {
               mma_m16n8k16<T>(score[r][2 * j], a[r], b0);
               mma_m16n8k16<T>(score[r][2 * j + 1], a[r], b1);
+            }
+          }
+        }
+        if constexpr (weighs) {
+          if (p.weighing.changes) {
+            CHARONIA_UNROLL
+            for (int half = 0; half < 2 * kRowTiles; ++half) {
+              const int row = warp_row + half * 8 + g, at = position_of_row(row);
+              const float slope = slope_of(p, unit.kv_head * p.group + unit.tile * kRows + query_row(row).head);
+              CHARONIA_UNROLL
+              for (int i = 0; i < kStep / 8 * 2; ++i) {
+                auto& x = score[half / 2][i / 2][half % 2 * 2 + i % 2];
+                x = weigh(p, x, slope, step + i / 2 * 8 + 2 * t + i % 2 - at);
+              }
+            }
+          }
+          if (step < window_begin(p, position_of_row(warp_row + kWarpRows - 1))) {
+            CHARONIA_UNROLL
+            for (int half = 0; half < 2 * kRowTiles; ++half) {
+              const int first = window_begin(p, position_of_row(warp_row + half * 8 + g));
+              CHARONIA_UNROLL
+              for (int i = 0; i < kStep / 8 * 2; ++i) {
+                if (step + i / 2 * 8 + 2 * t + i % 2 < first) {
+                  score[half / 2][i / 2][half % 2 * 2 + i % 2] = kMinusInfinity;
+                }
+              }
             }
           }
         }
@@ -200,7 +233,7 @@ void prefill_kernel(const AttentionParams p) {
         }
       }
     }
-    if (item.kv_begin + p.chunk < item.kv_end) {
+    if (has_chunks(p, item)) {
       CHARONIA_UNROLL
       for (int r = 0; r < kRowTiles; ++r) {
         rows[r].merge_after(sums_of(r), p.scale);
@@ -260,7 +293,7 @@ void start(Stream& stream, AttentionParams params, std::int64_t items) {
          {.grid_x = static_cast<unsigned>(std::min(params.max_units, params.max_blocks)),
           .threads = kAttentionThreads,
           .dynamic_shared_bytes = shared_bytes(kDim)},
-         prefill_kernel<T, kDim>, params);
+         params.weighing.any ? prefill_kernel<T, kDim, true> : prefill_kernel<T, kDim, false>, params);
 }
 
 template <class T>

@@ -2,9 +2,9 @@
 // get there, and the arithmetic of the softmax. A row gets the same bits from either, for these reasons:
 //   - Softmax goes in steps: of the positions [32 i, 32 (i + 1)) of the sequence, wherever an item begins.
 //   - Every element of q k^T and of p v is summed up by the same tensor-core products in the same order; what other
-//   rows
-//     of the product hold does not matter. A step that is masked altogether changes nothing: its products are zeros,
-//     and everything is multiplied by 2^0.
+//     rows of the product hold does not matter. A step that is masked altogether changes nothing: its products are
+//     zeros, and everything is multiplied by 2^0. (Before a row's window all that it has are zeros: it does not matter
+//     how far before the window an item begins, or how many pieces or chunks lie there.)
 //   - The sum of p is a column of the product p v, with a v of ones. The maximum is exact in any order.
 //   - Multiplications and additions that the compiler might or might not contract are written as fmaf.
 #pragma once
@@ -52,7 +52,12 @@ struct AttentionUnit {
   bool valid = false;
 };
 
-// Blocks take units in turn, there and back: as items are sorted by length, that evens out what each has to do.
+// The first position that the row at `position` sees; below 0 where it sees all.
+CHARONIA_DEVICE int window_begin(const AttentionParams& p, int position) { return position - p.weighing.window + 1; }
+
+// Blocks take units in turn, there and back: as items are sorted by length, that evens out what each has to do. weighs:
+// the items begin where their first row's window does; one that lies before it keeps no position.
+template <bool weighs>
 CHARONIA_DEVICE AttentionUnit attention_unit(const AttentionParams& p, int turn, int units) {
   const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
   const int index = turn * blocks + (turn % 2 == 0 ? block : blocks - 1 - block);
@@ -63,12 +68,33 @@ CHARONIA_DEVICE AttentionUnit attention_unit(const AttentionParams& p, int turn,
   unit.item = p.items[index / of_item];
   unit.kv_head = index % of_item / p.tiles;
   unit.tile = index % p.tiles;
+  if constexpr (weighs) {
+    auto& item = unit.item;
+    item.kv_begin = min(max(item.kv_begin, window_begin(p, item.first_position) & ~(kAttentionTile - 1)), item.kv_end);
+  }
   unit.valid = index < units;  // known late: the item is loaded meanwhile
   return unit;
 }
 
-// Whether the positions before `end` are whole chunks. Items that have several begin with one.
+// Whether a chunk ends before `end`; whether the item has positions of several.
 CHARONIA_DEVICE bool ends_chunk(const AttentionParams& p, int end) { return (end & (p.chunk - 1)) == 0; }
+CHARONIA_DEVICE bool has_chunks(const AttentionParams& p, const AttentionItem& item) {
+  return (item.kv_begin | (p.chunk - 1)) + 1 < item.kv_end;
+}
+
+// The slope of a head; of one that is not there, any.
+CHARONIA_DEVICE float slope_of(const AttentionParams& p, int head) {
+  return p.weighing.slopes == nullptr ? 0.0F : load_readonly(p.weighing.slopes + min(head, p.heads - 1));
+}
+
+// A score from a product of q and k, where p.weighing.changes. `distance`: the key's position less the row's.
+// cap * tanh(x / cap) is cap - 2 cap / (1 + e^(2 x / cap)): off by a few units in the last place of cap.
+CHARONIA_DEVICE float weigh(const AttentionParams& p, float product, float slope, int distance) {
+  const auto& how = p.weighing;
+  float x = product * how.scale;
+  if (how.cap != 0) x = fmaf(-2.0F * how.cap, fast_divide(1.0F, 1.0F + fast_exp2(x * how.to_exponent)), how.cap);
+  return fmaf(slope, static_cast<float>(distance), x);
+}
 
 // Which row of head_dim elements of the cache layer is k at a position; -1: none, it is not the item's.
 CHARONIA_DEVICE int k_row(const AttentionParams& p, const AttentionUnit& unit, int position) {

@@ -1,13 +1,20 @@
-// Rotation of q and k, and the way of k and v into the cache.
+// What is done to q and k before attention, and the way of k and v into the cache.
 //
 //   qkv      [rows, (heads + 2 kv_heads) * head_dim], rows `stride` apart: q heads, k heads, v heads
-//   cos_sin  [positions, head_dim] f32: cosines in the first half of a row, sines in the second
+//   cos_sin  [table rows, rotary_dim] f32: cosines in the first half of a row, sines in the second
 //   cache    [block][k, v][kv head][slot][head_dim]
+// A head of q or k: x = x / sqrt(mean(x^2) + eps) * weight, where there are weights; the pairs (d, d + rotary_dim / 2)
+// are turned, the elements from rotary_dim on stay; q is multiplied by its position's scale, where there are scales.
 //
 // Bound by memory: qkv is read once, q written back, k and v written to the cache (k and v in qkv keep what they are);
-// cosines and sines are 4 * head_dim bytes a row and stay in L1. A thread takes kVector elements of a head's first half
-// and those kVector that are turned with them, so that all accesses have 16 bytes where shapes allow it. At one row it
-// is the launch that takes the time.
+// cosines and sines are 4 * rotary_dim bytes a row and stay in L1, as do weights and what a norm reads again. A thread
+// takes kVector elements of the first half of what is turned and those kVector that are turned with them (or as many of
+// either half of what stays), so that all accesses have 16 bytes where shapes allow it. With a norm, a head belongs to
+// a power of two of lanes of one warp, which sum up its squares by shuffles. At one row it is the launch that takes the
+// time.
+#include <algorithm>
+#include <bit>
+
 #include "charonia/error.h"
 #include "ops/cuda/device/portable.h"
 #include "ops/cuda/kernels/rows.h"
@@ -17,13 +24,20 @@ namespace {
 
 constexpr int kThreads = 256;
 
-struct RotaryParams {
+struct RotaryStore {
   void* qkv = nullptr;
   std::int64_t stride = 0;
   const float* cos_sin = nullptr;
+  int rotary_dim = 0;  // 0: nothing is turned
+  const float* q_norm = nullptr;
+  const float* k_norm = nullptr;
+  float norm_eps = 0;
+  const float* q_scale = nullptr;
   CacheLayer cache;
   int heads = 0;
+  int lanes = 0;  // of a head
   const std::int32_t* positions = nullptr;
+  const std::int32_t* rotary_rows = nullptr;
   const std::int32_t* kv_slots = nullptr;
 };
 
@@ -55,69 +69,133 @@ CHARONIA_DEVICE void store(To* to, const float (&x)[kVector]) {
   *reinterpret_cast<Vector<To, kVector>*>(to) = out;
 }
 
-template <class T, class Kv, int kVector>
+// Where the two vectors of a head that belong together begin.
+struct Halves {
+  int first, second;
+  bool turned;
+};
+template <int kVector>
+CHARONIA_DEVICE Halves halves_of(const RotaryStore& p, int vector) {
+  const int turned = p.rotary_dim / 2, kept = (p.cache.head_dim - p.rotary_dim) / 2;
+  const int d = vector * kVector;
+  if (d < turned) return {d, d + turned, true};
+  return {d + turned, d + turned + kept, false};
+}
+
+template <class T, int kVector>
+CHARONIA_DEVICE void load(float (&x)[kVector], const T* from) {
+  const auto raw = *reinterpret_cast<const Vector<T, kVector>*>(from);
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) x[i] = to_float(raw.at[i]);
+}
+
+// x = x * factor * weight
+template <int kVector>
+CHARONIA_DEVICE void normalise(float (&x)[kVector], float factor, const float* weight) {
+  float w[kVector];
+  load_floats(w, weight);
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) x[i] = x[i] * factor * w[i];
+}
+
+template <class T, class Kv, int kVector, bool normed>
 CHARONIA_KERNEL(kThreads, 4)
-void rotary_kernel(const RotaryParams p) {
-  const int half = p.cache.head_dim / 2, vectors = half / kVector;  // of a half head
+void rotary_kernel(const RotaryStore p) {
+  const int dim = p.cache.head_dim, vectors = dim / 2 / kVector;  // of a half head
   const int unit = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
-  const int head = unit / vectors, d = unit % vectors * kVector;
-  const int row = static_cast<int>(blockIdx.x);
+  const int head = unit / p.lanes, lane = unit % p.lanes;
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
   dependency_trigger();
   dependency_wait();
-  if (head >= p.heads + 2 * p.cache.kv_heads) return;
   const bool is_q = head < p.heads, is_v = head >= p.heads + p.cache.kv_heads;
   const int slot = load_readonly(p.kv_slots + row);
-  if (!is_q && slot < 0) return;
-
-  T* const from = static_cast<T*>(p.qkv) + row * p.stride + static_cast<std::int64_t>(head) * p.cache.head_dim + d;
-  const auto first = *reinterpret_cast<const Vector<T, kVector>*>(from);
-  const auto second = *reinterpret_cast<const Vector<T, kVector>*>(from + half);
-  float a[kVector], b[kVector];
-  CHARONIA_UNROLL
-  for (int i = 0; i < kVector; ++i) {
-    a[i] = to_float(first.at[i]);
-    b[i] = to_float(second.at[i]);
+  const bool mine = head < p.heads + 2 * p.cache.kv_heads && (is_q || slot >= 0);
+  T* const from = static_cast<T*>(p.qkv) + row * p.stride + static_cast<std::int64_t>(head) * dim;
+  float factor = 1;
+  if constexpr (normed) {  // all lanes of a warp meet here
+    float sum = 0;
+    for (int v = lane; mine && !is_v && v < vectors; v += p.lanes) {
+      const auto at = halves_of<kVector>(p, v);
+      float a[kVector], b[kVector];
+      load(a, from + at.first);
+      load(b, from + at.second);
+      CHARONIA_UNROLL
+      for (int i = 0; i < kVector; ++i) sum = fmaf(b[i], b[i], fmaf(a[i], a[i], sum));
+    }
+    for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+      const float other = shuffle_xor(sum, mask);
+      if (mask < p.lanes) sum += other;
+    }
+    factor = reciprocal_sqrt(sum / static_cast<float>(dim) + p.norm_eps);
   }
-  if (!is_v) {
-    const float* const turn = p.cos_sin + static_cast<std::int64_t>(load_readonly(p.positions + row)) * 2 * half + d;
-    float cosines[kVector], sines[kVector];
-    load_floats(cosines, turn);
-    load_floats(sines, turn + half);
-    CHARONIA_UNROLL
-    for (int i = 0; i < kVector; ++i) {
-      const float x = a[i], y = b[i];
-      a[i] = fmaf(x, cosines[i], -(y * sines[i]));
-      b[i] = fmaf(y, cosines[i], x * sines[i]);
+  if (!mine) return;
+
+  for (int v = lane; v < vectors; v += p.lanes) {
+    const auto at = halves_of<kVector>(p, v);
+    float a[kVector], b[kVector];
+    load(a, from + at.first);
+    load(b, from + at.second);
+    if constexpr (normed) {
+      if (!is_v) {
+        const float* const weight = is_q ? p.q_norm : p.k_norm;
+        normalise(a, factor, weight + at.first);
+        normalise(b, factor, weight + at.second);
+      }
+    }
+    if (!is_v && at.turned) {
+      const float* const turn =
+          p.cos_sin + static_cast<std::int64_t>(load_readonly(p.rotary_rows + row)) * p.rotary_dim + at.first;
+      float cosines[kVector], sines[kVector];
+      load_floats(cosines, turn);
+      load_floats(sines, turn + p.rotary_dim / 2);
+      CHARONIA_UNROLL
+      for (int i = 0; i < kVector; ++i) {
+        const float x = a[i], y = b[i];
+        a[i] = fmaf(x, cosines[i], -(y * sines[i]));
+        b[i] = fmaf(y, cosines[i], x * sines[i]);
+      }
+    }
+    if (is_q) {
+      if (p.q_scale != nullptr) {
+        const float scale = load_readonly(p.q_scale + load_readonly(p.positions + row));
+        CHARONIA_UNROLL
+        for (int i = 0; i < kVector; ++i) {
+          a[i] *= scale;
+          b[i] *= scale;
+        }
+      }
+      store<T>(from + at.first, a);
+      store<T>(from + at.second, b);
+    } else {
+      const int kv_head = head - p.heads;  // v heads lie behind k heads in the cache as well
+      Kv* const to =
+          static_cast<Kv*>(p.cache.data) + p.cache.k_at(slot / p.cache.block_len, kv_head, slot % p.cache.block_len);
+      store<Kv>(to + at.first, a);
+      store<Kv>(to + at.second, b);
     }
   }
-  if (is_q) {
-    store<T>(from, a);
-    store<T>(from + half, b);
-    return;
-  }
-  const int kv_head = head - p.heads;  // v heads lie behind k heads in the cache as well
-  Kv* const to =
-      static_cast<Kv*>(p.cache.data) + p.cache.k_at(slot / p.cache.block_len, kv_head, slot % p.cache.block_len) + d;
-  store<Kv>(to, a);
-  store<Kv>(to + half, b);
 }
 
 template <class T, class Kv, int kVector>
-void start(Stream& stream, std::int64_t rows, const RotaryParams& params) {
-  const auto units = std::int64_t{params.heads + 2 * params.cache.kv_heads} * (params.cache.head_dim / 2 / kVector);
+void start(Stream& stream, std::int64_t rows, RotaryStore params) {
+  const int vectors = params.cache.head_dim / 2 / kVector;
+  const bool normed = params.q_norm != nullptr;
+  params.lanes = normed ? std::min(static_cast<int>(std::bit_ceil(static_cast<unsigned>(vectors))), kWarp) : vectors;
+  const auto units = std::int64_t{params.heads + 2 * params.cache.kv_heads} * params.lanes;
   launch(stream, "rotary_store",
          {.grid_x = static_cast<unsigned>(rows),
           .grid_y = static_cast<unsigned>(divide_up(units, kThreads)),
           .threads = kThreads},
-         rotary_kernel<T, Kv, kVector>, params);
+         normed ? rotary_kernel<T, Kv, kVector, true> : rotary_kernel<T, Kv, kVector, false>, params);
 }
 
 template <class T, class Kv>
-void start(Stream& stream, const Tensor& qkv, const RotaryParams& params) {
+void start(Stream& stream, const Tensor& qkv, const RotaryStore& params) {
   constexpr int kVector = static_cast<int>(16 / sizeof(T));
   const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
-  if (params.cache.head_dim % (2 * kVector) == 0 && qkv.stride % kVector == 0 && aligned(qkv.data) &&
-      aligned(params.cos_sin) && aligned(params.cache.data)) {
+  if (params.cache.head_dim % (2 * kVector) == 0 && params.rotary_dim % (2 * kVector) == 0 &&
+      qkv.stride % kVector == 0 && aligned(qkv.data) && aligned(params.cos_sin) && aligned(params.q_norm) &&
+      aligned(params.k_norm) && aligned(params.cache.data)) {
     start<T, Kv, kVector>(stream, qkv.rows, params);
   } else {
     start<T, Kv, 1>(stream, qkv.rows, params);
@@ -125,7 +203,7 @@ void start(Stream& stream, const Tensor& qkv, const RotaryParams& params) {
 }
 
 template <class T>
-void start(Stream& stream, const Tensor& qkv, const RotaryParams& params) {
+void start(Stream& stream, const Tensor& qkv, const RotaryStore& params) {
   switch (params.cache.dtype) {
     case DType::f32:
       return start<T, float>(stream, qkv, params);
@@ -140,9 +218,21 @@ void start(Stream& stream, const Tensor& qkv, const RotaryParams& params) {
 
 }  // namespace
 
-void rotary_store(Stream& stream, const Tensor& qkv, const float* cos_sin, const CacheLayer& cache, int heads,
-                  const std::int32_t* positions, const std::int32_t* kv_slots) {
-  const RotaryParams params{qkv.data, qkv.stride, cos_sin, cache, heads, positions, kv_slots};
+void rotary_store(Stream& stream, const Tensor& qkv, const ops::RotaryParams& how, const CacheLayer& cache, int heads,
+                  const std::int32_t* positions, const std::int32_t* rotary_rows, const std::int32_t* kv_slots) {
+  const RotaryStore params{.qkv = qkv.data,
+                           .stride = qkv.stride,
+                           .cos_sin = how.cos_sin,
+                           .rotary_dim = how.cos_sin == nullptr ? 0 : how.rotary_dim,
+                           .q_norm = how.q_norm,
+                           .k_norm = how.k_norm,
+                           .norm_eps = how.norm_eps,
+                           .q_scale = how.q_scale,
+                           .cache = cache,
+                           .heads = heads,
+                           .positions = positions,
+                           .rotary_rows = rotary_rows,
+                           .kv_slots = kv_slots};
   switch (qkv.dtype) {
     case DType::f32:
       return start<float>(stream, qkv, params);

@@ -4,14 +4,17 @@
 // time: 16 bytes in either 16-bit type, twice 16 in float. Where a row's address, stride or width does not allow such
 // accesses, the same thread takes the same elements one by one, so results do not depend on it.
 //
-//   embed, silu_mul, copies   grid (rows, vectors of a row / threads), one vector per thread, nothing shared
+//   embed, gated_activation, soft_cap, copies   grid (rows, vectors of a row / threads), one vector per thread, nothing
+//                             shared
 //   rms_norm                  grid (rows); a row's vectors stay in registers between the sum and the scaling, so that
 //                             residual and delta are read once: bytes per element (read and written) of residual,
-//                             read of delta, written of out; weights come from L2
+//                             read of delta, written of out; weights come from L2. Where delta is normalised first, a
+//                             sum over the block more
 #include "ops/cuda/kernels/rows.h"
 
 #include <algorithm>
 #include <initializer_list>
+#include <type_traits>
 
 #include "base/text.h"
 #include "charonia/error.h"
@@ -117,6 +120,7 @@ struct EmbedParams {
   const void* table = nullptr;
   const std::int32_t* ids = nullptr;
   const std::int32_t* sampled = nullptr;
+  float scale = 1;
   int hidden = 0;
   bool aligned = false;
 };
@@ -134,6 +138,8 @@ void embed_kernel(const EmbedParams p) {
   to_floats(
       load_raw(static_cast<const Table*>(p.table) + static_cast<std::int64_t>(id) * p.hidden, at, p.hidden, p.aligned),
       x);
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) x[i] *= p.scale;
   store_floats(static_cast<Out*>(p.out) + row * p.out_stride, at, p.hidden, p.aligned, x);
 }
 
@@ -147,6 +153,7 @@ struct NormParams {
   const void* delta = nullptr;  // null: none
   std::int64_t delta_stride = 0;
   const float* weight = nullptr;
+  const float* delta_weight = nullptr;  // null: delta is added as it is
   float eps = 0;
   int hidden = 0;
   bool aligned = false;
@@ -169,8 +176,28 @@ CHARONIA_DEVICE void add_rounded(float (&x)[kVector], const float (&delta)[kVect
   for (int i = 0; i < kVector; ++i) x[i] = to_float(from_float<Residual>(x[i] + delta[i]));
 }
 
-// held: vectors per thread that stay in registers; 0: any number, residual is read again.
-template <class Residual, class Delta, class Out, int held>
+CHARONIA_DEVICE float sum_of_squares(const float (&x)[kVector], float sum) {
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) sum = fmaf(x[i], x[i], sum);
+  return sum;
+}
+
+// By what a row of n is multiplied, from the sum of its squares that every thread has a part of.
+CHARONIA_DEVICE float norm_factor(float sum, int n, float eps, float* scratch) {
+  return reciprocal_sqrt(block_sum(sum, scratch) / static_cast<float>(n) + eps);
+}
+
+// x = x * factor * weight
+CHARONIA_DEVICE void normalise(float (&x)[kVector], float factor, const Raw<float>& weight) {
+  float w[kVector];
+  to_floats(weight, w);
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) x[i] = x[i] * factor * w[i];
+}
+
+// held: vectors per thread that stay in registers; 0: any number, residual and delta are read again. normed: delta is
+// normalised before it is added.
+template <class Residual, class Delta, class Out, int held, bool normed>
 CHARONIA_KERNEL(kMostNormThreads, 1)
 void rms_norm_kernel(const NormParams p) {
   CHARONIA_SHARED(float, scratch, [32]);
@@ -180,7 +207,7 @@ void rms_norm_kernel(const NormParams p) {
   auto* const out = static_cast<Out*>(p.out) + row * p.out_stride;
   const auto* const delta = static_cast<const Delta*>(p.delta) + (p.delta == nullptr ? 0 : row * p.delta_stride);
   dependency_trigger();
-  float sum = 0;
+  float sum = 0, delta_factor = 0;
   if constexpr (held > 0) {
     Raw<float> weights[held];
     CHARONIA_UNROLL
@@ -194,57 +221,72 @@ void rms_norm_kernel(const NormParams p) {
       CHARONIA_UNROLL
       for (int v = 0; v < held; ++v) added[v] = load_raw(delta, tid * kVector + v * step, p.hidden, p.aligned);
     }
+    if constexpr (normed) {
+      float squares = 0;
+      CHARONIA_UNROLL
+      for (int v = 0; v < held; ++v) {
+        float d[kVector];
+        to_floats(added[v], d);
+        squares = sum_of_squares(d, squares);
+      }
+      delta_factor = norm_factor(squares, p.hidden, p.eps, scratch);
+    }
     float x[held][kVector];
     CHARONIA_UNROLL
     for (int v = 0; v < held; ++v) {
+      const int at = tid * kVector + v * step;
       to_floats(before[v], x[v]);
       if (p.delta != nullptr) {
         float d[kVector];
         to_floats(added[v], d);
+        if constexpr (normed) normalise(d, delta_factor, load_raw(p.delta_weight, at, p.hidden, p.aligned));
         add_rounded<Residual>(x[v], d);
-        store_floats(residual, tid * kVector + v * step, p.hidden, p.aligned, x[v]);
+        store_floats(residual, at, p.hidden, p.aligned, x[v]);
       }
-      CHARONIA_UNROLL
-      for (int i = 0; i < kVector; ++i) sum = fmaf(x[v][i], x[v][i], sum);
+      sum = sum_of_squares(x[v], sum);
     }
-    const float factor = reciprocal_sqrt(block_sum(sum, scratch) / static_cast<float>(p.hidden) + p.eps);
+    const float factor = norm_factor(sum, p.hidden, p.eps, scratch);
     CHARONIA_UNROLL
     for (int v = 0; v < held; ++v) {
-      float w[kVector];
-      to_floats(weights[v], w);
-      CHARONIA_UNROLL
-      for (int i = 0; i < kVector; ++i) w[i] = x[v][i] * factor * w[i];
-      store_floats(out, tid * kVector + v * step, p.hidden, p.aligned, w);
+      normalise(x[v], factor, weights[v]);
+      store_floats(out, tid * kVector + v * step, p.hidden, p.aligned, x[v]);
     }
   } else {
     dependency_wait();
+    if constexpr (normed) {
+      float squares = 0;
+      for (int at = tid * kVector; at < p.hidden; at += step) {
+        float d[kVector];
+        to_floats(load_raw(delta, at, p.hidden, p.aligned), d);
+        squares = sum_of_squares(d, squares);
+      }
+      delta_factor = norm_factor(squares, p.hidden, p.eps, scratch);
+    }
     for (int at = tid * kVector; at < p.hidden; at += step) {
       float x[kVector];
       to_floats(load_raw(residual, at, p.hidden, p.aligned), x);
       if (p.delta != nullptr) {
         float d[kVector];
         to_floats(load_raw(delta, at, p.hidden, p.aligned), d);
+        if constexpr (normed) normalise(d, delta_factor, load_raw(p.delta_weight, at, p.hidden, p.aligned));
         add_rounded<Residual>(x, d);
         store_floats(residual, at, p.hidden, p.aligned, x);
       }
-      CHARONIA_UNROLL
-      for (int i = 0; i < kVector; ++i) sum = fmaf(x[i], x[i], sum);
+      sum = sum_of_squares(x, sum);
     }
-    const float factor = reciprocal_sqrt(block_sum(sum, scratch) / static_cast<float>(p.hidden) + p.eps);
+    const float factor = norm_factor(sum, p.hidden, p.eps, scratch);
     for (int at = tid * kVector; at < p.hidden; at += step) {
-      float x[kVector], w[kVector];
+      float x[kVector];
       to_floats(load_raw(residual, at, p.hidden, p.aligned), x);
-      to_floats(load_raw(p.weight, at, p.hidden, p.aligned), w);
-      CHARONIA_UNROLL
-      for (int i = 0; i < kVector; ++i) w[i] = x[i] * factor * w[i];
-      store_floats(out, at, p.hidden, p.aligned, w);
+      normalise(x, factor, load_raw(p.weight, at, p.hidden, p.aligned));
+      store_floats(out, at, p.hidden, p.aligned, x);
     }
   }
 }
 
-// ---- silu_mul ----
+// ---- gated_activation ----
 
-struct SiluParams {
+struct GateParams {
   void* out = nullptr;
   std::int64_t out_stride = 0;
   const void* gate_up = nullptr;
@@ -253,10 +295,22 @@ struct SiluParams {
   bool aligned = false;
 };
 
-template <class In, class Out>
-CHARONIA_KERNEL(kThreads, 1)
-void silu_mul_kernel(const SiluParams p) {
+// Both are x / (1 + 2^-y): silu with y = log2(e) x; gelu_tanh, as (1 + tanh(z)) / 2 = 1 / (1 + e^(-2 z)), with
+// y = 2 log2(e) sqrt(2 / pi) (x + 0.044715 x^3).
+template <ops::Activation kind>
+CHARONIA_DEVICE float activation(float x) {
   constexpr float kLog2E = 1.4426950408889634F;
+  float y = kLog2E * x;
+  if constexpr (kind == ops::Activation::gelu_tanh) {
+    constexpr float kLinear = 2.3022082F, kCubic = 0.10294324F;  // 2 log2(e) sqrt(2 / pi), and that times 0.044715
+    y = x * fmaf(x * x, kCubic, kLinear);
+  }
+  return fast_divide(x, 1.0F + fast_exp2(-y));
+}
+
+template <class In, class Out, ops::Activation kind>
+CHARONIA_KERNEL(kThreads, 1)
+void gate_kernel(const GateParams p) {
   dependency_trigger();
   dependency_wait();
   const auto row = static_cast<std::int64_t>(blockIdx.x);
@@ -267,8 +321,31 @@ void silu_mul_kernel(const SiluParams p) {
   to_floats(gates, gate);
   to_floats(ups, up);
   CHARONIA_UNROLL
-  for (int i = 0; i < kVector; ++i) gate[i] = fast_divide(gate[i], 1.0F + fast_exp2(-kLog2E * gate[i])) * up[i];
+  for (int i = 0; i < kVector; ++i) gate[i] = activation<kind>(gate[i]) * up[i];
   store_floats(static_cast<Out*>(p.out) + row * p.out_stride, at, p.inter, p.aligned, gate);
+}
+
+// ---- soft_cap ----
+
+struct CapParams {
+  float* logits = nullptr;
+  std::int64_t stride = 0;
+  int cols = 0;
+  bool aligned = false;
+  float cap = 0;
+};
+
+CHARONIA_KERNEL(kThreads, 1)
+void soft_cap_kernel(const CapParams p) {
+  dependency_trigger();
+  dependency_wait();
+  float* const row = p.logits + static_cast<std::int64_t>(blockIdx.x) * p.stride;
+  const int at = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) * kVector;
+  float x[kVector];
+  to_floats(load_raw(row, at, p.cols, p.aligned), x);
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) x[i] = p.cap * tanhf(x[i] / p.cap);
+  store_floats(row, at, p.cols, p.aligned, x);
 }
 
 // ---- copies ----
@@ -352,12 +429,13 @@ void copy_rows(Stream& stream, std::string_view what, std::int64_t num_rows, int
 }  // namespace
 
 void embed(Stream& stream, const Tensor& out, const void* table, DType table_type, const std::int32_t* ids,
-           const std::int32_t* sampled) {
+           const std::int32_t* sampled, float scale) {
   const EmbedParams p{.out = out.data,
                       .out_stride = out.stride,
                       .table = table,
                       .ids = ids,
                       .sampled = sampled,
+                      .scale = scale,
                       .hidden = static_cast<int>(out.cols),
                       .aligned = out.cols % kVector == 0 && aligned(out) && aligned(table, out.cols, table_type)};
   with_type(table_type, [&]<class Table>(Table) {
@@ -368,8 +446,8 @@ void embed(Stream& stream, const Tensor& out, const void* table, DType table_typ
 }
 
 void rms_norm(Stream& stream, const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight,
-              float eps) {
-  const bool adds = delta.data != nullptr;
+              float eps, const float* delta_weight) {
+  const bool adds = delta.data != nullptr, normed = adds && delta_weight != nullptr;
   const NormParams p{.out = out.data,
                      .out_stride = out.stride,
                      .residual = residual.data,
@@ -377,27 +455,38 @@ void rms_norm(Stream& stream, const Tensor& out, const Tensor& residual, const T
                      .delta = delta.data,
                      .delta_stride = delta.stride,
                      .weight = weight,
+                     .delta_weight = delta_weight,
                      .eps = eps,
                      .hidden = static_cast<int>(residual.cols),
                      .aligned = residual.cols % kVector == 0 && aligned(out) && aligned(residual) &&
-                                (!adds || aligned(delta)) && aligned(weight, 0, DType::f32)};
+                                (!adds || aligned(delta)) && aligned(weight, 0, DType::f32) &&
+                                (!normed || aligned(delta_weight, 0, DType::f32))};
   const int threads = norm_threads(residual.cols);
   const auto vectors = divide_up(residual.cols, static_cast<std::int64_t>(threads) * kVector);
   const Launch shape{.grid_x = static_cast<unsigned>(residual.rows), .threads = static_cast<unsigned>(threads)};
+  const auto start = [&](auto* kernel) { launch(stream, "rms_norm", shape, kernel, p); };
   with_type(residual.dtype, [&]<class Residual>(Residual) {
     with_type(adds ? delta.dtype : out.dtype, [&]<class Delta>(Delta) {
       with_type(out.dtype, [&]<class Out>(Out) {
-        const auto kernel = vectors == 1           ? rms_norm_kernel<Residual, Delta, Out, 1>
-                            : vectors <= kMostHeld ? rms_norm_kernel<Residual, Delta, Out, kMostHeld>
-                                                   : rms_norm_kernel<Residual, Delta, Out, 0>;
-        launch(stream, "rms_norm", shape, kernel, p);
+        if (!normed) {
+          start(vectors == 1           ? rms_norm_kernel<Residual, Delta, Out, 1, false>
+                : vectors <= kMostHeld ? rms_norm_kernel<Residual, Delta, Out, kMostHeld, false>
+                                       : rms_norm_kernel<Residual, Delta, Out, 0, false>);
+          return;
+        }
+        // Two vectors of both would not fit into a thread's registers; types that no engine has together are not worth
+        // a kernel more.
+        if constexpr (std::is_same_v<Residual, float> && std::is_same_v<Delta, Out>) {
+          if (vectors == 1) return start(rms_norm_kernel<Residual, Delta, Out, 1, true>);
+        }
+        start(rms_norm_kernel<Residual, Delta, Out, 0, true>);
       });
     });
   });
 }
 
-void silu_mul(Stream& stream, const Tensor& out, const Tensor& gate_up) {
-  const SiluParams p{.out = out.data,
+void gated_activation(Stream& stream, const Tensor& out, const Tensor& gate_up, ops::Activation kind) {
+  const GateParams p{.out = out.data,
                      .out_stride = out.stride,
                      .gate_up = gate_up.data,
                      .gate_up_stride = gate_up.stride,
@@ -405,9 +494,20 @@ void silu_mul(Stream& stream, const Tensor& out, const Tensor& gate_up) {
                      .aligned = out.cols % kVector == 0 && aligned(out) && aligned(gate_up)};
   with_type(gate_up.dtype, [&]<class In>(In) {
     with_type(out.dtype, [&]<class Out>(Out) {
-      launch(stream, "silu_mul", over_vectors(out.rows, divide_up(out.cols, kVector)), silu_mul_kernel<In, Out>, p);
+      const auto kernel = kind == ops::Activation::silu ? gate_kernel<In, Out, ops::Activation::silu>
+                                                        : gate_kernel<In, Out, ops::Activation::gelu_tanh>;
+      launch(stream, "gated_activation", over_vectors(out.rows, divide_up(out.cols, kVector)), kernel, p);
     });
   });
+}
+
+void soft_cap(Stream& stream, const Tensor& logits, float cap) {
+  const CapParams p{.logits = static_cast<float*>(logits.data),
+                    .stride = logits.stride,
+                    .cols = static_cast<int>(logits.cols),
+                    .aligned = logits.cols % kVector == 0 && aligned(logits),
+                    .cap = cap};
+  launch(stream, "soft_cap", over_vectors(logits.rows, divide_up(logits.cols, kVector)), soft_cap_kernel, p);
 }
 
 void gather_rows(Stream& stream, const Tensor& out, const Tensor& in, const std::int32_t* rows) {
@@ -430,6 +530,19 @@ void side_by_side(Stream& stream, const Tensor& out, const void* pieces, int ran
              .in_stride = cols,
              .in_piece = out.rows * cols,
              .units = cols});
+}
+
+void copy_block(Stream& stream, const CacheLayer& first, int layers, std::size_t layer_bytes, std::int32_t from,
+                std::int32_t to) {
+  const auto element = static_cast<std::int64_t>(size_of(first.dtype));
+  auto* const base = static_cast<std::byte*>(first.data);
+  const auto stride = static_cast<std::int64_t>(layer_bytes) / element;
+  copy_rows(stream, "copy_blocks", layers, 1, first.dtype,
+            {.out = base + to * first.block_size() * element,
+             .out_stride = stride,
+             .in = base + from * first.block_size() * element,
+             .in_stride = stride,
+             .units = first.block_size()});
 }
 
 }  // namespace charonia::cuda

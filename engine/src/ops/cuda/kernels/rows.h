@@ -1,4 +1,4 @@
-// Operations on single rows: embedding, norm, gated activation, gather, and the rows' way into the cache.
+// Operations on single rows: embedding, norm, gated activation, soft cap, gather, and the rows' way into the cache.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,23 @@ namespace charonia::cuda {
 
 using ops::Tensor;
 
-// out [rows, hidden] f32|bf16|f16 <- rows of table [vocab, hidden] of `table_type`. ids [rows]: a token id, or -1 - i for
-// sampled[i], which the step before left there (negative there: that row failed; the row becomes token 0).
+// out [rows, hidden] f32|bf16|f16 <- rows of table [vocab, hidden] of `table_type`. ids [rows]: a token id, or -1 - i
+// for sampled[i], which the step before left there (negative there: that row failed; the row becomes token 0). All
+// times `scale`, in float.
 void embed(Stream& stream, const Tensor& out, const void* table, DType table_type, const std::int32_t* ids,
-           const std::int32_t* sampled);
+           const std::int32_t* sampled, float scale = 1);
 
-// residual += delta (when it has data); out = residual / sqrt(mean(residual^2) + eps) * weight. residual f32|bf16|f16,
-// delta and out f32|bf16|f16, weight [hidden] f32. Sums in float, in an order given by hidden alone.
+// norm(x, w) = x / sqrt(mean(x^2) + eps) * w. residual += delta (when it has data), or norm(delta, delta_weight) where
+// that is not null; out = norm(residual, weight). residual f32|bf16|f16, delta and out f32|bf16|f16, weight and
+// delta_weight [hidden] f32. Sums in float, in an order given by hidden alone.
 void rms_norm(Stream& stream, const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight,
-              float eps);
+              float eps, const float* delta_weight = nullptr);
 
-// out [rows, inter] = silu(gate_up[:, :inter]) * gate_up[:, inter:].
-void silu_mul(Stream& stream, const Tensor& out, const Tensor& gate_up);
+// out [rows, inter] = activation(gate_up[:, :inter]) * gate_up[:, inter:].
+void gated_activation(Stream& stream, const Tensor& out, const Tensor& gate_up, ops::Activation kind);
+
+// logits [rows, cols] f32 = cap * tanh(logits / cap).
+void soft_cap(Stream& stream, const Tensor& logits, float cap);
 
 // out [out.rows, cols] = in[rows[i], :], same type.
 void gather_rows(Stream& stream, const Tensor& out, const Tensor& in, const std::int32_t* rows);
@@ -48,11 +53,15 @@ struct CacheLayer {
   }
 };
 
-// qkv [rows, (heads + 2 kv_heads) * head_dim] f32|bf16|f16: q heads, k heads, v heads. Rotates q in place; rotates k and
-// stores k and v, both rounded to the cache's type, into slot kv_slots[row] (block * block_len + slot in the block; -1:
-// the row is padding and stores nothing). positions [rows]; cos_sin [positions, head_dim] f32: pairs (d, d + head_dim/2),
-// cosines in the first half of a row, sines in the second.
-void rotary_store(Stream& stream, const Tensor& qkv, const float* cos_sin, const CacheLayer& cache, int heads,
-                  const std::int32_t* positions, const std::int32_t* kv_slots);
+// qkv [rows, (heads + 2 kv_heads) * head_dim] f32|bf16|f16: q heads, k heads, v heads. Normalises, rotates and scales q
+// and k as `how` says, q in place; stores k and v, both rounded to the cache's type, into slot kv_slots[row] (block *
+// block_len + slot in the block; -1: the row is padding and stores nothing). positions [rows]: of how.q_scale;
+// rotary_rows [rows]: of how.cos_sin.
+void rotary_store(Stream& stream, const Tensor& qkv, const ops::RotaryParams& how, const CacheLayer& cache, int heads,
+                  const std::int32_t* positions, const std::int32_t* rotary_rows, const std::int32_t* kv_slots);
+
+// Copies a block to another in `layers` layers that lie layer_bytes apart, of which `first` is the first.
+void copy_block(Stream& stream, const CacheLayer& first, int layers, std::size_t layer_bytes, std::int32_t from,
+                std::int32_t to);
 
 }  // namespace charonia::cuda

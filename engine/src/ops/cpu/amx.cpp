@@ -1,0 +1,98 @@
+#include "ops/cpu/amx.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <vector>
+
+#include "base/text.h"
+
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace charonia::ops::cpu {
+namespace {
+
+#if defined(__x86_64__) && defined(__linux__)
+
+constexpr unsigned kTileConfigState = 17, kTileDataState = 18;  // bits of XCR0
+
+// Bits of processor features (CPUID leaf 7) and of the states that the system saves (XCR0).
+bool processor_has_amx() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & bit_OSXSAVE) == 0) return false;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+  constexpr unsigned kAmxBf16 = 1U << 22, kAmxTile = 1U << 24;
+  if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
+  unsigned low = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  constexpr unsigned kTiles = 1U << kTileConfigState | 1U << kTileDataState;
+  return (low & kTiles) == kTiles;
+}
+
+// Linux gives the eight KiB of tiles to processes that ask. Threads inherit it, those that run already too.
+bool ask_for_tiles() {
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileDataState) == 0;
+}
+
+#endif
+
+// Small whole multiples of 1/8 in bf16: products and sums of a few hundred are exact in float, in any order.
+std::uint16_t random_eighths(std::uint32_t& state) {
+  state = state * 1664525U + 1013904223U;
+  return float_to_bf16(static_cast<float>(static_cast<int>(state >> 27) - 16) / 8);
+}
+
+}  // namespace
+
+bool has_amx() {
+#if defined(__x86_64__) && defined(__linux__)
+  static const bool has = processor_has_amx() && ask_for_tiles();
+  return has;
+#else
+  return false;
+#endif
+}
+
+std::string product_mismatch(void (*candidate)(const LinearArgs&), void (*reference)(const LinearArgs&)) {
+  constexpr int kK = 133, kColumns = 50, kStride = 140;
+  constexpr std::size_t kPairs = (kK + 1) / 2;
+  std::uint32_t state = 1;
+  std::vector<Bf16> a(static_cast<std::size_t>(kRowBlock) * kStride), panel(kPairs * kPanel * 2);
+  std::vector<float> bias(kColumns);
+  for (auto& x : a) x.bits = random_eighths(state);
+  for (std::size_t i = 0; i < panel.size(); ++i) {
+    const bool beyond = i / (2 * kPanel) == kPairs - 1 && i % 2 == 1;  // kK is odd
+    panel[i].bits = beyond ? 0 : random_eighths(state);
+  }
+  for (auto& x : bias) x = bf16_to_float(random_eighths(state));
+  const auto product = [&](void (*kernel)(const LinearArgs&), int rows) {
+    std::vector<float> out(static_cast<std::size_t>(rows * kColumns), NAN);
+    kernel({.a = a.data(),
+            .a_stride = kStride,
+            .rows = rows,
+            .k = kK,
+            .panel = panel.data(),
+            .out = out.data(),
+            .out_stride = kColumns,
+            .columns = kColumns,
+            .bias = bias.data()});
+    return out;
+  };
+  for (const int rows : {1, 7, 16, 19, 33, kRowBlock}) {
+    const auto got = product(candidate, rows), expected = product(reference, rows);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      if (got[i] != expected[i]) {
+        return cat("row ", i / kColumns, " of ", rows, ", feature ", i % kColumns, " is ", got[i], " and should be ",
+                   expected[i]);
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace charonia::ops::cpu

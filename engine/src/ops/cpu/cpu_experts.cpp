@@ -1,0 +1,226 @@
+// Mixture of experts: rows are gathered by expert, so that the weights of an expert are read once a step, and threads
+// share experts and panels. Every row's sum runs over its experts in ascending order.
+#include "ops/cpu/cpu_experts.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "ops/cpu/cpu_ops.h"
+
+namespace charonia::ops::cpu {
+namespace {
+
+constexpr std::int64_t kSmallProduct = 65536;  // multiplications that take less time than waking a thread
+constexpr std::int64_t kFewAssignments = 512;  // worked on at once, however few rows there are
+
+void require(bool holds, std::string_view what) {
+  if (!holds) throw Error(ErrorCode::internal, cat("ops::experts: ", what));
+}
+
+std::byte* row_at(const Tensor& tensor, std::int64_t row) {
+  return static_cast<std::byte*>(tensor.data) + static_cast<std::size_t>(row * tensor.stride) * size_of(tensor.dtype);
+}
+
+std::string shape_of(const HostMatrix& m) { return cat("[", m.rows, ", ", m.cols, "]"); }
+
+// A packed matrix [rows, cols] in scratch memory.
+Tensor matrix_at(void* scratch, std::size_t offset, DType type, std::int64_t rows, std::int64_t cols) {
+  return {static_cast<std::byte*>(scratch) + offset, type, rows, cols, cols};
+}
+
+// One panel of a product for rows [begin, end) of in and out.
+void multiply_panel(const Kernels& kernels, const PackedLinear& weight, std::int64_t panel, const Tensor& in,
+                    const Tensor& out, std::int64_t begin, std::int64_t end) {
+  const auto kernel = weight.type() == DType::bf16  ? kernels.linear_bf16
+                      : weight.type() == DType::f16 ? kernels.linear_f16
+                                                    : kernels.linear_f32;
+  // Blocks of equal size.
+  const auto blocks = (end - begin + kRowBlock - 1) / kRowBlock, block = (end - begin + blocks - 1) / blocks;
+  for (auto row = begin; row < end; row += block) {
+    kernel({.a = row_at(in, row),
+            .a_stride = in.stride,
+            .rows = static_cast<int>(std::min(block, end - row)),
+            .k = in.cols,
+            .panel = weight.panel(panel),
+            .out = reinterpret_cast<float*>(row_at(out, row)) + panel * kPanel,
+            .out_stride = out.stride,
+            .columns = static_cast<int>(std::min<std::int64_t>(kPanel, out.cols - panel * kPanel)),
+            .bias = nullptr});
+  }
+}
+
+}  // namespace
+
+CpuExperts::CpuExperts(std::span<const ExpertSource> experts, DType weight, ThreadPool& pool, HugeArena& arena)
+    : type_(weight) {
+  if (experts.empty()) throw Error(ErrorCode::invalid_argument, "a layer of experts needs at least one expert");
+  count_ = static_cast<int>(experts.size());
+  hidden_ = experts[0].gate.cols;
+  inter_ = experts[0].gate.rows;
+  gate_up_.reserve(experts.size());
+  down_.reserve(experts.size());
+  for (std::size_t e = 0; e < experts.size(); ++e) {
+    const auto& [gate, up, down] = experts[e];
+    if (gate.rows != inter_ || gate.cols != hidden_ || up.rows != inter_ || up.cols != hidden_ ||
+        down.rows != hidden_ || down.cols != inter_) {
+      throw Error(ErrorCode::invalid_argument,
+                  cat("expert ", e, " has gate ", shape_of(gate), ", up ", shape_of(up), " and down ", shape_of(down),
+                      ": gate and up must be [", inter_, ", ", hidden_, "], down the other way round"));
+    }
+    gate_up_.emplace_back(std::array{gate, up}, std::span<const HostMatrix>{}, weight, pool, arena);
+    down_.emplace_back(std::array{down}, std::span<const HostMatrix>{}, weight, pool, arena);
+    bytes_ += gate_up_.back().bytes() + down_.back().bytes();
+  }
+}
+
+void Routing::choose(const float* logits, std::int64_t row, bool renormalize, const Kernels& kernels) {
+  // The greatest so far, greatest first; a later one that is equal stays behind.
+  auto* const chosen = expert_.data() + row * top_k_;
+  int n = 0;
+  for (int e = 0; e < count_; ++e) {
+    if (n == top_k_ && !(logits[e] > logits[chosen[n - 1]])) continue;
+    int at = n < top_k_ ? n++ : n - 1;
+    for (; at > 0 && logits[e] > logits[chosen[at - 1]]; --at) chosen[at] = chosen[at - 1];
+    chosen[at] = e;
+  }
+  std::sort(chosen, chosen + top_k_);
+
+  thread_local std::vector<float> exponentials;
+  exponentials.resize(static_cast<std::size_t>(count_));
+  double sum = kernels.exp_sum(exponentials.data(), logits, kernels.maximum(logits, count_), 1, count_);
+  const auto exponential = [&](int i) {
+    return static_cast<double>(exponentials[static_cast<std::size_t>(chosen[i])]);
+  };
+  if (renormalize) {
+    sum = 0;
+    for (int i = 0; i < top_k_; ++i) sum += exponential(i);
+  }
+  auto* const weights = weight_.data() + row * top_k_;
+  for (int i = 0; i < top_k_; ++i) weights[i] = static_cast<float>(exponential(i) / sum);
+}
+
+void Routing::route(const Tensor& router, const RouterParams& how, const Kernels& kernels, ThreadPool& pool) {
+  count_ = static_cast<int>(router.cols);
+  top_k_ = how.top_k;
+  const auto all = static_cast<std::size_t>(router.rows * top_k_);
+  expert_.resize(all);
+  weight_.resize(all);
+  assignment_.resize(all);
+  row_.resize(all);
+  first_.assign(static_cast<std::size_t>(count_) + 1, 0);
+  constexpr std::int64_t kFewRows = 64;
+  pool.parallel_for(router.rows, kFewRows, [&](std::int64_t begin, std::int64_t end) {
+    for (auto row = begin; row < end; ++row) {
+      choose(static_cast<const float*>(router.data) + row * router.stride, row, how.renormalize, kernels);
+    }
+  });
+  for (const auto e : expert_) ++first_[static_cast<std::size_t>(e) + 1];
+  for (std::size_t e = 1; e < first_.size(); ++e) first_[e] += first_[e - 1];
+  // first_[e] moves to the end of expert e while its rows are numbered, and everything one place on afterwards.
+  for (std::size_t i = 0; i < all; ++i) {
+    const auto assignment = first_[static_cast<std::size_t>(expert_[i])]++;
+    assignment_[i] = assignment;
+    row_[static_cast<std::size_t>(assignment)] = static_cast<std::int64_t>(i) / top_k_;
+  }
+  std::copy_backward(first_.begin(), first_.end() - 1, first_.end());
+  first_[0] = 0;
+}
+
+ExpertsRoom::ExpertsRoom(const ExpertsShape& shape, DType activation, std::int64_t rows)
+    : assignments(std::min(rows * shape.top_k, std::max(rows, kFewAssignments))) {
+  const auto place = [this](std::int64_t cols, DType type) {
+    constexpr std::size_t kLine = 64;
+    const auto at = bytes;
+    const auto size = static_cast<std::size_t>(assignments * cols) * size_of(type);
+    bytes += (size + kLine - 1) / kLine * kLine;
+    return at;
+  };
+  gathered = place(shape.hidden, activation);
+  gate_up = place(2 * shape.inter, DType::f32);
+  gated = place(shape.inter, activation);
+  down = place(shape.hidden, DType::f32);
+}
+
+std::unique_ptr<Experts> CpuOps::make_experts(std::span<const ExpertSource> experts, DType weight) {
+  return std::make_unique<CpuExperts>(experts, weight, pool_, weights_);
+}
+
+std::size_t CpuOps::experts_scratch_bytes(const ExpertsShape& shape, std::int64_t rows) const {
+  return ExpertsRoom(shape, precision(shape.weight).activation, rows).bytes;
+}
+
+void CpuOps::experts(const Tensor& out, const Tensor& in, const Tensor& router, const Experts& weights,
+                     const RouterParams& how, Activation activation, void* scratch) {
+  const auto& w = static_cast<const CpuExperts&>(weights);
+  const DType act = precision(w.type()).activation;
+  require(in.dtype == act && out.dtype == DType::f32 && router.dtype == DType::f32,
+          "in must be of the weight's activation type, out and router f32");
+  require(in.cols == w.hidden() && out.cols == w.hidden() && router.cols == w.count() && in.rows == out.rows &&
+              router.rows == in.rows,
+          cat("in [", in.rows, ", ", in.cols, "], out [", out.rows, ", ", out.cols, "], router [", router.rows, ", ",
+              router.cols, "] and ", w.count(), " experts of ", w.hidden(), " by ", w.inter(), " do not fit together"));
+  require(how.top_k >= 1 && how.top_k <= w.count(), cat("top_k ", how.top_k, " must be in [1, ", w.count(), "]"));
+  if (in.rows == 0) return;
+  routing_.route(router, how, kernels_, pool_);
+  const ExpertsRoom room({w.count(), how.top_k, w.hidden(), w.inter(), w.type()}, act, in.rows);
+  for (std::int64_t row = 0; row < out.rows; ++row) {
+    std::memset(row_at(out, row), 0, static_cast<std::size_t>(out.cols) * sizeof(float));
+  }
+  for (int first = 0; first < w.count();) {
+    const auto begin = routing_.first_of(first);
+    int last = first + 1;
+    while (last < w.count() && routing_.first_of(last + 1) - begin <= room.assignments) ++last;
+    if (routing_.first_of(last) > begin) expert_group(out, in, w, first, last, activation, room, scratch);
+    first = last;
+  }
+}
+
+void CpuOps::expert_group(const Tensor& out, const Tensor& in, const CpuExperts& w, int first, int last,
+                          Activation activation, const ExpertsRoom& room, void* scratch) {
+  const auto begin = routing_.first_of(first), end = routing_.first_of(last), n = end - begin;
+  const auto gathered = matrix_at(scratch, room.gathered, in.dtype, n, w.hidden());
+  const auto gate_up = matrix_at(scratch, room.gate_up, DType::f32, n, 2 * w.inter());
+  const auto gated = matrix_at(scratch, room.gated, in.dtype, n, w.inter());
+  const auto down = matrix_at(scratch, room.down, DType::f32, n, w.hidden());
+
+  used_experts_.clear();
+  for (int e = first; e < last; ++e) {
+    if (routing_.first_of(e + 1) > routing_.first_of(e)) used_experts_.push_back(e);
+  }
+  const auto used = static_cast<std::int64_t>(used_experts_.size());
+  // Panels of an expert are neighbours: its rows stay in the cache while threads take one panel after the other.
+  const auto multiply = [&](const Tensor& to, const Tensor& from, auto weight_of) {
+    const auto panels = weight_of(first).panels();
+    const auto work = std::max<std::int64_t>(1, n / used) * from.cols * kPanel;
+    pool_.parallel_for(used * panels, std::max<std::int64_t>(1, kSmallProduct / work),
+                       [&](std::int64_t piece, std::int64_t pieces_end) {
+                         for (; piece < pieces_end; ++piece) {
+                           const int e = used_experts_[static_cast<std::size_t>(piece / panels)];
+                           multiply_panel(kernels_, weight_of(e), piece % panels, from, to,
+                                          routing_.first_of(e) - begin, routing_.first_of(e + 1) - begin);
+                         }
+                       });
+  };
+
+  for_rows(n, w.hidden(), [&](std::int64_t i) {
+    std::memcpy(row_at(gathered, i), row_at(in, routing_.row_of(begin + i)),
+                static_cast<std::size_t>(w.hidden()) * size_of(in.dtype));
+  });
+  multiply(gate_up, gathered, [&](int e) -> const PackedLinear& { return w.gate_up(e); });
+  gated_activation(gated, gate_up, activation);
+  multiply(down, gated, [&](int e) -> const PackedLinear& { return w.down(e); });
+  for_rows(out.rows, routing_.top_k() * w.hidden(), [&](std::int64_t row) {
+    const auto assignments = routing_.assignments(row);
+    const auto factors = routing_.weights(row);
+    for (std::size_t i = 0; i < assignments.size(); ++i) {
+      if (assignments[i] < begin || assignments[i] >= end) continue;
+      kernels_.add_scaled(reinterpret_cast<float*>(row_at(out, row)),
+                          reinterpret_cast<const float*>(row_at(down, assignments[i] - begin)), factors[i], out.cols);
+    }
+  });
+}
+
+}  // namespace charonia::ops::cpu

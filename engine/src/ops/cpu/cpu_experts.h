@@ -1,0 +1,68 @@
+// Mixture of experts on the CPU: the weights, which rows go to which expert, and where a step works.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/packed_linear.h"
+#include "ops/ops.h"
+
+namespace charonia::ops::cpu {
+
+class CpuExperts : public Experts {
+ public:
+  // Throws Error(invalid_argument) when shapes do not fit together.
+  CpuExperts(std::span<const ExpertSource> experts, DType weight, ThreadPool& pool, HugeArena& arena);
+
+  DType type() const { return type_; }
+  const PackedLinear& gate_up(int expert) const { return gate_up_[static_cast<std::size_t>(expert)]; }
+  const PackedLinear& down(int expert) const { return down_[static_cast<std::size_t>(expert)]; }
+
+ private:
+  DType type_;
+  std::vector<PackedLinear> gate_up_, down_;  // [experts]: gate above up
+};
+
+// Which rows go to which expert. An assignment is a row with one of its experts.
+class Routing {
+ public:
+  // router [rows, experts] f32.
+  void route(const Tensor& router, const RouterParams& how, const Kernels& kernels, ThreadPool& pool);
+
+  int top_k() const { return top_k_; }
+  // Assignments are numbered by expert, within an expert by row. Those of expert e: [first_of(e), first_of(e + 1)).
+  std::int64_t first_of(int expert) const { return first_[static_cast<std::size_t>(expert)]; }
+  std::int64_t row_of(std::int64_t assignment) const { return row_[static_cast<std::size_t>(assignment)]; }
+  // Of a row, in the order of its experts' indices.
+  std::span<const std::int64_t> assignments(std::int64_t row) const { return slice(assignment_, row); }
+  std::span<const float> weights(std::int64_t row) const { return slice(weight_, row); }
+
+ private:
+  template <class T>
+  std::span<const T> slice(const std::vector<T>& all, std::int64_t row) const {
+    return std::span(all).subspan(static_cast<std::size_t>(row * top_k_), static_cast<std::size_t>(top_k_));
+  }
+  void choose(const float* logits, std::int64_t row, bool renormalize, const Kernels& kernels);
+
+  int count_ = 0, top_k_ = 0;
+  std::vector<std::int32_t> expert_;      // [rows, top_k], ascending in a row
+  std::vector<float> weight_;             // [rows, top_k]
+  std::vector<std::int64_t> assignment_;  // [rows, top_k]
+  std::vector<std::int64_t> first_;       // [experts + 1]
+  std::vector<std::int64_t> row_;         // [rows * top_k]
+};
+
+// Where the assignments of a group of experts are worked on: experts are taken in groups, so that scratch memory stays
+// within a small multiple of a plain layer's though every row has several experts.
+struct ExpertsRoom {
+  ExpertsRoom(const ExpertsShape& shape, DType activation, std::int64_t rows);
+
+  std::int64_t assignments = 0;                                // at a time, at least those of one expert
+  std::size_t gathered = 0, gate_up = 0, gated = 0, down = 0;  // where each begins, bytes
+  std::size_t bytes = 0;
+};
+
+}  // namespace charonia::ops::cpu

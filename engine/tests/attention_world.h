@@ -1,0 +1,205 @@
+// Sequences in a k/v cache, one step of rotation, store and attention over them, and what must come out, in double.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "ops_support.h"
+
+namespace charonia::ops {
+
+struct Shape {
+  int heads, kv_heads, head_dim, block_len;
+  DType weight;  // of the model; it decides on the others
+};
+
+inline Shape random_shape(Random& random) {
+  constexpr std::array kDims = {2, 6, 16, 32, 48, 64, 80, 96, 128, 256};
+  constexpr std::array kBlocks = {1, 3, 16, 20, 64, 128, 300};
+  constexpr std::array kGroups = {1, 2, 3, 4, 7, 32};
+  const int kv_heads = uniform(random, 1, 3);
+  return {kGroups[static_cast<std::size_t>(uniform(random, 0, 5))] * kv_heads, kv_heads,
+          kDims[static_cast<std::size_t>(uniform(random, 0, 9))],
+          kBlocks[static_cast<std::size_t>(uniform(random, 0, 6))],
+          kWeightTypes[static_cast<std::size_t>(uniform(random, 0, 2))]};
+}
+
+// What a family does beside plain rotation and attention.
+struct Variant {
+  bool rotated = true;
+  int rotary_dim = 0;   // 0: the whole head
+  int row_shift = 0;    // != 0: position p is turned by row (7 p + row_shift) % positions of the table
+  bool normed = false;  // q and k, head by head
+  bool scaled = false;  // q, by position
+  int window = 0;
+  float soft_cap = 0;
+  bool alibi = false;
+};
+
+// A cache with several sequences whose blocks lie anywhere, and their qkv rows before rotation.
+struct World {
+  Shape shape;
+  Variant variant;
+  DType kv, product;
+  std::vector<int> lengths;
+  std::vector<Matrix> qkv;  // [sequence][length, (heads + 2 kv_heads) * head_dim]
+  int rotary_dim = 0;
+  int positions = 0;                  // of the longest sequence
+  std::vector<float> cos_sin;         // [positions, rotary_dim]
+  std::vector<float> q_norm, k_norm;  // [head_dim]
+  std::vector<float> q_scale;         // [positions]
+  std::vector<float> slopes;          // [heads]
+  float norm_eps = 0.25F;             // large enough to count
+  std::vector<std::int32_t> tables;   // [sequences, table_stride]
+  std::int64_t table_stride = 0;
+  std::int64_t columns = 0;
+  int blocks = 0;
+
+  World(Random& random, const Ops& ops, const Shape& s, std::vector<int> sequence_lengths, const Variant& v = {})
+      : shape(s),
+        variant(v),
+        kv(ops.precision(s.weight).kv),
+        product(ops.precision(s.weight).product),
+        lengths(std::move(sequence_lengths)),
+        rotary_dim(v.rotary_dim == 0 ? s.head_dim : v.rotary_dim),
+        positions(*std::max_element(lengths.begin(), lengths.end())),
+        columns((s.heads + 2 * s.kv_heads) * s.head_dim) {
+    table_stride = (positions + s.block_len - 1) / s.block_len + 1;
+    std::vector<std::int32_t> free(static_cast<std::size_t>(table_stride) * lengths.size() + 3);
+    std::iota(free.begin(), free.end(), 0);
+    std::shuffle(free.begin(), free.end(), random);
+    blocks = static_cast<int>(free.size());
+    tables.assign(free.begin(), free.begin() + table_stride * static_cast<std::ptrdiff_t>(lengths.size()));
+    for (const int n : lengths) qkv.push_back(Matrix::random(random, product, n, columns));
+    for (int p = 0; p < positions; ++p) {
+      for (int half = 0; half < 2; ++half) {
+        for (int d = 0; d < rotary_dim / 2; ++d) {
+          const double angle = p * std::pow(10000.0, -2.0 * d / rotary_dim);
+          cos_sin.push_back(static_cast<float>(half == 0 ? std::cos(angle) : std::sin(angle)));
+        }
+      }
+      q_scale.push_back(1 + 0.01F * static_cast<float>(p % 50));
+    }
+    std::normal_distribution<float> normal(0, 1);
+    for (int d = 0; d < s.head_dim; ++d) q_norm.push_back(normal(random)), k_norm.push_back(normal(random));
+    for (int h = 0; h < s.heads; ++h) slopes.push_back(std::exp2(-8.0F * static_cast<float>(h + 1) / s.heads));
+  }
+
+  KvLayout layout() const { return {2, shape.kv_heads, shape.head_dim, shape.block_len, kv}; }
+  float scale() const { return 1 / std::sqrt(static_cast<float>(shape.head_dim)); }
+  int turned_by(int position) const {
+    return variant.row_shift == 0 ? position : (7 * position + variant.row_shift) % positions;
+  }
+
+  // One step over rows [begin, end) of each sequence, in the order given. Returns attention's output and the rotated
+  // qkv.
+  struct Piece {
+    int sequence, begin, end;
+  };
+  std::pair<Matrix, Matrix> step(Ops& ops, KvCache& cache, const std::vector<Piece>& pieces, DType out_type) const {
+    std::vector<std::int32_t> starts = {0}, at, table, turned;
+    for (const auto& p : pieces) {
+      for (int i = p.begin; i < p.end; ++i) at.push_back(i), turned.push_back(turned_by(i));
+      starts.push_back(static_cast<std::int32_t>(at.size()));
+      const auto from = tables.begin() + p.sequence * table_stride;
+      table.insert(table.end(), from, from + table_stride);
+    }
+    if (variant.row_shift == 0) turned.clear();
+    Matrix rows(product, static_cast<std::int64_t>(at.size()), columns, 8);
+    std::int64_t r = 0;
+    for (const auto& p : pieces) {
+      for (int i = p.begin; i < p.end; ++i, ++r) {
+        for (std::int64_t c = 0; c < columns; ++c) rows.set(r, c, qkv[static_cast<std::size_t>(p.sequence)].at(i, c));
+      }
+    }
+    const std::vector<std::int32_t> ids(at.size(), 0);
+    const DeviceMatrix device_rows(ops, rows), out(ops, out_type, rows.rows, shape.heads * shape.head_dim, 8);
+    std::vector<std::unique_ptr<Buffer>> memory;
+    const auto device = [&](bool wanted, const std::vector<float>& values) -> const float* {
+      if (!wanted) return nullptr;
+      memory.push_back(ops.allocate(values.size() * sizeof(float)));
+      ops.upload(memory.back()->data(), values.data(), values.size() * sizeof(float));
+      return memory.back()->as<float>();
+    };
+    const RotaryParams rotary{.cos_sin = device(variant.rotated, cos_sin),
+                              .rotary_dim = rotary_dim,
+                              .q_norm = device(variant.normed, q_norm),
+                              .k_norm = device(variant.normed, k_norm),
+                              .norm_eps = norm_eps,
+                              .q_scale = device(variant.scaled, q_scale)};
+    const AttentionParams how{.scale = scale(),
+                              .window = variant.window,
+                              .soft_cap = variant.soft_cap,
+                              .alibi = device(variant.alibi, slopes)};
+    run_step(ops, {.ids = ids, .attention = {starts, at, table, table_stride, turned}, .logits_rows = {}, .sample = {}},
+             [&] {
+               ops.rotary_store(device_rows.tensor(), rotary, cache, 1, shape.heads);
+               ops.attention(out.tensor(), device_rows.tensor(), cache, 1, shape.heads, how);
+             });
+    return {out.host(), device_rows.host()};
+  }
+
+  // Element d of a head of q (head < heads) or k as rotary_store leaves it, before it is rounded.
+  double rotated(int sequence, int position, int head, int d) const {
+    const auto& m = qkv[static_cast<std::size_t>(sequence)];
+    const bool is_q = head < shape.heads;
+    double factor = 1;
+    if (variant.normed) {
+      double squares = 0;
+      for (int i = 0; i < shape.head_dim; ++i) squares += std::pow(m.at(position, head * shape.head_dim + i), 2.0);
+      factor = 1 / std::sqrt(squares / shape.head_dim + static_cast<double>(norm_eps));
+    }
+    const auto element = [&](int i) {
+      const double x = m.at(position, head * shape.head_dim + i);
+      return variant.normed ? x * factor * (is_q ? q_norm : k_norm)[static_cast<std::size_t>(i)] : x;
+    };
+    double out = element(d);
+    if (variant.rotated && d < rotary_dim) {
+      const int half = rotary_dim / 2, i = d % half;
+      const double a = element(i), b = element(half + i);
+      const auto turn = static_cast<std::size_t>(turned_by(position) * rotary_dim + i);
+      const double c = cos_sin[turn], s = cos_sin[turn + static_cast<std::size_t>(half)];
+      out = d < half ? a * c - b * s : b * c + a * s;
+    }
+    return variant.scaled && is_q ? out * static_cast<double>(q_scale[static_cast<std::size_t>(position)]) : out;
+  }
+  double stored(double x) const { return rounded(kv, x); }
+
+  // Attention of one head of one row in double, with k and v as they are stored.
+  std::vector<double> reference(int sequence, int position, int head) const {
+    const int kv_head = head / (shape.heads / shape.kv_heads), dim = shape.head_dim;
+    const int first = variant.window == 0 ? 0 : std::max(0, position - variant.window + 1);
+    std::vector<double> scores, q, out(static_cast<std::size_t>(dim), 0.0);
+    for (int d = 0; d < dim; ++d) q.push_back(rounded(product, rotated(sequence, position, head, d)));
+    for (int p = first; p <= position; ++p) {
+      const auto k = key(sequence, p, kv_head);
+      double x = std::inner_product(q.begin(), q.end(), k.begin(), 0.0) * static_cast<double>(scale());
+      const auto cap = static_cast<double>(variant.soft_cap);
+      if (cap != 0) x = cap * std::tanh(x / cap);
+      if (variant.alibi) x += static_cast<double>(slopes[static_cast<std::size_t>(head)]) * (p - position);
+      scores.push_back(x);
+    }
+    const double greatest = *std::max_element(scores.begin(), scores.end());
+    double sum = 0;
+    for (auto& s : scores) sum += s = std::exp(s - greatest);
+    for (int p = first; p <= position; ++p) {
+      for (int d = 0; d < dim; ++d) {
+        const auto column = (shape.heads + shape.kv_heads + kv_head) * dim + d;
+        const double v = stored(qkv[static_cast<std::size_t>(sequence)].at(p, column));
+        out[static_cast<std::size_t>(d)] += scores[static_cast<std::size_t>(p - first)] / sum * v;
+      }
+    }
+    return out;
+  }
+
+ private:
+  std::vector<double> key(int sequence, int position, int kv_head) const {
+    const int dim = shape.head_dim;
+    std::vector<double> out;
+    for (int d = 0; d < dim; ++d) out.push_back(stored(rotated(sequence, position, shape.heads + kv_head, d)));
+    return out;
+  }
+};
+
+}  // namespace charonia::ops

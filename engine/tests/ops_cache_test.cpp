@@ -1,0 +1,148 @@
+// Copies of k/v blocks and memory for them, seen through attention: what a sequence reads from the copy is what it
+// reads from the original.
+#include <gtest/gtest.h>
+
+#include "ops_support.h"
+
+namespace charonia::ops {
+namespace {
+
+class CacheTest : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Device, CacheTest, testing::ValuesIn(device_names()), [](const auto& i) { return i.param; });
+
+using Copies = std::vector<std::pair<std::int32_t, std::int32_t>>;
+
+// A small cache whose blocks are filled with one sequence each and read back by a query of ones: its output is a
+// fingerprint of a layer's block.
+struct Blocks {
+  static constexpr int kHeads = 4, kKvHeads = 2, kDim = 16, kLen = 6, kLayers = 3, kCount = 7;
+  static constexpr std::int64_t kColumns = (kHeads + 2 * kKvHeads) * kDim;
+
+  explicit Blocks(Ops& device, DType type)
+      : ops(device),
+        precision(device.precision(type)),
+        cache(device.make_kv_cache({kLayers, kKvHeads, kDim, kLen, precision.kv}, kCount)) {}
+
+  // Rows 0 .. kLen - 1 of a sequence in `block`; returns what attention gives for them, layer by layer.
+  std::vector<Matrix> step(int block, const Matrix& qkv, int first, const Copies& copies) {
+    std::vector<std::int32_t> positions, starts = {0, static_cast<std::int32_t>(qkv.rows)}, table = {block};
+    for (int p = first; p < first + qkv.rows; ++p) positions.push_back(p);
+    const std::vector<std::int32_t> ids(positions.size(), 0);
+    const Matrix angles = identity();
+    const DeviceMatrix turns(ops, angles);
+    std::vector<std::unique_ptr<DeviceMatrix>> rows, out;
+    for (int layer = 0; layer < kLayers; ++layer) {
+      Matrix scaled(qkv.dtype, qkv.rows, qkv.cols);
+      for (std::int64_t r = 0; r < qkv.rows; ++r) {
+        for (std::int64_t c = 0; c < qkv.cols; ++c) scaled.set(r, c, qkv.at(r, c) * static_cast<float>(layer + 1));
+      }
+      rows.push_back(std::make_unique<DeviceMatrix>(ops, scaled));
+      out.push_back(std::make_unique<DeviceMatrix>(ops, precision.activation, qkv.rows, kHeads * kDim));
+    }
+    ops.begin_step({.ids = ids, .attention = {starts, positions, table, 1}, .logits_rows = {}, .sample = {}});
+    if (!copies.empty()) ops.copy_blocks(*cache, copies);
+    ops.run_step([&](const StepShape&) {
+      for (int layer = 0; layer < kLayers; ++layer) {
+        const auto i = static_cast<std::size_t>(layer);
+        ops.rotary_store(rows[i]->tensor(), {.cos_sin = turns.floats(), .rotary_dim = kDim}, *cache, layer, kHeads);
+        ops.attention(out[i]->tensor(), rows[i]->tensor(), *cache, layer, kHeads, {.scale = 0.25F});
+      }
+    });
+    ops.collect();
+    std::vector<Matrix> result;
+    for (const auto& matrix : out) result.push_back(matrix->host());
+    return result;
+  }
+
+  // Rotation by nothing: cosines 1, sines 0.
+  static Matrix identity() {
+    Matrix m(DType::f32, kLen, kDim);
+    for (int p = 0; p < kLen; ++p) {
+      for (int d = 0; d < kDim / 2; ++d) m.set(p, d, 1);
+    }
+    return m;
+  }
+
+  Ops& ops;
+  Precision precision;
+  std::unique_ptr<KvCache> cache;
+};
+
+bool same(const std::vector<Matrix>& a, const std::vector<Matrix>& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (!a[i].same_bits(0, b[i], 0)) return false;
+  }
+  return true;
+}
+
+TEST_P(CacheTest, copied_blocks_are_read_in_all_layers_and_in_the_order_of_the_pairs) {
+  skip_where_missing([&] {
+    Random random(30);
+    for (const auto type : kWeightTypes) {
+      const auto ops = make_ops(GetParam(), 2);
+      Blocks blocks(*ops, type);
+      const auto probe = Matrix::random(random, blocks.precision.product, 1, Blocks::kColumns);
+      // Two sequences of all but one position of a block, and what the last position then sees of each.
+      const auto a = Matrix::random(random, blocks.precision.product, Blocks::kLen - 1, Blocks::kColumns);
+      const auto b = Matrix::random(random, blocks.precision.product, Blocks::kLen - 1, Blocks::kColumns);
+      blocks.step(3, a, 0, {});
+      blocks.step(5, b, 0, {});
+      const auto of_a = blocks.step(3, probe, Blocks::kLen - 1, {}), of_b = blocks.step(5, probe, Blocks::kLen - 1, {});
+      ASSERT_FALSE(same(of_a, of_b));
+
+      // One after the other: 6 gets a through 0; 0 gets b last.
+      const Copies chain = {{3, 0}, {0, 6}, {5, 0}, {2, 2}};
+      EXPECT_TRUE(same(blocks.step(6, probe, Blocks::kLen - 1, chain), of_a));
+      EXPECT_TRUE(same(blocks.step(0, probe, Blocks::kLen - 1, {}), of_b));
+      EXPECT_TRUE(same(blocks.step(3, probe, Blocks::kLen - 1, {}), of_a)) << "the original stays";
+      EXPECT_TRUE(same(blocks.step(5, probe, Blocks::kLen - 1, {}), of_b)) << "the original stays";
+
+      // A copy is one of its own: writing to it leaves the original alone.
+      blocks.step(6, b, 0, {});
+      EXPECT_TRUE(same(blocks.step(6, probe, Blocks::kLen - 1, {}), of_b));
+      EXPECT_TRUE(same(blocks.step(3, probe, Blocks::kLen - 1, {}), of_a));
+    }
+  });
+}
+
+TEST_P(CacheTest, a_block_that_is_not_there_is_not_copied) {
+  skip_where_missing([&] {
+    const auto ops = make_ops(GetParam(), 1);
+    Blocks blocks(*ops, DType::f32);
+    const std::vector<std::int32_t> ids = {0};
+    for (const auto& pair : Copies{{-1, 0}, {0, -1}, {Blocks::kCount, 0}, {0, Blocks::kCount}}) {
+      ops->begin_step({.ids = ids, .attention = {}, .logits_rows = {}, .sample = {}});
+      try {
+        ops->copy_blocks(*blocks.cache, Copies{pair});
+        FAIL() << pair.first << " to " << pair.second;
+      } catch (const Error& error) {
+        if (error.code() == ErrorCode::unsupported) throw;
+        EXPECT_EQ(error.code(), ErrorCode::internal);
+      }
+      ops->run_step([](const StepShape&) {});
+      ops->collect();
+    }
+  });
+}
+
+TEST_P(CacheTest, committed_blocks_keep_what_they_hold) {
+  skip_where_missing([&] {
+    Random random(33);
+    const auto ops = make_ops(GetParam(), 1);
+    Blocks blocks(*ops, DType::bf16);
+    const auto a = Matrix::random(random, blocks.precision.product, Blocks::kLen - 1, Blocks::kColumns);
+    const auto probe = Matrix::random(random, blocks.precision.product, 1, Blocks::kColumns);
+    ops->commit_blocks(*blocks.cache, 2);
+    blocks.step(1, a, 0, {});
+    const auto before = blocks.step(1, probe, Blocks::kLen - 1, {});
+    for (const int n : {3, Blocks::kCount, 1, 0}) {
+      ops->commit_blocks(*blocks.cache, n);
+      EXPECT_TRUE(same(blocks.step(1, probe, Blocks::kLen - 1, {}), before)) << n << " blocks";
+    }
+    blocks.step(Blocks::kCount - 1, a, 0, {});
+    EXPECT_TRUE(same(blocks.step(Blocks::kCount - 1, probe, Blocks::kLen - 1, {}), before));
+  });
+}
+
+}  // namespace
+}  // namespace charonia::ops

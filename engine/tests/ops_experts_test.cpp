@@ -1,0 +1,259 @@
+// Mixture of experts against a reference in double, and the promise that a row's result depends on it alone.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "charonia/error.h"
+#include "ops_support.h"
+
+namespace charonia::ops {
+namespace {
+
+class ExpertsTest : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Device, ExpertsTest, testing::ValuesIn(device_names()), [](const auto& i) { return i.param; });
+
+// A layer of experts and the way of a row through it.
+struct Layer {
+  std::vector<Matrix> gate, up, down;  // [experts], in any element type
+  DType weight;
+  std::int64_t hidden, inter;
+  RouterParams how;
+  Activation activation = Activation::silu;
+
+  Layer(Random& random, DType type, int count, std::int64_t hidden_size, std::int64_t inter_size, const RouterParams& r,
+        Activation a)
+      : weight(type), hidden(hidden_size), inter(inter_size), how(r), activation(a) {
+    const float scale = 1 / std::sqrt(static_cast<float>(hidden)),
+                down_scale = 1 / std::sqrt(static_cast<float>(inter));
+    for (int e = 0; e < count; ++e) {
+      const auto from = kWeightTypes[static_cast<std::size_t>(uniform(random, 0, 2))];
+      gate.push_back(Matrix::random(random, from, inter, hidden, 2 * scale, uniform(random, 0, 1) * 3));
+      up.push_back(Matrix::random(random, from, inter, hidden, scale));
+      down.push_back(Matrix::random(random, from, hidden, inter, down_scale, uniform(random, 0, 1) * 5));
+    }
+  }
+
+  int count() const { return static_cast<int>(gate.size()); }
+  std::unique_ptr<Experts> make(Ops& ops) const {
+    std::vector<ExpertSource> sources;
+    for (std::size_t e = 0; e < gate.size(); ++e) sources.push_back({gate[e].host(), up[e].host(), down[e].host()});
+    return ops.make_experts(sources, weight);
+  }
+  ExpertsShape shape() const { return {count(), how.top_k, hidden, inter, weight}; }
+
+  // The chosen experts of a row with their weights, in ascending order.
+  std::vector<std::pair<int, double>> route(const Matrix& router, std::int64_t row) const {
+    std::vector<int> order(gate.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return router.at(row, a) > router.at(row, b); });
+    double sum = 0;
+    const double greatest = router.at(row, order[0]);
+    const auto chosen = static_cast<std::size_t>(how.top_k);
+    for (std::size_t i = 0; i < (how.renormalize ? chosen : order.size()); ++i) {
+      sum += std::exp(router.at(row, order[i]) - greatest);
+    }
+    order.resize(chosen);
+    std::sort(order.begin(), order.end());
+    std::vector<std::pair<int, double>> out;
+    for (const int e : order) out.emplace_back(e, std::exp(router.at(row, e) - greatest) / sum);
+    return out;
+  }
+
+  // What a row becomes, and how far a device may be from it.
+  struct Result {
+    std::vector<double> value, bound;  // [hidden]
+  };
+  Result reference(const Matrix& in, const Matrix& router, std::int64_t row, const Precision& type) const {
+    const auto weight_at = [&](const Matrix& m, std::int64_t r, std::int64_t c) {
+      return static_cast<double>(rounded(weight, m.at(r, c)));
+    };
+    const auto of_sum = [](std::int64_t n) { return 0x1p-24 * (2 + 4 * std::sqrt(static_cast<double>(n))); };
+    const double of_product = type.product == DType::f32 ? 0 : 1.01 * rounding(type.product);
+    const double of_activation = 1.01 * rounding(type.activation);
+    Result out{std::vector<double>(static_cast<std::size_t>(hidden), 0.0),
+               std::vector<double>(static_cast<std::size_t>(hidden), 1e-30)};
+    std::vector<double> h(static_cast<std::size_t>(inter)), h_bound(h.size());
+    for (const auto& [e, factor] : route(router, row)) {
+      const auto i = static_cast<std::size_t>(e);
+      for (std::int64_t j = 0; j < inter; ++j) {
+        double g = 0, u = 0, g_size = 0, u_size = 0;
+        for (std::int64_t c = 0; c < hidden; ++c) {
+          const double x = in.at(row, c), a = weight_at(gate[i], j, c) * x, b = weight_at(up[i], j, c) * x;
+          g += a, u += b, g_size += std::abs(a), u_size += std::abs(b);
+        }
+        const double g_bound = g_size * of_sum(hidden) + std::abs(g) * of_product;
+        const double u_bound = u_size * of_sum(hidden) + std::abs(u) * of_product;
+        const double inner = std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g);
+        const double active = activation == Activation::silu ? g / (1 + std::exp(-g)) : g / 2 * (1 + std::tanh(inner));
+        const auto at = static_cast<std::size_t>(j);
+        h[at] = active * u;
+        // Neither activation is steeper than 1.13.
+        h_bound[at] = 1.13 * g_bound * (std::abs(u) + u_bound) + std::abs(active) * u_bound +
+                      std::abs(h[at]) * (of_activation + 1e-6) + (type.activation == DType::f16 ? 0x1p-24 : 0);
+      }
+      for (std::int64_t c = 0; c < hidden; ++c) {
+        double y = 0, bound = 0, size = 0;
+        for (std::int64_t j = 0; j < inter; ++j) {
+          const auto at = static_cast<std::size_t>(j);
+          const double d = weight_at(down[i], c, j);
+          y += d * h[at], size += std::abs(d * h[at]), bound += std::abs(d) * h_bound[at];
+        }
+        const auto at = static_cast<std::size_t>(c);
+        out.value[at] += factor * y;
+        // The last term is of the softmax over the router's logits.
+        out.bound[at] += factor * (bound + size * of_sum(inter) + std::abs(y) * (of_product + 4e-6));
+      }
+    }
+    for (std::size_t c = 0; c < out.value.size(); ++c) out.bound[c] += std::abs(out.value[c]) * of_product;
+    if (type.product == DType::f16) {
+      for (auto& bound : out.bound) bound += 0x1p-24;
+    }
+    return out;
+  }
+
+  // Rows [begin, end), with scratch memory of exactly the size that the device asks for.
+  Matrix run(Ops& ops, const Experts& experts, const Matrix& in, const Matrix& router, std::int64_t begin,
+             std::int64_t end) const {
+    constexpr std::size_t kBehind = 4096;
+    const auto bytes = ops.experts_scratch_bytes(shape(), end - begin);
+    const auto scratch = ops.allocate(bytes + kBehind);
+    std::vector<std::byte> mark(kBehind, std::byte{0x5a}), behind(kBehind);
+    ops.upload(scratch->as<std::byte>() + bytes, mark.data(), kBehind);
+    const DeviceMatrix rows(ops, in), logits(ops, router);
+    const DeviceMatrix out(ops, ops.precision(weight).product, in.rows, hidden, 3);
+    ops.experts(out.slice(begin, end), rows.slice(begin, end), logits.slice(begin, end), experts, how, activation,
+                scratch->data());
+    ops.download(behind.data(), scratch->as<std::byte>() + bytes, kBehind);
+    EXPECT_EQ(behind, mark) << "something was written behind the scratch memory";
+    return out.host();
+  }
+};
+
+Layer random_layer(Random& random, DType weight, int trial) {
+  const int count = uniform(random, 1, trial % 3 == 0 ? 20 : 8);
+  return {random,
+          weight,
+          count,
+          uniform(random, 1, 200),
+          uniform(random, 1, 150),
+          {.top_k = uniform(random, 1, std::min(count, 8)), .renormalize = trial % 2 == 0},
+          trial % 4 < 2 ? Activation::silu : Activation::gelu_tanh};
+}
+
+TEST_P(ExpertsTest, equals_the_weighted_sum_in_double) {
+  skip_where_missing([&] {
+    Random random(60);
+    const auto ops = make_ops(GetParam(), 2);
+    for (int trial = 0; trial < trials(GetParam(), 16); ++trial) {
+      for (const auto weight : kWeightTypes) {
+        const auto layer = random_layer(random, weight, trial);
+        const auto type = ops->precision(weight);
+        const auto experts = layer.make(*ops);
+        ASSERT_EQ(experts->count(), layer.count());
+        ASSERT_EQ(experts->hidden(), layer.hidden);
+        ASSERT_EQ(experts->inter(), layer.inter);
+        EXPECT_GE(experts->bytes(),
+                  static_cast<std::size_t>(3 * layer.count() * layer.hidden * layer.inter) * size_of(weight));
+        const int rows = uniform(random, 1, 40);
+        const auto in = Matrix::random(random, type.activation, rows, layer.hidden, 1, uniform(random, 0, 4));
+        auto router = Matrix::random(random, DType::f32, rows, layer.count(), 2, uniform(random, 0, 3));
+        if (trial % 3 == 1) {  // ties
+          for (int e = 0; e < layer.count(); ++e) router.set(0, e, static_cast<float>(e % 2));
+        }
+        const auto out = layer.run(*ops, *experts, in, router, 0, rows);
+        for (const int r : {0, rows / 2, rows - 1}) {
+          const auto expected = layer.reference(in, router, r, type);
+          for (std::int64_t c = 0; c < layer.hidden; ++c) {
+            const auto at = static_cast<std::size_t>(c);
+            ASSERT_NEAR(out.at(r, c), expected.value[at], expected.bound[at])
+                << "row " << r << " of " << rows << ", " << layer.how.top_k << " of " << layer.count()
+                << " experts, hidden " << layer.hidden << ", inter " << layer.inter << ", " << to_string(weight);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_P(ExpertsTest, a_row_alone_equals_the_row_in_any_batch_bit_by_bit) {
+  if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
+  skip_where_missing([&] {
+    Random random(61);
+    const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 3);
+    for (int trial = 0; trial < trials(GetParam(), 8); ++trial) {
+      for (const auto weight : kWeightTypes) {
+        const auto layer = random_layer(random, weight, trial);
+        const auto experts_one = layer.make(*one), experts_many = layer.make(*many);
+        // In the first trial more assignments than are worked on at once.
+        const int rows = trial == 0 ? 200 : uniform(random, 2, 40);
+        const auto in = Matrix::random(random, one->precision(weight).activation, rows, layer.hidden);
+        const auto router = Matrix::random(random, DType::f32, rows, layer.count(), 2);
+        const auto batch = layer.run(*many, *experts_many, in, router, 0, rows);
+        for (int probe = 0; probe < 6; ++probe) {
+          const int r = uniform(random, 0, rows - 1);
+          ASSERT_TRUE(layer.run(*one, *experts_one, in, router, r, r + 1).same_bits(r, batch, r))
+              << "row " << r << " of " << rows << " alone, " << to_string(weight);
+        }
+        const int begin = uniform(random, 0, rows - 1);
+        const auto some = layer.run(*many, *experts_many, in, router, begin, rows);
+        for (int r = begin; r < rows; ++r) ASSERT_TRUE(some.same_bits(r, batch, r)) << rows - begin << " rows";
+      }
+    }
+  });
+}
+
+TEST_P(ExpertsTest, an_expert_that_no_row_chooses_is_not_looked_at) {
+  skip_where_missing([&] {
+    Random random(62);
+    const auto ops = make_ops(GetParam(), 2);
+    Layer layer(random, DType::f32, 5, 48, 40, {.top_k = 2}, Activation::silu);
+    for (const std::size_t e : {0U, 3U}) {
+      for (int c = 0; c < 48; ++c) layer.gate[e].set(c % 40, c, std::numeric_limits<float>::quiet_NaN());
+    }
+    const auto experts = layer.make(*ops);
+    const auto in = Matrix::random(random, ops->precision(DType::f32).activation, 7, 48);
+    auto router = Matrix::random(random, DType::f32, 7, 5);
+    for (int r = 0; r < 7; ++r) router.set(r, 0, -50), router.set(r, 3, -60);
+    const auto out = layer.run(*ops, *experts, in, router, 0, 7);
+    for (int r = 0; r < 7; ++r) {
+      for (int c = 0; c < 48; ++c) ASSERT_TRUE(std::isfinite(out.at(r, c)));
+    }
+  });
+}
+
+TEST_P(ExpertsTest, what_does_not_fit_together_is_refused) {
+  skip_where_missing([&] {
+    Random random(63);
+    const auto ops = make_ops(GetParam(), 1);
+    Layer layer(random, DType::f32, 3, 16, 24, {.top_k = 2}, Activation::silu);
+    const auto experts = layer.make(*ops);
+    const auto in = Matrix::random(random, ops->precision(DType::f32).activation, 2, 16);
+    const auto router = Matrix::random(random, DType::f32, 2, 3);
+    const auto refused = [&](const Matrix& rows, const Matrix& logits, int top_k) {
+      const auto scratch = ops->allocate(ops->experts_scratch_bytes(layer.shape(), 2));
+      const DeviceMatrix a(*ops, rows), b(*ops, logits), out(*ops, ops->precision(DType::f32).product, 2, 16);
+      try {
+        ops->experts(out.tensor(), a.tensor(), b.tensor(), *experts, {.top_k = top_k}, Activation::silu,
+                     scratch->data());
+      } catch (const Error& error) {
+        if (error.code() == ErrorCode::unsupported) throw;
+        return true;
+      }
+      return false;
+    };
+    EXPECT_FALSE(refused(in, router, 2));
+    EXPECT_TRUE(refused(in, router, 0));
+    EXPECT_TRUE(refused(in, router, 4));
+    EXPECT_TRUE(refused(Matrix(in.dtype, 2, 15), router, 2));
+    EXPECT_TRUE(refused(in, Matrix(DType::f32, 2, 4), 2));
+
+    layer.down[1] = Matrix(DType::f32, 24, 16);
+    EXPECT_THROW(layer.make(*ops), Error);
+    EXPECT_THROW(ops->make_experts({}, DType::f32), Error);
+  });
+}
+
+}  // namespace
+}  // namespace charonia::ops
