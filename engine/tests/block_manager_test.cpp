@@ -71,7 +71,7 @@ TEST(BlockManager, MatchFindsTheLongestChainOfFullBlocksWithinMaxTokens) {
   const auto match = pool.match(tokens, 11);
   EXPECT_EQ(match.num_tokens, 8);
   EXPECT_EQ(match.blocks, std::vector<BlockId>(blocks.begin(), blocks.begin() + 2));
-  EXPECT_EQ(match.last.block, blocks[1]);
+  EXPECT_EQ(match.last().block, blocks[1]);
   std::vector<std::int32_t> use(8, 0);
   for (const auto id : blocks) ++use[static_cast<std::size_t>(id)];
   for (const auto id : match.blocks) ++use[static_cast<std::size_t>(id)];
@@ -203,6 +203,136 @@ TEST(BlockManager, EvictingAPrefixTakesWhatHangsBehindItOutOfTheIndex) {
   pool.check_integrity();
 }
 
+std::uint64_t one_bucket(std::uint64_t, std::uint64_t, std::span<const TokenId>) { return 7; }
+
+TEST(BlockManager, EqualHashesAreNoEqualContents) {
+  BlockManager pool(16, 2, true, one_bucket);
+  publish_all(pool, std::vector<TokenId>{1, 2, 3, 4});
+  publish_all(pool, std::vector<TokenId>{5, 6, 3, 4});
+  publish_all(pool, std::vector<TokenId>{1, 2, 7, 7}, 1);
+  EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{1, 2, 3, 4}), 4);
+  EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{1, 2, 4, 3}), 2) << "other tokens";
+  EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{3, 4}), 0) << "another parent";
+  EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{1, 2, 7, 7}), 2) << "another salt";
+  const auto first = pool.match(std::vector<TokenId>{1, 2, 3, 4}, 4),
+             second = pool.match(std::vector<TokenId>{5, 6, 3, 4}, 4);
+  EXPECT_NE(first.last().block, second.last().block);
+}
+
+TEST(BlockManager, PinnedBlocksAreEvictedWhenNoOtherCachedOneIsLeft) {
+  BlockManager pool(6, 1, true);
+  const auto kept = numbers(3, 10), other = numbers(3, 20);
+  const auto kept_blocks = publish_all(pool, kept), other_blocks = publish_all(pool, other);
+  const auto nodes = pool.match(kept, 3).nodes;
+  pool.release(kept_blocks);
+  pool.pin(nodes);
+  EXPECT_EQ(pool.num_pinned(), 3);
+  pool.release(kept_blocks);  // used longer ago than the others
+  pool.release(other_blocks);
+  std::vector<BlockId> taken;
+  pool.allocate(3, taken);
+  EXPECT_EQ(matched_tokens(pool, kept), 3);
+  EXPECT_EQ(matched_tokens(pool, other), 0);
+  pool.allocate(1, taken);
+  EXPECT_EQ(taken.back(), kept_blocks[2]) << "its end goes first";
+  EXPECT_EQ(pool.num_pinned(), 2) << "an evicted block loses its pins";
+  EXPECT_EQ(matched_tokens(pool, kept), 2);
+  pool.unpin(nodes);
+  EXPECT_EQ(pool.num_pinned(), 0);
+  pool.check_integrity();
+}
+
+TEST(BlockManager, PinsAreCountedAndOfTheNodeNotTheBlock) {
+  BlockManager pool(2, 1, true);
+  const auto first = numbers(1, 10), second = numbers(1, 20);
+  auto blocks = publish_all(pool, first);
+  const auto old = pool.match(first, 1).nodes;
+  pool.pin(old);
+  pool.pin(old);
+  pool.unpin(old);
+  EXPECT_EQ(pool.num_pinned(), 1);
+  pool.release(blocks);
+  pool.release(blocks);
+  std::vector<BlockId> taken;
+  pool.allocate(2, taken);
+  pool.publish({}, blocks[0], second);
+  const auto node = pool.match(second, 1).nodes;
+  EXPECT_EQ(node[0].block, old[0].block);
+  pool.pin(old);
+  pool.unpin(old);
+  EXPECT_EQ(pool.num_pinned(), 0) << "the block holds something else now";
+  pool.pin(node);
+  pool.unpin(old);
+  EXPECT_EQ(pool.num_pinned(), 1);
+  pool.forget_prefixes();
+  EXPECT_EQ(pool.num_pinned(), 0);
+  pool.unpin(node);
+  pool.check_integrity();
+}
+
+TEST(BlockManager, APinKeepsWhatTheBlockHangsBehind) {
+  BlockManager pool(4, 1, true);
+  const auto chain = numbers(2, 10), other = numbers(2, 20);
+  const auto chain_blocks = publish_all(pool, chain), other_blocks = publish_all(pool, other);
+  const auto nodes = pool.match(chain, 2).nodes;
+  pool.release(chain_blocks);
+  pool.release(chain_blocks);
+  pool.release(other_blocks);
+  pool.pin(std::span(nodes).last(1));
+  EXPECT_EQ(pool.num_pinned(), 1);
+  std::vector<BlockId> taken;
+  pool.allocate(2, taken);
+  EXPECT_EQ(matched_tokens(pool, chain), 2);
+  EXPECT_EQ(matched_tokens(pool, other), 0);
+}
+
+TEST(BlockManager, MemoryIsTakenByTheChunkBeforeAnythingIsEvicted) {
+  std::vector<int> commits;
+  BlockManager pool(7, 1, true, 2, [&](int n) { commits.push_back(n); });
+  EXPECT_EQ(pool.num_committed(), 2);
+  EXPECT_EQ(pool.num_blocks(), 7);
+  EXPECT_EQ(pool.num_free(), 7);
+  const auto tokens = numbers(2, 10);
+  pool.release(publish_all(pool, tokens));
+  EXPECT_TRUE(commits.empty());
+  std::vector<BlockId> taken;
+  EXPECT_TRUE(pool.allocate(3, taken));
+  EXPECT_EQ(commits, (std::vector<int>{4, 6}));
+  EXPECT_EQ(matched_tokens(pool, tokens), 2);
+  EXPECT_TRUE(pool.allocate(2, taken));
+  EXPECT_EQ(commits, (std::vector<int>{4, 6, 7}));
+  EXPECT_EQ(matched_tokens(pool, tokens), 2);
+  EXPECT_TRUE(pool.allocate(1, taken));
+  EXPECT_EQ(matched_tokens(pool, tokens), 1) << "nothing more is to be had";
+  EXPECT_FALSE(pool.allocate(2, taken));
+  EXPECT_TRUE(pool.allocate(1, taken));
+  EXPECT_EQ(pool.num_committed(), 7);
+  pool.check_integrity();
+}
+
+TEST(BlockManager, WhereMemoryDoesNotSufficeThePoolStaysAsItIs) {
+  int asked = 0;
+  BlockManager pool(100, 1, true, 2, [&](int n) {
+    ++asked;
+    if (n == 4 && asked == 1) throw Error(ErrorCode::internal, "the driver is away");
+    if (n > 4) throw Error(ErrorCode::resource_exhausted, "no memory is left");
+  });
+  std::vector<BlockId> taken;
+  EXPECT_THROW(pool.allocate(3, taken), Error);
+  EXPECT_TRUE(taken.empty());
+  EXPECT_EQ(pool.num_blocks(), 100) << "that was no lack of memory";
+  pool.check_integrity();
+  const auto tokens = numbers(3);
+  pool.release(publish_all(pool, tokens));
+  EXPECT_FALSE(pool.allocate(5, taken));
+  EXPECT_EQ(pool.num_blocks(), 4);
+  EXPECT_EQ(pool.num_available(), 4);
+  EXPECT_EQ(matched_tokens(pool, tokens), 3) << "nothing was evicted for what could not be given";
+  EXPECT_TRUE(pool.allocate(4, taken));
+  EXPECT_EQ(asked, 3) << "memory is not asked for again";
+  pool.check_integrity();
+}
+
 TEST(BlockManager, MisuseIsAnError) {
   EXPECT_THROW(BlockManager(0, 1, true), Error);
   EXPECT_THROW(BlockManager(1, 0, true), Error);
@@ -221,6 +351,9 @@ TEST(BlockManager, MisuseIsAnError) {
   EXPECT_THROW(pool.publish({}, blocks[0], numbers(2, 5)), Error);
   pool.allocate(1, blocks);
   EXPECT_THROW(pool.publish(node, blocks[1], tokens, 1), Error);
+  EXPECT_THROW(pool.unpin({&node, 1}), Error) << "it has no pin";
+  EXPECT_THROW(BlockManager(4, 1, true, 0, [](int) {}), Error);
+  EXPECT_THROW(BlockManager(4, 1, true, 2, nullptr), Error);
   EXPECT_THROW(pool.check_integrity(std::vector<std::int32_t>{0, 0, 0}), Error);
   pool.check_integrity();
 }
@@ -262,7 +395,7 @@ TEST_P(RandomUse, OnlyWhatWasPublishedMatchesAndWhatIsInUseAlwaysDoes) {
         ASSERT_TRUE(known != published.end()) << "matched what was never published";
         ASSERT_EQ(known->second.block, match.blocks[i]);
         const bool is_last = i + 1 == match.blocks.size();
-        ASSERT_TRUE(!is_last || known->second.unique_id == match.last.unique_id);
+        ASSERT_TRUE(!is_last || known->second.unique_id == match.last().unique_id);
       }
     };
 

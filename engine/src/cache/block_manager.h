@@ -4,9 +4,12 @@
 //   Free    no sequence uses it, its contents mean nothing
 //   Active  use_count >= 1 sequences use it
 //   Cached  no sequence uses it; it is full, indexed, and may be used again or evicted (least recently used first)
+//
+// A Free block need not have memory yet: the pool may grow into its size by and by, and memory may then not suffice.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -26,23 +29,39 @@ struct PrefixNode {
 };
 
 struct PrefixMatch {
-  std::vector<BlockId> blocks;  // now used by the caller (use counts raised)
-  PrefixNode last;              // of the last matched block; the root when nothing matched
-  std::int32_t num_tokens = 0;  // blocks.size() * block_len
+  std::vector<BlockId> blocks;    // now used by the caller (use counts raised)
+  std::vector<PrefixNode> nodes;  // of those blocks
+  std::int32_t num_tokens = 0;    // blocks.size() * block_len
+  PrefixNode last() const { return nodes.empty() ? PrefixNode{} : nodes.back(); }
 };
 
 class BlockManager {
  public:
+  // How nodes of the index are looked for. Contents are compared as well, so that a bad hash costs time and nothing
+  // else.
+  using Hash = std::uint64_t (*)(std::uint64_t parent_id, std::uint64_t salt, std::span<const TokenId> tokens);
+  static std::uint64_t default_hash(std::uint64_t parent_id, std::uint64_t salt, std::span<const TokenId> tokens);
+
   // num_blocks >= 1, block_len >= 1. enable_prefix_caching false: match finds nothing and blocks go straight to Free.
-  BlockManager(int num_blocks, int block_len, bool enable_prefix_caching);
+  BlockManager(int num_blocks, int block_len, bool enable_prefix_caching, Hash hash = default_hash);
+
+  // Blocks have memory only when they are needed (cache_chunk_size): the first `chunk` blocks are there. When a block
+  // is needed and none of those is Free, `commit(n)` provides memory for the first n blocks, `chunk` more than before;
+  // only when there is nothing more to be had are Cached blocks evicted. When commit throws Error(resource_exhausted),
+  // the pool stays at the size that it has, for good: num_blocks() then is num_committed(). Other errors leave
+  // allocate(), which has changed nothing. chunk >= 1.
+  using Commit = std::function<void(int num_blocks)>;
+  BlockManager(int num_blocks, int block_len, bool enable_prefix_caching, int chunk, Commit commit,
+               Hash hash = default_hash);
   ~BlockManager();
 
   int block_len() const;
   int num_blocks() const;
-  int num_free() const;
+  int num_committed() const;  // blocks that have memory
+  int num_free() const;       // with memory or without
   int num_active() const;
   int num_cached() const;
-  int num_available() const;  // free + cached: what allocate() can give
+  int num_available() const;  // free + cached: what allocate() can give, if memory suffices
 
   // The longest chain of indexed blocks whose tokens equal the beginning of `tokens`, at most max_tokens tokens.
   // Contents are compared, not hashes alone: nothing false can match. Mutates: raises use counts, Cached -> Active.
@@ -50,7 +69,8 @@ class BlockManager {
   PrefixMatch match(std::span<const TokenId> tokens, std::int32_t max_tokens, std::uint64_t salt = 0);
 
   // n blocks with use_count 1 (Free first, then the least recently used Cached ones, evicted leaf first), appended to
-  // out; or false and nothing changed when there are fewer than n. A Cached block with an Active one behind it (its
+  // out; or false and no block given when there are fewer than n, perhaps since just now memory did not suffice and
+  // num_blocks() is less than before. A Cached block with an Active one behind it (its
   // user has a copy of the prefix) takes that one out of the index when it is evicted.
   bool allocate(int n, std::vector<BlockId>& out);
 
@@ -67,6 +87,13 @@ class BlockManager {
 
   // Shares blocks with another sequence (raises use counts).
   void retain(std::span<const BlockId> blocks);
+
+  // Keeps blocks for a session: a pinned block, and what it hangs behind, is evicted only when no other Cached one is
+  // left. Soft: an evicted block loses its pins, and nodes that are no longer in the index are passed over. Pins are
+  // counted; unpin() takes back one, and throws Error(internal) when there is none.
+  void pin(std::span<const PrefixNode> nodes);
+  void unpin(std::span<const PrefixNode> nodes);
+  int num_pinned() const;  // blocks with a pin
 
   // Empties the index: Cached blocks become Free, Active ones will be when they are released.
   void forget_prefixes();

@@ -1,0 +1,312 @@
+// The pool against a slow reference that knows every block's text and looks through all of them each time.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+
+#include "cache/block_manager.h"
+#include "charonia/error.h"
+
+namespace charonia::cache {
+namespace {
+
+struct Shape {
+  int num_blocks, block_len, chunk, memory;  // chunk 0: all have memory; memory: for how many blocks it suffices
+  bool bad_hash;
+};
+
+// All contents collide, but for one bit.
+std::uint64_t bad_hash(std::uint64_t, std::uint64_t, std::span<const TokenId> tokens) {
+  return static_cast<std::uint64_t>(tokens.front() & 1);
+}
+
+class Reference {
+ public:
+  struct Node {
+    std::uint64_t unique_id = 0;  // 0: not in the index
+    std::uint64_t parent_id = 0, salt = 0;
+    std::vector<TokenId> tokens;
+    int use = 0, pins = 0;
+    std::uint64_t last_used = 0;
+  };
+
+  explicit Reference(const Shape& shape)
+      : shape_(shape),
+        total_(shape.num_blocks),
+        committed_(shape.chunk == 0 ? shape.num_blocks : std::min(shape.chunk, shape.num_blocks)),
+        nodes_(static_cast<std::size_t>(shape.num_blocks)) {}
+
+  int total() const { return total_; }
+  int committed() const { return committed_; }
+  int active() const {
+    return count([](const Node& node) { return node.use > 0; });
+  }
+  int cached() const {
+    return count([](const Node& node) { return node.use == 0 && node.unique_id != 0; });
+  }
+  int pinned() const {
+    return count([](const Node& node) { return node.pins > 0; });
+  }
+  std::vector<std::int32_t> use() const {
+    std::vector<std::int32_t> counts;
+    for (int i = 0; i < total_; ++i) counts.push_back(at(i).use);
+    return counts;
+  }
+  Node& at(BlockId id) { return nodes_[static_cast<std::size_t>(id)]; }
+  const Node& at(BlockId id) const { return nodes_[static_cast<std::size_t>(id)]; }
+
+  // -1: there is none.
+  BlockId find(std::uint64_t parent_id, std::uint64_t salt, std::span<const TokenId> tokens) const {
+    for (BlockId id = 0; id < total_; ++id) {
+      const auto& node = at(id);
+      if (node.unique_id != 0 && node.parent_id == parent_id && node.salt == salt &&
+          std::ranges::equal(node.tokens, tokens)) {
+        return id;
+      }
+    }
+    return -1;
+  }
+
+  void release(BlockId id) {
+    auto* node = &at(id);
+    if (--node->use > 0 || node->unique_id == 0) return;
+    while (node != nullptr && node->use == 0) {
+      node->last_used = ++clock_;
+      node = by_unique_id(node->parent_id);
+    }
+  }
+
+  // What `given` says the pool gave; whether it may.
+  bool allocate(int n, bool given, std::span<const BlockId> blocks) {
+    const auto free = [this] { return committed_ - active() - cached(); };
+    if (n <= total_ - active()) {
+      while (n > free() && committed_ < total_) {
+        const int next = std::min(committed_ + shape_.chunk, total_);
+        if (next > shape_.memory) {
+          total_ = committed_;
+        } else {
+          committed_ = next;
+        }
+      }
+    }
+    const bool fits = n <= total_ - active();
+    if (fits != given) return false;
+    if (!fits) return blocks.empty();
+    for (const auto id : blocks) {
+      if (free() == 0) evict();
+      if (id < 0 || id >= committed_ || at(id).use != 0 || at(id).unique_id != 0) return false;
+      at(id) = {};
+      at(id).use = 1;
+    }
+    return static_cast<int>(blocks.size()) == n;
+  }
+
+  void forget() {
+    for (auto& node : nodes_) node.unique_id = 0, node.pins = 0;
+  }
+
+ private:
+  template <class Is>
+  int count(Is is) const {
+    return static_cast<int>(std::ranges::count_if(nodes_, is));
+  }
+
+  Node* by_unique_id(std::uint64_t unique_id) {
+    const auto found =
+        std::ranges::find_if(nodes_, [&](const Node& node) { return unique_id != 0 && node.unique_id == unique_id; });
+    return found == nodes_.end() ? nullptr : &*found;
+  }
+
+  bool is_kept(const Node& node) const {
+    return node.pins > 0 || std::ranges::any_of(nodes_, [&](const Node& child) {
+             return child.unique_id != 0 && child.parent_id == node.unique_id && is_kept(child);
+           });
+  }
+
+  void drop(Node& node) {
+    const auto unique_id = std::exchange(node.unique_id, 0);
+    node.pins = 0;
+    for (auto& child : nodes_) {
+      if (child.unique_id != 0 && child.parent_id == unique_id) drop(child);
+    }
+  }
+
+  // What nobody keeps first, then what was used longest ago. Of a chain the last one goes first, as it was released
+  // first.
+  void evict() {
+    Node* first = nullptr;
+    const auto key = [this](const Node& node) { return std::pair(is_kept(node), node.last_used); };
+    for (auto& node : nodes_) {
+      if (node.use == 0 && node.unique_id != 0 && (first == nullptr || key(node) < key(*first))) first = &node;
+    }
+    drop(*first);
+  }
+
+  Shape shape_;
+  int total_, committed_;
+  std::vector<Node> nodes_;  // by block
+  std::uint64_t clock_ = 0;
+};
+
+class AgainstReference : public testing::TestWithParam<std::tuple<Shape, std::uint64_t>> {
+ protected:
+  struct User {
+    std::vector<TokenId> tokens;
+    std::uint64_t salt = 0;
+    std::vector<BlockId> blocks;
+    std::vector<PrefixNode> nodes;
+  };
+
+  int below(int n) { return std::uniform_int_distribution<int>(0, n - 1)(random_); }
+
+  std::unique_ptr<BlockManager> make_pool() {
+    const auto hash = shape_.bad_hash ? bad_hash : BlockManager::default_hash;
+    if (shape_.chunk == 0) return std::make_unique<BlockManager>(shape_.num_blocks, shape_.block_len, true, hash);
+    const auto commit = [this](int n) {
+      if (n > shape_.memory) throw Error(ErrorCode::resource_exhausted, "no memory is left");
+    };
+    return std::make_unique<BlockManager>(shape_.num_blocks, shape_.block_len, true, shape_.chunk, commit, hash);
+  }
+
+  std::span<const TokenId> tokens_of(const User& user, std::size_t index) const {
+    const auto length = static_cast<std::size_t>(shape_.block_len);
+    return std::span(user.tokens).subspan(index * length, length);
+  }
+
+  void come() {
+    User user;
+    user.salt = static_cast<std::uint64_t>(below(2));
+    const int full = below(7);
+    for (int i = 0; i < full * shape_.block_len; ++i) user.tokens.push_back(below(3) == 0 ? below(4) : 0);
+    const int looked_up = below(4) == 0 ? below(full * shape_.block_len + 1) : full * shape_.block_len;
+    auto match = pool_->match(user.tokens, looked_up, user.salt);
+    std::uint64_t parent_id = 0;
+    for (std::size_t i = 0; static_cast<int>(i + 1) * shape_.block_len <= looked_up; ++i) {
+      const auto id = reference_.find(parent_id, user.salt, tokens_of(user, i));
+      if (id < 0) {
+        ASSERT_EQ(match.blocks.size(), i);
+        break;
+      }
+      ASSERT_LT(i, match.blocks.size());
+      ASSERT_EQ(match.blocks[i], id);
+      ASSERT_EQ(match.nodes[i].unique_id, reference_.at(id).unique_id);
+      ++reference_.at(id).use;
+      parent_id = reference_.at(id).unique_id;
+    }
+    user.blocks = match.blocks;
+    user.nodes = match.nodes;
+    const int missing = full + below(2) - static_cast<int>(user.blocks.size());
+    const auto matched = user.blocks.size();
+    const bool given = pool_->allocate(missing, user.blocks);
+    ASSERT_TRUE(reference_.allocate(missing, given, std::span(user.blocks).subspan(matched)));
+    if (given) {
+      users_.push_back(std::move(user));
+    } else {
+      release(user.blocks);
+    }
+  }
+
+  void release(const std::vector<BlockId>& blocks) {
+    pool_->release(blocks);
+    for (auto id = blocks.rbegin(); id != blocks.rend(); ++id) reference_.release(*id);
+  }
+
+  void publish(User& user) {
+    const auto index = user.nodes.size();
+    if ((index + 1) * static_cast<std::size_t>(shape_.block_len) > user.tokens.size()) return;
+    const auto parent = user.nodes.empty() ? PrefixNode{} : user.nodes.back();
+    const auto block = user.blocks[index];
+    const auto node = pool_->publish(parent, block, tokens_of(user, index), user.salt);
+    if (parent.unique_id != 0 && reference_.at(parent.block).unique_id != parent.unique_id) {
+      ASSERT_EQ(node.unique_id, parent.unique_id);
+    } else if (const auto id = reference_.find(parent.unique_id, user.salt, tokens_of(user, index)); id >= 0) {
+      ASSERT_EQ(node.block, id);
+      ASSERT_EQ(node.unique_id, reference_.at(id).unique_id);
+    } else {
+      ASSERT_EQ(node.block, block);
+      auto& own = reference_.at(block);
+      own.unique_id = node.unique_id;
+      own.parent_id = parent.unique_id;
+      own.salt = user.salt;
+      own.tokens.assign(tokens_of(user, index).begin(), tokens_of(user, index).end());
+    }
+    user.nodes.push_back(node);
+  }
+
+  void pin(const std::vector<PrefixNode>& nodes, int by) {
+    if (by > 0) {
+      pool_->pin(nodes);
+    } else {
+      pool_->unpin(nodes);
+    }
+    for (const auto& node : nodes) {
+      if (node.unique_id != 0 && reference_.at(node.block).unique_id == node.unique_id) {
+        reference_.at(node.block).pins += by;
+      }
+    }
+  }
+
+  void compare() {
+    ASSERT_NO_THROW(pool_->check_integrity(reference_.use()));
+    ASSERT_EQ(pool_->num_blocks(), reference_.total());
+    ASSERT_EQ(pool_->num_committed(), reference_.committed());
+    ASSERT_EQ(pool_->num_active(), reference_.active());
+    ASSERT_EQ(pool_->num_cached(), reference_.cached());
+    ASSERT_EQ(pool_->num_pinned(), reference_.pinned());
+  }
+
+  Shape shape_ = std::get<0>(GetParam());
+  std::mt19937_64 random_{std::get<1>(GetParam())};
+  std::unique_ptr<BlockManager> pool_ = make_pool();
+  Reference reference_{shape_};
+  std::vector<User> users_;
+  std::vector<std::vector<PrefixNode>> sessions_;  // what they pinned
+};
+
+TEST_P(AgainstReference, BlocksPinsAndMemoryAreWhatTheRulesSay) {
+  SCOPED_TRACE(testing::Message() << "seed " << std::get<1>(GetParam()));
+  for (int step = 0; step < 3000; ++step) {
+    const auto any = [&](auto& list) { return list.begin() + below(static_cast<int>(list.size())); };
+    const int action = below(100);
+    if (action < 30 || users_.empty()) {
+      come();
+    } else if (action < 65) {
+      publish(*any(users_));
+    } else if (action < 75) {
+      auto nodes = any(users_)->nodes;
+      if (below(3) == 0) nodes.erase(nodes.begin(), nodes.begin() + below(static_cast<int>(nodes.size()) + 1));
+      pin(nodes, 1);
+      sessions_.push_back(std::move(nodes));
+    } else if (action < 80) {
+      if (sessions_.empty()) continue;
+      const auto session = any(sessions_);
+      pin(*session, -1);
+      sessions_.erase(session);
+    } else if (below(400) == 0) {
+      pool_->forget_prefixes();
+      reference_.forget();
+    } else {
+      const auto user = any(users_);
+      release(user->blocks);
+      users_.erase(user);
+    }
+    if (!HasFailure()) compare();
+    ASSERT_FALSE(HasFailure()) << "in step " << step;
+  }
+  for (const auto& session : sessions_) pin(session, -1);
+  for (const auto& user : users_) release(user.blocks);
+  compare();
+  EXPECT_EQ(pool_->num_pinned(), 0);
+  EXPECT_EQ(pool_->num_available(), pool_->num_blocks());
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, AgainstReference,
+                         testing::Combine(testing::Values(Shape{24, 2, 0, 0, false}, Shape{24, 2, 0, 0, true},
+                                                          Shape{9, 1, 0, 0, false}, Shape{40, 3, 7, 40, false},
+                                                          Shape{40, 1, 4, 18, false}, Shape{30, 2, 4, 17, true},
+                                                          Shape{3, 2, 1, 3, false}),
+                                          testing::Range<std::uint64_t>(1, 5)));
+
+}  // namespace
+}  // namespace charonia::cache

@@ -1,0 +1,359 @@
+// Random loads: requests of all kinds come, go, are cancelled and fail, on pools of all sizes. After every call the
+// state must be whole, every sequence must find its own k/v and nothing else, and get the tokens that it would get
+// alone.
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <ostream>
+#include <random>
+
+#include "charonia/error.h"
+#include "scheduler_support.h"
+
+namespace charonia::schedule {
+namespace {
+
+struct Load {
+  const char* name;
+  int num_blocks, block_len;
+  Limits limits;
+  int max_total;
+  bool prefix_caching;
+  bool preempts;          // it comes to that
+  int chunk = 0;          // blocks by which the pool grows; 0: it is there as a whole
+  int memory_blocks = 0;  // that memory suffices for, of a pool that grows
+};
+
+void PrintTo(const Load& load, std::ostream* out) { *out << load.name; }
+
+struct Client {
+  std::vector<TokenId> prompt, expected;
+  Voice voice;
+  bool all_rows = false;
+  std::vector<TokenId> expected_rows, rows;  // of the prompt, where all are asked for
+  std::int32_t cached_tokens = -1;
+};
+
+struct Session {
+  std::vector<TokenId> tokens;
+  std::uint64_t salt = 0;
+  std::vector<cache::PrefixNode> pinned;
+};
+
+struct InFlight {
+  StepPlan plan;
+  StepResult result;
+};
+
+// The last parameter: how many steps run while the next one is planned.
+class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t, int>> {
+ protected:
+  static constexpr int kSteps = 1500;
+
+  RandomLoad() : pool_(make_pool()), scheduler_(load_.limits, *pool_), device_(*pool_) {}
+
+  int below(int n) { return std::uniform_int_distribution<int>(0, n - 1)(random_); }
+  bool one_in(int n) { return below(n) == 0; }
+  int blocks_for(std::size_t tokens) const {
+    return (static_cast<int>(tokens) + load_.block_len - 1) / load_.block_len;
+  }
+
+  std::unique_ptr<BlockManager> make_pool() {
+    if (load_.chunk == 0)
+      return std::make_unique<BlockManager>(load_.num_blocks, load_.block_len, load_.prefix_caching);
+    const auto commit = [this](int n) {
+      if (one_in(20)) throw Error(ErrorCode::internal, "memory cannot be had just now");
+      if (n > load_.memory_blocks) throw Error(ErrorCode::resource_exhausted, "no memory is left");
+    };
+    return std::make_unique<BlockManager>(load_.num_blocks, load_.block_len, load_.prefix_caching, load_.chunk, commit);
+  }
+
+  // ---- requests ----
+
+  std::vector<TokenId> some_prompt(std::uint64_t& salt) {
+    std::vector<TokenId> prompt;
+    if (!sessions_.empty() && one_in(3)) {
+      const auto& session = sessions_[static_cast<std::size_t>(below(static_cast<int>(sessions_.size())))];
+      prompt = session.tokens;
+      salt = session.salt;
+      if (one_in(3)) prompt.resize(static_cast<std::size_t>(1 + below(static_cast<int>(prompt.size()))));
+    }
+    // Half of them short, so that they grow while they decode.
+    const auto room = most_ - 1 - std::min(most_ - 2, static_cast<int>(prompt.size()));
+    const int more = one_in(2) ? below(3) : below(room);
+    for (int i = 0; i < more; ++i) prompt.push_back(one_in(10) ? below(kVocab) : 0);
+    if (prompt.empty()) prompt.push_back(below(kVocab));
+    prompt.resize(std::min(prompt.size(), static_cast<std::size_t>(most_ - 1)));
+    return prompt;
+  }
+
+  SeqId submit(const std::vector<TokenId>& prompt, std::uint64_t salt, bool all_rows, SeqId parent) {
+    const auto id = next_id_++;
+    const auto size = static_cast<int>(prompt.size());
+    const int total = size + 1 + below(most_ - size);
+    auto& client = clients_[id];
+    client.prompt = prompt;
+    client.voice = {.salt = salt, .seed = static_cast<std::uint64_t>(below(3))};
+    client.all_rows = all_rows;
+    client.expected = generate_alone(prompt, static_cast<std::size_t>(total), client.voice,
+                                     all_rows ? &client.expected_rows : nullptr);
+    voices_[id] = client.voice;
+    scheduler_.add(id, prompt, total, {.priority = below(3) - 1, .salt = salt, .all_rows = all_rows, .parent = parent});
+    ++submitted_;
+    return id;
+  }
+
+  void arrive() {
+    auto salt = static_cast<std::uint64_t>(one_in(4));
+    auto prompt = some_prompt(salt);
+    SeqId parent = 0;
+    if (one_in(12) && !clients_.empty()) {  // of one that may be anywhere
+      const auto& [id, client] = *std::next(clients_.begin(), below(static_cast<int>(clients_.size())));
+      parent = id;
+      prompt = client.prompt;
+      salt = client.voice.salt;
+    }
+    const auto first = submit(prompt, salt, one_in(7), parent);
+    if (!one_in(6)) return;
+    for (int children = 1 + below(3); children > 0; --children) {
+      submit(prompt, salt, one_in(20), one_in(8) ? next_id_ - 1 : first);
+    }
+  }
+
+  void leave(SeqId id) {
+    ASSERT_TRUE(scheduler_.remove(id));
+    clients_.erase(id);
+    steps_since_end_ = 0;
+  }
+
+  // A session keeps what was computed of a turn that ends, within a quota.
+  void remember(SeqId id) {
+    const auto& client = clients_.at(id);
+    auto nodes = scheduler_.published(id);
+    if (nodes.size() > 6 && one_in(2)) nodes.resize(6);
+    Session* session = nullptr;
+    if (sessions_.size() < 12) {
+      session = &sessions_.emplace_back();
+    } else {
+      session = &sessions_[static_cast<std::size_t>(below(static_cast<int>(sessions_.size())))];
+    }
+    const auto tokens = scheduler_.tokens(id);
+    pool_->pin(nodes);
+    pool_->unpin(session->pinned);
+    session->pinned = std::move(nodes);
+    session->salt = client.voice.salt;
+    session->tokens.assign(tokens.begin(), tokens.end() - (tokens.back() < 0 ? 1 : 0));
+  }
+
+  void maybe_one_leaves() {
+    if (!clients_.empty() && one_in(80)) {
+      const auto id = std::next(clients_.begin(), below(static_cast<int>(clients_.size())))->first;
+      if (one_in(2)) remember(id);
+      ++cancelled_;
+      leave(id);
+    }
+    if (!sessions_.empty() && one_in(60)) {
+      const auto index = below(static_cast<int>(sessions_.size()));
+      pool_->unpin(sessions_[static_cast<std::size_t>(index)].pinned);
+      sessions_.erase(sessions_.begin() + index);
+    }
+  }
+
+  // ---- steps ----
+
+  void settle() {
+    const auto settled = std::exchange(in_flight_, std::nullopt);
+    scheduler_.resolve(settled->plan, settled->result.sampled);
+    ASSERT_NO_THROW(scheduler_.check_integrity());
+    auto row = settled->result.rows.begin();
+    for (const auto& part : settled->plan.seqs) {
+      const auto first_row = std::exchange(row, row + part.num_logits_rows());
+      const auto found = clients_.find(part.id);
+      if (found == clients_.end()) continue;
+      auto& client = found->second;
+      if (part.all_rows) {
+        ASSERT_TRUE(client.all_rows);
+        ASSERT_EQ(std::ssize(client.rows), part.first_position) << "a row is missing or given twice";
+        client.rows.insert(client.rows.end(), first_row, row);
+        ASSERT_LE(client.rows.size(), client.prompt.size());
+        ASSERT_TRUE(std::equal(client.rows.begin(), client.rows.end(), client.expected_rows.begin()));
+      }
+      ASSERT_TRUE(!part.samples || client.rows.size() == client.expected_rows.size()) << "sampled before all rows are";
+      const auto tokens = scheduler_.tokens(part.id);
+      ASSERT_LE(tokens.size(), client.expected.size());
+      ASSERT_TRUE(std::equal(tokens.begin(), tokens.end(), client.expected.begin())) << "sequence " << part.id;
+      const auto cached = scheduler_.num_cached_tokens(part.id);
+      ASSERT_TRUE(cached >= 0 && cached < std::ssize(client.prompt));
+      ASSERT_TRUE(client.cached_tokens == -1 || client.cached_tokens == cached);
+      ASSERT_TRUE(cached == 0 || !client.all_rows);
+      client.cached_tokens = cached;
+      if (tokens.size() < client.expected.size()) continue;
+      remember(part.id);
+      ++finished_;
+      leave(part.id);
+    }
+  }
+
+  // The step that runs fails after it has advanced, and the one behind it is worth nothing.
+  void fail_in_flight() {
+    const auto failed = std::exchange(in_flight_, std::nullopt);
+    for (const auto& part : failed->plan.seqs) {
+      if (!clients_.contains(part.id)) continue;
+      ++failed_;
+      leave(part.id);
+    }
+    device_.spoil();
+    scheduler_.restart();
+    ASSERT_NO_THROW(scheduler_.check_integrity());
+    ASSERT_EQ(pool_->num_pinned(), 0);
+  }
+
+  void check_waiting() const {
+    std::int64_t tokens = 0;
+    int waiting = 0;
+    for (const auto& [id, client] : clients_) {
+      if (!scheduler_.blocks(id).empty()) continue;
+      ++waiting;
+      tokens += std::ssize(client.prompt);
+    }
+    ASSERT_EQ(scheduler_.num_waiting(), waiting);
+    ASSERT_EQ(scheduler_.waiting_tokens(), tokens);
+  }
+
+  // A plan, and what must hold of it. Nothing when the pool's memory failed in the middle of it.
+  std::optional<StepPlan> next_plan() {
+    std::vector<SeqId> decodes;
+    bool may_hold = false;
+    for (const auto& [id, client] : clients_) {
+      const auto computed = scheduler_.num_computed(id);
+      const auto tokens = scheduler_.tokens(id);
+      may_hold |= tokens.size() == client.expected.size();
+      may_hold |= tokens.back() < 0 && blocks_for(tokens.size()) > pool_->num_blocks();
+      const bool forked = computed < std::ssize(client.prompt);  // perhaps in a plan that was forgotten
+      if (computed > 0 && !forked && computed + 1 == std::ssize(tokens) && tokens.size() < client.expected.size()) {
+        decodes.push_back(id);
+      }
+    }
+    std::optional<StepPlan> plan;
+    const auto before = pool_->num_blocks();
+    try {
+      plan = scheduler_.plan();
+    } catch (const Error& error) {
+      EXPECT_STREQ(error.what(), "memory cannot be had just now");
+    }
+    EXPECT_NO_THROW(scheduler_.check_integrity());
+    check_waiting();
+    if (!plan) return plan;
+    may_hold |= pool_->num_blocks() < before;
+    const auto planned = ids_of(*plan);
+    for (const auto id : decodes) {
+      const auto times = std::ranges::count(planned, id) + std::ranges::count(plan->preempted, id) +
+                         std::ranges::count(plan->impossible, id);
+      EXPECT_TRUE(times == 1 || (may_hold && times == 0)) << "a decode was left out";
+    }
+    check_plan(scheduler_, *plan, load_.limits);
+    for (const auto id : plan->impossible) {
+      EXPECT_GT(blocks_for(scheduler_.tokens(id).size()), pool_->num_blocks());
+      ++impossible_;
+      leave(id);
+    }
+    EXPECT_TRUE(!plan->empty() || clients_.empty() || in_flight_);
+    return plan;
+  }
+
+  void run_step(int depth) {
+    // Now and then the result is waited for before the next step is planned.
+    if (in_flight_ && one_in(10)) settle();
+    if (HasFailure()) return;
+    auto plan = next_plan();
+    if (HasFailure() || !plan) return;
+    const bool fails = one_in(50);
+    StepResult result;
+    if (fails) {
+      device_.fail(scheduler_, *plan);
+    } else {
+      result = device_.step(scheduler_, *plan, voices_);
+    }
+    if (HasFailure()) return;
+    maybe_one_leaves();
+    if (in_flight_ && one_in(100)) return fail_in_flight();
+    if (in_flight_) settle();
+    if (fails || HasFailure()) return;  // the step is planned anew
+    scheduler_.advance(*plan);
+    ASSERT_NO_THROW(scheduler_.check_integrity());
+    in_flight_ = InFlight{std::move(*plan), std::move(result)};
+    if (depth == 0) settle();
+  }
+
+  Load load_ = std::get<0>(GetParam());
+  std::mt19937_64 random_{std::get<1>(GetParam())};
+  std::unique_ptr<BlockManager> pool_;
+  Scheduler scheduler_;
+  FakeDevice device_;
+  const int most_ = std::min(load_.max_total, load_.num_blocks* load_.block_len);
+  std::map<SeqId, Client> clients_;
+  std::map<SeqId, Voice> voices_;
+  std::vector<Session> sessions_;
+  std::optional<InFlight> in_flight_;
+  SeqId next_id_ = 1;
+  int steps_since_end_ = 0;
+  int submitted_ = 0, finished_ = 0, cancelled_ = 0, failed_ = 0, impossible_ = 0;
+};
+
+TEST_P(RandomLoad, EverySequenceGetsTheTokensThatItGetsAlone) {
+  SCOPED_TRACE(testing::Message() << "load " << load_.name << ", seed " << std::get<1>(GetParam()) << ", depth "
+                                  << std::get<2>(GetParam()));
+  for (int i = 0; i < kSteps || !clients_.empty(); ++i) {
+    if (i < kSteps) {
+      const bool burst = i % 200 < 10;
+      while (clients_.size() < 40 && one_in(burst ? 2 : 8)) arrive();
+      maybe_one_leaves();
+    }
+    run_step(std::get<2>(GetParam()));
+    ASSERT_FALSE(HasFailure()) << "in step " << i;
+    // At worst every running sequence comes to its last token but one before the first of them ends.
+    const int bound = 2 * most_ * (load_.limits.max_batch_size + 1) + 50;
+    ASSERT_LT(++steps_since_end_, bound) << "nothing comes to an end";
+  }
+  EXPECT_EQ(finished_ + cancelled_ + failed_ + impossible_, submitted_);
+  EXPECT_EQ(scheduler_.num_running() + scheduler_.num_waiting(), 0);
+  EXPECT_EQ(scheduler_.waiting_tokens(), 0);
+  EXPECT_EQ(pool_->num_active(), 0);
+  EXPECT_EQ(pool_->num_available(), pool_->num_blocks());
+  EXPECT_EQ(pool_->num_blocks(), load_.memory_blocks > 0 ? load_.memory_blocks : load_.num_blocks);
+  for (const auto& session : sessions_) pool_->unpin(session.pinned);
+  EXPECT_EQ(pool_->num_pinned(), 0);
+  EXPECT_NO_THROW(scheduler_.check_integrity());
+  EXPECT_GT(finished_, 25);
+  RecordProperty("finished", finished_);
+  RecordProperty("impossible", impossible_);
+  RecordProperty("preemptions", static_cast<int>(scheduler_.num_preemptions()));
+  RecordProperty("prefix_hit_tokens", static_cast<int>(scheduler_.prefix_hit_tokens()));
+  EXPECT_EQ(scheduler_.num_preemptions() > 0, load_.preempts);
+  EXPECT_EQ(scheduler_.prefix_hit_tokens() > 0, load_.prefix_caching);
+}
+
+// 13 loads, 4 seeds, 2 depths, 1500 steps at least: more than 150,000 in all.
+INSTANTIATE_TEST_SUITE_P(
+    Loads, RandomLoad,
+    testing::Combine(testing::Values(Load{"roomy", 700, 4, {16, 64}, 40, true, false},
+                                     Load{"tight", 16, 2, {8, 16}, 24, true, true},
+                                     Load{"tiny", 6, 2, {8, 8}, 12, true, true},
+                                     Load{"long", 40, 2, {20, 30, 24}, 70, true, true},
+                                     Load{"blocks_of_one", 18, 1, {6, 10}, 18, true, true},
+                                     Load{"budget_of_one", 10, 2, {5, 1}, 16, true, true},
+                                     Load{"budget_below_batch", 12, 3, {12, 4}, 24, true, true},
+                                     Load{"one_at_a_time", 30, 4, {1, 16, 1}, 30, true, false},
+                                     Load{"no_prefixes", 16, 2, {8, 16}, 24, false, true},
+                                     Load{"few_rows", 26, 4, {6, 40, 6}, 40, true, true},
+                                     Load{"grows", 64, 2, {16, 30, 20}, 60, true, true, 5, 30},
+                                     Load{"hardly_grows", 20, 2, {8, 16}, 40, true, true, 3, 6},
+                                     Load{"grows_without_prefixes", 40, 3, {8, 20, 9}, 60, false, true, 4, 16}),
+                     testing::Range<std::uint64_t>(1, 5), testing::Values(0, 1)),
+    [](const auto& info) {
+      return std::string(std::get<0>(info.param).name) + "_" + std::to_string(std::get<1>(info.param)) + "_depth_" +
+             std::to_string(std::get<2>(info.param));
+    });
+
+}  // namespace
+}  // namespace charonia::schedule
