@@ -125,6 +125,38 @@ def chat(
 
 
 @app.command()
+@with_engine_options(environment=True)
+def plan(
+    model: ModelArgument,
+    users: Annotated[int | None, typer.Option(min=1, help="So many users at once: the longest context.")] = None,
+    context: Annotated[int | None, typer.Option(min=1, help="So many tokens each: the most users.")] = None,
+    memory: Annotated[
+        str, typer.Option(help="Memory of each GPU, or of the machine for the CPU, that is elsewhere: 80GiB.")
+    ] = "",
+    dtype: DtypeOption = "auto",
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """Show what a model takes of the memory, and how many users with how much context fit, without loading it.
+
+    Exit code 1 when what is asked for with --users and --context does not fit."""
+    import json
+
+    from charonia.plan import make_plan, show
+
+    made = make_plan(model, settings, dtype=dtype, memory=memory)
+    refusal = made.refusal(users, context)
+    if json_output:
+        print(json.dumps(made.answers(users, context), indent=2))
+    else:
+        show(made, users, context, Console(soft_wrap=True))
+    if refusal is not None:
+        if not json_output:
+            print(refusal, file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(__version__)

@@ -1,12 +1,15 @@
 // The decoder's forward pass, parametrised by ModelConfig.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "charonia/config.h"
+#include "model/activations.h"
+#include "model/rope.h"
 #include "model/shard.h"
 #include "model/weights.h"
 #include "ops/ops.h"
@@ -17,13 +20,8 @@ class Decoder {
  public:
   // Weights are copied into the device's layout: `files` may go afterwards. Activations are one piece of memory, made
   // here for the largest step. Of several ranks (ops.ranks()) each has a decoder, which computes its shard.
+  // Throws Error (invalid_argument, unsupported, resource_exhausted).
   Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits);
-
-  // What a decoder with these limits takes of the device's memory, before there is one.
-  struct MemoryNeeds {
-    std::size_t weights = 0, activations = 0, kv_block = 0;  // bytes; kv_block: of one block in all layers
-  };
-  static MemoryNeeds memory_needs(const ModelConfig& config, const ops::Ops& ops, const ops::StepLimits& limits);
 
   // Once, when the cache is there: it is that of all steps.
   void prepare(ops::KvCache& cache);
@@ -36,48 +34,64 @@ class Decoder {
   std::int64_t weight_bytes_per_step() const { return weight_bytes_per_step_; }  // read by a step of one token
 
  private:
+  using Vector = std::unique_ptr<ops::Buffer>;  // f32
+
   struct Layer {
-    std::unique_ptr<ops::Buffer> attention_norm, ffn_norm;  // [hidden] f32
-    std::unique_ptr<ops::Linear> qkv, attention_out, gate_up, down;
+    Vector attention_norm, ffn_norm;            // [hidden]
+    Vector attention_post_norm, ffn_post_norm;  // [hidden]; null: none
+    Vector q_norm, k_norm;                      // [size_per_head]; null: none
+    std::unique_ptr<ops::Linear> qkv, attention_out;
+    std::unique_ptr<ops::Linear> gate_up, down;  // dense
+    std::unique_ptr<ops::Linear> router;         // with experts
+    std::unique_ptr<ops::Experts> experts;
+    ops::RotaryParams rotary;
+    ops::AttentionParams attention;
   };
 
-  // A part of the activations.
-  struct Activation {
-    std::size_t offset = 0;  // bytes
-    DType dtype = DType::f32;
-    std::int64_t cols = 0;
-  };
-  // All parts, one after the other. Names are those of issue().
-  struct Activations {
-    Activations(const ModelConfig& config, const Shard& shard, const ops::Precision& precision,
-                const ops::StepLimits& limits);
-    Activation residual, delta, normed, qkv, attended, gate_up, gated;
-    Activation last_residual, last_delta, last_normed, logits_share, logits;
-    std::size_t bytes = 0;
-  };
+  void load_attention(const WeightFiles& files, int index, Layer& layer);
+  void load_feed_forward(const WeightFiles& files, int index, Layer& layer);
+  void load_output(const WeightFiles& files);
+  void make_tables();
+  void set_params(int index, Layer& layer) const;
 
+  std::unique_ptr<ops::Linear> linear(const std::vector<ops::HostMatrix>& weight,
+                                      const std::vector<ops::HostMatrix>& bias);
+  Vector norm(const WeightFiles& files, const std::string& name, std::int64_t n);
+  Vector device_vector(std::span<const float> values);
+
+  std::span<const std::int32_t> rotary_rows(const ops::StepInput& input);
   void issue(const ops::StepShape& shape);
-  ops::Tensor view(const Activation& activation, std::int64_t rows) const;
-  std::unique_ptr<ops::Buffer> device_vector(std::span<const float> values);
+  void issue_feed_forward(const Layer& layer, const ops::Tensor& delta, const ops::Tensor& normed,
+                          const ops::StepShape& shape);
+  ops::Tensor view(const Activations::Part& part, std::int64_t rows) const;
 
   ModelConfig config_;
   Shard shard_;
   ops::Ops& ops_;
   ops::StepLimits limits_;
   ops::Precision precision_;
-  float attention_scale_ = 1;
+  ops::Activation activation_ = ops::Activation::silu;
+  float embedding_scale_ = 1;
   std::vector<Layer> layers_;
   std::unique_ptr<ops::Embedding> embedding_;
-  std::unique_ptr<ops::Buffer> final_norm_;
+  Vector final_norm_;
   std::unique_ptr<ops::Linear> output_;
-  std::unique_ptr<ops::Buffer> rotary_;
   std::int64_t weight_bytes_ = 0, weight_bytes_per_step_ = 0;
+
+  RotaryTables tables_;
+  Vector rotary_, local_rotary_;  // [tables_.rows(), rotary_embedding]; null: none
+  Vector logn_;                   // [max_positions]; null: none
+  Vector slopes_;                 // [heads of this rank]; null: none
 
   Activations activations_;
   std::unique_ptr<ops::Buffer> activation_memory_;
 
   ops::KvCache* cache_ = nullptr;
   ops::Ops::Issue issue_;
+  // Of the steps in flight, by turns.
+  std::array<std::vector<std::int32_t>, ops::kMaxStepsInFlight> rotary_rows_;
+  std::size_t turn_ = 0;
+  RotaryTables::Spare spare_;
 };
 
 }  // namespace charonia::model

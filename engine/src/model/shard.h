@@ -10,10 +10,11 @@ namespace charonia::model {
 
 struct Shard {
   int rank = 0, ranks = 1;
-  int heads = 0, kv_heads = 0;  // with more ranks than k/v heads, several ranks hold the same one
-  std::int64_t q_size = 0;      // elements of the rank's q heads
-  std::int64_t qkv_size = 0;    // and with its k and v heads
-  std::int64_t inter = 0;
+  int heads = 0, kv_heads = 0;    // with more ranks than k/v heads, several ranks hold the same one
+  std::int64_t q_size = 0;        // elements of the rank's q heads
+  std::int64_t qkv_size = 0;      // and with its k and v heads
+  std::int64_t inter = 0;         // of a dense feed-forward layer; 0: the model has none
+  std::int64_t expert_inter = 0;  // of an expert; 0: the model has none
   std::int64_t first_logit = 0;   // token id of the rank's first row of the output layer
   std::int64_t logits = 0;        // and how many it has
   std::int64_t logits_share = 0;  // columns of a rank's part of the gathered logits; the last one may fill fewer

@@ -15,10 +15,9 @@ namespace {
 constexpr int kFormatVersion = 1;
 
 [[noreturn]] void refuse(const std::filesystem::path& dir, const std::string& what, int ranks = 1) {
-  throw Error(ErrorCode::invalid_argument,
-              cat("the workspace at ", dir.string(), " cannot be used: ", what,
-                  ". Make it anew with: charonia convert MODEL --dst-path WORKSPACE ",
-                  ranks > 1 ? cat("--tp ", ranks, " ") : "", "--force"));
+  throw Error(ErrorCode::invalid_argument, cat("the workspace at ", dir.string(), " cannot be used: ", what,
+                                               ". Make it anew with: charonia convert MODEL --dst-path WORKSPACE ",
+                                               ranks > 1 ? cat("--tp ", ranks, " ") : "", "--force"));
 }
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
@@ -47,10 +46,12 @@ WeightFiles::Range range_of(const nlohmann::json& part, const char* key) {
 
 ops::HostMatrix WeightFiles::view(std::string_view name, const Part& part) const {
   const auto tensor = part.file->tensor(part.name);
-  if (tensor.shape.empty() || tensor.shape.size() > 2) {
+  const auto dimensions = tensor.shape.size();
+  if (dimensions < 1 || dimensions > 3) {
     refuse(dir_, cat("tensor ", name, " (", part.name, ") has shape ", shape_text(tensor.shape)));
   }
-  const std::int64_t rows = tensor.shape[0], cols = tensor.shape.size() == 1 ? 1 : tensor.shape[1];
+  const std::int64_t rows = tensor.shape[0] * (dimensions == 3 ? tensor.shape[1] : 1);
+  const std::int64_t cols = dimensions == 1 ? 1 : tensor.shape.back();
   const auto [first_row, last_row] = part.rows.value_or(std::pair{std::int64_t{0}, rows});
   const auto [first_col, last_col] = part.cols.value_or(std::pair{std::int64_t{0}, cols});
   const auto within = [](std::int64_t begin, std::int64_t end, std::int64_t size) {
@@ -91,8 +92,8 @@ WeightFiles::WeightFiles(const std::filesystem::path& weights_dir, int ranks) : 
       for (const auto& part : parts) {
         const auto file = files_.find(part.at("file").get<std::string>());
         if (file == files_.end()) refuse(dir_, cat("tensor ", name, " is in a file that manifest.json does not list"));
-        list.push_back({file->second.get(), part.at("name").get<std::string>(), range_of(part, "rows"),
-                        range_of(part, "cols")});
+        list.push_back(
+            {file->second.get(), part.at("name").get<std::string>(), range_of(part, "rows"), range_of(part, "cols")});
       }
     }
   } catch (const nlohmann::json::exception& error) {
@@ -118,16 +119,27 @@ std::vector<ops::HostMatrix> WeightFiles::get(std::string_view name, std::int64_
   return parts;
 }
 
+void WeightFiles::drop_pages() const {
+  for (const auto& [name, file] : files_) file->drop_pages();
+}
+
 std::vector<float> WeightFiles::get_vector(std::string_view name, std::int64_t n) const {
   std::vector<float> out;
   out.reserve(static_cast<std::size_t>(n));
   for (const auto& part : get(name, n, 1)) {
     for (std::int64_t i = 0; i < part.rows; ++i) {
       switch (part.dtype) {
-        case DType::f32: out.push_back(read<float>(part.row(i))); break;
-        case DType::bf16: out.push_back(bf16_to_float(read<std::uint16_t>(part.row(i)))); break;
-        case DType::f16: out.push_back(f16_to_float(read<std::uint16_t>(part.row(i)))); break;
-        default: refuse(dir_, cat("tensor ", name, " has type ", to_string(part.dtype), ", expected a float type"));
+        case DType::f32:
+          out.push_back(read<float>(part.row(i)));
+          break;
+        case DType::bf16:
+          out.push_back(bf16_to_float(read<std::uint16_t>(part.row(i))));
+          break;
+        case DType::f16:
+          out.push_back(f16_to_float(read<std::uint16_t>(part.row(i))));
+          break;
+        default:
+          refuse(dir_, cat("tensor ", name, " has type ", to_string(part.dtype), ", expected a float type"));
       }
     }
   }

@@ -25,9 +25,12 @@ class WeightFiles {
 
   bool has(std::string_view name) const;
   // The parts of a canonical tensor, in the order in which they are stacked: tensors of the files or ranges of them,
-  // whose rows may be further apart than they are long. One-dimensional tensors have cols = 1.
+  // whose rows may be further apart than they are long. One-dimensional tensors have cols = 1; a tensor [a, b, cols] is
+  // seen as [a * b, cols].
   // Throws Error(invalid_argument) when it is not there or the stacked shape is not [rows, cols].
   std::vector<ops::HostMatrix> get(std::string_view name, std::int64_t rows, std::int64_t cols) const;
+  // Gives back the memory that what was read so far takes in this process; what was returned stays valid.
+  void drop_pages() const;
   // A vector [n] as float.
   std::vector<float> get_vector(std::string_view name, std::int64_t n) const;
 

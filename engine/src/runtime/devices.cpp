@@ -86,19 +86,24 @@ Devices make_cpus(const EngineConfig& config) {
 
 }  // namespace
 
+DeviceChoice choose_devices(const EngineConfig& config) {
+  DeviceChoice out{.device = "cpu", .gpus = {}, .note = {}};
+  if (config.device == "cpu") return out;
+  out.gpus = choose_gpus(config, out.note);
+  // A user who names GPUs, or has them, does not expect the CPU.
+  const bool asked = config.device == "cuda" || !config.device_ids.empty();
+  if (out.gpus.empty() && asked) {
+    throw Error(ErrorCode::unsupported, cat("device = ", config.device, ": ", out.note));
+  }
+  if (!out.gpus.empty()) out.device = "cuda";
+  return out;
+}
+
 Devices make_devices(EngineConfig& config) {
   if (config.threads == 0) config.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  std::vector<int> gpus;
-  if (config.device != "cpu") {
-    std::string why;
-    gpus = choose_gpus(config, why);
-    // A user who names GPUs, or has them, does not expect the CPU.
-    const bool asked = config.device == "cuda" || !config.device_ids.empty();
-    if (gpus.empty() && asked) {
-      throw Error(ErrorCode::unsupported, cat("device = ", config.device, ": ", why));
-    }
-  }
-  config.device = gpus.empty() ? "cpu" : "cuda";
+  const auto choice = choose_devices(config);
+  const auto& gpus = choice.gpus;
+  config.device = choice.device;
   auto devices = gpus.empty() ? make_cpus(config) : make_gpus(config, gpus);
   if (const auto& wrap = wrapper()) {
     for (auto& device : devices) device = wrap(std::move(device));

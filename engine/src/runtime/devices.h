@@ -3,12 +3,23 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "charonia/config.h"
 #include "ops/ops.h"
 
 namespace charonia::runtime {
+
+// Where the ranks of a configuration run.
+struct DeviceChoice {
+  std::string device;     // "cpu" | "cuda"
+  std::vector<int> gpus;  // of the ranks; none: the CPU
+  std::string note;       // why device = auto is the CPU; empty otherwise
+};
+
+// Auto means the GPUs where there is one that can be used, else the CPU. Throws Error(unsupported) as make_devices().
+DeviceChoice choose_devices(const EngineConfig& config);
 
 // Operations of the tensor_para_size ranks, in their order. `device`, `device_ids` and `threads` of the configuration
 // are resolved: auto means the GPUs where there is one that can be used, else the CPU. Throws Error(unsupported or

@@ -1,55 +1,57 @@
 #include "runtime/executor.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 #include <string_view>
 #include <utility>
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "runtime/cache_size.h"
 #include "runtime/devices.h"
 
 namespace charonia::runtime {
+ops::StepLimits step_limits(const ModelConfig& model, const EngineConfig& config) {
+  return {.max_rows = config.token_budget,
+          .max_sequences = config.max_batch_size,
+          .max_positions = config.session_len,
+          .vocab = model.vocab_size,
+          .block_len = config.cache_block_seq_len};
+}
 
 Executor::Executor(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config) {
   for (auto& device : make_devices(config)) ranks_.push_back(std::make_unique<Rank>(std::move(device)));
   asynchronous_ = std::ranges::all_of(ranks_, [](const auto& rank) { return rank->ops().asynchronous(); });
   threads_ = std::make_unique<RankThreads>(static_cast<int>(ranks_.size()));
-  const ops::StepLimits limits{.max_rows = config.token_budget,
-                               .max_sequences = config.max_batch_size,
-                               .max_positions = config.session_len,
-                               .vocab = model.vocab_size,
-                               .block_len = config.cache_block_seq_len};
+  const auto limits = step_limits(model, config);
   const model::WeightFiles files(weights_dir, config.tensor_para_size);
-  on_ranks([&](int rank) { of(rank).check_memory(model, limits); });
+  on_ranks([&](int rank) { of(rank).check_memory(model, config, limits); });
   on_ranks([&](int rank) { of(rank).load(model, files, limits); });
-  num_blocks_ = blocks_that_fit(config);
-  on_ranks([&](int rank) { of(rank).make_cache(num_blocks_); });
+  num_blocks_ = blocks_of_all(config);
+  chunk_blocks_ = blocks_per_chunk(config.cache_chunk_size, num_blocks_);
+  on_ranks([&](int rank) { of(rank).make_cache(num_blocks_, chunk_blocks_); });
 }
 
-int Executor::blocks_that_fit(const EngineConfig& config) const {
-  const int blocks_per_session = (config.session_len + config.cache_block_seq_len - 1) / config.cache_block_seq_len;
-  double out = 1e9;
+int Executor::blocks_of_all(const EngineConfig& config) const {
+  int out = std::numeric_limits<int>::max();
   for (const auto& rank : ranks_) {
-    const auto block_bytes = static_cast<double>(rank->block_bytes()), free = static_cast<double>(rank->free_memory());
-    double wanted = config.cache_max_entry_count;
-    if (wanted < 1) {
-      // A share of what is free, but not more than max_batch_size sequences of full length can fill.
-      wanted = std::min(std::floor(wanted * free / block_bytes),
-                        static_cast<double>(config.max_batch_size) * blocks_per_session);
+    const CacheRoom room{rank->block_bytes(), rank->free_for_cache(), static_cast<int>(ranks_.size())};
+    try {
+      out = std::min(out, blocks_that_fit(config, room));
+    } catch (const Error&) {
+      throw of_rank(std::current_exception(), rank->ops().rank(), room.ranks);
     }
-    if (wanted < 1 || wanted * block_bytes > free) {
-      const std::string where = ranks_.size() > 1 ? cat("rank ", rank->ops().rank(), ": ") : "";
-      throw Error(ErrorCode::resource_exhausted, cat(where, "the k/v cache does not fit: ", std::max(wanted, 1.0),
-                                                     " blocks of ", block_bytes / 1e6, " MB each, and ", free / 1e6,
-                                                     " MB are free once the weights are loaded. Lower "
-                                                     "cache_max_entry_count (now ",
-                                                     config.cache_max_entry_count, ") or cache_block_seq_len (now ",
-                                                     config.cache_block_seq_len, "), or free memory"));
-    }
-    out = std::min(out, wanted);
   }
-  return static_cast<int>(out);
+  return out;
+}
+
+void Executor::commit_blocks(int num_blocks) {
+  try {
+    on_ranks([&](int rank) { of(rank).commit_blocks(num_blocks); });
+  } catch (...) {
+    recover();
+    throw;
+  }
 }
 
 void Executor::on_ranks(const RankThreads::Task& task) {

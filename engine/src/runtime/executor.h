@@ -15,11 +15,14 @@
 
 namespace charonia::runtime {
 
+// What bounds the steps of an engine.
+ops::StepLimits step_limits(const ModelConfig& model, const EngineConfig& config);
+
 class Executor {
  public:
   // Chooses the devices (config.device, device_ids and threads are resolved), loads the weights, makes the k/v cache by
-  // cache_max_entry_count. session_len must be resolved. Throws Error: unsupported (no such device),
-  // resource_exhausted (weights or cache do not fit), invalid_argument (the files are not those of the model).
+  // cache_users, cache_size or cache_max_entry_count. session_len must be resolved. Throws Error: unsupported (no such
+  // device), resource_exhausted (weights or cache do not fit), invalid_argument (the files are not those of the model).
   Executor(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config);
 
   // Whether launch() returns before the step is computed. Then the next step may be launched before collect() of the
@@ -35,6 +38,12 @@ class Executor {
   std::vector<ops::Sampled> collect();
 
   int num_blocks() const { return num_blocks_; }
+  // cache_chunk_size as a number of blocks: so many have memory from the start, and so many more each time
+  // (BlockManager's chunk).
+  int chunk_blocks() const { return chunk_blocks_; }
+  // Provides memory for the first `num_blocks` blocks on all ranks (BlockManager's Commit). Throws
+  // Error(resource_exhausted): some ranks may have got it then, which does no harm. Between steps.
+  void commit_blocks(int num_blocks);
   std::string device() const;           // "cpu" | "cuda"
   std::string instruction_set() const;  // "avx512", "sm_90", ...
   // Of all ranks together.
@@ -47,12 +56,12 @@ class Executor {
   void on_ranks(const RankThreads::Task& task);
   // After an error: waits for all that is in flight and takes up the exchange again.
   void recover();
-  int blocks_that_fit(const EngineConfig& config) const;
+  int blocks_of_all(const EngineConfig& config) const;
   Rank& of(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
 
   std::vector<std::unique_ptr<Rank>> ranks_;
   bool asynchronous_ = false;
-  int num_blocks_ = 0;
+  int num_blocks_ = 0, chunk_blocks_ = 0;
   std::unique_ptr<RankThreads> threads_;
 };
 

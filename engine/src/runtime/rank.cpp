@@ -1,26 +1,28 @@
 #include "runtime/rank.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "model/memory_needs.h"
+#include "runtime/cache_size.h"
+#include "runtime/device_sizes.h"
 
 namespace charonia::runtime {
 
-void Rank::check_memory(const ModelConfig& model, const ops::StepLimits& limits) const {
-  const auto needs = model::Decoder::memory_needs(model, *ops_, limits);
-  const auto free = ops_->free_memory();
-  const auto megabytes = [](std::size_t bytes) { return static_cast<double>(bytes) / 1e6; };
-  if (needs.weights + needs.activations + needs.kv_block > free) {
-    throw Error(
-        ErrorCode::resource_exhausted,
-        cat("the model does not fit: its weights take ", megabytes(needs.weights), " MB, the activations of ",
-            limits.max_rows, " tokens (token_budget) and ", limits.max_sequences, " sequences (max_batch_size) ",
-            megabytes(needs.activations), " MB, one k/v block ", megabytes(needs.kv_block), " MB, and ",
-            megabytes(free), " MB are free on the device (", ops_->device(),
-            "). Take a smaller or quantised model, a larger tensor_para_size, a lower "
-            "token_budget or max_batch_size, or free memory"));
-  }
+void Rank::check_memory(const ModelConfig& model, const EngineConfig& config, const ops::StepLimits& limits) {
+  const model::Shard shard(model, ops_->rank(), ops_->ranks());
+  const auto needs = model::memory_needs(model, shard, model::sizes_of(*ops_), limits);
+  step_bytes_ = step_bytes(ops_->device(), model, shard, limits);
+  const auto free = ops_->free_memory(), taken = needs.weights + needs.activations + step_bytes_;
+  left_ = free - std::min(free, taken);
+  check_model_fits(config, {ops_->device(), needs.weights, needs.activations + step_bytes_, needs.kv_block, free});
+}
+
+std::size_t Rank::free_for_cache() const {
+  const auto now = ops_->free_memory();
+  return std::min(left_, now - std::min(now, step_bytes_));
 }
 
 void Rank::load(const ModelConfig& model, const model::WeightFiles& files, const ops::StepLimits& limits) {
@@ -28,8 +30,9 @@ void Rank::load(const ModelConfig& model, const model::WeightFiles& files, const
   decoder_ = std::make_unique<model::Decoder>(model, files, *ops_, limits);
 }
 
-void Rank::make_cache(int num_blocks) {
+void Rank::make_cache(int num_blocks, int committed) {
   cache_ = ops_->make_kv_cache(layout(), num_blocks);
+  ops_->commit_blocks(*cache_, committed);
   decoder_->prepare(*cache_);
 }
 

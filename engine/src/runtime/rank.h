@@ -20,17 +20,20 @@ class Rank {
 
   // Throws Error(resource_exhausted) with the numbers and what to change where the weights, the activations and one k/v
   // block do not fit into the device's memory. Before any of the ranks loads, as they may share it.
-  void check_memory(const ModelConfig& model, const ops::StepLimits& limits) const;
+  void check_memory(const ModelConfig& model, const EngineConfig& config, const ops::StepLimits& limits);
   // Uploads the weights.
   void load(const ModelConfig& model, const model::WeightFiles& files, const ops::StepLimits& limits);
 
   // After load().
   std::size_t block_bytes() const { return ops_->kv_block_bytes(layout()); }
-  std::size_t free_memory() const { return ops_->free_memory(); }
-  // Makes the k/v cache and everything else that steps need.
-  void make_cache(int num_blocks);
+  // What is free once everything else that the model and its steps take is there. Memory that a device gives only when
+  // it is first written counts as taken.
+  std::size_t free_for_cache() const;
+  // Makes the k/v cache, with memory for the first `committed` blocks, and everything else that steps need.
+  void make_cache(int num_blocks, int committed);
 
-  // After make_cache().
+  // After make_cache(). Provides memory for the first `num_blocks` blocks. Between steps.
+  void commit_blocks(int num_blocks) { ops_->commit_blocks(*cache_, num_blocks); }
   void launch(const ops::StepInput& input);
   std::size_t in_flight() const { return steps_.size(); }  // steps that are launched and not collected
   // Waits for the oldest step in flight.
@@ -48,6 +51,8 @@ class Rank {
   ops::KvLayout layout() const { return decoder_->kv_layout(limits_.block_len); }
 
   ops::StepLimits limits_;
+  std::size_t left_ = 0;           // of the memory that was free before the model was loaded, beside all that it needs
+  std::size_t step_bytes_ = 0;     // that steps will take
   std::unique_ptr<ops::Ops> ops_;  // what follows lives on it
   std::unique_ptr<model::Decoder> decoder_;
   std::unique_ptr<ops::KvCache> cache_;

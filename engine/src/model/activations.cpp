@@ -1,0 +1,41 @@
+#include "model/activations.h"
+
+#include "model/layers.h"
+
+namespace charonia::model {
+
+Activations::Activations(const ModelConfig& config, const Shard& shard, const ops::Precision& precision,
+                         const ops::StepLimits& limits, std::size_t experts_scratch_bytes) {
+  const std::int64_t hidden = config.hidden_units;
+  const DType act = precision.activation, res = precision.residual, product = precision.product;
+  const auto take = [this](std::size_t size) {
+    constexpr std::size_t kAlignment = 256;
+    const auto offset = bytes;
+    bytes += (size + kAlignment - 1) / kAlignment * kAlignment;
+    return offset;
+  };
+  const auto place = [&](int rows, std::int64_t cols, DType dtype) {
+    return Part{take(static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols) * size_of(dtype)), dtype, cols};
+  };
+  residual = place(limits.max_rows, hidden, res);
+  delta = place(limits.max_rows, hidden, product);
+  normed = place(limits.max_rows, hidden, act);
+  qkv = place(limits.max_rows, shard.qkv_size, product);
+  attended = place(limits.max_rows, shard.q_size, act);
+  const auto layers = layers_of(config);
+  if (layers.dense > 0) {
+    gate_up = place(limits.max_rows, 2 * shard.inter, product);
+    gated = place(limits.max_rows, shard.inter, act);
+  }
+  if (layers.experts > 0) {
+    router = place(limits.max_rows, config.num_experts, DType::f32);
+    experts_scratch = take(experts_scratch_bytes);
+  }
+  last_residual = place(limits.max_sequences, hidden, res);
+  last_delta = place(limits.max_sequences, hidden, product);
+  last_normed = place(limits.max_sequences, hidden, act);
+  logits = place(limits.max_sequences, shard.ranks * shard.logits_share, DType::f32);
+  if (shard.ranks > 1) logits_share = place(limits.max_sequences, shard.logits_share, DType::f32);
+}
+
+}  // namespace charonia::model

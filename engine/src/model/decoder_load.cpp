@@ -1,0 +1,265 @@
+// How a decoder's weights come out of the files onto the device.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "model/decoder.h"
+#include "model/layers.h"
+#include "model/memory_needs.h"
+
+namespace charonia::model {
+namespace {
+
+std::vector<ops::HostMatrix> stacked(std::vector<ops::HostMatrix> first, const std::vector<ops::HostMatrix>& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+// Rows [begin, end) of the parts as they are stacked.
+std::vector<ops::HostMatrix> rows_of(const std::vector<ops::HostMatrix>& parts, std::int64_t begin, std::int64_t end) {
+  std::vector<ops::HostMatrix> out;
+  for (const auto& part : parts) {
+    const auto first = std::clamp<std::int64_t>(begin, 0, part.rows),
+               last = std::clamp<std::int64_t>(end, 0, part.rows);
+    if (first < last) out.push_back({part.row(first), part.dtype, last - first, part.cols, part.stride});
+    begin -= part.rows;
+    end -= part.rows;
+  }
+  return out;
+}
+
+ops::HostMatrix single(std::vector<ops::HostMatrix> parts, const std::string& name) {
+  if (parts.size() != 1) throw Error(ErrorCode::unsupported, cat(name, " is split into ", parts.size(), " parts"));
+  return parts.front();
+}
+
+std::uint16_t half_at(const std::byte* data, std::size_t index) {
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, data + index * sizeof bits, sizeof bits);
+  return bits;
+}
+
+// Unaligned, as files are.
+void read_row(const ops::HostMatrix& matrix, std::int64_t row, std::vector<float>& out) {
+  const auto* const data = matrix.row(row);
+  out.resize(static_cast<std::size_t>(matrix.cols));
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    switch (matrix.dtype) {
+      case DType::bf16:
+        out[i] = bf16_to_float(half_at(data, i));
+        break;
+      case DType::f16:
+        out[i] = f16_to_float(half_at(data, i));
+        break;
+      case DType::f32:
+        std::memcpy(&out[i], data + i * sizeof(float), sizeof(float));
+        break;
+      default:
+        throw Error(ErrorCode::unsupported, cat("a weight of type ", to_string(matrix.dtype)));
+    }
+  }
+}
+
+float rounded(float value, DType type) {
+  if (type == DType::bf16) return bf16_to_float(float_to_bf16(value));
+  if (type == DType::f16) return f16_to_float(float_to_f16(value));
+  return value;
+}
+
+// Rows divided by their lengths, in the weight type.
+class UnitRows {
+ public:
+  UnitRows(const std::vector<ops::HostMatrix>& parts, DType type) : type_(type) {
+    std::size_t elements = 0;
+    for (const auto& part : parts) elements += static_cast<std::size_t>(part.rows * part.cols);
+    data_.reserve(elements * size_of(type));
+    for (const auto& part : parts) {
+      cols_ = part.cols;
+      for (std::int64_t row = 0; row < part.rows; ++row) add(part, row);
+    }
+  }
+  ops::HostMatrix matrix() const { return {data_.data(), type_, rows_, cols_, 0}; }
+
+ private:
+  void add(const ops::HostMatrix& part, std::int64_t row) {
+    read_row(part, row, values_);
+    double sum = 0;
+    for (const float value : values_) sum += double{value} * value;
+    constexpr float kLeast = 1e-12F;  // a row of zeros stays one
+    const float length = std::max(rounded(static_cast<float>(std::sqrt(sum)), type_), kLeast);
+    const std::size_t at = data_.size();
+    data_.resize(at + values_.size() * size_of(type_));
+    auto* to = data_.data() + at;
+    for (const float value : values_) {
+      const float quotient = value / length;
+      const std::uint16_t half = type_ == DType::bf16 ? float_to_bf16(quotient) : float_to_f16(quotient);
+      if (type_ == DType::f32) {
+        std::memcpy(to, &quotient, sizeof quotient);
+      } else {
+        std::memcpy(to, &half, sizeof half);
+      }
+      to += size_of(type_);
+    }
+    ++rows_;
+  }
+
+  DType type_;
+  std::int64_t rows_ = 0, cols_ = 0;
+  std::vector<std::byte> data_;
+  std::vector<float> values_;
+};
+
+ops::Activation activation_of(const std::string& name) {
+  return name == "gelu_tanh" ? ops::Activation::gelu_tanh : ops::Activation::silu;
+}
+
+std::size_t scratch_bytes(const ModelConfig& config, const Shard& shard, const ops::Ops& ops, DType weight, int rows) {
+  return shard.expert_inter == 0 ? 0 : ops.experts_scratch_bytes(experts_shape(config, shard, weight), rows);
+}
+
+}  // namespace
+
+Decoder::Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits)
+    : config_(config),
+      shard_(config, ops.rank(), ops.ranks()),
+      ops_(ops),
+      limits_(limits),
+      precision_(ops.precision(weight_dtype(config.weight_type))),
+      activation_(activation_of(config.activation)),
+      embedding_scale_(rounded(config.embedding_scale, precision_.weight)),
+      tables_(config, limits.max_positions, limits.max_rows),
+      activations_(config, shard_, precision_, limits,
+                   scratch_bytes(config, shard_, ops, precision_.weight, limits.max_rows)) {
+  make_tables();
+  layers_.resize(static_cast<std::size_t>(config.num_layer));
+  for (int i = 0; i < config.num_layer; ++i) {
+    auto& layer = layers_[static_cast<std::size_t>(i)];
+    load_attention(files, i, layer);
+    load_feed_forward(files, i, layer);
+    set_params(i, layer);
+    files.drop_pages();  // or the weights would be in this process's memory twice until all are loaded
+  }
+  load_output(files);
+  activation_memory_ = ops_.allocate(activations_.bytes);
+}
+
+std::unique_ptr<ops::Linear> Decoder::linear(const std::vector<ops::HostMatrix>& weight,
+                                             const std::vector<ops::HostMatrix>& bias) {
+  auto out = ops_.make_linear(weight, bias, precision_.weight);
+  weight_bytes_ += static_cast<std::int64_t>(out->bytes());
+  weight_bytes_per_step_ += static_cast<std::int64_t>(out->bytes());
+  return out;
+}
+
+Decoder::Vector Decoder::norm(const WeightFiles& files, const std::string& name, std::int64_t n) {
+  auto weight = files.get_vector(name, n);
+  if (config_.norm_unit_offset) {
+    for (auto& value : weight) value += 1;
+  }
+  return device_vector(weight);
+}
+
+Decoder::Vector Decoder::device_vector(std::span<const float> values) {
+  auto buffer = ops_.allocate(values.size_bytes());
+  ops_.upload(buffer->data(), values.data(), values.size_bytes());
+  return buffer;
+}
+
+void Decoder::load_attention(const WeightFiles& files, int index, Layer& layer) {
+  const std::int64_t hidden = config_.hidden_units, dim = config_.size_per_head;
+  const std::string at = cat("layers.", index, "."), qkv = at + "attention.w_qkv", out = at + "attention.wo";
+  const std::string number = cat(".", shard_.rank);
+  layer.attention_norm = norm(files, at + "attention_norm.weight", hidden);
+  if (config_.post_norms) layer.attention_post_norm = norm(files, at + "attention_post_norm.weight", hidden);
+  if (config_.qk_norm) {
+    layer.q_norm = norm(files, at + "attention.q_norm.weight", dim);
+    layer.k_norm = norm(files, at + "attention.k_norm.weight", dim);
+  }
+  std::vector<ops::HostMatrix> qkv_bias, out_bias;
+  if (config_.attn_bias) qkv_bias = files.get(qkv + number + ".bias", shard_.qkv_size, 1);
+  // The biases of products that are summed over the ranks are rank 0's to add.
+  if (config_.attn_output_bias && shard_.rank == 0) out_bias = files.get(out + ".0.bias", hidden, 1);
+  layer.qkv = linear(files.get(qkv + number + ".weight", shard_.qkv_size, hidden), qkv_bias);
+  layer.attention_out = linear(files.get(out + number + ".weight", hidden, shard_.q_size), out_bias);
+}
+
+void Decoder::load_feed_forward(const WeightFiles& files, int index, Layer& layer) {
+  const std::int64_t hidden = config_.hidden_units, inter = shard_.inter;
+  const std::string at = cat("layers.", index, "."), forward = at + "feed_forward.";
+  const std::string number = cat(".", shard_.rank);
+  layer.ffn_norm = norm(files, at + "ffn_norm.weight", hidden);
+  if (config_.post_norms) layer.ffn_post_norm = norm(files, at + "ffn_post_norm.weight", hidden);
+  if (!has_experts(config_, index)) {
+    const auto weight = [&](const char* name, std::int64_t n, std::int64_t k) {
+      return files.get(forward + name + number + ".weight", n, k);
+    };
+    std::vector<ops::HostMatrix> gate_up_bias, down_bias;
+    if (config_.mlp_bias) {
+      gate_up_bias = stacked(files.get(forward + "w1" + number + ".bias", inter, 1),
+                             files.get(forward + "w3" + number + ".bias", inter, 1));
+      if (shard_.rank == 0) down_bias = files.get(forward + "w2.0.bias", hidden, 1);
+    }
+    layer.gate_up = linear(stacked(weight("w1", inter, hidden), weight("w3", inter, hidden)), gate_up_bias);
+    layer.down = linear(weight("w2", hidden, inter), down_bias);
+    return;
+  }
+  layer.router = linear(files.get(forward + "gate.weight", config_.num_experts, hidden), {});
+  std::vector<ops::ExpertSource> sources;
+  for (int e = 0; e < config_.num_experts; ++e) {
+    const std::string expert = cat(forward, "experts.", e, ".");
+    const auto part = [&](const char* name, std::int64_t n, std::int64_t k) {
+      const auto full = cat(expert, name, number, ".weight");
+      return single(files.get(full, n, k), full);
+    };
+    sources.push_back({part("w1", shard_.expert_inter, hidden), part("w3", shard_.expert_inter, hidden),
+                       part("w2", hidden, shard_.expert_inter)});
+  }
+  layer.experts = ops_.make_experts(sources, precision_.weight);
+  const auto bytes = static_cast<std::int64_t>(layer.experts->bytes());
+  weight_bytes_ += bytes;
+  weight_bytes_per_step_ += bytes / config_.num_experts * config_.experts_per_token;
+}
+
+void Decoder::load_output(const WeightFiles& files) {
+  const std::int64_t hidden = config_.hidden_units, vocab = config_.vocab_size;
+  const std::string table = "tok_embeddings.weight";
+  embedding_ = ops_.make_embedding(single(files.get(table, vocab, hidden), table), precision_.weight);
+  files.drop_pages();
+  weight_bytes_ += static_cast<std::int64_t>(embedding_->bytes());
+  final_norm_ = norm(files, "norm.weight", hidden);
+  const auto all = files.get(config_.tie_word_embeddings ? table : "output.weight", vocab, hidden);
+  const auto mine = rows_of(all, shard_.first_logit, shard_.first_logit + shard_.logits);
+  output_ = config_.normalize_output ? linear({UnitRows(mine, precision_.weight).matrix()}, {}) : linear(mine, {});
+  files.drop_pages();
+}
+
+void Decoder::make_tables() {
+  if (tables_.rows() > 0) {
+    rotary_ = device_vector(tables_.global_table());
+    if (tables_.has_local()) local_rotary_ = device_vector(tables_.local_table());
+  }
+  if (config_.logn_length > 0) logn_ = device_vector(logn_table(config_.logn_length, limits_.max_positions));
+  if (config_.alibi) {
+    const auto all = alibi_slopes(config_.head_num);
+    slopes_ = device_vector(std::span(all).subspan(static_cast<std::size_t>(shard_.rank * shard_.heads),
+                                                   static_cast<std::size_t>(shard_.heads)));
+  }
+}
+
+void Decoder::set_params(int index, Layer& layer) const {
+  const auto data = [](const Vector& vector) { return vector ? vector->as<float>() : nullptr; };
+  const int window = window_of(config_, index);
+  layer.rotary = {.cos_sin = data(window > 0 && local_rotary_ ? local_rotary_ : rotary_),
+                  .rotary_dim = config_.rotary_embedding,
+                  .q_norm = data(layer.q_norm),
+                  .k_norm = data(layer.k_norm),
+                  .norm_eps = config_.norm_eps,
+                  .q_scale = data(logn_)};
+  const float scale = config_.attention_scale > 0 ? config_.attention_scale
+                                                  : 1.0F / std::sqrt(static_cast<float>(config_.size_per_head));
+  layer.attention = {.scale = scale, .window = window, .soft_cap = config_.attention_soft_cap, .alibi = data(slopes_)};
+}
+
+}  // namespace charonia::model

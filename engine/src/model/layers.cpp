@@ -1,0 +1,85 @@
+#include "model/layers.h"
+
+#include <string>
+
+#include "base/text.h"
+#include "charonia/error.h"
+
+namespace charonia::model {
+namespace {
+
+template <class... What>
+[[noreturn]] void refuse(ErrorCode code, const What&... what) {
+  throw Error(code, cat(what..., "; the model's config.ini is written by charonia convert"));
+}
+
+void check_letters(const ModelConfig& config, std::string_view key, const std::string& letters) {
+  if (letters.empty() || letters.size() == static_cast<std::size_t>(config.num_layer)) return;
+  refuse(ErrorCode::invalid_argument, key, " has ", letters.size(), " letters for num_layer = ", config.num_layer);
+}
+
+void check_rotation(const ModelConfig& config) {
+  const int dim = config.rotary_embedding, size = config.size_per_head;
+  if (size % 2 != 0) refuse(ErrorCode::unsupported, "size_per_head = ", size, " is not even");
+  if (dim % 2 != 0 || dim > size) {
+    refuse(ErrorCode::unsupported, "rotary_embedding = ", dim, " must be an even number up to size_per_head = ", size);
+  }
+  if (config.alibi && dim != 0) {
+    refuse(ErrorCode::invalid_argument, "alibi = 1 with rotary_embedding = ", dim, ": ALiBi has no rotation");
+  }
+  const auto& kind = config.rope_scaling_type;
+  if (dim == 0 || kind == "default" || kind == "linear") return;
+  if ((kind == "dynamic" || kind == "qwen") && dim < 4) {
+    refuse(ErrorCode::unsupported, "rope_scaling_type = ", kind, " needs rotary_embedding >= 4, and it is ", dim);
+  }
+  const int original = config.rope_original_max_position_embeddings;
+  if ((kind == "llama3" || kind == "yarn" || kind == "longrope") && original < 1) {
+    refuse(ErrorCode::invalid_argument, "rope_scaling_type = ", kind,
+           " needs rope_original_max_position_embeddings, and it is ", original);
+  }
+  if (kind == "longrope") {
+    const auto half = static_cast<std::size_t>(dim / 2);
+    if (config.rope_short_factors.size() != half || config.rope_long_factors.size() != half) {
+      refuse(ErrorCode::invalid_argument, "rope_short_factors and rope_long_factors hold ",
+             config.rope_short_factors.size(), " and ", config.rope_long_factors.size(), " numbers, and must hold ",
+             half, " (rotary_embedding / 2) each");
+    }
+  }
+}
+
+}  // namespace
+
+void check_model(const ModelConfig& config) {
+  check_rotation(config);
+  check_letters(config, "layer_windows", config.layer_windows);
+  check_letters(config, "layer_experts", config.layer_experts);
+  if (config.num_experts == 0) {
+    if (config.layer_experts.find('m') != std::string::npos) {
+      refuse(ErrorCode::invalid_argument, "layer_experts has layers with experts, and num_experts is 0");
+    }
+    return;
+  }
+  if (config.experts_per_token < 1 || config.experts_per_token > config.num_experts || config.expert_inter_size < 1) {
+    refuse(ErrorCode::invalid_argument, "num_experts = ", config.num_experts,
+           " with experts_per_token = ", config.experts_per_token,
+           " (1 to num_experts) and expert_inter_size = ", config.expert_inter_size, " (>= 1)");
+  }
+}
+
+bool has_experts(const ModelConfig& config, int layer) {
+  if (config.num_experts == 0) return false;
+  return config.layer_experts.empty() || config.layer_experts[static_cast<std::size_t>(layer)] == 'm';
+}
+
+int window_of(const ModelConfig& config, int layer) {
+  const auto& letters = config.layer_windows;
+  return letters.empty() || letters[static_cast<std::size_t>(layer)] == 's' ? config.sliding_window : 0;
+}
+
+LayerCounts layers_of(const ModelConfig& config) {
+  LayerCounts out;
+  for (int layer = 0; layer < config.num_layer; ++layer) ++(has_experts(config, layer) ? out.experts : out.dense);
+  return out;
+}
+
+}  // namespace charonia::model

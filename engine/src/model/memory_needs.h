@@ -1,0 +1,33 @@
+// What a decoder takes of a device's memory, before there is one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "charonia/config.h"
+#include "model/shard.h"
+#include "ops/ops.h"
+
+namespace charonia::model {
+
+// How a device stores things.
+struct DeviceSizes {
+  std::function<ops::Precision(DType)> precision;
+  std::function<std::size_t(const ops::KvLayout&)> kv_block_bytes;
+  std::function<std::size_t(const ops::ExpertsShape&, std::int64_t rows)> experts_scratch_bytes;
+};
+DeviceSizes sizes_of(const ops::Ops& ops);
+
+struct MemoryNeeds {
+  std::size_t weights = 0;      // bytes; without the padding of the device's layout
+  std::size_t activations = 0;  // bytes
+  std::size_t kv_block = 0;     // bytes of one block in all layers
+};
+MemoryNeeds memory_needs(const ModelConfig& config, const Shard& shard, const DeviceSizes& sizes,
+                         const ops::StepLimits& limits);
+
+// Of one rank's experts of a layer.
+ops::ExpertsShape experts_shape(const ModelConfig& config, const Shard& shard, DType weight);
+
+}  // namespace charonia::model

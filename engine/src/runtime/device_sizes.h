@@ -1,0 +1,23 @@
+// How much of a device's memory things take, without the device.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+#include "charonia/config.h"
+#include "model/memory_needs.h"
+#include "model/shard.h"
+#include "ops/ops.h"
+
+namespace charonia::runtime {
+
+// device: "cpu" | "cuda". Those of the CPU are its own; those of CUDA are the same numbers as on a machine that has a
+// GPU.
+model::DeviceSizes device_sizes(std::string_view device);
+
+// Memory of one rank that a device takes for steps beside the model's activations, at most: arrays of a step,
+// work space of products and of sampling, partial results of attention, recorded steps.
+std::size_t step_bytes(std::string_view device, const ModelConfig& model, const model::Shard& shard,
+                       const ops::StepLimits& limits);
+
+}  // namespace charonia::runtime

@@ -1,0 +1,141 @@
+"""What `charonia plan` says before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from charonia import Engine
+from charonia.benchmark.random_model import SHAPES, write_random_model
+from charonia.convert import convert
+from charonia.errors import CharoniaError, InvalidRequestError
+from charonia.plan import Plan, make_plan, spell_bytes
+
+PLAIN = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "200"}
+SMALL = Plan(
+    model_name="small",
+    weight_type="bf16",
+    ranks=1,
+    device="cpu",
+    device_note="",
+    weight_bytes=10,
+    activation_bytes=10,
+    kv_token_bytes=10,
+    kv_block_bytes=640,
+    free_bytes=100_000,
+    num_blocks=100,
+    cache_block_seq_len=64,
+    session_len=4096,
+    max_batch_size=64,
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "small"
+    write_random_model(folder, SHAPES["tiny"], scale=0.2)
+    return folder
+
+
+def plan(*arguments: str | Path) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "charonia", "plan", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=PLAIN)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_users_and_contexts_follow_from_the_blocks() -> None:
+    assert SMALL.most_users(64) == 100
+    assert SMALL.most_users(65) == 50
+    assert SMALL.most_users(4096) == 1
+    assert SMALL.most_users(4097) == 0
+    assert SMALL.longest_context(1) == 4096
+    assert SMALL.longest_context(3) == 33 * 64
+    assert SMALL.longest_context(101) == 0
+    assert SMALL.contexts() == [2048, 4096]
+    assert replace(SMALL, session_len=40000).contexts() == [2048, 8192, 32768, 40000]
+    assert SMALL.user_counts() == [1, 4, 16, 64]
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
+    assert SMALL.refusal(None, None) is None
+    assert SMALL.refusal(50, 128) is None
+    refusal = SMALL.refusal(51, 128)
+    assert refusal is not None
+    for part in ("51 users with 128 tokens", "102 k/v blocks", "there are 100", "50 users with 128", "51 with 64"):
+        assert part in refusal
+    assert "--session-len 4097" in str(SMALL.refusal(None, 4097))
+    assert "--max-batch-size 65" in str(SMALL.refusal(65, None))
+    broken = replace(SMALL, num_blocks=0, warnings=["a warning", "the model does not fit"])
+    assert broken.refusal(None, None) == "the model does not fit"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1536, "1.50 KiB"),
+        (13 << 30, "13.0 GiB"),
+        (300 << 20, "300 MiB"),
+        (5 << 40, "5.00 TiB"),
+    ],
+)
+def test_bytes_are_spelled_with_three_digits(count: int, text: str) -> None:
+    assert spell_bytes(count) == text
+
+
+def test_a_plan_is_what_the_engine_has(model: Path, tmp_path: Path) -> None:
+    settings = {"device": "cpu", "cache_users": 3, "cache_user_tokens": 100, "cache_block_seq_len": 16}
+    workspace = convert(model, tmp_path / "w", dtype="bf16")
+    for source in (model, workspace):
+        made = make_plan(source, settings, dtype="bf16" if source == model else "auto")
+        with Engine.from_pretrained(workspace, **settings) as engine:
+            assert made.num_blocks == engine.info.num_blocks == 21
+            assert made.num_blocks * made.kv_block_bytes == engine.info.kv_cache_bytes
+            # A plan says what was asked for; the engine lowers it to what the blocks hold.
+            assert min(made.session_len, 21 * 16) == engine.info.session_len
+            assert made.weight_type == engine.info.weight_type == "bf16"
+        assert made.refusal(3, 100) is None
+        assert made.refusal(4, 100) is not None
+
+
+def test_a_gpu_that_is_elsewhere_is_planned_from_its_memory(model: Path) -> None:
+    made = make_plan(model, {"device": "cuda", "tensor_para_size": 2}, memory="80GiB")
+    assert (made.device, made.ranks, made.free_bytes) == ("cuda", 2, 160 << 30)
+    assert made.num_blocks > 0
+    with pytest.raises(InvalidRequestError, match="80 gigs"):
+        make_plan(model, {"device": "cuda"}, memory="80 gigs")
+
+
+def test_a_gpu_that_is_not_here_is_said_with_the_remedy(model: Path) -> None:
+    try:
+        made = make_plan(model, {"device": "cuda"})
+    except CharoniaError as error:
+        assert "--memory 80GiB" in str(error)
+    else:
+        assert made.device == "cuda" and made.free_bytes > 0
+
+
+def test_the_command_prints_tables_or_json_and_ends_with_what_was_asked(model: Path) -> None:
+    code, out, err = plan(model, "--device", "cpu")
+    assert code == 0, err
+    for part in ("weights", "k/v of one token", "Most users at once", "Longest context"):
+        assert part in out
+    asked = ("--device", "cpu", "--cache-max-entry-count", "10", "--cache-block-seq-len", "8")
+    code, out, err = plan(model, *asked, "--users", "2", "--context", "40")
+    assert code == 0 and "10 of 10 blocks" in out, err
+    code, out, err = plan(model, *asked, "--users", "3", "--context", "40")
+    assert code == 1 and "15 k/v blocks" in err and "there are 10" in err
+    code, out, _ = plan(model, *asked, "--users", "3", "--context", "40", "--json")
+    answer = json.loads(out)
+    assert code == 1 and answer["fits"] is False and answer["num_blocks"] == 10
+    assert answer["most_users"] == [{"context": 40, "users": 2}]
+    assert answer["longest_context"] == [{"users": 3, "context": 24}]
+    code, out, _ = plan(model, *asked, "--users", "2", "--json")
+    assert code == 0 and json.loads(out)["longest_context"] == [{"users": 2, "context": 40}]
