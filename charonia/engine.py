@@ -8,6 +8,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from charonia import _engine, workspace
 from charonia.convert import read_source, write_weights
 from charonia.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError
 from charonia.progress import Progress
-from charonia.prompts import Encoded, Prompt, encode, native_sampling, split
+from charonia.prompts import Encoded, Prompt, encode, encode_turn, native_sampling, split
 from charonia.results import Chunk, Messages, Output, SamplingParams
 from charonia.streams import AsyncStream, Gathering, Stream
 from charonia.tokenizer import load_tokenizer
@@ -36,7 +37,8 @@ class Engine:
             print(engine.generate("Hello")[0].text)
 
     Errors: InvalidRequestError (the request is wrong; the text says what would be right), OverloadedError (the queue is
-    full), EngineClosedError (after close).
+    full, or the request waited too long in it), DeadlineExceededError (after its timeout), EngineClosedError (after
+    close).
     """
 
     def __init__(
@@ -81,8 +83,6 @@ class Engine:
         ranks = {key: value for key, value in given.items() if key == "tensor_para_size"}
         source = read_source(location.path, dtype)
         progress = Progress(show_progress)
-        for warning in source.spec.warnings:
-            progress.warn(warning)
         # The engine maps the weight files themselves, and has read the rest when it is loaded.
         with tempfile.TemporaryDirectory(prefix="charonia-") as folder:
             weights = Path(folder)
@@ -104,56 +104,135 @@ class Engine:
         return self._encode(prompt).token_ids
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        session_id: str = "",
+        new_session: bool = False,
+        end_session: bool = False,
+        timeout: float | None = None,
+        priority: int = 0,
     ) -> list[Output]:
-        """Runs all prompts together and waits; outputs in the order of the prompts.
+        """Runs all prompts together and waits; outputs in the order of the prompts. With n > 1 the n outputs of a
+        prompt follow each other, as OpenAI's `choices` do: `index` says which is which.
 
         prompts: a text, token ids, chat messages, or a list of these. sampling: for all, or one for each. More prompts
         than the queue holds are submitted as it empties. An error cancels the rest.
+
+        session_id: the one prompt is what a user says next in this session; the engine keeps what went before. A
+        session that is new, or not kept any more, begins with the prompt. new_session: it begins anew in any case; then
+        the prompt is the whole conversation. end_session: forget it afterwards. timeout: seconds until
+        DeadlineExceededError. priority: higher goes first.
         """
-        encoded = [self._encode(prompt) for prompt in split(prompts)]
+        given_prompts = split(prompts)
+        if session_id and len(given_prompts) != 1:
+            raise InvalidRequestError(
+                f"{len(given_prompts)} prompts for one session_id; a session goes on with one prompt at a time"
+            )
+        session = Session(session_id, new_session, end_session)
+        encoded = [self._encode(prompt, session) for prompt in given_prompts]
         given = sampling or SamplingParams()
         each = [given] * len(encoded) if isinstance(given, SamplingParams) else list(given)
         if len(each) != len(encoded):
             raise InvalidRequestError(
                 f"{len(each)} sampling parameters for {len(encoded)} prompts; expected one for each"
             )
-        chunks: dict[int, Chunk] = {}
+        chunks: dict[int, list[Chunk]] = {}
         gathering = Gathering(self._open())
         try:
             for index, (prompt, params) in enumerate(zip(encoded, each, strict=True)):
-                submit = self._submitter(prompt, params, stream=False)
+                submit = self._submitter(
+                    prompt, params, stream=False, session=session, timeout=timeout, priority=priority
+                )
                 while index not in chunks:
                     try:
-                        gathering.submit(index, submit)
+                        gathering.submit(index, submit, params.n)
                         break
                     except OverloadedError:
                         if not len(gathering):
                             raise
-                        finished, chunk = gathering.wait()
-                        chunks[finished] = chunk
+                        finished, answers = gathering.wait()
+                        chunks[finished] = answers
             while len(gathering):
-                finished, chunk = gathering.wait()
-                chunks[finished] = chunk
+                finished, answers = gathering.wait()
+                chunks[finished] = answers
         finally:
             gathering.cancel()
-        return [_output(prompt, chunks[index]) for index, prompt in enumerate(encoded)]
+        return [_output(prompt, chunk) for index, prompt in enumerate(encoded) for chunk in chunks[index]]
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, *, request_id: str = "") -> Stream:
-        """Submits at once and iterates over the chunks. Leaving early (break, close, an exception) cancels."""
-        encoded = self._encode(prompt)
-        submit = self._submitter(encoded, sampling or SamplingParams(), stream=True, request_id=request_id)
-        return Stream(self._open(), submit, self)
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        session_id: str = "",
+        new_session: bool = False,
+        end_session: bool = False,
+        timeout: float | None = None,
+        priority: int = 0,
+    ) -> Stream:
+        """Submits at once and iterates over the chunks. Leaving early (break, close, an exception) cancels.
 
-    def astream(self, prompt: Prompt, sampling: SamplingParams | None = None, *, request_id: str = "") -> AsyncStream:
+        A cancelled turn of a session is dropped from its history; `Stream.stop` ends it early and keeps it. The other
+        arguments are those of `generate`.
+        """
+        session = Session(session_id, new_session, end_session)
+        params = sampling or SamplingParams()
+        submit = self._submitter(
+            self._encode(prompt, session),
+            params,
+            stream=True,
+            request_id=request_id,
+            session=session,
+            timeout=timeout,
+            priority=priority,
+        )
+        return Stream(self._open(), submit, self, params.n)
+
+    def astream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        session_id: str = "",
+        new_session: bool = False,
+        end_session: bool = False,
+        timeout: float | None = None,
+        priority: int = 0,
+    ) -> AsyncStream:
         """The same on the running event loop: `async for chunk in engine.astream(...)`."""
-        encoded = self._encode(prompt)
-        submit = self._submitter(encoded, sampling or SamplingParams(), stream=True, request_id=request_id)
-        return AsyncStream(self._open(), submit, self)
+        session = Session(session_id, new_session, end_session)
+        params = sampling or SamplingParams()
+        submit = self._submitter(
+            self._encode(prompt, session),
+            params,
+            stream=True,
+            request_id=request_id,
+            session=session,
+            timeout=timeout,
+            priority=priority,
+        )
+        return AsyncStream(self._open(), submit, self, params.n)
 
-    def chat(self, messages: Messages, sampling: SamplingParams | None = None) -> Output:
-        """The answer to a conversation."""
-        return self.generate(messages, sampling)[0]
+    def chat(self, messages: Messages, sampling: SamplingParams | None = None, *, session_id: str = "") -> Output:
+        """The answer to a conversation. With a session_id the messages are the new ones only: the engine keeps the
+        others, and a session that it does not have begins with these."""
+        return self.generate(messages, sampling, session_id=session_id)[0]
+
+    def end_session(self, session_id: str) -> bool:
+        """Forgets a session; False when there is none. A request of it that runs goes on without one."""
+        return self._open().end_session(session_id)
+
+    def sessions(self) -> list[_engine.SessionInfo]:
+        """The sessions that are kept, by name."""
+        return self._open().sessions()
+
+    def stop(self, request_id: str) -> bool:
+        """Ends every request with this id; of a session, what was generated of the turn stays in the history."""
+        return self._open().stop_id(request_id)
 
     def cancel(self, request_id: str) -> bool:
         """Cancels every request with this id; False when there is none."""
@@ -188,11 +267,21 @@ class Engine:
             raise EngineClosedError("the engine is closed")
         return native
 
-    def _encode(self, prompt: Prompt) -> Encoded:
+    def _encode(self, prompt: Prompt, session: Session | None = None) -> Encoded:
+        if session is not None and session.goes_on:
+            return encode_turn(lambda: self.tokenizer, prompt)
         return encode(lambda: self.tokenizer, prompt)
 
     def _submitter(
-        self, prompt: Encoded, sampling: SamplingParams, *, stream: bool, request_id: str = ""
+        self,
+        prompt: Encoded,
+        sampling: SamplingParams,
+        *,
+        stream: bool,
+        session: Session,
+        timeout: float | None,
+        priority: int,
+        request_id: str = "",
     ) -> Callable[[Callable[[_engine.Result], None]], int]:
         native = self._open()
         params = native_sampling(lambda: self.tokenizer, sampling)
@@ -201,11 +290,38 @@ class Engine:
             id=request_id,
             input_ids=prompt.token_ids,
             sampling=params,
-            priority=0,
+            priority=priority,
             stream=stream,
             strip_leading_space=prompt.strip_leading_space,
+            session_id=session.id,
+            continuation_ids=prompt.continuation_ids,
+            end_session=session.ends,
+            timeout_ms=None if timeout is None else _milliseconds(timeout),
         )
         return lambda callback: int(submit(callback=callback))
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a request asks of a session; id empty: nothing."""
+
+    id: str
+    begins: bool
+    ends: bool
+
+    def __post_init__(self) -> None:
+        if not self.id and (self.begins or self.ends):
+            raise InvalidRequestError("new_session and end_session need a session_id")
+
+    @property
+    def goes_on(self) -> bool:
+        return bool(self.id) and not self.begins
+
+
+def _milliseconds(timeout: float) -> int:
+    if not 0 < timeout <= 1e6:
+        raise InvalidRequestError(f"timeout = {timeout} is out of range: it must be seconds, more than 0, at most 1e6")
+    return max(1, round(1000 * timeout))
 
 
 def spell_settings(settings: Mapping[str, Setting]) -> dict[str, str]:
@@ -225,4 +341,9 @@ def _output(prompt: Encoded, chunk: Chunk) -> Output:
         timings=chunk.timings,
         logprobs=chunk.logprobs,
         top_logprobs=chunk.top_logprobs,
+        index=chunk.index,
+        cumulative_logprob=chunk.cumulative_logprob,
+        prompt_logprobs=chunk.prompt_logprobs,
+        prompt_top_logprobs=chunk.prompt_top_logprobs,
+        num_session_tokens=chunk.num_session_tokens,
     )

@@ -12,7 +12,11 @@ class InvalidRequestError(CharoniaError, ValueError):
 
 
 class OverloadedError(CharoniaError):
-    """The queue is full or memory does not suffice; worth another try later."""
+    """The queue is full, or the request waited too long in it, or memory does not suffice; worth another try later."""
+
+
+class DeadlineExceededError(CharoniaError, TimeoutError):
+    """The request did not end within its own time limit."""
 
 
 class EngineClosedError(CharoniaError):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, cast
 
@@ -16,10 +17,14 @@ Prompt = str | Sequence[int] | Messages
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt's token ids. strip_leading_space: the answer is a text of its own, not the prompt's continuation."""
+    """A prompt's token ids. strip_leading_space: the answer is a text of its own, not the prompt's continuation.
+
+    continuation_ids: what the prompt adds to a session that has a history; only where a session is asked for.
+    """
 
     token_ids: list[int]
     strip_leading_space: bool = False
+    continuation_ids: list[int] = field(default_factory=list)
 
 
 def split(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -66,6 +71,63 @@ def render_chat(tokenizer: Any, messages: Messages) -> str:
         ) from error
 
 
+# Text that no template changes, since it has neither spaces nor markup, and that nobody writes.
+_MARK = "charoniaXanswerXendsXhere"
+
+
+def continuation(tokenizer: Any, messages: Messages) -> list[int]:
+    """The ids that new messages add to a conversation which ends with an assistant's answer.
+
+    What the chat template writes after such an answer: the end of its turn, the messages, and the beginning of the next
+    answer. System messages at their head are left out: they begin a conversation, and this one has begun. Raises
+    InvalidRequestError where the template makes that depend on what went before.
+    """
+
+    new = list(itertools.dropwhile(lambda message: message.get("role") == "system", messages))
+    if not new:
+        raise InvalidRequestError("the messages are all the system's; expected one of the user's")
+
+    def after_answer(turns: int) -> str:
+        before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}] * (turns - 1)
+        marked = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK}]
+        parts = render_chat(tokenizer, [*before, *marked, *new]).split(_MARK)
+        if len(parts) != 2:
+            raise InvalidRequestError(
+                "the model's chat template does not show an earlier answer once and as it was, so a session cannot "
+                "go on from it: send the whole conversation as the prompt, without a session"
+            )
+        return parts[1]
+
+    text = after_answer(1)
+    if after_answer(2) != text:
+        raise InvalidRequestError(
+            "the model's chat template writes new messages differently after more turns, so they cannot be added to a "
+            "session: send the whole conversation as the prompt, without a session"
+        )
+    return _inner_ids(tokenizer, text)
+
+
+def _inner_ids(tokenizer: Any, text: str) -> list[int]:
+    """Tokens of a text that is not the beginning of one: without what a tokenizer puts before a first word."""
+    before = _ids(tokenizer, "\n", special=False)
+    both = _ids(tokenizer, "\n" + text, special=False)
+    if both[: len(before)] == before:
+        return both[len(before) :]
+    return _ids(tokenizer, text, special=False)
+
+
+def encode_turn(tokenizer: Any, prompt: Prompt) -> Encoded:
+    """A prompt with what it adds to a session: messages as `continuation` has them, texts and ids as they are."""
+    whole = encode(tokenizer, prompt)
+    if isinstance(prompt, str):
+        added = _inner_ids(tokenizer(), prompt)
+    elif prompt and isinstance(prompt[0], Mapping):
+        added = continuation(tokenizer(), cast(Messages, prompt))
+    else:
+        added = whole.token_ids
+    return replace(whole, continuation_ids=added)
+
+
 def _ids(tokenizer: Any, text: str, *, special: bool) -> list[int]:
     try:
         ids = tokenizer(text, add_special_tokens=special, return_attention_mask=False)["input_ids"]
@@ -97,6 +159,8 @@ def native_sampling(tokenizer: Any, sampling: SamplingParams) -> _engine.Samplin
         "bad_words": [ids for word in sampling.bad_words for ids in _bad_word_ids(tokenizer, word)],
         "logit_bias": list(sampling.logit_bias.items()),
         "logprobs": -1 if sampling.logprobs is None else sampling.logprobs,
+        "prompt_logprobs": -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
+        "best_of": 0 if sampling.best_of is None else sampling.best_of,
     }
     for name in (
         "max_tokens",
@@ -110,6 +174,7 @@ def native_sampling(tokenizer: Any, sampling: SamplingParams) -> _engine.Samplin
         "frequency_penalty",
         "seed",
         "ignore_eos",
+        "n",
     ):
         values[name] = getattr(sampling, name)
     native = _engine.SamplingParams()
@@ -131,5 +196,5 @@ def _expected(name: str) -> str:
         "logit_bias": "expected a mapping from token id to a number",
         "ignore_eos": "expected True or False",
     }
-    whole = ("min_tokens", "top_k", "logprobs")
+    whole = ("min_tokens", "top_k", "logprobs", "prompt_logprobs", "n", "best_of")
     return kinds.get(name, "expected a whole number" if name in whole else "expected a number")

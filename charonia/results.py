@@ -32,7 +32,10 @@ class SamplingParams:
     ignore_eos: bool = False
     bad_words: Sequence[str | Sequence[int]] = ()  # texts or token sequences that are never completed
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # [-100, 100] by token id
-    logprobs: int | None = None  # None: none; n: of the sampled token and of the n likeliest, n <= 20
+    logprobs: int | None = None  # None: none; k: of the sampled token and of the k likeliest, k <= 20
+    prompt_logprobs: int | None = None  # the same for every token of the prompt but the first
+    n: int = 1  # answers, [1, 128]; number i has the seed `seed + i`
+    best_of: int | None = None  # >= n: answers to sample, of which the n likeliest are returned; not streamed
 
     def with_seed(self, seed: int | None) -> SamplingParams:
         """The same with another seed."""
@@ -53,7 +56,9 @@ class Chunk:
     """What is new in a stream. Joined texts are the whole text, byte for byte.
 
     The last one has a finish_reason: stop | length | cancelled; before it is None. logprobs[i] belongs to token_ids[i];
-    top_logprobs[i] are the likeliest tokens at that place, likeliest first, as (id, logprob).
+    top_logprobs[i] are the likeliest tokens at that place, likeliest first, as (id, logprob). Of a request with n > 1
+    the chunks of all its sequences come in one stream, and `index` tells them apart. prompt_logprobs[i] belongs to
+    token i + 1 of the prompt; they come with the first chunk of sequence 0.
     """
 
     text: str
@@ -65,11 +70,17 @@ class Chunk:
     timings: Timings
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    index: int = 0
+    cumulative_logprob: float = 0.0  # of its tokens so far, where logprobs or best_of were asked for
+    prompt_logprobs: list[float] = field(default_factory=list)
+    prompt_top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    num_session_tokens: int = 0  # of num_input_tokens: the session's history before the prompt
 
 
 @dataclass(frozen=True)
 class Output:
-    """A whole sequence; fields as in Chunk. token_ids include the end token."""
+    """A whole sequence; fields as in Chunk. token_ids include the end token. prompt_token_ids: as sent, without what a
+    session put before them."""
 
     prompt_token_ids: list[int]
     text: str
@@ -81,3 +92,8 @@ class Output:
     timings: Timings
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    index: int = 0
+    cumulative_logprob: float = 0.0  # of its tokens so far, where logprobs or best_of were asked for
+    prompt_logprobs: list[float] = field(default_factory=list)
+    prompt_top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    num_session_tokens: int = 0  # of num_input_tokens: the session's history before the prompt

@@ -1,4 +1,5 @@
-"""Streams of a running request, for threads and for asyncio. Leaving one early, in whatever way, cancels it."""
+"""Streams of a running request, for threads and for asyncio. Leaving one early, in whatever way, cancels it; `stop`
+ends it too, but of a session what was generated stays in the history."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import Any
 
-from charonia import _engine
-from charonia.errors import EngineClosedError, InternalError
+from charonia import _engine, errors
+from charonia.errors import EngineClosedError
 from charonia.results import Chunk, Timings
 
 # Submits with a callback and returns the request's handle.
@@ -18,9 +19,9 @@ Submit = Callable[[Callable[[_engine.Result], None]], int]
 
 
 def chunk_of(result: _engine.Result) -> Chunk:
-    """Raises InternalError for a request that failed inside the engine."""
+    """Raises the error of a request that failed: DeadlineExceededError, OverloadedError or InternalError."""
     if result.finish_reason == "error":
-        raise InternalError(result.error)
+        raise getattr(errors, result.error_class)(result.error)
     return Chunk(
         text=result.text,
         token_ids=result.token_ids,
@@ -31,16 +32,40 @@ def chunk_of(result: _engine.Result) -> Chunk:
         timings=Timings(*result.timings),
         logprobs=result.logprobs,
         top_logprobs=result.top_logprobs,
+        index=result.index,
+        cumulative_logprob=result.cumulative_logprob,
+        prompt_logprobs=result.prompt_logprobs,
+        prompt_top_logprobs=result.prompt_top_logprobs,
+        num_session_tokens=result.num_session_tokens,
     )
 
 
 class _Handle:
-    """A running request. `cancel` may be called at any time, from any thread, any number of times."""
+    """A running request. `cancel` and `stop` may be called at any time, from any thread, any number of times."""
 
-    def __init__(self, engine: _engine.Engine, handle: int) -> None:
+    def __init__(self, engine: _engine.Engine, handle: int, sequences: int) -> None:
         self._engine = engine
         self._handle = handle
+        self._running = sequences
         self.done = False
+
+    def take(self, result: _engine.Result) -> Chunk:
+        """The chunk. After the last one of every sequence the request is over; an error of one ends all."""
+        if result.finish_reason == "error":
+            self._running = 0
+            self.cancel()
+        elif result.finish_reason:
+            self._running -= 1
+            self.done = self.done or self.over
+        return chunk_of(result)
+
+    @property
+    def over(self) -> bool:
+        return self._running == 0
+
+    def stop(self) -> None:
+        if not self.done:
+            self._engine.stop(self._handle)
 
     def cancel(self) -> None:
         if not self.done:
@@ -51,12 +76,12 @@ class _Handle:
 class Stream(Iterator[Chunk]):
     """The chunks of one request. One thread iterates; any thread may call `close`, which cancels and ends it."""
 
-    def __init__(self, engine: _engine.Engine, submit: Submit, owner: object) -> None:
-        """owner: kept alive as long as the stream."""
+    def __init__(self, engine: _engine.Engine, submit: Submit, owner: object, sequences: int = 1) -> None:
+        """owner: kept alive as long as the stream. sequences: of the request."""
         self._owner = owner
         self._results: queue.SimpleQueue[_engine.Result] = queue.SimpleQueue()
         self._ended = False
-        self._request = _Handle(engine, submit(self._results.put))
+        self._request = _Handle(engine, submit(self._results.put), sequences)
 
     def __next__(self) -> Chunk:
         if self._ended:
@@ -66,13 +91,18 @@ class Stream(Iterator[Chunk]):
         except BaseException:  # Ctrl-C while waiting
             self.close()
             raise
-        if result.finish_reason:
-            self._ended = self._request.done = True
-        return chunk_of(result)
+        try:
+            return self._request.take(result)
+        finally:
+            self._ended = self._request.over
 
     def close(self) -> None:
         """Cancels the request if it still runs. A thread that iterates sees finish_reason `cancelled`."""
         self._request.cancel()
+
+    def stop(self) -> None:
+        """Ends the request as `close` does; but of a session, what was generated of the turn stays in the history."""
+        self._request.stop()
 
     def __enter__(self) -> Stream:
         return self
@@ -90,8 +120,8 @@ class Stream(Iterator[Chunk]):
 class AsyncStream(AsyncIterator[Chunk]):
     """The chunks of one request on the event loop that made it. A cancelled task or a dropped stream cancels it."""
 
-    def __init__(self, engine: _engine.Engine, submit: Submit, owner: object) -> None:
-        """owner: kept alive as long as the stream."""
+    def __init__(self, engine: _engine.Engine, submit: Submit, owner: object, sequences: int = 1) -> None:
+        """owner: kept alive as long as the stream. sequences: of the request."""
         self._owner = owner
         loop = asyncio.get_running_loop()
         results: asyncio.Queue[_engine.Result] = asyncio.Queue()
@@ -107,7 +137,7 @@ class AsyncStream(AsyncIterator[Chunk]):
                 except RuntimeError:  # the loop is closed: nobody listens any more
                     abandoned.set()
 
-        self._request = _Handle(engine, submit(deliver))
+        self._request = _Handle(engine, submit(deliver), sequences)
 
     def __aiter__(self) -> AsyncStream:
         return self
@@ -120,9 +150,14 @@ class AsyncStream(AsyncIterator[Chunk]):
         except BaseException:  # the task was cancelled
             self._request.cancel()
             raise
-        if result.finish_reason:
-            self._ended = self._request.done = True
-        return chunk_of(result)
+        try:
+            return self._request.take(result)
+        finally:
+            self._ended = self._request.over
+
+    def stop(self) -> None:
+        """Ends the request; of a session, what was generated of the turn stays in the history."""
+        self._request.stop()
 
     async def aclose(self) -> None:
         """Cancels the request if it still runs."""
@@ -142,32 +177,38 @@ class AsyncStream(AsyncIterator[Chunk]):
 
 
 class Gathering:
-    """Many requests at once, each answered with one result. For one thread."""
+    """Many requests at once, each sequence of which is answered with one result. For one thread."""
 
     def __init__(self, engine: _engine.Engine) -> None:
         self._engine = engine
         self._results: queue.SimpleQueue[tuple[int, _engine.Result]] = queue.SimpleQueue()
         self._running: dict[int, _Handle] = {}
+        self._chunks: dict[int, list[Chunk]] = {}
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def submit(self, index: int, submit: Submit) -> None:
+    def submit(self, index: int, submit: Submit, sequences: int = 1) -> None:
         """Submits request number `index`."""
         results = self._results
 
         def deliver(result: Any) -> None:
             results.put((index, result))
 
-        self._running[index] = _Handle(self._engine, submit(deliver))
+        self._running[index] = _Handle(self._engine, submit(deliver), sequences)
 
-    def wait(self) -> tuple[int, Chunk]:
-        """The next request that finishes: its number and its result."""
+    def wait(self) -> tuple[int, list[Chunk]]:
+        """The next request that finishes: its number and the results of its sequences, in their order."""
         if not self._running:
             raise EngineClosedError("no request is running")
-        index, result = self._results.get()
-        self._running.pop(index).done = True
-        return index, chunk_of(result)
+        while True:
+            index, result = self._results.get()
+            request = self._running[index]
+            chunks = self._chunks.setdefault(index, [])
+            chunks.append(request.take(result))
+            if request.over:
+                del self._running[index]
+                return index, sorted(self._chunks.pop(index), key=lambda chunk: chunk.index)
 
     def cancel(self) -> None:
         """Cancels what still runs."""

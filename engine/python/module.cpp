@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/bytes.h"
+#include "base/text.h"
 #include "charonia/config.h"
 #include "charonia/engine.h"
 #include "charonia/error.h"
@@ -128,21 +131,28 @@ class EngineHolder {
   std::shared_ptr<Engine> engine_;
 };
 
-// errors.py's class for each code; this is the one place that translates.
-void raise_error(const Error& error) {
-  const char* name = nullptr;
-  switch (error.code()) {
-    case ErrorCode::invalid_argument: name = "InvalidRequestError"; break;
-    case ErrorCode::resource_exhausted: name = "OverloadedError"; break;
-    case ErrorCode::unavailable: name = "EngineClosedError"; break;
-    case ErrorCode::unsupported: name = "UnsupportedError"; break;
-    case ErrorCode::internal: name = "InternalError"; break;
+// The name of errors.py's class for each code.
+const char* error_class(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::invalid_argument: return "InvalidRequestError";
+    case ErrorCode::resource_exhausted: return "OverloadedError";
+    case ErrorCode::unavailable: return "EngineClosedError";
+    case ErrorCode::deadline_exceeded: return "DeadlineExceededError";
+    case ErrorCode::unsupported: return "UnsupportedError";
+    case ErrorCode::internal: break;
   }
-  py::set_error(py::module_::import("charonia.errors").attr(name), error.what());
+  return "InternalError";
+}
+
+// This is the one place that translates.
+void raise_error(const Error& error) {
+  py::set_error(py::module_::import("charonia.errors").attr(error_class(error.code())), error.what());
 }
 
 Engine::Handle submit(EngineHolder& holder, std::string id, std::vector<TokenId> input_ids, SamplingParams sampling,
-                      int priority, bool stream, bool strip_leading_space, py::function function) {
+                      int priority, bool stream, bool strip_leading_space, std::string session_id,
+                      std::vector<TokenId> continuation_ids, bool end_session, std::optional<int> timeout_ms,
+                      py::function function) {
   Request request;
   request.id = std::move(id);
   request.input_ids = std::move(input_ids);
@@ -150,9 +160,24 @@ Engine::Handle submit(EngineHolder& holder, std::string id, std::vector<TokenId>
   request.priority = priority;
   request.stream = stream;
   request.strip_leading_space = strip_leading_space;
+  request.session_id = std::move(session_id);
+  request.continuation_ids = std::move(continuation_ids);
+  request.end_session = end_session;
+  request.timeout_ms = timeout_ms;
   Callback callback(std::move(function));
   const py::gil_scoped_release release;
   return holder.get().submit(std::move(request), std::move(callback));
+}
+
+using LogprobRows = std::vector<std::vector<std::pair<TokenId, float>>>;
+
+LogprobRows pairs(const std::vector<std::vector<TokenLogprob>>& rows) {
+  LogprobRows out;
+  for (const auto& row : rows) {
+    auto& entries = out.emplace_back();
+    for (const auto& entry : row) entries.emplace_back(entry.id, entry.logprob);
+  }
+  return out;
 }
 
 void bind_config(py::module_& m) {
@@ -192,6 +217,38 @@ void bind_measurements(py::module_& m) {
       "Bytes per second that `threads` threads (0: all processors) read from memory. Takes about two seconds.");
 }
 
+void bind_plan(py::module_& m) {
+  m.def(
+      "plan_memory",
+      [](const std::filesystem::path& weights, const Settings& settings, const std::string& memory) {
+        const auto bytes = memory.empty() ? 0 : parse_bytes(memory).value_or(-1);
+        if (bytes < 0) {
+          throw Error(ErrorCode::invalid_argument,
+                      cat("memory = '", memory, "' is not valid: it takes bytes, with or without a unit (80GiB, 500MB)"));
+        }
+        const auto plan = plan_memory(weights, settings, bytes);
+        py::dict out;
+        out["model_name"] = plan.model.model_name;
+        out["weight_type"] = plan.model.weight_type;
+        out["ranks"] = plan.config.tensor_para_size;
+        out["device"] = plan.device;
+        out["device_note"] = plan.device_note;
+        out["weight_bytes"] = plan.weight_bytes;
+        out["activation_bytes"] = plan.activation_bytes;
+        out["kv_token_bytes"] = plan.kv_token_bytes;
+        out["kv_block_bytes"] = plan.kv_block_bytes;
+        out["free_bytes"] = plan.free_bytes;
+        out["num_blocks"] = plan.num_blocks;
+        out["cache_block_seq_len"] = plan.config.cache_block_seq_len;
+        out["session_len"] = plan.config.session_len;
+        out["max_batch_size"] = plan.config.max_batch_size;
+        out["warnings"] = plan.warnings;
+        return out;
+      },
+      py::arg("weights"), py::arg("settings"), py::arg("memory") = "",
+      "What a model takes and what fits. memory: bytes of each GPU, or of the machine, in place of what is free here.");
+}
+
 void bind_types(py::module_& m) {
   py::class_<SamplingParams>(m, "SamplingParams")
       .def(py::init<>())
@@ -210,24 +267,28 @@ void bind_types(py::module_& m) {
       .def_readwrite("ignore_eos", &SamplingParams::ignore_eos)
       .def_readwrite("bad_words", &SamplingParams::bad_words)
       .def_readwrite("logit_bias", &SamplingParams::logit_bias)
-      .def_readwrite("logprobs", &SamplingParams::logprobs);
+      .def_readwrite("logprobs", &SamplingParams::logprobs)
+      .def_readwrite("prompt_logprobs", &SamplingParams::prompt_logprobs)
+      .def_readwrite("n", &SamplingParams::n)
+      .def_readwrite("best_of", &SamplingParams::best_of);
   py::class_<Result>(m, "Result")
       .def_readonly("token_ids", &Result::token_ids)
       .def_readonly("text_begin", &Result::text_begin)
       .def_readonly("text_end", &Result::text_end)
       .def_readonly("text", &Result::text)
       .def_readonly("logprobs", &Result::logprobs)
-      .def_property_readonly("top_logprobs",
-                             [](const Result& result) {
-                               std::vector<std::vector<std::pair<TokenId, float>>> rows;
-                               for (const auto& row : result.top_logprobs) {
-                                 auto& out = rows.emplace_back();
-                                 for (const auto& entry : row) out.emplace_back(entry.id, entry.logprob);
-                               }
-                               return rows;
-                             })
+      .def_property_readonly("top_logprobs", [](const Result& result) { return pairs(result.top_logprobs); })
       .def_property_readonly("finish_reason", [](const Result& result) { return to_string(result.finish_reason); })
       .def_readonly("error", &Result::error)
+      .def_property_readonly(
+          "error_class", [](const Result& result) { return error_class(result.error_code); },
+          "The name of errors.py's class for the error.")
+      .def_readonly("index", &Result::index)
+      .def_readonly("cumulative_logprob", &Result::cumulative_logprob)
+      .def_readonly("prompt_logprobs", &Result::prompt_logprobs)
+      .def_property_readonly("prompt_top_logprobs",
+                             [](const Result& result) { return pairs(result.prompt_top_logprobs); })
+      .def_readonly("num_session_tokens", &Result::num_session_tokens)
       .def_readonly("num_input_tokens", &Result::num_input_tokens)
       .def_readonly("num_output_tokens", &Result::num_output_tokens)
       .def_readonly("num_cached_tokens", &Result::num_cached_tokens)
@@ -237,6 +298,13 @@ void bind_types(py::module_& m) {
 }
 
 void bind_info(py::module_& m) {
+  py::class_<SessionInfo>(m, "SessionInfo", "A session as the engine keeps it.")
+      .def_readonly("id", &SessionInfo::id)
+      .def_readonly("num_tokens", &SessionInfo::num_tokens)
+      .def_readonly("num_turns", &SessionInfo::num_turns)
+      .def_readonly("num_pinned_blocks", &SessionInfo::num_pinned_blocks)
+      .def_readonly("idle_s", &SessionInfo::idle_s)
+      .def_readonly("busy", &SessionInfo::busy);
   py::class_<EngineInfo>(m, "EngineInfo")
       .def_property_readonly("model_name", [](const EngineInfo& info) { return info.model.model_name; })
       .def_property_readonly("model_family", [](const EngineInfo& info) { return info.model.model_family; })
@@ -268,6 +336,8 @@ void bind_info(py::module_& m) {
       .def_readonly("blocks_active", &EngineStats::blocks_active)
       .def_readonly("blocks_cached", &EngineStats::blocks_cached)
       .def_readonly("blocks_free", &EngineStats::blocks_free)
+      .def_readonly("blocks_pinned", &EngineStats::blocks_pinned)
+      .def_readonly("num_sessions", &EngineStats::num_sessions)
       .def_readonly("num_steps", &EngineStats::num_steps)
       .def_readonly("num_preemptions", &EngineStats::num_preemptions)
       .def_readonly("prompt_tokens", &EngineStats::prompt_tokens)
@@ -288,6 +358,7 @@ PYBIND11_MODULE(_engine, m) {
     }
   });
   bind_config(m);
+  bind_plan(m);
   bind_measurements(m);
   bind_types(m);
   bind_info(m);
@@ -297,7 +368,9 @@ PYBIND11_MODULE(_engine, m) {
       .def(py::init<const std::filesystem::path&, const Settings&>(), py::arg("weights_dir"),
            py::arg("overrides") = Settings{})
       .def("submit", &submit, py::kw_only(), py::arg("id"), py::arg("input_ids"), py::arg("sampling"),
-           py::arg("priority"), py::arg("stream"), py::arg("strip_leading_space"), py::arg("callback"),
+           py::arg("priority"), py::arg("stream"), py::arg("strip_leading_space"), py::arg("session_id") = "",
+           py::arg("continuation_ids") = std::vector<TokenId>{}, py::arg("end_session") = false,
+           py::arg("timeout_ms") = std::nullopt, py::arg("callback"),
            "Queues a request; callback(Result) is called on the delivery thread. Returns its handle.")
       .def(
           "cancel", [](EngineHolder& holder, Engine::Handle handle) { return holder.get().cancel(handle); },
@@ -306,6 +379,22 @@ PYBIND11_MODULE(_engine, m) {
           "cancel_id",
           [](EngineHolder& holder, const std::string& id) { return holder.get().cancel(std::string_view(id)); },
           py::arg("id"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "stop", [](EngineHolder& holder, Engine::Handle handle) { return holder.get().stop(handle); },
+          py::arg("handle"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "stop_id",
+          [](EngineHolder& holder, const std::string& id) { return holder.get().stop(std::string_view(id)); },
+          py::arg("id"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "end_session", [](EngineHolder& holder, const std::string& id) { return holder.get().end_session(id); },
+          py::arg("session_id"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "sessions", [](EngineHolder& holder) { return holder.get().sessions(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "token_bytes", [](EngineHolder& holder, TokenId id) { return py::bytes(holder.get().token_bytes(id)); },
+          py::arg("id"), "The bytes that a token stands for; empty for special ones.")
       .def(
           "shutdown", [](EngineHolder& holder, int timeout_ms) { holder.shutdown(timeout_ms); },
           py::arg("timeout_ms") = 0, py::call_guard<py::gil_scoped_release>())

@@ -5,7 +5,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
+#include "base/bytes.h"
 #include "charonia/error.h"
 
 namespace charonia {
@@ -58,9 +60,20 @@ TEST(Config, OutOfRangeNamesKeyValueAndRange) {
   const auto message = message_of({{"cache_max_entry_count", "1.5"}});
   EXPECT_NE(message.find("cache_max_entry_count = '1.5'"), std::string::npos) << message;
   EXPECT_NE(message.find("(0, 1)"), std::string::npos) << message;
-  for (const auto& [key, value] : Settings{{"max_batch_size", "0"}, {"device", "tpu"}, {"token_budget", "12x"},
-                                           {"enable_prefix_caching", "maybe"}, {"weight_type", "fp8"},
-                                           {"end_id", "1,x"}, {"quant_policy", "8"}}) {
+  for (const auto& [key, value] : Settings{{"max_batch_size", "0"},
+                                           {"device", "tpu"},
+                                           {"token_budget", "12x"},
+                                           {"enable_prefix_caching", "maybe"},
+                                           {"weight_type", "fp8"},
+                                           {"end_id", "1,x"},
+                                           {"quant_policy", "8"},
+                                           {"cache_size", "8 gigs"},
+                                           {"cache_users", "-1"},
+                                           {"rope_scaling_factor", "-0.5"},
+                                           {"use_logn_attn", "2"},
+                                           {"rope_long_factors", "1,,2"},
+                                           {"layer_windows", "sfx"},
+                                           {"cache_chunk_size", "-2"}}) {
     EXPECT_NE(message_of({{key, value}}).find(key), std::string::npos);
   }
 }
@@ -74,6 +87,44 @@ TEST(Config, OldSwitchesAreAcceptedWithAWarning) {
   const auto warnings = apply_settings({{"step_length", "1"}}, engine);
   ASSERT_EQ(warnings.size(), 1U);
   EXPECT_NE(warnings[0].find("step_length"), std::string::npos);
+}
+
+TEST(Config, ListsAndLettersOfAModelAreRead) {
+  EngineConfig engine;
+  ModelConfig model;
+  apply_settings({{"rope_short_factors", "1, 1.5,2"},
+                  {"layer_windows", "sfs"},
+                  {"layer_experts", "dmm"},
+                  {"rope_scaling_type", "longrope"},
+                  {"activation", "gelu_tanh"},
+                  {"embedding_scale", "45.25"}},
+                 engine, &model);
+  EXPECT_EQ(model.rope_short_factors, (std::vector<float>{1, 1.5F, 2}));
+  EXPECT_EQ(model.layer_windows, "sfs");
+  EXPECT_EQ(model.layer_experts, "dmm");
+  EXPECT_EQ(model.rope_scaling_type, "longrope");
+  EXPECT_EQ(model.activation, "gelu_tanh");
+  EXPECT_EQ(model.embedding_scale, 45.25F);
+}
+
+TEST(Bytes, AreReadWithAndWithoutAUnit) {
+  EXPECT_EQ(parse_bytes("1000000"), 1000000);
+  EXPECT_EQ(parse_bytes("8GiB"), std::int64_t{8} << 30);
+  EXPECT_EQ(parse_bytes(" 500 MB "), 500'000'000);
+  EXPECT_EQ(parse_bytes("1.5kib"), 1536);
+  EXPECT_EQ(parse_bytes("2TB"), 2'000'000'000'000);
+  EXPECT_EQ(parse_bytes("7 b"), 7);
+  for (const auto* wrong : {"", "GiB", "8 gigs", "-1GB", "0", "1.2.3MB", "8G", "1e400GB", "8 MiBB", "nan"}) {
+    EXPECT_FALSE(parse_bytes(wrong)) << wrong;
+  }
+}
+
+TEST(Bytes, AreWrittenWithThreeDigits) {
+  EXPECT_EQ(bytes_text(0), "0 B");
+  EXPECT_EQ(bytes_text(999), "999 B");
+  EXPECT_EQ(bytes_text(1536), "1.50 KiB");
+  EXPECT_EQ(bytes_text(std::int64_t{13} << 30), "13.0 GiB");
+  EXPECT_EQ(bytes_text(std::int64_t{300} << 20), "300 MiB");
 }
 
 TEST(Config, EndIdsAreAListAndMinusOneIsNone) {

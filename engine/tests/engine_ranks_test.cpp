@@ -100,6 +100,46 @@ TEST_P(EngineRanksTest, TheTokensAreThoseOfOneRankAndTheLogProbabilitiesNear) {
   }
 }
 
+// What families add to a plain decoder, some of it in each.
+std::vector<TinyModel> variants() {
+  TinyModel qwen3, gemma, mixtral, mixed, alibi, phi;
+  qwen3.qk_norm = true;
+  gemma.qk_norm = gemma.post_norms = gemma.tied = true;
+  gemma.layers = 3;
+  gemma.more =
+      "norm_unit_offset = 1\nactivation = gelu_tanh\nembedding_scale = 5.65\nsliding_window = 8\nlayer_windows = sfs\n"
+      "rope_local_theta = 100\nattention_soft_cap = 20\nlogit_soft_cap = 15\nattention_scale = 0.3\n"
+      "rope_scaling_type = linear\nrope_factor = 4\n";
+  // 1 + weight is about 1 then.
+  gemma.change = [](const std::string& name, float value) {
+    return name.find("norm.weight") == std::string::npos ? value : value - 1;
+  };
+  mixtral.experts = 6;
+  mixed.experts = 5, mixed.experts_per_token = 3, mixed.layers = 3, mixed.layer_experts = "mdm", mixed.biases = true;
+  mixed.more = "renormalize_experts = 0\n";
+  alibi.kv_heads = 4;
+  alibi.more = "alibi = 1\nrotary_embedding = 0\nnormalize_output = 1\n";
+  phi.more =
+      "rotary_embedding = 4\nrope_scaling_type = longrope\nrope_original_max_position_embeddings = 16\n"
+      "rope_short_factors = 1,1.5\nrope_long_factors = 2,8\nlogn_length = 16\n";
+  return {qwen3, gemma, mixtral, mixed, alibi, phi};
+}
+
+TEST_P(EngineRanksTest, EveryKindOfDecoderIsTheSameOnSeveralRanks) {
+  for (const auto& model : variants()) {
+    const auto all = requests(model.vocab, 32);
+    const Settings settings = {{"token_budget", "24"}};
+    const auto expected = answers(write(model, 1), all, settings);
+    const auto got = answers(write(model, GetParam()), all, settings);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      ASSERT_EQ(got.tokens[i], expected.tokens[i]) << model.more << ", request " << i;
+      for (std::size_t t = 0; t < got.logprobs[i].size(); ++t) {
+        ASSERT_NEAR(got.logprobs[i][t], expected.logprobs[i][t], 1e-4) << model.more;
+      }
+    }
+  }
+}
+
 TEST_P(EngineRanksTest, WhatIsSampledDependsOnTheRequestAlone) {
   const TinyModel model;
   const auto folder = write(model, GetParam());
@@ -173,13 +213,13 @@ std::atomic<Place> place{Place::none};
 class FailingOps : public testing::ForwardingOps {
  public:
   using ForwardingOps::ForwardingOps;
-  void embed(const ops::Tensor& out, const ops::Embedding& table) override {
+  void embed(const ops::Tensor& out, const ops::Embedding& table, float scale) override {
     fail_at(Place::before_the_first_exchange);
-    ForwardingOps::embed(out, table);
+    ForwardingOps::embed(out, table, scale);
   }
-  void silu_mul(const ops::Tensor& out, const ops::Tensor& gate_up) override {
+  void gated_activation(const ops::Tensor& out, const ops::Tensor& gate_up, ops::Activation activation) override {
     fail_at(Place::between_two);
-    ForwardingOps::silu_mul(out, gate_up);
+    ForwardingOps::gated_activation(out, gate_up, activation);
   }
   void sample(const ops::Tensor& logits) override {
     fail_at(Place::after_the_last);

@@ -3,8 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <condition_variable>
+#include <functional>
+#include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,48 +27,108 @@ inline Request request(std::vector<TokenId> ids, int max_tokens) {
   return out;
 }
 
-// Collects the results of a request.
+// Collects the results of a request, of one sequence or of several.
 class Collector {
  public:
+  explicit Collector(int sequences = 1) : done_(static_cast<std::size_t>(sequences), false) {}
+
   Engine::Callback callback() {
     return [this](Result&& result) {
       const std::lock_guard lock(mutex_);
-      EXPECT_FALSE(done_) << "a result came after the last";
-      done_ = result.finish_reason != FinishReason::none;
+      const auto index = static_cast<std::size_t>(result.index);
+      if (index >= done_.size()) {
+        ADD_FAILURE() << "a result of sequence " << index;
+        return;
+      }
+      EXPECT_FALSE(done_[index]) << "a result came after the last";
+      done_[index] = result.finish_reason != FinishReason::none;
       results_.push_back(std::move(result));
       changed_.notify_all();
     };
   }
   void wait_for(std::size_t count) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return done_ || results_.size() >= count; });
+    changed_.wait(lock, [&] { return is_done() || results_.size() >= count; });
   }
+  // All results, in the order in which they came.
   const std::vector<Result>& wait() {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return done_; });
+    changed_.wait(lock, [this] { return is_done(); });
     return results_;
   }
-  std::vector<TokenId> tokens() {
-    std::vector<TokenId> out;
-    for (const auto& result : wait()) out.insert(out.end(), result.token_ids.begin(), result.token_ids.end());
-    return out;
+  bool ended() {
+    const std::lock_guard lock(mutex_);
+    return is_done();
   }
-  std::vector<float> logprobs() {
-    std::vector<float> out;
-    for (const auto& result : wait()) out.insert(out.end(), result.logprobs.begin(), result.logprobs.end());
-    return out;
+  // The last result of a sequence.
+  const Result& last(int index = 0) {
+    const auto& results = wait();
+    return *std::ranges::find_if(results, [&](const Result& result) {
+      return result.index == index && result.finish_reason != FinishReason::none;
+    });
   }
-  std::string text() {
+  std::vector<TokenId> tokens(int index = 0) {
+    return joined<TokenId>(index, [](const Result& result) -> auto& { return result.token_ids; });
+  }
+  std::vector<float> logprobs(int index = 0) {
+    return joined<float>(index, [](const Result& result) -> auto& { return result.logprobs; });
+  }
+  std::vector<float> prompt_logprobs(int index = 0) {
+    return joined<float>(index, [](const Result& result) -> auto& { return result.prompt_logprobs; });
+  }
+  std::string text(int index = 0) {
     std::string out;
-    for (const auto& result : wait()) out += result.text;
+    for (const auto& result : wait()) {
+      if (result.index == index) out += result.text;
+    }
     return out;
   }
 
  private:
+  bool is_done() const {
+    return std::ranges::all_of(done_, [](bool done) { return done; });
+  }
+  template <class T, class Of>
+  std::vector<T> joined(int index, Of of) {
+    std::vector<T> out;
+    for (const auto& result : wait()) {
+      if (result.index == index) out.insert(out.end(), of(result).begin(), of(result).end());
+    }
+    return out;
+  }
+
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Result> results_;
-  bool done_ = false;
+  std::vector<bool> done_;  // by sequence
+};
+
+inline std::string error_of(const std::function<void()>& call, ErrorCode code) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+// Lets through the tokens of which `allowed` holds.
+class MaskOf : public TokenMaskProvider {
+ public:
+  using Allowed = std::function<bool(TokenId token, std::span<const TokenId> output)>;
+  MaskOf(int vocab, Allowed allowed) : vocab_(vocab), allowed_(std::move(allowed)) {}
+  void fill(std::span<const TokenId> output, std::span<std::uint32_t> mask) override {
+    for (TokenId t = 0; t < vocab_; ++t) {
+      if (allowed_(t, output)) mask[static_cast<std::size_t>(t) / 32] |= 1U << (t % 32);
+    }
+  }
+  std::unique_ptr<TokenMaskProvider> clone() const override { return std::make_unique<MaskOf>(vocab_, allowed_); }
+
+ private:
+  int vocab_;
+  Allowed allowed_;
 };
 
 }  // namespace charonia::testing

@@ -16,6 +16,7 @@ namespace charonia {
 namespace {
 
 using testing::Collector;
+using testing::error_of;
 using testing::Faults;
 using testing::request;
 using testing::TinyModel;
@@ -46,17 +47,6 @@ class EngineTest : public ::testing::TestWithParam<bool> {
 };
 INSTANTIATE_TEST_SUITE_P(Device, EngineTest, ::testing::Bool(),
                          [](const auto& i) { return i.param ? "asynchronous" : "synchronous"; });
-
-std::string error_of(const std::function<void()>& call, ErrorCode code) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
-}
 
 TEST_P(EngineTest, StreamedAndUnstreamedGiveTheSameTokensTextAndCounts) {
   Engine engine(dir_);

@@ -45,22 +45,42 @@ class ForwardingOps : public ops::Ops {
   void run_step(const Issue& issue) override { to_->run_step(issue); }
   std::vector<ops::Sampled> collect() override { return to_->collect(); }
 
-  void embed(const ops::Tensor& out, const ops::Embedding& table) override { to_->embed(out, table); }
+  void commit_blocks(ops::KvCache& cache, int num_blocks) override { to_->commit_blocks(cache, num_blocks); }
+  std::unique_ptr<ops::Experts> make_experts(std::span<const ops::ExpertSource> experts, DType weight) override {
+    return to_->make_experts(experts, weight);
+  }
+  std::size_t experts_scratch_bytes(const ops::ExpertsShape& shape, std::int64_t rows) const override {
+    return to_->experts_scratch_bytes(shape, rows);
+  }
+  void copy_blocks(ops::KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) override {
+    to_->copy_blocks(cache, pairs);
+  }
+  void embed(const ops::Tensor& out, const ops::Embedding& table, float scale) override {
+    to_->embed(out, table, scale);
+  }
   void rms_norm(const ops::Tensor& out, const ops::Tensor& residual, const ops::Tensor& delta, const float* weight,
-                float eps) override {
-    to_->rms_norm(out, residual, delta, weight, eps);
+                float eps, const float* delta_weight) override {
+    to_->rms_norm(out, residual, delta, weight, eps, delta_weight);
   }
   void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) override {
     to_->linear(out, in, weight);
   }
-  void rotary_store(const ops::Tensor& qkv, const float* cos_sin, ops::KvCache& cache, int layer, int heads) override {
-    to_->rotary_store(qkv, cos_sin, cache, layer, heads);
+  void rotary_store(const ops::Tensor& qkv, const ops::RotaryParams& how, ops::KvCache& cache, int layer,
+                    int heads) override {
+    to_->rotary_store(qkv, how, cache, layer, heads);
   }
   void attention(const ops::Tensor& out, const ops::Tensor& qkv, const ops::KvCache& cache, int layer, int heads,
-                 float scale) override {
-    to_->attention(out, qkv, cache, layer, heads, scale);
+                 const ops::AttentionParams& how) override {
+    to_->attention(out, qkv, cache, layer, heads, how);
   }
-  void silu_mul(const ops::Tensor& out, const ops::Tensor& gate_up) override { to_->silu_mul(out, gate_up); }
+  void gated_activation(const ops::Tensor& out, const ops::Tensor& gate_up, ops::Activation activation) override {
+    to_->gated_activation(out, gate_up, activation);
+  }
+  void experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router, const ops::Experts& weights,
+               const ops::RouterParams& how, ops::Activation activation, void* scratch) override {
+    to_->experts(out, in, router, weights, how, activation, scratch);
+  }
+  void soft_cap(const ops::Tensor& logits, float cap) override { to_->soft_cap(logits, cap); }
   void gather_rows(const ops::Tensor& out, const ops::Tensor& in) override { to_->gather_rows(out, in); }
   void sample(const ops::Tensor& logits) override { to_->sample(logits); }
 

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/text.h"
@@ -20,7 +21,10 @@ struct TinyModel {
   int hidden = 32, inter = 48, layers = 2, heads = 4, kv_heads = 2, head_dim = 8, vocab = 40, positions = 256;
   int end_id = 0;
   int ranks = 1;  // the weights of each are ranges of the whole model's, so that all ranks make the same model
-  bool biases = false, tied = false;
+  bool biases = false, tied = false, qk_norm = false, post_norms = false;
+  int experts = 0, experts_per_token = 2, expert_inter = 24;  // 0 experts: all layers are dense
+  std::string layer_experts;                                  // as in config.ini; empty: all layers have experts
+  std::string more;                                           // lines of config.ini
   // Changes a value on its way into a tensor, by canonical name.
   std::function<float(const std::string& name, float value)> change = [](const std::string&, float value) {
     return value;
@@ -62,12 +66,12 @@ inline void write_tiny_workspace(const std::filesystem::path& dir, const TinyMod
   std::mt19937_64 random(7);
   SafetensorsWriter weights;
   nlohmann::json tensors = nlohmann::json::object();
-  const auto tensor = [&](const std::string& name, std::int64_t rows, std::int64_t cols, float mean, float deviation) {
+  const auto tensor = [&](const std::string& name, std::int64_t rows, std::int64_t cols, float mean, float deviation,
+                          std::vector<std::int64_t> shape = {}) {
     std::normal_distribution<float> normal(mean, deviation);
     std::vector<float> values(static_cast<std::size_t>(rows * cols));
     for (auto& value : values) value = model.change(name, normal(random));
-    std::vector<std::int64_t> shape{rows};
-    if (cols > 1) shape.push_back(cols);
+    if (shape.empty()) shape = cols > 1 ? std::vector{rows, cols} : std::vector{rows};
     weights.add(name, shape, "F32", bytes_of(values));
   };
   // The parts of a canonical tensor: each all of a tensor, or `size` of its rows or columns from `first` on.
@@ -91,19 +95,53 @@ inline void write_tiny_workspace(const std::filesystem::path& dir, const TinyMod
     const std::string at = "layers." + std::to_string(i) + ".";
     once(at + "attention_norm.weight", model.hidden, 1, 1, 0.1F);
     once(at + "ffn_norm.weight", model.hidden, 1, 1, 0.1F);
+    if (model.post_norms) {
+      once(at + "attention_post_norm.weight", model.hidden, 1, 1, 0.1F);
+      once(at + "ffn_post_norm.weight", model.hidden, 1, 1, 0.1F);
+    }
+    if (model.qk_norm) {
+      once(at + "attention.q_norm.weight", model.head_dim, 1, 1, 0.1F);
+      once(at + "attention.k_norm.weight", model.head_dim, 1, 1, 0.1F);
+    }
     tensor(at + "attention.w_qkv.0.weight", q + 2 * kv, model.hidden, 0, 0.3F);
     tensor(at + "attention.wo.0.weight", model.hidden, q, 0, 0.3F);
-    tensor(at + "feed_forward.w1.0.weight", model.inter, model.hidden, 0, 0.3F);
-    tensor(at + "feed_forward.w3.0.weight", model.inter, model.hidden, 0, 0.3F);
-    tensor(at + "feed_forward.w2.0.weight", model.hidden, model.inter, 0, 0.3F);
+    const bool sparse =
+        model.experts > 0 && (model.layer_experts.empty() || model.layer_experts[std::size_t(i)] == 'm');
+    if (sparse) {
+      once(at + "feed_forward.gate.weight", model.experts, model.hidden, 0, 0.5F);
+      // All experts of a layer are one tensor of three dimensions: gate and up above one another, and one of downs.
+      const std::int64_t size = model.expert_inter;
+      const std::string gate_up = at + "experts.gate_up", downs = at + "experts.down";
+      tensor(gate_up, model.experts * 2 * size, model.hidden, 0, 0.3F, {model.experts, 2 * size, model.hidden});
+      tensor(downs, std::int64_t{model.experts} * model.hidden, size, 0, 0.3F, {model.experts, model.hidden, size});
+      const int share = model.expert_inter / model.ranks;
+      for (int e = 0; e < model.experts; ++e) {
+        for (int rank = 0; rank < model.ranks; ++rank) {
+          const std::string name = cat(at, "feed_forward.experts.", e, "."), end = cat(".", rank, ".weight");
+          const int first = 2 * e * model.expert_inter + rank * share;
+          tensors[name + "w1" + end] = nlohmann::json::array({range(gate_up, "rows", first, share)});
+          tensors[name + "w3" + end] =
+              nlohmann::json::array({range(gate_up, "rows", first + model.expert_inter, share)});
+          auto down = range(downs, "rows", e * model.hidden, model.hidden);
+          down["cols"] = {rank * share, (rank + 1) * share};
+          tensors[name + "w2" + end] = nlohmann::json::array({down});
+        }
+      }
+    } else {
+      tensor(at + "feed_forward.w1.0.weight", model.inter, model.hidden, 0, 0.3F);
+      tensor(at + "feed_forward.w3.0.weight", model.inter, model.hidden, 0, 0.3F);
+      tensor(at + "feed_forward.w2.0.weight", model.hidden, model.inter, 0, 0.3F);
+    }
     const auto kinds =
         model.biases ? std::vector<std::string>{".weight", ".bias"} : std::vector<std::string>{".weight"};
     if (model.biases) {
       tensor(at + "attention.w_qkv.0.bias", q + 2 * kv, 1, 0, 0.3F);
       tensor(at + "attention.wo.0.bias", model.hidden, 1, 0, 0.3F);
-      tensor(at + "feed_forward.w1.0.bias", model.inter, 1, 0, 0.3F);
-      tensor(at + "feed_forward.w3.0.bias", model.inter, 1, 0, 0.3F);
-      tensor(at + "feed_forward.w2.0.bias", model.hidden, 1, 0, 0.3F);
+      if (!sparse) {
+        tensor(at + "feed_forward.w1.0.bias", model.inter, 1, 0, 0.3F);
+        tensor(at + "feed_forward.w3.0.bias", model.inter, 1, 0, 0.3F);
+        tensor(at + "feed_forward.w2.0.bias", model.hidden, 1, 0, 0.3F);
+      }
     }
     // With more ranks than k/v heads several have the same one.
     const int groups = std::min(model.ranks, model.kv_heads), inter = model.inter / model.ranks;
@@ -115,6 +153,7 @@ inline void write_tiny_workspace(const std::filesystem::path& dir, const TinyMod
         tensors[at + "attention.w_qkv" + number + kind] = {range(qkv, "rows", rank * q_rows, q_rows),
                                                            range(qkv, "rows", k_first, kv_rows),
                                                            range(qkv, "rows", k_first + kv, kv_rows)};
+        if (sparse) continue;
         for (const auto* name : {"feed_forward.w1", "feed_forward.w3"}) {
           tensors[at + name + number + kind] =
               nlohmann::json::array({range(at + name + ".0" + kind, "rows", rank * inter, inter)});
@@ -122,11 +161,13 @@ inline void write_tiny_workspace(const std::filesystem::path& dir, const TinyMod
       }
       tensors[at + "attention.wo" + number + ".weight"] =
           nlohmann::json::array({range(at + "attention.wo.0.weight", "cols", rank * q_rows, q_rows)});
+      if (sparse) continue;
       tensors[at + "feed_forward.w2" + number + ".weight"] =
           nlohmann::json::array({range(at + "feed_forward.w2.0.weight", "cols", rank * inter, inter)});
     }
     if (model.biases) {
       for (const auto* name : {"attention.wo.0.bias", "feed_forward.w2.0.bias"}) {
+        if (sparse && std::string_view(name).starts_with("feed_forward")) continue;
         tensors[at + name] = nlohmann::json::array({whole(at + name)});
       }
     }
@@ -163,7 +204,13 @@ inline void write_tiny_workspace(const std::filesystem::path& dir, const TinyMod
                                     << "\nattn_bias = " << model.biases << "\nattn_output_bias = " << model.biases
                                     << "\nmlp_bias = " << model.biases << "\ntie_word_embeddings = " << model.tied
                                     << "\ntensor_para_size = " << model.ranks << "\nweight_type = fp32\n"
-                                    << "cache_block_seq_len = 4\nthreads = 2\nstream_interval_ms = 0\n";
+                                    << "qk_norm = " << model.qk_norm << "\npost_norms = " << model.post_norms
+                                    << "\nnum_experts = " << model.experts
+                                    << "\nexperts_per_token = " << (model.experts > 0 ? model.experts_per_token : 0)
+                                    << "\nexpert_inter_size = " << (model.experts > 0 ? model.expert_inter : 0)
+                                    << "\nlayer_experts = " << model.layer_experts << "\n"
+                                    << "cache_block_seq_len = 4\nthreads = 2\nstream_interval_ms = 0\n"
+                                    << model.more;
 }
 
 }  // namespace charonia::testing

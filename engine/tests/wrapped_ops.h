@@ -25,6 +25,7 @@ namespace charonia::testing {
 struct Faults {
   std::atomic<int> launch_in{-1}, collect_in{-1};
   std::atomic<int> most_in_flight{0};  // seen
+  std::atomic<bool> hold{false};       // steps that are launched wait until it is false (notify_all())
   std::atomic<int> step_ms{0};         // that a step takes at least, so that the end of a request is far off
 };
 
@@ -37,6 +38,9 @@ class StepCopy {
         positions_(input.attention.positions.begin(), input.attention.positions.end()),
         block_tables_(input.attention.block_tables.begin(), input.attention.block_tables.end()),
         logits_rows_(input.logits_rows.begin(), input.logits_rows.end()),
+        prompt_tokens_(input.prompt_tokens.begin(), input.prompt_tokens.end()),
+        rotary_rows_(input.attention.rotary_rows.begin(), input.attention.rotary_rows.end()),
+        block_copies_(input.block_copies.begin(), input.block_copies.end()),
         table_stride_(input.attention.table_stride),
         rows_(input.sample.begin(), input.sample.end()) {
     for (auto& row : rows_) {
@@ -50,7 +54,12 @@ class StepCopy {
   StepCopy(const StepCopy&) = delete;
 
   ops::StepInput input() const {
-    return {ids_, {query_start_, positions_, block_tables_, table_stride_}, logits_rows_, rows_};
+    return {.ids = ids_,
+            .attention = {query_start_, positions_, block_tables_, table_stride_, rotary_rows_},
+            .logits_rows = logits_rows_,
+            .sample = rows_,
+            .prompt_tokens = prompt_tokens_,
+            .block_copies = block_copies_};
   }
 
  private:
@@ -58,7 +67,8 @@ class StepCopy {
     return lists_.emplace_back(list.begin(), list.end());
   }
 
-  std::vector<std::int32_t> ids_, query_start_, positions_, block_tables_, logits_rows_;
+  std::vector<std::int32_t> ids_, query_start_, positions_, block_tables_, logits_rows_, prompt_tokens_, rotary_rows_;
+  std::vector<std::pair<std::int32_t, std::int32_t>> block_copies_;
   std::int64_t table_stride_;
   std::vector<ops::SampleRow> rows_;
   std::deque<std::vector<std::int32_t>> lists_;
@@ -87,6 +97,11 @@ class WrappedOps : public ForwardingOps {
     if (faults_->launch_in-- == 0) throw Error(ErrorCode::internal, "the test fails this launch");
     const bool fails = faults_->collect_in-- == 0;
     begun_ = std::make_unique<Step>(input, fails);
+  }
+  // As part of the step: one that is in flight still reads the blocks that are overwritten.
+  void copy_blocks(ops::KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) override {
+    begun_->cache = &cache;
+    begun_->copies.assign(pairs.begin(), pairs.end());
   }
   void run_step(const Issue& issue) override {
     begun_->issue = issue;
@@ -119,6 +134,8 @@ class WrappedOps : public ForwardingOps {
     StepCopy copy;
     bool fails;
     Issue issue;
+    ops::KvCache* cache = nullptr;
+    std::vector<std::pair<std::int32_t, std::int32_t>> copies;
     bool done = false;  // under mutex_; what follows is then there
     std::vector<ops::Sampled> sampled;
     std::exception_ptr error;
@@ -126,10 +143,12 @@ class WrappedOps : public ForwardingOps {
 
   // Of a step that is to fail nothing is computed: the cache holds what it held before.
   void compute(Step& step) {
+    faults_->hold.wait(true);
     std::this_thread::sleep_for(std::chrono::milliseconds(faults_->step_ms));
     try {
       if (step.fails) throw Error(ErrorCode::internal, "the test fails this step");
       ForwardingOps::begin_step(step.copy.input());
+      if (step.cache != nullptr) ForwardingOps::copy_blocks(*step.cache, step.copies);
       ForwardingOps::run_step(step.issue);
       step.sampled = ForwardingOps::collect();
     } catch (const std::exception& error) {

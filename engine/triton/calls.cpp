@@ -22,6 +22,20 @@ void CallTable::remove(const Call& call) {
   calls_.erase(&call);
 }
 
+std::vector<Engine::Handle> CallTable::of_session(std::string_view session_id) {
+  std::vector<std::shared_ptr<Call>> looked_at;  // as in take_abandoned()
+  std::vector<Engine::Handle> handles;
+  const std::lock_guard lock(mutex_);
+  looked_at.reserve(calls_.size());
+  for (const auto& entry : calls_) {
+    auto call = entry.second.lock();
+    if (!call) continue;
+    if (call->handle_ && call->session_id == session_id) handles.push_back(*call->handle_);
+    looked_at.push_back(std::move(call));
+  }
+  return handles;
+}
+
 std::vector<Engine::Handle> CallTable::take_abandoned() {
   // Declared before the lock: the last owner of a call may be this one, and what that ends is not for under a lock.
   std::vector<std::shared_ptr<Call>> looked_at;

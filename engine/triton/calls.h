@@ -3,11 +3,13 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -22,8 +24,14 @@ struct Call {
   explicit Call(TRITONBACKEND_Request* request) : stream(request) {}
 
   ResponseStream stream;
-  std::string echo;  // what the next response carries; empty after the first
+  std::string session_id;  // empty: none
   OutputSet outputs;
+
+  // Of its sequences; for the thread that sends.
+  std::string echo;                 // goes out with each one's first response
+  std::vector<TokenId> prompt_ids;  // with the first response of all; empty where not asked for
+  std::vector<bool> begun;          // [n]: whether that was sent
+  std::size_t num_open = 1;         // how many have not ended
 
  private:
   friend class CallTable;
@@ -37,6 +45,9 @@ class CallTable {
   void add(const std::shared_ptr<Call>& call);              // before it is submitted
   void submitted(const Call& call, Engine::Handle handle);  // nothing where it has already ended
   void remove(const Call& call);
+
+  // The handles of the calls of a session that are in the engine.
+  std::vector<Engine::Handle> of_session(std::string_view session_id);
 
   // The handles of calls whose client has left or whose stream was ended early; each is handed out once.
   std::vector<Engine::Handle> take_abandoned();

@@ -15,6 +15,7 @@ TRITONSERVER_Error_Code code_of(const std::exception& error) {
       return TRITONSERVER_ERROR_INVALID_ARG;
     case ErrorCode::resource_exhausted:
     case ErrorCode::unavailable:
+    case ErrorCode::deadline_exceeded:
       return TRITONSERVER_ERROR_UNAVAILABLE;
     case ErrorCode::unsupported:
       return TRITONSERVER_ERROR_UNSUPPORTED;
@@ -35,6 +36,8 @@ const char* prefix_of(const std::exception& error) {
       return "[429] ";
     case ErrorCode::unavailable:
       return "[503] ";
+    case ErrorCode::deadline_exceeded:
+      return "[504] ";
     case ErrorCode::internal:
       break;
   }

@@ -23,8 +23,9 @@ void log_error(const std::string& text);
 // An error for the server, with the code that belongs to it; the text is what() alone (loading and unloading).
 ErrorPtr to_triton(const std::exception& error);
 
-// An error for a client: the text begins with `[400] ` where the request was wrong, `[429] ` where the queue is full
-// and `[503] ` where the engine is going away; anything else has no prefix.
+// An error for a client: the text begins with `[400] ` where the request was wrong, `[429] ` where there is too much to
+// do, `[503] ` where the engine is going away and `[504] ` where the request's own time ran out; anything else has no
+// prefix.
 ErrorPtr to_client(const std::exception& error);
 
 // Runs an entry point's body; what it throws becomes the returned error.

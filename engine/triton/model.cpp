@@ -1,5 +1,6 @@
 #include "model.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <utility>
@@ -100,19 +101,49 @@ bool Model::take(TRITONBACKEND_Request* request) {
   try {
     auto asked = read_call(request);
     call->outputs = asked.outputs;
-    call->echo = std::move(asked.echo);
-    if (asked.stop) {
-      engine_.cancel(asked.request.id);
+    if (asked.action != Action::generate) {
+      act(asked.action, asked.request);
       Result empty;
-      empty.finish_reason = FinishReason::cancelled;
-      call->stream.send(empty, {}, call->outputs);
-    } else {
-      submit(std::move(asked.request), call);
+      empty.finish_reason = asked.action == Action::end_session ? FinishReason::stop : FinishReason::cancelled;
+      call->stream.send(empty, {}, call->outputs, true);
+      return true;
     }
+    call->session_id = asked.request.session_id;
+    call->echo = std::move(asked.echo);
+    if (asked.request.sampling.prompt_logprobs >= 0) call->prompt_ids = asked.request.input_ids;
+    // A number that is out of range is the engine's to refuse.
+    call->num_open = static_cast<std::size_t>(std::max(asked.request.sampling.n, 1));
+    submit(std::move(asked.request), call);
     return true;
   } catch (const std::exception& error) {
     call->stream.fail(error);
     return false;
+  }
+}
+
+// Nobody who is meant by that is no error: what should end may have ended by itself.
+void Model::act(Action action, const Request& request) {
+  switch (action) {
+    case Action::generate:
+      break;
+    case Action::end_session:
+      engine_.end_session(request.session_id);
+      break;
+    case Action::stop:
+    case Action::cancel:
+      const auto end = [this, action](const auto& who) {
+        if (action == Action::stop) {
+          engine_.stop(who);
+        } else {
+          engine_.cancel(who);
+        }
+      };
+      if (request.session_id.empty()) {
+        end(std::string_view(request.id));
+      } else {
+        for (const auto handle : calls_.of_session(request.session_id)) end(handle);
+      }
+      break;
   }
 }
 
@@ -129,19 +160,21 @@ void Model::submit(Request request, const std::shared_ptr<Call>& call) {
 }
 
 void Model::deliver(Call& call, const Result& result) noexcept {
+  const bool last = result.finish_reason != FinishReason::none && --call.num_open == 0;
   try {
-    send(call, result);
+    send(call, result, last);
   } catch (const std::exception& error) {
     // The stream is over; the watcher sees that and cancels the rest.
     log_error(std::string("a response could not be made: ") + error.what());
     call.stream.fail(error);
   }
-  if (result.finish_reason != FinishReason::none) calls_.remove(call);
+  if (last) calls_.remove(call);
 }
 
-void Model::send(Call& call, const Result& result) {
+// An error of one sequence is the request's: the stream ends, and the watcher cancels what is left of it.
+void Model::send(Call& call, const Result& result, bool last) {
   if (result.finish_reason == FinishReason::error) {
-    call.stream.fail(Error(ErrorCode::internal, result.error));
+    call.stream.fail(Error(result.error_code, result.error));
     return;
   }
   const auto why = result.finish_reason == FinishReason::cancelled ? why_ended() : std::string();
@@ -150,7 +183,14 @@ void Model::send(Call& call, const Result& result) {
                                                        std::to_string(result.num_output_tokens) + " tokens"));
     return;
   }
-  call.stream.send(result, std::exchange(call.echo, {}), call.outputs);
+  const auto index = static_cast<std::size_t>(result.index);
+  if (call.begun.size() <= index) call.begun.resize(index + 1);
+  const bool first = !call.begun[index];
+  call.begun[index] = true;
+  Extras extras;
+  if (first) extras.echo = call.echo;
+  if (first && index == 0) extras.prompt_ids = call.prompt_ids;
+  call.stream.send(result, extras, call.outputs, last);
 }
 
 std::string Model::why_ended() {

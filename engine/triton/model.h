@@ -30,11 +30,12 @@ class Model {
   Model(TRITONBACKEND_Model* model, const MetricFamilies& families, const ModelIdentity& identity,
         const ModelOptions& options);
 
-  // True when the request is in the engine, or was a stop request.
+  // True when the request is in the engine, or acted on what is there.
   bool take(TRITONBACKEND_Request* request);
+  void act(Action action, const Request& request);
   void submit(Request request, const std::shared_ptr<Call>& call);
   void deliver(Call& call, const Result& result) noexcept;
-  void send(Call& call, const Result& result);
+  void send(Call& call, const Result& result, bool last);
   std::string why_ended();  // empty while the model is served
   void end_all(const std::string& why);
   void log_loaded(const std::string& name) const;

@@ -1,9 +1,7 @@
 #include "model_options.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
@@ -14,21 +12,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view kDrainKey = "drain_timeout_s";
-constexpr const char* kDrainVariable = "CHARONIA_DRAIN_TIMEOUT_S";
 constexpr std::string_view kRightGroup = "instance_group [ { count: 1 kind: KIND_MODEL } ]";
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
-
-std::chrono::seconds read_drain(const std::string& place, std::string_view text) {
-  constexpr int kMost = 86400;
-  int seconds = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (error != std::errc() || end != text.data() + text.size() || seconds < 0 || seconds > kMost) {
-    refuse(cat(place, " is \"", text, "\"; it must be a whole number of seconds from 0 to ", kMost));
-  }
-  return std::chrono::seconds(seconds);
-}
 
 // The server makes an instance for each GPU of a group: they are doors to one engine, whose ranks these GPUs are.
 json single_group(const json& config) {
@@ -82,17 +68,9 @@ ModelOptions read_model_options(std::string_view text) {
   const auto parameters = config.value("parameters", json::object());
   for (const auto& [key, parameter] : parameters.items()) {
     auto value = parameter.value("string_value", std::string());
-    if (value.empty()) continue;
-    if (key == kDrainKey) {
-      options.drain = read_drain("parameter drain_timeout_s", value);
-    } else {
-      options.settings.emplace(key, std::move(value));
-    }
+    if (!value.empty()) options.settings.emplace(key, std::move(value));
   }
   read_device(group, options);
-  if (const char* value = std::getenv(kDrainVariable); value != nullptr && *value != '\0') {
-    options.drain = read_drain(kDrainVariable, value);
-  }
   return options;
 }
 

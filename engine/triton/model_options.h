@@ -1,7 +1,6 @@
 // What a model's config.pbtxt asks of the back end. Knows nothing of the server.
 #pragma once
 
-#include <chrono>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,8 +15,6 @@ struct ModelOptions {
   Settings settings;
   std::vector<int> gpus;  // of KIND_GPU: those that the group names, or all that the server has where it names none
   bool warmup = false;    // the server sends requests before the model is ready
-  // Parameter drain_timeout_s, over which CHARONIA_DRAIN_TIMEOUT_S wins: how long requests may go on at server exit.
-  std::chrono::seconds drain{10};
 };
 
 // Reads a model configuration as Triton writes it in JSON, where KIND_AUTO has become KIND_GPU or KIND_CPU. Throws

@@ -25,6 +25,20 @@ class Filler {
     add_bytes(output, TRITONSERVER_TYPE_FP32, values.size(), std::as_bytes(values));
   }
   void add(Output output, std::int32_t value) { add(output, std::span<const std::int32_t>(&value, 1)); }
+  void add(Output output, float value) { add(output, std::span<const float>(&value, 1)); }
+  // Rows of the likeliest tokens, flat: their ids and their log probabilities.
+  void add(Output ids, Output logprobs, const std::vector<std::vector<TokenLogprob>>& rows) {
+    std::vector<std::int32_t> flat_ids;
+    std::vector<float> flat_logprobs;
+    for (const auto& row : rows) {
+      for (const auto& [id, logprob] : row) {
+        flat_ids.push_back(id);
+        flat_logprobs.push_back(logprob);
+      }
+    }
+    add(ids, flat_ids);
+    add(logprobs, flat_logprobs);
+  }
   void add(Output output, std::string_view text) {
     if (!wants(output)) return;
     // BYTES: the length in 4 bytes, little-endian, then the text.
@@ -72,15 +86,7 @@ OutputSet requested_outputs(TRITONBACKEND_Request* request) {
   return count == 0 ? OutputSet().set() : wanted;
 }
 
-void fill(TRITONBACKEND_Response* response, const Result& result, std::string_view echo, const OutputSet& wanted) {
-  std::vector<std::int32_t> top_ids;
-  std::vector<float> top_logprobs;
-  for (const auto& row : result.top_logprobs) {
-    for (const auto& [id, logprob] : row) {
-      top_ids.push_back(id);
-      top_logprobs.push_back(logprob);
-    }
-  }
+void fill(TRITONBACKEND_Response* response, const Result& result, const Extras& extras, const OutputSet& wanted) {
   const std::array text_span = {static_cast<std::int32_t>(result.text_begin),
                                 static_cast<std::int32_t>(result.text_end)};
   const std::array timings = {static_cast<float>(result.timings.queue_ms),
@@ -90,14 +96,19 @@ void fill(TRITONBACKEND_Response* response, const Result& result, std::string_vi
   Filler filler(response, wanted);
   filler.add(Output::output_ids, result.token_ids);
   filler.add(Output::text_span, text_span);
-  filler.add(Output::echo, echo);
+  filler.add(Output::echo, extras.echo);
+  filler.add(Output::sequence_index, static_cast<std::int32_t>(result.index));
   filler.add(Output::output_log_probs, result.logprobs);
-  filler.add(Output::top_log_prob_ids, top_ids);
-  filler.add(Output::top_log_probs, top_logprobs);
+  filler.add(Output::top_log_prob_ids, Output::top_log_probs, result.top_logprobs);
+  filler.add(Output::cum_log_probs, static_cast<float>(result.cumulative_logprob));
+  filler.add(Output::prompt_ids, extras.prompt_ids);
+  filler.add(Output::prompt_log_probs, result.prompt_logprobs);
+  filler.add(Output::prompt_top_log_prob_ids, Output::prompt_top_log_probs, result.prompt_top_logprobs);
   filler.add(Output::finish_reason, to_string(result.finish_reason));
   filler.add(Output::num_input_tokens, result.num_input_tokens);
   filler.add(Output::num_output_tokens, result.num_output_tokens);
   filler.add(Output::num_cached_tokens, result.num_cached_tokens);
+  filler.add(Output::num_session_tokens, result.num_session_tokens);
   filler.add(Output::timings, timings);
 }
 

@@ -9,6 +9,7 @@ namespace charonia::triton {
 namespace {
 
 constexpr int kMostTopLogprobs = 20;
+constexpr std::size_t kLongestSessionId = 256;  // bytes
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
 
@@ -60,6 +61,16 @@ std::vector<std::pair<TokenId, float>> read_logit_bias(const Inputs& inputs) {
   return bias;
 }
 
+// -1: none.
+int read_prompt_logprobs(const Inputs& inputs) {
+  const int top = inputs.scalar<std::int32_t>("prompt_logprobs").value_or(-1);
+  if (top < -1 || top > kMostTopLogprobs) {
+    refuse("prompt_logprobs is " + std::to_string(top) + " and must be -1 (none) to " +
+           std::to_string(kMostTopLogprobs));
+  }
+  return top;
+}
+
 // -1: none. Asking for the likeliest tokens asks for log probabilities.
 int read_logprobs(const Inputs& inputs) {
   const int top = inputs.scalar<std::int32_t>("top_logprobs").value_or(0);
@@ -87,7 +98,38 @@ SamplingParams read_sampling(const Inputs& inputs) {
   sampling.bad_words = read_bad_words(inputs);
   sampling.logit_bias = read_logit_bias(inputs);
   sampling.logprobs = read_logprobs(inputs);
+  sampling.prompt_logprobs = read_prompt_logprobs(inputs);
+  set(sampling.n, inputs, "num_return_sequences");
+  set(sampling.best_of, inputs, "best_of");
   return sampling;
+}
+
+std::string read_session_id(const Inputs& inputs) {
+  auto sent = inputs.strings("session_id");
+  if (!sent || sent->empty()) return {};
+  if (sent->size() > 1) refuse("session_id has " + std::to_string(sent->size()) + " elements and must have one");
+  auto& id = sent->front();
+  if (id.size() > kLongestSessionId) {
+    refuse("session_id has " + std::to_string(id.size()) + " bytes and must have at most " +
+           std::to_string(kLongestSessionId));
+  }
+  return std::move(id);
+}
+
+Action read_action(const Inputs& inputs, const Request& request, bool has_input) {
+  const bool stop = inputs.scalar<bool>("stop").value_or(false);
+  const bool cancel = inputs.scalar<bool>("cancel").value_or(false);
+  if (stop && cancel) refuse("stop and cancel are both true: stop keeps the session's turn, cancel drops it; send one");
+  if (stop || cancel) {
+    const std::string name = stop ? "stop" : "cancel";
+    if (request.id.empty() && request.session_id.empty()) {
+      refuse(name + " is true and the request has no id: send the id of the request to " + name + ", or a session_id");
+    }
+    return stop ? Action::stop : Action::cancel;
+  }
+  if (!request.end_session) return Action::generate;
+  if (request.session_id.empty()) refuse("end_session is true and there is no session_id: send the session's");
+  return has_input ? Action::generate : Action::end_session;
 }
 
 }  // namespace
@@ -103,15 +145,29 @@ EngineCall read_call(TRITONBACKEND_Request* request) {
   EngineCall call;
   call.outputs = requested_outputs(request);
   call.request.id = request_id(request);
-  call.stop = inputs.scalar<bool>("stop").value_or(false);
-  if (call.stop) {
-    if (call.request.id.empty()) refuse("stop is true and the request has no id: send the id of the request to stop");
-    return call;
-  }
+  call.request.session_id = read_session_id(inputs);
+  call.request.end_session = inputs.scalar<bool>("end_session").value_or(false);
   auto ids = inputs.tensor<std::int32_t>("input_ids");
-  if (!ids) refuse("input_ids is missing: send the prompt's token ids, INT32 [n], or `stop` with a request's id");
+  call.action = read_action(inputs, call.request, ids.has_value());
+  if (call.action != Action::generate) return call;
+  if (!ids) {
+    refuse(
+        "input_ids is missing: send the prompt's token ids, INT32 [n], or `stop` or `cancel` with a request's id or a "
+        "session_id");
+  }
   call.request.input_ids = std::move(ids->values);
   call.request.sampling = read_sampling(inputs);
+  if (auto more = inputs.tensor<std::int32_t>("continuation_ids")) {
+    if (!more->values.empty() && call.request.session_id.empty()) {
+      refuse("continuation_ids has " + std::to_string(more->values.size()) +
+             " tokens and there is no session_id: send the session that they continue");
+    }
+    if (!more->values.empty() && call.request.sampling.prompt_logprobs >= 0) {
+      refuse("prompt_logprobs is set for the continuation of a session: ask for them with the whole conversation");
+    }
+    call.request.continuation_ids = std::move(more->values);
+  }
+  call.request.timeout_ms = inputs.scalar<std::int32_t>("timeout_ms");
   call.request.priority = inputs.scalar<std::int32_t>("priority").value_or(0);
   call.request.stream = inputs.scalar<bool>("stream").value_or(false);
   call.request.strip_leading_space = inputs.scalar<bool>("strip_leading_space").value_or(false);

@@ -9,10 +9,19 @@
 
 namespace charonia::triton {
 
+// What a call wants. All but `generate` act on what is there already and need no input_ids.
+enum class Action {
+  generate,
+  stop,         // ends requests; of a session, the turn stays
+  cancel,       // ends requests; of a session, the turn is dropped
+  end_session,  // forgets a session
+};
+
 struct EngineCall {
+  Action action = Action::generate;
+  // With stop and cancel: session_id, or where there is none id, says which requests. Everything else is then unset.
   Request request;
-  std::string echo;   // goes out with the first response
-  bool stop = false;  // cancels the requests with this id; everything else is then unset
+  std::string echo;   // goes out with each sequence's first response
   OutputSet outputs;  // what the client asked for
 };
 

@@ -26,15 +26,14 @@ ResponseStream::~ResponseStream() {
   fail(Error(ErrorCode::internal, "the engine dropped the request without an answer"));
 }
 
-void ResponseStream::send(const Result& result, std::string_view echo, const OutputSet& wanted) {
+void ResponseStream::send(const Result& result, const Extras& extras, const OutputSet& wanted, bool last) {
   if (ended()) return;
-  const bool final = result.finish_reason != FinishReason::none;
   auto response = make_response(factory_.get());
-  fill(response.get(), result, echo, wanted);
+  fill(response.get(), result, extras, wanted);
   // Sending takes the response and, with it, the final flag, whatever it returns.
-  log_failure(TRITONBACKEND_ResponseSend(response.release(), final ? TRITONSERVER_RESPONSE_COMPLETE_FINAL : 0, nullptr),
+  log_failure(TRITONBACKEND_ResponseSend(response.release(), last ? TRITONSERVER_RESPONSE_COMPLETE_FINAL : 0, nullptr),
               "sending a response");
-  if (final) end();
+  if (last) end();
 }
 
 void ResponseStream::fail(const std::exception& error) {

@@ -3,7 +3,6 @@
 
 #include <exception>
 #include <mutex>
-#include <string_view>
 
 #include "charonia/types.h"
 #include "outputs.h"
@@ -22,9 +21,9 @@ class ResponseStream {
   ResponseStream(const ResponseStream&) = delete;
   ResponseStream& operator=(const ResponseStream&) = delete;
 
-  // Sends a result's tensors; one with a finish_reason ends the stream. Does nothing on an ended one. What Triton
-  // refuses is thrown as Error, and the stream is then still open.
-  void send(const Result& result, std::string_view echo, const OutputSet& wanted);
+  // Sends a result's tensors; the last one ends the stream. Does nothing on an ended one. What Triton refuses is thrown
+  // as Error, and the stream is then still open.
+  void send(const Result& result, const Extras& extras, const OutputSet& wanted, bool last);
 
   // Ends the stream with an error for the client. Does nothing on an ended one.
   void fail(const std::exception& error);

@@ -11,7 +11,7 @@ Watcher::Watcher(TRITONSERVER_Server* server, const ModelIdentity& model, const 
     : server_(server),
       name_(model.name),
       version_(static_cast<std::int64_t>(model.version)),
-      drain_(options.drain),
+      drain_(engine.info().config.drain_timeout_s),
       engine_(engine),
       calls_(calls),
       end_all_(std::move(end_all)),
@@ -43,7 +43,7 @@ void Watcher::watch_standing() {
         why_ = "model '" + name_ + "' is being unloaded";
         break;
       case Standing::exiting:
-        end_at_ = now + drain_;
+        end_at_ = now + std::chrono::duration_cast<Clock::duration>(drain_);
         why_ = "the server is shutting down";
         break;
     }

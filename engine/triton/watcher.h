@@ -26,7 +26,7 @@ class Watcher {
   // Ends every request in flight; `why` is for their clients. Called at most once.
   using EndAll = std::function<void(const std::string& why)>;
 
-  // When the server exits, requests may go on for options.drain; an unload ends them at once.
+  // When the server exits, requests may go on for the setting drain_timeout_s; an unload ends them at once.
   Watcher(TRITONSERVER_Server* server, const ModelIdentity& model, const ModelOptions& options, Engine& engine,
           CallTable& calls, EndAll end_all);
 
@@ -41,7 +41,7 @@ class Watcher {
   TRITONSERVER_Server* server_;
   std::string name_;
   std::int64_t version_;
-  std::chrono::seconds drain_;
+  std::chrono::duration<double> drain_;
   Engine& engine_;
   CallTable& calls_;
   EndAll end_all_;

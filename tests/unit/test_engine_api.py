@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from charonia import (
+    DeadlineExceededError,
     Engine,
     EngineClosedError,
     InvalidRequestError,
@@ -24,6 +25,7 @@ from charonia import (
     SamplingParams,
 )
 from charonia.benchmark.random_model import SHAPES, write_random_model
+from charonia.prompts import continuation
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 # Longer than any test takes to leave it.
@@ -247,6 +249,128 @@ async def test_many_streams_on_one_event_loop(engine: Engine) -> None:
     assert texts == [output.text for output in engine.generate([[3 + index, 9] for index in range(32)], GREEDY)]
 
 
+def test_n_outputs_of_a_prompt_follow_each_other(engine: Engine) -> None:
+    sampling = SamplingParams(max_tokens=12, seed=7, ignore_eos=True, logprobs=0, n=3)
+    outputs = engine.generate(["one", "two"], sampling)
+    assert [(output.prompt_token_ids, output.index) for output in outputs] == [
+        (engine.encode(text), index) for text in ("one", "two") for index in range(3)
+    ]
+    for output in outputs:
+        alone = engine.generate([output.prompt_token_ids], replace(sampling, n=1, seed=7 + output.index))[0]
+        assert output.token_ids == alone.token_ids
+        assert output.cumulative_logprob == pytest.approx(sum(alone.logprobs))
+
+
+def test_best_of_returns_the_likeliest(engine: Engine) -> None:
+    sampling = SamplingParams(max_tokens=12, seed=7, ignore_eos=True, n=2, best_of=5)
+    singles = [
+        engine.generate("best", SamplingParams(max_tokens=12, seed=7 + index, ignore_eos=True, logprobs=0))[0]
+        for index in range(5)
+    ]
+    singles.sort(key=lambda output: -sum(output.logprobs))
+    best = engine.generate("best", sampling)
+    assert [output.token_ids for output in best] == [output.token_ids for output in singles[:2]]
+    assert [output.index for output in best] == [0, 1]
+    with pytest.raises(InvalidRequestError, match="best_of"):
+        engine.stream("best", sampling)
+
+
+def test_a_stream_carries_all_sequences_of_a_request(engine: Engine) -> None:
+    sampling = SamplingParams(max_tokens=15, seed=3, ignore_eos=True, n=3)
+    tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    reasons = []
+    for chunk in engine.stream("stream", sampling):
+        tokens[chunk.index] += chunk.token_ids
+        reasons += [chunk.finish_reason] if chunk.finish_reason else []
+    assert reasons == ["length"] * 3
+    assert list(tokens.values()) == [output.token_ids for output in engine.generate("stream", sampling)]
+
+
+def test_prompt_logprobs_are_of_all_tokens_but_the_first(engine: Engine) -> None:
+    prompt = [5, 9, 12, 7, 30]
+    output = engine.generate([prompt], replace(GREEDY, prompt_logprobs=2))[0]
+    assert len(output.prompt_logprobs) == len(output.prompt_top_logprobs) == 4
+    for length in range(1, 5):
+        row = engine.generate([prompt[:length]], SamplingParams(max_tokens=1, temperature=0, logprobs=2))[0]
+        assert row.top_logprobs[0] == output.prompt_top_logprobs[length - 1]
+
+
+def test_a_session_keeps_the_conversation(engine: Engine) -> None:
+    history: list[int] = []
+    for turn in range(4):
+        said = [5 + turn, 9, 11]
+        output = engine.generate([said], GREEDY, session_id="talk")[0]
+        history += said
+        assert output.token_ids == engine.generate([history], GREEDY)[0].token_ids
+        assert output.num_session_tokens == len(history) - 3
+        history += output.token_ids
+    (session,) = engine.sessions()
+    assert (session.id, session.num_tokens, session.num_turns) == ("talk", len(history), 4)
+    restarted = engine.generate([[7, 8]], GREEDY, session_id="talk", new_session=True)[0]
+    assert restarted.token_ids == engine.generate([[7, 8]], GREEDY)[0].token_ids
+    assert engine.end_session("talk")
+    assert not engine.end_session("talk")
+    assert engine.sessions() == []
+    wait_until_idle(engine)
+
+
+def test_a_stopped_turn_stays_and_a_cancelled_one_goes(engine: Engine) -> None:
+    for stops in (True, False):
+        stream = engine.stream([5, 6], ENDLESS, session_id="cut")
+        tokens = list(next(stream).token_ids)
+        if stops:
+            stream.stop()
+        else:
+            stream.close()
+        for chunk in stream:
+            tokens += chunk.token_ids
+        wait_until_idle(engine)
+        kept = [session.num_tokens for session in engine.sessions()]
+        assert kept == ([2 + len(tokens)] if stops else [])
+        engine.end_session("cut")
+
+
+async def test_a_session_on_an_event_loop(engine: Engine) -> None:
+    first = [token async for chunk in engine.astream([5, 6], GREEDY, session_id="loop") for token in chunk.token_ids]
+    stream = engine.astream([7], GREEDY, session_id="loop", end_session=True)
+    second = [token async for chunk in stream for token in chunk.token_ids]
+    assert second == engine.generate([[5, 6, *first, 7]], GREEDY)[0].token_ids
+    assert engine.sessions() == []
+
+
+def test_a_chat_goes_on_with_new_messages_alone(engine: Engine) -> None:
+    question = [{"role": "user", "content": "hello"}]
+    first = engine.chat(question, GREEDY, session_id="chat")
+    second = engine.chat([{"role": "user", "content": "and now"}], GREEDY, session_id="chat")
+    added = continuation(engine.tokenizer, [{"role": "user", "content": "and now"}])
+    whole = [*engine.encode(question), *first.token_ids, *added]
+    assert second.token_ids == engine.generate([whole], GREEDY)[0].token_ids
+    assert second.num_session_tokens == len(whole) - len(added)
+    assert engine.end_session("chat")
+
+
+def test_a_timeout_ends_a_request_with_its_error(engine: Engine) -> None:
+    with pytest.raises(DeadlineExceededError, match="50 ms"):
+        engine.generate("late", ENDLESS, timeout=0.05)
+    with pytest.raises(DeadlineExceededError):
+        list(engine.stream("late", ENDLESS, timeout=0.05))
+    with pytest.raises(InvalidRequestError, match="timeout"):
+        engine.generate("late", GREEDY, timeout=0)
+    wait_until_idle(engine)
+
+
+def test_sessions_survive_a_restart(model: Path, tmp_path: Path) -> None:
+    settings = {"threads": 1, "cache_max_entry_count": 1000, "session_dir": str(tmp_path)}
+    with Engine.from_pretrained(model, **settings) as engine:
+        first = engine.generate([[5, 6, 7]], GREEDY, session_id="kept")[0].token_ids
+    del engine
+    gc.collect()
+    with Engine.from_pretrained(model, **settings) as engine:
+        second = engine.generate([[8]], GREEDY, session_id="kept")[0]
+        assert second.num_session_tokens == 3 + len(first)
+        assert second.token_ids == engine.generate([[5, 6, 7, *first, 8]], GREEDY)[0].token_ids
+
+
 def test_more_prompts_than_the_queue_holds(model: Path) -> None:
     with Engine.from_pretrained(
         model, threads=1, max_queue_size=2, max_batch_size=2, cache_max_entry_count=2000
@@ -273,6 +397,9 @@ def test_more_prompts_than_the_queue_holds(model: Path) -> None:
         ({"stop": "\ud800"}, "stop_words"),
         ({"bad_words": [""]}, "bad_words"),
         ({"logit_bias": {10**6: 1.0}}, "logit_bias"),
+        ({"n": 0}, "n = 0"),
+        ({"n": 4, "best_of": 3}, "best_of = 3"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"max_tokens": 100_000}, "Lower max_tokens to at most"),
     ],
 )

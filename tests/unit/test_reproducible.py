@@ -158,3 +158,40 @@ def test_a_request_without_a_seed_gets_a_fresh_one(case: Case) -> None:
     with case.engine() as engine:
         outputs = engine.generate([case.prompts[5]] * 4, sampling)
         assert len({tuple(output.token_ids) for output in outputs}) == 4
+
+
+def test_across_restarts(case: Case) -> None:
+    for _ in range(2):
+        with case.engine() as engine:
+            assert case.together(engine) == case.alone
+
+
+def test_a_seed_gives_the_same_answers_after_a_restart_whatever_was_sampled_before(case: Case) -> None:
+    sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=1.0, seed=2**64 - 2, ignore_eos=True, logprobs=1, n=4)
+    answers = []
+    for before in (0, 3):
+        with case.engine() as engine:
+            engine.generate(case.prompts[:before], SamplingParams(max_tokens=3))
+            answers.append([bits(output) for output in engine.generate([case.prompts[6]], sampling)])
+    assert answers[0] == answers[1]
+    assert len({tuple(tokens) for tokens, _, _ in answers[0]}) == 4
+
+
+def test_as_one_of_several_answers(case: Case) -> None:
+    with case.engine(enable_prefix_caching=True, token_budget=64) as engine:
+        for prompt, sampling, alone in zip(case.prompts, case.sampling, case.alone, strict=True):
+            several = SamplingParams(**{**vars(sampling), "n": 3})
+            assert bits(engine.generate([prompt], several)[0]) == alone
+
+
+def test_in_a_session(case: Case) -> None:
+    with case.engine(enable_prefix_caching=True) as engine:
+        for index, (prompt, sampling) in enumerate(zip(case.prompts, case.sampling, strict=True)):
+            short = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+            head, tail = prompt[: len(prompt) // 2], prompt[len(prompt) // 2 :]
+            if not head:
+                continue
+            begun = engine.generate([head], short, session_id=str(index))[0]
+            answer = engine.generate([tail], sampling, session_id=str(index))[0]
+            with case.engine() as other:
+                assert bits(other.generate([head + begun.token_ids + tail], sampling)[0]) == bits(answer)

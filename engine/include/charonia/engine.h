@@ -22,12 +22,37 @@ struct EngineInfo {
   EngineConfig config;           // resolved: session_len, threads, device, device_ids
   std::string device;            // "cpu" | "cuda"
   std::string device_note;       // why device = auto is the CPU; empty otherwise
-  std::string instruction_set;   // "avx512_bf16", "avx512", "avx2", "portable"; "sm_90", ...
+  std::string instruction_set;   // "amx", "avx512_bf16", "avx512", "avx2", "portable"; "sm_90", ...
   std::int64_t weight_bytes = 0;
   std::int64_t weight_bytes_per_step = 0;  // read from memory by a step of one token
   std::int64_t kv_cache_bytes = 0;
   int num_blocks = 0;
   std::vector<std::string> warnings;
+};
+
+// What a model takes and what fits, by its config.ini and manifest, before anything is loaded.
+struct MemoryPlan {
+  ModelConfig model;
+  EngineConfig config;                // resolved as by Engine; session_len may be more than the blocks hold
+  std::string device;                 // "cpu" | "cuda"
+  std::string device_note;
+  std::int64_t weight_bytes = 0;      // of all ranks
+  std::int64_t activation_bytes = 0;  // and other memory that steps need
+  std::int64_t kv_token_bytes = 0;    // of one token in all layers
+  std::int64_t kv_block_bytes = 0;
+  std::int64_t free_bytes = 0;        // memory that is free now
+  int num_blocks = 0;                 // by the cache settings
+  std::vector<std::string> warnings;
+};
+
+// A session as the engine keeps it.
+struct SessionInfo {
+  std::string id;
+  int num_tokens = 0;        // of its history
+  int num_turns = 0;
+  int num_pinned_blocks = 0;
+  double idle_s = 0;         // since its last turn ended
+  bool busy = false;         // a request of it runs or waits
 };
 
 struct EngineStats {
@@ -38,6 +63,7 @@ struct EngineStats {
   std::int64_t num_preemptions = 0;
   std::int64_t prompt_tokens = 0, generation_tokens = 0;
   std::int64_t prefix_queries_tokens = 0, prefix_hit_tokens = 0;
+  int num_sessions = 0, blocks_pinned = 0;  // pinned: kept for sessions, among cached and active ones
 };
 
 class Engine {
@@ -62,8 +88,19 @@ class Engine {
 
   // Ends a request; its last result has FinishReason::cancelled. Unknown or finished ones are no error: returns false
   // when nothing was known by that name. A request that is cancelled by id before it is submitted is not remembered.
+  // Of a session, the turn is dropped: its history is what it was before.
   bool cancel(Handle handle);
   bool cancel(std::string_view id);  // every request with this id
+  // The same, but the turn stays in the session's history with what was generated of it.
+  bool stop(Handle handle);
+  bool stop(std::string_view id);
+
+  // Forgets a session; a request of it that runs goes on without one. False when there is none by that name.
+  bool end_session(std::string_view session_id);
+  std::vector<SessionInfo> sessions() const;
+
+  // The bytes that a token stands for; empty for special ones. Valid as long as the engine.
+  std::string_view token_bytes(TokenId id) const;
 
   // Takes no new request, lets running ones finish for at most timeout_ms, cancels the rest. Idempotent.
   void shutdown(int timeout_ms = 0);
@@ -79,5 +116,11 @@ class Engine {
   class Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+// Throws Error as Engine's constructor does for files and settings that are wrong; that something does not fit is no
+// error, but a warning, and num_blocks is 0. manifest.json may be missing. memory_bytes > 0: of each GPU, or of the
+// machine for the CPU, in place of what is free here; device = cuda then needs no GPU.
+MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings& overrides = {},
+                       std::int64_t memory_bytes = 0);
 
 }  // namespace charonia

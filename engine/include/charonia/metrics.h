@@ -16,6 +16,9 @@ enum class Metric {
   kv_blocks_active,
   kv_blocks_cached,
   kv_blocks_total,
+  kv_blocks_committed,
+  num_sessions,
+  session_blocks_pinned,
   weight_bytes,
   kv_cache_bytes,
   prompt_tokens,
@@ -24,7 +27,8 @@ enum class Metric {
   prefix_cache_hits,
   num_preemptions,
   engine_steps,
-  request_success,            // label finished_reason, in the order of FinishReason from stop on
+  request_success,   // label finished_reason, in the order of FinishReason from stop on
+  requests_refused,  // label reason, see runtime/admission.h
   time_to_first_token_seconds,
   inter_token_latency_seconds,
   e2e_request_latency_seconds,
@@ -37,9 +41,9 @@ enum class Metric {
 struct MetricInfo {
   Metric metric;
   MetricKind kind;
-  std::string_view name;     // full name: charonia_...
+  std::string_view name;  // full name: charonia_...
   std::string_view help;
-  std::string_view label;    // name of its one label, or empty
+  std::string_view label;  // name of its one label, or empty
   std::span<const std::string_view> label_values;
   std::span<const double> buckets;  // upper bounds of a histogram, ascending
 };
@@ -47,8 +51,8 @@ struct MetricInfo {
 // In the order of enum Metric.
 std::span<const MetricInfo> metric_catalogue();
 
-// Called on the engine's threads; implementations are thread-safe and do not block. label_value is an index into
-// label_values (0 where there is no label).
+// Called on the engine's threads and on those that submit; implementations are thread-safe and do not block.
+// label_value is an index into label_values (0 where there is no label).
 class MetricsSink {
  public:
   virtual ~MetricsSink() = default;

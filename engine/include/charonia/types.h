@@ -2,11 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "charonia/error.h"
+#include "charonia/token_mask.h"
 
 namespace charonia {
 
@@ -36,6 +40,11 @@ struct SamplingParams {
   std::vector<std::vector<TokenId>> bad_words;   // token sequences that are never completed
   std::vector<std::pair<TokenId, float>> logit_bias;  // added to the logits; [-100, 100]
   int logprobs = -1;                 // -1: none; n >= 0: of the sampled token and of the n likeliest (n <= 20)
+  int prompt_logprobs = -1;          // the same for every token of the prompt but the first
+  int n = 1;                         // [1, 128]: sequences to return; they share the prompt's k/v blocks. Sequence i has
+                                     // the seed `seed + i`
+  int best_of = 0;                   // 0: n; else >= n: sequences to sample; the n of greatest mean log probability per
+                                     // token are returned, best first. More than n: only without streaming
 
   // Throws Error(invalid_argument) naming the field, its value and the range. vocab_size bounds token ids.
   void validate(int vocab_size) const;
@@ -48,6 +57,20 @@ struct Request {
   int priority = 0;                // higher goes first; equal ones by arrival
   bool stream = true;              // false: exactly one Result, the last
   bool strip_leading_space = false;  // drop one leading space of the text where the tokenizer's decoder does so
+
+  // A session is the token history of a conversation, kept by the engine under this name with a soft pin on its k/v
+  // blocks: nothing but speed depends on these. Requests of one session are answered one after the other. Empty: none.
+  std::string session_id;
+  // What is appended to the session's history, where it has one; input_ids then are not used (they are for a session that
+  // begins, and may be empty: then this begins it). Empty: input_ids are the whole conversation and replace the history.
+  // An end id that the history ends with and this begins with is not doubled. When history and input do not fit into
+  // session_len with room for max_tokens (unset: for a quarter of session_len), the oldest turns are left out; a start id
+  // (config.ini's start_id) at the history's beginning stays.
+  std::vector<TokenId> continuation_ids;
+  bool end_session = false;        // forget the session when this request has ended
+
+  std::optional<int> timeout_ms;   // >= 1, from submit(): then the request ends with ErrorCode::deadline_exceeded
+  std::shared_ptr<TokenMaskProvider> mask;  // null: every token may follow
 };
 
 struct TokenLogprob {
@@ -74,6 +97,14 @@ struct Result {
   std::vector<std::vector<TokenLogprob>> top_logprobs; // per token, likeliest first, if asked for
   FinishReason finish_reason = FinishReason::none;     // set on the last result of a request, and only there
   std::string error;                // with FinishReason::error
+  ErrorCode error_code = ErrorCode::internal;  // of that error
+  int index = 0;                    // which of the request's n sequences. Each has a last result; a request with an error
+                                    // or cancelled before its sequences began has one for each all the same
+  double cumulative_logprob = 0;    // of its tokens so far, where log probabilities or best_of were asked for
+  // Per token of the prompt from the second on, if asked for; with the first result of sequence 0.
+  std::vector<float> prompt_logprobs;
+  std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;  // likeliest first
+  int num_session_tokens = 0;       // of num_input_tokens: the session's history that went before the input
   int num_input_tokens = 0;
   int num_output_tokens = 0;        // so far, end id included
   int num_cached_tokens = 0;        // prompt tokens whose k/v came from the prefix cache

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -17,9 +18,13 @@
 #include "cache/block_manager.h"
 #include "charonia/engine.h"
 #include "ops/ops.h"
+#include "runtime/admission.h"
 #include "runtime/delivery.h"
 #include "runtime/executor.h"
+#include "runtime/group.h"
+#include "runtime/mask_thread.h"
 #include "runtime/sequence.h"
+#include "runtime/session_store.h"
 #include "sample/token_table.h"
 #include "schedule/scheduler.h"
 
@@ -31,59 +36,97 @@ class Engine::Impl {
   ~Impl();
 
   Handle submit(Request request, Callback callback);
-  bool cancel(Handle handle);
-  bool cancel(std::string_view id);
+  // keep: what a session's turn has so far stays in its history.
+  bool end(Handle handle, bool keep);
+  bool end(std::string_view id, bool keep);
+  bool end_session(std::string_view session_id);
+  std::vector<SessionInfo> sessions() const { return sessions_->list(); }
   void shutdown(int timeout_ms);
   void close();
   EngineStats stats() const;
+  std::string_view token_bytes(TokenId id) const { return tokens_->text_bytes(id); }
   void check_integrity();
 
   EngineInfo info;
 
  private:
   using Clock = runtime::Clock;
-  using SequencePtr = std::unique_ptr<runtime::Sequence>;
+  using Group = runtime::Group;
+  using Sequence = runtime::Sequence;
+  using SeqId = schedule::SeqId;
 
-  struct Cancel {
+  struct End {
     Handle handle;
     Clock::time_point asked;
+    bool keep = false;
   };
   // What other threads hand to the engine thread.
   struct Inbox {
-    std::deque<std::pair<Handle, SequencePtr>> submitted;
-    std::vector<Cancel> cancels;
+    std::deque<std::unique_ptr<Group>> submitted;
+    std::vector<End> ends;
     std::vector<std::function<void()>> tasks;
-    bool empty() const { return submitted.empty() && cancels.empty() && tasks.empty(); }
+    bool empty() const { return submitted.empty() && ends.empty() && tasks.empty(); }
   };
 
   // A step with what its device gets, kept to spare allocations.
   struct Step {
     schedule::StepPlan plan;
-    std::vector<std::int32_t> ids, positions, query_start, block_tables, logits_rows;
+    std::vector<std::int32_t> ids, positions, query_start, block_tables, logits_rows, prompt_tokens;
     std::vector<ops::SampleRow> sample_rows;
+    std::vector<std::shared_ptr<runtime::SequenceMask>> masks;  // of sample_rows: they outlive sequences that end
+    Clock::time_point begun;
     std::string error;  // why it could not be launched
   };
 
   void load(const std::filesystem::path& weights_dir, const Settings& overrides);
   void make_scheduler();
-  void check_fits(const Request& request) const;
+  void make_sessions();
+  // engine_requests.cpp, the calling thread.
+  void check(const Request& request) const;
+  void check_tokens(std::string_view field, const std::vector<TokenId>& ids) const;
+  void check_fits(const std::vector<TokenId>& input, const SamplingParams& sampling) const;
   std::vector<TokenId> end_ids_of(const SamplingParams& sampling) const;
-  int seconds_until_room() const;  // under mutex_
+  std::unique_ptr<Group> make_group(Request request, Callback callback, std::vector<TokenId> end_ids) const;
+  void refuse(runtime::Refusal reason);
 
-  // Engine thread.
+  // engine_requests.cpp, the engine thread: the life of a request.
+  void take(Inbox& inbox);
+  void take(std::unique_ptr<Group> group);
+  void begin(Group& group);
+  void set_prompt(Group& group);
+  // Prompts of different classes do not share k/v blocks: the model computes them differently.
+  std::uint64_t prefix_class(int prompt_tokens) const;
+  void end_overdue(Clock::time_point now);
+  void end_request(Group& group, FinishReason reason, const std::string& error = {},
+                   ErrorCode code = ErrorCode::internal);
+  void finish(SeqId id, FinishReason reason, std::string error = {}, ErrorCode code = ErrorCode::internal);
+  void keep_turn(const Sequence& sequence);
+  void close(Group& group, std::vector<Result> last);
+  void begin_next_turn(const std::string& session_id);
+  std::optional<Clock::time_point> next_timer() const;
+  void tidy_sessions();
+
+  // engine_loop.cpp, the engine thread: steps.
   void run();
   bool idle() const { return sequences_.empty() && in_flight_ == nullptr; }
-  void take(Inbox& inbox);
   void step();
   bool may_overlap(const Step& running) const;
   Step* launch_next();
+  bool wants_mask(const schedule::StepPlan& plan) const;
   void fill(Step& step, schedule::StepPlan plan);
+  void fill_rows(Step& step, const schedule::ScheduledSeq& part, Sequence& sequence);
+  void schedule_first(Sequence& sequence, Clock::time_point now);
   bool settle(Step& step);
+  void measure(const Step& step);
   std::vector<ops::Sampled> collect();
   void deliver(const schedule::StepPlan& plan, const std::vector<ops::Sampled>& sampled);
+  bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<const ops::Sampled> rows, Sequence& sequence);
+  void accept(Sequence& sequence, const ops::Sampled& token, Clock::time_point now);
   void fail(const schedule::StepPlan& plan, const std::string& error);
   void fail_all(const std::string& error);
-  void finish(Handle handle, FinishReason reason, std::string error = {});
+
+  // engine_metrics.cpp
+  void count_requests(EngineStats& stats) const;
   void report_gauges();
   void count(Metric metric, double value, int label = 0);
   void observe(Metric metric, double seconds_or_count);
@@ -93,6 +136,8 @@ class Engine::Impl {
   std::unique_ptr<cache::BlockManager> blocks_;
   std::unique_ptr<schedule::Scheduler> scheduler_;
   std::unique_ptr<sample::TokenTable> tokens_;
+  std::unique_ptr<runtime::Admission> admission_;
+  std::unique_ptr<runtime::SessionStore> sessions_;
 
   // Shared, under mutex_.
   mutable std::mutex mutex_;
@@ -103,17 +148,27 @@ class Engine::Impl {
   Handle next_handle_ = 1;
   bool closing_ = false, stop_ = false;
   EngineStats stats_;
-  double seconds_per_finish_ = 0;  // moving average; 0: nothing finished yet
   std::mt19937_64 seeds_{std::random_device{}()};
   std::mutex shutdown_mutex_;  // one shutdown at a time
 
   // Engine thread.
-  std::unordered_map<Handle, SequencePtr> sequences_;
-  Clock::time_point last_finish_{};
+  std::unordered_map<Handle, std::unique_ptr<Group>> groups_;
+  std::unordered_map<SeqId, Sequence*> sequences_;  // those of the scheduler
+  SeqId next_sequence_ = 1;
+  std::set<Group*> several_;                                   // groups of more than one sequence that have begun
+  std::unordered_map<std::string, std::deque<Handle>> turns_;  // requests by session: the first has its turn
+  int num_parked_ = 0;                                         // requests that wait for theirs
+  std::set<std::pair<Clock::time_point, Handle>> timers_;      // begin_by and end_by of all groups
+  std::optional<Clock::time_point> next_expiry_;               // of a session
+  Clock::time_point last_settled_{};
   std::array<Step, ops::kMaxStepsInFlight> steps_;
   Step* in_flight_ = nullptr;  // launched and advanced, not settled; only on asynchronous devices
   int num_uncollected_ = 0;    // steps launched
-  EngineStats reported_;       // what the metrics have seen
+  int num_sessions_ = 0;
+  EngineStats reported_;        // what the metrics have seen
+  int reported_committed_ = 0;  // k/v blocks that have memory
+
+  runtime::MaskThread masks_;
 
   // Last, so that it delivers what is queued while everything above still lives.
   runtime::Delivery delivery_;

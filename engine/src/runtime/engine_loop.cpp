@@ -6,7 +6,6 @@
 // A sequence that turns out to have ended with step N is part of step N+1 already: what that samples for it is dropped.
 // Its blocks may be used again at once, since steps are computed in the order in which they are launched.
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "base/text.h"
@@ -14,6 +13,7 @@
 
 namespace charonia {
 
+using schedule::ScheduledSeq;
 using schedule::StepPlan;
 
 void Engine::Impl::run() {
@@ -21,7 +21,13 @@ void Engine::Impl::run() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [this] { return stop_ || !inbox_.empty() || !idle(); });
+      const auto ready = [this] { return stop_ || !inbox_.empty() || !idle(); };
+      // An idle engine wakes for what has its time: deadlines, and sessions that expire.
+      if (const auto timer = next_timer(); timer) {
+        wake_.wait_until(lock, *timer, ready);
+      } else {
+        wake_.wait(lock, ready);
+      }
       if (stop_ && inbox_.empty() && idle()) return;
       std::swap(inbox, inbox_);
       // Submitted requests count as waiting from here on, until the scheduler's own count is reported.
@@ -29,31 +35,13 @@ void Engine::Impl::run() {
     }
     try {
       take(inbox);
+      end_overdue(Clock::now());
       if (!idle()) step();
     } catch (const std::exception& error) {
       fail_all(error.what());
     }
     report_gauges();
   }
-}
-
-void Engine::Impl::take(Inbox& inbox) {
-  for (auto& [handle, sequence] : inbox.submitted) {
-    const auto& request = sequence->request;
-    count(Metric::prompt_tokens, sequence->num_input());
-    observe(Metric::request_prompt_tokens, sequence->num_input());
-    scheduler_->add(handle, request.input_ids, sequence->num_input() + sequence->max_tokens, request.priority);
-    sequences_.emplace(handle, std::move(sequence));
-  }
-  for (const auto& cancel : inbox.cancels) {
-    if (!sequences_.contains(cancel.handle)) continue;
-    finish(cancel.handle, FinishReason::cancelled);
-    observe(Metric::cancel_to_free_seconds, std::chrono::duration<double>(Clock::now() - cancel.asked).count());
-  }
-  for (const auto& task : inbox.tasks) task();
-  inbox.submitted.clear();
-  inbox.cancels.clear();
-  inbox.tasks.clear();
 }
 
 void Engine::Impl::step() {
@@ -85,8 +73,16 @@ void Engine::Impl::step() {
 bool Engine::Impl::may_overlap(const Step& running) const {
   return std::ranges::none_of(running.plan.seqs, [this](const auto& part) {
     const auto found = sequences_.find(part.id);
-    return part.samples && found != sequences_.end() && found->second->needs_last_token();
+    if (found == sequences_.end()) return false;
+    // A mask is asked for when the token before it is known, and a part that does not sample may be the last before
+    // one.
+    return found->second->mask != nullptr || (part.samples && found->second->needs_last_token());
   });
+}
+
+bool Engine::Impl::wants_mask(const StepPlan& plan) const {
+  return std::ranges::any_of(plan.seqs,
+                             [this](const auto& part) { return part.samples && sequences_.at(part.id)->mask; });
 }
 
 // The step that was launched, or that failed to be (then it says why); null when there is nothing to compute before the
@@ -94,16 +90,30 @@ bool Engine::Impl::may_overlap(const Step& running) const {
 Engine::Impl::Step* Engine::Impl::launch_next() {
   if (sequences_.empty()) return nullptr;
   auto plan = scheduler_->plan();
+  // A sequence with a mask that begins: this step is planned anew once the one in flight is settled.
+  if (in_flight_ != nullptr && wants_mask(plan)) return nullptr;
+  for (const auto id : plan.impossible) {
+    finish(
+        id, FinishReason::error,
+        cat("the k/v cache cannot grow, and its ", blocks_->num_blocks(), " blocks do not hold this request: the ",
+            "machine has no more memory. Lower cache_max_entry_count or cache_size, or send a shorter request; retry ",
+            "after ", admission_->retry_after_s(), " s"),
+        ErrorCode::resource_exhausted);
+  }
   if (plan.empty()) {
-    if (in_flight_ != nullptr) return nullptr;
+    if (in_flight_ != nullptr || !plan.impossible.empty()) return nullptr;
     throw Error(ErrorCode::internal, "the scheduler planned nothing though sequences wait");
   }
   auto& step = in_flight_ == &steps_[0] ? steps_[1] : steps_[0];
   fill(step, std::move(plan));
   const auto stride = static_cast<std::int64_t>(step.block_tables.size() / step.plan.seqs.size());
   try {
-    executor_->launch(
-        {step.ids, {step.query_start, step.positions, step.block_tables, stride}, step.logits_rows, step.sample_rows});
+    executor_->launch({.ids = step.ids,
+                       .attention = {step.query_start, step.positions, step.block_tables, stride},
+                       .logits_rows = step.logits_rows,
+                       .sample = step.sample_rows,
+                       .prompt_tokens = step.prompt_tokens,
+                       .block_copies = step.plan.block_copies});
     ++num_uncollected_;
   } catch (const std::exception& error) {
     step.error = error.what();
@@ -113,14 +123,16 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
 }
 
 void Engine::Impl::fill(Step& step, StepPlan plan) {
-  const auto now = Clock::now();
+  step.begun = Clock::now();
   step.plan = std::move(plan);
   step.error.clear();
   step.ids.clear();
   step.positions.clear();
   step.query_start.assign(1, 0);
   step.logits_rows.clear();
+  step.prompt_tokens.clear();
   step.sample_rows.clear();
+  step.masks.clear();
   std::size_t table_stride = 0;
   for (const auto& part : step.plan.seqs) table_stride = std::max(table_stride, scheduler_->blocks(part.id).size());
   step.block_tables.assign(table_stride * step.plan.seqs.size(), 0);
@@ -128,25 +140,46 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   for (std::size_t s = 0; s < step.plan.seqs.size(); ++s) {
     const auto& part = step.plan.seqs[s];
     auto& sequence = *sequences_.at(part.id);
-    if (!sequence.first_scheduled) {
-      sequence.scheduled(now);
-      sequence.num_cached = scheduler_->num_cached_tokens(part.id);
-      observe(Metric::request_queue_time_seconds, std::chrono::duration<double>(now - sequence.submitted).count());
-    }
+    if (!sequence.first_scheduled) schedule_first(sequence, step.begun);
     // The scheduler's placeholders are the numbers by which the device knows the samples of the step before.
-    const auto tokens = scheduler_->tokens(part.id);
-    const auto planned =
-        tokens.subspan(static_cast<std::size_t>(part.first_position), static_cast<std::size_t>(part.num_tokens));
+    const auto planned = scheduler_->tokens(part.id).subspan(static_cast<std::size_t>(part.first_position),
+                                                             static_cast<std::size_t>(part.num_tokens));
     step.ids.insert(step.ids.end(), planned.begin(), planned.end());
     for (std::int32_t i = 0; i < part.num_tokens; ++i) step.positions.push_back(part.first_position + i);
     step.query_start.push_back(static_cast<std::int32_t>(step.ids.size()));
+    step.prompt_tokens.push_back(sequence.num_input());
     const auto blocks = scheduler_->blocks(part.id);
     std::ranges::copy(blocks, step.block_tables.begin() + static_cast<std::ptrdiff_t>(s * table_stride));
-    if (!part.samples) continue;
-    step.logits_rows.push_back(step.query_start.back() - 1);
-    step.sample_rows.push_back(sequence.sample_row(tokens));
-    step.sample_rows.back().sequence = part.id;
+    fill_rows(step, part, sequence);
   }
+}
+
+// The rows of logits of a part, whose tokens are the last of the step so far: those of the prompt that report the token
+// after them, and the one that is sampled from.
+void Engine::Impl::fill_rows(Step& step, const ScheduledSeq& part, Sequence& sequence) {
+  const auto tokens = scheduler_->tokens(part.id);
+  const auto end = static_cast<std::int32_t>(step.ids.size());
+  const auto rows = part.num_logits_rows();
+  for (std::int32_t i = part.num_tokens - rows; i < part.num_tokens; ++i) {
+    step.logits_rows.push_back(end - part.num_tokens + i);
+    const bool samples = part.samples && i == part.num_tokens - 1;
+    step.sample_rows.push_back(samples ? sequence.sample_row(tokens)
+                                       : runtime::PromptLogprobs::row(part.first_position + i, tokens,
+                                                                      sequence.group.request.sampling.prompt_logprobs));
+    step.sample_rows.back().sequence = part.id;
+    if (samples && sequence.mask) step.masks.push_back(sequence.mask);
+  }
+}
+
+void Engine::Impl::schedule_first(Sequence& sequence, Clock::time_point now) {
+  auto& group = sequence.group;
+  sequence.first_scheduled = now;
+  sequence.num_cached = scheduler_->num_cached_tokens(sequence.id);
+  if (sequence.index == 0) admission_->computed(group.work, sequence.num_cached);
+  if (std::exchange(group.first_scheduled, true)) return;
+  admission_->begun(group.work);
+  if (group.begin_by) timers_.erase({*std::exchange(group.begin_by, std::nullopt), group.handle});
+  observe(Metric::request_queue_time_seconds, std::chrono::duration<double>(now - group.submitted).count());
 }
 
 // Waits for a launched step and hands out its tokens. False when it failed; then its sequences did, and those alone.
@@ -159,11 +192,29 @@ bool Engine::Impl::settle(Step& step) {
     return false;
   }
   std::vector<TokenId> tokens;
-  for (const auto& one : sampled) tokens.push_back(one.error.empty() ? one.token : 0);
+  std::size_t rows = 0;
+  for (const auto& part : step.plan.seqs) {
+    rows += static_cast<std::size_t>(part.num_logits_rows());
+    if (part.samples) tokens.push_back(sampled[rows - 1].error.empty() ? sampled[rows - 1].token : 0);
+  }
   if (!executor_->asynchronous()) scheduler_->advance(step.plan);
   scheduler_->resolve(step.plan, tokens);
+  measure(step);
   deliver(step.plan, sampled);
   return true;
+}
+
+// How long the step took, from when it or, where it waited for the one before, that one was done.
+void Engine::Impl::measure(const Step& step) {
+  const auto now = Clock::now();
+  std::int64_t prompt_tokens = 0, decodes = 0;
+  for (const auto& part : step.plan.seqs) {
+    const bool decode = part.samples && part.num_tokens == 1;
+    (decode ? decodes : prompt_tokens) += part.num_tokens;
+  }
+  admission_->step(prompt_tokens, decodes,
+                   std::chrono::duration<double>(now - std::max(step.begun, last_settled_)).count());
+  last_settled_ = now;
 }
 
 std::vector<ops::Sampled> Engine::Impl::collect() {
@@ -173,33 +224,57 @@ std::vector<ops::Sampled> Engine::Impl::collect() {
 
 void Engine::Impl::deliver(const StepPlan& plan, const std::vector<ops::Sampled>& sampled) {
   const auto now = Clock::now();
-  const std::chrono::milliseconds interval(info.config.stream_interval_ms);
-  auto next = sampled.begin();
+  std::span<const ops::Sampled> rest(sampled);
   int accepted = 0;
   for (const auto& part : plan.seqs) {
-    if (!part.samples) continue;
-    const auto& token = *next++;
+    const auto rows = rest.first(static_cast<std::size_t>(part.num_logits_rows()));
+    rest = rest.subspan(rows.size());
     const auto found = sequences_.find(part.id);
     if (found == sequences_.end()) continue;  // it ended while the step ran
     auto& sequence = *found->second;
-    if (!token.error.empty()) {
-      finish(part.id, FinishReason::error, token.error);
+    if (sequence.index == 0) admission_->computed(sequence.group.work, part.num_tokens);
+    if (!take_prompt_rows(part, rows, sequence) || !part.samples) continue;
+    if (!rows.back().error.empty()) {
+      finish(part.id, FinishReason::error, rows.back().error);
       continue;
     }
     ++accepted;
-    if (!sequence.first_token) {
-      observe(Metric::time_to_first_token_seconds, std::chrono::duration<double>(now - sequence.submitted).count());
-    } else {
-      observe(Metric::inter_token_latency_seconds, std::chrono::duration<double>(now - *sequence.last_token).count());
-    }
-    const auto reason = sequence.accept(token, now);
-    if (reason != FinishReason::none) {
-      finish(part.id, reason);
-    } else if (auto result = sequence.due(now, interval)) {
-      delivery_.push(sequence.callback, std::move(*result));
-    }
+    accept(sequence, rows.back(), now);
   }
   count(Metric::generation_tokens, accepted);
+}
+
+// False when one could not be computed: then the sequence has ended.
+bool Engine::Impl::take_prompt_rows(const ScheduledSeq& part, std::span<const ops::Sampled> rows, Sequence& sequence) {
+  if (!part.all_rows) return true;
+  const auto reports = rows.first(rows.size() - (part.samples ? 1 : 0));
+  for (std::size_t i = 0; i < reports.size(); ++i) {
+    if (!reports[i].error.empty()) {
+      finish(part.id, FinishReason::error, reports[i].error);
+      return false;
+    }
+    if (!sequence.prompt_logprobs) continue;  // delivered; this is computed again
+    sequence.prompt_logprobs->take(part.first_position + static_cast<std::int32_t>(i), reports[i]);
+  }
+  return true;
+}
+
+void Engine::Impl::accept(Sequence& sequence, const ops::Sampled& token, Clock::time_point now) {
+  const auto seconds_since = [&](Clock::time_point then) { return std::chrono::duration<double>(now - then).count(); };
+  auto& group = sequence.group;
+  if (sequence.first_token) {
+    observe(Metric::inter_token_latency_seconds, seconds_since(*sequence.last_token));
+  } else if (sequence.index == 0) {
+    observe(Metric::time_to_first_token_seconds, seconds_since(group.submitted));
+  }
+  admission_->sampled(group.work);
+  const auto reason = sequence.accept(token, now);
+  if (reason != FinishReason::none) return finish(sequence.id, reason);
+  // At once, so that it is worked out while the next forward pass runs.
+  if (sequence.mask) masks_.next(sequence.mask, token.token);
+  if (auto result = sequence.due(now, std::chrono::milliseconds(info.config.stream_interval_ms))) {
+    delivery_.push(group.callback, std::move(*result));
+  }
 }
 
 void Engine::Impl::fail(const StepPlan& plan, const std::string& error) {
@@ -216,89 +291,13 @@ void Engine::Impl::fail_all(const std::string& error) {
   }
   in_flight_ = nullptr;
   std::vector<Handle> handles;
-  for (const auto& [handle, sequence] : sequences_) handles.push_back(handle);
-  for (const auto handle : handles) finish(handle, FinishReason::error, error);
+  for (const auto& [handle, group] : groups_) handles.push_back(handle);
+  for (const auto handle : handles) {
+    if (const auto found = groups_.find(handle); found != groups_.end()) {
+      end_request(*found->second, FinishReason::error, error);
+    }
+  }
   scheduler_->restart();
-}
-
-void Engine::Impl::finish(Handle handle, FinishReason reason, std::string error) {
-  const auto found = sequences_.find(handle);
-  if (found == sequences_.end()) return;
-  const auto now = Clock::now();
-  auto& sequence = *found->second;
-  scheduler_->remove(handle);
-  count(Metric::request_success, 1, static_cast<int>(reason) - 1);
-  observe(Metric::e2e_request_latency_seconds, std::chrono::duration<double>(now - sequence.submitted).count());
-  observe(Metric::request_generation_tokens, sequence.num_output);
-  auto callback = sequence.callback;
-  auto result = sequence.last(reason, now, std::move(error));
-  sequences_.erase(found);
-
-  // A request whose last result is on its way is no longer live: cancel() has nothing to do for it.
-  const std::lock_guard lock(mutex_);
-  delivery_.push(std::move(callback), std::move(result));
-  live_.erase(handle);
-  if (last_finish_ != Clock::time_point{}) {
-    const double seconds = std::chrono::duration<double>(now - last_finish_).count();
-    constexpr double kWeight = 0.1;
-    seconds_per_finish_ += kWeight * (seconds - seconds_per_finish_);
-  }
-  last_finish_ = now;
-  if (live_.empty()) drained_.notify_all();
-}
-
-void Engine::Impl::report_gauges() {
-  EngineStats now;
-  now.num_running = scheduler_->num_running();
-  now.num_waiting = scheduler_->num_waiting();
-  now.blocks_total = blocks_->num_blocks();
-  now.blocks_active = blocks_->num_active();
-  now.blocks_cached = blocks_->num_cached();
-  now.blocks_free = blocks_->num_free();
-  now.num_preemptions = scheduler_->num_preemptions();
-  now.prefix_queries_tokens = scheduler_->prefix_query_tokens();
-  now.prefix_hit_tokens = scheduler_->prefix_hit_tokens();
-  {
-    const std::lock_guard lock(mutex_);
-    now.num_steps = stats_.num_steps;
-    now.prompt_tokens = stats_.prompt_tokens;
-    now.generation_tokens = stats_.generation_tokens;
-    stats_ = now;
-  }
-  if (!sink_) return;
-  const auto changed = [&](auto EngineStats::* member) { return now.*member != reported_.*member; };
-  const auto gauge = [&](int EngineStats::* member, Metric metric) {
-    if (changed(member)) sink_->set(metric, now.*member);
-  };
-  const auto counter = [&](std::int64_t EngineStats::* member, Metric metric) {
-    if (changed(member)) sink_->add(metric, static_cast<double>(now.*member - reported_.*member), 0);
-  };
-  gauge(&EngineStats::num_running, Metric::num_requests_running);
-  gauge(&EngineStats::num_waiting, Metric::num_requests_waiting);
-  gauge(&EngineStats::blocks_active, Metric::kv_blocks_active);
-  gauge(&EngineStats::blocks_cached, Metric::kv_blocks_cached);
-  if (changed(&EngineStats::blocks_active)) {
-    sink_->set(Metric::kv_cache_usage_perc, static_cast<double>(now.blocks_active) / now.blocks_total);
-  }
-  counter(&EngineStats::num_preemptions, Metric::num_preemptions);
-  counter(&EngineStats::prefix_queries_tokens, Metric::prefix_cache_queries);
-  counter(&EngineStats::prefix_hit_tokens, Metric::prefix_cache_hits);
-  reported_ = now;
-}
-
-void Engine::Impl::count(Metric metric, double value, int label) {
-  {
-    const std::lock_guard lock(mutex_);
-    const auto amount = static_cast<std::int64_t>(value);
-    if (metric == Metric::engine_steps) stats_.num_steps += amount;
-    if (metric == Metric::prompt_tokens) stats_.prompt_tokens += amount;
-    if (metric == Metric::generation_tokens) stats_.generation_tokens += amount;
-  }
-  if (sink_) sink_->add(metric, value, label);
-}
-
-void Engine::Impl::observe(Metric metric, double seconds_or_count) {
-  if (sink_) sink_->observe(metric, seconds_or_count);
 }
 
 }  // namespace charonia

@@ -3,30 +3,38 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/group.h"
+
 namespace charonia::runtime {
 namespace {
 
 double milliseconds(Clock::duration duration) { return std::chrono::duration<double, std::milli>(duration).count(); }
 
+// Whether the sampled tokens' log probabilities are needed, though they may not be sent.
+bool scores(const SamplingParams& sampling) { return sampling.logprobs >= 0 || sampling.best_of > 0; }
+
 }  // namespace
 
-Sequence::Sequence(Request request_in, std::shared_ptr<Engine::Callback> callback_in, Clock::time_point submitted_in,
-                   const sample::TokenTable& table, std::vector<TokenId> end_ids, int max_tokens_in, std::uint64_t seed)
-    : request(std::move(request_in)),
-      callback(std::move(callback_in)),
-      submitted(submitted_in),
+Sequence::Sequence(Group& group_in, int index_in, std::uint64_t id_in, const sample::TokenTable& table,
+                   int max_tokens_in)
+    : group(group_in),
+      index(index_in),
+      id(id_in),
       max_tokens(max_tokens_in),
-      end_ids_(std::move(end_ids)),
-      seed_(seed),
-      text_(table, request.sampling.stop_words, request.strip_leading_space) {}
+      seed_(group.seed + static_cast<std::uint64_t>(index)),
+      text_(table, group.request.sampling.stop_words, group.request.strip_leading_space) {}
+
+int Sequence::num_input() const { return static_cast<int>(group.request.input_ids.size()); }
 
 ops::SampleRow Sequence::sample_row(std::span<const TokenId> tokens) {
-  const auto& sampling = request.sampling;
-  const auto prompt_size = request.input_ids.size();
+  const auto& sampling = group.request.sampling;
+  const auto prompt_size = group.request.input_ids.size();
   const TokenId pending = tokens.back() < 0 ? -1 - tokens.back() : -1;
   const auto known = tokens.first(tokens.size() - (pending >= 0 ? 1 : 0));
   banned_.clear();
-  if (std::ssize(tokens) - num_input() < sampling.min_tokens && !sampling.ignore_eos) banned_ = end_ids_;
+  if (std::ssize(tokens) - num_input() < sampling.min_tokens && !sampling.ignore_eos) {
+    banned_ = group.end_ids;
+  }
   for (const auto& word : sampling.bad_words) {
     const auto head = word.size() - 1;  // a word may begin in the prompt
     if (known.size() >= head && std::equal(word.begin(), word.end() - 1, known.end() - static_cast<long>(head))) {
@@ -48,25 +56,26 @@ ops::SampleRow Sequence::sample_row(std::span<const TokenId> tokens) {
   row.pending = pending;
   row.bias = sampling.logit_bias;
   row.banned = banned_;
-  row.logprobs = sampling.logprobs;
+  row.logprobs = scores(sampling) ? std::max(sampling.logprobs, 0) : -1;
+  row.mask = mask.get();
   return row;
 }
 
 bool Sequence::needs_last_token() const {
-  return std::ranges::any_of(request.sampling.bad_words, [](const auto& word) { return word.size() > 1; });
+  return std::ranges::any_of(group.request.sampling.bad_words, [](const auto& word) { return word.size() > 1; });
 }
 
 FinishReason Sequence::accept(const ops::Sampled& sampled, Clock::time_point now) {
-  const auto& sampling = request.sampling;
+  const auto& sampling = group.request.sampling;
   ++num_output;
+  if (scores(sampling)) cumulative_logprob_ += sampled.logprob;
   if (!first_token) first_token = now;
   last_token = now;
   TokenInfo info{sampled.token, sampled.logprob, {}};
   for (const auto& [id, logprob] : sampled.top) info.top.push_back({id, logprob});
   unsent_.push_back(std::move(info));
 
-  const bool ends =
-      !sampling.ignore_eos && std::find(end_ids_.begin(), end_ids_.end(), sampled.token) != end_ids_.end();
+  const bool ends = !sampling.ignore_eos && std::ranges::find(group.end_ids, sampled.token) != group.end_ids.end();
   if (ends) {
     text_.push_silent(sampled.token);
     return FinishReason::stop;
@@ -76,7 +85,7 @@ FinishReason Sequence::accept(const ops::Sampled& sampled, Clock::time_point now
 }
 
 std::optional<Result> Sequence::due(Clock::time_point now, std::chrono::milliseconds interval) {
-  if (!request.stream || (last_sent_ && now - *last_sent_ < interval)) return std::nullopt;
+  if (!group.request.stream || (last_sent_ && now - *last_sent_ < interval)) return std::nullopt;
   const auto piece = text_.take();
   if (piece.num_tokens == 0) return std::nullopt;
   last_sent_ = now;
@@ -85,16 +94,17 @@ std::optional<Result> Sequence::due(Clock::time_point now, std::chrono::millisec
   return result;
 }
 
-Result Sequence::last(FinishReason reason, Clock::time_point now, std::string error) {
+Result Sequence::last(FinishReason reason, Clock::time_point now, std::string error, ErrorCode code) {
   Result result;
   fill(result, text_.finish(), now);
   result.finish_reason = reason;
   result.error = std::move(error);
+  result.error_code = code;
   return result;
 }
 
 void Sequence::fill(Result& result, const sample::Piece& piece, Clock::time_point now) {
-  const int wanted = request.sampling.logprobs;
+  const int wanted = group.request.sampling.logprobs;
   const auto end = unsent_.begin() + piece.num_tokens;
   for (auto info = unsent_.begin(); info != end; ++info) {
     result.token_ids.push_back(info->id);
@@ -105,12 +115,19 @@ void Sequence::fill(Result& result, const sample::Piece& piece, Clock::time_poin
   result.text_begin = piece.text_begin;
   result.text_end = piece.text_end;
   result.text = piece.text;
+  if (prompt_logprobs) {
+    prompt_logprobs->move_to(result);
+    prompt_logprobs.reset();
+  }
+  result.index = index;
+  result.cumulative_logprob = cumulative_logprob_;
+  result.num_session_tokens = group.num_session_tokens;
   result.num_input_tokens = num_input();
   result.num_output_tokens = num_output;
   result.num_cached_tokens = num_cached;
-  result.timings.queue_ms = milliseconds(first_scheduled.value_or(now) - submitted);
-  result.timings.first_token_ms = first_token ? milliseconds(*first_token - submitted) : 0;
-  result.timings.total_ms = milliseconds(now - submitted);
+  result.timings.queue_ms = milliseconds(first_scheduled.value_or(now) - group.submitted);
+  result.timings.first_token_ms = first_token ? milliseconds(*first_token - group.submitted) : 0;
+  result.timings.total_ms = milliseconds(now - group.submitted);
 }
 
 }  // namespace charonia::runtime

@@ -1,25 +1,29 @@
-// A request in flight: what the engine thread knows of it beside its tokens and blocks, which the scheduler owns.
+// One sequence of a request: what the engine thread knows of it beside its tokens and blocks, which the scheduler owns.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
-#include "charonia/engine.h"
+#include "charonia/types.h"
 #include "ops/ops.h"
+#include "runtime/mask_thread.h"
+#include "runtime/prompt_logprobs.h"
 #include "sample/text_stream.h"
 
 namespace charonia::runtime {
 
 using Clock = std::chrono::steady_clock;
+struct Group;
 
 class Sequence {
  public:
-  // end_ids: the ids that end this sequence. max_tokens: resolved against session_len.
-  Sequence(Request request, std::shared_ptr<Engine::Callback> callback, Clock::time_point submitted,
-           const sample::TokenTable& table, std::vector<TokenId> end_ids, int max_tokens, std::uint64_t seed);
+  // Number `index` of a group that has begun. id: the scheduler's. max_tokens: resolved against session_len.
+  Sequence(Group& group, int index, std::uint64_t id, const sample::TokenTable& table, int max_tokens);
 
   // What to sample the next token with. `tokens` are prompt and output so far, the last one perhaps a placeholder (see
   // schedule/scheduler.h). Spans stay valid until the next call, and as long as those tokens do.
@@ -33,22 +37,20 @@ class Sequence {
 
   // The response that is due now, if any: the first token at once, then at most one per interval.
   std::optional<Result> due(Clock::time_point now, std::chrono::milliseconds interval);
-  // The last response. error: with FinishReason::error.
-  Result last(FinishReason reason, Clock::time_point now, std::string error = {});
+  // The last response. error, code: with FinishReason::error.
+  Result last(FinishReason reason, Clock::time_point now, std::string error = {}, ErrorCode code = ErrorCode::internal);
 
-  void scheduled(Clock::time_point now) {
-    if (!first_scheduled) first_scheduled = now;
-  }
+  int num_input() const;
 
-  int num_input() const { return static_cast<int>(request.input_ids.size()); }
-
-  Request request;
-  std::shared_ptr<Engine::Callback> callback;
-  Clock::time_point submitted;
+  Group& group;
+  const int index;
+  const std::uint64_t id;
+  const int max_tokens;
   std::optional<Clock::time_point> first_scheduled, first_token, last_token;
   int num_output = 0;
   int num_cached = 0;
-  int max_tokens = 0;
+  std::optional<PromptLogprobs> prompt_logprobs;  // of sequence 0, where they were asked for
+  std::shared_ptr<SequenceMask> mask;             // null: every token may follow
 
  private:
   struct TokenInfo {
@@ -58,10 +60,10 @@ class Sequence {
   };
   void fill(Result& result, const sample::Piece& piece, Clock::time_point now);
 
-  std::vector<TokenId> end_ids_;
-  std::uint64_t seed_;
+  const std::uint64_t seed_;
   sample::TextStream text_;
   std::vector<TokenInfo> unsent_;  // sampled, not in a result yet
+  double cumulative_logprob_ = 0;
   std::vector<TokenId> banned_;
   std::optional<Clock::time_point> last_sent_;
 };

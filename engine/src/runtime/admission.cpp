@@ -1,0 +1,88 @@
+#include "runtime/admission.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/text.h"
+
+namespace charonia::runtime {
+namespace {
+
+void average(double& mean, double value) {
+  constexpr double kWeight = 0.1;
+  mean = mean == 0 ? value : mean + kWeight * (value - mean);
+}
+
+}  // namespace
+
+std::optional<Admission::Refused> Admission::admit(int waiting, std::int64_t prompt_tokens, int sequences,
+                                                   std::int64_t max_tokens, Work& work) {
+  const std::lock_guard lock(mutex_);
+  if (waiting >= max_queue_size_) {
+    return Refused{Refusal::queue_full, cat("the queue is full: ", waiting, " requests wait and max_queue_size is ",
+                                            max_queue_size_, "; retry after ", retry_after_locked(), " s")};
+  }
+  // A prompt longer than the bound comes in when nothing waits, or it never would.
+  if (max_queue_tokens_ > 0 && total_.waiting_tokens > 0 && total_.waiting_tokens + prompt_tokens > max_queue_tokens_) {
+    return Refused{Refusal::queue_tokens, cat("the queue is full: prompts of ", total_.waiting_tokens,
+                                              " tokens wait, this one has ", prompt_tokens, " and max_queue_tokens is ",
+                                              max_queue_tokens_, "; retry after ", retry_after_locked(), " s")};
+  }
+  // Answers end before their limit more often than not: what ended lately is the better guess.
+  const auto expected = output_tokens_ > 0 ? std::min(static_cast<double>(max_tokens), std::ceil(output_tokens_))
+                                           : static_cast<double>(max_tokens);
+  work = {prompt_tokens, prompt_tokens, sequences * static_cast<std::int64_t>(expected)};
+  total_.waiting_tokens += work.waiting_tokens;
+  total_.prompt_tokens += work.prompt_tokens;
+  total_.output_tokens += work.output_tokens;
+  return std::nullopt;
+}
+
+void Admission::begun(Work& work) {
+  const std::lock_guard lock(mutex_);
+  total_.waiting_tokens -= work.waiting_tokens;
+  work.waiting_tokens = 0;
+}
+
+void Admission::computed(Work& work, std::int64_t prompt_tokens) {
+  const std::lock_guard lock(mutex_);
+  const auto known = std::min(work.prompt_tokens, prompt_tokens);
+  total_.prompt_tokens -= known;
+  work.prompt_tokens -= known;
+}
+
+void Admission::sampled(Work& work) {
+  if (work.output_tokens == 0) return;
+  const std::lock_guard lock(mutex_);
+  --total_.output_tokens;
+  --work.output_tokens;
+}
+
+void Admission::ended(Work& work, std::int64_t output_tokens) {
+  const std::lock_guard lock(mutex_);
+  total_.waiting_tokens -= work.waiting_tokens;
+  total_.prompt_tokens -= work.prompt_tokens;
+  total_.output_tokens -= work.output_tokens;
+  work = {};
+  if (output_tokens > 0) average(output_tokens_, static_cast<double>(output_tokens));
+}
+
+void Admission::step(std::int64_t prompt_tokens, std::int64_t decodes, double seconds) {
+  if (seconds <= 0) return;
+  const std::lock_guard lock(mutex_);
+  average(prompt_tokens > 0 ? prefill_per_s_ : decode_per_s_, static_cast<double>(prompt_tokens + decodes) / seconds);
+}
+
+int Admission::retry_after_s() const {
+  const std::lock_guard lock(mutex_);
+  return retry_after_locked();
+}
+
+int Admission::retry_after_locked() const {
+  double seconds = 0;
+  if (prefill_per_s_ > 0) seconds += static_cast<double>(total_.prompt_tokens) / prefill_per_s_;
+  if (decode_per_s_ > 0) seconds += static_cast<double>(total_.output_tokens) / decode_per_s_;
+  return static_cast<int>(std::clamp(std::ceil(seconds), 1.0, 600.0));
+}
+
+}  // namespace charonia::runtime

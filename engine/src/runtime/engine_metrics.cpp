@@ -1,0 +1,82 @@
+// What the engine tells of itself: counts for stats() and metrics for the sink.
+#include "runtime/engine_impl.h"
+
+namespace charonia {
+
+// The scheduler counts sequences; a request runs when one of its sequences does.
+void Engine::Impl::count_requests(EngineStats& stats) const {
+  stats.num_running = scheduler_->num_running();
+  stats.num_waiting = scheduler_->num_waiting() + num_parked_;
+  for (const auto* group : several_) {
+    int running = 0, waiting = 0;
+    for (const auto& sequence : group->sequences) {
+      if (!sequences_.contains(sequence->id)) continue;
+      ++(scheduler_->blocks(sequence->id).empty() ? waiting : running);
+    }
+    stats.num_running -= std::max(running - 1, 0);
+    stats.num_waiting -= running > 0 ? waiting : std::max(waiting - 1, 0);
+  }
+}
+
+void Engine::Impl::report_gauges() {
+  EngineStats now;
+  count_requests(now);
+  now.blocks_total = blocks_->num_blocks();
+  now.blocks_active = blocks_->num_active();
+  now.blocks_cached = blocks_->num_cached();
+  now.blocks_free = blocks_->num_free();
+  now.blocks_pinned = blocks_->num_pinned();
+  now.num_preemptions = scheduler_->num_preemptions();
+  now.prefix_queries_tokens = scheduler_->prefix_query_tokens();
+  now.prefix_hit_tokens = scheduler_->prefix_hit_tokens();
+  now.num_sessions = num_sessions_;
+  {
+    const std::lock_guard lock(mutex_);
+    now.num_steps = stats_.num_steps;
+    now.prompt_tokens = stats_.prompt_tokens;
+    now.generation_tokens = stats_.generation_tokens;
+    stats_ = now;
+  }
+  if (!sink_) return;
+  const auto changed = [&](auto EngineStats::* member) { return now.*member != reported_.*member; };
+  const auto gauge = [&](int EngineStats::* member, Metric metric) {
+    if (changed(member)) sink_->set(metric, now.*member);
+  };
+  const auto counter = [&](std::int64_t EngineStats::* member, Metric metric) {
+    if (changed(member)) sink_->add(metric, static_cast<double>(now.*member - reported_.*member), 0);
+  };
+  gauge(&EngineStats::num_running, Metric::num_requests_running);
+  gauge(&EngineStats::num_waiting, Metric::num_requests_waiting);
+  gauge(&EngineStats::blocks_active, Metric::kv_blocks_active);
+  gauge(&EngineStats::blocks_cached, Metric::kv_blocks_cached);
+  gauge(&EngineStats::blocks_total, Metric::kv_blocks_total);
+  gauge(&EngineStats::num_sessions, Metric::num_sessions);
+  gauge(&EngineStats::blocks_pinned, Metric::session_blocks_pinned);
+  if (changed(&EngineStats::blocks_active)) {
+    sink_->set(Metric::kv_cache_usage_perc, static_cast<double>(now.blocks_active) / now.blocks_total);
+  }
+  if (const int committed = blocks_->num_committed(); committed != reported_committed_) {
+    sink_->set(Metric::kv_blocks_committed, reported_committed_ = committed);
+  }
+  counter(&EngineStats::num_preemptions, Metric::num_preemptions);
+  counter(&EngineStats::prefix_queries_tokens, Metric::prefix_cache_queries);
+  counter(&EngineStats::prefix_hit_tokens, Metric::prefix_cache_hits);
+  reported_ = now;
+}
+
+void Engine::Impl::count(Metric metric, double value, int label) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto amount = static_cast<std::int64_t>(value);
+    if (metric == Metric::engine_steps) stats_.num_steps += amount;
+    if (metric == Metric::prompt_tokens) stats_.prompt_tokens += amount;
+    if (metric == Metric::generation_tokens) stats_.generation_tokens += amount;
+  }
+  if (sink_) sink_->add(metric, value, label);
+}
+
+void Engine::Impl::observe(Metric metric, double seconds_or_count) {
+  if (sink_) sink_->observe(metric, seconds_or_count);
+}
+
+}  // namespace charonia

@@ -1,0 +1,395 @@
+// The life of a request, from submission to its last result. Its sequences compute in engine_loop.cpp.
+//
+//     submitted -> (waits for its session's turn) -> begun: in the scheduler -> ended, sequence by sequence -> closed
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/text.h"
+#include "model/rope.h"
+#include "runtime/engine_impl.h"
+
+namespace charonia {
+namespace {
+
+double seconds(std::chrono::steady_clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+std::chrono::steady_clock::duration duration(double seconds) {
+  // Longer than any process lives is as good as for ever, and does not overflow.
+  constexpr double kLongest = 1e9;
+  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+      std::chrono::duration<double>(std::min(seconds, kLongest)));
+}
+
+}  // namespace
+
+// ---- the calling thread ----
+
+void Engine::Impl::check_tokens(std::string_view field, const std::vector<TokenId>& ids) const {
+  for (const auto id : ids) {
+    if (id < 0 || id >= info.model.vocab_size) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          cat(field, " holds ", id, ", which is no token id: the vocabulary is [0, ", info.model.vocab_size, ")"));
+    }
+  }
+}
+
+void Engine::Impl::check(const Request& request) const {
+  const auto refuse = [](const auto&... text) { throw Error(ErrorCode::invalid_argument, cat(text...)); };
+  const auto& sampling = request.sampling;
+  const bool continues = !request.continuation_ids.empty();
+  if (request.input_ids.empty() && !continues) refuse("input_ids is empty: send at least one token");
+  check_tokens("input_ids", request.input_ids);
+  check_tokens("continuation_ids", request.continuation_ids);
+  sampling.validate(info.model.vocab_size);
+  const int sequences = std::max(sampling.n, sampling.best_of);
+  if (request.stream && sequences > sampling.n) {
+    refuse("best_of = ", sampling.best_of, " with n = ", sampling.n,
+           " cannot be streamed: the best are known when all have ended. Send stream = false, or best_of = n");
+  }
+  if (request.timeout_ms && *request.timeout_ms < 1) {
+    refuse("timeout_ms = ", *request.timeout_ms, " is out of range: it must be >= 1");
+  }
+  if (continues && request.session_id.empty()) {
+    refuse("continuation_ids need a session_id: they are appended to that session's history");
+  }
+  if (!request.session_id.empty() && sequences > 1) {
+    refuse("n = ", sampling.n, " and best_of = ", sampling.best_of,
+           " with session_id: a session goes on with one answer. ", "Send n = 1 and no best_of, or no session_id");
+  }
+  if (continues && !sessions_->enabled()) {
+    refuse("sessions are off (session_ttl_s = 0): send the whole conversation in input_ids, without continuation_ids");
+  }
+}
+
+void Engine::Impl::check_fits(const std::vector<TokenId>& input, const SamplingParams& sampling) const {
+  const auto prompt = static_cast<std::int64_t>(input.size());
+  const std::int64_t limit = info.config.session_len;
+  if (prompt + 1 > limit) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("the prompt does not fit: it has ", prompt, " tokens and the context (session_len) holds ", limit,
+                    ", one of them to be generated. Shorten the prompt by at least ", prompt + 1 - limit, " tokens"));
+  }
+  const auto& max_tokens = sampling.max_tokens;
+  if (max_tokens && prompt + *max_tokens > limit) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("prompt and max_tokens do not fit: ", prompt, " prompt tokens and max_tokens = ", *max_tokens,
+                    " make ", prompt + *max_tokens, ", and the context (session_len) holds ", limit,
+                    ". Lower max_tokens to at most ", limit - prompt, " or shorten the prompt"));
+  }
+}
+
+std::vector<TokenId> Engine::Impl::end_ids_of(const SamplingParams& sampling) const {
+  return sampling.end_ids.empty() ? info.model.end_ids : sampling.end_ids;
+}
+
+void Engine::Impl::refuse(runtime::Refusal reason) { count(Metric::requests_refused, 1, static_cast<int>(reason)); }
+
+std::unique_ptr<Engine::Impl::Group> Engine::Impl::make_group(Request request, Callback callback,
+                                                              std::vector<TokenId> end_ids) const {
+  auto group = std::make_unique<Group>();
+  const int sequences = std::max(request.sampling.n, request.sampling.best_of);
+  if (request.mask) {
+    try {
+      for (int i = 1; i < sequences; ++i) group->masks.push_back(request.mask->clone());
+    } catch (const std::exception& error) {
+      throw Error(ErrorCode::invalid_argument, cat("the token mask provider cannot be cloned: ", error.what()));
+    }
+    group->masks.insert(group->masks.begin(), std::move(request.mask));
+  }
+  if (!sessions_->enabled()) request.session_id.clear();
+  const auto& config = info.config;
+  group->submitted = Clock::now();
+  if (config.max_queue_time_s > 0) group->begin_by = group->submitted + duration(config.max_queue_time_s);
+  if (request.timeout_ms) {
+    group->end_by = group->submitted + duration(*request.timeout_ms / 1000.0);
+  } else if (config.request_timeout_s > 0) {
+    group->end_by = group->submitted + duration(config.request_timeout_s);
+  }
+  group->request = std::move(request);
+  group->callback = std::make_shared<Callback>(std::move(callback));
+  group->end_ids = std::move(end_ids);
+  return group;
+}
+
+Engine::Handle Engine::Impl::submit(Request request, Callback callback) {
+  check(request);
+  auto end_ids = end_ids_of(request.sampling);
+  if (request.sampling.bad_words.size() + end_ids.size() >= static_cast<std::size_t>(info.model.vocab_size)) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("bad_words has ", request.sampling.bad_words.size(),
+                    " entries, which may leave no token of the vocabulary's ", info.model.vocab_size));
+  }
+  try {
+    check_fits(request.input_ids, request.sampling);
+    check_fits(request.continuation_ids, request.sampling);
+  } catch (const Error&) {
+    refuse(runtime::Refusal::never_fits);
+    throw;
+  }
+  auto group = make_group(std::move(request), std::move(callback), std::move(end_ids));
+  // Of a session the history comes on top, but much of it is found in the cache.
+  const auto& asked = group->request;
+  const auto prompt = static_cast<std::int64_t>(std::max(asked.input_ids.size(), asked.continuation_ids.size()));
+  const auto max_tokens = asked.sampling.max_tokens.value_or(info.config.session_len - static_cast<int>(prompt));
+
+  std::unique_lock lock(mutex_);
+  if (closing_) throw Error(ErrorCode::unavailable, "the engine is shutting down and takes no new request");
+  const auto waiting = static_cast<int>(inbox_.submitted.size()) + stats_.num_waiting;
+  if (auto refused = admission_->admit(waiting, prompt, group->num_sequences(), max_tokens, group->work)) {
+    lock.unlock();
+    refuse(refused->reason);
+    throw Error(ErrorCode::resource_exhausted, refused->text);
+  }
+  group->seed = asked.sampling.seed.value_or(seeds_());
+  const Handle handle = group->handle = next_handle_++;
+  live_.emplace(handle, asked.id);
+  inbox_.submitted.push_back(std::move(group));
+  lock.unlock();
+  wake_.notify_one();
+  return handle;
+}
+
+bool Engine::Impl::end(Handle handle, bool keep) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!live_.contains(handle)) return false;
+    inbox_.ends.push_back({handle, Clock::now(), keep});
+  }
+  wake_.notify_one();
+  return true;
+}
+
+bool Engine::Impl::end(std::string_view id, bool keep) {
+  bool known = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto now = Clock::now();
+    for (const auto& [handle, name] : live_) {
+      if (name != id) continue;
+      inbox_.ends.push_back({handle, now, keep});
+      known = true;
+    }
+  }
+  if (known) wake_.notify_one();
+  return known;
+}
+
+// ---- the engine thread ----
+
+void Engine::Impl::take(Inbox& inbox) {
+  for (auto& group : inbox.submitted) take(std::move(group));
+  for (const auto& end : inbox.ends) {
+    const auto found = groups_.find(end.handle);
+    if (found == groups_.end()) continue;
+    found->second->keep_turn = end.keep;
+    end_request(*found->second, FinishReason::cancelled);
+    observe(Metric::cancel_to_free_seconds, seconds(Clock::now() - end.asked));
+  }
+  for (const auto& task : inbox.tasks) task();
+  inbox.submitted.clear();
+  inbox.ends.clear();
+  inbox.tasks.clear();
+}
+
+void Engine::Impl::take(std::unique_ptr<Group> taken) {
+  auto& group = *groups_.emplace(taken->handle, std::move(taken)).first->second;
+  if (group.begin_by) timers_.emplace(*group.begin_by, group.handle);
+  if (group.end_by) timers_.emplace(*group.end_by, group.handle);
+  if (!group.in_session()) return begin(group);
+  const auto& session = group.request.session_id;
+  sessions_->enter(session);
+  auto& turns = turns_[session];
+  turns.push_back(group.handle);
+  if (turns.size() == 1) return begin(group);
+  ++num_parked_;
+}
+
+// Its prompt is known from here on, and its sequences are the scheduler's.
+void Engine::Impl::begin(Group& group) {
+  if (group.in_session()) set_prompt(group);
+  auto& request = group.request;
+  const auto& sampling = request.sampling;
+  const int prompt = static_cast<int>(request.input_ids.size());
+  const int room = info.config.session_len - prompt;
+  const int max_tokens = std::min(sampling.max_tokens.value_or(room), room);
+  count(Metric::prompt_tokens, prompt);
+  observe(Metric::request_prompt_tokens, prompt);
+  group.begun = true;
+  group.num_live = group.num_sequences();
+  if (group.num_live > 1) several_.insert(&group);
+  for (int i = 0; i < group.num_live; ++i) {
+    auto& sequence =
+        *group.sequences.emplace_back(std::make_unique<Sequence>(group, i, next_sequence_++, *tokens_, max_tokens));
+    sequences_.emplace(sequence.id, &sequence);
+    if (group.masks.empty()) continue;
+    auto& provider = group.masks[static_cast<std::size_t>(i)];
+    sequence.mask = std::make_shared<runtime::SequenceMask>(std::move(provider), info.model.vocab_size);
+    masks_.begin(sequence.mask);
+  }
+  auto& first = *group.sequences.front();
+  const bool wants_rows = sampling.prompt_logprobs >= 0 && prompt > 1;
+  if (wants_rows) first.prompt_logprobs.emplace(prompt, sampling.prompt_logprobs);
+  for (const auto& sequence : group.sequences) {
+    const bool is_first = sequence->index == 0;
+    scheduler_->add(sequence->id, request.input_ids, prompt + max_tokens,
+                    {.priority = request.priority,
+                     .salt = prefix_class(prompt),
+                     .all_rows = is_first && wants_rows,
+                     .parent = is_first ? 0 : first.id});
+  }
+}
+
+std::uint64_t Engine::Impl::prefix_class(int prompt_tokens) const {
+  return model::rotary_class(info.model, prompt_tokens);
+}
+
+void Engine::Impl::set_prompt(Group& group) {
+  auto& request = group.request;
+  auto end_ids = group.end_ids;
+  end_ids.insert(end_ids.end(), info.model.end_ids.begin(), info.model.end_ids.end());
+  group.turn = sessions_->begin(request.session_id);
+  auto prompt = runtime::session_prompt(*group.turn->history, request.input_ids, request.continuation_ids,
+                                        {.session_len = info.config.session_len,
+                                         .max_tokens = request.sampling.max_tokens,
+                                         .start_id = info.model.start_id,
+                                         .end_ids = end_ids});
+  request.input_ids = std::move(prompt.tokens);
+  request.continuation_ids.clear();
+  group.turns = std::move(prompt.turns);
+  group.num_session_tokens = prompt.num_history;
+}
+
+void Engine::Impl::end_overdue(Clock::time_point now) {
+  while (!timers_.empty() && timers_.begin()->first <= now) {
+    auto& group = *groups_.at(timers_.begin()->second);
+    const double waited = std::round(1000 * seconds(now - group.submitted)) / 1000;
+    if (group.end_by && *group.end_by <= now) {
+      refuse(runtime::Refusal::deadline);
+      end_request(
+          group, FinishReason::error,
+          cat("the request did not end within its time limit: ",
+              std::round(1000 * seconds(*group.end_by - group.submitted)), " ms (timeout_ms or request_timeout_s)"),
+          ErrorCode::deadline_exceeded);
+    } else {
+      refuse(runtime::Refusal::queue_time);
+      end_request(group, FinishReason::error,
+                  cat("the request waited ", waited, " s and did not begin; max_queue_time_s is ",
+                      info.config.max_queue_time_s, "; retry after ", admission_->retry_after_s(), " s"),
+                  ErrorCode::resource_exhausted);
+    }
+  }
+  if (next_expiry_ && *next_expiry_ <= now) tidy_sessions();
+}
+
+// After every change to them.
+void Engine::Impl::tidy_sessions() {
+  sessions_->tidy();
+  next_expiry_ = sessions_->next_expiry();
+  num_sessions_ = sessions_->count();
+}
+
+std::optional<Engine::Impl::Clock::time_point> Engine::Impl::next_timer() const {
+  std::optional<Clock::time_point> out = next_expiry_;
+  if (!timers_.empty() && (!out || timers_.begin()->first < *out)) out = timers_.begin()->first;
+  return out;
+}
+
+// Ends all that is left of a request. The group is gone afterwards.
+void Engine::Impl::end_request(Group& group, FinishReason reason, const std::string& error, ErrorCode code) {
+  if (group.begun) {
+    // The last of them closes the group: its list of sequences is not looked at after that.
+    std::vector<SeqId> live;
+    for (const auto& sequence : group.sequences) {
+      if (sequences_.contains(sequence->id)) live.push_back(sequence->id);
+    }
+    for (const auto id : live) finish(id, reason, error, code);
+    return;
+  }
+  group.reason = reason;
+  std::vector<Result> last(static_cast<std::size_t>(group.request.sampling.n));
+  for (std::size_t i = 0; i < last.size(); ++i) {
+    auto& result = last[i];
+    result.index = static_cast<int>(i);
+    result.finish_reason = reason;
+    result.error = error;
+    result.error_code = code;
+    result.num_input_tokens = static_cast<int>(group.request.input_ids.size());
+    result.timings.queue_ms = result.timings.total_ms = 1000 * seconds(Clock::now() - group.submitted);
+  }
+  close(group, std::move(last));
+}
+
+// Ends a sequence; with its last one the group is gone.
+void Engine::Impl::finish(SeqId id, FinishReason reason, std::string error, ErrorCode code) {
+  const auto found = sequences_.find(id);
+  if (found == sequences_.end()) return;
+  auto& sequence = *found->second;
+  auto& group = sequence.group;
+  const bool answered = reason == FinishReason::stop || reason == FinishReason::length;
+  if (group.turn && (answered || (reason == FinishReason::cancelled && group.keep_turn))) keep_turn(sequence);
+  scheduler_->remove(id);
+  sequences_.erase(found);
+  auto last = group.ended(sequence.last(reason, Clock::now(), std::move(error), code));
+  if (--group.num_live == 0) {
+    close(group, std::move(last));
+  } else {
+    for (auto& result : last) delivery_.push(group.callback, std::move(result));
+  }
+}
+
+// What the scheduler has of a sequence is its session's history from now on.
+void Engine::Impl::keep_turn(const Sequence& sequence) {
+  const auto& group = sequence.group;
+  auto tokens = scheduler_->tokens(sequence.id);
+  if (tokens.back() < 0) tokens = tokens.first(tokens.size() - 1);  // nobody has seen that one
+  sessions_->keep(group.request.session_id, *group.turn, {{tokens.begin(), tokens.end()}, group.turns},
+                  scheduler_->published(sequence.id));
+}
+
+void Engine::Impl::close(Group& group, std::vector<Result> last) {
+  const auto now = Clock::now();
+  const auto handle = group.handle;
+  count(Metric::request_success, 1, static_cast<int>(group.reason) - 1);
+  observe(Metric::e2e_request_latency_seconds, seconds(now - group.submitted));
+  observe(Metric::request_generation_tokens, static_cast<double>(group.num_output));
+  admission_->ended(group.work, group.num_output / group.num_sequences());
+  if (group.begin_by) timers_.erase({*group.begin_by, handle});
+  if (group.end_by) timers_.erase({*group.end_by, handle});
+  several_.erase(&group);
+  const auto owned = std::move(groups_.at(handle));
+  groups_.erase(handle);
+  std::string session;
+  if (group.in_session()) {
+    session = group.request.session_id;
+    auto& turns = turns_.at(session);
+    if (!group.begun && turns.front() != handle) --num_parked_;
+    std::erase(turns, handle);
+    if (group.request.end_session) sessions_->forget(session);
+    sessions_->leave(session);
+    tidy_sessions();
+  }
+  {
+    // A request whose last result is on its way is no longer live: cancel() has nothing to do for it.
+    const std::lock_guard lock(mutex_);
+    for (auto& result : last) delivery_.push(group.callback, std::move(result));
+    live_.erase(handle);
+    if (live_.empty()) drained_.notify_all();
+  }
+  if (!session.empty()) begin_next_turn(session);
+}
+
+void Engine::Impl::begin_next_turn(const std::string& session_id) {
+  const auto found = turns_.find(session_id);
+  if (found->second.empty()) {
+    turns_.erase(found);
+    return;
+  }
+  auto& next = *groups_.at(found->second.front());
+  if (next.begun) return;
+  --num_parked_;
+  begin(next);
+}
+
+}  // namespace charonia

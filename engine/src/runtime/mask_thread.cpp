@@ -1,0 +1,91 @@
+#include "runtime/mask_thread.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "base/text.h"
+#include "charonia/error.h"
+
+namespace charonia::runtime {
+
+SequenceMask::SequenceMask(std::shared_ptr<TokenMaskProvider> provider, int vocab_size)
+    : provider_(std::move(provider)),
+      vocab_size_(vocab_size),
+      words_((static_cast<std::size_t>(vocab_size) + 31) / 32) {}
+
+std::span<const std::uint32_t> SequenceMask::wait() const {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return known_; });
+  if (!error_.empty()) throw Error(ErrorCode::internal, error_);
+  return words_;
+}
+
+void SequenceMask::work() {
+  std::ranges::fill(words_, 0U);
+  std::string error;
+  try {
+    provider_->fill(output_, words_);
+    // Bits past the vocabulary stand for no token.
+    if (const int rest = vocab_size_ % 32; rest != 0) words_.back() &= (1U << rest) - 1;
+    if (std::ranges::all_of(words_, [](auto word) { return word == 0; })) {
+      error = cat("the token mask allows no token after ", output_.size(), " tokens of output");
+    }
+  } catch (const std::exception& failure) {
+    error = cat("the token mask provider failed after ", output_.size(), " tokens of output: ", failure.what());
+  } catch (...) {
+    error = cat("the token mask provider failed after ", output_.size(), " tokens of output");
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    error_ = std::move(error);
+    known_ = true;
+  }
+  changed_.notify_all();
+}
+
+MaskThread::~MaskThread() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+void MaskThread::begin(std::shared_ptr<SequenceMask> mask) { ask(std::move(mask)); }
+
+void MaskThread::next(std::shared_ptr<SequenceMask> mask, TokenId accepted) {
+  {
+    const std::lock_guard lock(mask->mutex_);
+    mask->known_ = false;
+  }
+  mask->output_.push_back(accepted);
+  ask(std::move(mask));
+}
+
+void MaskThread::ask(std::shared_ptr<SequenceMask> mask) {
+  {
+    const std::lock_guard lock(mutex_);
+    asked_.push_back(std::move(mask));
+    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  }
+  wake_.notify_one();
+}
+
+void MaskThread::run() {
+  while (true) {
+    std::shared_ptr<SequenceMask> mask;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [this] { return stop_ || !asked_.empty(); });
+      if (asked_.empty()) return;
+      mask = std::move(asked_.front());
+      asked_.pop_front();
+    }
+    // The last reference may be this one: then the sequence has ended, and the provider is destroyed here.
+    mask->work();
+  }
+}
+
+}  // namespace charonia::runtime

@@ -1,0 +1,67 @@
+// The token masks of sequences, worked out on one thread while forward passes run.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "charonia/token_mask.h"
+#include "charonia/types.h"
+#include "ops/ops.h"
+
+namespace charonia::runtime {
+
+// The mask of a sequence's next token. It is asked for once per token; who samples waits for the answer. The thread
+// that asks and the devices that wait are different ones; what was asked for is answered even when the sequence has
+// ended.
+class SequenceMask : public ops::TokenMask {
+ public:
+  SequenceMask(std::shared_ptr<TokenMaskProvider> provider, int vocab_size);
+
+  std::span<const std::uint32_t> wait() const override;
+
+ private:
+  friend class MaskThread;
+  void work();  // on the thread of masks
+
+  const std::shared_ptr<TokenMaskProvider> provider_;
+  const int vocab_size_;
+  std::vector<TokenId> output_;       // stays as it is while the provider works
+  std::vector<std::uint32_t> words_;  // [ceil(vocab / 32)]
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  bool known_ = false;  // under mutex_, as is:
+  std::string error_;
+};
+
+// Starts its thread when the first mask is asked for. Asking never blocks.
+class MaskThread {
+ public:
+  MaskThread() = default;
+  // Answers what was asked for first: a device may wait for it.
+  ~MaskThread();
+  MaskThread(const MaskThread&) = delete;
+  MaskThread& operator=(const MaskThread&) = delete;
+
+  // The mask of the first token, and of the token after `accepted`. Nobody may be waiting for the mask before.
+  void begin(std::shared_ptr<SequenceMask> mask);
+  void next(std::shared_ptr<SequenceMask> mask, TokenId accepted);
+
+ private:
+  void ask(std::shared_ptr<SequenceMask> mask);
+  void run();
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::shared_ptr<SequenceMask>> asked_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace charonia::runtime

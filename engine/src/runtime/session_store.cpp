@@ -1,0 +1,192 @@
+#include "runtime/session_store.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace charonia::runtime {
+
+SessionStore::SessionStore(Limits limits, cache::BlockManager& blocks, std::unique_ptr<SessionFiles> files)
+    : limits_(limits), blocks_(blocks), files_(std::move(files)) {}
+
+void SessionStore::restore(std::vector<std::string>& warnings) {
+  if (!enabled() || !files_) return;
+  auto stored = files_->read(limits_.ttl_s, warnings);
+  const auto now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  for (auto& one : stored) {
+    auto& session = open(one.id);
+    session.history = std::move(one.history);
+    session.used = now - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(one.idle_s));
+  }
+  make_room();
+}
+
+SessionStore::Clock::time_point SessionStore::expiry_of(const Session& session) const {
+  return session.used + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limits_.ttl_s));
+}
+
+bool SessionStore::expired(const Session& session, Clock::time_point now) const {
+  return session.requests == 0 && expiry_of(session) <= now;
+}
+
+SessionStore::Session& SessionStore::open(const std::string& id) {
+  auto [at, is_new] = sessions_.try_emplace(id);
+  if (is_new) {
+    at->second.number = next_number_++;
+    at->second.used = Clock::now();
+  }
+  return at->second;
+}
+
+void SessionStore::forget(Sessions::iterator at) {
+  auto& nodes = at->second.nodes;
+  released_.insert(released_.end(), nodes.begin(), nodes.end());
+  if (files_ && !at->second.history->tokens.empty()) files_->erase(at->first);
+  sessions_.erase(at);
+}
+
+bool SessionStore::forget(std::string_view id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end() || expired(found->second, Clock::now())) return false;
+  auto& session = found->second;
+  if (session.requests == 0) {
+    forget(found);
+    return true;
+  }
+  // Its requests stay: the one that runs keeps nothing, and those that wait begin anew.
+  released_.insert(released_.end(), session.nodes.begin(), session.nodes.end());
+  if (files_) files_->erase(found->first);
+  session.nodes.clear();
+  session.history = std::make_shared<const History>();
+  session.number = next_number_++;
+  return true;
+}
+
+std::vector<SessionInfo> SessionStore::list() const {
+  const auto now = Clock::now();
+  std::vector<SessionInfo> out;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [id, session] : sessions_) {
+    if (expired(session, now)) continue;
+    out.push_back({.id = id,
+                   .num_tokens = static_cast<int>(session.history->tokens.size()),
+                   .num_turns = static_cast<int>(session.history->turns.size()),
+                   .num_pinned_blocks = static_cast<int>(session.nodes.size()),
+                   .idle_s = session.requests > 0 ? 0 : std::chrono::duration<double>(now - session.used).count(),
+                   .busy = session.requests > 0});
+  }
+  return out;
+}
+
+int SessionStore::count() const {
+  const auto now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  return static_cast<int>(std::ranges::count_if(
+      sessions_, [&](const auto& one) { return !one.second.history->tokens.empty() && !expired(one.second, now); }));
+}
+
+void SessionStore::flush() const {
+  if (files_) files_->flush();
+}
+
+void SessionStore::enter(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = sessions_.find(id);
+  if (found != sessions_.end() && expired(found->second, Clock::now())) forget(found);
+  ++open(id).requests;
+}
+
+void SessionStore::leave(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end()) return;
+  auto& session = found->second;
+  --session.requests;
+  session.used = Clock::now();
+  if (session.requests == 0 && session.history->tokens.empty()) forget(found);
+}
+
+SessionStore::Turn SessionStore::begin(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  const auto& session = open(id);
+  return {session.number, session.history};
+}
+
+void SessionStore::keep(const std::string& id, const Turn& turn, History history,
+                        std::vector<cache::PrefixNode> nodes) {
+  auto kept = std::make_shared<const History>(std::move(history));
+  const std::lock_guard lock(mutex_);
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end() || found->second.number != turn.session) return;
+  auto& session = found->second;
+  session.history = kept;
+  session.used = Clock::now();
+  blocks_.pin(nodes);
+  std::swap(session.nodes, nodes);
+  blocks_.unpin(nodes);
+  unpin_released();
+  keep_quota(session);
+  make_room();
+  if (files_) files_->write(id, std::move(kept));
+}
+
+template <class Which>
+SessionStore::Sessions::iterator SessionStore::longest_idle(Which which) {
+  auto longest = sessions_.end();
+  for (auto at = sessions_.begin(); at != sessions_.end(); ++at) {
+    if (at->second.requests > 0 || !which(at->second)) continue;
+    if (longest == sessions_.end() || at->second.used < longest->second.used) longest = at;
+  }
+  return longest;
+}
+
+void SessionStore::make_room() {
+  while (static_cast<int>(sessions_.size()) > limits_.max_sessions) {
+    const auto longest = longest_idle([](const Session&) { return true; });
+    if (longest == sessions_.end()) return;  // all are busy
+    forget(longest);
+  }
+}
+
+void SessionStore::keep_quota(Session& newest) {
+  while (blocks_.num_pinned() > limits_.pinned_blocks) {
+    const auto longest = longest_idle([](const Session& session) { return !session.nodes.empty(); });
+    if (longest == sessions_.end()) break;
+    blocks_.unpin(longest->second.nodes);
+    longest->second.nodes.clear();
+  }
+  // It alone is too long: its beginning is worth most.
+  while (blocks_.num_pinned() > limits_.pinned_blocks && !newest.nodes.empty()) {
+    blocks_.unpin({&newest.nodes.back(), 1});
+    newest.nodes.pop_back();
+  }
+}
+
+void SessionStore::unpin_released() {
+  blocks_.unpin(released_);
+  released_.clear();
+}
+
+void SessionStore::tidy() {
+  const auto now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  for (auto at = sessions_.begin(); at != sessions_.end();) {
+    const auto next = std::next(at);
+    if (expired(at->second, now)) forget(at);
+    at = next;
+  }
+  unpin_released();
+}
+
+std::optional<SessionStore::Clock::time_point> SessionStore::next_expiry() const {
+  const std::lock_guard lock(mutex_);
+  std::optional<Clock::time_point> out;
+  for (const auto& [id, session] : sessions_) {
+    if (session.requests == 0 && (!out || expiry_of(session) < *out)) out = expiry_of(session);
+  }
+  return out;
+}
+
+}  // namespace charonia::runtime

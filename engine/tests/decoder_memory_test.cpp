@@ -1,0 +1,155 @@
+// What a decoder is said to need is what it takes.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "charonia/engine.h"
+#include "forwarding_ops.h"
+#include "model/decoder.h"
+#include "model/memory_needs.h"
+#include "runtime/executor.h"
+#include "runtime/settings.h"
+#include "tiny_workspace.h"
+
+namespace charonia {
+namespace {
+
+using testing::TinyModel;
+using testing::write_tiny_workspace;
+
+// Counts what is allocated for vectors, tables and activations.
+class CountingOps : public testing::ForwardingOps {
+ public:
+  using ForwardingOps::ForwardingOps;
+  std::unique_ptr<ops::Buffer> allocate(std::size_t bytes) override {
+    allocated += bytes;
+    return ForwardingOps::allocate(bytes);
+  }
+  std::unique_ptr<ops::Linear> make_linear(std::span<const ops::HostMatrix> parts,
+                                           std::span<const ops::HostMatrix> bias, DType weight) override {
+    for (const auto& one : bias) biases += static_cast<std::size_t>(one.rows * one.cols) * sizeof(float);
+    return ForwardingOps::make_linear(parts, bias, weight);
+  }
+  std::size_t allocated = 0, biases = 0;
+};
+
+class DecoderMemory : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = std::filesystem::path(::testing::TempDir()) /
+           (std::string("charonia_memory_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::remove_all(dir_);
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+
+  // Sizes of whole panels of the CPU's layout, so that nothing is padded.
+  static TinyModel even() {
+    TinyModel model;
+    model.hidden = 64, model.inter = 128, model.heads = 4, model.kv_heads = 2, model.head_dim = 32;
+    model.vocab = 192, model.expert_inter = 64;
+    return model;
+  }
+
+  void expect_exact(const TinyModel& model, const Settings& overrides = {}) {
+    std::filesystem::remove_all(dir_);
+    write_tiny_workspace(dir_, model);
+    const auto settings = runtime::read_settings(dir_, overrides);
+    const auto limits = runtime::step_limits(settings.model, settings.config);
+    CountingOps ops(ops::make_cpu_ops(1));
+    const auto needs =
+        model::memory_needs(settings.model, model::Shard(settings.model, 0, 1), model::sizes_of(ops), limits);
+    const model::WeightFiles files(dir_, 1);
+    const model::Decoder decoder(settings.model, files, ops, limits);
+    EXPECT_EQ(needs.weights + needs.activations,
+              static_cast<std::size_t>(decoder.weight_bytes()) + ops.allocated + ops.biases)
+        << model.more;
+    EXPECT_EQ(needs.kv_block, ops.kv_block_bytes(decoder.kv_layout(limits.block_len)));
+  }
+
+  std::filesystem::path dir_;
+};
+
+TEST_F(DecoderMemory, IsWhatWasSaidForEveryKindOfDecoder) {
+  auto model = even();
+  expect_exact(model);
+  model.biases = model.tied = true;
+  expect_exact(model);
+  model.qk_norm = model.post_norms = true;
+  model.more = "rope_local_theta = 100\nsliding_window = 8\nlogn_length = 32\n";
+  expect_exact(model);
+  model = even();
+  model.experts = 64, model.biases = true;
+  expect_exact(model);
+  model.layer_experts = "md";
+  expect_exact(model);
+  model = even();
+  model.more = "alibi = 1\nrotary_embedding = 0\n";
+  expect_exact(model);
+  model.more = "rope_scaling_type = qwen\nrope_original_max_position_embeddings = 50\n";
+  expect_exact(model);
+  model.more = "";
+  expect_exact(model, {{"rope_scaling_factor", "1"}, {"session_len", "512"}, {"use_logn_attn", "1"}});
+}
+
+TEST_F(DecoderMemory, AStepReadsTheExpertsOfOneToken) {
+  auto model = even();
+  model.experts = 64, model.experts_per_token = 4;
+  write_tiny_workspace(dir_, model);
+  const Engine engine(dir_);
+  const std::int64_t expert = 3 * 64 * 64 * 4, all = model.layers * model.experts * expert;
+  const std::int64_t embedding = std::int64_t{model.vocab} * model.hidden * 4;
+  EXPECT_EQ(engine.info().weight_bytes - engine.info().weight_bytes_per_step,
+            embedding + all - model.layers * model.experts_per_token * expert);
+}
+
+TEST_F(DecoderMemory, APlanSaysWhatTheEngineHas) {
+  auto model = even();
+  model.experts = 64;
+  write_tiny_workspace(dir_, model);
+  const Settings settings = {{"device", "cpu"}, {"cache_users", "3"}, {"cache_user_tokens", "9"}};
+  const auto plan = plan_memory(dir_, settings);
+  const Engine engine(dir_, settings);
+  EXPECT_EQ(plan.device, "cpu");
+  EXPECT_EQ(plan.num_blocks, 9);
+  EXPECT_EQ(plan.num_blocks, engine.info().num_blocks);
+  EXPECT_EQ(plan.kv_block_bytes * plan.num_blocks, engine.info().kv_cache_bytes);
+  EXPECT_EQ(plan.kv_token_bytes, 2 * model.layers * model.kv_heads * model.head_dim * 4);
+  EXPECT_GT(plan.free_bytes, 0);
+  EXPECT_GE(plan.weight_bytes, engine.info().weight_bytes);
+  EXPECT_EQ(plan.config.session_len, model.positions);
+}
+
+TEST_F(DecoderMemory, APlanForAMachineThatIsElsewhereTakesItsMemory) {
+  const auto model = even();
+  write_tiny_workspace(dir_, model);
+  const auto plan = plan_memory(dir_, {{"device", "cuda"}, {"cache_max_entry_count", "0.5"}}, std::int64_t{1} << 30);
+  EXPECT_EQ(plan.device, "cuda");
+  EXPECT_EQ(plan.free_bytes, std::int64_t{1} << 30);
+  EXPECT_EQ(plan.num_blocks, 64 * 256 / 4);  // no more than all sequences fill
+  EXPECT_TRUE(plan.warnings.empty());
+  const auto small = plan_memory(dir_, {{"device", "cuda"}}, 1 << 20);
+  EXPECT_EQ(small.num_blocks, 0);
+  ASSERT_EQ(small.warnings.size(), 1U);
+  EXPECT_NE(small.warnings[0].find("the model does not fit"), std::string::npos) << small.warnings[0];
+}
+
+TEST_F(DecoderMemory, TheWholeCacheOrAChunkOfItHasMemoryAtFirst) {
+  write_tiny_workspace(dir_, even());
+  const auto chunk = [&](const char* size) {
+    auto settings =
+        runtime::read_settings(dir_, {{"device", "cpu"}, {"cache_max_entry_count", "50"}, {"cache_chunk_size", size}});
+    runtime::Executor executor(dir_, settings.model, settings.config);
+    EXPECT_EQ(executor.num_blocks(), 50);
+    executor.commit_blocks(executor.num_blocks());
+    return executor.chunk_blocks();
+  };
+  EXPECT_EQ(chunk("-1"), 50);
+  EXPECT_EQ(chunk("0"), 8);
+  EXPECT_EQ(chunk("20"), 20);
+}
+
+}  // namespace
+}  // namespace charonia

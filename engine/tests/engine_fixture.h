@@ -1,0 +1,69 @@
+// An engine of a very small model for tests, on a device that computes while the engine goes on or on one that does
+// not.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "charonia/engine.h"
+#include "engine_support.h"
+#include "runtime/devices.h"
+#include "tiny_workspace.h"
+#include "wrapped_ops.h"
+
+namespace charonia::testing {
+
+class EngineFixture : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    if (GetParam()) {
+      runtime::wrap_devices_for_tests([this](std::unique_ptr<ops::Ops> ops) {
+        return std::make_unique<WrappedOps>(std::move(ops), true, faults_);
+      });
+    }
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    std::string name = std::string(info->test_suite_name()) + "_" + info->name();
+    std::ranges::replace(name, '/', '_');
+    dir_ = std::filesystem::path(::testing::TempDir()) / ("charonia_" + name);
+    std::filesystem::remove_all(dir_);
+    write_tiny_workspace(weights());
+  }
+  void TearDown() override {
+    runtime::wrap_devices_for_tests({});
+    std::filesystem::remove_all(dir_);
+  }
+
+  std::filesystem::path weights() const { return dir_ / "weights"; }
+  // A model whose requests may last until a test ends them.
+  void lengthen() const {
+    TinyModel model;
+    model.positions = 20'000;
+    write_tiny_workspace(weights(), model);
+  }
+  std::unique_ptr<Engine> engine(const Settings& settings = {}) const {
+    return std::make_unique<Engine>(weights(), settings);
+  }
+  // What a request gives that has an engine of its own, without sessions.
+  std::vector<TokenId> alone(Request one) const {
+    one.session_id.clear();
+    const auto fresh = engine();
+    Collector out;
+    fresh->submit(std::move(one), out.callback());
+    return out.tokens();
+  }
+
+  std::shared_ptr<Faults> faults_ = std::make_shared<Faults>();
+  std::filesystem::path dir_;
+};
+
+// Whether the device computes asynchronously.
+inline const auto kDevices = ::testing::Bool();
+inline std::string device_name(const ::testing::TestParamInfo<bool>& info) {
+  return info.param ? "asynchronous" : "synchronous";
+}
+
+}  // namespace charonia::testing

@@ -1,0 +1,227 @@
+// Requests with several sequences (n, best_of), and log probabilities of prompts.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "engine_fixture.h"
+
+namespace charonia {
+namespace {
+
+using testing::Collector;
+using testing::error_of;
+using testing::request;
+
+class EngineGroupTest : public testing::EngineFixture {};
+INSTANTIATE_TEST_SUITE_P(Device, EngineGroupTest, testing::kDevices, testing::device_name);
+
+Request sampled(std::vector<TokenId> ids, int max_tokens, std::uint64_t seed) {
+  auto out = request(std::move(ids), max_tokens);
+  out.sampling.temperature = 1.0F;
+  out.sampling.seed = seed;
+  return out;
+}
+
+TEST_P(EngineGroupTest, SequenceIHasTheTokensOfTheSeedPlusI) {
+  for (const bool stream : {false, true}) {
+    for (const auto* blocks :
+         {"200", "20"}) {  // with few blocks sequences are preempted, and begin without their parent
+      const auto together = engine({{"cache_max_entry_count", blocks}, {"token_budget", "9"}, {"session_len", "60"}});
+      auto several = sampled({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}, 30, 50);
+      several.sampling.n = 4;
+      several.stream = stream;
+      Collector all(4);
+      together->submit(several, all.callback());
+      for (int i = 0; i < 4; ++i) {
+        EXPECT_EQ(all.tokens(i), alone(sampled(several.input_ids, 30, 50 + static_cast<std::uint64_t>(i)))) << i;
+        EXPECT_EQ(all.last(i).finish_reason, FinishReason::length);
+        EXPECT_EQ(all.last(i).num_output_tokens, 30);
+      }
+      together->check_integrity();
+      EXPECT_EQ(together->stats().blocks_active, 0);
+    }
+  }
+}
+
+TEST_P(EngineGroupTest, SequencesShareThePromptAndCountAsOneRequest) {
+  const auto together = engine({{"cache_block_seq_len", "4"}});
+  auto several = sampled(std::vector<TokenId>(41, 3), 20, 1);
+  several.sampling.n = 3;
+  Collector all(3);
+  together->submit(several, all.callback());
+  all.wait();
+  EXPECT_EQ(all.last(0).num_cached_tokens, 0);
+  EXPECT_EQ(all.last(1).num_cached_tokens, 40) << "all of the prompt but its last token";
+  EXPECT_EQ(all.last(2).num_cached_tokens, 40);
+  together->check_integrity();
+  const auto stats = together->stats();
+  EXPECT_EQ(stats.prompt_tokens, 41);
+  EXPECT_EQ(stats.generation_tokens, 60);
+  EXPECT_EQ(stats.num_running + stats.num_waiting, 0);
+}
+
+TEST_P(EngineGroupTest, BestOfGivesTheBestOnesInTheirOrder) {
+  struct One {
+    std::vector<TokenId> tokens;
+    double mean;
+  };
+  std::vector<One> candidates;
+  for (std::uint64_t i = 0; i < 5; ++i) {
+    const auto single = engine();
+    Collector out;
+    auto asked = sampled({1, 2, 3}, 12, 70 + i);
+    asked.sampling.logprobs = 0;
+    single->submit(asked, out.callback());
+    double sum = 0;
+    for (const auto logprob : out.logprobs()) sum += logprob;
+    EXPECT_DOUBLE_EQ(out.last().cumulative_logprob, sum);
+    candidates.push_back({out.tokens(), sum / 12});
+  }
+  const auto by_seed = candidates;
+  std::ranges::stable_sort(candidates, std::greater{}, &One::mean);
+  for (const int n : {1, 2, 5}) {
+    auto best = sampled({1, 2, 3}, 12, 70);
+    best.sampling.n = n;
+    best.sampling.best_of = 5;
+    best.sampling.prompt_logprobs = 0;
+    best.stream = false;
+    const auto together = engine();
+    Collector all(n);
+    together->submit(best, all.callback());
+    for (int i = 0; i < n; ++i) {
+      // Where nothing is chosen the order is that of the seeds.
+      const auto& expected = (n == 5 ? by_seed : candidates)[static_cast<std::size_t>(i)];
+      EXPECT_EQ(all.tokens(i), expected.tokens) << n << ", " << i;
+      EXPECT_DOUBLE_EQ(all.last(i).cumulative_logprob / 12, expected.mean);
+      EXPECT_TRUE(all.logprobs(i).empty()) << "they were not asked for";
+      EXPECT_EQ(all.prompt_logprobs(i).size(), i == 0 ? 2U : 0U);
+    }
+    EXPECT_EQ(std::ssize(all.wait()), n);
+  }
+}
+
+TEST_P(EngineGroupTest, GreedySequencesAreEqual) {
+  auto several = request({4, 5, 6}, 10);
+  several.sampling.n = 3;
+  const auto together = engine();
+  Collector all(3);
+  together->submit(several, all.callback());
+  EXPECT_EQ(all.tokens(1), all.tokens(0));
+  EXPECT_EQ(all.tokens(2), all.tokens(0));
+  EXPECT_EQ(all.tokens(0), alone(request({4, 5, 6}, 10)));
+}
+
+TEST_P(EngineGroupTest, CancelEndsAllSequences) {
+  lengthen();
+  const auto together = engine({{"max_batch_size", "2"}});
+  auto several = sampled({1, 2}, 15'000, 3);
+  several.sampling.n = 4;
+  Collector running(4), waiting(4);
+  together->submit(several, running.callback());
+  const auto handle = together->submit(several, waiting.callback());
+  running.wait_for(3);
+  EXPECT_TRUE(together->cancel(handle));
+  waiting.wait();
+  several.id = "mine";
+  Collector named(4);
+  together->submit(several, named.callback());
+  EXPECT_TRUE(together->cancel(std::string_view("mine")));
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(named.last(i).finish_reason, FinishReason::cancelled);
+    EXPECT_EQ(waiting.last(i).finish_reason, FinishReason::cancelled);
+  }
+  together->shutdown(0);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(running.last(i).finish_reason, FinishReason::cancelled);
+}
+
+TEST_P(EngineGroupTest, WhatCannotBeIsRefusedByName) {
+  const auto one = engine();
+  Collector unused;
+  const auto refused = [&](auto change) {
+    auto asked = request({1, 2}, 5);
+    change(asked);
+    return error_of([&] { one->submit(asked, unused.callback()); }, ErrorCode::invalid_argument);
+  };
+  EXPECT_NE(refused([](Request& r) { r.sampling.n = 0; }).find("n = 0"), std::string::npos);
+  EXPECT_NE(refused([](Request& r) { r.sampling.n = 129; }).find("n = 129"), std::string::npos);
+  EXPECT_NE(refused([](Request& r) { r.sampling.n = 3, r.sampling.best_of = 2; }).find("best_of = 2"),
+            std::string::npos);
+  EXPECT_NE(refused([](Request& r) { r.sampling.best_of = 2; }).find("stream = false"), std::string::npos);
+  EXPECT_NE(refused([](Request& r) { r.sampling.prompt_logprobs = 21; }).find("prompt_logprobs = 21"),
+            std::string::npos);
+  EXPECT_NE(refused([](Request& r) { r.timeout_ms = 0; }).find("timeout_ms = 0"), std::string::npos);
+}
+
+// The log probability of each prompt token is that of the first token sampled after the tokens before it.
+TEST_P(EngineGroupTest, PromptLogprobsAreThoseOfTheTokensInTheirPlaces) {
+  std::vector<TokenId> prompt;
+  for (TokenId i = 0; i < 37; ++i) prompt.push_back((7 * i + 3) % 40);
+  std::vector<std::map<TokenId, float>> likeliest;
+  const auto reference = engine();
+  for (std::size_t length = 1; length < prompt.size(); ++length) {
+    auto head = request({prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(length)}, 1);
+    head.sampling.logprobs = 20;
+    Collector out;
+    reference->submit(head, out.callback());
+    auto& row = likeliest.emplace_back();
+    for (const auto& [id, logprob] : out.last().top_logprobs.at(0)) row[id] = logprob;
+  }
+  for (const auto* budget : {"5", "512"}) {
+    for (const auto* batch : {"1", "3", "64"}) {  // also bounds the rows of logits in a step
+      SCOPED_TRACE(std::string(budget) + " " + batch);
+      const auto asked_of = engine({{"token_budget", budget}, {"max_batch_size", batch}});
+      auto asked = request(prompt, 8);
+      asked.sampling.prompt_logprobs = 20;
+      for (int turn = 0; turn < 2; ++turn) {  // the second time the prefix index has it all
+        Collector out, beside;
+        asked_of->submit(request({9, 8, 7}, 30), beside.callback());
+        asked_of->submit(asked, out.callback());
+        const auto& first = out.wait().front();
+        EXPECT_EQ(out.tokens(), alone(request(prompt, 8)));
+        ASSERT_EQ(first.prompt_logprobs.size(), prompt.size() - 1);
+        ASSERT_EQ(first.prompt_top_logprobs.size(), prompt.size() - 1);
+        for (std::size_t i = 0; i + 1 < prompt.size(); ++i) {
+          ASSERT_EQ(first.prompt_top_logprobs[i].size(), 20U);
+          for (const auto& [id, logprob] : first.prompt_top_logprobs[i]) EXPECT_EQ(logprob, likeliest[i].at(id));
+          const auto known = likeliest[i].find(prompt[i + 1]);
+          if (known != likeliest[i].end()) {
+            EXPECT_EQ(first.prompt_logprobs[i], known->second) << i;
+          } else {
+            EXPECT_LE(first.prompt_logprobs[i], first.prompt_top_logprobs[i].back().logprob);
+          }
+        }
+        EXPECT_TRUE(out.wait().back().prompt_logprobs.empty() || out.wait().size() == 1);
+        beside.wait();
+      }
+    }
+  }
+}
+
+TEST_P(EngineGroupTest, PromptLogprobsSurviveAPreemption) {
+  std::vector<Request> requests;
+  for (TokenId r = 0; r < 6; ++r) {
+    std::vector<TokenId> prompt;
+    for (TokenId i = 0; i < 10; ++i) prompt.push_back((5 * i + 7 * r + 2) % 40);
+    requests.push_back(request(prompt, 45));
+    requests.back().sampling.prompt_logprobs = 2;
+    requests.back().stream = r % 2 == 0;
+  }
+  const auto enough = engine();
+  const auto few = engine({{"cache_max_entry_count", "22"}, {"session_len", "60"}, {"token_budget", "11"}});
+  std::vector<std::unique_ptr<Collector>> expected, got;
+  for (const auto& one : requests) {
+    expected.push_back(std::make_unique<Collector>());
+    got.push_back(std::make_unique<Collector>());
+    enough->submit(one, expected.back()->callback());
+    few->submit(one, got.back()->callback());
+  }
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(got[i]->tokens(), expected[i]->tokens());
+    EXPECT_EQ(got[i]->prompt_logprobs(), expected[i]->prompt_logprobs());
+    EXPECT_EQ(got[i]->prompt_logprobs().size(), 9U);
+  }
+  EXPECT_GT(few->stats().num_preemptions, 0);
+}
+
+}  // namespace
+}  // namespace charonia

@@ -1,0 +1,187 @@
+// Who is let in, how long requests may wait and run, and what the metrics say of it.
+#include <map>
+#include <thread>
+
+#include "engine_fixture.h"
+#include "runtime/admission.h"
+
+namespace charonia {
+namespace {
+
+using testing::Collector;
+using testing::error_of;
+using testing::request;
+
+// Remembers what was reported.
+class Recorder : public MetricsSink {
+ public:
+  void add(Metric metric, double value, int label) override {
+    const std::lock_guard lock(mutex_);
+    sums_[{metric, label}] += value;
+  }
+  void set(Metric metric, double value) override {
+    const std::lock_guard lock(mutex_);
+    sums_[{metric, 0}] = value;
+  }
+  void observe(Metric metric, double) override {
+    const std::lock_guard lock(mutex_);
+    ++sums_[{metric, 0}];
+  }
+  double of(Metric metric, int label = 0) {
+    const std::lock_guard lock(mutex_);
+    return sums_[{metric, label}];
+  }
+  double refused(runtime::Refusal reason) { return of(Metric::requests_refused, static_cast<int>(reason)); }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<Metric, int>, double> sums_;
+};
+
+class EngineLimitsTest : public testing::EngineFixture {
+ protected:
+  std::unique_ptr<Engine> engine(const Settings& settings) {
+    return std::make_unique<Engine>(weights(), settings, recorder_);
+  }
+  std::shared_ptr<Recorder> recorder_ = std::make_shared<Recorder>();
+};
+INSTANTIATE_TEST_SUITE_P(Device, EngineLimitsTest, testing::kDevices, testing::device_name);
+
+TEST_P(EngineLimitsTest, ADeadlineEndsWhatRunsAndWhatWaitsAndFreesItsBlocks) {
+  lengthen();
+  const auto one = engine({{"max_batch_size", "1"}});
+  auto late = request({1, 2, 3}, 19'000);
+  late.timeout_ms = 60;
+  Collector running, waiting, several(3);
+  one->submit(late, running.callback());
+  one->submit(late, waiting.callback());
+  late.sampling.n = 3;
+  one->submit(late, several.callback());
+  for (auto* ended : {&running, &waiting, &several}) {
+    EXPECT_EQ(ended->last().finish_reason, FinishReason::error);
+    EXPECT_EQ(ended->last().error_code, ErrorCode::deadline_exceeded);
+    EXPECT_NE(ended->last().error.find("60 ms"), std::string::npos) << ended->last().error;
+  }
+  EXPECT_GT(running.tokens().size(), 0U) << "what there was is delivered";
+  one->check_integrity();
+  EXPECT_EQ(one->stats().blocks_active, 0);
+  EXPECT_EQ(recorder_->refused(runtime::Refusal::deadline), 3);
+}
+
+TEST_P(EngineLimitsTest, TheSettingIsTheDeadlineOfRequestsThatNameNone) {
+  lengthen();
+  const auto one = engine({{"request_timeout_s", "0.05"}});
+  Collector cut;
+  one->submit(request({1, 2, 3}, 19'000), cut.callback());
+  EXPECT_EQ(cut.last().error_code, ErrorCode::deadline_exceeded);
+  auto longer = request({1, 2, 3}, 20);
+  longer.timeout_ms = 60'000;
+  Collector whole;
+  one->submit(longer, whole.callback());
+  EXPECT_EQ(whole.last().finish_reason, FinishReason::length);
+}
+
+TEST_P(EngineLimitsTest, WhoWaitsTooLongIsToldWhenToComeBack) {
+  lengthen();
+  const auto one = engine({{"max_batch_size", "1"}, {"max_queue_time_s", "0.05"}});
+  Collector running, waiting;
+  const auto handle = one->submit(request({1, 2}, 19'000), running.callback());
+  one->submit(request({3, 4}, 5), waiting.callback());
+  EXPECT_EQ(waiting.last().finish_reason, FinishReason::error);
+  EXPECT_EQ(waiting.last().error_code, ErrorCode::resource_exhausted);
+  EXPECT_NE(waiting.last().error.find("; retry after "), std::string::npos) << waiting.last().error;
+  EXPECT_TRUE(waiting.last().error.ends_with(" s"));
+  EXPECT_FALSE(running.ended()) << "what has begun may take its time";
+  EXPECT_EQ(recorder_->refused(runtime::Refusal::queue_time), 1);
+  one->cancel(handle);
+  running.wait();
+}
+
+TEST_P(EngineLimitsTest, TheQueueIsBoundedByTokens) {
+  lengthen();
+  const auto one = engine({{"max_batch_size", "1"}, {"max_queue_tokens", "100"}});
+  Collector running, long_one, short_one, unused;
+  const auto first = one->submit(request({1, 2}, 19'000), running.callback());
+  running.wait_for(1);
+  // Longer than the bound: comes in when nothing waits.
+  const auto second = one->submit(request(std::vector<TokenId>(150, 3), 5), long_one.callback());
+  const auto text =
+      error_of([&] { one->submit(request({1, 2, 3, 4}, 5), unused.callback()); }, ErrorCode::resource_exhausted);
+  for (const auto* part : {"150", "4", "100", "max_queue_tokens", "; retry after "}) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+  EXPECT_EQ(recorder_->refused(runtime::Refusal::queue_tokens), 1);
+  one->cancel(second);
+  long_one.wait();
+  const auto third = one->submit(request({1, 2, 3, 4}, 5), short_one.callback());
+  one->cancel(third);
+  one->cancel(first);
+  short_one.wait();
+  running.wait();
+}
+
+TEST_P(EngineLimitsTest, WhatNeverFitsIsCountedAndSoAreRequestsNotSequences) {
+  const auto one = engine({});
+  Collector unused, several(3);
+  error_of([&] { one->submit(request(std::vector<TokenId>(300, 1), 1), unused.callback()); },
+           ErrorCode::invalid_argument);
+  EXPECT_EQ(recorder_->refused(runtime::Refusal::never_fits), 1);
+  auto three = request({1, 2, 3}, 10);
+  three.sampling.n = 3;
+  one->submit(three, several.callback());
+  several.wait();
+  one->shutdown(1000);
+  EXPECT_EQ(recorder_->of(Metric::request_success, 1), 1) << "length";
+  EXPECT_EQ(recorder_->of(Metric::e2e_request_latency_seconds), 1);
+  EXPECT_EQ(recorder_->of(Metric::time_to_first_token_seconds), 1);
+  EXPECT_EQ(recorder_->of(Metric::request_queue_time_seconds), 1);
+  EXPECT_EQ(recorder_->of(Metric::generation_tokens), 30);
+  EXPECT_EQ(recorder_->of(Metric::prompt_tokens), 3);
+}
+
+TEST_P(EngineLimitsTest, AShareOfBlocksGetsItsMemoryAsItIsNeeded) {
+  const auto one = engine({{"cache_max_entry_count", "60"}, {"cache_chunk_size", "10"}});
+  Collector small, large;
+  one->submit(request({1, 2}, 5), small.callback());
+  small.wait();
+  one->check_integrity();
+  EXPECT_EQ(recorder_->of(Metric::kv_blocks_committed), 10);
+  const auto asked = request(std::vector<TokenId>(150, 3), 50);
+  one->submit(asked, large.callback());
+  EXPECT_EQ(large.tokens(), alone(asked));
+  one->check_integrity();
+  EXPECT_EQ(recorder_->of(Metric::kv_blocks_committed), 60);
+  EXPECT_EQ(recorder_->of(Metric::kv_blocks_total), 60);
+}
+
+TEST(AdmissionTest, RetryAfterFollowsFromTheSpeedAndTheWorkThatIsLeft) {
+  EngineConfig config;
+  config.max_queue_size = 10;
+  runtime::Admission admission(config);
+  EXPECT_EQ(admission.retry_after_s(), 1) << "nothing is known yet";
+  runtime::Work work, other;
+  ASSERT_FALSE(admission.admit(0, 1000, 1, 300, work));
+  admission.step(500, 0, 5.0);  // 100 prompt tokens a second
+  EXPECT_EQ(admission.retry_after_s(), 10);
+  admission.step(0, 20, 2.0);  // 10 sampled tokens a second
+  EXPECT_EQ(admission.retry_after_s(), 40);
+  admission.begun(work);
+  admission.computed(work, 1000);
+  EXPECT_EQ(admission.retry_after_s(), 30);
+  for (int i = 0; i < 100; ++i) admission.sampled(work);
+  EXPECT_EQ(admission.retry_after_s(), 20);
+  admission.ended(work, 100);
+  EXPECT_EQ(admission.retry_after_s(), 1);
+  // The next is expected to be as long as those that ended, not as its limit.
+  ASSERT_FALSE(admission.admit(0, 0, 2, 300, other));
+  EXPECT_EQ(admission.retry_after_s(), 20);
+  ASSERT_FALSE(admission.admit(0, 1'000'000, 1, 300, work));
+  EXPECT_EQ(admission.retry_after_s(), 600);
+  const auto refused = admission.admit(10, 5, 1, 5, work);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->reason, runtime::Refusal::queue_full);
+  EXPECT_TRUE(refused->text.ends_with("; retry after 600 s")) << refused->text;
+}
+
+}  // namespace
+}  // namespace charonia

@@ -1,0 +1,180 @@
+// Token masks: who says which tokens may follow is asked on a thread of its own, and what it says holds.
+#include <atomic>
+#include <future>
+#include <stdexcept>
+#include <thread>
+
+#include "engine_fixture.h"
+
+namespace charonia {
+namespace {
+
+using testing::Collector;
+using testing::MaskOf;
+using testing::request;
+
+constexpr int kVocab = 40;
+
+class EngineMaskTest : public testing::EngineFixture {
+ protected:
+  static Request masked(std::vector<TokenId> ids, int max_tokens, MaskOf::Allowed allowed) {
+    auto out = request(std::move(ids), max_tokens);
+    out.mask = std::make_shared<MaskOf>(kVocab, std::move(allowed));
+    return out;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Device, EngineMaskTest, testing::kDevices, testing::device_name);
+
+TEST_P(EngineMaskTest, OnlyTokensOfTheMaskAreSampled) {
+  const auto one = engine();
+  for (const float temperature : {0.0F, 1.5F}) {
+    // Only vowels, told by the bytes of the tokens.
+    auto asked = masked({1, 2, 3}, 60, [&](TokenId token, auto) {
+      const auto bytes = one->token_bytes(token);
+      return bytes.size() == 1 && std::string_view("aeiou").find(bytes[0]) != std::string_view::npos;
+    });
+    asked.sampling.temperature = temperature;
+    Collector out;
+    one->submit(asked, out.callback());
+    EXPECT_EQ(out.text().size(), 60U);
+    EXPECT_EQ(out.text().find_first_not_of("aeiou"), std::string::npos) << out.text();
+  }
+  one->check_integrity();
+}
+
+TEST_P(EngineMaskTest, TheMaskSeesTheOutputAndIsAskedOncePerToken) {
+  std::atomic<int> asked_count = 0;
+  const auto step = [&](TokenId token, std::span<const TokenId> output) {
+    if (token == 0) ++asked_count;
+    return token == (output.empty() ? 5 : (output.back() + 3) % kVocab);
+  };
+  // With few blocks the sequence is preempted and computed anew: what is known is not asked for again.
+  const auto one = engine({{"cache_max_entry_count", "16"}, {"session_len", "60"}});
+  Collector before, out;
+  one->submit(request({9, 9, 9}, 50), before.callback());
+  one->submit(masked({1, 2, 3}, 50, step), out.callback());
+  std::vector<TokenId> expected{5};
+  while (expected.size() < 50) expected.push_back((expected.back() + 3) % kVocab);
+  EXPECT_EQ(out.tokens(), expected);
+  EXPECT_EQ(before.tokens(), alone(request({9, 9, 9}, 50)));
+  EXPECT_GE(asked_count, 50);
+  EXPECT_LE(asked_count, 50) << "the last token needs no mask after it";
+}
+
+TEST_P(EngineMaskTest, ARequestBesideOneWithAMaskHasTheTokensThatItHasAlone) {
+  const auto one = engine();
+  Collector masked_out, free_out;
+  one->submit(masked({1, 2}, 40, [](TokenId token, auto) { return token < 10; }), masked_out.callback());
+  one->submit(request({3, 4, 5}, 40), free_out.callback());
+  EXPECT_EQ(free_out.tokens(), alone(request({3, 4, 5}, 40)));
+  for (const auto token : masked_out.tokens()) EXPECT_LT(token, 10);
+}
+
+TEST_P(EngineMaskTest, EverySequenceHasAMaskOfItsOwn) {
+  const auto one = engine();
+  auto several = masked({1, 2}, 20, [](TokenId token, std::span<const TokenId> output) {
+    return output.empty() || token == (output.back() + 1) % kVocab;
+  });
+  several.sampling.n = 4;
+  several.sampling.temperature = 1.0F;
+  several.sampling.seed = 5;
+  Collector all(4);
+  one->submit(several, all.callback());
+  for (int i = 0; i < 4; ++i) {
+    const auto tokens = all.tokens(i);
+    for (std::size_t t = 1; t < tokens.size(); ++t) EXPECT_EQ(tokens[t], (tokens[t - 1] + 1) % kVocab);
+  }
+}
+
+TEST_P(EngineMaskTest, AnEndIdEndsOnlyWhereTheMaskAllowsIt) {
+  const auto one = engine();
+  auto asked = masked({1, 2, 3}, 50, [](TokenId token, std::span<const TokenId> output) {
+    return output.size() == 17 ? token == 0 : token == 7 || token == 8;
+  });
+  asked.sampling.ignore_eos = false;
+  Collector out;
+  one->submit(asked, out.callback());
+  EXPECT_EQ(out.last().finish_reason, FinishReason::stop);
+  EXPECT_EQ(out.tokens().size(), 18U);
+  EXPECT_EQ(out.tokens().back(), 0);
+}
+
+TEST_P(EngineMaskTest, NoTokenAndAnExceptionAreErrorsThatSaySo) {
+  const auto one = engine();
+  Collector none, thrown, beside;
+  one->submit(masked({1}, 20, [](TokenId, auto output) { return output.size() < 5; }), none.callback());
+  one->submit(masked({2}, 20,
+                     [](TokenId, auto output) -> bool {
+                       if (output.size() == 3) throw std::runtime_error("no grammar for this");
+                       return true;
+                     }),
+              thrown.callback());
+  one->submit(request({3}, 20), beside.callback());
+  EXPECT_EQ(none.last().finish_reason, FinishReason::error);
+  EXPECT_NE(none.last().error.find("allows no token after 5 tokens"), std::string::npos) << none.last().error;
+  EXPECT_EQ(thrown.last().finish_reason, FinishReason::error);
+  EXPECT_NE(thrown.last().error.find("no grammar for this"), std::string::npos) << thrown.last().error;
+  EXPECT_EQ(thrown.tokens().size(), 3U);
+  EXPECT_EQ(beside.tokens().size(), 20U);
+  one->check_integrity();
+}
+
+// The provider lives until its call has returned, and says when it goes.
+class SlowMask : public TokenMaskProvider {
+ public:
+  SlowMask(std::promise<void> entered, std::shared_future<void> go, std::promise<void> gone)
+      : entered_(std::move(entered)), go_(std::move(go)), gone_(std::move(gone)) {}
+  ~SlowMask() override { gone_.set_value(); }
+  void fill(std::span<const TokenId> output, std::span<std::uint32_t> mask) override {
+    std::ranges::fill(mask, ~0U);
+    if (output.empty()) {
+      entered_.set_value();
+      go_.wait();
+    }
+  }
+  std::unique_ptr<TokenMaskProvider> clone() const override { throw std::runtime_error("not this one"); }
+
+ private:
+  std::promise<void> entered_;
+  std::shared_future<void> go_;
+  std::promise<void> gone_;
+};
+
+TEST_P(EngineMaskTest, CancelWhileTheProviderWorksIsSafe) {
+  // Its prompt waits behind another one, so that the engine does not wait for the mask.
+  lengthen();
+  const auto one = engine({{"max_batch_size", "1"}});
+  Collector first, cancelled, after;
+  const auto holder = one->submit(request({1, 2}, 19'000), first.callback());
+  first.wait_for(1);
+  std::promise<void> entered, go, gone;
+  auto is_in = entered.get_future(), is_gone = gone.get_future();
+  auto asked = request({4, 5}, 20);
+  asked.mask = std::make_shared<SlowMask>(std::move(entered), go.get_future().share(), std::move(gone));
+  const auto handle = one->submit(std::move(asked), cancelled.callback());
+  asked.mask.reset();
+  is_in.wait();
+  one->cancel(handle);
+  cancelled.wait();
+  go.set_value();
+  is_gone.wait();
+  one->cancel(holder);
+  first.wait();
+  one->submit(request({3}, 5), after.callback());
+  EXPECT_EQ(after.tokens().size(), 5U);
+}
+
+TEST_P(EngineMaskTest, AProviderThatCannotBeClonedIsRefused) {
+  const auto one = engine();
+  Collector unused;
+  std::promise<void> entered, go, gone;
+  auto asked = request({4, 5}, 20);
+  asked.sampling.n = 2;
+  asked.mask = std::make_shared<SlowMask>(std::move(entered), go.get_future().share(), std::move(gone));
+  EXPECT_NE(testing::error_of([&] { one->submit(asked, unused.callback()); }, ErrorCode::invalid_argument)
+                .find("not this one"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace charonia

@@ -1,0 +1,460 @@
+// Sessions, and what tries to break them: nothing but speed depends on a session, so the tokens of every turn are those
+// of the same conversation sent whole to an engine without one.
+#include <fstream>
+#include <thread>
+
+#include "engine_fixture.h"
+
+namespace charonia {
+namespace {
+
+using testing::Collector;
+using testing::error_of;
+using testing::request;
+
+class EngineSessionTest : public testing::EngineFixture {
+ protected:
+  // A conversation: what the session should remember, and what is said next.
+  struct Talk {
+    std::string id = "s";
+    std::vector<TokenId> history;
+  };
+
+  static std::vector<TokenId> words(int count, int seed) {
+    std::vector<TokenId> out;
+    for (int i = 0; i < count; ++i) out.push_back(1 + (seed * 13 + i * 7 + i * i) % 39);
+    return out;
+  }
+  static Request turn(const Talk& talk, std::vector<TokenId> input, int max_tokens) {
+    auto out = request({}, max_tokens);
+    out.session_id = talk.id;
+    out.continuation_ids = std::move(input);
+    return out;
+  }
+  // Says `input`, and checks the answer against the whole conversation without a session.
+  Result say(Engine& engine, Talk& talk, const std::vector<TokenId>& input, int max_tokens = 12) {
+    Collector out;
+    engine.submit(turn(talk, input, max_tokens), out.callback());
+    const auto before = static_cast<int>(talk.history.size());
+    talk.history.insert(talk.history.end(), input.begin(), input.end());
+    EXPECT_EQ(out.tokens(), alone(request(talk.history, max_tokens)));
+    for (const auto token : out.tokens()) talk.history.push_back(token);
+    EXPECT_EQ(out.last().num_session_tokens, before);
+    EXPECT_EQ(out.last().num_input_tokens, before + static_cast<int>(input.size()));
+    engine.check_integrity();
+    return out.last();
+  }
+  static SessionInfo info_of(const Engine& engine, const std::string& id) {
+    for (const auto& one : engine.sessions()) {
+      if (one.id == id) return one;
+    }
+    return {};
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Device, EngineSessionTest, testing::kDevices, testing::device_name);
+
+TEST_P(EngineSessionTest, AConversationGoesOnAndItsBlocksAreFound) {
+  const auto one = engine();
+  Talk talk;
+  EXPECT_EQ(say(*one, talk, words(20, 1)).num_cached_tokens, 0);
+  for (int i = 2; i < 6; ++i) {
+    const auto before = static_cast<int>(talk.history.size());
+    const auto result = say(*one, talk, words(5, i));
+    // All whole blocks that were computed: the last token of an answer never is.
+    EXPECT_EQ(result.num_cached_tokens, (before - 1) / 4 * 4);
+  }
+  const auto info = info_of(*one, "s");
+  EXPECT_EQ(info.num_tokens, static_cast<int>(talk.history.size()));
+  EXPECT_EQ(info.num_turns, 5);
+  EXPECT_GT(info.num_pinned_blocks, 0);
+  EXPECT_FALSE(info.busy);
+  EXPECT_EQ(one->stats().num_sessions, 1);
+  EXPECT_EQ(one->stats().blocks_pinned, info.num_pinned_blocks);
+}
+
+TEST_P(EngineSessionTest, AWholeConversationReplacesTheHistory) {
+  const auto one = engine();
+  Talk talk;
+  say(*one, talk, words(10, 1));
+  auto whole = request(words(15, 9), 10);
+  whole.session_id = "s";
+  Collector out;
+  one->submit(whole, out.callback());
+  talk.history = whole.input_ids;
+  EXPECT_EQ(out.tokens(), alone(whole));
+  EXPECT_EQ(out.last().num_session_tokens, 0);
+  for (const auto token : out.tokens()) talk.history.push_back(token);
+  say(*one, talk, words(4, 2));
+  EXPECT_EQ(info_of(*one, "s").num_turns, 2);
+  // One that goes on from the history keeps its turns.
+  auto longer = whole;
+  longer.input_ids = talk.history;
+  longer.input_ids.push_back(7);
+  Collector last;
+  one->submit(longer, last.callback());
+  EXPECT_EQ(last.tokens(), alone(longer));
+  EXPECT_EQ(info_of(*one, "s").num_turns, 3);
+}
+
+TEST_P(EngineSessionTest, AnEvictionInBetweenCostsTimeAlone) {
+  const auto one = engine({{"cache_max_entry_count", "30"}, {"session_len", "110"}});
+  Talk talk, other{"other", {}};
+  for (int i = 0; i < 4; ++i) {
+    say(*one, talk, words(8, i), 6);
+    say(*one, other, words(9, i + 20), 6);
+    for (int k = 0; k < 3; ++k) {  // goes through all blocks
+      Collector out;
+      const auto big = request(words(90, 30 + i + k), 10);
+      one->submit(big, out.callback());
+      EXPECT_EQ(out.tokens(), alone(big));
+    }
+  }
+}
+
+TEST_P(EngineSessionTest, TurnsOfOneSessionAreAnsweredInTheOrderInWhichTheyCame) {
+  faults_->step_ms = 1;
+  const auto one = engine();
+  Talk talk;
+  std::vector<std::unique_ptr<Collector>> outs;
+  std::vector<std::vector<TokenId>> inputs;
+  for (int i = 0; i < 6; ++i) {
+    inputs.push_back(words(3 + i, i));
+    outs.push_back(std::make_unique<Collector>());
+    one->submit(turn(talk, inputs.back(), 10), outs.back()->callback());
+  }
+  Collector beside;  // waits for nobody
+  one->submit(request({3, 4}, 5), beside.callback());
+  beside.wait();
+  for (std::size_t i = 0; i < outs.size(); ++i) {
+    talk.history.insert(talk.history.end(), inputs[i].begin(), inputs[i].end());
+    EXPECT_EQ(outs[i]->tokens(), alone(request(talk.history, 10))) << "turn " << i;
+    for (const auto token : outs[i]->tokens()) talk.history.push_back(token);
+  }
+  EXPECT_EQ(info_of(*one, "s").num_tokens, static_cast<int>(talk.history.size()));
+  one->check_integrity();
+  EXPECT_EQ(one->stats().num_waiting + one->stats().num_running, 0);
+}
+
+TEST_P(EngineSessionTest, ManyClientsInFewSessionsWithFewBlocks) {
+  const auto one = engine(
+      {{"cache_max_entry_count", "40"}, {"session_len", "150"}, {"max_batch_size", "4"}, {"token_budget", "16"}});
+  std::vector<std::thread> clients;
+  for (int c = 0; c < 4; ++c) {
+    clients.emplace_back([&, c] {
+      Talk talk{"client" + std::to_string(c), {}};
+      for (int i = 0; i < 4; ++i) {
+        Collector out;
+        const auto input = words(6 + c, c * 10 + i);
+        one->submit(turn(talk, input, 12), out.callback());
+        talk.history.insert(talk.history.end(), input.begin(), input.end());
+        const auto tokens = out.tokens();
+        talk.history.insert(talk.history.end(), tokens.begin(), tokens.end());
+      }
+      // The last answer stands for all: its prompt is all that was said.
+      const auto last = words(5, 90 + c);
+      Collector out;
+      one->submit(turn(talk, last, 8), out.callback());
+      talk.history.insert(talk.history.end(), last.begin(), last.end());
+      EXPECT_EQ(out.last().num_input_tokens, static_cast<int>(talk.history.size()));
+      Collector whole;
+      one->submit(request(talk.history, 8), whole.callback());
+      EXPECT_EQ(out.tokens(), whole.tokens());
+    });
+  }
+  for (auto& client : clients) client.join();
+  one->check_integrity();
+}
+
+TEST_P(EngineSessionTest, CancelDropsTheTurnAndStopKeepsIt) {
+  lengthen();
+  const auto one = engine();
+  for (const bool stops : {false, true}) {
+    Talk talk{stops ? "stops" : "cancels", {}};
+    say(*one, talk, words(7, 3));
+    Collector cut;
+    const auto input = words(5, 4);
+    const auto handle = one->submit(turn(talk, input, 15'000), cut.callback());
+    cut.wait_for(3);
+    EXPECT_TRUE(stops ? one->stop(handle) : one->cancel(handle));
+    EXPECT_EQ(cut.last().finish_reason, FinishReason::cancelled);
+    if (stops) {
+      talk.history.insert(talk.history.end(), input.begin(), input.end());
+      for (const auto token : cut.tokens()) talk.history.push_back(token);
+    }
+    EXPECT_EQ(info_of(*one, talk.id).num_tokens, static_cast<int>(talk.history.size()));
+    say(*one, talk, words(4, 5));
+  }
+}
+
+TEST_P(EngineSessionTest, CancelInPrefillLeavesTheHistoryAsItWas) {
+  lengthen();
+  const auto one = engine({{"token_budget", "4"}});
+  Talk talk;
+  say(*one, talk, words(6, 1));
+  Collector cut;
+  const auto steps = one->stats().num_steps;
+  const auto handle = one->submit(turn(talk, words(15'000, 2), 10), cut.callback());
+  while (one->stats().num_steps < steps + 2) std::this_thread::yield();
+  one->cancel(handle);
+  EXPECT_EQ(cut.last().finish_reason, FinishReason::cancelled);
+  EXPECT_TRUE(cut.tokens().empty());
+  say(*one, talk, words(6, 3));
+}
+
+TEST_P(EngineSessionTest, CancelWhileAnotherTurnRunsTakesOneOutOfTheLine) {
+  lengthen();
+  const auto one = engine();
+  Talk talk;
+  Collector running, dropped, third;
+  const auto first = words(5, 1), last = words(4, 3);
+  const auto runs = one->submit(turn(talk, first, 15'000), running.callback());
+  const auto handle = one->submit(turn(talk, words(6, 2), 20), dropped.callback());
+  one->submit(turn(talk, last, 10), third.callback());
+  running.wait_for(2);
+  EXPECT_TRUE(one->cancel(handle));
+  EXPECT_EQ(dropped.last().finish_reason, FinishReason::cancelled);
+  EXPECT_TRUE(dropped.tokens().empty());
+  EXPECT_TRUE(one->stop(runs));
+  talk.history = first;
+  for (const auto token : running.tokens()) talk.history.push_back(token);
+  talk.history.insert(talk.history.end(), last.begin(), last.end());
+  EXPECT_EQ(third.tokens(), alone(request(talk.history, 10)));
+}
+
+TEST_P(EngineSessionTest, AFailedTurnIsDropped) {
+  const auto one = engine();
+  Talk talk;
+  say(*one, talk, words(6, 1));
+  if (GetParam()) {
+    faults_->collect_in = 2;
+    Collector failed;
+    one->submit(turn(talk, words(5, 2), 20), failed.callback());
+    EXPECT_EQ(failed.last().finish_reason, FinishReason::error);
+  }
+  auto late = turn(talk, words(5, 2), 200);
+  late.timeout_ms = 1;
+  faults_->step_ms = 3;
+  Collector cut;
+  one->submit(late, cut.callback());
+  if (GetParam()) {
+    EXPECT_EQ(cut.last().finish_reason, FinishReason::error);
+    EXPECT_EQ(cut.last().error_code, ErrorCode::deadline_exceeded);
+    say(*one, talk, words(5, 3));
+  } else {
+    cut.wait();  // this device may be faster than any limit
+  }
+}
+
+TEST_P(EngineSessionTest, AConversationLongerThanTheContextLosesItsOldestTurns) {
+  const auto one = engine({{"session_len", "100"}});
+  Talk talk;
+  std::vector<std::size_t> begins;  // of the turns in talk.history
+  for (int i = 0; i < 12; ++i) {
+    const auto input = words(9, i);
+    Collector out;
+    one->submit(turn(talk, input, 15), out.callback());
+    begins.push_back(talk.history.size());
+    talk.history.insert(talk.history.end(), input.begin(), input.end());
+    // What fits with 15 tokens of room, by whole turns.
+    std::size_t first = 0;
+    while (talk.history.size() - begins[first] + 15 > 100) ++first;
+    const std::vector<TokenId> kept(talk.history.begin() + static_cast<std::ptrdiff_t>(begins[first]),
+                                    talk.history.end());
+    EXPECT_EQ(out.tokens(), alone(request(kept, 15))) << "turn " << i;
+    EXPECT_EQ(out.last().num_input_tokens, static_cast<int>(kept.size()));
+    for (const auto token : out.tokens()) talk.history.push_back(token);
+    EXPECT_LE(info_of(*one, "s").num_tokens, 100);
+  }
+  // Without max_tokens a quarter of the context stays free.
+  auto open_end = turn(talk, words(9, 50), 1);
+  open_end.sampling.max_tokens.reset();
+  Collector out;
+  one->submit(open_end, out.callback());
+  EXPECT_LE(out.last().num_input_tokens, 75);
+  EXPECT_EQ(out.last().num_input_tokens + out.last().num_output_tokens, 100);
+  // Only what does not fit by itself is an error.
+  const auto text =
+      error_of([&] { one->submit(turn(talk, words(95, 1), 15), out.callback()); }, ErrorCode::invalid_argument);
+  for (const auto* number : {"95", "15", "110", "100"}) EXPECT_NE(text.find(number), std::string::npos) << text;
+}
+
+TEST_P(EngineSessionTest, EndSessionForgetsAndARunningRequestGoesOn) {
+  lengthen();
+  const auto one = engine();
+  EXPECT_FALSE(one->end_session("s"));
+  Talk talk;
+  say(*one, talk, words(6, 1));
+  const auto input = words(5, 2);
+  Collector running;
+  const auto handle = one->submit(turn(talk, input, 15'000), running.callback());
+  running.wait_for(2);
+  EXPECT_TRUE(info_of(*one, "s").busy);
+  EXPECT_TRUE(one->end_session("s"));
+  one->check_integrity();
+  EXPECT_EQ(one->stats().blocks_pinned, 0);
+  EXPECT_TRUE(one->stop(handle));
+  auto whole = talk.history;
+  whole.insert(whole.end(), input.begin(), input.end());
+  const auto answer = running.tokens();
+  EXPECT_EQ(answer, alone(request(whole, static_cast<int>(answer.size()))));
+  one->check_integrity();
+  EXPECT_TRUE(one->sessions().empty());
+  EXPECT_EQ(one->stats().num_sessions, 0);
+  talk.history.clear();
+  say(*one, talk, words(5, 3));
+  EXPECT_TRUE(one->end_session("s"));
+  one->check_integrity();
+  EXPECT_EQ(one->stats().blocks_pinned, 0);
+  auto last = turn(talk, words(5, 4), 5);
+  last.end_session = true;
+  Collector ends;
+  one->submit(last, ends.callback());
+  ends.wait();
+  EXPECT_TRUE(one->sessions().empty());
+}
+
+TEST_P(EngineSessionTest, IdleSessionsExpire) {
+  const auto one = engine({{"session_ttl_s", "0.05"}});
+  Talk talk;
+  say(*one, talk, words(6, 1));
+  while (!one->sessions().empty()) std::this_thread::yield();
+  EXPECT_EQ(one->stats().num_sessions, 0);
+  while (one->stats().blocks_pinned > 0) std::this_thread::yield();  // an idle engine gives them back by itself
+  talk.history.clear();
+  Collector out;
+  const auto input = words(5, 2);
+  one->submit(turn(talk, input, 5), out.callback());
+  EXPECT_EQ(out.tokens(), alone(request(input, 5)));
+  one->check_integrity();
+}
+
+TEST_P(EngineSessionTest, TheLongestIdleSessionGivesUpItsBlocksFirst) {
+  const auto one = engine({{"cache_max_entry_count", "64"}, {"session_quota", "0.25"}, {"session_len", "200"}});
+  std::vector<Talk> talks;
+  for (int i = 0; i < 4; ++i) {
+    talks.push_back({std::to_string(i), {}});
+    say(*one, talks.back(), words(17, i), 8);
+    EXPECT_LE(one->stats().blocks_pinned, 16);
+  }
+  EXPECT_EQ(info_of(*one, "0").num_pinned_blocks, 0);
+  EXPECT_EQ(info_of(*one, "3").num_pinned_blocks, 6);
+  Talk longest{"long", {}};
+  say(*one, longest, words(120, 7), 8);
+  EXPECT_EQ(info_of(*one, "long").num_pinned_blocks, 16) << "its beginning";
+  for (auto& talk : talks) say(*one, talk, words(3, 9), 4);
+}
+
+TEST_P(EngineSessionTest, BeyondMaxSessionsTheLongestIdleIsForgotten) {
+  const auto one = engine({{"max_sessions", "2"}});
+  std::vector<Talk> talks{{"a", {}}, {"b", {}}, {"c", {}}};
+  for (auto& talk : talks) say(*one, talk, words(6, 2));
+  ASSERT_EQ(one->sessions().size(), 2U);
+  EXPECT_EQ(one->sessions()[0].id, "b");
+  EXPECT_EQ(one->sessions()[1].id, "c");
+}
+
+TEST_P(EngineSessionTest, HistoriesSurviveARestartWhereTheyHaveAFolder) {
+  const auto folder = (dir_ / "sessions").string();
+  const std::string odd = "../\xE2\x82\xAC /" + std::string(300, 'x');
+  Talk talk{odd, {}}, gone{"gone", {}}, forgotten{"memory", {}};
+  {
+    const auto one = engine({{"session_dir", folder}});
+    say(*one, talk, words(9, 1));
+    say(*one, gone, words(9, 2));
+    say(*one, talk, words(4, 3));
+    one->end_session("gone");
+  }
+  {
+    const auto memory = engine();
+    say(*memory, forgotten, words(6, 1));
+  }
+  std::ofstream(dir_ / "sessions" / "notes.txt") << "not ours";
+  const auto one = engine({{"session_dir", folder}});
+  EXPECT_TRUE(one->info().warnings.empty());
+  ASSERT_EQ(one->sessions().size(), 1U);
+  EXPECT_EQ(one->sessions()[0].num_turns, 2);
+  say(*one, talk, words(5, 4));
+  forgotten.history.clear();
+  say(*one, forgotten, words(6, 5));
+}
+
+TEST_P(EngineSessionTest, DamagedFilesAreAWarningAndOthersModelsAreNotRead) {
+  const auto folder = dir_ / "sessions";
+  const Settings settings{{"session_dir", folder.string()}};
+  Talk first{"first", {}}, second{"second", {}};
+  {
+    const auto one = engine(settings);
+    say(*one, first, words(9, 1));
+    say(*one, second, words(9, 2));
+  }
+  std::filesystem::path damaged;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().filename().string().starts_with("s6669727374")) damaged = entry.path();  // "first"
+  }
+  ASSERT_FALSE(damaged.empty());
+  std::fstream(damaged, std::ios::in | std::ios::out | std::ios::binary).seekp(40).put('?');
+  {
+    const auto one = engine(settings);
+    ASSERT_EQ(one->info().warnings.size(), 1U);
+    EXPECT_NE(one->info().warnings[0].find(damaged.string()), std::string::npos);
+    say(*one, second, words(3, 3));
+    first.history.clear();
+    say(*one, first, words(3, 4));
+  }
+  testing::TinyModel larger;
+  larger.vocab = 50;
+  write_tiny_workspace(weights(), larger);
+  const auto other = engine(settings);
+  EXPECT_TRUE(other->info().warnings.empty());
+  EXPECT_TRUE(other->sessions().empty());
+}
+
+TEST_P(EngineSessionTest, WithoutSessionsWholeConversationsAreAnsweredAndContinuationsRefused) {
+  const auto one = engine({{"session_ttl_s", "0"}});
+  auto whole = request(words(9, 1), 8);
+  whole.session_id = "s";
+  Collector out;
+  one->submit(whole, out.callback());
+  EXPECT_EQ(out.tokens(), alone(whole));
+  EXPECT_TRUE(one->sessions().empty());
+  const auto text =
+      error_of([&] { one->submit(turn({}, words(3, 2), 5), out.callback()); }, ErrorCode::invalid_argument);
+  EXPECT_NE(text.find("session_ttl_s"), std::string::npos) << text;
+}
+
+TEST_P(EngineSessionTest, WhatMakesNoSenseIsRefused) {
+  const auto one = engine();
+  Collector unused;
+  auto several = turn({}, words(3, 2), 5);
+  several.sampling.n = 2;
+  EXPECT_NE(error_of([&] { one->submit(several, unused.callback()); }, ErrorCode::invalid_argument).find("n = 2"),
+            std::string::npos);
+  auto nameless = turn({}, words(3, 2), 5);
+  nameless.session_id.clear();
+  EXPECT_NE(error_of([&] { one->submit(nameless, unused.callback()); }, ErrorCode::invalid_argument).find("session_id"),
+            std::string::npos);
+}
+
+TEST_P(EngineSessionTest, AnEndIdThatTheContinuationRepeatsIsNotDoubled) {
+  const auto one = engine();
+  auto begin = request(words(6, 1), 40);
+  begin.session_id = "s";
+  begin.sampling.ignore_eos = false;
+  const auto free_running = alone(request(words(6, 1), 40));
+  begin.sampling.end_ids = {free_running[3]};
+  Collector first;
+  one->submit(begin, first.callback());
+  auto history = begin.input_ids;
+  for (const auto token : first.tokens()) history.push_back(token);
+  ASSERT_EQ(history.back(), free_running[3]);
+  auto next = turn({}, {free_running[3], 5, 6}, 6);
+  next.sampling.end_ids = {free_running[3]};
+  Collector second;
+  one->submit(next, second.callback());
+  history.insert(history.end(), {5, 6});
+  EXPECT_EQ(second.last().num_input_tokens, static_cast<int>(history.size()));
+  EXPECT_EQ(second.tokens(), alone(request(history, 6)));
+}
+
+}  // namespace
+}  // namespace charonia

@@ -1,0 +1,198 @@
+// The product through matrix tiles on tiles in plain C++ (emulated_tiles.h): against a product in double, bit by bit
+// against the order of operations that linear_tiles.h promises, and a row against the same row among others.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cfloat>
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "charonia/error.h"
+#include "emulated_tiles.h"
+#include "ops/cpu/amx.h"
+#include "ops/cpu/dispatch.h"
+#include "ops/cpu/kernels/linear_tiles.h"
+#include "ops_support.h"
+
+namespace charonia::ops {
+namespace {
+
+void linear_emulated(const cpu::LinearArgs& args) { cpu::linear_tiles<EmulatedTiles>(args); }
+
+// Rows of activations with something else behind them, and a panel with something else behind it.
+struct Product {
+  int rows, columns;
+  std::int64_t k, stride;
+  std::vector<cpu::Bf16> a, panel;
+  std::vector<float> bias;
+
+  Product(Random& random, int r, std::int64_t length, int features, bool with_bias)
+      : rows(r), columns(features), k(length), stride(length + uniform(random, 0, 9)) {
+    std::normal_distribution<float> normal;
+    const auto fill = [&](std::vector<cpu::Bf16>& to, std::int64_t n) {
+      to.resize(static_cast<std::size_t>(n));
+      for (auto& x : to) x.bits = float_to_bf16(normal(random));
+    };
+    fill(a, rows * stride + 100);
+    fill(panel, ((k + 1) / 2 + 40) * 2 * cpu::kPanel);
+    if (k % 2 == 1) {
+      for (int j = 0; j < cpu::kPanel; ++j) panel[weight_index(k, j)].bits = 0;
+    }
+    if (with_bias) {
+      for (int j = 0; j < columns; ++j) bias.push_back(normal(random));
+    }
+  }
+
+  static std::size_t weight_index(std::int64_t i, int j) {
+    return static_cast<std::size_t>(i / 2 * 2 * cpu::kPanel + 2 * j + i % 2);
+  }
+  float activation(int row, std::int64_t i) const {
+    return bf16_to_float(a[static_cast<std::size_t>(row * stride + i)].bits);
+  }
+  float weight(std::int64_t i, int j) const { return bf16_to_float(panel[weight_index(i, j)].bits); }
+  float bias_of(int j) const { return bias.empty() ? 0 : bias[static_cast<std::size_t>(j)]; }
+
+  // Of rows [first, first + count), between columns of NaN that nobody may write.
+  std::vector<float> run(void (*kernel)(const cpu::LinearArgs&), int first, int count) const {
+    const std::int64_t out_stride = columns + 3;
+    std::vector<float> out(static_cast<std::size_t>(count * out_stride), NAN);
+    kernel({.a = a.data() + first * stride,
+            .a_stride = stride,
+            .rows = count,
+            .k = k,
+            .panel = panel.data(),
+            .out = out.data(),
+            .out_stride = out_stride,
+            .columns = columns,
+            .bias = bias.empty() ? nullptr : bias.data()});
+    std::vector<float> result;
+    for (int row = 0; row < count; ++row) {
+      const auto* const from = out.data() + row * out_stride;
+      result.insert(result.end(), from, from + columns);
+      for (int j = columns; j < out_stride; ++j) EXPECT_TRUE(std::isnan(from[j]));
+    }
+    return result;
+  }
+};
+
+Product random_product(Random& random, int rows) {
+  const bool long_k = uniform(random, 0, 5) == 0;  // more than one piece of a panel
+  return {random, rows, uniform(random, 1, long_k ? 2200 : 200), uniform(random, 1, cpu::kPanel),
+          uniform(random, 0, 1) == 1};
+}
+
+TEST(LinearTilesTest, equals_a_product_in_double) {
+  Random random(21);
+  for (int rows = 1; rows <= cpu::kRowBlock; ++rows) {
+    const auto p = random_product(random, rows);
+    const auto out = p.run(linear_emulated, 0, rows);
+    for (int row = 0; row < rows; ++row) {
+      for (int j = 0; j < p.columns; ++j) {
+        double sum = p.bias_of(j), magnitude = std::abs(sum);
+        for (std::int64_t i = 0; i < p.k; ++i) {
+          const double product = static_cast<double>(p.activation(row, i)) * p.weight(i, j);
+          sum += product;
+          magnitude += std::abs(product);
+        }
+        ASSERT_NEAR(out[static_cast<std::size_t>(row * p.columns + j)], sum,
+                    magnitude * 0x1p-24 * (2 + 4 * std::sqrt(static_cast<double>(p.k))))
+            << "row " << row << " of " << rows << ", feature " << j << ", k " << p.k;
+      }
+    }
+  }
+}
+
+TEST(LinearTilesTest, every_element_is_summed_in_steps_of_32_in_the_documented_order) {
+  Random random(22);
+  for (int trial = 0; trial < 24; ++trial) {
+    const auto p = random_product(random, uniform(random, 1, cpu::kRowBlock));
+    const auto out = p.run(linear_emulated, 0, p.rows);
+    for (int row = 0; row < p.rows; ++row) {
+      for (int j = 0; j < p.columns; ++j) {
+        float sum = 0;
+        for (std::int64_t begin = 0; begin < p.k; begin += 32) {
+          float even = 0, odd = 0;
+          for (std::int64_t i = begin; i < std::min(begin + 32, p.k); ++i) {
+            float& to = i % 2 == 0 ? even : odd;
+            to = std::fma(p.activation(row, i), p.weight(i, j), to);
+          }
+          sum += even + odd;
+        }
+        if (!p.bias.empty()) sum += p.bias_of(j);
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(out[static_cast<std::size_t>(row * p.columns + j)]),
+                  std::bit_cast<std::uint32_t>(sum))
+            << "row " << row << " of " << p.rows << ", feature " << j << ", k " << p.k;
+      }
+    }
+  }
+}
+
+TEST(LinearTilesTest, a_row_alone_equals_the_row_among_any_others_bit_by_bit) {
+  Random random(23);
+  for (int trial = 0; trial < 8; ++trial) {
+    const auto p = random_product(random, cpu::kRowBlock);
+    std::vector<std::vector<float>> alone;
+    for (int row = 0; row < p.rows; ++row) alone.push_back(p.run(linear_emulated, row, 1));
+    for (int count = 2; count <= p.rows; ++count) {
+      const int first = uniform(random, 0, p.rows - count);
+      const auto out = p.run(linear_emulated, first, count);
+      for (int row = 0; row < count; ++row) {
+        for (int j = 0; j < p.columns; ++j) {
+          ASSERT_EQ(
+              std::bit_cast<std::uint32_t>(out[static_cast<std::size_t>(row * p.columns + j)]),
+              std::bit_cast<std::uint32_t>(alone[static_cast<std::size_t>(first + row)][static_cast<std::size_t>(j)]))
+              << "row " << row << " of " << count << ", k " << p.k;
+        }
+      }
+    }
+  }
+}
+
+TEST(LinearTilesTest, denormals_are_zeros_in_the_emulation_as_in_the_processor) {
+  EXPECT_EQ(EmulatedTiles::flushed(FLT_MIN / 2), 0.0F);
+  EXPECT_EQ(EmulatedTiles::flushed(FLT_MIN), FLT_MIN);
+  EXPECT_TRUE(std::signbit(EmulatedTiles::flushed(-FLT_MIN / 2)));
+  // 2^-70 * 2^-70 is below what a float holds without denormals.
+  std::vector<cpu::Bf16> a(32, {float_to_bf16(0x1p-70F)}), panel(16 * 2 * cpu::kPanel, {float_to_bf16(0x1p-70F)});
+  float out[cpu::kPanel];
+  linear_emulated({.a = a.data(),
+                   .a_stride = 32,
+                   .rows = 1,
+                   .k = 32,
+                   .panel = panel.data(),
+                   .out = out,
+                   .out_stride = cpu::kPanel,
+                   .columns = cpu::kPanel});
+  EXPECT_EQ(out[0], 0.0F);
+}
+
+TEST(LinearTilesTest, the_check_at_the_start_passes_what_is_right_and_names_what_is_wrong) {
+  const auto* const reference = cpu::instruction_set("portable").kernels;
+  EXPECT_EQ(cpu::product_mismatch(linear_emulated, reference->linear_bf16), "");
+  for (const auto& set : cpu::instruction_sets()) {
+    EXPECT_EQ(cpu::product_mismatch(set.kernels->linear_bf16, reference->linear_bf16), "") << set.name;
+  }
+  const auto wrong = [](const cpu::LinearArgs& args) {
+    linear_emulated(args);
+    if (args.rows == 19) args.out[18 * args.out_stride + 49] += 0.125F;
+  };
+  const auto mismatch = cpu::product_mismatch(wrong, reference->linear_bf16);
+  EXPECT_NE(mismatch.find("row 18 of 19, feature 49"), std::string::npos) << mismatch;
+}
+
+TEST(LinearTilesTest, amx_is_offered_exactly_where_the_processor_and_the_check_allow_it) {
+  bool offered = false;
+  for (const auto& set : cpu::instruction_sets()) offered |= set.name == "amx";
+  EXPECT_EQ(offered, cpu::has_amx() && cpu::instruction_set_warning().empty());
+  if (offered) {
+    EXPECT_EQ(cpu::instruction_set("").name, "amx");
+  } else {
+    EXPECT_THROW(cpu::instruction_set("amx"), Error);
+  }
+}
+
+}  // namespace
+}  // namespace charonia::ops
