@@ -45,13 +45,36 @@ def read_source(folder: Path, dtype: str = "auto") -> Source:
     config = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     if generation.is_file():
-        # Where both name them, generation_config.json has the ids that end a chat turn as well.
-        config |= {key: value for key, value in read_json(generation).items() if key == "eos_token_id" and value}
+        # Where both name them, generation_config.json has the ids that end a chat turn as well; Qwen 1 says there by
+        # chat_format whether there are others.
+        keys = ("eos_token_id", "chat_format")
+        config |= {key: value for key, value in read_json(generation).items() if key in keys and value}
     spec = describe(config, _model_name(folder))
     checkpoint = open_checkpoint(folder)
+    spec = _as_named(spec, checkpoint)
     _check_tensors(folder, spec, checkpoint)
     weight_type = _own_type(spec, checkpoint) if dtype == "auto" else dtype
-    return Source(folder, replace(spec, config=replace(spec.config, weight_type=weight_type)), checkpoint)
+    # The scale is a weight as well: models were trained with its rounded value.
+    scale = float(np.array(spec.config.embedding_scale, DTYPES[WEIGHT_TYPES[weight_type]]))
+    settings = replace(spec.config, weight_type=weight_type, embedding_scale=scale)
+    return Source(folder, replace(spec, config=settings), checkpoint)
+
+
+def _as_named(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
+    """The spec with the names that these files have, where they begin otherwise (ModelSpec.prefixes)."""
+    named: dict[str, str] = {}
+    for name in checkpoint.tensors:
+        for theirs, ours in spec.prefixes:
+            if name.startswith(theirs):
+                named.setdefault(ours + name.removeprefix(theirs), name)
+    if not named:
+        return spec
+    tensors = {
+        canonical: tuple(replace(part, name=named.get(part.name, part.name)) for part in parts)
+        for canonical, parts in spec.tensors.items()
+    }
+    ignored = (*spec.ignored, *(theirs + name for theirs, _ in spec.prefixes for name in spec.ignored))
+    return replace(spec, tensors=tensors, ignored=ignored)
 
 
 def _model_name(folder: Path) -> str:
@@ -64,8 +87,9 @@ def _model_name(folder: Path) -> str:
 
 def _check_tensors(folder: Path, spec: ModelSpec, checkpoint: Checkpoint) -> None:
     """Every tensor is there, in the promised shape and a float type, and none is left over that would be ignored."""
-    if "output.weight" in spec.tensors and "lm_head.weight" not in checkpoint.tensors:
-        raise ModelError(f"{folder}: tensor lm_head.weight is missing, and config.json does not tie the embeddings")
+    output = spec.tensors.get("output.weight")
+    if output and output[0].name not in checkpoint.tensors:
+        raise ModelError(f"{folder}: tensor {output[0].name} is missing, and config.json does not tie the embeddings")
     wanted = [part for parts in spec.tensors.values() for part in parts]
     missing = [part.name for part in wanted if part.name not in checkpoint.tensors]
     if missing:
@@ -80,9 +104,13 @@ def _check_tensors(folder: Path, spec: ModelSpec, checkpoint: Checkpoint) -> Non
             raise UnsupportedError(
                 f"{folder}: tensor {part.name} is of type {info.dtype}; supported: {', '.join(DTYPES)}"
             )
-    known = {part.name for part in wanted} | ({"lm_head.weight"} if spec.config.tie_word_embeddings else set())
+    known = {part.name for part in wanted}
     # Tables that older versions of transformers saved and that follow from the config.
-    unknown = [name for name in checkpoint.tensors if name not in known and not name.endswith(".rotary_emb.inv_freq")]
+    unknown = [
+        name
+        for name in checkpoint.tensors
+        if name not in known and not name.startswith(spec.ignored) and not name.endswith(".rotary_emb.inv_freq")
+    ]
     if unknown:
         raise UnsupportedError(
             f"{folder}: {len(unknown)} tensors are unknown to family {spec.config.model_family} and results without "
@@ -149,8 +177,8 @@ def write_weights(
 ) -> None:
     """Writes a `weights` folder: config.ini, token table, manifest and, unless linked, the tensors.
 
-    settings: inference parameters for config.ini; they win over what the model suggests. tensor_para_size among them
-    is the number of ranks that the weights are split over.
+    settings: inference parameters for config.ini. tensor_para_size among them is the number of ranks that the weights
+    are split over.
     """
     spec = source.spec
     ranks = ranks_of(settings)
@@ -159,8 +187,7 @@ def write_weights(
     tokenizer = load_tokenizer(source.folder)
     table = weights / workspace.TOKEN_TABLE
     build_token_table(tokenizer, spec.config.vocab_size).save(table)
-    suggested = {"session_len": str(spec.session_len)} if spec.session_len else {}
-    workspace.write_config_ini(weights / "config.ini", {**spec.config.settings(), **suggested, **settings})
+    workspace.write_config_ini(weights / "config.ini", {**spec.config.settings(), **settings})
 
     manifest = workspace.Manifest(str(source.folder.resolve()), ranks)
     manifest.files[table.name] = {"bytes": table.stat().st_size, "sha256": workspace.sha256(table)}
@@ -247,8 +274,6 @@ def _make(
         )
     source = read_source(location.path, dtype)
     progress = Progress(show_progress)
-    for warning in source.spec.warnings:
-        progress.warn(warning)
     with workspace.atomic_folder(destination, force) as root:
         write_weights(
             source,

@@ -1,7 +1,8 @@
 """Splits a model over tensor-parallel ranks: which range of which tensor each rank holds.
 
 Column and row parallel in turn, so that a layer needs two sums over the ranks (Shoeybi et al., Megatron-LM, 2019): q,
-k, v, gate and up by their output features, o and down by their input features.
+k, v, gate and up by their output features, o and down by their input features. Experts are split like dense layers:
+every rank has a share of each of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from charonia import _engine
 from charonia.errors import UnsupportedError
 from charonia.families import ModelConfig, TensorMap, TensorPart
 
-_LAYER_TENSOR = re.compile(r"(layers\.\d+\.(?:attention|feed_forward)\.)(w_qkv|wo|w1|w2|w3)\.0\.(weight|bias)")
+_LAYER_TENSOR = re.compile(
+    r"(layers\.\d+\.(?:attention|feed_forward(?:\.experts\.\d+)?)\.)(w_qkv|wo|w1|w2|w3)\.0\.(weight|bias)"
+)
 
 
 def ranks_of(settings: Mapping[str, str]) -> int:
@@ -35,7 +38,7 @@ def check_ranks(config: ModelConfig, ranks: int) -> None:
 
 
 def _obstacle(config: ModelConfig, ranks: int) -> str:
-    for key in ("head_num", "inter_size"):
+    for key in ("head_num", *_widths(config)):
         if getattr(config, key) % ranks:
             return f"{key} = {getattr(config, key)} is no multiple of {ranks}"
     if config.kv_head_num % ranks and ranks % config.kv_head_num:
@@ -43,11 +46,17 @@ def _obstacle(config: ModelConfig, ranks: int) -> str:
     return ""
 
 
+def _widths(config: ModelConfig) -> list[str]:
+    """The keys that say how wide the model's feed-forward layers are."""
+    dense = not config.num_experts or "d" in config.layer_experts
+    return ["inter_size"] * dense + ["expert_inter_size"] * bool(config.num_experts)
+
+
 def split(tensors: TensorMap, config: ModelConfig, ranks: int) -> TensorMap:
     """The tensors of all ranks by canonical name; those of the whole model, which name rank 0, are what is given.
 
     With more ranks than k/v heads, several ranks hold the same one. Biases that are added after the sum over the ranks
-    are rank 0's alone. What has no rank in its name (embedding, norms, output) is there once for all.
+    are rank 0's alone. What has no rank in its name (embedding, norms, router, output) is there once for all.
     """
     check_ranks(config, ranks)
     split_tensors: TensorMap = {}
@@ -74,12 +83,33 @@ def _parts_of(
             return parts if rank == 0 else ()
         return tuple(_share(part, 1, rank, ranks) for part in parts)
     if module == "w_qkv":
-        q, k, v = parts
         # Ranks beyond the k/v heads share one: that of the group that the rank's q heads belong to.
         groups = min(ranks, config.kv_head_num)
         group = rank * groups // ranks
-        return (_share(q, 0, rank, ranks), _share(k, 0, group, groups), _share(v, 0, group, groups))
-    return tuple(_share(part, 0, rank, ranks) for part in parts)
+        q_size, kv_size = config.head_num * config.size_per_head, config.kv_head_num * config.size_per_head
+        q, kv = q_size // ranks, kv_size // groups
+        k_first = q_size + group * kv
+        v_first = k_first + kv_size
+        return (
+            *_stacked_rows(parts, rank * q, (rank + 1) * q),
+            *_stacked_rows(parts, k_first, k_first + kv),
+            *_stacked_rows(parts, v_first, v_first + kv),
+        )
+    rows = sum(part.taken[0] for part in parts) // ranks
+    return _stacked_rows(parts, rank * rows, (rank + 1) * rows)
+
+
+def _stacked_rows(parts: tuple[TensorPart, ...], begin: int, end: int) -> tuple[TensorPart, ...]:
+    """Rows [begin, end) of the parts stacked along dimension 0."""
+    taken: list[TensorPart] = []
+    first = 0
+    for part in parts:
+        last = first + part.taken[0]
+        low, high = max(begin, first), min(end, last)
+        if low < high:
+            taken.append(part.take(0, low - first, high - first))
+        first = last
+    return tuple(taken)
 
 
 def _share(part: TensorPart, dimension: int, index: int, count: int) -> TensorPart:

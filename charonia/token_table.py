@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Byte-level BPE's printable stand-in for each byte: the byte's own character where that is printable in Latin-1,
     else the next one from U+0100 on (Radford et al. 2019, GPT-2)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
@@ -33,7 +33,7 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-_ALPHABET = _byte_alphabet()
+_ALPHABET = byte_alphabet()
 
 
 @dataclass(frozen=True)

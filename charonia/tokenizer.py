@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from charonia import tiktoken_vocabulary
 from charonia.checkpoint import read_json
 from charonia.errors import ModelError
 
@@ -37,6 +38,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
 
     has_fast = (folder / "tokenizer.json").is_file()
+    if not has_fast and (folder / tiktoken_vocabulary.FILE).is_file():
+        return tiktoken_vocabulary.load_tiktoken(folder, chat=_is_chat(folder))
     if not has_fast and not any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json")):
         raise ModelError(f"{folder} has no tokenizer: expected tokenizer.json or tokenizer.model")
     needs_own_code = "auto_map" in _tokenizer_config(folder)
@@ -67,6 +70,12 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 def _tokenizer_config(folder: Path) -> dict[str, Any]:
     file = folder / "tokenizer_config.json"
     return read_json(file) if file.is_file() else {}
+
+
+def _is_chat(folder: Path) -> bool:
+    """Qwen 1 says in generation_config.json which of its models chat."""
+    file = folder / "generation_config.json"
+    return file.is_file() and read_json(file).get("chat_format") == "chatml"
 
 
 def copy_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerFast, destination: Path) -> None:

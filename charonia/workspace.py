@@ -87,7 +87,7 @@ def _download(model: str, path: Path) -> Location:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    patterns = ["*.json", "*.safetensors", "tokenizer.model", "*.txt", "*.jinja"]
+    patterns = ["*.json", "*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
     try:
         folder = Path(huggingface_hub.snapshot_download(model, allow_patterns=patterns))
         if not any(folder.glob("*.safetensors")):

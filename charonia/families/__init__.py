@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from charonia.errors import ModelError, UnsupportedError
-from charonia.families import internlm, llama, mistral, qwen2, yi
+from charonia.families import baichuan, experts, gemma, internlm, llama, mistral, phi3, qwen, qwen2, yi
 from charonia.families.spec import Family, HfConfig, ModelConfig, ModelSpec, TensorMap, TensorPart
 
 __all__ = ["FAMILIES", "Family", "HfConfig", "ModelConfig", "ModelSpec", "TensorMap", "TensorPart", "describe"]
 
-FAMILIES: tuple[Family, ...] = (llama.FAMILY, mistral.FAMILY, qwen2.FAMILY, yi.FAMILY, internlm.FAMILY)
+FAMILIES: tuple[Family, ...] = (
+    llama.FAMILY,
+    mistral.FAMILY,
+    internlm.INTERNLM,
+    internlm.INTERNLM2,
+    internlm.INTERNLM3,
+    qwen.FAMILY,
+    qwen2.QWEN2,
+    qwen2.QWEN3,
+    baichuan.FAMILY,
+    yi.FAMILY,
+    phi3.FAMILY,
+    gemma.GEMMA2,
+    gemma.GEMMA3_TEXT,
+    gemma.GEMMA3,
+    experts.MIXTRAL,
+    experts.QWEN3_MOE,
+)
 
 
 def describe(config: HfConfig, model_name: str) -> ModelSpec:

@@ -1,8 +1,7 @@
-"""Reads config.json as Hugging Face writes it: the older and the newer spelling of the same settings."""
+"""Reads values of config.json and refuses what would otherwise be computed wrongly."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from charonia.errors import ModelError, UnsupportedError
@@ -10,17 +9,20 @@ from charonia.families.spec import HfConfig
 
 T = TypeVar("T", bound="int | float | bool")
 
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary settings. `kind` is `default` or `llama3`."""
-
-    theta: float
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 0
+# Keys that change what a model computes, with the values that do not. A family that computes a key reads it itself.
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "add_cross_attention": (False,),
+    "alibi": (False,),
+    "attention_sink": (False, 0),
+    "attn_logit_softcapping": (),
+    "clip_qkv": (),
+    "final_logit_softcapping": (),
+    "lm_head_bias": (False,),
+    "num_sink_tokens": (0,),
+    "position_embedding_type": ("rope", "rotary"),
+    "use_attention_sinks": (False,),
+    "use_bidirectional_attention": (False,),
+}
 
 
 def required(config: HfConfig, key: str) -> int:
@@ -43,6 +45,14 @@ def optional(config: HfConfig, key: str, default: T) -> T:
     return cast(T, float(value) if isinstance(default, float) else value)
 
 
+def number(config: HfConfig, key: str, default: float) -> float:
+    """A number that may be absent or null and is not negative."""
+    value = optional(config, key, float(default))
+    if value < 0:
+        raise ModelError(f"config.json: {key} is {value}; it must not be negative")
+    return value
+
+
 def token_ids(config: HfConfig, key: str) -> tuple[int, ...]:
     """A token id, a list of them or nothing."""
     value = config.get(key)
@@ -54,49 +64,24 @@ def token_ids(config: HfConfig, key: str) -> tuple[int, ...]:
     return tuple(item for item in ids if item >= 0)
 
 
-def rope(config: HfConfig) -> Rope:
-    """Rotary settings from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    new = config.get("rope_parameters") or {}
-    old = config.get("rope_scaling") or {}
-    if not isinstance(new, dict) or not isinstance(old, dict):
-        raise ModelError("config.json: rope_parameters and rope_scaling must be objects or null")
-    if any(isinstance(value, dict) for value in new.values()):
-        raise UnsupportedError("config.json: rope_parameters per layer type are not supported")
-    settings: dict[str, Any] = {**old, **new}
-    kind = settings.get("rope_type") or settings.get("type") or "default"
-    theta = optional(settings, "rope_theta", optional(config, "rope_theta", 10000.0))
-    partial = optional(settings, "partial_rotary_factor", optional(config, "partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise UnsupportedError(f"config.json: partial_rotary_factor {partial} is not supported, only 1.0")
-    if kind == "default":
-        return Rope(theta)
-    if kind != "llama3":
+def activation(config: HfConfig, *keys: str, supported: dict[str, str]) -> str:
+    """The engine's name of the activation; `keys`: where config.json names it, the first one that it has counts."""
+    named = next(((key, config[key]) for key in keys if config.get(key)), None)
+    if named is None:
+        return next(iter(supported.values()))
+    if named[1] not in supported:
         raise UnsupportedError(
-            f"config.json: rope scaling of type {kind!r} is not supported; supported: default, llama3"
+            f"config.json: {named[0]} {named[1]!r} is not supported; supported: {', '.join(sorted(supported))}"
         )
-    missing = [key for key in ("factor", "low_freq_factor", "high_freq_factor") if settings.get(key) is None]
-    if missing:
-        raise ModelError(f"config.json: rope scaling of type llama3 lacks {', '.join(missing)}")
-    original = optional(
-        settings,
-        "original_max_position_embeddings",
-        optional(config, "original_max_position_embeddings", required(config, "max_position_embeddings")),
-    )
-    return Rope(
-        theta,
-        kind,
-        optional(settings, "factor", 1.0),
-        optional(settings, "low_freq_factor", 1.0),
-        optional(settings, "high_freq_factor", 4.0),
-        original,
-    )
+    return supported[named[1]]
 
 
-def refuse_unsupported(config: HfConfig) -> None:
-    """Raises UnsupportedError for features that would otherwise be computed wrongly."""
-    activation = config.get("hidden_act") or "silu"
-    if activation not in ("silu", "swish"):
-        raise UnsupportedError(f"config.json: hidden_act {activation!r} is not supported; supported: silu")
+def refuse_unsupported(config: HfConfig, computed: tuple[str, ...] = ()) -> None:
+    """Raises UnsupportedError for values that the engine would ignore; computed: keys that the family reads."""
+    for key, harmless in _HARMLESS.items():
+        value = config.get(key)
+        if key not in computed and value is not None and value not in harmless:
+            raise UnsupportedError(f"config.json: {key} {value!r} is not supported for this family")
     quantization = config.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization

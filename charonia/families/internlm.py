@@ -1,26 +1,64 @@
-"""InternLM 1: Llama's shape with biases on q, k, v and o where config.json's `bias` is true (the default)."""
+"""InternLM 1 (biases on q, k, v and o), 2 (one interleaved tensor for q, k and v) and 3: Llama's shape."""
 
 from __future__ import annotations
 
 from charonia.errors import UnsupportedError
-from charonia.families.hf_config import optional
-from charonia.families.llama import llama_config, llama_tensors
+from charonia.families.hf_config import number, optional
+from charonia.families.llama import llama_config, llama_spec
+from charonia.families.names import Names
 from charonia.families.spec import Family, HfConfig, ModelSpec
 
+INTERNLM2_NAMES = Names(
+    embedding="model.tok_embeddings",
+    output="output",
+    attention_norm="attention_norm",
+    ffn_norm="ffn_norm",
+    qkv=("attention.wqkv",),
+    qkv_interleaved=True,
+    attention_output="attention.wo",
+    gate="feed_forward.w1",
+    up="feed_forward.w3",
+    down="feed_forward.w2",
+)
 
-def _describe(config: HfConfig, model_name: str) -> ModelSpec:
-    # Its own spelling: {"base": 10000, "type": "dynamic"}. Dynamic NTK scaling begins beyond max_position_embeddings,
-    # which is the longest sequence here.
+
+def _internlm(config: HfConfig, model_name: str) -> ModelSpec:
+    # Its own spelling: {"base": 10000, "type": "dynamic"}.
     rotary = config.get("rotary")
     if isinstance(rotary, dict):
-        if rotary.get("type", "origin") not in ("origin", "dynamic"):
-            raise UnsupportedError(
-                f"config.json: rotary of type {rotary['type']!r} is not supported; supported: origin, dynamic"
-            )
-        config = {**config, "rope_theta": float(rotary.get("base", 10000))}
+        kind = rotary.get("type", "origin")
+        if kind not in ("origin", "dynamic"):
+            raise UnsupportedError(f"config.json: rotary of type {kind!r} is not supported; supported: origin, dynamic")
+        config = {**config, "rope_theta": number(rotary, "base", 10000.0)}
+        if kind == "dynamic":
+            config["rope_scaling"] = {"type": "dynamic", "factor": number(rotary, "scaling_factor", 1.0)}
     bias = optional(config, "bias", True)
-    model = llama_config(config, model_name, "internlm", attn_bias=bias, attn_output_bias=bias)
-    return ModelSpec(model, llama_tensors(model), session_len=model.max_position_embeddings)
+    return llama_spec(llama_config(config, model_name, "internlm", attn_bias=bias, attn_output_bias=bias))
 
 
-FAMILY = Family("internlm", ("internlm",), "InternLM 1", _describe)
+def _internlm2(config: HfConfig, model_name: str) -> ModelSpec:
+    bias = optional(config, "bias", True)
+    model = llama_config(config, model_name, "internlm2", attn_bias=bias, attn_output_bias=bias)
+    return llama_spec(model, INTERNLM2_NAMES)
+
+
+def _internlm3(config: HfConfig, model_name: str) -> ModelSpec:
+    # Older files say qkv_bias and bias; transformers 5 knows one attention_bias for q, k, v and o, and mlp_bias.
+    both = optional(config, "attention_bias", False)
+    bias = optional(config, "bias", optional(config, "mlp_bias", False))
+    model = llama_config(
+        config,
+        model_name,
+        "internlm3",
+        head_dim=128,
+        norm_eps=1e-5,
+        attn_bias=optional(config, "qkv_bias", both),
+        attn_output_bias=bias if config.get("attention_bias") is None else both,
+        mlp_bias=bias,
+    )
+    return llama_spec(model)
+
+
+INTERNLM = Family("internlm", ("internlm",), "InternLM 1", _internlm)
+INTERNLM2 = Family("internlm2", ("internlm2",), "InternLM 2 and 2.5", _internlm2)
+INTERNLM3 = Family("internlm3", ("internlm3",), "InternLM 3", _internlm3)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from charonia.families.llama import llama_config, llama_tensors
+from charonia.families.llama import llama_config, llama_spec
 from charonia.families.spec import Family, HfConfig, ModelSpec
 
 
 def _describe(config: HfConfig, model_name: str) -> ModelSpec:
-    model = llama_config(config, model_name, "yi", norm_eps=1e-5)
-    return ModelSpec(model, llama_tensors(model))
+    return llama_spec(llama_config(config, model_name, "yi", norm_eps=1e-5))
 
 
 FAMILY = Family("yi", ("yi", "Yi"), "Yi", _describe)

@@ -1,20 +1,29 @@
-"""Small random models of every family, made with transformers, and what transformers says they generate."""
+"""Small random models of every family and what transformers, or numpy where it has none, says they generate."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from numpy_models import NumpyFamily, NumpyModel, baichuan, internlm2, qwen
 from transformers import (
     AutoModelForCausalLM,
+    DynamicCache,
+    Gemma2Config,
+    Gemma3TextConfig,
+    InternLM3Config,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    Phi3Config,
     PreTrainedModel,
     Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from charonia.benchmark.random_model import write_byte_tokenizer
@@ -23,6 +32,7 @@ from charonia.benchmark.random_model import write_byte_tokenizer
 torch.set_num_threads(1)
 
 VOCAB = 320
+WINDOW = 24  # tokens, of the models that have one
 _BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 96,
@@ -45,35 +55,161 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.8],
+    "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 8.0],
+}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A config of transformers, and what to change in the config.json that it writes."""
+    """A config of transformers, or a family of numpy_models, and what to change in the config.json that it writes."""
 
     config: Any
-    rewrite: dict[str, Any]
+    rewrite: dict[str, Any] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()  # keys of config.json that the family's own files do not have
+    settings: dict[str, Any] = field(default_factory=dict)  # the engine's
+    stepwise: bool = False  # the reference must generate token by token: what it says depends on how it came there
 
 
-def _variant(config_class: type[Any] = LlamaConfig, rewrite: dict[str, Any] | None = None, **changes: Any) -> Variant:
-    return Variant(config_class(**{**_BASE, **changes}), rewrite or {})
+def _variant(
+    config_class: type[Any] = LlamaConfig,
+    rewrite: dict[str, Any] | None = None,
+    dropped: tuple[str, ...] = (),
+    **changes: Any,
+) -> Variant:
+    return Variant(config_class(**{**_BASE, **changes}), rewrite or {}, dropped)
+
+
+def _beyond(variant: Variant, **settings: float) -> Variant:
+    """Of a model that is used for longer than it was trained."""
+    stepwise = isinstance(variant.config, LlamaConfig)
+    return replace(variant, settings={"session_len": 512, **settings}, stepwise=stepwise)
 
 
 VARIANTS = {
     "llama1": _variant(num_key_value_heads=6, rms_norm_eps=1e-6),
-    "llama2-grouped": _variant(),
+    "llama2-grouped": Variant(LlamaConfig(**_BASE), stepwise=True),
     "llama3": _variant(rope_parameters=_LLAMA3_ROPE),
     "llama-tied": _variant(tie_word_embeddings=True),
     "llama-biases": _variant(attention_bias=True, mlp_bias=True),
     "llama-head-dim": _variant(head_dim=32),
+    "llama-linear": _variant(rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
+    "llama-dynamic": _beyond(_variant(max_position_embeddings=100, rope_parameters=_DYNAMIC)),
+    # What its config.json does not say, the setting does.
+    "llama-dynamic-by-setting": _beyond(
+        _variant(
+            rewrite={"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+            max_position_embeddings=100,
+            rope_parameters=_DYNAMIC,
+        ),
+        rope_scaling_factor=2.0,
+    ),
+    "llama-yarn": _variant(rope_parameters=_YARN),
+    "llama-yarn-mscale": _variant(
+        rope_parameters=_YARN
+        | {"mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}
+    ),
     "mistral": _variant(MistralConfig, sliding_window=None, head_dim=16),
+    "mistral-window": Variant(MistralConfig(**_BASE, sliding_window=WINDOW, head_dim=16), stepwise=True),
+    "qwen1": Variant(qwen(trained=40)),
     "qwen2": _variant(Qwen2Config, rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}),
+    "qwen2-window": _variant(Qwen2Config, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
+    "qwen2-yarn": _variant(Qwen2Config, rope_parameters=_YARN),
+    "qwen3": _variant(Qwen3Config, head_dim=20),
+    "qwen3-window": _variant(
+        Qwen3Config,
+        head_dim=32,
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
     "yi": _variant(rewrite={"model_type": "Yi"}, rope_parameters={"rope_type": "default", "rope_theta": 5000000.0}),
     # transformers has no class for InternLM 1: it is Llama with biases on q, k, v and o.
     "internlm": _variant(
-        rewrite={"model_type": "internlm", "bias": True, "attention_bias": None},
+        rewrite={"model_type": "internlm", "bias": True},
+        dropped=("attention_bias",),
         num_key_value_heads=6,
         attention_bias=True,
+    ),
+    "internlm-dynamic": _beyond(
+        _variant(
+            rewrite={"model_type": "internlm", "bias": True}
+            | {"rotary": {"base": 10000, "type": "dynamic", "scaling_factor": 2.0}},
+            dropped=("attention_bias", "rope_parameters"),
+            num_key_value_heads=6,
+            attention_bias=True,
+            max_position_embeddings=100,
+            rope_parameters=_DYNAMIC,
+        )
+    ),
+    "internlm2": Variant(internlm2(bias=False)),
+    "internlm2-bias": Variant(internlm2(bias=True)),
+    "internlm2-dynamic": _beyond(Variant(internlm2(bias=False, trained=100, dynamic=True))),
+    "internlm2-log-n-by-setting": _beyond(Variant(internlm2(bias=False, trained=40, with_log_n=True)), use_logn_attn=1),
+    "internlm3": _variant(InternLM3Config, head_dim=24),
+    "internlm3-biases": _variant(
+        InternLM3Config,
+        {"qkv_bias": True, "bias": True},
+        ("attention_bias", "mlp_bias"),
+        head_dim=16,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    "baichuan-7b": Variant(baichuan(7, 1)),
+    "baichuan-13b": Variant(baichuan(13, 1)),
+    "baichuan2-7b": Variant(baichuan(7, 2)),
+    "baichuan2-13b": Variant(baichuan(13, 2, heads=8)),
+    "phi3": _variant(Phi3Config, sliding_window=WINDOW),
+    "phi3-longrope": _variant(
+        Phi3Config,
+        original_max_position_embeddings=64,
+        rope_parameters=_LONGROPE | {"partial_rotary_factor": 0.75},
+        tie_word_embeddings=True,
+    ),
+    "gemma2": _variant(
+        Gemma2Config,
+        head_dim=32,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=8.0,
+        tie_word_embeddings=True,
+    ),
+    "gemma3": _variant(
+        Gemma3TextConfig,
+        head_dim=32,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=24,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        tie_word_embeddings=True,
+    ),
+    "mixtral": _variant(MixtralConfig, num_local_experts=5, num_experts_per_tok=2),
+    "mixtral-window": _variant(MixtralConfig, num_local_experts=4, num_experts_per_tok=3, sliding_window=WINDOW),
+    "qwen3-moe": _variant(
+        Qwen3MoeConfig,
+        head_dim=20,
+        num_experts=7,
+        num_experts_per_tok=3,
+        moe_intermediate_size=44,
+        norm_topk_prob=True,
+    ),
+    "qwen3-moe-dense-layers": _variant(
+        Qwen3MoeConfig,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        mlp_only_layers=[1],
+        norm_topk_prob=False,
     ),
 }
 
@@ -81,18 +217,22 @@ VARIANTS = {
 def write_model(
     folder: Path, variant: Variant, seed: int, dtype: torch.dtype = torch.float32, *, scale: float = 0.2
 ) -> PreTrainedModel:
-    """Writes the model and returns it, its weights rounded to `dtype` and held in fp32.
+    """Writes a model of transformers and returns it, its weights rounded to `dtype` and held in fp32.
 
     Weights are large enough that logits spread over several units and the likeliest token is clear. scale: their
     standard deviation, which a wider model needs less of.
     """
     generator = torch.Generator().manual_seed(seed)
     model = AutoModelForCausalLM.from_config(variant.config, attn_implementation="eager").eval()
+    gemma = "gemma" in variant.config.model_type
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
             if name.endswith("norm.weight"):
-                weight.copy_(1 + 0.2 * noise)
+                # Gemma's norms add 1 by themselves. Its scaled and tied embedding would have it repeat every token,
+                # were it not outweighed by what the layers add.
+                center = (8 if ".post_" in name else 0) if gemma else 1
+                weight.copy_(center + 0.2 * noise)
             elif name.endswith(".bias"):
                 weight.copy_(0.3 * noise)
             else:
@@ -104,8 +244,12 @@ def write_model(
     model.save_pretrained(folder)
     file = folder / "config.json"
     config = {**json.loads(file.read_text()), **variant.rewrite}
-    file.write_text(json.dumps(config))
+    file.write_text(json.dumps({key: value for key, value in config.items() if key not in variant.dropped}))
     write_byte_tokenizer(folder, VOCAB)
+    # Gemma's factor of the embedding is rounded with the weights.
+    scaling = getattr(model.get_input_embeddings(), "embed_scale", None)
+    if scaling is not None:
+        scaling.copy_(scaling.to(dtype))
     return model.to(torch.float32)
 
 
@@ -123,8 +267,14 @@ class Reference:
     least_lead: float
 
 
+def _reference(token_ids: list[int], logprobs: torch.Tensor) -> Reference:
+    top = logprobs.topk(2).values
+    return Reference(token_ids, logprobs, float((top[:, 0] - top[:, 1]).min()))
+
+
 def greedy(model: PreTrainedModel, prompt: list[int], tokens: int) -> Reference:
     """transformers' own generate, one prompt at a time and without an end token."""
+    _forget_lengths(model)
     with torch.no_grad():
         out: Any = model.generate(
             torch.tensor([prompt], device=model.device),
@@ -137,12 +287,66 @@ def greedy(model: PreTrainedModel, prompt: list[int], tokens: int) -> Reference:
             return_dict_in_generate=True,
         )
     logprobs = torch.log_softmax(torch.cat(out.logits).double(), dim=-1)
-    top = logprobs.topk(2).values
-    return Reference(out.sequences[0, len(prompt) :].tolist(), logprobs, float((top[:, 0] - top[:, 1]).min()))
+    return _reference(out.sequences[0, len(prompt) :].tolist(), logprobs)
 
 
 def logprobs_of(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> torch.Tensor:
     """[answer, vocab]: what the model says at each token of an answer that is given to it."""
+    cache = DynamicCache(config=model.config)
+    logits = []
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + answer], device=model.device)).logits[0, len(prompt) - 1 : -1]
-    return torch.log_softmax(logits.double(), dim=-1)
+        for piece in _pieces(model, prompt, answer):
+            logits.append(model(torch.tensor([piece], device=model.device), past_key_values=cache).logits[0])
+    return torch.log_softmax(torch.cat(logits)[len(prompt) - 1 : -1].double(), dim=-1)
+
+
+def _pieces(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> list[list[int]]:
+    """The sequence in one piece, or where longrope turns to its long factors in the answer, in two.
+
+    A step that goes beyond the original length is rotated by the long factors, all others are by the short ones. (When
+    it generates, transformers computes a sequence anew there, which needs twice the prefill for one token.)
+    """
+    whole = prompt + answer
+    rotary = getattr(model.model, "rotary_emb", None)
+    if rotary is None or getattr(rotary, "rope_type", "") != "longrope":
+        return [whole]
+    turn: int = model.config.rope_parameters["original_max_position_embeddings"]
+    return [whole[:turn], whole[turn:]] if len(prompt) <= turn < len(whole) else [whole]
+
+
+def _forget_lengths(model: PreTrainedModel) -> None:
+    """Dynamic scaling remembers the longest sequence that it has seen: each prompt begins anew."""
+    rotary = getattr(model.model, "rotary_emb", None)
+    if rotary is not None and getattr(rotary, "rope_type", "") == "dynamic":
+        rotary.max_seq_len_cached = rotary.original_max_seq_len
+        rotary.inv_freq = rotary.original_inv_freq.clone()
+
+
+class ReferenceModel:
+    """A model of a variant in a folder, and what is expected of the engine that runs it."""
+
+    def __init__(self, variant: Variant, folder: Path, seed: int) -> None:
+        self._stepwise = variant.stepwise
+        self._numpy: NumpyModel | None = None
+        self._torch: PreTrainedModel | None = None
+        if isinstance(variant.config, NumpyFamily):
+            self._numpy = NumpyModel(variant.config, folder, seed)
+            write_byte_tokenizer(folder, VOCAB)
+        else:
+            self._torch = write_model(folder, variant, seed)
+
+    def expected(self, prompt: list[int], answer: list[int]) -> Reference:
+        """The greedy answer, as long as `answer`.
+
+        Unless it must be generated, it is found by giving `answer` to the model: where every token of it is the
+        likeliest one after those before, it is the greedy answer, and where one is not, the first such token differs.
+        """
+        if self._numpy is not None:
+            logprobs = torch.from_numpy(self._numpy.logprobs(prompt, answer))
+        elif self._stepwise:
+            assert self._torch is not None
+            return greedy(self._torch, prompt, len(answer))
+        else:
+            assert self._torch is not None
+            logprobs = logprobs_of(self._torch, prompt, answer)
+        return _reference(logprobs.argmax(-1).tolist(), logprobs)

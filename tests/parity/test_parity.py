@@ -1,53 +1,73 @@
-"""Greedy tokens equal Hugging Face transformers' in fp32, for every family; log probabilities are within 1e-4."""
+"""Greedy tokens equal the reference's in fp32, for every family; log probabilities are within 1e-4.
+
+The reference is Hugging Face transformers, and numpy for families that it does not have.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the parity tests compare with PyTorch")
 
-from parity_models import VARIANTS, greedy, logprobs_of, prompts_of, write_model  # noqa: E402
+from parity_models import (  # noqa: E402
+    VARIANTS,
+    Reference,
+    ReferenceModel,
+    Variant,
+    greedy,
+    logprobs_of,
+    prompts_of,
+    write_model,
+)
 from transformers import PreTrainedModel  # noqa: E402
 
-from charonia import Engine, SamplingParams  # noqa: E402
+from charonia import Engine, Output, SamplingParams  # noqa: E402
 
 NEW_TOKENS = 128
 LENGTHS = (1, 5, 31, 64, 65, 150)
 # A lead below this is a tie that rounding may decide either way: such a model is replaced by the next seed's.
 TIE = 1e-4
+GREEDY = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, logprobs=3)
+
+
+def generate(folder: Path, variant: Variant, prompts: list[list[int]], **settings: int | bool) -> list[Output]:
+    with Engine.from_pretrained(folder, **{"threads": 2, **variant.settings, **settings}) as engine:
+        return engine.generate(prompts, GREEDY)
+
+
+def compare(outputs: list[Output], references: list[Reference]) -> None:
+    for output, reference in zip(outputs, references, strict=True):
+        assert output.token_ids == reference.token_ids
+        expected = reference.logprobs[torch.arange(NEW_TOKENS), torch.tensor(output.token_ids)]
+        assert (torch.tensor(output.logprobs, dtype=torch.float64) - expected).abs().max() < 1e-4
+        for row, whole in zip(output.top_logprobs, reference.logprobs, strict=True):
+            assert [value for _, value in row] == pytest.approx(whole.topk(3).values.tolist(), abs=1e-4)
+            assert all(value == pytest.approx(float(whole[token]), abs=1e-4) for token, value in row)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_greedy_tokens_equal_transformers_and_logprobs_are_within_1e_4_with_one_rank_and_two(
+def test_greedy_tokens_equal_the_references_and_logprobs_are_within_1e_4_with_one_rank_and_two(
     name: str, tmp_path: Path
 ) -> None:
+    variant = VARIANTS[name]
     prompts = prompts_of(7, LENGTHS)
     for seed in range(20):
         folder = tmp_path / str(seed)
-        model = write_model(folder, VARIANTS[name], seed)
-        references = [greedy(model, prompt, NEW_TOKENS) for prompt in prompts]
+        model = ReferenceModel(variant, folder, seed)
+        # A small token budget cuts the longer prompts, so that prefill and decode share steps.
+        outputs = generate(folder, variant, prompts, token_budget=96, cache_block_seq_len=16)
+        references = [model.expected(prompt, output.token_ids) for prompt, output in zip(prompts, outputs, strict=True)]
         if min(reference.least_lead for reference in references) >= TIE:
             break
     else:
         pytest.fail("every seed has a tie")
-    sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, logprobs=3)
-    for ranks in (1, 2):
-        # A small token budget cuts the longer prompts, so that prefill and decode share steps.
-        with Engine.from_pretrained(
-            folder, threads=2, token_budget=96, cache_block_seq_len=16, tensor_para_size=ranks
-        ) as engine:
-            outputs = engine.generate(prompts, sampling)
-        for output, reference in zip(outputs, references, strict=True):
-            assert output.token_ids == reference.token_ids
-            expected = reference.logprobs[torch.arange(NEW_TOKENS), torch.tensor(output.token_ids)]
-            assert (torch.tensor(output.logprobs, dtype=torch.float64) - expected).abs().max() < 1e-4
-            for row, whole in zip(output.top_logprobs, reference.logprobs, strict=True):
-                assert [value for _, value in row] == pytest.approx(whole.topk(3).values.tolist(), abs=1e-4)
-                assert all(value == pytest.approx(float(whole[token]), abs=1e-4) for token, value in row)
+    compare(outputs, references)
     # A model that only repeats itself would prove little.
     assert len({token for reference in references for token in reference.token_ids}) > 40
+    compare(generate(folder, variant, prompts, token_budget=96, cache_block_seq_len=16, tensor_para_size=2), references)
 
 
 @pytest.mark.parametrize("name", ["llama-biases", "llama-tied", "qwen2"])
@@ -56,21 +76,20 @@ def test_four_ranks_also_where_there_are_fewer_kv_heads(name: str, kv_heads: int
     variant = VARIANTS[name]
     changes = {"num_attention_heads": 8, "num_key_value_heads": kv_heads, "head_dim": 12}
     config = type(variant.config)(**{**variant.config.to_dict(), **changes})
-    model = write_model(tmp_path, type(variant)(config, variant.rewrite), 5)
+    model = write_model(tmp_path, replace(variant, config=config), 5)
     prompts = prompts_of(7, LENGTHS)
     references = [greedy(model, prompt, NEW_TOKENS) for prompt in prompts]
     assert min(reference.least_lead for reference in references) >= TIE
-    sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, logprobs=0)
-    with Engine.from_pretrained(tmp_path, threads=4, token_budget=96, tensor_para_size=4) as engine:
-        outputs = engine.generate(prompts, sampling)
-    for output, reference in zip(outputs, references, strict=True):
-        assert output.token_ids == reference.token_ids
-        expected = reference.logprobs[torch.arange(NEW_TOKENS), torch.tensor(output.token_ids)]
-        assert (torch.tensor(output.logprobs, dtype=torch.float64) - expected).abs().max() < 1e-4
+    compare(generate(tmp_path, variant, prompts, threads=4, token_budget=96, tensor_para_size=4), references)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["llama3", "llama-biases", "qwen2"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, dtype) for name in ("llama3", "llama-biases", "qwen2") for dtype in ("bfloat16", "float16")),
+        *((name, "bfloat16") for name in ("mistral-window", "qwen3", "internlm3", "phi3", "gemma2", "gemma3")),
+    ],
+)
 def test_with_16_bit_weights_logprobs_are_as_near_to_fp32_arithmetic_as_transformers_are(
     name: str, dtype: str, tmp_path: Path
 ) -> None:
@@ -97,14 +116,31 @@ def test_with_16_bit_weights_logprobs_are_as_near_to_fp32_arithmetic_as_transfor
     assert (ours - exact).abs().max() < 4 * (theirs - exact).abs().max()
 
 
-def test_mistral_within_its_window_equals_transformers_with_the_window(tmp_path: Path) -> None:
-    variant = VARIANTS["mistral"]
-    config = type(variant.config)(**{**variant.config.to_dict(), "sliding_window": 160})
-    model = write_model(tmp_path, type(variant)(config, {}), 1)
-    prompt = prompts_of(3, [32])[0]
-    reference = greedy(model, prompt, NEW_TOKENS)
-    assert reference.least_lead >= TIE
-    with Engine.from_pretrained(tmp_path, threads=2) as engine:
-        assert engine.info.session_len == 160
-        output = engine.generate([prompt], SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True))[0]
-    assert output.token_ids == reference.token_ids
+CONTEXT_DEPENDENT = (
+    *("mistral-window", "qwen2-window", "gemma3", "phi3-longrope", "llama-dynamic", "internlm2-dynamic"),
+    *("qwen1", "baichuan-13b", "mixtral"),
+)
+
+
+@pytest.mark.parametrize("name", CONTEXT_DEPENDENT)
+def test_results_do_not_depend_on_prefix_hits_and_chunks(name: str, tmp_path: Path) -> None:
+    variant = VARIANTS[name]
+    ReferenceModel(variant, tmp_path, 3)
+    # Prompts of different lengths with the same beginning, shorter and longer than the trained length and the window.
+    longest = prompts_of(9, [200])[0]
+    prompts = [longest[:length] for length in (35, 70, 99, 130, 161, 200)]
+
+    def plain(outputs: list[Output]) -> list[tuple[list[int], list[float]]]:
+        return [(output.token_ids, output.logprobs) for output in outputs]
+
+    whole = plain(generate(tmp_path, variant, prompts, enable_prefix_caching=False, cache_block_seq_len=16))
+    settings = {"threads": 2, "token_budget": 23, "cache_block_seq_len": 16, "enable_prefix_caching": True}
+    with Engine.from_pretrained(tmp_path, **{**variant.settings, **settings}) as engine:
+        # One after the other, so that each finds what those before it left; then again, and all at once.
+        one_by_one = [engine.generate([prompt], GREEDY)[0] for prompt in prompts]
+        again = [engine.generate([prompt], GREEDY)[0] for prompt in prompts]
+        together = engine.generate(prompts, GREEDY)
+    assert plain(one_by_one) == whole
+    assert plain(again) == whole
+    assert plain(together) == whole
+    assert all(output.num_cached_tokens >= 16 for output in [*again, *together])

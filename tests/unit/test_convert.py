@@ -217,12 +217,6 @@ def test_a_wrong_setting_leaves_nothing_behind(model: Path, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["a-model"]
 
 
-def test_mistrals_window_becomes_session_len(model: Path, tmp_path: Path) -> None:
-    edit_config(model, model_type="mistral", sliding_window=64)
-    weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
-    assert _engine.read_config_ini(weights / "config.ini")["session_len"] == "64"
-
-
 def test_a_workspace_is_replaced_only_by_force_and_nothing_else_ever(model: Path, tmp_path: Path) -> None:
     root = convert(model, tmp_path / "w")
     (root / "mine").touch()
@@ -404,6 +398,119 @@ def test_what_is_served_is_linked_for_its_ranks(model: Path, tmp_path: Path) -> 
     assert workspace.read_manifest(two / workspace.WEIGHTS).ranks == 2
     assert prepare(str(two), tmp_path, {}) == two
     assert answers(two)[0] == answers(one)[0]
+
+
+TINY = SHAPES["tiny"].config()
+# A config of every way in which a family's tensors lie otherwise than Llama's.
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "interleaved": {**TINY, "model_type": "internlm2", "bias": True},
+    "packed with a bias": {**TINY, "model_type": "qwen", "kv_channels": 16, "num_key_value_heads": None},
+    "packed for slopes": {**TINY, "model_type": "baichuan", "model_max_length": 64, "max_position_embeddings": None},
+    "packed also gate and up": {**TINY, "model_type": "phi3"},
+    "norms of heads": {**TINY, "model_type": "qwen3", "head_dim": 16},
+    "norms after": {**TINY, "model_type": "gemma2", "head_dim": 16},
+    "experts": {**TINY, "model_type": "mixtral", "num_local_experts": 3},
+    "experts and dense layers": {
+        **{**TINY, "model_type": "qwen3_moe", "head_dim": 16, "moe_intermediate_size": 32},
+        **{"num_experts": 3, "num_experts_per_tok": 2, "mlp_only_layers": [0]},
+    },
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_is_converted_and_loads_and_answers_as_where_it_is(layout: str, tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    write_random_model(folder, LAYOUTS[layout], weight_type="fp32", scale=0.2)
+    tokens, logprobs = answers(folder)
+    assert answers(convert(folder, tmp_path / "w")) == (tokens, logprobs)
+    halves = answers(convert(folder, tmp_path / "v", tp=2))
+    assert halves[0] == tokens and halves[1] == pytest.approx(logprobs, abs=1e-4)
+    assert answers(folder, tensor_para_size=2) == halves
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_ranks_of_every_layout_hold_each_row_and_column_that_is_split_once(layout: str, ranks: int) -> None:
+    spec = describe(LAYOUTS[layout], "m")
+    tensors = split(spec.tensors, spec.config, ranks)
+    whole = {name for name in spec.tensors if ".0." not in name.replace("layers.0.", "").replace("experts.0.", "")}
+    assert all(tensors[name] == spec.tensors[name] for name in whole)
+    for name in spec.tensors.keys() - whole:
+        if name.endswith("bias") and (".wo." in name or ".w2." in name):
+            continue
+        place, module, kind = name[: -len(kind_of(name)) - 3], name.split(".")[-3], kind_of(name)
+        shares = [tensors[f"{place}.{rank}.{kind}"] for rank in range(ranks)]
+        dimension = 1 if module in ("wo", "w2") else 0
+        covered = [rows_of(part, dimension) for parts in shares for part in parts]
+        expected = [rows_of(part, dimension) for part in spec.tensors[name]]
+        shared_heads = module == "w_qkv" and spec.config.kv_head_num < ranks
+        held = {place for places in covered for place in places}
+        assert held == {place for places in expected for place in places}
+        assert shared_heads or sum(map(len, covered)) == sum(map(len, expected))
+
+
+def kind_of(name: str) -> str:
+    return name.split(".")[-1]
+
+
+def rows_of(part: TensorPart, dimension: int) -> list[tuple[str, int]]:
+    """The rows or columns that a part takes of its tensor."""
+    begin, end = (part.rows, part.cols)[dimension] or (0, part.shape[dimension])
+    return [(part.name, index) for index in range(begin, end)]
+
+
+def test_a_rank_of_an_interleaved_tensor_holds_its_own_groups() -> None:
+    spec = describe(LAYOUTS["interleaved"], "m")
+    tensors = split(spec.tensors, spec.config, 2)
+    for kind in ("weight", "bias"):
+        # Groups of two q heads, k and v, 16 rows each: rank 1 has the second group.
+        assert [part.rows for part in tensors[f"layers.0.attention.w_qkv.1.{kind}"]] == [
+            (64, 96),
+            (96, 112),
+            (112, 128),
+        ]
+    # With one head per rank, the ranks of a group share its k and v.
+    tensors = split(spec.tensors, spec.config, 4)
+    assert [part.rows for part in tensors["layers.0.attention.w_qkv.3.weight"]] == [(80, 96), (96, 112), (112, 128)]
+
+
+def test_a_model_of_experts_alone_is_split_by_their_width() -> None:
+    spec = describe({**LAYOUTS["experts"], "intermediate_size": 62}, "m")
+    assert len(split(spec.tensors, spec.config, 2)) > len(spec.tensors)
+    with pytest.raises(UnsupportedError, match=r"expert_inter_size = 62 is no multiple of 4.*--tp 1 or 2"):
+        split(spec.tensors, spec.config, 4)
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixes(prefix: str, tmp_path: Path) -> None:
+    text = {**TINY, "model_type": "gemma3_text", "head_dim": 16, "tie_word_embeddings": True}
+    text_only, both = tmp_path / "text", tmp_path / "both"
+    write_random_model(text_only, text, weight_type="fp32", scale=0.2)
+    shutil.copytree(text_only, both)
+    (both / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 7]}))
+
+    def rename(tensors: dict[str, np.ndarray[Any, Any]]) -> None:
+        for name in list(tensors):
+            tensors[prefix + name.removeprefix("model.")] = tensors.pop(name)
+        place = "model." if prefix.startswith("model.") else ""
+        tensors[f"{place}vision_tower.embeddings.weight"] = np.ones((3, 3), np.float32)
+        tensors[f"{place}multi_modal_projector.mm_soft_emb_norm.weight"] = np.ones(3, np.float32)
+        tensors["language_model.lm_head.weight"] = np.ones((320, 64), np.float32)
+
+    rewrite(both, rename)
+    assert answers(both) == answers(text_only)
+    weights = convert(both, tmp_path / "w") / workspace.WEIGHTS
+    assert _engine.read_config_ini(weights / "config.ini")["end_id"] == "1,7"
+    rewrite(both, lambda tensors: tensors.__setitem__(f"{prefix}layers.0.mystery.weight", np.ones(3, np.float32)))
+    with pytest.raises(UnsupportedError, match=r"unknown to family gemma3.*mystery"):
+        convert(both, tmp_path / "v")
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("bf16", 7.0625), ("fp16", 7.0703125), ("fp32", 50**0.5)])
+def test_gemmas_factor_of_the_embedding_is_rounded_with_the_weights(tmp_path: Path, dtype: str, scale: float) -> None:
+    config = {**TINY, "model_type": "gemma2", "head_dim": 16, "hidden_size": 50}
+    write_random_model(tmp_path / "m", config, weight_type=dtype)
+    assert read_source(tmp_path / "m").spec.config.embedding_scale == pytest.approx(scale, rel=1e-7)
 
 
 def test_a_bias_after_the_sum_over_the_ranks_is_rank_0s_alone() -> None:

@@ -1,0 +1,33 @@
+"""Baichuan 1 and 2: Llama's shape with one tensor for q, k and v.
+
+The models with 7 billion parameters rotate, those with 13 billion have ALiBi's slopes; all call themselves `baichuan`,
+but only the first have `max_position_embeddings` in config.json. Baichuan 2 scales the rows of its output layer to
+length 1; it is told by its vocabulary or by `z_loss_weight`, which Baichuan 1 does not have.
+"""
+
+from __future__ import annotations
+
+from charonia.errors import ModelError
+from charonia.families.hf_config import required
+from charonia.families.llama import llama_config, llama_spec
+from charonia.families.names import Names
+from charonia.families.spec import Family, HfConfig, ModelSpec
+
+NAMES = Names(qkv=("self_attn.W_pack",))
+_BAICHUAN2_VOCABULARY = 125696
+
+
+def _describe(config: HfConfig, model_name: str) -> ModelSpec:
+    alibi = config.get("max_position_embeddings") is None
+    if alibi and config.get("model_max_length") is None:
+        raise ModelError(
+            "config.json has neither max_position_embeddings (Baichuan with 7 billion parameters) nor model_max_length "
+            "(with 13 billion)"
+        )
+    if alibi:
+        config = {**config, "max_position_embeddings": required(config, "model_max_length")}
+    second = "z_loss_weight" in config or config.get("vocab_size") == _BAICHUAN2_VOCABULARY
+    return llama_spec(llama_config(config, model_name, "baichuan", alibi=alibi, normalize_output=second), NAMES)
+
+
+FAMILY = Family("baichuan", ("baichuan",), "Baichuan 1 and 2", _describe)

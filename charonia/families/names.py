@@ -1,0 +1,137 @@
+"""Canonical names to a family's own, from a table of what that family calls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from charonia.families.spec import ModelConfig, TensorMap, TensorPart
+
+_Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a family calls its modules; those of a layer follow its prefix. The defaults are Llama's."""
+
+    layer: str = "model.layers.{}."
+    embedding: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    output: str = "lm_head"
+    attention_norm: str = "input_layernorm"
+    attention_post_norm: str = "post_attention_layernorm"  # only where ModelConfig.post_norms
+    ffn_norm: str = "post_attention_layernorm"
+    ffn_post_norm: str = "post_feedforward_layernorm"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    qkv: tuple[str, ...] = (
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+    )  # one name: stacked in one tensor
+    qkv_interleaved: bool = False  # the one tensor is [k/v head][q heads of its group, k, v][head_dim]
+    attention_output: str = "self_attn.o_proj"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"  # the same name as the gate: stacked in one tensor, the gate first
+    down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    expert: str = "mlp.experts.{}."
+    expert_gate: str = "gate_proj"
+    expert_up: str = "up_proj"
+    expert_down: str = "down_proj"
+
+
+LLAMA_NAMES = Names()
+
+
+class _Map:
+    def __init__(self) -> None:
+        self.tensors: TensorMap = {}
+
+    def vector(self, canonical: str, name: str, size: int) -> None:
+        self.tensors[f"{canonical}.weight"] = (TensorPart(f"{name}.weight", (size,)),)
+
+    def linear(
+        self, canonical: str, has_bias: bool, *parts: tuple[str, int, int], rows: tuple[_Range, ...] | None = None
+    ) -> None:
+        """parts: (name, out, in), stacked; rows: the ranges of the one part, in the order in which they are stacked."""
+        ranges: tuple[_Range | None, ...] = rows if rows is not None else (None,)
+        self.tensors[f"{canonical}.weight"] = tuple(
+            TensorPart(f"{name}.weight", (out, into), taken) for name, out, into in parts for taken in ranges
+        )
+        if has_bias:
+            self.tensors[f"{canonical}.bias"] = tuple(
+                TensorPart(f"{name}.bias", (out,), taken) for name, out, _ in parts for taken in ranges
+            )
+
+
+def family_tensors(config: ModelConfig, names: Names = LLAMA_NAMES) -> TensorMap:
+    """Every canonical tensor of docs/contracts.md that this model has; shapes are `(out, in)` and `(out,)`."""
+    hidden = config.hidden_units
+    made = _Map()
+    table = (config.vocab_size, hidden)
+    made.tensors["tok_embeddings.weight"] = (TensorPart(f"{names.embedding}.weight", table),)
+    made.vector("norm", names.norm, hidden)
+    if not config.tie_word_embeddings:
+        made.tensors["output.weight"] = (TensorPart(f"{names.output}.weight", table),)
+    for layer in range(config.num_layer):
+        ours, theirs = f"layers.{layer}", names.layer.format(layer)
+        made.vector(f"{ours}.attention_norm", theirs + names.attention_norm, hidden)
+        made.vector(f"{ours}.ffn_norm", theirs + names.ffn_norm, hidden)
+        if config.post_norms:
+            made.vector(f"{ours}.attention_post_norm", theirs + names.attention_post_norm, hidden)
+            made.vector(f"{ours}.ffn_post_norm", theirs + names.ffn_post_norm, hidden)
+        _attention(made, config, names, f"{ours}.attention", theirs)
+        if config.num_experts and (not config.layer_experts or config.layer_experts[layer] == "m"):
+            _experts(made, config, names, f"{ours}.feed_forward", theirs)
+        else:
+            _feed_forward(made, config, names, f"{ours}.feed_forward", theirs)
+    return made.tensors
+
+
+def _attention(made: _Map, config: ModelConfig, names: Names, ours: str, theirs: str) -> None:
+    hidden, head = config.hidden_units, config.size_per_head
+    q_size, kv_size = config.head_num * head, config.kv_head_num * head
+    if len(names.qkv) == 1:
+        ranges = _interleaved(config) if names.qkv_interleaved else None
+        part = (theirs + names.qkv[0], q_size + 2 * kv_size, hidden)
+        split = ((0, q_size), (q_size, q_size + kv_size), (q_size + kv_size, q_size + 2 * kv_size))
+        made.linear(f"{ours}.w_qkv.0", config.attn_bias, part, rows=ranges or split)
+    else:
+        sizes = zip(names.qkv, (q_size, kv_size, kv_size), strict=True)
+        made.linear(f"{ours}.w_qkv.0", config.attn_bias, *((theirs + name, size, hidden) for name, size in sizes))
+    if config.qk_norm:
+        made.vector(f"{ours}.q_norm", theirs + names.q_norm, head)
+        made.vector(f"{ours}.k_norm", theirs + names.k_norm, head)
+    made.linear(f"{ours}.wo.0", config.attn_output_bias, (theirs + names.attention_output, hidden, q_size))
+
+
+def _interleaved(config: ModelConfig) -> tuple[_Range, ...]:
+    """Rows of the q heads, then of the k heads, then of the v heads, where each k/v head's group lies together."""
+    head, heads = config.size_per_head, config.head_num // config.kv_head_num
+    starts = [group * (heads + 2) * head for group in range(config.kv_head_num)]
+    q = [(start, start + heads * head) for start in starts]
+    k = [(end, end + head) for _, end in q]
+    v = [(end, end + head) for _, end in k]
+    return (*q, *k, *v)
+
+
+def _feed_forward(made: _Map, config: ModelConfig, names: Names, ours: str, theirs: str) -> None:
+    hidden, inter, bias = config.hidden_units, config.inter_size, config.mlp_bias
+    if names.gate == names.up:
+        both = (theirs + names.gate, 2 * inter, hidden)
+        made.linear(f"{ours}.w1.0", bias, both, rows=((0, inter),))
+        made.linear(f"{ours}.w3.0", bias, both, rows=((inter, 2 * inter),))
+    else:
+        made.linear(f"{ours}.w1.0", bias, (theirs + names.gate, inter, hidden))
+        made.linear(f"{ours}.w3.0", bias, (theirs + names.up, inter, hidden))
+    made.linear(f"{ours}.w2.0", bias, (theirs + names.down, hidden, inter))
+
+
+def _experts(made: _Map, config: ModelConfig, names: Names, ours: str, theirs: str) -> None:
+    hidden, inter = config.hidden_units, config.expert_inter_size
+    made.linear(f"{ours}.gate", False, (theirs + names.router, config.num_experts, hidden))
+    for index in range(config.num_experts):
+        expert, own = f"{ours}.experts.{index}", theirs + names.expert.format(index)
+        made.linear(f"{expert}.w1.0", False, (own + names.expert_gate, inter, hidden))
+        made.linear(f"{expert}.w3.0", False, (own + names.expert_up, inter, hidden))
+        made.linear(f"{expert}.w2.0", False, (own + names.expert_down, hidden, inter))

@@ -1,0 +1,31 @@
+"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: Llama's shape with one tensor for q, k and v and one for gate and up."""
+
+from __future__ import annotations
+
+from charonia.errors import UnsupportedError
+from charonia.families.llama import llama_config, llama_spec
+from charonia.families.names import Names
+from charonia.families.spec import Family, HfConfig, ModelSpec
+from charonia.families.windows import window_settings
+
+NAMES = Names(qkv=("self_attn.qkv_proj",), gate="mlp.gate_up_proj", up="mlp.gate_up_proj")
+
+
+def _describe(config: HfConfig, model_name: str) -> ModelSpec:
+    model = llama_config(
+        config,
+        model_name,
+        "phi3",
+        norm_eps=1e-5,
+        partial_rotary=True,
+        **window_settings(config, layer_types=False),
+    )
+    if model.rope_scaling_type not in ("default", "longrope"):
+        raise UnsupportedError(
+            f"config.json: rope scaling of type {model.rope_scaling_type!r} is not supported for Phi-3; supported: "
+            "default, longrope (su)"
+        )
+    return llama_spec(model, NAMES)
+
+
+FAMILY = Family("phi3", ("phi3",), "Phi-3, Phi-3.5 and Phi-4", _describe)

@@ -1,0 +1,67 @@
+"""Qwen 1: one tensor for q, k and v, and scaling of its own for contexts beyond its training length.
+
+Its code computes `w1(x) * silu(w2(x))`, each half as wide as `intermediate_size` says. Contexts beyond `seq_length` get
+a rotary base that depends on the prompt's length (dynamic NTK) and queries that grow with the logarithm of their
+position (log-n).
+"""
+
+from __future__ import annotations
+
+from charonia.errors import ModelError, UnsupportedError
+from charonia.families.hf_config import number, optional, required, token_ids
+from charonia.families.llama import llama_config, llama_spec
+from charonia.families.names import Names
+from charonia.families.spec import Family, HfConfig, ModelSpec
+
+NAMES = Names(
+    layer="transformer.h.{}.",
+    embedding="transformer.wte",
+    norm="transformer.ln_f",
+    attention_norm="ln_1",
+    ffn_norm="ln_2",
+    qkv=("attn.c_attn",),
+    attention_output="attn.c_proj",
+    gate="mlp.w2",
+    up="mlp.w1",
+    down="mlp.c_proj",
+)
+
+# Of its vocabulary, the same for all sizes: <|endoftext|>, and <|im_end|> and <|im_start|>.
+_END_OF_TEXT = 151643
+_ENDS_OF_TURN = (151645, 151644)
+
+
+def _describe(config: HfConfig, model_name: str) -> ModelSpec:
+    trained = optional(config, "seq_length", 2048)
+    head_dim = optional(config, "kv_channels", 128)
+    inter = required(config, "intermediate_size")
+    if inter % 2:
+        raise ModelError(f"config.json: intermediate_size {inter} is odd; Qwen 1's layers are half as wide as it")
+    if not optional(config, "scale_attn_weights", True):
+        raise UnsupportedError("config.json: scale_attn_weights False is not supported; supported: True")
+    bias = not optional(config, "no_bias", True)
+    ends = token_ids(config, "eos_token_id") or (_END_OF_TEXT,)
+    if config.get("chat_format") == "chatml":
+        ends = (*ends, *(end for end in _ENDS_OF_TURN if end not in ends))
+    dynamic = optional(config, "use_dynamic_ntk", True)
+    model = llama_config(
+        {"max_position_embeddings": trained, **config, "rms_norm_eps": config.get("layer_norm_epsilon")},
+        model_name,
+        "qwen",
+        head_dim=head_dim,
+        inter_size=inter // 2,
+        end_id=ends,
+        attn_bias=True,
+        attn_output_bias=bias,
+        mlp_bias=bias,
+        activation="silu",
+        rotary_embedding=int(head_dim * number(config, "rotary_pct", 1.0)),
+        rope_theta=number(config, "rotary_emb_base", 10000.0),
+        rope_scaling_type="qwen" if dynamic else "default",
+        rope_original_max_position_embeddings=trained if dynamic else 0,
+        logn_length=trained if optional(config, "use_logn_attn", True) else 0,
+    )
+    return llama_spec(model, NAMES)
+
+
+FAMILY = Family("qwen", ("qwen",), "Qwen 1", _describe)

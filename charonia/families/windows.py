@@ -1,0 +1,44 @@
+"""Sliding windows: which layers have one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from charonia.errors import ModelError, UnsupportedError
+from charonia.families.hf_config import optional, required
+from charonia.families.spec import HfConfig
+
+_LETTERS = {"sliding_attention": "s", "full_attention": "f"}
+
+
+def window_settings(
+    config: HfConfig, *, layer_types: bool = True, has_window: Callable[[int], bool] = lambda layer: True
+) -> dict[str, Any]:
+    """ModelConfig's `sliding_window` and `layer_windows`.
+
+    layer_types: the family reads config.json's `layer_types`. has_window: whether a layer has the window where
+    config.json does not list them.
+    """
+    layers, window = required(config, "num_hidden_layers"), optional(config, "sliding_window", 0)
+    types = config.get("layer_types") if layer_types else None
+    if types is None:
+        letters = "".join("s" if has_window(layer) else "f" for layer in range(layers))
+    else:
+        letters = _letters(types, layers)
+    if window <= 0 or "s" not in letters:
+        if types is not None and "s" in letters:
+            raise ModelError("config.json: layer_types has sliding_attention, but there is no sliding_window")
+        return {}
+    return {"sliding_window": window, "layer_windows": letters if "f" in letters else ""}
+
+
+def _letters(types: Any, layers: int) -> str:
+    if not isinstance(types, list) or len(types) != layers:
+        raise ModelError(f"config.json: layer_types must list num_hidden_layers = {layers} types")
+    unknown = [kind for kind in types if kind not in _LETTERS]
+    if unknown:
+        raise UnsupportedError(
+            f"config.json: layer_types has {unknown[0]!r}, which is not supported; supported: {', '.join(_LETTERS)}"
+        )
+    return "".join(_LETTERS[kind] for kind in types)
