@@ -34,17 +34,24 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
 
     def _outputs(self, request: Any) -> list[Any]:
+        interactive = flag(request, "interactive", False)
+        if interactive and not text(request, "session_id"):
+            raise prompt.RequestError("interactive", "true without a session", "send the session's session_id")
         chat = prompt.build_prompt(
-            self.tokenizer, text(request, "text_input"), text(request, "messages"), text(request, "tools")
+            self.tokenizer,
+            text(request, "text_input"),
+            text(request, "messages"),
+            text(request, "tools"),
+            interactive=interactive,
         )
         texts(request, "stop_words")  # the engine matches them; here they are only held to be text
         bad_words = prompt.encode_bad_words(self.tokenizer, texts(request, "bad_words"))
         bias = text(request, "logit_bias")
         bias_ids, bias_values = ([], []) if bias is None else prompt.parse_logit_bias(bias)
-        exclude = pb_utils.get_input_tensor_by_name(request, "exclude_input_in_output")
-        echo = "" if exclude is None or bool(exclude.as_numpy().item()) else chat.text
+        echo = "" if flag(request, "exclude_input_in_output", True) else chat.text
         return [
             pb_utils.Tensor("input_ids", np.array(chat.input_ids, np.int32)),
+            pb_utils.Tensor("continuation_ids", np.array(chat.continuation_ids, np.int32)),
             pb_utils.Tensor("bad_words_ids", np.array(prompt.pack_bad_words(bad_words), np.int32)),
             pb_utils.Tensor("logit_bias_ids", np.array(bias_ids, np.int32)),
             pb_utils.Tensor("logit_bias_values", np.array(bias_values, np.float32)),
@@ -67,3 +74,9 @@ def text(request: Any, name: str) -> str | None:
     if len(values) > 1:
         raise prompt.RequestError(name, f"{len(values)} elements", "send one")
     return values[0] if values else None
+
+
+def flag(request: Any, name: str, default: bool) -> bool:
+    """A BOOL input of one element."""
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return default if tensor is None else bool(tensor.as_numpy().item())

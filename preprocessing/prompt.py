@@ -6,10 +6,11 @@ wrong with it and what would be right.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,20 @@ class RequestError(ValueError):
         super().__init__(f"[400] {field}: {problem}; {remedy}")
 
 
+# Stands for an answer whose tokens the engine has: what a chat template writes after it is what follows the answer.
+_ANSWER = "charoniaXanswerXendsXhere"
+
+
 @dataclass(frozen=True)
 class Prompt:
     """input_ids: at least one token. text: what was tokenized. strip_leading_space: whether the answer is a text of
-    its own (a chat turn) or goes on where `text` ends."""
+    its own (a chat turn) or goes on where `text` ends. continuation_ids: what is appended to a session's history in
+    place of input_ids; empty where the input is the whole conversation."""
 
     input_ids: list[int]
     text: str
     strip_leading_space: bool
+    continuation_ids: list[int] = field(default_factory=list)
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -136,9 +143,12 @@ def parse_tools(text: str) -> list[dict[str, Any]]:
     return tools
 
 
-def build_prompt(tokenizer: Any, text_input: str | None, messages: str | None, tools: str | None) -> Prompt:
+def build_prompt(
+    tokenizer: Any, text_input: str | None, messages: str | None, tools: str | None, *, interactive: bool = False
+) -> Prompt:
     """Exactly one of text_input and messages. Raw text is encoded as the tokenizer does on its own (with its beginning
-    token, if it has one); a chat template writes its special tokens itself."""
+    token, if it has one); a chat template writes its special tokens itself. interactive: the input is what is new in a
+    session, so it is also given as what follows the session's history."""
     if (text_input is None) == (messages is None):
         problem = "neither was sent" if text_input is None else "both were sent"
         raise RequestError("text_input, messages", problem, "send exactly one of the two")
@@ -147,10 +157,17 @@ def build_prompt(tokenizer: Any, text_input: str | None, messages: str | None, t
             raise RequestError("tools", "they are part of a chat", "send messages in place of text_input")
         if not text_input:
             raise RequestError("text_input", "empty", "send at least one character")
-        return Prompt(encode(tokenizer, "text_input", text_input, special=True), text_input, strip_leading_space=False)
+        continuation = encode_inner(tokenizer, "text_input", text_input) if interactive else []
+        input_ids = encode(tokenizer, "text_input", text_input, special=True)
+        return Prompt(input_ids, text_input, False, continuation)
     assert messages is not None
-    text = render_chat(tokenizer, parse_messages(messages), None if tools is None else parse_tools(tools))
-    return Prompt(encode(tokenizer, "messages", text, special=False), text, strip_leading_space=True)
+    conversation = parse_messages(messages)
+    given_tools = None if tools is None else parse_tools(tools)
+    text = render_chat(tokenizer, conversation, given_tools)
+    continuation = []
+    if interactive:
+        continuation = encode_inner(tokenizer, "messages", render_continuation(tokenizer, conversation))
+    return Prompt(encode(tokenizer, "messages", text, special=False), text, True, continuation)
 
 
 def render_chat(tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
@@ -166,6 +183,47 @@ def render_chat(tokenizer: Any, messages: list[Message], tools: list[dict[str, A
         raise RequestError(
             "messages", f"the model's chat template refuses them ({error})", "change the roles or their order"
         ) from None
+
+
+def render_continuation(tokenizer: Any, messages: list[Message]) -> str:
+    """What the chat template writes from the end of an assistant's answer on when `messages` follow it: the end of its
+    turn, the messages, and the beginning of the next answer. charonia/prompts.py does the same for the Python API.
+
+    System messages at the head are left out: they begin a conversation, and the session's has begun.
+    """
+    new = list(itertools.dropwhile(lambda message: message["role"] == "system", messages))
+    if not new:
+        raise RequestError("messages", "all of them are the system's", "send one of the user's")
+
+    def after_answer(turns: int) -> str:
+        before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}] * (turns - 1)
+        marked = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER}]
+        parts = render_chat(tokenizer, [*before, *marked, *new], None).split(_ANSWER)
+        if len(parts) != 2:
+            raise RequestError(
+                "interactive",
+                "the model's chat template does not show an earlier answer once and as it was",
+                "send the whole conversation, without interactive",
+            )
+        return parts[1]
+
+    text = after_answer(1)
+    if after_answer(2) != text:
+        raise RequestError(
+            "interactive",
+            "the model's chat template writes new messages differently after more turns",
+            "send the whole conversation, without interactive",
+        )
+    return text
+
+
+def encode_inner(tokenizer: Any, field: str, text: str) -> list[int]:
+    """Tokens of a text that is not the beginning of one: without what a tokenizer puts before a first word."""
+    before = encode(tokenizer, field, "\n", special=False)
+    both = encode(tokenizer, field, "\n" + text, special=False)
+    if both[: len(before)] == before and len(both) > len(before):
+        return both[len(before) :]
+    return encode(tokenizer, field, text, special=False)
 
 
 def encode(tokenizer: Any, field: str, text: str, *, special: bool) -> list[int]:

@@ -40,7 +40,6 @@ def serve_command(
     run_dir: Annotated[Path | None, _option("run_dir")] = None,
     text_instances: Annotated[int | None, _option("text_instances")] = None,
     start_timeout_s: Annotated[float | None, _option("start_timeout_s")] = None,
-    drain_timeout_s: Annotated[int | None, _option("drain_timeout_s")] = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Serve a model: Triton with its four models, and the OpenAI-compatible gateway.
@@ -61,7 +60,6 @@ def serve_command(
             run_dir=run_dir,
             text_instances=text_instances,
             start_timeout_s=start_timeout_s,
-            drain_timeout_s=drain_timeout_s,
         ),
         spell_settings(settings or {}),
         exits=True,

@@ -88,6 +88,7 @@ class _Stack:
         self._console = console
         self._signals = signals
         self._ready = False
+        self._drain_s = 0.0  # how long requests may go on at the end
         self._device: list[str] = []  # what the engine said of where it runs
         self._children: list[Child] = []  # in the order in which they were started
 
@@ -117,6 +118,7 @@ class _Stack:
         own = root / f"port-{settings.grpc_port}"
         own.mkdir(parents=True, exist_ok=True)
         distribution = triton.Distribution.find()
+        self._drain_s = _drain_s(workspace, self._inference)
         repository = workspace / "model_repository"
         if settings.text_instances is not None:
             repository = triton.with_text_instances(repository, own / "model_repository", settings.text_instances)
@@ -125,9 +127,13 @@ class _Stack:
         server = self._spawn(
             "Triton",
             triton.command(
-                distribution, settings, repository, triton.make_backend_folder(own / "backends", distribution)
+                distribution,
+                settings,
+                repository,
+                triton.make_backend_folder(own / "backends", distribution),
+                self._drain_s,
             ),
-            triton.environment(distribution, {**base, "CHARONIA_DRAIN_TIMEOUT_S": str(settings.drain_timeout_s)}),
+            triton.environment(distribution, {**base, "CHARONIA_DRAIN_TIMEOUT_S": str(self._drain_s)}),
             own / "triton.log",
         )
         http = f"http://{_bracketed(_loopback(settings.host))}:{settings.http_port}/v2"
@@ -144,7 +150,7 @@ class _Stack:
                 "CHARONIA_TRITON_HOST": _loopback(settings.host),
                 "CHARONIA_GRPC_PORT": str(settings.grpc_port),
                 "CHARONIA_MODEL_NAME": settings.model_name or _model_name(workspace),
-                "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": str(settings.drain_timeout_s),
+                "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": str(self._drain_s),
             },
             own / "gateway.log",
         )
@@ -189,7 +195,7 @@ class _Stack:
         """The gateway first, so that Triton has no caller left, then Triton."""
         if self._signals.count and self._children:
             self._say("Stopping; Ctrl-C again does not wait for running requests")
-        limit = self._settings.drain_timeout_s + _KILL_AFTER_S
+        limit = self._drain_s + _KILL_AFTER_S
         for child in reversed(self._children):
             child.terminate()
             if not child.wait(limit, hurry=lambda: self._signals.count > 1):
@@ -227,6 +233,16 @@ def _model_name(workspace: Path) -> str:
 
     config = workspace / "triton_models" / "weights" / "config.ini"
     return str(_engine.read_config_ini(config).get("model_name") or workspace.name)
+
+
+def _drain_s(workspace: Path, inference: Mapping[str, str]) -> float:
+    """The setting drain_timeout_s: what was given, or the workspace's, or the default."""
+    from charonia import _engine
+
+    key = "drain_timeout_s"
+    default = next(entry.default_value for entry in _engine.config_fields() if entry.key == key)
+    written = _engine.read_config_ini(workspace / "triton_models" / "weights" / "config.ini")
+    return float(inference.get(key) or written.get(key) or default)
 
 
 def _loopback(host: str) -> str:

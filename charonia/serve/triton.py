@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
 import shutil
@@ -103,7 +104,10 @@ def with_text_instances(repository: Path, folder: Path, count: int) -> Path:
     return folder
 
 
-def command(distribution: Distribution, settings: ServeSettings, repository: Path, backend_folder: Path) -> list[str]:
+def command(
+    distribution: Distribution, settings: ServeSettings, repository: Path, backend_folder: Path, drain_s: float
+) -> list[str]:
+    """drain_s: how long requests may go on at the end, the engine's setting drain_timeout_s."""
     options = {
         "model-repository": repository,
         "backend-directory": backend_folder,
@@ -113,8 +117,8 @@ def command(distribution: Distribution, settings: ServeSettings, repository: Pat
         "grpc-port": settings.grpc_port,
         "metrics-address": settings.host,
         "metrics-port": settings.metrics_port,
-        # The engine ends what still runs after drain_timeout_s; the server must not leave before it has.
-        "exit-timeout-secs": settings.drain_timeout_s + EXIT_MARGIN_S,
+        # The engine ends what still runs after drain_s; the server must not leave before it has.
+        "exit-timeout-secs": math.ceil(drain_s) + EXIT_MARGIN_S,
         "backend-config": "python,stub-timeout-seconds=120",
     }
     if not has_gpu():

@@ -1,8 +1,8 @@
 """The asynchronous gRPC client: one channel, one ModelStreamInfer call per request.
 
 Leaving early. Triton does not carry a cancelled ensemble call on to the step that runs. So the client sends the engine
-a stop request with the same id (docs/contracts.md), in a task of its own that outlives the caller's, and reads the call
-to its end: an iterator left, a task cancelled, a time limit and a client closed all end the work on the server.
+a cancel request with the same id (docs/contracts.md), in a task of its own that outlives the caller's, and reads the
+call to its end: an iterator left, a task cancelled, a time limit and a client closed all end the work on the server.
 
 A server that dies. A killed process closes its connection and every call ends at once. For a peer that goes silent (a
 machine or a network lost, a process stopped) a small call asks for a sign of life every few seconds while requests run.
@@ -25,7 +25,7 @@ from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
 from charonia_client.errors import BadRequest, CharoniaError, ServerError, Unavailable, from_rpc, from_triton
 from charonia_client.stream import Stream, stream_infer
-from charonia_client.tensors import decode, decode_lookup, encode, encode_lookup, encode_stop
+from charonia_client.tensors import Action, decode, decode_lookup, encode, encode_action, encode_lookup
 from charonia_client.types import GenerateRequest, GenerateResponse, ModelMetadata, ServerMetadata
 from charonia_client.vocabulary import Vocabulary
 
@@ -45,8 +45,8 @@ _CHANNEL_OPTIONS = [
 _PROBE_INTERVAL_S = 5.0
 _PROBE_TIMEOUT_S = 15.0
 _UNARY_TIMEOUT_S = 5.0
-# A stop can overtake its request, which the engine would then take in after it. So it is repeated until the answer
-# ends, with that many seconds in between. Stops are idempotent.
+# A cancel can overtake its request, which the engine would then take in after it. So it is repeated until the answer
+# ends, with that many seconds in between. It is idempotent.
 _STOP_PATIENCE_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 _TOLD_TIMEOUT_S = 1.0
 
@@ -54,7 +54,7 @@ _TOLD_TIMEOUT_S = 1.0
 class Client:
     """A connection to Triton's gRPC port. Make it inside a running event loop; use it as `async with`, or close it.
 
-    `target` is HOST:PORT; `model` the ensemble that answers, `engine` the model that takes stop requests and
+    `target` is HOST:PORT; `model` the ensemble that answers, `engine` the model that takes stop and cancel requests and
     `vocabulary` the one that knows the bytes of tokens. Any number of requests may run at once.
     """
 
@@ -83,7 +83,7 @@ class Client:
         await self.close()
 
     async def close(self, timeout_s: float = 3.0) -> None:
-        """Ends what still runs, waits for the stop requests under way (at most `timeout_s`) and closes the channel."""
+        """Ends what still runs, waits for the cancel requests under way (at most `timeout_s`), closes the channel."""
         self._closing.set()
         if self._watch:
             self._watch.cancel()
@@ -97,11 +97,13 @@ class Client:
     async def generate(
         self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
     ) -> AsyncGenerator[GenerateResponse, None]:
-        """Yields the parts of the answer, the last with a finish_reason; with `stream=False` the whole in one.
+        """Yields the parts of the answer, the last with a finish_reason; with `stream=False` the whole in one. With `n`
+        answers their parts come as they are made, each with its `index`.
 
-        Leaving the iterator (`break` with `contextlib.aclosing`, cancellation, an exception) stops the request on the
-        server. `request_id` must be unique among the requests that run; by default a new UUID. `timeout_s` bounds the
-        whole call. Raises BadRequest, Overloaded, Unavailable or ServerError.
+        Leaving the iterator (`break` with `contextlib.aclosing`, cancellation, an exception) cancels the request on the
+        server: a session forgets the turn. `request_id` must be unique among the requests that run; by default a new
+        UUID. `timeout_s` bounds the whole call here, `timeout_ms` of the request its work on the server. Raises
+        BadRequest, Overloaded, DeadlineExceeded, Unavailable or ServerError.
         """
         request_id = request_id or str(uuid.uuid4())
         try:
@@ -118,15 +120,15 @@ class Client:
         if timeout_s is not None:
             late = Unavailable(f"Triton at {self.target} did not answer in time ({timeout_s:g} s)")
             deadline = asyncio.get_running_loop().call_later(timeout_s, stream.fail, late)
-        over = False
+        running = request.n or 1  # answers that have not ended
         try:
             while (answer := await stream.next()) is not None:
                 response = decode(answer)
-                over = response.finish_reason is not None
-                if response.logprobs:
+                running -= response.finish_reason is not None
+                if response.logprobs or response.prompt_ids:
                     await self._tokens.name_tokens(response)
                 yield response
-            if not over:
+            if running:
                 raise ServerError(f"Triton at {self.target} ended the answer without a finish reason")
         except grpc.RpcError as error:  # of the tokens' lookup
             raise from_rpc(error, self.target) from None
@@ -137,9 +139,9 @@ class Client:
             if deadline:
                 deadline.cancel()
             self._active.pop(request_id, None)
-            if not over and not stream.over:
+            if running and not stream.over:
                 told = self._leave(request_id, stream)
-                # The stop goes its way whatever becomes of this task. But an event loop that ends does not wait for
+                # The cancel goes its way whatever becomes of this task. But an event loop that ends does not wait for
                 # tasks that came after its last round of cancelling: it does for this one, which was there before.
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(told.wait(), _TOLD_TIMEOUT_S)
@@ -147,19 +149,40 @@ class Client:
     async def complete(
         self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
     ) -> GenerateResponse:
-        """The whole answer of a request with `stream=False`. Cancelling the task stops the request on the server."""
+        """The whole answer of a request with `stream=False`, the first of several. Cancelling the task cancels the
+        request on the server."""
+        return (await self.complete_all(request, request_id=request_id, timeout_s=timeout_s))[0]
+
+    async def complete_all(
+        self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
+    ) -> list[GenerateResponse]:
+        """The n whole answers of a request with `stream=False`, by their index; of `best_of`, the best first."""
         if request.stream:
             raise ValueError("complete() takes a request with stream=False")
         async with contextlib.aclosing(self.generate(request, request_id=request_id, timeout_s=timeout_s)) as parts:
-            async for part in parts:
-                answer = part
-        return answer
+            answers = [part async for part in parts]
+        return sorted(answers, key=lambda answer: answer.index)
 
-    async def stop(self, request_id: str) -> None:
-        """Ends every request of that id. Unknown and finished ones are no error. Raises Unavailable, ServerError."""
+    async def stop(self, request_id: str = "", *, session_id: str = "") -> None:
+        """Ends every request of that id, or of that session. A session keeps the turn with what was said of it.
+
+        Unknown and finished ones are no error. Raises Unavailable, ServerError.
+        """
+        await self._act("stop", request_id, session_id)
+
+    async def cancel(self, request_id: str = "", *, session_id: str = "") -> None:
+        """As stop(), but a session forgets the turn."""
+        await self._act("cancel", request_id, session_id)
+
+    async def end_session(self, session_id: str) -> None:
+        """Forgets a session. One that is not known is no error. Raises Unavailable, ServerError."""
+        await self._act("end_session", "", session_id)
+
+    async def _act(self, action: Action, request_id: str, session_id: str) -> None:
+        message = encode_action(action, self.engine, request_id=request_id, session_id=session_id)
         said = ""
         try:
-            async for answer in self._stream_infer(encode_stop(request_id, self.engine), timeout=_UNARY_TIMEOUT_S):
+            async for answer in self._stream_infer(message, timeout=_UNARY_TIMEOUT_S):
                 said = said or answer.error_message
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
@@ -173,17 +196,17 @@ class Client:
         """Has the engine told by a task of its own; the event says that it has been, or cannot be."""
         stream.leave()
         told = asyncio.Event()
-        task = asyncio.get_running_loop().create_task(self._stop_until_over(request_id, stream, told))
+        task = asyncio.get_running_loop().create_task(self._cancel_until_over(request_id, stream, told))
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
         return told
 
-    async def _stop_until_over(self, request_id: str, stream: Stream, told: asyncio.Event) -> None:
+    async def _cancel_until_over(self, request_id: str, stream: Stream, told: asyncio.Event) -> None:
         try:
             for patience_s in _STOP_PATIENCE_S:
                 # One that fails is said again: a server that is away has ended the call, a busy one may only be late.
                 with contextlib.suppress(CharoniaError):
-                    await self.stop(request_id)
+                    await self.cancel(request_id)
                 told.set()
                 await asyncio.wait((stream.task,), timeout=patience_s)
                 if stream.task.done():
@@ -191,7 +214,7 @@ class Client:
         except asyncio.CancelledError:
             # The loop is being torn down and cancels all tasks, once: say it a last time, then obey.
             with contextlib.suppress(Exception):
-                await self.stop(request_id)
+                await self.cancel(request_id)
             raise
         except Exception:
             # Nobody waits for this task; a client that is closed can say nothing more.

@@ -1,7 +1,8 @@
 """The client's errors, and the one place that makes them from Triton's and gRPC's.
 
 docs/contracts.md: an error that the caller caused has a text that begins with `[400] `, overload `[429] ` with
-`retry after N s`, shutdown and unload `[503] `; everything else is the server's own.
+`retry after N s`, shutdown and unload `[503] `, a request whose own time ran out `[504] `; everything else is the
+server's own.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ class Overloaded(CharoniaError):
 
 class Unavailable(CharoniaError):
     """The server is away, shutting down, lost in the middle of an answer, or did not answer in time."""
+
+
+class DeadlineExceeded(CharoniaError):
+    """The request did not end within the time that it gave itself (`timeout_ms`)."""
 
 
 class ServerError(CharoniaError):
@@ -61,6 +66,8 @@ def from_triton(message: str) -> CharoniaError:
             return Overloaded(body, float(retry.group(1)) if retry else 1.0)
         case "503":
             return Unavailable(body)
+        case "504":
+            return DeadlineExceeded(body)
     if _FULL.search(text):
         return Overloaded(text)
     if _AWAY.search(text):

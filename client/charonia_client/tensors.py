@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
 
 from charonia_client.types import GenerateRequest, GenerateResponse, Timings, TopToken
+
+Action = Literal["stop", "cancel", "end_session"]
 
 _FORMATS = {"INT32": "i", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
 
@@ -26,6 +28,10 @@ _SCALARS = {
     "seed": ("seed", "UINT64"),
     "ignore_eos": ("ignore_eos", "BOOL"),
     "priority": ("priority", "INT32"),
+    "n": ("num_return_sequences", "INT32"),
+    "best_of": ("best_of", "INT32"),
+    "prompt_logprobs": ("prompt_logprobs", "INT32"),
+    "timeout_ms": ("timeout_ms", "INT32"),
 }
 
 _OUTPUTS: tuple[str, ...] = (
@@ -37,7 +43,14 @@ _OUTPUTS: tuple[str, ...] = (
     "num_cached_tokens",
     "timings",
 )
-_LOGPROB_OUTPUTS = ("output_log_probs", "top_log_prob_ids", "top_log_probs", "text_span")
+# What is asked for when the field of GenerateRequest is set.
+_MORE_OUTPUTS: dict[str, tuple[str, ...]] = {
+    "logprobs": ("output_log_probs", "top_log_prob_ids", "top_log_probs", "text_span", "cum_log_probs"),
+    "best_of": ("sequence_index", "cum_log_probs"),
+    "n": ("sequence_index",),
+    "prompt_logprobs": ("prompt_ids", "prompt_log_probs", "prompt_top_log_prob_ids", "prompt_top_log_probs"),
+    "session_id": ("num_session_tokens",),
+}
 
 
 def _numbers(message: Any, name: str, datatype: str, values: Sequence[float]) -> None:
@@ -78,20 +91,30 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
     _numbers(message, "stream", "BOOL", [request.stream])
     if request.echo:
         _numbers(message, "exclude_input_in_output", "BOOL", [False])
-    wanted = _OUTPUTS
+    if request.session_id is not None:
+        _texts(message, "session_id", [request.session_id.encode()])
+    for flag in ("interactive", "end_session"):
+        if getattr(request, flag):
+            _numbers(message, flag, "BOOL", [True])
     if request.logprobs is not None:
         _numbers(message, "return_log_probs", "BOOL", [True])
         _numbers(message, "top_logprobs", "INT32", [request.logprobs])
-        wanted = _OUTPUTS + _LOGPROB_OUTPUTS
+    wanted = dict.fromkeys(_OUTPUTS)
+    for field, names in _MORE_OUTPUTS.items():
+        if getattr(request, field) is not None:
+            wanted.update(dict.fromkeys(names))
     for name in wanted:
         message.outputs.add(name=name)
     return message
 
 
-def encode_stop(request_id: str, model: str) -> Any:
-    """The request that ends every request of that id (docs/contracts.md, "Stopping a request")."""
+def encode_action(action: Action, model: str, *, request_id: str = "", session_id: str = "") -> Any:
+    """The request to `engine` that ends requests, all of that id or of that session, or forgets a session
+    (docs/contracts.md, "Stopping a request")."""
     message = pb.ModelInferRequest(model_name=model, id=request_id)
-    _numbers(message, "stop", "BOOL", [True])
+    _numbers(message, action, "BOOL", [True])
+    if session_id:
+        _texts(message, "session_id", [session_id.encode()])
     return message
 
 
@@ -116,6 +139,11 @@ def _int(raw: bytes) -> int:
     return int.from_bytes(raw[:4], "little", signed=True)
 
 
+def _float(raw: bytes) -> float:
+    value: float = struct.unpack("<f", raw)[0]
+    return value
+
+
 def _text(raw: bytes) -> str:
     return raw[4:].decode(errors="replace")
 
@@ -132,6 +160,13 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "top_log_prob_ids": _ints,
     "top_log_probs": _floats,
     "text_span": _ints,
+    "sequence_index": _int,
+    "cum_log_probs": _float,
+    "num_session_tokens": _int,
+    "prompt_ids": _ints,
+    "prompt_log_probs": _floats,
+    "prompt_top_log_prob_ids": _ints,
+    "prompt_top_log_probs": _floats,
 }
 
 
@@ -158,11 +193,28 @@ def decode(message: Any) -> GenerateResponse:
     if logprobs:
         response.logprobs = logprobs
         response.text_span = values["text_span"]
-        ids, tops = values.get("top_log_prob_ids", ()), values.get("top_log_probs", ())
-        width = len(ids) // len(logprobs)
-        rows = [TopToken(*entry) for entry in zip(ids, tops, strict=True)]
-        response.top_logprobs = [rows[width * at : width * (at + 1)] for at in range(len(logprobs))]
+        response.top_logprobs = _rows(
+            len(logprobs), values.get("top_log_prob_ids", ()), values.get("top_log_probs", ())
+        )
+    if len(values) > len(_OUTPUTS):
+        response.index = values.get("sequence_index", 0)
+        response.cum_logprob = values.get("cum_log_probs", 0.0)
+        response.num_session_tokens = values.get("num_session_tokens", 0)
+        response.prompt_ids = values.get("prompt_ids", ())
+        response.prompt_logprobs = values.get("prompt_log_probs", ())
+        response.prompt_top_logprobs = _rows(
+            len(response.prompt_logprobs),
+            values.get("prompt_top_log_prob_ids", ()),
+            values.get("prompt_top_log_probs", ()),
+        )
     return response
+
+
+def _rows(count: int, ids: Sequence[int], logprobs: Sequence[float]) -> list[list[TopToken]]:
+    """`count` rows of equal length from flat ones."""
+    width = len(ids) // count if count else 0
+    flat = [TopToken(*entry) for entry in zip(ids, logprobs, strict=True)]
+    return [flat[width * at : width * (at + 1)] for at in range(count)]
 
 
 def encode_lookup(ids: Sequence[int], model: str) -> Any:

@@ -39,10 +39,20 @@ class GenerateRequest:
     stream: bool = True  # False: one response with the whole text
     echo: bool = False  # begin with the prompt's text
     priority: int | None = None  # higher goes first
+    n: int | None = None  # answers to the prompt, 1 to 128; with a seed, answer i has `seed + i`
+    best_of: int | None = None  # answers to make, of which the n likeliest come back; only with stream=False
+    prompt_logprobs: int | None = None  # of the prompt's tokens and of this many likeliest, 0 to 20
+    timeout_ms: int | None = None  # then the request ends with DeadlineExceeded
+    # A name under which the server keeps the conversation's k/v blocks, and its tokens.
+    session_id: str | None = None
+    interactive: bool = False  # text or messages are what is new in the session; False: the whole conversation
+    end_session: bool = False  # forget the session afterwards
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.messages is None):
             raise ValueError("give exactly one of text and messages")
+        if (self.interactive or self.end_session) and not self.session_id:
+            raise ValueError("interactive and end_session need a session_id")
 
     def messages_json(self) -> bytes:
         return json.dumps(self.messages, ensure_ascii=False).encode()
@@ -76,10 +86,10 @@ class TopToken:
 class GenerateResponse:
     """A part of an answer; the texts of all parts, joined, are the answer.
 
-    `finish_reason` is set on the last one alone. When `logprobs` was asked for, there is one entry per token of
-    `token_ids` in `logprobs`, `tokens` and `top_logprobs` (likeliest first). `tokens` are the bytes that each one adds
-    to the text: none for special tokens and for what a stop word cut off, so that, joined, they are the text (where it
-    has U+FFFD for bytes that are no character, they are those bytes).
+    `finish_reason` is set on the last one alone; with `n` answers, on the last part of each. When `logprobs` was asked
+    for, there is one entry per token of `token_ids` in `logprobs`, `tokens` and `top_logprobs` (likeliest first).
+    `tokens` are the bytes that each one adds to the text: none for special tokens and for what a stop word cut off, so
+    that, joined, they are the text (where it has U+FFFD for bytes that are no character, they are those bytes).
     """
 
     text: str
@@ -93,6 +103,16 @@ class GenerateResponse:
     tokens: list[bytes] = field(default_factory=list)
     top_logprobs: list[list[TopToken]] = field(default_factory=list)
     text_span: tuple[int, ...] = ()  # with logprobs: [begin, end) of the text in the joined bytes of the tokens
+    index: int = 0  # which of the n answers this is a part of
+    cum_logprob: float = 0.0  # of the answer's tokens so far, where log probabilities or best_of were asked for
+    num_session_tokens: int = 0  # of num_input_tokens: the session's history
+    # With prompt_logprobs, on the first part of answer 0: an entry for each token of the prompt in prompt_ids,
+    # prompt_tokens and prompt_special, and one for each from the second on in the others.
+    prompt_ids: tuple[int, ...] = ()
+    prompt_tokens: list[bytes] = field(default_factory=list)  # each one's bytes, a special token's name included
+    prompt_special: list[bool] = field(default_factory=list)
+    prompt_logprobs: tuple[float, ...] = ()
+    prompt_top_logprobs: list[list[TopToken]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -27,14 +27,21 @@ class Vocabulary:
         self._known.clear()
 
     async def name_tokens(self, response: GenerateResponse) -> None:
-        """Sets `tokens` and the bytes of `top_logprobs` of a response that has log probabilities."""
-        tops = [top for row in response.top_logprobs for top in row]
-        await self._learn([*response.token_ids, *(top.id for top in tops)])
+        """Sets the tokens' bytes of a response that has log probabilities, of the answer or of the prompt."""
+        tops = [top for rows in (response.top_logprobs, response.prompt_top_logprobs) for row in rows for top in row]
+        answer = response.token_ids if response.logprobs else ()
+        await self._learn([*answer, *response.prompt_ids, *(top.id for top in tops)])
         for top in tops:
             top.token = self._known[top.id][0]
+        for token in response.prompt_ids:
+            piece, special = self._known[token]
+            response.prompt_tokens.append(piece)
+            response.prompt_special.append(special)
+        if not answer:
+            return
         begin, end = response.text_span
         at = 0
-        for token in response.token_ids:
+        for token in answer:
             piece, special = self._known[token]
             if special:
                 piece = b""

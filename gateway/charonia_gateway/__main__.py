@@ -1,4 +1,4 @@
-"""`python -m charonia_gateway`: the gateway as a process. Ends with code 0 on SIGTERM and SIGINT."""
+"""`python -m charonia_gateway`: the gateway as a process. On SIGTERM and SIGINT it drains and ends with code 0."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from charonia_gateway.app import create_app
+from charonia_gateway.drain import Drain, DrainingServer
 from charonia_gateway.settings import Settings
 
 
@@ -30,8 +31,9 @@ def main() -> None:
     # uvicorn shuts down in order and then raises the signal again, which would make its number the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-    uvicorn.run(
-        create_app(settings),
+    drain = Drain(settings.shutdown_timeout_s)
+    config = uvicorn.Config(
+        create_app(settings, drain),
         host=settings.host,
         port=settings.port,
         loop="uvloop",
@@ -41,8 +43,10 @@ def main() -> None:
         server_header=False,
         # Longer than what clients and load balancers keep idle connections for, so that they close first.
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=settings.shutdown_timeout_s,
+        # What has not ended by then has had its time; this is for connections to close.
+        timeout_graceful_shutdown=1,
     )
+    DrainingServer(config, drain).run()
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ from starlette.requests import ClientDisconnect
 from charonia_gateway import __version__
 from charonia_gateway.context import Gateway
 from charonia_gateway.documentation import complete_schema
+from charonia_gateway.drain import Drain, DrainMiddleware
 from charonia_gateway.engine import Engine
 from charonia_gateway.errors import ApiError, handle_api_error, handle_engine_error, handle_http_error
 from charonia_gateway.metrics import Metrics, MetricsMiddleware
-from charonia_gateway.routes import chat, completions, models, service
+from charonia_gateway.routes import chat, completions, interactive, models, service
 from charonia_gateway.settings import Settings
 
 _DESCRIPTION = """The API of OpenAI for the model that this server serves; OpenAI's own clients work unchanged, with
@@ -30,20 +31,23 @@ async def _client_gone(request: Request, _: Exception) -> Response:
     return Response(status_code=499)
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The ASGI application. The channel to Triton opens with its lifespan; Triton need not be there yet."""
+def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
+    """The ASGI application. The channel to Triton opens with its lifespan; Triton need not be there yet. `drain` is for
+    who ends it."""
     metrics = Metrics()
+    draining = drain or Drain(settings.shutdown_timeout_s)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with Client(settings.triton_target) as client:
             engine = Engine(client, settings.request_timeout_s)
-            app.state.gateway = Gateway(settings, engine, metrics, int(time.time()))
+            app.state.gateway = Gateway(settings, engine, metrics, draining, int(time.time()))
             yield
 
     app = FastAPI(title="Charonia", version=__version__, description=_DESCRIPTION, lifespan=lifespan, redoc_url=None)
-    for module in (chat, completions, models, service):
+    for module in (chat, completions, interactive, models, service):
         app.include_router(module.router)
+    app.add_middleware(DrainMiddleware, drain=draining)
     app.add_middleware(MetricsMiddleware, metrics=metrics)
     app.add_exception_handler(ApiError, handle_api_error)
     app.add_exception_handler(CharoniaError, handle_engine_error)

@@ -14,13 +14,15 @@ from fastapi import Depends, Request
 
 from charonia_gateway import __version__
 from charonia_gateway.body import IGNORED_HEADER, ignored_fields, parse, read_body
+from charonia_gateway.drain import Drain
 from charonia_gateway.engine import Engine
 from charonia_gateway.errors import ApiError
 from charonia_gateway.metrics import Metrics
+from charonia_gateway.schemas.interactive import InteractiveRequest
 from charonia_gateway.schemas.requests import Sampling
 from charonia_gateway.settings import Settings
 
-Body = TypeVar("Body", bound=Sampling)
+Body = TypeVar("Body", bound=Sampling | InteractiveRequest)
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Gateway:
     settings: Settings
     engine: Engine
     metrics: Metrics
+    drain: Drain
     started: int  # seconds since the epoch
 
     @property
@@ -51,14 +54,17 @@ class Gateway:
     async def read(self, request: Request, model: type[Body]) -> Body:
         """The checked body of a request for text. ApiError 400, 404, 413 or 415."""
         body = parse(model, await read_body(request, self.settings.max_body_bytes))
-        self.check_model(body.model)
+        if body.model is not None:
+            self.check_model(body.model)
         return body
 
     def check_choices(self, requests: Sequence[GenerateRequest]) -> None:
-        if len(requests) > self.settings.max_choices:
+        choices = sum(max(request.n or 1, request.best_of or 1) for request in requests)
+        if choices > self.settings.max_choices:
             raise ApiError(
                 400,
-                f"prompts times n are {len(requests)} answers: ask for at most {self.settings.max_choices} at once",
+                f"prompts times n (or best_of) are {choices} answers: ask for at most {self.settings.max_choices} at "
+                "once",
                 param="n",
                 code="invalid_value",
             )
@@ -75,7 +81,7 @@ GatewayState = Annotated[Gateway, Depends(gateway_of)]
 class Head:
     """The fields that all parts of one answer share."""
 
-    def __init__(self, gateway: Gateway, body: Sampling, prefix: str) -> None:
+    def __init__(self, gateway: Gateway, body: Sampling | InteractiveRequest, prefix: str) -> None:
         self.id = f"{prefix}-{uuid.uuid4().hex}"
         self.fields = {
             "id": self.id,
@@ -95,9 +101,10 @@ class Head:
 class Usage:
     """Token counts over all choices; a prompt counts once however many choices it has."""
 
-    def __init__(self, choices_per_prompt: int, choices: int) -> None:
+    def __init__(self, choices_per_prompt: int, choices: int, *, prompt_only: bool = False) -> None:
         self._per_prompt = choices_per_prompt
         self._last: list[GenerateResponse | None] = [None] * choices
+        self._prompt_only = prompt_only  # what was generated counts for nothing
 
     def see(self, index: int, response: GenerateResponse) -> None:
         self._last[index] = response
@@ -105,7 +112,7 @@ class Usage:
     def to_json(self) -> dict[str, Any]:
         prompts = [last for last in self._last[:: self._per_prompt] if last]
         prompt_tokens = sum(last.num_input_tokens for last in prompts)
-        completion_tokens = sum(last.num_output_tokens for last in self._last if last)
+        completion_tokens = sum(last.num_output_tokens for last in self._last if last and not self._prompt_only)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,

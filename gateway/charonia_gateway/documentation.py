@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from charonia_gateway.schemas.interactive import InteractiveRequest
 from charonia_gateway.schemas.requests import ChatRequest, CompletionRequest
 from charonia_gateway.schemas.responses import ErrorBody
 
@@ -17,11 +18,17 @@ _ERRORS = {
     413: "the body is too large",
     415: "the body is not JSON",
     429: "too much to do; Retry-After says when to come again",
-    503: "Triton or the engine is away",
+    503: "Triton or the engine is away, or going away; Retry-After says when to come again",
+    504: "the request's own `timeout` ran out",
 }
 
 
-def describe(request: type[BaseModel], answer: type[BaseModel], examples: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def describe(
+    request: type[BaseModel],
+    answer: type[BaseModel],
+    examples: dict[str, dict[str, Any]],
+    stream: str = "with stream = true server-sent events, the last of them `data: [DONE]`",
+) -> dict[str, Any]:
     """Arguments of a route's decorator. The model's name is put into the examples when they are served."""
     content = {
         "application/json": {
@@ -31,7 +38,7 @@ def describe(request: type[BaseModel], answer: type[BaseModel], examples: dict[s
     }
     ok: dict[str, Any] = {
         "model": answer,
-        "description": "the answer; with stream = true server-sent events, the last of them `data: [DONE]`",
+        "description": f"the answer; {stream}",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
     errors = {status: {"model": ErrorBody, "description": text} for status, text in _ERRORS.items()}
@@ -50,7 +57,7 @@ def complete_schema(app: FastAPI, model_name: str) -> None:
             return app.openapi_schema
         schema = generate()
         components = schema.setdefault("components", {}).setdefault("schemas", {})
-        for model in (ChatRequest, CompletionRequest):
+        for model in (ChatRequest, CompletionRequest, InteractiveRequest):
             definition = model.model_json_schema(ref_template=_REF)
             components.update(definition.pop("$defs", {}))
             components[model.__name__] = definition

@@ -27,27 +27,29 @@ class Engine:
         return None
 
     async def complete(self, requests: Sequence[GenerateRequest], id: str) -> list[GenerateResponse]:
-        """The whole answers, in the order of `requests`. `id` begins the engine's request ids."""
-        answers: list[GenerateResponse | None] = [None] * len(requests)
+        """The whole answers, in the order of `requests`, those of one request in theirs. `id` begins the engine's
+        request ids."""
+        answers: dict[int, GenerateResponse] = {}
         async with aclosing(self.stream(requests, id)) as parts:
             async for index, part in parts:
                 answers[index] = part
-        return [answer for answer in answers if answer is not None]
+        return [answers[index] for index in sorted(answers)]
 
     async def stream(
         self, requests: Sequence[GenerateRequest], id: str
     ) -> AsyncGenerator[tuple[int, GenerateResponse], None]:
-        """(index in `requests`, part of its answer) as they come. Leaving it stops them all; so does one's error."""
+        """(index of the answer over all `requests`, part of it) as they come. Leaving it cancels them all; so does
+        one's error. All requests ask for as many answers."""
         if len(requests) == 1:
-            async with aclosing(self._one(requests[0], f"{id}-0")) as parts:
+            async with aclosing(self.answer(requests[0], f"{id}-0")) as parts:
                 async for part in parts:
-                    yield 0, part
+                    yield part.index, part
             return
         # Bounded, so that a slow client is felt by Triton and not by this process's memory.
         queue: asyncio.Queue[tuple[int, GenerateResponse | BaseException | None]] = asyncio.Queue(2 * len(requests))
         tasks = [
-            asyncio.create_task(self._pump(queue, index, request, f"{id}-{index}"))
-            for index, request in enumerate(requests)
+            asyncio.create_task(self._pump(queue, number * (request.n or 1), request, f"{id}-{number}"))
+            for number, request in enumerate(requests)
         ]
         running = len(tasks)
         try:
@@ -67,24 +69,27 @@ class Engine:
     async def _pump(
         self,
         queue: asyncio.Queue[tuple[int, GenerateResponse | BaseException | None]],
-        index: int,
+        first: int,
         request: GenerateRequest,
         id: str,
     ) -> None:
         try:
-            async with aclosing(self._one(request, id)) as parts:
+            async with aclosing(self.answer(request, id)) as parts:
                 async for part in parts:
-                    await queue.put((index, part))
+                    await queue.put((first + part.index, part))
         except Exception as error:
-            await queue.put((index, error))
+            await queue.put((first, error))
         else:
-            await queue.put((index, None))
+            await queue.put((first, None))
 
-    async def _one(self, request: GenerateRequest, id: str) -> AsyncGenerator[GenerateResponse, None]:
+    async def answer(
+        self, request: GenerateRequest, id: str, *, may_be_cancelled: bool = False
+    ) -> AsyncGenerator[GenerateResponse, None]:
+        """The parts of one request's answers. That somebody cancelled it is an error unless `may_be_cancelled`."""
         parts = self.client.generate(request, request_id=id, timeout_s=self._timeout_s)
         async with aclosing(parts):
             async for part in parts:
-                if part.finish_reason == "cancelled":
+                if part.finish_reason == "cancelled" and not may_be_cancelled:
                     raise Unavailable("the engine stopped this request: it is shutting down or was told to")
                 if part.finish_reason == "error":
                     raise ServerError("the engine could not finish this request; its log says why")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from charonia_client import BadRequest, CharoniaError, Overloaded, Unavailable
+from charonia_client import BadRequest, CharoniaError, DeadlineExceeded, Overloaded, Unavailable
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -44,9 +44,13 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, self.headers)
 
 
-def unavailable(message: str) -> ApiError:
+def unavailable(message: str, retry_after_s: int = 5) -> ApiError:
     return ApiError(
-        503, message, type="service_unavailable_error", code="service_unavailable", headers={"Retry-After": "5"}
+        503,
+        message,
+        type="service_unavailable_error",
+        code="service_unavailable",
+        headers={"Retry-After": str(retry_after_s)},
     )
 
 
@@ -55,6 +59,8 @@ _PARAMS = {
     "text_input": "prompt",
     "stop_words": "stop",
     "return_log_probs": "logprobs",
+    "prompt_logprobs": "logprobs",
+    "timeout_ms": "timeout",
 }
 _FIELD = re.compile(r"^([a-z_]+)((?:\[\d+\]|\.[a-z_]+)*)(?=:| =| is\b)")
 _CONTEXT = re.compile(r"\bdo(?:es)? not fit\b.*session_len", re.DOTALL)
@@ -77,6 +83,8 @@ def from_engine(error: CharoniaError) -> ApiError:
             return ApiError(
                 429, text, type="rate_limit_error", code="overloaded", headers={"Retry-After": str(seconds)}
             )
+        case DeadlineExceeded():
+            return ApiError(504, text, type="timeout_error", code="deadline_exceeded")
         case Unavailable():
             return unavailable(text)
     return ApiError(500, text, type="server_error", code="engine_error")

@@ -71,6 +71,42 @@ class CompletionLogprobs:
             self._characters += sum(not _is_continuation(byte) for byte in token)
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
+    def of_prompt(self, response: GenerateResponse, prompt: str) -> dict[str, list[Any]]:
+        """The same of the prompt's tokens, which an echo puts before the answer's. The first token of all has no log
+        probability: nothing comes before it. What a tokenizer adds by itself (a beginning token, a leading space) is no
+        part of the prompt's text and left out.
+        """
+        tokens: list[str] = []
+        logprobs: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        text = prompt.encode()
+        at = 0  # bytes of `text` that the tokens before have spelled
+        rows = zip(
+            response.prompt_tokens,
+            response.prompt_special,
+            [None, *response.prompt_logprobs],
+            [None, *response.prompt_top_logprobs]
+            if response.prompt_top_logprobs
+            else [None] * len(response.prompt_ids),
+            strict=True,
+        )
+        for token, special, logprob, top in rows:
+            if special and not text.startswith(token, at):
+                continue
+            if at == 0 and not text.startswith(token) and token.startswith(b" "):
+                token = token[1:]
+            if not token:
+                continue
+            tokens.append(_text(token))
+            logprobs.append(None if logprob is None else _finite(logprob))
+            tops.append(None if top is None else {_text(one.token): _finite(one.logprob) for one in reversed(top)})
+            offsets.append(self._characters - _is_continuation(token[0]))
+            self._characters += sum(not _is_continuation(byte) for byte in token)
+            at += len(token)
+        self._characters = len(prompt)
+        return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
 
 def _is_continuation(byte: int) -> bool:
     """Whether a UTF-8 byte is not a character's first."""

@@ -51,11 +51,13 @@ class Settings(BaseSettings):
         validation_alias=AliasChoices("charonia_gateway_request_timeout_s", "request_timeout_s"),
         description="longest time for one answer in seconds, 0 for no limit",
     )
-    shutdown_timeout_s: int = Field(
-        5,
+    shutdown_timeout_s: float = Field(
+        30,
         ge=0,
-        validation_alias=AliasChoices("charonia_gateway_shutdown_timeout_s", "shutdown_timeout_s"),
-        description="time that running answers have to end after SIGTERM, in seconds",
+        validation_alias=AliasChoices(
+            "charonia_gateway_shutdown_timeout_s", "charonia_drain_timeout_s", "shutdown_timeout_s"
+        ),
+        description="seconds that running answers have to end after SIGTERM; no new request is taken meanwhile",
     )
     log_level: Literal["critical", "error", "warning", "info", "debug"] = Field(
         "info", validation_alias=AliasChoices("charonia_gateway_log_level", "log_level"), description="log level"

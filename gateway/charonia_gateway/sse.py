@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from charonia_client import CharoniaError
@@ -30,8 +31,22 @@ def event(data: Any) -> bytes:
     return b"data: " + to_json(data, inf_nan_mode="null") + b"\n\n"
 
 
-def _error_event(error: ApiError) -> bytes:
-    return b"event: error\n" + event(error.body())
+def line(data: Any) -> bytes:
+    """One line with `data` as JSON."""
+    return to_json(data, inf_nan_mode="null") + b"\n"
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a stream is written: its type, and how an error that comes after its beginning is."""
+
+    media_type: str
+    error: Callable[[ApiError], bytes]
+
+
+EVENTS = Format("text/event-stream", lambda error: b"event: error\n" + event(error.body()))
+# What LMDeploy's clients read: they split at line ends.
+LINES = Format("application/x-ndjson", lambda error: line(error.body()))
 
 
 async def _gone(receive: Receive) -> None:
@@ -59,13 +74,16 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 class EventStream(Response):
     """Sends `events` as they come. The answer begins with the first of them: until then an error has its own status;
-    later it is an `error` event, after which the stream ends."""
+    later it is an `error` event (or line), after which the stream ends."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str], format: Format = EVENTS
+    ) -> None:
         # Not Response's own: that would announce a body of length 0.
         self.status_code = 200
         self.background = None
-        self.media_type = "text/event-stream"
+        self.media_type = format.media_type
+        self._format = format
         self.init_headers({**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         self._events = events
         self._started = False
@@ -92,7 +110,7 @@ class EventStream(Response):
             sender.cancel()
             await asyncio.wait((sender, gone))
         if error and self._started:
-            await send({"type": "http.response.body", "body": _error_event(error), "more_body": False})
+            await send({"type": "http.response.body", "body": self._format.error(error), "more_body": False})
         elif error:
             await error.response()(scope, receive, send)
 

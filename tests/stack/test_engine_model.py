@@ -73,7 +73,7 @@ class Server:
             for sample in family.samples:
                 name, labels = sample.name.removeprefix("charonia_"), sample.labels
                 if name != sample.name and labels["model"] == model and "le" not in labels:
-                    reason = labels.get("finished_reason")
+                    reason = labels.get("finished_reason") or labels.get("reason")
                     found[f"{name}{{{reason}}}" if reason else name] = sample.value
         return found
 
@@ -105,12 +105,10 @@ class Server:
 @contextlib.contextmanager
 def running(repository: Path, folder: Path, drain_s: int = 1) -> Iterator[Server]:
     http, grpc, metrics = free_ports(3)
-    settings = read_settings(
-        host="127.0.0.1", http_port=http, grpc_port=grpc, metrics_port=metrics, drain_timeout_s=drain_s
-    )
+    settings = read_settings(host="127.0.0.1", http_port=http, grpc_port=grpc, metrics_port=metrics)
     distribution = serving.Distribution.find()
     command = serving.command(
-        distribution, settings, repository, serving.make_backend_folder(folder / "backends", distribution)
+        distribution, settings, repository, serving.make_backend_folder(folder / "backends", distribution), drain_s
     )
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
     env = {
@@ -163,8 +161,9 @@ Tensors = dict[str, npt.NDArray[Any]]
 def request(**fields: Any) -> Tensors:
     """A request's inputs. The engine makes as many tokens as are asked for, whatever they are."""
     types: dict[str, Any] = {"temperature": np.float32, "seed": np.uint64, "ignore_eos": np.bool_, "stream": np.bool_}
-    types |= {"stop": np.bool_, "return_log_probs": np.bool_, "logit_bias_values": np.float32}
-    types |= {"stop_words": np.object_, "echo": np.object_}
+    types |= {"return_log_probs": np.bool_, "logit_bias_values": np.float32}
+    types |= dict.fromkeys(("stop", "cancel", "end_session"), np.bool_)
+    types |= dict.fromkeys(("stop_words", "echo", "session_id"), np.object_)
     defaults = {"input_ids": PROMPT, "seed": 1, "ignore_eos": True, "stream": True}
     values = {name: value for name, value in (defaults | fields).items() if value is not None}
     return {name: np.atleast_1d(np.array(value, types.get(name, np.int32))) for name, value in values.items()}
@@ -260,12 +259,17 @@ async def test_streams_of_32_clients_equal_the_answers_in_one_piece(client: trit
 
 
 async def test_a_response_has_the_tensors_of_the_contract(client: triton.InferenceServerClient) -> None:
-    tensors = request(max_tokens=4, return_log_probs=True, top_logprobs=2, echo="é", stream=False)
+    tensors = request(max_tokens=4, return_log_probs=True, top_logprobs=2, prompt_logprobs=3, echo="é", stream=False)
     (response,) = await collect(client, tensors)
     shapes = {name: array.shape for name, array in response.items()}
     scalars = ("echo", "finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
+    scalars += ("sequence_index", "cum_log_probs", "num_session_tokens")
     rows = {"output_ids": (4,), "output_log_probs": (4,), "top_log_prob_ids": (8,), "top_log_probs": (8,)}
+    rows |= {"prompt_ids": (3,), "prompt_log_probs": (2,)}
+    rows |= {"prompt_top_log_prob_ids": (6,), "prompt_top_log_probs": (6,)}
     assert shapes == {**rows, **dict.fromkeys(scalars, (1,)), "text_span": (2,), "timings": (3,)}
+    assert response["prompt_ids"].tolist() == PROMPT
+    assert response["cum_log_probs"][0] == pytest.approx(response["output_log_probs"].sum(), abs=1e-4)
     assert response["echo"][0].decode() == "é"
     assert response["num_input_tokens"] == [len(PROMPT)]
     assert response["num_output_tokens"] == [4]
@@ -296,7 +300,16 @@ async def test_a_parameter_counts_as_the_input_of_its_name(server: Server) -> No
         ({"temperature": -1.0}, "temperature"),
         ({"top_logprobs": 21}, "top_logprobs is 21 and must be 0 to 20"),
         ({"stop_words": [""]}, "stop"),
-        ({"stop": True}, "no id"),
+        ({"stop": True}, "stop is true and the request has no id"),
+        ({"cancel": True}, "cancel is true and the request has no id"),
+        ({"stop": True, "cancel": True}, "stop and cancel are both true"),
+        ({"end_session": True}, "end_session is true and there is no session_id"),
+        ({"continuation_ids": [1]}, "continuation_ids has 1 tokens and there is no session_id"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs is 21 and must be -1 (none) to 20"),
+        ({"num_return_sequences": 0}, "0"),
+        ({"num_return_sequences": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 3}, "best_of"),  # and a stream
+        ({"timeout_ms": 0}, "timeout_ms"),
         ({"logit_bias_ids": [3]}, "logit_bias_ids has 1 entries and logit_bias_values 0"),
         ({"bad_words_ids": [[3, 4], [2, 1]]}, "bad_words_ids: the end offset 1 must be above 2"),
         ({"bad_words_ids": [[3, 4], [3, -1]]}, "bad_words_ids: the end offset 3 must be above 0 and at most 2"),
@@ -322,11 +335,16 @@ async def test_what_the_queue_cannot_take_is_told_when_to_come_back(
     server: Server, client: triton.InferenceServerClient
 ) -> None:
     # 32 run and 200 wait at most.
-    waiting = [asyncio.create_task(outcome(client, request(max_tokens=ENDLESS))) for _ in range(260)]
-    done, running_on = await asyncio.wait(waiting, timeout=HANG_S, return_when=asyncio.FIRST_COMPLETED)
+    asked = [asyncio.create_task(outcome(client, request(max_tokens=ENDLESS))) for _ in range(260)]
+    # Until all are refused or in the engine: to cancel a call in the instant of its refusal is what stream() avoids.
+    await server.until(
+        lambda m: m["num_requests_running"] + m["num_requests_waiting"] + sum(map(asyncio.Task.done, asked)) == 260
+    )
+    done = [task for task in asked if task.done()]
     assert done
     for one in done:
         assert re.fullmatch(r"\[429\] .*retry after \d+ s", one.result())
+    running_on = [task for task in asked if not task.done()]
     for task in running_on:
         task.cancel()
     await asyncio.gather(*running_on, return_exceptions=True)
@@ -390,9 +408,78 @@ async def test_a_stop_request_ends_its_request_and_no_other(
     assert await kept == "length"
 
 
-async def test_a_stop_request_for_nobody_is_no_error(client: triton.InferenceServerClient) -> None:
-    (answer,) = await collect(client, request(input_ids=None, stop=True), request_id="nobody")
+@pytest.mark.parametrize("action", ["stop", "cancel"])
+async def test_a_stop_request_for_nobody_is_no_error(client: triton.InferenceServerClient, action: str) -> None:
+    (answer,) = await collect(client, request(input_ids=None, **{action: True}), request_id="nobody")
     assert answer["output_ids"].shape == (0,)
+    (answer,) = await collect(client, request(input_ids=None, **{action: True}, session_id="nobody's"))
+    assert answer["output_ids"].shape == (0,)
+
+
+async def test_a_continuation_goes_on_where_the_session_ended(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    session = uuid.uuid4().hex
+    before = await server.until_idle()
+    fields: dict[str, Any] = {"session_id": session, "temperature": 0.0, "max_tokens": 5, "stream": False}
+    (first,) = await collect(client, request(**fields))
+    await server.until(lambda m: m["num_sessions"] == before["num_sessions"] + 1)
+    (second,) = await collect(client, request(**fields, input_ids=[1], continuation_ids=[8, 9]))
+    history = [*PROMPT, *ids([first])]
+    assert second["num_session_tokens"] == [len(history)]
+    assert second["num_input_tokens"] == [len(history) + 2]
+    plain = {**fields, "session_id": None}
+    assert ids([second]) == ids(await collect(client, request(**plain, input_ids=[*history, 8, 9])))
+    (ended,) = await collect(client, request(input_ids=None, session_id=session, end_session=True))
+    assert ended["output_ids"].shape == (0,) and ended["finish_reason"] == [b"stop"]
+    (anew,) = await collect(client, request(**fields, continuation_ids=[8, 9]))
+    assert anew["num_session_tokens"] == [0] and ids([anew]) == ids([first])
+
+
+async def test_a_request_of_n_sequences_is_one_request(server: Server, client: triton.InferenceServerClient) -> None:
+    """Its stream ends once, and a client that leaves it ends all of them."""
+    seeds = [await collect(client, request(max_tokens=12, seed=seed)) for seed in (4, 5, 6)]
+    responses = await collect(client, request(max_tokens=12, seed=4, num_return_sequences=3))
+    for index, expected in enumerate(seeds):
+        ours = [response for response in responses if response["sequence_index"] == [index]]
+        assert ids(ours) == ids(expected)
+        assert [bool(response["finish_reason"][0]) for response in ours] == [False] * (len(ours) - 1) + [True]
+    await server.until_idle()
+    await leave_after(client, request(max_tokens=ENDLESS, num_return_sequences=3), 5)
+    await server.until_idle()
+
+
+async def test_a_deadline_is_told(server: Server, client: triton.InferenceServerClient) -> None:
+    before = await server.until_idle()
+    assert (await outcome(client, request(max_tokens=ENDLESS, timeout_ms=300))).startswith("[504] ")
+    after = await server.until_idle()
+    assert after["requests_refused_total{deadline}"] - before["requests_refused_total{deadline}"] == 1
+
+
+async def test_a_session_survives_unloading_where_it_has_a_folder(
+    server: Server, client: triton.InferenceServerClient, tmp_path: Path
+) -> None:
+    config = (await client.get_model_config(ENGINE, as_json=True))["config"]
+
+    async def turn(session: str) -> int:
+        fields: dict[str, Any] = {"session_id": session, "max_tokens": 4, "stream": False}
+        (answer,) = await collect(client, request(**fields, continuation_ids=[8, 9]), model=SPARE)
+        return int(answer["num_session_tokens"][0])
+
+    async def load_spare(**parameters: str) -> None:
+        changed = {key: {"string_value": value} for key, value in parameters.items()}
+        await load(client, SPARE, {**config, "name": SPARE, "parameters": changed})
+
+    for parameters, survives in ({"session_dir": str(tmp_path)}, True), ({}, False):
+        session = uuid.uuid4().hex
+        await load_spare(**parameters)
+        assert await turn(session) == 0
+        history = await turn(session)
+        assert history > 0
+        await unloaded(client, SPARE)
+        await load_spare(**parameters)
+        assert (await turn(session) > history) == survives
+        await unloaded(client, SPARE)
 
 
 async def test_two_models_have_their_own_engines_and_metrics(
@@ -421,14 +508,29 @@ async def test_unloading_ends_running_requests_and_completes(
     await client.unload_model(ENGINE)
     for answer in await asyncio.wait_for(asyncio.gather(*tasks), HANG_S):
         assert answer.startswith("[503] model 'engine' is being unloaded")
-    deadline = time.monotonic() + HANG_S
-    while (await state_of(client, ENGINE)) != ("UNAVAILABLE", "unloaded"):
-        assert time.monotonic() < deadline, await state_of(client, ENGINE)
-        await asyncio.sleep(0.02)
+    await until_unloaded(client, ENGINE)
     assert await server.metrics() == {}
     assert await neighbour == "length"
-    await client.load_model(ENGINE)
+    await load(client, ENGINE)
     assert await outcome(client, request(max_tokens=3)) == "length"
+
+
+async def load(client: triton.InferenceServerClient, model: str, config: dict[str, Any] | None = None) -> None:
+    """Loads a model. The server waits without end for one that something still holds: here that is a failure."""
+    await asyncio.wait_for(client.load_model(model, config=json.dumps(config) if config else None), HANG_S)
+
+
+async def unloaded(client: triton.InferenceServerClient, model: str) -> None:
+    """Unloads a model and waits until it is gone."""
+    await client.unload_model(model)
+    await until_unloaded(client, model)
+
+
+async def until_unloaded(client: triton.InferenceServerClient, model: str) -> None:
+    deadline = time.monotonic() + HANG_S
+    while (await state_of(client, model)) != ("UNAVAILABLE", "unloaded"):
+        assert time.monotonic() < deadline, await state_of(client, model)
+        await asyncio.sleep(0.02)
 
 
 async def state_of(client: triton.InferenceServerClient, model: str) -> tuple[str, str]:
@@ -443,7 +545,7 @@ async def test_loading_anew_lets_running_requests_finish(server: Server, client:
     await begun.wait()
     config = await client.get_model_config(ENGINE, as_json=True)
     changed = {**config["config"], "parameters": {"max_batch_size": {"string_value": "7"}}}
-    await client.load_model(ENGINE, config=json.dumps(changed))
+    await load(client, ENGINE, changed)
     assert await outcome(client, request(max_tokens=3)) == "length"
     assert await running_on == "length"
     # The old engine's end has not taken the new one's series away.
@@ -470,7 +572,7 @@ async def test_a_configuration_that_cannot_work_is_refused(
 ) -> None:
     config = (await client.get_model_config(ENGINE, as_json=True))["config"]
     with pytest.raises(InferenceServerException, match=re.escape(named)):
-        await client.load_model(SPARE, config=json.dumps({**config, "name": SPARE, **change}))
+        await load(client, SPARE, {**config, "name": SPARE, **change})
 
 
 async def test_sigterm_drains_then_ends_requests_and_the_server(repository: Path, tmp_path: Path) -> None:

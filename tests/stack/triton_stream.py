@@ -13,9 +13,12 @@ import tritonclient.grpc.aio as triton
 
 TYPES: dict[str, tuple[str, Any]] = {
     **dict.fromkeys(
-        ("text_input", "messages", "tools", "stop_words", "bad_words", "logit_bias"), ("BYTES", np.object_)
+        ("text_input", "messages", "tools", "stop_words", "bad_words", "logit_bias", "session_id"),
+        ("BYTES", np.object_),
     ),
     **dict.fromkeys(("max_tokens", "min_tokens", "top_k", "end_id", "top_logprobs", "priority"), ("INT32", np.int32)),
+    **dict.fromkeys(("num_return_sequences", "best_of", "prompt_logprobs", "timeout_ms"), ("INT32", np.int32)),
+    **dict.fromkeys(("interactive", "end_session"), ("BOOL", np.bool_)),
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), ("FP32", np.float32)),
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), ("FP32", np.float32)),
     **dict.fromkeys(("ignore_eos", "return_log_probs", "stream", "exclude_input_in_output"), ("BOOL", np.bool_)),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from charonia_client import (
     BadRequest,
     CharoniaError,
+    DeadlineExceeded,
     GenerateRequest,
     GenerateResponse,
     Overloaded,
@@ -16,7 +18,7 @@ from charonia_client import (
     Unavailable,
 )
 from charonia_client.errors import from_triton
-from charonia_client.tensors import decode, encode, encode_stop
+from charonia_client.tensors import decode, encode, encode_action
 from charonia_client.terminal import messages_of
 from charonia_client.types import TopToken
 from charonia_client.vocabulary import Vocabulary
@@ -52,6 +54,13 @@ def test_every_field_has_its_type_and_shape() -> None:
         logprobs=2,
         stream=False,
         echo=True,
+        n=3,
+        best_of=4,
+        prompt_logprobs=0,
+        timeout_ms=1500,
+        session_id="é",
+        interactive=True,
+        end_session=True,
     )
     sent = inputs(encode(request, "id", "ensemble"))
     assert sent["messages"][2][4:].decode() == '[{"role": "user", "content": "你好"}]'
@@ -63,6 +72,12 @@ def test_every_field_has_its_type_and_shape() -> None:
     assert sent["stream"] == ("BOOL", [1], b"\x00")
     assert sent["exclude_input_in_output"] == ("BOOL", [1], b"\x00")
     assert sent["top_logprobs"] == ("INT32", [1], struct.pack("<i", 2))
+    assert sent["num_return_sequences"] == ("INT32", [1], struct.pack("<i", 3))
+    assert sent["best_of"] == ("INT32", [1], struct.pack("<i", 4))
+    assert sent["prompt_logprobs"] == ("INT32", [1], struct.pack("<i", 0))
+    assert sent["timeout_ms"] == ("INT32", [1], struct.pack("<i", 1500))
+    assert sent["session_id"] == ("BYTES", [1], b"\x02\x00\x00\x00" + "é".encode())
+    assert sent["interactive"] == sent["end_session"] == ("BOOL", [1], b"\x01")
     assert sent["logit_bias"][2][4:] == b'{"7": -1.5}'
     assert sent["stop_words"][:2] == ("BYTES", [2])
     assert list(deserialize_bytes_tensor(sent["stop_words"][2])) == [b"a", b"bc"]
@@ -82,10 +97,52 @@ def test_exactly_one_of_text_and_messages(both: dict[str, object]) -> None:
         GenerateRequest(**both)  # type: ignore[arg-type]
 
 
-def test_stop_request_names_the_request() -> None:
-    message = encode_stop("the-id", "engine")
+@pytest.mark.parametrize("action", ["stop", "cancel"])
+def test_an_action_names_the_request_or_the_session(action: Any) -> None:
+    message = encode_action(action, "engine", request_id="the-id")
     assert (message.id, message.model_name) == ("the-id", "engine")
-    assert inputs(message) == {"stop": ("BOOL", [1], b"\x01")}
+    assert inputs(message) == {action: ("BOOL", [1], b"\x01")}
+    message = encode_action(action, "engine", session_id="s")
+    assert inputs(message) == {action: ("BOOL", [1], b"\x01"), "session_id": ("BYTES", [1], b"\x01\x00\x00\x00s")}
+
+
+def test_only_the_outputs_of_what_is_asked_for_are_asked_for() -> None:
+    def wanted(**fields: Any) -> set[str]:
+        return {output.name for output in encode(GenerateRequest(text="x", **fields), "id", "ensemble").outputs}
+
+    plain = wanted()
+    assert wanted(n=2) - plain == {"sequence_index"}
+    assert wanted(session_id="s") - plain == {"num_session_tokens"}
+    assert "prompt_ids" in wanted(prompt_logprobs=0) - plain
+    assert "cum_log_probs" in wanted(best_of=2) & wanted(logprobs=0)
+
+
+@pytest.mark.parametrize("flag", ["interactive", "end_session"])
+def test_what_is_about_a_session_needs_one(flag: str) -> None:
+    with pytest.raises(ValueError, match="session_id"):
+        GenerateRequest(text="x", **{flag: True})
+
+
+def test_the_log_probabilities_of_a_prompt_come_in_rows() -> None:
+    message = response_message("a", "", [1], 0)
+    for name, raw in {
+        "prompt_ids": struct.pack("<3i", 7, 8, 9),
+        "prompt_log_probs": struct.pack("<2f", -1, -2),
+        "prompt_top_log_prob_ids": struct.pack("<4i", 1, 2, 3, 4),
+        "prompt_top_log_probs": struct.pack("<4f", -1, -2, -3, -4),
+        "sequence_index": struct.pack("<i", 5),
+        "num_session_tokens": struct.pack("<i", 6),
+        "cum_log_probs": struct.pack("<f", -7.5),
+    }.items():
+        message.outputs.add(name=name)
+        message.raw_output_contents.append(raw)
+    response = decode(message)
+    assert (response.index, response.num_session_tokens, response.cum_logprob) == (5, 6, -7.5)
+    assert response.prompt_ids == (7, 8, 9) and response.prompt_logprobs == (-1, -2)
+    assert [[(top.id, top.logprob) for top in row] for row in response.prompt_top_logprobs] == [
+        [(1, -1.0), (2, -2.0)],
+        [(3, -3.0), (4, -4.0)],
+    ]
 
 
 def response_message(text: str, finish: str, ids: Sequence[int], tops: int) -> pb.ModelInferResponse:
@@ -135,6 +192,7 @@ def test_no_finish_reason_before_the_last() -> None:
         ("[request id: a-b] in ensemble 'e', [503] shutting down", Unavailable, "shutting down"),
         ("[429] 512 wait; retry after 3 s", Overloaded, "512 wait; retry after 3 s"),
         ("[429] busy", Overloaded, "busy"),
+        ("in ensemble 'ensemble', [504] timeout_ms is over", DeadlineExceeded, "timeout_ms"),
         ("Request for unknown model: 'ensemble' is not found", Unavailable, "ensemble"),
         ("Request for unknown model: 'ensemble' has no available versions", Unavailable, "ensemble"),
         ("Exceeds maximum queue size", Overloaded, "queue"),

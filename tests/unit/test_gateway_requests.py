@@ -6,12 +6,14 @@ import json
 import math
 
 import pytest
-from charonia_client import BadRequest, GenerateResponse, Overloaded, ServerError, Unavailable
+from charonia_client import BadRequest, DeadlineExceeded, GenerateResponse, Overloaded, ServerError, Unavailable
 from charonia_client.types import TopToken
 from charonia_gateway.body import ignored_fields, parse
+from charonia_gateway.drain import Drain
 from charonia_gateway.errors import ApiError, from_engine
 from charonia_gateway.logprobs import CompletionLogprobs, chat_logprobs
-from charonia_gateway.schemas.requests import ChatRequest, CompletionRequest, derived_seed
+from charonia_gateway.schemas.interactive import InteractiveRequest
+from charonia_gateway.schemas.requests import ChatRequest, CompletionRequest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,44 +28,128 @@ def completion(**fields: object) -> CompletionRequest:
     return parse(CompletionRequest, json.dumps({"model": "m", "prompt": "hi", **fields}).encode())
 
 
+def interactive(**fields: object) -> InteractiveRequest:
+    return parse(InteractiveRequest, json.dumps({"prompt": "hi", **fields}).encode())
+
+
 def test_defaults_are_openais() -> None:
-    (request,) = chat().engine_requests()
+    request = chat().engine_request()
     assert request.max_tokens is None and request.temperature is None and request.stream is False
-    (request,) = completion().engine_requests()
-    assert request.max_tokens == 16
+    assert request.n is None and request.session_id is None and not request.interactive
+    (one,) = completion().engine_requests()
+    assert one.max_tokens == 16
 
 
-def test_choices_have_seeds_of_their_own_and_the_first_has_the_requests() -> None:
-    seeds = [request.seed for request in chat(n=4, seed=5).engine_requests()]
-    assert seeds[0] == 5 and len(set(seeds)) == 4
-    assert [request.seed for request in chat(n=2).engine_requests()] == [None, None]
+@given(st.integers(-(2**63), 2**64 - 1))
+def test_seeds_fit_their_tensor(seed: int) -> None:
+    asked = chat(seed=seed).engine_request().seed
+    assert asked is not None and 0 <= asked < 2**64 and (asked - seed) % 2**64 == 0
 
 
-@given(st.integers(-(2**63), 2**64 - 1), st.integers(0, 127))
-def test_derived_seeds_fit_their_tensor(seed: int, choice: int) -> None:
-    assert 0 <= derived_seed(seed, choice) < 2**64
+def test_all_choices_of_a_prompt_are_one_request() -> None:
+    requests = completion(prompt=["a", "b"], n=2, best_of=3, seed=1).engine_requests()
+    assert [(request.text, request.n, request.best_of, request.seed) for request in requests] == [
+        ("a", 2, 3, 1),
+        ("b", 2, 3, 1),
+    ]
 
 
-def test_prompts_times_n_in_the_order_of_their_indices() -> None:
-    requests = completion(prompt=["a", "b"], n=2, seed=1).engine_requests()
-    assert [request.text for request in requests] == ["a", "a", "b", "b"]
-    assert requests[0].seed == requests[2].seed != requests[1].seed
+def test_an_echo_with_log_probabilities_asks_for_the_prompts() -> None:
+    (request,) = completion(echo=True, logprobs=2).engine_requests()
+    assert (request.logprobs, request.prompt_logprobs) == (2, 2)
+    (request,) = completion(logprobs=2).engine_requests()
+    assert (request.logprobs, request.prompt_logprobs) == (2, None)
+
+
+def test_a_prompt_alone_is_asked_for_with_the_one_token_that_must_be() -> None:
+    body = completion(echo=True, max_tokens=0, logprobs=0)
+    assert body.prompt_only
+    assert body.engine_requests()[0].max_tokens == 1
+
+
+@pytest.mark.parametrize(("sent", "named"), [(7, "7"), ("a b", "a b"), (-1, None), (None, None), (0, "0")])
+def test_a_session_has_a_text_or_a_number_for_its_name(sent: object, named: str | None) -> None:
+    assert chat(session_id=sent).engine_request().session_id == named
+    assert interactive(session_id=sent).engine_request().session_id == named
+
+
+def test_a_session_is_for_one_answer() -> None:
+    assert chat(session_id=7, n=1).engine_request().session_id == "7"
+    assert chat(session_id=7, n=2).engine_request().session_id is None
+    assert completion(session_id=7, best_of=2).engine_requests()[0].session_id is None
+
+
+def test_a_timeout_is_rounded_up_to_milliseconds() -> None:
+    assert chat(timeout=0.0001).engine_request().timeout_ms == 1
+    assert chat(timeout=2).engine_request().timeout_ms == 2000
+
+
+def test_an_interactive_turn_has_lmdeploys_defaults() -> None:
+    request = interactive(session_id=3, interactive_mode=True).engine_request()
+    assert (request.temperature, request.top_p, request.top_k, request.repetition_penalty) == (0.8, 0.8, 40, 1.0)
+    assert request.messages == USER and request.max_tokens is None and request.stream is False
+    assert request.interactive and not request.end_session
+
+
+def test_an_interactive_turn_without_the_mode_ends_its_session() -> None:
+    request = interactive(session_id=3).engine_request()
+    assert request.interactive and request.end_session
+    request = interactive().engine_request()
+    assert not request.interactive and not request.end_session
+
+
+@pytest.mark.parametrize("prompt", ["", None, "x"])
+def test_an_interactive_request_for_nothing_ends_its_session(prompt: object) -> None:
+    body = interactive(prompt=prompt, session_id=3, request_output_len=0)
+    assert body.ends and not body.acts
+
+
+@pytest.mark.parametrize("act", [{"cancel": True}, {"stop": True}])
+def test_an_interactive_request_may_end_an_answer(act: dict[str, object]) -> None:
+    body = interactive(prompt="", session_id=3, **act)
+    assert body.acts and not body.ends
+
+
+def test_an_interactive_request_takes_stop_words_and_none() -> None:
+    assert interactive(stop="a").engine_request().stop_words == ["a"]
+    assert interactive(stop=["a", "b"]).engine_request().stop_words == ["a", "b"]
+    assert not interactive(stop=False).engine_request().stop_words
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"prompt": ""}, "prompt is missing"),
+        ({"cancel": True}, "session_id is missing"),
+        ({"stop": True, "cancel": True, "session_id": 1}, "cancel and stop are both true"),
+        ({"request_output_len": 0}, "request_output_len = 0"),
+        ({"session_id": 1.5}, "session_id"),
+        ({"session_id": "x" * 257}, "at most 256 bytes"),
+        ({"stop": 5}, "a string or a list"),
+        ({"temperature": 3}, "less than or equal to 2"),
+    ],
+)
+def test_a_wrong_interactive_field_is_named(fields: dict[str, object], says: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        interactive(**fields)
+    assert caught.value.status == 400
+    assert says in caught.value.message
 
 
 def test_values_that_others_use_for_everything_are_translated() -> None:
-    (request,) = chat(top_k=-1, top_p=0).engine_requests()
+    request = chat(top_k=-1, top_p=0).engine_request()
     assert request.top_k == 0
     assert request.top_p is not None and 0 < request.top_p < 1e-3
 
 
 def test_max_completion_tokens_wins_over_its_older_name() -> None:
-    assert chat(max_tokens=5, max_completion_tokens=3).engine_requests()[0].max_tokens == 3
+    assert chat(max_tokens=5, max_completion_tokens=3).engine_request().max_tokens == 3
 
 
 def test_messages_may_be_a_string_and_content_may_be_parts() -> None:
-    assert chat(messages="hi").engine_requests()[0].messages == USER
+    assert chat(messages="hi").engine_request().messages == USER
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
-    (request,) = chat(messages=[{"role": "developer", "content": parts}]).engine_requests()
+    request = chat(messages=[{"role": "developer", "content": parts}]).engine_request()
     assert request.messages == [{"role": "system", "content": "a b"}]
 
 
@@ -71,11 +157,11 @@ def test_a_tool_call_in_the_history_reaches_the_template() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     history = [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
     history += [{"role": "tool", "tool_call_id": "1", "content": "42"}]
-    (request,) = chat(messages=history, tools=[{"type": "function"}]).engine_requests()
+    request = chat(messages=history, tools=[{"type": "function"}]).engine_request()
     assert request.messages is not None
     assert request.messages[1]["tool_calls"] == [call] and request.messages[2]["tool_call_id"] == "1"
     assert request.tools == [{"type": "function"}]
-    assert chat(tools=[{"type": "function"}], tool_choice="none").engine_requests()[0].tools is None
+    assert chat(tools=[{"type": "function"}], tool_choice="none").engine_request().tools is None
 
 
 def test_unknown_fields_are_named_when_they_fit_a_header() -> None:
@@ -91,6 +177,9 @@ def test_unknown_fields_are_named_when_they_fit_a_header() -> None:
         ({"temperature": math.inf}, "temperature", "finite"),
         ({"top_p": -0.1}, "top_p", "greater than or equal to 0"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"session_id": True}, "session_id", "a whole number"),
+        ({"renew_session": True}, "renew_session", "needs a session_id"),
+        ({"timeout": 0}, "timeout", "greater than 0"),
         ({"max_tokens": 1.5}, "max_tokens", "integer"),
         ({"max_tokens": True}, "max_tokens", "integer"),
         ({"max_tokens": 10**400}, "max_tokens", "less than or equal to 2147483647"),
@@ -130,8 +219,10 @@ def test_a_wrong_chat_field_is_named_with_what_would_be_right(fields: dict[str, 
         ({"prompt": [[1], [2]]}, "prompt", "token ids"),
         ({"prompt": []}, "prompt", "a string or a list"),
         ({"prompt": {"a": 1}}, "prompt", "a string or a list"),
-        ({"best_of": 3}, "best_of", "send n = 3"),
-        ({"echo": True, "logprobs": 1}, "echo", "ask for one"),
+        ({"n": 3, "best_of": 2}, "best_of", "less than n = 3"),
+        ({"best_of": 3, "stream": True}, "best_of", "do not stream"),
+        ({"max_tokens": 0}, "max_tokens", "echo = true only"),
+        ({"prompt": ["a", "b"], "session_id": 1}, "session_id", "no one conversation"),
         ({"suffix": "x"}, "suffix", "leave suffix out"),
         ({"model": None}, "model", "string"),
     ],
@@ -181,6 +272,7 @@ def test_a_missing_field_has_openais_code() -> None:
         ),
         (Overloaded("full", 2.2), 429, "overloaded", None),
         (Unavailable("away"), 503, "service_unavailable", None),
+        (DeadlineExceeded("late"), 504, "deadline_exceeded", None),
         (ServerError("broken"), 500, "engine_error", None),
     ],
 )
@@ -214,3 +306,54 @@ def test_completion_logprobs_offsets_count_characters_over_the_stream() -> None:
     assert first["text_offset"] == [0, 2, 2]
     assert first["top_logprobs"][0] == {" a": -0.5, "<|end|>": -3.0}
     assert logprobs.of(answer_with_logprobs())["text_offset"] == [3, 5, 5]
+
+
+def prompt_part(tokens: list[bytes], special: list[bool]) -> GenerateResponse:
+    """A prompt's tokens with -1, -2 ... as log probabilities and themselves as the likeliest."""
+    count = len(tokens)
+    part = GenerateResponse("x", prompt_ids=tuple(range(count)))
+    part.prompt_tokens, part.prompt_special = tokens, special
+    part.prompt_logprobs = tuple(-float(at) for at in range(1, count))
+    part.prompt_top_logprobs = [[TopToken(at, -float(at), tokens[at])] for at in range(1, count)]
+    return part
+
+
+def test_an_echos_log_probabilities_begin_with_null() -> None:
+    logprobs = CompletionLogprobs()
+    shown = logprobs.of_prompt(prompt_part([b"Hi", b" \xc3", b"\xa9"], [False] * 3), "Hi é")
+    assert shown["tokens"] == ["Hi", "bytes:\\x20\\xc3", "bytes:\\xa9"]
+    assert shown["token_logprobs"] == [None, -1.0, -2.0]
+    assert shown["top_logprobs"][0] is None and len(shown["top_logprobs"]) == 3
+    assert shown["text_offset"] == [0, 2, 3]
+    assert logprobs.of(answer_with_logprobs())["text_offset"] == [4, 6, 6]
+
+
+def test_what_a_tokenizer_adds_to_a_prompt_is_not_in_its_echo() -> None:
+    """A beginning token and a leading space; but a special token that the prompt spells is."""
+    part = prompt_part([b"<s>", b" Hi", b"<s>", b"!"], [True, False, True, False])
+    shown = CompletionLogprobs().of_prompt(part, "Hi<s>!")
+    assert shown["tokens"] == ["Hi", "<s>", "!"]
+    assert shown["token_logprobs"] == [-1.0, -2.0, -3.0]
+    assert shown["text_offset"] == [0, 2, 5]
+
+
+def test_a_prompt_of_one_token_has_no_log_probability() -> None:
+    shown = CompletionLogprobs().of_prompt(prompt_part([b"a"], [False]), "a")
+    assert shown == {"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
+
+
+def test_a_drain_is_over_when_nothing_runs_or_time_is_up() -> None:
+    now = 100.0
+    drain = Drain(5, clock=lambda: now)
+    assert not drain.begun and not drain.is_over
+    drain.running = 1
+    drain.begin()
+    assert drain.begun and not drain.is_over and drain.left_s == 5
+    now = 103.5
+    drain.begin()  # a second time changes nothing
+    assert drain.left_s == 2
+    drain.running = 0
+    assert drain.is_over
+    drain.running = 1
+    now = 105.0
+    assert drain.is_over and drain.left_s == 1

@@ -66,8 +66,9 @@ def base_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return prompt.load_tokenizer(write_tokenizer(tmp_path_factory.mktemp("base"), None))
 
 
-def build(tokenizer: Any, **fields: str) -> Any:
-    return prompt.build_prompt(tokenizer, *(fields.get(name) for name in ("text_input", "messages", "tools")))
+def build(tokenizer: Any, *, interactive: bool = False, **fields: str) -> Any:
+    texts = (fields.get(name) for name in ("text_input", "messages", "tools"))
+    return prompt.build_prompt(tokenizer, *texts, interactive=interactive)
 
 
 def test_text_is_encoded_as_the_tokenizer_does_with_its_beginning_token(tokenizer: Any) -> None:
@@ -182,3 +183,58 @@ def test_logit_bias_becomes_ids_and_values() -> None:
 def test_a_wrong_logit_bias_is_refused(text: str) -> None:
     with pytest.raises(prompt.RequestError, match=r"^\[400\] logit_bias"):
         prompt.parse_logit_bias(text)
+
+
+def turns(*contents: str) -> str:
+    """Messages of alternating roles, the user's first."""
+    roles = ("user", "assistant")
+    return json.dumps([{"role": roles[at % 2], "content": content} for at, content in enumerate(contents)])
+
+
+def test_a_conversation_and_its_continuation_spell_the_whole_conversation(tokenizer: Any) -> None:
+    first = build(tokenizer, messages=turns("Hello"), interactive=True)
+    answer = tokenizer("he he", add_special_tokens=False)["input_ids"]
+    second = build(tokenizer, messages=turns("And?"), interactive=True)
+    whole = build(tokenizer, messages=turns("Hello", "he he", "And?"))
+    assert first.input_ids + answer + second.continuation_ids == whole.input_ids
+    assert second.input_ids == build(tokenizer, messages=turns("And?")).input_ids
+    assert whole.continuation_ids == []
+
+
+def test_several_new_messages_continue_together(tokenizer: Any) -> None:
+    new = [{"role": "tool", "content": "42"}, {"role": "user", "content": "So?"}]
+    built = build(tokenizer, messages=json.dumps(new), interactive=True)
+    assert tokenizer.decode(built.continuation_ids) == "<|tool|>42<|user|>So?<|assistant|>"
+
+
+def test_a_system_message_begins_a_session_and_is_no_part_of_what_continues_it(tokenizer: Any) -> None:
+    new = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "So?"}]
+    built = build(tokenizer, messages=json.dumps(new), interactive=True)
+    assert tokenizer.decode(built.continuation_ids) == "<|user|>So?<|assistant|>"
+    assert tokenizer.decode(built.input_ids) == "<|system|>Be brief.<|user|>So?<|assistant|>"
+
+
+def test_text_continues_without_a_beginning_token(tokenizer: Any) -> None:
+    built = build(tokenizer, text_input="he said", interactive=True)
+    assert built.continuation_ids == built.input_ids[1:]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ loop.index }} {{ m.content }}{% endfor %}",
+    ],
+)
+def test_a_template_that_depends_on_what_went_before_cannot_be_continued(tmp_path: Path, template: str) -> None:
+    """One that prints no answers, and one that numbers the messages."""
+    tokenizer = prompt.load_tokenizer(write_tokenizer(tmp_path / "other", template))
+    assert build(tokenizer, messages=turns("a")).continuation_ids == []
+    with pytest.raises(prompt.RequestError, match="send the whole conversation"):
+        build(tokenizer, messages=turns("a"), interactive=True)
+
+
+def test_a_session_does_not_go_on_with_system_messages_alone(tokenizer: Any) -> None:
+    messages = json.dumps([{"role": "system", "content": "Be brief."}])
+    with pytest.raises(prompt.RequestError, match="one of the user's"):
+        build(tokenizer, messages=messages, interactive=True)

@@ -46,8 +46,10 @@ async def chat_completions(request: Request, gateway: GatewayState) -> Response:
     """OpenAI's chat completions. `tools` are handed to the model's chat template; a call that the model makes is left
     in the answer as the text it is (calls are not parsed yet)."""
     body = await gateway.read(request, ChatRequest)
-    requests = body.engine_requests()
+    requests = [body.engine_request()]
     gateway.check_choices(requests)
+    if body.renew_session and body.session_id is not None:
+        await gateway.engine.client.end_session(body.session_id)
     head = Head(gateway, body, "chatcmpl")
     if body.stream:
         return EventStream(_stream(gateway.engine, body, requests, head), head.headers)
@@ -57,7 +59,7 @@ async def chat_completions(request: Request, gateway: GatewayState) -> Response:
 async def _whole(
     gateway: Gateway, body: ChatRequest, requests: Sequence[GenerateRequest], head: Head
 ) -> dict[str, Any]:
-    usage = Usage(body.choices_per_prompt, len(requests))
+    usage = Usage(body.choices_per_prompt, body.choices_per_prompt)
     choices = []
     for index, answer in enumerate(await gateway.engine.complete(requests, head.id)):
         usage.see(index, answer)
@@ -80,14 +82,14 @@ async def _stream(
     engine: Engine, body: ChatRequest, requests: Sequence[GenerateRequest], head: Head
 ) -> AsyncGenerator[bytes, None]:
     """One chunk for each piece of text; each choice's first has the role, its last the finish reason."""
-    usage = Usage(body.choices_per_prompt, len(requests))
+    usage = Usage(body.choices_per_prompt, body.choices_per_prompt)
     # This is the hot path: one dictionary is made, and changed for each chunk.
     choice: dict[str, Any] = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}
     chunk = head.of("chat.completion.chunk", choices=[choice])
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     if with_usage:
         chunk["usage"] = None
-    begun = [False] * len(requests)
+    begun = [False] * body.choices_per_prompt
     async with aclosing(engine.stream(requests, head.id)) as parts:
         async for index, part in parts:
             usage.see(index, part)

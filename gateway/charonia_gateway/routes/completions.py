@@ -6,14 +6,14 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from charonia_client import GenerateRequest
+from charonia_client import GenerateRequest, GenerateResponse
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from charonia_gateway.context import Gateway, GatewayState, Head, Usage
 from charonia_gateway.documentation import describe
 from charonia_gateway.engine import Engine
-from charonia_gateway.logprobs import CompletionLogprobs
+from charonia_gateway.logprobs import CompletionLogprobs, joined
 from charonia_gateway.schemas.requests import CompletionRequest
 from charonia_gateway.schemas.responses import Completion
 from charonia_gateway.sse import DONE, EventStream, event, while_connected
@@ -31,6 +31,7 @@ router = APIRouter()
         {
             "whole": {"prompt": "Once upon a time", "max_tokens": 32},
             "several": {"prompt": ["One, two,", "Red, green,"], "n": 2, "seed": 7, "temperature": 0.8},
+            "log probabilities of the prompt": {"prompt": "Once upon", "echo": True, "max_tokens": 0, "logprobs": 1},
             "streamed": {"prompt": "Once upon a time", "max_tokens": 32, "stream": True},
         },
     ),
@@ -46,25 +47,66 @@ async def completions(request: Request, gateway: GatewayState) -> Response:
     return JSONResponse(await while_connected(request, _whole(gateway, body, requests, head)), headers=head.headers)
 
 
-def _echo(body: CompletionRequest, index: int) -> str:
-    return body.prompt[index // body.choices_per_prompt] if body.echo else ""
+class _Choices:
+    """What the choices of one request show of the engine's answers: their texts and log probabilities, each choice's
+    with the prompt before it where an echo was asked for."""
+
+    def __init__(self, body: CompletionRequest) -> None:
+        self._body = body
+        self.count = len(body.prompt) * body.choices_per_prompt
+        self._begun = [False] * self.count
+        self._logprobs = [CompletionLogprobs() for _ in range(self.count)] if body.logprobs is not None else None
+        # Of an echo with log probabilities, by prompt: the part that has the prompt's, which comes with its first
+        # choice alone; and what has come of others before.
+        self._needs_prompt = bool(body.echo and self._logprobs)
+        self._prompts: dict[int, GenerateResponse] = {}
+        self._held: dict[int, list[tuple[int, GenerateResponse]]] = {}
+
+    def ready(self, index: int, part: GenerateResponse) -> Sequence[tuple[int, GenerateResponse]]:
+        """The parts that can be shown now that this one has come, with their choices' indices."""
+        if not self._needs_prompt:
+            return ((index, part),)
+        number = index // self._body.choices_per_prompt
+        if part.prompt_ids:
+            self._prompts[number] = part
+        if number in self._prompts:
+            return (*self._held.pop(number, ()), (index, part))
+        self._held.setdefault(number, []).append((index, part))
+        return ()
+
+    def of(self, index: int, part: GenerateResponse) -> tuple[str, dict[str, list[Any]] | None]:
+        """Text and log probabilities of a part that is ready."""
+        text = "" if self._body.prompt_only else part.text
+        number = index // self._body.choices_per_prompt
+        first, self._begun[index] = not self._begun[index], True
+        if first and self._body.echo:
+            text = self._body.prompt[number] + text
+        if self._logprobs is None:
+            return text, None
+        rows = []
+        if first and self._needs_prompt:
+            rows.append(self._logprobs[index].of_prompt(self._prompts[number], self._body.prompt[number]))
+        if not self._body.prompt_only:
+            rows.append(self._logprobs[index].of(part))
+        return text, joined(rows) if rows else None
+
+    def finish_reason(self, part: GenerateResponse) -> str | None:
+        return "length" if part.finish_reason and self._body.prompt_only else part.finish_reason
 
 
 async def _whole(
     gateway: Gateway, body: CompletionRequest, requests: Sequence[GenerateRequest], head: Head
 ) -> dict[str, Any]:
-    usage = Usage(body.choices_per_prompt, len(requests))
+    shown = _Choices(body)
+    usage = Usage(body.choices_per_prompt, shown.count, prompt_only=body.prompt_only)
     choices = []
-    for index, answer in enumerate(await gateway.engine.complete(requests, head.id)):
-        usage.see(index, answer)
-        choices.append(
-            {
-                "index": index,
-                "text": _echo(body, index) + answer.text,
-                "logprobs": CompletionLogprobs().of(answer) if body.logprobs is not None else None,
-                "finish_reason": answer.finish_reason,
-            }
-        )
+    for place, whole in enumerate(await gateway.engine.complete(requests, head.id)):
+        usage.see(place, whole)
+        for index, answer in shown.ready(place, whole):
+            text, logprobs = shown.of(index, answer)
+            choices.append(
+                {"index": index, "text": text, "logprobs": logprobs, "finish_reason": shown.finish_reason(answer)}
+            )
     return head.of("text_completion", choices=choices, usage=usage.to_json())
 
 
@@ -72,26 +114,23 @@ async def _stream(
     engine: Engine, body: CompletionRequest, requests: Sequence[GenerateRequest], head: Head
 ) -> AsyncGenerator[bytes, None]:
     """One chunk for each piece of text; each choice's last has the finish reason."""
-    usage = Usage(body.choices_per_prompt, len(requests))
+    shown = _Choices(body)
+    usage = Usage(body.choices_per_prompt, shown.count, prompt_only=body.prompt_only)
     # This is the hot path: one dictionary is made, and changed for each chunk.
     choice: dict[str, Any] = {"index": 0, "text": "", "logprobs": None, "finish_reason": None}
     chunk = head.of("text_completion", choices=[choice])
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     if with_usage:
         chunk["usage"] = None
-    echoes = [_echo(body, index) for index in range(len(requests))]
-    logprobs = [CompletionLogprobs() for _ in requests] if body.logprobs is not None else None
     async with aclosing(engine.stream(requests, head.id)) as parts:
-        async for index, part in parts:
-            usage.see(index, part)
-            if not part.text and not part.finish_reason and not echoes[index]:
-                continue
-            choice["index"] = index
-            choice["text"] = echoes[index] + part.text
-            echoes[index] = ""
-            choice["logprobs"] = logprobs[index].of(part) if logprobs else None
-            choice["finish_reason"] = part.finish_reason
-            yield event(chunk)
+        async for one in parts:
+            usage.see(*one)
+            for index, part in shown.ready(*one):
+                choice["index"] = index
+                choice["text"], choice["logprobs"] = shown.of(index, part)
+                choice["finish_reason"] = shown.finish_reason(part)
+                if choice["text"] or choice["finish_reason"]:
+                    yield event(chunk)
     if with_usage:
         yield event({**chunk, "choices": [], "usage": usage.to_json()}) + DONE
     else:

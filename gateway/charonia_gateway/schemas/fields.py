@@ -9,6 +9,8 @@ from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 4
+MAX_SESSION_ID_BYTES = 256
+NO_SESSION = -1
 
 
 def wrong(message: str) -> PydanticCustomError:
@@ -30,6 +32,10 @@ def _stop(value: Any) -> list[str] | None:
     if texts is not None and len(texts) > MAX_STOPS:
         raise wrong(f"{len(texts)} stop words are too many: send at most {MAX_STOPS}")
     return texts
+
+
+def _stop_or_end(value: Any) -> list[str] | bool | None:
+    return (value or None) if isinstance(value, bool) else _stop(value)
 
 
 def _bad_words(value: Any) -> list[str] | None:
@@ -77,6 +83,22 @@ def _prompt(value: Any) -> list[str]:
     raise wrong("send a string or a list of strings with at least one entry")
 
 
+def _session_id(value: Any) -> str | None:
+    """LMDeploy's clients send whole numbers, -1 where there is no session; a number is the text that spells it."""
+    if value is None or value == NO_SESSION:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
+        raise wrong("send a text or a whole number, or -1 for none")
+    text = str(value)[: MAX_SESSION_ID_BYTES + 1]
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise wrong("it has a lone surrogate: send whole characters") from None
+    if size > MAX_SESSION_ID_BYTES:
+        raise wrong(f"it is too long: send at most {MAX_SESSION_ID_BYTES} bytes")
+    return text
+
+
 def _schema(*forms: dict[str, Any]) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [*forms, {"type": "null"}]})
 
@@ -85,6 +107,11 @@ _STRING = {"type": "string"}
 _STRINGS = {"type": "array", "items": {"type": "string"}}
 
 Stop = Annotated[list[str] | None, BeforeValidator(_stop), _schema(_STRING, {**_STRINGS, "maxItems": MAX_STOPS})]
+StopOrEnd = Annotated[
+    bool | list[str] | None,
+    BeforeValidator(_stop_or_end),
+    _schema({"type": "boolean"}, _STRING, {**_STRINGS, "maxItems": MAX_STOPS}),
+]
 BadWords = Annotated[list[str] | None, BeforeValidator(_bad_words), _schema(_STRING, _STRINGS)]
 LogitBias = Annotated[
     dict[int, float] | None,
@@ -95,3 +122,4 @@ Content = Annotated[
     str | None, BeforeValidator(text_of_parts), _schema(_STRING, {"type": "array", "items": {"type": "object"}})
 ]
 Prompt = Annotated[list[str], BeforeValidator(_prompt), WithJsonSchema({"anyOf": [_STRING, _STRINGS]})]
+SessionId = Annotated[str | None, BeforeValidator(_session_id), _schema(_STRING, {"type": "integer"})]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from charonia_client import GenerateRequest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from charonia_gateway.schemas.fields import BadWords, Content, LogitBias, Prompt, Stop, wrong
+from charonia_gateway.schemas.fields import BadWords, Content, LogitBias, Prompt, SessionId, Stop, wrong
 
-_INT32 = 2**31 - 1
+INT32 = 2**31 - 1
 _UINT64 = 2**64 - 1
+MAX_TIMEOUT_S = 86400.0
 
 
 class StreamOptions(BaseModel):
@@ -27,7 +29,9 @@ class Sampling(BaseModel):
     model: str = Field(description="a name that /v1/models lists")
     stream: bool | None = Field(None, description="server-sent events, one per piece of text")
     stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1, le=128, description="answers to each prompt")
+    n: int | None = Field(
+        None, ge=1, le=128, description="answers to each prompt; with a seed, answer i is that of `seed + i`"
+    )
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; default 1")
     top_p: float | None = Field(None, ge=0, le=1)
     stop: Stop = Field(None, description="ends the answer, which does not contain it")
@@ -43,12 +47,21 @@ class Sampling(BaseModel):
     service_tier: str | None = Field(None, description="taken, without effect")
 
     # What OpenAI does not have and other servers do.
-    top_k: int | None = Field(None, ge=-1, le=_INT32, description="the k likeliest tokens; 0 or -1: all")
+    top_k: int | None = Field(None, ge=-1, le=INT32, description="the k likeliest tokens; 0 or -1: all")
     min_p: float | None = Field(None, ge=0, le=1, description="least probability relative to the likeliest token's")
     repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="over prompt and answer; 1 is none")
-    min_tokens: int | None = Field(None, ge=0, le=_INT32, description="the answer does not end before")
+    min_tokens: int | None = Field(None, ge=0, le=INT32, description="the answer does not end before")
     ignore_eos: bool | None = Field(None, description="the end token does not end the answer")
     bad_words: BadWords = Field(None, description="never in the answer")
+    session_id: SessionId = Field(
+        None,
+        description="a name under which the server keeps what it has computed of this conversation, for its next turn; "
+        "without effect with several answers",
+    )
+    timeout: float | None = Field(
+        None, gt=0, le=MAX_TIMEOUT_S, description="seconds after which the request ends with status 504"
+    )
+    priority: int | None = Field(None, ge=-(2**31), le=INT32, description="higher goes first; default 0")
     skip_special_tokens: Literal[True] | None = Field(None, description="special tokens are never part of a text")
 
     @model_validator(mode="after")
@@ -61,37 +74,35 @@ class Sampling(BaseModel):
     def choices_per_prompt(self) -> int:
         return self.n or 1
 
-    def to_engine(self, choice: int, **more: Any) -> GenerateRequest:
-        """The engine's request for one choice; of n choices with a seed each has a seed of its own."""
+    def to_engine(self, **more: Any) -> GenerateRequest:
+        """The engine's request for all choices of one prompt. A session goes on with one answer: of several none is."""
+        several = self.choices_per_prompt > 1 or (more.get("best_of") or 1) > 1
         return GenerateRequest(
+            n=self.n,
             temperature=self.temperature,
-            # The engine's range is open at 0; the smallest nucleus is the likeliest token either way.
-            top_p=max(self.top_p, 1e-6) if self.top_p is not None else None,
+            top_p=engine_top_p(self.top_p),
             top_k=max(self.top_k, 0) if self.top_k is not None else None,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            seed=None if self.seed is None else derived_seed(self.seed, choice),
+            seed=None if self.seed is None else self.seed & _UINT64,
             min_tokens=self.min_tokens,
             ignore_eos=self.ignore_eos,
             stop_words=self.stop or (),
             bad_words=self.bad_words or (),
             logit_bias=self.logit_bias,
+            session_id=None if several else self.session_id,
+            timeout_ms=None if self.timeout is None else math.ceil(self.timeout * 1000),
+            priority=self.priority,
             stream=bool(self.stream),
             **more,
         )
 
 
-def derived_seed(seed: int, choice: int) -> int:
-    """The seed of choice number `choice`: choice 0 has the seed itself, others SplitMix64's (Steele, Lea and Flood,
-    "Fast splittable pseudorandom number generators", 2014) mix of it."""
-    if choice == 0:
-        return seed & _UINT64
-    z = (seed + choice * 0x9E3779B97F4A7C15) & _UINT64
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _UINT64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _UINT64
-    return z ^ (z >> 31)
+def engine_top_p(top_p: float | None) -> float | None:
+    """The engine's range is open at 0; the smallest nucleus is the likeliest token either way."""
+    return None if top_p is None else max(top_p, 1e-6)
 
 
 class Message(BaseModel):
@@ -144,9 +155,9 @@ class ChatRequest(Sampling):
         min_length=1, description="the conversation; one plain string is the user's only message"
     )
     max_completion_tokens: int | None = Field(
-        None, ge=1, le=_INT32, description="longest answer in tokens; default: what the context holds"
+        None, ge=1, le=INT32, description="longest answer in tokens; default: what the context holds"
     )
-    max_tokens: int | None = Field(None, ge=1, le=_INT32, description="older name of max_completion_tokens")
+    max_tokens: int | None = Field(None, ge=1, le=INT32, description="older name of max_completion_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20, description="likeliest tokens at each place; needs logprobs")
     tools: list[dict[str, Any]] | None = Field(
@@ -155,6 +166,7 @@ class ChatRequest(Sampling):
     tool_choice: Annotated[Any, WithJsonSchema({"enum": ["none", "auto", None]})] = None
     parallel_tool_calls: bool | None = Field(None, description="taken, without effect")
     response_format: ResponseFormat | None = None
+    renew_session: bool | None = Field(None, description="forget first what is kept under session_id")
 
     @model_validator(mode="after")
     def _consistent_chat(self) -> ChatRequest:
@@ -162,47 +174,63 @@ class ChatRequest(Sampling):
             raise wrong("top_logprobs needs logprobs = true")
         if self.tool_choice not in (None, "none", "auto"):
             raise wrong('tool_choice: a call cannot be forced yet; send "auto" or "none"')
+        if self.renew_session and self.session_id is None:
+            raise wrong("renew_session needs a session_id")
         return self
 
-    def engine_requests(self) -> list[GenerateRequest]:
-        """One per choice."""
-        messages = [message.to_template() for message in self.messages]
-        return [
-            self.to_engine(
-                choice,
-                messages=messages,
-                tools=None if self.tool_choice == "none" else self.tools,
-                max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
-                logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            )
-            for choice in range(self.choices_per_prompt)
-        ]
+    def engine_request(self) -> GenerateRequest:
+        return self.to_engine(
+            messages=[message.to_template() for message in self.messages],
+            tools=None if self.tool_choice == "none" else self.tools,
+            max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )
 
 
 class CompletionRequest(Sampling):
     """POST /v1/completions"""
 
     prompt: Prompt = Field(description="a text or several")
-    max_tokens: int | None = Field(16, ge=1, le=_INT32, description="longest answer in tokens")
-    logprobs: int | None = Field(None, ge=0, le=20, description="likeliest tokens at each place")
+    max_tokens: int | None = Field(16, ge=0, le=INT32, description="longest answer in tokens; 0 with echo")
+    logprobs: int | None = Field(
+        None, ge=0, le=20, description="likeliest tokens at each place; with echo, of the prompt too"
+    )
     echo: bool | None = Field(None, description="begin with the prompt")
-    best_of: int | None = Field(None, ge=1, le=128, description="only the value of n is taken")
+    best_of: int | None = Field(
+        None, ge=1, le=128, description="answers to make, of which the n likeliest per token are returned"
+    )
     suffix: str | None = None
 
     @model_validator(mode="after")
     def _consistent_completion(self) -> CompletionRequest:
-        if self.echo and self.logprobs is not None:
-            raise wrong("echo with logprobs: the prompt's log probabilities are not computed; ask for one of them")
-        if self.best_of is not None and self.best_of != self.choices_per_prompt:
-            raise wrong(f"best_of = {self.best_of}: send n = {self.best_of} and choose, or leave best_of out")
+        if self.best_of is not None and self.best_of < self.choices_per_prompt:
+            raise wrong(f"best_of = {self.best_of} is less than n = {self.choices_per_prompt}: send at least n")
+        if self.best_of is not None and self.best_of > self.choices_per_prompt and self.stream:
+            raise wrong("best_of: which answers are the best is known at the end; leave it out or do not stream")
+        if self.max_tokens == 0 and not self.echo:
+            raise wrong("max_tokens = 0 is for echo = true only: send at least 1")
+        if self.session_id is not None and len(self.prompt) > 1:
+            raise wrong(
+                f"session_id: {len(self.prompt)} prompts are no one conversation; send one prompt or no session"
+            )
         if self.suffix:
             raise wrong("suffix: text is only continued, not filled in; leave suffix out")
         return self
 
+    @property
+    def prompt_only(self) -> bool:
+        """Nothing is generated that anybody sees: the engine makes one token at least, which is left out."""
+        return self.max_tokens == 0
+
     def engine_requests(self) -> list[GenerateRequest]:
-        """One per prompt and choice, in the order of their indices."""
+        """One per prompt."""
         return [
-            self.to_engine(choice, text=prompt, max_tokens=self.max_tokens, logprobs=self.logprobs)
+            self.to_engine(
+                text=prompt,
+                max_tokens=1 if self.prompt_only else self.max_tokens,
+                best_of=self.best_of,
+                logprobs=self.logprobs,
+                prompt_logprobs=self.logprobs if self.echo else None,
+            )
             for prompt in self.prompt
-            for choice in range(self.choices_per_prompt)
         ]

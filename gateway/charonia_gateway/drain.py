@@ -1,0 +1,81 @@
+"""The end in order: once told to, the gateway takes no new request and lets those that run come to their end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from charonia_gateway.errors import unavailable
+
+
+class Drain:
+    """Counts the requests that run. `limit_s`: how long they may go on after begin()."""
+
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.running = 0
+        self._limit_s = limit_s
+        self._clock = clock
+        self._deadline: float | None = None
+
+    def begin(self) -> None:
+        if self._deadline is None:
+            self._deadline = self._clock() + self._limit_s
+
+    @property
+    def begun(self) -> bool:
+        return self._deadline is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing runs any more, or what does has had its time."""
+        return self._deadline is not None and (self.running == 0 or self._clock() >= self._deadline)
+
+    @property
+    def left_s(self) -> int:
+        """Whole seconds, at least one, after which another process may listen here."""
+        return 1 if self._deadline is None else max(1, math.ceil(self._deadline - self._clock()))
+
+
+class DrainMiddleware:
+    """Answers new work with 503 while draining. What only looks (health, metrics, documentation) is still answered."""
+
+    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+        self._app = app
+        self._drain = drain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        if self._drain.begun:
+            error = unavailable("the gateway is shutting down and takes no new request", self._drain.left_s)
+            error.headers["Connection"] = "close"  # so that the next try may reach another one
+            await error.response()(scope, receive, send)
+            return
+        self._drain.running += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._drain.running -= 1
+
+
+class DrainingServer(uvicorn.Server):
+    """Drains on the first signal, then shuts down as uvicorn does; on the second it shuts down at once."""
+
+    def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
+        super().__init__(config)
+        self._drain = drain
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._drain.begun:
+            super().handle_exit(sig, frame)
+        self._drain.begin()
+
+    async def on_tick(self, counter: int) -> bool:
+        self.should_exit = self.should_exit or self._drain.is_over
+        return await super().on_tick(counter)

@@ -1,0 +1,84 @@
+"""POST /v1/chat/interactive"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from charonia_client import GenerateRequest, GenerateResponse
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from charonia_gateway.context import Gateway, GatewayState, Head
+from charonia_gateway.documentation import describe
+from charonia_gateway.schemas.interactive import InteractiveAnswer, InteractiveRequest
+from charonia_gateway.sse import LINES, EventStream, line, while_connected
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/chat/interactive",
+    summary="Go on with a conversation that the server keeps",
+    tags=["LMDeploy"],
+    **describe(
+        InteractiveRequest,
+        InteractiveAnswer,
+        {
+            "a turn": {"prompt": "What is the capital of France?", "session_id": 7, "interactive_mode": True},
+            "the end": {"session_id": 7, "interactive_mode": False, "request_output_len": 0},
+            "without a session": {"prompt": "Hello", "request_output_len": 32},
+        },
+        stream="with stream = true one such object a line",
+    ),
+)
+async def chat_interactive(request: Request, gateway: GatewayState) -> Response:
+    """LMDeploy's interactive chat. A conversation that the server does not know (any more) begins with this prompt."""
+    body = await gateway.read(request, InteractiveRequest)
+    head = Head(gateway, body, "interactive")
+    if body.acts or body.ends:
+        await _act(gateway, body)
+        return JSONResponse(_nothing(), headers=head.headers)
+    asked = body.engine_request()
+    if body.stream:
+        return EventStream(_stream(gateway, asked, head), head.headers, LINES)
+    return JSONResponse(await while_connected(request, _whole(gateway, asked, head)), headers=head.headers)
+
+
+async def _act(gateway: Gateway, body: InteractiveRequest) -> None:
+    assert body.session_id is not None
+    client = gateway.engine.client
+    if body.ends:
+        await client.end_session(body.session_id)
+    elif body.cancel:
+        await client.cancel(session_id=body.session_id)
+    else:
+        await client.stop(session_id=body.session_id)
+
+
+def _nothing() -> dict[str, Any]:
+    return {"text": "", "tokens": 0, "input_tokens": 0, "history_tokens": 0, "finish_reason": "stop"}
+
+
+def _shown(part: GenerateResponse) -> dict[str, Any]:
+    return {
+        "text": part.text,
+        "tokens": part.num_output_tokens,
+        "input_tokens": part.num_input_tokens - part.num_session_tokens,
+        "history_tokens": part.num_session_tokens,
+        "finish_reason": part.finish_reason,
+    }
+
+
+async def _whole(gateway: Gateway, asked: GenerateRequest, head: Head) -> dict[str, Any]:
+    async with aclosing(gateway.engine.answer(asked, f"{head.id}-0", may_be_cancelled=True)) as parts:
+        answer = [part async for part in parts][-1]
+    return _shown(answer)
+
+
+async def _stream(gateway: Gateway, asked: GenerateRequest, head: Head) -> AsyncGenerator[bytes, None]:
+    async with aclosing(gateway.engine.answer(asked, f"{head.id}-0", may_be_cancelled=True)) as parts:
+        async for part in parts:
+            if part.text or part.finish_reason:
+                yield line(_shown(part))

@@ -1,0 +1,119 @@
+"""LMDeploy's interactive chat: the server keeps the conversation. Names and defaults of fields are LMDeploy's."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from charonia_client import GenerateRequest
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from charonia_gateway.schemas.fields import SessionId, StopOrEnd, wrong
+from charonia_gateway.schemas.requests import INT32, MAX_TIMEOUT_S, Message, engine_top_p
+
+
+def _prompt(value: Any) -> Any:
+    return [{"role": "user", "content": value}] if isinstance(value, str) and value else value or None
+
+
+class InteractiveRequest(BaseModel):
+    """POST /v1/chat/interactive"""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    model: str | None = Field(None, description="a name that /v1/models lists; there is only one")
+    prompt: Annotated[list[Message] | None, BeforeValidator(_prompt)] = Field(
+        None, description="what is new in the conversation: the user's text, or messages"
+    )
+    session_id: SessionId = Field(None, description="the conversation; -1: none, so nothing is kept")
+    interactive_mode: bool = Field(
+        False, description="keep the conversation for the next request; false: forget it after the answer"
+    )
+    stream: bool = Field(False, description="one JSON object a line, each with the text since the one before")
+    stop: StopOrEnd = Field(
+        None,
+        description="texts that end the answer; or true: end the session's running answer and keep in the conversation "
+        "what was said of it",
+    )
+    cancel: bool | None = Field(
+        None, description="true: end the session's running answer and drop the turn from the conversation"
+    )
+    request_output_len: int | None = Field(
+        None,
+        ge=0,
+        le=INT32,
+        description="longest answer in tokens; default: what the context holds; 0 generates nothing",
+    )
+    top_p: float = Field(0.8, ge=0, le=1)
+    top_k: int = Field(40, ge=-1, le=INT32, description="the k likeliest tokens; 0 or -1: all")
+    temperature: float = Field(0.8, ge=0, le=2, description="0 is greedy")
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100, description="over prompt and answer; 1 is none")
+    ignore_eos: bool = Field(False, description="the end token does not end the answer")
+    skip_special_tokens: Literal[True] | None = Field(None, description="special tokens are never part of a text")
+    # What LMDeploy does not have.
+    seed: int | None = Field(None, ge=0, le=2**64 - 1, description="makes the answer repeatable")
+    timeout: float | None = Field(
+        None, gt=0, le=MAX_TIMEOUT_S, description="seconds after which the request ends with status 504"
+    )
+    priority: int | None = Field(None, ge=-(2**31), le=INT32, description="higher goes first; default 0")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> InteractiveRequest:
+        if self.acts and self.session_id is None:
+            raise wrong("session_id is missing: say whose answer is to end")
+        if self.cancel and self.stop is True:
+            raise wrong("cancel and stop are both true: stop keeps the turn, cancel drops it; send one")
+        if self.acts or self.ends:
+            return self
+        if self.prompt is None:
+            raise wrong("prompt is missing: send the user's text or messages")
+        if self.request_output_len == 0:
+            raise wrong(
+                "request_output_len = 0 generates nothing: send at least 1, or interactive_mode = false and a "
+                "session_id to end that session"
+            )
+        return self
+
+    @property
+    def acts(self) -> bool:
+        """It ends an answer and asks for none."""
+        return bool(self.cancel) or self.stop is True
+
+    @property
+    def ends(self) -> bool:
+        """It forgets a session and asks for nothing."""
+        nothing = self.prompt is None or self.request_output_len == 0
+        return nothing and not self.acts and not self.interactive_mode and self.session_id is not None
+
+    def engine_request(self) -> GenerateRequest:
+        assert self.prompt is not None
+        assert not isinstance(self.stop, bool)
+        return GenerateRequest(
+            messages=[message.to_template() for message in self.prompt],
+            session_id=self.session_id,
+            interactive=self.session_id is not None,
+            end_session=self.session_id is not None and not self.interactive_mode,
+            max_tokens=self.request_output_len,
+            temperature=self.temperature,
+            top_p=engine_top_p(self.top_p),
+            top_k=max(self.top_k, 0),
+            repetition_penalty=self.repetition_penalty,
+            ignore_eos=self.ignore_eos,
+            seed=self.seed,
+            stop_words=self.stop or (),
+            timeout_ms=None if self.timeout is None else math.ceil(self.timeout * 1000),
+            priority=self.priority,
+            stream=self.stream,
+        )
+
+
+class InteractiveAnswer(BaseModel):
+    """With `stream` each line is one of these: its text is new, its counts are those so far."""
+
+    text: str
+    tokens: int = Field(description="of the answer")
+    input_tokens: int = Field(description="of the prompt, without the history")
+    history_tokens: int = Field(description="of the conversation before the prompt")
+    finish_reason: Literal["stop", "length", "cancelled"] | None = Field(
+        description="cancelled: a request with stop or cancel ended it"
+    )

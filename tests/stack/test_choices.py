@@ -1,0 +1,82 @@
+"""Several answers to one prompt: each is what it would be alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import openai
+import pytest
+from charonia_client import Client, GenerateRequest, GenerateResponse
+from stack import Stack
+
+SEED = 2**64 - 2  # answer 2 has the seed 0
+FIELDS: dict[str, Any] = {"text": "One", "temperature": 1.5, "max_tokens": 24, "ignore_eos": True, "logprobs": 0}
+
+
+@pytest.fixture
+async def client(stack: Stack) -> AsyncIterator[Client]:
+    async with Client(stack.grpc) as client:
+        yield client
+
+
+async def alone(client: Client, count: int) -> list[GenerateResponse]:
+    """The answers of `count` seeds from SEED on, each by a request of its own."""
+    return [
+        await client.complete(GenerateRequest(**FIELDS, seed=(SEED + at) % 2**64, stream=False)) for at in range(count)
+    ]
+
+
+async def test_n_answers_are_those_of_their_seeds(client: Client) -> None:
+    expected = await alone(client, 4)
+    answers = await client.complete_all(GenerateRequest(**FIELDS, seed=SEED, n=4, stream=False))
+    assert [answer.index for answer in answers] == [0, 1, 2, 3]
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+    assert [answer.text for answer in answers] == [answer.text for answer in expected]
+    assert len({answer.token_ids for answer in answers}) > 1
+    for answer in answers:
+        assert answer.cum_logprob == pytest.approx(sum(answer.logprobs), abs=1e-3)
+
+
+async def test_n_answers_of_a_stream_come_with_their_index_and_one_end(client: Client) -> None:
+    expected = await alone(client, 3)
+    texts, ends = [""] * 3, [0] * 3
+    async with aclosing(client.generate(GenerateRequest(**FIELDS, seed=SEED, n=3))) as parts:
+        async for part in parts:
+            texts[part.index] += part.text
+            ends[part.index] += part.finish_reason is not None
+    assert texts == [answer.text for answer in expected]
+    assert ends == [1, 1, 1]
+
+
+async def test_the_prompt_comes_before_each_answer_where_it_is_asked_for(client: Client) -> None:
+    answers = await client.complete_all(GenerateRequest(**FIELDS, seed=SEED, n=3, echo=True, stream=False))
+    expected = await alone(client, 3)
+    assert [answer.text for answer in answers] == ["One" + answer.text for answer in expected]
+
+
+async def test_the_best_are_those_of_greatest_mean_log_probability(client: Client) -> None:
+    def mean(answer: GenerateResponse) -> float:
+        return sum(answer.logprobs) / len(answer.logprobs)
+
+    ranked = sorted(await alone(client, 5), key=mean, reverse=True)
+    best = await client.complete_all(GenerateRequest(**FIELDS, seed=SEED, n=2, best_of=5, stream=False))
+    assert [answer.token_ids for answer in best] == [answer.token_ids for answer in ranked[:2]]
+
+
+async def test_openais_client_gets_the_best(stack: Stack, client: Client) -> None:
+    best = await client.complete_all(GenerateRequest(**FIELDS, seed=3, n=2, best_of=4, stream=False))
+    async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as api:
+        answer = await api.completions.create(
+            model=(await api.models.list()).data[0].id,
+            prompt=FIELDS["text"],
+            temperature=FIELDS["temperature"],
+            max_tokens=FIELDS["max_tokens"],
+            seed=3,
+            n=2,
+            best_of=4,
+            extra_body={"ignore_eos": True},
+        )
+    assert [choice.text for choice in answer.choices] == [one.text for one in best]
+    assert answer.usage is not None and answer.usage.completion_tokens == 48

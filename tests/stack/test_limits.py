@@ -1,0 +1,117 @@
+"""What takes too long and what is too much: told with a status, and with when to come again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import engine_metrics
+import httpx
+import openai
+import pytest
+from charonia_client import Client, DeadlineExceeded, GenerateRequest, Overloaded
+from stack import HANG_S, Stack, running
+
+USER: list[Any] = [{"role": "user", "content": "Hello"}]
+LONG: dict[str, Any] = {"messages": USER, "ignore_eos": True, "max_tokens": 3000}
+
+
+@contextlib.contextmanager
+def narrow(model: Path, folder: Path, **env: str) -> Iterator[Stack]:
+    """The slow model where one request runs at a time."""
+    always = {"CHARONIA_STREAM_INTERVAL_MS": "0", "CHARONIA_MAX_BATCH_SIZE": "1"}
+    with running(Stack(model, folder, {**always, **env})) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def few_tokens(slow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """What waits may have 200 tokens."""
+    with narrow(slow_model, tmp_path_factory.mktemp("few_tokens"), CHARONIA_MAX_QUEUE_TOKENS="200") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def impatient(slow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """What waits may do so for a second."""
+    with narrow(slow_model, tmp_path_factory.mktemp("impatient"), CHARONIA_MAX_QUEUE_TIME_S="1") as served:
+        yield served
+
+
+@contextlib.asynccontextmanager
+async def busy(stack: Stack) -> AsyncIterator[Client]:
+    """With the one place taken."""
+    async with Client(stack.grpc) as client:
+        taken = asyncio.create_task(client.complete(GenerateRequest(**LONG, stream=False)))
+        await engine_metrics.until(stack.metrics, lambda metrics: metrics.running == 1, "it runs")
+        yield client
+        taken.cancel()
+        await asyncio.gather(taken, return_exceptions=True)
+        await client.close(HANG_S)
+    await engine_metrics.idle(stack.metrics)
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "slow", **LONG, **fields}
+
+
+async def test_too_many_waiting_tokens_are_429_at_once(few_tokens: Stack) -> None:
+    async with busy(few_tokens) as client:
+        prompt = "x" * 150
+        first = asyncio.create_task(client.complete(GenerateRequest(text=prompt, max_tokens=2, stream=False)))
+        await engine_metrics.until(few_tokens.metrics, lambda metrics: metrics.waiting == 1, "it waits")
+        with pytest.raises(Overloaded) as refused:
+            await client.complete(GenerateRequest(text=prompt, max_tokens=2, stream=False))
+        assert refused.value.retry_after >= 1
+        async with openai.AsyncOpenAI(base_url=f"{few_tokens.gateway}/v1", api_key="x", max_retries=0) as api:
+            with pytest.raises(openai.RateLimitError) as told:
+                await api.completions.create(model="slow", prompt=prompt, max_tokens=2)
+        assert int(told.value.response.headers["Retry-After"]) >= 1
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_has_waited_too_long_is_told_429(impatient: Stack, stream: bool) -> None:
+    async with busy(impatient), httpx.AsyncClient(base_url=impatient.gateway, timeout=HANG_S) as http:
+        answer = await http.post("/v1/chat/completions", json=body(stream=stream))
+    assert answer.status_code == 429, answer.text
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert answer.json()["error"]["code"] == "overloaded"
+
+
+async def test_a_deadline_in_the_queue_is_504(few_tokens: Stack) -> None:
+    async with busy(few_tokens), httpx.AsyncClient(base_url=few_tokens.gateway, timeout=HANG_S) as http:
+        answer = await http.post("/v1/chat/completions", json=body(timeout=0.2))
+    assert answer.status_code == 504, answer.text
+    assert answer.json()["error"]["code"] == "deadline_exceeded"
+
+
+async def test_a_deadline_ends_an_answer_with_504_and_frees_its_blocks(slow: Stack) -> None:
+    async with httpx.AsyncClient(base_url=slow.gateway, timeout=HANG_S) as http:
+        whole = await http.post("/v1/chat/completions", json=body(timeout=1))
+        assert whole.status_code == 504, whole.text
+        streamed = await http.post("/v1/chat/completions", json=body(timeout=1, stream=True))
+        last = streamed.text.split("\n\n")[-2]
+        assert last.startswith("event: error\ndata: ")
+        assert json.loads(last.removeprefix("event: error\ndata: "))["error"]["code"] == "deadline_exceeded"
+    await engine_metrics.idle(slow.metrics)
+
+
+async def test_a_deadline_of_many_answers_ends_them_together(slow: Stack) -> None:
+    async with Client(slow.grpc) as client:
+        with pytest.raises(DeadlineExceeded):
+            await client.complete_all(GenerateRequest(**LONG, stream=False, n=3, timeout_ms=1000))
+    await engine_metrics.idle(slow.metrics)
+
+
+async def test_a_deadline_that_is_met_changes_nothing(slow: Stack) -> None:
+    async with Client(slow.grpc) as client:
+        fields: dict[str, Any] = {**LONG, "max_tokens": 5, "seed": 1, "stream": False}
+        plain = await client.complete(GenerateRequest(**fields))
+        timed = await client.complete(GenerateRequest(**fields, timeout_ms=1000 * HANG_S))
+    assert timed.token_ids == plain.token_ids

@@ -1,0 +1,301 @@
+"""Sessions: the server keeps a conversation, and nothing but speed depends on whether it still does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import engine_metrics
+import httpx
+import openai
+import pytest
+from charonia_client import BadRequest, Client, GenerateRequest, GenerateResponse
+from stack import HANG_S, Stack
+
+FIRST, SECOND = "What is the capital of France?", "And of Italy?"
+LONG = 3000
+
+
+@pytest.fixture
+async def client(stack: Stack) -> AsyncIterator[Client]:
+    async with Client(stack.grpc) as client:
+        yield client
+
+
+@pytest.fixture
+async def slow_client(slow: Stack) -> AsyncIterator[Client]:
+    async with Client(slow.grpc) as client:
+        yield client
+
+
+@pytest.fixture
+def session() -> str:
+    return f"test {uuid.uuid4()}"
+
+
+def turn(text: str, session_id: str, **fields: Any) -> GenerateRequest:
+    """What is new in a conversation that the server keeps."""
+    fields = {"temperature": 0, "stream": False, "interactive": True, **fields}
+    return GenerateRequest(messages=[{"role": "user", "content": text}], session_id=session_id, **fields)
+
+
+def history_after(answer: GenerateResponse) -> int:
+    """Tokens that a session has when this was its last turn."""
+    return answer.num_input_tokens + answer.num_output_tokens
+
+
+async def test_a_turn_is_answered_as_in_the_whole_conversation(client: Client, session: str) -> None:
+    first = await client.complete(turn(FIRST, session))
+    second = await client.complete(turn(SECOND, session))
+    conversation = [
+        {"role": "user", "content": FIRST},
+        {"role": "assistant", "content": first.text},
+        {"role": "user", "content": SECOND},
+    ]
+    whole = await client.complete(GenerateRequest(messages=conversation, temperature=0, stream=False))
+    assert first.num_session_tokens == 0
+    assert second.num_session_tokens == history_after(first)
+    assert second.num_input_tokens == whole.num_input_tokens
+    assert second.text == whole.text and second.token_ids == whole.token_ids
+
+
+async def test_text_goes_on_where_the_session_ended(client: Client, session: str) -> None:
+    fields: dict[str, Any] = {"temperature": 0, "stream": False, "max_tokens": 5, "ignore_eos": True}
+    first = await client.complete(GenerateRequest(text="The capital", session_id=session, interactive=True, **fields))
+    second = await client.complete(GenerateRequest(text=" of", session_id=session, interactive=True, **fields))
+    assert second.num_session_tokens == history_after(first)
+
+
+async def test_a_system_message_sent_every_time_counts_once(client: Client, session: str) -> None:
+    async def ask(text: str) -> GenerateResponse:
+        messages = [{"role": "system", "content": "You answer briefly."}, {"role": "user", "content": text}]
+        return await client.complete(
+            GenerateRequest(messages=messages, session_id=session, interactive=True, temperature=0, stream=False)
+        )
+
+    first, second = await ask(FIRST), await ask(SECOND)
+    plain = await client.complete(turn(SECOND, f"{session} other"))
+    assert second.num_input_tokens - second.num_session_tokens <= plain.num_input_tokens
+    assert second.num_session_tokens == history_after(first)
+
+
+async def test_whole_conversations_replace_what_a_session_had(client: Client, session: str) -> None:
+    await client.complete(turn(FIRST, session))
+    whole = await client.complete(turn(SECOND, session, interactive=False))
+    assert whole.num_session_tokens == 0
+    third = await client.complete(turn(FIRST, session))
+    assert third.num_session_tokens == history_after(whole)
+
+
+async def test_a_session_that_was_ended_begins_anew(client: Client, session: str) -> None:
+    await client.end_session(session)  # one that nobody knows is no error
+    first = await client.complete(turn(FIRST, session))
+    await client.end_session(session)
+    again = await client.complete(turn(FIRST, session))
+    assert again.num_session_tokens == 0
+    assert again.token_ids == first.token_ids
+
+
+async def test_a_last_turn_ends_its_session(client: Client, session: str) -> None:
+    first = await client.complete(turn(FIRST, session))
+    last = await client.complete(turn(SECOND, session, end_session=True))
+    assert last.num_session_tokens == history_after(first)
+    assert (await client.complete(turn(FIRST, session))).num_session_tokens == 0
+
+
+async def test_two_clients_in_one_session_are_answered_one_after_the_other(client: Client, session: str) -> None:
+    one, two = sorted(
+        await asyncio.gather(client.complete(turn(FIRST, session)), client.complete(turn(SECOND, session))),
+        key=lambda answer: answer.num_session_tokens,
+    )
+    assert one.num_session_tokens == 0
+    assert two.num_session_tokens == history_after(one)
+
+
+async def test_sessions_know_nothing_of_each_other(client: Client, session: str) -> None:
+    names = [f"{session} {number}" for number in range(8)]
+    first = await asyncio.gather(*(client.complete(turn(FIRST, name)) for name in names))
+    second = await asyncio.gather(*(client.complete(turn(SECOND, name)) for name in names))
+    assert len({answer.token_ids for answer in first}) == len({answer.token_ids for answer in second}) == 1
+    assert {answer.num_session_tokens for answer in second} == {history_after(first[0])}
+
+
+async def test_interactive_without_a_session_is_the_clients_error(stack: Stack) -> None:
+    from triton_stream import collect
+    from tritonclient.grpc.aio import InferenceServerClient
+    from tritonclient.utils import InferenceServerException
+
+    async with InferenceServerClient(stack.grpc) as raw:
+        with pytest.raises(InferenceServerException, match=r"\[400\] interactive: true without a session"):
+            await collect(raw, {"messages": FIRST, "interactive": True})
+        with pytest.raises(InferenceServerException, match=r"\[400\] session_id has 300 bytes"):
+            await collect(raw, {"messages": FIRST, "session_id": "x" * 300})
+
+
+async def begun(client: Client, session: str) -> tuple[asyncio.Task[GenerateResponse], asyncio.Event]:
+    """A turn that goes on for long, once it has said something; the task gives its last part."""
+    speaks = asyncio.Event()
+
+    async def listen() -> GenerateResponse:
+        request = turn("Talk", session, stream=True, max_tokens=LONG, ignore_eos=True)
+        async with aclosing(client.generate(request)) as parts:
+            async for part in parts:
+                if part.num_output_tokens >= 3:
+                    speaks.set()
+        return part
+
+    task = asyncio.create_task(listen())
+    await asyncio.wait_for(speaks.wait(), HANG_S)
+    return task, speaks
+
+
+@pytest.mark.parametrize("action", ["stop", "cancel"])
+async def test_stop_keeps_the_turn_and_cancel_drops_it(slow_client: Client, session: str, action: str) -> None:
+    first = await slow_client.complete(turn("Hello", session, max_tokens=8))
+    long, _ = await begun(slow_client, session)
+    await getattr(slow_client, action)(session_id=session)
+    ended = await asyncio.wait_for(long, HANG_S)
+    assert ended.finish_reason == "cancelled"
+    assert 3 <= ended.num_output_tokens < LONG
+    after = await slow_client.complete(turn("And?", session, max_tokens=4))
+    assert after.num_session_tokens == history_after(ended if action == "stop" else first)
+
+
+async def test_a_client_that_leaves_drops_its_turn(slow: Stack, slow_client: Client, session: str) -> None:
+    first = await slow_client.complete(turn("Hello", session, max_tokens=8))
+    long, _ = await begun(slow_client, session)
+    long.cancel()
+    await asyncio.gather(long, return_exceptions=True)
+    await engine_metrics.idle(slow.metrics)
+    after = await slow_client.complete(turn("And?", session, max_tokens=4))
+    assert after.num_session_tokens == history_after(first)
+
+
+async def test_ending_a_session_does_not_end_its_running_answer(slow_client: Client, session: str) -> None:
+    long = asyncio.create_task(slow_client.complete(turn("Talk", session, max_tokens=60, ignore_eos=True)))
+    await slow_client.end_session(session)
+    assert (await asyncio.wait_for(long, HANG_S)).finish_reason == "length"
+
+
+# ---- the gateway
+
+
+@pytest.fixture
+async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as http:
+        yield http
+
+
+async def interactive(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    answer = await http.post("/v1/chat/interactive", json={"temperature": 0, **fields})
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    assert set(body) == {"text", "tokens", "input_tokens", "history_tokens", "finish_reason"}
+    return body
+
+
+async def test_interactive_chat_keeps_the_conversation(http: httpx.AsyncClient, session: str) -> None:
+    fields = {"session_id": session, "interactive_mode": True}
+    first = await interactive(http, prompt=FIRST, **fields)
+    second = await interactive(http, prompt=[{"role": "user", "content": SECOND}], **fields)
+    assert first["history_tokens"] == 0 and first["finish_reason"] == "stop"
+    assert second["history_tokens"] == first["input_tokens"] + first["tokens"]
+    name = (await http.get("/v1/models")).json()["data"][0]["id"]
+    whole = [
+        {"role": "user", "content": FIRST},
+        {"role": "assistant", "content": first["text"]},
+        {"role": "user", "content": SECOND},
+    ]
+    same = await http.post("/v1/chat/completions", json={"model": name, "messages": whole, "temperature": 0})
+    assert same.json()["choices"][0]["message"]["content"] == second["text"]
+    last = await interactive(http, prompt=FIRST, session_id=session)
+    assert last["history_tokens"] == second["history_tokens"] + second["input_tokens"] + second["tokens"]
+    assert (await interactive(http, prompt=FIRST, **fields))["history_tokens"] == 0
+
+
+async def test_interactive_chat_ends_a_session_that_asks_for_nothing(http: httpx.AsyncClient, session: str) -> None:
+    fields = {"prompt": FIRST, "session_id": session, "interactive_mode": True}
+    await interactive(http, **fields)
+    ended = await interactive(http, prompt="", session_id=session, request_output_len=0)
+    assert ended == {"text": "", "tokens": 0, "input_tokens": 0, "history_tokens": 0, "finish_reason": "stop"}
+    assert (await interactive(http, **fields))["history_tokens"] == 0
+
+
+async def test_interactive_chat_without_a_session_keeps_nothing(http: httpx.AsyncClient) -> None:
+    for _ in range(2):
+        answer = await interactive(http, prompt=FIRST, session_id=-1, interactive_mode=True)
+        assert answer["history_tokens"] == 0
+
+
+async def test_interactive_chat_streams_one_object_a_line(http: httpx.AsyncClient, session: str) -> None:
+    fields = {"prompt": FIRST, "temperature": 0}
+    whole = await interactive(http, **fields)
+    answer = await http.post("/v1/chat/interactive", json={**fields, "session_id": session, "stream": True})
+    parts = [json.loads(line) for line in answer.text.splitlines()]
+    assert "".join(part["text"] for part in parts) == whole["text"]
+    assert [part["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + ["stop"]
+    assert parts[-1]["tokens"] == whole["tokens"] and parts[-1]["input_tokens"] == whole["input_tokens"]
+
+
+@pytest.mark.parametrize("action", ["stop", "cancel"])
+async def test_another_client_ends_the_running_answer_of_a_session(slow: Stack, session: str, action: str) -> None:
+    async with httpx.AsyncClient(base_url=slow.gateway, timeout=HANG_S) as http:
+        fields = {"session_id": session, "interactive_mode": True, "ignore_eos": True}
+        first = await interactive(http, prompt="Hello", request_output_len=8, **fields)
+        body = {"prompt": "Talk", "request_output_len": LONG, "stream": True, **fields}
+        async with http.stream("POST", "/v1/chat/interactive", json=body) as answer:
+            parts = []
+            async for line in answer.aiter_lines():
+                parts.append(json.loads(line))
+                if len(parts) == 3:
+                    await interactive(http, session_id=session, **{action: True})
+        assert parts[-1]["finish_reason"] == "cancelled"
+        assert parts[-1]["tokens"] < LONG
+        after = await interactive(http, prompt="And?", request_output_len=4, **fields)
+        kept = first if action == "cancel" else parts[-1]
+        assert after["history_tokens"] == kept["history_tokens"] + kept["input_tokens"] + kept["tokens"]
+
+
+async def test_a_session_of_chat_completions_is_a_hint(stack: Stack, session: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as api:
+        model = (await api.models.list()).data[0].id
+        messages: list[Any] = [{"role": "user", "content": FIRST}]
+
+        async def ask(**extra: Any) -> Any:
+            return await api.chat.completions.create(
+                model=model, messages=messages, temperature=0, extra_body={"session_id": session, **extra}
+            )
+
+        first = await ask()
+        messages += [{"role": "assistant", "content": first.choices[0].message.content}]
+        messages += [{"role": "user", "content": SECOND}]
+        second = await ask()
+        renewed = await ask(renew_session=True)
+        assert renewed.choices[0].message.content == second.choices[0].message.content
+        plain = await api.chat.completions.create(model=model, messages=messages, temperature=0)
+        assert plain.choices[0].message.content == second.choices[0].message.content
+
+
+async def test_a_shared_system_prompt_is_computed_once(stack: Stack) -> None:
+    system = {"role": "system", "content": f"{uuid.uuid4()} " + "You answer questions about capitals. " * 20}
+    async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as api:
+        model = (await api.models.list()).data[0].id
+
+        async def cached(question: str) -> tuple[int, int]:
+            messages: list[Any] = [system, {"role": "user", "content": question}]
+            answer = await api.chat.completions.create(model=model, messages=messages, temperature=0)
+            assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+            return answer.usage.prompt_tokens_details.cached_tokens or 0, answer.usage.prompt_tokens
+
+        assert (await cached(FIRST))[0] < 64
+        found, prompt = await cached(SECOND)
+        assert prompt - 128 < found < prompt
+
+
+async def test_the_clients_own_mistakes_are_named(client: Client) -> None:
+    with pytest.raises(BadRequest, match="best_of"):
+        await client.complete(GenerateRequest(text="a", n=3, best_of=2, stream=False))
