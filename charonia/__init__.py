@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from charonia.errors import (
     CharoniaError,
+    DeadlineExceededError,
     EngineClosedError,
     InternalError,
     InvalidRequestError,
@@ -36,6 +37,7 @@ __all__ = [
     "AsyncStream",
     "CharoniaError",
     "Chunk",
+    "DeadlineExceededError",
     "Engine",
     "EngineClosedError",
     "InternalError",

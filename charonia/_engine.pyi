@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 class ConfigField:
     key: str
@@ -16,6 +17,7 @@ def config_fields() -> list[ConfigField]: ...
 def check_settings(settings: dict[str, str]) -> list[str]: ...
 def settings_from_environment() -> dict[str, str]: ...
 def read_config_ini(file: Path) -> dict[str, str]: ...
+def plan_memory(weights: Path, settings: dict[str, str], memory: str = "") -> dict[str, Any]: ...
 def measure_read_bandwidth(threads: int = 0, megabytes: int = 1024) -> float: ...
 
 class SamplingParams:
@@ -35,6 +37,9 @@ class SamplingParams:
     bad_words: list[list[int]]
     logit_bias: list[tuple[int, float]]
     logprobs: int
+    prompt_logprobs: int
+    n: int
+    best_of: int
     def __init__(self) -> None: ...
 
 class Result:
@@ -46,10 +51,24 @@ class Result:
     top_logprobs: list[list[tuple[int, float]]]
     finish_reason: str
     error: str
+    error_class: str  # the name of errors.py's class for it
+    index: int
+    cumulative_logprob: float
+    prompt_logprobs: list[float]
+    prompt_top_logprobs: list[list[tuple[int, float]]]
+    num_session_tokens: int
     num_input_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
     timings: tuple[float, float, float]
+
+class SessionInfo:
+    id: str
+    num_tokens: int  # of its history
+    num_turns: int
+    num_pinned_blocks: int
+    idle_s: float  # since its last turn ended
+    busy: bool  # a request of it runs or waits
 
 class EngineInfo:
     model_name: str
@@ -82,6 +101,8 @@ class EngineStats:
     blocks_active: int
     blocks_cached: int
     blocks_free: int
+    blocks_pinned: int  # kept for sessions, among cached and active ones
+    num_sessions: int
     num_steps: int
     num_preemptions: int
     prompt_tokens: int
@@ -100,10 +121,19 @@ class Engine:
         priority: int,
         stream: bool,
         strip_leading_space: bool,
+        session_id: str = "",
+        continuation_ids: Sequence[int] = (),
+        end_session: bool = False,
+        timeout_ms: int | None = None,
         callback: Callable[[Result], None],
     ) -> int: ...
     def cancel(self, handle: int) -> bool: ...
     def cancel_id(self, id: str) -> bool: ...
+    def stop(self, handle: int) -> bool: ...
+    def stop_id(self, id: str) -> bool: ...
+    def end_session(self, session_id: str) -> bool: ...
+    def sessions(self) -> list[SessionInfo]: ...
+    def token_bytes(self, id: int) -> bytes: ...
     def shutdown(self, timeout_ms: int = 0) -> None: ...
     def info(self) -> EngineInfo: ...
     def stats(self) -> EngineStats: ...

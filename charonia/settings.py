@@ -60,12 +60,6 @@ class ServeSettings(BaseSettings):
     start_timeout_s: float = Field(
         600, gt=0, validation_alias=f"{PREFIX}START_TIMEOUT_S", description="seconds until all models must be ready"
     )
-    drain_timeout_s: int = Field(
-        10,
-        ge=0,
-        validation_alias=f"{PREFIX}DRAIN_TIMEOUT_S",
-        description="seconds that running requests get at the end",
-    )
 
     @property
     def ports(self) -> dict[str, int]:

@@ -143,7 +143,7 @@ def _tokenizer_of(model: str, engine: Any) -> tuple[Any, int]:
         ini = _engine.read_config_ini(location.weights / "config.ini")
         return load_tokenizer(location.tokenizer), int(ini["session_len"]) or int(ini["max_position_embeddings"])
     spec = describe(read_json(location.path / "config.json"), location.path.name)
-    return load_tokenizer(location.tokenizer), spec.session_len or spec.config.max_position_embeddings
+    return load_tokenizer(location.tokenizer), spec.config.max_position_embeddings
 
 
 @app.command()
@@ -175,6 +175,36 @@ def compare(
     results = run_compare(model, jobs, rounds=rounds, settings=settings or {}, console=console, processes=processes)
     print_summary(console, results)
     write_json(json_file, {"model": model, "max_tokens": max_tokens, **summary(results)})
+
+
+@app.command()
+@with_engine_options(environment=True)
+def soak(
+    model: ModelArgument,
+    seconds: Annotated[float, typer.Option(min=1, help="How long.")] = 600,
+    clients: Annotated[int, typer.Option(min=1, help="Clients at once.")] = 16,
+    seed: Annotated[int, typer.Option(help="Of prompts and of when clients leave.")] = 0,
+    growth_limit: Annotated[
+        float, typer.Option(min=0, help="Growth of resident memory, as a share, that counts as a fault.")
+    ] = 0.02,
+    json_file: JsonOption = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """A long mixed load through Triton with clients that leave; ends with 1 where anything leaks or is lost."""
+    from charonia.benchmark.compare import serving as served
+    from charonia.benchmark.figures import write_json
+    from charonia.benchmark.soak import print_report, run_soak
+
+    console = Console()
+    with served(model, settings or {}) as server:
+        report = run_soak(
+            server.triton, server.metrics, server.pid, seconds=seconds, clients=clients, seed=seed, console=console
+        )
+    faults = report.faults(growth_limit)
+    print_report(console, report, faults)
+    write_json(json_file, {"model": model, **report.to_json(), "faults": faults})
+    if faults:
+        raise typer.Exit(1)
 
 
 @app.command("make-model")

@@ -43,6 +43,8 @@ class Served:
 
     triton: str  # HOST:PORT of gRPC
     gateway: str  # URL
+    metrics: str  # URL of Triton's metrics
+    pid: int  # of `charonia serve`
 
 
 def _free_ports(count: int) -> list[int]:
@@ -71,7 +73,12 @@ def serving(model: str, settings: Mapping[str, Setting], options: Sequence[str] 
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
             try:
                 _wait_until_ready(process, f"http://127.0.0.1:{rest}/health/ready", log)
-                yield Served(f"127.0.0.1:{grpc}", f"http://127.0.0.1:{rest}")
+                yield Served(
+                    f"127.0.0.1:{grpc}",
+                    f"http://127.0.0.1:{rest}",
+                    f"http://127.0.0.1:{metrics}/metrics",
+                    process.pid,
+                )
             finally:
                 process.send_signal(signal.SIGTERM)
                 try:

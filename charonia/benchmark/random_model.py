@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def parse_shape(text: str) -> Shape:
 
 def write_random_model(
     folder: Path,
-    shape: Shape,
+    shape: Shape | Mapping[str, Any],
     *,
     weight_type: str = "bf16",
     seed: int = 0,
@@ -96,19 +96,23 @@ def write_random_model(
 ) -> None:
     """Writes config.json, model.safetensors and a tokenizer that spells texts byte by byte.
 
-    shape.vocab must be at least 259. weight_type: bf16 | fp16 | fp32. scale: standard deviation of the weights. quick:
-    all tensors are cut out of one random block, each beginning elsewhere in it, so that a model of billions of
-    parameters is written as fast as the disk takes it.
+    shape: sizes of a Llama-shaped model, or the config.json of any supported family; its vocabulary must have at least
+    259 tokens. weight_type: bf16 | fp16 | fp32. scale: standard deviation of the weights. quick: all tensors are cut
+    out of one random block, each beginning elsewhere in it, so that a model of billions of parameters is written as
+    fast as the disk takes it.
     """
     if weight_type not in WEIGHT_TYPES:
         raise InvalidRequestError(f"dtype {weight_type!r} is not known; expected {', '.join(WEIGHT_TYPES)}")
     folder.mkdir(parents=True, exist_ok=True)
-    config = shape.config() | {"torch_dtype": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[weight_type]}
+    config = dict(shape.config() if isinstance(shape, Shape) else shape)
+    config["torch_dtype"] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[weight_type]
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    write_byte_tokenizer(folder, shape.vocab)
+    spec = describe(config, folder.name)
+    write_byte_tokenizer(folder, spec.config.vocab_size)
 
-    parts = [part for stacked in describe(config, folder.name).tensors.values() for part in stacked]
-    shapes = {part.name: part.shape for part in parts}
+    shapes = {part.name: part.shape for parts in spec.tensors.values() for part in parts}
+    norms = {parts[0].name for canonical, parts in spec.tensors.items() if canonical.endswith("norm.weight")}
+    norm_value = 0 if spec.config.norm_unit_offset else 1
     dtype = DTYPES[WEIGHT_TYPES[weight_type]]
     generator = np.random.default_rng(seed)
 
@@ -116,8 +120,8 @@ def write_random_model(
         return (generator.standard_normal(size, dtype=np.float32) * np.float32(scale)).astype(dtype)
 
     def values(name: str) -> Iterator[Array]:
-        if "norm" in name:
-            yield np.ones(shapes[name], dtype)
+        if name in norms:
+            yield np.full(shapes[name], norm_value, dtype)
             return
         rows = shapes[name][0]
         for first in range(0, rows, 4096):
@@ -128,8 +132,8 @@ def write_random_model(
     places = {name: index * _STRIDE % max(1, len(block)) for index, name in enumerate(sizes)}
 
     def cut_out(name: str) -> Iterator[Array]:
-        if "norm" in name:
-            yield np.ones(shapes[name], dtype)
+        if name in norms:
+            yield np.full(shapes[name], norm_value, dtype)
             return
         left, place = sizes[name], places[name]
         while left:

@@ -1,0 +1,275 @@
+"""A long mixed load on a served model, with clients that leave early; then an account of it: every request has ended,
+once; every k/v block is free or cached; resident memory is flat.
+
+Half of the requests are read to the end, the others are left in the midst of the answer, before its first token, or are
+turns of a few shared sessions. Prompts share beginnings, so that blocks are reused and evicted all the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+import urllib.request
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+from rich.console import Console
+from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+_SAMPLE_S = 1.0
+_IDLE_LIMIT_S = 120.0
+_WORDS = [
+    "shell",
+    "trumpet",
+    "harbour",
+    "lantern",
+    "river",
+    "seven",
+    "copper",
+    "window",
+    "garden",
+    "letter",
+    "silver",
+    "thunder",
+    "winter",
+    "orange",
+    "music",
+    "paper",
+    "mountain",
+    "bridge",
+    "candle",
+    "forest",
+    "clock",
+    "island",
+    "mirror",
+    "pepper",
+    "ribbon",
+    "shadow",
+    "temple",
+    "valley",
+    "whistle",
+    "yellow",
+]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Resident bytes of all processes of the server: medians of a tenth of the time, after a tenth and at the end."""
+
+    early_bytes: int
+    late_bytes: int
+
+    @property
+    def growth(self) -> float:
+        """(late - early) / early."""
+        return (self.late_bytes - self.early_bytes) / self.early_bytes
+
+
+@dataclass
+class Report:
+    """What was sent and what the server says of it.
+
+    sent: by what clients meant to do; ended: by what they saw, `left` where they did not wait for the end. counted:
+    what the engine's metrics have gained, by finish reason. blocks: of the k/v cache, when all was over.
+    """
+
+    seconds: float
+    clients: int
+    sent: dict[str, int] = field(default_factory=dict)
+    ended: dict[str, int] = field(default_factory=dict)
+    counted: dict[str, int] = field(default_factory=dict)
+    blocks: dict[str, int] = field(default_factory=dict)
+    memory: Memory | None = None
+    memory_bytes: list[int] = field(default_factory=list)  # once a second
+
+    def faults(self, growth_limit: float | None = None) -> list[str]:
+        """What should not be, in words; empty when all is well. growth_limit: of the memory, as a share of it."""
+        found = []
+        sent, counted = sum(self.sent.values()), sum(self.counted.values())
+        if sent != counted:
+            found.append(f"{sent} requests were sent and {counted} have ended in the engine")
+        for reason in ("error", "unexpected"):
+            if self.ended.get(reason):
+                found.append(f"{self.ended[reason]} requests ended with {reason}")
+        if self.counted.get("error"):
+            found.append(f"{self.counted['error']} requests ended with an error in the engine")
+        if self.blocks["active"]:
+            found.append(f"{self.blocks['active']} k/v blocks are held by nobody")
+        if growth_limit is not None and self.memory is not None and self.memory.growth > growth_limit:
+            found.append(f"resident memory grew by {100 * self.memory.growth:.1f} %")
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "memory_growth": self.memory.growth if self.memory else None, "faults": self.faults()}
+
+
+def run_soak(
+    triton: str, metrics: str, pid: int, *, seconds: float, clients: int, seed: int, console: Console
+) -> Report:
+    """Loads the server for `seconds` with so many clients at once.
+
+    triton: HOST:PORT of its gRPC; metrics: URL of its metrics; pid: the process that all of the server hangs below.
+    """
+    return asyncio.run(_Soak(triton, metrics, pid, seconds, clients, seed, console).run())
+
+
+class _Soak:
+    def __init__(
+        self, triton: str, metrics: str, pid: int, seconds: float, clients: int, seed: int, console: Console
+    ) -> None:
+        self._target = triton
+        self._metrics = metrics
+        self._pid = pid
+        self._seconds = seconds
+        self._clients = clients
+        self._random = random.Random(seed)
+        self._console = console
+        self._sent: Counter[str] = Counter()
+        self._ended: Counter[str] = Counter()
+
+    async def run(self) -> Report:
+        from charonia_client import Client
+
+        before = await self._engine()
+        report = Report(self._seconds, self._clients)
+        async with Client(self._target) as client:
+            until = time.monotonic() + self._seconds
+            watch = asyncio.create_task(self._watch(until, report.memory_bytes))
+            await asyncio.gather(*(self._client(client, number, until) for number in range(self._clients)))
+            await watch
+        after = await self._idle()
+        report.sent, report.ended = dict(self._sent), dict(self._ended)
+        report.counted = {
+            reason: int(after[key] - before[key])
+            for key in after
+            if isinstance(key, tuple)
+            for reason in (key[1],)
+            if after[key] != before[key]
+        }
+        report.blocks = {name: int(after[f"charonia_kv_blocks_{name}"]) for name in ("active", "cached", "total")}
+        tenth = max(1, len(report.memory_bytes) // 10)
+        if len(report.memory_bytes) >= 2 * tenth:
+            report.memory = Memory(
+                int(np.median(report.memory_bytes[tenth : 2 * tenth])), int(np.median(report.memory_bytes[-tenth:]))
+            )
+        return report
+
+    async def _watch(self, until: float, samples: list[int]) -> None:
+        columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self._console, transient=True) as progress:
+            task = progress.add_task("soak", total=self._seconds)
+            while (left := until - time.monotonic()) > 0:
+                samples.append(resident_bytes(self._pid))
+                progress.update(task, completed=self._seconds - left)
+                await asyncio.sleep(min(_SAMPLE_S, left))
+
+    async def _client(self, client: Any, number: int, until: float) -> None:
+        chosen = random.Random(self._random.random())
+        kinds = {"read": 5, "left": 3, "left at once": 1, "session": 2}
+        while time.monotonic() < until:
+            [kind] = chosen.choices(list(kinds), list(kinds.values()))
+            self._sent[kind] += 1
+            try:
+                self._ended[await self._one(client, kind, chosen)] += 1
+            except Exception as error:
+                self._console.print(f"client {number}: {kind}: {error!r}", markup=False)
+                self._ended["error"] += 1
+
+    async def _one(self, client: Any, kind: str, chosen: random.Random) -> str:
+        from charonia_client import GenerateRequest
+
+        # Few beginnings, of some blocks each, and an end of its own.
+        begin = random.Random(chosen.randrange(4)).choices(_WORDS, k=chosen.choice((20, 60)))
+        text = " ".join([*begin, *chosen.choices(_WORDS, k=chosen.randrange(1, 40))])
+        request = GenerateRequest(
+            messages=[{"role": "user", "content": text}] if kind == "session" else None,
+            text=None if kind == "session" else text,
+            max_tokens=chosen.randrange(1, 64),
+            temperature=chosen.choice((0.0, 1.0)),
+            seed=chosen.randrange(2**32),
+            logprobs=chosen.choice((None, None, 2)),
+            session_id=f"soak-{chosen.randrange(6)}" if kind == "session" else None,
+            interactive=kind == "session",
+            ignore_eos=True,
+        )
+        leave_after = {"left": chosen.randrange(1, 4), "left at once": 0}.get(kind)
+        answer = client.generate(request)
+        async with contextlib.aclosing(answer) as parts:
+            if leave_after == 0:
+                first = asyncio.ensure_future(anext(parts))
+                await asyncio.sleep(0)
+                first.cancel()
+                with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
+                    await first
+                return "left"
+            count = 0
+            async for part in parts:
+                count += 1
+                if part.finish_reason is not None:
+                    return str(part.finish_reason)
+                if count == leave_after:
+                    return "left"
+        return "unexpected"
+
+    async def _engine(self) -> dict[Any, float]:
+        """The engine's gauges by name, and its count of ended requests by (name, finish reason)."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        def read() -> str:
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with opener.open(self._metrics, timeout=30) as response:
+                return str(response.read().decode())
+
+        values: dict[Any, float] = {}
+        for family in text_string_to_metric_families(await asyncio.to_thread(read)):
+            for sample in family.samples:
+                if sample.name == "charonia_request_success_total":
+                    values[sample.name, sample.labels["finished_reason"]] = sample.value
+                elif not sample.labels.get("le"):
+                    values[sample.name] = sample.value
+        return values
+
+    async def _idle(self) -> dict[Any, float]:
+        """The metrics once nothing runs, waits or holds a block; the last ones when that does not come."""
+        deadline = time.monotonic() + _IDLE_LIMIT_S
+        names = ("num_requests_running", "num_requests_waiting", "kv_blocks_active")
+        while True:
+            values = await self._engine()
+            if all(values[f"charonia_{name}"] == 0 for name in names) or time.monotonic() > deadline:
+                # The engine counts an end before it says that it is idle: what is read afterwards has the whole count.
+                return await self._engine()
+            await asyncio.sleep(0.2)
+
+
+def resident_bytes(pid: int) -> int:
+    """Of a process and all below it. Pages that several of them share are counted once for each."""
+    total = 0
+    process = psutil.Process(pid)
+    for one in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += one.memory_info().rss
+    return total
+
+
+def print_report(console: Console, report: Report, faults: list[str]) -> None:
+    table = Table("", "", title=f"{report.seconds:.0f} s, {report.clients} clients", show_header=False)
+    for name, counts in (
+        ("sent", report.sent),
+        ("ended for the client", report.ended),
+        ("in the engine", report.counted),
+    ):
+        listed = ", ".join(f"{key} {value}" for key, value in sorted(counts.items()))
+        table.add_row(name, f"{sum(counts.values())}: {listed}")
+    table.add_row("k/v blocks", ", ".join(f"{key} {value}" for key, value in report.blocks.items()))
+    if report.memory:
+        early, late = report.memory.early_bytes / 2**20, report.memory.late_bytes / 2**20
+        table.add_row("resident memory", f"{early:.1f} MiB, then {late:.1f} MiB ({100 * report.memory.growth:+.2f} %)")
+    console.print(table)
+    for fault in faults:
+        console.print(f"[red]{fault}[/red]")

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# sanitize.sh [address] [thread]: the C++ tests, built with the address and undefined-behaviour sanitizers and with the
+# thread sanitizer. Both where none is named. Ends with 1 when one of them found something.
+#
+# The thread sanitizer does not follow the emulated grid of the CUDA tests, whose threads are no threads but stacks.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:check_initialization_order=1
+export UBSAN_OPTIONS=print_stacktrace=1
+export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+export CHARONIA_TEST_EFFORT=${CHARONIA_TEST_EFFORT:-0.1}  # of the long property tests, which the plain build runs whole
+
+# sanitize NAME SANITIZERS CUDA_TESTS
+sanitize() {
+  local googletest folder=build/sanitize-$1
+  echo "== sanitizers: $2" >&2
+  googletest=$(scripts/get_googletest.sh) &&
+    cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS_RELEASE=-O1" -DCHARONIA_TESTS=ON \
+      -DCHARONIA_WERROR=OFF -DCHARONIA_PYTHON=OFF -DCHARONIA_TRITON=OFF -DCHARONIA_CUDA=OFF "-DCHARONIA_SANITIZE=$2" \
+      "-DCHARONIA_CUDA_ON_HOST_TESTS=$3" -DPython_EXECUTABLE="$PWD/.venv/bin/python" \
+      -DCMAKE_PREFIX_PATH="$googletest" --log-level=WARNING &&
+    cmake --build "$folder" --parallel "$(nproc)" &&
+    mkdir -p "$folder/files" &&
+    TEST_TMPDIR=$PWD/$folder/files ctest --test-dir "$folder" --output-on-failure --progress --parallel "$(nproc)"
+}
+
+[ $# -gt 0 ] || set -- address thread
+failed=()
+for one in "$@"; do
+  case $one in
+    address) sanitize address address,undefined ON || failed+=("$one") ;;
+    thread) sanitize thread thread OFF || failed+=("$one") ;;
+    *)
+      echo "sanitize.sh: $one is neither address nor thread" >&2
+      exit 2
+      ;;
+  esac
+done
+[ ${#failed[@]} -eq 0 ] || echo "== sanitizers that found something: ${failed[*]}" >&2
+[ ${#failed[@]} -eq 0 ]
