@@ -178,17 +178,9 @@ class Engine:
         A cancelled turn of a session is dropped from its history; `Stream.stop` ends it early and keeps it. The other
         arguments are those of `generate`.
         """
-        session = Session(session_id, new_session, end_session)
         params = sampling or SamplingParams()
-        submit = self._submitter(
-            self._encode(prompt, session),
-            params,
-            stream=True,
-            request_id=request_id,
-            session=session,
-            timeout=timeout,
-            priority=priority,
-        )
+        session = Session(session_id, new_session, end_session)
+        submit = self._streaming(prompt, params, session, request_id, timeout, priority)
         return Stream(self._open(), submit, self, params.n)
 
     def astream(
@@ -204,17 +196,9 @@ class Engine:
         priority: int = 0,
     ) -> AsyncStream:
         """The same on the running event loop: `async for chunk in engine.astream(...)`."""
-        session = Session(session_id, new_session, end_session)
         params = sampling or SamplingParams()
-        submit = self._submitter(
-            self._encode(prompt, session),
-            params,
-            stream=True,
-            request_id=request_id,
-            session=session,
-            timeout=timeout,
-            priority=priority,
-        )
+        session = Session(session_id, new_session, end_session)
+        submit = self._streaming(prompt, params, session, request_id, timeout, priority)
         return AsyncStream(self._open(), submit, self, params.n)
 
     def chat(self, messages: Messages, sampling: SamplingParams | None = None, *, session_id: str = "") -> Output:
@@ -271,6 +255,25 @@ class Engine:
         if session is not None and session.goes_on:
             return encode_turn(lambda: self.tokenizer, prompt)
         return encode(lambda: self.tokenizer, prompt)
+
+    def _streaming(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        session: Session,
+        request_id: str,
+        timeout: float | None,
+        priority: int,
+    ) -> Callable[[Callable[[_engine.Result], None]], int]:
+        return self._submitter(
+            self._encode(prompt, session),
+            sampling,
+            stream=True,
+            request_id=request_id,
+            session=session,
+            timeout=timeout,
+            priority=priority,
+        )
 
     def _submitter(
         self,
