@@ -121,7 +121,8 @@ struct Precision {
 struct KvLayout {
   int num_layers = 0, kv_heads = 0, head_dim = 0;
   int block_len = 0;   // tokens per block
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;  // that k and v are computed in, and stored in
+  int quant_bits = 0;        // 8 or 4: they are stored as integers instead, as kv_quant.h says
 };
 
 // The k/v blocks of all layers. Contents are finite at all times.
@@ -233,13 +234,14 @@ struct StepShape {
   std::int64_t rows = 0, logits_rows = 0;
 };
 
-// What the steps of an engine are bounded by.
+// What the steps of an engine are bounded by, and how its k/v blocks are cut.
 struct StepLimits {
   int max_rows = 0;        // token budget
   int max_sequences = 0;   // in a step, and rows of logits
   int max_positions = 0;   // of a sequence: session_len
   int vocab = 0;
   int block_len = 0;
+  int kv_quant_bits = 0;  // KvLayout's
 };
 
 inline constexpr int kMaxStepsInFlight = 2;

@@ -7,12 +7,17 @@
 #include <cstddef>
 
 #include "base/huge_memory.h"
+#include "base/text.h"
+#include "charonia/error.h"
 #include "ops/ops.h"
 
 namespace charonia::ops::cpu {
 
 // Bytes of one block in one layer.
 inline std::size_t kv_block_layer_bytes(const KvLayout& layout) {
+  if (layout.quant_bits != 0) {
+    throw Error(ErrorCode::unsupported, cat("quant_policy ", layout.quant_bits, " is not there yet: set it to 0"));
+  }
   return std::size_t{2} * static_cast<std::size_t>(layout.kv_heads) * static_cast<std::size_t>(layout.head_dim) *
          static_cast<std::size_t>(layout.block_len) * size_of(layout.dtype);
 }

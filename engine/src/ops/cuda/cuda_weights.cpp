@@ -106,6 +106,10 @@ CudaEmbedding::CudaEmbedding(const ops::HostMatrix& table, DType weight, MatrixU
 }
 
 std::size_t CudaKvCache::block_layer_bytes(const ops::KvLayout& layout) {
+  if (layout.quant_bits != 0) {
+    throw Error(ErrorCode::unsupported, cat("quant_policy ", layout.quant_bits,
+                                            " does not run on CUDA yet: set quant_policy to 0, or device to cpu"));
+  }
   const CacheLayer one{nullptr, layout.dtype, layout.kv_heads, layout.head_dim, layout.block_len};
   return static_cast<std::size_t>(one.block_size()) * size_of(layout.dtype);
 }
