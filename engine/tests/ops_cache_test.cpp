@@ -76,72 +76,66 @@ bool same(const std::vector<Matrix>& a, const std::vector<Matrix>& b) {
 }
 
 TEST_P(CacheTest, copied_blocks_are_read_in_all_layers_and_in_the_order_of_the_pairs) {
-  skip_where_missing([&] {
-    Random random(30);
-    for (const auto type : kWeightTypes) {
-      const auto ops = make_ops(GetParam(), 2);
-      Blocks blocks(*ops, type);
-      const auto probe = Matrix::random(random, blocks.precision.product, 1, Blocks::kColumns);
-      // Two sequences of all but one position of a block, and what the last position then sees of each.
-      const auto a = Matrix::random(random, blocks.precision.product, Blocks::kLen - 1, Blocks::kColumns);
-      const auto b = Matrix::random(random, blocks.precision.product, Blocks::kLen - 1, Blocks::kColumns);
-      blocks.step(3, a, 0, {});
-      blocks.step(5, b, 0, {});
-      const auto of_a = blocks.step(3, probe, Blocks::kLen - 1, {}), of_b = blocks.step(5, probe, Blocks::kLen - 1, {});
-      ASSERT_FALSE(same(of_a, of_b));
+  Random random(30);
+  for (const auto type : kWeightTypes) {
+    const auto ops = make_ops(GetParam(), 2);
+    Blocks blocks(*ops, type);
+    const auto probe = Matrix::random(random, blocks.precision.product, 1, Blocks::kColumns);
+    // Two sequences of all but one position of a block, and what the last position then sees of each.
+    const auto a = Matrix::random(random, blocks.precision.product, Blocks::kLen - 1, Blocks::kColumns);
+    const auto b = Matrix::random(random, blocks.precision.product, Blocks::kLen - 1, Blocks::kColumns);
+    blocks.step(3, a, 0, {});
+    blocks.step(5, b, 0, {});
+    const auto of_a = blocks.step(3, probe, Blocks::kLen - 1, {}), of_b = blocks.step(5, probe, Blocks::kLen - 1, {});
+    ASSERT_FALSE(same(of_a, of_b));
 
-      // One after the other: 6 gets a through 0; 0 gets b last.
-      const Copies chain = {{3, 0}, {0, 6}, {5, 0}, {2, 2}};
-      EXPECT_TRUE(same(blocks.step(6, probe, Blocks::kLen - 1, chain), of_a));
-      EXPECT_TRUE(same(blocks.step(0, probe, Blocks::kLen - 1, {}), of_b));
-      EXPECT_TRUE(same(blocks.step(3, probe, Blocks::kLen - 1, {}), of_a)) << "the original stays";
-      EXPECT_TRUE(same(blocks.step(5, probe, Blocks::kLen - 1, {}), of_b)) << "the original stays";
+    // One after the other: 6 gets a through 0; 0 gets b last.
+    const Copies chain = {{3, 0}, {0, 6}, {5, 0}, {2, 2}};
+    EXPECT_TRUE(same(blocks.step(6, probe, Blocks::kLen - 1, chain), of_a));
+    EXPECT_TRUE(same(blocks.step(0, probe, Blocks::kLen - 1, {}), of_b));
+    EXPECT_TRUE(same(blocks.step(3, probe, Blocks::kLen - 1, {}), of_a)) << "the original stays";
+    EXPECT_TRUE(same(blocks.step(5, probe, Blocks::kLen - 1, {}), of_b)) << "the original stays";
 
-      // A copy is one of its own: writing to it leaves the original alone.
-      blocks.step(6, b, 0, {});
-      EXPECT_TRUE(same(blocks.step(6, probe, Blocks::kLen - 1, {}), of_b));
-      EXPECT_TRUE(same(blocks.step(3, probe, Blocks::kLen - 1, {}), of_a));
-    }
-  });
+    // A copy is one of its own: writing to it leaves the original alone.
+    blocks.step(6, b, 0, {});
+    EXPECT_TRUE(same(blocks.step(6, probe, Blocks::kLen - 1, {}), of_b));
+    EXPECT_TRUE(same(blocks.step(3, probe, Blocks::kLen - 1, {}), of_a));
+  }
 }
 
 TEST_P(CacheTest, a_block_that_is_not_there_is_not_copied) {
-  skip_where_missing([&] {
-    const auto ops = make_ops(GetParam(), 1);
-    Blocks blocks(*ops, DType::f32);
-    const std::vector<std::int32_t> ids = {0};
-    for (const auto& pair : Copies{{-1, 0}, {0, -1}, {Blocks::kCount, 0}, {0, Blocks::kCount}}) {
-      ops->begin_step({.ids = ids, .attention = {}, .logits_rows = {}, .sample = {}});
-      try {
-        ops->copy_blocks(*blocks.cache, Copies{pair});
-        FAIL() << pair.first << " to " << pair.second;
-      } catch (const Error& error) {
-        if (error.code() == ErrorCode::unsupported) throw;
-        EXPECT_EQ(error.code(), ErrorCode::internal);
-      }
-      ops->run_step([](const StepShape&) {});
-      ops->collect();
+  const auto ops = make_ops(GetParam(), 1);
+  Blocks blocks(*ops, DType::f32);
+  const std::vector<std::int32_t> ids = {0};
+  for (const auto& pair : Copies{{-1, 0}, {0, -1}, {Blocks::kCount, 0}, {0, Blocks::kCount}}) {
+    ops->begin_step({.ids = ids, .attention = {}, .logits_rows = {}, .sample = {}});
+    try {
+      ops->copy_blocks(*blocks.cache, Copies{pair});
+      FAIL() << pair.first << " to " << pair.second;
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::unsupported) throw;
+      EXPECT_EQ(error.code(), ErrorCode::internal);
     }
-  });
+    ops->run_step([](const StepShape&) {});
+    ops->collect();
+  }
 }
 
 TEST_P(CacheTest, committed_blocks_keep_what_they_hold) {
-  skip_where_missing([&] {
-    Random random(33);
-    const auto ops = make_ops(GetParam(), 1);
-    Blocks blocks(*ops, DType::bf16);
-    const auto a = Matrix::random(random, blocks.precision.product, Blocks::kLen - 1, Blocks::kColumns);
-    const auto probe = Matrix::random(random, blocks.precision.product, 1, Blocks::kColumns);
-    ops->commit_blocks(*blocks.cache, 2);
-    blocks.step(1, a, 0, {});
-    const auto before = blocks.step(1, probe, Blocks::kLen - 1, {});
-    for (const int n : {3, Blocks::kCount, 1, 0}) {
-      ops->commit_blocks(*blocks.cache, n);
-      EXPECT_TRUE(same(blocks.step(1, probe, Blocks::kLen - 1, {}), before)) << n << " blocks";
-    }
-    blocks.step(Blocks::kCount - 1, a, 0, {});
-    EXPECT_TRUE(same(blocks.step(Blocks::kCount - 1, probe, Blocks::kLen - 1, {}), before));
-  });
+  Random random(33);
+  const auto ops = make_ops(GetParam(), 1);
+  Blocks blocks(*ops, DType::bf16);
+  const auto a = Matrix::random(random, blocks.precision.product, Blocks::kLen - 1, Blocks::kColumns);
+  const auto probe = Matrix::random(random, blocks.precision.product, 1, Blocks::kColumns);
+  ops->commit_blocks(*blocks.cache, 2);
+  blocks.step(1, a, 0, {});
+  const auto before = blocks.step(1, probe, Blocks::kLen - 1, {});
+  for (const int n : {3, Blocks::kCount, 1, 0}) {
+    ops->commit_blocks(*blocks.cache, n);
+    EXPECT_TRUE(same(blocks.step(1, probe, Blocks::kLen - 1, {}), before)) << n << " blocks";
+  }
+  blocks.step(Blocks::kCount - 1, a, 0, {});
+  EXPECT_TRUE(same(blocks.step(Blocks::kCount - 1, probe, Blocks::kLen - 1, {}), before));
 }
 
 }  // namespace

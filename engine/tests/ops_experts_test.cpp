@@ -143,116 +143,107 @@ Layer random_layer(Random& random, DType weight, int trial) {
 }
 
 TEST_P(ExpertsTest, equals_the_weighted_sum_in_double) {
-  skip_where_missing([&] {
-    Random random(60);
-    const auto ops = make_ops(GetParam(), 2);
-    for (int trial = 0; trial < trials(GetParam(), 16); ++trial) {
-      for (const auto weight : kWeightTypes) {
-        const auto layer = random_layer(random, weight, trial);
-        const auto type = ops->precision(weight);
-        const auto experts = layer.make(*ops);
-        ASSERT_EQ(experts->count(), layer.count());
-        ASSERT_EQ(experts->hidden(), layer.hidden);
-        ASSERT_EQ(experts->inter(), layer.inter);
-        EXPECT_GE(experts->bytes(),
-                  static_cast<std::size_t>(3 * layer.count() * layer.hidden * layer.inter) * size_of(weight));
-        const int rows = uniform(random, 1, 40);
-        const auto in = Matrix::random(random, type.activation, rows, layer.hidden, 1, uniform(random, 0, 4));
-        auto router = Matrix::random(random, DType::f32, rows, layer.count(), 2, uniform(random, 0, 3));
-        if (trial % 3 == 1) {  // ties
-          for (int e = 0; e < layer.count(); ++e) router.set(0, e, static_cast<float>(e % 2));
-        }
-        const auto out = layer.run(*ops, *experts, in, router, 0, rows);
-        for (const int r : {0, rows / 2, rows - 1}) {
-          const auto expected = layer.reference(in, router, r, type);
-          for (std::int64_t c = 0; c < layer.hidden; ++c) {
-            const auto at = static_cast<std::size_t>(c);
-            ASSERT_NEAR(out.at(r, c), expected.value[at], expected.bound[at])
-                << "row " << r << " of " << rows << ", " << layer.how.top_k << " of " << layer.count()
-                << " experts, hidden " << layer.hidden << ", inter " << layer.inter << ", " << to_string(weight);
-          }
+  Random random(60);
+  const auto ops = make_ops(GetParam(), 2);
+  for (int trial = 0; trial < trials(GetParam(), 16); ++trial) {
+    for (const auto weight : kWeightTypes) {
+      const auto layer = random_layer(random, weight, trial);
+      const auto type = ops->precision(weight);
+      const auto experts = layer.make(*ops);
+      ASSERT_EQ(experts->count(), layer.count());
+      ASSERT_EQ(experts->hidden(), layer.hidden);
+      ASSERT_EQ(experts->inter(), layer.inter);
+      EXPECT_GE(experts->bytes(),
+                static_cast<std::size_t>(3 * layer.count() * layer.hidden * layer.inter) * size_of(weight));
+      const int rows = uniform(random, 1, 40);
+      const auto in = Matrix::random(random, type.activation, rows, layer.hidden, 1, uniform(random, 0, 4));
+      auto router = Matrix::random(random, DType::f32, rows, layer.count(), 2, uniform(random, 0, 3));
+      if (trial % 3 == 1) {  // ties
+        for (int e = 0; e < layer.count(); ++e) router.set(0, e, static_cast<float>(e % 2));
+      }
+      const auto out = layer.run(*ops, *experts, in, router, 0, rows);
+      for (const int r : {0, rows / 2, rows - 1}) {
+        const auto expected = layer.reference(in, router, r, type);
+        for (std::int64_t c = 0; c < layer.hidden; ++c) {
+          const auto at = static_cast<std::size_t>(c);
+          ASSERT_NEAR(out.at(r, c), expected.value[at], expected.bound[at])
+              << "row " << r << " of " << rows << ", " << layer.how.top_k << " of " << layer.count()
+              << " experts, hidden " << layer.hidden << ", inter " << layer.inter << ", " << to_string(weight);
         }
       }
     }
-  });
+  }
 }
 
 TEST_P(ExpertsTest, a_row_alone_equals_the_row_in_any_batch_bit_by_bit) {
   if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
-  skip_where_missing([&] {
-    Random random(61);
-    const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 3);
-    for (int trial = 0; trial < trials(GetParam(), 8); ++trial) {
-      for (const auto weight : kWeightTypes) {
-        const auto layer = random_layer(random, weight, trial);
-        const auto experts_one = layer.make(*one), experts_many = layer.make(*many);
-        // In the first trial more assignments than are worked on at once.
-        const int rows = trial == 0 ? 200 : uniform(random, 2, 40);
-        const auto in = Matrix::random(random, one->precision(weight).activation, rows, layer.hidden);
-        const auto router = Matrix::random(random, DType::f32, rows, layer.count(), 2);
-        const auto batch = layer.run(*many, *experts_many, in, router, 0, rows);
-        for (int probe = 0; probe < 6; ++probe) {
-          const int r = uniform(random, 0, rows - 1);
-          ASSERT_TRUE(layer.run(*one, *experts_one, in, router, r, r + 1).same_bits(r, batch, r))
-              << "row " << r << " of " << rows << " alone, " << to_string(weight);
-        }
-        const int begin = uniform(random, 0, rows - 1);
-        const auto some = layer.run(*many, *experts_many, in, router, begin, rows);
-        for (int r = begin; r < rows; ++r) ASSERT_TRUE(some.same_bits(r, batch, r)) << rows - begin << " rows";
+  Random random(61);
+  const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 3);
+  for (int trial = 0; trial < trials(GetParam(), 8); ++trial) {
+    for (const auto weight : kWeightTypes) {
+      const auto layer = random_layer(random, weight, trial);
+      const auto experts_one = layer.make(*one), experts_many = layer.make(*many);
+      // In the first trial more assignments than are worked on at once.
+      const int rows = trial == 0 ? 200 : uniform(random, 2, 40);
+      const auto in = Matrix::random(random, one->precision(weight).activation, rows, layer.hidden);
+      const auto router = Matrix::random(random, DType::f32, rows, layer.count(), 2);
+      const auto batch = layer.run(*many, *experts_many, in, router, 0, rows);
+      for (int probe = 0; probe < 6; ++probe) {
+        const int r = uniform(random, 0, rows - 1);
+        ASSERT_TRUE(layer.run(*one, *experts_one, in, router, r, r + 1).same_bits(r, batch, r))
+            << "row " << r << " of " << rows << " alone, " << to_string(weight);
       }
+      const int begin = uniform(random, 0, rows - 1);
+      const auto some = layer.run(*many, *experts_many, in, router, begin, rows);
+      for (int r = begin; r < rows; ++r) ASSERT_TRUE(some.same_bits(r, batch, r)) << rows - begin << " rows";
     }
-  });
+  }
 }
 
 TEST_P(ExpertsTest, an_expert_that_no_row_chooses_is_not_looked_at) {
-  skip_where_missing([&] {
-    Random random(62);
-    const auto ops = make_ops(GetParam(), 2);
-    Layer layer(random, DType::f32, 5, 48, 40, {.top_k = 2}, Activation::silu);
-    for (const std::size_t e : {0U, 3U}) {
-      for (int c = 0; c < 48; ++c) layer.gate[e].set(c % 40, c, std::numeric_limits<float>::quiet_NaN());
-    }
-    const auto experts = layer.make(*ops);
-    const auto in = Matrix::random(random, ops->precision(DType::f32).activation, 7, 48);
-    auto router = Matrix::random(random, DType::f32, 7, 5);
-    for (int r = 0; r < 7; ++r) router.set(r, 0, -50), router.set(r, 3, -60);
-    const auto out = layer.run(*ops, *experts, in, router, 0, 7);
-    for (int r = 0; r < 7; ++r) {
-      for (int c = 0; c < 48; ++c) ASSERT_TRUE(std::isfinite(out.at(r, c)));
-    }
-  });
+  Random random(62);
+  const auto ops = make_ops(GetParam(), 2);
+  Layer layer(random, DType::f32, 5, 48, 40, {.top_k = 2}, Activation::silu);
+  for (const std::size_t e : {0U, 3U}) {
+    for (int c = 0; c < 48; ++c) layer.gate[e].set(c % 40, c, std::numeric_limits<float>::quiet_NaN());
+  }
+  const auto experts = layer.make(*ops);
+  const auto in = Matrix::random(random, ops->precision(DType::f32).activation, 7, 48);
+  auto router = Matrix::random(random, DType::f32, 7, 5);
+  for (int r = 0; r < 7; ++r) router.set(r, 0, -50), router.set(r, 3, -60);
+  const auto out = layer.run(*ops, *experts, in, router, 0, 7);
+  for (int r = 0; r < 7; ++r) {
+    for (int c = 0; c < 48; ++c) ASSERT_TRUE(std::isfinite(out.at(r, c)));
+  }
 }
 
 TEST_P(ExpertsTest, what_does_not_fit_together_is_refused) {
-  skip_where_missing([&] {
-    Random random(63);
-    const auto ops = make_ops(GetParam(), 1);
-    Layer layer(random, DType::f32, 3, 16, 24, {.top_k = 2}, Activation::silu);
-    const auto experts = layer.make(*ops);
-    const auto in = Matrix::random(random, ops->precision(DType::f32).activation, 2, 16);
-    const auto router = Matrix::random(random, DType::f32, 2, 3);
-    const auto refused = [&](const Matrix& rows, const Matrix& logits, int top_k) {
-      const auto scratch = ops->allocate(ops->experts_scratch_bytes(layer.shape(), 2));
-      const DeviceMatrix a(*ops, rows), b(*ops, logits), out(*ops, ops->precision(DType::f32).product, 2, 16);
-      try {
-        ops->experts(out.tensor(), a.tensor(), b.tensor(), *experts, {.top_k = top_k}, Activation::silu,
-                     scratch->data());
-      } catch (const Error& error) {
-        if (error.code() == ErrorCode::unsupported) throw;
-        return true;
-      }
-      return false;
-    };
-    EXPECT_FALSE(refused(in, router, 2));
-    EXPECT_TRUE(refused(in, router, 0));
-    EXPECT_TRUE(refused(in, router, 4));
-    EXPECT_TRUE(refused(Matrix(in.dtype, 2, 15), router, 2));
-    EXPECT_TRUE(refused(in, Matrix(DType::f32, 2, 4), 2));
+  Random random(63);
+  const auto ops = make_ops(GetParam(), 1);
+  Layer layer(random, DType::f32, 3, 16, 24, {.top_k = 2}, Activation::silu);
+  const auto experts = layer.make(*ops);
+  const auto in = Matrix::random(random, ops->precision(DType::f32).activation, 2, 16);
+  const auto router = Matrix::random(random, DType::f32, 2, 3);
+  const auto refused = [&](const Matrix& rows, const Matrix& logits, int top_k) {
+    const auto scratch = ops->allocate(ops->experts_scratch_bytes(layer.shape(), 2));
+    const DeviceMatrix a(*ops, rows), b(*ops, logits), out(*ops, ops->precision(DType::f32).product, 2, 16);
+    try {
+      ops->experts(out.tensor(), a.tensor(), b.tensor(), *experts, {.top_k = top_k}, Activation::silu, scratch->data());
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::unsupported) throw;
+      return true;
+    }
+    return false;
+  };
+  EXPECT_FALSE(refused(in, router, 2));
+  EXPECT_TRUE(refused(in, router, 0));
+  EXPECT_TRUE(refused(in, router, 4));
+  EXPECT_TRUE(refused(Matrix(in.dtype, 2, 15), router, 2));
+  EXPECT_TRUE(refused(in, Matrix(DType::f32, 2, 4), 2));
 
-    layer.down[1] = Matrix(DType::f32, 24, 16);
-    EXPECT_THROW(layer.make(*ops), Error);
-    EXPECT_THROW(ops->make_experts({}, DType::f32), Error);
-  });
+  layer.down[1] = Matrix(DType::f32, 24, 16);
+  EXPECT_THROW(layer.make(*ops), Error);
+  EXPECT_THROW(ops->make_experts({}, DType::f32), Error);
 }
 
 }  // namespace

@@ -52,61 +52,59 @@ TEST_P(RowsTest, rms_norm_adds_the_delta_and_normalises) {
 }
 
 TEST_P(RowsTest, rms_norm_normalises_the_delta_before_it_is_added) {
-  skip_where_missing([&] {
-    Random random(18);
-    const auto ops = make_ops(GetParam(), 3), one = make_ops(GetParam(), 1);
-    for (int trial = 0; trial < trials(GetParam(), 40); ++trial) {
-      const int rows = uniform(random, 1, 40), cols = uniform(random, 1, trial % 4 == 0 ? 5000 : 300);
-      const auto type = ops->precision(kWeightTypes[static_cast<std::size_t>(trial % 3)]);
-      const auto before = Matrix::random(random, type.residual, rows, cols, 3, uniform(random, 0, 4));
-      const auto delta = Matrix::random(random, type.product, rows, cols, 20, uniform(random, 0, 4));
-      const auto weight = Matrix::random(random, DType::f32, 1, cols);
-      const auto delta_weight = Matrix::random(random, DType::f32, 1, cols);
-      const float eps = trial % 5 == 0 ? 4.0F : 1e-6F;
-      const auto norm = [&](Ops& on, int begin, int end) {
-        const DeviceMatrix residual(on, before), added(on, delta), factors(on, weight), delta_factors(on, delta_weight);
-        const DeviceMatrix out(on, type.activation, rows, cols, before.stride % 5);
-        on.rms_norm(out.slice(begin, end), residual.slice(begin, end), added.slice(begin, end), factors.floats(), eps,
-                    delta_factors.floats());
-        return std::pair(out.host(), residual.host());
-      };
-      const auto [out, residual] = norm(*ops, 0, rows);
-      const auto factor_of = [&](const std::vector<double>& x) {
-        double squares = 0;
-        for (const double v : x) squares += v * v;
-        return 1 / std::sqrt(squares / cols + static_cast<double>(eps));
-      };
-      const double residual_rounding = type.residual == DType::f32 ? 0 : 1.01 * rounding(type.residual);
-      for (int r = 0; r < rows; ++r) {
-        std::vector<double> d, sums;
-        for (int c = 0; c < cols; ++c) d.push_back(delta.at(r, c));
-        const double delta_factor = factor_of(d);
-        for (int c = 0; c < cols; ++c) {
-          const double added = d[static_cast<std::size_t>(c)] * delta_factor * delta_weight.at(0, c);
-          const double sum = before.at(r, c) + added;
-          ASSERT_NEAR(
-              residual.at(r, c), sum,
-              1e-6 * std::abs(before.at(r, c)) + 1e-5 * std::abs(added) + residual_rounding * std::abs(sum) + 1e-30)
-              << "row " << r << ", column " << c << " of " << cols;
-          sums.push_back(residual.at(r, c));
-        }
-        // The second norm is held against the residual as it was left: the first one's rounding is no error of its own.
-        const double factor = factor_of(sums);
-        const double relative = 1e-5 + (type.activation == DType::f32 ? 0 : rounding(type.activation)) +
-                                (type.residual == DType::f32 ? 0 : rounding(type.residual));
-        for (int c = 0; c < cols; ++c) {
-          const double expected = sums[static_cast<std::size_t>(c)] * factor * weight.at(0, c);
-          ASSERT_NEAR(out.at(r, c), expected,
-                      std::abs(expected) * relative + (type.activation == DType::f16 ? 0x1p-25 : 1e-30));
-        }
+  Random random(18);
+  const auto ops = make_ops(GetParam(), 3), one = make_ops(GetParam(), 1);
+  for (int trial = 0; trial < trials(GetParam(), 40); ++trial) {
+    const int rows = uniform(random, 1, 40), cols = uniform(random, 1, trial % 4 == 0 ? 5000 : 300);
+    const auto type = ops->precision(kWeightTypes[static_cast<std::size_t>(trial % 3)]);
+    const auto before = Matrix::random(random, type.residual, rows, cols, 3, uniform(random, 0, 4));
+    const auto delta = Matrix::random(random, type.product, rows, cols, 20, uniform(random, 0, 4));
+    const auto weight = Matrix::random(random, DType::f32, 1, cols);
+    const auto delta_weight = Matrix::random(random, DType::f32, 1, cols);
+    const float eps = trial % 5 == 0 ? 4.0F : 1e-6F;
+    const auto norm = [&](Ops& on, int begin, int end) {
+      const DeviceMatrix residual(on, before), added(on, delta), factors(on, weight), delta_factors(on, delta_weight);
+      const DeviceMatrix out(on, type.activation, rows, cols, before.stride % 5);
+      on.rms_norm(out.slice(begin, end), residual.slice(begin, end), added.slice(begin, end), factors.floats(), eps,
+                  delta_factors.floats());
+      return std::pair(out.host(), residual.host());
+    };
+    const auto [out, residual] = norm(*ops, 0, rows);
+    const auto factor_of = [&](const std::vector<double>& x) {
+      double squares = 0;
+      for (const double v : x) squares += v * v;
+      return 1 / std::sqrt(squares / cols + static_cast<double>(eps));
+    };
+    const double residual_rounding = type.residual == DType::f32 ? 0 : 1.01 * rounding(type.residual);
+    for (int r = 0; r < rows; ++r) {
+      std::vector<double> d, sums;
+      for (int c = 0; c < cols; ++c) d.push_back(delta.at(r, c));
+      const double delta_factor = factor_of(d);
+      for (int c = 0; c < cols; ++c) {
+        const double added = d[static_cast<std::size_t>(c)] * delta_factor * delta_weight.at(0, c);
+        const double sum = before.at(r, c) + added;
+        ASSERT_NEAR(
+            residual.at(r, c), sum,
+            1e-6 * std::abs(before.at(r, c)) + 1e-5 * std::abs(added) + residual_rounding * std::abs(sum) + 1e-30)
+            << "row " << r << ", column " << c << " of " << cols;
+        sums.push_back(residual.at(r, c));
       }
-      for (const int r : {0, rows / 2, rows - 1}) {
-        const auto [alone, alone_residual] = norm(*one, r, r + 1);
-        ASSERT_TRUE(alone.same_bits(r, out, r)) << "row " << r << " alone";
-        ASSERT_TRUE(alone_residual.same_bits(r, residual, r)) << "row " << r << " alone";
+      // The second norm is held against the residual as it was left: the first one's rounding is no error of its own.
+      const double factor = factor_of(sums);
+      const double relative = 1e-5 + (type.activation == DType::f32 ? 0 : rounding(type.activation)) +
+                              (type.residual == DType::f32 ? 0 : rounding(type.residual));
+      for (int c = 0; c < cols; ++c) {
+        const double expected = sums[static_cast<std::size_t>(c)] * factor * weight.at(0, c);
+        ASSERT_NEAR(out.at(r, c), expected,
+                    std::abs(expected) * relative + (type.activation == DType::f16 ? 0x1p-25 : 1e-30));
       }
     }
-  });
+    for (const int r : {0, rows / 2, rows - 1}) {
+      const auto [alone, alone_residual] = norm(*one, r, r + 1);
+      ASSERT_TRUE(alone.same_bits(r, out, r)) << "row " << r << " alone";
+      ASSERT_TRUE(alone_residual.same_bits(r, residual, r)) << "row " << r << " alone";
+    }
+  }
 }
 
 TEST_P(RowsTest, silu_mul_gates_also_far_from_zero) {
@@ -134,91 +132,85 @@ TEST_P(RowsTest, silu_mul_gates_also_far_from_zero) {
 }
 
 TEST_P(RowsTest, gelu_tanh_gates_also_far_from_zero) {
-  skip_where_missing([&] {
-    Random random(19);
-    const auto ops = make_ops(GetParam(), 2), one = make_ops(GetParam(), 1);
-    for (int trial = 0; trial < trials(GetParam(), 30); ++trial) {
-      const int rows = uniform(random, 1, 30), inter = uniform(random, 1, 300);
-      const auto type = ops->precision(kWeightTypes[static_cast<std::size_t>(trial % 3)]);
-      const auto in =
-          Matrix::random(random, type.product, rows, 2 * inter, trial % 4 == 0 ? 60.0F : 2.0F, uniform(random, 0, 4));
-      const DeviceMatrix result(*ops, type.activation, rows, inter, uniform(random, 0, 4));
-      ops->gated_activation(result.tensor(), DeviceMatrix(*ops, in).tensor(), Activation::gelu_tanh);
-      const auto out = result.host();
-      for (int r = 0; r < rows; ++r) {
-        for (int c = 0; c < inter; ++c) {
-          const double gate = in.at(r, c), up = in.at(r, inter + c);
-          const double inner = std::sqrt(2 / std::acos(-1.0)) * (gate + 0.044715 * gate * gate * gate);
-          const double expected = gate / 2 * (1 + std::tanh(inner)) * up;
-          // Below zero 1 + tanh cancels: the error is of the size of one rounding of the gate.
-          ASSERT_NEAR(out.at(r, c), expected,
-                      std::abs(gate * up) * 1e-6 + std::abs(expected) * 1.01 * rounding(type.activation) +
-                          (type.activation == DType::f16 ? 0x1p-25 : 1e-30))
-              << gate;
-        }
+  Random random(19);
+  const auto ops = make_ops(GetParam(), 2), one = make_ops(GetParam(), 1);
+  for (int trial = 0; trial < trials(GetParam(), 30); ++trial) {
+    const int rows = uniform(random, 1, 30), inter = uniform(random, 1, 300);
+    const auto type = ops->precision(kWeightTypes[static_cast<std::size_t>(trial % 3)]);
+    const auto in =
+        Matrix::random(random, type.product, rows, 2 * inter, trial % 4 == 0 ? 60.0F : 2.0F, uniform(random, 0, 4));
+    const DeviceMatrix result(*ops, type.activation, rows, inter, uniform(random, 0, 4));
+    ops->gated_activation(result.tensor(), DeviceMatrix(*ops, in).tensor(), Activation::gelu_tanh);
+    const auto out = result.host();
+    for (int r = 0; r < rows; ++r) {
+      for (int c = 0; c < inter; ++c) {
+        const double gate = in.at(r, c), up = in.at(r, inter + c);
+        const double inner = std::sqrt(2 / std::acos(-1.0)) * (gate + 0.044715 * gate * gate * gate);
+        const double expected = gate / 2 * (1 + std::tanh(inner)) * up;
+        // Below zero 1 + tanh cancels: the error is of the size of one rounding of the gate.
+        ASSERT_NEAR(out.at(r, c), expected,
+                    std::abs(gate * up) * 1e-6 + std::abs(expected) * 1.01 * rounding(type.activation) +
+                        (type.activation == DType::f16 ? 0x1p-25 : 1e-30))
+            << gate;
       }
-      const DeviceMatrix single(*one, type.activation, rows, inter), again(*one, in);
-      const int r = rows / 2;
-      one->gated_activation(single.slice(r, r + 1), again.slice(r, r + 1), Activation::gelu_tanh);
-      ASSERT_TRUE(single.host().same_bits(r, out, r)) << "row " << r << " alone";
     }
-  });
+    const DeviceMatrix single(*one, type.activation, rows, inter), again(*one, in);
+    const int r = rows / 2;
+    one->gated_activation(single.slice(r, r + 1), again.slice(r, r + 1), Activation::gelu_tanh);
+    ASSERT_TRUE(single.host().same_bits(r, out, r)) << "row " << r << " alone";
+  }
 }
 
 TEST_P(RowsTest, soft_cap_bends_logits_and_keeps_small_ones) {
-  skip_where_missing([&] {
-    Random random(20);
-    const auto ops = make_ops(GetParam(), 2), one = make_ops(GetParam(), 1);
-    for (int trial = 0; trial < trials(GetParam(), 30); ++trial) {
-      const int rows = uniform(random, 1, 20), cols = uniform(random, 1, trial % 5 == 0 ? 20000 : 400);
-      const float cap = std::array{30.0F, 50.0F, 1.5F}[static_cast<std::size_t>(trial % 3)];
-      auto in = Matrix::random(random, DType::f32, rows, cols,
-                               std::array{20.0F, 300.0F, 0.01F, 1e-20F}[static_cast<std::size_t>(trial % 4)],
-                               uniform(random, 0, 4));
-      in.set(0, 0, std::array{0.0F, 1e30F, -1e30F}[static_cast<std::size_t>(trial % 3)]);
-      const DeviceMatrix logits(*ops, in), alone(*one, in);
-      ops->soft_cap(logits.tensor(), cap);
-      const auto out = logits.host();
-      for (int r = 0; r < rows; ++r) {
-        for (int c = 0; c < cols; ++c) {
-          const double expected = static_cast<double>(cap) * std::tanh(in.at(r, c) / static_cast<double>(cap));
-          ASSERT_NEAR(out.at(r, c), expected, 1e-6 * std::abs(expected)) << in.at(r, c) << " under " << cap;
-        }
+  Random random(20);
+  const auto ops = make_ops(GetParam(), 2), one = make_ops(GetParam(), 1);
+  for (int trial = 0; trial < trials(GetParam(), 30); ++trial) {
+    const int rows = uniform(random, 1, 20), cols = uniform(random, 1, trial % 5 == 0 ? 20000 : 400);
+    const float cap = std::array{30.0F, 50.0F, 1.5F}[static_cast<std::size_t>(trial % 3)];
+    auto in = Matrix::random(random, DType::f32, rows, cols,
+                             std::array{20.0F, 300.0F, 0.01F, 1e-20F}[static_cast<std::size_t>(trial % 4)],
+                             uniform(random, 0, 4));
+    in.set(0, 0, std::array{0.0F, 1e30F, -1e30F}[static_cast<std::size_t>(trial % 3)]);
+    const DeviceMatrix logits(*ops, in), alone(*one, in);
+    ops->soft_cap(logits.tensor(), cap);
+    const auto out = logits.host();
+    for (int r = 0; r < rows; ++r) {
+      for (int c = 0; c < cols; ++c) {
+        const double expected = static_cast<double>(cap) * std::tanh(in.at(r, c) / static_cast<double>(cap));
+        ASSERT_NEAR(out.at(r, c), expected, 1e-6 * std::abs(expected)) << in.at(r, c) << " under " << cap;
       }
-      const int r = rows / 2;
-      one->soft_cap(alone.slice(r, r + 1), cap);
-      const auto single = alone.host();
-      ASSERT_TRUE(single.same_bits(r, out, r)) << "row " << r << " alone";
-      ASSERT_TRUE(rows == 1 || single.same_bits(0, in, 0)) << "only the rows of the tensor change";
     }
-  });
+    const int r = rows / 2;
+    one->soft_cap(alone.slice(r, r + 1), cap);
+    const auto single = alone.host();
+    ASSERT_TRUE(single.same_bits(r, out, r)) << "row " << r << " alone";
+    ASSERT_TRUE(rows == 1 || single.same_bits(0, in, 0)) << "only the rows of the tensor change";
+  }
 }
 
 TEST_P(RowsTest, embed_scales_what_it_gives) {
-  skip_where_missing([&] {
-    Random random(21);
-    const auto ops = make_ops(GetParam(), 2);
-    for (const auto weight : kWeightTypes) {
-      for (const float scale : {0.5F, 33.941125F, 1.0F}) {
-        const int vocab = uniform(random, 1, 300), hidden = uniform(random, 1, 200);
-        const auto table = Matrix::random(random, DType::f32, vocab, hidden);
-        const auto embedding = ops->make_embedding(table.host(), weight);
-        const auto residual = ops->precision(weight).residual;
-        std::vector<std::int32_t> ids;
-        for (int i = uniform(random, 1, 40); i > 0; --i) ids.push_back(uniform(random, 0, vocab - 1));
-        const DeviceMatrix result(*ops, residual, static_cast<std::int64_t>(ids.size()), hidden);
-        run_step(*ops, {.ids = ids, .attention = {}, .logits_rows = {}, .sample = {}},
-                 [&] { ops->embed(result.tensor(), *embedding, scale); });
-        const auto out = result.host();
-        for (std::size_t i = 0; i < ids.size(); ++i) {
-          for (int c = 0; c < hidden; ++c) {
-            const float value = static_cast<float>(rounded(weight, table.at(ids[i], c))) * scale;
-            ASSERT_EQ(out.at(static_cast<std::int64_t>(i), c), static_cast<float>(rounded(residual, value)));
-          }
+  Random random(21);
+  const auto ops = make_ops(GetParam(), 2);
+  for (const auto weight : kWeightTypes) {
+    for (const float scale : {0.5F, 33.941125F, 1.0F}) {
+      const int vocab = uniform(random, 1, 300), hidden = uniform(random, 1, 200);
+      const auto table = Matrix::random(random, DType::f32, vocab, hidden);
+      const auto embedding = ops->make_embedding(table.host(), weight);
+      const auto residual = ops->precision(weight).residual;
+      std::vector<std::int32_t> ids;
+      for (int i = uniform(random, 1, 40); i > 0; --i) ids.push_back(uniform(random, 0, vocab - 1));
+      const DeviceMatrix result(*ops, residual, static_cast<std::int64_t>(ids.size()), hidden);
+      run_step(*ops, {.ids = ids, .attention = {}, .logits_rows = {}, .sample = {}},
+               [&] { ops->embed(result.tensor(), *embedding, scale); });
+      const auto out = result.host();
+      for (std::size_t i = 0; i < ids.size(); ++i) {
+        for (int c = 0; c < hidden; ++c) {
+          const float value = static_cast<float>(rounded(weight, table.at(ids[i], c))) * scale;
+          ASSERT_EQ(out.at(static_cast<std::int64_t>(i), c), static_cast<float>(rounded(residual, value)));
         }
       }
     }
-  });
+  }
 }
 
 TEST_P(RowsTest, embed_gives_the_table_s_rows_in_the_weight_type) {

@@ -145,17 +145,6 @@ inline int trials(std::string_view device, int usual) {
   return std::max(1, static_cast<int>(std::ceil(traits(device).effort * usual)));
 }
 
-// Runs a test's body; a device that lacks one of its operations skips the test.
-template <class Body>
-void skip_where_missing(Body body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::unsupported) throw;
-    GTEST_SKIP() << error.what();
-  }
-}
-
 // Runs one step: `issue` calls operations on tensors that have the input's numbers of rows.
 template <class Issue>
 std::vector<Sampled> run_step(Ops& ops, const StepInput& input, Issue issue) {

@@ -2,18 +2,14 @@
 
 #include <memory>
 
+#include "ops/cuda/experts_room.h"
+
 namespace charonia::runtime {
 namespace {
 
 // Fixed parts of a GPU's steps: cuBLASLt's work space (32 MiB), penalties' and bans' lists (16 MiB), tables and partial
 // results of attention, and the records of decode steps.
 constexpr std::size_t kCudaStepBytes = std::size_t{192} << 20;
-
-// For an assignment of a row to an expert: its input, gate and up, their product and the expert's output.
-std::size_t cuda_experts_scratch(const ops::ExpertsShape& shape, std::int64_t rows) {
-  const std::int64_t elements = 2 * shape.hidden + 3 * shape.inter;
-  return static_cast<std::size_t>(rows * shape.top_k * elements) * sizeof(float);
-}
 
 std::size_t cuda_kv_block_bytes(const ops::KvLayout& layout) {
   return std::size_t{2} * static_cast<std::size_t>(layout.num_layers) * static_cast<std::size_t>(layout.kv_heads) *
@@ -28,7 +24,8 @@ model::DeviceSizes device_sizes(std::string_view device) {
               return ops::Precision{
                   .weight = weight, .residual = DType::f32, .product = weight, .activation = weight, .kv = weight};
             },
-            cuda_kv_block_bytes, cuda_experts_scratch};
+            cuda_kv_block_bytes,
+            [](const ops::ExpertsShape& shape, std::int64_t rows) { return cuda::ExpertsRoom(shape, rows).bytes; }};
   }
   const std::shared_ptr<ops::Ops> cpu = ops::make_cpu_ops(1);
   return {[cpu](DType weight) { return cpu->precision(weight); },
@@ -40,9 +37,10 @@ std::size_t step_bytes(std::string_view device, const ModelConfig& model, const 
                        const ops::StepLimits& limits) {
   if (device != "cuda") return 0;  // what the CPU's threads take is less than a megabyte each
   const auto sampled = static_cast<std::size_t>(limits.max_sequences);
-  // Counts of tokens for penalties (16 bits each), and histograms of logits.
+  // Counts of tokens for penalties (16 bits each), token masks (1 bit each), and histograms of logits.
   constexpr std::size_t kHistograms = 16384;
-  auto out = kCudaStepBytes + sampled * (static_cast<std::size_t>(model.vocab_size) * 2 + kHistograms);
+  const auto vocab = static_cast<std::size_t>(model.vocab_size);
+  auto out = kCudaStepBytes + sampled * (vocab * 2 + vocab / 8 + kHistograms);
   if (shard.ranks > 1) {
     out += static_cast<std::size_t>(limits.max_rows) * static_cast<std::size_t>(model.hidden_units) * sizeof(float) *
            static_cast<std::size_t>(shard.ranks);

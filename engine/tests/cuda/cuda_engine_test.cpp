@@ -5,6 +5,7 @@
 #include <fstream>
 #include <random>
 #include <sstream>
+#include <stdexcept>
 
 #include "charonia/engine.h"
 #include "engine_support.h"
@@ -16,6 +17,7 @@ namespace charonia {
 namespace {
 
 using testing::Collector;
+using testing::MaskOf;
 using testing::request;
 using testing::TinyModel;
 using testing::write_tiny_workspace;
@@ -56,7 +58,7 @@ const Settings kReproducible = with(kCuda, "reproducible", "True");
 
 struct Answer {
   std::vector<TokenId> tokens;
-  std::vector<float> logprobs;
+  std::vector<float> logprobs, prompt_logprobs;
   bool operator==(const Answer&) const = default;
 };
 
@@ -64,7 +66,9 @@ std::vector<Answer> answers(Engine& engine, const std::vector<Request>& all) {
   std::vector<Collector> collectors(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) engine.submit(all[i], collectors[i].callback());
   std::vector<Answer> out;
-  for (auto& collector : collectors) out.push_back({collector.tokens(), collector.logprobs()});
+  for (auto& collector : collectors) {
+    out.push_back({collector.tokens(), collector.logprobs(), collector.prompt_logprobs()});
+  }
   engine.check_integrity();
   return out;
 }
@@ -112,13 +116,42 @@ std::vector<Request> sampled_requests(int count, int max_tokens) {
   return out;
 }
 
+// A layer without experts and two with them, whose sizes are no multiples of what kernels take at once.
+TinyModel mixture() {
+  TinyModel model;
+  model.layers = 3, model.experts = 7, model.experts_per_token = 3, model.expert_inter = 20;
+  model.layer_experts = "dmm";
+  return model;
+}
+
+// Requests whose tokens must be of a class by turns, some with bans and penalties of their own, and those that ask for
+// the log probabilities of their prompts.
+std::vector<Request> masked_requests(int max_tokens) {
+  auto out = sampled_requests(9, max_tokens);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (i % 3 != 2) {
+      const auto classes = static_cast<TokenId>(2 + i);
+      out[i].mask = std::make_shared<MaskOf>(40, [classes](TokenId token, std::span<const TokenId> output) {
+        return token % classes == static_cast<TokenId>(output.size()) % classes;
+      });
+    }
+    if (i % 2 == 0) out[i].sampling.prompt_logprobs = static_cast<int>(i);
+  }
+  return out;
+}
+
+void expect_near(const std::vector<float>& got, const std::vector<float>& expected) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-4) << i;
+}
+
 TEST_F(CudaEngineTest, tokens_in_fp32_are_those_of_the_cpu) {
   TinyModel biased, tied, wide;
   biased.biases = true;
   tied.tied = true;
   tied.vocab = 53;
   wide.heads = 4, wide.kv_heads = 1, wide.head_dim = 6, wide.inter = 76, wide.layers = 3;
-  for (const auto& model : {TinyModel{}, biased, tied, wide}) {
+  for (const auto& model : {TinyModel{}, biased, tied, wide, mixture()}) {
     const auto folder = write(model);
     const auto all = greedy_requests(16);
     EXPECT_EQ(answers(folder, kCuda, all), answers(folder, kCpu, all));
@@ -138,6 +171,43 @@ TEST_F(CudaEngineTest, every_kind_of_sampling_gives_the_tokens_of_the_cpu) {
   }
 }
 
+TEST_F(CudaEngineTest, masks_and_prompt_log_probabilities_are_those_of_the_cpu) {
+  const auto all = masked_requests(12);
+  for (const auto& model : {TinyModel{}, mixture()}) {
+    const auto folder = write(model);
+    const auto expected = answers(folder, kCpu, all);
+    for (const auto* graphs : {"True", "False"}) {
+      const auto got = answers(folder, with(with(kCuda, "cuda_graphs", graphs), "token_budget", "24"), all);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        SCOPED_TRACE("request " + std::to_string(i) + ", graphs " + graphs);
+        EXPECT_EQ(got[i].tokens, expected[i].tokens);
+        expect_near(got[i].logprobs, expected[i].logprobs);
+        expect_near(got[i].prompt_logprobs, expected[i].prompt_logprobs);
+        EXPECT_EQ(got[i].prompt_logprobs.empty(), i % 2 == 1 || all[i].input_ids.size() == 1);
+      }
+    }
+  }
+}
+
+TEST_F(CudaEngineTest, a_mask_that_fails_or_allows_nothing_is_its_request_s_alone) {
+  const auto folder = write();
+  Engine engine(folder, kCuda);
+  auto failing = request(prompt(5, 1), 30), empty = request(prompt(6, 2), 30);
+  failing.mask = std::make_shared<MaskOf>(40, [](TokenId, std::span<const TokenId> output) -> bool {
+    if (output.size() == 3) throw std::runtime_error("no rule follows");
+    return true;
+  });
+  empty.mask = std::make_shared<MaskOf>(40, [](TokenId, std::span<const TokenId> output) { return output.size() < 2; });
+  Collector failed, emptied, free;
+  engine.submit(request(prompt(9, 3), 20), free.callback());
+  engine.submit(failing, failed.callback());
+  engine.submit(empty, emptied.callback());
+  EXPECT_NE(failed.last().error.find("no rule follows"), std::string::npos) << failed.last().error;
+  EXPECT_NE(emptied.last().error.find("allows no token"), std::string::npos) << emptied.last().error;
+  EXPECT_EQ(free.tokens(), answers(folder, kCpu, {request(prompt(9, 3), 20)})[0].tokens);
+  engine.check_integrity();
+}
+
 // In 16 bits a device may take another token where two are about equally likely. Of what both take, the probabilities
 // are near.
 TEST_F(CudaEngineTest, probabilities_in_16_bits_are_near_those_of_the_cpu) {
@@ -154,8 +224,9 @@ TEST_F(CudaEngineTest, probabilities_in_16_bits_are_near_those_of_the_cpu) {
 
 TEST_F(CudaEngineTest, recorded_and_issued_decodes_give_the_same) {
   const auto folder = write({}, "bf16");
-  auto all = sampled_requests(6, 12);
-  EXPECT_EQ(answers(folder, kReproducible, all), answers(folder, with(kReproducible, "cuda_graphs", "False"), all));
+  for (const auto& all : {sampled_requests(6, 12), masked_requests(8)}) {
+    EXPECT_EQ(answers(folder, kReproducible, all), answers(folder, with(kReproducible, "cuda_graphs", "False"), all));
+  }
 }
 
 // The promise of the reproducible mode, bitwise: log probabilities are compared too.
@@ -187,12 +258,29 @@ TEST_P(CudaReproducibleTest, answers_depend_on_the_request_alone) {
   }
 }
 
+// Whatever the rows beside it: alone, in batches that are padded to a recorded step, and prefilled in chunks of other
+// sizes.
+TEST_P(CudaReproducibleTest, answers_of_experts_depend_on_the_request_alone) {
+  const auto folder = write(mixture(), GetParam());
+  auto all = masked_requests(8);
+  for (auto& one : all) one.sampling.logprobs = 2;
+  std::vector<Answer> alone;
+  {
+    Engine engine(folder, kReproducible);
+    for (const auto& one : all) alone.push_back(answers(engine, {one})[0]);
+  }
+  EXPECT_EQ(answers(folder, kReproducible, all), alone) << "together";
+  EXPECT_EQ(answers(folder, with(kReproducible, "token_budget", "16"), all), alone) << "in small chunks";
+}
+
 TEST_F(CudaEngineTest, two_ranks_give_the_tokens_of_one) {
   TinyModel model, split;
   model.biases = split.biases = true;
+  model.experts = split.experts = 5;
+  model.layer_experts = split.layer_experts = "dm";
   split.ranks = 2;
   const auto one = write(model), two = write(split);
-  const auto all = sampled_requests(6, 10);
+  const auto all = masked_requests(10);
   const auto expected = answers(one, kCuda, all);
   for (const auto* reproducible : {"False", "True"}) {
     auto settings = with(with(kCuda, "device_ids", "0,0"), "reproducible", reproducible);

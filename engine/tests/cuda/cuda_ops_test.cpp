@@ -91,7 +91,7 @@ class Model {
   }
 
   ops::Ops& ops() { return *ops_; }
-  std::int64_t replayed() { return dynamic_cast<CudaOps&>(*ops_).replayed_steps(); }
+  std::int64_t replayed() const { return dynamic_cast<const CudaOps&>(*ops_).replayed_steps(); }
 
  private:
   std::unique_ptr<ops::Ops> ops_;
@@ -131,8 +131,12 @@ class CudaOpsTest : public ::testing::Test {
   void SetUp() override {
     const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
     folder_ = std::filesystem::path(::testing::TempDir()) / (std::string("charonia_cuda_ops_") + info->name());
+    mixture_ = folder_ / "mixture";
     std::filesystem::remove_all(folder_);
     testing::write_tiny_workspace(folder_);
+    testing::TinyModel mixture;
+    mixture.experts = 6, mixture.layer_experts = "md";
+    testing::write_tiny_workspace(mixture_, mixture);
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
@@ -140,7 +144,7 @@ class CudaOpsTest : public ::testing::Test {
     return Model(folder_, ops::make_cuda_ops(options), weight_type);
   }
 
-  std::filesystem::path folder_;
+  std::filesystem::path folder_, mixture_;  // mixture_: of a model with experts
 };
 
 // The tokens of `count` sequences, of which all are prefilled in one or more steps and then decoded together.
@@ -180,17 +184,20 @@ TEST_F(CudaOpsTest, a_replayed_step_equals_the_step_that_is_issued) {
 
 TEST_F(CudaOpsTest, padding_changes_no_bit_of_a_reproducible_step) {
   for (const auto* type : {"fp32", "fp16"}) {
-    auto padded = make({.reproducible = true}, type);
-    Model exact(folder_, std::make_unique<Unprepared>(ops::make_cuda_ops({.reproducible = true})), type);
-    EXPECT_EQ(run(padded, 5, 5), run(exact, 5, 5)) << type;
-    EXPECT_EQ(padded.replayed(), 5);
+    for (const auto& folder : {folder_, mixture_}) {
+      Model padded(folder, ops::make_cuda_ops({.reproducible = true}), type);
+      Model exact(folder, std::make_unique<Unprepared>(ops::make_cuda_ops({.reproducible = true})), type);
+      EXPECT_EQ(run(padded, 5, 5), run(exact, 5, 5)) << type;
+      EXPECT_EQ(padded.replayed(), 5);
+    }
   }
 }
 
 TEST_F(CudaOpsTest, tokens_in_fp32_are_those_of_the_cpu) {
-  auto cuda = make();
-  Model cpu(folder_, ops::make_cpu_ops(1));
-  EXPECT_EQ(run(cuda, 9, 8), run(cpu, 9, 8));
+  for (const auto& folder : {folder_, mixture_}) {
+    Model cuda(folder, ops::make_cuda_ops({})), cpu(folder, ops::make_cpu_ops(1));
+    EXPECT_EQ(run(cuda, 9, 8), run(cpu, 9, 8));
+  }
 }
 
 TEST_F(CudaOpsTest, steps_in_flight_take_tokens_that_the_host_has_not_seen) {
@@ -232,7 +239,7 @@ TEST_F(CudaOpsTest, a_history_of_penalties_counts_the_tokens_in_flight) {
   };
   const auto expected = stepwise(cpu);
   EXPECT_EQ(stepwise(waiting), expected);
-  EXPECT_EQ(waiting.replayed(), 0) << "recorded steps know no penalties";
+  EXPECT_EQ(waiting.replayed(), 8) << "rows with penalties are sampled behind the replay";
 
   std::vector<std::int32_t> tokens;
   flying.launch({{0, prompt, penal}});
@@ -293,7 +300,81 @@ TEST_F(CudaOpsTest, nothing_is_allocated_in_a_step) {
   model.collect();
   model.collect();
   EXPECT_EQ(allocations(), before);
-  EXPECT_EQ(model.replayed(), 3);
+  EXPECT_EQ(model.replayed(), 4);
+}
+
+// Allows every token but `never`, and notes how many steps had been replayed when it was asked.
+class NotedMask : public ops::TokenMask {
+ public:
+  NotedMask(const Model& model, std::int32_t never) : model_(model), words_((kVocab + 31) / 32, ~std::uint32_t{0}) {
+    words_[static_cast<std::size_t>(never) / 32] &= ~(std::uint32_t{1} << (never % 32));
+  }
+  std::span<const std::uint32_t> wait() const override {
+    replayed_then = model_.replayed();
+    return words_;
+  }
+  mutable std::int64_t replayed_then = -1;
+
+ private:
+  const Model& model_;
+  std::vector<std::uint32_t> words_;
+};
+
+TEST_F(CudaOpsTest, a_mask_is_asked_for_behind_the_replay_of_the_forward_pass) {
+  auto model = make();
+  Model cpu(folder_, ops::make_cpu_ops(1));
+  for (auto* one : {&model, &cpu}) one->step({{0, prompt_of(1), greedy()}, {1, prompt_of(2), greedy()}});
+  const auto before = allocations();
+  for (int i = 0; i < 4; ++i) {
+    // What is likeliest is what the mask does not allow.
+    auto free = greedy();
+    auto masked = greedy();
+    masked.logprobs = i % 2 == 0 ? 2 : -1;
+    const std::vector<std::int32_t> banned = {i};
+    if (i == 3) free.banned = banned;
+    const NotedMask mask(model, 7 + i);
+    masked.mask = &mask;
+    const auto got = model.step({{0, {7}, masked}, {1, {i}, free}});
+    EXPECT_EQ(mask.replayed_then, i + 1) << "the step's forward pass was under way";
+    const auto expected = cpu.step({{0, {7}, masked}, {1, {i}, free}});
+    ASSERT_EQ(got.size(), 2U);
+    for (std::size_t r = 0; r < 2; ++r) {
+      EXPECT_EQ(got[r].token, expected[r].token);
+      EXPECT_NEAR(got[r].logprob, expected[r].logprob, 1e-4);
+      ASSERT_EQ(got[r].top.size(), expected[r].top.size());
+      for (std::size_t t = 0; t < got[r].top.size(); ++t) EXPECT_EQ(got[r].top[t].first, expected[r].top[t].first);
+    }
+  }
+  EXPECT_EQ(model.replayed(), 4);
+  EXPECT_EQ(allocations(), before);
+}
+
+// A step in flight beside one with penalties and targets: what each has sampled is where the next finds it.
+TEST_F(CudaOpsTest, a_replay_that_is_sampled_afterwards_gives_its_tokens_to_the_next_step) {
+  auto model = make();
+  Model issuing(folder_, ops::make_cuda_ops({.graphs = false}));
+  const auto stepwise = [](Model& one) {
+    std::vector<std::int32_t> out;
+    const auto keep = [&] {
+      for (const auto& sampled : one.collect()) {
+        EXPECT_EQ(sampled.error, "");
+        out.push_back(sampled.token);
+      }
+    };
+    one.launch({{0, prompt_of(4), greedy()}, {1, prompt_of(5), greedy()}});
+    for (int i = 0; i < 6; ++i) {
+      auto first = sampling_of(i), second = greedy();
+      const std::vector<std::int32_t> banned = {3 * i, 3 * i + 1};
+      if (i % 2 == 0) first.banned = banned;
+      if (i % 3 == 0) second.target = 30 + i, second.logprobs = 0;
+      one.launch({{0, {-1}, first}, {1, {-2}, second}});
+      keep();
+    }
+    keep();
+    return out;
+  };
+  EXPECT_EQ(stepwise(model), stepwise(issuing));
+  EXPECT_EQ(model.replayed(), 6);
 }
 
 TEST_F(CudaOpsTest, steps_without_samples_and_in_the_wrong_order_are_told_apart) {

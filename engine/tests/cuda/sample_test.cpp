@@ -61,7 +61,7 @@ class Device {
   std::vector<Sampled> sample(const Logits& logits, std::span<const SampleRow> rows, int padding = 0, int gap = 0) {
     std::vector<std::byte> packed_bytes(5);  // what the step packed before
     const auto n = static_cast<std::int64_t>(rows.size()) + padding;
-    const auto packed = sampler_.pack(rows, n, packed_bytes);
+    const auto packed = sampler_.pack(rows, n, packed_bytes, notes_);
     EXPECT_EQ(packed.begin, 16U);
     EXPECT_EQ(packed_bytes.size(), packed.begin + packed.bytes);
     plain = packed.plain;
@@ -72,7 +72,7 @@ class Device {
     for (std::size_t r = 0; r < rows.size(); ++r) std::ranges::copy(logits.row(r), spread.begin() + r * stride);
     const DeviceArray on_device(stream_, spread);
     sampler_.launch(stream_, {on_device.data(), DType::f32, n, logits.vocab, static_cast<std::int64_t>(stride)}, packed,
-                    bytes.data() + packed.begin);
+                    bytes.data() + packed.begin, notes_);
     return results(packed, rows.size());
   }
   std::vector<Sampled> sample(const Logits& logits, const SampleRow& row) { return sample(logits, std::span(&row, 1)); }
@@ -83,13 +83,14 @@ class Device {
     Ids ids(rows);
     stream_.download(ids.data(), sampler_.sampled(), rows * sizeof(std::int32_t), "sampled");
     stream_.wait("results");
-    auto out = sampler_.parse(downloaded.data(), static_cast<std::int64_t>(rows));
+    auto out = sampler_.parse(downloaded.data(), static_cast<std::int64_t>(rows), notes_);
     for (std::size_t r = 0; r < rows; ++r) EXPECT_EQ(ids[r], out[r].error.empty() ? out[r].token : -1);
     return out;
   }
 
   Stream& stream() { return stream_; }
   Sampler& sampler() { return sampler_; }
+  SampleNotes& notes() { return notes_; }
 
   bool plain = true;  // of the last step
   std::int64_t histories = 0;
@@ -97,6 +98,7 @@ class Device {
  private:
   Stream stream_;
   Sampler sampler_;
+  SampleNotes notes_;
 };
 
 Sampled cpu_sample(std::span<const float> logits, const SampleRow& row) {
@@ -652,17 +654,18 @@ TEST(CudaSampleTest, a_recorded_step_serves_rows_with_other_parameters) {
   const auto logits = Logits::random(random, kRows, kVocab, 2);
   const DeviceArray on_device(stream, logits.values);
   std::vector<std::byte> bytes;
-  const auto recorded = device.sampler().pack({}, kRows, bytes);
+  const auto recorded = device.sampler().pack({}, kRows, bytes, device.notes());
   const DeviceArray upload(stream, bytes);
   Graph::begin(stream);
-  device.sampler().launch(stream, {on_device.data(), DType::f32, kRows, kVocab, kVocab}, recorded, upload.data());
+  device.sampler().launch(stream, {on_device.data(), DType::f32, kRows, kVocab, kVocab}, recorded, upload.data(),
+                          device.notes());
   const auto graph = Graph::end(stream);
   for (int step = 0; step < 4; ++step) {
     Rows rows;
     for (int r = 0; r < kRows - step % 2; ++r) rows.push_back(random_row(random, kVocab, false).row);
     rows[0].logprobs = 3;
     bytes.clear();
-    const auto packed = device.sampler().pack(rows, kRows, bytes);
+    const auto packed = device.sampler().pack(rows, kRows, bytes, device.notes());
     ASSERT_TRUE(packed.plain);
     ASSERT_EQ(packed.bytes, recorded.bytes);
     stream.upload(upload.data(), bytes.data(), bytes.size(), "parameters");
@@ -680,7 +683,7 @@ TEST(CudaSampleTest, what_cannot_be_packed_is_refused) {
   std::vector<std::byte> bytes;
   const auto refused = [&](std::span<const SampleRow> rows, std::int64_t padded, std::string_view why) {
     try {
-      device.sampler().pack(rows, padded, bytes);
+      device.sampler().pack(rows, padded, bytes, device.notes());
       ADD_FAILURE() << why;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::internal);

@@ -106,6 +106,7 @@ TEST(StepUploadTest, every_array_is_where_the_layout_says_and_padding_is_stored_
     }
     EXPECT_EQ(out.i32(at.counts, 0), static_cast<std::int32_t>(plan.decode.size()));
     EXPECT_EQ(out.i32(at.counts, 1), static_cast<std::int32_t>(plan.prefill.size()));
+    EXPECT_EQ(out.i32(at.counts, kCountOfRows), static_cast<std::int32_t>(step.input().ids.size()));
     std::int64_t row = 0;
     for (int s = 0; s < sequences; ++s) {
       for (; row < step.query_start[static_cast<std::size_t>(s + 1)]; ++row) {

@@ -33,10 +33,6 @@ std::size_t tensor_bytes(const Tensor& tensor) {
   return static_cast<std::size_t>(tensor.rows * tensor.cols) * size_of(tensor.dtype);
 }
 
-[[noreturn]] void not_yet(std::string_view what) {
-  throw Error(ErrorCode::unsupported, cat("ops::", what, " is not there yet on CUDA"));
-}
-
 }  // namespace
 
 CudaOps::CudaOps(const ops::CudaOptions& options, std::shared_ptr<ops::NcclGroup> group, int rank)
@@ -102,17 +98,6 @@ std::size_t CudaOps::kv_block_bytes(const ops::KvLayout& layout) const {
 std::unique_ptr<ops::KvCache> CudaOps::make_kv_cache(const ops::KvLayout& layout, int num_blocks) {
   const OnDevice on(device_.index);
   return std::make_unique<CudaKvCache>(layout, num_blocks);
-}
-
-std::unique_ptr<ops::Experts> CudaOps::make_experts(std::span<const ops::ExpertSource>, DType) {
-  not_yet("make_experts");
-}
-
-std::size_t CudaOps::experts_scratch_bytes(const ops::ExpertsShape&, std::int64_t) const { not_yet("experts"); }
-
-void CudaOps::experts(const Tensor&, const Tensor&, const Tensor&, const ops::Experts&, const ops::RouterParams&,
-                      ops::Activation, void*) {
-  not_yet("experts");
 }
 
 // On the stream, one launch a pair: a pair may copy what the one before has written. (A pair that is a block twice
@@ -271,8 +256,8 @@ void CudaOps::sample(const Tensor& logits) {
   need_sampler(static_cast<int>(logits.cols), logits.rows);
   if (tracing_ || logits.rows == 0) return;
   require_step("sample", logits.rows, begun_.room.logits_rows);
-  sampler_->launch(stream_, logits, begun_.packed, begun_.device + begun_.layout.sampling);
-  begun_.sampled = true;
+  begun_.logits = logits;
+  sample_rows(logits);
 }
 
 int CudaOps::ranks() const { return group_ ? group_->ranks() : 1; }

@@ -4,6 +4,8 @@
 //
 //   begin_step   packs the step's arrays (step_upload.h) and has them copied
 //   run_step     replays the record of the step's class of rows, or issues its operations one by one
+//                (a record samples plain rows; where a row has lists, penalties or a mask all are sampled behind it,
+//                when the masks are known)
 //   collect      waits until the samples of the oldest step are in host memory
 // Token ids that a step samples stay on the device, where the next step's embedding takes them: so a step is begun and
 // issued while the one before it runs.
@@ -108,12 +110,15 @@ class CudaOps final : public ops::Ops {
     StepLayout layout;
     SamplePacked packed;
     Graph graph;
+    std::vector<std::byte> padding;  // what sampling is uploaded where no row is sampled
+    ops::Tensor logits;
   };
 
   // Host memory of a step in flight.
   struct Slot {
     PinnedMemory upload, results;
     Event done;
+    SampleNotes notes;
     std::string text;          // for messages: which step
     std::int64_t samples = 0;  // rows of results; 0: none were sampled
   };
@@ -131,13 +136,18 @@ class CudaOps final : public ops::Ops {
     StepLayout layout;
     SamplePacked packed;
     const Record* record = nullptr;
+    bool sampled_after = false;   // the record samples nothing; its rows are sampled once it is replayed
+    std::size_t sampling_at = 0;  // in the upload
     std::byte* device = nullptr;  // the upload
+    ops::Tensor logits;           // that were sampled from last
   };
 
   // cuda_step.cpp
   void pack(const ops::StepInput& input);
   void pack_again();
+  void choose_record();
   void send(const ops::StepInput& input, std::span<const std::byte> sampling);
+  void sample_rows(const ops::Tensor& logits);
   void need_cache(const ops::KvCache& cache);
   void need_attention(const AttentionShape& shape);
   void need_sampler(int vocab, std::int64_t rows);

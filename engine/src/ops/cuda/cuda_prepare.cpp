@@ -111,7 +111,7 @@ void CudaOps::make_uploads(const ops::StepLimits& limits) {
   std::size_t results = 0;
   if (sampler_) {
     sampling_.clear();
-    const auto packed = sampler_->pack({}, sampler_rows_, sampling_);
+    const auto packed = sampler_->pack({}, sampler_rows_, sampling_, slots_[slot_].notes);
     results = sampler_->result_bytes(packed);
     const auto lists = static_cast<std::size_t>(limits.max_sequences) * static_cast<std::size_t>(limits.max_positions) *
                        sizeof(std::int32_t);
@@ -130,7 +130,7 @@ void CudaOps::make_uploads(const ops::StepLimits& limits) {
 void CudaOps::record_steps(const ops::StepLimits& limits, const Issue& issue) {
   for (const auto rows : classes_) {
     sampling_.clear();
-    const auto packed = sampler_->pack({}, rows, sampling_);
+    const auto packed = sampler_->pack({}, rows, sampling_, slots_[slot_].notes);
     auto room = room_for(rows, limits);
     room.sampling_bytes = sampling_.size();
     if (step_bytes(step_layout(room), 0) > upload_.bytes()) break;  // the bounds of few rows exceed those of all
@@ -143,7 +143,12 @@ void CudaOps::record_steps(const ops::StepLimits& limits, const Issue& issue) {
 // record's first.
 CudaOps::Record CudaOps::record(const StepRoom& room, const SamplePacked& packed, std::span<const std::byte> sampling,
                                 const Issue& issue) {
-  Record out{.room = room, .layout = step_layout(room), .packed = packed, .graph = {}};
+  Record out{.room = room,
+             .layout = step_layout(room),
+             .packed = packed,
+             .graph = {},
+             .padding = {sampling.begin(), sampling.end()},
+             .logits = {}};
   begun_ = {};
   begun_.any = begun_.attention = begun_.decode = begun_.packed_samples = true;
   begun_.room = out.room;
@@ -165,6 +170,7 @@ CudaOps::Record CudaOps::record(const StepRoom& room, const SamplePacked& packed
     Graph::abandon(stream_);
     throw;
   }
+  out.logits = begun_.logits;
   out.graph.launch(stream_, "replay of a step");
   stream_.wait("replay of a step");
   return out;

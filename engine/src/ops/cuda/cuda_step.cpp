@@ -43,10 +43,6 @@ void CudaOps::begin_step(const StepInput& input) {
     needs_.attention.reset();
   }
   check_step(input, needs_.facts, sampled_before_);
-  const auto& sample = input.sample;
-  if (std::any_of(sample.begin(), sample.end(), [](const auto& r) { return r.target >= 0 || r.mask != nullptr; })) {
-    throw Error(ErrorCode::unsupported, "token masks and targets to report are not there yet on CUDA");
-  }
   begun_.rows = static_cast<std::int64_t>(input.ids.size());
   begun_.logits_rows = static_cast<std::int64_t>(input.logits_rows.size());
   begun_.attention = !input.attention.positions.empty();
@@ -87,17 +83,10 @@ void CudaOps::pack(const StepInput& input) {
   }
   if (step.samples && !step.packed_samples) {
     sampling_.clear();
-    step.packed = sampler_->pack(input.sample, step.room.logits_rows, sampling_);
+    step.packed = sampler_->pack(input.sample, step.room.logits_rows, sampling_, slots_[slot_].notes);
     step.packed_samples = true;
   }
-  if (step.record != nullptr) {
-    const auto& room = step.record->room;
-    if (!step.packed.plain || step.packed.any_logprobs || step.packed.bytes != step.record->packed.bytes ||
-        static_cast<std::int64_t>(plan_.decode.size()) > room.decode ||
-        static_cast<std::int64_t>(plan_.prefill.size()) > room.prefill) {
-      step.record = nullptr;
-    }
-  }
+  choose_record();
   if (step.record != nullptr) {
     step.room = step.record->room;
     step.layout = step.record->layout;
@@ -115,11 +104,35 @@ void CudaOps::pack(const StepInput& input) {
   send(input, step.packed_samples ? std::span<const std::byte>(sampling_) : std::span<const std::byte>{});
 }
 
+// Keeps the record of the step's class where it serves this step. Rows with lists, penalties or masks are sampled by
+// themselves, behind a replay in which all rows are padding to the sampler.
+void CudaOps::choose_record() {
+  auto& step = begun_;
+  if (step.record == nullptr) return;
+  const auto& record = *step.record;
+  step.sampled_after = !step.packed.plain;
+  const auto behind = step.sampled_after ? sampling_.size() : 0;
+  if ((step.packed.plain && step.packed.bytes != record.packed.bytes) ||
+      static_cast<std::int64_t>(plan_.decode.size()) > record.room.decode ||
+      static_cast<std::int64_t>(plan_.prefill.size()) > record.room.prefill ||
+      step_bytes(record.layout, tables_.blocks.size()) + behind > upload_.bytes()) {
+    step.record = nullptr;
+    step.sampled_after = false;
+  }
+}
+
 void CudaOps::send(const StepInput& input, std::span<const std::byte> sampling) {
-  const auto bytes = step_bytes(begun_.layout, tables_.blocks.size());
+  const auto of_step = step_bytes(begun_.layout, tables_.blocks.size());
+  const auto bytes = of_step + (begun_.sampled_after ? sampling.size() : 0);
   auto& host = slots_[slot_].upload;
   grow(host, bytes);
-  write_step(host.data(), begun_.room, begun_.layout, input, needs_.facts.block_len, tables_, plan_, sampling);
+  const auto written = begun_.sampled_after ? std::span<const std::byte>(begun_.record->padding) : sampling;
+  write_step(host.data(), begun_.room, begun_.layout, input, needs_.facts.block_len, tables_, plan_, written);
+  begun_.sampling_at = begun_.layout.sampling;
+  if (begun_.sampled_after) {
+    begun_.sampling_at = of_step;
+    std::copy(sampling.begin(), sampling.end(), host.data() + of_step);
+  }
   auto* memory = &upload_;
   if (bytes > upload_.bytes()) {
     memory = &long_upload_;
@@ -209,8 +222,9 @@ void CudaOps::run_step(const Issue& issue) {
     if (group_) group_->check();
     if (begun_.record != nullptr) {
       begun_.record->graph.launch(stream_, "replay of a step");
-      begun_.sampled = begun_.logits_rows > 0;
       ++replayed_steps_;
+      begun_.sampled = begun_.logits_rows > 0;
+      if (begun_.sampled_after) sample_rows(begun_.record->logits);
     } else {
       issue({begun_.room.rows, begun_.room.logits_rows});
     }
@@ -233,6 +247,11 @@ void CudaOps::run_step(const Issue& issue) {
   slot_ = (slot_ + 1) % slots_.size();
 }
 
+void CudaOps::sample_rows(const ops::Tensor& logits) {
+  sampler_->launch(stream_, logits, begun_.packed, begun_.device + begun_.sampling_at, slots_[slot_].notes);
+  begun_.sampled = true;
+}
+
 std::vector<ops::Sampled> CudaOps::collect() {
   if (in_flight_.empty()) throw Error(ErrorCode::internal, "ops::collect: no step was run");
   const OnDevice on(device_.index);
@@ -240,7 +259,8 @@ std::vector<ops::Sampled> CudaOps::collect() {
   in_flight_.pop_front();
   set_step(slot.text);
   slot.done.wait("wait for the end of a step");
-  return slot.samples == 0 ? std::vector<ops::Sampled>{} : sampler_->parse(slot.results.data(), slot.samples);
+  return slot.samples == 0 ? std::vector<ops::Sampled>{}
+                           : sampler_->parse(slot.results.data(), slot.samples, slot.notes);
 }
 
 void CudaOps::require_step(std::string_view op, std::int64_t rows, std::int64_t of) const {

@@ -22,32 +22,48 @@ MatrixUpload::MatrixUpload(Stream& stream) : stream_(stream) {
 
 MatrixUpload::~MatrixUpload() = default;
 
-void MatrixUpload::copy(std::byte* to, DType type, std::int64_t stride, const ops::HostMatrix& from) {
-  const auto row_bytes = static_cast<std::size_t>(stride) * size_of(type);
-  const auto used = static_cast<std::size_t>(from.cols) * size_of(type);
+void MatrixUpload::in_pieces(std::byte* to, std::size_t row_bytes, std::int64_t rows,
+                             const std::function<void(std::byte* piece, std::int64_t first, std::int64_t n)>& write) {
   if (row_bytes > kPieceBytes) {
     throw Error(ErrorCode::unsupported,
-                cat("a weight of ", from.cols, " columns: a row is longer than ", kPieceBytes, " bytes"));
+                cat("a weight with rows of ", row_bytes, " bytes: they may have up to ", kPieceBytes));
   }
   const auto most = static_cast<std::int64_t>(kPieceBytes / row_bytes);
-  for (std::int64_t row = 0; row < from.rows; row += most) {
-    const auto rows = std::min(most, from.rows - row);
+  for (std::int64_t row = 0; row < rows; row += most) {
+    const auto n = std::min(most, rows - row);
     auto& piece = pieces_[next_];
     next_ = (next_ + 1) % pieces_.size();
     piece.copied.wait("upload of weights");  // of what it held before
-    auto* at = piece.memory.data();
-    if (from.row_stride() == from.cols && stride == from.cols) {
-      ops::cpu::convert_to(at, type, from.row(row), from.dtype, rows * from.cols);
-    } else {
-      for (std::int64_t r = 0; r < rows; ++r, at += row_bytes) {
-        ops::cpu::convert_to(at, type, from.row(row + r), from.dtype, from.cols);
-        std::memset(at + used, 0, row_bytes - used);
-      }
-    }
+    write(piece.memory.data(), row, n);
     stream_.upload(to + static_cast<std::size_t>(row) * row_bytes, piece.memory.data(),
-                   static_cast<std::size_t>(rows) * row_bytes, "upload of weights");
+                   static_cast<std::size_t>(n) * row_bytes, "upload of weights");
     piece.copied.record(stream_);
   }
+}
+
+void MatrixUpload::copy(std::byte* to, DType type, std::int64_t stride, const ops::HostMatrix& from) {
+  if (from.row_stride() != from.cols || stride != from.cols) {
+    copy_rows(to, type, stride, from.rows, from.cols,
+              [&](std::int64_t row) -> SourceRow { return {from.row(row), from.dtype}; });
+    return;
+  }
+  in_pieces(to, static_cast<std::size_t>(stride) * size_of(type), from.rows,
+            [&](std::byte* piece, std::int64_t first, std::int64_t n) {
+              ops::cpu::convert_to(piece, type, from.row(first), from.dtype, n * from.cols);
+            });
+}
+
+void MatrixUpload::copy_rows(std::byte* to, DType type, std::int64_t stride, std::int64_t rows, std::int64_t cols,
+                             const std::function<SourceRow(std::int64_t row)>& row_of) {
+  const auto row_bytes = static_cast<std::size_t>(stride) * size_of(type);
+  in_pieces(to, row_bytes, rows, [&](std::byte* piece, std::int64_t first, std::int64_t n) {
+    for (std::int64_t r = 0; r < n; ++r, piece += row_bytes) {
+      const auto row = row_of(first + r);
+      const auto used = row.data == nullptr ? 0 : static_cast<std::size_t>(cols) * size_of(type);
+      if (row.data != nullptr) ops::cpu::convert_to(piece, type, row.data, row.dtype, cols);
+      std::memset(piece + used, 0, row_bytes - used);
+    }
+  });
 }
 
 void MatrixUpload::finish() { stream_.wait("upload of weights"); }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "ops/cuda/kernels/rows.h"
@@ -20,9 +21,20 @@ class MatrixUpload {
   // Rows of `from`, converted to `type`, to `to` with rows `stride` elements apart; elements beyond from.cols are
   // zeros.
   void copy(std::byte* to, DType type, std::int64_t stride, const ops::HostMatrix& from);
+  // `rows` rows of `cols` elements, each from where row_of() says; without data: zeros.
+  struct SourceRow {
+    const std::byte* data = nullptr;
+    DType dtype = DType::f32;
+  };
+  void copy_rows(std::byte* to, DType type, std::int64_t stride, std::int64_t rows, std::int64_t cols,
+                 const std::function<SourceRow(std::int64_t row)>& row_of);
   void finish();  // everything is there
 
  private:
+  // Has rows [first, first + n) written into a piece, and copied, until there are `rows`.
+  void in_pieces(std::byte* to, std::size_t row_bytes, std::int64_t rows,
+                 const std::function<void(std::byte* piece, std::int64_t first, std::int64_t n)>& write);
+
   struct Piece {
     PinnedMemory memory;
     Event copied;

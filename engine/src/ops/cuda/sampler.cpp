@@ -51,6 +51,8 @@ struct Sampler::Impl {
         table(elements<std::uint16_t>(rows * count_stride(vocab_size), "counts of tokens for penalties")),
         sampled(elements<std::int32_t>(rows, "sampled tokens")),
         results(elements<SampleResult>(rows, "results of sampling")),
+        masks(elements<std::uint32_t>(rows * mask_words(vocab_size), "token masks")),
+        host_masks(masks.bytes()),
         slots(static_cast<std::size_t>(rows)),
         seen(static_cast<std::size_t>(vocab_size), 0) {}
 
@@ -81,7 +83,9 @@ struct Sampler::Impl {
   void add_history(const ops::SampleRow& row, std::int32_t slot);
 
   int vocab, max_rows;
-  DeviceMemory best, exp_sums, masses, counts, table, sampled, results;
+  DeviceMemory best, exp_sums, masses, counts, table, sampled, results, masks;
+  PinnedMemory host_masks;
+  Event masks_copied;
 
   std::vector<Slot> slots;
   std::unordered_map<std::uint64_t, std::int32_t> slot_of_sequence;
@@ -174,7 +178,8 @@ Sampler::Sampler(int vocab, int max_rows) {
 
 Sampler::~Sampler() = default;
 
-SamplePacked Sampler::pack(std::span<const ops::SampleRow> rows, std::int64_t padded, std::vector<std::byte>& to) {
+SamplePacked Sampler::pack(std::span<const ops::SampleRow> rows, std::int64_t padded, std::vector<std::byte>& to,
+                           SampleNotes& notes) {
   auto& own = *impl_;
   if (padded < static_cast<std::int64_t>(rows.size()) || padded > own.max_rows) {
     throw Error(ErrorCode::internal,
@@ -185,10 +190,16 @@ SamplePacked Sampler::pack(std::span<const ops::SampleRow> rows, std::int64_t pa
   own.entries.clear();
   own.histories.clear();
   own.history_counts.clear();
-  SamplePacked packed{.rows = padded};
+  notes.take(rows, own.vocab);
+  SamplePacked packed{.rows = padded, .masks = notes.masks()};
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const auto& row = rows[i];
     auto& params = own.params[i];
+    packed.any_logprobs = packed.any_logprobs || row.logprobs >= 0;
+    if (row.target >= 0) {  // what changes the logits of a row that is sampled is nothing to it
+      params = {.temperature = 0, .logprobs = row.logprobs, .active = 1, .target = row.target};
+      continue;
+    }
     params = {.unit = ops::cpu::random_unit(row.seed, row.position),
               .temperature = row.temperature,
               .top_p = row.top_p,
@@ -199,11 +210,11 @@ SamplePacked Sampler::pack(std::span<const ops::SampleRow> rows, std::int64_t pa
               .top_k = row.top_k,
               .logprobs = row.logprobs,
               .list_begin = static_cast<std::int32_t>(own.entries.size()),
-              .active = 1};
+              .active = 1,
+              .mask = notes.mask_of(i)};
     params.list_end = own.list(row);
     if (has_penalties(row)) params.slot = own.slot_of(row);
-    packed.any_logprobs = packed.any_logprobs || row.logprobs >= 0;
-    packed.plain = packed.plain && params.slot < 0 && params.list_begin == params.list_end;
+    packed.plain = packed.plain && params.slot < 0 && params.mask < 0 && params.list_begin == params.list_end;
   }
   packed.list_entries = static_cast<std::int64_t>(own.entries.size());
   packed.histories = static_cast<std::int64_t>(own.histories.size());
@@ -231,10 +242,19 @@ SamplePacked Sampler::pack(std::span<const ops::SampleRow> rows, std::int64_t pa
   return packed;
 }
 
-void Sampler::launch(Stream& stream, const ops::Tensor& logits, const SamplePacked& packed, void* uploaded) {
+void Sampler::launch(Stream& stream, const ops::Tensor& logits, const SamplePacked& packed, void* uploaded,
+                     SampleNotes& notes) {
   if (logits.dtype != DType::f32 || logits.cols != impl_->vocab || logits.rows < packed.rows) {
     throw Error(ErrorCode::internal, cat("logits [", logits.rows, ", ", logits.cols, "] of ", to_string(logits.dtype),
                                          " to sample ", packed.rows, " rows of ", impl_->vocab, " fp32 from"));
+  }
+  if (packed.masks > 0) {
+    auto& own = *impl_;
+    own.masks_copied.wait("upload of the token masks before");
+    notes.wait(reinterpret_cast<std::uint32_t*>(own.host_masks.data()));
+    const auto bytes = static_cast<std::size_t>(packed.masks * mask_words(own.vocab)) * sizeof(std::uint32_t);
+    stream.upload(own.masks.data(), own.host_masks.data(), bytes, "upload of token masks");
+    own.masks_copied.record(stream);
   }
   auto* const at = static_cast<std::byte*>(uploaded);
   sample(stream,
@@ -249,7 +269,8 @@ void Sampler::launch(Stream& stream, const ops::Tensor& logits, const SamplePack
           .num_entries = packed.list_entries,
           .histories = reinterpret_cast<const SampleHistory*>(at + packed.histories_at),
           .num_histories = packed.histories,
-          .history_counts = reinterpret_cast<const SampleCount*>(at + packed.counts_at)},
+          .history_counts = reinterpret_cast<const SampleCount*>(at + packed.counts_at),
+          .masks = impl_->masks.as<std::uint32_t>()},
          impl_->memory());
 }
 
@@ -260,7 +281,7 @@ std::size_t Sampler::result_bytes(const SamplePacked& packed) const {
   return static_cast<std::size_t>(packed.rows) * sizeof(SampleResult);
 }
 
-std::vector<ops::Sampled> Sampler::parse(const void* downloaded, std::int64_t rows) const {
+std::vector<ops::Sampled> Sampler::parse(const void* downloaded, std::int64_t rows, const SampleNotes& notes) const {
   const auto* const results = static_cast<const SampleResult*>(downloaded);
   std::vector<ops::Sampled> out(static_cast<std::size_t>(rows));
   for (std::size_t i = 0; i < out.size(); ++i) {
@@ -274,7 +295,7 @@ std::vector<ops::Sampled> Sampler::parse(const void* downloaded, std::int64_t ro
                             ": the model's weights or its computation are broken");
         continue;
       case SampleStatus::nothing_left:
-        sampled.error = "no token is left to sample: logit_bias, bad_words and min_tokens together ban all of them";
+        sampled.error = notes.why_nothing(i);
         continue;
     }
     sampled.token = result.token;

@@ -10,7 +10,7 @@ namespace charonia::cuda {
 namespace {
 
 constexpr std::size_t kAlignment = 16;
-constexpr int kCounts = 4;  // 2 are used
+constexpr int kCounts = 4;  // 3 are used
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -156,7 +156,8 @@ void write_step(std::byte* to, const StepRoom& room, const StepLayout& layout, c
   auto* const counts = i32(layout.counts);
   counts[0] = static_cast<std::int32_t>(plan.decode.size());
   counts[1] = static_cast<std::int32_t>(plan.prefill.size());
-  std::fill(counts + 2, counts + kCounts, 0);
+  counts[kCountOfRows] = static_cast<std::int32_t>(rows);
+  counts[3] = 0;
 
   put(layout.ids, input.ids);
   put(layout.positions, batch.positions);

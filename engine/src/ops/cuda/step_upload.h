@@ -1,7 +1,7 @@
 // What a step brings to the device, as one piece of memory and one copy. Integers only, so that it is tested without a
 // device.
 //
-//   counts        of decode items, of prefill items; 4 x i32
+//   counts        of decode items, of prefill items, of rows; 4 x i32
 //   ids           [rows] i32
 //   positions     [rows] i32
 //   rotary_rows   [rows] i32, the positions where the step has none of its own: a record serves steps with and without
@@ -54,6 +54,7 @@ struct StepRoom {
 };
 
 // Where the parts begin. The same room gives the same layout: that is why a recorded step serves later ones.
+inline constexpr int kCountOfRows = 2;  // in counts: what comes behind so many rows is padding
 struct StepLayout {
   std::size_t counts = 0, ids = 0, positions = 0, rotary_rows = 0, kv_slots = 0, logits_rows = 0;
   std::size_t decode = 0, prefill = 0, sampling = 0, tables = 0;

@@ -19,32 +19,11 @@
 // copies 3.3 to 4.5 of the 6 that 128 bytes per clock allow at 4.8 TB/s. Beyond that the arithmetic: a warp of the
 // largest tile loads 3 KB for 16 products of 16 x 8 x 16, 24 clocks of shared memory for some 25 of the tensor cores at
 // the rate that mma.sync reaches on Hopper, about 60 % of that of wgmma.
-#include "ops/cuda/device/tensor_core.h"
 #include "ops/cuda/kernels/gemm_device.h"
+#include "ops/cuda/kernels/gemm_tile_device.h"
 
 namespace charonia::cuda {
 namespace {
-
-constexpr int kRowBytes = 128, kPieces = 8, kPieceElements = 8;
-
-// vectors: the input can be read 16 bytes at a time; else element by element.
-template <class T_, int kColumns_, int kRows_, int kColumnWarps_, int kRowWarps_, int kStages_, int kBlocks_,
-          bool kVectors_ = true>
-struct TileShape {
-  using T = T_;
-  static constexpr int kColumns = kColumns_, kRows = kRows_, kColumnWarps = kColumnWarps_, kRowWarps = kRowWarps_;
-  static constexpr int kStages = kStages_, kBlocks = kBlocks_;
-  static constexpr bool kVectors = kVectors_;
-  static constexpr int kThreads = kColumnWarps * kRowWarps * kWarp;
-  static constexpr int kM = kColumns / kColumnWarps / 16, kN = kRows / kRowWarps / 8;  // products of a warp
-  static constexpr int kStageBytes = (kColumns + kRows) * kRowBytes;
-  static constexpr int kPitch = kColumns + 4;  // of the sums in shared memory: lanes of a store hit different banks
-  static constexpr int kSharedBytes = kStages * kStageBytes;
-  static_assert(kM * kColumnWarps * 16 == kColumns && kN * kRowWarps * 8 == kRows);
-  static_assert(kRows * kPitch * 4 <= kSharedBytes);
-};
-
-CHARONIA_DEVICE int swizzled(int row, int piece) { return row * kRowBytes + (piece ^ (row % 2 * 4)) * 16; }
 
 // Rows first .. of a matrix of `rows`, elements k .. k + 63 of them; zeros beyond the matrix and from k_end on.
 template <class T, int kCount, int kThreads>
@@ -81,7 +60,6 @@ template <class S>
 CHARONIA_KERNEL(S::kThreads, S::kBlocks)
 void tile_kernel(const GemmParams p) {
   using T = typename S::T;
-  constexpr int kM = S::kM, kN = S::kN;
   unsigned char* const stages = dynamic_shared();
 
   const int tile = static_cast<int>(blockIdx.x);
@@ -119,10 +97,9 @@ void tile_kernel(const GemmParams p) {
     copy_commit();
   };
 
-  const int lane = lane_id(), g = lane / 4, t = lane % 4;
   const int warp_column = warp_id() % S::kColumnWarps * (S::kColumns / S::kColumnWarps);
   const int warp_row = warp_id() / S::kColumnWarps * (S::kRows / S::kRowWarps);
-  PartSums<S::kThreads, kM * kN * 4> sums;
+  PartSums<S::kThreads, S::kM * S::kN * 4> sums;
   sums.clear();
   int part = first_part, part_left = pieces_of_part;
 
@@ -134,32 +111,7 @@ void tile_kernel(const GemmParams p) {
     fill(piece + S::kStages - 1);
     const unsigned char* const weight = stages + piece % S::kStages * S::kStageBytes;
     const unsigned char* const in = weight + S::kColumns * kRowBytes;
-    CHARONIA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      uint4 w[2 * kM], x[kN];
-      CHARONIA_UNROLL
-      for (int i = 0; i < 2 * kM; ++i) {
-        w[i] = *reinterpret_cast<const uint4*>(weight + swizzled(warp_column + 8 * i + g, 4 * half + t));
-      }
-      CHARONIA_UNROLL
-      for (int j = 0; j < kN; ++j) {
-        x[j] = *reinterpret_cast<const uint4*>(in + swizzled(warp_row + 8 * j + g, 4 * half + t));
-      }
-      CHARONIA_UNROLL
-      for (int quarter = 0; quarter < 2; ++quarter) {
-        CHARONIA_UNROLL
-        for (int i = 0; i < kM; ++i) {
-          const uint4 upper = w[2 * i], lower = w[2 * i + 1];
-          const std::uint32_t a[4] = {quarter == 0 ? upper.x : upper.z, quarter == 0 ? lower.x : lower.z,
-                                      quarter == 0 ? upper.y : upper.w, quarter == 0 ? lower.y : lower.w};
-          CHARONIA_UNROLL
-          for (int j = 0; j < kN; ++j) {
-            const std::uint32_t b[2] = {quarter == 0 ? x[j].x : x[j].z, quarter == 0 ? x[j].y : x[j].w};
-            mma_m16n8k16<T>(*reinterpret_cast<float (*)[4]>(&sums.now[(i * kN + j) * 4]), a, b);
-          }
-        }
-      }
-    }
+    multiply_stage<S>(sums.now, weight, in, warp_column, warp_row);
     if (--part_left == 0 || piece + 1 == pieces) {
       sums.end_part(p, tile, part, part == first_part);
       ++part;
@@ -171,17 +123,7 @@ void tile_kernel(const GemmParams p) {
   __syncthreads();
   if (!sums.gather(p, tile, reinterpret_cast<int*>(stages))) return;
   auto* const out = reinterpret_cast<float*>(stages);  // [kRows][kPitch]
-  CHARONIA_UNROLL
-  for (int i = 0; i < kM; ++i) {
-    CHARONIA_UNROLL
-    for (int j = 0; j < kN; ++j) {
-      CHARONIA_UNROLL
-      for (int c = 0; c < 4; ++c) {
-        const int row = warp_row + 8 * j + 2 * t + c % 2, column = warp_column + 16 * i + g + c / 2 * 8;
-        out[row * S::kPitch + column] = sums.before[(i * kN + j) * 4 + c];
-      }
-    }
-  }
+  leave_sums<S>(out, sums.before, warp_column, warp_row);
   __syncthreads();
   store_tile<T, S::kThreads, S::kRows, S::kColumns, S::kPitch>(p, out, first_row, first_column);
 }

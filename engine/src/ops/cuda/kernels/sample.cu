@@ -19,10 +19,10 @@
 //               (up to 1024). A bin of more tokens (flat rows) is cut further by histograms over its range of codes.
 //               Only groups whose least code is in reach are read.
 //
-// Where a row has bias, bans or penalties there come before: history (fills slots of the table of counts), scan for the
-// rows that ask for log probabilities, and scatter, which adds the entries to the logits and keeps what they were;
-// finish puts that back before it looks for log probabilities. Penalties are applied to every logit as it is read,
-// 2 more bytes each.
+// Where a row has bias, bans, penalties or a mask there come before: history (fills slots of the table of counts), scan
+// for the rows that ask for log probabilities, and scatter, which adds the entries to the logits and keeps what they
+// were; finish puts that back before it looks for log probabilities. Penalties and masks are applied to every logit as
+// it is read, 2 more bytes and one more bit each. Where a row is told its token (target) finish takes that instead.
 //
 // Bound: memory. Greedy rows are read once (4 bytes per token); sampled ones twice, the second time mostly from L2, and
 // a few groups of them a third time.
@@ -102,6 +102,8 @@ CHARONIA_DEVICE void add_mass(unsigned* low, unsigned* high, u64 mass) {
 struct Logits {
   const float* logits = nullptr;          // [vocab]
   const std::uint16_t* counts = nullptr;  // [vocab], null: no penalties
+  const std::uint32_t* masks = nullptr;   // of all rows
+  int mask_at = -1;                       // this row's words in it; -1: all tokens are allowed
   float repetition = 1, presence = 0, frequency = 0;
   int vocab = 0;
   bool aligned = false;  // to 16 bytes
@@ -123,10 +125,14 @@ CHARONIA_DEVICE Logits original_logits(const SampleKernelParams& p, std::int64_t
   out.aligned = p.aligned;
   return out;
 }
-template <bool penalties>
+template <bool changes>
 CHARONIA_DEVICE Logits logits_of(const SampleKernelParams& p, std::int64_t row, const SampleParams& params) {
   Logits out = original_logits(p, row);
-  if (penalties && params.slot >= 0) {
+  if (changes && params.mask >= 0) {  // an index takes fewer registers than a pointer
+    out.masks = p.batch.masks;
+    out.mask_at = params.mask * static_cast<int>(mask_words(p.batch.vocab));
+  }
+  if (changes && params.slot >= 0) {
     out.counts = p.memory.table + params.slot * count_stride(p.batch.vocab);
     out.repetition = params.repetition_penalty;
     out.presence = params.presence_penalty;
@@ -142,8 +148,9 @@ CHARONIA_DEVICE float penalised(const Logits& row, float x, unsigned count) {
   return sampled == 0 ? x : x - row.presence - row.frequency * static_cast<float>(sampled);
 }
 
-// Logits [at, at + 4); -infinity beyond the end.
-template <bool penalties>
+// Logits [at, at + 4), at a multiple of 4; -infinity beyond the end, and where the mask does not allow the token. What
+// is no logit stays what it is.
+template <bool changes>
 CHARONIA_DEVICE void load_logits(const Logits& row, int at, float (&x)[4]) {
   if (row.aligned && at + 4 <= row.vocab) {
     const float4 four = *reinterpret_cast<const float4*>(row.logits + at);
@@ -152,12 +159,19 @@ CHARONIA_DEVICE void load_logits(const Logits& row, int at, float (&x)[4]) {
     CHARONIA_UNROLL
     for (int i = 0; i < 4; ++i) x[i] = at + i < row.vocab ? row.logits[at + i] : -kInfinity;
   }
-  if (penalties && row.counts != nullptr && at < row.vocab) {
+  if (changes && row.counts != nullptr && at < row.vocab) {
     const uint2 counts = *reinterpret_cast<const uint2*>(row.counts + at);
     x[0] = penalised(row, x[0], counts.x & 0xffffU);
     x[1] = penalised(row, x[1], counts.x >> 16);
     x[2] = penalised(row, x[2], counts.y & 0xffffU);
     x[3] = penalised(row, x[3], counts.y >> 16);
+  }
+  if (changes && row.mask_at >= 0 && at < row.vocab) {
+    const unsigned allowed = row.masks[row.mask_at + at / kMaskBits] >> (at % kMaskBits);
+    CHARONIA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if ((allowed >> i & 1U) == 0 && x[i] < kInfinity) x[i] = -kInfinity;
+    }
   }
 }
 
@@ -165,10 +179,10 @@ CHARONIA_DEVICE void load_logits(const Logits& row, int at, float (&x)[4]) {
 CHARONIA_DEVICE int vector_at(int group, int j) { return group * kSampleGroup + j * 4 * kWarp + lane_id() * 4; }
 
 // A group's logits, 16 of a lane, all in flight at once.
-template <bool penalties>
+template <bool changes>
 CHARONIA_DEVICE void load_group(const Logits& row, int group, float (&x)[kVectors][4]) {
   CHARONIA_UNROLL
-  for (int j = 0; j < kVectors; ++j) load_logits<penalties>(row, vector_at(group, j), x[j]);
+  for (int j = 0; j < kVectors; ++j) load_logits<changes>(row, vector_at(group, j), x[j]);
 }
 
 CHARONIA_DEVICE u64 warp_least(u64 x) {
@@ -230,7 +244,7 @@ CHARONIA_KERNEL(kScanThreads, 1) void scatter_kernel(const SampleKernelParams p)
 
 // ---- scan ----
 
-template <bool penalties>
+template <bool changes>
 CHARONIA_KERNEL(kScanThreads, 4)
 void scan_kernel(const SampleKernelParams p) {
   dependency_trigger();
@@ -251,7 +265,7 @@ void scan_kernel(const SampleKernelParams p) {
   const int group = static_cast<int>(blockIdx.x) * (kScanThreads / kWarp) + warp_id();
   if (group >= p.groups) return;
   float x[kVectors][4];
-  load_group<penalties>(logits_of<penalties>(p, row, params), group, x);
+  load_group<changes>(logits_of<changes>(p, row, params), group, x);
   const int first = vector_at(group, 0);
   float greatest = -kInfinity;
   int id = first, bad = kMostSampledVocab;
@@ -268,7 +282,7 @@ void scan_kernel(const SampleKernelParams p) {
   if (bad < kMostSampledVocab) code = static_cast<u64>(bad);
   code = warp_least(code);
   if (lane_id() == 0) (p.originals ? p.memory.original_best : p.memory.best)[row * p.groups + group] = code;
-  if (penalties || !asks) return;
+  if (changes || !asks) return;
   const float most = logit_of(code);
   float sum = 0;
   if (most > -kInfinity) {
@@ -284,7 +298,7 @@ void scan_kernel(const SampleKernelParams p) {
 
 // ---- histogram ----
 
-template <bool penalties>
+template <bool changes>
 CHARONIA_KERNEL(kHistogramThreads, 2)
 void histogram_kernel(const SampleKernelParams p) {
   constexpr int kStep = kHistogramThreads * 4;
@@ -305,7 +319,7 @@ void histogram_kernel(const SampleKernelParams p) {
   const Scale scale = scale_of(greatest, params.temperature);
   const bool has_min_p = params.min_p > 0;
   const float least = has_min_p ? least_logit(params, greatest) : kInfinity;
-  const Logits logits = logits_of<penalties>(p, row, params);
+  const Logits logits = logits_of<changes>(p, row, params);
 
   u64 tail_mass = 0, likely_mass = 0;
   unsigned tail_count = 0;
@@ -313,7 +327,7 @@ void histogram_kernel(const SampleKernelParams p) {
   for (int from = begin + tid * 4; from < end; from += kVectors * kStep) {
     float x[kVectors][4];
     CHARONIA_UNROLL
-    for (int j = 0; j < kVectors; ++j) load_logits<penalties>(logits, from + j * kStep, x[j]);
+    for (int j = 0; j < kVectors; ++j) load_logits<changes>(logits, from + j * kStep, x[j]);
     CHARONIA_UNROLL
     for (int j = 0; j < kVectors; ++j) {
       CHARONIA_UNROLL
@@ -415,15 +429,15 @@ CHARONIA_DEVICE int block_find(u64 before, u64 up_to, u64 need, int& turn, Share
 
 // Calls f(logit, code) for the row's tokens in the range, in any order, by whole groups. best [groups]: their least
 // codes.
-template <bool penalties, class F>
+template <bool changes, class F>
 CHARONIA_DEVICE void for_range(const Logits& row, const u64* best, int groups, Range range, F f) {
-  constexpr int kAtOnce = penalties ? 1 : kVectors;  // as registers allow
+  constexpr int kAtOnce = changes ? 1 : kVectors;  // as registers allow
   for (int group = warp_id(); group < groups; group += kFinishThreads / kWarp) {
     if (best[group] > range.last) continue;
     for (int from = 0; from < kVectors; from += kAtOnce) {
       float x[kAtOnce][4];
       CHARONIA_UNROLL
-      for (int j = 0; j < kAtOnce; ++j) load_logits<penalties>(row, vector_at(group, from + j), x[j]);
+      for (int j = 0; j < kAtOnce; ++j) load_logits<changes>(row, vector_at(group, from + j), x[j]);
       CHARONIA_UNROLL
       for (int j = 0; j < kAtOnce; ++j) {
         CHARONIA_UNROLL
@@ -463,11 +477,11 @@ CHARONIA_DEVICE void sort_list(Shared& s, int n) {
 }
 
 // Collects the tokens of the range, sorted.
-template <bool penalties>
+template <bool changes>
 CHARONIA_DEVICE void list_range(const Logits& row, const u64* best, int groups, Range range, Shared& s) {
   if (threadIdx.x == 0) s.listed = 0;
   __syncthreads();
-  for_range<penalties>(row, best, groups, range, [&](float, u64 code) {
+  for_range<changes>(row, best, groups, range, [&](float, u64 code) {
     const unsigned at = atomicAdd(&s.listed, 1U);
     if (at < kMostListed) s.list.codes[at] = code;
   });
@@ -477,7 +491,7 @@ CHARONIA_DEVICE void list_range(const Logits& row, const u64* best, int groups, 
 
 // Cuts s.stretch down to one of at most kMostListed tokens, in which the count (or the mass), from the row's first
 // token on, reaches `need`. Overwrites the list.
-template <bool penalties>
+template <bool changes>
 CHARONIA_DEVICE void narrow(const Logits& row, const u64* best, int groups, bool by_count, u64 need, int& turn,
                             Shared& s) {
   const int tid = static_cast<int>(threadIdx.x);
@@ -486,7 +500,7 @@ CHARONIA_DEVICE void narrow(const Logits& row, const u64* best, int groups, bool
     if (first) {
       // The tokens' own range: bins and their codes are far from each other in size.
       u64 least = kNoCode, inverted_most = kNoCode;
-      for_range<penalties>(row, best, groups, range, [&](float, u64 code) {
+      for_range<changes>(row, best, groups, range, [&](float, u64 code) {
         least = min(least, code);
         inverted_most = min(inverted_most, ~code);
       });
@@ -500,7 +514,7 @@ CHARONIA_DEVICE void narrow(const Logits& row, const u64* best, int groups, bool
     while ((range.last - range.first) >> shift >= kSampleBins) ++shift;
     s.finer.low[tid] = s.finer.high[tid] = s.finer.count[tid] = 0;
     __syncthreads();
-    for_range<penalties>(row, best, groups, range, [&](float logit, u64 code) {
+    for_range<changes>(row, best, groups, range, [&](float logit, u64 code) {
       const auto bin = static_cast<int>((code - range.first) >> shift);
       add_mass(&s.finer.low[bin], &s.finer.high[bin], mass_of(s.scale, logit));
       atomicAdd(&s.finer.count[bin], 1U);
@@ -537,7 +551,7 @@ CHARONIA_DEVICE u64 first_code(const Scale& scale, int bin) {
 }
 
 // What top_k, top_p, min_p and the draw are made of. All threads of the block call everything alike.
-template <bool penalties>
+template <bool changes>
 class Draw {
  public:
   CHARONIA_DEVICE Draw(const SampleKernelParams& p, std::int64_t row, const SampleParams& params, float greatest,
@@ -608,7 +622,7 @@ class Draw {
   // Lists the stretch, with masses.
   CHARONIA_DEVICE void list() {
     const int tid = static_cast<int>(threadIdx.x);
-    list_range<penalties>(logits_of<penalties>(p_, row_, params_), best(), p_.groups, s_.stretch.range, s_);
+    list_range<changes>(logits_of<changes>(p_, row_, params_), best(), p_.groups, s_.stretch.range, s_);
     const u64 mass = tid < static_cast<int>(s_.listed) ? mass_of(s_.scale, logit_of(s_.list.codes[tid])) : 0;
     s_.list.masses[tid] = block_inclusive_sums({mass, 0}, s_).mass;
     __syncthreads();
@@ -628,7 +642,7 @@ class Draw {
       const int bin = bin_by(by_count, need);  // behind its barrier the list may go
       take_bins(bin, bin);
       if (s_.bins[bin].count - s_.stretch.before_count > kMostListed) {
-        narrow<penalties>(logits_of<penalties>(p_, row_, params_), best(), p_.groups, by_count, need, turn_, s_);
+        narrow<changes>(logits_of<changes>(p_, row_, params_), best(), p_.groups, by_count, need, turn_, s_);
       }
       list();
     }
@@ -648,7 +662,7 @@ class Draw {
 };
 
 // The token's log probability and the likeliest ones, of the logits as they came.
-template <bool penalties>
+template <bool changes>
 CHARONIA_DEVICE void log_probabilities(const SampleKernelParams& p, std::int64_t row, int token, int top,
                                        SampleResult& result, Shared& s) {
   const int tid = static_cast<int>(threadIdx.x);
@@ -677,10 +691,10 @@ CHARONIA_DEVICE void log_probabilities(const SampleKernelParams& p, std::int64_t
   }
   __syncthreads();
   for (;;) {
-    list_range<penalties>(logits, best, p.groups, {0, s.stretch.range.last}, s);
+    list_range<changes>(logits, best, p.groups, {0, s.stretch.range.last}, s);
     if (s.listed <= kMostListed) break;
     __syncthreads();
-    narrow<penalties>(logits, best, p.groups, true, static_cast<u64>(n), turn, s);
+    narrow<changes>(logits, best, p.groups, true, static_cast<u64>(n), turn, s);
   }
   if (tid < n) {
     result.top_ids[tid] = id_of(s.list.codes[tid]);
@@ -688,7 +702,7 @@ CHARONIA_DEVICE void log_probabilities(const SampleKernelParams& p, std::int64_t
   }
 }
 
-template <bool penalties>
+template <bool changes>
 CHARONIA_KERNEL(kFinishThreads, 1)
 void finish_kernel(const SampleKernelParams p) {
   CHARONIA_SHARED(Shared, s, );
@@ -710,10 +724,10 @@ void finish_kernel(const SampleKernelParams p) {
   __syncthreads();
   const u64 best = s.edges[0];
   const float greatest = logit_of(best);
-  if (broken(best) || greatest == -kInfinity) {
+  if (broken(best) || greatest == -kInfinity || params.target >= p.batch.vocab) {
     if (tid != 0) return;
     float at[4];
-    load_logits<penalties>(logits_of<penalties>(p, row, params), id_of(best) / 4 * 4, at);
+    load_logits<changes>(logits_of<changes>(p, row, params), id_of(best) / 4 * 4, at);
     result.status = broken(best) ? SampleStatus::broken : SampleStatus::nothing_left;
     result.bad_id = id_of(best);
     const int lane = id_of(best) % 4;
@@ -721,16 +735,16 @@ void finish_kernel(const SampleKernelParams p) {
     result.token = p.memory.sampled[row] = -1;
     return;
   }
-  int token = id_of(best);
+  int token = params.target >= 0 ? params.target : id_of(best);
   if (params.temperature > 0) {
-    token = Draw<penalties>(p, row, params, greatest, s).run();
+    token = Draw<changes>(p, row, params, greatest, s).run();
   }
   if (tid == 0) {
     result.token = p.memory.sampled[row] = token;
     result.status = SampleStatus::sampled;
     result.logprob = 0;
     result.num_top = 0;
-    if (penalties && params.slot >= 0) {
+    if (changes && params.slot >= 0) {
       auto& count = p.memory.table[params.slot * count_stride(p.batch.vocab) + token];
       if ((count & kMostCounted) < kMostCounted) ++count;
     }
@@ -741,15 +755,15 @@ void finish_kernel(const SampleKernelParams p) {
     p.batch.logits[row * p.batch.stride + entry.id] = entry.value;
   }
   __syncthreads();
-  log_probabilities<penalties>(p, row, token, params.logprobs, result, s);
+  log_probabilities<changes>(p, row, token, params.logprobs, result, s);
 }
 
-template <bool penalties>
+template <bool changes>
 void run(Stream& stream, const SampleKernelParams& p, const Launch& scan, const Launch& histogram) {
   const Launch finish{.grid_x = static_cast<unsigned>(p.batch.rows), .threads = kFinishThreads};
-  launch(stream, "sample: scan", scan, scan_kernel<penalties>, p);
-  launch(stream, "sample: histogram", histogram, histogram_kernel<penalties>, p);
-  launch(stream, "sample: finish", finish, finish_kernel<penalties>, p);
+  launch(stream, "sample: scan", scan, scan_kernel<changes>, p);
+  launch(stream, "sample: histogram", histogram, histogram_kernel<changes>, p);
+  launch(stream, "sample: finish", finish, finish_kernel<changes>, p);
 }
 
 }  // namespace

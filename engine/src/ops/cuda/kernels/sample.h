@@ -20,7 +20,8 @@ struct SampleParams {
   std::int32_t slot = -1;                     // in the table of counts; -1: the row has no penalties
   std::int32_t list_begin = 0, list_end = 0;  // in the entries
   std::int32_t active = 0;                    // 0: padding
-  std::int64_t reserved = 0;
+  std::int32_t mask = -1;                     // row of SampleBatch::masks; -1: all tokens are allowed
+  std::int32_t target = -1;                   // >= 0: the token to report; the row is then greedy, and nothing else
 };
 static_assert(sizeof(SampleParams) == 64);
 
@@ -62,8 +63,10 @@ inline constexpr int kSampleIdBits = 18;
 inline constexpr int kMostSampledVocab = 1 << kSampleIdBits;
 inline constexpr int kSampleGroup = 512;
 inline constexpr int kSampleBins = 1024;
+inline constexpr int kMaskBits = 32;  // of a word
 
 CHARONIA_HD constexpr int sample_groups(int vocab) { return static_cast<int>(divide_up(vocab, kSampleGroup)); }
+CHARONIA_HD constexpr std::int64_t mask_words(int vocab) { return divide_up(vocab, kMaskBits); }
 // From row to row of the table of counts, in elements: rows are read 16 bytes at a time.
 CHARONIA_HD constexpr std::int64_t count_stride(int vocab) { return round_up(vocab, 8); }
 
@@ -72,13 +75,14 @@ struct SampleBatch {
   std::int64_t stride = 0;
   int rows = 0, vocab = 0;               // vocab <= kMostSampledVocab
   const SampleParams* params = nullptr;  // [rows]
-  bool plain = true;                     // no row has a slot or entries
+  bool plain = true;                     // no row has a slot, entries or a mask
   bool any_logprobs = true;              // matters where not plain
   SampleEntry* entries = nullptr;
   std::int64_t num_entries = 0;
   const SampleHistory* histories = nullptr;
   std::int64_t num_histories = 0;
   const SampleCount* history_counts = nullptr;
+  const std::uint32_t* masks = nullptr;  // [masked rows, mask_words(vocab)]: bit t % 32 of word t / 32 allows token t
 };
 
 // Device memory that lives from step to step. groups = sample_groups(vocab).

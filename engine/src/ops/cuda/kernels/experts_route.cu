@@ -1,0 +1,295 @@
+// Which rows go to which experts, and what becomes of a row's experts.
+//
+//   route    a warp per row. The experts in the order of their logits, the lower index first where two are equal, are
+//            found one after the other, each as the greatest behind the one before; then they are put in the order of
+//            their indices. Sums of exponentials run over lanes and then over the warp: in an order given by the number
+//            of experts.
+//   group    a block per expert counts the assignments of all experts, so it knows where its own begin, and writes them
+//            one behind the other by ascending row, and cut into tiles. Nothing depends on which block is first.
+//   pad      rows of an input that cannot be read 16 bytes at a time.
+//   add      a thread per 8 elements of a row: one fused multiply-add for each of the row's experts, in their order.
+//
+// Bound: latency. For 1 row the four launches read and write some KB; for 8192 rows of 8 out of 128 experts, group
+// reads the 256 KB of assignments twice in each of 128 blocks, 64 MB out of the second-level cache, some 15 us beside
+// products of a millisecond. add reads top_k * hidden elements of a row and writes hidden: at hidden 2048, 16 bits and
+// 8 experts 36 KB a row.
+#include <type_traits>
+
+#include "ops/cuda/device/portable.h"
+#include "ops/cuda/kernels/experts.h"
+
+namespace charonia::cuda {
+namespace {
+
+using u64 = unsigned long long;
+
+constexpr int kRouteThreads = 128, kGroupThreads = 256, kRowThreads = 128;
+constexpr int kVector = static_cast<int>(kExpertVector);
+
+// ---- route ----
+
+// Greater for the greater logit, then for the lower index; never 0. What is no number has a place too.
+CHARONIA_DEVICE u64 order_of(float logit, int expert) {
+  const unsigned bits = __float_as_uint(logit + 0.0F);  // -0 is 0
+  const unsigned rising = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+  return static_cast<u64>(rising) << 32 | (0xffffffffU - static_cast<unsigned>(expert));
+}
+CHARONIA_DEVICE int expert_of(u64 order) { return static_cast<int>(0xffffffffU - static_cast<unsigned>(order)); }
+
+CHARONIA_DEVICE u64 warp_greatest(u64 x) {
+  CHARONIA_UNROLL
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) x = max(x, shuffle_xor(x, mask));
+  return x;
+}
+
+CHARONIA_KERNEL(kRouteThreads, 4) void route_kernel(const RouteParams p) {
+  dependency_trigger();
+  dependency_wait();
+  const int row = static_cast<int>(blockIdx.x) * (kRouteThreads / kWarp) + warp_id(), lane = lane_id();
+  if (row >= p.rows) return;
+  const auto first = static_cast<std::int64_t>(row) * p.top_k;
+  if (p.real_rows != nullptr && row >= *p.real_rows) {
+    if (lane < p.top_k) p.chosen[first + lane] = p.experts;
+    if (lane < p.top_k) p.weights[first + lane] = 0;
+    return;
+  }
+  const float* const logits = p.logits + row * p.stride;
+  u64 before = ~0ULL, mine = 0;
+  for (int i = 0; i < p.top_k; ++i) {
+    u64 best = 0;
+    for (int e = lane; e < p.experts; e += kWarp) {
+      const u64 order = order_of(logits[e], e);
+      if (order < before) best = max(best, order);
+    }
+    before = warp_greatest(best);
+    if (lane == i) mine = before;
+  }
+  const int expert = expert_of(lane < p.top_k ? mine : before);
+  const float greatest = logits[shuffle_from(expert, 0)];
+  const float exponential = expf(logits[expert] - greatest);
+  float sum = 0;
+  if (p.renormalize) {
+    sum = lane < p.top_k ? exponential : 0;
+  } else {
+    for (int e = lane; e < p.experts; e += kWarp) sum += expf(logits[e] - greatest);
+  }
+  sum = warp_sum(sum);
+  int at = 0;
+  for (int i = 0; i < p.top_k; ++i) at += shuffle_from(expert, i) < expert ? 1 : 0;
+  if (lane < p.top_k) {
+    p.chosen[first + at] = expert;
+    p.weights[first + at] = exponential / sum;
+  }
+}
+
+// ---- group ----
+
+// Of this thread and all before it.
+CHARONIA_DEVICE int block_inclusive(int x, int* scratch) {
+  CHARONIA_UNROLL
+  for (int delta = 1; delta < kWarp; delta *= 2) {
+    const int other = shuffle_up(x, delta);
+    if (lane_id() >= delta) x += other;
+  }
+  if (lane_id() == kWarp - 1) scratch[warp_id()] = x;
+  __syncthreads();
+  for (int warp = 0; warp < warp_id(); ++warp) x += scratch[warp];
+  __syncthreads();
+  return x;
+}
+
+CHARONIA_KERNEL(kGroupThreads, 2) void group_kernel(const RouteParams p) {
+  CHARONIA_SHARED(int, counts, [kMostExperts]);
+  CHARONIA_SHARED(int, scratch, [kWarp]);
+  CHARONIA_SHARED(int, before, [2]);  // places and tiles of the experts before
+  dependency_trigger();
+  dependency_wait();
+  const int tid = static_cast<int>(threadIdx.x), expert = static_cast<int>(blockIdx.x);
+  const int assignments = p.rows * p.top_k;
+  for (int e = tid; e < p.experts; e += kGroupThreads) counts[e] = 0;
+  if (tid < 2) before[tid] = 0;
+  __syncthreads();
+  for (int i = tid; i < assignments; i += kGroupThreads) {
+    const int e = p.chosen[i];
+    if (e < p.experts) atomicAdd(&counts[e], 1);
+  }
+  __syncthreads();
+  int places = 0, tiles = 0;
+  for (int e = tid; e < expert; e += kGroupThreads) {
+    places += counts[e];
+    tiles += (counts[e] + p.tile_rows - 1) / p.tile_rows;
+  }
+  if (places > 0) {
+    atomicAdd(&before[0], places);
+    atomicAdd(&before[1], tiles);
+  }
+  const int run = (assignments + kGroupThreads - 1) / kGroupThreads;
+  const int begin = min(tid * run, assignments), end = min(begin + run, assignments);
+  int own = 0;
+  for (int i = begin; i < end; ++i) own += p.chosen[i] == expert ? 1 : 0;
+  const int up_to = block_inclusive(own, scratch);  // behind its barriers `before` is known
+  const int first = before[0], first_tile = before[1], count = counts[expert];
+  int place = first + up_to - own;
+  for (int i = begin; i < end; ++i) {
+    const int e = p.chosen[i];
+    if (e == expert) {
+      p.rows_of[place] = i / p.top_k;
+      p.places[i] = place++;
+    }
+    if (e >= p.experts && expert == 0) p.places[i] = -1;
+  }
+  const int own_tiles = (count + p.tile_rows - 1) / p.tile_rows;
+  for (int i = tid; i < own_tiles; i += kGroupThreads) {
+    const int at = i * p.tile_rows;
+    p.tiles[first_tile + i] = ExpertTile{expert, first + at, min(p.tile_rows, count - at), 0};
+  }
+  if (expert + 1 < p.experts) return;
+  for (int i = first_tile + own_tiles + tid; i < p.num_tiles; i += kGroupThreads) p.tiles[i] = ExpertTile{0, 0, 0, 0};
+}
+
+// ---- pad ----
+
+struct PadParams {
+  const void* in = nullptr;
+  void* out = nullptr;
+  std::int64_t in_stride = 0;
+  int cols = 0, padded = 0;
+};
+
+template <class T>
+CHARONIA_KERNEL(kRowThreads, 4)
+void pad_kernel(const PadParams p) {
+  dependency_trigger();
+  dependency_wait();
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const T* const from = static_cast<const T*>(p.in) + row * p.in_stride;
+  T* const to = static_cast<T*>(p.out) + row * p.padded;
+  for (int i = static_cast<int>(threadIdx.x); i < p.padded; i += kRowThreads) to[i] = i < p.cols ? from[i] : T{};
+}
+
+// ---- add ----
+
+struct AddParams {
+  void* out = nullptr;
+  std::int64_t out_stride = 0;
+  const void* down = nullptr;
+  const std::int32_t* places = nullptr;
+  const float* weights = nullptr;
+  int cols = 0, padded = 0, top_k = 0;
+  bool aligned = false;
+};
+
+CHARONIA_DEVICE void to_floats(const float* from, float (&x)[kVector]) {
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; i += 4) {
+    const auto four = *reinterpret_cast<const float4*>(from + i);
+    x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+  }
+}
+template <class T>
+CHARONIA_DEVICE void to_floats(const T* from, float (&x)[kVector]) {
+  const auto words = *reinterpret_cast<const uint4*>(from);
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) {
+    const unsigned word = i / 2 == 0 ? words.x : i / 2 == 1 ? words.y : i / 2 == 2 ? words.z : words.w;
+    x[i] = to_float(T{static_cast<std::uint16_t>(i % 2 == 0 ? word & 0xffffU : word >> 16)});
+  }
+}
+
+template <class T>
+CHARONIA_KERNEL(kRowThreads, 4)
+void add_kernel(const AddParams p) {
+  dependency_trigger();
+  dependency_wait();
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const int at = static_cast<int>(blockIdx.y * kRowThreads + threadIdx.x) * kVector;
+  if (at >= p.padded) return;
+  float sum[kVector] = {};
+  for (int i = 0; i < p.top_k; ++i) {
+    const int place = p.places[row * p.top_k + i];
+    if (place < 0) continue;
+    const float weight = p.weights[row * p.top_k + i];
+    float x[kVector];
+    to_floats(static_cast<const T*>(p.down) + static_cast<std::int64_t>(place) * p.padded + at, x);
+    CHARONIA_UNROLL
+    for (int j = 0; j < kVector; ++j) sum[j] = fmaf(weight, x[j], sum[j]);
+  }
+  T* const to = static_cast<T*>(p.out) + row * p.out_stride + at;
+  T out[kVector];
+  CHARONIA_UNROLL
+  for (int j = 0; j < kVector; ++j) out[j] = from_float<T>(sum[j]);
+  if (p.aligned && at + kVector <= p.cols) {
+    constexpr int kWords = kVector * sizeof(T) / sizeof(uint4);
+    CHARONIA_UNROLL
+    for (int j = 0; j < kWords; ++j) {
+      unsigned word[4];
+      CHARONIA_UNROLL
+      for (int w = 0; w < 4; ++w) {
+        if constexpr (std::is_same_v<T, float>) {
+          word[w] = __float_as_uint(out[4 * j + w]);
+        } else {
+          word[w] = static_cast<unsigned>(out[2 * w + 1].bits) << 16 | out[2 * w].bits;
+        }
+      }
+      reinterpret_cast<uint4*>(to)[j] = uint4{word[0], word[1], word[2], word[3]};
+    }
+    return;
+  }
+  CHARONIA_UNROLL
+  for (int j = 0; j < kVector; ++j) {
+    if (at + j < p.cols) to[j] = out[j];
+  }
+}
+
+template <class F>
+void with_type(DType type, F f) {
+  if (type == DType::f32) {
+    f(float{});
+  } else if (type == DType::f16) {
+    f(f16{});
+  } else {
+    f(bf16{});
+  }
+}
+
+}  // namespace
+
+void route_rows(Stream& stream, const RouteParams& params) {
+  launch(stream, "experts: route",
+         {.grid_x = static_cast<unsigned>(divide_up(params.rows, kRouteThreads / kWarp)), .threads = kRouteThreads},
+         route_kernel, params);
+  launch(stream, "experts: group", {.grid_x = static_cast<unsigned>(params.experts), .threads = kGroupThreads},
+         group_kernel, params);
+}
+
+void pad_rows(Stream& stream, const ops::Tensor& in, void* out, std::int64_t padded) {
+  const PadParams params{in.data, out, in.stride, static_cast<int>(in.cols), static_cast<int>(padded)};
+  with_type(in.dtype, [&]<class T>(T) {
+    launch(stream, "experts: pad", {.grid_x = static_cast<unsigned>(in.rows), .threads = kRowThreads}, pad_kernel<T>,
+           params);
+  });
+}
+
+void add_experts(Stream& stream, const ExpertSums& sums) {
+  const auto& out = sums.out;
+  const auto bytes = static_cast<std::int64_t>(size_of(sums.type));
+  const AddParams params{
+      .out = out.data,
+      .out_stride = out.stride,
+      .down = sums.down,
+      .places = sums.places,
+      .weights = sums.weights,
+      .cols = static_cast<int>(out.cols),
+      .padded = static_cast<int>(sums.padded),
+      .top_k = sums.top_k,
+      .aligned = reinterpret_cast<std::uintptr_t>(out.data) % sizeof(uint4) == 0 && out.stride * bytes % 16 == 0};
+  with_type(sums.type, [&]<class T>(T) {
+    launch(stream, "experts: add",
+           {.grid_x = static_cast<unsigned>(out.rows),
+            .grid_y = static_cast<unsigned>(divide_up(sums.padded, kRowThreads * kVector)),
+            .threads = kRowThreads},
+           add_kernel<T>, params);
+  });
+}
+
+}  // namespace charonia::cuda

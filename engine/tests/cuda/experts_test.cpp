@@ -1,0 +1,183 @@
+// Experts on the CUDA device: what rows choose and how they are grouped, and that the ways of a product give the same
+// bits. That they compute what they should is held by ops_experts_test.cpp, which all devices share.
+#include "ops/cuda/kernels/experts.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "device_arrays.h"
+#include "ops/cuda/make_cuda_ops.h"
+
+namespace charonia::cuda {
+namespace {
+
+using ops::DeviceMatrix;
+using ops::Matrix;
+using ops::Random;
+using ops::uniform;
+
+struct Routed {
+  std::vector<std::int32_t> chosen, places, rows_of;
+  std::vector<float> weights;
+  std::vector<ExpertTile> tiles;
+};
+
+Routed route(const Matrix& logits, RouteParams params, std::int32_t real_rows) {
+  Stream stream;
+  const auto n = static_cast<std::size_t>(logits.rows * params.top_k);
+  params.rows = static_cast<int>(logits.rows);
+  params.experts = static_cast<int>(logits.cols);
+  params.stride = logits.stride;
+  params.num_tiles =
+      static_cast<int>(most_expert_tiles(static_cast<std::int64_t>(n), params.experts, params.tile_rows));
+  const MatrixOnDevice on_device(stream, logits);
+  const DeviceArray<std::int32_t> chosen(stream, std::vector<std::int32_t>(n, 77)),
+      places(stream, std::vector<std::int32_t>(n, 77)), rows_of(stream, std::vector<std::int32_t>(n, 77)),
+      real(stream, {real_rows});
+  const DeviceArray<float> weights(stream, std::vector<float>(n, 77));
+  const DeviceArray<ExpertTile> tiles(
+      stream, std::vector<ExpertTile>(static_cast<std::size_t>(params.num_tiles), {7, 7, 7, 7}));
+  params.logits = static_cast<const float*>(on_device.tensor().data);
+  params.real_rows = real.data();
+  params.chosen = chosen.data();
+  params.weights = weights.data();
+  params.places = places.data();
+  params.rows_of = rows_of.data();
+  params.tiles = tiles.data();
+  route_rows(stream, params);
+  return {chosen.host(), places.host(), rows_of.host(), weights.host(), tiles.host()};
+}
+
+// Against what the words say, in double.
+void check(const Matrix& logits, const RouteParams& params, std::int32_t real_rows) {
+  const auto got = route(logits, params, real_rows);
+  const auto experts = static_cast<int>(logits.cols), top_k = params.top_k;
+  std::vector<std::vector<std::int32_t>> rows_of(static_cast<std::size_t>(experts));
+  for (std::int32_t r = 0; r < logits.rows; ++r) {
+    const auto at = static_cast<std::size_t>(r * top_k);
+    if (r >= real_rows) {
+      for (int i = 0; i < top_k; ++i) {
+        EXPECT_EQ(got.chosen[at + static_cast<std::size_t>(i)], experts) << "padding has no expert";
+        EXPECT_EQ(got.places[at + static_cast<std::size_t>(i)], -1);
+      }
+      continue;
+    }
+    std::vector<int> order(static_cast<std::size_t>(experts));
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, [&](int a, int b) { return logits.at(r, a) > logits.at(r, b); });
+    const double greatest = logits.at(r, order[0]);
+    double sum = 0;
+    for (int i = 0; i < (params.renormalize ? top_k : experts); ++i) {
+      sum += std::exp(logits.at(r, order[static_cast<std::size_t>(i)]) - greatest);
+    }
+    std::sort(order.begin(), order.begin() + top_k);
+    for (int i = 0; i < top_k; ++i) {
+      const auto e = order[static_cast<std::size_t>(i)];
+      ASSERT_EQ(got.chosen[at + static_cast<std::size_t>(i)], e) << "row " << r;
+      EXPECT_NEAR(got.weights[at + static_cast<std::size_t>(i)], std::exp(logits.at(r, e) - greatest) / sum, 1e-6);
+      rows_of[static_cast<std::size_t>(e)].push_back(r);
+    }
+  }
+  // Places by expert, then by row; tiles cover them.
+  std::int32_t place = 0;
+  std::size_t tile = 0;
+  for (std::int32_t e = 0; e < experts; ++e) {
+    const auto& rows = rows_of[static_cast<std::size_t>(e)];
+    const auto count = static_cast<std::int32_t>(rows.size());
+    for (std::int32_t from = 0; from < count; from += params.tile_rows) {
+      ASSERT_LT(tile, got.tiles.size());
+      EXPECT_EQ(got.tiles[tile].expert, e);
+      EXPECT_EQ(got.tiles[tile].first, place + from);
+      EXPECT_EQ(got.tiles[tile].rows, std::min(params.tile_rows, count - from));
+      ++tile;
+    }
+    for (const auto row : rows) {
+      EXPECT_EQ(got.rows_of[static_cast<std::size_t>(place)], row);
+      const auto first = got.chosen.begin() + row * top_k;
+      const auto at = std::find(first, first + top_k, e) - got.chosen.begin();
+      EXPECT_EQ(got.places[static_cast<std::size_t>(at)], place);
+      ++place;
+    }
+  }
+  for (; tile < got.tiles.size(); ++tile) EXPECT_EQ(got.tiles[tile].rows, 0);
+}
+
+TEST(CudaExpertsTest, rows_are_grouped_by_expert_and_padding_brings_none) {
+  Random random(80);
+  in_both_orders([&] {
+    for (int trial = 0; trial < 12; ++trial) {
+      const int experts = trial == 0 ? 130 : uniform(random, 1, 40), rows = trial == 1 ? 300 : uniform(random, 1, 30);
+      auto logits = Matrix::random(random, DType::f32, rows, experts, 2, uniform(random, 0, 3));
+      if (trial % 3 == 0) {  // ties, of either zero
+        for (int e = 0; e < experts; ++e) logits.set(0, e, e % 3 == 0 ? 0.0F : -0.0F);
+      }
+      check(logits,
+            {.top_k = uniform(random, 1, std::min(experts, kMostExpertsOfRow)),
+             .tile_rows = std::array{8, 32, 64, 128}[static_cast<std::size_t>(trial % 4)],
+             .renormalize = trial % 2 == 0},
+            trial % 3 == 2 ? uniform(random, 0, rows) : rows);
+    }
+  });
+}
+
+TEST(CudaExpertsTest, logits_that_are_no_numbers_choose_experts_that_there_are) {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
+  Matrix logits(DType::f32, 4, 5);
+  for (int e = 0; e < 5; ++e) {
+    logits.set(0, e, kNaN), logits.set(1, e, -kInfinity), logits.set(2, e, e == 3 ? kNaN : 1.0F);
+    logits.set(3, e, e == 2 ? kInfinity : -kNaN);
+  }
+  const auto got = route(logits, {.top_k = 3, .tile_rows = 8}, 4);
+  for (std::size_t row = 0; row < 4; ++row) {
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_GE(got.chosen[3 * row + i], 0);
+      EXPECT_LT(got.chosen[3 * row + i], 5);
+      EXPECT_TRUE(i == 0 || got.chosen[3 * row + i - 1] < got.chosen[3 * row + i]) << "each once";
+    }
+  }
+}
+
+// With one expert the number of rows chooses the way: 8, 32, 64 or 128 rows a tile. Both products have several parts of
+// K.
+TEST(CudaExpertsTest, all_ways_of_a_product_give_a_row_the_same_bits) {
+  Random random(81);
+  constexpr std::int64_t kHidden = 530, kInter = 516;
+  EXPECT_EQ(expert_tile_rows(DType::bf16, 4, 1), 8);
+  EXPECT_EQ(expert_tile_rows(DType::bf16, 5, 1), 32);
+  EXPECT_EQ(expert_tile_rows(DType::bf16, 33, 1), 64);
+  EXPECT_EQ(expert_tile_rows(DType::bf16, 97, 1), 128);
+  for (const auto type : {DType::bf16, DType::f16, DType::f32}) {
+    const auto device = ops::make_cuda_ops({});
+    const auto gate = Matrix::random(random, type, kInter, kHidden, 0.08F),
+               up = Matrix::random(random, type, kInter, kHidden, 0.05F),
+               down = Matrix::random(random, type, kHidden, kInter, 0.05F);
+    const ops::ExpertSource source{gate.host(), up.host(), down.host()};
+    const auto experts = device->make_experts(std::span(&source, 1), type);
+    const ops::ExpertsShape shape{1, 1, kHidden, kInter, type};
+    const auto in = Matrix::random(random, type, 100, kHidden);
+    const Matrix router(DType::f32, 100, 1);
+    const DeviceMatrix rows(*device, in), logits(*device, router);
+    const auto run = [&](std::int64_t begin, std::int64_t end) {
+      const auto scratch = device->allocate(device->experts_scratch_bytes(shape, end - begin));
+      const DeviceMatrix out(*device, type, end - begin, kHidden);
+      device->experts(out.tensor(), rows.slice(begin, end), logits.slice(begin, end), *experts, {.top_k = 1},
+                      ops::Activation::silu, scratch->data());
+      return out.host();
+    };
+    const auto two = run(0, 2);
+    for (const int n : {8, 40, 100}) {
+      if (type == DType::f32 && n > 8) continue;  // one way
+      const auto all = run(0, n);
+      for (int r = 0; r < 2; ++r) EXPECT_TRUE(all.same_bits(r, two, r)) << n << " rows, " << to_string(type);
+      EXPECT_TRUE(all.same_bits(n - 1, run(n - 1, n), 0)) << n << " rows, " << to_string(type);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace charonia::cuda
