@@ -20,7 +20,11 @@ void Delivery::push(std::shared_ptr<Engine::Callback> callback, Result result) {
     const std::lock_guard lock(mutex_);
     items_.push_back({std::move(callback), std::move(result)});
   }
-  wake_.notify_one();
+  pushed_ = true;
+}
+
+void Delivery::wake() {
+  if (std::exchange(pushed_, false)) wake_.notify_one();
 }
 
 void Delivery::run() {

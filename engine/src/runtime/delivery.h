@@ -19,8 +19,10 @@ class Delivery {
   // Delivers what is queued, and waits until the thread has ended. Not from a callback; nothing may be pushed after.
   void close();
 
-  // Queues a result for `callback`. Never blocks.
+  // Queues a result for `callback`. Never blocks. wake() has it delivered: once for all results of a step, since waking
+  // a thread costs as much as many results.
   void push(std::shared_ptr<Engine::Callback> callback, Result result);
+  void wake();
   bool on_this_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
 
  private:
@@ -34,6 +36,7 @@ class Delivery {
   std::condition_variable wake_;
   std::deque<Item> items_;
   bool stop_ = false;
+  bool pushed_ = false;  // since the last wake(); of the thread that pushes
   std::thread thread_;
 };
 

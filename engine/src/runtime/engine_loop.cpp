@@ -36,10 +36,12 @@ void Engine::Impl::run() {
     try {
       take(inbox);
       end_overdue(Clock::now());
+      delivery_.wake();
       if (!idle()) step();
     } catch (const std::exception& error) {
       fail_all(error.what());
     }
+    delivery_.wake();
     report_gauges();
   }
 }
@@ -106,6 +108,7 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
   }
   auto& step = in_flight_ == &steps_[0] ? steps_[1] : steps_[0];
   fill(step, std::move(plan));
+  masks_.hand_over();
   const auto stride = static_cast<std::int64_t>(step.block_tables.size() / step.plan.seqs.size());
   try {
     executor_->launch({.ids = step.ids,
@@ -241,6 +244,7 @@ void Engine::Impl::deliver(const StepPlan& plan, const std::vector<ops::Sampled>
     ++accepted;
     accept(sequence, rows.back(), now);
   }
+  masks_.hand_over();  // at once, so that they are worked out while the next forward pass runs
   count(Metric::generation_tokens, accepted);
 }
 
@@ -270,7 +274,6 @@ void Engine::Impl::accept(Sequence& sequence, const ops::Sampled& token, Clock::
   admission_->sampled(group.work);
   const auto reason = sequence.accept(token, now);
   if (reason != FinishReason::none) return finish(sequence.id, reason);
-  // At once, so that it is worked out while the next forward pass runs.
   if (sequence.mask) masks_.next(sequence.mask, token.token);
   if (auto result = sequence.due(now, std::chrono::milliseconds(info.config.stream_interval_ms))) {
     delivery_.push(group.callback, std::move(*result));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 #include "base/text.h"
@@ -53,7 +54,7 @@ MaskThread::~MaskThread() {
   if (thread_.joinable()) thread_.join();
 }
 
-void MaskThread::begin(std::shared_ptr<SequenceMask> mask) { ask(std::move(mask)); }
+void MaskThread::begin(std::shared_ptr<SequenceMask> mask) { begun_.push_back(std::move(mask)); }
 
 void MaskThread::next(std::shared_ptr<SequenceMask> mask, TokenId accepted) {
   {
@@ -61,30 +62,35 @@ void MaskThread::next(std::shared_ptr<SequenceMask> mask, TokenId accepted) {
     mask->known_ = false;
   }
   mask->output_.push_back(accepted);
-  ask(std::move(mask));
+  begun_.push_back(std::move(mask));
 }
 
-void MaskThread::ask(std::shared_ptr<SequenceMask> mask) {
+void MaskThread::hand_over() {
+  if (begun_.empty()) return;
   {
     const std::lock_guard lock(mutex_);
-    asked_.push_back(std::move(mask));
+    std::ranges::move(begun_, std::back_inserter(asked_));
     if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   }
+  begun_.clear();
   wake_.notify_one();
 }
 
 void MaskThread::run() {
+  Masks masks;
   while (true) {
-    std::shared_ptr<SequenceMask> mask;
     {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [this] { return stop_ || !asked_.empty(); });
       if (asked_.empty()) return;
-      mask = std::move(asked_.front());
-      asked_.pop_front();
+      std::swap(masks, asked_);
     }
-    // The last reference may be this one: then the sequence has ended, and the provider is destroyed here.
-    mask->work();
+    for (auto& mask : masks) {
+      mask->work();
+      // The last reference may be this one: then the sequence has ended, and the provider is destroyed here.
+      mask.reset();
+    }
+    masks.clear();
   }
 }
 

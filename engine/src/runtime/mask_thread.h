@@ -3,7 +3,6 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -40,7 +39,8 @@ class SequenceMask : public ops::TokenMask {
   std::string error_;
 };
 
-// Starts its thread when the first mask is asked for. Asking never blocks.
+// Starts its thread when the first mask is asked for. Asking never blocks, and what is asked for is handed over at once
+// for all sequences of a step, so that the thread is woken once.
 class MaskThread {
  public:
   MaskThread() = default;
@@ -52,14 +52,17 @@ class MaskThread {
   // The mask of the first token, and of the token after `accepted`. Nobody may be waiting for the mask before.
   void begin(std::shared_ptr<SequenceMask> mask);
   void next(std::shared_ptr<SequenceMask> mask, TokenId accepted);
+  // Has them worked out. Nobody may wait for a mask before.
+  void hand_over();
 
  private:
-  void ask(std::shared_ptr<SequenceMask> mask);
+  using Masks = std::vector<std::shared_ptr<SequenceMask>>;
   void run();
 
+  Masks begun_;  // asked for and not handed over; the asking thread's
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<std::shared_ptr<SequenceMask>> asked_;
+  Masks asked_;
   bool stop_ = false;
   std::thread thread_;
 };
