@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from charonia.errors import InvalidRequestError
 from charonia.options import with_engine_options
+
+if TYPE_CHECKING:
+    from charonia.benchmark.targets import OpenTarget
+    from charonia.engine import Engine
 
 app = typer.Typer(help="Measure speed.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -19,12 +24,32 @@ DtypeOption = Annotated[str, typer.Option(help="Type of the weights: auto (the m
 ModelArgument = Annotated[str, typer.Argument(help="A workspace, a Hugging Face model folder or a hub id.")]
 
 
+UrlOption = Annotated[
+    str | None, typer.Option(help="HOST:PORT of Triton's gRPC [localhost:33337] or the gateway's URL [port 23333].")
+]
+
+
 class TargetKind(str, Enum):
     """Who is measured."""
 
     in_process = "in-process"
     triton = "triton"
     gateway = "gateway"
+
+
+def _open(
+    stack: ExitStack, target: TargetKind, url: str | None, model: str, dtype: str, settings: dict[str, Any]
+) -> tuple[OpenTarget, Engine | None]:
+    """The target, and the engine where it is of this process: that one lives as long as `stack`."""
+    from charonia.benchmark import targets
+    from charonia.engine import Engine
+
+    if target is TargetKind.triton:
+        return targets.triton(url or "localhost:33337"), None
+    if target is TargetKind.gateway:
+        return targets.gateway(url or "http://localhost:23333"), None
+    engine = stack.enter_context(Engine.from_pretrained(model, dtype=dtype, show_progress=True, **settings))
+    return targets.in_process(engine), engine
 
 
 @app.command()
@@ -63,9 +88,7 @@ def static(
 def serving(
     model: Annotated[str, typer.Argument(help="The model: a workspace, folder or hub id; its tokenizer for a trace.")],
     target: Annotated[TargetKind, typer.Option(help="Who answers.")] = TargetKind.in_process,
-    url: Annotated[
-        str | None, typer.Option(help="HOST:PORT of Triton's gRPC [localhost:33337] or the gateway's URL [port 23333].")
-    ] = None,
+    url: UrlOption = None,
     prompts: Annotated[Path | None, typer.Option(help="A file of prompts, one per line.")] = None,
     trace: Annotated[Path | None, typer.Option(help="A CSV of TIMESTAMP, ContextTokens, GeneratedTokens.")] = None,
     num_requests: Annotated[int, typer.Option(min=1, help="How many requests are sent.")] = 64,
@@ -84,13 +107,11 @@ def serving(
     settings: dict[str, Any] | None = None,
 ) -> None:
     """A stream of requests: prompts or a recorded trace, at a rate, at recorded times or so many at once."""
-    from contextlib import ExitStack
     from dataclasses import replace
 
-    from charonia.benchmark import targets, workload
+    from charonia.benchmark import workload
     from charonia.benchmark.figures import as_json, print_figures, write_json
     from charonia.benchmark.serving import run_serving
-    from charonia.engine import Engine
 
     if (prompts is None) == (trace is None):
         raise InvalidRequestError("name either --prompts FILE or --trace FILE")
@@ -98,11 +119,7 @@ def serving(
         raise InvalidRequestError("--request-rate and --concurrency exclude each other")
     console = Console()
     with ExitStack() as stack:
-        engine = None
-        if target is TargetKind.in_process:
-            engine = stack.enter_context(
-                Engine.from_pretrained(model, dtype=dtype, show_progress=True, **(settings or {}))
-            )
+        opened, engine = _open(stack, target, url, model, dtype, settings or {})
         if prompts is not None:
             jobs = workload.jobs_from_prompts(prompts, num_requests, max_tokens)
         else:
@@ -114,12 +131,6 @@ def serving(
             jobs = workload.arrive_at_rate(jobs, request_rate, seed)
         elif trace is None and concurrency is None:
             concurrency = 8
-        if engine is not None:
-            opened = targets.in_process(engine)
-        elif target is TargetKind.triton:
-            opened = targets.triton(url or "localhost:33337")
-        else:
-            opened = targets.gateway(url or "http://localhost:23333")
         figures = run_serving(opened, jobs, concurrency=concurrency, warmup=warmup, console=console)
     print_figures(console, [(target.value, figures)])
     write_json(json_file, {"target": target.value, "model": model, **as_json(figures)})
@@ -175,6 +186,45 @@ def compare(
     results = run_compare(model, jobs, rounds=rounds, settings=settings or {}, console=console, processes=processes)
     print_summary(console, results)
     write_json(json_file, {"model": model, "max_tokens": max_tokens, **summary(results)})
+
+
+@app.command()
+@with_engine_options(environment=True)
+def prefix(
+    model: ModelArgument,
+    target: Annotated[TargetKind, typer.Option(help="Who answers.")] = TargetKind.in_process,
+    url: UrlOption = None,
+    prefix_tokens: Annotated[int, typer.Option(min=1, help="Tokens that two prompts share.")] = 2000,
+    question_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt after them.")] = 32,
+    prefixes: Annotated[int, typer.Option(min=1, help="Different prefixes; medians over them are printed.")] = 5,
+    seed: Annotated[int, typer.Option(help="Of the random prompts.")] = 0,
+    dtype: DtypeOption = "auto",
+    json_file: JsonOption = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """Time to first token with and without a prefix that an earlier prompt had."""
+    from charonia.benchmark.figures import write_json
+    from charonia.benchmark.prefix import print_report, run_prefix
+
+    console = Console()
+    with ExitStack() as stack:
+        opened, engine = _open(stack, target, url, model, dtype, {"enable_prefix_caching": True, **(settings or {})})
+        tokenizer, session_len = _tokenizer_of(model, engine)
+        if prefix_tokens + question_tokens + 8 > session_len:
+            raise InvalidRequestError(
+                f"--prefix-tokens {prefix_tokens} and --question-tokens {question_tokens} do not fit the "
+                f"context of {session_len} tokens: lower one of them, or raise --session-len"
+            )
+        report = run_prefix(
+            opened,
+            tokenizer,
+            prefix_tokens=prefix_tokens,
+            question_tokens=question_tokens,
+            prefixes=prefixes,
+            seed=seed,
+        )
+    print_report(console, report)
+    write_json(json_file, {"target": target.value, "model": model, **report.to_json()})
 
 
 @app.command()

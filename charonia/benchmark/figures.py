@@ -21,6 +21,7 @@ class Trace:
     arrivals: list[float] = field(default_factory=list)  # of each response that carried something
     ended: float = 0.0
     input_tokens: int = 0
+    cached_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None
 

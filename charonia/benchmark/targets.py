@@ -41,6 +41,7 @@ class InProcess:
             if chunk.token_ids:
                 trace.arrivals.append(clock())
             trace.input_tokens, trace.output_tokens = chunk.num_input_tokens, chunk.num_output_tokens
+            trace.cached_tokens = chunk.num_cached_tokens
 
 
 class Triton:
@@ -57,6 +58,7 @@ class Triton:
             if part.token_ids or part.text:
                 trace.arrivals.append(clock())
             trace.input_tokens, trace.output_tokens = part.num_input_tokens, part.num_output_tokens
+            trace.cached_tokens = part.num_cached_tokens
 
 
 class Gateway:
@@ -90,6 +92,7 @@ class Gateway:
                     trace.arrivals.append(clock())
                 if usage := event.get("usage"):
                     trace.input_tokens, trace.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+                    trace.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
 
 
 def in_process(engine: Engine) -> OpenTarget:

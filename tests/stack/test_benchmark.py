@@ -40,6 +40,21 @@ def test_compare_measures_the_engine_triton_and_the_gateway_with_one_setting(tmp
 
 
 @pytest.mark.parametrize("target", ["triton", "gateway"])
+def test_prefix_counts_what_the_second_prompt_found_cached(stack: Stack, target: str, tmp_path: Path) -> None:
+    file = tmp_path / "prefix.json"
+    address = {"triton": stack.grpc, "gateway": stack.gateway}[target]
+    shown = benchmark(
+        "prefix", DEMO, "--target", target, "--url", address, "--prefix-tokens", 400, "--question-tokens", 16,
+        "--prefixes", 2, "--seed", len(target), "--json", file,
+    )  # fmt: skip
+    report = json.loads(file.read_text())
+    assert report["first"]["cached_tokens"] == 0
+    assert report["first"]["input_tokens"] > 380
+    assert 256 <= report["shared"]["cached_tokens"] < report["shared"]["input_tokens"]
+    assert "times shorter" in shown
+
+
+@pytest.mark.parametrize("target", ["triton", "gateway"])
 def test_serving_measures_a_running_stack(stack: Stack, target: str, tmp_path: Path) -> None:
     file = tmp_path / "serving.json"
     prompts = tmp_path / "prompts.txt"
