@@ -40,7 +40,7 @@ cpp_tests() {
   configure &&
     cmake --build build/tests --parallel "$(nproc)" &&
     mkdir -p build/tests/files &&
-    TEST_TMPDIR=$PWD/build/tests/files ctest --test-dir build/tests --output-on-failure --progress
+    TEST_TMPDIR=$PWD/build/tests/files ctest --test-dir build/tests --output-on-failure --progress --parallel "$(nproc)"
 }
 
 part "ruff check" ruff check .

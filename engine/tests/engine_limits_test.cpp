@@ -139,6 +139,38 @@ TEST_P(EngineLimitsTest, WhatNeverFitsIsCountedAndSoAreRequestsNotSequences) {
   EXPECT_EQ(recorder_->of(Metric::prompt_tokens), 3);
 }
 
+TEST_P(EngineLimitsTest, OfThoseThatWaitTheHigherPriorityGoesFirstAndThenTheEarlier) {
+  lengthen();
+  const auto one = engine({{"max_batch_size", "1"}});
+  std::mutex mutex;
+  std::vector<int> order;  // in which they end, by priority
+  const auto noting = [&](int priority, const Engine::Callback& callback) {
+    return [&, priority, callback](Result&& result) {
+      if (result.finish_reason != FinishReason::none) {
+        const std::lock_guard lock(mutex);
+        order.push_back(priority);
+      }
+      callback(std::move(result));
+    };
+  };
+  auto running = request({1, 2}, 19'000);
+  running.stream = true;
+  Collector first;
+  const auto handle = one->submit(running, first.callback());
+  first.wait_for(1);
+  std::vector<std::unique_ptr<Collector>> waiting;
+  for (const int priority : {0, -1, 5, 2, 5}) {
+    auto next = request({3, static_cast<TokenId>(waiting.size())}, 4);
+    next.priority = priority;
+    waiting.push_back(std::make_unique<Collector>());
+    one->submit(next, noting(priority, waiting.back()->callback()));
+  }
+  one->cancel(handle);
+  for (auto& collector : waiting) collector->wait();
+  const std::lock_guard lock(mutex);
+  EXPECT_EQ(order, (std::vector<int>{5, 5, 2, 0, -1}));
+}
+
 TEST_P(EngineLimitsTest, AShareOfBlocksGetsItsMemoryAsItIsNeeded) {
   const auto one = engine({{"cache_max_entry_count", "60"}, {"cache_chunk_size", "10"}});
   Collector small, large;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -59,7 +60,7 @@ class Matrix {
   std::uint32_t bits(std::int64_t row, std::int64_t col) const {
     std::uint32_t out = 0;
     std::memcpy(&out, host.data() + static_cast<std::size_t>(offset + row * stride + col) * size_of(type),
-                size_of(type));
+                std::min(size_of(type), sizeof(out)));
     return out;
   }
   float at(std::int64_t row, std::int64_t col) const { return decode(type, bits(row, col)); }
