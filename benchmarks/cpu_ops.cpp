@@ -1,10 +1,12 @@
-// What the CPU's products reach, against the machine's read bandwidth measured in the same run.
+// What the CPU's products and its attention reach, against the machine's read bandwidth measured in the same run.
 //
 //     cmake -S . -B build -DCHARONIA_BENCHMARKS=ON ... && cmake --build build --target charonia_cpu_ops
-//     build/charonia_cpu_ops [threads]
+//     build/charonia_cpu_ops [threads [products | attention]]
 //
-// Few rows: weights of about 0.9 GB in all (layers of 4096 x 1536), so that caches do not help; GB/s of weights read.
-// Many rows: 512 rows of the same shape; GFLOP/s. Medians of several rounds.
+// Products: few rows: weights of about 0.9 GB in all (layers of 4096 x 1536), so that caches do not help; GB/s of
+// weights read. Many rows: 512 rows of the same shape; GFLOP/s. Attention: one new token of a sequence of 32,768 in 4
+// layers (32 heads of 128, 8 or 32 of them of k and v), and 512 rows of a prefill behind 3,584; k/v as bf16 and as
+// integers; GB/s of k/v read, and the time against bf16's. Medians of several rounds.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -12,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "ops/cpu/bandwidth.h"
@@ -40,14 +43,87 @@ ops::Tensor tensor(const ops::Buffer& buffer, DType type, std::int64_t rows, std
   return {buffer.data(), type, rows, cols, cols};
 }
 
+// One sequence in a cache of its own, all positions of which are filled.
+class Sequence {
+ public:
+  static constexpr int kHeads = 32, kDim = 128, kBlockLen = 64, kLayers = 4, kChunk = 512;
+
+  Sequence(ops::Ops& ops, int kv_heads, int quant_bits, int length)
+      : ops_(ops),
+        layout_{kLayers, kv_heads, kDim, kBlockLen, DType::bf16, quant_bits},
+        columns_((kHeads + 2 * kv_heads) * kDim),
+        cache_(ops.make_kv_cache(layout_, length / kBlockLen)),
+        qkv_(ops.allocate(static_cast<std::size_t>(kChunk * columns_) * sizeof(float))),
+        out_(ops.allocate(std::size_t{kChunk} * kHeads * kDim * sizeof(float))) {
+    for (int b = 0; b < length / kBlockLen; ++b) table_.push_back(b);
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal(0, 1);
+    std::vector<float> values(static_cast<std::size_t>(kChunk * columns_));
+    for (auto& x : values) x = normal(random);
+    ops.upload(qkv_->data(), values.data(), values.size() * sizeof(float));
+    for (int begin = 0; begin < length; begin += kChunk) step(begin, kChunk, true, false);
+  }
+
+  void step(int begin, int rows, bool store, bool attend) {
+    std::vector<std::int32_t> positions, ids(static_cast<std::size_t>(rows)), starts = {0, rows};
+    for (int i = 0; i < rows; ++i) positions.push_back(begin + i);
+    const auto stride = static_cast<std::int64_t>(table_.size());
+    ops_.begin_step({.ids = ids, .attention = {starts, positions, table_, stride}, .logits_rows = {}, .sample = {}});
+    const auto qkv = tensor(*qkv_, DType::f32, rows, columns_);
+    const auto out = tensor(*out_, DType::bf16, rows, std::int64_t{kHeads} * kDim);
+    ops_.run_step([&](const ops::StepShape&) {
+      for (int layer = 0; layer < kLayers; ++layer) {
+        if (store) ops_.rotary_store(qkv, {}, *cache_, layer, kHeads);
+        if (attend) ops_.attention(out, qkv, *cache_, layer, kHeads, {.scale = 0.088F});
+      }
+    });
+    ops_.collect();
+  }
+  // Of all layers, for positions 0 .. length - 1.
+  double bytes(int length) const { return static_cast<double>(ops_.kv_block_bytes(layout_)) * length / kBlockLen; }
+
+ private:
+  ops::Ops& ops_;
+  ops::KvLayout layout_;
+  std::int64_t columns_;
+  std::unique_ptr<ops::KvCache> cache_;
+  std::unique_ptr<ops::Buffer> qkv_, out_;
+  std::vector<std::int32_t> table_;
+};
+
+void measure_attention(ops::Ops& ops, double limit) {
+  std::printf("%-9s %6s %7s %10s %10s %8s %14s %8s\n", "kv heads", "bits", "MB", "decode ms", "GB/s", "share",
+              "512 rows ms", "decode");
+  constexpr int kLength = 32768, kPrefillFrom = 3584;
+  for (const int kv_heads : {8, Sequence::kHeads}) {
+    double plain = 0;
+    for (const int bits : {0, 8, 4}) {
+      Sequence sequence(ops, kv_heads, bits, kLength);
+      const double decode = median_seconds(15, [&] { sequence.step(kLength - 1, 1, false, true); });
+      const double prefill = median_seconds(5, [&] { sequence.step(kPrefillFrom, Sequence::kChunk, false, true); });
+      if (bits == 0) plain = decode;
+      const double bytes = sequence.bytes(kLength);
+      std::printf("%-9d %6s %7.0f %10.2f %10.1f %7.0f%% %14.1f %7.2fx\n", kv_heads,
+                  bits == 0   ? "bf16"
+                  : bits == 8 ? "int8"
+                              : "int4",
+                  bytes / 1e6, decode * 1e3, bytes / decode / 1e9, 100 * bytes / decode / 1e9 / limit, prefill * 1e3,
+                  plain / decode);
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 0;
+  const std::string_view what = argc > 2 ? argv[2] : "";
   const double limit = ops::cpu::measure_read_bandwidth(std::size_t{2} << 30, threads);
   const auto ops = ops::make_cpu_ops(threads);
   const auto isa = ops->instruction_set();
   std::printf("read bandwidth %.1f GB/s; instruction set %.*s\n", limit, static_cast<int>(isa.size()), isa.data());
+  if (what != "products") measure_attention(*ops, limit);
+  if (what == "attention") return 0;
   std::printf("%-6s %6s %10s %10s %12s\n", "type", "rows", "GB/s", "share", "GFLOP/s");
 
   std::mt19937 random(1);

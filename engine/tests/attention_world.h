@@ -12,6 +12,7 @@ namespace charonia::ops {
 struct Shape {
   int heads, kv_heads, head_dim, block_len;
   DType weight;  // of the model; it decides on the others
+  int quant_bits = 0;
 };
 
 inline Shape random_shape(Random& random) {
@@ -37,7 +38,25 @@ struct Variant {
   bool alibi = false;
 };
 
-// A cache with several sequences whose blocks lie anywhere, and their qkv rows before rotation.
+// What kv_quant.h says of one token's k or v of one head, written down again: the values that a cache of so many bits
+// gives back for `row`.
+inline std::vector<double> through_integers(const std::vector<double>& row, int bits) {
+  const auto levels = static_cast<float>(bits == 8 ? 255 : 15);
+  const auto least = static_cast<float>(*std::min_element(row.begin(), row.end()));
+  const auto greatest = static_cast<float>(*std::max_element(row.begin(), row.end()));
+  const auto zero = static_cast<float>(rounded(DType::f16, static_cast<double>(least)));
+  const auto scale = static_cast<float>(rounded(DType::f16, static_cast<double>((greatest - least) / levels)));
+  std::vector<double> out;
+  for (const double x : row) {
+    float q = scale == 0 ? 0 : std::nearbyint((static_cast<float>(x) - zero) / scale);
+    q = std::clamp(q, 0.0F, levels);
+    out.push_back(static_cast<double>(q) * static_cast<double>(scale) + static_cast<double>(zero));
+  }
+  return out;
+}
+
+// A cache with several sequences whose blocks lie anywhere, and their qkv rows before rotation. Where the cache holds
+// integers, rotations are quarter turns: k is then the same in any arithmetic, and no integer falls to the other side.
 struct World {
   Shape shape;
   Variant variant;
@@ -76,7 +95,10 @@ struct World {
       for (int half = 0; half < 2; ++half) {
         for (int d = 0; d < rotary_dim / 2; ++d) {
           const double angle = p * std::pow(10000.0, -2.0 * d / rotary_dim);
-          cos_sin.push_back(static_cast<float>(half == 0 ? std::cos(angle) : std::sin(angle)));
+          const double quarter = std::array{0.0, 1.0, 0.0, -1.0}[static_cast<std::size_t>((p + d + 1 - half) % 4)];
+          cos_sin.push_back(static_cast<float>(s.quant_bits != 0 ? quarter
+                                               : half == 0       ? std::cos(angle)
+                                                                 : std::sin(angle)));
         }
       }
       q_scale.push_back(1 + 0.01F * static_cast<float>(p % 50));
@@ -86,7 +108,7 @@ struct World {
     for (int h = 0; h < s.heads; ++h) slopes.push_back(std::exp2(-8.0F * static_cast<float>(h + 1) / s.heads));
   }
 
-  KvLayout layout() const { return {2, shape.kv_heads, shape.head_dim, shape.block_len, kv}; }
+  KvLayout layout() const { return {2, shape.kv_heads, shape.head_dim, shape.block_len, kv, shape.quant_bits}; }
   float scale() const { return 1 / std::sqrt(static_cast<float>(shape.head_dim)); }
   int turned_by(int position) const {
     return variant.row_shift == 0 ? position : (7 * position + variant.row_shift) % positions;
@@ -164,7 +186,12 @@ struct World {
     }
     return variant.scaled && is_q ? out * static_cast<double>(q_scale[static_cast<std::size_t>(position)]) : out;
   }
-  double stored(double x) const { return rounded(kv, x); }
+  // What the cache gives back for one token's k or v of a head.
+  std::vector<double> stored(std::vector<double> row) const {
+    if (shape.quant_bits != 0) return through_integers(row, shape.quant_bits);
+    for (auto& x : row) x = rounded(kv, x);
+    return row;
+  }
 
   // Attention of one head of one row in double, with k and v as they are stored.
   std::vector<double> reference(int sequence, int position, int head) const {
@@ -184,11 +211,8 @@ struct World {
     double sum = 0;
     for (auto& s : scores) sum += s = std::exp(s - greatest);
     for (int p = first; p <= position; ++p) {
-      for (int d = 0; d < dim; ++d) {
-        const auto column = (shape.heads + shape.kv_heads + kv_head) * dim + d;
-        const double v = stored(qkv[static_cast<std::size_t>(sequence)].at(p, column));
-        out[static_cast<std::size_t>(d)] += scores[static_cast<std::size_t>(p - first)] / sum * v;
-      }
+      const auto v = value(sequence, p, kv_head);
+      for (std::size_t d = 0; d < v.size(); ++d) out[d] += scores[static_cast<std::size_t>(p - first)] / sum * v[d];
     }
     return out;
   }
@@ -197,8 +221,16 @@ struct World {
   std::vector<double> key(int sequence, int position, int kv_head) const {
     const int dim = shape.head_dim;
     std::vector<double> out;
-    for (int d = 0; d < dim; ++d) out.push_back(stored(rotated(sequence, position, shape.heads + kv_head, d)));
-    return out;
+    for (int d = 0; d < dim; ++d) out.push_back(rotated(sequence, position, shape.heads + kv_head, d));
+    return stored(std::move(out));
+  }
+  std::vector<double> value(int sequence, int position, int kv_head) const {
+    const int first = (shape.heads + shape.kv_heads + kv_head) * shape.head_dim;
+    std::vector<double> out;
+    for (int d = 0; d < shape.head_dim; ++d) {
+      out.push_back(static_cast<double>(qkv[static_cast<std::size_t>(sequence)].at(position, first + d)));
+    }
+    return stored(std::move(out));
   }
 };
 

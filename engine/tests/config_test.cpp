@@ -66,7 +66,7 @@ TEST(Config, OutOfRangeNamesKeyValueAndRange) {
                                            {"enable_prefix_caching", "maybe"},
                                            {"weight_type", "fp8"},
                                            {"end_id", "1,x"},
-                                           {"quant_policy", "8"},
+                                           {"quant_policy", "3"},
                                            {"cache_size", "8 gigs"},
                                            {"cache_users", "-1"},
                                            {"rope_scaling_factor", "-0.5"},

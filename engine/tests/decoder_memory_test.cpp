@@ -91,6 +91,8 @@ TEST_F(DecoderMemory, IsWhatWasSaidForEveryKindOfDecoder) {
   model.more = "rope_scaling_type = qwen\nrope_original_max_position_embeddings = 50\n";
   expect_exact(model);
   model.more = "";
+  expect_exact(model, {{"quant_policy", "8"}});
+  expect_exact(model, {{"quant_policy", "4"}});
   expect_exact(model, {{"rope_scaling_factor", "1"}, {"session_len", "512"}, {"use_logn_attn", "1"}});
 }
 
@@ -119,6 +121,15 @@ TEST_F(DecoderMemory, APlanSaysWhatTheEngineHas) {
   EXPECT_EQ(plan.kv_token_bytes, 2 * model.layers * model.kv_heads * model.head_dim * 4);
   EXPECT_GT(plan.free_bytes, 0);
   EXPECT_GE(plan.weight_bytes, engine.info().weight_bytes);
+  for (const int bits : {8, 4}) {
+    auto quantised = settings;
+    quantised["quant_policy"] = std::to_string(bits);
+    const auto planned = plan_memory(dir_, quantised);
+    EXPECT_EQ(planned.kv_token_bytes, 2 * model.layers * model.kv_heads * (model.head_dim * bits / 8 + 4));
+    EXPECT_EQ(planned.kv_block_bytes * planned.num_blocks, Engine(dir_, quantised).info().kv_cache_bytes);
+    quantised["device"] = "cuda";
+    EXPECT_EQ(plan_memory(dir_, quantised, std::int64_t{1} << 30).kv_token_bytes, planned.kv_token_bytes);
+  }
   EXPECT_EQ(plan.config.session_len, model.positions);
 }
 

@@ -156,6 +156,30 @@ TEST_P(OverlapTest, EveryKindOfRequestGetsTheSameTokensAlsoWithPreemptionAndPref
   }
 }
 
+// A prefill's own rows are attended to through the cache's integers, so that nothing can tell how it was cut.
+TEST_P(OverlapTest, AQuantisedCacheChangesTheTokensOfNoRequestByWhatElseRuns) {
+  const auto all = requests(60);
+  const auto plain = outcomes(*engine(false), all);
+  for (const auto* policy : {"8", "4"}) {
+    const auto expected = outcomes(*engine(false, {{"quant_policy", policy}}), all);
+    EXPECT_NE(expected, plain);
+    for (const auto* blocks : {"2000", "30"}) {
+      for (const auto* budget : {"7", "200"}) {
+        SCOPED_TRACE(std::string(policy) + " bits, " + blocks + " blocks, budget " + budget);
+        const auto overlapping = engine(true, {{"quant_policy", policy},
+                                               {"cache_max_entry_count", blocks},
+                                               {"max_batch_size", "12"},
+                                               {"token_budget", budget},
+                                               {"session_len", "100"}});
+        const auto got = outcomes(*overlapping, all);
+        for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(got[i], expected[i]) << "request " << i;
+        EXPECT_GT(overlapping->stats().prefix_hit_tokens, 0);
+        EXPECT_EQ(overlapping->stats().num_preemptions > 0, std::string(blocks) == "30");
+      }
+    }
+  }
+}
+
 TEST_P(OverlapTest, ARequestWhoseSamplingNeedsTheLastTokenIsNotOverlapped) {
   const auto overlapping = engine(true);
   Collector one;

@@ -17,6 +17,7 @@ class ForwardingOps : public ops::Ops {
 
   std::string_view device() const override { return to_->device(); }
   std::string_view instruction_set() const override { return to_->instruction_set(); }
+  std::string warning() const override { return to_->warning(); }
   bool asynchronous() const override { return to_->asynchronous(); }
   ops::Precision precision(DType weight) const override { return to_->precision(weight); }
   std::size_t free_memory() const override { return to_->free_memory(); }
@@ -33,8 +34,9 @@ class ForwardingOps : public ops::Ops {
     return to_->make_embedding(table, weight);
   }
   std::size_t kv_block_bytes(const ops::KvLayout& layout) const override { return to_->kv_block_bytes(layout); }
-  std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, int num_blocks) override {
-    return to_->make_kv_cache(layout, num_blocks);
+  std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, int num_blocks,
+                                              int committed = -1) override {
+    return to_->make_kv_cache(layout, num_blocks, committed);
   }
 
   void prepare(const ops::StepLimits& limits, std::span<const ops::Linear* const> linears,

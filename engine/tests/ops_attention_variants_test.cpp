@@ -2,7 +2,7 @@
 // scaled by position, windows, caps and slopes; against references in double, and bitwise independence of the batch.
 #include <gtest/gtest.h>
 
-#include "attention_world.h"
+#include "attention_checks.h"
 #include "charonia/error.h"
 #include "ops_support.h"
 
@@ -12,58 +12,6 @@ namespace {
 class AttentionVariantsTest : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Device, AttentionVariantsTest, testing::ValuesIn(device_names()),
                          [](const auto& i) { return i.param; });
-
-// Attention of one step over two sequences, probed at random rows.
-void expect_reference(Random& random, const std::string& device, const World& world) {
-  const auto& shape = world.shape;
-  const auto ops = make_ops(device, 2);
-  const auto cache = ops->make_kv_cache(world.layout(), world.blocks);
-  const auto out_type = ops->precision(shape.weight).activation;
-  const auto [out, rows] = world.step(*ops, *cache, {{1, 0, world.lengths[1]}, {0, 0, world.lengths[0]}}, out_type);
-  for (int probe = 0; probe < 12; ++probe) {
-    const int sequence = probe % 2, length = world.lengths[static_cast<std::size_t>(sequence)];
-    const int position = probe < 2 ? length - 1 : uniform(random, 0, length - 1);
-    const int head = uniform(random, 0, shape.heads - 1);
-    const auto row = sequence == 1 ? position : world.lengths[1] + position;
-    const auto expected = world.reference(sequence, position, head);
-    for (int d = 0; d < shape.head_dim; ++d) {
-      const double turned = world.rotated(sequence, position, head, d);
-      ASSERT_NEAR(rows.at(row, head * shape.head_dim + d), turned,
-                  2e-6 * (1 + std::abs(turned)) +
-                      (world.product == DType::f32 ? 0 : 1.01 * rounding(world.product) * std::abs(turned)))
-          << "element " << d << " of head " << head << " at position " << position;
-      // k may be rounded to the other side, and slopes make great scores: more than plain attention has.
-      const double roundings = std::max(1.0, traits(device).attention_roundings);
-      const double bound =
-          (world.variant.alibi ? 1e-4 : 2e-5) + (world.kv == DType::f32 ? 0 : roundings * rounding(world.kv)) +
-          (out_type == DType::f32 ? 0 : 1.01 * rounding(out_type)) * std::abs(expected[static_cast<std::size_t>(d)]);
-      ASSERT_NEAR(out.at(row, head * shape.head_dim + d), expected[static_cast<std::size_t>(d)], bound)
-          << "heads " << shape.heads << "/" << shape.kv_heads << " dim " << shape.head_dim << " block "
-          << shape.block_len << " kv " << to_string(world.kv) << " position " << position << " window "
-          << world.variant.window << " cap " << world.variant.soft_cap;
-    }
-  }
-}
-
-Shape random_head(Random& random) {
-  constexpr std::array kDims = {16, 32, 48, 64, 80, 96, 128, 256};
-  constexpr std::array kBlocks = {3, 16, 20, 64, 128};
-  const int kv_heads = uniform(random, 1, 3);
-  return {uniform(random, 1, 8) * kv_heads, kv_heads, kDims[static_cast<std::size_t>(uniform(random, 0, 7))],
-          kBlocks[static_cast<std::size_t>(uniform(random, 0, 4))],
-          kWeightTypes[static_cast<std::size_t>(uniform(random, 0, 2))]};
-}
-
-int random_window(Random& random, const Shape& shape, int length) {
-  const std::array windows = {1,
-                              uniform(random, 1, shape.block_len),
-                              shape.block_len,
-                              shape.block_len + 1,
-                              uniform(random, 1, length),
-                              length,
-                              length + 50};
-  return windows[static_cast<std::size_t>(uniform(random, 0, 6))];
-}
 
 TEST_P(AttentionVariantsTest, a_part_of_a_head_is_rotated) {
   Random random(40);
@@ -153,24 +101,7 @@ TEST_P(AttentionVariantsTest, neither_chunks_nor_batch_nor_threads_change_a_bit)
                        .window = trial % 4 == 3 ? 0 : random_window(random, shape, n),
                        .soft_cap = trial % 4 == 1 ? 5.0F : 0.0F,
                        .alibi = trial % 5 == 0});
-    const auto out_type = one->precision(shape.weight).activation;
-    const auto whole_cache = one->make_kv_cache(world.layout(), world.blocks);
-    const auto [whole, whole_rows] = world.step(*one, *whole_cache, {{0, 0, n}}, out_type);
-
-    const auto cache = many->make_kv_cache(world.layout(), world.blocks);
-    int done_1 = 0, done_2 = 0;
-    for (int begin = 0; begin < n;) {
-      // Pieces of any length, and single rows towards the end.
-      const int end = begin > 3 * n / 4 ? begin + 1 : std::min(n, begin + uniform(random, 1, 60));
-      const int next_1 = std::min(world.lengths[1], done_1 + 1), next_2 = std::min(world.lengths[2], done_2 + 5);
-      const auto [out, rows] =
-          world.step(*many, *cache, {{1, done_1, next_1}, {0, begin, end}, {2, done_2, next_2}}, out_type);
-      for (int i = begin; i < end; ++i) {
-        ASSERT_TRUE(whole.same_bits(i, out, next_1 - done_1 + i - begin)) << "position " << i << " of " << n;
-        ASSERT_TRUE(whole_rows.same_bits(i, rows, next_1 - done_1 + i - begin));
-      }
-      begin = end, done_1 = next_1, done_2 = next_2;
-    }
+    expect_pieces_change_nothing(random, *one, *many, world);
   }
 }
 

@@ -2,13 +2,26 @@
 // reads from the original.
 #include <gtest/gtest.h>
 
+#include <string>
+#include <tuple>
+
 #include "ops_support.h"
 
 namespace charonia::ops {
 namespace {
 
-class CacheTest : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Device, CacheTest, testing::ValuesIn(device_names()), [](const auto& i) { return i.param; });
+// A device, and the bits of the cache's integers.
+class CacheTest : public testing::TestWithParam<std::tuple<std::string, int>> {
+ protected:
+  std::unique_ptr<Ops> make(int threads) const { return make_ops(std::get<0>(GetParam()), threads); }
+  int bits() const { return std::get<1>(GetParam()); }
+};
+INSTANTIATE_TEST_SUITE_P(Device, CacheTest,
+                         testing::Combine(testing::ValuesIn(device_names()), testing::Values(0, 8, 4)),
+                         [](const auto& i) {
+                           const int bits = std::get<1>(i.param);
+                           return std::get<0>(i.param) + (bits == 0 ? "" : "_int" + std::to_string(bits));
+                         });
 
 using Copies = std::vector<std::pair<std::int32_t, std::int32_t>>;
 
@@ -18,10 +31,10 @@ struct Blocks {
   static constexpr int kHeads = 4, kKvHeads = 2, kDim = 16, kLen = 6, kLayers = 3, kCount = 7;
   static constexpr std::int64_t kColumns = (kHeads + 2 * kKvHeads) * kDim;
 
-  explicit Blocks(Ops& device, DType type)
+  Blocks(Ops& device, DType type, int quant_bits, int committed = -1)
       : ops(device),
         precision(device.precision(type)),
-        cache(device.make_kv_cache({kLayers, kKvHeads, kDim, kLen, precision.kv}, kCount)) {}
+        cache(device.make_kv_cache({kLayers, kKvHeads, kDim, kLen, precision.kv, quant_bits}, kCount, committed)) {}
 
   // Rows 0 .. kLen - 1 of a sequence in `block`; returns what attention gives for them, layer by layer.
   std::vector<Matrix> step(int block, const Matrix& qkv, int first, const Copies& copies) {
@@ -78,8 +91,8 @@ bool same(const std::vector<Matrix>& a, const std::vector<Matrix>& b) {
 TEST_P(CacheTest, copied_blocks_are_read_in_all_layers_and_in_the_order_of_the_pairs) {
   Random random(30);
   for (const auto type : kWeightTypes) {
-    const auto ops = make_ops(GetParam(), 2);
-    Blocks blocks(*ops, type);
+    const auto ops = make(2);
+    Blocks blocks(*ops, type, bits());
     const auto probe = Matrix::random(random, blocks.precision.product, 1, Blocks::kColumns);
     // Two sequences of all but one position of a block, and what the last position then sees of each.
     const auto a = Matrix::random(random, blocks.precision.product, Blocks::kLen - 1, Blocks::kColumns);
@@ -104,8 +117,8 @@ TEST_P(CacheTest, copied_blocks_are_read_in_all_layers_and_in_the_order_of_the_p
 }
 
 TEST_P(CacheTest, a_block_that_is_not_there_is_not_copied) {
-  const auto ops = make_ops(GetParam(), 1);
-  Blocks blocks(*ops, DType::f32);
+  const auto ops = make(1);
+  Blocks blocks(*ops, DType::f32, bits());
   const std::vector<std::int32_t> ids = {0};
   for (const auto& pair : Copies{{-1, 0}, {0, -1}, {Blocks::kCount, 0}, {0, Blocks::kCount}}) {
     ops->begin_step({.ids = ids, .attention = {}, .logits_rows = {}, .sample = {}});
@@ -123,19 +136,22 @@ TEST_P(CacheTest, a_block_that_is_not_there_is_not_copied) {
 
 TEST_P(CacheTest, committed_blocks_keep_what_they_hold) {
   Random random(33);
-  const auto ops = make_ops(GetParam(), 1);
-  Blocks blocks(*ops, DType::bf16);
+  const auto ops = make(1);
+  Blocks blocks(*ops, DType::bf16, bits(), 1), whole(*ops, DType::bf16, bits());
   const auto a = Matrix::random(random, blocks.precision.product, Blocks::kLen - 1, Blocks::kColumns);
   const auto probe = Matrix::random(random, blocks.precision.product, 1, Blocks::kColumns);
   ops->commit_blocks(*blocks.cache, 2);
   blocks.step(1, a, 0, {});
+  whole.step(1, a, 0, {});
   const auto before = blocks.step(1, probe, Blocks::kLen - 1, {});
+  EXPECT_TRUE(same(whole.step(1, probe, Blocks::kLen - 1, {}), before));
   for (const int n : {3, Blocks::kCount, 1, 0}) {
     ops->commit_blocks(*blocks.cache, n);
     EXPECT_TRUE(same(blocks.step(1, probe, Blocks::kLen - 1, {}), before)) << n << " blocks";
   }
   blocks.step(Blocks::kCount - 1, a, 0, {});
   EXPECT_TRUE(same(blocks.step(Blocks::kCount - 1, probe, Blocks::kLen - 1, {}), before));
+  for (const int n : {-1, Blocks::kCount + 1}) EXPECT_THROW(ops->commit_blocks(*blocks.cache, n), Error) << n;
 }
 
 }  // namespace

@@ -200,6 +200,28 @@ TEST_P(ExpertsTest, a_row_alone_equals_the_row_in_any_batch_bit_by_bit) {
   }
 }
 
+// Few rows of an expert, many, and more than are worked on at a time go through different kernels.
+TEST_P(ExpertsTest, a_row_has_the_same_bits_however_many_rows_its_experts_have) {
+  if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
+  Random random(64);
+  const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 3);
+  const Layer layer(random, DType::bf16, 6, 65, 71, {.top_k = 2}, Activation::silu);
+  const auto experts_one = layer.make(*one), experts_many = layer.make(*many);
+  const int rows = trials(GetParam(), 1400);
+  const auto in = Matrix::random(random, one->precision(DType::bf16).activation, rows, layer.hidden);
+  // Nearly all rows choose expert 1, few choose expert 4, the others share what is left.
+  auto router = Matrix::random(random, DType::f32, rows, layer.count(), 2);
+  for (int r = 0; r < rows; ++r) {
+    router.set(r, 1, router.at(r, 1) + 8);
+    router.set(r, 4, router.at(r, 4) - 5);
+  }
+  const auto batch = layer.run(*many, *experts_many, in, router, 0, rows);
+  for (int probe = 0; probe < 24; ++probe) {
+    const int r = uniform(random, 0, rows - 1);
+    ASSERT_TRUE(layer.run(*one, *experts_one, in, router, r, r + 1).same_bits(r, batch, r)) << "row " << r;
+  }
+}
+
 TEST_P(ExpertsTest, an_expert_that_no_row_chooses_is_not_looked_at) {
   Random random(62);
   const auto ops = make_ops(GetParam(), 2);

@@ -93,8 +93,8 @@ TEST(CommitBlocksTest, more_blocks_than_there_is_memory_for_are_refused_with_the
   const KvLayout layout{.num_layers = 4, .kv_heads = 2, .head_dim = 128, .block_len = 1024, .dtype = DType::f32};
   const auto block_bytes = ops->kv_block_bytes(layout);
   const auto count = static_cast<int>(2 * ops->free_memory() / block_bytes);
-  const auto cache = ops->make_kv_cache(layout, count);
-  ops->commit_blocks(*cache, 4);
+  EXPECT_THROW(ops->make_kv_cache(layout, count), Error);
+  const auto cache = ops->make_kv_cache(layout, count, 4);
   try {
     ops->commit_blocks(*cache, count);
     FAIL() << count << " blocks of " << block_bytes << " bytes";

@@ -44,6 +44,7 @@ PIECES = [
     *_bars("7b", "", "Llama-2-7B"),
     Piece("peer", "transformers, static cache, batch 32", "peers:eager", "peer", 120, 35, size="7b"),
     Piece("bench5", "Llama-2-7B: Triton's gRPC against in process", "stack:bench5", "stack", 280, 100, size="7b"),
+    Piece("bench7", "Llama-2-7B: decode over k/v in 16, 8 and 4 bits", "speed:bench7", "kv", 240, 75, size="7b"),
     *_bars("8b", "-8b", "Llama-3-8B"),
     Piece("memcheck", "compute-sanitizer on one test of every suite", "cpp_tests:memcheck", "memcheck", 150, 60),
     Piece("peer-compiled", "the same peer, compiled", "peers:compiled", "peer-compiled", 240, 120, size="7b"),

@@ -1,4 +1,4 @@
-"""Bars 1 to 4 and 6: random weights of real shapes, measured with `charonia benchmark`'s own functions."""
+"""Bars 1 to 4, 6 and 7: random weights of real shapes, measured with `charonia benchmark`'s own functions."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def model_of(context: Context, size: str) -> str:
     return str(folder)
 
 
-def engine_of(context: Context, session: Session, size: str) -> Engine:
-    """One engine for all bars of a model, so that it is loaded once."""
+def engine_of(context: Context, session: Session, size: str, **more: Any) -> Engine:
+    """One engine for all bars of a model that want no setting more, so that it is loaded once."""
     sizes: dict[str, Any] = {"max_batch_size": 256, "token_budget": 2048}
     if context.rehearse:
         sizes = {"max_batch_size": 16, "token_budget": 256, "cache_max_entry_count": 512, "threads": 2}
@@ -57,6 +57,7 @@ def engine_of(context: Context, session: Session, size: str) -> Engine:
         "device": context.device,
         **sizes,
         **context.settings,
+        **more,
     }
     engine: Engine = session.engine(model_of(context, size), settings)
     return engine
@@ -125,6 +126,39 @@ def bench3(context: Context, session: Session, size: str) -> Outcome:
     )
     limit = figures["gemm_flops"] / 1e12
     return Outcome("passed", f"{summary}, {share:.1f} % of {limit:.0f} TFLOP/s", figures, [bar])
+
+
+def bench7(context: Context, session: Session, size: str) -> Outcome:
+    """Decode steps over long contexts less those over none: what reading k and v takes, by how they are kept."""
+    from rich.console import Console
+
+    from charonia.benchmark.static import measure_static
+
+    batch, prompt, output, runs = (2, 24, 8, 1) if context.rehearse else (16, 3072, 64, 2)
+    bars, rows, told = [], {}, []
+    for policy in (0, 8, 4):
+        engine = engine_of(context, session, size, quant_policy=policy)
+        info = engine.info
+        kv_token = info.kv_cache_bytes / (info.num_blocks * info.cache_block_seq_len)
+        report = measure_static(engine, [batch], [1, prompt], [output], runs=runs, console=Console(file=io.StringIO()))
+        short, long = report.rows
+        step_s = [batch / row.decode_tokens_per_s for row in (short, long)]
+        read = batch * (prompt - 1) * kv_token
+        attention_s = step_s[1] - step_s[0]
+        name = f"{policy} bits" if policy else "16 bits"
+        rows[name] = {
+            "kv_bytes_per_token": kv_token,
+            "step_ms": {"short": step_s[0] * 1e3, "long": step_s[1] * 1e3},
+            "kv_bytes_per_s": read / attention_s if attention_s > 0 else None,
+            "bandwidth": report.bandwidth,
+        }
+        what = f"{info.model_name}, batch {batch}, {prompt} in: decode with k/v in {name}"
+        bars.append(Bar(_number("7", size), what, long.decode_tokens_per_s, "tokens/s"))
+        if attention_s > 0:
+            what = f"{info.model_name}, batch {batch}, {prompt} in: k/v in {name} read"
+            bars.append(Bar(_number("7", size), what, read / attention_s / 1e9, "GB/s"))
+        told.append(f"{name}: {long.decode_tokens_per_s:.0f} tokens/s")
+    return Outcome("passed", ", ".join(told), {"runs": rows}, bars)
 
 
 def bench4(context: Context, session: Session, size: str) -> Outcome:

@@ -105,6 +105,23 @@ def test_a_plan_is_what_the_engine_has(model: Path, tmp_path: Path) -> None:
         assert made.refusal(4, 100) is not None
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_quantised_cache_takes_the_bits_and_four_bytes_of_each_head(model: Path, device: str) -> None:
+    plain, int8, int4 = (
+        make_plan(model, {"device": device, "cache_size": "16MiB", "quant_policy": policy}, dtype="bf16", memory="1GiB")
+        for policy in (0, 8, 4)
+    )
+    shape = SHAPES["tiny"]
+    heads = 2 * shape.layers * shape.kv_heads
+    size = shape.hidden // shape.heads
+    assert plain.kv_token_bytes == heads * size * 2
+    assert int8.kv_token_bytes == heads * (size + 4)
+    assert int4.kv_token_bytes == heads * (size // 2 + 4)
+    assert int4.num_blocks > int8.num_blocks > plain.num_blocks
+    with pytest.raises(InvalidRequestError, match=r"quant_policy = '3'.*0 \| 4 \| 8"):
+        make_plan(model, {"device": device, "quant_policy": 3}, memory="1GiB")
+
+
 def test_a_gpu_that_is_elsewhere_is_planned_from_its_memory(model: Path) -> None:
     made = make_plan(model, {"device": "cuda", "tensor_para_size": 2}, memory="80GiB")
     assert (made.device, made.ranks, made.free_bytes) == ("cuda", 2, 160 << 30)

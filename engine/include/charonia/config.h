@@ -26,7 +26,7 @@ struct EngineConfig {
   int cache_users = 0;                   // > 0: room for so many sequences of cache_user_tokens; wins over both
   int cache_user_tokens = 0;             // 0: session_len
   bool enable_prefix_caching = true;
-  int quant_policy = 0;
+  int quant_policy = 0;                  // bits of the k/v cache's integers: 8, 4; 0: the model's type
   double rope_scaling_factor = 0.0;
   int use_logn_attn = 0;
   std::string device = "auto";           // auto | cpu | cuda

@@ -283,8 +283,11 @@ const std::vector<Entry>& entries() {
       {{"enable_prefix_caching", "bool", "True", "True | False",
         "reuse the k/v blocks of equal prompt prefixes (results do not change)", kUser, false},
        store_bool(&E::enable_prefix_caching)},
-      {{"quant_policy", "int", "0", "0", "k/v quantisation; 0: none, the only one there is yet", kUser, false},
-       store_int(&E::quant_policy, [](int value) { return value == 0; })},
+      {{"quant_policy", "int", "0", "0 | 4 | 8",
+        "the k/v cache; 0: in the model's type; 8 or 4: in integers of so many bits, with a scale and a least value for "
+        "each token and head (in the oldest workspaces 4 meant 8 bits; here it means 4)",
+        kUser, false},
+       store_int(&E::quant_policy, [](int value) { return value == 0 || value == 4 || value == 8; })},
       {{"rope_scaling_factor", "float", "0", ">= 0",
         "1 or more turns on dynamic NTK for contexts beyond max_position_embeddings, with that factor; for models "
         "without rotary scaling of their own; 0: off",

@@ -65,7 +65,8 @@ class BlockManager {
 
   // The longest chain of indexed blocks whose tokens equal the beginning of `tokens`, at most max_tokens tokens.
   // Contents are compared, not hashes alone: nothing false can match. Mutates: raises use counts, Cached -> Active.
-  // `salt` keeps apart what must not match though the tokens are equal (adapter, k/v type).
+  // `salt` keeps apart what must not match though the tokens are equal (an adapter). It need not tell how k and v are
+  // stored: all blocks of a pool are those of one cache.
   PrefixMatch match(std::span<const TokenId> tokens, std::int32_t max_tokens, std::uint64_t salt = 0);
 
   // n blocks with use_count 1 (Free first, then the least recently used Cached ones, evicted leaf first), appended to

@@ -104,7 +104,12 @@ void Decoder::issue_feed_forward(const Layer& layer, const ops::Tensor& delta, c
 }
 
 ops::KvLayout Decoder::kv_layout(int block_len) const {
-  return {config_.num_layer, shard_.kv_heads, config_.size_per_head, block_len, precision_.kv};
+  return {.num_layers = config_.num_layer,
+          .kv_heads = shard_.kv_heads,
+          .head_dim = config_.size_per_head,
+          .block_len = block_len,
+          .dtype = precision_.kv,
+          .quant_bits = limits_.kv_quant_bits};
 }
 
 ops::Tensor Decoder::view(const Activations::Part& part, std::int64_t rows) const {

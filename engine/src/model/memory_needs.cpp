@@ -50,8 +50,12 @@ MemoryNeeds memory_needs(const ModelConfig& config, const Shard& shard, const De
   return {.weights = static_cast<std::size_t>(elements.weights) * size_of(precision.weight) + floats * sizeof(float) +
                      RotaryTables(config, limits.max_positions, limits.max_rows).bytes(),
           .activations = Activations(config, shard, precision, limits, scratch).bytes,
-          .kv_block = sizes.kv_block_bytes(
-              {config.num_layer, shard.kv_heads, config.size_per_head, limits.block_len, precision.kv})};
+          .kv_block = sizes.kv_block_bytes({.num_layers = config.num_layer,
+                                            .kv_heads = shard.kv_heads,
+                                            .head_dim = config.size_per_head,
+                                            .block_len = limits.block_len,
+                                            .dtype = precision.kv,
+                                            .quant_bits = limits.kv_quant_bits})};
 }
 
 ops::ExpertsShape experts_shape(const ModelConfig& config, const Shard& shard, DType weight) {

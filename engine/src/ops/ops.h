@@ -255,6 +255,9 @@ class Ops {
 
   virtual std::string_view device() const = 0;           // "cpu" | "cuda"
   virtual std::string_view instruction_set() const = 0;  // "avx512", "sm_90", ...
+  // Why the device is slower than it could be, and the remedy, to be shown to the user; empty: it is not. After
+  // prepare().
+  virtual std::string warning() const = 0;
   virtual bool asynchronous() const { return false; }    // run_step returns before the step is computed
   virtual Precision precision(DType weight) const = 0;
   virtual std::size_t free_memory() const = 0;           // bytes that may still be allocated, by each of the ranks
@@ -270,11 +273,11 @@ class Ops {
                                               DType weight) = 0;
   virtual std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight) = 0;
   virtual std::size_t kv_block_bytes(const KvLayout& layout) const = 0;  // all layers
-  virtual std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, int num_blocks) = 0;
-
-  // A k/v cache may be made for more blocks than it has memory for: this provides memory for the first `num_blocks` of
-  // them. Throws Error(resource_exhausted), changing nothing. Between steps.
-  virtual void commit_blocks(KvCache& cache, int num_blocks) { (void)cache, (void)num_blocks; }
+  // The first `committed` blocks have memory; -1: all have.
+  virtual std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, int num_blocks, int committed = -1) = 0;
+  // Provides memory for the first `num_blocks` blocks of a cache, those that have it stay as they are. Throws
+  // Error(resource_exhausted), changing nothing. Between steps.
+  virtual void commit_blocks(KvCache& cache, int num_blocks) = 0;
 
   virtual std::unique_ptr<Experts> make_experts(std::span<const ExpertSource> experts, DType weight) = 0;
   // Bytes of the scratch memory that experts() takes for up to `rows` rows.
@@ -363,8 +366,5 @@ std::shared_ptr<LocalGroup> make_local_group(int ranks);
 // threads: 0 means as many as there are processors. Env CHARONIA_ISA=portable|avx2|avx512|avx512_bf16|amx forces an
 // instruction set (one that the processor lacks is refused). group: of which this is rank `rank`; null: alone.
 std::unique_ptr<Ops> make_cpu_ops(int threads, std::shared_ptr<LocalGroup> group = nullptr, int rank = 0);
-
-// Why the processor's best instruction set is not used, to be shown to the user; empty: it is.
-std::string cpu_warning();
 
 }  // namespace charonia::ops

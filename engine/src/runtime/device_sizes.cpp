@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "ops/cuda/experts_room.h"
+#include "ops/kv_quant.h"
 
 namespace charonia::runtime {
 namespace {
@@ -12,6 +13,10 @@ namespace {
 constexpr std::size_t kCudaStepBytes = std::size_t{192} << 20;
 
 std::size_t cuda_kv_block_bytes(const ops::KvLayout& layout) {
+  if (layout.quant_bits != 0) {
+    return static_cast<std::size_t>(layout.num_layers) * static_cast<std::size_t>(layout.kv_heads) *
+           ops::kv_quant_head_bytes(layout.head_dim, layout.block_len, layout.quant_bits);
+  }
   return std::size_t{2} * static_cast<std::size_t>(layout.num_layers) * static_cast<std::size_t>(layout.kv_heads) *
          static_cast<std::size_t>(layout.head_dim) * static_cast<std::size_t>(layout.block_len) * size_of(layout.dtype);
 }

@@ -46,9 +46,7 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   executor_ = std::make_unique<runtime::Executor>(weights_dir, info.model, config);
   info.device = executor_->device();
   if (automatic && info.device == "cpu") ops::cuda_devices(info.device_note);
-  if (auto warning = ops::cpu_warning(); info.device == "cpu" && !warning.empty()) {
-    info.warnings.push_back(std::move(warning));
-  }
+  if (auto warning = executor_->warning(); !warning.empty()) info.warnings.push_back(std::move(warning));
   info.instruction_set = executor_->instruction_set();
   info.weight_bytes = executor_->weight_bytes();
   info.weight_bytes_per_step = executor_->weight_bytes_per_step();

@@ -16,7 +16,8 @@ ops::StepLimits step_limits(const ModelConfig& model, const EngineConfig& config
           .max_sequences = config.max_batch_size,
           .max_positions = config.session_len,
           .vocab = model.vocab_size,
-          .block_len = config.cache_block_seq_len};
+          .block_len = config.cache_block_seq_len,
+          .kv_quant_bits = config.quant_policy};
 }
 
 Executor::Executor(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config) {
@@ -97,6 +98,8 @@ std::vector<ops::Sampled> Executor::collect() {
 std::string Executor::device() const { return std::string(ranks_.front()->ops().device()); }
 
 std::string Executor::instruction_set() const { return std::string(ranks_.front()->ops().instruction_set()); }
+
+std::string Executor::warning() const { return ranks_.front()->ops().warning(); }
 
 std::int64_t Executor::weight_bytes() const {
   std::int64_t sum = 0;

@@ -46,6 +46,7 @@ class Executor {
   void commit_blocks(int num_blocks);
   std::string device() const;           // "cpu" | "cuda"
   std::string instruction_set() const;  // "avx512", "sm_90", ...
+  std::string warning() const;          // of ops::Ops: why the device is slower than it could be; empty: it is not
   // Of all ranks together.
   std::int64_t weight_bytes() const;
   std::int64_t weight_bytes_per_step() const;  // read from memory by a step of one token

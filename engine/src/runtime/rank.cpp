@@ -31,8 +31,7 @@ void Rank::load(const ModelConfig& model, const model::WeightFiles& files, const
 }
 
 void Rank::make_cache(int num_blocks, int committed) {
-  cache_ = ops_->make_kv_cache(layout(), num_blocks);
-  ops_->commit_blocks(*cache_, committed);
+  cache_ = ops_->make_kv_cache(layout(), num_blocks, committed);
   decoder_->prepare(*cache_);
 }
 

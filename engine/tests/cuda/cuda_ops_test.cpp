@@ -441,7 +441,7 @@ class TwoLayers {
   static constexpr int kHeads = 4, kKvHeads = 2, kDim = 32, kHidden = 24, kTurns = 200;
   static constexpr DType kType = DType::bf16;
 
-  TwoLayers(std::unique_ptr<ops::Ops> ops, bool prepared) : ops_(std::move(ops)) {
+  TwoLayers(std::unique_ptr<ops::Ops> ops, bool prepared, int quant_bits = 0) : ops_(std::move(ops)) {
     ops::Random random(7);
     constexpr int kQkv = (kHeads + 2 * kKvHeads) * kDim;
     table_ = ops_->make_embedding(matrix(random, kVocab, kHidden).host(), kType);
@@ -463,7 +463,7 @@ class TwoLayers {
     attended_ = std::make_unique<ops::DeviceMatrix>(*ops_, kType, rows, kHeads * kDim);
     last_ = std::make_unique<ops::DeviceMatrix>(*ops_, kType, kLimits.max_sequences, kHidden);
     logits_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::f32, kLimits.max_sequences, kVocab);
-    cache_ = ops_->make_kv_cache({2, kKvHeads, kDim, kBlockLen, kType}, kBlocks);
+    cache_ = ops_->make_kv_cache({2, kKvHeads, kDim, kBlockLen, kType, quant_bits}, kBlocks);
     std::vector<const ops::Linear*> linears = {logits_weight_.get()};
     for (int layer = 0; layer < 2; ++layer) {
       linears.push_back(qkv_weight_[static_cast<std::size_t>(layer)].get());
@@ -578,10 +578,13 @@ std::vector<std::int32_t> decode_two(TwoLayers& model) {
   return tokens;
 }
 
-TEST(CudaLayersTest, layers_of_different_windows_are_replayed_as_they_are_issued) {
-  TwoLayers replaying(ops::make_cuda_ops({.reproducible = true}), true);
-  TwoLayers issuing(ops::make_cuda_ops({.reproducible = true, .graphs = false}), true);
-  TwoLayers unprepared(ops::make_cuda_ops({.reproducible = true}), false);
+class CudaLayersTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(QuantPolicy, CudaLayersTest, ::testing::Values(0, 8, 4));
+
+TEST_P(CudaLayersTest, layers_of_different_windows_are_replayed_as_they_are_issued) {
+  TwoLayers replaying(ops::make_cuda_ops({.reproducible = true}), true, GetParam());
+  TwoLayers issuing(ops::make_cuda_ops({.reproducible = true, .graphs = false}), true, GetParam());
+  TwoLayers unprepared(ops::make_cuda_ops({.reproducible = true}), false, GetParam());
   const auto tokens = decode_two(replaying);
   EXPECT_EQ(replaying.replayed(), 20);
   EXPECT_EQ(decode_two(issuing), tokens);
@@ -590,8 +593,8 @@ TEST(CudaLayersTest, layers_of_different_windows_are_replayed_as_they_are_issued
   EXPECT_GT(std::set<std::int32_t>(tokens.begin(), tokens.end()).size(), 4U) << "the test should see something";
 }
 
-TEST(CudaLayersTest, a_copied_block_is_another_sequences_own) {
-  TwoLayers model(ops::make_cuda_ops({.reproducible = true}), true);
+TEST_P(CudaLayersTest, a_copied_block_is_another_sequences_own) {
+  TwoLayers model(ops::make_cuda_ops({.reproducible = true}), true, GetParam());
   const std::vector<std::int32_t> prompt = {3, 1, 7, 5, 9, 2};
   const auto first = model.step({{prompt, 0, {0, 1}}})[0].token;
   // Block 1 by way of 9: pairs are copied in their order. Sequences of one prompt then go on in blocks of their own.

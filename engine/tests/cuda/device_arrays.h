@@ -1,10 +1,13 @@
 // What the tests of kernels share: arrays on the device, and both orders of threads where the device is this process.
 #pragma once
 
+#include <cstring>
 #include <vector>
 
+#include "ops/cuda/kernels/rows.h"
 #include "ops/cuda/runtime.h"
 #include "ops_support.h"
+#include "quantised_head.h"
 
 namespace charonia::cuda {
 
@@ -47,6 +50,23 @@ class MatrixOnDevice {
   ops::Matrix shape_;
   DeviceArray<std::byte> bytes_;
 };
+
+// Writes a head into the memory of a quantised layer that is on the host. kv_head: v's behind k's.
+inline void write_head(std::vector<std::byte>& memory, const CacheLayer& layer, std::int64_t block, int kv_head,
+                       int slot, const QuantisedHead& head) {
+  const int row = kv_head * layer.block_len + slot, half = layer.head_dim / 2;
+  auto* const to = memory.data() + layer.integers_at(block, row);
+  for (int d = 0; d < layer.head_dim; ++d) {
+    const auto at = static_cast<std::size_t>(d);
+    if (layer.quant_bits == 8) {
+      to[d] = static_cast<std::byte>(head.integers[at]);
+    } else if (d < half) {
+      to[d] = static_cast<std::byte>(head.integers[at] + 16 * head.integers[at + static_cast<std::size_t>(half)]);
+    }
+  }
+  const std::uint16_t both[2] = {head.scale, head.zero};
+  std::memcpy(memory.data() + layer.scale_at(block, row), both, sizeof both);
+}
 
 // Runs f once on a real device, and with either order of a block's threads on the host.
 template <class F>

@@ -1,7 +1,10 @@
 // Rotation and the store into the cache against double precision.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <limits>
 #include <numeric>
 #include <set>
 #include <vector>
@@ -179,6 +182,140 @@ TEST(RotaryStoreTest, heads_are_normalised_before_they_turn_and_q_is_scaled_last
     c.scaled = trial % 2 == 0;
     if (trial % 5 == 0) c.rotary_dim = dim / 4 * 2;
     check(random, c);
+  }
+}
+
+// What is stored as it is computed, in float, says what its integers must be; without a norm the sums are the same, and
+// so must the bits be. Nothing else is written, and q becomes what it becomes without quantisation.
+void check_quantised(Random& random, const Case& c, int bits) {
+  const int dim = c.dim, columns = (c.heads + 2 * c.kv_heads) * dim;
+  const auto qkv = Matrix::random(random, c.type, c.rows, columns, 1, c.gap);
+  const auto cos_sin = Matrix::random(random, DType::f32, kPositions, std::max(1, c.rotary_dim));
+  const auto norm = Matrix::random(random, DType::f32, 1, dim),
+             q_scale = Matrix::random(random, DType::f32, 1, kPositions);
+  std::vector<std::int32_t> slots(static_cast<std::size_t>(c.blocks * c.block_len)), at;
+  std::iota(slots.begin(), slots.end(), 0);
+  std::shuffle(slots.begin(), slots.end(), random);
+  slots.resize(static_cast<std::size_t>(c.rows));
+  for (int r = 0; r < c.rows; ++r) at.push_back(uniform(random, 0, kPositions - 1));
+  if (c.rows > 1) slots.back() = -1;
+
+  in_both_orders([&] {
+    Stream stream;
+    const MatrixOnDevice plain(stream, qkv), quantised(stream, qkv), turns(stream, cos_sin), norm_there(stream, norm),
+        q_scale_there(stream, q_scale);
+    const DeviceArray<std::int32_t> slots_there(stream, slots), at_there(stream, at);
+    CacheLayer floats{nullptr, DType::f32, c.kv_heads, dim, c.block_len},
+        integers{nullptr, c.kv_type, c.kv_heads, dim, c.block_len, bits};
+    const DeviceArray<float> floats_there(stream,
+                                          std::vector<float>(static_cast<std::size_t>(c.blocks * floats.block_size())));
+    const DeviceArray<std::byte> integers_there(
+        stream, std::vector<std::byte>(static_cast<std::size_t>(c.blocks * integers.block_bytes()), std::byte{0x5a}));
+    floats.data = floats_there.data();
+    integers.data = integers_there.data();
+    const auto pointer = [](const MatrixOnDevice& m, bool there) {
+      return there ? static_cast<const float*>(m.tensor().data) : nullptr;
+    };
+    const ops::RotaryParams how{.cos_sin = pointer(turns, c.rotary_dim > 0),
+                                .rotary_dim = c.rotary_dim,
+                                .q_norm = pointer(norm_there, c.normed),
+                                .k_norm = pointer(norm_there, c.normed),
+                                .norm_eps = 1e-3F,
+                                .q_scale = pointer(q_scale_there, c.scaled)};
+    rotary_store(stream, plain.tensor(), how, floats, c.heads, at_there.data(), at_there.data(), slots_there.data());
+    rotary_store(stream, quantised.tensor(), how, integers, c.heads, at_there.data(), at_there.data(),
+                 slots_there.data());
+
+    const auto rotated = plain.host(), same = quantised.host();
+    for (int row = 0; row < c.rows; ++row) ASSERT_TRUE(rotated.same_bits(row, same, row)) << "q, and k and v that stay";
+    const auto stored = floats_there.host();
+    const auto got = integers_there.host();
+    auto expected = got;
+    if (!c.normed) std::fill(expected.begin(), expected.end(), std::byte{0x5a});
+    for (const int slot : slots) {
+      for (int head = 0; slot >= 0 && head < 2 * c.kv_heads; ++head) {
+        const auto from = static_cast<std::size_t>(floats.k_at(slot / c.block_len, head, slot % c.block_len));
+        const std::span<const float> x(stored.data() + from, static_cast<std::size_t>(dim));
+        const QuantisedHead want(x, bits);
+        if (!c.normed) {
+          write_head(expected, integers, slot / c.block_len, head, slot % c.block_len, want);
+          continue;
+        }
+        const int in_block = head * c.block_len + slot % c.block_len;
+        std::uint16_t scale_zero[2];
+        std::memcpy(scale_zero, got.data() + integers.scale_at(slot / c.block_len, in_block), sizeof scale_zero);
+        const double scale = f16_to_float(scale_zero[0]), zero = f16_to_float(scale_zero[1]);
+        for (int d = 0; d < dim; ++d) {
+          const auto byte = [&](int i) {
+            return static_cast<unsigned>(
+                got[static_cast<std::size_t>(integers.integers_at(slot / c.block_len, in_block) + i)]);
+          };
+          const unsigned q = bits == 8 ? byte(d) : byte(d % (dim / 2)) >> (d < dim / 2 ? 0 : 4) & 15U;
+          // Half a step, and what rounding the scale and the zero moved the ends by.
+          const auto value = static_cast<double>(x[static_cast<std::size_t>(d)]);
+          ASSERT_NEAR(q * scale + zero, value, scale * 0.501 + (std::abs(zero) + (1 << bits) * scale) * 0x1p-11 + 1e-6)
+              << "element " << d << " of head " << head << " of " << dim;
+        }
+      }
+    }
+    ASSERT_TRUE(got == expected) << "head size " << dim << ", " << bits << " bits, " << c.rotary_dim << " turn";
+  });
+}
+
+TEST(RotaryStoreQuantTest, into_a_quantised_cache_go_the_integers_of_what_is_computed) {
+  Random random(5);
+  constexpr std::array<std::pair<int, int>, 12> kParts = {{{2, 2},
+                                                           {6, 6},
+                                                           {16, 16},
+                                                           {32, 32},
+                                                           {64, 64},
+                                                           {80, 80},
+                                                           {96, 48},
+                                                           {128, 128},
+                                                           {256, 64},
+                                                           {6, 2},
+                                                           {64, 0},
+                                                           {20, 0}}};
+  for (int trial = 0; trial < 48; ++trial) {
+    const auto [dim, part] = kParts[static_cast<std::size_t>(trial % 12)];
+    auto c = random_case(random, trial, dim);
+    c.rotary_dim = part;
+    c.scaled = trial % 4 == 0;
+    c.normed = trial % 5 == 4;
+    check_quantised(random, c, trial / 12 % 2 == 0 ? 8 : 4);
+  }
+}
+
+TEST(RotaryStoreQuantTest, a_quantised_head_of_one_value_is_exact_and_one_that_is_not_finite_is_not_a_number) {
+  constexpr int kDim = 32;
+  for (const int bits : {8, 4}) {
+    Matrix qkv(DType::f32, 3, 3 * kDim);
+    for (int row = 0; row < 3; ++row) {
+      for (int d = 0; d < 3 * kDim; ++d) qkv.set(row, d, row == 0 ? 0.0F : -2.5F);
+    }
+    qkv.set(2, kDim + 5, std::numeric_limits<float>::infinity());
+    qkv.set(2, 2 * kDim + 31, std::numeric_limits<float>::quiet_NaN());
+    Stream stream;
+    const MatrixOnDevice there(stream, qkv);
+    CacheLayer layer{nullptr, DType::f32, 1, kDim, 4, bits};
+    const DeviceArray<std::byte> memory(stream, std::vector<std::byte>(static_cast<std::size_t>(layer.block_bytes())));
+    layer.data = memory.data();
+    const DeviceArray<std::int32_t> at(stream, {0, 1, 2});
+    rotary_store(stream, there.tensor(), {}, layer, 1, at.data(), at.data(), at.data());
+    const auto bytes = memory.host();
+    for (int head = 0; head < 2; ++head) {
+      for (int slot = 0; slot < 3; ++slot) {
+        std::uint16_t scale_zero[2];
+        std::memcpy(scale_zero, bytes.data() + layer.scale_at(0, head * 4 + slot), sizeof scale_zero);
+        const float zero = f16_to_float(scale_zero[1]);
+        EXPECT_EQ(scale_zero[0], 0);
+        if (slot == 2) {
+          EXPECT_TRUE(std::isnan(zero)) << zero;
+        } else {
+          EXPECT_EQ(zero, slot == 0 ? 0.0F : -2.5F);
+        }
+      }
+    }
   }
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "charonia/error.h"
+#include "ops/cuda/growing_memory.h"
 #include "ops/cuda/kernels/exchange.h"
 
 namespace charonia::cuda {
@@ -55,6 +56,80 @@ TEST(RuntimeTest, more_memory_than_there_is_is_refused_with_the_numbers_and_noth
     EXPECT_NE(text.find(std::to_string(wanted)), std::string::npos) << text;
   }
   EXPECT_GE(free_device_bytes(), free / 2);
+}
+
+TEST(GrowingMemoryTest, regions_grow_at_their_end_stay_where_they_are_and_begin_as_zeros) {
+  const auto unit = ReservedMemory::granularity();
+  if (unit == 0) GTEST_SKIP() << "the device cannot give addresses without memory";
+  Stream stream;
+  const std::size_t bytes = 5 * unit - 24;
+  GrowingMemory memory(3, bytes, 8, "the test's memory");
+  EXPECT_EQ(memory.distance(), 5 * unit);
+  auto* const data = memory.data();
+  const auto word = [&](std::size_t region, std::size_t at) {
+    int out = -1;
+    stream.download(&out, data + region * memory.distance() + at, sizeof(out), "test");
+    stream.wait("test");
+    return out;
+  };
+  const auto fill = [&](std::size_t region, std::size_t at, int value) {
+    stream.upload(data + region * memory.distance() + at, &value, sizeof(value), "test");
+    stream.wait("test");
+  };
+  for (std::size_t region = 0; region < 3; ++region) fill(region, 4, static_cast<int>(region) + 1);
+  const auto before = allocations();
+  memory.commit(unit);
+  EXPECT_EQ(allocations(), before) << "they have that much";
+  memory.commit(2 * unit + 1);
+  EXPECT_EQ(allocations(), before + 3);
+  memory.commit(unit);
+  memory.commit(bytes);
+  EXPECT_EQ(allocations(), before + 6);
+  EXPECT_EQ(memory.data(), data);
+  for (std::size_t region = 0; region < 3; ++region) {
+    EXPECT_EQ(word(region, 4), static_cast<int>(region) + 1);
+    for (const std::size_t at : {std::size_t{0}, unit, 3 * unit - 4, bytes - 4}) EXPECT_EQ(word(region, at), 0) << at;
+    fill(region, bytes - 4, 7);
+    EXPECT_EQ(word(region, bytes - 4), 7);
+  }
+  GrowingMemory other(std::move(memory));
+  EXPECT_EQ(other.data(), data);
+  EXPECT_EQ(word(2, 4), 3);
+}
+
+TEST(GrowingMemoryTest, what_does_not_fit_is_refused_with_the_numbers_and_changes_nothing) {
+  const auto unit = ReservedMemory::granularity();
+  if (unit == 0) GTEST_SKIP() << "the device cannot give addresses without memory";
+  Stream stream;
+  const auto free = free_device_bytes();
+  const auto most = free / unit * unit;
+  GrowingMemory memory(2, most, unit, "the test's memory");  // addresses for twice what there is
+  const auto left = free_device_bytes();
+  try {
+    memory.commit(most / 4 * 3);  // enough for the first region alone
+    FAIL() << "it was given";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::resource_exhausted);
+    EXPECT_NE(std::string(error.what()).find("the test's memory"), std::string::npos) << error.what();
+  }
+  EXPECT_GE(free_device_bytes() + unit, left) << "what the first region had been given came back";
+  memory.commit(2 * unit);
+  const int value = 5;
+  int back = 0;
+  auto* const last = memory.data() + memory.distance() + 2 * unit - sizeof(value);
+  stream.upload(last, &value, sizeof(value), "test");
+  stream.download(&back, last, sizeof(back), "test");
+  stream.wait("test");
+  EXPECT_EQ(back, value);
+}
+
+TEST(GrowingMemoryTest, what_is_committed_at_once_is_one_allocation) {
+  const auto before = allocations();
+  GrowingMemory memory(4, 100, 100, "the test's memory");
+  EXPECT_EQ(allocations(), before + 1);
+  EXPECT_EQ(memory.distance(), 100U);
+  memory.commit(100);
+  EXPECT_EQ(allocations(), before + 1);
 }
 
 TEST(RuntimeTest, copies_go_both_ways_and_across) {

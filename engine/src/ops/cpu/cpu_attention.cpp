@@ -43,6 +43,34 @@ void store_kv(T* kv, int slot, int block_len, int head_dim, const T* k, const T*
               kv + static_cast<std::int64_t>(head_dim) * block_len + static_cast<std::int64_t>(slot) * head_dim);
 }
 
+// As integers; `kv` points to the head's k in the block that holds `slot`.
+void store_quantised(const Kernels& kernels, std::byte* kv, int slot, const KvLayout& layout, const float* k,
+                     const float* v) {
+  const int dim = layout.head_dim, bits = layout.quant_bits, half = dim / 2;
+  const std::int64_t block_len = layout.block_len;
+  const auto row_bytes = static_cast<std::int64_t>(kv_quant_row_bytes(dim, bits));
+  auto* const integers = reinterpret_cast<std::uint8_t*>(kv);
+  auto* const scales = reinterpret_cast<F16*>(kv + 2 * row_bytes * block_len);
+  thread_local std::vector<std::uint8_t> memory;
+  if (memory.size() < static_cast<std::size_t>(dim)) memory.resize(static_cast<std::size_t>(dim));
+  auto* const row = memory.data();
+  const auto quantise = [&](const float* x, F16* scale_at, F16* zero_at) {
+    float lo = 0, hi = 0;
+    kernels.least_and_greatest(x, dim, &lo, &hi);
+    const auto range = kv_range(lo, hi, bits);
+    scale_at->bits = float_to_f16(range.scale);
+    zero_at->bits = float_to_f16(range.zero);
+    kernels.quantise(row, x, f16_to_float(scale_at->bits), f16_to_float(zero_at->bits), kv_quant_max(bits), dim);
+    if (bits == 4) {
+      for (int i = 0; i < half; ++i) row[i] = kv_pack(row[i], row[half + i]);
+    }
+  };
+  quantise(k, scales + slot, scales + block_len + slot);
+  for (std::int64_t i = 0; i < row_bytes; ++i) integers[i * block_len + slot] = row[i];
+  quantise(v, scales + 2 * block_len + slot, scales + 3 * block_len + slot);
+  std::copy_n(row, row_bytes, integers + row_bytes * (block_len + slot));
+}
+
 // n floats of `memory`, which grows where it must, aligned to a cache line. What they hold is undefined.
 float* aligned_floats(std::vector<float>& memory, std::int64_t n) {
   constexpr std::size_t kLine = 64;
@@ -58,13 +86,14 @@ float* scratch_floats(std::int64_t n) {
   return aligned_floats(memory, n);
 }
 
-// By the cache's element type.
 struct AttentionKernels {
   void (*whole)(const AttentionArgs&);
   void (*piece)(const AttentionArgs&, int piece, float* state);
 };
-AttentionKernels kernels_for(const Kernels& kernels, DType kv) {
-  switch (kv) {
+AttentionKernels kernels_for(const Kernels& kernels, const KvLayout& layout) {
+  if (layout.quant_bits == 8) return {kernels.attention_q8, kernels.attention_piece_q8};
+  if (layout.quant_bits == 4) return {kernels.attention_q4, kernels.attention_piece_q4};
+  switch (layout.dtype) {
     case DType::bf16:
       return {kernels.attention_bf16, kernels.attention_piece_bf16};
     case DType::f16:
@@ -124,24 +153,26 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
     if (how.q_scale != nullptr) kernels_.scale(q, how.q_scale[position], std::int64_t{heads} * dim);
     const auto sequence = sequence_of_row_[static_cast<std::size_t>(row)];
     const auto table_entry = sequence * batch.table_stride + position / block_len;
-    const auto block = batch.block_tables[static_cast<std::size_t>(table_entry)] * kv.block_elements();
+    const auto block = batch.block_tables[static_cast<std::size_t>(table_entry)] * kv.block_bytes();
     const int slot = position % block_len;
     for (int h = 0; h < kv_heads; ++h) {
       const float* const k = q + static_cast<std::int64_t>(heads + h) * dim;
       const float* const v = k + static_cast<std::int64_t>(kv_heads) * dim;
-      auto* const at = kv.head(layer, h);
-      if (layout.dtype == DType::f32) {
-        store_kv(reinterpret_cast<float*>(at) + block, slot, block_len, dim, k, v);
+      auto* const at = kv.head(layer, h) + block;
+      if (layout.quant_bits != 0) {
+        store_quantised(kernels_, at, slot, layout, k, v);
+      } else if (layout.dtype == DType::f32) {
+        store_kv(reinterpret_cast<float*>(at), slot, block_len, dim, k, v);
       } else if (layout.dtype == DType::bf16) {
         auto* const halves = reinterpret_cast<Bf16*>(scratch_floats(dim));
         kernels_.bf16_from_f32(halves, k, dim);
         kernels_.bf16_from_f32(halves + dim, v, dim);
-        store_kv(reinterpret_cast<Bf16*>(at) + block, slot, block_len, dim, halves, halves + dim);
+        store_kv(reinterpret_cast<Bf16*>(at), slot, block_len, dim, halves, halves + dim);
       } else {
         auto* const halves = reinterpret_cast<F16*>(scratch_floats(dim));
         kernels_.f16_from_f32(halves, k, dim);
         kernels_.f16_from_f32(halves + dim, v, dim);
-        store_kv(reinterpret_cast<F16*>(at) + block, slot, block_len, dim, halves, halves + dim);
+        store_kv(reinterpret_cast<F16*>(at), slot, block_len, dim, halves, halves + dim);
       }
     }
   };
@@ -163,7 +194,7 @@ void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cach
   require(out.cols == static_cast<std::int64_t>(heads) * dim && out.rows == qkv.rows && qkv.dtype == DType::f32 &&
               qkv.rows == static_cast<std::int64_t>(batch.positions.size()),
           "attention", "out must be [rows, heads * head_dim], qkv f32 as in rotary_store");
-  const auto kernels = kernels_for(kernels_, layout.dtype);
+  const auto kernels = kernels_for(kernels_, layout);
 
   tiles_.clear();
   std::int64_t work = 0;
@@ -198,7 +229,7 @@ void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cach
             .end = tile.end,
             .first_position = batch.positions[static_cast<std::size_t>(first)],
             .kv = kv.head(layer, tile.kv_head),
-            .block_stride = kv.block_elements(),
+            .block_stride = kv.block_bytes(),
             .blocks = batch.block_tables.data() + tile.sequence * batch.table_stride,
             .block_len = layout.block_len,
             .scale = how.scale,

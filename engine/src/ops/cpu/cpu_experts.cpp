@@ -13,7 +13,6 @@
 namespace charonia::ops::cpu {
 namespace {
 
-constexpr std::int64_t kSmallProduct = 65536;  // multiplications that take less time than waking a thread
 constexpr std::int64_t kFewAssignments = 512;  // worked on at once, however few rows there are
 
 void require(bool holds, std::string_view what) {
@@ -31,25 +30,8 @@ Tensor matrix_at(void* scratch, std::size_t offset, DType type, std::int64_t row
   return {static_cast<std::byte*>(scratch) + offset, type, rows, cols, cols};
 }
 
-// One panel of a product for rows [begin, end) of in and out.
-void multiply_panel(const Kernels& kernels, const PackedLinear& weight, std::int64_t panel, const Tensor& in,
-                    const Tensor& out, std::int64_t begin, std::int64_t end) {
-  const auto kernel = weight.type() == DType::bf16  ? kernels.linear_bf16
-                      : weight.type() == DType::f16 ? kernels.linear_f16
-                                                    : kernels.linear_f32;
-  // Blocks of equal size.
-  const auto blocks = (end - begin + kRowBlock - 1) / kRowBlock, block = (end - begin + blocks - 1) / blocks;
-  for (auto row = begin; row < end; row += block) {
-    kernel({.a = row_at(in, row),
-            .a_stride = in.stride,
-            .rows = static_cast<int>(std::min(block, end - row)),
-            .k = in.cols,
-            .panel = weight.panel(panel),
-            .out = reinterpret_cast<float*>(row_at(out, row)) + panel * kPanel,
-            .out_stride = out.stride,
-            .columns = static_cast<int>(std::min<std::int64_t>(kPanel, out.cols - panel * kPanel)),
-            .bias = nullptr});
-  }
+Tensor rows_of(const Tensor& tensor, std::int64_t begin, std::int64_t end) {
+  return {row_at(tensor, begin), tensor.dtype, end - begin, tensor.cols, tensor.stride};
 }
 
 }  // namespace
@@ -164,6 +146,8 @@ void CpuOps::experts(const Tensor& out, const Tensor& in, const Tensor& router, 
               router.cols, "] and ", w.count(), " experts of ", w.hidden(), " by ", w.inter(), " do not fit together"));
   require(how.top_k >= 1 && how.top_k <= w.count(), cat("top_k ", how.top_k, " must be in [1, ", w.count(), "]"));
   if (in.rows == 0) return;
+  few_rows_.clear();
+  many_rows_.clear();
   routing_.route(router, how, kernels_, pool_);
   const ExpertsRoom room({w.count(), how.top_k, w.hidden(), w.inter(), w.type()}, act, in.rows);
   for (std::int64_t row = 0; row < out.rows; ++row) {
@@ -178,6 +162,41 @@ void CpuOps::experts(const Tensor& out, const Tensor& in, const Tensor& router, 
   }
 }
 
+// Products of few rows are all worked on at once. Those that take widened activations go in turns of no more rows than
+// there is room for.
+void CpuOps::add_expert_product(const Tensor& out, const Tensor& in, const PackedLinear& weight) {
+  const auto product = product_for(kernels_, weight.type(), in.rows);
+  if (!product.widened) return few_rows_.add({product, &weight, out, in});
+  widened_room(kWidenedRows * in.cols);
+  for (std::int64_t begin = 0; begin < in.rows; begin += kWidenedRows) {
+    const auto end = std::min(in.rows, begin + kWidenedRows);
+    if (many_rows_.rows + end - begin > kWidenedRows) multiply_experts(many_rows_);
+    const auto wide = widen(rows_of(in, begin, end), many_rows_.rows * in.cols);
+    many_rows_.add({product, &weight, rows_of(out, begin, end), wide});
+  }
+}
+
+void CpuOps::multiply_experts(ExpertProducts& products) {
+  const auto& parts = products.parts;
+  if (parts.empty()) return;
+  // Panels of an expert are neighbours: its rows stay in the cache while threads take one panel after the other.
+  const auto rows = std::max<std::int64_t>(1, products.rows / static_cast<std::int64_t>(parts.size()));
+  const auto grain = std::max<std::int64_t>(1, kSmallProduct / work_of_panel(rows, parts.front().in.cols));
+  pool_.parallel_for(products.pieces, grain, [&](std::int64_t piece, std::int64_t end) {
+    auto part = std::ranges::upper_bound(parts, piece, {}, &ExpertProduct::first_piece) - 1;
+    for (; piece < end; ++piece) {
+      while (part + 1 != parts.end() && (part + 1)->first_piece <= piece) ++part;
+      const auto panel = (piece - part->first_piece) * part->product.panels;
+      const RowBlocks blocks(part->product, part->in.rows);
+      for (std::int64_t row = 0; row < part->in.rows; row += blocks.size) {
+        multiply_panels(part->product, *part->weight, panel, part->out, part->in, row,
+                        std::min(blocks.size, part->in.rows - row));
+      }
+    }
+  });
+  products.clear();
+}
+
 void CpuOps::expert_group(const Tensor& out, const Tensor& in, const CpuExperts& w, int first, int last,
                           Activation activation, const ExpertsRoom& room, void* scratch) {
   const auto begin = routing_.first_of(first), end = routing_.first_of(last), n = end - begin;
@@ -186,29 +205,19 @@ void CpuOps::expert_group(const Tensor& out, const Tensor& in, const CpuExperts&
   const auto gated = matrix_at(scratch, room.gated, in.dtype, n, w.inter());
   const auto down = matrix_at(scratch, room.down, DType::f32, n, w.hidden());
 
-  used_experts_.clear();
-  for (int e = first; e < last; ++e) {
-    if (routing_.first_of(e + 1) > routing_.first_of(e)) used_experts_.push_back(e);
-  }
-  const auto used = static_cast<std::int64_t>(used_experts_.size());
-  // Panels of an expert are neighbours: its rows stay in the cache while threads take one panel after the other.
-  const auto multiply = [&](const Tensor& to, const Tensor& from, auto weight_of) {
-    const auto panels = weight_of(first).panels();
-    const auto work = std::max<std::int64_t>(1, n / used) * from.cols * kPanel;
-    pool_.parallel_for(used * panels, std::max<std::int64_t>(1, kSmallProduct / work),
-                       [&](std::int64_t piece, std::int64_t pieces_end) {
-                         for (; piece < pieces_end; ++piece) {
-                           const int e = used_experts_[static_cast<std::size_t>(piece / panels)];
-                           multiply_panel(kernels_, weight_of(e), piece % panels, from, to,
-                                          routing_.first_of(e) - begin, routing_.first_of(e + 1) - begin);
-                         }
-                       });
-  };
-
   for_rows(n, w.hidden(), [&](std::int64_t i) {
     std::memcpy(row_at(gathered, i), row_at(in, routing_.row_of(begin + i)),
                 static_cast<std::size_t>(w.hidden()) * size_of(in.dtype));
   });
+  const auto multiply = [&](const Tensor& to, const Tensor& from, auto weight_of) {
+    for (int e = first; e < last; ++e) {
+      const auto rows_begin = routing_.first_of(e) - begin, rows_end = routing_.first_of(e + 1) - begin;
+      if (rows_begin == rows_end) continue;
+      add_expert_product(rows_of(to, rows_begin, rows_end), rows_of(from, rows_begin, rows_end), weight_of(e));
+    }
+    multiply_experts(few_rows_);
+    multiply_experts(many_rows_);
+  };
   multiply(gate_up, gathered, [&](int e) -> const PackedLinear& { return w.gate_up(e); });
   gated_activation(gated, gate_up, activation);
   multiply(down, gated, [&](int e) -> const PackedLinear& { return w.down(e); });

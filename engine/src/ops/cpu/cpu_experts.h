@@ -8,6 +8,7 @@
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/packed_linear.h"
+#include "ops/cpu/product.h"
 #include "ops/ops.h"
 
 namespace charonia::ops::cpu {
@@ -53,6 +54,29 @@ class Routing {
   std::vector<std::int64_t> assignment_;  // [rows, top_k]
   std::vector<std::int64_t> first_;       // [experts + 1]
   std::vector<std::int64_t> row_;         // [rows * top_k]
+};
+
+// The product of some rows of an expert: its pieces in the loop over several products are its panels, product.panels at
+// a time.
+struct ExpertProduct {
+  Product product;
+  const PackedLinear* weight = nullptr;
+  Tensor out, in;
+  std::int64_t first_piece = 0;
+};
+struct ExpertProducts {
+  void add(ExpertProduct part) {
+    part.first_piece = pieces;
+    pieces += (part.weight->panels() + part.product.panels - 1) / part.product.panels;
+    rows += part.in.rows;
+    parts.push_back(part);
+  }
+  void clear() {
+    parts.clear();
+    pieces = rows = 0;
+  }
+  std::vector<ExpertProduct> parts;
+  std::int64_t pieces = 0, rows = 0;
 };
 
 // Where the assignments of a group of experts are worked on: experts are taken in groups, so that scratch memory stays

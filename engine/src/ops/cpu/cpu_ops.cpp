@@ -15,9 +15,6 @@ namespace charonia::ops {
 namespace cpu {
 namespace {
 
-// Products of fewer multiplications than this take less time than waking a thread.
-constexpr std::int64_t kSmallProduct = 65536;
-
 void require(bool holds, std::string_view op, std::string_view what) {
   if (!holds) throw Error(ErrorCode::internal, cat("ops::", op, ": ", what));
 }
@@ -29,6 +26,11 @@ T* row_of(const Tensor& tensor, std::int64_t row) {
 
 std::byte* bytes_of(const Tensor& tensor, std::int64_t row) {
   return static_cast<std::byte*>(tensor.data) + static_cast<std::size_t>(row * tensor.stride) * size_of(tensor.dtype);
+}
+
+// Rows [begin, begin + rows).
+Tensor rows_of(const Tensor& tensor, std::int64_t begin, std::int64_t rows) {
+  return {bytes_of(tensor, begin), tensor.dtype, rows, tensor.cols, tensor.stride};
 }
 
 class CpuBuffer : public Buffer {
@@ -112,7 +114,7 @@ std::size_t CpuOps::kv_block_bytes(const KvLayout& layout) const {
   return kv_block_layer_bytes(layout) * static_cast<std::size_t>(layout.num_layers);
 }
 
-std::unique_ptr<KvCache> CpuOps::make_kv_cache(const KvLayout& layout, int num_blocks) {
+std::unique_ptr<KvCache> CpuOps::make_kv_cache(const KvLayout& layout, int num_blocks, int committed) {
   if (layout.num_layers < 1 || layout.kv_heads < 1 || layout.head_dim < 2 || layout.head_dim % 2 != 0 ||
       layout.block_len < 1 || num_blocks < 1) {
     throw Error(
@@ -120,7 +122,13 @@ std::unique_ptr<KvCache> CpuOps::make_kv_cache(const KvLayout& layout, int num_b
         cat("a k/v cache of ", num_blocks, " blocks of ", layout.block_len, " tokens, ", layout.num_layers, " layers, ",
             layout.kv_heads, " heads of ", layout.head_dim, ": all must be at least 1, and the head size even"));
   }
-  return std::make_unique<CpuKvCache>(layout, num_blocks);
+  if (layout.quant_bits != 0 && !is_kv_quant_bits(layout.quant_bits)) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("a k/v cache of ", layout.quant_bits, " bits: 8 and 4 are there, and 0 for no integers"));
+  }
+  auto cache = std::make_unique<CpuKvCache>(layout, num_blocks);
+  commit_blocks(*cache, committed < 0 ? num_blocks : committed);
+  return cache;
 }
 
 // Pages come with the first write, when it is too late to say no: so here it is asked whether there will be enough for
@@ -194,57 +202,40 @@ void CpuOps::linear(const Tensor& out, const Tensor& in, const Linear& weight) {
           cat("in [", in.rows, ", ", in.cols, "], out [", out.rows, ", ", out.cols, "] and weight [", w.out_features(),
               ", ", w.in_features(), "] do not fit together"));
   if (in.rows == 0) return;
-  if (w.type() == DType::bf16 && in.rows >= kWidenedFrom && kernels_.linear_bf16_widened != nullptr) {
-    return linear_widened(out, in, w);
-  }
-  const auto kernel = w.type() == DType::bf16  ? kernels_.linear_bf16
-                      : w.type() == DType::f16 ? kernels_.linear_f16
-                                               : kernels_.linear_f32;
-  multiply(out, in, w, kernel, kRowBlock);
-}
-
-// Activations are widened once for all panels, of no more rows at a time than keep the products busy.
-void CpuOps::linear_widened(const Tensor& out, const Tensor& in, const PackedLinear& weight) {
-  constexpr std::int64_t kRows = 2 * kWidenedRowBlock;
-  const auto room = static_cast<std::size_t>(std::min(in.rows, kRows) * in.cols) * sizeof(float);
-  if (widened_ == nullptr || widened_->bytes() < room) widened_ = std::make_unique<HugeMemory>(room);
-  for (std::int64_t begin = 0; begin < in.rows; begin += kRows) {
-    const auto rows = std::min(kRows, in.rows - begin);
-    const Tensor wide{widened_->data(), DType::f32, rows, in.cols, in.cols};
-    for_rows(rows, in.cols, [&](std::int64_t row) {
-      kernels_.f32_from_bf16(row_of<float>(wide, row), row_of<Bf16>(in, begin + row), in.cols);
-    });
-    multiply({row_of<float>(out, begin), DType::f32, rows, out.cols, out.stride}, wide, weight,
-             kernels_.linear_bf16_widened, kWidenedRowBlock);
+  const auto product = product_for(kernels_, w.type(), in.rows);
+  if (!product.widened) return multiply(out, in, w, product);
+  // Activations are widened once for all panels.
+  widened_room(std::min(in.rows, kWidenedRows) * in.cols);
+  for (std::int64_t begin = 0; begin < in.rows; begin += kWidenedRows) {
+    const auto rows = std::min(kWidenedRows, in.rows - begin);
+    multiply(rows_of(out, begin, rows), widen(rows_of(in, begin, rows), 0), w, product);
   }
 }
 
-void CpuOps::multiply(const Tensor& out, const Tensor& in, const PackedLinear& w, void (*kernel)(const LinearArgs&),
-                      std::int64_t row_block) {
-  // Row blocks of equal size, and all of a panel's one after the other, while it is in the cache.
-  const bool two_panels = kernel == kernels_.linear_bf16 && in.rows <= kernels_.two_panel_rows;
-  const std::int64_t at_once = two_panels ? 2 : 1;
-  const std::int64_t columns = at_once * kPanel;
-  const std::int64_t row_blocks = (in.rows + row_block - 1) / row_block;
-  const std::int64_t block = (in.rows + row_blocks - 1) / row_blocks;
-  const std::int64_t pieces = (w.panels() + at_once - 1) / at_once * row_blocks;
-  const std::int64_t work_of_piece = block * in.cols * columns;
-  std::int64_t grain = std::max<std::int64_t>(1, kSmallProduct / work_of_piece);
-  if (pieces >= 8 * row_blocks * pool_.size()) grain = std::max(grain, row_blocks);
+void CpuOps::widened_room(std::int64_t floats) {
+  const auto bytes = static_cast<std::size_t>(floats) * sizeof(float);
+  if (widened_ == nullptr || widened_->bytes() < bytes) widened_ = std::make_unique<HugeMemory>(bytes);
+}
+
+Tensor CpuOps::widen(const Tensor& in, std::int64_t offset) {
+  const Tensor wide{reinterpret_cast<float*>(widened_->data()) + offset, DType::f32, in.rows, in.cols, in.cols};
+  for_rows(in.rows, in.cols,
+           [&](std::int64_t row) { kernels_.f32_from_bf16(row_of<float>(wide, row), row_of<Bf16>(in, row), in.cols); });
+  return wide;
+}
+
+void CpuOps::multiply(const Tensor& out, const Tensor& in, const PackedLinear& w, const Product& product) {
+  // All row blocks of a panel one after the other, while it is in the cache.
+  const RowBlocks blocks(product, in.rows);
+  const std::int64_t pieces = (w.panels() + product.panels - 1) / product.panels * blocks.count;
+  std::int64_t grain =
+      std::max<std::int64_t>(1, kSmallProduct / (product.panels * work_of_panel(blocks.size, in.cols)));
+  if (pieces >= 8 * blocks.count * pool_.size()) grain = std::max(grain, blocks.count);
   pool_.parallel_for(pieces, grain, [&](std::int64_t begin, std::int64_t end) {
     for (auto piece = begin; piece < end; ++piece) {
-      const auto panel = piece / row_blocks * at_once;
-      const auto row = piece % row_blocks * block;
-      kernel({.a = bytes_of(in, row),
-              .a_stride = in.stride,
-              .rows = static_cast<int>(std::min(block, in.rows - row)),
-              .k = in.cols,
-              .panel = w.panel(panel),
-              .panels = static_cast<int>(std::min(at_once, w.panels() - panel)),
-              .out = row_of<float>(out, row) + panel * kPanel,
-              .out_stride = out.stride,
-              .columns = static_cast<int>(std::min(columns, out.cols - panel * kPanel)),
-              .bias = w.bias() == nullptr ? nullptr : w.bias() + panel * kPanel});
+      const auto row = piece % blocks.count * blocks.size;
+      multiply_panels(product, w, piece / blocks.count * product.panels, out, in, row,
+                      std::min(blocks.size, in.rows - row));
     }
   });
 }
@@ -335,7 +326,5 @@ std::unique_ptr<Ops> make_cpu_ops(int threads, std::shared_ptr<LocalGroup> group
   return std::make_unique<cpu::CpuOps>(threads, cpu::instruction_set(forced == nullptr ? "" : forced), std::move(group),
                                        rank);
 }
-
-std::string cpu_warning() { return cpu::instruction_set_warning(); }
 
 }  // namespace charonia::ops

@@ -13,6 +13,7 @@
 #include "ops/cpu/dispatch.h"
 #include "ops/cpu/local_group.h"
 #include "ops/cpu/packed_linear.h"
+#include "ops/cpu/product.h"
 #include "ops/cpu/sample.h"
 #include "ops/ops.h"
 
@@ -24,6 +25,7 @@ class CpuOps : public Ops {
 
   std::string_view device() const override { return "cpu"; }
   std::string_view instruction_set() const override { return isa_.name; }
+  std::string warning() const override { return instruction_set_warning(); }
   Precision precision(DType weight) const override;
   std::size_t free_memory() const override;
 
@@ -35,7 +37,7 @@ class CpuOps : public Ops {
                                       DType weight) override;
   std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight) override;
   std::size_t kv_block_bytes(const KvLayout& layout) const override;
-  std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, int num_blocks) override;
+  std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, int num_blocks, int committed = -1) override;
   void commit_blocks(KvCache& cache, int num_blocks) override;
   std::unique_ptr<Experts> make_experts(std::span<const ExpertSource> experts, DType weight) override;
   std::size_t experts_scratch_bytes(const ExpertsShape& shape, std::int64_t rows) const override;
@@ -77,14 +79,18 @@ class CpuOps : public Ops {
     });
   }
 
-  // linear() for many rows of bf16, and the loop over panels and rows of any kernel of a product.
-  void linear_widened(const Tensor& out, const Tensor& in, const PackedLinear& weight);
-  void multiply(const Tensor& out, const Tensor& in, const PackedLinear& w, void (*kernel)(const LinearArgs&),
-                std::int64_t row_block);
+  // The loop over panels and rows of a product.
+  void multiply(const Tensor& out, const Tensor& in, const PackedLinear& w, const Product& product);
+  // Room for so many floats in widened_; and rows of bf16 as floats, from there on.
+  void widened_room(std::int64_t floats);
+  Tensor widen(const Tensor& in, std::int64_t offset);
 
   // What experts [first, last) add to out.
   void expert_group(const Tensor& out, const Tensor& in, const CpuExperts& weights, int first, int last,
                     Activation activation, const ExpertsRoom& room, void* scratch);
+  // Collects a product of an expert's, and computes what was collected.
+  void add_expert_product(const Tensor& out, const Tensor& in, const PackedLinear& weight);
+  void multiply_experts(ExpertProducts& products);
 
   // Queries [begin, end) of (row, head of the group) of a sequence and a k/v head; they see `pieces` pieces of their
   // context, from `first_piece` on. Where pieces go to several threads, their states lie at `states` in states_.
@@ -104,7 +110,7 @@ class CpuOps : public Ops {
   ThreadPool pool_;
   HugeArena weights_;
   std::unique_ptr<HugeMemory> widened_;  // activations of the call in progress
-  std::shared_ptr<LocalGroup> group_;  // null: alone
+  std::shared_ptr<LocalGroup> group_;    // null: alone
   int rank_ = 0;
   StepInput input_;  // of the step begun last
   bool begun_ = false;
@@ -116,7 +122,7 @@ class CpuOps : public Ops {
   std::vector<AttentionItem> items_;           // of the call in progress
   std::vector<float> states_;                  // of the tiles whose pieces several threads compute
   Routing routing_;                            // of the call in progress
-  std::vector<int> used_experts_;              // of the group in progress
+  ExpertProducts few_rows_, many_rows_;        // of experts, collected and not computed yet
   std::vector<std::int32_t> sequence_of_row_;  // of the step begun last
 };
 

@@ -16,6 +16,13 @@ struct Bf16 {
 struct F16 {
   std::uint16_t bits;
 };
+// Integers of a quantised k/v cache, by the byte: one of 8 bits; or two of 4, as kv_quant.h packs them.
+struct Q8 {
+  std::uint8_t bits;
+};
+struct Q4 {
+  std::uint8_t bits;
+};
 
 // Weights of a product are packed into panels of 64 output features, zero-padded. A panel lies in memory in the order
 // in which it is read:
@@ -46,11 +53,14 @@ struct LinearArgs {
 
 // Attention of a tile: vectors [begin, end) of the flattened (query row, head of the group) pairs of one sequence and
 // one k/v head; vector i is row i / group, head i % group. k/v of one head in one block: k transposed
-// [head_dim][block_len], then v [block_len][head_dim].
+// [head_dim][block_len], then v [block_len][head_dim]. A quantised cache has integers there (of 4 bits: bytes
+// [head_dim / 2][block_len] and [block_len][head_dim / 2]), and behind them, f16 and [block_len] each, the scales of k,
+// its zeros, the scales of v and its zeros.
 //
 // A context is worked through in pieces of attention_piece() positions. The state of a tile after one or more pieces is
 // [vectors][attention_state(head_dim)] floats: per vector the weighted sum of the values, and behind it, from
-// round_up_to_vector(head_dim) on, the greatest score and the sum of the weights relative to it.
+// round_up_to_vector(head_dim) on, the greatest score, the sum of the weights relative to it, and what is to be added
+// to every element of the weighted sum (0 where the cache is not quantised).
 struct AttentionArgs {
   const float* q = nullptr;  // of row 0, first head of the group
   std::int64_t q_stride = 0;
@@ -58,7 +68,7 @@ struct AttentionArgs {
   int begin = 0, end = 0;           // at most kAttentionTile vectors
   std::int32_t first_position = 0;  // of row 0
   const void* kv = nullptr;         // of block 0 and this head
-  std::int64_t block_stride = 0;    // elements from block to block
+  std::int64_t block_stride = 0;    // bytes from block to block
   const std::int32_t* blocks = nullptr;
   int block_len = 0;
   float scale = 0;
@@ -95,14 +105,16 @@ constexpr std::int64_t attention_state(int head_dim) { return round_up_to_vector
 
 constexpr std::int64_t attention_scratch(int head_dim, int block_len) {
   const std::int64_t scores = round_up_to_vector(attention_chunk(block_len)) + kWidest;
-  return kAttentionTile * (round_up_to_vector(head_dim) + 2 * attention_state(head_dim) + scores);
+  constexpr int kScales = 4;  // rows of scales and zeros of a quantised cache, with the sums of the queries behind them
+  return kAttentionTile * (round_up_to_vector(head_dim) + 2 * attention_state(head_dim) + scores) + kScales * scores +
+         round_up_to_vector(kAttentionTile);
 }
 
 struct Kernels {
   // By weight type.
   void (*linear_bf16)(const LinearArgs&);
-  // Up to how many rows linear_bf16 takes two panels at once: memory gives a thread that reads two streams some 7 % more
-  // than one that reads one.
+  // Up to how many rows linear_bf16 takes two panels at once: memory gives a thread that reads two streams some 7 %
+  // more than one that reads one.
   int two_panel_rows;
   // Bit for bit what linear_bf16 gives, for many rows of activations that were widened to f32. Null where the processor
   // multiplies bf16 itself, and then linear_bf16 is the faster one for any number of rows.
@@ -114,9 +126,13 @@ struct Kernels {
   void (*attention_bf16)(const AttentionArgs&);
   void (*attention_f16)(const AttentionArgs&);
   void (*attention_f32)(const AttentionArgs&);
+  void (*attention_q8)(const AttentionArgs&);
+  void (*attention_q4)(const AttentionArgs&);
   void (*attention_piece_bf16)(const AttentionArgs&, int piece, float* state);
   void (*attention_piece_f16)(const AttentionArgs&, int piece, float* state);
   void (*attention_piece_f32)(const AttentionArgs&, int piece, float* state);
+  void (*attention_piece_q8)(const AttentionArgs&, int piece, float* state);
+  void (*attention_piece_q4)(const AttentionArgs&, int piece, float* state);
   // The output of a tile from the states of its `pieces` pieces, which lie one behind the other. Changes the first.
   void (*attention_merge)(const AttentionArgs&, float* states, int pieces);
 
@@ -145,6 +161,11 @@ struct Kernels {
   void (*f16_from_f32)(F16* out, const float* in, std::int64_t n);
   void (*f32_from_bf16)(float* out, const Bf16* in, std::int64_t n);
   void (*f32_from_f16)(float* out, const F16* in, std::int64_t n);
+
+  // The least and the greatest of n >= 1 values, for kv_range(); NaN when one of them is NaN or infinite.
+  void (*least_and_greatest)(const float* in, std::int64_t n, float* least, float* greatest);
+  // out[i] = kv_quantise(in[i], scale, zero, bits), bit for bit, where `most` is kv_quant_max(bits).
+  void (*quantise)(std::uint8_t* out, const float* in, float scale, float zero, int most, std::int64_t n);
 
   // The greatest of n >= 1 values; NaN when one of them is NaN.
   float (*maximum)(const float* in, std::int64_t n);

@@ -95,9 +95,16 @@ std::size_t CudaOps::kv_block_bytes(const ops::KvLayout& layout) const {
   return CudaKvCache::block_layer_bytes(layout) * static_cast<std::size_t>(layout.num_layers);
 }
 
-std::unique_ptr<ops::KvCache> CudaOps::make_kv_cache(const ops::KvLayout& layout, int num_blocks) {
+std::unique_ptr<ops::KvCache> CudaOps::make_kv_cache(const ops::KvLayout& layout, int num_blocks, int committed) {
   const OnDevice on(device_.index);
-  return std::make_unique<CudaKvCache>(layout, num_blocks);
+  return std::make_unique<CudaKvCache>(layout, num_blocks, committed);
+}
+
+void CudaOps::commit_blocks(ops::KvCache& cache, int num_blocks) {
+  require(num_blocks >= 0 && num_blocks <= cache.num_blocks(), "commit_blocks",
+          [&] { return cat(num_blocks, " blocks of a cache of ", cache.num_blocks()); });
+  const OnDevice on(device_.index);
+  static_cast<CudaKvCache&>(cache).commit(num_blocks);
 }
 
 // On the stream, one launch a pair: a pair may copy what the one before has written. (A pair that is a block twice

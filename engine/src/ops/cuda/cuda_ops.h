@@ -40,6 +40,7 @@ class CudaOps final : public ops::Ops {
 
   std::string_view device() const override { return "cuda"; }
   std::string_view instruction_set() const override { return instruction_set_; }
+  std::string warning() const override { return products_.warning(); }
   bool asynchronous() const override { return true; }
   ops::Precision precision(DType weight) const override;
   std::size_t free_memory() const override;
@@ -52,7 +53,8 @@ class CudaOps final : public ops::Ops {
                                            std::span<const ops::HostMatrix> bias, DType weight) override;
   std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight) override;
   std::size_t kv_block_bytes(const ops::KvLayout& layout) const override;
-  std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, int num_blocks) override;
+  std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, int num_blocks, int committed = -1) override;
+  void commit_blocks(ops::KvCache& cache, int num_blocks) override;
   std::unique_ptr<ops::Experts> make_experts(std::span<const ops::ExpertSource> experts, DType weight) override;
   std::size_t experts_scratch_bytes(const ops::ExpertsShape& shape, std::int64_t rows) const override;
 

@@ -122,15 +122,15 @@ CudaEmbedding::CudaEmbedding(const ops::HostMatrix& table, DType weight, MatrixU
 }
 
 std::size_t CudaKvCache::block_layer_bytes(const ops::KvLayout& layout) {
-  if (layout.quant_bits != 0) {
-    throw Error(ErrorCode::unsupported, cat("quant_policy ", layout.quant_bits,
-                                            " does not run on CUDA yet: set quant_policy to 0, or device to cpu"));
+  if (layout.quant_bits != 0 && !ops::is_kv_quant_bits(layout.quant_bits)) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("a k/v cache of ", layout.quant_bits, " bits: quant_policy must be 0, 4 or 8"));
   }
-  const CacheLayer one{nullptr, layout.dtype, layout.kv_heads, layout.head_dim, layout.block_len};
-  return static_cast<std::size_t>(one.block_size()) * size_of(layout.dtype);
+  const CacheLayer one{nullptr, layout.dtype, layout.kv_heads, layout.head_dim, layout.block_len, layout.quant_bits};
+  return static_cast<std::size_t>(one.block_bytes());
 }
 
-CudaKvCache::CudaKvCache(const ops::KvLayout& layout, int num_blocks) {
+CudaKvCache::CudaKvCache(const ops::KvLayout& layout, int num_blocks, int committed) {
   if (layout.num_layers < 1 || layout.kv_heads < 1 || layout.head_dim < 2 || layout.head_dim % 2 != 0 ||
       layout.block_len < 1 || num_blocks < 1) {
     throw Error(
@@ -140,18 +140,26 @@ CudaKvCache::CudaKvCache(const ops::KvLayout& layout, int num_blocks) {
   }
   layout_ = layout;
   num_blocks_ = num_blocks;
-  memory_ = DeviceMemory(
-      block_layer_bytes(layout) * static_cast<std::size_t>(layout.num_layers) * static_cast<std::size_t>(num_blocks),
-      cat("the k/v cache of ", num_blocks, " blocks (cache_max_entry_count)"));
+  const auto block = block_layer_bytes(layout);
+  const auto all = static_cast<std::size_t>(num_blocks);
+  memory_ = GrowingMemory(static_cast<std::size_t>(layout.num_layers), block * all,
+                          block * (committed < 0 ? all : static_cast<std::size_t>(committed)),
+                          cat("the k/v cache of ", num_blocks, " blocks (cache_max_entry_count)"));
 }
 
-std::size_t CudaKvCache::layer_bytes() const {
-  return block_layer_bytes(layout_) * static_cast<std::size_t>(num_blocks_);
+void CudaKvCache::commit(int num_blocks) {
+  memory_.commit(block_layer_bytes(layout_) * static_cast<std::size_t>(num_blocks));
 }
+
+std::size_t CudaKvCache::layer_bytes() const { return memory_.distance(); }
 
 CacheLayer CudaKvCache::layer(int index) const {
-  return {memory_.as<std::byte>() + static_cast<std::size_t>(index) * layer_bytes(), layout_.dtype, layout_.kv_heads,
-          layout_.head_dim, layout_.block_len};
+  return {memory_.data() + static_cast<std::size_t>(index) * layer_bytes(),
+          layout_.dtype,
+          layout_.kv_heads,
+          layout_.head_dim,
+          layout_.block_len,
+          layout_.quant_bits};
 }
 
 }  // namespace charonia::cuda

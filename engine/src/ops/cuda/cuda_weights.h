@@ -6,6 +6,7 @@
 #include <functional>
 #include <span>
 
+#include "ops/cuda/growing_memory.h"
 #include "ops/cuda/kernels/rows.h"
 #include "ops/cuda/runtime.h"
 #include "ops/ops.h"
@@ -85,16 +86,18 @@ class CudaEmbedding : public ops::Embedding {
   DeviceMemory table_;
 };
 
-// Layer after layer, each as CacheLayer has it.
+// Layer after layer, each as CacheLayer has it. Where not all blocks have memory at once, each layer has addresses for
+// all of them, and memory for its first ones.
 class CudaKvCache : public ops::KvCache {
  public:
-  CudaKvCache(const ops::KvLayout& layout, int num_blocks);
+  CudaKvCache(const ops::KvLayout& layout, int num_blocks, int committed);
+  void commit(int num_blocks);
   CacheLayer layer(int index) const;
   std::size_t layer_bytes() const;                                    // from one layer to the next
   static std::size_t block_layer_bytes(const ops::KvLayout& layout);  // of one block in one layer
 
  private:
-  DeviceMemory memory_;
+  GrowingMemory memory_;
 };
 
 }  // namespace charonia::cuda

@@ -348,10 +348,4 @@ std::vector<std::string> Products::report() const {
 
 std::string Products::warning() const { return impl_->warning; }
 
-std::string cublas_missing() {
-  std::string why;
-  load_cublas(why);
-  return why;
-}
-
 }  // namespace charonia::cuda

@@ -65,7 +65,4 @@ class Products {
   std::unique_ptr<Impl> impl_;
 };
 
-// Whether cuBLASLt can be loaded: empty, or why not.
-std::string cublas_missing();
-
 }  // namespace charonia::cuda

@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include <cuda.h>
+
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/runtime.h"
@@ -68,6 +70,61 @@ bool recording(cudaStream_t stream) {
 void issue_copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,
                 std::string_view what) {
   if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, kind, stream), what);
+}
+
+// The driver's calls for addresses and memory apart from each other, which the runtime does not have.
+struct AddressCalls {
+  decltype(&cuDeviceGetAttribute) device_attribute = nullptr;
+  decltype(&cuMemGetAllocationGranularity) granularity = nullptr;
+  decltype(&cuMemAddressReserve) reserve = nullptr;
+  decltype(&cuMemAddressFree) free = nullptr;
+  decltype(&cuMemCreate) create = nullptr;
+  decltype(&cuMemRelease) release = nullptr;
+  decltype(&cuMemMap) map = nullptr;
+  decltype(&cuMemUnmap) unmap = nullptr;
+  decltype(&cuMemSetAccess) set_access = nullptr;
+  decltype(&cuGetErrorString) error_string = nullptr;
+  bool all = false;
+
+  AddressCalls() {
+    all = find("cuDeviceGetAttribute", device_attribute) && find("cuMemGetAllocationGranularity", granularity) &&
+          find("cuMemAddressReserve", reserve) && find("cuMemAddressFree", free) && find("cuMemCreate", create) &&
+          find("cuMemRelease", release) && find("cuMemMap", map) && find("cuMemUnmap", unmap) &&
+          find("cuMemSetAccess", set_access) && find("cuGetErrorString", error_string);
+  }
+
+  void check(CUresult result, std::string_view operation) const {
+    if (result == CUDA_SUCCESS) return;
+    const char* text = nullptr;
+    if (error_string(result, &text) != CUDA_SUCCESS || text == nullptr) text = "unknown error";
+    throw Error(ErrorCode::internal, cat(operation, ": ", text, " (CUresult ", static_cast<int>(result), ")"));
+  }
+
+ private:
+  template <class Call>
+  static bool find(const char* name, Call& call) {
+    constexpr unsigned kSince = 10020;  // the CUDA version that brought the last of them
+    void* at = nullptr;
+    auto status = cudaDriverEntryPointSymbolNotFound;
+    const auto result = cudaGetDriverEntryPointByVersion(name, &at, kSince, cudaEnableDefault, &status);
+    if (result != cudaSuccess) (void)cudaGetLastError();
+    if (result != cudaSuccess || status != cudaDriverEntryPointSuccess) return false;
+    call = reinterpret_cast<Call>(at);
+    return at != nullptr;
+  }
+};
+
+const AddressCalls& address_calls() {
+  static const AddressCalls calls;
+  return calls;
+}
+
+CUmemAllocationProp memory_of(int device) {
+  CUmemAllocationProp out{};
+  out.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  out.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  out.location.id = device;
+  return out;
 }
 
 }  // namespace
@@ -176,6 +233,94 @@ DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
   DeviceMemory taken(std::move(other));
   std::swap(data_, taken.data_);
   std::swap(bytes_, taken.bytes_);
+  return *this;
+}
+
+std::size_t ReservedMemory::granularity() {
+  const auto& calls = address_calls();
+  if (!calls.all) return 0;
+  const int device = current_device();
+  check(cudaFree(nullptr), "start of the device");
+  int can = 0;
+  calls.check(calls.device_attribute(&can, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device),
+              "device attribute");
+  if (can == 0) return 0;
+  const auto properties = memory_of(device);
+  std::size_t out = 0;
+  calls.check(calls.granularity(&out, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED), "granularity of memory");
+  return out;
+}
+
+ReservedMemory::ReservedMemory(std::size_t bytes, std::string_view what)
+    : device_(current_device()), bytes_(bytes), what_(what) {
+  const auto& calls = address_calls();
+  CUdeviceptr at = 0;
+  calls.check(calls.reserve(&at, bytes, 0, 0, 0), cat(what, ": addresses for ", bytes, " bytes"));
+  data_ = reinterpret_cast<std::byte*>(at);
+}
+
+ReservedMemory::~ReservedMemory() {
+  if (data_ == nullptr) return;
+  int before = 0;
+  (void)cudaGetDevice(&before);
+  (void)cudaSetDevice(device_);
+  (void)cudaDeviceSynchronize();  // unlike cudaFree, the calls below wait for nothing
+  while (!pieces_.empty()) release_last();
+  (void)address_calls().free(reinterpret_cast<CUdeviceptr>(data_), bytes_);
+  (void)cudaSetDevice(before);
+}
+
+void ReservedMemory::commit(std::size_t offset, std::size_t bytes) {
+  const auto& calls = address_calls();
+  const auto properties = memory_of(device_);
+  CUmemGenericAllocationHandle memory = 0;
+  const auto result = calls.create(&memory, bytes, &properties, 0);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+    throw Error(ErrorCode::resource_exhausted, cat(what_, ": ", bytes, " bytes are needed and ", free_device_bytes(),
+                                                   " are free on device ", device_));
+  }
+  calls.check(result, what_);
+  const auto at = reinterpret_cast<CUdeviceptr>(data_ + offset);
+  if (const auto mapped = calls.map(at, bytes, 0, memory, 0); mapped != CUDA_SUCCESS) {
+    (void)calls.release(memory);
+    calls.check(mapped, what_);
+  }
+  pieces_.push_back({offset, bytes, memory});
+  ++allocation_count;
+  try {
+    CUmemAccessDesc access{};
+    access.location = properties.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    calls.check(calls.set_access(at, bytes, &access, 1), what_);
+    check(cudaMemset(data_ + offset, 0, bytes), what_);
+    check(cudaStreamSynchronize(cudaStreamLegacy), what_);
+  } catch (...) {
+    release_last();
+    throw;
+  }
+}
+
+void ReservedMemory::release_last() noexcept {
+  const auto piece = pieces_.back();
+  pieces_.pop_back();
+  (void)address_calls().unmap(reinterpret_cast<CUdeviceptr>(data_ + piece.offset), piece.bytes);
+  (void)address_calls().release(piece.memory);
+}
+
+ReservedMemory::ReservedMemory(ReservedMemory&& other) noexcept
+    : device_(other.device_),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      what_(std::move(other.what_)),
+      pieces_(std::exchange(other.pieces_, {})) {}
+
+ReservedMemory& ReservedMemory::operator=(ReservedMemory&& other) noexcept {
+  ReservedMemory taken(std::move(other));
+  std::swap(data_, taken.data_);
+  std::swap(bytes_, taken.bytes_);
+  std::swap(device_, taken.device_);
+  std::swap(what_, taken.what_);
+  std::swap(pieces_, taken.pieces_);
   return *this;
 }
 

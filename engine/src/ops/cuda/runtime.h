@@ -94,6 +94,38 @@ class DeviceMemory {
   std::size_t bytes_ = 0;
 };
 
+// Addresses of device memory, of which pieces get memory when it is asked for. Sizes and offsets are multiples of
+// granularity().
+class ReservedMemory {
+ public:
+  // Bytes, of the calling thread's device; 0: it cannot do this.
+  static std::size_t granularity();
+
+  ReservedMemory() = default;
+  explicit ReservedMemory(std::size_t bytes, std::string_view what = "device memory");
+  ~ReservedMemory();
+  ReservedMemory(ReservedMemory&& other) noexcept;
+  ReservedMemory& operator=(ReservedMemory&& other) noexcept;
+  std::byte* data() const { return data_; }
+
+  // Zero-filled memory for a piece that has none. Throws Error(resource_exhausted) with the numbers when there is not
+  // enough.
+  void commit(std::size_t offset, std::size_t bytes);
+  // Takes back what the last commit() gave.
+  void release_last() noexcept;
+
+ private:
+  struct Piece {
+    std::size_t offset = 0, bytes = 0;
+    unsigned long long memory = 0;  // CUDA's handle
+  };
+  int device_ = 0;
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  std::string what_;
+  std::vector<Piece> pieces_;
+};
+
 // Page-locked host memory, for copies that do not block.
 class PinnedMemory {
  public:

@@ -7,6 +7,9 @@
 #include <limits>
 #include <utility>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/runtime.h"
@@ -78,6 +81,56 @@ DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
   DeviceMemory taken(std::move(other));
   std::swap(data_, taken.data_);
   std::swap(bytes_, taken.bytes_);
+  return *this;
+}
+
+// Pages that nobody may touch until they are committed, so that a kernel that goes too far is found.
+std::size_t ReservedMemory::granularity() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
+
+ReservedMemory::ReservedMemory(std::size_t bytes, std::string_view what) : bytes_(bytes), what_(what) {
+  void* const at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) throw std::bad_alloc();
+  data_ = static_cast<std::byte*>(at);
+}
+
+ReservedMemory::~ReservedMemory() {
+  while (!pieces_.empty()) release_last();
+  if (data_ != nullptr) munmap(data_, bytes_);
+}
+
+void ReservedMemory::commit(std::size_t offset, std::size_t bytes) {
+  if (bytes > free_device_bytes()) {
+    throw Error(ErrorCode::resource_exhausted,
+                cat(what_, ": ", bytes, " bytes are needed and ", free_device_bytes(), " are free on the device"));
+  }
+  if (mprotect(data_ + offset, bytes, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
+  pieces_.push_back({offset, bytes});
+  allocated += bytes;
+  ++allocation_count;
+}
+
+void ReservedMemory::release_last() noexcept {
+  const auto piece = pieces_.back();
+  pieces_.pop_back();
+  madvise(data_ + piece.offset, piece.bytes, MADV_DONTNEED);  // zeros again, when it comes back
+  mprotect(data_ + piece.offset, piece.bytes, PROT_NONE);
+  allocated -= piece.bytes;
+}
+
+ReservedMemory::ReservedMemory(ReservedMemory&& other) noexcept
+    : device_(other.device_),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      what_(std::move(other.what_)),
+      pieces_(std::exchange(other.pieces_, {})) {}
+
+ReservedMemory& ReservedMemory::operator=(ReservedMemory&& other) noexcept {
+  ReservedMemory taken(std::move(other));
+  std::swap(data_, taken.data_);
+  std::swap(bytes_, taken.bytes_);
+  std::swap(device_, taken.device_);
+  std::swap(what_, taken.what_);
+  std::swap(pieces_, taken.pieces_);
   return *this;
 }
 

@@ -10,133 +10,14 @@
 // tile that do not see a chunk it changes nothing (factor 1, probabilities 0). Blocks that no query of the tile sees,
 // since they lie behind its future or before its window, are not read.
 //
+// Of a quantised cache the sums are of its integers: scales and zeros are applied to the scores, and the scales of the
+// values to the probabilities, as kv_quant.h has it; the zeros of the values add up beside the outputs.
+//
 // Bound: memory for decode (every k and v is read once per tile), arithmetic for prefill.
-#include "ops/cpu/kernels/vec.h"
+#include "ops/cpu/kernels/attention_tile.h"
 
 namespace charonia::ops::cpu::CHARONIA_ISA {
 namespace {
-
-#if defined(__AVX512F__)
-constexpr int kMaxRows = 6, kMaxVectors = 4;
-#elif defined(__AVX2__)
-constexpr int kMaxRows = 4, kMaxVectors = 2;
-#else
-constexpr int kMaxRows = 4, kMaxVectors = 2;
-#endif
-constexpr int kAheadLevel = 2;  // of the caches: the second, where a block finds room beside the one in use
-
-// c [M][V vectors] (+)= a [M][k] * b [k][V vectors]. tail > 0: b has that many columns instead (V is 1).
-// Ahead: `ahead` bytes behind b lies what is read next; memory is asked for it meanwhile.
-template <int M, int V, bool Ahead, class T>
-inline __attribute__((always_inline)) void tile(const float* a, std::int64_t a_stride, int k, const T* b,
-                                                std::int64_t b_stride, float* c, std::int64_t c_stride, bool accumulate,
-                                                int tail, std::int64_t ahead) {
-  constexpr int kLine_bytes = 64;
-  Vec acc[M][V];
-#pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) acc[m][v] = accumulate ? load(c + m * c_stride + v * kWidth) : zero();
-  }
-  for (int i = 0; i < k; ++i) {
-    Vec columns[V];
-    if constexpr (Ahead) {
-#pragma GCC unroll 8
-      for (int byte = 0; byte < V * kWidth * static_cast<int>(sizeof(T)); byte += kLine_bytes) {
-        __builtin_prefetch(reinterpret_cast<const char*>(b) + ahead + byte, 0, kAheadLevel);
-      }
-    }
-    if (V == 1 && tail > 0) {
-      columns[0] = load_n(b, tail);
-    } else {
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) columns[v] = load(b + v * kWidth);
-    }
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-      const Vec x = set1(a[m * a_stride + i]);
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) acc[m][v] = fma(x, columns[v], acc[m][v]);
-    }
-    b += b_stride;
-  }
-#pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) store(c + m * c_stride + v * kWidth, acc[m][v]);
-  }
-}
-
-template <class T>
-struct Product {
-  int rows;
-  const float* a;  // [rows][k]
-  std::int64_t a_stride;
-  int k;
-  const T* b;  // [k][columns]
-  std::int64_t b_stride;
-  int columns;
-  float* c;  // [rows][columns]; whole vectors are written: up to kWidth - 1 elements behind a row
-  std::int64_t c_stride;
-  bool accumulate;
-  const T* next;  // the b that comes after this one
-};
-
-template <int M, bool Ahead, class T>
-void multiply_rows(const Product<T>& p, int row) {
-  const float* const a = p.a + row * p.a_stride;
-  float* const c = p.c + row * p.c_stride;
-  const auto ahead = reinterpret_cast<const char*>(p.next) - reinterpret_cast<const char*>(p.b);
-  int j = 0;
-  for (; j + kMaxVectors * kWidth <= p.columns; j += kMaxVectors * kWidth) {
-    tile<M, kMaxVectors, Ahead>(a, p.a_stride, p.k, p.b + j, p.b_stride, c + j, p.c_stride, p.accumulate, 0, ahead);
-  }
-  for (; j + kWidth <= p.columns; j += kWidth) {
-    tile<M, 1, Ahead>(a, p.a_stride, p.k, p.b + j, p.b_stride, c + j, p.c_stride, p.accumulate, 0, ahead);
-  }
-  if (j < p.columns) {
-    tile<M, 1, Ahead>(a, p.a_stride, p.k, p.b + j, p.b_stride, c + j, p.c_stride, p.accumulate, p.columns - j, ahead);
-  }
-}
-
-// c (+)= a * b. With one tile of rows (decode) memory is the bound, and is asked ahead; with more, b comes from the
-// cache.
-template <bool Ahead, class T>
-void multiply_tiles(const Product<T>& p) {
-  const int tiles = (p.rows + kMaxRows - 1) / kMaxRows;
-  for (int t = 0, row = 0; t < tiles; ++t) {
-    const int n = p.rows / tiles + (t < p.rows % tiles ? 1 : 0);
-    switch (n) {
-      case 1:
-        multiply_rows<1, Ahead>(p, row);
-        break;
-      case 2:
-        multiply_rows<2, Ahead>(p, row);
-        break;
-      case 3:
-        multiply_rows<3, Ahead>(p, row);
-        break;
-      case 4:
-        multiply_rows<4, Ahead>(p, row);
-        break;
-      default:
-        if constexpr (kMaxRows == 6) {
-          if (n == 5) {
-            multiply_rows<5, Ahead>(p, row);
-          } else {
-            multiply_rows<6, Ahead>(p, row);
-          }
-        }
-    }
-    row += n;
-  }
-}
-
-template <class T>
-void multiply(const Product<T>& p) {
-  if (p.rows <= kMaxRows) return multiply_tiles<true>(p);
-  multiply_tiles<false>(p);
-}
 
 // What AttentionParams does to a query's scores beside scaling them: the cap, and the slope for keys at `distance`,
 // distance + 1, ... from the query (0 or less where they are seen).
@@ -154,9 +35,9 @@ inline void weigh(float* scores, int n, const AttentionArgs& args, float slope, 
   }
 }
 
-// The state of one query: acc [d_stride], then these.
+// The state of one query: acc [d_stride], then these. offset: what is to be added to every element of acc.
 struct Running {
-  float maximum, sum;
+  float maximum, sum, offset;
 };
 inline Running& running_of(float* state, std::int64_t d_stride) {
   return *reinterpret_cast<Running*>(state + d_stride);
@@ -196,19 +77,21 @@ inline float softmax_chunk(float* scores, int n, int unseen, int seen, float sca
     sum = add(sum, p);
   }
   running.sum = running.sum * factor + sum_of(sum);
+  running.offset *= factor;
   running.maximum = maximum;
   return factor;
 }
 
 template <class Out>
-void write(Out* out, const float* acc, float sum, int n) {
-  const Vec divisor = set1(sum);
+void write(Out* out, const float* acc, const Running& running, int n) {
+  const Vec divisor = set1(running.sum), offset = set1(running.offset);
   int j = 0;
-  for (; j + kWidth <= n; j += kWidth) store(out + j, div(load(acc + j), divisor));
-  if (j < n) store_n(out + j, div(load(acc + j), divisor), n - j);
+  for (; j + kWidth <= n; j += kWidth) store(out + j, div(add(load(acc + j), offset), divisor));
+  if (j < n) store_n(out + j, div(add(load(acc + j), offset), divisor), n - j);
 }
 
-// Where a tile works: queries [vectors][d_stride], two states, scores [vectors][s_stride].
+// Where a tile works: queries [vectors][d_stride], two states, scores [vectors][s_stride]; of a quantised cache the
+// scales and zeros of a chunk [s_stride] each and the sums of the queries [vectors].
 struct Room {
   explicit Room(const AttentionArgs& args)
       : d_stride(round_up_to_vector(args.head_dim)),
@@ -217,9 +100,14 @@ struct Room {
         q(args.scratch),
         first(q + kAttentionTile * d_stride),
         second(first + kAttentionTile * state_stride),
-        scores(second + kAttentionTile * state_stride) {}
+        scores(second + kAttentionTile * state_stride),
+        k_scales(scores + kAttentionTile * s_stride),
+        k_zeros(k_scales + s_stride),
+        v_scales(k_zeros + s_stride),
+        v_zeros(v_scales + s_stride),
+        q_sums(v_zeros + s_stride) {}
   std::int64_t d_stride, state_stride, s_stride;
-  float *q, *first, *second, *scores;
+  float *q, *first, *second, *scores, *k_scales, *k_zeros, *v_scales, *v_zeros, *q_sums;
 };
 
 inline void take_queries(const AttentionArgs& args, const Room& room) {
@@ -227,6 +115,18 @@ inline void take_queries(const AttentionArgs& args, const Room& room) {
     const int flat = args.begin + i;
     const float* from = args.q + (flat / args.group) * args.q_stride + (flat % args.group) * args.head_dim;
     for (int d = 0; d < args.head_dim; ++d) room.q[i * room.d_stride + d] = from[d];
+  }
+}
+
+// Of every query, for the zeros of a quantised cache.
+inline void sum_queries(const AttentionArgs& args, const Room& room) {
+  for (int i = 0; i < args.end - args.begin; ++i) {
+    const float* const q = room.q + i * room.d_stride;
+    Vec sum = zero();
+    int d = 0;
+    for (; d + kWidth <= args.head_dim; d += kWidth) sum = add(sum, load(q + d));
+    if (d < args.head_dim) sum = add(sum, load_n(q + d, args.head_dim - d));
+    room.q_sums[i] = sum_of(sum);
   }
 }
 
@@ -238,6 +138,61 @@ struct Seen {
   int first, last;
 };
 
+// How the cache's type lies in a block.
+template <class T>
+struct Stored {
+  static constexpr bool kQuantised = false;
+  static constexpr int kPerByte = 1;  // elements of a T
+};
+template <>
+struct Stored<Q8> {
+  static constexpr bool kQuantised = true;
+  static constexpr int kPerByte = 1;
+};
+template <>
+struct Stored<Q4> {
+  static constexpr bool kQuantised = true;
+  static constexpr int kPerByte = 2;
+};
+
+// Scales and zeros of positions [first, n) of a chunk to floats; zeros everywhere else, up to a whole vector.
+// scales_at(p): those of the block that begins at position p of the chunk.
+template <class ScalesAt>
+void take_scales(const Room& room, int block_len, int first, int n, ScalesAt scales_at) {
+  float* const rows[] = {room.k_scales, room.k_zeros, room.v_scales, room.v_zeros};
+  for (int r = 0; r < 4; ++r) {
+    float* const row = rows[r];
+    for (int i = 0; i < first; ++i) row[i] = 0;
+    for (int p = first; p < n; p += block_len) {
+      const F16* const from = scales_at(p) + std::int64_t{r} * block_len;
+      const int count = n - p < block_len ? n - p : block_len;
+      int i = 0;
+      for (; i + kWidth <= count; i += kWidth) store(row + p + i, load(from + i));
+      if (i < count) store(row + p + i, load_n(from + i, count - i));
+    }
+    for (int i = n; i % kWidth != 0; ++i) row[i] = 0;
+  }
+}
+
+// Sums over integers -> scores.
+inline void scale_scores(float* scores, int n, const Room& room, float q_sum) {
+  const Vec sum = set1(q_sum);
+  for (int i = 0; i < n; i += kWidth) {
+    store(scores + i, fma(load(scores + i), load(room.k_scales + i), mul(sum, load(room.k_zeros + i))));
+  }
+}
+
+// Probabilities -> what the integers of the values are multiplied by. Returns the sum of the zeros.
+inline float scale_probabilities(float* scores, int n, const Room& room) {
+  Vec offset = zero();
+  for (int i = 0; i < n; i += kWidth) {
+    const Vec p = load(scores + i);
+    offset = fma(p, load(room.v_zeros + i), offset);
+    store(scores + i, mul(p, load(room.v_scales + i)));
+  }
+  return sum_of(offset);
+}
+
 // The state [vectors][state_stride] after piece `piece` alone.
 template <class T>
 void attend(const AttentionArgs& args, const Room& room, int piece, float* state) {
@@ -247,7 +202,7 @@ void attend(const AttentionArgs& args, const Room& room, int piece, float* state
   for (int i = 0; i < vectors; ++i) {
     float* const acc = state + i * room.state_stride;
     for (std::int64_t d = 0; d < room.d_stride; d += kWidth) store(acc + d, zero());
-    running_of(acc, room.d_stride) = {-__builtin_inff(), 0};
+    running_of(acc, room.d_stride) = {-__builtin_inff(), 0, 0};
   }
 
   const Seen seen(args);
@@ -255,31 +210,46 @@ void attend(const AttentionArgs& args, const Room& room, int piece, float* state
   const int piece_end = piece_begin + attention_piece(args.block_len);
   const int end = seen.last + 1 < piece_end ? seen.last + 1 : piece_end;
   const bool weighed = args.soft_cap != 0 || args.slopes != nullptr;
-  const auto* kv = static_cast<const T*>(args.kv);
+  constexpr bool kQuantised = Stored<T>::kQuantised;
+  const int width = dim / Stored<T>::kPerByte;
+  const auto* kv = static_cast<const char*>(args.kv);
   const auto block_at = [&](int position) {
-    return kv + static_cast<std::int64_t>(args.blocks[position / args.block_len]) * args.block_stride;
+    return reinterpret_cast<const T*>(kv + args.blocks[position / args.block_len] * args.block_stride);
   };
   const auto values_at = [&](int position) {
-    return block_at(position) + static_cast<std::int64_t>(dim) * args.block_len;
+    return block_at(position) + static_cast<std::int64_t>(width) * args.block_len;
+  };
+  const auto scales_at = [&](int position) {
+    return reinterpret_cast<const F16*>(block_at(position) + std::int64_t{2} * width * args.block_len);
   };
   int begin = piece_begin;
   if (seen.first > begin) begin += (seen.first - begin) / chunk * chunk;
   for (; begin < end; begin += chunk) {
     const int n = end - begin < chunk ? end - begin : chunk;
     const int first = seen.first > begin ? (seen.first - begin) / args.block_len * args.block_len : 0;
+    if constexpr (kQuantised) {
+      take_scales(room, args.block_len, first, n, [&](int p) { return scales_at(begin + p); });
+      const int next_n = end - begin - chunk < chunk ? end - begin - chunk : chunk;
+      for (int p = 0; p < next_n; p += args.block_len) {
+        const auto* const ahead = reinterpret_cast<const char*>(scales_at(begin + chunk + p));
+        for (int byte = 0; byte < 4 * 2 * args.block_len; byte += 64) __builtin_prefetch(ahead + byte, 0, kAheadLevel);
+      }
+    }
     for (int p = first; p < n; p += args.block_len) {
       const int after = p + args.block_len;
       multiply<T>({.rows = vectors,
                    .a = room.q,
                    .a_stride = room.d_stride,
-                   .k = dim,
+                   .k = width,
                    .b = block_at(begin + p),
                    .b_stride = args.block_len,
                    .columns = n - p < args.block_len ? n - p : args.block_len,
                    .c = room.scores + p,
                    .c_stride = room.s_stride,
                    .accumulate = false,
-                   .next = after < n ? block_at(begin + after) : values_at(begin + first)});
+                   .next = after < n ? block_at(begin + after) : values_at(begin + first),
+                   .plane = width,
+                   .keys = true});
     }
     for (int i = 0; i < vectors; ++i) {
       const int position = args.first_position + (args.begin + i) / args.group;
@@ -288,6 +258,7 @@ void attend(const AttentionArgs& args, const Room& room, int piece, float* state
       float* const scores = room.scores + i * room.s_stride;
       float* const acc = state + i * room.state_stride;
       float scale = args.scale;
+      if constexpr (kQuantised) scale_scores(scores, n, room, room.q_sums[i]);
       if (weighed) {
         const float slope = args.slopes == nullptr ? 0 : args.slopes[(args.begin + i) % args.group];
         weigh(scores, n, args, slope, begin - position);
@@ -299,6 +270,7 @@ void attend(const AttentionArgs& args, const Room& room, int piece, float* state
         const Vec factors = set1(factor);
         for (std::int64_t d = 0; d < room.d_stride; d += kWidth) store(acc + d, mul(load(acc + d), factors));
       }
+      if constexpr (kQuantised) running_of(acc, room.d_stride).offset += scale_probabilities(scores, n, room);
     }
     for (int p = first; p < n; p += args.block_len) {
       const int after = p + args.block_len;
@@ -308,14 +280,16 @@ void attend(const AttentionArgs& args, const Room& room, int piece, float* state
                    .a_stride = room.s_stride,
                    .k = n - p < args.block_len ? n - p : args.block_len,
                    .b = values,
-                   .b_stride = dim,
-                   .columns = dim,
+                   .b_stride = width,
+                   .columns = width,
                    .c = state,
                    .c_stride = room.state_stride,
                    .accumulate = true,
                    .next = after < n                    ? values_at(begin + after)
                            : begin + chunk <= seen.last ? block_at(begin + chunk)
-                                                        : values});
+                                                        : values,
+                   .plane = width,
+                   .keys = false});
     }
   }
 }
@@ -336,7 +310,7 @@ inline void merge(float* total, const float* next, int vectors, std::int64_t d_s
     for (std::int64_t d = 0; d < d_stride; d += kWidth) {
       store(total + d, fma(load(next + d), factors, mul(load(total + d), befores)));
     }
-    sum = {maximum, sum.sum * before + added.sum * factor};
+    sum = {maximum, sum.sum * before + added.sum * factor, sum.offset * before + added.offset * factor};
   }
 }
 
@@ -345,11 +319,11 @@ inline void write_tile(const AttentionArgs& args, const Room& room, float* state
     const int flat = args.begin + i;
     const std::int64_t at = (flat / args.group) * args.out_stride + (flat % args.group) * args.head_dim;
     float* const acc = state + i * room.state_stride;
-    const float sum = running_of(acc, room.d_stride).sum;
+    const Running& running = running_of(acc, room.d_stride);
     if (args.out_dtype == DType::bf16) {
-      write(static_cast<Bf16*>(args.out) + at, acc, sum, args.head_dim);
+      write(static_cast<Bf16*>(args.out) + at, acc, running, args.head_dim);
     } else {
-      write(static_cast<float*>(args.out) + at, acc, sum, args.head_dim);
+      write(static_cast<float*>(args.out) + at, acc, running, args.head_dim);
     }
   }
 }
@@ -358,6 +332,7 @@ template <class T>
 void attention(const AttentionArgs& args) {
   const Room room(args);
   take_queries(args, room);
+  if constexpr (Stored<T>::kQuantised) sum_queries(args, room);
   const Seen seen(args);
   const int piece = attention_piece(args.block_len);
   const int first = seen.first / piece, last = seen.last / piece;
@@ -373,6 +348,7 @@ template <class T>
 void one_piece(const AttentionArgs& args, int piece, float* state) {
   const Room room(args);
   take_queries(args, room);
+  if constexpr (Stored<T>::kQuantised) sum_queries(args, room);
   attend<T>(args, room, piece, state);
 }
 
@@ -381,9 +357,13 @@ void one_piece(const AttentionArgs& args, int piece, float* state) {
 void attention_bf16(const AttentionArgs& args) { attention<Bf16>(args); }
 void attention_f16(const AttentionArgs& args) { attention<F16>(args); }
 void attention_f32(const AttentionArgs& args) { attention<float>(args); }
+void attention_q8(const AttentionArgs& args) { attention<Q8>(args); }
+void attention_q4(const AttentionArgs& args) { attention<Q4>(args); }
 void attention_piece_bf16(const AttentionArgs& args, int piece, float* state) { one_piece<Bf16>(args, piece, state); }
 void attention_piece_f16(const AttentionArgs& args, int piece, float* state) { one_piece<F16>(args, piece, state); }
 void attention_piece_f32(const AttentionArgs& args, int piece, float* state) { one_piece<float>(args, piece, state); }
+void attention_piece_q8(const AttentionArgs& args, int piece, float* state) { one_piece<Q8>(args, piece, state); }
+void attention_piece_q4(const AttentionArgs& args, int piece, float* state) { one_piece<Q4>(args, piece, state); }
 
 void attention_merge(const AttentionArgs& args, float* states, int pieces) {
   const Room room(args);

@@ -165,6 +165,40 @@ void f16_from_f32(F16* out, const float* in, std::int64_t n) { convert(out, in, 
 void f32_from_bf16(float* out, const Bf16* in, std::int64_t n) { convert(out, in, n); }
 void f32_from_f16(float* out, const F16* in, std::int64_t n) { convert(out, in, n); }
 
+void least_and_greatest(const float* in, std::int64_t n, float* least, float* greatest) {
+  Vec low = set1(in[0]), high = low, odd = zero();  // x * 0 is NaN for what is not finite
+  std::int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) {
+    const Vec x = load(in + i);
+    low = min(x, low);
+    high = max(x, high);
+    odd = add(odd, mul(x, zero()));
+  }
+  float most = max_of(high), few = -max_of(sub(zero(), low));
+  bool finite = !any_nan(odd);
+  for (; i < n; ++i) {
+    few = in[i] < few ? in[i] : few;
+    most = in[i] > most ? in[i] : most;
+    finite = finite && in[i] - in[i] == 0;
+  }
+  *least = finite ? few : __builtin_nanf("");
+  *greatest = finite ? most : __builtin_nanf("");
+}
+
+void quantise(std::uint8_t* out, const float* in, float scale, float zeros, int most, std::int64_t n) {
+  const Vec divisor = set1(scale > 0 ? scale : __builtin_inff()), least = set1(zeros);
+  const Vec greatest = set1(static_cast<float>(most));
+  const auto integers = [&](Vec x) { return round(min(max(div(sub(x, least), divisor), zero()), greatest)); };
+  const auto put = [](std::uint8_t* to, Vec x, int m) {
+    float lanes[kWidth];
+    store(lanes, x);
+    for (int j = 0; j < m; ++j) to[j] = static_cast<std::uint8_t>(static_cast<int>(lanes[j]));
+  };
+  for_vectors(
+      n, [&](std::int64_t i) { put(out + i, integers(load(in + i)), kWidth); },
+      [&](std::int64_t i, int m) { put(out + i, integers(load_n(in + i, m)), m); });
+}
+
 float maximum(const float* in, std::int64_t n) {
   const float least = -__builtin_inff();
   Vec greatest = set1(least);

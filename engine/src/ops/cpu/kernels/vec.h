@@ -3,9 +3,9 @@
 // the portable kernels would run into instructions that the processor lacks. For the same reason kernels use no
 // standard library templates.
 //
-// A Vec has kWidth floats. load and store take float*, Bf16* or F16* and convert, rounding to nearest even; load_n and
-// store_n take the first n < kWidth elements, the others are zeros. max and min return their second operand when one is
-// NaN.
+// A Vec has kWidth floats. load and store take float*, Bf16* or F16* and convert, rounding to nearest even; load takes
+// Q8* as well. load_n and store_n take the first n < kWidth elements, the others are zeros. max and min return their
+// second operand when one is NaN.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,15 @@ inline void store_n(T* p, Vec x, int n) {
   store(part, x);
   for (int i = 0; i < n; ++i) p[i] = part[i];
 }
+inline ByteVec load_bytes_n(const std::uint8_t* p, int n) {
+  std::uint8_t part[kWidth] = {};
+  for (int i = 0; i < n; ++i) part[i] = p[i];
+  return load_bytes(part);
+}
 #endif
+
+inline Vec load(const Q8* p) { return floats_of(load_bytes(&p->bits)); }
+inline Vec load_n(const Q8* p, int n) { return floats_of(load_bytes_n(&p->bits, n)); }
 
 // The sum of the lanes, by halves.
 inline float sum_of(Vec x) {

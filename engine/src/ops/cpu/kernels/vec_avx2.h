@@ -42,6 +42,18 @@ inline void store(F16* p, Vec x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
+// Bytes, one per float.
+struct ByteVec {
+  __m256i v;
+};
+inline ByteVec load_bytes(const std::uint8_t* p) {
+  return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
+}
+inline Vec floats_of(ByteVec b) { return {_mm256_cvtepi32_ps(b.v)}; }
+// Their low and high halves.
+inline Vec low_halves(ByteVec b) { return {_mm256_cvtepi32_ps(_mm256_and_si256(b.v, _mm256_set1_epi32(15)))}; }
+inline Vec high_halves(ByteVec b) { return {_mm256_cvtepi32_ps(_mm256_srli_epi32(b.v, 4))}; }
+
 // Pairs of bf16, one pair per float: the first of each, the second of each.
 struct PairVec {
   __m256i v;

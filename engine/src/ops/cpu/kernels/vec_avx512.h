@@ -47,6 +47,24 @@ inline void store_n(float* p, Vec x, int n) { _mm512_mask_storeu_ps(p, mask_of(n
 inline void store_n(Bf16* p, Vec x, int n) { _mm256_mask_storeu_epi16(p, mask_of(n), to_bf16(x)); }
 inline void store_n(F16* p, Vec x, int n) { _mm256_mask_storeu_epi16(p, mask_of(n), to_f16(x)); }
 
+// Bytes, one per float.
+struct ByteVec {
+  __m512i v;
+};
+inline ByteVec load_bytes(const std::uint8_t* p) {
+  return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline ByteVec load_bytes_n(const std::uint8_t* p, int n) {
+  return {_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask_of(n), p))};
+}
+inline Vec floats_of(ByteVec b) { return {_mm512_cvtepi32_ps(b.v)}; }
+// Their low and high halves: a permutation looks at four bits of an index, and is a conversion by table.
+inline Vec halves_as_floats(__m512i bits) {
+  return {_mm512_permutexvar_ps(bits, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))};
+}
+inline Vec low_halves(ByteVec b) { return halves_as_floats(b.v); }
+inline Vec high_halves(ByteVec b) { return halves_as_floats(_mm512_srli_epi32(b.v, 4)); }
+
 // Pairs of bf16, one pair per float: the first of each, the second of each.
 struct PairVec {
   __m512i v;

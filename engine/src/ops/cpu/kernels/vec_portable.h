@@ -101,6 +101,16 @@ inline void store_halves(Half* p, Uint4 bits) {
 inline void store(Bf16* p, Vec x) { store_halves(p, bf16_from_float(x.v)); }
 inline void store(F16* p, Vec x) { store_halves(p, f16_from_float(x.v)); }
 
+// Bytes, one per float.
+struct ByteVec {
+  Int4 v;
+};
+inline ByteVec load_bytes(const std::uint8_t* p) { return {Int4{p[0], p[1], p[2], p[3]}}; }
+inline Vec floats_of(ByteVec b) { return {__builtin_convertvector(b.v, Float4)}; }
+// Their low and high halves.
+inline Vec low_halves(ByteVec b) { return {__builtin_convertvector(b.v & 15, Float4)}; }
+inline Vec high_halves(ByteVec b) { return {__builtin_convertvector(b.v >> 4, Float4)}; }
+
 // Pairs of bf16, one pair per float: the first of each, the second of each.
 struct PairVec {
   Uint4 v;

@@ -25,7 +25,8 @@ constexpr std::size_t kMostExchanged = 64;
 constexpr unsigned kLanes = 32;
 constexpr int kNaNByte = 0xff;  // four of them are a NaN, two are one in either 16-bit type
 
-// Tells the address sanitizer which stack is in use. From one stack: leave(to), then the jump; on the other one: arrive().
+// Tells the address sanitizer which stack is in use. From one stack: leave(to), then the jump; on the other one:
+// arrive().
 class StackSwitch {
  public:
   // For good: what the sanitizer keeps for the stack that is left is dropped.
@@ -76,6 +77,7 @@ enum class State { ready, at_block_barrier, at_warp_barrier, done };
 struct Copy {
   void* to;
   const void* from;
+  std::size_t bytes;
 };
 
 struct Fiber {
@@ -83,8 +85,8 @@ struct Fiber {
   State state = State::ready;
   bool started = false;
   int exchanges = 0;
-  std::vector<Copy> open_copies;                // not committed
-  std::vector<std::vector<Copy>> copy_groups;   // committed, oldest first
+  std::vector<Copy> open_copies;               // not committed
+  std::vector<std::vector<Copy>> copy_groups;  // committed, oldest first
   std::unique_ptr<Stack> stack;
   StackSwitch stack_switch;
   jmp_buf at{};
@@ -289,9 +291,9 @@ void sync_warp() { grid().sync_warp(); }
 unsigned char* dynamic_shared_memory() { return grid().dynamic(); }
 const void* exchange_bytes(const void* mine, std::size_t bytes) { return grid().exchange(mine, bytes); }
 
-void copy_later(void* shared, const void* global_or_null) {
-  std::memset(shared, kNaNByte, 16);
-  grid().fiber().open_copies.push_back({shared, global_or_null});
+void copy_later(void* shared, const void* global_or_null, std::size_t bytes) {
+  std::memset(shared, kNaNByte, bytes);
+  grid().fiber().open_copies.push_back({shared, global_or_null, bytes});
 }
 
 void commit_copies() {
@@ -305,9 +307,9 @@ void wait_copies(int all_but_last) {
   while (static_cast<int>(groups.size()) > all_but_last) {
     for (const auto& copy : groups.front()) {
       if (copy.from == nullptr) {
-        std::memset(copy.to, 0, 16);
+        std::memset(copy.to, 0, copy.bytes);
       } else {
-        std::memcpy(copy.to, copy.from, 16);
+        std::memcpy(copy.to, copy.from, copy.bytes);
       }
     }
     groups.erase(groups.begin());

@@ -51,7 +51,7 @@ const T* exchange(const T& mine) {
   return static_cast<const T*>(exchange_bytes(&mine, sizeof(T)));
 }
 
-void copy_later(void* shared, const void* global_or_null);  // 16 bytes; null: zeros
+void copy_later(void* shared, const void* global_or_null, std::size_t bytes);  // null: zeros
 void commit_copies();
 void wait_copies(int all_but_last);
 

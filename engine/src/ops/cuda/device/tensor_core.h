@@ -39,8 +39,8 @@ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_
   }
 }
 
-// Four 8x8 matrices of 16-bit elements: lane l gives the address (16-byte aligned, shared memory) of row l % 8 of matrix
-// l / 8; register i holds elements 2t, 2t + 1 of row g of matrix i. transposed: of column g, rows 2t, 2t + 1.
+// Four 8x8 matrices of 16-bit elements: lane l gives the address (16-byte aligned, shared memory) of row l % 8 of
+// matrix l / 8; register i holds elements 2t, 2t + 1 of row g of matrix i. transposed: of column g, rows 2t, 2t + 1.
 inline void load_matrix_x4(std::uint32_t (&r)[4], const void* row) {
   const auto* rows = host_grid::exchange(row);
   const int g = lane_id() / 4, t = lane_id() % 4;
@@ -60,13 +60,26 @@ inline void load_matrix_x4_transposed(std::uint32_t (&r)[4], const void* row) {
 // 16 bytes from global to shared memory; zeros when not `valid` (then `global` is not read). They are there after
 // copy_wait<n>() with all but the last n committed groups, for this thread; for the block after __syncthreads() too.
 inline void copy_async_16(void* shared, const void* global, bool valid = true) {
-  host_grid::copy_later(shared, valid ? global : nullptr);
+  host_grid::copy_later(shared, valid ? global : nullptr, 16);
+}
+// The same with 4 bytes, 4-byte aligned.
+inline void copy_async_4(void* shared, const void* global, bool valid = true) {
+  host_grid::copy_later(shared, valid ? global : nullptr, 4);
 }
 inline void copy_commit() { host_grid::commit_copies(); }
 template <int n>
 void copy_wait() {
   host_grid::wait_copies(n);
 }
+
+// As pack(), below.
+template <class T>
+std::uint32_t pack_at_once(float low, float high) {
+  return static_cast<std::uint32_t>(from_float<T>(high).bits) << 16 | from_float<T>(low).bits;
+}
+
+// Byte i of a word, 0 to 255.
+inline float byte_to_float(std::uint32_t word, int i) { return static_cast<float>(word >> 8 * i & 0xffU); }
 
 #else
 
@@ -111,15 +124,41 @@ CHARONIA_DEVICE void copy_async_16(void* shared, const void* global, bool valid 
                "r"(bytes)
                : "memory");
 }
+CHARONIA_DEVICE void copy_async_4(void* shared, const void* global, bool valid = true) {
+  const int bytes = valid ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
+               : "memory");
+}
 CHARONIA_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int n>
 CHARONIA_DEVICE void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
 }
 
+template <class T>
+CHARONIA_DEVICE std::uint32_t pack_at_once(float low, float high);
+template <>
+CHARONIA_DEVICE std::uint32_t pack_at_once<bf16>(float low, float high) {
+  std::uint32_t both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+template <>
+CHARONIA_DEVICE std::uint32_t pack_at_once<f16>(float low, float high) {
+  std::uint32_t both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+// The byte as the last of the mantissa of 2^23: conversions proper run at a quarter of the rate.
+CHARONIA_DEVICE float byte_to_float(std::uint32_t word, int i) {
+  return __uint_as_float(__byte_perm(word, 0x4b000000U, 0x7650U + static_cast<unsigned>(i))) - 0x1p23F;
+}
+
 #endif
 
-// Two floats as a register of two 16-bit elements, `low` in the low half.
+// Two floats as a register of two 16-bit elements, `low` in the low half. pack_at_once is the same in one instruction,
+// which takes more registers where many results wait for each other.
 template <class T>
 CHARONIA_DEVICE std::uint32_t pack(float low, float high) {
   return static_cast<std::uint32_t>(from_float<T>(high).bits) << 16 | from_float<T>(low).bits;

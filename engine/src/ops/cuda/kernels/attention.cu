@@ -37,6 +37,11 @@ bool aligned(const Tensor& tensor) {
   return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && tensor.stride % 8 == 0;
 }
 
+// Whether all rows of it are read by the 16 bytes, for the head sizes that have tiles.
+bool aligned(const CacheLayer& cache) {
+  return reinterpret_cast<std::uintptr_t>(cache.data) % 16 == 0 && cache.block_bytes() % 16 == 0;
+}
+
 }  // namespace
 
 std::size_t attention_workspace_bytes(const AttentionShape& shape, const AttentionBounds& bounds) {
@@ -74,7 +79,8 @@ void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, cons
 
   const bool tiles =
       std::find(kTiledHeadSizes.begin(), kTiledHeadSizes.end(), shape.head_dim) != kTiledHeadSizes.end() &&
-      cache.dtype != DType::f32 && qkv.dtype == cache.dtype && out.dtype == cache.dtype && aligned(qkv) && aligned(out);
+      cache.dtype != DType::f32 && qkv.dtype == cache.dtype && out.dtype == cache.dtype && aligned(qkv) &&
+      aligned(out) && aligned(cache);
   const auto run = [&](const AttentionItem* items, const std::int32_t* count, std::int64_t max_items, bool decode) {
     if (max_items == 0) return;
     params.items = items;

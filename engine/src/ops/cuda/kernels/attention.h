@@ -104,9 +104,10 @@ struct AttentionWork {
 };
 
 // out [rows, heads * head_dim] = the values, weighted by the softmax of what ops::AttentionParams says. qkv as
-// rotary_store left it (q is read). how.scale > 0; how.window: no wider than the shape's. bf16 and f16 caches go over
-// tensor cores where head_dim is 32, 64, 96, 128 or 256, q and out have the cache's type, and rows of qkv are 16-byte
-// aligned; anything else takes a plain kernel in float.
+// rotary_store left it (q is read). how.scale > 0; how.window: no wider than the shape's. bf16 and f16 caches, and
+// quantised ones of such models, go over tensor cores where head_dim is 32, 64, 96, 128 or 256, q and out have the
+// cache's type, and rows of qkv and blocks of the cache are 16-byte aligned; anything else takes a plain kernel in
+// float.
 void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, const Tensor& qkv, const CacheLayer& cache,
                const AttentionShape& shape, const ops::AttentionParams& how, const AttentionWork& work);
 

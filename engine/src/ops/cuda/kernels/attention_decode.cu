@@ -1,7 +1,7 @@
 // Attention of single rows over blocks of the k/v cache.
 //
 //   q     [rows, heads, head_dim], bf16 or f16, rows q_stride apart
-//   cache [block][k, v][kv head][slot][head_dim], the same type
+//   cache [block][k, v][kv head][slot][head_dim], the same type, or quantised (attention_quant.h)
 //   out   as q
 //   out[row, h] = sum over the item's positions p of softmax_p(q[row, h] . k[p, h / group] * scale) * v[p, h / group]
 // With `weighs`, the softmax is over what ops::AttentionParams says, and positions before the window's first tile are
@@ -12,6 +12,11 @@
 // head_dim 128; a multiprocessor of an H200 gets about 20 bytes a clock from memory, so a tile takes 1600 clocks, and
 // the arithmetic of a tile takes 800 in its longest chain (barriers included), of which the other block's overlaps.
 // Predicted: 85 to 90 % of the bandwidth of a copy once every multiprocessor has several units; not measured.
+//
+// A quantised tile takes 830 clocks of memory in 8 bits and 430 in 4 bits; the schedulers issue 530 clocks to widen it
+// and some 250 for the rest, two warps each, which does not fill them: about 1200 clocks in 8 bits and 1050 in 4 bits
+// where 16 bits take 1800. Predicted: 1.5 and 1.7 times the rate of 16 bits, 70 and 40 % of the bandwidth; not
+// measured.
 //
 // A thread block of four warps takes one kv head of one item at a time; the query heads of the group are the 16 rows of
 // the products' A operand (more than 16: several units). Blocks are persistent: a pipeline of `stages` tiles runs on
@@ -24,28 +29,32 @@
 //
 // Shared memory, as many stages as leave room for two blocks on a multiprocessor (at head_dim 128: 3 on compute
 // capability 9.0, 2 on 8.0, and 2 with a single block on 8.9): stages of {k [positions][head_dim], v [the same], q
-// [16][head_dim]}, then p [16][positions], maxima [4][16], rows of the cache [2][positions], a flag.
+// [16][head_dim]}, then p [16][positions], maxima [4][16], rows of the cache [2][positions], a flag. Of a quantised
+// cache, stages hold k and v as they are copied, and the wide tile that the products take stands between them and p.
 #include <algorithm>
 
 #include "charonia/error.h"
-#include "ops/cuda/kernels/attention_tile.h"
+#include "ops/cuda/kernels/attention_quant.h"
 
 namespace charonia::cuda {
 namespace {
 
 constexpr int kRows = kDecodeTileRows;
 
+// quant_bits: 0 where the cache is not quantised.
 struct DecodeLayout {
-  int k_bytes, q_bytes, p_bytes;
-  CHARONIA_HD int stage_bytes() const { return 2 * k_bytes + q_bytes; }
+  int tile_bytes, q_bytes, wide_bytes, p_bytes;
+  CHARONIA_HD constexpr int stage_bytes() const { return tile_bytes + q_bytes; }
 };
-CHARONIA_HD constexpr DecodeLayout decode_layout(int head_dim) {
-  return {tile_positions(head_dim) * head_dim * 2, kRows * head_dim * 2, kRows * tile_positions(head_dim) * 2};
+CHARONIA_HD constexpr DecodeLayout decode_layout(int head_dim, int quant_bits) {
+  return {copied_tile_bytes(head_dim, quant_bits), kRows * head_dim * 2,
+          quant_bits == 0 ? 0 : wide_tile_bytes(head_dim), kRows * tile_positions(head_dim) * 2};
 }
-std::size_t shared_bytes(int head_dim, int stages) {
-  const auto layout = decode_layout(head_dim);
-  return static_cast<std::size_t>(stages * layout.stage_bytes() + layout.p_bytes + kAttentionWarps * kRows * 4 +
-                                  2 * tile_positions(head_dim) * 4 + 16);
+std::size_t shared_bytes(int head_dim, int stages, int quant_bits) {
+  const auto layout = decode_layout(head_dim, quant_bits);
+  return static_cast<std::size_t>(stages * layout.stage_bytes() + layout.wide_bytes + layout.p_bytes +
+                                  kAttentionWarps * kRows * 4 +
+                                  2 * tile_positions(head_dim) * shared_row_bytes(quant_bits) + 16);
 }
 
 // Until the oldest of the tiles under way is there, with a tile in every stage but one.
@@ -80,18 +89,20 @@ struct Ahead {
   CHARONIA_DEVICE bool at_begin() const { return position == unit.item.kv_begin; }
 };
 
-template <class T, int kDim, bool weighs>
+template <class T, int kDim, bool weighs, bool quantised>
 CHARONIA_KERNEL(kAttentionThreads, kBlocksPerMultiprocessor)
 void decode_kernel(const AttentionParams p) {
   constexpr int kPositions = tile_positions(kDim), kUnits = kDim / 8, kPUnits = kPositions / 8;
-  constexpr int kSteps = kPositions / kStep;
+  constexpr int kSteps = kPositions / kStep, kKBytes = kPositions * kDim * 2;
   constexpr int kColumnTiles = kDim / 8 / kAttentionWarps;  // of out, a warp's
-  constexpr auto kLayout = decode_layout(kDim);
+  const auto layout = decode_layout(kDim, quantised ? p.cache.quant_bits : 0);
+  using Row = typename CacheRow<quantised>::Shared;
   unsigned char* const stages = dynamic_shared();
-  unsigned char* const p_tile = stages + p.stages * kLayout.stage_bytes();
-  float* const maxima = reinterpret_cast<float*>(p_tile + kLayout.p_bytes);      // [warp][row]
-  int* const k_rows = reinterpret_cast<int*>(maxima + kAttentionWarps * kRows);  // [2][positions]
-  int* const flag = k_rows + 2 * kPositions;
+  unsigned char* const wide = stages + p.stages * layout.stage_bytes();
+  unsigned char* const p_tile = wide + layout.wide_bytes;
+  float* const maxima = reinterpret_cast<float*>(p_tile + layout.p_bytes);       // [warp][row]
+  Row* const k_rows = reinterpret_cast<Row*>(maxima + kAttentionWarps * kRows);  // [2][positions]
+  int* const flag = reinterpret_cast<int*>(k_rows + 2 * kPositions);
   float* const sums = p.sums + blockIdx.x * p.sums_stride + threadIdx.x;
   const int thread = static_cast<int>(threadIdx.x), lane = lane_id(), warp = warp_id();
   const int g = lane / 4, t = lane % 4;
@@ -108,22 +119,28 @@ void decode_kernel(const AttentionParams p) {
   if (!ahead.unit.valid) return;
 
   // Rows of the cache are looked up a tile before they are needed, one position a thread.
-  int k_row_ahead = thread < kPositions ? k_row(p, ahead.unit, ahead.position + thread) : -1;
+  const auto look_up = [&] { return cache_row<quantised>(p, ahead.unit, ahead.position + thread); };
+  CacheRow<quantised> row_ahead;
+  if (thread < kPositions) row_ahead = look_up();
   int parity = 0;
   const auto publish_rows = [&] {
     parity ^= 1;
-    if (thread < kPositions) k_rows[parity * kPositions + thread] = k_row_ahead;
+    if (thread < kPositions) k_rows[parity * kPositions + thread] = row_ahead.shared(p);
   };
   const auto copy_ahead = [&](int stage) {
-    unsigned char* const to = stages + stage * kLayout.stage_bytes();
+    unsigned char* const to = stages + stage * layout.stage_bytes();
     if (ahead.unit.valid) {
-      copy_tile<kDim>(to, to + kLayout.k_bytes, p, k_rows + parity * kPositions);
+      if constexpr (quantised) {
+        copy_quant_tile<kDim, 4>(to, p, k_rows + parity * kPositions, row_ahead);
+      } else {
+        copy_tile<kDim>(to, to + kKBytes, p, k_rows + parity * kPositions);
+      }
       if (ahead.at_begin())
-        copy_q<kDim, kRows>(to + 2 * kLayout.k_bytes, p, ahead.unit, [](int i) { return QueryRow{0, i}; });
+        copy_q<kDim, kRows>(to + layout.tile_bytes, p, ahead.unit, [](int i) { return QueryRow{0, i}; });
     }
     copy_commit();
     ahead.advance(p, units, kPositions);
-    if (thread < kPositions) k_row_ahead = k_row(p, ahead.unit, ahead.position + thread);
+    if (thread < kPositions) row_ahead = look_up();
   };
   for (int stage = 0; stage + 1 < p.stages; ++stage) {
     publish_rows();
@@ -152,12 +169,17 @@ void decode_kernel(const AttentionParams p) {
       wait_for_tile(p.stages);
       __syncthreads();  // this tile is there, and all are done with the one before, whose stage is the next to fill
       copy_ahead(stage == 0 ? p.stages - 1 : stage - 1);
-      const unsigned char* const k = stages + stage * kLayout.stage_bytes();
-      const unsigned char* const v = k + kLayout.k_bytes;
+      const unsigned char* const tile = stages + stage * layout.stage_bytes();
+      if constexpr (quantised) {
+        widen_tile<T, kDim, 2>(wide, tile, p.cache.quant_bits);
+        __syncthreads();
+      }
+      const unsigned char* const k = quantised ? wide : tile;
+      const unsigned char* const v = k + kKBytes;
       if (begin == unit.item.kv_begin) {
         CHARONIA_UNROLL
         for (int i = 0; i < kDim / 16; ++i) {
-          load_matrix_x4(q[i], v + kLayout.k_bytes + unit_offset_by<kUnits>(q_at, 2 * i));
+          load_matrix_x4(q[i], tile + layout.tile_bytes + unit_offset_by<kUnits>(q_at, 2 * i));
         }
       }
 
@@ -287,15 +309,21 @@ void decode_kernel(const AttentionParams p) {
 template <class T, int kDim>
 void start(Stream& stream, const DeviceInfo& device, AttentionParams params, std::int64_t items) {
   // As many stages as leave room for two blocks on a multiprocessor; a block has 1 KB besides its own.
-  const auto fits = [&](int stages) { return 2 * (shared_bytes(kDim, stages) + 1024) <= device.shared_bytes + 1024; };
+  const int bits = params.cache.quant_bits;
+  const auto fits = [&](int stages) {
+    return 2 * (shared_bytes(kDim, stages, bits) + 1024) <= device.shared_bytes + 1024;
+  };
   params.stages = fits(4) ? 4 : fits(3) ? 3 : 2;
   params.tiles = static_cast<int>(divide_up(params.group, kRows));
   params.max_units = static_cast<int>(items) * params.cache.kv_heads * params.tiles;
   launch(stream, "attention (decode)",
          {.grid_x = static_cast<unsigned>(std::min(params.max_units, params.max_blocks)),
           .threads = kAttentionThreads,
-          .dynamic_shared_bytes = shared_bytes(kDim, params.stages)},
-         params.weighing.any ? decode_kernel<T, kDim, true> : decode_kernel<T, kDim, false>, params);
+          .dynamic_shared_bytes = shared_bytes(kDim, params.stages, bits)},
+         bits != 0             ? decode_kernel<T, kDim, true, true>
+         : params.weighing.any ? decode_kernel<T, kDim, true, false>
+                               : decode_kernel<T, kDim, false, false>,
+         params);
 }
 
 template <class T>

@@ -2,7 +2,9 @@
 // that have no tiles.
 //
 //   q     [rows, heads, head_dim], rows q_stride apart; out likewise
-//   cache [block][k, v][kv head][slot][head_dim]
+//   cache [block][k, v][kv head][slot][head_dim], or quantised: its elements are then round(integer * scale + zero) to
+//   q's
+//         type, as in the kernels over tensor cores
 //
 // A warp takes one row and one query head, all its positions in their order, 32 at a time: scores with a position a
 // lane, a running maximum and sum, then out with columns by lanes. k and v are read anew for every row and head, so
@@ -47,6 +49,48 @@ CHARONIA_DEVICE void store(void* data, DType type, std::int64_t i, float x) {
   }
 }
 
+// A row of the cache, counted from the layer's first.
+template <class T>
+class CacheVector {
+ public:
+  CHARONIA_DEVICE CacheVector(const PlainParams& p, std::int64_t row)
+      : at_(static_cast<const T*>(p.attention.cache.data) + row * p.attention.cache.head_dim) {}
+  CHARONIA_DEVICE float operator[](int d) const { return to_float(at_[d]); }
+
+ private:
+  const T* at_;
+};
+
+struct Quantised {};
+template <>
+class CacheVector<Quantised> {
+ public:
+  CHARONIA_DEVICE CacheVector(const PlainParams& p, std::int64_t row)
+      : bits_(p.attention.cache.quant_bits), half_(p.attention.cache.head_dim / 2), type_(p.q_type) {
+    const auto& cache = p.attention.cache;
+    const auto block = row / (2 * cache.half_rows());
+    const int in_block = static_cast<int>(row % (2 * cache.half_rows()));
+    const auto* const bytes = static_cast<const unsigned char*>(cache.data);
+    integers_ = bytes + cache.integers_at(block, in_block);
+    const auto* const scale = reinterpret_cast<const f16*>(bytes + cache.scale_at(block, in_block));
+    scale_ = to_float(scale[0]);
+    zero_ = to_float(scale[1]);
+  }
+  CHARONIA_DEVICE float operator[](int d) const {
+    const unsigned q = bits_ == 8 ? integers_[d] : integers_[d % half_] >> (d < half_ ? 0 : 4) & 15U;
+    const float x = fmaf(static_cast<float>(q), scale_, zero_);
+    return type_ == DType::f32    ? x
+           : type_ == DType::bf16 ? to_float(from_float<bf16>(x))
+                                  : to_float(from_float<f16>(x));
+  }
+
+ private:
+  const unsigned char* integers_;
+  float scale_, zero_;
+  int bits_, half_;
+  DType type_;
+};
+
 template <class T>
 CHARONIA_KERNEL(kThreads, 1)
 void plain_kernel(const PlainParams params) {
@@ -56,7 +100,6 @@ void plain_kernel(const PlainParams params) {
   float* const out = q + dim;
   float* const weights = out + dim;
   int* const cache_rows = reinterpret_cast<int*>(weights + kWarp);
-  const T* const cache = static_cast<const T*>(p.cache.data);
 
   dependency_trigger();
   dependency_wait();
@@ -83,9 +126,9 @@ void plain_kernel(const PlainParams params) {
         const int block = load_readonly(p.tables + item.table + position / p.cache.block_len);
         const int cache_row =
             (block * 2 * p.cache.kv_heads + head / p.group) * p.cache.block_len + position % p.cache.block_len;
-        const T* const k = cache + static_cast<std::int64_t>(cache_row) * dim;
+        const CacheVector<T> k(params, cache_row);
         score = 0;
-        for (int d = 0; d < dim; ++d) score = fmaf(q[d], to_float(k[d]), score);
+        for (int d = 0; d < dim; ++d) score = fmaf(q[d], k[d], score);
         if (p.weighing.changes) {
           score *= p.weighing.scale;
           if (p.weighing.cap != 0) score = p.weighing.cap * tanhf(score / p.weighing.cap);
@@ -103,8 +146,8 @@ void plain_kernel(const PlainParams params) {
       for (int d = lane; d < dim; d += kWarp) {
         float x = out[d] * factor;
         for (int i = 0; i < here; ++i) {
-          const auto v_row = static_cast<std::int64_t>(cache_rows[i]) + p.cache.kv_heads * p.cache.block_len;
-          x = fmaf(weights[i], to_float(cache[v_row * dim + d]), x);
+          const CacheVector<T> v(params, static_cast<std::int64_t>(cache_rows[i]) + p.cache.half_rows());
+          x = fmaf(weights[i], v[d], x);
         }
         out[d] = x;
       }
@@ -135,7 +178,9 @@ void start(Stream& stream, const DeviceInfo& device, const PlainParams& params, 
 void attention_plain(Stream& stream, const DeviceInfo& device, DType q_type, DType out_type,
                      const AttentionParams& params, std::int64_t items, int rows_per_item) {
   const PlainParams plain{params, q_type, out_type, rows_per_item};
-  if (params.cache.dtype == DType::f32) {
+  if (params.cache.quant_bits != 0) {
+    start<Quantised>(stream, device, plain, items);
+  } else if (params.cache.dtype == DType::f32) {
     start<float>(stream, device, plain, items);
   } else if (params.cache.dtype == DType::bf16) {
     start<bf16>(stream, device, plain, items);

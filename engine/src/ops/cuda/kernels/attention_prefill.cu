@@ -1,7 +1,7 @@
 // Attention of several consecutive rows of a sequence over blocks of the k/v cache.
 //
 //   q     [rows, heads, head_dim], bf16 or f16, rows q_stride apart
-//   cache [block][k, v][kv head][slot][head_dim], the same type
+//   cache [block][k, v][kv head][slot][head_dim], the same type, or quantised (attention_quant.h)
 //   out   as q
 //   out[row, h] = sum over positions p <= row's of softmax_p(q[row, h] . k[p, h / group] * scale) * v[p, h / group]
 // With `weighs`, the softmax is over what ops::AttentionParams says: positions before the first row's window are not
@@ -14,7 +14,8 @@
 // what wgmma does there; 2048 clocks of Ampere's), 1536 of shared memory (a third each for q, k and v) and 512 of the
 // units for exponentials. Two blocks to a multiprocessor overlap them (one on compute capability 8.x). Predicted: 50 to
 // 60 % of mma.sync's rate; not measured. In a model of 4096 columns and 2048 positions attention is 4 % of the
-// operations.
+// operations. Of a quantised cache every tile is widened first, with all warps and a barrier: some 700 clocks beside
+// 3700.
 //
 // A thread block of four warps takes one kv head of one item at a time: the item's rows times the query heads of the
 // group are the rows of its products, flat, 128 of them (64 at head_dim 256), so that k and v are read once for the
@@ -23,37 +24,43 @@
 // while one is computed. Masks only where a step reaches past what a warp's first row sees; a warp leaves out steps
 // that none of its rows sees.
 //
-// Shared memory: q [rows][head_dim] (later out), 2 stages of {k [positions][head_dim], v [the same]}, rows of the cache
-// [2][positions], the query rows [rows], a flag, the unit.
+// Shared memory: q [rows][head_dim] (later out), of a quantised cache the wide tile {k [positions][head_dim], v [the
+// same]}, rows of the cache [2][positions], the query rows [rows], a flag, the unit, 2 stages of tiles as they are
+// copied.
 #include <algorithm>
 
 #include "charonia/error.h"
-#include "ops/cuda/kernels/attention_tile.h"
+#include "ops/cuda/kernels/attention_quant.h"
 
 namespace charonia::cuda {
 namespace {
 
-constexpr int k_bytes(int head_dim) { return tile_positions(head_dim) * head_dim * 2; }
 constexpr int q_bytes(int head_dim) { return prefill_tile_rows(head_dim) * head_dim * 2; }
-constexpr std::size_t shared_bytes(int head_dim) {
-  return static_cast<std::size_t>(q_bytes(head_dim) + 4 * k_bytes(head_dim) + 2 * tile_positions(head_dim) * 4 +
-                                  prefill_tile_rows(head_dim) * 4 + 16 + sizeof(AttentionUnit));
+constexpr std::size_t shared_bytes(int head_dim, int quant_bits) {
+  return static_cast<std::size_t>(q_bytes(head_dim) + 2 * copied_tile_bytes(head_dim, quant_bits) +
+                                  (quant_bits == 0 ? 0 : wide_tile_bytes(head_dim)) +
+                                  2 * tile_positions(head_dim) * shared_row_bytes(quant_bits) +
+                                  prefill_tile_rows(head_dim) * 4 + 16 + static_cast<int>(sizeof(AttentionUnit)));
 }
-static_assert(shared_bytes(128) <= 99 << 10 && shared_bytes(256) <= 99 << 10,
+static_assert(shared_bytes(128, 0) <= 99 << 10 && shared_bytes(256, 0) <= 99 << 10 &&
+                  shared_bytes(128, 8) <= 99 << 10 && shared_bytes(256, 8) <= 99 << 10,
               "what a block has on compute capability 8.9");
 
-template <class T, int kDim, bool weighs>
+template <class T, int kDim, bool weighs, bool quantised>
 CHARONIA_KERNEL(kAttentionThreads, kBlocksPerMultiprocessor)
 void prefill_kernel(const AttentionParams p) {
   constexpr int kRows = prefill_tile_rows(kDim), kWarpRows = kRows / kAttentionWarps, kRowTiles = kWarpRows / 16;
   constexpr int kPositions = tile_positions(kDim), kUnits = kDim / 8, kColumnTiles = kDim / 8;
   constexpr int kKBytes = kPositions * kDim * 2, kQBytes = kRows * kDim * 2;
+  using Row = typename CacheRow<quantised>::Shared;
+  const int tile_bytes = copied_tile_bytes(kDim, quantised ? p.cache.quant_bits : 0);
   unsigned char* const q_tile = dynamic_shared();
-  unsigned char* const stages = q_tile + kQBytes;
-  int* const k_rows = reinterpret_cast<int*>(stages + 4 * kKBytes);  // [2][positions]
-  int* const query_rows = k_rows + 2 * kPositions;                   // [rows]: QueryRow, packed
+  unsigned char* const wide = q_tile + kQBytes;
+  Row* const k_rows = reinterpret_cast<Row*>(wide + (quantised ? wide_tile_bytes(kDim) : 0));
+  int* const query_rows = reinterpret_cast<int*>(k_rows + 2 * kPositions);  // QueryRow, packed
   int* const flag = query_rows + kRows;
   auto& unit = *reinterpret_cast<AttentionUnit*>(flag + 4);  // here, as all registers are taken
+  unsigned char* const stages = reinterpret_cast<unsigned char*>(&unit + 1);
   const int thread = static_cast<int>(threadIdx.x), lane = lane_id(), warp = warp_id();
   const int g = lane / 4, t = lane % 4;
   // Where this lane's first row is for load_matrix_x4: of q as an A operand, of k and v as B operands.
@@ -68,6 +75,14 @@ void prefill_kernel(const AttentionParams p) {
   const auto query_row = [&](int i) { return QueryRow{query_rows[i] >> 16, query_rows[i] & 0xffff}; };
   if (thread < kRows) query_rows[thread] = (thread / p.group) << 16 | thread % p.group;
 
+  const auto copy = [&](unsigned char* to, const Row* rows, [[maybe_unused]] const CacheRow<quantised>& own) {
+    if constexpr (quantised) {
+      copy_quant_tile<kDim, 1>(to, p, rows, own);
+    } else {
+      copy_tile<kDim>(to, to + kKBytes, p, rows);
+    }
+  };
+
   dependency_trigger();
   dependency_wait();
   for (int turn = 0;;) {
@@ -75,13 +90,17 @@ void prefill_kernel(const AttentionParams p) {
     if (!next.valid) break;
     if (thread == 0) unit = next;
     // Cache rows are looked up a tile before they are needed, one position a thread.
-    if (thread < kPositions) k_rows[thread] = k_row(p, next, next.item.kv_begin + thread);
+    const auto look_up = [&](const AttentionUnit& of, int begin) {
+      return thread < kPositions ? cache_row<quantised>(p, of, begin + thread) : CacheRow<quantised>{};
+    };
+    auto row_ahead = look_up(next, next.item.kv_begin);
+    if (thread < kPositions) k_rows[thread] = row_ahead.shared(p);
     __syncthreads();
     const auto& item = unit.item;
     copy_q<kDim, kRows>(q_tile, p, unit, query_row);
-    copy_tile<kDim>(stages, stages + kKBytes, p, k_rows);
+    copy(stages, k_rows, row_ahead);
     copy_commit();
-    int k_row_ahead = thread < kPositions ? k_row(p, unit, item.kv_begin + kPositions + thread) : -1;
+    if constexpr (!quantised) row_ahead = look_up(unit, item.kv_begin + kPositions);
 
     // The last positions that the warp's first and last row see; -1: the item has none for it.
     const int warp_row = warp * kWarpRows;
@@ -95,17 +114,23 @@ void prefill_kernel(const AttentionParams p) {
     for (int r = 0; r < kRowTiles; ++r) rows[r].clear();
     int stage = 0;
     for (int begin = item.kv_begin; begin < item.kv_end || (weighs && begin == item.kv_begin); begin += kPositions) {
-      const unsigned char* const k = stages + stage * 2 * kKBytes;
+      const unsigned char* const tile = stages + stage * tile_bytes;
+      const unsigned char* const k = quantised ? wide : tile;
       const unsigned char* const v = k + kKBytes;
       stage ^= 1;
-      if (thread < kPositions) k_rows[stage * kPositions + thread] = k_row_ahead;
+      // Registers are dearer here than waiting for a table that is in L1.
+      if constexpr (quantised) row_ahead = look_up(unit, begin + kPositions);
+      if (thread < kPositions) k_rows[stage * kPositions + thread] = row_ahead.shared(p);
       copy_wait<0>();
       __syncthreads();  // this tile is there, and all are done with the one before, whose stage is the next to fill
       if (begin + kPositions < item.kv_end) {
-        unsigned char* const to = stages + stage * 2 * kKBytes;
-        copy_tile<kDim>(to, to + kKBytes, p, k_rows + stage * kPositions);
+        copy(stages + stage * tile_bytes, k_rows + stage * kPositions, row_ahead);
         copy_commit();
-        if (thread < kPositions) k_row_ahead = k_row(p, unit, begin + 2 * kPositions + thread);
+        if constexpr (!quantised) row_ahead = look_up(unit, begin + 2 * kPositions);
+      }
+      if constexpr (quantised) {
+        widen_tile<T, kDim, 1>(wide, tile, p.cache.quant_bits);
+        __syncthreads();
       }
 
       CHARONIA_UNROLL_BY(1)
@@ -292,8 +317,11 @@ void start(Stream& stream, AttentionParams params, std::int64_t items) {
   launch(stream, "attention (prefill)",
          {.grid_x = static_cast<unsigned>(std::min(params.max_units, params.max_blocks)),
           .threads = kAttentionThreads,
-          .dynamic_shared_bytes = shared_bytes(kDim)},
-         params.weighing.any ? prefill_kernel<T, kDim, true> : prefill_kernel<T, kDim, false>, params);
+          .dynamic_shared_bytes = shared_bytes(kDim, params.cache.quant_bits)},
+         params.cache.quant_bits != 0 ? prefill_kernel<T, kDim, true, true>
+         : params.weighing.any        ? prefill_kernel<T, kDim, true, false>
+                                      : prefill_kernel<T, kDim, false, false>,
+         params);
 }
 
 template <class T>

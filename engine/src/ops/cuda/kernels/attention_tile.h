@@ -96,15 +96,8 @@ CHARONIA_DEVICE float weigh(const AttentionParams& p, float product, float slope
   return fmaf(slope, static_cast<float>(distance), x);
 }
 
-// Which row of head_dim elements of the cache layer is k at a position; -1: none, it is not the item's.
-CHARONIA_DEVICE int k_row(const AttentionParams& p, const AttentionUnit& unit, int position) {
-  if (!unit.valid || position >= unit.item.kv_end) return -1;
-  const auto at = static_cast<unsigned>(position), block_len = static_cast<unsigned>(p.cache.block_len);
-  const int block = load_readonly(p.tables + unit.item.table + at / block_len);
-  return (block * 2 * p.cache.kv_heads + unit.kv_head) * p.cache.block_len + static_cast<int>(at % block_len);
-}
-
-// Starts the copies of a tile of k and v, each [kPositions][kDim]. rows: k_row() of its positions; zeros for -1.
+// Starts the copies of a tile of k and v, each [kPositions][kDim]. rows: the rows of head_dim elements of the cache
+// layer that are k at its positions; zeros for -1.
 template <int kDim>
 CHARONIA_DEVICE void copy_tile(unsigned char* k, unsigned char* v, const AttentionParams& p, const int* rows) {
   constexpr int kUnits = kDim / 8, kPositions = tile_positions(kDim);

@@ -522,15 +522,16 @@ void side_by_side(Stream& stream, const Tensor& out, const void* pieces, int ran
 
 void copy_block(Stream& stream, const CacheLayer& first, int layers, std::size_t layer_bytes, std::int32_t from,
                 std::int32_t to) {
-  const auto element = static_cast<std::int64_t>(size_of(first.dtype));
+  // Whatever a block holds, it has an even number of bytes.
+  const auto element = static_cast<std::int64_t>(size_of(DType::f16));
   auto* const base = static_cast<std::byte*>(first.data);
   const auto stride = static_cast<std::int64_t>(layer_bytes) / element;
-  copy_rows(stream, "copy_blocks", layers, 1, first.dtype,
-            {.out = base + to * first.block_size() * element,
+  copy_rows(stream, "copy_blocks", layers, 1, DType::f16,
+            {.out = base + to * first.block_bytes(),
              .out_stride = stride,
-             .in = base + from * first.block_size() * element,
+             .in = base + from * first.block_bytes(),
              .in_stride = stride,
-             .units = first.block_size()});
+             .units = first.block_bytes() / element});
 }
 
 }  // namespace charonia::cuda

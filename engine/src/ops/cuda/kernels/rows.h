@@ -6,6 +6,7 @@
 #include "base/dtype.h"
 #include "ops/cuda/device/host_device.h"
 #include "ops/cuda/runtime.h"
+#include "ops/kv_quant.h"
 #include "ops/ops.h"
 
 namespace charonia::cuda {
@@ -36,13 +37,30 @@ void gather_rows(Stream& stream, const Tensor& out, const Tensor& in, const std:
 // out [rows, ranks * cols] = pieces [ranks][rows, cols] side by side, same type (f32).
 void side_by_side(Stream& stream, const Tensor& out, const void* pieces, int ranks);
 
-// One layer of the cache: [block][k, v][kv head][slot][head_dim], blocks of block_len slots.
+// One layer of the cache: [block][k, v][kv head][slot][head_dim], blocks of block_len slots. Quantised, a block has
+// {[k, v][kv head][slot][row_bytes] integers as ops/kv_quant.h packs them, [k, v][kv head][slot][scale, zero] f16}: so
+// that integers are read by the 16 bytes wherever a row has a multiple of them, and the scales of neighbours together.
 struct CacheLayer {
   void* data = nullptr;
-  DType dtype = DType::bf16;
+  DType dtype = DType::bf16;  // quantised: of what k and v are computed in
   int kv_heads = 0, head_dim = 0, block_len = 0;
+  int quant_bits = 0;  // 4 or 8: quantised
 
-  // In elements.
+  // Quantised, in bytes. A row: of k at [kv head][slot] in its block; of v, half_rows() further.
+  CHARONIA_HD int half_rows() const { return kv_heads * block_len; }
+  CHARONIA_HD int row_bytes() const { return static_cast<int>(ops::kv_quant_row_bytes(head_dim, quant_bits)); }
+  CHARONIA_HD std::int64_t quant_block_bytes() const {
+    return std::int64_t{2} * half_rows() * (row_bytes() + static_cast<int>(ops::kKvScaleBytes));
+  }
+  CHARONIA_HD std::int64_t integers_at(std::int64_t block, int row) const {
+    return block * quant_block_bytes() + static_cast<std::int64_t>(row) * row_bytes();
+  }
+  CHARONIA_HD std::int64_t scale_at(std::int64_t block, int row) const {
+    return block * quant_block_bytes() + std::int64_t{2} * half_rows() * row_bytes() +
+           static_cast<std::int64_t>(row) * static_cast<int>(ops::kKvScaleBytes);
+  }
+
+  // Not quantised, in elements.
   CHARONIA_HD std::int64_t head_size() const { return static_cast<std::int64_t>(block_len) * head_dim; }
   CHARONIA_HD std::int64_t block_size() const { return 2 * kv_heads * head_size(); }
   CHARONIA_HD std::int64_t k_at(std::int64_t block, int kv_head, int slot) const {
@@ -51,12 +69,16 @@ struct CacheLayer {
   CHARONIA_HD std::int64_t v_at(std::int64_t block, int kv_head, int slot) const {
     return k_at(block, kv_heads + kv_head, slot);
   }
+
+  std::int64_t block_bytes() const {
+    return quant_bits != 0 ? quant_block_bytes() : block_size() * static_cast<std::int64_t>(size_of(dtype));
+  }
 };
 
 // qkv [rows, (heads + 2 kv_heads) * head_dim] f32|bf16|f16: q heads, k heads, v heads. Normalises, rotates and scales q
-// and k as `how` says, q in place; stores k and v, both rounded to the cache's type, into slot kv_slots[row] (block *
-// block_len + slot in the block; -1: the row is padding and stores nothing). positions [rows]: of how.q_scale;
-// rotary_rows [rows]: of how.cos_sin.
+// and k as `how` says, q in place; stores k and v, both rounded to the cache's type or quantised, into slot
+// kv_slots[row] (block * block_len + slot in the block; -1: the row is padding and stores nothing). positions [rows]:
+// of how.q_scale; rotary_rows [rows]: of how.cos_sin.
 void rotary_store(Stream& stream, const Tensor& qkv, const ops::RotaryParams& how, const CacheLayer& cache, int heads,
                   const std::int32_t* positions, const std::int32_t* rotary_rows, const std::int32_t* kv_slots);
 

@@ -1,0 +1,214 @@
+// The products of attention: c [rows][columns] (+)= a [rows][k] * b [k][columns] with a few rows and a b in the cache's
+// type. Every element of c is summed up over k in ascending order, whatever the number of rows and columns.
+//
+// Integers of 4 bits lie two to a byte. Of k ("planes" of rows), byte [i][j] holds elements i and i + head_dim / 2 of
+// b's column j: they are summed up in the order 0, head_dim / 2, 1, head_dim / 2 + 1, ... Of v (planes of columns),
+// byte [i][j] holds columns j and j + head_dim / 2 of b's row i.
+#pragma once
+
+#include "ops/cpu/kernels/vec.h"
+
+namespace charonia::ops::cpu::CHARONIA_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kMaxRows = 6, kMaxVectors = 4;
+#elif defined(__AVX2__)
+constexpr int kMaxRows = 4, kMaxVectors = 2;
+#else
+constexpr int kMaxRows = 4, kMaxVectors = 2;
+#endif
+constexpr int kAheadLevel = 2;  // of the caches: the second, where a block finds room beside the one in use
+
+// c [M][V vectors] (+)= a [M][k] * b [k][V vectors]. tail > 0: b has that many columns instead (V is 1).
+// Ahead: `ahead` bytes behind b lies what is read next; memory is asked for it meanwhile.
+template <int M, int V, bool Ahead, class T>
+inline __attribute__((always_inline)) void tile(const float* a, std::int64_t a_stride, int k, const T* b,
+                                                std::int64_t b_stride, float* c, std::int64_t c_stride, bool accumulate,
+                                                int tail, std::int64_t ahead) {
+  constexpr int kLine_bytes = 64;
+  Vec acc[M][V];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) acc[m][v] = accumulate ? load(c + m * c_stride + v * kWidth) : zero();
+  }
+  for (int i = 0; i < k; ++i) {
+    Vec columns[V];
+    if constexpr (Ahead) {
+#pragma GCC unroll 8
+      for (int byte = 0; byte < V * kWidth * static_cast<int>(sizeof(T)); byte += kLine_bytes) {
+        __builtin_prefetch(reinterpret_cast<const char*>(b) + ahead + byte, 0, kAheadLevel);
+      }
+    }
+    if (V == 1 && tail > 0) {
+      columns[0] = load_n(b, tail);
+    } else {
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) columns[v] = load(b + v * kWidth);
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      const Vec x = set1(a[m * a_stride + i]);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) acc[m][v] = fma(x, columns[v], acc[m][v]);
+    }
+    b += b_stride;
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) store(c + m * c_stride + v * kWidth, acc[m][v]);
+  }
+}
+
+// The same for integers of 4 bits. Keys: a has a second row of values, `plane` elements behind the first, and b's k is
+// half of theirs. Otherwise c has a second row of columns, `plane` elements behind the first. Lanes behind the columns
+// write back what they read.
+template <int M, int V, bool Ahead, bool Keys>
+inline __attribute__((always_inline)) void tile4(const float* a, std::int64_t a_stride, int k, const Q4* b,
+                                                 std::int64_t b_stride, float* c, std::int64_t c_stride,
+                                                 std::int64_t plane, bool accumulate, int tail, std::int64_t ahead) {
+  constexpr int kLine_bytes = 64, kPlanes = Keys ? 1 : 2;
+  Vec acc[M][kPlanes][V];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+#pragma GCC unroll 8
+      for (int p = 0; p < kPlanes; ++p) {
+        acc[m][p][v] = accumulate ? load(c + m * c_stride + p * plane + v * kWidth) : zero();
+      }
+    }
+  }
+  for (int i = 0; i < k; ++i) {
+    if constexpr (Ahead) {
+#pragma GCC unroll 8
+      for (int byte = 0; byte < V * kWidth; byte += kLine_bytes) {
+        __builtin_prefetch(reinterpret_cast<const char*>(b) + ahead + byte, 0, kAheadLevel);
+      }
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      const auto* const from = &b[v * kWidth].bits;
+      const ByteVec bytes = V == 1 && tail > 0 ? load_bytes_n(from, tail) : load_bytes(from);
+      const Vec low = low_halves(bytes), high = high_halves(bytes);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        const float* const x = a + m * a_stride + i;
+        acc[m][0][v] = fma(set1(*x), low, acc[m][0][v]);
+        acc[m][kPlanes - 1][v] = fma(set1(Keys ? x[plane] : *x), high, acc[m][kPlanes - 1][v]);
+      }
+    }
+    b += b_stride;
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (int p = 0; p < kPlanes; ++p) {
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) store(c + m * c_stride + p * plane + v * kWidth, acc[m][p][v]);
+    }
+  }
+}
+
+template <class T>
+struct Product {
+  int rows;
+  const float* a;  // [rows][k]
+  std::int64_t a_stride;
+  int k;
+  const T* b;  // [k][columns], of 4 bits the bytes
+  std::int64_t b_stride;
+  int columns;
+  float* c;  // [rows][columns]; whole vectors are written: up to kWidth - 1 elements behind a row
+  std::int64_t c_stride;
+  bool accumulate;
+  const T* next;           // the b that comes after this one
+  std::int64_t plane = 0;  // of 4 bits: from the first elements of a (keys) or columns of c to those in high halves
+  bool keys = false;       // of 4 bits
+};
+
+template <int M, bool Ahead, class T>
+void multiply_rows(const Product<T>& p, int row) {
+  const float* const a = p.a + row * p.a_stride;
+  float* const c = p.c + row * p.c_stride;
+  const auto ahead = reinterpret_cast<const char*>(p.next) - reinterpret_cast<const char*>(p.b);
+  int j = 0;
+  for (; j + kMaxVectors * kWidth <= p.columns; j += kMaxVectors * kWidth) {
+    tile<M, kMaxVectors, Ahead>(a, p.a_stride, p.k, p.b + j, p.b_stride, c + j, p.c_stride, p.accumulate, 0, ahead);
+  }
+  for (; j + kWidth <= p.columns; j += kWidth) {
+    tile<M, 1, Ahead>(a, p.a_stride, p.k, p.b + j, p.b_stride, c + j, p.c_stride, p.accumulate, 0, ahead);
+  }
+  if (j < p.columns) {
+    tile<M, 1, Ahead>(a, p.a_stride, p.k, p.b + j, p.b_stride, c + j, p.c_stride, p.accumulate, p.columns - j, ahead);
+  }
+}
+
+template <int M, bool Ahead, bool Keys>
+inline __attribute__((always_inline)) void multiply_rows4(const Product<Q4>& p, int row) {
+  constexpr int kVectors = Keys && M <= 4 ? kMaxVectors : kMaxVectors / 2;
+  const float* const a = p.a + row * p.a_stride;
+  float* const c = p.c + row * p.c_stride;
+  const auto ahead = reinterpret_cast<const char*>(p.next) - reinterpret_cast<const char*>(p.b);
+  int j = 0;
+  for (; j + kVectors * kWidth <= p.columns; j += kVectors * kWidth) {
+    tile4<M, kVectors, Ahead, Keys>(a, p.a_stride, p.k, p.b + j, p.b_stride, c + j, p.c_stride, p.plane, p.accumulate,
+                                    0, ahead);
+  }
+  for (; j + kWidth <= p.columns; j += kWidth) {
+    tile4<M, 1, Ahead, Keys>(a, p.a_stride, p.k, p.b + j, p.b_stride, c + j, p.c_stride, p.plane, p.accumulate, 0,
+                             ahead);
+  }
+  if (j < p.columns) {
+    tile4<M, 1, Ahead, Keys>(a, p.a_stride, p.k, p.b + j, p.b_stride, c + j, p.c_stride, p.plane, p.accumulate,
+                             p.columns - j, ahead);
+  }
+}
+template <int M, bool Ahead>
+void multiply_rows(const Product<Q4>& p, int row) {
+  p.keys ? multiply_rows4<M, Ahead, true>(p, row) : multiply_rows4<M, Ahead, false>(p, row);
+}
+
+// c (+)= a * b. With one tile of rows (decode) memory is the bound, and is asked ahead; with more, b comes from the
+// cache.
+template <bool Ahead, class T>
+void multiply_tiles(const Product<T>& p) {
+  const int tiles = (p.rows + kMaxRows - 1) / kMaxRows;
+  for (int t = 0, row = 0; t < tiles; ++t) {
+    const int n = p.rows / tiles + (t < p.rows % tiles ? 1 : 0);
+    switch (n) {
+      case 1:
+        multiply_rows<1, Ahead>(p, row);
+        break;
+      case 2:
+        multiply_rows<2, Ahead>(p, row);
+        break;
+      case 3:
+        multiply_rows<3, Ahead>(p, row);
+        break;
+      case 4:
+        multiply_rows<4, Ahead>(p, row);
+        break;
+      default:
+        if constexpr (kMaxRows == 6) {
+          if (n == 5) {
+            multiply_rows<5, Ahead>(p, row);
+          } else {
+            multiply_rows<6, Ahead>(p, row);
+          }
+        }
+    }
+    row += n;
+  }
+}
+
+template <class T>
+void multiply(const Product<T>& p) {
+  if (p.rows <= kMaxRows) return multiply_tiles<true>(p);
+  multiply_tiles<false>(p);
+}
+
+}  // namespace
+}  // namespace charonia::ops::cpu::CHARONIA_ISA

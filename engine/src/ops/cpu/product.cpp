@@ -1,0 +1,32 @@
+#include "ops/cpu/product.h"
+
+#include <algorithm>
+
+namespace charonia::ops::cpu {
+
+Product product_for(const Kernels& kernels, DType weight, std::int64_t rows) {
+  if (weight == DType::f16) return {.kernel = kernels.linear_f16};
+  if (weight != DType::bf16) return {.kernel = kernels.linear_f32};
+  if (rows >= kWidenedFrom && kernels.linear_bf16_widened != nullptr) {
+    return {.kernel = kernels.linear_bf16_widened, .row_block = kWidenedRowBlock, .widened = true};
+  }
+  return {.kernel = kernels.linear_bf16, .panels = rows <= kernels.two_panel_rows ? 2 : 1};
+}
+
+void multiply_panels(const Product& product, const PackedLinear& weight, std::int64_t panel, const Tensor& out,
+                     const Tensor& in, std::int64_t row, std::int64_t rows) {
+  const auto first = panel * kPanel, columns = std::min(product.panels * kPanel, out.cols - first);
+  const auto* const a = static_cast<const std::byte*>(in.data);
+  product.kernel({.a = a + static_cast<std::size_t>(row * in.stride) * size_of(in.dtype),
+                  .a_stride = in.stride,
+                  .rows = static_cast<int>(rows),
+                  .k = in.cols,
+                  .panel = weight.panel(panel),
+                  .panels = static_cast<int>(std::min(product.panels, weight.panels() - panel)),
+                  .out = static_cast<float*>(out.data) + row * out.stride + first,
+                  .out_stride = out.stride,
+                  .columns = static_cast<int>(columns),
+                  .bias = weight.bias() == nullptr ? nullptr : weight.bias() + first});
+}
+
+}  // namespace charonia::ops::cpu

@@ -1,0 +1,96 @@
+// What the tests of attention ask of a device: that it gives what the reference in double gives, and the same bits
+// however a sequence was cut into steps.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+
+#include "attention_world.h"
+
+namespace charonia::ops {
+
+// Attention of one step over two sequences, probed at random rows.
+inline void expect_reference(Random& random, const std::string& device, const World& world) {
+  const auto& shape = world.shape;
+  const auto ops = make_ops(device, 2);
+  const auto cache = ops->make_kv_cache(world.layout(), world.blocks);
+  const auto out_type = ops->precision(shape.weight).activation;
+  const auto [out, rows] = world.step(*ops, *cache, {{1, 0, world.lengths[1]}, {0, 0, world.lengths[0]}}, out_type);
+  for (int probe = 0; probe < 12; ++probe) {
+    const int sequence = probe % 2, length = world.lengths[static_cast<std::size_t>(sequence)];
+    const int position = probe < 2 ? length - 1 : uniform(random, 0, length - 1);
+    const int head = uniform(random, 0, shape.heads - 1);
+    const auto row = sequence == 1 ? position : world.lengths[1] + position;
+    const auto expected = world.reference(sequence, position, head);
+    for (int d = 0; d < shape.head_dim; ++d) {
+      const double turned = world.rotated(sequence, position, head, d);
+      ASSERT_NEAR(rows.at(row, head * shape.head_dim + d), turned,
+                  2e-6 * (1 + std::abs(turned)) +
+                      (world.product == DType::f32 ? 0 : 1.01 * rounding(world.product) * std::abs(turned)))
+          << "element " << d << " of head " << head << " at position " << position;
+      // k may be rounded to the other side, and slopes make great scores: more than plain attention has. Integers are
+      // the same whatever the arithmetic, unless k was normalised before.
+      const auto quant_bits = shape.quant_bits;
+      const double roundings = std::max(quant_bits != 0 ? 0.0 : 1.0, traits(device).attention_roundings);
+      const double other_integer = !world.variant.normed ? 0 : quant_bits == 8 ? 2e-3 : quant_bits == 4 ? 3e-2 : 0;
+      const double bound =
+          (world.variant.alibi ? 1e-4 : 2e-5) + other_integer +
+          (world.kv == DType::f32 ? 0 : roundings * rounding(world.kv)) +
+          (out_type == DType::f32 ? 0 : 1.01 * rounding(out_type)) * std::abs(expected[static_cast<std::size_t>(d)]);
+      ASSERT_NEAR(out.at(row, head * shape.head_dim + d), expected[static_cast<std::size_t>(d)], bound)
+          << "heads " << shape.heads << "/" << shape.kv_heads << " dim " << shape.head_dim << " block "
+          << shape.block_len << " kv " << to_string(world.kv) << " bits " << quant_bits << " position " << position
+          << " window " << world.variant.window << " cap " << world.variant.soft_cap;
+    }
+  }
+}
+
+inline Shape random_head(Random& random) {
+  constexpr std::array kDims = {16, 32, 48, 64, 80, 96, 128, 256};
+  constexpr std::array kBlocks = {3, 16, 20, 64, 128};
+  const int kv_heads = uniform(random, 1, 3);
+  return {uniform(random, 1, 8) * kv_heads, kv_heads, kDims[static_cast<std::size_t>(uniform(random, 0, 7))],
+          kBlocks[static_cast<std::size_t>(uniform(random, 0, 4))],
+          kWeightTypes[static_cast<std::size_t>(uniform(random, 0, 2))]};
+}
+
+inline int random_window(Random& random, const Shape& shape, int length) {
+  const std::array windows = {1,
+                              uniform(random, 1, shape.block_len),
+                              shape.block_len,
+                              shape.block_len + 1,
+                              uniform(random, 1, length),
+                              length,
+                              length + 50};
+  return windows[static_cast<std::size_t>(uniform(random, 0, 6))];
+}
+
+// One prefill by `one` against pieces of any length and decodes among other sequences by `many`, bit by bit. The world
+// has three sequences; the first one is compared.
+inline void expect_pieces_change_nothing(Random& random, Ops& one, Ops& many, const World& world) {
+  const int n = world.lengths[0];
+  const auto out_type = one.precision(world.shape.weight).activation;
+  const auto whole_cache = one.make_kv_cache(world.layout(), world.blocks);
+  const auto [whole, whole_rows] = world.step(one, *whole_cache, {{0, 0, n}}, out_type);
+
+  const auto cache = many.make_kv_cache(world.layout(), world.blocks);
+  int done_1 = 0, done_2 = 0;
+  for (int begin = 0; begin < n;) {
+    // Pieces of any length, and single rows towards the end.
+    const int end = begin > 3 * n / 4 ? begin + 1 : std::min(n, begin + uniform(random, 1, 60));
+    const int next_1 = std::min(world.lengths[1], done_1 + 1), next_2 = std::min(world.lengths[2], done_2 + 5);
+    const auto [out, rows] =
+        world.step(many, *cache, {{1, done_1, next_1}, {0, begin, end}, {2, done_2, next_2}}, out_type);
+    for (int i = begin; i < end; ++i) {
+      ASSERT_TRUE(whole.same_bits(i, out, next_1 - done_1 + i - begin)) << "position " << i << " of " << n;
+      ASSERT_TRUE(whole_rows.same_bits(i, rows, next_1 - done_1 + i - begin));
+    }
+    begin = end, done_1 = next_1, done_2 = next_2;
+  }
+}
+
+}  // namespace charonia::ops

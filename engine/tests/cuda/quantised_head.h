@@ -1,0 +1,37 @@
+// A head of k or v as a quantised cache must hold it, worked out by its definition (ops/kv_quant.h) with none of its
+// code.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace charonia::cuda {
+
+struct QuantisedHead {
+  std::vector<std::uint8_t> integers;  // [head_dim]
+  std::uint16_t scale = 0, zero = 0;   // f16
+
+  QuantisedHead(std::span<const float> x, int bits) {
+    const auto most = static_cast<float>((1 << bits) - 1);
+    const auto [lo, hi] = std::minmax_element(x.begin(), x.end());
+    scale = float_to_f16((*hi - *lo) / most);
+    zero = float_to_f16(*lo + 0.0F);  // -0 becomes 0
+    const float step = f16_to_float(scale), least = f16_to_float(zero);
+    for (const float one : x) {
+      const float steps = step == 0 ? 0 : std::nearbyint((one - least) / step);
+      integers.push_back(static_cast<std::uint8_t>(std::clamp(steps, 0.0F, most)));
+    }
+  }
+
+  double value(int d) const {
+    return static_cast<double>(integers[static_cast<std::size_t>(d)]) * static_cast<double>(f16_to_float(scale)) +
+           static_cast<double>(f16_to_float(zero));
+  }
+};
+
+}  // namespace charonia::cuda

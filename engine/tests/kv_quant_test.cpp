@@ -1,0 +1,158 @@
+// k and v as integers: kv_quant.h against its words written down again, how far what comes back is from what went in,
+// and the kernels of every instruction set bit by bit.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "attention_world.h"
+#include "ops/cpu/dispatch.h"
+#include "ops/cpu/kernels.h"
+#include "ops/kv_quant.h"
+#include "ops_support.h"
+
+namespace charonia::ops {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+struct Quantised {
+  std::uint16_t scale = 0, zero = 0;  // f16
+  std::vector<std::uint8_t> q;
+  double value(std::size_t i) const {
+    return static_cast<double>(kv_dequantise(q[i], f16_to_float(scale), f16_to_float(zero)));
+  }
+};
+
+// By the header alone.
+Quantised quantised(const std::vector<float>& x, int bits) {
+  float lo = x[0], hi = x[0];
+  for (const float v : x) lo = kv_lesser(lo, v), hi = kv_greater(hi, v);
+  const auto range = kv_range(lo, hi, bits);
+  Quantised out{float_to_f16(range.scale), float_to_f16(range.zero), {}};
+  for (const float v : x) out.q.push_back(kv_quantise(v, f16_to_float(out.scale), f16_to_float(out.zero), bits));
+  return out;
+}
+
+// Heads of many kinds and sizes.
+std::vector<std::vector<float>> heads(Random& random) {
+  std::vector<std::vector<float>> out;
+  for (int i = 0; i < 400; ++i) {
+    std::vector<float> x(static_cast<std::size_t>(2 * uniform(random, 1, 130)));
+    const float size = std::exp2(static_cast<float>(uniform(random, -30, 12)));
+    const float middle = i % 3 == 0 ? 0 : size * static_cast<float>(uniform(random, -4, 4));
+    std::normal_distribution<float> normal(middle, size);
+    for (auto& v : x) v = i % 7 == 0 ? std::nearbyint(normal(random)) : normal(random);
+    if (i % 50 == 1) std::fill(x.begin(), x.end(), x[0]);
+    if (i % 50 == 2) x[0] = -0.0F, x[1] = 0;
+    out.push_back(std::move(x));
+  }
+  return out;
+}
+
+TEST(KvQuant, GivesTheIntegersThatItsWordsSay) {
+  Random random(70);
+  for (const auto& x : heads(random)) {
+    for (const int bits : {8, 4}) {
+      const auto got = quantised(x, bits);
+      const auto expected = through_integers({x.begin(), x.end()}, bits);
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        ASSERT_LE(got.q[i], kv_quant_max(bits));
+        ASSERT_EQ(got.value(i), expected[i]) << x[i] << " of " << x.size() << ", " << bits << " bits";
+      }
+    }
+  }
+}
+
+TEST(KvQuant, WhatComesBackIsWithinHalfAStepAndTheRoundingOfTheScaleAndTheZero) {
+  Random random(71);
+  for (const auto& x : heads(random)) {
+    const auto [lo, hi] = std::minmax_element(x.begin(), x.end());
+    for (const int bits : {8, 4}) {
+      const auto got = quantised(x, bits);
+      const double scale = f16_to_float(got.scale), zero = f16_to_float(got.zero), levels = kv_quant_max(bits);
+      const double exact = (static_cast<double>(*hi) - static_cast<double>(*lo)) / levels;
+      const double bound =
+          scale / 2 + std::abs(*lo - zero) + levels * std::abs(exact - scale) + 1e-6 * (std::abs(*lo) + std::abs(*hi));
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        ASSERT_LE(std::abs(got.value(i) - x[i]), bound) << x[i] << " in [" << *lo << ", " << *hi << "], " << bits;
+      }
+    }
+  }
+}
+
+TEST(KvQuant, RoundsToEvenAndKeepsToItsRange) {
+  EXPECT_EQ(kv_quantise(0.5F, 1, 0, 8), 0);
+  EXPECT_EQ(kv_quantise(1.5F, 1, 0, 8), 2);
+  EXPECT_EQ(kv_quantise(2.5F, 1, 0, 8), 2);
+  EXPECT_EQ(kv_quantise(-3, 1, 0, 8), 0);
+  EXPECT_EQ(kv_quantise(300, 1, 0, 8), 255);
+  EXPECT_EQ(kv_quantise(300, 1, 0, 4), 15);
+  EXPECT_EQ(kv_quantise(7, 0, 5, 8), 0) << "a scale of 0";
+  EXPECT_EQ(kv_quantise(7, 0, kNaN, 8), 0);
+  for (int packed = 0; packed < 256; ++packed) {
+    const auto byte = static_cast<std::uint8_t>(packed);
+    EXPECT_EQ(kv_pack(kv_unpack_first(byte), kv_unpack_second(byte)), byte);
+  }
+  EXPECT_EQ(kv_pack(3, 12), 0xc3);
+}
+
+TEST(KvQuant, AHeadOfEqualElementsComesBackAsTheirHalfPrecision) {
+  for (const float x : {0.0F, -0.0F, 1.0F, -2.5F, 0.1F, 1e-9F}) {
+    const auto got = quantised({x, x, x, x}, 8);
+    EXPECT_EQ(got.scale, 0);
+    EXPECT_EQ(got.q[3], 0);
+    EXPECT_EQ(got.value(0), rounded(DType::f16, static_cast<double>(x)));
+  }
+  EXPECT_EQ(quantised({-0.0F, 0.0F}, 4).zero, 0) << "one zero alone is stored";
+}
+
+TEST(KvQuant, WhatIsNotFiniteIsNotHidden) {
+  for (const auto& x : {std::vector<float>{1, kNaN, 2}, {kNaN, 1, 2}, {1, 2, kInfinity}, {-kInfinity, 2, kInfinity}}) {
+    const auto got = quantised(x, 8);
+    EXPECT_EQ(got.scale, 0);
+    EXPECT_TRUE(std::isnan(got.value(0)));
+  }
+  const auto far = quantised({-1e6F, 0, 1e6F}, 8);
+  EXPECT_EQ(f16_to_float(far.zero), -kKvF16Max);
+  EXPECT_TRUE(std::isfinite(far.value(2)));
+}
+
+class KvQuantKernels : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Isa, KvQuantKernels, testing::ValuesIn(device_names()), [](const auto& i) { return i.param; });
+
+TEST_P(KvQuantKernels, EqualTheHeaderBitByBit) {
+  const auto& kernels = *cpu::instruction_set(GetParam()).kernels;
+  Random random(72);
+  auto all = heads(random);
+  for (std::size_t i = 0; i < 40; ++i) {
+    auto odd = all[i];
+    odd[static_cast<std::size_t>(uniform(random, 0, static_cast<int>(odd.size()) - 1))] = i % 3 == 0   ? kNaN
+                                                                                          : i % 3 == 1 ? kInfinity
+                                                                                                       : -kInfinity;
+    all.push_back(std::move(odd));
+  }
+  for (const auto& x : all) {
+    const auto n = static_cast<std::int64_t>(x.size());
+    for (const int bits : {8, 4}) {
+      const auto expected = quantised(x, bits);
+      float lo = 0, hi = 0;
+      kernels.least_and_greatest(x.data(), n, &lo, &hi);
+      const auto range = kv_range(lo, hi, bits);
+      ASSERT_EQ(float_to_f16(range.scale), expected.scale);
+      ASSERT_EQ(float_to_f16(range.zero), expected.zero);
+      std::vector<std::uint8_t> q(x.size() + 1, 77);
+      kernels.quantise(q.data(), x.data(), f16_to_float(expected.scale), f16_to_float(expected.zero),
+                       kv_quant_max(bits), n);
+      EXPECT_EQ(q.back(), 77);
+      q.pop_back();
+      ASSERT_EQ(q, expected.q);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace charonia::ops
