@@ -146,8 +146,8 @@ void CpuOps::experts(const Tensor& out, const Tensor& in, const Tensor& router, 
               router.cols, "] and ", w.count(), " experts of ", w.hidden(), " by ", w.inter(), " do not fit together"));
   require(how.top_k >= 1 && how.top_k <= w.count(), cat("top_k ", how.top_k, " must be in [1, ", w.count(), "]"));
   if (in.rows == 0) return;
-  few_rows_.clear();
-  many_rows_.clear();
+  plain_products_.clear();
+  widened_products_.clear();
   routing_.route(router, how, kernels_, pool_);
   const ExpertsRoom room({w.count(), how.top_k, w.hidden(), w.inter(), w.type()}, act, in.rows);
   for (std::int64_t row = 0; row < out.rows; ++row) {
@@ -162,17 +162,17 @@ void CpuOps::experts(const Tensor& out, const Tensor& in, const Tensor& router, 
   }
 }
 
-// Products of few rows are all worked on at once. Those that take widened activations go in turns of no more rows than
-// there is room for.
+// Products that take the activations as they are, are all computed at once; those that take widened ones in turns of no
+// more rows than there is room for.
 void CpuOps::add_expert_product(const Tensor& out, const Tensor& in, const PackedLinear& weight) {
   const auto product = product_for(kernels_, weight.type(), in.rows);
-  if (!product.widened) return few_rows_.add({product, &weight, out, in});
-  widened_room(kWidenedRows * in.cols);
+  if (!product.widened) return plain_products_.add({product, &weight, out, in});
+  widened_room(kWidenedRows, in.cols);
   for (std::int64_t begin = 0; begin < in.rows; begin += kWidenedRows) {
     const auto end = std::min(in.rows, begin + kWidenedRows);
-    if (many_rows_.rows + end - begin > kWidenedRows) multiply_experts(many_rows_);
-    const auto wide = widen(rows_of(in, begin, end), many_rows_.rows * in.cols);
-    many_rows_.add({product, &weight, rows_of(out, begin, end), wide});
+    if (widened_products_.rows + end - begin > kWidenedRows) multiply_experts(widened_products_);
+    const auto wide = widen(rows_of(in, begin, end), widened_products_.rows);
+    widened_products_.add({product, &weight, rows_of(out, begin, end), wide});
   }
 }
 
@@ -215,8 +215,8 @@ void CpuOps::expert_group(const Tensor& out, const Tensor& in, const CpuExperts&
       if (rows_begin == rows_end) continue;
       add_expert_product(rows_of(to, rows_begin, rows_end), rows_of(from, rows_begin, rows_end), weight_of(e));
     }
-    multiply_experts(few_rows_);
-    multiply_experts(many_rows_);
+    multiply_experts(plain_products_);
+    multiply_experts(widened_products_);
   };
   multiply(gate_up, gathered, [&](int e) -> const PackedLinear& { return w.gate_up(e); });
   gated_activation(gated, gate_up, activation);

@@ -28,6 +28,10 @@ std::byte* bytes_of(const Tensor& tensor, std::int64_t row) {
   return static_cast<std::byte*>(tensor.data) + static_cast<std::size_t>(row * tensor.stride) * size_of(tensor.dtype);
 }
 
+// Floats from one widened row to the next: a line more than a row has, so that the rows of a tile do not fall into the
+// same few sets of the first-level cache.
+std::int64_t widened_stride(std::int64_t cols) { return (cols + 15) / 16 * 16 + 16; }
+
 // Rows [begin, begin + rows).
 Tensor rows_of(const Tensor& tensor, std::int64_t begin, std::int64_t rows) {
   return {bytes_of(tensor, begin), tensor.dtype, rows, tensor.cols, tensor.stride};
@@ -205,20 +209,21 @@ void CpuOps::linear(const Tensor& out, const Tensor& in, const Linear& weight) {
   const auto product = product_for(kernels_, w.type(), in.rows);
   if (!product.widened) return multiply(out, in, w, product);
   // Activations are widened once for all panels.
-  widened_room(std::min(in.rows, kWidenedRows) * in.cols);
+  widened_room(std::min(in.rows, kWidenedRows), in.cols);
   for (std::int64_t begin = 0; begin < in.rows; begin += kWidenedRows) {
     const auto rows = std::min(kWidenedRows, in.rows - begin);
     multiply(rows_of(out, begin, rows), widen(rows_of(in, begin, rows), 0), w, product);
   }
 }
 
-void CpuOps::widened_room(std::int64_t floats) {
-  const auto bytes = static_cast<std::size_t>(floats) * sizeof(float);
+void CpuOps::widened_room(std::int64_t rows, std::int64_t cols) {
+  const auto bytes = static_cast<std::size_t>(rows * widened_stride(cols)) * sizeof(float);
   if (widened_ == nullptr || widened_->bytes() < bytes) widened_ = std::make_unique<HugeMemory>(bytes);
 }
 
-Tensor CpuOps::widen(const Tensor& in, std::int64_t offset) {
-  const Tensor wide{reinterpret_cast<float*>(widened_->data()) + offset, DType::f32, in.rows, in.cols, in.cols};
+Tensor CpuOps::widen(const Tensor& in, std::int64_t first) {
+  const auto stride = widened_stride(in.cols);
+  const Tensor wide{reinterpret_cast<float*>(widened_->data()) + first * stride, DType::f32, in.rows, in.cols, stride};
   for_rows(in.rows, in.cols,
            [&](std::int64_t row) { kernels_.f32_from_bf16(row_of<float>(wide, row), row_of<Bf16>(in, row), in.cols); });
   return wide;

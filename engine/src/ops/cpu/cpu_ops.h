@@ -81,9 +81,9 @@ class CpuOps : public Ops {
 
   // The loop over panels and rows of a product.
   void multiply(const Tensor& out, const Tensor& in, const PackedLinear& w, const Product& product);
-  // Room for so many floats in widened_; and rows of bf16 as floats, from there on.
-  void widened_room(std::int64_t floats);
-  Tensor widen(const Tensor& in, std::int64_t offset);
+  // Makes room for so many widened rows; and rows of bf16 as floats, from row `first` of that room on.
+  void widened_room(std::int64_t rows, std::int64_t cols);
+  Tensor widen(const Tensor& in, std::int64_t first);
 
   // What experts [first, last) add to out.
   void expert_group(const Tensor& out, const Tensor& in, const CpuExperts& weights, int first, int last,
@@ -122,7 +122,8 @@ class CpuOps : public Ops {
   std::vector<AttentionItem> items_;           // of the call in progress
   std::vector<float> states_;                  // of the tiles whose pieces several threads compute
   Routing routing_;                            // of the call in progress
-  ExpertProducts few_rows_, many_rows_;        // of experts, collected and not computed yet
+  ExpertProducts plain_products_;              // of experts, collected and not computed yet
+  ExpertProducts widened_products_;            // the same, of widened activations
   std::vector<std::int32_t> sequence_of_row_;  // of the step begun last
 };
 

@@ -33,7 +33,7 @@ inline constexpr int kPanel = 64;
 
 // Rows of a product that one call takes at most.
 inline constexpr int kRowBlock = 48;
-// The same of linear_bf16_widened, and from how many rows on it is the faster one.
+// The same of linear_bf16_widened, and from how many rows on it widens the weights too, once for all of them.
 inline constexpr int kWidenedRowBlock = 256, kWidenedFrom = 48;
 
 // out[r, 0..columns) = sum over k of a[r, k] * panel[k, :] + bias. One accumulator per element, k in ascending order
@@ -116,8 +116,8 @@ struct Kernels {
   // Up to how many rows linear_bf16 takes two panels at once: memory gives a thread that reads two streams some 7 %
   // more than one that reads one.
   int two_panel_rows;
-  // Bit for bit what linear_bf16 gives, for many rows of activations that were widened to f32. Null where the processor
-  // multiplies bf16 itself, and then linear_bf16 is the faster one for any number of rows.
+  // Bit for bit what linear_bf16 gives, for activations that were widened to f32: once for all panels, rather than for
+  // every panel anew. Null where the processor multiplies bf16 itself.
   void (*linear_bf16_widened)(const LinearArgs&);
   void (*linear_f16)(const LinearArgs&);
   void (*linear_f32)(const LinearArgs&);

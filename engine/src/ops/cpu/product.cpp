@@ -7,10 +7,11 @@ namespace charonia::ops::cpu {
 Product product_for(const Kernels& kernels, DType weight, std::int64_t rows) {
   if (weight == DType::f16) return {.kernel = kernels.linear_f16};
   if (weight != DType::bf16) return {.kernel = kernels.linear_f32};
-  if (rows >= kWidenedFrom && kernels.linear_bf16_widened != nullptr) {
-    return {.kernel = kernels.linear_bf16_widened, .row_block = kWidenedRowBlock, .widened = true};
-  }
-  return {.kernel = kernels.linear_bf16, .panels = rows <= kernels.two_panel_rows ? 2 : 1};
+  if (rows <= kernels.two_panel_rows) return {.kernel = kernels.linear_bf16, .panels = 2};
+  if (kernels.linear_bf16_widened == nullptr) return {.kernel = kernels.linear_bf16};
+  return {.kernel = kernels.linear_bf16_widened,
+          .row_block = rows >= kWidenedFrom ? kWidenedRowBlock : kRowBlock,
+          .widened = true};
 }
 
 void multiply_panels(const Product& product, const PackedLinear& weight, std::int64_t panel, const Tensor& out,

@@ -202,14 +202,14 @@ void write_out(const LinearArgs& args, const float* c) {
 }
 
 // The last activation of an odd k, which goes with a zero.
-template <class W>
+template <class W, class Activation>
 void last_step(const LinearArgs& args, const W* panel, float* c, typename Steps<W>::Operand* room) {
   using S = Steps<W>;
-  const auto* const a = static_cast<const typename S::Activation*>(args.a);
+  const auto* const a = static_cast<const Activation*>(args.a);
   const std::int64_t steps = args.k / S::kLength;
   const W* const weights = panel + steps * S::kStride;
   for (int row = 0; row < args.rows; ++row) {
-    const typename S::Activation pair[2] = {a[row * args.a_stride + args.k - 1], {}};
+    const Activation pair[2] = {a[row * args.a_stride + args.k - 1], {}};
     std::int64_t stride = 2;
     const auto* const x = operands(pair, 1, S::kLength, room, stride);
     tile_of<1, false, W>(1, x, stride, 1, weights, c + row * kPanel, steps == 0,
@@ -282,7 +282,7 @@ void linear_two_panels(const LinearArgs& args) {
     }
   }
   for (int p = 0; p < 2; ++p) {
-    if (args.k % S::kLength != 0) last_step<Bf16>(args, panel + p * panel_size, c[p], room);
+    if (args.k % S::kLength != 0) last_step<Bf16, Bf16>(args, panel + p * panel_size, c[p], room);
     LinearArgs part = args;
     part.out += p * kPanel;
     part.columns = p == 0 ? kPanel : args.columns - kPanel;
@@ -327,15 +327,16 @@ void linear_widened(const LinearArgs& args) {
   write_out(args, c);
 }
 
-template <class W>
+// Activation: what the activations come as, the weight's own or floats.
+template <class W, class Activation = typename Steps<W>::Activation>
 void linear(const LinearArgs& args) {
   using S = Steps<W>;
   using Operand = typename S::Operand;
   constexpr int kLines = kStep_bytes<W> / kLine_bytes;
-  constexpr bool kInPlace = sizeof(Operand) == sizeof(typename S::Activation);
+  constexpr bool kInPlace = sizeof(Operand) == sizeof(Activation);
   alignas(64) float c[kRowBlock * kPanel];
   alignas(64) Operand room[kInPlace ? kMaxRows * S::kLength : kMaxRows * S::kLength * kPieceSteps<W>];
-  const auto* const a = static_cast<const typename S::Activation*>(args.a);
+  const auto* const a = static_cast<const Activation*>(args.a);
   const auto* const panel = static_cast<const W*>(args.panel);
   const int tiles = (args.rows + kMaxRows - 1) / kMaxRows;
   const bool once = tiles == 1 && passes_for(args.rows) == 1;
@@ -364,7 +365,7 @@ void linear(const LinearArgs& args) {
       row += rows;
     }
   }
-  if (args.k % S::kLength != 0) last_step<W>(args, panel, c, room);
+  if (args.k % S::kLength != 0) last_step<W, Activation>(args, panel, c, room);
   write_out(args, c);
 }
 
@@ -378,7 +379,12 @@ void linear_bf16(const LinearArgs& args) {
   linear<Bf16>(args);
 }
 #endif
-void linear_bf16_widened(const LinearArgs& args) { linear_widened(args); }
+void linear_bf16_widened(const LinearArgs& args) {
+#if !defined(CHARONIA_NATIVE_PAIRS)
+  if (args.rows < kWidenedFrom) return linear<Bf16, float>(args);
+#endif
+  linear_widened(args);
+}
 void linear_f16(const LinearArgs& args) { linear<F16>(args); }
 void linear_f32(const LinearArgs& args) { linear<float>(args); }
 
