@@ -2,11 +2,12 @@
 #              another model than the demo model; docs/contracts.md lists the other variables. Ctrl-C ends it
 # make chat    a chat with what make serve runs
 # make test    all checks and tests
+# make sanitize  the C++ tests under the address, undefined-behaviour and thread sanitizers
 # make convert MODEL=<folder or hub id> DST=<workspace>
 
 BIN := .venv/bin
 
-.PHONY: help serve chat convert setup test format clean distclean
+.PHONY: help serve chat convert setup test sanitize format clean distclean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -29,6 +30,10 @@ convert: setup
 test:
 	@scripts/setup.sh test
 	@exec scripts/test.sh
+
+sanitize:
+	@scripts/setup.sh test
+	@exec scripts/sanitize.sh
 
 format:
 	@scripts/setup.sh test
