@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 from common import arguments, say, say_imports, serve
 
 from charonia import SamplingParams
 from charonia.engine import Engine
+from charonia.tokenizer import load_tokenizer
 
 model, threads, longest, batch = arguments()
+# The tokenizer brings transformers along, and that PyTorch where it is installed: 300 MB that are not the engine's.
+load_tokenizer(Path(model))
 say_imports()
 _BLOCK = 64  # tokens of a k/v block
 # Room for the longest sequence alone, and for all sequences of the decode benchmark.
