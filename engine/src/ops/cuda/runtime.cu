@@ -226,16 +226,6 @@ DeviceMemory::~DeviceMemory() {
   if (data_ != nullptr) (void)cudaFree(data_);
 }
 
-DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-
-DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
-  DeviceMemory taken(std::move(other));
-  std::swap(data_, taken.data_);
-  std::swap(bytes_, taken.bytes_);
-  return *this;
-}
-
 std::size_t ReservedMemory::granularity() {
   const auto& calls = address_calls();
   if (!calls.all) return 0;
@@ -307,23 +297,6 @@ void ReservedMemory::release_last() noexcept {
   (void)address_calls().release(piece.memory);
 }
 
-ReservedMemory::ReservedMemory(ReservedMemory&& other) noexcept
-    : device_(other.device_),
-      data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)),
-      what_(std::move(other.what_)),
-      pieces_(std::exchange(other.pieces_, {})) {}
-
-ReservedMemory& ReservedMemory::operator=(ReservedMemory&& other) noexcept {
-  ReservedMemory taken(std::move(other));
-  std::swap(data_, taken.data_);
-  std::swap(bytes_, taken.bytes_);
-  std::swap(device_, taken.device_);
-  std::swap(what_, taken.what_);
-  std::swap(pieces_, taken.pieces_);
-  return *this;
-}
-
 PinnedMemory::PinnedMemory(std::size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   ++allocation_count;
@@ -338,16 +311,6 @@ PinnedMemory::PinnedMemory(std::size_t bytes) : bytes_(bytes) {
 
 PinnedMemory::~PinnedMemory() {
   if (data_ != nullptr) (void)cudaFreeHost(data_);
-}
-
-PinnedMemory::PinnedMemory(PinnedMemory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-
-PinnedMemory& PinnedMemory::operator=(PinnedMemory&& other) noexcept {
-  PinnedMemory taken(std::move(other));
-  std::swap(data_, taken.data_);
-  std::swap(bytes_, taken.bytes_);
-  return *this;
 }
 
 Stream::Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"); }

@@ -74,16 +74,6 @@ DeviceMemory::~DeviceMemory() {
   if (data_ != nullptr) allocated -= bytes_;
 }
 
-DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-
-DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
-  DeviceMemory taken(std::move(other));
-  std::swap(data_, taken.data_);
-  std::swap(bytes_, taken.bytes_);
-  return *this;
-}
-
 // Pages that nobody may touch until they are committed, so that a kernel that goes too far is found.
 std::size_t ReservedMemory::granularity() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
 
@@ -117,39 +107,12 @@ void ReservedMemory::release_last() noexcept {
   allocated -= piece.bytes;
 }
 
-ReservedMemory::ReservedMemory(ReservedMemory&& other) noexcept
-    : device_(other.device_),
-      data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)),
-      what_(std::move(other.what_)),
-      pieces_(std::exchange(other.pieces_, {})) {}
-
-ReservedMemory& ReservedMemory::operator=(ReservedMemory&& other) noexcept {
-  ReservedMemory taken(std::move(other));
-  std::swap(data_, taken.data_);
-  std::swap(bytes_, taken.bytes_);
-  std::swap(device_, taken.device_);
-  std::swap(what_, taken.what_);
-  std::swap(pieces_, taken.pieces_);
-  return *this;
-}
-
 PinnedMemory::PinnedMemory(std::size_t bytes) : data_(std::calloc(bytes == 0 ? 1 : bytes, 1)), bytes_(bytes) {
   if (data_ == nullptr) throw std::bad_alloc();
   ++allocation_count;
 }
 
 PinnedMemory::~PinnedMemory() { std::free(data_); }
-
-PinnedMemory::PinnedMemory(PinnedMemory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-
-PinnedMemory& PinnedMemory::operator=(PinnedMemory&& other) noexcept {
-  PinnedMemory taken(std::move(other));
-  std::swap(data_, taken.data_);
-  std::swap(bytes_, taken.bytes_);
-  return *this;
-}
 
 void enqueue(NativeStream stream, std::function<void()> work) {
   if (stream->recording) {
