@@ -26,6 +26,10 @@ Precedence, the last wins: defaults, `config.ini` of the workspace (section `[ll
 | `CHARONIA_GRPC_PORT` | 33337 | Triton, gRPC |
 | `CHARONIA_METRICS_PORT` | 33338 | Triton, metrics |
 | `CHARONIA_GATEWAY_PORT` | 23333 | gateway: REST, docs, metrics |
+| `CHARONIA_TRITON_ENDPOINTS` | the one server | gateway: Triton servers of the same model, separated by commas: `HOST:PORT` of gRPC, \
+`dns:///HOST:PORT` (every address of the name), `file:///PATH` (a file of such entries, one a line) |
+| `CHARONIA_ENDPOINT_CHECK_INTERVAL_S` | 1 | gateway: seconds between two checks of a server, and two looks at where they are |
+| `CHARONIA_ENDPOINT_CHECK_TIMEOUT_S` | 2 | gateway: seconds for an answer to a check; a server that misses three in a row is down |
 
 ## Inference parameters
 

@@ -1,7 +1,16 @@
 """Asynchronous, typed gRPC client of Charonia on Triton. See `Client`."""
 
 from charonia_client.client import Client
-from charonia_client.errors import BadRequest, CharoniaError, DeadlineExceeded, Overloaded, ServerError, Unavailable
+from charonia_client.errors import (
+    BadRequest,
+    CharoniaError,
+    DeadlineExceeded,
+    Lost,
+    Overloaded,
+    ServerError,
+    Silent,
+    Unavailable,
+)
 from charonia_client.types import GenerateRequest, GenerateResponse, ModelMetadata, ServerMetadata, Timings
 
 __all__ = [
@@ -11,10 +20,12 @@ __all__ = [
     "DeadlineExceeded",
     "GenerateRequest",
     "GenerateResponse",
+    "Lost",
     "ModelMetadata",
     "Overloaded",
     "ServerError",
     "ServerMetadata",
+    "Silent",
     "Timings",
     "Unavailable",
 ]

@@ -23,7 +23,15 @@ import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
-from charonia_client.errors import BadRequest, CharoniaError, ServerError, Unavailable, from_rpc, from_triton
+from charonia_client.errors import (
+    BadRequest,
+    CharoniaError,
+    ServerError,
+    Silent,
+    Unavailable,
+    from_rpc,
+    from_triton,
+)
 from charonia_client.stream import Stream, stream_infer
 from charonia_client.tensors import Action, decode, decode_lookup, encode, encode_action, encode_lookup
 from charonia_client.types import GenerateRequest, GenerateResponse, ModelMetadata, ServerMetadata
@@ -178,6 +186,15 @@ class Client:
         """Forgets a session. One that is not known is no error. Raises Unavailable, ServerError."""
         await self._act("end_session", "", session_id)
 
+    def give_up(self, request_id: str, why: str) -> bool:
+        """Ends a running request with Unavailable, if nothing of its answer has come yet: generate() raises it, and the
+        server is told as for a reader that leaves. False when there is no such request."""
+        stream = self._active.get(request_id)
+        if stream is None or stream.begun:
+            return False
+        stream.fail(Unavailable(why))
+        return True
+
     async def _act(self, action: Action, request_id: str, session_id: str) -> None:
         message = encode_action(action, self.engine, request_id=request_id, session_id=session_id)
         said = ""
@@ -237,10 +254,22 @@ class Client:
                     silent = f"Triton at {self.target} gave no sign of life for {_PROBE_TIMEOUT_S:g} s"
                     for request_id, stream in running.items():
                         if self._active.get(request_id) is stream:
-                            stream.fail(Unavailable(silent))
+                            stream.fail(Silent(silent))
                             stream.cancel()
         finally:
             self._watch = None
+
+    async def check(self, timeout_s: float = _UNARY_TIMEOUT_S) -> None:
+        """Returns when the server answers and both of its models can take requests. Raises Silent when one of the
+        questions has no answer within `timeout_s`, and Unavailable or ServerError with what else is wrong."""
+        try:
+            if not (await self._stub.ServerLive(pb.ServerLiveRequest(), timeout=timeout_s)).live:
+                raise Unavailable(f"Triton at {self.target} is not live")
+            for model in (self.model, self.engine):
+                if not (await self._stub.ModelReady(pb.ModelReadyRequest(name=model), timeout=timeout_s)).ready:
+                    raise Unavailable(f"model {model!r} of Triton at {self.target} is not ready")
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.target) from None
 
     async def server_live(self) -> bool:
         """Whether a Triton server answers."""

@@ -32,6 +32,14 @@ class Unavailable(CharoniaError):
     """The server is away, shutting down, lost in the middle of an answer, or did not answer in time."""
 
 
+class Silent(Unavailable):
+    """No answer came in time: the server is gone or stopped, or only very busy."""
+
+
+class Lost(Unavailable):
+    """The connection broke while the server had the request, as it does when the server's process dies."""
+
+
 class DeadlineExceeded(CharoniaError):
     """The request did not end within the time that it gave itself (`timeout_ms`)."""
 
@@ -50,6 +58,8 @@ _AWAY = re.compile(
     r"|Stub process .* is not healthy|stub process has exited|Failed to increase the shared memory pool",
     re.IGNORECASE,
 )
+# What gRPC says of a connection that was open, in place of one that could not be made.
+_BROKEN = re.compile(r"Socket closed|Connection reset|Broken pipe|recvmsg", re.IGNORECASE)
 _FULL = re.compile(r"exceeds maximum queue size|request timeout expired", re.IGNORECASE)
 
 
@@ -79,10 +89,11 @@ def from_rpc(error: grpc.RpcError, target: str) -> CharoniaError:
     """The error for a call that gRPC ended; `target` is the server's address, for the text."""
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Unavailable(f"Triton at {target} did not answer in time")
+        return Silent(f"Triton at {target} did not answer in time")
     if code is grpc.StatusCode.UNAVAILABLE:
         # While Triton shuts down it answers calls with this status and a text of its own.
-        return Unavailable(f"Triton at {target} cannot be reached or went away: {details}")
+        kind = Lost if _BROKEN.search(details) else Unavailable
+        return kind(f"Triton at {target} cannot be reached or went away: {details}")
     if code is grpc.StatusCode.CANCELLED:
         return Unavailable(f"Triton at {target} cancelled the call: {details or 'no reason given'}")
     if code is grpc.StatusCode.UNIMPLEMENTED:

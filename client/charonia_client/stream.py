@@ -43,6 +43,7 @@ class Stream:
         self._responses: deque[Any] = deque()
         self._error: CharoniaError | None = None
         self._ended = False
+        self.begun = False  # a response has come
         self.over = False  # the server has nothing more to do for this call, or is gone
         self._left = False
         self._news = asyncio.Event()  # for the reader
@@ -84,6 +85,7 @@ class Stream:
                     self.over = True
                     self.fail(from_triton(answer.error_message))
                 elif not self._left and not self._error:
+                    self.begun = True
                     self._responses.append(answer.infer_response)
                     self._news.set()
                     while len(self._responses) >= _READ_AHEAD:

@@ -1,12 +1,13 @@
-"""The application: routes, error format and metrics around one engine client."""
+"""The application: routes, error format and metrics around the servers that work."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from charonia_client import CharoniaError, Client
+from charonia_client import CharoniaError
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -15,6 +16,7 @@ from charonia_gateway import __version__
 from charonia_gateway.context import Gateway
 from charonia_gateway.documentation import complete_schema
 from charonia_gateway.drain import Drain, DrainMiddleware
+from charonia_gateway.endpoints import Discovery, EndpointMetrics, Pool
 from charonia_gateway.engine import Engine
 from charonia_gateway.errors import ApiError, handle_api_error, handle_engine_error, handle_http_error
 from charonia_gateway.metrics import Metrics, MetricsMiddleware
@@ -32,17 +34,31 @@ async def _client_gone(request: Request, _: Exception) -> Response:
 
 
 def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
-    """The ASGI application. The channel to Triton opens with its lifespan; Triton need not be there yet. `drain` is for
+    """The ASGI application. The channels to Triton open with its lifespan; Triton need not be there yet. `drain` is for
     who ends it."""
     metrics = Metrics()
     draining = drain or Drain(settings.shutdown_timeout_s)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with Client(settings.triton_target) as client:
-            engine = Engine(client, settings.request_timeout_s)
-            app.state.gateway = Gateway(settings, engine, metrics, draining, int(time.time()))
-            yield
+        discovery = Discovery(settings.endpoints)
+        pool = Pool(
+            await discovery.targets(),
+            check_interval_s=settings.endpoint_check_interval_s,
+            check_timeout_s=settings.endpoint_check_timeout_s,
+            on_choice=lambda reason: metrics.choices[reason].inc(),
+            on_retry=metrics.retries.inc,
+        )
+        metrics.registry.register(EndpointMetrics(pool))
+        async with pool:
+            app.state.gateway = Gateway(
+                settings, Engine(pool, settings.request_timeout_s), metrics, draining, int(time.time())
+            )
+            following = asyncio.create_task(discovery.follow(pool.set_targets, settings.endpoint_check_interval_s))
+            try:
+                yield
+            finally:
+                following.cancel()
 
     app = FastAPI(title="Charonia", version=__version__, description=_DESCRIPTION, lifespan=lifespan, redoc_url=None)
     for module in (chat, completions, interactive, models, service):

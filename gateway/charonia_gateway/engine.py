@@ -1,4 +1,5 @@
-"""The engine as the routes see it: several choices at once, and whatever ends badly is an error."""
+"""The engine as the routes see it: several choices at once, and whatever ends badly is an error. Which of several
+servers works for a request is decided in charonia_gateway.endpoints."""
 
 from __future__ import annotations
 
@@ -6,25 +7,17 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from charonia_client import Client, GenerateRequest, GenerateResponse, ServerError, Unavailable
+from charonia_client import GenerateRequest, GenerateResponse, Lost, ServerError, Unavailable
+
+from charonia_gateway.endpoints import Pool
 
 
 class Engine:
     """`timeout_s` bounds each answer; 0 is no bound."""
 
-    def __init__(self, client: Client, timeout_s: float = 0) -> None:
-        self.client = client
+    def __init__(self, pool: Pool, timeout_s: float = 0) -> None:
+        self.pool = pool
         self._timeout_s = timeout_s or None
-
-    async def why_not_ready(self) -> str | None:
-        """None when requests can be served."""
-        client = self.client
-        if not await client.server_live():
-            return f"Triton at {client.target} does not answer"
-        for model in (client.model, client.engine):
-            if not await client.model_ready(model):
-                return f"model {model!r} of Triton at {client.target} is not ready"
-        return None
 
     async def complete(self, requests: Sequence[GenerateRequest], id: str) -> list[GenerateResponse]:
         """The whole answers, in the order of `requests`, those of one request in theirs. `id` begins the engine's
@@ -86,11 +79,21 @@ class Engine:
         self, request: GenerateRequest, id: str, *, may_be_cancelled: bool = False
     ) -> AsyncGenerator[GenerateResponse, None]:
         """The parts of one request's answers. That somebody cancelled it is an error unless `may_be_cancelled`."""
-        parts = self.client.generate(request, request_id=id, timeout_s=self._timeout_s)
-        async with aclosing(parts):
-            async for part in parts:
-                if part.finish_reason == "cancelled" and not may_be_cancelled:
-                    raise Unavailable("the engine stopped this request: it is shutting down or was told to")
-                if part.finish_reason == "error":
-                    raise ServerError("the engine could not finish this request; its log says why")
-                yield part
+        async with aclosing(await self.pool.begin(request, id, self._timeout_s)) as answer:
+            for part in answer.first:
+                yield _checked(part, may_be_cancelled)
+            try:
+                async for part in answer.rest:
+                    answer.lease.note(part)
+                    yield _checked(part, may_be_cancelled)
+            except Lost as error:
+                answer.lease.endpoint.doubt(str(error))
+                raise
+
+
+def _checked(part: GenerateResponse, may_be_cancelled: bool) -> GenerateResponse:
+    if part.finish_reason == "cancelled" and not may_be_cancelled:
+        raise Unavailable("the engine stopped this request: it is shutting down or was told to")
+    if part.finish_reason == "error":
+        raise ServerError("the engine could not finish this request; its log says why")
+    return part

@@ -39,6 +39,19 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self.retries = Counter(
+            "charonia_gateway_retries",
+            "requests sent on to another endpoint: one had no room, failed, or went down before the answer began",
+            registry=self.registry,
+        )
+        self._choices = Counter(
+            "charonia_gateway_endpoint_choices",
+            "choices among several endpoints, by what decided",
+            ("reason",),
+            registry=self.registry,
+        )
+        # By reason, made at once: a counter that is not there yet cannot be told from one that is lost.
+        self.choices = {reason: self._choices.labels(reason) for reason in ("session", "prefix", "load")}
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from charonia_gateway.endpoints import discovery
 
 
 def _named(name: str) -> AliasChoices:
@@ -30,6 +32,24 @@ class Settings(BaseSettings):
     )
     triton_host: str = Field("127.0.0.1", validation_alias=_named("triton_host"), description="host of Triton")
     grpc_port: int = Field(33337, ge=1, le=65535, validation_alias=_named("grpc_port"), description="its gRPC port")
+    triton_endpoints: str = Field(
+        "",
+        validation_alias=_named("triton_endpoints"),
+        description="Triton servers of the same model, separated by commas: HOST:PORT of gRPC, dns:///HOST:PORT for "
+        "every address of a name, file:///PATH for a file of such entries; default: the one of triton_host, grpc_port",
+    )
+    endpoint_check_interval_s: float = Field(
+        1,
+        gt=0,
+        validation_alias=_named("endpoint_check_interval_s"),
+        description="seconds between two checks of a Triton server, and between two looks at where they are",
+    )
+    endpoint_check_timeout_s: float = Field(
+        2,
+        gt=0,
+        validation_alias=_named("endpoint_check_timeout_s"),
+        description="longest time for an answer to a check in seconds; a server without three in a row is down",
+    )
     model_name: str = Field(
         "charonia", min_length=1, validation_alias=_named("model_name"), description="name under which clients ask"
     )
@@ -68,8 +88,14 @@ class Settings(BaseSettings):
         description="log every request",
     )
 
+    @field_validator("triton_endpoints")
+    @classmethod
+    def _readable(cls, text: str) -> str:
+        discovery.entries(text)
+        return text
+
     @property
-    def triton_target(self) -> str:
-        """HOST:PORT of Triton's gRPC port."""
+    def endpoints(self) -> str:
+        """The list of Triton servers, of one entry at least."""
         host = f"[{self.triton_host}]" if ":" in self.triton_host else self.triton_host
-        return f"{host}:{self.grpc_port}"
+        return self.triton_endpoints.strip(" ,\n") or f"{host}:{self.grpc_port}"

@@ -121,6 +121,10 @@ class Stack:
     def start(self) -> Stack:
         """Starts and returns when all is ready."""
         self.launch()
+        return self.until_ready()
+
+    def until_ready(self) -> Stack:
+        """Returns when all that was launched is ready."""
         deadline = time.monotonic() + START_LIMIT_S
         while not answers(f"{self.gateway}/health/ready"):
             assert self.process is not None

@@ -49,7 +49,7 @@ async def chat_completions(request: Request, gateway: GatewayState) -> Response:
     requests = [body.engine_request()]
     gateway.check_choices(requests)
     if body.renew_session and body.session_id is not None:
-        await gateway.engine.client.end_session(body.session_id)
+        await gateway.engine.pool.end_session(body.session_id)
     head = Head(gateway, body, "chatcmpl")
     if body.stream:
         return EventStream(_stream(gateway.engine, body, requests, head), head.headers)

@@ -48,13 +48,13 @@ async def chat_interactive(request: Request, gateway: GatewayState) -> Response:
 
 async def _act(gateway: Gateway, body: InteractiveRequest) -> None:
     assert body.session_id is not None
-    client = gateway.engine.client
+    pool = gateway.engine.pool
     if body.ends:
-        await client.end_session(body.session_id)
+        await pool.end_session(body.session_id)
     elif body.cancel:
-        await client.cancel(session_id=body.session_id)
+        await pool.cancel_session(body.session_id)
     else:
-        await client.stop(session_id=body.session_id)
+        await pool.stop_session(body.session_id)
 
 
 def _nothing() -> dict[str, Any]:

@@ -19,10 +19,11 @@ async def live() -> dict[str, str]:
 
 @router.get("/health/ready", summary="Whether requests can be served", responses={503: {"description": "why not"}})
 async def ready(gateway: GatewayState) -> Response:
-    """200 when Triton answers and its models are ready and this process does not end, else 503 with the reason."""
+    """200 when Triton (of several, one at least) answers and its models are ready and this process does not end, else
+    503 with the reason."""
     if gateway.drain.begun:
         return JSONResponse({"status": "not ready", "reason": "the gateway is shutting down"}, 503)
-    if reason := await gateway.engine.why_not_ready():
+    if reason := await gateway.engine.pool.why_not_ready():
         return JSONResponse({"status": "not ready", "reason": reason}, 503)
     return JSONResponse({"status": "ready"})
 

@@ -1,0 +1,9 @@
+"""The Triton servers behind the gateway: where they are, which one a request goes to, what happens when one fails."""
+
+from __future__ import annotations
+
+from charonia_gateway.endpoints.discovery import Discovery
+from charonia_gateway.endpoints.exposition import EndpointMetrics
+from charonia_gateway.endpoints.pool import Answer, Pool
+
+__all__ = ["Answer", "Discovery", "EndpointMetrics", "Pool"]

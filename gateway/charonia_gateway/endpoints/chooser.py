@@ -1,0 +1,109 @@
+"""Which endpoint a request goes to.
+
+1. A request of a session goes to the session's home: the server that has its history and its k/v blocks. A session that
+   has none, or whose home is down or removed, is given one by rendezvous hashing, which is remembered.
+2. Another goes to the server that has computed the longest beginning of its prompt, as long as that one's outstanding
+   tokens are not far above the least.
+3. Else it goes to the server with the least outstanding tokens, of equals to the one that was not chosen for longest.
+
+Servers that are down or removed are never chosen, and those in doubt only when no other is left or a session is at home
+there. A gateway with one server uses it whatever is thought of its health: there the request itself is the best check.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from charonia_client import GenerateRequest
+
+from charonia_gateway.endpoints import load
+from charonia_gateway.endpoints.affinity import Homes, Prefixes, pieces, rendezvous
+from charonia_gateway.endpoints.endpoint import Endpoint
+from charonia_gateway.endpoints.health import State
+
+Reason = Literal["session", "prefix", "load", "only"]
+
+# A known prefix is worth this much more work than the least, and this request's own on top.
+_PREFIX_LOAD_FACTOR = 1.5
+
+
+@dataclass(frozen=True)
+class Choice:
+    endpoint: Endpoint
+    reason: Reason
+    moved_from: str | None = None  # the target that was the session's home before
+
+
+class Chooser:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.homes = Homes()
+        self._prefixes = Prefixes()
+        self._clock = clock
+        self._turn = 0
+
+    def choose(
+        self, request: GenerateRequest, endpoints: Sequence[Endpoint], tried: Container[str] = ()
+    ) -> Choice | None:
+        """None when there is no endpoint that could take the request; those in `tried` (targets) have not."""
+        if len(endpoints) == 1 and not endpoints[0].removed:
+            return None if endpoints[0].target in tried else Choice(endpoints[0], "only")
+        usable = {endpoint.target: endpoint for endpoint in endpoints if endpoint.usable}
+        untried = {target: endpoint for target, endpoint in usable.items() if target not in tried}
+        up = {target: endpoint for target, endpoint in untried.items() if endpoint.health.state is State.UP}
+        candidates = up or untried
+        if request.session_id is not None:
+            choice = self._by_session(request, usable, candidates, tried)
+        else:
+            choice = self._by_prefix_or_load(request, candidates)
+        if choice:
+            self._turn += 1
+            choice.endpoint.turn = self._turn
+        return choice
+
+    def _by_session(
+        self,
+        request: GenerateRequest,
+        usable: dict[str, Endpoint],
+        candidates: dict[str, Endpoint],
+        tried: Container[str],
+    ) -> Choice | None:
+        session_id = request.session_id
+        assert session_id is not None
+        home = self.homes.get(session_id)
+        if home in usable:
+            if home not in tried:
+                self.homes.remember(session_id, home)
+                return Choice(usable[home], "session")
+            # It is there and does not take this request. Elsewhere an interactive turn would lack what was said.
+            if request.interactive or not candidates:
+                return None
+            return Choice(self._least(candidates), "load")
+        if not candidates:
+            return None
+        chosen = candidates[rendezvous(session_id, candidates)]
+        self.homes.remember(session_id, chosen.target)
+        return Choice(chosen, "session", moved_from=home)
+
+    def _by_prefix_or_load(self, request: GenerateRequest, candidates: dict[str, Endpoint]) -> Choice | None:
+        if not candidates:
+            return None
+        least = self._least(candidates)
+        keys = pieces(request)
+        known = self._prefixes.find(keys, candidates)
+        choice = Choice(least, "load")
+        if known and known.busy_until <= self._clock():
+            own = load.prompt_tokens(request) + load.answer_tokens(request)
+            if known.outstanding_tokens <= _PREFIX_LOAD_FACTOR * least.outstanding_tokens + own:
+                choice = Choice(known, "prefix")
+        self._prefixes.remember(keys, choice.endpoint.target)
+        return choice
+
+    def _least(self, candidates: dict[str, Endpoint]) -> Endpoint:
+        now = self._clock()
+        return min(
+            candidates.values(),
+            key=lambda endpoint: (endpoint.busy_until > now, endpoint.outstanding_tokens, endpoint.turn),
+        )

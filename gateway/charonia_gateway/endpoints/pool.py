@@ -1,0 +1,235 @@
+"""The endpoints together: a request's way to the one that answers it.
+
+What has not begun to answer may go to another endpoint: a request that failed for want of its server, one that a server
+has no room for, and one that waits at a server found down. From the first part of an answer on it stays where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from charonia_client import CharoniaError, Client, GenerateRequest, GenerateResponse, Lost, Overloaded, Unavailable
+
+from charonia_gateway.endpoints.chooser import Choice, Chooser, Reason
+from charonia_gateway.endpoints.endpoint import Endpoint, Lease
+from charonia_gateway.endpoints.health import State
+
+log = logging.getLogger("charonia_gateway")
+
+# A request may itself be what brings its server down: then it must not bring down all of them.
+_MOST_LOST_SERVERS = 2
+
+
+@dataclass
+class Answer:
+    """An answer that has begun: `first` is what has come of it, `rest` what comes. Close it."""
+
+    lease: Lease
+    first: list[GenerateResponse]
+    rest: AsyncGenerator[GenerateResponse, None]
+
+    async def aclose(self) -> None:
+        self.lease.close()
+        await self.rest.aclose()
+
+
+class Pool:
+    """Use it as `async with`. `on_choice` and `on_retry` are told of what they are named for."""
+
+    def __init__(
+        self,
+        targets: Iterable[str],
+        *,
+        check_interval_s: float = 1.0,
+        check_timeout_s: float = 2.0,
+        on_choice: Callable[[Reason], None] = lambda _: None,
+        on_retry: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._targets = list(targets)
+        self._check_interval_s = check_interval_s
+        self._check_timeout_s = check_timeout_s
+        self._on_choice = on_choice
+        self._on_retry = on_retry
+        self._chooser = Chooser()
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self.endpoints: list[Endpoint] = []
+
+    async def __aenter__(self) -> Pool:
+        self.set_targets(self._targets)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        watches = list(self._watches.values())
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+        await asyncio.gather(*(endpoint.client.close() for endpoint in self.endpoints))
+
+    def set_targets(self, targets: Iterable[str]) -> None:
+        """Those that are new are taken in; those that are missing get no new request and go when theirs have ended."""
+        wanted = dict.fromkeys(targets)
+        known = {endpoint.target: endpoint for endpoint in self.endpoints}
+        for target, endpoint in known.items():
+            if endpoint.removed is (target in wanted):
+                endpoint.removed = target not in wanted
+                log.info("Triton at %s %s", target, "is removed" if endpoint.removed else "is taken back")
+                endpoint.look_again()
+        for target in wanted:
+            if target not in known:
+                endpoint = Endpoint(Client(target), self._changed)
+                self.endpoints.append(endpoint)
+                self._watches[target] = asyncio.create_task(self._watch(endpoint))
+
+    async def begin(self, request: GenerateRequest, id: str, timeout_s: float | None = None) -> Answer:
+        """Sends the request, and returns once its answer has begun: with the first part, or, where nothing is sent to
+        the client before the end (`stream=False`), with all. Raises the client's errors when no endpoint could."""
+        began = time.monotonic()
+        tried: list[str] = []
+        failures: list[CharoniaError] = []
+        while choice := self._chooser.choose(request, self.endpoints, tried):
+            self._note(choice, request, retry=bool(tried))
+            endpoint = choice.endpoint
+            tried.append(endpoint.target)
+            gone_s = time.monotonic() - began
+            asked = request if not failures else _with_less_time(request, gone_s)
+            parts = endpoint.client.generate(
+                asked, request_id=id, timeout_s=None if timeout_s is None else timeout_s - gone_s
+            )
+            lease = Lease(endpoint, id, request)
+            try:
+                first = [await anext(parts)]
+                lease.note(first[0])
+                if not request.stream:
+                    first += [part async for part in parts]
+                return Answer(lease, first, parts)
+            except Overloaded as error:
+                lease.close()
+                endpoint.busy_until = time.monotonic() + error.retry_after
+                failures.append(error)
+            except Unavailable as error:
+                lease.close()
+                failures.append(error)
+                if timeout_s is not None and time.monotonic() - began >= timeout_s:
+                    raise
+                endpoint.doubt(str(error))
+                if sum(isinstance(failure, Lost) for failure in failures) >= _MOST_LOST_SERVERS:
+                    break
+                if request.session_id is not None and len(self.endpoints) > 1:
+                    await endpoint.checked()  # whether the session has lost its home
+            except BaseException:
+                lease.close()
+                await parts.aclose()
+                raise
+        raise self._told(failures)
+
+    def _note(self, choice: Choice, request: GenerateRequest, *, retry: bool) -> None:
+        if retry:
+            self._on_retry()
+        if choice.reason != "only":
+            self._on_choice(choice.reason)
+        session_id = request.session_id
+        if session_id is None or choice.reason != "session":
+            return
+        choice.endpoint.stale_sessions.pop(session_id, None)
+        if choice.moved_from:
+            log.warning("a session moves from %s, which is gone, to %s", choice.moved_from, choice.endpoint.target)
+            for endpoint in self.endpoints:
+                if endpoint.target == choice.moved_from:
+                    endpoint.stale_sessions.remember(session_id, None)
+
+    def _told(self, failures: list[CharoniaError]) -> CharoniaError:
+        """What the client hears: when to come again, if any server has said so, else why the last one did not."""
+        overloaded = [failure for failure in failures if isinstance(failure, Overloaded)]
+        if overloaded:
+            return min(overloaded, key=lambda failure: failure.retry_after)
+        return failures[-1] if failures else Unavailable(f"no server can take requests: {self._reasons()}")
+
+    def _reasons(self) -> str:
+        return "; ".join(f"{endpoint.target}: {endpoint.health.reason}" for endpoint in self.endpoints) or "none known"
+
+    async def end_session(self, session_id: str) -> None:
+        """Forgets a session. One whose home is down is as good as forgotten: it is told when it comes back."""
+        home = self._home(session_id)
+        if home and len(self.endpoints) > 1 and not home.usable:
+            home.stale_sessions.remember(session_id, None)
+            del self._chooser.homes[session_id]
+            return
+        await self._tell(session_id, lambda client: client.end_session(session_id))
+
+    async def stop_session(self, session_id: str) -> None:
+        await self._tell(session_id, lambda client: client.stop(session_id=session_id))
+
+    async def cancel_session(self, session_id: str) -> None:
+        await self._tell(session_id, lambda client: client.cancel(session_id=session_id))
+
+    def _home(self, session_id: str) -> Endpoint | None:
+        target = self._chooser.homes.get(session_id)
+        return next((endpoint for endpoint in self.endpoints if endpoint.target == target), None)
+
+    async def _tell(self, session_id: str, action: Callable[[Client], Awaitable[None]]) -> None:
+        """Tells the session's home; where that is not known, all that may have it: to the others it means nothing."""
+        home = self._home(session_id)
+        known = [home] if home else self.endpoints
+        told = [endpoint for endpoint in known if endpoint.usable] or known
+        if not told:
+            raise self._told([])
+        outcomes = await asyncio.gather(*(action(endpoint.client) for endpoint in told), return_exceptions=True)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if len(errors) == len(outcomes):
+            raise errors[0]
+
+    async def why_not_ready(self) -> str | None:
+        """None when requests can be served."""
+        if len(self.endpoints) == 1:
+            try:
+                await self.endpoints[0].client.check()
+            except CharoniaError as error:
+                return str(error)
+            return None
+        if any(endpoint.usable for endpoint in self.endpoints):
+            return None
+        return f"no server can take requests: {self._reasons()}"
+
+    def _changed(self, endpoint: Endpoint) -> None:
+        health = endpoint.health
+        if health.state is State.UP:
+            log.info("Triton at %s is up", endpoint.target)
+        else:
+            log.warning("Triton at %s is %s: %s", endpoint.target, health.state.value, health.reason)
+        self._rescue()
+
+    def _rescue(self) -> None:
+        """Requests that wait for their answer's beginning at a server that is down go to another, if there is one."""
+        if not any(endpoint.usable and endpoint.health.state is State.UP for endpoint in self.endpoints):
+            return
+        for endpoint in self.endpoints:
+            if endpoint.health.state is State.DOWN:
+                for id in list(endpoint.leases):
+                    endpoint.client.give_up(id, f"Triton at {endpoint.target} is down: {endpoint.health.reason}")
+
+    async def _watch(self, endpoint: Endpoint) -> None:
+        try:
+            await endpoint.watch(self._check_interval_s, self._check_timeout_s)
+        except Exception:
+            log.exception("the checks of Triton at %s ended with an error of the gateway's own", endpoint.target)
+            raise
+        # It was removed and has nothing to do any more.
+        self.endpoints.remove(endpoint)
+        del self._watches[endpoint.target]
+        with contextlib.suppress(CharoniaError):
+            await endpoint.client.close()
+        log.info("Triton at %s has ended what it had and is gone", endpoint.target)
+
+
+def _with_less_time(request: GenerateRequest, gone_s: float) -> GenerateRequest:
+    """The request with what is left of the time that it gave itself."""
+    if request.timeout_ms is None:
+        return request
+    changes: dict[str, Any] = {"timeout_ms": max(1, request.timeout_ms - int(gone_s * 1000))}
+    return replace(request, **changes)

@@ -1,0 +1,416 @@
+"""A request's way over several servers: servers that refuse, fail, hang, go and come back, over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+from charonia_client import BadRequest, GenerateRequest, GenerateResponse, Overloaded, Unavailable
+from charonia_gateway.endpoints import EndpointMetrics, Pool
+from charonia_gateway.endpoints.health import State
+from charonia_gateway.engine import Engine
+from triton_double import Behaviour, Double, error, input_number, part, process_that_dies_of_requests
+from tritonclient.grpc import service_pb2 as pb
+
+HANG_S = 60
+CHECK_INTERVAL_S = 0.05
+CHECK_TIMEOUT_S = 0.5  # of a server in this process, which answers at once
+Responses = AsyncIterator[pb.ModelStreamInferResponse]
+
+
+def ask(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(**{"text": "hi", "stream": False, **fields})
+
+
+async def until(holds: Callable[[], bool], what: str) -> None:
+    async def wait() -> None:
+        while not holds():
+            await asyncio.sleep(0.01)
+
+    try:
+        await asyncio.wait_for(wait(), HANG_S)
+    except asyncio.TimeoutError:
+        raise AssertionError(f"after {HANG_S} s still not: {what}") from None
+
+
+class Gateway:
+    """A pool in front of `servers`, with what it told."""
+
+    def __init__(self, servers: Sequence[Double]) -> None:
+        self.servers = list(servers)
+        self.choices: list[str] = []
+        self.retries = 0
+        self.pool = Pool(
+            [server.target for server in servers],
+            check_interval_s=CHECK_INTERVAL_S,
+            check_timeout_s=CHECK_TIMEOUT_S,
+            on_choice=self.choices.append,
+            on_retry=self._count_retry,
+        )
+        self.engine = Engine(self.pool)
+        self._ids = 0
+
+    def _count_retry(self) -> None:
+        self.retries += 1
+
+    def state(self, server: Double) -> State:
+        (state,) = [endpoint.health.state for endpoint in self.pool.endpoints if endpoint.target == server.target]
+        return state
+
+    async def until_all_are(self, state: State, *servers: Double) -> None:
+        await until(lambda: all(self.state(server) is state for server in servers or self.servers), state.value)
+
+    def stream(self, request: GenerateRequest, id: str = "", **options: Any) -> Any:
+        self._ids += 1
+        return self.engine.answer(request, id or f"request-{self._ids}", **options)
+
+    async def parts(self, request: GenerateRequest, **options: Any) -> list[GenerateResponse]:
+        async with aclosing(self.stream(request, **options)) as parts:
+            return [part async for part in parts]
+
+    async def text(self, request: GenerateRequest, **options: Any) -> str:
+        return "".join(part.text for part in await self.parts(request, **options))
+
+    def other(self, *servers: Double) -> Double:
+        return next(server for server in self.servers if server not in servers)
+
+    def home_of(self, target: str) -> Double:
+        return next(server for server in self.servers if server.target == target)
+
+
+@asynccontextmanager
+async def several(count: int = 3) -> AsyncIterator[Gateway]:
+    """That many servers, all up."""
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(Double()) for _ in range(count)]
+        gateway = Gateway(servers)
+        await stack.enter_async_context(gateway.pool)
+        await gateway.until_all_are(State.UP)
+        yield gateway
+        for endpoint in gateway.pool.endpoints:
+            endpoint.check_integrity()
+            assert not endpoint.leases
+
+
+def refuse(text: str) -> Behaviour:
+    async def behaviour(request: pb.ModelInferRequest) -> Responses:
+        yield error(text)
+
+    return behaviour
+
+
+def hold(release: asyncio.Event, begin: Sequence[pb.ModelStreamInferResponse] = ()) -> Behaviour:
+    """Says `begin`, and the rest once it may."""
+
+    async def behaviour(request: pb.ModelInferRequest) -> Responses:
+        for answer in begin:
+            yield answer
+        await release.wait()
+        yield part("end", "stop")
+
+    return behaviour
+
+
+@contextmanager
+def all_but_one(gateway: Gateway, behaviour: Behaviour) -> Any:
+    for server in gateway.servers[:-1]:
+        server.behaviour = behaviour
+    yield gateway.servers[-1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("refusal", ["[503] the engine is shutting down", "[429] the queue is full; retry after 3 s"])
+async def test_what_one_server_does_not_take_another_answers(refusal: str, stream: bool) -> None:
+    async with several() as gateway:
+        with all_but_one(gateway, refuse(refusal)) as willing:
+            assert await gateway.text(ask(stream=stream)) == willing.target
+            assert gateway.retries == 2
+            # Known to have no room, or in doubt: the next request goes where there is.
+            asked = sum(len(server.requests) for server in gateway.servers)
+            if "429" in refusal:
+                assert await gateway.text(ask(stream=stream)) == willing.target
+                assert sum(len(server.requests) for server in gateway.servers) == asked + 1
+
+
+async def test_when_no_server_has_room_the_client_hears_the_shortest_wait() -> None:
+    async with several() as gateway:
+        for seconds, server in zip((7, 2, 5), gateway.servers, strict=True):
+            server.behaviour = refuse(f"[429] the queue is full; retry after {seconds} s")
+        with pytest.raises(Overloaded) as caught:
+            await gateway.text(ask())
+        assert caught.value.retry_after == 2
+        assert [len(server.requests) for server in gateway.servers] == [1, 1, 1]
+
+
+async def test_what_the_client_did_wrong_is_asked_once() -> None:
+    async with several() as gateway:
+        for server in gateway.servers:
+            server.behaviour = refuse("[400] top_p = 7: send at most 1")
+        with pytest.raises(BadRequest):
+            await gateway.text(ask())
+        assert sum(len(server.requests) for server in gateway.servers) == 1 and gateway.retries == 0
+
+
+async def test_an_answer_that_has_begun_is_not_begun_again() -> None:
+    async def break_off(request: pb.ModelInferRequest) -> Responses:
+        yield part("begin ")
+        yield error("[503] the engine is shutting down")
+
+    async with several() as gateway:
+        for server in gateway.servers:
+            server.behaviour = break_off
+        said = []
+        with pytest.raises(Unavailable):
+            async with aclosing(gateway.stream(ask(stream=True))) as parts:
+                async for piece in parts:
+                    said.append(piece.text)
+        assert said == ["begin "] and gateway.retries == 0
+
+
+async def test_of_answers_that_are_sent_whole_nothing_is_lost_before_the_last() -> None:
+    async def break_off(request: pb.ModelInferRequest) -> Responses:
+        yield part("one", "stop", 0)
+        yield error("[503] the engine is shutting down")
+
+    async def both(request: pb.ModelInferRequest) -> Responses:
+        yield part("one", "stop", 0)
+        yield part("two", "stop", 1)
+
+    async with several() as gateway:
+        with all_but_one(gateway, break_off) as willing:
+            willing.behaviour = both
+            answers = await gateway.parts(ask(n=2))
+            assert [(answer.index, answer.text) for answer in answers] == [(0, "one"), (1, "two")]
+
+
+async def test_a_killed_server_takes_no_request_with_it_that_had_not_begun() -> None:
+    never = asyncio.Event()
+    async with several() as gateway:
+        gone = gateway.servers[0]
+        gone.behaviour = hold(never)
+        waiting = [asyncio.create_task(gateway.text(ask(stream=bool(at % 2)))) for at in range(9)]
+        await until(lambda: len(gone.requests) == 3, "each server has its share")
+        await gone.go()
+        answers = await asyncio.wait_for(asyncio.gather(*waiting), HANG_S)
+        assert set(answers) == {server.target for server in gateway.servers[1:]}
+        await gateway.until_all_are(State.DOWN, gone)
+        assert await gateway.pool.why_not_ready() is None
+
+
+@pytest.mark.parametrize("how", ["hangs", "is not ready"])
+async def test_what_waits_at_a_server_that_is_found_down_moves_and_what_has_begun_stays(how: str) -> None:
+    release = asyncio.Event()
+    async with several() as gateway:
+        for server in gateway.servers:
+            server.behaviour = hold(release, [part("begin ")])
+        async with AsyncExitStack() as streams:
+            begun = [
+                await streams.enter_async_context(aclosing(gateway.stream(ask(stream=True)))) for _ in gateway.servers
+            ]
+            assert [(await anext(stream)).text for stream in begun] == ["begin "] * 3
+            assert [len(server.requests) for server in gateway.servers] == [1, 1, 1]
+            down = gateway.servers[0]
+            for server in gateway.servers:
+                server.behaviour = server.say_name
+            down.behaviour = hold(release)
+            waiting = [asyncio.create_task(gateway.text(ask(stream=bool(at % 2)))) for at in range(6)]
+            await until(lambda: len(down.requests) > 1, "requests wait there")
+            if how == "hangs":
+                down.fall_asleep()
+            else:
+                down.ready = False
+            answers = await asyncio.wait_for(asyncio.gather(*waiting), HANG_S)
+            assert down.target not in answers
+            assert gateway.state(down) is State.DOWN
+            # Its answers that have begun come to their end when it does.
+            release.set()
+            down.wake_up()
+            for stream in begun:
+                assert "".join([piece.text async for piece in stream]) == "end"
+        down.ready = True
+        await gateway.until_all_are(State.UP)
+        # What went elsewhere was cancelled there.
+        await until(lambda: any(action == "cancel" for action, _ in down.actions), "a cancel")
+
+
+async def test_when_all_hang_requests_wait_for_the_first_that_comes_back() -> None:
+    async with several(2) as gateway:
+        for server in gateway.servers:
+            server.fall_asleep()
+        waiting = asyncio.create_task(gateway.text(ask()))
+        await gateway.until_all_are(State.DOWN)
+        assert "no server can take requests" in str(await gateway.pool.why_not_ready())
+        with pytest.raises(Unavailable, match="no server can take requests"):
+            await gateway.text(ask())
+        (has,) = [server for server in gateway.servers if server.requests]
+        back = gateway.other(has)
+        back.wake_up()
+        assert await asyncio.wait_for(waiting, HANG_S) == back.target
+
+
+async def test_a_request_that_brings_servers_down_does_not_bring_down_all() -> None:
+    with (
+        process_that_dies_of_requests() as one,
+        process_that_dies_of_requests() as two,
+        process_that_dies_of_requests() as three,
+    ):
+        processes = [process for process, _ in (one, two, three)]
+        pool = Pool([target for _, target in (one, two, three)], check_interval_s=CHECK_INTERVAL_S)
+        async with pool:
+            await until(lambda: all(endpoint.usable for endpoint in pool.endpoints), "up")
+            with pytest.raises(Unavailable):
+                await pool.begin(ask(), "poison")
+            await until(lambda: sum(process.poll() is not None for process in processes) == 2, "two have died")
+            await until(lambda: sum(endpoint.usable for endpoint in pool.endpoints) == 1, "one is up")
+            assert await pool.why_not_ready() is None
+
+
+async def test_the_time_of_a_request_is_that_of_all_its_tries() -> None:
+    async with several() as gateway:
+        first = gateway.servers[0]
+
+        async def late(request: pb.ModelInferRequest) -> Responses:
+            await asyncio.sleep(0.2)
+            yield error("[503] the engine is shutting down")
+
+        first.behaviour = late
+        await gateway.text(ask(timeout_ms=60_000))
+        (moved,) = [request for server in gateway.servers[1:] for request in server.requests]
+        left = input_number(moved, "timeout_ms")
+        assert left is not None and left <= 59_800
+        first.behaviour = hold(asyncio.Event())
+        gateway.engine = Engine(gateway.pool, timeout_s=0.2)
+        for server in gateway.servers:
+            server.behaviour = hold(asyncio.Event())
+        retries = gateway.retries
+        with pytest.raises(Unavailable, match="did not answer in time"):
+            await gateway.text(ask())
+        assert gateway.retries == retries
+
+
+async def test_an_interactive_turn_waits_for_its_own_server_while_that_is_up() -> None:
+    async with several() as gateway:
+        turn = ask(session_id="s", interactive=True)
+        home = gateway.home_of(await gateway.text(turn))
+        home.behaviour = refuse("[429] the queue is full; retry after 9 s")
+        with pytest.raises(Overloaded):
+            await gateway.text(turn)
+        home.behaviour = refuse("[503] only this time")
+        with pytest.raises(Unavailable, match="only this time"):
+            await gateway.text(turn)
+        # A conversation that is sent whole is answered elsewhere, and its home stays.
+        assert await gateway.text(ask(session_id="s")) != home.target
+        home.behaviour = home.say_name
+        assert await gateway.text(turn) == home.target
+
+
+async def test_a_session_whose_home_is_lost_moves_and_the_old_home_forgets_it() -> None:
+    async with several() as gateway:
+        turn = ask(session_id="s", interactive=True)
+        home = gateway.home_of(await gateway.text(turn))
+        home.fall_asleep()
+        moved = gateway.home_of(await asyncio.wait_for(gateway.text(turn), HANG_S))
+        assert moved is not home and gateway.retries == 1
+        home.wake_up()
+        await gateway.until_all_are(State.UP)
+        assert ("end_session", "s") in home.actions
+        assert await gateway.text(turn) == moved.target
+
+
+async def test_a_sessions_end_is_told_where_it_is() -> None:
+    async with several() as gateway:
+        pool, turn = gateway.pool, ask(session_id="s", interactive=True)
+        await pool.cancel_session("unknown")
+        assert all(server.actions == [("cancel", "unknown")] for server in gateway.servers)
+        home = gateway.home_of(await gateway.text(turn))
+        await pool.stop_session("s")
+        await pool.cancel_session("s")
+        await pool.end_session("s")
+        assert home.actions[1:] == [("stop", "s"), ("cancel", "s"), ("end_session", "s")]
+        assert all(len(server.actions) == 1 for server in gateway.servers if server is not home)
+        home.ready = False
+        await gateway.until_all_are(State.DOWN, home)
+        await pool.end_session("s")
+        assert len(home.actions) == 4
+        home.ready = True
+        await gateway.until_all_are(State.UP)
+        assert home.actions[4:] == [("end_session", "s")]
+
+
+async def test_leaving_a_request_cancels_it_where_it_is() -> None:
+    async with several() as gateway:
+        for server in gateway.servers:
+            server.behaviour = hold(asyncio.Event())
+        waiting = asyncio.create_task(gateway.text(ask(), id="left"))
+        await until(lambda: any(server.requests for server in gateway.servers), "asked")
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        (has,) = [server for server in gateway.servers if server.requests]
+        await until(lambda: ("cancel", "left") in has.actions, "cancelled")
+        assert all(not server.actions for server in gateway.servers if server is not has)
+        assert gateway.retries == 0
+
+
+async def test_servers_are_removed_and_returned_without_a_failed_request() -> None:
+    release = asyncio.Event()
+    async with several() as gateway:
+        pool, targets = gateway.pool, [server.target for server in gateway.servers]
+        removed = gateway.servers[0]
+        removed.behaviour = hold(release, [part("begin ")])
+        running = asyncio.create_task(gateway.text(ask(stream=True)))
+        await until(lambda: len(removed.requests) == 1, "it has a request")
+        pool.set_targets(targets[1:])
+        assert {await gateway.text(ask()) for _ in range(6)} == set(targets[1:])
+        # Taken back while it still works, it goes on.
+        pool.set_targets(targets)
+        removed.behaviour = removed.say_name
+        assert {await gateway.text(ask()) for _ in range(6)} == set(targets[1:])
+        pool.set_targets(targets[1:])
+        release.set()
+        assert await running == "begin end"
+        await until(lambda: len(pool.endpoints) == 2, "it is gone")
+        series = [sample.labels["endpoint"] for family in EndpointMetrics(pool).collect() for sample in family.samples]
+        assert series == targets[1:] * 2
+        await removed.go()
+        pool.set_targets(targets)
+        assert {await gateway.text(ask()) for _ in range(6)} == set(targets[1:])
+
+
+async def test_metrics_show_each_servers_state_and_load() -> None:
+    release = asyncio.Event()
+    async with several() as gateway:
+        for server in gateway.servers:
+            server.behaviour = hold(release)
+        waiting = asyncio.create_task(gateway.text(ask(max_tokens=100)))
+        await until(lambda: bool(gateway.servers[0].requests), "asked")
+        gateway.servers[1].ready = False
+        await gateway.until_all_are(State.DOWN, gateway.servers[1])
+        values = {
+            (sample.name.removeprefix("charonia_gateway_endpoint_"), sample.labels["endpoint"]): sample.value
+            for family in EndpointMetrics(gateway.pool).collect()
+            for sample in family.samples
+        }
+        first, second, third = (server.target for server in gateway.servers)
+        assert [values["up", target] for target in (first, second, third)] == [1, 0, 1]
+        assert [values["outstanding_tokens", target] for target in (first, second, third)] == [101, 0, 0]
+        release.set()
+        await waiting
+
+
+async def test_one_server_is_asked_whatever_its_checks_say() -> None:
+    async with several(1) as gateway:
+        (only,) = gateway.servers
+        only.ready = False
+        await gateway.until_all_are(State.DOWN)
+        assert "is not ready" in str(await gateway.pool.why_not_ready())
+        assert await gateway.text(ask(session_id="s")) == only.target
+        await gateway.pool.end_session("s")
+        assert only.actions == [("end_session", "s")]
+        only.behaviour = refuse("[429] the queue is full; retry after 4 s")
+        with pytest.raises(Overloaded, match="queue is full"):
+            await gateway.text(ask())
+        assert gateway.retries == 0 and gateway.choices == []

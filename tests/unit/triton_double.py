@@ -1,0 +1,147 @@
+"""A gRPC server that speaks Triton's protocol as far as the client does, and behaves as a test tells it to.
+
+What a real server does only by chance, or when it is overloaded or broken, it does when asked. As a program it is a
+server that dies of any request to its model: `python triton_double.py` prints its port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc as pb_grpc
+
+Behaviour = Callable[[pb.ModelInferRequest], AsyncIterator[pb.ModelStreamInferResponse]]
+
+
+def part(text: str, reason: str = "", index: int = 0) -> pb.ModelStreamInferResponse:
+    """A response of the ensemble with one token."""
+    answer = pb.ModelInferResponse()
+    texts = {"text_output": text, "finish_reason": reason}
+    numbers = {
+        "output_ids": 1,
+        "num_input_tokens": 5,
+        "num_output_tokens": 1,
+        "num_cached_tokens": 0,
+        "sequence_index": index,
+    }
+    for name, value in texts.items():
+        answer.outputs.add(name=name, datatype="BYTES", shape=[1])
+        answer.raw_output_contents.append(struct.pack("<I", len(value)) + value.encode())
+    for name, number in numbers.items():
+        answer.outputs.add(name=name, datatype="INT32", shape=[1])
+        answer.raw_output_contents.append(struct.pack("<i", number))
+    answer.outputs.add(name="timings", datatype="FP32", shape=[3])
+    answer.raw_output_contents.append(struct.pack("<3f", 0, 0, 0))
+    return pb.ModelStreamInferResponse(infer_response=answer)
+
+
+def error(text: str) -> pb.ModelStreamInferResponse:
+    return pb.ModelStreamInferResponse(error_message=text)
+
+
+def input_text(request: pb.ModelInferRequest, name: str) -> str:
+    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        if tensor.name == name:
+            return bytes(raw[4:]).decode()
+    return ""
+
+
+def input_number(request: pb.ModelInferRequest, name: str) -> int | None:
+    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        if tensor.name == name:
+            return int.from_bytes(raw, "little")
+    return None
+
+
+class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Use it as `async with`. It answers with its own target unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.target = ""
+        self.ready = True
+        self.requests: list[pb.ModelInferRequest] = []  # to the ensemble
+        self.actions: list[tuple[str, str]] = []  # (stop, cancel or end_session; request id or session id)
+        self.behaviour: Behaviour = self.say_name
+        self._awake = asyncio.Event()
+        self._awake.set()
+
+    async def __aenter__(self) -> Double:
+        self._server = grpc.aio.server()
+        pb_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
+        self.target = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(None)
+
+    async def go(self) -> None:
+        """Ends as a process does: its port is closed."""
+        await self._server.stop(None)
+
+    def fall_asleep(self) -> None:
+        """From now on it takes connections and requests, and answers nothing."""
+        self._awake.clear()
+
+    def wake_up(self) -> None:
+        self._awake.set()
+
+    async def say_name(self, request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        yield part(self.target, "stop")
+
+    async def ServerLive(self, request: Any, context: Any) -> pb.ServerLiveResponse:
+        await self._awake.wait()
+        return pb.ServerLiveResponse(live=True)
+
+    async def ModelReady(self, request: Any, context: Any) -> pb.ModelReadyResponse:
+        await self._awake.wait()
+        return pb.ModelReadyResponse(ready=self.ready)
+
+    async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        async for request in requests:
+            if request.model_name == "engine":
+                await self._awake.wait()
+                self.actions.append((request.inputs[0].name, request.id or input_text(request, "session_id")))
+                continue
+            self.requests.append(request)
+            await self._awake.wait()
+            async for answer in self.behaviour(request):
+                await self._awake.wait()
+                yield answer
+
+
+@contextlib.contextmanager
+def process_that_dies_of_requests() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its target."""
+    process = subprocess.Popen([sys.executable, Path(__file__)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def _main() -> None:
+    async def die(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        os._exit(1)
+        yield
+
+    async with Double() as double:
+        double.behaviour = die
+        print(double.target, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())
