@@ -23,19 +23,25 @@ class Recorder : public MetricsSink {
     const std::lock_guard lock(mutex_);
     sums_[{metric, 0}] = value;
   }
-  void observe(Metric metric, double) override {
+  void observe(Metric metric, double value) override {
     const std::lock_guard lock(mutex_);
     ++sums_[{metric, 0}];
+    observed_[metric] += value;
   }
   double of(Metric metric, int label = 0) {
     const std::lock_guard lock(mutex_);
     return sums_[{metric, label}];
   }
+  double sum_observed(Metric metric) {
+    const std::lock_guard lock(mutex_);
+    return observed_[metric];
+  }
   double refused(runtime::Refusal reason) { return of(Metric::requests_refused, static_cast<int>(reason)); }
 
  private:
   std::mutex mutex_;
-  std::map<std::pair<Metric, int>, double> sums_;
+  std::map<std::pair<Metric, int>, double> sums_;  // of a histogram: how often
+  std::map<Metric, double> observed_;
 };
 
 class EngineLimitsTest : public testing::EngineFixture {
@@ -137,6 +143,30 @@ TEST_P(EngineLimitsTest, WhatNeverFitsIsCountedAndSoAreRequestsNotSequences) {
   EXPECT_EQ(recorder_->of(Metric::request_queue_time_seconds), 1);
   EXPECT_EQ(recorder_->of(Metric::generation_tokens), 30);
   EXPECT_EQ(recorder_->of(Metric::prompt_tokens), 3);
+}
+
+TEST_P(EngineLimitsTest, EveryStepTellsItsTimeItsBatchAndItsTokens) {
+  const auto one = engine({});
+  Collector several(3);
+  auto three = request({1, 2, 3}, 10);
+  three.sampling.n = 3;
+  one->submit(three, several.callback());
+  several.wait();
+  one->shutdown(1000);
+  const auto steps = recorder_->of(Metric::engine_steps);
+  EXPECT_GE(steps, 10);
+  for (const auto metric : {Metric::engine_step_seconds, Metric::engine_step_sequences, Metric::engine_step_tokens}) {
+    EXPECT_EQ(recorder_->of(metric), steps);
+  }
+  // Nine tokens of each sequence are computed after its prompt; the tenth ends it. A step that was launched before a
+  // sequence was known to have ended has it once more.
+  const auto computed = recorder_->sum_observed(Metric::engine_step_tokens);
+  EXPECT_GE(computed, 3 + 3 * 9);
+  EXPECT_LE(computed, 3 * 3 + 3 * 10);
+  const auto sequences = recorder_->sum_observed(Metric::engine_step_sequences);
+  EXPECT_GE(sequences, 3 * 9 + 1);
+  EXPECT_LE(sequences, 3 * 11);
+  EXPECT_GT(recorder_->sum_observed(Metric::engine_step_seconds), 0);
 }
 
 TEST_P(EngineLimitsTest, OfThoseThatWaitTheHigherPriorityGoesFirstAndThenTheEarlier) {

@@ -499,6 +499,26 @@ async def test_two_models_have_their_own_engines_and_metrics(
     assert after["time_to_first_token_seconds_count"] - before["time_to_first_token_seconds_count"] == 1
 
 
+async def test_every_step_tells_its_time_its_batch_and_its_tokens(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    before = await server.until_idle()
+    await asyncio.gather(*(collect(client, request(max_tokens=20)) for _ in range(2)))
+    await server.until(lambda m: m["generation_tokens_total"] - before["generation_tokens_total"] == 40)
+    after = await server.until_idle()
+
+    def more(name: str) -> float:
+        return after[name] - before[name]
+
+    steps = more("engine_steps_total")
+    for name in ("engine_step_seconds", "engine_step_sequences", "engine_step_tokens"):
+        assert more(f"{name}_count") == steps
+    # One for each token. A step that was launched ahead may be one too many.
+    assert 40 <= more("engine_step_sequences_sum") <= 42
+    assert 2 * (len(PROMPT) + 19) <= more("engine_step_tokens_sum") <= 2 * (len(PROMPT) + 20)  # all but the last
+    assert more("engine_step_seconds_sum") > 0
+
+
 async def test_unloading_ends_running_requests_and_completes(
     server: Server, client: triton.InferenceServerClient
 ) -> None:

@@ -36,6 +36,9 @@ enum class Metric {
   request_prompt_tokens,
   request_generation_tokens,
   cancel_to_free_seconds,
+  engine_step_seconds,
+  engine_step_sequences,
+  engine_step_tokens,
 };
 
 struct MetricInfo {

@@ -14,6 +14,9 @@ constexpr std::array kRequestBuckets = {0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5
                                         10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0};
 constexpr std::array kTokenBuckets = {1.0,   2.0,   5.0,    10.0,   20.0,   50.0,   100.0,   200.0,
                                       500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0, 100000.0};
+constexpr std::array kSequenceBuckets = {1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0};
+constexpr std::array kStepBuckets = {0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04,
+                                     0.06,  0.08,  0.1,   0.15,  0.25,  0.5,  1.0,   2.5,  5.0,  10.0};
 constexpr std::array kCancelBuckets = {0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0};
 
 MetricInfo simple(Metric metric, MetricKind kind, std::string_view name, std::string_view help) {
@@ -66,6 +69,12 @@ std::span<const MetricInfo> metric_catalogue() {
                 kTokenBuckets),
       histogram(cancel_to_free_seconds, "charonia_cancel_to_free_seconds",
                 "From a cancel to the request's blocks given back", kCancelBuckets),
+      histogram(engine_step_seconds, "charonia_engine_step_seconds", "How long a forward pass took, sampling included",
+                kStepBuckets),
+      histogram(engine_step_sequences, "charonia_engine_step_sequences", "Sequences in a forward pass: the batch size",
+                kSequenceBuckets),
+      histogram(engine_step_tokens, "charonia_engine_step_tokens",
+                "Tokens computed in a forward pass, of prompts and of answers", kTokenBuckets),
   };
   return catalogue;
 }

@@ -215,8 +215,11 @@ void Engine::Impl::measure(const Step& step) {
     const bool decode = part.samples && part.num_tokens == 1;
     (decode ? decodes : prompt_tokens) += part.num_tokens;
   }
-  admission_->step(prompt_tokens, decodes,
-                   std::chrono::duration<double>(now - std::max(step.begun, last_settled_)).count());
+  const auto took_s = std::chrono::duration<double>(now - std::max(step.begun, last_settled_)).count();
+  admission_->step(prompt_tokens, decodes, took_s);
+  observe(Metric::engine_step_seconds, took_s);
+  observe(Metric::engine_step_sequences, static_cast<double>(step.plan.seqs.size()));
+  observe(Metric::engine_step_tokens, static_cast<double>(prompt_tokens + decodes));
   last_settled_ = now;
 }
 
