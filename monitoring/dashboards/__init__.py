@@ -1,0 +1,1 @@
+"""The Grafana dashboards, as code: `python -m monitoring.dashboards` writes monitoring/grafana/dashboards/*.json."""

@@ -1,0 +1,203 @@
+"""Every query of the dashboards and the rules, asked of a Prometheus that has scraped the stack under load.
+
+What this machine lacks (a GPU, the exporters) is served under its documented names by exporters.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import prometheus
+import promql_parser as promql
+import pytest
+import yaml
+from exporters import GpuExporter, NodeExporter, TritonOnGpu
+from prometheus import Prometheus
+from prometheus_client import CollectorRegistry, start_http_server
+from stack import HANG_S, Stack, free_ports
+
+ROOT = Path(__file__).resolve().parents[2]
+MONITORING = ROOT / "monitoring"
+# A beginning longer than a k/v block, so that there are prefix hits.
+PREAMBLE = "Answer in one short sentence. " * 20
+
+
+def boards() -> dict[str, dict[str, Any]]:
+    folder = MONITORING / "grafana" / "dashboards"
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))}
+
+
+def rules(file: str) -> list[dict[str, Any]]:
+    groups = yaml.safe_load((MONITORING / "prometheus" / "rules" / file).read_text(encoding="utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def filled_in(expr: str) -> str:
+    """A panel's query as Grafana sends it, with all values of the variables."""
+    return expr.replace("$__rate_interval", "1m").replace("$instance", ".*").replace("$model", ".*")
+
+
+def operands(expr: promql.Expr) -> list[promql.Expr]:
+    """The vectors that an alert compares. It is rightly empty while all is well; they must not be."""
+    if isinstance(expr, promql.ParenExpr):
+        return operands(expr.expr)
+    if isinstance(expr, promql.NumberLiteral):
+        return []
+    if isinstance(expr, promql.BinaryExpr) and str(expr.op) in (
+        "and",
+        "or",
+        "unless",
+        "==",
+        "!=",
+        ">",
+        ">=",
+        "<",
+        "<=",
+    ):
+        return operands(expr.lhs) + operands(expr.rhs)
+    return [expr]
+
+
+PANELS = {
+    f"{name}: {panel['title']}, {target['legendFormat']}": filled_in(target["expr"])
+    for name, board in boards().items()
+    for panel in board["panels"]
+    for target in panel.get("targets", [])
+}
+RECORDED = {rule["record"]: rule["record"] for rule in rules("recording.yml")}
+OPERANDS = {
+    f"{rule['alert']}: {operand}": str(operand)
+    for rule in rules("alerts.yml")
+    for operand in operands(promql.parse(rule["expr"]))
+}
+QUERIES = {**PANELS, **RECORDED, **OPERANDS}
+VARIABLES = {
+    f"{name}: {variable['name']}": variable["query"]["query"]
+    for name, board in boards().items()
+    for variable in board["templating"]["list"]
+    if variable["type"] == "query"
+}
+
+
+def chats(http: httpx.Client, number: int) -> None:
+    question = f"{PREAMBLE}What is {number} plus five?"
+    http.post("/v1/chat/completions", json={"model": "demo", "messages": [{"role": "user", "content": question}]})
+
+
+def streams(http: httpx.Client, number: int) -> None:
+    body = {"model": "demo", "prompt": f"{number}, two,", "max_tokens": 32, "stream": True}
+    with http.stream("POST", "/v1/completions", json=body) as reply:
+        reply.read()
+
+
+def leaves(http: httpx.Client, number: int) -> None:
+    """A client that goes away after the first text of a long answer."""
+    body = {"model": "demo", "prompt": f"{number}", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with http.stream("POST", "/v1/completions", json=body) as reply:
+        next(reply.iter_raw())
+
+
+def errs(http: httpx.Client, number: int) -> None:
+    """A prompt beyond the context."""
+    http.post("/v1/completions", json={"model": "demo", "prompt": "word " * 5000, "max_tokens": 1})
+
+
+def talks(http: httpx.Client, number: int) -> None:
+    body = {"session_id": number % 3, "interactive_mode": True, "prompt": "What is the capital of France?"}
+    http.post("/v1/chat/interactive", json=body)
+
+
+@contextlib.contextmanager
+def load(stack: Stack) -> Iterator[None]:
+    """Clients of every kind, over and over again."""
+    over = threading.Event()
+
+    def repeat(act: Callable[[httpx.Client, int], None]) -> None:
+        with httpx.Client(base_url=stack.gateway, timeout=HANG_S, trust_env=False) as http:
+            for number in itertools.count():
+                if over.is_set():
+                    return
+                act(http, number)
+
+    kinds = [chats, chats, streams, leaves, errs, talks]
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        try:
+            running = [pool.submit(repeat, kind) for kind in kinds]
+            yield
+        finally:
+            over.set()
+        for clients in running:
+            clients.result()
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    found = subprocess.run([ROOT / "scripts" / "get_prometheus.sh"], capture_output=True, text=True)
+    if found.returncode:
+        pytest.skip(found.stderr.strip().removeprefix("skipped: "))
+    return Path(found.stdout.strip()) / "prometheus"
+
+
+@pytest.fixture(scope="module")
+def server(program: Path, stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Prometheus, once it has an answer to every query or the time for that is over."""
+    targets = {"triton": f"127.0.0.1:{stack.ports[2]}", "gateway": f"127.0.0.1:{stack.ports[3]}"}
+    with contextlib.ExitStack() as cleanup:
+        for job, exporter in {"gpu": GpuExporter(), "node": NodeExporter(), "triton-gpu": TritonOnGpu()}.items():
+            registry = CollectorRegistry()
+            registry.register(exporter)
+            (port,) = free_ports(1)
+            web, thread = start_http_server(port, "127.0.0.1", registry)
+            cleanup.callback(lambda web=web, thread=thread: (web.shutdown(), web.server_close(), thread.join()))
+            targets[job] = f"127.0.0.1:{port}"
+        found = cleanup.enter_context(prometheus.running(program, tmp_path_factory.mktemp("prometheus"), targets))
+        with load(stack):
+            deadline = time.monotonic() + HANG_S
+            unanswered = list(QUERIES.values())
+            while unanswered and time.monotonic() < deadline:
+                time.sleep(1)
+                unanswered = [expr for expr in unanswered if not found.numbers(expr)]
+        yield found
+
+
+@pytest.mark.parametrize("job", ["triton", "gateway", "node", "gpu"])
+def test_prometheus_reads_every_target(server: Prometheus, job: str) -> None:
+    assert server.numbers(f'up{{job="{job}"}}') == [1]
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_query_has_an_answer(server: Prometheus, name: str) -> None:
+    assert server.numbers(QUERIES[name]), QUERIES[name]
+
+
+def test_a_query_of_what_is_not_there_has_none(server: Prometheus) -> None:
+    assert server.numbers("charonia_no_such_metric") == []
+    assert server.numbers("0 * charonia_kv_blocks_total / 0") == []
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_variable_has_values(server: Prometheus, name: str) -> None:
+    metric, label = VARIABLES[name].removeprefix("label_values(").removesuffix(")").split(", ")
+    assert server.get(f"label/{label}/values", **{"match[]": metric})
+
+
+def test_prometheus_evaluates_every_rule_without_an_error(server: Prometheus) -> None:
+    evaluated = [rule for group in server.get("rules")["groups"] for rule in group["rules"]]
+    assert len(evaluated) == len(rules("recording.yml")) + len(rules("alerts.yml"))
+    assert [(rule["name"], rule.get("lastError")) for rule in evaluated if rule["health"] != "ok"] == []
+
+
+def test_the_markers_of_alerts_are_a_query(server: Prometheus) -> None:
+    for board in boards().values():
+        for annotation in board["annotations"]["list"]:
+            server.get("query", query=annotation["expr"])  # rightly empty

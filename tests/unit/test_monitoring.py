@@ -1,0 +1,212 @@
+"""Prometheus' rules and Grafana's dashboards as files: what holds without a running server."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import promql_parser as promql
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))
+
+from monitoring.dashboards import limits  # noqa: E402
+
+MONITORING = ROOT / "monitoring"
+PROMETHEUS = MONITORING / "prometheus"
+BOARDS = sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
+ALERT_NAME = re.compile(r"\bCharonia[A-Z]\w+")
+
+
+def load(file: Path) -> Any:
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
+def rules(file: str) -> list[dict[str, Any]]:
+    return [rule for group in load(PROMETHEUS / "rules" / file)["groups"] for rule in group["rules"]]
+
+
+ALERTS = rules("alerts.yml")
+ALERT_NAMES = [rule["alert"] for rule in ALERTS]
+
+
+def board(file: Path) -> dict[str, Any]:
+    board: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return board
+
+
+def panels(file: Path) -> list[dict[str, Any]]:
+    return [panel for panel in board(file)["panels"] if panel["type"] != "row"]
+
+
+@pytest.fixture(scope="module")
+def promtool() -> Path:
+    found = subprocess.run([ROOT / "scripts" / "get_prometheus.sh"], capture_output=True, text=True)
+    if found.returncode:
+        pytest.skip(found.stderr.strip().removeprefix("skipped: "))
+    return Path(found.stdout.strip()) / "promtool"
+
+
+def run(*command: str | Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_prometheus_takes_the_configuration_and_the_rules(promtool: Path) -> None:
+    run(promtool, "check", "config", PROMETHEUS / "prometheus.yml")
+    named = load(PROMETHEUS / "prometheus.yml")["rule_files"]
+    assert sorted(PROMETHEUS / file for file in named) == sorted((PROMETHEUS / "rules").glob("*.yml"))
+
+
+def test_rules_say_what_they_should_of_given_series(promtool: Path) -> None:
+    files = sorted((PROMETHEUS / "tests").glob("*.yml"))
+    assert files
+    run(promtool, "test", "rules", *files)
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=ALERT_NAMES)
+def test_an_alert_is_tested_to_fire_and_to_wait(rule: dict[str, Any]) -> None:
+    expr = f'ALERTS{{alertname="{rule["alert"]}",alertstate="firing"}}'
+    expected = [
+        bool(check["exp_samples"])
+        for test in load(PROMETHEUS / "tests" / "alerts_test.yml")["tests"]
+        for check in test["promql_expr_test"]
+        if check["expr"] == expr
+    ]
+    assert set(expected) == {True, False}
+
+
+@pytest.mark.parametrize("rule", rules("recording.yml"), ids=lambda rule: rule["record"])
+def test_a_recorded_figure_is_tested(rule: dict[str, Any]) -> None:
+    tests = (PROMETHEUS / "tests" / "recording_test.yml").read_text(encoding="utf-8")
+    assert f"expr: {rule['record']}\n" in tests or f"({rule['record']}," in tests
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=ALERT_NAMES)
+def test_an_alert_says_what_is_the_matter_and_what_to_do(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    annotations = rule["annotations"]
+    assert set(annotations) == {"summary", "description", "runbook", "dashboard"}
+    assert len(annotations["summary"]) < 100
+    assert annotations["runbook"].startswith("1. ") and " 2. " in annotations["runbook"]
+    titles = [board(file)["title"].lower() for file in BOARDS]
+    assert f"charonia: {annotations['dashboard'].lower()}" in titles
+    assert set(ALERT_NAME.findall(annotations["runbook"])) <= set(ALERT_NAMES)
+
+
+def test_every_alert_has_its_heading_in_the_runbooks_and_no_heading_is_without_one() -> None:
+    text = (ROOT / "docs" / "runbooks.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\S+)$", text, re.MULTILINE) == ALERT_NAMES
+    assert set(ALERT_NAME.findall(text)) <= set(ALERT_NAMES)
+
+
+def numbers(expr: promql.Expr) -> list[float]:
+    """What the comparisons of an expression compare with."""
+    if isinstance(expr, promql.ParenExpr):
+        return numbers(expr.expr)
+    if not isinstance(expr, promql.BinaryExpr):
+        return []
+    if isinstance(expr.rhs, promql.NumberLiteral):
+        return [expr.rhs.val]
+    return numbers(expr.lhs) + numbers(expr.rhs)
+
+
+needs_sdk = pytest.mark.skipif(sys.version_info < (3, 11), reason="grafana-foundation-sdk needs Python 3.11")
+
+
+@needs_sdk
+def test_committed_dashboards_are_those_that_the_code_makes() -> None:
+    from monitoring.dashboards.catalogue import render
+
+    committed = {file.name: file.read_text(encoding="utf-8") for file in BOARDS}
+    made = render()
+    assert sorted(committed) == sorted(made)
+    for name, text in made.items():
+        assert committed[name] == text, f"{name} is out of date: python -m monitoring.dashboards"
+
+
+def test_lines_in_graphs_are_where_alerts_begin() -> None:
+    exprs = {rule["alert"]: promql.parse(rule["expr"]) for rule in ALERTS}
+    for alert, limit in limits.ALERTS.items():
+        assert numbers(exprs[alert])[0] == limit, alert
+
+
+def test_dashboards_are_the_four_and_each_has_its_own_name() -> None:
+    assert [file.stem for file in BOARDS] == ["engine", "gpu", "overview", "triton"]
+    for key in ("uid", "title"):
+        assert len({board(file)[key] for file in BOARDS}) == len(BOARDS)
+
+
+@pytest.mark.parametrize("file", BOARDS, ids=lambda file: file.stem)
+def test_panels_have_their_own_ids_and_do_not_overlap(file: Path) -> None:
+    all_panels = board(file)["panels"]
+    assert len({panel["id"] for panel in all_panels}) == len(all_panels)
+    places = [panel["gridPos"] for panel in all_panels]
+    for place in places:
+        assert place["x"] >= 0 and place["x"] + place["w"] <= 24 and place["w"] > 0 and place["h"] > 0
+    for one, other in itertools.combinations(places, 2):
+        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        above = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert beside or above, (one, other)
+
+
+@pytest.mark.parametrize("file", BOARDS, ids=lambda file: file.stem)
+def test_every_panel_has_a_unit_and_a_line_that_says_what_to_do(file: Path) -> None:
+    for panel in panels(file):
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        advice = panel["description"]
+        assert len(advice) > 40 and "\n" not in advice, panel["title"]
+        assert set(ALERT_NAME.findall(advice)) <= set(ALERT_NAMES), panel["title"]
+        assert panel["targets"], panel["title"]
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references)
+
+
+@pytest.mark.parametrize("file", BOARDS, ids=lambda file: file.stem)
+def test_panels_name_a_data_source_and_variables_that_there_are(file: Path) -> None:
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    variables = {variable["name"]: variable for variable in board(file)["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource" and variables["datasource"]["query"] == "prometheus"
+    for name, variable in variables.items():
+        assert name == "datasource" or variable["datasource"] == source
+    for panel in panels(file):
+        assert panel["datasource"] == source
+        for target in panel["targets"]:
+            assert target["datasource"] == source
+            used = set(re.findall(r"\$(\w+)", target["expr"])) - {"__rate_interval"}
+            assert used <= set(variables) - {"datasource"}, panel["title"]
+
+
+@pytest.mark.parametrize("file", BOARDS, ids=lambda file: file.stem)
+def test_queries_are_promql(file: Path) -> None:
+    for panel in panels(file):
+        for target in panel["targets"]:
+            promql.parse(target["expr"].replace("$__rate_interval", "1m"))
+
+
+def test_grafana_finds_prometheus_and_the_dashboards() -> None:
+    provisioning = MONITORING / "grafana" / "provisioning"
+    (source,) = load(provisioning / "datasources" / "prometheus.yml")["datasources"]
+    assert (source["type"], source["url"], source["isDefault"]) == ("prometheus", "http://prometheus:9090", True)
+    interval = load(PROMETHEUS / "prometheus.yml")["global"]["scrape_interval"]
+    assert source["jsonData"]["timeInterval"] == interval
+    for file in BOARDS:
+        variable = next(v for v in board(file)["templating"]["list"] if v["name"] == "datasource")
+        assert variable["current"] == {"selected": True, "text": source["name"], "value": source["uid"]}
+    (provider,) = load(provisioning / "dashboards" / "charonia.yml")["providers"]
+    assert provider["options"]["path"] == "/etc/grafana/dashboards"
+
+
+def test_prometheus_scrapes_what_the_rules_and_the_dashboards_name() -> None:
+    jobs = {job["job_name"] for job in load(PROMETHEUS / "prometheus.yml")["scrape_configs"]}
+    assert jobs == {"triton", "gateway", "node", "gpu"}
+    texts = [rule["expr"] for rule in ALERTS] + [file.read_text(encoding="utf-8") for file in BOARDS]
+    named = set(re.findall(r'job=\\?"(\w+)', "\n".join(texts)))
+    assert named and named <= jobs
