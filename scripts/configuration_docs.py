@@ -1,9 +1,12 @@
-"""Writes docs/configuration.md from the engine's settings. Run it after a change of engine/src/base/config.cpp."""
+"""Writes docs/configuration.md from the engine's settings and the gateway's. Run it after a change of
+engine/src/base/config.cpp or gateway/charonia_gateway/settings.py."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+
+from charonia_gateway.settings import Settings as GatewaySettings
 
 from charonia import _engine
 
@@ -26,11 +29,9 @@ Precedence, the last wins: defaults, `config.ini` of the workspace (section `[ll
 | `CHARONIA_GRPC_PORT` | 33337 | Triton, gRPC |
 | `CHARONIA_METRICS_PORT` | 33338 | Triton, metrics |
 | `CHARONIA_GATEWAY_PORT` | 23333 | gateway: REST, docs, metrics |
-| `CHARONIA_TRITON_ENDPOINTS` | the one server | gateway: Triton servers of the same model, separated by commas: `HOST:PORT` of gRPC, \
-`dns:///HOST:PORT` (every address of the name), `file:///PATH` (a file of such entries, one a line) |
-| `CHARONIA_ENDPOINT_CHECK_INTERVAL_S` | 1 | gateway: seconds between two checks of a server, and two looks at where they are |
-| `CHARONIA_ENDPOINT_CHECK_TIMEOUT_S` | 2 | gateway: seconds for an answer to a check; a server that misses three in a row is down |
+"""
 
+INFERENCE_HEAD = """
 ## Inference parameters
 
 | key | environment | default | values | meaning |
@@ -47,6 +48,10 @@ Written by `charonia convert`; not to be edited.
 """
 
 
+# The gateway's settings beside its port.
+GATEWAY_FIELDS = ("triton_endpoints", "endpoint_check_interval_s", "endpoint_check_timeout_s")
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
@@ -54,6 +59,11 @@ def _cell(text: str) -> str:
 def document() -> str:
     """The text of docs/configuration.md."""
     user, model = [], []
+    gateway = [
+        f"| `CHARONIA_{name.upper()}` | {field.default} | gateway: {_cell(field.description or '')} |\n"
+        for name, field in GatewaySettings.model_fields.items()
+        if name in GATEWAY_FIELDS
+    ]
     for field in _engine.config_fields():
         if field.model_attribute:
             model.append(f"| `{field.key}` | {_cell(field.range)} | {_cell(field.help)} |\n")
@@ -63,7 +73,7 @@ def document() -> str:
             user.append(
                 f"| `{field.key}` | {name} | {field.default_value} | {_cell(field.range)} | {_cell(help_text)} |\n"
             )
-    return HEAD + "".join(user) + MODEL_HEAD + "".join(model)
+    return HEAD + "".join(gateway) + INFERENCE_HEAD + "".join(user) + MODEL_HEAD + "".join(model)
 
 
 def main() -> None:
