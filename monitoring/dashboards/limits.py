@@ -5,7 +5,6 @@ from __future__ import annotations
 TIME_TO_FIRST_TOKEN_S = 5.0
 INTER_TOKEN_LATENCY_S = 0.25
 ERROR_RATIO = 0.05
-FAILED_RATIO = 0.01
 WAITING_REQUESTS = 10.0
 CACHE_USAGE = 0.9
 GPU_MEMORY = 0.97
@@ -16,7 +15,6 @@ ALERTS = {
     "CharoniaTimeToFirstTokenHigh": TIME_TO_FIRST_TOKEN_S,
     "CharoniaInterTokenLatencyHigh": INTER_TOKEN_LATENCY_S,
     "CharoniaErrorRatioHigh": ERROR_RATIO,
-    "CharoniaAnswersFailing": FAILED_RATIO,
     "CharoniaQueueGrowing": WAITING_REQUESTS,
     "CharoniaCacheFullAndPreempting": CACHE_USAGE,
     "CharoniaGpuMemoryFull": GPU_MEMORY,

@@ -12,6 +12,7 @@ from monitoring.dashboards.panels import (
     RATIO,
     REQUESTS_PER_SECOND,
     SECONDS,
+    TOKENS,
     TOKENS_PER_SECOND,
     Query,
     figure,
@@ -45,7 +46,7 @@ def _now() -> list[Panel]:
         figure(
             "Alerts",
             COUNT,
-            "Not 0: open Prometheus, Alerts. Each alert has its first steps, and more in docs/runbooks.md.",
+            "Not 0: Alerting, Alert rules in the menu has the first steps of each; more in docs/runbooks.md.",
             'count(ALERTS{alertname=~"Charonia.*",alertstate="firing"}) or vector(0)',
             colours=[(None, "green"), (1, "red")],
         ),
@@ -164,6 +165,19 @@ def _errors() -> list[Panel]:
     failed = f"instance_model:charonia_answers_failed:ratio_rate5m{{{SERVERS}}}"
     return [
         graph(
+            "Alerts",
+            COUNT,
+            "Raised, or pending before they are: Alerting, Alert rules has the first steps; more in docs/runbooks.md.",
+            [
+                Query(
+                    'sum by (alertname, alertstate) (ALERTS{alertname=~"Charonia.*"})'
+                    ' or label_replace(vector(0), "alertname", "none", "", "")',
+                    "{{alertname}} {{alertstate}}",
+                )
+            ],
+            stacked=True,
+        ),
+        graph(
             "Error ratio",
             RATIO,
             "Gateway above the line: CharoniaErrorRatioHigh. Engine above 1 %: CharoniaAnswersFailing.",
@@ -208,6 +222,12 @@ def _errors() -> list[Panel]:
             ],
             stacked=True,
         ),
+        graph(
+            "Clients that left early",
+            PER_SECOND,
+            "Rises with the time to first token: people give up. Alone: a client's time limit is too short.",
+            [Query("sum(rate(charonia_gateway_disconnects_total[$__rate_interval]))", "left")],
+        ),
     ]
 
 
@@ -232,9 +252,34 @@ def _gateway() -> list[Panel]:
             ],
         ),
         graph(
-            "Clients that left early",
+            "Servers that take requests",
+            COUNT,
+            "0: the gateway sends that server nothing; it is down, not ready or hangs; runbook CharoniaEndpointDown.",
+            [Query("min by (endpoint) (charonia_gateway_endpoint_up)", "{{endpoint}}")],
+            top=1,
+        ),
+        graph(
+            "Outstanding tokens",
+            TOKENS,
+            "One server far above the others: it is slower, or sessions hold clients there; see step time on Engine.",
+            [Query("sum by (endpoint) (charonia_gateway_endpoint_outstanding_tokens)", "{{endpoint}}")],
+        ),
+        graph(
+            "Retries",
             PER_SECOND,
-            "Rises with the time to first token: people give up. Alone: a client's time limit is too short.",
-            [Query("sum(rate(charonia_gateway_disconnects_total[$__rate_interval]))", "left")],
+            "Not 0 for long: a server fails or is full; see which takes no requests, and read its log.",
+            [Query("sum(rate(charonia_gateway_retries_total[$__rate_interval]))", "sent on to another server")],
+        ),
+        graph(
+            "How a server was chosen",
+            PER_SECOND,
+            "load alone with several servers: clients send no session_id and share no prefix; prefix hits will be few.",
+            [
+                Query(
+                    "sum by (reason) (rate(charonia_gateway_endpoint_choices_total[$__rate_interval]))",
+                    "by {{reason}}",
+                )
+            ],
+            stacked=True,
         ),
     ]
