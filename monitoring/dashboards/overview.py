@@ -22,7 +22,7 @@ from monitoring.dashboards.panels import (
 
 SERVERS = 'instance=~"$instance"'
 API = 'route=~"/v1/.*"'
-_RED_IF_NONE: list[tuple[float | None, str]] = [(None, "red"), (1, "green")]
+_RED_IF_ANY: list[tuple[float | None, str]] = [(None, "green"), (1, "red")]
 
 
 def board() -> builders.Dashboard:
@@ -48,21 +48,21 @@ def _now() -> list[Panel]:
             COUNT,
             "Not 0: Alerting, Alert rules in the menu has the first steps of each; more in docs/runbooks.md.",
             'count(ALERTS{alertname=~"Charonia.*",alertstate="firing"}) or vector(0)',
-            colours=[(None, "green"), (1, "red")],
+            colours=_RED_IF_ANY,
         ),
         figure(
-            "Servers up",
+            "Servers down",
             COUNT,
-            "Fewer than you run: docker compose ps server and its logs; runbook CharoniaServerDown.",
-            'sum(up{job="triton"})',
-            colours=_RED_IF_NONE,
+            "Not 0: docker compose ps server, then its logs; runbook CharoniaServerDown.",
+            'sum(1 - up{job="triton"})',
+            colours=_RED_IF_ANY,
         ),
         figure(
-            "Gateways up",
+            "Gateways down",
             COUNT,
-            "Fewer than you run: docker compose ps gateway and its logs; runbook CharoniaGatewayDown.",
-            'sum(up{job="gateway"})',
-            colours=_RED_IF_NONE,
+            "Not 0: docker compose ps gateway, then its logs; runbook CharoniaGatewayDown.",
+            'sum(1 - up{job="gateway"})',
+            colours=_RED_IF_ANY,
         ),
         figure(
             "Running",
