@@ -190,6 +190,14 @@ def test_a_gateway_with_one_server_uses_it_whatever_is_thought_of_it() -> None:
     assert Chooser().choose(ask(), [only], {"a"}) is None
 
 
+def test_sessions_of_the_only_server_stay_when_there_are_more() -> None:
+    chooser, only = Chooser(), endpoint("a")
+    more = [only, endpoint("b"), endpoint("c")]
+    for number in range(20):
+        chooser.choose(ask(session_id=str(number)), [only])
+        assert name_of(chooser.choose(ask(session_id=str(number)), more)) == "a"
+
+
 @given(st.sets(st.text("abcdef", min_size=1), min_size=2, max_size=6), st.integers(0, 10_000), st.data())
 def test_a_server_that_goes_moves_no_sessions_but_its_own(targets: set[str], session: int, data: st.DataObject) -> None:
     gone = data.draw(st.sampled_from(sorted(targets)))

@@ -49,7 +49,11 @@ class Chooser:
     ) -> Choice | None:
         """None when there is no endpoint that could take the request; those in `tried` (targets) have not."""
         if len(endpoints) == 1 and not endpoints[0].removed:
-            return None if endpoints[0].target in tried else Choice(endpoints[0], "only")
+            if endpoints[0].target in tried:
+                return None
+            if request.session_id is not None:  # there may be more of them later
+                self.homes.remember(request.session_id, endpoints[0].target)
+            return Choice(endpoints[0], "only")
         usable = {endpoint.target: endpoint for endpoint in endpoints if endpoint.usable}
         untried = {target: endpoint for target, endpoint in usable.items() if target not in tried}
         up = {target: endpoint for target, endpoint in untried.items() if endpoint.health.state is State.UP}

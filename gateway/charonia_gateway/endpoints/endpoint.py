@@ -140,4 +140,4 @@ class Endpoint:
             try:
                 await asyncio.gather(*(tell() for _ in range(_TELLERS)))
             except CharoniaError as error:
-                log.warning("Triton at %s could not be told which sessions went on elsewhere: %s", self.target, error)
+                log.warning("endpoint %s could not be told which sessions went on elsewhere: %s", self.target, error)

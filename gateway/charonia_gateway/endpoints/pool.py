@@ -78,7 +78,7 @@ class Pool:
         for target, endpoint in known.items():
             if endpoint.removed is (target in wanted):
                 endpoint.removed = target not in wanted
-                log.info("Triton at %s %s", target, "is removed" if endpoint.removed else "is taken back")
+                log.info("endpoint %s %s", target, "is removed" if endpoint.removed else "is taken back")
                 endpoint.look_again()
         for target in wanted:
             if target not in known:
@@ -138,7 +138,7 @@ class Pool:
             return
         choice.endpoint.stale_sessions.pop(session_id, None)
         if choice.moved_from:
-            log.warning("a session moves from %s, which is gone, to %s", choice.moved_from, choice.endpoint.target)
+            log.warning("a session moves from endpoint %s, which is gone, to %s", choice.moved_from, choice.endpoint.target)
             for endpoint in self.endpoints:
                 if endpoint.target == choice.moved_from:
                     endpoint.stale_sessions.remember(session_id, None)
@@ -199,9 +199,9 @@ class Pool:
     def _changed(self, endpoint: Endpoint) -> None:
         health = endpoint.health
         if health.state is State.UP:
-            log.info("Triton at %s is up", endpoint.target)
+            log.info("endpoint %s is up", endpoint.target)
         else:
-            log.warning("Triton at %s is %s: %s", endpoint.target, health.state.value, health.reason)
+            log.warning("endpoint %s is %s: %s", endpoint.target, health.state.value, health.reason)
         self._rescue()
 
     def _rescue(self) -> None:
@@ -211,20 +211,20 @@ class Pool:
         for endpoint in self.endpoints:
             if endpoint.health.state is State.DOWN:
                 for id in list(endpoint.leases):
-                    endpoint.client.give_up(id, f"Triton at {endpoint.target} is down: {endpoint.health.reason}")
+                    endpoint.client.give_up(id, f"endpoint {endpoint.target} is down: {endpoint.health.reason}")
 
     async def _watch(self, endpoint: Endpoint) -> None:
         try:
             await endpoint.watch(self._check_interval_s, self._check_timeout_s)
         except Exception:
-            log.exception("the checks of Triton at %s ended with an error of the gateway's own", endpoint.target)
+            log.exception("the checks of endpoint %s ended with an error of the gateway's own", endpoint.target)
             raise
         # It was removed and has nothing to do any more.
         self.endpoints.remove(endpoint)
         del self._watches[endpoint.target]
         with contextlib.suppress(CharoniaError):
             await endpoint.client.close()
-        log.info("Triton at %s has ended what it had and is gone", endpoint.target)
+        log.info("endpoint %s has ended what it had and is gone", endpoint.target)
 
 
 def _with_less_time(request: GenerateRequest, gone_s: float) -> GenerateRequest:
