@@ -138,7 +138,7 @@ class Pool:
             return
         choice.endpoint.stale_sessions.pop(session_id, None)
         if choice.moved_from:
-            log.warning("a session moves from endpoint %s, which is gone, to %s", choice.moved_from, choice.endpoint.target)
+            log.warning("a session moves from %s, which is gone, to %s", choice.moved_from, choice.endpoint.target)
             for endpoint in self.endpoints:
                 if endpoint.target == choice.moved_from:
                     endpoint.stale_sessions.remember(session_id, None)
