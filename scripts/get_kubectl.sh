@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Prints the path of a kubectl that has kustomize 5: the one on PATH, else Debian 13's, which is unpacked under build/
+# without being installed (Debian 12's has kustomize 2, which knows no components).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+is_new() { "$1" version --client 2>/dev/null | grep -Eq '^Kustomize Version: v([5-9]|[1-9][0-9])\.'; }
+fail() {
+  echo "kubectl 1.27 or newer is needed for deploy/, and $*: install it and put it on PATH" >&2
+  exit 1
+}
+
+if found=$(command -v kubectl) && is_new "$found"; then
+  echo "$found"
+  exit
+fi
+prefix=$PWD/build/kubectl
+kubectl=$prefix/usr/bin/kubectl
+if ! { [ -x "$kubectl" ] && is_new "$kubectl"; }; then
+  command -v apt-get >/dev/null && command -v dpkg >/dev/null || fail "there is no apt to get it with"
+  keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+  [ -f "$keyring" ] || fail "there is no keyring of Debian to check it with"
+  # From where this machine gets its Debian packages.
+  mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Label: Debian' 'Created-By: Packages' | sed -n 1p)
+  mkdir -p "$prefix/lists/partial" "$prefix/cache/archives/partial"
+  echo "deb [signed-by=$keyring] ${mirror:-http://deb.debian.org/debian} trixie main" >"$prefix/sources.list"
+  # With lists of its own it needs no rights and changes nothing for apt on this machine.
+  apt() {
+    apt-get --quiet --option Dir::Etc::SourceList="$prefix/sources.list" --option Dir::Etc::SourceParts=- \
+      --option Dir::State::Lists="$prefix/lists" --option Dir::State::Status=/dev/null \
+      --option Dir::Cache="$prefix/cache" --option Acquire::Languages=none --option APT::Sandbox::User="$(id -un)" "$@" >&2
+  }
+  # kubernetes-client is made of the package kubectl.
+  { apt update && cd "$prefix" && apt download kubectl && dpkg -x kubectl_*.deb "$prefix"; } ||
+    fail "it cannot be downloaded from Debian"
+  rm -rf "$prefix/lists" "$prefix/cache" "$prefix"/kubectl_*.deb
+  is_new "$kubectl" || fail "that of Debian 13 does not run here"
+fi
+echo "$kubectl"

@@ -1,0 +1,139 @@
+"""deploy/ as Kubernetes would get it: rendered by kubectl's kustomize, and read as tests ask for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+KUSTOMIZE = DEPLOY / "kustomize"
+OVERLAYS = sorted(path.name for path in (KUSTOMIZE / "overlays").iterdir())
+
+Object = dict[str, Any]
+
+
+@cache
+def kubectl() -> str:
+    """Its path; the test is skipped, with the reason, where none can be had."""
+    found = subprocess.run([ROOT / "scripts" / "get_kubectl.sh"], capture_output=True, text=True)
+    if found.returncode:
+        pytest.skip(f"no kubectl: {found.stderr.strip().splitlines()[-1]}")
+    return found.stdout.strip()
+
+
+@cache
+def _rendered(folder: Path) -> str:
+    done = subprocess.run([kubectl(), "kustomize", folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", f"kustomize warns: {done.stderr}"
+    return done.stdout
+
+
+def render(folder: Path) -> Manifests:
+    return Manifests([document for document in yaml.safe_load_all(_rendered(folder)) if document])
+
+
+def write_overlay(folder: Path, bases: Sequence[Path], components: Sequence[Path] = (), **more: Any) -> Path:
+    """A kustomization of a user's own, in a folder of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [os.path.relpath(base, folder) for base in bases],
+        "components": [os.path.relpath(component, folder) for component in components],
+        **more,
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization), encoding="utf-8")
+    return folder
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A stateful set or a deployment, with its one container."""
+
+    object: Object
+    settings: dict[str, str]  # the variables whose values are in the manifests
+    references: dict[str, Object]  # variable to where its value comes from
+
+    @property
+    def name(self) -> str:
+        return str(self.object["metadata"]["name"])
+
+    @property
+    def spec(self) -> Object:
+        return self.object["spec"]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return self.spec["template"]["metadata"]["labels"]
+
+    @property
+    def pod(self) -> Object:
+        return self.spec["template"]["spec"]
+
+    @property
+    def container(self) -> Object:
+        (container,) = self.pod["containers"]
+        return container
+
+    @property
+    def ports(self) -> dict[str, int]:
+        return {port["name"]: port["containerPort"] for port in self.container["ports"]}
+
+
+@dataclass(frozen=True)
+class Manifests:
+    objects: list[Object]
+
+    def of(self, *kinds: str) -> list[Object]:
+        return [item for item in self.objects if item["kind"] in kinds]
+
+    def one(self, kind: str, name: str) -> Object:
+        (found,) = [item for item in self.of(kind) if item["metadata"]["name"] == name]
+        return found
+
+    @property
+    def workloads(self) -> list[Workload]:
+        return [self._workload(item) for item in self.of("StatefulSet", "Deployment")]
+
+    def workload(self, name: str) -> Workload:
+        (found,) = [item for item in self.workloads if item.name == name]
+        return found
+
+    def selected(self, labels: dict[str, str]) -> list[str]:
+        """The workloads whose pods have these labels."""
+        return [item.name for item in self.workloads if labels.items() <= item.labels.items()]
+
+    def _workload(self, item: Object) -> Workload:
+        (container,) = item["spec"]["template"]["spec"]["containers"]
+        settings: dict[str, str] = {}
+        for source in container.get("envFrom", []):
+            settings |= self.one("ConfigMap", source["configMapRef"]["name"])["data"]
+        references = {}
+        for variable in container.get("env", []):
+            if "value" in variable:
+                settings[variable["name"]] = variable["value"]
+            else:
+                references[variable["name"]] = variable["valueFrom"]
+        return Workload(item, settings, references)
+
+
+def label_selectors(value: Any) -> Iterator[dict[str, str]]:
+    """Every matchLabels in an object."""
+    if isinstance(value, dict):
+        if "matchLabels" in value:
+            yield value["matchLabels"]
+        for part in value.values():
+            yield from label_selectors(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from label_selectors(part)
