@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import schemas
+import yaml
 from charonia_gateway.settings import Settings
 from manifests import KUSTOMIZE, OVERLAYS, ROOT, Manifests, Workload, label_selectors, render, write_overlay
 from pydantic import AliasChoices
@@ -123,6 +124,20 @@ def test_the_gateway_finds_every_server_that_is_ready_and_no_other(rendered: Man
     assert service["spec"]["clusterIP"] == "None" and not service["spec"].get("publishNotReadyAddresses")
     endpoints = rendered.workload(GATEWAY).settings["CHARONIA_TRITON_ENDPOINTS"]
     assert endpoints == f"dns:///{service['metadata']['name']}:{server.ports['grpc']}"
+
+
+def test_pods_are_scraped_under_the_names_that_rules_and_dashboards_know() -> None:
+    configuration = yaml.safe_load((ROOT / "monitoring" / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
+    jobs = {job["job_name"]: job["static_configs"][0]["targets"][0] for job in configuration["scrape_configs"][:2]}
+    rendered = render(KUSTOMIZE / "overlays" / "autoscale")
+    found = {}
+    for item in rendered.of("PodMonitor"):
+        (endpoint,) = item["spec"]["podMetricsEndpoints"]
+        (relabeling,) = endpoint["relabelings"]
+        assert relabeling["targetLabel"] == "job"
+        port = rendered.workload(item["metadata"]["name"]).ports[endpoint["port"]]
+        found[relabeling["replacement"]] = f"{item['metadata']['name'].removeprefix('charonia-')}:{port}"
+    assert found == jobs
 
 
 # --- settings
