@@ -57,6 +57,12 @@ class ServeSettings(BaseSettings):
         validation_alias=f"{PREFIX}TEXT_INSTANCES",
         description="processes each for preprocessing and postprocessing; default: as the workspace says, 2",
     )
+    tracing_endpoint: str | None = Field(
+        None,
+        pattern="^https?://",
+        validation_alias=f"{PREFIX}TRACING_ENDPOINT",
+        description="collector to which traces go by OTLP over HTTP, such as http://collector:4318; default: none",
+    )
     start_timeout_s: float = Field(
         600, gt=0, validation_alias=f"{PREFIX}START_TIMEOUT_S", description="seconds until all models must be ready"
     )

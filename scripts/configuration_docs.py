@@ -9,6 +9,7 @@ from pathlib import Path
 from charonia_gateway.settings import Settings as GatewaySettings
 
 from charonia import _engine
+from charonia.settings import ServeSettings, env_name
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 
@@ -51,9 +52,16 @@ Written by `charonia convert`; not to be edited.
 # The gateway's settings beside its port.
 GATEWAY_FIELDS = ("triton_endpoints", "endpoint_check_interval_s", "endpoint_check_timeout_s")
 
+# The settings that the gateway shares with the rest of the stack.
+SHARED_FIELDS = ("tracing_endpoint",)
+
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def _default(value: object) -> str:
+    return "none" if value is None else str(value).lower()
 
 
 def document() -> str:
@@ -64,6 +72,11 @@ def document() -> str:
         for name, field in GatewaySettings.model_fields.items()
         if name in GATEWAY_FIELDS
     ]
+    shared = [
+        f"| `{env_name(name)}` | {_default(ServeSettings.model_fields[name].default)} | "
+        f"{_cell(ServeSettings.model_fields[name].description or '')} |\n"
+        for name in SHARED_FIELDS
+    ]
     for field in _engine.config_fields():
         if field.model_attribute:
             model.append(f"| `{field.key}` | {_cell(field.range)} | {_cell(field.help)} |\n")
@@ -73,7 +86,7 @@ def document() -> str:
             user.append(
                 f"| `{field.key}` | {name} | {field.default_value} | {_cell(field.range)} | {_cell(help_text)} |\n"
             )
-    return HEAD + "".join(gateway) + INFERENCE_HEAD + "".join(user) + MODEL_HEAD + "".join(model)
+    return HEAD + "".join(shared) + "".join(gateway) + INFERENCE_HEAD + "".join(user) + MODEL_HEAD + "".join(model)
 
 
 def main() -> None:

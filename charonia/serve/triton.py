@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import socket
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -128,7 +129,20 @@ def command(
         str(distribution.server),
         "--disable-auto-complete-config",
         *(f"--{name}={value}" for name, value in options.items()),
+        *(f"--trace-config={setting}" for setting in _trace_config(settings)),
     ]
+
+
+def _trace_config(settings: ServeSettings) -> list[str]:
+    """With rate=0 those requests are traced that come with a trace, as the gateway's do, and no others."""
+    if settings.tracing_endpoint is None:
+        return []
+    url = settings.tracing_endpoint.rstrip("/")
+    url = url if url.endswith("/v1/traces") else f"{url}/v1/traces"
+    own = {"url": url, "resource": "service.name=charonia-triton"}
+    instance = f"resource=service.instance.id={socket.gethostname()}:{settings.grpc_port}"
+    common = ["mode=opentelemetry", "level=TIMESTAMPS", "rate=0", "count=-1"]
+    return common + [f"opentelemetry,{name}={value}" for name, value in own.items()] + [f"opentelemetry,{instance}"]
 
 
 def environment(distribution: Distribution, base: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -63,16 +63,24 @@ class Client:
     """A connection to Triton's gRPC port. Make it inside a running event loop; use it as `async with`, or close it.
 
     `target` is HOST:PORT; `model` the ensemble that answers, `engine` the model that takes stop and cancel requests and
-    `vocabulary` the one that knows the bytes of tokens. Any number of requests may run at once.
+    `vocabulary` the one that knows the bytes of tokens. Any number of requests may run at once. `metadata` is asked for
+    each request what goes with its call as gRPC metadata, such as a `traceparent`.
     """
 
     def __init__(
-        self, target: str, *, model: str = "ensemble", engine: str = "engine", vocabulary: str = "postprocessing"
+        self,
+        target: str,
+        *,
+        model: str = "ensemble",
+        engine: str = "engine",
+        vocabulary: str = "postprocessing",
+        metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
     ) -> None:
         self.target = target
         self.model = model
         self.engine = engine
         self.vocabulary = vocabulary
+        self._metadata = metadata
         self._channel = grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
         self._stub: Any = pb_grpc.GRPCInferenceServiceStub(self._channel)
         self._stream_infer = stream_infer(self._channel)
@@ -120,7 +128,8 @@ class Client:
             raise BadRequest(str(error)) from error
         if self._closing.is_set():
             raise Unavailable("the client was closed")
-        stream = Stream(self._stream_infer(message), self.target)
+        metadata = tuple(self._metadata()) if self._metadata else None
+        stream = Stream(self._stream_infer(message, metadata=metadata), self.target)
         self._active[request_id] = stream
         if self._watch is None:
             self._watch = asyncio.create_task(self._watch_server())

@@ -16,6 +16,7 @@
 #include "charonia/engine.h"
 #include "outputs.h"
 #include "response_stream.h"
+#include "traced_request.h"
 
 namespace charonia::triton {
 
@@ -26,6 +27,7 @@ struct Call {
   ResponseStream stream;
   std::string session_id;  // empty: none
   OutputSet outputs;
+  std::shared_ptr<TracedRequest> traced;  // null: it is not
 
   // Of its sequences; for the thread that sends.
   std::string echo;                 // goes out with each one's first response

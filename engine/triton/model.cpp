@@ -82,8 +82,10 @@ void Model::log_loaded(const std::string& name) const {
 void Model::execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request) noexcept {
   const auto begin = now_ns();
   bool taken = false;
+  std::shared_ptr<TracedRequest> traced;
   try {
-    taken = take(request);
+    traced = TracedRequest::of(request);
+    taken = take(request, traced);
   } catch (const std::exception& error) {
     // Without a response factory there is no way to answer.
     log_error(std::string("a request could not be answered: ") + error.what());
@@ -93,11 +95,13 @@ void Model::execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request
   const auto end = now_ns();
   log_failure(TRITONBACKEND_ModelInstanceReportStatistics(instance, request, taken, begin, begin, end, end),
               "reporting statistics");
-  log_failure(TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL), "releasing a request");
+  // A traced one is released by its last owner, which is this or its call.
+  if (!traced) log_failure(TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL), "releasing a request");
 }
 
-bool Model::take(TRITONBACKEND_Request* request) {
+bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> traced) {
   const auto call = std::make_shared<Call>(request);
+  call->traced = std::move(traced);
   try {
     auto asked = read_call(request);
     call->outputs = asked.outputs;
@@ -150,6 +154,7 @@ void Model::act(Action action, const Request& request) {
 void Model::submit(Request request, const std::shared_ptr<Call>& call) {
   // In the table first: the answer may be complete before submit() returns.
   calls_.add(call);
+  if (call->traced) call->traced->submitted();
   try {
     const auto handle = engine_.submit(std::move(request), [this, call](Result&& result) { deliver(*call, result); });
     calls_.submitted(*call, handle);
@@ -161,6 +166,7 @@ void Model::submit(Request request, const std::shared_ptr<Call>& call) {
 
 void Model::deliver(Call& call, const Result& result) noexcept {
   const bool last = result.finish_reason != FinishReason::none && --call.num_open == 0;
+  if (call.traced) call.traced->see(result.timings);
   try {
     send(call, result, last);
   } catch (const std::exception& error) {
@@ -168,7 +174,10 @@ void Model::deliver(Call& call, const Result& result) noexcept {
     log_error(std::string("a response could not be made: ") + error.what());
     call.stream.fail(error);
   }
-  if (last) calls_.remove(call);
+  if (last) {
+    call.traced.reset();
+    calls_.remove(call);
+  }
 }
 
 // An error of one sequence is the request's: the stream ends, and the watcher cancels what is left of it.

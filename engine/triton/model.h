@@ -23,7 +23,7 @@ class Model {
   Model(TRITONBACKEND_Model* model, const MetricFamilies& families);
 
   // Takes one request and answers it, with responses or with an error; never blocks on the engine. The request is
-  // released when this returns. Never throws.
+  // released when this returns, or with its answer's end where it is traced. Never throws.
   void execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request) noexcept;
 
  private:
@@ -31,7 +31,7 @@ class Model {
         const ModelOptions& options);
 
   // True when the request is in the engine, or acted on what is there.
-  bool take(TRITONBACKEND_Request* request);
+  bool take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> traced);
   void act(Action action, const Request& request);
   void submit(Request request, const std::shared_ptr<Call>& call);
   void deliver(Call& call, const Result& result) noexcept;

@@ -15,6 +15,7 @@ inline constexpr std::uint32_t kBackendApiMajor = 1;
 inline constexpr std::uint32_t kBackendApiMinor = 19;
 
 struct TRITONSERVER_Error;
+struct TRITONSERVER_InferenceTrace;
 struct TRITONSERVER_Message;
 struct TRITONSERVER_Metric;
 struct TRITONSERVER_MetricArgs;
@@ -168,6 +169,12 @@ TRITONSERVER_Error* TRITONBACKEND_RequestParameterCount(TRITONBACKEND_Request* r
 TRITONSERVER_Error* TRITONBACKEND_RequestParameter(TRITONBACKEND_Request* request, std::uint32_t index,
                                                    const char** name, TRITONSERVER_ParameterType* type,
                                                    const void** value);
+// Null where the request is not traced; else the request's own, gone with it.
+TRITONSERVER_Error* TRITONBACKEND_RequestTrace(TRITONBACKEND_Request* request, TRITONSERVER_InferenceTrace** trace);
+// Time of std::chrono::steady_clock. In the server's OpenTelemetry mode `<name>_START` begins a span below the model's
+// and `<name>_END` ends the one begun last; the server finds the name by the time, so no two may have the same.
+TRITONSERVER_Error* TRITONSERVER_InferenceTraceReportActivity(TRITONSERVER_InferenceTrace* trace,
+                                                              std::uint64_t time_ns, const char* name);
 // Exactly once for each request.
 TRITONSERVER_Error* TRITONBACKEND_RequestRelease(TRITONBACKEND_Request* request, std::uint32_t flags);
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 
@@ -12,6 +11,7 @@ from pydantic_settings import CliApp
 
 from charonia_gateway.app import create_app
 from charonia_gateway.drain import Drain, DrainingServer
+from charonia_gateway.logs import configure_logging
 from charonia_gateway.settings import Settings
 
 
@@ -27,7 +27,7 @@ def _settings() -> Settings:
 
 def main() -> None:
     settings = _settings()
-    logging.basicConfig(format="%(levelname)s:     %(message)s", level=settings.log_level.upper())
+    configure_logging(settings)
     # uvicorn shuts down in order and then raises the signal again, which would make its number the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
@@ -38,8 +38,8 @@ def main() -> None:
         port=settings.port,
         loop="uvloop",
         http="httptools",
-        log_level=settings.log_level,
-        access_log=settings.access_log,
+        log_config=None,
+        access_log=False,  # the gateway has its own
         server_header=False,
         # Longer than what clients and load balancers keep idle connections for, so that they close first.
         timeout_keep_alive=75,

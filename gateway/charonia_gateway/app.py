@@ -20,8 +20,10 @@ from charonia_gateway.endpoints import Discovery, EndpointMetrics, Pool
 from charonia_gateway.engine import Engine
 from charonia_gateway.errors import ApiError, handle_api_error, handle_engine_error, handle_http_error
 from charonia_gateway.metrics import Metrics, MetricsMiddleware
+from charonia_gateway.record import RecordMiddleware
 from charonia_gateway.routes import chat, completions, interactive, models, service
 from charonia_gateway.settings import Settings
+from charonia_gateway.tracing import Tracing, TracingMiddleware
 
 _DESCRIPTION = """The API of OpenAI for the model that this server serves; OpenAI's own clients work unchanged, with
 `base_url` set to this server's address and `/v1`, and any `api_key`. Fields that the server does not know are ignored
@@ -38,6 +40,7 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
     who ends it."""
     metrics = Metrics()
     draining = drain or Drain(settings.shutdown_timeout_s)
+    tracing = Tracing(settings.tracing_endpoint) if settings.tracing_endpoint else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -48,6 +51,7 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
             check_timeout_s=settings.endpoint_check_timeout_s,
             on_choice=lambda reason: metrics.choices[reason].inc(),
             on_retry=metrics.retries.inc,
+            metadata=tracing.metadata if tracing else None,
         )
         metrics.registry.register(EndpointMetrics(pool))
         async with pool:
@@ -59,12 +63,17 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
                 yield
             finally:
                 following.cancel()
+        if tracing:
+            await asyncio.to_thread(tracing.close)
 
     app = FastAPI(title="Charonia", version=__version__, description=_DESCRIPTION, lifespan=lifespan, redoc_url=None)
     for module in (chat, completions, interactive, models, service):
         app.include_router(module.router)
     app.add_middleware(DrainMiddleware, drain=draining)
     app.add_middleware(MetricsMiddleware, metrics=metrics)
+    if tracing:
+        app.add_middleware(TracingMiddleware, tracing=tracing)
+    app.add_middleware(RecordMiddleware, access_log=settings.access_log)
     app.add_exception_handler(ApiError, handle_api_error)
     app.add_exception_handler(CharoniaError, handle_engine_error)
     app.add_exception_handler(HTTPException, handle_http_error)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from charonia_client import GenerateRequest, GenerateResponse
+from charonia_client import GenerateRequest
 from fastapi import Depends, Request
 
 from charonia_gateway import __version__
@@ -18,9 +17,11 @@ from charonia_gateway.drain import Drain
 from charonia_gateway.engine import Engine
 from charonia_gateway.errors import ApiError
 from charonia_gateway.metrics import Metrics
+from charonia_gateway.record import REQUEST_ID_HEADER, record_of
 from charonia_gateway.schemas.interactive import InteractiveRequest
 from charonia_gateway.schemas.requests import Sampling
 from charonia_gateway.settings import Settings
+from charonia_gateway.usage import Usage
 
 Body = TypeVar("Body", bound=Sampling | InteractiveRequest)
 
@@ -54,6 +55,11 @@ class Gateway:
     async def read(self, request: Request, model: type[Body]) -> Body:
         """The checked body of a request for text. ApiError 400, 404, 413 or 415."""
         body = parse(model, await read_body(request, self.settings.max_body_bytes))
+        record = record_of(request.scope)
+        record.operation = body.operation
+        record.model = body.model
+        if self.settings.log_prompts:
+            record.prompt = body.model_dump(include={"messages", "prompt"}, exclude_none=True)
         if body.model is not None:
             self.check_model(body.model)
         return body
@@ -81,8 +87,11 @@ GatewayState = Annotated[Gateway, Depends(gateway_of)]
 class Head:
     """The fields that all parts of one answer share."""
 
-    def __init__(self, gateway: Gateway, body: Sampling | InteractiveRequest, prefix: str) -> None:
-        self.id = f"{prefix}-{uuid.uuid4().hex}"
+    def __init__(self, gateway: Gateway, request: Request, body: Sampling | InteractiveRequest, prefix: str) -> None:
+        self._record = record_of(request.scope)
+        self.id = self._record.name(prefix)
+        self._with_timings = bool(body.timings)
+        self.engine_id = self._record.engine_id  # begins the ids of the engine's requests
         self.fields = {
             "id": self.id,
             "object": "",
@@ -90,32 +99,18 @@ class Head:
             "model": body.model,
             "system_fingerprint": gateway.system_fingerprint,
         }
-        self.headers = {"x-request-id": self.id}
+        self.headers = {REQUEST_ID_HEADER: self._record.request_id}
         if ignored := ignored_fields(body):
             self.headers[IGNORED_HEADER] = ", ".join(ignored)
 
     def of(self, kind: str, **more: Any) -> dict[str, Any]:
         return {**self.fields, "object": kind, **more}
 
+    def usage(self, choices_per_prompt: int, choices: int, *, prompt_only: bool = False) -> Usage:
+        """Of the request's choices, for the answer and for what is written down of it."""
+        usage = self._record.usage = Usage(choices_per_prompt, choices, prompt_only=prompt_only)
+        return usage
 
-class Usage:
-    """Token counts over all choices; a prompt counts once however many choices it has."""
-
-    def __init__(self, choices_per_prompt: int, choices: int, *, prompt_only: bool = False) -> None:
-        self._per_prompt = choices_per_prompt
-        self._last: list[GenerateResponse | None] = [None] * choices
-        self._prompt_only = prompt_only  # what was generated counts for nothing
-
-    def see(self, index: int, response: GenerateResponse) -> None:
-        self._last[index] = response
-
-    def to_json(self) -> dict[str, Any]:
-        prompts = [last for last in self._last[:: self._per_prompt] if last]
-        prompt_tokens = sum(last.num_input_tokens for last in prompts)
-        completion_tokens = sum(last.num_output_tokens for last in self._last if last and not self._prompt_only)
-        return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(last.num_cached_tokens for last in prompts)},
-        }
+    def timings(self, usage: Usage) -> dict[str, Any]:
+        """The answer's field, where the request asked for it."""
+        return {"timings": usage.timings()} if self._with_timings else {}

@@ -34,14 +34,14 @@ class Engine:
         """(index of the answer over all `requests`, part of it) as they come. Leaving it cancels them all; so does
         one's error. All requests ask for as many answers."""
         if len(requests) == 1:
-            async with aclosing(self.answer(requests[0], f"{id}-0")) as parts:
+            async with aclosing(self.answer(requests[0], f"{id}#0")) as parts:
                 async for part in parts:
                     yield part.index, part
             return
         # Bounded, so that a slow client is felt by Triton and not by this process's memory.
         queue: asyncio.Queue[tuple[int, GenerateResponse | BaseException | None]] = asyncio.Queue(2 * len(requests))
         tasks = [
-            asyncio.create_task(self._pump(queue, number * (request.n or 1), request, f"{id}-{number}"))
+            asyncio.create_task(self._pump(queue, number * (request.n or 1), request, f"{id}#{number}"))
             for number, request in enumerate(requests)
         ]
         running = len(tasks)

@@ -15,6 +15,8 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from charonia_gateway.record import record_of
+
 
 class ApiError(Exception):
     """An answer other than 200."""
@@ -90,14 +92,19 @@ def from_engine(error: CharoniaError) -> ApiError:
     return ApiError(500, text, type="server_error", code="engine_error")
 
 
-async def handle_api_error(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, ApiError)
+def _answer(request: Request, error: ApiError) -> JSONResponse:
+    record_of(request.scope).error = error.code or error.type
     return error.response()
 
 
-async def handle_engine_error(_: Request, error: Exception) -> JSONResponse:
+async def handle_api_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    return _answer(request, error)
+
+
+async def handle_engine_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, CharoniaError)
-    return from_engine(error).response()
+    return _answer(request, from_engine(error))
 
 
 async def handle_http_error(request: Request, error: Exception) -> JSONResponse:
@@ -105,4 +112,4 @@ async def handle_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     text = {404: f"there is no {request.url.path!r} here", 405: f"{request.url.path!r} does not take {request.method}"}
     message = text.get(error.status_code, str(error.detail))
-    return ApiError(error.status_code, f"{message}; see /docs", headers=error.headers).response()
+    return _answer(request, ApiError(error.status_code, f"{message}; see /docs", headers=error.headers))

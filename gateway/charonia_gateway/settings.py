@@ -82,10 +82,22 @@ class Settings(BaseSettings):
     log_level: Literal["critical", "error", "warning", "info", "debug"] = Field(
         "info", validation_alias=AliasChoices("charonia_gateway_log_level", "log_level"), description="log level"
     )
+    log_format: Literal["text", "json"] = Field(
+        "text", validation_alias=_named("log_format"), description="lines for people, or one JSON object a line"
+    )
+    log_prompts: bool = Field(
+        False, validation_alias=_named("log_prompts"), description="with access_log, log what requests ask"
+    )
     access_log: bool = Field(
         False,
-        validation_alias=AliasChoices("charonia_gateway_access_log", "access_log"),
+        validation_alias=AliasChoices("charonia_access_log", "charonia_gateway_access_log", "access_log"),
         description="log every request",
+    )
+    tracing_endpoint: str = Field(
+        "",
+        pattern="^(https?://.+)?$",
+        validation_alias=_named("tracing_endpoint"),
+        description="collector to which traces are sent by OTLP over HTTP, such as http://collector:4318; empty: none",
     )
 
     @field_validator("triton_endpoints")

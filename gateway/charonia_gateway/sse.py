@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from charonia_gateway.errors import ApiError, from_engine, unavailable
+from charonia_gateway.record import record_of
 
 log = logging.getLogger("charonia_gateway")
 T = TypeVar("T")
@@ -109,6 +110,8 @@ class EventStream(Response):
             gone.cancel()
             sender.cancel()
             await asyncio.wait((sender, gone))
+        if error:
+            record_of(scope).error = error.code or error.type
         if error and self._started:
             await send({"type": "http.response.body", "body": self._format.error(error), "more_body": False})
         elif error:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,12 +50,14 @@ class Pool:
         check_timeout_s: float = 2.0,
         on_choice: Callable[[Reason], None] = lambda _: None,
         on_retry: Callable[[], None] = lambda: None,
+        metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
     ) -> None:
         self._targets = list(targets)
         self._check_interval_s = check_interval_s
         self._check_timeout_s = check_timeout_s
         self._on_choice = on_choice
         self._on_retry = on_retry
+        self._metadata = metadata
         self._chooser = Chooser()
         self._watches: dict[str, asyncio.Task[None]] = {}
         self.endpoints: list[Endpoint] = []
@@ -82,7 +84,7 @@ class Pool:
                 endpoint.look_again()
         for target in wanted:
             if target not in known:
-                endpoint = Endpoint(Client(target), self._changed)
+                endpoint = Endpoint(Client(target, metadata=self._metadata), self._changed)
                 self.endpoints.append(endpoint)
                 self._watches[target] = asyncio.create_task(self._watch(endpoint))
 

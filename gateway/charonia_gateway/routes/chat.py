@@ -10,7 +10,7 @@ from charonia_client import GenerateRequest, GenerateResponse
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from charonia_gateway.context import Gateway, GatewayState, Head, Usage
+from charonia_gateway.context import Gateway, GatewayState, Head
 from charonia_gateway.documentation import describe
 from charonia_gateway.engine import Engine
 from charonia_gateway.logprobs import chat_logprobs
@@ -50,7 +50,7 @@ async def chat_completions(request: Request, gateway: GatewayState) -> Response:
     gateway.check_choices(requests)
     if body.renew_session and body.session_id is not None:
         await gateway.engine.pool.end_session(body.session_id)
-    head = Head(gateway, body, "chatcmpl")
+    head = Head(gateway, request, body, "chatcmpl")
     if body.stream:
         return EventStream(_stream(gateway.engine, body, requests, head), head.headers)
     return JSONResponse(await while_connected(request, _whole(gateway, body, requests, head)), headers=head.headers)
@@ -59,9 +59,9 @@ async def chat_completions(request: Request, gateway: GatewayState) -> Response:
 async def _whole(
     gateway: Gateway, body: ChatRequest, requests: Sequence[GenerateRequest], head: Head
 ) -> dict[str, Any]:
-    usage = Usage(body.choices_per_prompt, body.choices_per_prompt)
+    usage = head.usage(body.choices_per_prompt, body.choices_per_prompt)
     choices = []
-    for index, answer in enumerate(await gateway.engine.complete(requests, head.id)):
+    for index, answer in enumerate(await gateway.engine.complete(requests, head.engine_id)):
         usage.see(index, answer)
         choices.append(
             {
@@ -71,7 +71,7 @@ async def _whole(
                 "finish_reason": answer.finish_reason,
             }
         )
-    return head.of("chat.completion", choices=choices, usage=usage.to_json())
+    return head.of("chat.completion", choices=choices, usage=usage.to_json(), **head.timings(usage))
 
 
 def _logprobs(body: ChatRequest, answer: GenerateResponse) -> dict[str, Any] | None:
@@ -82,7 +82,7 @@ async def _stream(
     engine: Engine, body: ChatRequest, requests: Sequence[GenerateRequest], head: Head
 ) -> AsyncGenerator[bytes, None]:
     """One chunk for each piece of text; each choice's first has the role, its last the finish reason."""
-    usage = Usage(body.choices_per_prompt, body.choices_per_prompt)
+    usage = head.usage(body.choices_per_prompt, body.choices_per_prompt)
     # This is the hot path: one dictionary is made, and changed for each chunk.
     choice: dict[str, Any] = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}
     chunk = head.of("chat.completion.chunk", choices=[choice])
@@ -90,7 +90,7 @@ async def _stream(
     if with_usage:
         chunk["usage"] = None
     begun = [False] * body.choices_per_prompt
-    async with aclosing(engine.stream(requests, head.id)) as parts:
+    async with aclosing(engine.stream(requests, head.engine_id)) as parts:
         async for index, part in parts:
             usage.see(index, part)
             events = b""
@@ -107,6 +107,8 @@ async def _stream(
             if part.finish_reason:
                 choice["delta"] = {}
                 choice["finish_reason"] = part.finish_reason
+                if usage.ended:
+                    chunk |= head.timings(usage)
                 events += event(chunk)
                 choice["finish_reason"] = None
             if events:

@@ -10,7 +10,7 @@ from charonia_client import GenerateRequest, GenerateResponse
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from charonia_gateway.context import Gateway, GatewayState, Head, Usage
+from charonia_gateway.context import Gateway, GatewayState, Head
 from charonia_gateway.documentation import describe
 from charonia_gateway.engine import Engine
 from charonia_gateway.logprobs import CompletionLogprobs, joined
@@ -41,7 +41,7 @@ async def completions(request: Request, gateway: GatewayState) -> Response:
     body = await gateway.read(request, CompletionRequest)
     requests = body.engine_requests()
     gateway.check_choices(requests)
-    head = Head(gateway, body, "cmpl")
+    head = Head(gateway, request, body, "cmpl")
     if body.stream:
         return EventStream(_stream(gateway.engine, body, requests, head), head.headers)
     return JSONResponse(await while_connected(request, _whole(gateway, body, requests, head)), headers=head.headers)
@@ -98,16 +98,16 @@ async def _whole(
     gateway: Gateway, body: CompletionRequest, requests: Sequence[GenerateRequest], head: Head
 ) -> dict[str, Any]:
     shown = _Choices(body)
-    usage = Usage(body.choices_per_prompt, shown.count, prompt_only=body.prompt_only)
+    usage = head.usage(body.choices_per_prompt, shown.count, prompt_only=body.prompt_only)
     choices = []
-    for place, whole in enumerate(await gateway.engine.complete(requests, head.id)):
+    for place, whole in enumerate(await gateway.engine.complete(requests, head.engine_id)):
         usage.see(place, whole)
         for index, answer in shown.ready(place, whole):
             text, logprobs = shown.of(index, answer)
             choices.append(
                 {"index": index, "text": text, "logprobs": logprobs, "finish_reason": shown.finish_reason(answer)}
             )
-    return head.of("text_completion", choices=choices, usage=usage.to_json())
+    return head.of("text_completion", choices=choices, usage=usage.to_json(), **head.timings(usage))
 
 
 async def _stream(
@@ -115,20 +115,22 @@ async def _stream(
 ) -> AsyncGenerator[bytes, None]:
     """One chunk for each piece of text; each choice's last has the finish reason."""
     shown = _Choices(body)
-    usage = Usage(body.choices_per_prompt, shown.count, prompt_only=body.prompt_only)
+    usage = head.usage(body.choices_per_prompt, shown.count, prompt_only=body.prompt_only)
     # This is the hot path: one dictionary is made, and changed for each chunk.
     choice: dict[str, Any] = {"index": 0, "text": "", "logprobs": None, "finish_reason": None}
     chunk = head.of("text_completion", choices=[choice])
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     if with_usage:
         chunk["usage"] = None
-    async with aclosing(engine.stream(requests, head.id)) as parts:
+    async with aclosing(engine.stream(requests, head.engine_id)) as parts:
         async for one in parts:
             usage.see(*one)
             for index, part in shown.ready(*one):
                 choice["index"] = index
                 choice["text"], choice["logprobs"] = shown.of(index, part)
                 choice["finish_reason"] = shown.finish_reason(part)
+                if choice["finish_reason"] and usage.ended:
+                    chunk |= head.timings(usage)
                 if choice["text"] or choice["finish_reason"]:
                     yield event(chunk)
     if with_usage:

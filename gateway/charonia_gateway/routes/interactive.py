@@ -36,7 +36,7 @@ router = APIRouter()
 async def chat_interactive(request: Request, gateway: GatewayState) -> Response:
     """LMDeploy's interactive chat. A conversation that the server does not know (any more) begins with this prompt."""
     body = await gateway.read(request, InteractiveRequest)
-    head = Head(gateway, body, "interactive")
+    head = Head(gateway, request, body, "interactive")
     if body.acts or body.ends:
         await _act(gateway, body)
         return JSONResponse(_nothing(), headers=head.headers)
@@ -72,13 +72,19 @@ def _shown(part: GenerateResponse) -> dict[str, Any]:
 
 
 async def _whole(gateway: Gateway, asked: GenerateRequest, head: Head) -> dict[str, Any]:
-    async with aclosing(gateway.engine.answer(asked, f"{head.id}-0", may_be_cancelled=True)) as parts:
+    usage = head.usage(1, 1)
+    async with aclosing(gateway.engine.answer(asked, f"{head.engine_id}#0", may_be_cancelled=True)) as parts:
         answer = [part async for part in parts][-1]
-    return _shown(answer)
+    usage.see(0, answer)
+    return {**_shown(answer), **head.timings(usage)}
 
 
 async def _stream(gateway: Gateway, asked: GenerateRequest, head: Head) -> AsyncGenerator[bytes, None]:
-    async with aclosing(gateway.engine.answer(asked, f"{head.id}-0", may_be_cancelled=True)) as parts:
+    usage = head.usage(1, 1)
+    async with aclosing(gateway.engine.answer(asked, f"{head.engine_id}#0", may_be_cancelled=True)) as parts:
         async for part in parts:
-            if part.text or part.finish_reason:
+            usage.see(0, part)
+            if part.finish_reason:
+                yield line({**_shown(part), **head.timings(usage)})
+            elif part.text:
                 yield line(_shown(part))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from charonia_client import GenerateRequest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from charonia_gateway.schemas.fields import SessionId, StopOrEnd, wrong
-from charonia_gateway.schemas.requests import INT32, MAX_TIMEOUT_S, Message, engine_top_p
+from charonia_gateway.schemas.requests import INT32, MAX_TIMEOUT_S, TIMINGS, Message, engine_top_p
+from charonia_gateway.schemas.responses import TimingsBody
 
 
 def _prompt(value: Any) -> Any:
@@ -20,6 +21,7 @@ class InteractiveRequest(BaseModel):
     """POST /v1/chat/interactive"""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+    operation: ClassVar[str] = "chat"
 
     model: str | None = Field(None, description="a name that /v1/models lists; there is only one")
     prompt: Annotated[list[Message] | None, BeforeValidator(_prompt)] = Field(
@@ -56,6 +58,7 @@ class InteractiveRequest(BaseModel):
         None, gt=0, le=MAX_TIMEOUT_S, description="seconds after which the request ends with status 504"
     )
     priority: int | None = Field(None, ge=-(2**31), le=INT32, description="higher goes first; default 0")
+    timings: bool | None = Field(None, description=TIMINGS)
 
     @model_validator(mode="after")
     def _consistent(self) -> InteractiveRequest:
@@ -117,3 +120,4 @@ class InteractiveAnswer(BaseModel):
     finish_reason: Literal["stop", "length", "cancelled"] | None = Field(
         description="cancelled: a request with stop or cancel ended it"
     )
+    timings: TimingsBody | None = Field(None, description="where the request asked for it, with the last line")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from charonia_client import GenerateRequest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -13,6 +13,7 @@ from charonia_gateway.schemas.fields import BadWords, Content, LogitBias, Prompt
 INT32 = 2**31 - 1
 _UINT64 = 2**64 - 1
 MAX_TIMEOUT_S = 86400.0
+TIMINGS = "`timings` in the answer, in a stream in its last chunk: where the time went, and how fast tokens came"
 
 
 class StreamOptions(BaseModel):
@@ -25,6 +26,7 @@ class Sampling(BaseModel):
     """What chat completions and completions have in common."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+    operation: ClassVar[str]  # as OpenTelemetry names it
 
     model: str = Field(description="a name that /v1/models lists")
     stream: bool | None = Field(None, description="server-sent events, one per piece of text")
@@ -63,6 +65,7 @@ class Sampling(BaseModel):
     )
     priority: int | None = Field(None, ge=-(2**31), le=INT32, description="higher goes first; default 0")
     skip_special_tokens: Literal[True] | None = Field(None, description="special tokens are never part of a text")
+    timings: bool | None = Field(None, description=TIMINGS)
 
     @model_validator(mode="after")
     def _consistent(self) -> Sampling:
@@ -151,6 +154,8 @@ class ResponseFormat(BaseModel):
 class ChatRequest(Sampling):
     """POST /v1/chat/completions"""
 
+    operation: ClassVar[str] = "chat"
+
     messages: Annotated[list[Message], BeforeValidator(_messages)] = Field(
         min_length=1, description="the conversation; one plain string is the user's only message"
     )
@@ -189,6 +194,8 @@ class ChatRequest(Sampling):
 
 class CompletionRequest(Sampling):
     """POST /v1/completions"""
+
+    operation: ClassVar[str] = "text_completion"
 
     prompt: Prompt = Field(description="a text or several")
     max_tokens: int | None = Field(16, ge=0, le=INT32, description="longest answer in tokens; 0 with echo")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 
 class ErrorDetail(BaseModel):
@@ -30,12 +30,28 @@ class UsageBody(BaseModel):
     prompt_tokens_details: PromptTokensDetails
 
 
+class TimingsBody(BaseModel):
+    """Milliseconds from the engine's receipt of the request; names as in llama.cpp's server."""
+
+    queue_ms: float = Field(description="until it was scheduled")
+    first_token_ms: float = Field(description="until the first token; 0 where there was none")
+    total_ms: float = Field(description="until the end")
+    cache_n: int = Field(description="tokens of the prompt that were in the cache")
+    prompt_n: int = Field(description="tokens of the prompt that were computed")
+    prompt_ms: float = Field(description="from scheduled to the first token")
+    prompt_per_second: float | None
+    predicted_n: int = Field(description="tokens generated")
+    predicted_ms: float = Field(description="from the first token to the end")
+    predicted_per_second: float | None = Field(description="of the tokens after the first")
+
+
 class _Answer(BaseModel):
     id: str
     created: int
     model: str
     system_fingerprint: str
     usage: UsageBody
+    timings: TimingsBody | None = Field(None, description="where the request asked for it")
 
 
 class AssistantMessage(BaseModel):

@@ -1,0 +1,87 @@
+"""How the process writes its log: lines for people, or one JSON object a line."""
+
+from __future__ import annotations
+
+import logging
+import logging.config
+from datetime import datetime, timezone
+from typing import Any
+
+from charonia_gateway.record import current_record
+from charonia_gateway.settings import Settings
+
+
+class RequestContext(logging.Filter):
+    """Gives what is logged while a request is in work that request's id, and its trace's."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if request := current_record.get():
+            record.request_id = request.request_id
+            if request.trace_id:
+                record.trace_id = request.trace_id
+        return True
+
+
+class TextFormatter(logging.Formatter):
+    """The request id, where there is one, ends the line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        request_id = getattr(record, "request_id", None)
+        if request_id is None:
+            return line
+        first, newline, rest = line.partition("\n")
+        prompt = getattr(record, "prompt", None)
+        shown = f" prompt={prompt!r}" if prompt is not None else ""
+        return f"{first} [{request_id}]{shown}{newline}{rest}"
+
+
+def json_formatter() -> logging.Formatter:
+    """{"time": ..., "level": ..., "component": "gateway", "logger": ..., "message": ..., and what the event has}"""
+    from pythonjsonlogger.json import JsonFormatter
+
+    class Formatter(JsonFormatter):
+        def add_fields(self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]) -> None:
+            # First, so that a line begins with what the eye looks for.
+            log_data["time"] = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+            log_data["level"] = record.levelname.lower()
+            log_data["component"] = "gateway"
+            super().add_fields(log_data, record, message_dict)
+
+    # uvicorn repeats its messages with colours of the terminal.
+    return Formatter(
+        ["message", "name"],
+        rename_fields={"name": "logger"},
+        exc_info_as_array=False,
+        reserved_attrs=[*logging.makeLogRecord({}).__dict__, "message", "asctime", "color_message", "taskName"],
+        json_ensure_ascii=False,
+    )
+
+
+def configure_logging(settings: Settings) -> None:
+    """Of this process, uvicorn's loggers included."""
+    formatter: dict[str, Any] = {"()": TextFormatter, "fmt": "%(levelname)s:     %(message)s"}
+    if settings.log_format == "json":
+        formatter = {"()": json_formatter}
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "filters": {"request": {"()": RequestContext}},
+            "formatters": {"line": formatter},
+            "handlers": {
+                "stderr": {
+                    "class": "logging.StreamHandler",
+                    "stream": "ext://sys.stderr",
+                    "formatter": "line",
+                    "filters": ["request"],
+                }
+            },
+            "root": {"level": settings.log_level.upper(), "handlers": ["stderr"]},
+            # Their lines go to the root; the access log is the gateway's own.
+            "loggers": {
+                name: {"level": settings.log_level.upper(), "handlers": [], "propagate": True}
+                for name in ("uvicorn", "uvicorn.error", "uvicorn.asgi")
+            },
+        }
+    )

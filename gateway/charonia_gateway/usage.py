@@ -1,0 +1,76 @@
+"""What the choices of one request took: tokens and milliseconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from charonia_client import GenerateResponse
+
+
+class Usage:
+    """Sums over all choices; a prompt counts once however many choices it has."""
+
+    def __init__(self, choices_per_prompt: int, choices: int, *, prompt_only: bool = False) -> None:
+        self._per_prompt = choices_per_prompt
+        self._last: list[GenerateResponse | None] = [None] * choices
+        self._prompt_only = prompt_only  # what was generated counts for nothing
+
+    def see(self, index: int, response: GenerateResponse) -> None:
+        self._last[index] = response
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Of the choices that have ended."""
+        return [last.finish_reason for last in self._last if last and last.finish_reason]
+
+    @property
+    def ended(self) -> bool:
+        """Whether all choices have."""
+        return len(self.finish_reasons) == len(self._last)
+
+    def to_json(self) -> dict[str, Any]:
+        prompts = [last for last in self._last[:: self._per_prompt] if last]
+        prompt_tokens = sum(last.num_input_tokens for last in prompts)
+        completion_tokens = sum(last.num_output_tokens for last in self._last if last and not self._prompt_only)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(last.num_cached_tokens for last in prompts)},
+        }
+
+    def timings(self) -> dict[str, Any] | None:
+        """As the engine measured them. Of several choices: the shortest wait, the first token of any, the last's end.
+        Names are those of llama.cpp's server, with queue_ms, first_token_ms and total_ms beside them. None where the
+        engine has said nothing yet."""
+        told = [last for last in self._last if last and last.timings]
+        times = [last.timings for last in told if last.timings]
+        if not times:
+            return None
+        usage = self.to_json()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        prompt_tokens = usage["prompt_tokens"] - cached
+        queue_ms = min(time.queue_ms for time in times)
+        first_token_ms = min((time.first_token_ms for time in times if time.first_token_ms > 0), default=0.0)
+        total_ms = max(time.total_ms for time in times)
+        # What ended before its first token spent all its time on the prompt.
+        prompt_ms = max((first_token_ms or total_ms) - queue_ms, 0.0)
+        predicted_ms = max(total_ms - first_token_ms, 0.0) if first_token_ms else 0.0
+        # A choice's first token comes with its prompt.
+        later_tokens = sum(max(last.num_output_tokens - 1, 0) for last in told)
+        return {
+            "queue_ms": round(queue_ms, 3),
+            "first_token_ms": round(first_token_ms, 3),
+            "total_ms": round(total_ms, 3),
+            "cache_n": cached,
+            "prompt_n": prompt_tokens,
+            "prompt_ms": round(prompt_ms, 3),
+            "prompt_per_second": _per_second(prompt_tokens, prompt_ms),
+            "predicted_n": sum(last.num_output_tokens for last in told),
+            "predicted_ms": round(predicted_ms, 3),
+            "predicted_per_second": _per_second(later_tokens, predicted_ms),
+        }
+
+
+def _per_second(tokens: int, ms: float) -> float | None:
+    return round(tokens * 1000 / ms, 3) if tokens and ms > 0 else None

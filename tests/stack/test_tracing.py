@@ -1,0 +1,167 @@
+"""One trace for each request, from the gateway through Triton, as a collector gets it."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from conftest import DEMO_MODEL
+from gateway_process import gateway
+from otlp_receiver import Receiver, Span, receiving
+from stack import HANG_S, Stack, running
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+MODELS = {"ensemble", "preprocessing", "engine", "postprocessing"}
+# The senders' clocks are one, but each dates its spans by its own offset to it.
+SKEW_NS = 2_000_000
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def traced(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The demo model, traced with the one setting; the other makes spans come sooner."""
+    env = {"CHARONIA_TRACING_ENDPOINT": receiver.url, "OTEL_BSP_SCHEDULE_DELAY": "200"}
+    with running(Stack(DEMO_MODEL, tmp_path_factory.mktemp("traced"), env)) as served:
+        yield served
+
+
+def traceparent(trace: str, parent: str = "00f067aa0ba902b7", flags: str = "01") -> dict[str, str]:
+    return {"traceparent": f"00-{trace}-{parent}-{flags}"}
+
+
+def post(url: str, body: dict[str, object], headers: dict[str, str], route: str = "chat/completions") -> httpx.Response:
+    return httpx.post(f"{url}/v1/{route}", json={"model": "demo", **body}, headers=headers, timeout=HANG_S)
+
+
+def of_gateway(spans: list[Span]) -> list[Span]:
+    return [span for span in spans if span.service == "charonia-gateway"]
+
+
+def named(spans: list[Span], name: str) -> Span:
+    found = [span for span in spans if span.name == name]
+    assert len(found) == 1, (name, [span.name for span in spans])
+    return found[0]
+
+
+def complete(spans: list[Span]) -> bool:
+    """The gateway's span ends last; Triton ends its outermost after all that are below it."""
+    return bool(of_gateway(spans)) and any(span.name == "InferRequest" for span in spans)
+
+
+def test_a_request_is_one_trace_with_queue_prefill_and_decode(receiver: Receiver, traced: Stack) -> None:
+    trace = secrets.token_hex(16)
+    headers = {**traceparent(trace), "x-request-id": "shop-42"}
+    answer = post(traced.gateway, {"messages": QUESTION, "max_tokens": 24, "temperature": 0}, headers)
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]
+    spans = receiver.wait_for(trace, complete)
+
+    server = named(spans, "POST /v1/chat/completions")
+    assert server.service == "charonia-gateway" and server.parent == "00f067aa0ba902b7" and not server.failed
+    assert server.attributes["http.route"] == "/v1/chat/completions"
+    assert server.attributes["http.response.status_code"] == 200
+    assert server.attributes["gen_ai.request.model"] == "demo"
+    assert server.attributes["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
+    assert server.attributes["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
+    assert server.attributes["gen_ai.response.finish_reasons"] == [answer.json()["choices"][0]["finish_reason"]]
+    assert server.attributes["charonia.request_id"] == "shop-42" == answer.headers["x-request-id"]
+
+    outermost = named(spans, "InferRequest")
+    assert outermost.service == "charonia-triton" and outermost.parent == server.id
+    ensemble, engine = named(spans, "ensemble"), named(spans, "engine")
+    assert ensemble.parent == outermost.id
+    for model in MODELS - {"ensemble"}:
+        assert {span.parent for span in spans if span.name == model} == {ensemble.id}, model
+    assert ensemble.attributes["triton.request_id"].partition("#")[0] == "shop-42"
+    queue, prefill, decode = (named(spans, name) for name in ("queue", "prefill", "decode"))
+    assert {span.parent for span in (queue, prefill, decode)} == {engine.id}
+
+    times = [engine.begin, queue.begin, queue.end, prefill.begin, prefill.end, decode.begin, decode.end, engine.end]
+    assert times == sorted(times)
+    assert prefill.end > prefill.begin and decode.end > decode.begin
+    by_id = {span.id: span for span in spans}
+    assert len(by_id) == len(spans)
+    for span in spans:
+        if span is not server:
+            above = by_id[span.parent]
+            assert above.begin - SKEW_NS <= span.begin <= span.end <= above.end + SKEW_NS, (span, above)
+
+
+def test_without_a_parent_a_trace_begins_at_the_gateway(receiver: Receiver, traced: Stack) -> None:
+    before = len(receiver.named("POST /v1/completions"))
+    body: dict[str, object] = {"prompt": ["One, two,", "Red, green,"], "max_tokens": 4, "stream": True}
+    assert post(traced.gateway, body, {}, "completions").text.endswith("data: [DONE]\n\n")
+    server = receiver.wait_until(lambda: receiver.named("POST /v1/completions")[before:])[0]
+    assert server.parent == ""
+    spans = receiver.wait_for(server.trace, lambda spans: sum(span.name == "InferRequest" for span in spans) == 2)
+    assert {span.parent for span in spans if span.name == "InferRequest"} == {server.id}, "one for each prompt"
+    for name in ("queue", "prefill", "decode"):
+        assert sum(span.name == name for span in spans) == 2, name
+
+
+def test_a_trace_that_its_client_does_not_sample_is_not_recorded(receiver: Receiver, traced: Stack) -> None:
+    left_out, recorded = secrets.token_hex(16), secrets.token_hex(16)
+    for headers in (traceparent(left_out, flags="00"), traceparent(recorded)):
+        assert post(traced.gateway, {"messages": QUESTION, "max_tokens": 2}, headers).status_code == 200
+    receiver.wait_for(recorded, complete)
+    assert receiver.trace(left_out) == []
+
+
+def test_a_refused_request_is_a_span_with_its_error(receiver: Receiver, traced: Stack) -> None:
+    trace = secrets.token_hex(16)
+    answer = post(traced.gateway, {"messages": QUESTION, "temperature": 9}, traceparent(trace))
+    assert answer.status_code == 400 and answer.headers["x-request-id"]
+    (server,) = receiver.wait_for(trace, lambda spans: bool(of_gateway(spans)))
+    assert server.attributes["http.response.status_code"] == 400
+    assert server.attributes["error.type"] == "invalid_value"
+    assert not server.failed, "a client's error is not the server's"
+
+
+def test_what_the_engine_refuses_has_no_queue(receiver: Receiver, traced: Stack) -> None:
+    trace = secrets.token_hex(16)
+    body: dict[str, object] = {"prompt": "word " * 5000, "max_tokens": 1}
+    assert post(traced.gateway, body, traceparent(trace), "completions").status_code == 400
+    spans = receiver.wait_for(trace, complete)
+    assert {"engine", "preprocessing"} <= {span.name for span in spans}
+    assert not {"queue", "prefill", "decode"} & {span.name for span in spans}
+
+
+def test_a_client_that_leaves_ends_its_trace(receiver: Receiver, traced: Stack) -> None:
+    trace = secrets.token_hex(16)
+    body = {"model": "demo", "messages": QUESTION, "stream": True, "ignore_eos": True}
+    url = f"{traced.gateway}/v1/chat/completions"
+    with httpx.stream("POST", url, json=body, headers=traceparent(trace), timeout=HANG_S) as answer:
+        assert next(answer.iter_lines()).startswith("data: ")
+    spans = receiver.wait_for(trace, complete)
+    assert {"queue", "prefill", "decode"} <= {span.name for span in spans}
+    assert named(spans, "engine").end >= named(spans, "decode").end
+
+
+def test_nothing_is_sent_when_tracing_is_off(receiver: Receiver, stack: Stack, tmp_path: Path) -> None:
+    assert httpx.get(f"{stack.http}/v2/trace/setting").json()["trace_level"] == ["OFF"]
+    with receiving() as other:
+        # OpenTelemetry's own variable does not turn it on.
+        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": other.url, "CHARONIA_TRACING_ENDPOINT": "", "CHARONIA_MODEL_NAME": "demo"}
+        with gateway(stack.grpc, tmp_path / "gateway.log", **env) as served:
+            trace = secrets.token_hex(16)
+            body: dict[str, object] = {"messages": QUESTION, "max_tokens": 2}
+            assert post(served.url, body, traceparent(trace)).status_code == 200
+            served.process.send_signal(signal.SIGTERM)
+            assert served.process.wait(HANG_S) == 0  # a sender sends what it has before it ends
+        assert other.requests == 0
+
+
+def test_a_traced_stack_ends_in_order(traced: Stack) -> None:
+    """The last test of this stack: traced requests are released, or the models would not be unloaded."""
+    traced.signal(signal.SIGTERM)
+    assert traced.wait() == 0
+    assert "killed" not in traced.log_file.read_text()
