@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "charonia/error.h"
+#include "test_folder.h"
 
 namespace charonia {
 namespace {
@@ -137,7 +138,7 @@ TEST(Config, EndIdsAreAListAndMinusOneIsNone) {
 }
 
 TEST(Config, IniFileIsReadFromItsSectionAlone) {
-  const auto file = std::filesystem::path(testing::TempDir()) / "charonia_config_test.ini";
+  const auto file = testing::test_folder();
   std::ofstream(file) << "[other]\nhead_num = 1\n[llama]\n# a comment\n; another\nhead_num = 8\n session_len=  99 \n";
   const auto settings = read_config_ini(file);
   EXPECT_EQ(settings, (Settings{{"head_num", "8"}, {"session_len", "99"}}));

@@ -12,6 +12,7 @@
 #include "model/memory_needs.h"
 #include "runtime/executor.h"
 #include "runtime/settings.h"
+#include "test_folder.h"
 #include "tiny_workspace.h"
 
 namespace charonia {
@@ -38,11 +39,7 @@ class CountingOps : public testing::ForwardingOps {
 
 class DecoderMemory : public ::testing::Test {
  protected:
-  void SetUp() override {
-    dir_ = std::filesystem::path(::testing::TempDir()) /
-           (std::string("charonia_memory_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    std::filesystem::remove_all(dir_);
-  }
+  void SetUp() override { dir_ = testing::test_folder(); }
   void TearDown() override { std::filesystem::remove_all(dir_); }
 
   // Sizes of whole panels of the CPU's layout, so that nothing is padded.

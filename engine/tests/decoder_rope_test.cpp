@@ -10,6 +10,7 @@
 #include "model/decoder.h"
 #include "runtime/executor.h"
 #include "runtime/settings.h"
+#include "test_folder.h"
 #include "tiny_workspace.h"
 
 namespace charonia {
@@ -22,8 +23,7 @@ constexpr int kPrompt = 40, kTokens = 60;
 class DecoderRope : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    dir_ = std::filesystem::path(::testing::TempDir()) / "charonia_decoder_rope";
-    std::filesystem::remove_all(dir_);
+    dir_ = testing::test_folder();
     TinyModel model;
     model.positions = 16;
     model.more = std::string(GetParam()) + "session_len = 100\n";

@@ -12,6 +12,7 @@
 #include "charonia/engine.h"
 #include "engine_support.h"
 #include "runtime/devices.h"
+#include "test_folder.h"
 #include "tiny_workspace.h"
 #include "wrapped_ops.h"
 
@@ -25,11 +26,7 @@ class EngineFixture : public ::testing::TestWithParam<bool> {
         return std::make_unique<WrappedOps>(std::move(ops), true, faults_);
       });
     }
-    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
-    std::string name = std::string(info->test_suite_name()) + "_" + info->name();
-    std::ranges::replace(name, '/', '_');
-    dir_ = std::filesystem::path(::testing::TempDir()) / ("charonia_" + name);
-    std::filesystem::remove_all(dir_);
+    dir_ = test_folder();
     write_tiny_workspace(weights());
   }
   void TearDown() override {

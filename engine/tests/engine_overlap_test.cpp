@@ -9,6 +9,7 @@
 #include "charonia/engine.h"
 #include "engine_support.h"
 #include "runtime/devices.h"
+#include "test_folder.h"
 #include "tiny_workspace.h"
 #include "wrapped_ops.h"
 
@@ -25,10 +26,7 @@ using testing::write_tiny_workspace;
 class OverlapTest : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
-    std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    std::ranges::replace(name, '/', '_');
-    dir_ = std::filesystem::path(::testing::TempDir()) / ("charonia_overlap_" + name);
-    std::filesystem::remove_all(dir_);
+    dir_ = testing::test_folder();
     testing::TinyModel model;
     model.ranks = GetParam();
     write_tiny_workspace(dir_, model);

@@ -12,6 +12,7 @@
 #include "engine_support.h"
 #include "forwarding_ops.h"
 #include "runtime/devices.h"
+#include "test_folder.h"
 #include "tiny_workspace.h"
 
 namespace charonia {
@@ -24,12 +25,7 @@ using testing::write_tiny_workspace;
 
 class EngineRanksTest : public ::testing::TestWithParam<int> {
  protected:
-  void SetUp() override {
-    std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    std::ranges::replace(name, '/', '_');
-    dir_ = std::filesystem::path(::testing::TempDir()) / ("charonia_ranks_" + name);
-    std::filesystem::remove_all(dir_);
-  }
+  void SetUp() override { dir_ = testing::test_folder(); }
   void TearDown() override {
     runtime::wrap_devices_for_tests(nullptr);
     std::filesystem::remove_all(dir_);
@@ -255,7 +251,7 @@ TEST_P(EngineRanksTest, AnErrorOfARankEndsTheStepOnAllAndTheEngineLives) {
 }
 
 TEST(EngineRanksRefusalTest, AnotherNumberOfRanksIsRefusedWithTheCommand) {
-  const auto dir = std::filesystem::path(::testing::TempDir()) / "charonia_ranks_refusal";
+  const auto dir = testing::test_folder();
   const auto refusal = [&](const TinyModel& model, const Settings& settings) -> std::string {
     std::filesystem::remove_all(dir);
     write_tiny_workspace(dir, model);

@@ -9,6 +9,7 @@
 
 #include "engine_support.h"
 #include "runtime/devices.h"
+#include "test_folder.h"
 #include "tiny_workspace.h"
 #include "wrapped_ops.h"
 
@@ -32,9 +33,7 @@ class EngineTest : public ::testing::TestWithParam<bool> {
         return std::make_unique<WrappedOps>(std::move(ops), true, faults_);
       });
     }
-    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
-    dir_ = std::filesystem::path(::testing::TempDir()) / (std::string("charonia_engine_") + info->name());
-    std::filesystem::remove_all(dir_);
+    dir_ = testing::test_folder();
     write_tiny_workspace(dir_);
   }
   void TearDown() override {

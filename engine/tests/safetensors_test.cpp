@@ -9,17 +9,17 @@
 #include <string>
 
 #include "charonia/error.h"
+#include "test_folder.h"
 
 namespace charonia {
 namespace {
 
 // A file of its own for each test, gone with it.
-class Safetensors : public testing::Test {
+class Safetensors : public ::testing::Test {
  protected:
   Safetensors() {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    file_ = std::filesystem::path(testing::TempDir()) /
-            (std::string("charonia_") + test->test_suite_name() + "_" + test->name() + ".safetensors");
+    file_ = testing::test_folder();
+    file_ += ".safetensors";
   }
   ~Safetensors() override { std::filesystem::remove(file_); }
 

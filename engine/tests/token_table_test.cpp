@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "charonia/error.h"
+#include "test_folder.h"
 
 namespace charonia::sample {
 namespace {
@@ -33,11 +34,10 @@ TEST(TokenTable, TextBytesLeaveSpecialTokensAndPaddingOut) {
   EXPECT_THROW(TokenTable({"a"}, {}, false), Error);
 }
 
-class TokenTableFile : public testing::Test {
+class TokenTableFile : public ::testing::Test {
  protected:
   TokenTableFile() {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    file_ = std::filesystem::path(testing::TempDir()) / (std::string("charonia_table_") + test->name());
+    file_ = testing::test_folder();
   }
   ~TokenTableFile() override { std::filesystem::remove(file_); }
 

@@ -15,6 +15,7 @@
 #include "model/decoder.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "ops_support.h"
+#include "test_folder.h"
 #include "tiny_workspace.h"
 
 namespace charonia::cuda {
@@ -129,10 +130,8 @@ SampleRow sampling_of(int s) {
 class CudaOpsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = std::filesystem::path(::testing::TempDir()) / (std::string("charonia_cuda_ops_") + info->name());
+    folder_ = testing::test_folder();
     mixture_ = folder_ / "mixture";
-    std::filesystem::remove_all(folder_);
     testing::write_tiny_workspace(folder_);
     testing::TinyModel mixture;
     mixture.experts = 6, mixture.layer_experts = "md";

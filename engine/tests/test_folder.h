@@ -1,0 +1,23 @@
+// Where a test keeps its files.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+
+#include <unistd.h>
+
+namespace charonia::testing {
+
+// A path of the running test's own, which does not exist yet: tests run side by side as processes, those of one fixture
+// too, and some are in two programs.
+inline std::filesystem::path test_folder() {
+  const auto* const info = ::testing::UnitTest::GetInstance()->current_test_info();
+  std::string name = std::string(info->test_suite_name()) + "_" + info->name();
+  std::ranges::replace(name, '/', '_');
+  return std::filesystem::path(::testing::TempDir()) / ("charonia_" + name + "_" + std::to_string(::getpid()));
+}
+
+}  // namespace charonia::testing
