@@ -16,7 +16,7 @@ from charonia.benchmark.cli import app as benchmark_app
 from charonia.engine import spell_settings
 from charonia.errors import CharoniaError
 from charonia.options import with_engine_options
-from charonia.serve.command import serve_command
+from charonia.serve.command import prepare_command, serve_command
 
 app = typer.Typer(
     name="charonia",
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 app.add_typer(benchmark_app, name="benchmark")
 app.command("serve")(serve_command)
+app.command("prepare")(prepare_command)
 
 ModelArgument = Annotated[str, typer.Argument(help="A workspace, a Hugging Face folder or a hub id.", metavar="MODEL")]
 DtypeOption = Annotated[str, typer.Option(help="Type of the weights: auto (the model's own), bf16, fp16 or fp32.")]

@@ -1,63 +1,94 @@
 #!/usr/bin/env bash
-# Serves this workspace with Triton in a container.
+# Serves a workspace with Triton in a container: HTTP 33336, gRPC 33337, metrics 33338.
 #
-#   ./service_docker_up.sh [OPTION FOR docker run ...]
+#   ./service_docker_up.sh [OPTION...] [-- OPTION FOR docker run ...]
 #
-# Environment (all optional):
-#   CHARONIA_IMAGE         an image with Triton 24.10 or newer      (nvcr.io/nvidia/tritonserver:24.10-py3)
-#   CHARONIA_BACKEND_DIR   the folder that holds libtriton_charonia.so (asked of the installed charonia package)
-#   CHARONIA_HTTP_PORT, CHARONIA_GRPC_PORT, CHARONIA_METRICS_PORT      (33336, 33337, 33338)
-#   CHARONIA_<KEY>         every inference parameter of triton_models/weights/config.ini
+#   --gpus WHICH       all, none, a number of GPUs, or device=0,1     (all where this machine has GPUs, else none)
+#   --tp N             tensor-parallel ranks, for which the workspace was converted     (as converted)
+#   --shm-size SIZE    shared memory between Triton and its text models                 (1g)
+#   --workspace DIR    the workspace                                                    (where this script is)
+#   --image IMAGE      CHARONIA_IMAGE                                                   (charonia-server)
+#   --name NAME        the container's name, CHARONIA_CONTAINER                         (charonia-triton)
+#   --detach           return as soon as it has started
+#   --help
+#
+# Environment: CHARONIA_HTTP_PORT, CHARONIA_GRPC_PORT and CHARONIA_METRICS_PORT are this machine's ports; every other
+# CHARONIA_<KEY>, the inference parameters of triton_models/weights/config.ini, is handed in.
 set -euo pipefail
 
 fail() { echo "service_docker_up.sh: $*" >&2; exit 1; }
+usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
 
 workspace=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-image=${CHARONIA_IMAGE:-nvcr.io/nvidia/tritonserver:24.10-py3}
-http_port=${CHARONIA_HTTP_PORT:-33336}
-grpc_port=${CHARONIA_GRPC_PORT:-33337}
-metrics_port=${CHARONIA_METRICS_PORT:-33338}
-
-command -v docker >/dev/null || fail "docker is not installed; without it, run: charonia serve $workspace"
-docker info >/dev/null 2>&1 || fail "the docker daemon does not answer: is it running, and may this user talk to it?"
-
-backend_dir=${CHARONIA_BACKEND_DIR:-}
-if [ -z "$backend_dir" ]; then
-  backend_dir=$(python3 -c 'from charonia.serve.triton import backend_library; print(backend_library().parent)') ||
-    fail "the charonia package is not installed here; set CHARONIA_BACKEND_DIR to the folder of libtriton_charonia.so"
-fi
-[ -f "$backend_dir/libtriton_charonia.so" ] || fail "$backend_dir has no libtriton_charonia.so; set CHARONIA_BACKEND_DIR"
-
+image=${CHARONIA_IMAGE:-charonia-server}
+name=${CHARONIA_CONTAINER:-charonia-triton}
+shm_size=1g
+gpus=
+tp=
 options=()
-if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then options+=(--gpus all); fi
 [ -t 0 ] && [ -t 1 ] && options+=(--interactive --tty)
 
-# A linked workspace names its weight files by absolute paths: they are mounted where they are.
-while IFS= read -r folder; do options+=(--volume "$folder:$folder:ro"); done < <(
-  python3 - "$workspace/triton_models/weights/manifest.json" <<'PYTHON'
-import json, pathlib, sys
-files = json.loads(pathlib.Path(sys.argv[1]).read_text())["files"]
-print(*sorted({str(pathlib.Path(name).parent) for name in files if name.startswith("/")}), sep="\n", end="")
-PYTHON
-)
-
-# Every setting of ours goes through; the ports above are this machine's, not the container's.
-while IFS='=' read -r name _; do
-  case $name in
-    CHARONIA_IMAGE | CHARONIA_BACKEND_DIR | CHARONIA_*_PORT) ;;
-    CHARONIA_*) options+=(--env "$name") ;;
+names=gpus:,tp:,shm-size:,workspace:,image:,name:,detach,help
+arguments=$(getopt --name service_docker_up.sh --options h --longoptions "$names" -- "$@") ||
+  fail "see ./service_docker_up.sh --help; options for docker run come after --"
+eval set -- "$arguments"
+while [ "$1" != -- ]; do
+  case $1 in
+    --gpus) gpus=$2; shift ;;
+    --tp) tp=$2; shift ;;
+    --shm-size) shm_size=$2; shift ;;
+    --workspace) workspace=$2; shift ;;
+    --image) image=$2; shift ;;
+    --name) name=$2; shift ;;
+    --detach) options+=(--detach) ;;
+    --help | -h) usage; exit ;;
   esac
-done < <(env)
+  shift
+done
+shift
 
-# --shm-size: Triton passes tensors to its Python models through shared memory.
-exec docker run --rm --name "${CHARONIA_CONTAINER:-charonia-triton}" --init \
-  --shm-size 1g --ulimit memlock=-1 --ulimit stack=67108864 \
-  --publish "$http_port:33336" --publish "$grpc_port:33337" --publish "$metrics_port:33338" \
-  --volume "$workspace:/workspace/charonia:ro" \
-  --volume "$backend_dir:/opt/tritonserver/backends/charonia:ro" \
-  "${options[@]}" "$@" "$image" bash -c '
-    set -e
-    python3 -c "import transformers, jinja2" 2>/dev/null ||
-      pip install --quiet --no-cache-dir "numpy<2" "transformers>=4.46" jinja2
-    exec tritonserver --model-repository /workspace/charonia/model_repository \
-      --http-port 33336 --grpc-port 33337 --metrics-port 33338'
+[ -f "$workspace/triton_models/weights/manifest.json" ] ||
+  fail "$workspace is no workspace: charonia convert MODEL --dst-path $workspace makes one"
+workspace=$(cd "$workspace" && pwd)
+
+command -v docker >/dev/null ||
+  fail "docker is not installed (Debian and Ubuntu: docker.io); without it, run: charonia serve $workspace"
+docker info >/dev/null 2>&1 ||
+  fail "the Docker daemon does not answer: is it running (systemctl status docker), and may this user talk to it (group docker)?"
+docker image inspect "$image" >/dev/null 2>&1 ||
+  fail "there is no image $image on this machine: build it in a checkout (docker compose build server), load it" \
+    "(scripts/save_images.sh load), or docker pull one and name it with --image"
+
+if [ -z "$gpus" ]; then
+  gpus=none
+  if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then gpus=all; fi
+fi
+if [ "$gpus" != none ]; then
+  docker info --format '{{range $name, $_ := .Runtimes}}{{$name}} {{end}}' | grep -qw nvidia ||
+    fail "Docker has no NVIDIA runtime, and --gpus $gpus needs it: install the package nvidia-container-toolkit, then run" \
+      "'nvidia-ctk runtime configure --runtime=docker' and restart Docker; or serve on the CPU with --gpus none"
+  options+=(--gpus "$gpus")
+fi
+if [ -n "$tp" ]; then options+=(--env "CHARONIA_TENSOR_PARA_SIZE=$tp"); fi
+
+# A linked workspace names its weight files by absolute paths: they are mounted where they are.
+while IFS= read -r folder; do
+  options+=(--volume "$folder:$folder:ro")
+done < <(grep -o '"/[^"]*\.safetensors"' "$workspace/triton_models/weights/manifest.json" | tr -d '"' |
+  xargs --no-run-if-empty --delimiter '\n' dirname | sort -u)
+
+# Every setting of ours goes through; the ports are this machine's, not the container's.
+while IFS= read -r variable; do
+  case $variable in
+    CHARONIA_IMAGE | CHARONIA_CONTAINER | CHARONIA_HOST | CHARONIA_LOGS | CHARONIA_*_DIR | CHARONIA_*_PORT) ;;
+    *) options+=(--env "$variable") ;;
+  esac
+done < <(compgen -e CHARONIA_)
+
+exec docker run --rm --name "$name" --stop-timeout 45 --read-only --tmpfs /tmp --cap-drop ALL \
+  --security-opt no-new-privileges --shm-size "$shm_size" --ulimit memlock=-1 \
+  --publish "${CHARONIA_HTTP_PORT:-33336}:33336" \
+  --publish "${CHARONIA_GRPC_PORT:-33337}:33337" \
+  --publish "${CHARONIA_METRICS_PORT:-33338}:33338" \
+  --volume "$workspace:/workspace:ro" --env MODEL=/workspace \
+  ${options[@]+"${options[@]}"} "$@" "$image"

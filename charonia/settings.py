@@ -9,7 +9,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dotenv import dotenv_values
 from pydantic import Field, ValidationError
@@ -50,6 +50,22 @@ class ServeSettings(BaseSettings):
         validation_alias=f"{PREFIX}RUN_DIR",
         description="folder for logs and linked workspaces",
     )
+    gateway: bool = Field(
+        True,
+        validation_alias=f"{PREFIX}GATEWAY",
+        description="serve the gateway too; without it Triton alone is served, for a gateway that runs elsewhere",
+    )
+    logs: Literal["files", "stderr"] = Field(
+        "files",
+        validation_alias=f"{PREFIX}LOGS",
+        description="where the logs of Triton and the gateway go: files in the run folder, or stderr, as in containers",
+    )
+    triton_dir: Path | None = Field(
+        None,
+        validation_alias=f"{PREFIX}TRITON_DIR",
+        description="folder of an installed Triton server, /opt/tritonserver in NVIDIA's images; default: that of "
+        "the package nvidia-pytriton",
+    )
     text_instances: int | None = Field(
         None,
         ge=1,
@@ -70,7 +86,7 @@ class ServeSettings(BaseSettings):
     @property
     def ports(self) -> dict[str, int]:
         """By the environment variable that sets it."""
-        names = ("http_port", "grpc_port", "metrics_port", "gateway_port")
+        names = ["http_port", "grpc_port", "metrics_port", *(["gateway_port"] if self.gateway else [])]
         return {env_name(name): getattr(self, name) for name in names}
 
 

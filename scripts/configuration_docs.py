@@ -30,6 +30,9 @@ Precedence, the last wins: defaults, `config.ini` of the workspace (section `[ll
 | `CHARONIA_GRPC_PORT` | 33337 | Triton, gRPC |
 | `CHARONIA_METRICS_PORT` | 33338 | Triton, metrics |
 | `CHARONIA_GATEWAY_PORT` | 23333 | gateway: REST, docs, metrics |
+| `CHARONIA_GATEWAY` | 1 | 0: `charonia serve` starts Triton alone (`--no-gateway`) |
+| `CHARONIA_LOGS` | files | files in the run folder, or stderr, as in containers |
+| `CHARONIA_TRITON_DIR` | nvidia-pytriton's | folder of an installed Triton server, as /opt/tritonserver |
 """
 
 INFERENCE_HEAD = """

@@ -32,8 +32,11 @@ def check_python() -> None:
     raise ServeError(f"{library} is missing, and Triton's Python models need it: sudo apt-get install {package}")
 
 
-def check_packages() -> None:
-    for module, package in (("pytriton", "nvidia-pytriton==0.7.0"), ("charonia_gateway", "charonia-gateway")):
+def check_packages(*, own_triton: bool, gateway: bool) -> None:
+    """own_triton: the server comes from its package. gateway: it is to be started too."""
+    needed = {"pytriton": "nvidia-pytriton==0.7.0"} if own_triton else {}
+    needed |= {"charonia_gateway": "charonia-gateway"} if gateway else {}
+    for module, package in needed.items():
         if importlib.util.find_spec(module) is None:
             raise ServeError(
                 f"package {package.split('=')[0]} is not installed, and serving needs it: "

@@ -1,4 +1,4 @@
-"""The command `charonia serve`."""
+"""The commands `charonia serve` and `charonia prepare`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from charonia.engine import spell_settings
 from charonia.options import with_engine_options
-from charonia.settings import ServeSettings, env_name, read_settings
+from charonia.settings import ServeSettings, env_name, inference_settings, read_settings
 
 app = typer.Typer()
 
@@ -38,6 +38,9 @@ def serve_command(
     metrics_port: Annotated[int | None, _option("metrics_port")] = None,
     gateway_port: Annotated[int | None, _option("gateway_port")] = None,
     run_dir: Annotated[Path | None, _option("run_dir")] = None,
+    gateway: Annotated[bool | None, _option("gateway", "--gateway/--no-gateway")] = None,
+    logs: Annotated[str | None, _option("logs")] = None,
+    triton_dir: Annotated[Path | None, _option("triton_dir")] = None,
     text_instances: Annotated[int | None, _option("text_instances")] = None,
     start_timeout_s: Annotated[float | None, _option("start_timeout_s")] = None,
     settings: dict[str, Any] | None = None,
@@ -58,9 +61,35 @@ def serve_command(
             metrics_port=metrics_port,
             gateway_port=gateway_port,
             run_dir=run_dir,
+            gateway=gateway,
+            logs=logs,
+            triton_dir=triton_dir,
             text_instances=text_instances,
             start_timeout_s=start_timeout_s,
         ),
         spell_settings(settings or {}),
         exits=True,
+    )
+
+
+@app.command("prepare")
+@with_engine_options(environment=False)
+def prepare_command(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Hugging Face model folder, workspace folder or hub id (MODEL; default: the demo model)"),
+    ] = None,
+    run_dir: Annotated[Path | None, _option("run_dir")] = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """Do what `charonia serve` does before it starts anything: find or download the model, check the settings and make
+    the workspace in the run folder where there is none yet. Prints the workspace.
+    """
+    from charonia.serve.model import prepare
+
+    chosen = read_settings(model=model, run_dir=run_dir)
+    print(
+        prepare(
+            chosen.model, chosen.run_dir.expanduser().absolute(), inference_settings(spell_settings(settings or {}))
+        )
     )

@@ -97,7 +97,7 @@ class _Stack:
         settings = self._settings
         for warning in misspelled():
             self._say(f"warning: {warning}")
-        checks.check_packages()
+        checks.check_packages(own_triton=settings.triton_dir is None, gateway=settings.gateway)
         checks.check_python()
         checks.check_ports(settings.host, settings.ports)
         root = settings.run_dir.expanduser().absolute()
@@ -117,13 +117,14 @@ class _Stack:
         settings = self._settings
         own = root / f"port-{settings.grpc_port}"
         own.mkdir(parents=True, exist_ok=True)
-        distribution = triton.Distribution.find()
+        distribution = triton.Distribution.find(settings.triton_dir)
         self._drain_s = _drain_s(workspace, self._inference)
         repository = workspace / "model_repository"
         if settings.text_instances is not None:
             repository = triton.with_text_instances(repository, own / "model_repository", settings.text_instances)
         base = {**environment(), **{f"CHARONIA_{key.upper()}": value for key, value in self._inference.items()}}
-        self._say(f"Starting Triton with {_model_name(workspace)}; log: {own / 'triton.log'}")
+        log_file = self._log_file(own, "triton")
+        self._say(f"Starting Triton with {_model_name(workspace)}" + (f"; log: {log_file}" if log_file else ""))
         server = self._spawn(
             "Triton",
             triton.command(
@@ -134,12 +135,14 @@ class _Stack:
                 self._drain_s,
             ),
             triton.environment(distribution, {**base, "CHARONIA_DRAIN_TIMEOUT_S": str(self._drain_s)}),
-            own / "triton.log",
+            log_file,
         )
         http = f"http://{_bracketed(_loopback(settings.host))}:{settings.http_port}/v2"
         urls = [f"{http}/health/ready", *(f"{http}/models/{name}/ready" for name in TRITON_MODELS)]
         if not self._until_ready(server, urls):
             return False
+        if not settings.gateway:
+            return True
         gateway = self._spawn(
             "the gateway",
             [sys.executable, "-m", "charonia_gateway"],
@@ -152,13 +155,20 @@ class _Stack:
                 "CHARONIA_MODEL_NAME": settings.model_name or _model_name(workspace),
                 "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": str(self._drain_s),
             },
-            own / "gateway.log",
+            self._log_file(own, "gateway"),
         )
         return self._until_ready(gateway, [f"{self._gateway_url()}/health/ready"])
 
-    def _spawn(self, name: str, command: list[str], env: Mapping[str, str], log_file: Path) -> Child:
+    def _log_file(self, folder: Path, name: str) -> Path | None:
+        return folder / f"{name}.log" if self._settings.logs == "files" else None
+
+    def _spawn(self, name: str, command: list[str], env: Mapping[str, str], log_file: Path | None) -> Child:
         def show(line: str) -> None:
             self._device += triton.device_of(line)
+            if log_file is None:
+                if not triton.is_noise(line):
+                    print(line, file=sys.stderr, flush=True)
+                return
             level, text = triton.worth_showing(line) or ("", "")
             # Errors of the start are shown together, if it fails.
             if level == "warning" or (level and self._ready):
@@ -178,7 +188,7 @@ class _Stack:
             if waiting and time.monotonic() > deadline:
                 raise ServeError(
                     f"{child.name} is not ready after {self._settings.start_timeout_s:g} s ({waiting[0]} does not "
-                    f"answer): see {child.log_file}, or wait longer with CHARONIA_START_TIMEOUT_S"
+                    f"answer): see {child.log_file or 'its log'}, or wait longer with CHARONIA_START_TIMEOUT_S"
                 )
             if self._signals.wait(_POLL_S if waiting else 0):
                 return False
@@ -189,7 +199,8 @@ class _Stack:
             status = child.exit_status()
             if status is not None:
                 lines = "\n".join(f"  {line}" for line in triton.explain_failure(child.tail()))
-                raise ServeError(f"{child.name} {status}; its log is {child.log_file}, and says:\n{lines}")
+                log = f"its log is {child.log_file}, and says" if child.log_file else "its log says"
+                raise ServeError(f"{child.name} {status}; {log}:\n{lines}")
 
     def _stop(self) -> None:
         """The gateway first, so that Triton has no caller left, then Triton."""
@@ -210,6 +221,12 @@ class _Stack:
         name = settings.model_name or _model_name(workspace)
         host = url.removeprefix("http://").rpartition(":")[0]
         device = "\n              ".join(self._device)
+        if not settings.gateway:
+            self._say(
+                f"{name} is ready after {seconds:.1f} s: HTTP {settings.http_port}, gRPC {settings.grpc_port}, metrics "
+                f"{settings.metrics_port}. Runs on {', '.join(self._device)}"
+            )
+            return
         self._say(
             f"""
 {name} is ready after {seconds:.1f} s. Ctrl-C ends it.

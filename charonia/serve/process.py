@@ -28,7 +28,7 @@ def _die_with(parent: int) -> Callable[[], None]:
 
 
 class Child:
-    """A running command. Its output goes, line by line, to a log file and to `on_line`.
+    """A running command. Its output goes, line by line, to `on_line` and, where there is one, to a log file.
 
     Start it from the main thread: the kernel ties the child's life to the thread that starts it.
     """
@@ -38,7 +38,7 @@ class Child:
         name: str,
         command: Sequence[str],
         env: Mapping[str, str],
-        log_file: Path,
+        log_file: Path | None,
         on_line: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.name = name
@@ -65,7 +65,7 @@ class Child:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        with self.log_file.open("w", encoding="utf-8", buffering=1) as log:
+        with Path(self.log_file or os.devnull).open("w", encoding="utf-8", buffering=1) as log:
             for line in self._process.stdout:
                 log.write(line)
                 self._tail.append(line.rstrip("\n"))

@@ -40,7 +40,10 @@ class Distribution:
     libraries: Path
 
     @classmethod
-    def find(cls) -> Distribution:
+    def find(cls, root: Path | None = None) -> Distribution:
+        """The server installed in `root`, laid out as NVIDIA's images have it; None: that of nvidia-pytriton."""
+        if root is not None:
+            return cls._installed(root)
         spec = importlib.util.find_spec("pytriton")
         if spec is None or spec.origin is None:
             raise ServeError(
@@ -59,6 +62,15 @@ class Distribution:
             raise ServeError(
                 f"this Triton server has no Python models for Python {version}; use Python 3.10, 3.11 or 3.12"
             )
+        return found
+
+    @classmethod
+    def _installed(cls, root: Path) -> Distribution:
+        python = root / "backends" / "python"
+        found = cls(root / "bin" / "tritonserver", python, python / "triton_python_backend_stub", root / "lib")
+        for file in (found.server, found.python_stub):
+            if not file.is_file():
+                raise ServeError(f"CHARONIA_TRITON_DIR={root} has no {file.relative_to(root)}: it is no Triton server")
         return found
 
 
@@ -80,7 +92,7 @@ def make_backend_folder(folder: Path, distribution: Distribution) -> Path:
     """The folder of --backend-directory: python/ and charonia/, made of links."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "python").mkdir(parents=True)
-    for file in [*distribution.python_backend.iterdir(), distribution.python_stub]:
+    for file in {*distribution.python_backend.iterdir(), distribution.python_stub}:
         if file.is_file():
             (folder / "python" / file.name).symlink_to(file)
     (folder / "charonia").mkdir()
@@ -175,17 +187,25 @@ def device_of(line: str) -> list[str]:
     return [found.group(1)] if (found := _LOADED.search(text)) else []
 
 
+def is_noise(line: str) -> bool:
+    """Whether it is one of the server's remarks on a GPU that this machine does not have."""
+    logged = _LOG_LINE.match(line)
+    if logged is None or has_gpu():
+        return False
+    level, source, text = logged.groups()
+    return level != "I" and source in _GPU_SOURCES and _GPU_NOISE.search(text) is not None
+
+
 def worth_showing(line: str) -> tuple[str, str] | None:
     """("warning" or "error", text) of a log line that a person at the terminal should read; None for the rest, which is
     in the log file. Understands Triton's lines and those of Python's logging."""
     if match := _PYTHON_LOG_LINE.match(line):
         level, text = match.groups()
-        source = ""
     elif match := _LOG_LINE.match(line):
-        level, source, text = match.groups()
+        level, _, text = match.groups()
     else:
         return None
-    if level in ("I", "INFO", "DEBUG") or (source in _GPU_SOURCES and _GPU_NOISE.search(text) and not has_gpu()):
+    if level in ("I", "INFO", "DEBUG") or is_noise(line):
         return None
     return "warning" if level.startswith("W") else "error", text.strip('"')
 

@@ -20,13 +20,13 @@ import httpx
 import openai
 import pytest
 import tritonclient.grpc.aio as triton
-from stack import HANG_S, Stack, answers, free_ports, running
+from stack import CHARONIA, HANG_S, Stack, answers, free_ports, running
 from tiny_models import write_model
 from triton_stream import stream as triton_stream
 from tritonclient.utils import InferenceServerException
 
 from charonia.convert import link_workspace
-from charonia.serve.triton import has_gpu
+from charonia.serve.triton import Distribution, has_gpu
 
 
 @pytest.fixture(scope="module")
@@ -263,9 +263,67 @@ def test_a_second_signal_does_not_wait_for_running_requests(make_stack: Callable
     nothing_is_left(stack)
 
 
-def test_a_workspace_elsewhere_is_served_with_another_number_of_text_instances(model: Path, tmp_path: Path) -> None:
-    from stack import CHARONIA
+@pytest.fixture
+def installed_triton(tmp_path: Path) -> Path:
+    """The server laid out as in NVIDIA's images, with one stub and one folder of libraries."""
+    found = Distribution.find()
+    root = tmp_path / "tritonserver"
+    python = root / "backends" / "python"
+    python.mkdir(parents=True)
+    for file in [*found.python_backend.iterdir(), found.python_stub]:
+        (python / file.name).symlink_to(file)
+    (root / "bin").mkdir()
+    (root / "bin" / "tritonserver").symlink_to(found.server)
+    (root / "lib").symlink_to(found.libraries)
+    return root
 
+
+def test_an_installed_triton_is_served_alone_with_its_log_on_stderr(
+    make_stack: Callable[..., Stack], installed_triton: Path
+) -> None:
+    stack = make_stack(CHARONIA_TRITON_DIR=str(installed_triton), CHARONIA_GATEWAY="0", CHARONIA_LOGS="stderr")
+    stack.launch()
+    asyncio.run(wait_until(lambda: "is ready after" in stack.log_file.read_text(), "it is ready"))
+    assert answers(f"{stack.http}/v2/health/ready")
+    assert not answers(f"{stack.gateway}/health/live")
+    programs = {Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode() for pid in stack.processes()}
+    assert str(installed_triton / "bin" / "tritonserver") in programs
+    stack.signal(signal.SIGTERM)
+    assert stack.wait() == 0
+    assert "successfully loaded 'engine'" in stack.log_file.read_text()
+    assert list(stack.run_dir.glob("port-*/*.log")) == []
+
+
+def test_a_triton_folder_that_is_none_is_named(make_stack: Callable[..., Stack], tmp_path: Path) -> None:
+    assert f"CHARONIA_TRITON_DIR={tmp_path} has no bin/tritonserver" in refused(
+        make_stack(CHARONIA_TRITON_DIR=str(tmp_path))
+    )
+
+
+def test_prepare_makes_the_workspace_that_serve_takes(model: Path, tmp_path: Path) -> None:
+    def prepared(*options: str) -> str:
+        command = [CHARONIA, "prepare", model, "--run-dir", tmp_path, *options]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    made = Path(prepared())
+    assert made.parent == tmp_path / "workspaces"
+    manifest = made / "triton_models" / "weights" / "manifest.json"
+    before = manifest.stat()
+    assert Path(prepared()) == made
+    assert (manifest.stat().st_ino, manifest.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_prepare_names_a_wrong_setting(model: Path, tmp_path: Path) -> None:
+    command = [CHARONIA, "prepare", model, "--run-dir", tmp_path]
+    env = {**os.environ, "CHARONIA_THREADS": "many"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode == 1
+    assert "threads" in done.stderr
+    assert "many" in done.stderr
+    assert not (tmp_path / "workspaces").exists()
+
+
+def test_a_workspace_elsewhere_is_served_with_another_number_of_text_instances(model: Path, tmp_path: Path) -> None:
     workspace = tmp_path / "my workspace"
     subprocess.run([CHARONIA, "convert", model, "--dst-path", workspace], check=True, capture_output=True)
     with running(Stack(workspace, tmp_path / "run", {"CHARONIA_TEXT_INSTANCES": "1"})) as stack:

@@ -1,0 +1,102 @@
+# The server: Triton with the engine as its back end, preprocessing and postprocessing, and the demo model.
+#
+#   docker build --file docker/server.Dockerfile --tag charonia-server .
+#
+# Arguments for a GPU (docker-compose.gpu.yml sets them):
+#   BUILD_IMAGE     what the engine is compiled on: with CHARONIA_CUDA=ON an image that has nvcc 12.8 or newer, cuBLASLt and NCCL
+#   BASE_IMAGE      what the server runs on: NVIDIA's CUDA runtime
+#   TRITON_IMAGE    in place of BASE_IMAGE, an image of NVIDIA's Triton server; it runs that server and not the one from PyPI
+# All have to be of one release of Debian or Ubuntu, with Python 3.10, 3.11 or 3.12.
+#
+# Build secrets, all optional, none of which stays in the image: ca_bundle, apt_sources, pip_conf (docker/build/).
+#
+# The order of the layers: the compiler's packages, the compiled engine, the Python packages, and last our Python code, so
+# that a change of it rebuilds in seconds.
+ARG BASE_IMAGE=debian:bookworm-slim
+ARG BUILD_IMAGE=debian:bookworm-slim
+ARG TRITON_IMAGE=
+
+FROM ${BUILD_IMAGE} AS wheels
+RUN --mount=type=bind,source=docker/build,target=/build \
+    --mount=type=secret,id=ca_bundle --mount=type=secret,id=apt_sources \
+    /build/apt.sh ca-certificates ccache g++ python3-dev python3-venv
+RUN --mount=type=bind,source=docker,target=/docker --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
+    python3 -m venv /venv && \
+    /docker/build/pip.sh /venv install --require-hashes --requirement /docker/requirements/build.txt
+WORKDIR /source
+ENV PATH=/venv/bin:$PATH CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
+ARG CHARONIA_CUDA=OFF
+ARG CHARONIA_CUDA_ARCHITECTURES="80-real;89-real;90"
+COPY CMakeLists.txt pyproject.toml ./
+COPY scripts/keep_ptxas_output.sh scripts/
+COPY engine engine
+# The engine alone: what else the package consists of follows, into the same build folder.
+RUN --mount=type=cache,target=/root/.cache/ccache \
+    mkdir charonia preprocessing postprocessing model_repository && touch README.md LICENSE charonia/__init__.py && \
+    export CMAKE_BUILD_PARALLEL_LEVEL="$(nproc)" CMAKE_ARGS="-DCHARONIA_CUDA=$CHARONIA_CUDA \
+      '-DCHARONIA_CUDA_ARCHITECTURES=$CHARONIA_CUDA_ARCHITECTURES'" && \
+    pip wheel --no-deps --no-build-isolation --wheel-dir /tmp/engine . && rm -r /tmp/engine
+COPY README.md LICENSE ./
+COPY charonia charonia
+COPY preprocessing preprocessing
+COPY postprocessing postprocessing
+COPY model_repository model_repository
+RUN CMAKE_ARGS="-DCHARONIA_CUDA=$CHARONIA_CUDA '-DCHARONIA_CUDA_ARCHITECTURES=$CHARONIA_CUDA_ARCHITECTURES'" \
+    pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
+
+FROM ${TRITON_IMAGE:-${BASE_IMAGE}} AS runtime
+USER root
+RUN --mount=type=bind,source=docker/build,target=/build \
+    --mount=type=secret,id=ca_bundle --mount=type=secret,id=apt_sources \
+    /build/apt.sh ca-certificates python3 tini && \
+    /build/apt.sh "libpython$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')" && \
+    /build/user.sh /var/lib/charonia /models
+
+FROM runtime AS packages
+ARG TRITON_IMAGE=
+RUN --mount=type=bind,source=docker/build,target=/build \
+    --mount=type=secret,id=ca_bundle --mount=type=secret,id=apt_sources \
+    /build/apt.sh binutils python3-venv
+# triton.txt: of the package with the server only its files are needed, nothing that it depends on. Symbols for debuggers go,
+# but for libraries that have none left and that strip would harm.
+RUN --mount=type=bind,source=docker,target=/docker --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
+    python3 -m venv --without-pip /opt/charonia/venv && \
+    pip() { /docker/build/pip.sh /opt/charonia/venv install --only-binary :all: --require-hashes "$@"; } && \
+    pip --requirement /docker/requirements/server.txt && \
+    if [ -z "$TRITON_IMAGE" ]; then pip --no-deps --requirement /docker/requirements/triton.txt; fi && \
+    find /opt/charonia/venv -name '*.so' ! -path '*/numpy*' ! -path '*/pytriton/*' -exec strip --strip-unneeded {} + && \
+    echo /opt/charonia/app >"$(echo /opt/charonia/venv/lib/python3*/site-packages)/charonia.pth"
+
+FROM packages AS application
+RUN --mount=type=bind,source=docker,target=/docker --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
+    /docker/build/pip.sh /opt/charonia/venv install --no-deps --no-index --target /opt/charonia/app /wheels/*.whl
+
+FROM runtime
+ARG TRITON_IMAGE=
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="charonia-server" \
+      org.opencontainers.image.description="Charonia, an inference engine for large language models, in NVIDIA Triton" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.licenses="Apache-2.0"
+ENV PATH=/opt/charonia/app/bin:/opt/charonia/venv/bin:$PATH \
+    HOME=/var/lib/charonia \
+    HF_HOME=/models/hub \
+    MODEL=/usr/share/charonia/demo \
+    PYTHONDONTWRITEBYTECODE=1 \
+    CHARONIA_GATEWAY=0 \
+    CHARONIA_LOGS=stderr \
+    CHARONIA_RUN_DIR=/var/lib/charonia \
+    CHARONIA_TRITON_DIR=${TRITON_IMAGE:+/opt/tritonserver}
+COPY docker/health.py /usr/local/bin/health
+COPY models/demo/model /usr/share/charonia/demo
+COPY --from=packages /opt/charonia/venv /opt/charonia/venv
+COPY --from=application /opt/charonia/app /opt/charonia/app
+USER 1000:1000
+WORKDIR /var/lib/charonia
+VOLUME /var/lib/charonia
+EXPOSE 33336 33337 33338
+HEALTHCHECK --interval=5s --timeout=5s --start-period=10m --retries=3 CMD ["health", "33336", "/v2/health/ready"]
+ENTRYPOINT ["tini", "--", "charonia"]
+CMD ["serve"]

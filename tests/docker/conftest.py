@@ -1,0 +1,115 @@
+"""The images, built once a run, and stacks of them. Skipped, with the reason, where no Docker engine is to be had.
+
+CHARONIA_TEST_DOCKER_UP: a command that starts an engine where none answers. Where packages come through a mirror or TLS
+is intercepted, pip's own settings (PIP_CERT, PIP_INDEX_URL and pip.conf) are handed to the builds as secrets.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from project import BUILD_LIMIT_S, ROOT, Project, run, running
+
+sys.path.append(str(ROOT / "tests" / "stack"))  # tiny_models
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.docker)
+            # The first one builds the images.
+            item.add_marker(pytest.mark.timeout(BUILD_LIMIT_S + 600))
+
+
+def _answers(*command: str) -> str | None:
+    """None when it succeeds, else why not."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except OSError as error:
+        return f"{command[0]}: {error.strerror}"
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return None if done.returncode == 0 else (lines[-1] if lines else f"exit code {done.returncode}")
+
+
+@pytest.fixture(scope="session")
+def engine() -> None:
+    """A Docker engine with compose."""
+    reason = _answers("docker", "info") or _answers("docker", "compose", "version")
+    start = os.environ.get("CHARONIA_TEST_DOCKER_UP")
+    if reason and start:
+        done = subprocess.run(shlex.split(start), capture_output=True, text=True, timeout=1200)
+        assert done.returncode == 0, f"{start}: {done.stderr[-4000:]}"
+        reason = _answers("docker", "info") or _answers("docker", "compose", "version")
+        assert reason is None, f"{start} has started no engine: {reason}"
+    if reason:
+        pytest.skip(
+            f"no Docker engine with compose answers ({reason}), and CHARONIA_TEST_DOCKER_UP names none to start"
+        )
+
+
+def _pip_setting(name: str) -> str | None:
+    done = subprocess.run([sys.executable, "-m", "pip", "config", "get", name], capture_output=True, text=True)
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+@pytest.fixture(scope="session")
+def secret_marker() -> str:
+    """A text in one of the build's secrets, which no image may hold."""
+    return f"secret-{uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="session")
+def build_settings(tmp_path_factory: pytest.TempPathFactory, secret_marker: str) -> dict[str, str]:
+    """What .env has for building images here."""
+    pip_conf = tmp_path_factory.mktemp("build") / "pip.conf"
+    index = os.environ.get("PIP_INDEX_URL") or _pip_setting("global.index-url")
+    pip_conf.write_text(f"# {secret_marker}\n[global]\n" + (f"index-url = {index}\n" if index else ""))
+    certificates = os.environ.get("PIP_CERT") or _pip_setting("global.cert")
+    return {"BUILD_PIP_CONF": str(pip_conf), **({"BUILD_CA_BUNDLE": certificates} if certificates else {})}
+
+
+@pytest.fixture(scope="session")
+def images(engine: None, build_settings: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every image, built from this checkout."""
+    project = Project(tmp_path_factory.mktemp("images"), build_settings)
+    # One after the other: what they download is shared, and so is the compiler's time.
+    for service in ("prometheus", "gateway", "server"):
+        project.compose("build", "--quiet", service, limit_s=BUILD_LIMIT_S)
+
+
+@pytest.fixture(scope="module")
+def demo(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """`docker compose up` with nothing set but the ports, and two secrets."""
+    folder = tmp_path_factory.mktemp("demo")
+    token = folder / "hf_token"
+    token.write_text("hub-token")
+    token.chmod(0o644)
+    settings = {"GRAFANA_ADMIN_PASSWORD": "grafanas-password", "HF_TOKEN_FILE": str(token)}
+    with running(Project(folder, settings)) as project:
+        yield project
+
+
+@pytest.fixture(scope="session")
+def slow_model(images: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the model `slow`, which takes some milliseconds for a token and never ends by itself."""
+    from tiny_models import write_model
+
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder / "slow", "byte_level", "babbler", hidden=768, layers=6, positions=4096, ends=False)
+    run(["chmod", "--recursive", "a+rX", folder])  # the containers' user is another one
+    return folder
+
+
+@pytest.fixture
+def slow(slow_model: Path, tmp_path: Path) -> Iterator[Project]:
+    """A stack of its own that serves the slow model."""
+    settings = {"CHARONIA_MODELS": str(slow_model), "MODEL": "/models/slow", "CHARONIA_STREAM_INTERVAL_MS": "0"}
+    with running(Project(tmp_path, settings)) as project:
+        yield project

@@ -1,0 +1,148 @@
+"""docker compose up: what a user gets from it with nothing set, what is published, and what stays inside."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from project import HANG_S, ROOT, Project, docker, remove, timed_s
+
+from charonia import _engine
+
+SERVICES = ("server", "gateway", "prometheus")
+
+
+def test_everything_is_healthy_with_one_command(demo: Project) -> None:
+    for service in SERVICES:
+        assert demo.container(service)["State"]["Health"]["Status"] == "healthy"
+
+
+def test_the_gateway_answers_a_chat(demo: Project) -> None:
+    with openai.OpenAI(base_url=f"{demo.gateway}/v1", api_key="none", max_retries=0, timeout=HANG_S) as client:
+        question = [{"role": "user", "content": "What is the capital of France?"}]
+        answer = client.chat.completions.create(model="demo", messages=question, temperature=0, max_tokens=64)
+        assert "Paris" in answer.choices[0].message.content
+        assert answer.choices[0].finish_reason == "stop"
+        chunks = client.chat.completions.create(
+            model="demo", messages=question, temperature=0, max_tokens=64, stream=True
+        )
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert streamed == answer.choices[0].message.content
+
+
+def test_prometheus_scrapes_server_and_gateway_and_has_the_rules(demo: Project) -> None:
+    with httpx.Client(base_url=demo.address("prometheus", 9090), timeout=HANG_S) as prometheus:
+        for query in ('up{job="triton"} == 1', 'up{job="gateway"} == 1', "charonia_num_requests_running"):
+            deadline = time.monotonic() + HANG_S
+            while not prometheus.get("/api/v1/query", params={"query": query}).json()["data"]["result"]:
+                assert time.monotonic() < deadline, f"{query} has no answer"
+                time.sleep(0.5)
+        groups = prometheus.get("/api/v1/rules").json()["data"]["groups"]
+    kinds = {rule["type"] for group in groups for rule in group["rules"]}
+    assert kinds == {"recording", "alerting"}
+    assert not [rule for group in groups for rule in group["rules"] if rule["health"] == "err"]
+
+
+def test_only_the_gateway_and_grafana_are_published(demo: Project) -> None:
+    services = Project(demo.folder, files=[ROOT / "docker-compose.yml"]).config("--profile", "*")["services"]
+    published = {name: service["ports"] for name, service in services.items() if service.get("ports")}
+    assert set(published) == {"gateway", "grafana"}
+    assert [port["host_ip"] for port in published["grafana"]] == ["127.0.0.1"]
+    assert demo.container("server")["HostConfig"]["PortBindings"] == {}
+
+
+def test_secrets_are_only_with_the_service_that_needs_them(demo: Project) -> None:
+    services = demo.config("--profile", "*")["services"]
+    with_password = {name for name, service in services.items() if "grafanas-password" in json.dumps(service)}
+    assert with_password == {"grafana"}
+    with_token = {name for name, service in services.items() if service.get("secrets")}
+    assert with_token == {"model", "server"}
+    for service in SERVICES:
+        environment = demo.container(service)["Config"]["Env"]
+        assert not [entry for entry in environment if "hub-token" in entry or "grafanas-password" in entry]
+    assert demo.compose("exec", "--no-TTY", "server", "cat", "/run/secrets/hf_token").stdout == "hub-token"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_containers_have_no_more_rights_than_they_need(demo: Project, service: str) -> None:
+    container = demo.container(service)
+    host = container["HostConfig"]
+    assert host["ReadonlyRootfs"]
+    assert host["CapDrop"] == ["ALL"]
+    assert "no-new-privileges:true" in host["SecurityOpt"]
+    assert host["RestartPolicy"]["Name"] == "unless-stopped"
+    assert demo.compose("exec", "--no-TTY", service, "id", "--user").stdout.strip() != "0"
+    (first,) = [line for line in docker("top", container["Id"], "-eo", "pid,comm").splitlines()[1:2]]
+    assert first.split()[1] in ("tini", "docker-init")
+    refused = demo.compose("exec", "--no-TTY", service, "touch", "/etc/written", check=False)
+    assert refused.returncode != 0
+    assert "Read-only" in refused.stderr
+
+
+def test_the_server_has_the_shared_memory_that_triton_needs(demo: Project) -> None:
+    assert demo.container("server")["HostConfig"]["ShmSize"] == 1 << 30
+
+
+def test_every_inference_parameter_can_be_set(demo: Project) -> None:
+    environment = demo.config()["services"]["server"]["environment"]
+    switches_without_meaning = {entry.key for entry in _engine.config_fields() if entry.ignored}
+    keys = {entry.key for entry in _engine.config_fields() if not entry.model_attribute} - switches_without_meaning
+    assert {f"CHARONIA_{key.upper()}" for key in keys} - set(environment) == set()
+
+
+def test_a_second_start_does_not_convert_again_and_down_takes_less_than_15_seconds(demo: Project) -> None:
+    """Last of this stack: it ends it."""
+    look = "stat -c '%i %Y' /var/lib/charonia/workspaces/*/triton_models/weights/manifest.json"
+
+    def workspaces() -> str:
+        return demo.compose("exec", "--no-TTY", "server", "sh", "-c", look).stdout
+
+    before = workspaces()
+    assert len(before.splitlines()) == 1
+    seconds = timed_s("down", project=demo)
+    print(f"down took {seconds:.1f} s")
+    assert seconds < 15
+    demo.up()
+    assert workspaces() == before
+
+
+def test_a_wrong_model_is_one_line_in_the_logs(images: None, tmp_path: Path) -> None:
+    project = Project(tmp_path, {"MODEL": "/models/nowhere"})
+    try:
+        done = project.up(check=False)
+        assert done.returncode != 0
+        assert "model" in done.stderr
+        said = project.logs("model").strip()
+        assert said == "error: /models/nowhere does not exist, and '/models/nowhere' is no hub id (owner/name)"
+        assert project.logs("server") == ""
+    finally:
+        remove(project)
+
+
+def test_a_wrong_setting_is_one_line_in_the_logs(images: None, tmp_path: Path) -> None:
+    project = Project(tmp_path, {"CHARONIA_THREADS": "many"})
+    try:
+        assert project.up(check=False).returncode != 0
+        said = project.logs("model").strip()
+        assert "\n" not in said
+        assert "threads" in said
+        assert "many" in said
+    finally:
+        remove(project)
+
+
+def test_the_file_for_gpus_reserves_them_and_builds_for_them(engine: None, tmp_path: Path) -> None:
+    files = [ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml"]
+    services = Project(tmp_path, {"TRITON_IMAGE": "triton:24.10"}, files).config()["services"]
+    server = services["server"]
+    assert server["build"]["args"]["CHARONIA_CUDA"] == "ON"
+    assert server["build"]["args"]["TRITON_IMAGE"] == "triton:24.10"
+    assert server["environment"]["CHARONIA_DEVICE"] == "cuda"
+    (devices,) = server["deploy"]["resources"]["reservations"]["devices"]
+    assert (devices["driver"], devices["capabilities"]) == ("nvidia", ["gpu"])
+    assert services["model"]["image"] == server["image"]
+    assert "gateway" in services and "deploy" not in services["gateway"]

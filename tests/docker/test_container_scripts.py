@@ -1,0 +1,134 @@
+"""service_docker_up.sh and save_images.sh on a real engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from project import FILES, HANG_S, ROOT, TAG, Project, clean_environment, docker, remove, run, running
+from stack import answers, free_ports
+
+CHARONIA = Path(sys.executable).parent / "charonia"
+DEMO_MODEL = ROOT / "models" / "demo" / "model"
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model, converted for two ranks."""
+    folder = tmp_path_factory.mktemp("converted") / "demo"
+    run([CHARONIA, "convert", DEMO_MODEL, "--dst-path", folder, "--tp", "2"])
+    run(["chmod", "--recursive", "a+rX", folder])
+    return folder
+
+
+@pytest.fixture
+def container() -> Iterator[str]:
+    name = f"charonia-test-{uuid.uuid4().hex[:8]}"
+    yield name
+    docker("rm", "--force", name, check=False)
+
+
+def up(script: Path, *options: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    return run([script, "--image", f"charonia-server:{TAG}", *options], check=check, env=clean_environment(**env))
+
+
+def test_a_workspace_serves_itself_in_a_container(images: None, workspace: Path, container: str) -> None:
+    ports = free_ports(3)
+    names = ("CHARONIA_HTTP_PORT", "CHARONIA_GRPC_PORT", "CHARONIA_METRICS_PORT")
+    env = {name: str(port) for name, port in zip(names, ports, strict=True)}
+    options = ("--detach", "--name", container, "--tp", "2", "--shm-size", "512m", "--gpus", "none")
+    up(workspace / "service_docker_up.sh", *options, CHARONIA_CACHE_MAX_ENTRY_COUNT="64", **env)
+    url = f"http://127.0.0.1:{ports[0]}/v2"
+    deadline = time.monotonic() + HANG_S
+    while not answers(f"{url}/health/ready"):
+        assert time.monotonic() < deadline, docker("logs", container)
+        time.sleep(0.2)
+    asked = {"text_input": "One, two,", "max_tokens": 8}
+    answer = httpx.post(f"{url}/models/ensemble/generate", json=asked, timeout=HANG_S)
+    assert answer.status_code == 200
+    assert answer.json()["text_output"]
+    assert answers(f"http://127.0.0.1:{ports[2]}/metrics")
+    inspected = json.loads(docker("inspect", container))[0]
+    assert inspected["HostConfig"]["ShmSize"] == 512 << 20
+    assert {"CHARONIA_TENSOR_PARA_SIZE=2", "CHARONIA_CACHE_MAX_ENTRY_COUNT=64"} <= set(inspected["Config"]["Env"])
+    docker("stop", container)
+
+
+def test_the_wrong_number_of_ranks_is_named(images: None, workspace: Path, container: str) -> None:
+    script = ROOT / "scripts" / "service_docker_up.sh"
+    options = ("--workspace", str(workspace), "--name", container, "--tp", "4", "--gpus", "none")
+    done = up(script, *options, check=False)
+    assert done.returncode == 1
+    assert "was converted for 2 ranks, and tensor_para_size is 4" in done.stderr
+
+
+def test_a_missing_nvidia_runtime_is_named(images: None, workspace: Path, container: str) -> None:
+    if "nvidia" in docker("info", "--format", "{{json .Runtimes}}"):
+        pytest.skip("this engine has the NVIDIA runtime")
+    done = up(workspace / "service_docker_up.sh", "--name", container, "--gpus", "all", check=False)
+    assert done.returncode == 1
+    assert "Docker has no NVIDIA runtime" in done.stderr
+    assert "nvidia-container-toolkit" in done.stderr
+
+
+def test_saved_images_and_a_workspace_are_served_elsewhere(
+    images: None, workspace: Path, secret_marker: str, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    project = Project(tmp_path)
+    env = {**project.environment(), "CHARONIA_TAG": TAG}
+    run([ROOT / "scripts" / "save_images.sh", "save", saved, workspace], env=env)
+    # No secret of the build is in an image.
+    assert run(["grep", "--count", "--text", secret_marker, saved / "images.tar"], check=False).stdout.strip() == "0"
+
+    names = [f"charonia-{part}:{TAG}" for part in ("server", "gateway", "prometheus")]
+    before = {name: docker("image", "inspect", "--format", "{{.Id}}", name) for name in names}
+    kept = {name: f"charonia-kept-{index}:{TAG}" for index, name in enumerate(names)}
+    for name in names:
+        docker("tag", name, kept[name])
+        docker("rmi", name)
+    try:
+        run([saved / "save_images.sh", "load", saved], env=env)
+        assert {name: docker("image", "inspect", "--format", "{{.Id}}", name) for name in names} == before
+    finally:
+        for name in names:
+            docker("tag", kept[name], name)
+            docker("rmi", kept[name])
+
+    settings = dict(line.split("=", 1) for line in (saved / ".env").read_text().splitlines())
+    elsewhere = Project(tmp_path, settings, [saved / "docker-compose.yml", FILES[1]])
+    with running(elsewhere), openai.OpenAI(base_url=f"{elsewhere.gateway}/v1", api_key="none") as client:
+        answer = client.chat.completions.create(
+            model="/models/workspace",
+            messages=[{"role": "user", "content": "What is the capital of France?"}],
+            temperature=0,
+            max_tokens=64,
+        )
+        assert "Paris" in answer.choices[0].message.content
+
+
+def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "images.tar").write_text("half")
+    (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  ./images.tar\n")
+    done = run([ROOT / "scripts" / "save_images.sh", "load", tmp_path], check=False)
+    assert done.returncode == 1
+    assert "images.tar: FAILED" in done.stdout
+    assert "is damaged: copy the files named above again" in done.stderr
+
+
+def test_an_image_that_is_not_there_is_named(engine: None, tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    env = {**project.environment(), "CHARONIA_TAG": "never-built"}
+    done = run([ROOT / "scripts" / "save_images.sh", "save", tmp_path / "saved"], check=False, env=env)
+    assert done.returncode == 1
+    assert "not on this machine: charonia-gateway:never-built" in done.stderr
+    assert not (tmp_path / "saved").exists()
+    remove(project)
