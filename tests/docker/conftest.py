@@ -109,7 +109,13 @@ def slow_model(images: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def slow(slow_model: Path, tmp_path: Path) -> Iterator[Project]:
-    """A stack of its own that serves the slow model."""
-    settings = {"CHARONIA_MODELS": str(slow_model), "MODEL": "/models/slow", "CHARONIA_STREAM_INTERVAL_MS": "0"}
+    """A stack of its own that serves the slow model, with time to end however busy the machine is."""
+    settings = {
+        "CHARONIA_MODELS": str(slow_model),
+        "MODEL": "/models/slow",
+        "CHARONIA_STREAM_INTERVAL_MS": "0",
+        "CHARONIA_DRAIN_TIMEOUT_S": "200",
+        "CHARONIA_STOP_GRACE_PERIOD": "240s",
+    }
     with running(Project(tmp_path, settings)) as project:
         yield project
