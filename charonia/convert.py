@@ -300,6 +300,7 @@ def _write_models(root: Path) -> None:
             shutil.copyfile(file, models / name / "1" / file.name)
         (repository / name).symlink_to(Path("..", "triton_models", name))
     for name in ("preprocessing", "postprocessing"):
+        shutil.copyfile(source_dir() / "model_repository" / "model_log.py", models / name / "1" / "model_log.py")
         (models / name / "1" / "tokenizer").symlink_to(Path("..", "..", "tokenizer"))
     (models / "engine" / "1" / "weights").symlink_to(Path("..", "..", "weights"))
     (models / "tokenizer" / workspace.TOKEN_TABLE).symlink_to(Path("..", "weights", workspace.TOKEN_TABLE))

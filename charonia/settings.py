@@ -79,6 +79,21 @@ class ServeSettings(BaseSettings):
         validation_alias=f"{PREFIX}TRACING_ENDPOINT",
         description="collector to which traces go by OTLP over HTTP, such as http://collector:4318; default: none",
     )
+    access_log: bool = Field(
+        False,
+        validation_alias=f"{PREFIX}ACCESS_LOG",
+        description="log every request: a line each in gateway, preprocessing and engine",
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text",
+        validation_alias=f"{PREFIX}LOG_FORMAT",
+        description="of all processes: lines for people (text), or one JSON object a line (json)",
+    )
+    log_prompts: bool = Field(
+        False,
+        validation_alias=f"{PREFIX}LOG_PROMPTS",
+        description="with access_log, log what requests ask and what is answered; else no such text is in any log",
+    )
     start_timeout_s: float = Field(
         600, gt=0, validation_alias=f"{PREFIX}START_TIMEOUT_S", description="seconds until all models must be ready"
     )
@@ -88,6 +103,20 @@ class ServeSettings(BaseSettings):
         """By the environment variable that sets it."""
         names = ["http_port", "grpc_port", "metrics_port", *(["gateway_port"] if self.gateway else [])]
         return {env_name(name): getattr(self, name) for name in names}
+
+
+# What every process of the stack reads.
+SHARED = ("tracing_endpoint", "access_log", "log_format", "log_prompts")
+
+
+def shared_environment(settings: ServeSettings) -> dict[str, str]:
+    """For the processes: the settings that all of them read."""
+    values = {env_name(name): getattr(settings, name) for name in SHARED}
+    return {
+        name: str(int(value)) if isinstance(value, bool) else value
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def env_name(field: str) -> str:

@@ -16,10 +16,12 @@ import triton_python_backend_utils as pb_utils
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from detokenize import TokenTable
+from model_log import ModelLog
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
+        self.log = ModelLog("postprocessing", pb_utils.Logger.log_info, pb_utils.Logger.log_error)
         file = Path(args["model_repository"]) / args["model_version"] / "tokenizer" / "token_table.safetensors"
         try:
             self.table = TokenTable.load(file)
@@ -32,6 +34,13 @@ class TritonPythonModel:
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
+        try:
+            return pb_utils.InferenceResponse(self._outputs(request))
+        except Exception as error:
+            text = self.log.failed(error, request.request_id())
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, pb_utils.TritonError.INTERNAL))
+
+    def _outputs(self, request: Any) -> list[Any]:
         # One batch entry per request: ids [1, n], span [1, 2], echo [1, 1].
         ids = pb_utils.get_input_tensor_by_name(request, "output_ids").as_numpy().reshape(-1)
         wanted = request.requested_output_names()
@@ -40,9 +49,13 @@ class TritonPythonModel:
             begin, end = pb_utils.get_input_tensor_by_name(request, "text_span").as_numpy().reshape(-1).tolist()
             echo = pb_utils.get_input_tensor_by_name(request, "echo").as_numpy().reshape(-1)[0]
             text = echo + self.table.text(ids, begin, end)
+            # A line for each piece of each answer: only for who wants to read them.
+            if self.log.prompts:
+                shown = {"text": text.decode(errors="replace")}
+                self.log.request(f"{len(ids)} tokens", request.request_id(), {"tokens": len(ids)}, shown)
             tensors.append(pb_utils.Tensor("text_output", np.array([[text]], np.object_)))
         if "token_bytes" in wanted or "token_special" in wanted:
             token_bytes, special = self.table.lookup(ids)
             tensors.append(pb_utils.Tensor("token_bytes", np.array([token_bytes], np.object_)))
             tensors.append(pb_utils.Tensor("token_special", np.array([special], np.bool_)))
-        return pb_utils.InferenceResponse(tensors)
+        return tensors

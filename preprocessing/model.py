@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import triton_python_backend_utils as pb_utils
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import prompt
+from model_log import ModelLog
 
 
 class TritonPythonModel:
     """Stateless: any number of instances may run."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        self.log = ModelLog("preprocessing", pb_utils.Logger.log_info, pb_utils.Logger.log_error)
         folder = Path(args["model_repository"]) / args["model_version"] / "tokenizer"
         try:
             self.tokenizer = prompt.load_tokenizer(folder)
@@ -31,9 +34,14 @@ class TritonPythonModel:
         try:
             return pb_utils.InferenceResponse(output_tensors=self._outputs(request))
         except prompt.RequestError as error:
+            self.log.request("refused", request.request_id(), {"error": "invalid_argument"}, {"error_text": str(error)})
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
+        except Exception as error:
+            text = self.log.failed(error, request.request_id())
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, pb_utils.TritonError.INTERNAL))
 
     def _outputs(self, request: Any) -> list[Any]:
+        began = time.perf_counter()
         interactive = flag(request, "interactive", False)
         if interactive and not text(request, "session_id"):
             raise prompt.RequestError("interactive", "true without a session", "send the session's session_id")
@@ -48,6 +56,10 @@ class TritonPythonModel:
         bad_words = prompt.encode_bad_words(self.tokenizer, texts(request, "bad_words"))
         bias = text(request, "logit_bias")
         bias_ids, bias_values = ([], []) if bias is None else prompt.parse_logit_bias(bias)
+        if self.log.requests:
+            count, ms = len(chat.input_ids), (time.perf_counter() - began) * 1000
+            fields = {"prompt_tokens": count, "duration_ms": round(ms, 3)}
+            self.log.request(f"{count} tokens in {ms:.1f} ms", request.request_id(), fields, {"prompt": chat.text})
         echo = "" if flag(request, "exclude_input_in_output", True) else chat.text
         return [
             pb_utils.Tensor("input_ids", np.array(chat.input_ids, np.int32)),

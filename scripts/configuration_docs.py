@@ -9,7 +9,7 @@ from pathlib import Path
 from charonia_gateway.settings import Settings as GatewaySettings
 
 from charonia import _engine
-from charonia.settings import ServeSettings, env_name
+from charonia.settings import SHARED, ServeSettings, env_name
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 
@@ -55,9 +55,6 @@ Written by `charonia convert`; not to be edited.
 # The gateway's settings beside its port.
 GATEWAY_FIELDS = ("triton_endpoints", "endpoint_check_interval_s", "endpoint_check_timeout_s")
 
-# The settings that the gateway shares with the rest of the stack.
-SHARED_FIELDS = ("tracing_endpoint",)
-
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
@@ -78,7 +75,7 @@ def document() -> str:
     shared = [
         f"| `{env_name(name)}` | {_default(ServeSettings.model_fields[name].default)} | "
         f"{_cell(ServeSettings.model_fields[name].description or '')} |\n"
-        for name in SHARED_FIELDS
+        for name in SHARED
     ]
     for field in _engine.config_fields():
         if field.model_attribute:

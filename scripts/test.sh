@@ -45,7 +45,7 @@ cpp_tests() {
 
 part "ruff check" ruff check .
 part "ruff format" ruff format --check .
-part "mypy" mypy charonia scripts/gpu_check client/charonia_client gateway/charonia_gateway preprocessing/prompt.py postprocessing/detokenize.py
+part "mypy" mypy charonia scripts/gpu_check client/charonia_client gateway/charonia_gateway preprocessing/prompt.py postprocessing/detokenize.py model_repository/model_log.py
 part "mypy of dashboards" mypy -p monitoring.dashboards --python-version 3.11
 part "mypy of benchmarks" mypy -p benchmarks.cpu_peers --exclude workers
 if nvcc=$(scripts/cuda_here.sh nvcc); then

@@ -50,26 +50,25 @@ def serve_command(
     Environment and `.env` set what no option does: the names above, and CHARONIA_<KEY> for the inference parameters.
     """
     from charonia.serve.launcher import serve
+    from charonia.serve.logs import reported
 
-    serve(
-        read_settings(
-            model=model,
-            model_name=model_name,
-            host=host,
-            http_port=http_port,
-            grpc_port=grpc_port,
-            metrics_port=metrics_port,
-            gateway_port=gateway_port,
-            run_dir=run_dir,
-            gateway=gateway,
-            logs=logs,
-            triton_dir=triton_dir,
-            text_instances=text_instances,
-            start_timeout_s=start_timeout_s,
-        ),
-        spell_settings(settings or {}),
-        exits=True,
+    chosen = read_settings(
+        model=model,
+        model_name=model_name,
+        host=host,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        gateway_port=gateway_port,
+        run_dir=run_dir,
+        gateway=gateway,
+        logs=logs,
+        triton_dir=triton_dir,
+        text_instances=text_instances,
+        start_timeout_s=start_timeout_s,
     )
+    with reported(chosen.log_format):
+        serve(chosen, spell_settings(settings or {}), exits=True)
 
 
 @app.command("prepare")

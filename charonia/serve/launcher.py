@@ -16,11 +16,11 @@ from types import FrameType
 from rich.console import Console
 from rich.markup import escape
 
-from charonia.serve import checks, triton
+from charonia.serve import checks, logs, triton
 from charonia.serve.errors import ServeError
 from charonia.serve.model import prepare
 from charonia.serve.process import Child
-from charonia.settings import ServeSettings, environment, inference_settings, misspelled
+from charonia.settings import ServeSettings, environment, inference_settings, misspelled, shared_environment
 from charonia.workspace import TRITON_MODELS
 
 _KILL_AFTER_S = 10  # what a process gets on top of drain_timeout_s before it is killed
@@ -96,7 +96,7 @@ class _Stack:
         began = time.monotonic()
         settings = self._settings
         for warning in misspelled():
-            self._say(f"warning: {warning}")
+            self._say(warning, "warning")
         checks.check_packages(own_triton=settings.triton_dir is None, gateway=settings.gateway)
         checks.check_python()
         checks.check_ports(settings.host, settings.ports)
@@ -122,7 +122,11 @@ class _Stack:
         repository = workspace / "model_repository"
         if settings.text_instances is not None:
             repository = triton.with_text_instances(repository, own / "model_repository", settings.text_instances)
-        base = {**environment(), **{f"CHARONIA_{key.upper()}": value for key, value in self._inference.items()}}
+        base = {
+            **environment(),
+            **shared_environment(settings),
+            **{f"CHARONIA_{key.upper()}": value for key, value in self._inference.items()},
+        }
         log_file = self._log_file(own, "triton")
         self._say(f"Starting Triton with {_model_name(workspace)}" + (f"; log: {log_file}" if log_file else ""))
         server = self._spawn(
@@ -163,18 +167,20 @@ class _Stack:
         return folder / f"{name}.log" if self._settings.logs == "files" else None
 
     def _spawn(self, name: str, command: list[str], env: Mapping[str, str], log_file: Path | None) -> Child:
+        render = logs.renderer(self._settings.log_format, "gateway" if name == "the gateway" else "triton")
+
         def show(line: str) -> None:
             self._device += triton.device_of(line)
             if log_file is None:
-                if not triton.is_noise(line):
-                    print(line, file=sys.stderr, flush=True)
+                if not triton.is_noise(line) and (shown := render(line)) is not None:
+                    logs.show(shown)
                 return
             level, text = triton.worth_showing(line) or ("", "")
             # Errors of the start are shown together, if it fails.
             if level == "warning" or (level and self._ready):
-                self._say(f"{level} of {name}: {text}")
+                self._say(text, level, of=name)
 
-        child = Child(name, command, env, log_file, show)
+        child = Child(name, command, env, log_file, show, render)
         self._children.append(child)
         return child
 
@@ -220,16 +226,20 @@ class _Stack:
         settings, url = self._settings, self._gateway_url()
         name = settings.model_name or _model_name(workspace)
         host = url.removeprefix("http://").rpartition(":")[0]
-        device = "\n              ".join(self._device)
+        ready = f"{name} is ready after {seconds:.1f} s"
         if not settings.gateway:
             self._say(
-                f"{name} is ready after {seconds:.1f} s: HTTP {settings.http_port}, gRPC {settings.grpc_port}, metrics "
-                f"{settings.metrics_port}. Runs on {', '.join(self._device)}"
+                f"{ready}: HTTP {settings.http_port}, gRPC {settings.grpc_port}, metrics {settings.metrics_port}. "
+                f"Runs on {', '.join(self._device)}"
             )
             return
+        if settings.log_format == "json":
+            self._say(f"{ready}: {url}/v1, runs on {', '.join(self._device)}")
+            return
+        device = "\n              ".join(self._device)
         self._say(
             f"""
-{name} is ready after {seconds:.1f} s. Ctrl-C ends it.
+{ready}. Ctrl-C ends it.
 
   Runs on     {device}
   Ask it      curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
@@ -240,8 +250,13 @@ class _Stack:
 """
         )
 
-    def _say(self, text: str) -> None:
-        self._console.print(escape(text))
+    def _say(self, text: str, level: str = "info", *, of: str = "") -> None:
+        """of: the process that said it first."""
+        if self._settings.log_format == "json":
+            logs.write(level, f"{of}: {text}" if of else text)
+            return
+        whose = f"{level} of {of}: " if of else "" if level == "info" else f"{level}: "
+        self._console.print(escape(whose + text))
 
 
 def _model_name(workspace: Path) -> str:

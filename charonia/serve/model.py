@@ -67,6 +67,7 @@ def _fingerprint(model: Path) -> str:
     files += [
         *package.rglob("*.py"),
         *source_dir().glob("*processing/*.py"),
+        *source_dir().glob("model_repository/*.py"),
         *source_dir().glob("model_repository/*/*"),
     ]
     digest = hashlib.sha256(str(model.resolve()).encode())

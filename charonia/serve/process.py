@@ -28,7 +28,8 @@ def _die_with(parent: int) -> Callable[[], None]:
 
 
 class Child:
-    """A running command. Its output goes, line by line, to `on_line` and, where there is one, to a log file.
+    """A running command. Its output goes, line by line, to `on_line` and, as `render` writes it, to a log file
+    where there is one.
 
     Start it from the main thread: the kernel ties the child's life to the thread that starts it.
     """
@@ -40,11 +41,13 @@ class Child:
         env: Mapping[str, str],
         log_file: Path | None,
         on_line: Callable[[str], None] = lambda _: None,
+        render: Callable[[str], str | None] = lambda line: line,
     ) -> None:
         self.name = name
         self.log_file = log_file
         self._tail: deque[str] = deque(maxlen=_KEPT_LINES)
         self._on_line = on_line
+        self._render = render
         self._process = subprocess.Popen(
             command,
             env=dict(env),
@@ -67,9 +70,11 @@ class Child:
         assert self._process.stdout is not None
         with Path(self.log_file or os.devnull).open("w", encoding="utf-8", buffering=1) as log:
             for line in self._process.stdout:
-                log.write(line)
-                self._tail.append(line.rstrip("\n"))
-                self._on_line(line.rstrip("\n"))
+                text = line.rstrip("\n")
+                if (rendered := self._render(text)) is not None:
+                    log.write(f"{rendered}\n")
+                self._tail.append(text)
+                self._on_line(text)
 
     def exit_status(self) -> str | None:
         """None while it runs; else what became of it, for people."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from charonia.serve import logs
 from charonia.serve.errors import ServeError
 from charonia.settings import ServeSettings
 from charonia.workspace import TRITON_MODELS
@@ -26,8 +27,6 @@ BACKEND_LIBRARY = Path("backends", "charonia", "libtriton_charonia.so")
 _GPU_SOURCES = ("cuda_memory_manager.cc", "pinned_memory_manager.cc", "metrics.cc", "server.cc", "cuda_utils.cc")
 _GPU_NOISE = re.compile(r"cuda|nvml|dcgm|pinned.*memory|gpu|device", re.IGNORECASE)
 _NO_SUCH_GPU = re.compile(r"has kind KIND_GPU but no GPUs are available|invalid or unsupported gpu id")
-_PYTHON_LOG_LINE = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+(.*)$")
-_LOG_LINE = re.compile(r"^([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ (?:(\S+):\d+\] )?(.*)$")
 
 
 @dataclass(frozen=True)
@@ -180,8 +179,8 @@ _CHOSEN = re.compile(r"engine version \d+: device = auto is the CPU: (.*)$")
 
 def device_of(line: str) -> list[str]:
     """Where the engine computes and with how much memory, or why on the CPU, if this line of the log says so."""
-    logged = _LOG_LINE.match(line)
-    text = logged.group(3).strip('"') if logged else ""
+    entry = logs.parse(line)
+    text = entry.message if entry else ""
     if found := _CHOSEN.search(text):
         return [f"because {found.group(1)}"]
     return [found.group(1)] if (found := _LOADED.search(text)) else []
@@ -189,25 +188,19 @@ def device_of(line: str) -> list[str]:
 
 def is_noise(line: str) -> bool:
     """Whether it is one of the server's remarks on a GPU that this machine does not have."""
-    logged = _LOG_LINE.match(line)
-    if logged is None or has_gpu():
+    entry = logs.parse(line)
+    if entry is None or entry.level == "info" or has_gpu():
         return False
-    level, source, text = logged.groups()
-    return level != "I" and source in _GPU_SOURCES and _GPU_NOISE.search(text) is not None
+    return entry.source in _GPU_SOURCES and _GPU_NOISE.search(entry.message) is not None
 
 
 def worth_showing(line: str) -> tuple[str, str] | None:
     """("warning" or "error", text) of a log line that a person at the terminal should read; None for the rest, which is
     in the log file. Understands Triton's lines and those of Python's logging."""
-    if match := _PYTHON_LOG_LINE.match(line):
-        level, text = match.groups()
-    elif match := _LOG_LINE.match(line):
-        level, _, text = match.groups()
-    else:
+    entry = logs.parse(line)
+    if entry is None or entry.level in ("debug", "info") or is_noise(line):
         return None
-    if level in ("I", "INFO", "DEBUG") or is_noise(line):
-        return None
-    return "warning" if level.startswith("W") else "error", text.strip('"')
+    return "warning" if entry.level == "warning" else "error", entry.message
 
 
 def explain_failure(lines: list[str]) -> list[str]:

@@ -16,6 +16,7 @@
 #include "charonia/engine.h"
 #include "outputs.h"
 #include "response_stream.h"
+#include "totals.h"
 #include "traced_request.h"
 
 namespace charonia::triton {
@@ -28,12 +29,14 @@ struct Call {
   std::string session_id;  // empty: none
   OutputSet outputs;
   std::shared_ptr<TracedRequest> traced;  // null: it is not
+  std::string id;                         // the request's
 
   // Of its sequences; for the thread that sends.
   std::string echo;                 // goes out with each one's first response
   std::vector<TokenId> prompt_ids;  // with the first response of all; empty where not asked for
   std::vector<bool> begun;          // [n]: whether that was sent
   std::size_t num_open = 1;         // how many have not ended
+  Totals totals;
 
  private:
   friend class CallTable;

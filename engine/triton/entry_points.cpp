@@ -56,6 +56,7 @@ extern "C" {
 TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend* backend) {
   return guarded([backend] {
     check_api_version();
+    log_to_server();
     auto families = std::make_unique<MetricFamilies>();
     check(TRITONBACKEND_BackendSetState(backend, families.get()));
     families.release();  // Finalize deletes it

@@ -1,10 +1,20 @@
 #include "error.h"
 
+#include "base/log.h"
+
 namespace charonia::triton {
 namespace {
 
-void log(TRITONSERVER_LogLevel level, const std::string& text) {
-  detail::drop(TRITONSERVER_LogMessage(level, "charonia", 0, text.c_str()));
+TRITONSERVER_LogLevel level_of(LogLevel level) {
+  switch (level) {
+    case LogLevel::info:
+      return TRITONSERVER_LOG_INFO;
+    case LogLevel::warning:
+      return TRITONSERVER_LOG_WARN;
+    case LogLevel::error:
+      break;
+  }
+  return TRITONSERVER_LOG_ERROR;
 }
 
 TRITONSERVER_Error_Code code_of(const std::exception& error) {
@@ -58,9 +68,15 @@ void log_failure(TRITONSERVER_Error* error, const char* doing) {
   log_error(std::string(doing) + ": " + TRITONSERVER_ErrorMessage(error));
 }
 
-void log_info(const std::string& text) { log(TRITONSERVER_LOG_INFO, text); }
-void log_warning(const std::string& text) { log(TRITONSERVER_LOG_WARN, text); }
-void log_error(const std::string& text) { log(TRITONSERVER_LOG_ERROR, text); }
+void log_to_server() {
+  set_log_sink([](LogLevel level, const std::string& line) {
+    detail::drop(TRITONSERVER_LogMessage(level_of(level), "charonia", 0, line.c_str()));
+  });
+}
+
+void log_info(const std::string& text) { log({LogLevel::info, text, "", {}}); }
+void log_warning(const std::string& text) { log({LogLevel::warning, text, "", {}}); }
+void log_error(const std::string& text) { log({LogLevel::error, text, "", {}}); }
 
 ErrorPtr to_triton(const std::exception& error) {
   return ErrorPtr(TRITONSERVER_ErrorNew(code_of(error), error.what()));

@@ -16,6 +16,9 @@ void check(TRITONSERVER_Error* error);
 // For calls whose failure changes nothing for anybody but must not go unseen: writes it to the log.
 void log_failure(TRITONSERVER_Error* error, const char* doing);
 
+// From now on what the engine logs goes to the server's log.
+void log_to_server();
+
 void log_info(const std::string& text);
 void log_warning(const std::string& text);
 void log_error(const std::string& text);

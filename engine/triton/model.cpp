@@ -103,6 +103,7 @@ bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> 
   const auto call = std::make_shared<Call>(request);
   call->traced = std::move(traced);
   try {
+    call->id = request_id(request);
     auto asked = read_call(request);
     call->outputs = asked.outputs;
     if (asked.action != Action::generate) {
@@ -120,6 +121,7 @@ bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> 
     submit(std::move(asked.request), call);
     return true;
   } catch (const std::exception& error) {
+    request_log_.refused(call->id, error);
     call->stream.fail(error);
     return false;
   }
@@ -166,7 +168,8 @@ void Model::submit(Request request, const std::shared_ptr<Call>& call) {
 
 void Model::deliver(Call& call, const Result& result) noexcept {
   const bool last = result.finish_reason != FinishReason::none && --call.num_open == 0;
-  if (call.traced) call.traced->see(result.timings);
+  call.totals.see(result);
+  if (call.traced) call.traced->took(call.totals.timings);
   try {
     send(call, result, last);
   } catch (const std::exception& error) {
@@ -175,6 +178,7 @@ void Model::deliver(Call& call, const Result& result) noexcept {
     call.stream.fail(error);
   }
   if (last) {
+    request_log_.ended(call.id, call.totals);
     call.traced.reset();
     calls_.remove(call);
   }

@@ -10,6 +10,7 @@
 #include "metrics_sink.h"
 #include "model_config.h"
 #include "model_options.h"
+#include "request_log.h"
 #include "request_reader.h"
 #include "triton_api.h"
 #include "watcher.h"
@@ -40,6 +41,7 @@ class Model {
   void end_all(const std::string& why);
   void log_loaded(const std::string& name) const;
 
+  RequestLog request_log_;
   CallTable calls_;
   std::mutex why_mutex_;
   std::string why_ended_;  // set before end_all() ends the requests

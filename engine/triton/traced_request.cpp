@@ -51,21 +51,11 @@ TracedRequest::TracedRequest(TRITONBACKEND_Request* request, TRITONSERVER_Infere
     : request_(request), trace_(trace) {}
 
 TracedRequest::~TracedRequest() {
-  if (seen_) report_spans();
+  if (timings_.total_ms > 0) report_spans();
   log_failure(TRITONBACKEND_RequestRelease(request_, TRITONSERVER_REQUEST_RELEASE_ALL), "releasing a traced request");
 }
 
 void TracedRequest::submitted() { submitted_ = Clock::now(); }
-
-void TracedRequest::see(const Timings& timings) {
-  const auto earlier = [](double& kept, double other) {
-    if (other > 0 && (kept == 0 || other < kept)) kept = other;
-  };
-  seen_ = true;
-  earlier(timings_.queue_ms, timings.queue_ms);
-  earlier(timings_.first_token_ms, timings.first_token_ms);
-  timings_.total_ms = std::max(timings_.total_ms, timings.total_ms);
-}
 
 // One that ended before its first token has no decode; one that was never scheduled has its queue alone.
 void TracedRequest::report_spans() const {

@@ -21,8 +21,8 @@ class TracedRequest {
   TracedRequest(const TracedRequest&) = delete;
   TracedRequest& operator=(const TracedRequest&) = delete;
 
-  void submitted();                  // the engine is given it now
-  void see(const Timings& timings);  // of any result of any of its sequences
+  void submitted();                               // the engine is given it now
+  void took(const Timings& timings) { timings_ = timings; }  // so far
 
  private:
   using Clock = std::chrono::steady_clock;  // the server's, too
@@ -32,8 +32,7 @@ class TracedRequest {
   TRITONBACKEND_Request* request_;
   TRITONSERVER_InferenceTrace* trace_;
   Clock::time_point submitted_;
-  bool seen_ = false;
-  Timings timings_;  // of all sequences: first scheduled, first token of any, last result
+  Timings timings_;  // all 0: the engine has not taken it
 };
 
 }  // namespace charonia::triton

@@ -90,7 +90,7 @@ class Settings(BaseSettings):
     )
     access_log: bool = Field(
         False,
-        validation_alias=AliasChoices("charonia_access_log", "charonia_gateway_access_log", "access_log"),
+        validation_alias=AliasChoices("charonia_gateway_access_log", "charonia_access_log", "access_log"),
         description="log every request",
     )
     tracing_endpoint: str = Field(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 _TRACES_PATH = "/v1/traces"
+# A collector that is away holds up the end of this process for so long.
+_SEND_TIMEOUT_S = 3
 
 
 def traces_url(endpoint: str) -> str:
@@ -37,7 +39,8 @@ class Tracing:
 
         own = Resource.create({"service.name": "charonia-gateway", "service.version": __version__})
         self._provider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()))
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(traces_url(endpoint))))
+        exporter = OTLPSpanExporter(traces_url(endpoint), timeout=_SEND_TIMEOUT_S)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self.tracer = self._provider.get_tracer("charonia_gateway", __version__)
         self.propagator = TraceContextTextMapPropagator()
 

@@ -84,6 +84,7 @@ class Receiver:
 
     url: str = ""
     requests: int = 0
+    go_away: Callable[[], None] = lambda: None  # nobody listens there any more
     _spans: list[Span] = field(default_factory=list)
     _news: threading.Condition = field(default_factory=threading.Condition)
 
@@ -122,8 +123,6 @@ def receiving() -> Iterator[Receiver]:
     receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
         def do_POST(self) -> None:
             assert self.path == "/v1/traces", self.path
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -143,9 +142,9 @@ def receiving() -> Iterator[Receiver]:
     receiver.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    try:
+    with contextlib.ExitStack() as end:
+        end.callback(server.server_close)
+        end.callback(thread.join)
+        end.callback(server.shutdown)
+        receiver.go_away = end.close
         yield receiver
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -160,8 +160,11 @@ def test_nothing_is_sent_when_tracing_is_off(receiver: Receiver, stack: Stack, t
         assert other.requests == 0
 
 
-def test_a_traced_stack_ends_in_order(traced: Stack) -> None:
-    """The last test of this stack: traced requests are released, or the models would not be unloaded."""
+def test_a_collector_that_goes_away_holds_up_neither_requests_nor_the_end(receiver: Receiver, traced: Stack) -> None:
+    """The last test of this stack. Traced requests are released, or the models would not be unloaded."""
+    receiver.go_away()
+    body: dict[str, object] = {"messages": QUESTION, "max_tokens": 2}
+    assert post(traced.gateway, body, traceparent(secrets.token_hex(16))).status_code == 200
     traced.signal(signal.SIGTERM)
     assert traced.wait() == 0
     assert "killed" not in traced.log_file.read_text()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from datetime import datetime, timezone
+from typing import Any
+
 import pytest
 
+from charonia.serve.logs import _with_year, parse, renderer
 from charonia.serve.triton import device_of, explain_failure, has_gpu, worth_showing
 
 STAMP = "1121 07:33:19.808406 27217"
@@ -70,3 +75,52 @@ def test_where_the_engine_runs_is_read_from_its_line() -> None:
 
 def test_a_failure_without_errors_is_explained_by_the_last_lines() -> None:
     assert explain_failure([f"line {number}" for number in range(100)])[-1] == "line 99"
+
+
+def rendered(line: str, component: str = "triton") -> dict[str, Any]:
+    text = renderer("json", component)(line)
+    assert text is not None and "\n" not in text
+    said: dict[str, Any] = json.loads(text)
+    return said
+
+
+def test_a_line_of_the_server_is_an_object() -> None:
+    said = rendered(f'W{STAMP} server.cc:305] "a \\"b\\" \\n c"')
+    assert said["time"].endswith("-11-21T07:33:19.808+00:00")
+    assert (said["level"], said["component"], said["source"]) == ("warning", "triton", "server.cc")
+    assert said["message"] == 'a "b" \n c'
+
+
+def test_what_a_model_or_the_engine_says_keeps_its_fields() -> None:
+    inner = json.dumps({"component": "preprocessing", "message": 'a "b"', "request_id": "shop-42", "prompt_tokens": 3})
+    said = rendered(f"I{STAMP} model.py:40] {json.dumps(inner)}")
+    assert (said["component"], said["message"], said["request_id"]) == ("preprocessing", 'a "b"', "shop-42")
+    assert (said["prompt_tokens"], said["level"]) == (3, "info")
+    assert rendered(f'I{STAMP} charonia:0] "loaded"')["component"] == "engine"
+
+
+@pytest.mark.parametrize(
+    "line", ["| cache_enabled | 0 |", "Traceback (most recent call last):", "{not an object", "[1]"]
+)
+def test_what_is_no_event_is_a_message(line: str) -> None:
+    said = rendered(line)
+    assert (said["level"], said["component"], said["message"]) == ("info", "triton", line)
+
+
+def test_an_object_of_a_process_is_as_it_was() -> None:
+    own = {"time": "2026-01-31T12:00:00.000+00:00", "level": "error", "component": "gateway", "message": "x", "n": 1}
+    assert rendered(json.dumps(own)) == own
+    assert worth_showing(json.dumps(own)) == ("error", "x")
+
+
+def test_text_stays_as_it_is_and_empty_lines_are_no_events() -> None:
+    assert renderer("text", "triton")("| a |") == "| a |"
+    for line in ("  ", f"I{STAMP} server.cc:604] ", f'I{STAMP} server.cc:604] ""'):
+        assert renderer("json", "triton")(line) is None
+    assert parse("| a |") is None
+
+
+def test_the_year_that_the_server_leaves_out_is_the_last_that_fits() -> None:
+    new_year = datetime(2027, 1, 1, 0, 0, 5, tzinfo=timezone.utc)
+    assert _with_year("1231 23:59:59.000001", new_year).startswith("2026-12-31T23:59:59")
+    assert _with_year("0101 00:00:01.000001", new_year).startswith("2027-01-01T00:00:01")

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -10,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/log.h"
 #include "base/text.h"
 #include "charonia/error.h"
 
@@ -233,8 +233,8 @@ void SessionFiles::apply(const std::string& id, const Change& change) {
   out.close();
   if (out) std::filesystem::rename(beside, file, error);
   if ((!out || error) && !std::exchange(warned_, true)) {
-    std::fprintf(stderr, "charonia: session_dir: %s cannot be written; sessions will not survive a restart\n",
-                 file.c_str());
+    log({LogLevel::warning,
+         cat("session_dir: ", file.string(), " cannot be written; sessions will not survive a restart"), "", {}});
   }
 }
 

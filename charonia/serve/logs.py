@@ -1,0 +1,132 @@
+"""What the processes of a stack log, understood line by line and, with log_format = json, written as one JSON object a
+line: {"time": ..., "level": ..., "component": ..., "message": ...}, and request_id and more where an event has them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from typing import Any, Literal
+
+from charonia.errors import CharoniaError
+
+_PYTHON_LINE = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+(.*)$")
+# Severity, month and day, time (UTC), thread, file and line, text.
+_TRITON_LINE = re.compile(r"^([IWEF])(\d{4} \d\d:\d\d:\d\d\.\d+) \d+ (?:(\S+):\d+\] )?(.*)$")
+_TRITON_LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "critical"}
+_ENGINE_SOURCE = "charonia"  # what the back end gives as the file of its lines
+
+
+@dataclass
+class Entry:
+    """One event. `source`: the server's file that says it, where it is the server. `component`: empty where the line
+    does not say which part it is of."""
+
+    level: str  # debug, info, warning, error, critical
+    message: str
+    source: str = ""
+    component: str = ""
+    time: str = ""  # ISO 8601; empty: not said
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self, component: str, now: datetime) -> str:
+        """`component` and `now` are for what does not say its own."""
+        head = {
+            "time": self.time or now.isoformat(timespec="milliseconds"),
+            "level": self.level,
+            "component": self.component or component,
+            "message": self.message,
+        }
+        more = {"source": self.source} if self.source and self.source != _ENGINE_SOURCE else {}
+        return json.dumps({**head, **more, **self.fields}, ensure_ascii=False)
+
+
+def parse(line: str) -> Entry | None:
+    """None for what is no line of a log, such as a table or a traceback."""
+    if match := _PYTHON_LINE.match(line):
+        return Entry(match.group(1).lower(), match.group(2))
+    if match := _TRITON_LINE.match(line):
+        letter, stamp, source, text = match.groups()
+        entry = Entry(_TRITON_LEVELS[letter], _unquoted(text), source or "", time=_with_year(stamp))
+        if source == _ENGINE_SOURCE:
+            entry.component = "engine"
+        return _of_object(entry.message, entry) or entry
+    return _of_object(line, Entry("info", ""))
+
+
+def _unquoted(text: str) -> str:
+    """The server writes its texts as JSON strings."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text.strip('"')
+    return value if isinstance(value, str) else text
+
+
+def _of_object(text: str, outer: Entry) -> Entry | None:
+    """An event that is written as a JSON object with a message; what it does not say is the outer one's."""
+    if not text.startswith("{"):
+        return None
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(fields, dict) or not isinstance(fields.get("message"), str):
+        return None
+    return Entry(
+        str(fields.pop("level", outer.level)),
+        fields.pop("message"),
+        outer.source,
+        str(fields.pop("component", outer.component)),
+        str(fields.pop("time", outer.time)),
+        fields,
+    )
+
+
+def _with_year(stamp: str, now: datetime | None = None) -> str:
+    """The server leaves it out."""
+    now = now or datetime.now(timezone.utc)
+    said = datetime.strptime(f"{now.year}{stamp}", "%Y%m%d %H:%M:%S.%f").replace(tzinfo=timezone.utc)
+    if said > now + timedelta(days=1):  # the last lines of a year, read in the next
+        said = said.replace(year=now.year - 1)
+    return said.isoformat(timespec="milliseconds")
+
+
+def renderer(log_format: Literal["text", "json"], component: str) -> Callable[[str], str | None]:
+    """What becomes of a line of a process: as text itself, as JSON its object; None for one that says nothing, as the
+    server's head of a table."""
+    if log_format == "text":
+        return lambda line: line
+
+    def render(line: str) -> str | None:
+        entry = parse(line) or Entry("info", line)
+        return entry.to_json(component, datetime.now(timezone.utc)) if entry.message.strip() else None
+
+    return render
+
+
+def write(level: str, message: str, component: str = "serve") -> None:
+    """A line of this process's own, as JSON on standard error."""
+    show(Entry(level, message).to_json(component, datetime.now(timezone.utc)))
+
+
+def show(line: str) -> None:
+    """On standard error, in one piece: threads do."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+@contextmanager
+def reported(log_format: Literal["text", "json"]) -> Iterator[None]:
+    """With JSON an error of ours is a line like others, and ends the process with code 1."""
+    try:
+        yield
+    except CharoniaError as error:
+        if log_format == "text":
+            raise
+        write("error", str(error))
+        raise SystemExit(1) from None

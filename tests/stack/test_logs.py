@@ -1,0 +1,152 @@
+"""The logs of a whole stack: one JSON object a line, each request's lines under its id, and no text of prompts unless
+asked for."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from conftest import DEMO_MODEL
+from stack import HANG_S, Stack, running
+
+# In a prompt, and in nothing else that anybody logs.
+SECRET = "quokka"
+CHAT = {"messages": [{"role": "user", "content": f'Is "{SECRET}" an animal?\nSay it.'}], "max_tokens": 12}
+LEVELS = {"debug", "info", "warning", "error", "critical"}
+
+
+def logs_of(stack: Stack) -> dict[str, list[str]]:
+    """The lines of what the terminal shows and of each log file."""
+    files = [stack.log_file, *stack.run_dir.glob("port-*/*.log")]
+    return {file.name: file.read_text(encoding="utf-8").splitlines() for file in files}
+
+
+def events_of(stack: Stack) -> list[dict[str, Any]]:
+    return [json.loads(line) for lines in logs_of(stack).values() for line in lines]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + HANG_S
+    while not holds():
+        assert time.monotonic() < deadline, "the log does not say it"
+        time.sleep(0.05)
+
+
+def post(stack: Stack, route: str, body: dict[str, Any], request_id: str) -> httpx.Response:
+    headers = {"x-request-id": request_id}
+    return httpx.post(f"{stack.gateway}/v1/{route}", json={"model": "demo", **body}, headers=headers, timeout=HANG_S)
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    env = {"CHARONIA_LOG_FORMAT": "json", "CHARONIA_ACCESS_LOG": "1"}
+    with running(Stack(DEMO_MODEL, tmp_path_factory.mktemp("logged"), env)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def with_prompts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    env = {"CHARONIA_ACCESS_LOG": "1", "CHARONIA_LOG_PROMPTS": "1"}
+    with running(Stack(DEMO_MODEL, tmp_path_factory.mktemp("with_prompts"), env)) as served:
+        yield served
+
+
+def of_request(stack: Stack, request_id: str, *components: str) -> dict[str, dict[str, Any]]:
+    """The lines of one request by component, once each of `components` has one."""
+
+    def found() -> dict[str, dict[str, Any]]:
+        return {event["component"]: event for event in events_of(stack) if event.get("request_id") == request_id}
+
+    wait_until(lambda: set(components) <= set(found()))
+    return found()
+
+
+def test_every_line_is_an_object_with_time_level_component_and_message(logged: Stack) -> None:
+    post(logged, "chat/completions", CHAT, "shape")
+    of_request(logged, "shape", "gateway", "preprocessing", "engine")
+    logs = logs_of(logged)
+    assert {"serve.log", "triton.log", "gateway.log"} <= set(logs)
+    components = set()
+    for name, lines in logs.items():
+        assert lines, name
+        for line in lines:
+            event = json.loads(line)
+            assert event["level"] in LEVELS and event["message"].strip(), line
+            components.add(event["component"])
+            said = datetime.fromisoformat(event["time"])
+            assert abs((datetime.now(timezone.utc) - said).total_seconds()) < 3600, line
+    assert components >= {"serve", "triton", "engine", "preprocessing", "gateway"}
+
+
+def test_a_request_is_found_by_its_id_in_gateway_models_and_engine(logged: Stack) -> None:
+    answer = post(logged, "chat/completions", CHAT, "shop-42")
+    assert answer.headers["x-request-id"] == "shop-42"
+    usage = answer.json()["usage"]
+    events = of_request(logged, "shop-42", "gateway", "preprocessing", "engine")
+    gateway, engine = events["gateway"], events["engine"]
+    assert (gateway["level"], gateway["method"], gateway["route"]) == ("info", "POST", "/v1/chat/completions")
+    assert (gateway["status"], gateway["model"]) == (200, "demo")
+    for event in (gateway, engine):
+        assert event["prompt_tokens"] == usage["prompt_tokens"]
+        assert event["completion_tokens"] == usage["completion_tokens"]
+        assert 0 <= event["queue_ms"] <= event["first_token_ms"] <= event["total_ms"]
+    assert gateway["finish_reasons"] == [answer.json()["choices"][0]["finish_reason"]]
+    assert engine["finish_reasons"] == gateway["finish_reasons"][0]
+    assert gateway["duration_ms"] >= gateway["total_ms"]
+    assert events["preprocessing"]["prompt_tokens"] == usage["prompt_tokens"]
+
+
+def test_what_is_refused_has_its_line(logged: Stack) -> None:
+    assert post(logged, "chat/completions", {**CHAT, "temperature": 9}, "refused-1").status_code == 400
+    gateway = of_request(logged, "refused-1", "gateway")["gateway"]
+    assert (gateway["status"], gateway["error"]) == (400, "invalid_value")
+    body = {"prompt": f"{SECRET} " * 5000, "max_tokens": 1}
+    assert post(logged, "completions", body, "refused-2").status_code == 400
+    events = of_request(logged, "refused-2", "gateway", "engine")
+    assert events["engine"]["error"] == "invalid_argument"
+    assert events["gateway"]["error"] == "context_length_exceeded"
+
+
+def test_no_text_of_prompts_is_in_any_log(logged: Stack, stack: Stack) -> None:
+    for served in (logged, stack):
+        post(served, "chat/completions", CHAT, "private-1")
+        post(served, "chat/completions", {**CHAT, "stream": True, "stop": [SECRET, ""]}, "private-2")
+        post(served, "completions", {"prompt": f"A {SECRET}", "max_tokens": 4, "echo": True}, "private-3")
+        post(served, "completions", {"prompt": [1, SECRET]}, "private-4")
+        post(served, "chat/interactive", {"prompt": SECRET, "request_output_len": 4}, "private-5")
+    of_request(logged, "private-5", "gateway", "engine")
+    for served in (logged, stack):
+        for name, lines in logs_of(served).items():
+            assert not [line for line in lines if SECRET in line], name
+    assert not any("private-5" in line for lines in logs_of(stack).values() for line in lines), "no access log"
+
+
+def test_prompts_and_answers_are_logged_when_asked_for(with_prompts: Stack) -> None:
+    assert post(with_prompts, "completions", {"prompt": f"A {SECRET}", "max_tokens": 4}, "open-1").status_code == 200
+
+    def said(name: str, *parts: str) -> bool:
+        return any(all(part in line for part in parts) for line in logs_of(with_prompts)[name])
+
+    wait_until(lambda: said("gateway.log", "[open-1]", SECRET))
+    wait_until(lambda: said("triton.log", "preprocessing: ", "[open-1]", f"A {SECRET}"))
+    wait_until(lambda: said("triton.log", "postprocessing: ", "[open-1]", "text="))
+    wait_until(lambda: said("triton.log", " + 4 tokens in ", "[open-1]"))
+    assert not said("serve.log", SECRET), "the terminal has warnings and errors only"
+
+
+def test_a_failure_to_start_is_an_object_too(tmp_path: Path) -> None:
+    served = Stack(tmp_path / "no-such-model", tmp_path / "run", {"CHARONIA_LOG_FORMAT": "json"})
+    served.launch()
+    try:
+        assert served.wait() == 1
+    finally:
+        served.stop()
+    *_, last = [json.loads(line) for line in served.log_file.read_text().splitlines()]
+    assert (last["level"], last["component"]) == ("error", "serve")
+    assert "no-such-model" in last["message"]

@@ -1,0 +1,66 @@
+"""The gateway's log: its lines, and what they hold of a request."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+from charonia_gateway.logs import RequestContext, TextFormatter, json_formatter
+from charonia_gateway.record import Record, current_record
+
+
+def event(message: str, **more: object) -> logging.LogRecord:
+    return logging.makeLogRecord({"name": "charonia_gateway", "levelname": "WARNING", "msg": message, **more})
+
+
+@pytest.fixture
+def request_record() -> Record:
+    record = Record(b"shop-42")
+    record.trace_id = "ab" * 16
+    return record
+
+
+def test_a_json_line_has_its_head_first_and_what_the_event_has() -> None:
+    line = json_formatter().format(event('quotes " and\nlines', status=200, color_message="\x1b[1mno"))
+    assert "\n" not in line
+    said = json.loads(line)
+    assert list(said)[:3] == ["time", "level", "component"]
+    assert (said["level"], said["component"], said["logger"]) == ("warning", "gateway", "charonia_gateway")
+    assert (said["message"], said["status"]) == ('quotes " and\nlines', 200)
+    assert "color_message" not in said
+
+
+def test_an_exception_is_in_the_line() -> None:
+    try:
+        raise RuntimeError("broken")
+    except RuntimeError:
+        line = json_formatter().format(event("failed", exc_info=sys.exc_info()))
+    assert "\n" not in line and "RuntimeError: broken" in json.loads(line)["exc_info"]
+
+
+def test_what_is_logged_of_a_request_has_its_id_and_its_trace(request_record: Record) -> None:
+    token = current_record.set(request_record)
+    try:
+        logged = event("late")
+        assert RequestContext().filter(logged)
+    finally:
+        current_record.reset(token)
+    said = json.loads(json_formatter().format(logged))
+    assert (said["request_id"], said["trace_id"]) == ("shop-42", "ab" * 16)
+    assert TextFormatter("%(levelname)s:     %(message)s").format(logged) == "WARNING:     late [shop-42]"
+    outside = event("idle")
+    assert RequestContext().filter(outside) and "request_id" not in outside.__dict__
+
+
+def test_a_setting_that_is_wrong_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "charonia_gateway"],
+        env={"CHARONIA_LOG_FORMAT": "xml", "CHARONIA_TRACING_ENDPOINT": "collector:4318"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "log_format = 'xml'" in done.stderr and "tracing_endpoint = 'collector:4318'" in done.stderr
