@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# sanitize.sh [address] [thread]: the C++ tests, built with the address and undefined-behaviour sanitizers and with the
-# thread sanitizer. Both where none is named. Ends with 1 when one of them found something.
+# sanitize.sh [address] [thread] [grid]: the C++ tests, built with the address and undefined-behaviour sanitizers and with
+# the thread sanitizer. All where none is named. Ends with 1 when one of them found something.
 #
-# The thread sanitizer gets what has threads. It does not follow the emulated grid of the CUDA tests, whose threads are no
-# threads but stacks; scheduler, cache and parsers have one thread; and kernels share their threads' work in the same way
-# whatever the instruction set is.
+#   address  address and undefined behaviour: all tests but those of the CUDA device
+#   thread   data races, in what has threads: scheduler, cache and parsers have one; and kernels share their threads' work
+#            in the same way whatever the instruction set is
+#   grid     address and undefined behaviour: the tests of the CUDA device, whose kernels run on an emulated grid. (Its
+#            threads are no threads but stacks, which the thread sanitizer does not follow.)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:check_initialization_order=1
@@ -26,17 +28,18 @@ sanitize() {
     TEST_TMPDIR=$PWD/$folder/files ctest --test-dir "$folder" --output-on-failure --progress --parallel "$(nproc)" "${@:4}"
 }
 
-[ $# -gt 0 ] || set -- address thread
+[ $# -gt 0 ] || set -- address thread grid
 failed=()
 for one in "$@"; do
   case $one in
-    address) sanitize address address,undefined ON || failed+=("$one") ;;
+    address) sanitize address address,undefined OFF || failed+=("$one") ;;
+    grid) sanitize grid address,undefined ON -R '^on_host' || failed+=("$one") ;;
     thread)
       sanitize thread thread OFF -R '^(Device|Ranks|Isa|Kinds|ThreadPool|LocalGroup|EngineRanks|DecoderMemory)' \
         -E '/(portable|avx2)' || failed+=("$one")
       ;;
     *)
-      echo "sanitize.sh: $one is neither address nor thread" >&2
+      echo "sanitize.sh: $one is none of address, thread, grid" >&2
       exit 2
       ;;
   esac
