@@ -1,13 +1,14 @@
 # make serve   everything that is needed, then Triton, the four models and the gateway. MODEL=<folder or hub id> serves
 #              another model than the demo model; docs/contracts.md lists the other variables. Ctrl-C ends it
 # make chat    a chat with what make serve runs
-# make test    all checks and tests
+# make test    all checks and tests but those of the containers
+# make test-docker  the tests of the containers, on a Docker engine
 # make sanitize  the C++ tests under the address, undefined-behaviour and thread sanitizers
 # make convert MODEL=<folder or hub id> DST=<workspace>
 
 BIN := .venv/bin
 
-.PHONY: help serve chat convert setup test sanitize format clean distclean
+.PHONY: help serve chat convert setup test test-docker sanitize format clean distclean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -30,6 +31,10 @@ convert: setup
 test:
 	@scripts/setup.sh test
 	@exec scripts/test.sh
+
+test-docker:
+	@scripts/setup.sh test
+	@exec $(BIN)/pytest -rs tests/docker
 
 sanitize:
 	@scripts/setup.sh test
