@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from charonia.serve import checks, logs, triton
+from charonia.serve.drain import ModelControl
 from charonia.serve.errors import ServeError
 from charonia.serve.model import prepare
 from charonia.serve.process import Child
@@ -90,6 +91,7 @@ class _Stack:
         self._ready = False
         self._drain_s = 0.0  # how long requests may go on at the end
         self._device: list[str] = []  # what the engine said of where it runs
+        self._models = ModelControl()
         self._children: list[Child] = []  # in the order in which they were started
 
     def run(self) -> None:
@@ -137,11 +139,12 @@ class _Stack:
                 repository,
                 triton.make_backend_folder(own / "backends", distribution),
                 self._drain_s,
+                self._models.options(),
             ),
             triton.environment(distribution, {**base, "CHARONIA_DRAIN_TIMEOUT_S": str(self._drain_s)}),
             log_file,
         )
-        http = f"http://{_bracketed(_loopback(settings.host))}:{settings.http_port}/v2"
+        http = f"{self._triton_url()}/v2"
         urls = [f"{http}/health/ready", *(f"{http}/models/{name}/ready" for name in TRITON_MODELS)]
         if not self._until_ready(server, urls):
             return False
@@ -209,15 +212,24 @@ class _Stack:
                 raise ServeError(f"{child.name} {status}; {log}:\n{lines}")
 
     def _stop(self) -> None:
-        """The gateway first, so that Triton has no caller left, then Triton."""
+        """The gateway first, so that Triton has no caller of ours left; then what others call; then Triton."""
         if self._signals.count and self._children:
             self._say("Stopping; Ctrl-C again does not wait for running requests")
         limit = self._drain_s + _KILL_AFTER_S
+
+        def hurry() -> bool:
+            return self._signals.count > 1
+
         for child in reversed(self._children):
+            if child is self._children[0] and self._ready and child.exit_status() is None and not hurry():
+                self._models.drain(self._triton_url(), self._drain_s, hurry)
             child.terminate()
-            if not child.wait(limit, hurry=lambda: self._signals.count > 1):
+            if not child.wait(limit, hurry):
                 self._say(f"{child.name} has not ended by itself and is killed")
             child.kill_group()
+
+    def _triton_url(self) -> str:
+        return f"http://{_bracketed(_loopback(self._settings.host))}:{self._settings.http_port}"
 
     def _gateway_url(self) -> str:
         return f"http://{_bracketed(_loopback(self._settings.host))}:{self._settings.gateway_port}"

@@ -117,9 +117,14 @@ def with_text_instances(repository: Path, folder: Path, count: int) -> Path:
 
 
 def command(
-    distribution: Distribution, settings: ServeSettings, repository: Path, backend_folder: Path, drain_s: float
+    distribution: Distribution,
+    settings: ServeSettings,
+    repository: Path,
+    backend_folder: Path,
+    drain_s: float,
+    more: Mapping[str, str],
 ) -> list[str]:
-    """drain_s: how long requests may go on at the end, the engine's setting drain_timeout_s."""
+    """drain_s: how long requests may go on at the end, the engine's setting drain_timeout_s. more: options by name."""
     options = {
         "model-repository": repository,
         "backend-directory": backend_folder,
@@ -132,6 +137,7 @@ def command(
         # The engine ends what still runs after drain_s; the server must not leave before it has.
         "exit-timeout-secs": math.ceil(drain_s) + EXIT_MARGIN_S,
         "backend-config": "python,stub-timeout-seconds=120",
+        **more,
     }
     if not has_gpu():
         options |= {"allow-gpu-metrics": "false", "pinned-memory-pool-byte-size": 0}

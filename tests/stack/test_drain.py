@@ -13,8 +13,10 @@ from typing import Any
 import engine_metrics
 import httpx
 import pytest
+import tritonclient.grpc.aio as triton
 from gateway_process import GatewayProcess, gateway
 from stack import HANG_S, Stack, running
+from tritonclient.utils import InferenceServerException
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
 STREAMS = 4
@@ -115,6 +117,37 @@ async def test_the_whole_stack_ends_when_its_streams_have(slow_model: Path, tmp_
                 assert (reason, last) == ("length", "data: [DONE]")
         assert await asyncio.to_thread(stack.wait) == 0
         assert stack.processes() == []
+
+
+async def test_a_server_ends_when_the_streams_of_gateways_elsewhere_have(slow_model: Path, tmp_path: Path) -> None:
+    """It is not ready any more at once, and refuses what is new so that it can go to another server."""
+    env = {"CHARONIA_STREAM_INTERVAL_MS": "0", "CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S)}
+    with (
+        running(Stack(slow_model, tmp_path / "run", env)) as stack,
+        gateway(stack.grpc, tmp_path / "gateway.log") as elsewhere,
+    ):
+        async with httpx.AsyncClient(base_url=elsewhere.url, timeout=HANG_S) as http:
+            streams = await begin_streams(http, body("model", TOKENS, logprobs=True))
+            stack.signal(signal.SIGTERM)
+            await until_draining(http)
+            await check_refused(http, body("model", 1))
+            for reason, last in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
+                assert (reason, last) == ("length", "data: [DONE]")
+        assert await asyncio.to_thread(stack.wait) == 0
+        assert stack.processes() == []
+
+
+async def test_nobody_else_may_unload_a_servers_models(stack: Stack) -> None:
+    async with httpx.AsyncClient(base_url=stack.http, timeout=HANG_S) as http:
+        for action in ("load", "unload"):
+            answer = await http.post(f"/v2/repository/models/ensemble/{action}", json={})
+            assert answer.status_code == 403, answer.text
+        assert (await http.get("/v2/models/ensemble/ready")).status_code == 200
+    async with triton.InferenceServerClient(stack.grpc) as client:
+        for call in (client.load_model, client.unload_model):
+            with pytest.raises(InferenceServerException, match="restricted"):
+                await call("ensemble")
+        assert await client.is_model_ready("ensemble")
 
 
 async def test_the_whole_stack_cancels_what_takes_longer_than_it_may(slow_model: Path, tmp_path: Path) -> None:
