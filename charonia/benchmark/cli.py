@@ -190,6 +190,38 @@ def compare(
 
 @app.command()
 @with_engine_options(environment=True)
+def endpoints(
+    model: ModelArgument,
+    servers: Annotated[list[int] | None, typer.Option(min=1, help="Servers; may be repeated [1, 3].")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 12,
+    num_requests: Annotated[int, typer.Option(min=1, help="How many requests are sent in a round.")] = 48,
+    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each request.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that all is repeated; medians are printed.")] = 3,
+    json_file: JsonOption = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """The same requests through a gateway with one server and with several, all of them on this machine."""
+    from charonia.benchmark import workload
+    from charonia.benchmark.endpoints import print_summary, run_endpoints, summary
+    from charonia.benchmark.figures import write_json
+
+    console = Console()
+    results = run_endpoints(
+        model,
+        workload.random_jobs(model, num_requests, 32, max_tokens, seed=0),
+        levels=servers or [1, 3],
+        concurrency=concurrency,
+        rounds=rounds,
+        settings=settings or {},
+        console=console,
+    )
+    print_summary(console, results)
+    content = {"model": model, "max_tokens": max_tokens, "concurrency": concurrency, "servers": summary(results)}
+    write_json(json_file, content)
+
+
+@app.command()
+@with_engine_options(environment=True)
 def prefix(
     model: ModelArgument,
     target: Annotated[TargetKind, typer.Option(help="Who answers.")] = TargetKind.in_process,

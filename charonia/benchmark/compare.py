@@ -47,7 +47,7 @@ class Served:
     pid: int  # of `charonia serve`
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with ExitStack() as sockets:
         bound = [sockets.enter_context(socket.socket()) for _ in range(count)]
         for each in bound:
@@ -60,7 +60,7 @@ def serving(model: str, settings: Mapping[str, Setting], options: Sequence[str] 
     """`charonia serve` on free ports, until the block is left. options: more of its options.
 
     Raises ModelError with what it said when it fails."""
-    http, grpc, metrics, rest = _free_ports(4)
+    http, grpc, metrics, rest = free_ports(4)
     with tempfile.TemporaryDirectory(prefix="charonia-benchmark-") as folder:
         log = Path(folder, "serve.log")
         command = [sys.executable, "-m", "charonia", "serve", model, "--host", "127.0.0.1", "--run-dir", folder]
@@ -72,7 +72,7 @@ def serving(model: str, settings: Mapping[str, Setting], options: Sequence[str] 
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
             try:
-                _wait_until_ready(process, f"http://127.0.0.1:{rest}/health/ready", log)
+                wait_until_ready(process, f"http://127.0.0.1:{rest}/health/ready", log)
                 yield Served(
                     f"127.0.0.1:{grpc}",
                     f"http://127.0.0.1:{rest}",
@@ -88,7 +88,7 @@ def serving(model: str, settings: Mapping[str, Setting], options: Sequence[str] 
                     process.wait()
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline:

@@ -159,12 +159,15 @@ def server_variables() -> set[str]:
 def test_every_variable_is_a_setting(rendered: Manifests) -> None:
     server, gateway = rendered.workload(SERVER), rendered.workload(GATEWAY)
     assert {*gateway.settings, *gateway.references} <= gateway_variables()
-    assert {*server.settings, *server.references} <= server_variables() | {"HF_HOME", "HF_TOKEN"}
+    assert {*server.settings, *server.references} <= server_variables() | {"HF_HOME", "HF_TOKEN_PATH"}
 
 
-def test_the_hubs_library_reads_its_two_variables() -> None:
+def test_the_hubs_library_reads_its_two_variables(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("hf_secret\n", encoding="utf-8")
     code = "from huggingface_hub import constants, get_token; print(constants.HF_HOME, get_token())"
-    env = {**os.environ, "HF_HOME": "/var/lib/charonia/hub", "HF_TOKEN": "hf_secret"}
+    env = {**os.environ, "HF_HOME": "/var/lib/charonia/hub", "HF_TOKEN_PATH": str(token)}
+    env.pop("HF_TOKEN", None)
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["/var/lib/charonia/hub", "hf_secret"]
 
@@ -298,9 +301,16 @@ def test_what_is_written_is_on_a_volume(rendered: Manifests) -> None:
 
 
 def test_a_secret_is_only_where_it_is_used(rendered: Manifests) -> None:
+    """The hub's token is a file of the server's; no variable holds a secret, and none is in the manifests."""
     for workload in rendered.workloads:
-        secret = {name for name, source in workload.references.items() if "secretKeyRef" in source}
-        assert secret <= ({"HF_TOKEN"} if workload.name == SERVER else set())
+        assert not [name for name, source in workload.references.items() if "secretKeyRef" in source]
+        assert not [source for source in workload.container.get("envFrom", []) if "secretRef" in source]
+        secrets = {volume["name"]: volume["secret"] for volume in workload.pod["volumes"] if "secret" in volume}
+        assert set(secrets) <= ({"hub-token"} if workload.name == SERVER else set())
+        for name, secret in secrets.items():
+            (mount,) = [mount for mount in workload.container["volumeMounts"] if mount["name"] == name]
+            assert mount["readOnly"] and secret["optional"] and secret["defaultMode"] == 0o440
+            assert Path(workload.settings["HF_TOKEN_PATH"]).parent == Path(mount["mountPath"])
     assert not rendered.of("Secret")
 
 
@@ -309,7 +319,7 @@ def test_a_secret_is_only_where_it_is_used(rendered: Manifests) -> None:
 
 def test_images_have_this_versions_tag(rendered: Manifests) -> None:
     server = rendered.workload(SERVER)
-    suffix = "-cuda" if server.settings["CHARONIA_DEVICE"] == "cuda" else ""
+    suffix = "-gpu" if server.settings["CHARONIA_DEVICE"] == "cuda" else ""
     assert server.container["image"] == f"charonia-server:{charonia.__version__}{suffix}"
     assert rendered.workload(GATEWAY).container["image"] == f"charonia-gateway:{charonia.__version__}"
 
@@ -364,7 +374,7 @@ def test_the_network_carries_what_is_needed_and_no_more(rendered: Manifests) -> 
         ("anyone", GATEWAY, 23333),
     }
     hub_download = {(SERVER, dns, 53), (SERVER, "0.0.0.0/0", 443)}
-    hub_models = "HF_TOKEN" in rendered.workload(SERVER).references
+    hub_models = "HF_TOKEN_PATH" in rendered.workload(SERVER).settings
     assert let_out == {(GATEWAY, SERVER, 33337), (GATEWAY, dns, 53)} | (hub_download if hub_models else set())
     for workload in rendered.workloads:
         policy = rendered.one("NetworkPolicy", workload.name)
