@@ -250,6 +250,24 @@ async def test_special_tokens_add_nothing_but_have_a_name_among_the_likeliest() 
     assert response.top_logprobs[0][0].token == b"<|end|>"
 
 
+async def test_a_server_that_goes_away_while_tokens_are_named_takes_no_names_along() -> None:
+    """Another request of the same client may find it away at any time."""
+
+    async def lookup(wanted: Sequence[int]) -> tuple[list[bytes], list[bool]]:
+        if 1 in wanted:
+            vocabulary.forget()
+        asked.append(list(wanted))
+        return [PIECES[token] for token in wanted], [False for _ in wanted]
+
+    asked: list[list[int]] = []
+    vocabulary = Vocabulary(lookup)
+    for ids in ((0,), (0, 1), (0,)):
+        response = GenerateResponse("", ids, logprobs=(0.0,) * len(ids), text_span=(0, 100))
+        await vocabulary.name_tokens(response)
+        assert response.tokens == [PIECES[token] for token in ids]
+    assert asked == [[0], [1], [0]], "what was forgotten is asked for again"
+
+
 @pytest.mark.parametrize(
     ("lines", "enter_sends", "messages"),
     [
