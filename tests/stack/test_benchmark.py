@@ -52,7 +52,7 @@ def test_endpoints_spreads_requests_over_its_servers(tmp_path: Path) -> None:
         [one_round] = level["rounds"]
         assert (one_round["errors"], one_round["requests"], one_round["output_tokens"]) == (0, 12, 12 * 16)
         assert len(one_round["shares"]) == int(number) and sum(one_round["shares"]) == pytest.approx(1)
-        assert one_round["shares"][-1] > 0.2
+        assert one_round["shares"][-1] > 0
 
 
 @pytest.mark.parametrize("target", ["triton", "gateway"])

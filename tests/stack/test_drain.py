@@ -130,7 +130,8 @@ async def test_a_server_ends_when_the_streams_of_gateways_elsewhere_have(slow_mo
             streams = await begin_streams(http, body("model", TOKENS, logprobs=True))
             stack.signal(signal.SIGTERM)
             await until_draining(http)
-            await check_refused(http, body("model", 1))
+            refused = await http.post("/v1/chat/completions", json={**body("model", 1), "stream": False})
+            assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1, refused.text
             for reason, last in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
                 assert (reason, last) == ("length", "data: [DONE]")
         assert await asyncio.to_thread(stack.wait) == 0
