@@ -26,15 +26,26 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 
+# Characters that are no line ends of a stream, but are to the line readers of many clients (Python's str.splitlines).
+_LINE_ENDS = {character.encode(): f"\\u{ord(character):04x}".encode() for character in "\u0085\u2028\u2029"}
+
+
+def _json(data: Any) -> bytes:
+    """`data` as JSON in one line, whatever one takes for a line."""
+    text = to_json(data, inf_nan_mode="null")
+    for character, escaped in _LINE_ENDS.items():
+        text = text.replace(character, escaped)
+    return text
+
 
 def event(data: Any) -> bytes:
     """One event with `data` as JSON."""
-    return b"data: " + to_json(data, inf_nan_mode="null") + b"\n\n"
+    return b"data: " + _json(data) + b"\n\n"
 
 
 def line(data: Any) -> bytes:
     """One line with `data` as JSON."""
-    return to_json(data, inf_nan_mode="null") + b"\n"
+    return _json(data) + b"\n"
 
 
 @dataclass(frozen=True)
