@@ -67,7 +67,7 @@ if [ "$gpus" != none ]; then
   docker info --format '{{range $name, $_ := .Runtimes}}{{$name}} {{end}}' | grep -qw nvidia ||
     fail "Docker has no NVIDIA runtime, and --gpus $gpus needs it: install the package nvidia-container-toolkit, then run" \
       "'nvidia-ctk runtime configure --runtime=docker' and restart Docker; or serve on the CPU with --gpus none"
-  options+=(--gpus "$gpus")
+  options+=(--gpus "$gpus" --ulimit memlock=-1) # memory that the GPU reads is locked
 fi
 if [ -n "$tp" ]; then options+=(--env "CHARONIA_TENSOR_PARA_SIZE=$tp"); fi
 
@@ -86,7 +86,7 @@ while IFS= read -r variable; do
 done < <(compgen -e CHARONIA_)
 
 exec docker run --rm --name "$name" --stop-timeout 45 --read-only --tmpfs /tmp --cap-drop ALL \
-  --security-opt no-new-privileges --shm-size "$shm_size" --ulimit memlock=-1 \
+  --security-opt no-new-privileges --shm-size "$shm_size" \
   --publish "${CHARONIA_HTTP_PORT:-33336}:33336" \
   --publish "${CHARONIA_GRPC_PORT:-33337}:33337" \
   --publish "${CHARONIA_METRICS_PORT:-33338}:33338" \
