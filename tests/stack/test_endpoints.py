@@ -55,7 +55,8 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     model = folder / "model"
     # It never ends by itself, and its tokens take long enough for things to happen between them.
     write_model(model, "byte_level", "babbler", hidden=256, layers=4, positions=4096, ends=False)
-    env = {"CHARONIA_THREADS": "1", "CHARONIA_STREAM_INTERVAL_MS": "0"}
+    # A server that is told to end does not wait long for the stream that does not.
+    env = {"CHARONIA_THREADS": "1", "CHARONIA_STREAM_INTERVAL_MS": "0", "CHARONIA_DRAIN_TIMEOUT_S": "5"}
     stacks = [Stack(model, folder / name, env) for name in ("one", "two", "three")]
     with ExitStack() as stack:
         for server in stacks:
