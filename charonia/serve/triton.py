@@ -122,7 +122,7 @@ def command(
     repository: Path,
     backend_folder: Path,
     drain_s: float,
-    more: Mapping[str, str],
+    more: Mapping[str, str] | None = None,
 ) -> list[str]:
     """drain_s: how long requests may go on at the end, the engine's setting drain_timeout_s. more: options by name."""
     options = {
@@ -137,7 +137,7 @@ def command(
         # The engine ends what still runs after drain_s; the server must not leave before it has.
         "exit-timeout-secs": math.ceil(drain_s) + EXIT_MARGIN_S,
         "backend-config": "python,stub-timeout-seconds=120",
-        **more,
+        **(more or {}),
     }
     if not has_gpu():
         options |= {"allow-gpu-metrics": "false", "pinned-memory-pool-byte-size": 0}
