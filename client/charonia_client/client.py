@@ -52,6 +52,9 @@ _CHANNEL_OPTIONS = [
 ]
 _PROBE_INTERVAL_S = 5.0
 _PROBE_TIMEOUT_S = 15.0
+# A server that ends refuses calls while it lets those that run come to their end, which takes it drain_timeout_s and a
+# little more. Some then hold their connections open and never end them.
+_REFUSED_TIMEOUT_S = 40.0
 _UNARY_TIMEOUT_S = 5.0
 # A cancel can overtake its request, which the engine would then take in after it. So it is repeated until the answer
 # ends, with that many seconds in between. It is idempotent.
@@ -250,20 +253,29 @@ class Client:
             stream.cancel()
 
     async def _watch_server(self) -> None:
-        """While requests run, asks for a sign of life; without one, ends them all with Unavailable."""
+        """While requests run, asks for a sign of life. Without one it ends them all with Unavailable; where the server
+        refuses to be asked, those that get nothing any more."""
+        clock = asyncio.get_running_loop().time
+        refused_at: float | None = None  # since when it refuses
         try:
             while self._active:
                 await asyncio.sleep(_PROBE_INTERVAL_S)
                 running = dict(self._active)
                 try:
                     await self._stub.ServerLive(pb.ServerLiveRequest(), timeout=_PROBE_TIMEOUT_S)
+                    refused_at = None
                 except grpc.RpcError as error:
-                    if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                        continue  # the connection's end is told to each call by gRPC itself
-                    silent = f"Triton at {self.target} gave no sign of life for {_PROBE_TIMEOUT_S:g} s"
-                    for request_id, stream in running.items():
+                    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                        lost = list(running.items())
+                        why = f"gave no sign of life for {_PROBE_TIMEOUT_S:g} s"
+                    else:  # the connection's end is told to each call by gRPC itself, if it ends
+                        refused_at = clock() if refused_at is None else refused_at
+                        latest = clock() - _REFUSED_TIMEOUT_S
+                        lost = [item for item in running.items() if max(refused_at, item[1].news_at) <= latest]
+                        why = f"takes no calls any more and has sent nothing for {_REFUSED_TIMEOUT_S:g} s"
+                    for request_id, stream in lost:
                         if self._active.get(request_id) is stream:
-                            stream.fail(Silent(silent))
+                            stream.fail(Silent(f"Triton at {self.target} {why}"))
                             stream.cancel()
         finally:
             self._watch = None

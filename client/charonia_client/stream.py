@@ -48,6 +48,8 @@ class Stream:
         self._left = False
         self._news = asyncio.Event()  # for the reader
         self._room = asyncio.Event()  # for the task
+        self._clock = asyncio.get_running_loop().time
+        self.news_at = self._clock()  # when the last response came, by the loop's clock
         self.task = asyncio.get_running_loop().create_task(self._read())
 
     async def next(self) -> Any | None:
@@ -80,6 +82,7 @@ class Stream:
     async def _read(self) -> None:
         try:
             async for answer in self._call:
+                self.news_at = self._clock()
                 if answer.error_message:
                     # The end of the call, to which this reads on, is near.
                     self.over = True

@@ -69,6 +69,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     def __init__(self) -> None:
         self.target = ""
         self.ready = True
+        self.exiting = False  # refuses to be asked whether it lives
         self.requests: list[pb.ModelInferRequest] = []  # to the ensemble
         self.actions: list[tuple[str, str]] = []  # (stop, cancel or end_session; request id or session id)
         self.behaviour: Behaviour = self.say_name
@@ -101,6 +102,8 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     async def ServerLive(self, request: Any, context: Any) -> pb.ServerLiveResponse:
         await self._awake.wait()
+        if self.exiting:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Server exiting")
         return pb.ServerLiveResponse(live=True)
 
     async def ModelReady(self, request: Any, context: Any) -> pb.ModelReadyResponse:
