@@ -1,5 +1,5 @@
 # make serve   everything that is needed, then Triton, the four models and the gateway. MODEL=<folder or hub id> serves
-#              another model than the demo model; docs/contracts.md lists the other variables. Ctrl-C ends it
+#              another model than the demo model; docs/configuration.md lists the other variables. Ctrl-C ends it
 # make chat    a chat with what make serve runs
 # make test    all checks and tests but those of the containers
 # make test-docker  the tests of the containers, on a Docker engine

@@ -1,12 +1,12 @@
-// What the CPU's products and its attention reach, against the machine's read bandwidth measured in the same run.
+// What the CPU's GEMMs and its attention reach, against the machine's read bandwidth measured in the same run.
 //
 //     cmake -S . -B build -DCHARONIA_BENCHMARKS=ON ... && cmake --build build --target charonia_cpu_ops
-//     build/charonia_cpu_ops [threads [products | attention]]
+//     build/charonia_cpu_ops [threads [gemm | attention]]
 //
-// Products: few rows: weights of about 0.9 GB in all (layers of 4096 x 1536), so that caches do not help; GB/s of
+// GEMMs: few rows: weights of about 0.9 GB in all (layers of 4096 x 1536), so that caches do not help; GB/s of
 // weights read. Many rows: 512 rows of the same shape; GFLOP/s. Attention: one new token of a sequence of 32,768 in 4
-// layers (32 heads of 128, 8 or 32 of them of k and v), and 512 rows of a prefill behind 3,584; k/v as bf16 and as
-// integers; GB/s of k/v read, and the time against bf16's. Medians of several rounds.
+// layers (32 heads of 128, 8 or 32 of them of k and v), and 512 rows of a prefill behind 3,584; KV as bf16 and as
+// integers; GB/s of KV read, and the time against bf16's. Medians of several rounds.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -122,7 +122,7 @@ int main(int argc, char** argv) {
   const auto ops = ops::make_cpu_ops(threads);
   const auto isa = ops->instruction_set();
   std::printf("read bandwidth %.1f GB/s; instruction set %.*s\n", limit, static_cast<int>(isa.size()), isa.data());
-  if (what != "products") measure_attention(*ops, limit);
+  if (what != "gemm") measure_attention(*ops, limit);
   if (what == "attention") return 0;
   std::printf("%-6s %6s %10s %10s %12s\n", "type", "rows", "GB/s", "share", "GFLOP/s");
 

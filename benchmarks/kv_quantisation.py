@@ -1,4 +1,4 @@
-"""What a k/v cache of integers changes in a model's answers: quant_policy 0, 8 and 4 on the demo model.
+"""What a KV cache of integers changes in a model's answers: quant_policy 0, 8 and 4 on the demo model.
 
     python -m benchmarks.kv_quantisation [--threads 2]
 
@@ -80,7 +80,7 @@ def main() -> int:
     options = parser.parse_args()
     sys.path.insert(0, str(_DEMO))
     plain: Figures | None = None
-    print("| quant_policy | k/v bytes per token | perplexity | mean difference | greatest | questions right |")
+    print("| quant_policy | KV bytes per token | perplexity | mean difference | greatest | questions right |")
     print("|---|---:|---:|---:|---:|---:|")
     for policy in (0, 8, 4):
         got = measure(policy, options.threads)

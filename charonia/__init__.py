@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from charonia.errors import (
     CharoniaError,
     DeadlineExceededError,
+    DeviceFailedError,
     EngineClosedError,
     InternalError,
     InvalidRequestError,
@@ -38,6 +39,7 @@ __all__ = [
     "CharoniaError",
     "Chunk",
     "DeadlineExceededError",
+    "DeviceFailedError",
     "Engine",
     "EngineClosedError",
     "InternalError",

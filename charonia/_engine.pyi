@@ -81,7 +81,8 @@ class EngineInfo:
     end_ids: list[int]
     session_len: int
     threads: int
-    max_batch_size: int
+    max_batch_size: int  # resolved, as is token_budget
+    token_budget: int
     max_queue_size: int
     cache_block_seq_len: int
     device: str  # cpu | cuda
@@ -93,6 +94,7 @@ class EngineInfo:
     kv_cache_bytes: int
     num_blocks: int
     warnings: list[str]
+    kernel_report: list[str]  # which kernels operations go to, as chosen at start; empty on the CPU
 
 class EngineStats:
     num_running: int
@@ -109,6 +111,7 @@ class EngineStats:
     generation_tokens: int
     prefix_queries_tokens: int
     prefix_hit_tokens: int
+    products_refused: int  # products with weights that cuBLASLt refused and own kernels took
 
 class Engine:
     def __init__(self, weights_dir: Path, overrides: dict[str, str] = ...) -> None: ...
@@ -137,4 +140,5 @@ class Engine:
     def shutdown(self, timeout_ms: int = 0) -> None: ...
     def info(self) -> EngineInfo: ...
     def stats(self) -> EngineStats: ...
+    def kernel_report(self) -> list[str]: ...
     def check_integrity(self) -> None: ...

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+import zipfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -71,7 +73,7 @@ class SafetensorsCheckpoint:
             self._add(file)
 
     def _add(self, file: Path) -> None:
-        if not file.is_file():
+        if not _is_file(file):
             raise ModelError(f"the weight file {file} is missing: was the download complete?")
         data = np.memmap(file, dtype=np.uint8, mode="r") if file.stat().st_size > 8 else np.zeros(0, np.uint8)
         length = int.from_bytes(data[:8].tobytes(), "little")
@@ -79,14 +81,15 @@ class SafetensorsCheckpoint:
             if not 0 < length <= data.size - 8:
                 raise ValueError("its header is longer than the file")
             header = json.loads(data[8 : 8 + length].tobytes())
+            if not isinstance(header, dict):
+                raise ValueError("its header is no JSON object")
             header.pop("__metadata__", None)
             for name, entry in header.items():
-                begin, end = (8 + length + offset for offset in entry["data_offsets"])
-                if end > data.size:
-                    raise ValueError(f"tensor {name} ends after the file does")
-                self.tensors[name] = TensorInfo(name, file, entry["dtype"], tuple(entry["shape"]))
-                self._extents[name] = _Extent(begin, end)
-        except (ValueError, KeyError, TypeError) as error:
+                info = TensorInfo(name, file, entry["dtype"], tuple(entry["shape"]))
+                begin, end = entry["data_offsets"]
+                _check_entry(info, begin, end, data.size - 8 - length)
+                self.tensors[name], self._extents[name] = info, _Extent(8 + length + begin, 8 + length + end)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ModelError(f"{file} is no complete safetensors file ({error}): download it again") from error
         self._maps[file] = data
 
@@ -97,8 +100,24 @@ class SafetensorsCheckpoint:
         return np.frombuffer(data, dtype=DTYPES[info.dtype]).reshape(info.shape)
 
 
+def _check_entry(info: TensorInfo, begin: Any, end: Any, size: int) -> None:
+    """ValueError unless a header's tensor lies at [begin, end) of `size` bytes of data."""
+    if not isinstance(info.dtype, str) or not all(_is_count(number) for number in (*info.shape, begin, end)):
+        raise ValueError(f"tensor {info.name} has no valid dtype, shape and data_offsets")
+    if not begin <= end <= size:
+        raise ValueError(f"tensor {info.name} ends after the file does")
+    dtype = DTYPES.get(info.dtype)
+    if dtype is not None and math.prod(info.shape) * dtype.itemsize != end - begin:
+        raise ValueError(f"tensor {info.name} has {end - begin} bytes, which is not what its shape takes")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 class TorchCheckpoint:
-    """PyTorch .bin files, loaded with weights_only=True; needs torch."""
+    """PyTorch .bin files, loaded with weights_only=True; needs torch. Files of PyTorch before 1.6, which are no zip
+    archives, cannot be mapped: they are read into memory whole."""
 
     linkable = False
 
@@ -114,12 +133,28 @@ class TorchCheckpoint:
         self.tensors: dict[str, TensorInfo] = {}
         self._values: dict[str, Any] = {}
         for file in files:
-            if not file.is_file():
+            if not _is_file(file):
                 raise ModelError(f"the weight file {file} is missing: was the download complete?")
-            for name, value in torch.load(file, map_location="cpu", weights_only=True, mmap=True).items():
+            try:
+                content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+            except Exception as error:  # whatever the unpickler meets
+                reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+                raise ModelError(
+                    f"{file} cannot be read as PyTorch weights ({reason}): download it again, or convert the model's "
+                    "safetensors files"
+                ) from error
+            if not isinstance(content, Mapping):
+                raise ModelError(f"{file} holds a {type(content).__name__}; it must hold tensors by name")
+            for name, value in content.items():
+                dense = isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_nested
+                if not isinstance(name, str) or not dense or value.device.type != "cpu":
+                    raise ModelError(
+                        f"{file} holds a {type(value).__name__} under {name!r}; it must hold dense tensors by name, "
+                        "nothing else and nothing nested"
+                    )
                 dtype = names.get(value.dtype, str(value.dtype))
                 self.tensors[name] = TensorInfo(name, file, dtype, tuple(value.shape))
-                self._values[name] = value
+                self._values[name] = value.detach()
 
     def read(self, name: str) -> Array:
         value = self._values[name].contiguous()
@@ -131,17 +166,38 @@ class TorchCheckpoint:
         return cast(Array, value.numpy())
 
 
+def _is_file(path: Path) -> bool:
+    """False, too, for a name that no file can have."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object; ModelError names the file when it is not there or not one."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{file} is missing") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{file} must hold a JSON object")
     return content
+
+
+def _file_names(index: Path, weight_map: dict[str, Any]) -> set[str]:
+    """The files that an index names. They are in its folder: a link there may lead out of it, a name may not."""
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or not name:
+            raise ModelError(f"{index}: weight_map says {name!r} for {tensor}; it must be the name of a file")
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ModelError(
+                f"{index}: weight_map names {name}, which is outside of the model's folder: put the file there, or a "
+                "link to it"
+            )
+    return set(weight_map.values())
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -155,7 +211,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict) or not weight_map:
                 raise ModelError(f"{index} has no weight_map: download it again")
-            return reader(folder / name for name in sorted(set(weight_map.values())))
+            return reader(folder / name for name in sorted(_file_names(index, weight_map)))
         if single.is_file():
             return reader([single])
     raise ModelError(

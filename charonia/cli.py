@@ -164,12 +164,12 @@ def version() -> None:
 
 
 def main() -> None:
-    """Entry point: an error of ours is one message on stderr and exit code 1."""
+    """Entry point: an error of ours is one message on stderr and its exit code, mostly 1."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:
         app()
     except CharoniaError as error:
         Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), str(error)), highlight=False)
-        sys.exit(1)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

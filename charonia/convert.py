@@ -24,6 +24,9 @@ from charonia.tensor_parallel import rank_of, ranks_of, split
 from charonia.token_table import build_token_table
 from charonia.tokenizer import copy_tokenizer, load_tokenizer
 
+# Values of generation_config.json that leave config.json's as it is. 0 is none of them: it is a token id.
+_UNSAID: tuple[Any, ...] = (None, [], "")
+
 
 @dataclass(frozen=True)
 class Source:
@@ -48,7 +51,7 @@ def read_source(folder: Path, dtype: str = "auto") -> Source:
         # Where both name them, generation_config.json has the ids that end a chat turn as well; Qwen 1 says there by
         # chat_format whether there are others.
         keys = ("eos_token_id", "chat_format")
-        config |= {key: value for key, value in read_json(generation).items() if key in keys and value}
+        config |= {key: value for key, value in read_json(generation).items() if key in keys and value not in _UNSAID}
     spec = describe(config, _model_name(folder))
     checkpoint = open_checkpoint(folder)
     spec = _as_named(spec, checkpoint)
@@ -141,7 +144,9 @@ def _write_tensors(file: Path, source: Source, tensors: TensorMap, progress: Pro
 
     def values(name: str) -> Iterator[Array]:
         for part in tensors[name]:
-            yield _cast(_read(source.checkpoint, part), dtype, part.name)
+            values = _read(source.checkpoint, part)
+            _check_finite(values, part.name)
+            yield _cast(values, dtype, part.name)
 
     total = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
     with progress.task(f"writing {file.name}", total) as advance:
@@ -157,14 +162,28 @@ def _read(checkpoint: Checkpoint, part: TensorPart) -> Array:
     return values
 
 
+_PIECE_BYTES = 1 << 24
+
+
+def _check_finite(values: Array, name: str) -> None:
+    """ModelError when a value is NaN or infinite: then all of its exponent's bits are set."""
+    mask = {2: 0x7C00 if values.dtype == np.float16 else 0x7F80, 4: 0x7F800000}[values.dtype.itemsize]
+    bits = values.view({2: np.uint16, 4: np.uint32}[values.dtype.itemsize])
+    for piece in np.array_split(bits, max(1, min(len(bits), values.nbytes // _PIECE_BYTES))):
+        if ((piece & mask) == mask).any():
+            raise ModelError(
+                f"tensor {name} has values that are not finite (NaN or infinity): download the model again"
+            )
+
+
 def _cast(values: Array, dtype: np.dtype[Any], name: str) -> Array:
-    """Rounds to nearest even. Raises UnsupportedError where finite weights are too large for fp16."""
+    """Finite values, rounded to nearest even. Raises UnsupportedError where they are too large for fp16."""
     if values.dtype == dtype:
         return values
     wide = values.astype(np.float32)
     with np.errstate(over="ignore"):
         narrow = wide.astype(dtype)
-    if dtype == np.float16 and np.isinf(narrow).any() and np.isfinite(wide).all():
+    if dtype == np.float16 and np.isinf(narrow).any():
         raise UnsupportedError(
             f"tensor {name} has values up to {np.abs(wide).max():.3g}, which fp16 cannot hold (65504 is its largest): "
             "use --dtype bf16"

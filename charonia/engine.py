@@ -38,7 +38,7 @@ class Engine:
 
     Errors: InvalidRequestError (the request is wrong; the text says what would be right), OverloadedError (the queue is
     full, or the request waited too long in it), DeadlineExceededError (after its timeout), EngineClosedError (after
-    close).
+    close), DeviceFailedError (the device computes no more: only a new process can use it).
     """
 
     def __init__(
@@ -225,6 +225,11 @@ class Engine:
     def stats(self) -> _engine.EngineStats:
         """Counters and gauges of this moment."""
         return self._open().stats()
+
+    def kernel_report(self) -> list[str]:
+        """Which kernels the device's operations go to, a line each, with the products that cuBLASLt has refused since
+        the start; info.kernel_report is the same as it was then. Empty on the CPU, which has no choice."""
+        return self._open().kernel_report()
 
     def check_integrity(self) -> None:
         """Runs the engine's own checks of its state; InternalError says what is broken."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 class CharoniaError(Exception):
     """Base of all errors of this package."""
 
+    exit_code = 1  # of a command that it ends
+
 
 class InvalidRequestError(CharoniaError, ValueError):
     """A request, a prompt or a configuration value is wrong; the text says what would be right."""
@@ -21,6 +23,11 @@ class DeadlineExceededError(CharoniaError, TimeoutError):
 
 class EngineClosedError(CharoniaError):
     """The engine is shutting down or closed."""
+
+
+class DeviceFailedError(CharoniaError):
+    """The device has failed, as a GPU does after an illegal access or an error of its memory. All requests of the
+    engine end with this, and it takes no more: only a new process can use the device again."""
 
 
 class UnsupportedError(CharoniaError):

@@ -38,7 +38,8 @@ class Plan:
     num_blocks: int
     cache_block_seq_len: int
     session_len: int
-    max_batch_size: int
+    max_batch_size: int  # as computed with, as is token_budget
+    token_budget: int
     warnings: list[str] = field(default_factory=list)
 
     def blocks(self, tokens: int) -> int:
@@ -93,7 +94,7 @@ class Plan:
         if needed <= self.num_blocks:
             return None
         return (
-            f"{users} users with {context} tokens each need {needed} k/v blocks "
+            f"{users} users with {context} tokens each need {needed} KV blocks "
             f"({spell_bytes(needed * self.kv_block_bytes)}), and there are {self.num_blocks} "
             f"({spell_bytes(self.num_blocks * self.kv_block_bytes)}): {self.most_users(context)} users with {context} "
             f"tokens fit, or {users} with {self.longest_context(users)}"
@@ -157,13 +158,18 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
     for name, size in (
         ("weights", plan.weight_bytes),
         ("activations and steps", plan.activation_bytes),
-        ("k/v of one token", plan.kv_token_bytes),
-        (f"k/v block of {plan.cache_block_seq_len} tokens", plan.kv_block_bytes),
+        ("KV of one token", plan.kv_token_bytes),
+        (f"KV block of {plan.cache_block_seq_len} tokens", plan.kv_block_bytes),
         ("free", plan.free_bytes),
-        (f"k/v cache of {plan.num_blocks} blocks", plan.num_blocks * plan.kv_block_bytes),
+        (f"KV cache of {plan.num_blocks} blocks", plan.num_blocks * plan.kv_block_bytes),
     ):
         memory.add_row(name, spell_bytes(size))
     console.print(memory)
+    console.print(
+        f"Steps of at most {plan.token_budget} tokens (token_budget) and {plan.max_batch_size} sequences "
+        "(max_batch_size).",
+        highlight=False,
+    )
     if plan.device_note:
         console.print(f"The device is the CPU: {plan.device_note}.", highlight=False, markup=False)
     for warning in plan.warnings:

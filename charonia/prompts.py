@@ -65,7 +65,7 @@ def render_chat(tokenizer: Any, messages: Messages) -> str:
         raise InvalidRequestError("this model's tokenizer has no chat template: pass a text, or use a chat model")
     try:
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
-    except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+    except (jinja2.TemplateError, TypeError, KeyError, ValueError, RecursionError) as error:
         raise InvalidRequestError(
             f"the model's chat template refuses the messages ({error}): change the roles or their order"
         ) from error

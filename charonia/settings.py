@@ -1,4 +1,4 @@
-"""What `charonia serve` can be told by options, environment and `.env` (docs/contracts.md, "Ports and environment").
+"""What `charonia serve` can be told by options, environment and `.env` (docs/configuration.md).
 
 The inference parameters (CHARONIA_<KEY>) are defined by the engine's own table and are only passed on here.
 """
@@ -77,22 +77,22 @@ class ServeSettings(BaseSettings):
         None,
         pattern="^https?://",
         validation_alias=f"{PREFIX}TRACING_ENDPOINT",
-        description="collector to which traces go by OTLP over HTTP, such as http://collector:4318; default: none",
+        description="collector that gets traces by OTLP over HTTP, such as http://collector:4318; default: none",
     )
     access_log: bool = Field(
         False,
         validation_alias=f"{PREFIX}ACCESS_LOG",
-        description="log every request: a line each in gateway, preprocessing and engine",
+        description="log every request: one line each in gateway, preprocessing and engine",
     )
     log_format: Literal["text", "json"] = Field(
         "text",
         validation_alias=f"{PREFIX}LOG_FORMAT",
-        description="of all processes: lines for people (text), or one JSON object a line (json)",
+        description="log format of all processes: lines for people (text), or one JSON object per line (json)",
     )
     log_prompts: bool = Field(
         False,
         validation_alias=f"{PREFIX}LOG_PROMPTS",
-        description="with access_log, log what requests ask and what is answered; else no such text is in any log",
+        description="with access_log, log the text of prompts and answers; otherwise no log has such text",
     )
     start_timeout_s: float = Field(
         600, gt=0, validation_alias=f"{PREFIX}START_TIMEOUT_S", description="seconds until all models must be ready"

@@ -55,7 +55,7 @@ def _widths(config: ModelConfig) -> list[str]:
 def split(tensors: TensorMap, config: ModelConfig, ranks: int) -> TensorMap:
     """The tensors of all ranks by canonical name; those of the whole model, which name rank 0, are what is given.
 
-    With more ranks than k/v heads, several ranks hold the same one. Biases that are added after the sum over the ranks
+    With more ranks than KV heads, several ranks hold the same one. Biases that are added after the sum over the ranks
     are rank 0's alone. What has no rank in its name (embedding, norms, router, output) is there once for all.
     """
     check_ranks(config, ranks)
@@ -83,7 +83,7 @@ def _parts_of(
             return parts if rank == 0 else ()
         return tuple(_share(part, 1, rank, ranks) for part in parts)
     if module == "w_qkv":
-        # Ranks beyond the k/v heads share one: that of the group that the rank's q heads belong to.
+        # Ranks beyond the KV heads share one: that of the group that the rank's q heads belong to.
         groups = min(ranks, config.kv_head_num)
         group = rank * groups // ranks
         q_size, kv_size = config.head_num * config.size_per_head, config.kv_head_num * config.size_per_head

@@ -1,4 +1,4 @@
-# The server: Triton with the engine as its back end, preprocessing and postprocessing, and the demo model.
+# The server: Triton with the engine as its backend, preprocessing and postprocessing, and the demo model.
 #
 #   docker build --file docker/server.Dockerfile --tag charonia-server .
 #
@@ -27,7 +27,7 @@ RUN --mount=type=bind,source=docker,target=/docker --mount=type=cache,target=/ro
 WORKDIR /source
 ENV PATH=/venv/bin:$PATH CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
 ARG CHARONIA_CUDA=OFF
-ARG CHARONIA_CUDA_ARCHITECTURES="80-real;89-real;90"
+ARG CHARONIA_CUDA_ARCHITECTURES=
 COPY CMakeLists.txt pyproject.toml ./
 COPY scripts/keep_ptxas_output.sh scripts/
 COPY engine engine
@@ -35,14 +35,15 @@ COPY engine engine
 RUN --mount=type=cache,target=/root/.cache/ccache \
     mkdir charonia preprocessing postprocessing model_repository && touch README.md LICENSE charonia/__init__.py && \
     export CMAKE_BUILD_PARALLEL_LEVEL="$(nproc)" CMAKE_ARGS="-DCHARONIA_CUDA=$CHARONIA_CUDA \
-      '-DCHARONIA_CUDA_ARCHITECTURES=$CHARONIA_CUDA_ARCHITECTURES'" && \
+      ${CHARONIA_CUDA_ARCHITECTURES:+'-DCHARONIA_CUDA_ARCHITECTURES=$CHARONIA_CUDA_ARCHITECTURES'}" && \
     pip wheel --no-deps --no-build-isolation --wheel-dir /tmp/engine . && rm -r /tmp/engine
 COPY README.md LICENSE ./
 COPY charonia charonia
 COPY preprocessing preprocessing
 COPY postprocessing postprocessing
 COPY model_repository model_repository
-RUN CMAKE_ARGS="-DCHARONIA_CUDA=$CHARONIA_CUDA '-DCHARONIA_CUDA_ARCHITECTURES=$CHARONIA_CUDA_ARCHITECTURES'" \
+RUN CMAKE_ARGS="-DCHARONIA_CUDA=$CHARONIA_CUDA \
+      ${CHARONIA_CUDA_ARCHITECTURES:+'-DCHARONIA_CUDA_ARCHITECTURES=$CHARONIA_CUDA_ARCHITECTURES'}" \
     pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM ${TRITON_IMAGE:-${BASE_IMAGE}} AS runtime

@@ -34,7 +34,8 @@ class TritonPythonModel:
         try:
             return pb_utils.InferenceResponse(output_tensors=self._outputs(request))
         except prompt.RequestError as error:
-            self.log.request("refused", request.request_id(), {"error": "invalid_argument"}, {"error_text": str(error)})
+            kind, text = {"error": "invalid_argument"}, {"error_text": str(error)}
+            self.log.request("rejected", request.request_id(), kind, text)
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
         except Exception as error:
             text = self.log.failed(error, request.request_id())

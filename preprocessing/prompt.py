@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ import jinja2
 Message = dict[str, Any]
 
 LOGIT_BIAS_LIMIT = 100.0
+# Of JSON, the gateway's own limit: what takes values apart level by level needs a part of Python's stack for each.
+MAX_DEPTH = 200
+_MAX_SHOWN = 80  # characters of a wrong value in an error
 
 
 class RequestError(ValueError):
@@ -66,9 +69,30 @@ def decode_utf8(field: str, value: bytes | str) -> str:
 
 def parse_json(field: str, text: str, remedy: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except ValueError as error:
         raise RequestError(field, f"not valid JSON ({error})", remedy) from None
+    except RecursionError:
+        raise _too_deep(field) from None
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _inner(outer)]
+        if not level:
+            return value
+    raise _too_deep(field)
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _too_deep(field: str) -> RequestError:
+    return RequestError(field, f"nested deeper than {MAX_DEPTH} levels", "send values that are nested less deeply")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
 def parse_messages(text: str) -> list[Message]:
@@ -77,24 +101,42 @@ def parse_messages(text: str) -> list[Message]:
     Content may be a string, null or a list of OpenAI's text parts, which are joined. A tool call's arguments, a JSON
     string with OpenAI, become an object, which is what chat templates print.
     """
-    remedy = 'send a JSON list such as [{"role": "user", "content": "Hello"}], or one plain string'
+    remedy = 'send a JSON list such as [{"role": "user", "content": "Hello"}], or one plain string, in quotes where it '
+    remedy += "could be taken for JSON"
     if not text.strip():
         raise RequestError("messages", "empty", remedy)
-    if not text.lstrip().startswith(("[", "{", '"')):
+    if not _is_json(text):
         return [{"role": "user", "content": text}]
     value = parse_json("messages", text, remedy)
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
-        kind = "an empty list" if isinstance(value, list) else f"a JSON {type(value).__name__}"
+        kind = "an empty list" if isinstance(value, list) else _shown(value)
         raise RequestError("messages", f"{kind} is no conversation", remedy)
     return [_parse_message(index, message) for index, message in enumerate(value)]
+
+
+def _is_json(text: str) -> bool:
+    """Whether a text is meant as JSON: it begins as a list, an object or a string does, or is a number, true, false or
+    null."""
+    if text.lstrip().startswith(("[", "{", '"')):
+        return True
+    try:
+        json.loads(text, parse_int=float, parse_constant=_no_json)
+    except ValueError:
+        return False
+    return True
+
+
+def _no_json(name: str) -> None:
+    """For Infinity, -Infinity and NaN, which are no JSON."""
+    raise ValueError(name)
 
 
 def _parse_message(index: int, message: Any) -> Message:
     field = f"messages[{index}]"
     if not isinstance(message, dict):
-        raise RequestError(field, f"{json.dumps(message)} is no object", 'send {"role": ..., "content": ...}')
+        raise RequestError(field, f"{_shown(message)} is no object", 'send {"role": ..., "content": ...}')
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise RequestError(f"{field}.role", "missing or no string", 'send "system", "user", "assistant" or "tool"')
     parsed = {**message, "content": _parse_content(f"{field}.content", message.get("content"))}
@@ -112,7 +154,7 @@ def _parse_content(field: str, content: Any) -> str:
         return content
     remedy = 'send a string or a list of {"type": "text", "text": ...}'
     if not isinstance(content, list):
-        raise RequestError(field, f"{json.dumps(content)} is no text", remedy)
+        raise RequestError(field, f"{_shown(content)} is no text", remedy)
     texts = []
     for number, part in enumerate(content):
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
@@ -179,7 +221,7 @@ def render_chat(tokenizer: Any, messages: list[Message], tools: list[dict[str, A
         return str(
             tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False, add_generation_prompt=True)
         )
-    except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+    except (jinja2.TemplateError, TypeError, KeyError, ValueError, RecursionError) as error:
         raise RequestError(
             "messages", f"the model's chat template refuses them ({error})", "change the roles or their order"
         ) from None
@@ -280,7 +322,7 @@ def parse_logit_bias(text: str) -> tuple[list[int], list[float]]:
         if not key.isascii() or not key.isdigit() or int(key) > 2**31 - 1:
             raise RequestError("logit_bias", f"{key!r} is no token id", remedy)
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
-            raise RequestError(f"logit_bias[{key}]", f"{json.dumps(bias)} is no number", "send a number in [-100, 100]")
+            raise RequestError(f"logit_bias[{key}]", f"{_shown(bias)} is no number", "send a number in [-100, 100]")
         if abs(bias) > LOGIT_BIAS_LIMIT:
             raise RequestError(f"logit_bias[{key}]", f"{bias} is out of range", "send a number in [-100, 100]")
         ids.append(int(key))

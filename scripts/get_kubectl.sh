@@ -20,6 +20,14 @@ if ! { [ -x "$kubectl" ] && is_new "$kubectl"; }; then
   command -v apt-get >/dev/null && command -v dpkg >/dev/null || fail "there is no apt to get it with"
   keyring=/usr/share/keyrings/debian-archive-keyring.gpg
   [ -f "$keyring" ] || fail "there is no keyring of Debian to check it with"
+  # Two that need it at once fetch it one after the other.
+  mkdir -p "$prefix"
+  exec 8>"$prefix/lock"
+  flock 8
+  if [ -x "$kubectl" ] && is_new "$kubectl"; then
+    echo "$kubectl"
+    exit
+  fi
   # From where this machine gets its Debian packages.
   mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Label: Debian' 'Created-By: Packages' | sed -n 1p)
   mkdir -p "$prefix/lists/partial" "$prefix/cache/archives/partial"

@@ -18,6 +18,13 @@ if [ ! -f "$prefix/unpacked" ]; then
     skipped "cannot be taken from Debian's packages, because there is no apt-get or no dpkg here"
   fi
   mkdir -p "$prefix/packages"
+  # Two that need it at once fetch it one after the other.
+  exec 8>"$prefix/lock"
+  flock 8
+  if [ -f "$prefix/unpacked" ]; then
+    echo "$prefix/usr/bin"
+    exit
+  fi
   cd "$prefix/packages"
   if ! apt-get -q download prometheus >/dev/null 2>&1; then
     if [ "$(id -u)" = 0 ]; then apt-get -q update >/dev/null 2>&1 || true; fi

@@ -20,6 +20,8 @@ outdated() {
 begin() { touch build/step-began; }
 done_at() { mkdir -p "$stamps" && touch -r build/step-began "$stamps/$1"; }
 
+. scripts/use_ccache.sh
+
 pip() { .venv/bin/python -m pip --disable-pip-version-check --no-input --quiet "$@"; }
 
 # CHARONIA_CUDA=ON or OFF says whether the engine is built with CUDA. Unsaid, it is where there are a GPU and nvcc, for
@@ -70,13 +72,22 @@ elif [ ! -e "$stamps/packages" ]; then
   .venv/bin/python scripts/check_machine.py
 fi
 
-if outdated packages pyproject.toml client/pyproject.toml gateway/pyproject.toml scripts/requirements-build.txt; then
+if [ "$purpose" = test ]; then
+  extras='.[test]'
+  tools="--requirement scripts/requirements-test.txt"
+  export CMAKE_ARGS="${CMAKE_ARGS:-} -DCHARONIA_WERROR=ON"
+fi
+sources=(pyproject.toml client/pyproject.toml gateway/pyproject.toml scripts/requirements-build.txt)
+if outdated packages "${sources[@]}" ||
+  { [ "$purpose" = test ] && outdated test "${sources[@]}" scripts/requirements-test.txt; }; then
   begin
   say "installing packages and building the engine (the first time takes some minutes)"
   pip install --requirement scripts/requirements-build.txt
-  install_engine --editable '.[serve]' --editable client --editable gateway
+  # shellcheck disable=SC2086  # two words or none
+  install_engine ${tools:-} --editable "${extras:-.[serve]}" --editable client --editable gateway
   done_at packages
   done_at engine
+  if [ "$purpose" = test ]; then done_at test; fi
 fi
 
 if outdated engine engine CMakeLists.txt || [ "$(cat "$stamps/cuda" 2>/dev/null || echo OFF)" != "$cuda" ]; then
@@ -84,11 +95,4 @@ if outdated engine engine CMakeLists.txt || [ "$(cat "$stamps/cuda" 2>/dev/null 
   say "building what has changed in the engine"
   install_engine --no-deps --editable .
   done_at engine
-fi
-
-if [ "$purpose" = test ] && outdated test pyproject.toml scripts/requirements-test.txt; then
-  begin
-  say "installing what only the tests need"
-  install_engine --requirement scripts/requirements-test.txt --editable '.[test]' --editable client --editable gateway
-  done_at test
 fi

@@ -10,7 +10,7 @@ from typing import Any
 
 DECODE_SHARE_1, DECODE_SHARE_8 = 0.85, 0.80  # of the read limit
 DECODE_RATIO_8, PREFILL_RATIO = 1.15, 1.30  # times the best peer
-MEMORY_ABOVE_MB = 150.0  # weights and k/v cache
+MEMORY_ABOVE_MB = 150.0  # weights and KV cache
 
 
 @dataclass
@@ -113,7 +113,7 @@ def bars(shape: ShapeResult) -> list[Bar]:
         engine_alone = above - ours.imports_mb
         out.append(
             Bar(
-                "peak memory above weights and k/v cache, of the engine",
+                "peak memory above weights and KV cache, of the engine",
                 f"{MEMORY_ABOVE_MB:.0f} MB",
                 f"{engine_alone:.0f} MB",
                 engine_alone <= MEMORY_ABOVE_MB,

@@ -62,6 +62,7 @@ def static(
     runs: Annotated[int, typer.Option(help="Runs of each combination; medians are printed.")] = 3,
     dtype: DtypeOption = "auto",
     json_file: JsonOption = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also which kernels were chosen (on a GPU).")] = False,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Batches of equal length in this process, against the device's limits measured in the same run."""
@@ -79,7 +80,7 @@ def static(
         settings=settings or {},
         console=console,
     )
-    print_report(console, report)
+    print_report(console, report, verbose=verbose)
     write_json(json_file, report.to_json())
 
 
@@ -265,14 +266,14 @@ def soak(
     model: ModelArgument,
     seconds: Annotated[float, typer.Option(min=1, help="How long.")] = 600,
     clients: Annotated[int, typer.Option(min=1, help="Clients at once.")] = 16,
-    seed: Annotated[int, typer.Option(help="Of prompts and of when clients leave.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of prompts and of when clients disconnect.")] = 0,
     growth_limit: Annotated[
         float, typer.Option(min=0, help="Growth of resident memory, as a share, that counts as a fault.")
     ] = 0.02,
     json_file: JsonOption = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """A long mixed load through Triton with clients that leave; ends with 1 where anything leaks or is lost."""
+    """A long mixed load through Triton with clients that disconnect; exit code 1 when anything leaks or is lost."""
     from charonia.benchmark.compare import serving as served
     from charonia.benchmark.figures import write_json
     from charonia.benchmark.soak import print_report, run_soak
@@ -296,7 +297,7 @@ def make_model(
         str,
         typer.Option(
             help="tiny, m05 (0.5 B parameters), m11 (1.1 B), llama2-7b, llama3-8b, or six numbers separated by commas: "
-            "layers, hidden, heads, k/v heads, intermediate, vocabulary."
+            "layers, hidden, heads, KV heads, intermediate, vocabulary."
         ),
     ] = "m05",
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",

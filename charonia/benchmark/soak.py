@@ -1,5 +1,5 @@
-"""A long mixed load on a served model, with clients that leave early; then an account of it: every request has ended,
-once; every k/v block is free or cached; resident memory is flat.
+"""A long mixed load on a served model, with clients that disconnect early; then an account of it: every request has
+ended, once; every KV block is free or cached; resident memory is flat.
 
 Half of the requests are read to the end, the others are left in the midst of the answer, before its first token, or are
 turns of a few shared sessions. Prompts share beginnings, so that blocks are reused and evicted all the time.
@@ -76,7 +76,7 @@ class Report:
     """What was sent and what the server says of it.
 
     sent: by what clients meant to do; ended: by what they saw, `left` where they did not wait for the end. counted:
-    what the engine's metrics have gained, by finish reason. blocks: of the k/v cache, when all was over.
+    what the engine's metrics have gained, by finish reason. blocks: of the KV cache, when all was over.
     """
 
     seconds: float
@@ -100,7 +100,7 @@ class Report:
         if self.counted.get("error"):
             found.append(f"{self.counted['error']} requests ended with an error in the engine")
         if self.blocks["active"]:
-            found.append(f"{self.blocks['active']} k/v blocks are held by nobody")
+            found.append(f"{self.blocks['active']} KV blocks are held by nobody")
         if growth_limit is not None and self.memory is not None and self.memory.growth > growth_limit:
             found.append(f"resident memory grew by {100 * self.memory.growth:.1f} %")
         return found
@@ -266,7 +266,7 @@ def print_report(console: Console, report: Report, faults: list[str]) -> None:
     ):
         listed = ", ".join(f"{key} {value}" for key, value in sorted(counts.items()))
         table.add_row(name, f"{sum(counts.values())}: {listed}")
-    table.add_row("k/v blocks", ", ".join(f"{key} {value}" for key, value in report.blocks.items()))
+    table.add_row("KV blocks", ", ".join(f"{key} {value}" for key, value in report.blocks.items()))
     if report.memory:
         early, late = report.memory.early_bytes / 2**20, report.memory.late_bytes / 2**20
         table.add_row("resident memory", f"{early:.1f} MiB, then {late:.1f} MiB ({100 * report.memory.growth:+.2f} %)")

@@ -49,7 +49,8 @@ class Row:
 @dataclass(frozen=True)
 class Report:
     """bandwidth in bytes per second, gemm_flops in operations per second; the better of a measurement before and one
-    after the batches."""
+    after the batches. kernel_report: which kernels the device's operations went to, a line each, after the batches;
+    products_refused: how many products cuBLASLt refused, which own kernels took."""
 
     model: str
     weight_type: str
@@ -60,6 +61,8 @@ class Report:
     bandwidth: float | None
     gemm_flops: float | None
     rows: tuple[Row, ...]
+    kernel_report: tuple[str, ...] = ()
+    products_refused: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -121,6 +124,8 @@ def measure_static(
         limits.bandwidth,
         limits.gemm_flops,
         tuple(_row(info, limits, *case) for case in measured),
+        tuple(engine.kernel_report()),
+        engine.stats().products_refused,
     )
 
 
@@ -172,7 +177,8 @@ def _row(
     )
 
 
-def print_report(console: Console, report: Report) -> None:
+def print_report(console: Console, report: Report, *, verbose: bool = False) -> None:
+    """verbose: with the kernel report."""
     what = f"{report.model}, {report.weight_type}, {report.instruction_set}"
     if report.device == "cpu":
         what += f", {report.threads} threads"
@@ -185,7 +191,7 @@ def print_report(console: Console, report: Report) -> None:
     if not report.bandwidth:
         console.print("shares need PyTorch, which measures the device: pip install torch", highlight=False)
     table = Table("batch", "prompt", "output", title="Static; tokens/s, and shares of what was measured")
-    for heading in ("prefill", "of products", "decode", "output in all", "weights", "weights and k/v"):
+    for heading in ("prefill", "of products", "decode", "output in all", "weights", "weights and KV"):
         table.add_column(heading, justify="right")
     for row in report.rows:
         table.add_row(
@@ -200,6 +206,12 @@ def print_report(console: Console, report: Report) -> None:
             _percent(row.bandwidth_share_with_kv),
         )
     console.print(table)
+    if report.products_refused:
+        text = f"cuBLASLt refused {report.products_refused} products, which own kernels took"
+        console.print(text if verbose else f"{text}; --verbose says which", highlight=False, soft_wrap=True)
+    if verbose:
+        for line in report.kernel_report or ("the CPU device has no kernels to choose from",):
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _percent(share: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from charonia.errors import ModelError
-from charonia.families.hf_config import optional, required
+from charonia.families.hf_config import MOST_EXPERTS, optional, required
 from charonia.families.llama import llama_config, llama_spec
 from charonia.families.names import LLAMA_NAMES, Names
 from charonia.families.spec import Family, HfConfig, ModelSpec
@@ -21,6 +21,12 @@ MIXTRAL_NAMES = Names(
 
 
 def _experts(config: HfConfig, count: int, per_token: int) -> dict[str, Any]:
+    layers = required(config, "num_hidden_layers")
+    if count * layers > MOST_EXPERTS:
+        raise ModelError(
+            f"config.json: {count} experts in each of {layers} layers are more than {MOST_EXPERTS}, the most that are "
+            "supported"
+        )
     if not 1 <= per_token <= count:
         raise ModelError(f"config.json: num_experts_per_tok is {per_token}; it must be 1 to {count}, the experts")
     return {"num_experts": count, "experts_per_token": per_token}

@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from charonia.errors import ModelError
-from charonia.families.hf_config import activation, number, optional
+from charonia.families.hf_config import activation, number, optional, required
 from charonia.families.llama import llama_config, llama_spec
 from charonia.families.names import Names
 from charonia.families.rope import rope_settings
@@ -42,6 +42,9 @@ def _gemma_config(
 ) -> ModelConfig:
     """period: every period-th layer has no window, where config.json does not list them."""
     bias = optional(config, "attention_bias", False)
+    query_scale = number(config, "query_pre_attn_scalar", 256.0)
+    if query_scale == 0:
+        raise ModelError("config.json: query_pre_attn_scalar is 0; it must be positive")
     return llama_config(
         config,
         model_name,
@@ -52,8 +55,8 @@ def _gemma_config(
         norm_unit_offset=True,
         post_norms=True,
         activation=activation(config, "hidden_activation", supported=_TANH),
-        embedding_scale=math.sqrt(config["hidden_size"]),
-        attention_scale=1 / math.sqrt(number(config, "query_pre_attn_scalar", 256.0)),
+        embedding_scale=math.sqrt(required(config, "hidden_size")),
+        attention_scale=1 / math.sqrt(query_scale),
         **window_settings(config, has_window=lambda layer: (layer + 1) % period != 0),
         **own,
     )
@@ -81,6 +84,8 @@ _GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 def _gemma3_text(config: HfConfig, model_name: str) -> ModelSpec:
     config = _with_defaults(config, _GEMMA3_DEFAULTS)
     period = optional(config, "sliding_window_pattern", optional(config, "_sliding_window_pattern", 6))
+    if period <= 0:
+        raise ModelError(f"config.json: sliding_window_pattern is {period}; it must be a positive integer")
     cap = "final_logit_softcapping"
     model = _gemma_config(
         config,
@@ -90,7 +95,7 @@ def _gemma3_text(config: HfConfig, model_name: str) -> ModelSpec:
         (cap,),
         qk_norm=True,
         logit_soft_cap=number(config, cap, 0.0),
-        **rope_settings(config, config["head_dim"], theta=1e6, local_theta=1e4),
+        **rope_settings(config, required(config, "head_dim"), theta=1e6, local_theta=1e4),
     )
     return llama_spec(model, NAMES)
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeVar, cast
 
 from charonia.errors import ModelError, UnsupportedError
 from charonia.families.spec import HfConfig
+
+# More than any model has. Each layer and expert has tensors of its own, listed before the files are looked at.
+_MOST = {"num_hidden_layers": 1000, "hidden_size": 1 << 24}
+MOST_EXPERTS = 100_000  # of all layers together
 
 T = TypeVar("T", bound="int | float | bool")
 
@@ -30,6 +35,8 @@ def required(config: HfConfig, key: str) -> int:
     value = config.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise ModelError(f"config.json: {key} is {value!r}; it must be a positive integer")
+    if value > _MOST.get(key, value):
+        raise ModelError(f"config.json: {key} is {value}; it must be at most {_MOST[key]}")
     return value
 
 
@@ -42,14 +49,19 @@ def optional(config: HfConfig, key: str, default: T) -> T:
     fits = isinstance(value, wanted) and isinstance(value, bool) == isinstance(default, bool)
     if not fits:
         raise ModelError(f"config.json: {key} is {value!r}; it must be of type {type(default).__name__}")
-    return cast(T, float(value) if isinstance(default, float) else value)
+    if not isinstance(default, float):
+        return cast(T, value)
+    try:
+        return cast(T, float(value))
+    except OverflowError as error:
+        raise ModelError(f"config.json: {key} is an integer of more digits than a float holds") from error
 
 
 def number(config: HfConfig, key: str, default: float) -> float:
-    """A number that may be absent or null and is not negative."""
+    """A finite number that may be absent or null and is not negative."""
     value = optional(config, key, float(default))
-    if value < 0:
-        raise ModelError(f"config.json: {key} is {value}; it must not be negative")
+    if not 0 <= value < math.inf:
+        raise ModelError(f"config.json: {key} is {value}; it must be a finite number and not negative")
     return value
 
 
@@ -69,7 +81,7 @@ def activation(config: HfConfig, *keys: str, supported: dict[str, str]) -> str:
     named = next(((key, config[key]) for key in keys if config.get(key)), None)
     if named is None:
         return next(iter(supported.values()))
-    if named[1] not in supported:
+    if not isinstance(named[1], str) or named[1] not in supported:
         raise UnsupportedError(
             f"config.json: {named[0]} {named[1]!r} is not supported; supported: {', '.join(sorted(supported))}"
         )

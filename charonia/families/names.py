@@ -28,7 +28,7 @@ class Names:
         "self_attn.k_proj",
         "self_attn.v_proj",
     )  # one name: stacked in one tensor
-    qkv_interleaved: bool = False  # the one tensor is [k/v head][q heads of its group, k, v][head_dim]
+    qkv_interleaved: bool = False  # the one tensor is [KV head][q heads of its group, k, v][head_dim]
     attention_output: str = "self_attn.o_proj"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"  # the same name as the gate: stacked in one tensor, the gate first
@@ -106,7 +106,7 @@ def _attention(made: _Map, config: ModelConfig, names: Names, ours: str, theirs:
 
 
 def _interleaved(config: ModelConfig) -> tuple[_Range, ...]:
-    """Rows of the q heads, then of the k heads, then of the v heads, where each k/v head's group lies together."""
+    """Rows of the q heads, then of the k heads, then of the v heads, where each KV head's group lies together."""
     head, heads = config.size_per_head, config.head_num // config.kv_head_num
     starts = [group * (heads + 2) * head for group in range(config.kv_head_num)]
     q = [(start, start + heads * head) for start in starts]

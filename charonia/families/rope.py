@@ -59,6 +59,8 @@ def _dictionaries(config: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _kind(settings: dict[str, Any]) -> str:
     kind = settings.get("rope_type") or settings.get("type") or "default"
+    if not isinstance(kind, str):
+        raise ModelError(f"config.json: the rope scaling's type is {kind!r}; it must be one of {', '.join(KINDS)}")
     return _ALIASES.get(kind, kind)
 
 
@@ -95,6 +97,8 @@ def _scaling(settings: dict[str, Any], config: HfConfig, rotated: int) -> dict[s
     found: dict[str, Any] = {"rope_scaling_type": kind}
     if kind == "default":
         return found
+    if original <= 0:
+        raise ModelError(f"config.json: original_max_position_embeddings is {original}; it must be positive")
     if kind in ("linear", "dynamic"):
         found["rope_factor"] = number(settings, "factor", 1.0)
         if kind == "dynamic":

@@ -36,7 +36,7 @@ def window_settings(
 def _letters(types: Any, layers: int) -> str:
     if not isinstance(types, list) or len(types) != layers:
         raise ModelError(f"config.json: layer_types must list num_hidden_layers = {layers} types")
-    unknown = [kind for kind in types if kind not in _LETTERS]
+    unknown = [kind for kind in types if not isinstance(kind, str) or kind not in _LETTERS]
     if unknown:
         raise UnsupportedError(
             f"config.json: layer_types has {unknown[0]!r}, which is not supported; supported: {', '.join(_LETTERS)}"

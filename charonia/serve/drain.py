@@ -1,8 +1,8 @@
-"""Lets calls of the ensemble come to their end before Triton is told to exit.
+"""Lets calls of the ensemble come to their end before Triton is asked to shut down.
 
-Told to exit, Triton 24.10 stops all models at once, and the calls of the ensemble that are under way lose their text. A
-model that is unloaded takes no new request and is not ready any more, but what runs on it goes on. So the ensemble is
-unloaded first.
+When it is asked to shut down, Triton 24.10 stops all models at once, and the calls of the ensemble that
+are in flight lose their text. A model that is unloaded takes no new request and is not ready, but its calls in flight
+go on. So the ensemble is unloaded first.
 """
 
 from __future__ import annotations

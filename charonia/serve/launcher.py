@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import http.client
+import math
 import signal
 import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -18,7 +19,7 @@ from rich.markup import escape
 
 from charonia.serve import checks, logs, triton
 from charonia.serve.drain import ModelControl
-from charonia.serve.errors import ServeError
+from charonia.serve.errors import DeviceFailure, ServeError
 from charonia.serve.model import prepare
 from charonia.serve.process import Child
 from charonia.settings import ServeSettings, environment, inference_settings, misspelled, shared_environment
@@ -33,13 +34,14 @@ _TOGETHER_S = 0.3
 class _Signals:
     """Counts Ctrl-C and SIGTERM: the first asks for an orderly end, the second for an end at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
+        self._clock = clock
         self._arrived = threading.Event()
-        self._last = -_TOGETHER_S
+        self._last = -math.inf
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now - self._last >= _TOGETHER_S:
             self.count += 1
             self._last = now
@@ -207,8 +209,16 @@ class _Stack:
         for child in self._children:
             status = child.exit_status()
             if status is not None:
-                lines = "\n".join(f"  {line}" for line in triton.explain_failure(child.tail()))
+                errors = triton.explain_failure(child.tail())
                 log = f"its log is {child.log_file}, and says" if child.log_file else "its log says"
+                if child is self._children[0] and child.exit_code == DeviceFailure.exit_code:
+                    # What else it says are consequences.
+                    cause = next((text for text in errors if "the device has failed" in text), "nothing of it")
+                    raise DeviceFailure(
+                        f"the device has failed, and {child.name} {status}. Start it again; where it is supervised, as "
+                        f"in containers, that happens by itself; {log}:\n  {cause}"
+                    )
+                lines = "\n".join(f"  {text}" for text in errors)
                 raise ServeError(f"{child.name} {status}; {log}:\n{lines}")
 
     def _stop(self) -> None:

@@ -18,7 +18,7 @@ _PYTHON_LINE = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+(.*)$")
 # Severity, month and day, time (UTC), thread, file and line, text.
 _TRITON_LINE = re.compile(r"^([IWEF])(\d{4} \d\d:\d\d:\d\d\.\d+) \d+ (?:(\S+):\d+\] )?(.*)$")
 _TRITON_LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "critical"}
-_ENGINE_SOURCE = "charonia"  # what the back end gives as the file of its lines
+_ENGINE_SOURCE = "charonia"  # what the backend gives as the file of its lines
 
 
 @dataclass
@@ -122,11 +122,11 @@ def show(line: str) -> None:
 
 @contextmanager
 def reported(log_format: Literal["text", "json"]) -> Iterator[None]:
-    """With JSON an error of ours is a line like others, and ends the process with code 1."""
+    """With JSON an error of ours is a line like others, and ends the process with its exit code."""
     try:
         yield
     except CharoniaError as error:
         if log_format == "text":
             raise
         write("error", str(error))
-        raise SystemExit(1) from None
+        raise SystemExit(error.exit_code) from None

@@ -76,6 +76,11 @@ class Child:
                 self._tail.append(text)
                 self._on_line(text)
 
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; a signal's number, negative, where one killed it."""
+        return self._process.poll()
+
     def exit_status(self) -> str | None:
         """None while it runs; else what became of it, for people."""
         code = self._process.poll()

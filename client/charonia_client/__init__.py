@@ -4,12 +4,12 @@ from charonia_client.client import Client
 from charonia_client.errors import (
     BadRequest,
     CharoniaError,
+    ConnectionLost,
     DeadlineExceeded,
-    Lost,
     Overloaded,
     ServerError,
-    Silent,
     Unavailable,
+    Unresponsive,
 )
 from charonia_client.types import GenerateRequest, GenerateResponse, ModelMetadata, ServerMetadata, Timings
 
@@ -17,15 +17,15 @@ __all__ = [
     "BadRequest",
     "CharoniaError",
     "Client",
+    "ConnectionLost",
     "DeadlineExceeded",
     "GenerateRequest",
     "GenerateResponse",
-    "Lost",
     "ModelMetadata",
     "Overloaded",
     "ServerError",
     "ServerMetadata",
-    "Silent",
     "Timings",
     "Unavailable",
+    "Unresponsive",
 ]

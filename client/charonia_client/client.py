@@ -1,13 +1,14 @@
 """The asynchronous gRPC client: one channel, one ModelStreamInfer call per request.
 
-Leaving early. Triton does not carry a cancelled ensemble call on to the step that runs. So the client sends the engine
-a cancel request with the same id (docs/contracts.md), in a task of its own that outlives the caller's, and reads the
-call to its end: an iterator left, a task cancelled, a time limit and a client closed all end the work on the server.
+Disconnecting. Triton does not pass the cancellation of an ensemble call on to the step that runs. So the client sends
+the engine a cancel request with the same id (docs/contracts.md) and reads the call to its end. It does so in a task of
+its own that outlives the caller's. Closing the iterator, cancelling the task, a time limit and closing the client all
+end the work on the server.
 
-A server that dies. A killed process closes its connection and every call ends at once. For a peer that goes silent (a
-machine or a network lost, a process stopped) a small call asks for a sign of life every few seconds while requests run.
-That also keeps the connection from being silent for longer than the keepalive time, so that gRPC's pings, which
-Triton's default policy takes for abuse, are sent only to a peer that no longer answers.
+A server that fails. A killed process closes its connection, and every call ends at once. A server can also become
+unresponsive (its machine or network fails, its process is stopped). So a small call probes the server every few seconds
+while requests run. That traffic also keeps gRPC's keepalive pings away from a server that answers: Triton's default
+policy takes such pings for abuse.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from charonia_client.errors import (
     BadRequest,
     CharoniaError,
     ServerError,
-    Silent,
     Unavailable,
+    Unresponsive,
     from_rpc,
     from_triton,
 )
@@ -108,7 +109,7 @@ class Client:
             self._watch.cancel()
         for request_id, stream in list(self._active.items()):
             stream.fail(Unavailable("the client was closed"))
-            self._leave(request_id, stream)
+            self._disconnect(request_id, stream)
         if self._stops:
             await asyncio.wait(set(self._stops), timeout=timeout_s)
         await self._channel.close()
@@ -160,7 +161,7 @@ class Client:
                 deadline.cancel()
             self._active.pop(request_id, None)
             if running and not stream.over:
-                told = self._leave(request_id, stream)
+                told = self._disconnect(request_id, stream)
                 # The cancel goes its way whatever becomes of this task. But an event loop that ends does not wait for
                 # tasks that came after its last round of cancelling: it does for this one, which was there before.
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -198,9 +199,9 @@ class Client:
         """Forgets a session. One that is not known is no error. Raises Unavailable, ServerError."""
         await self._act("end_session", "", session_id)
 
-    def give_up(self, request_id: str, why: str) -> bool:
+    def abort(self, request_id: str, why: str) -> bool:
         """Ends a running request with Unavailable, if nothing of its answer has come yet: generate() raises it, and the
-        server is told as for a reader that leaves. False when there is no such request."""
+        request is cancelled on the server. False when there is no such request."""
         stream = self._active.get(request_id)
         if stream is None or stream.begun:
             return False
@@ -221,9 +222,9 @@ class Client:
     async def _lookup(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
         return decode_lookup(await self._stub.ModelInfer(encode_lookup(ids, self.vocabulary), timeout=_UNARY_TIMEOUT_S))
 
-    def _leave(self, request_id: str, stream: Stream) -> asyncio.Event:
-        """Has the engine told by a task of its own; the event says that it has been, or cannot be."""
-        stream.leave()
+    def _disconnect(self, request_id: str, stream: Stream) -> asyncio.Event:
+        """Cancels the request on the server, in a task of its own. The event is set once it was sent or failed."""
+        stream.abandon()
         told = asyncio.Event()
         task = asyncio.get_running_loop().create_task(self._cancel_until_over(request_id, stream, told))
         self._stops.add(task)
@@ -253,8 +254,8 @@ class Client:
             stream.cancel()
 
     async def _watch_server(self) -> None:
-        """While requests run, asks for a sign of life. Without one it ends them all with Unavailable; where the server
-        refuses to be asked, those that get nothing any more."""
+        """Probes the server while requests run. Where it does not answer, all requests end with Unresponsive; where it
+        refuses calls, those that have received nothing for a while."""
         clock = asyncio.get_running_loop().time
         refused_at: float | None = None  # since when it refuses
         try:
@@ -266,22 +267,22 @@ class Client:
                     refused_at = None
                 except grpc.RpcError as error:
                     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                        lost = list(running.items())
-                        why = f"gave no sign of life for {_PROBE_TIMEOUT_S:g} s"
+                        failed = list(running.items())
+                        why = f"did not answer for {_PROBE_TIMEOUT_S:g} s"
                     else:  # the connection's end is told to each call by gRPC itself, if it ends
                         refused_at = clock() if refused_at is None else refused_at
                         latest = clock() - _REFUSED_TIMEOUT_S
-                        lost = [item for item in running.items() if max(refused_at, item[1].news_at) <= latest]
+                        failed = [item for item in running.items() if max(refused_at, item[1].news_at) <= latest]
                         why = f"takes no calls any more and has sent nothing for {_REFUSED_TIMEOUT_S:g} s"
-                    for request_id, stream in lost:
+                    for request_id, stream in failed:
                         if self._active.get(request_id) is stream:
-                            stream.fail(Silent(f"Triton at {self.target} {why}"))
+                            stream.fail(Unresponsive(f"Triton at {self.target} {why}"))
                             stream.cancel()
         finally:
             self._watch = None
 
     async def check(self, timeout_s: float = _UNARY_TIMEOUT_S) -> None:
-        """Returns when the server answers and both of its models can take requests. Raises Silent when one of the
+        """Returns when the server answers and both of its models can take requests. Raises Unresponsive when one of the
         questions has no answer within `timeout_s`, and Unavailable or ServerError with what else is wrong."""
         try:
             if not (await self._stub.ServerLive(pb.ServerLiveRequest(), timeout=timeout_s)).live:

@@ -29,14 +29,14 @@ class Overloaded(CharoniaError):
 
 
 class Unavailable(CharoniaError):
-    """The server is away, shutting down, lost in the middle of an answer, or did not answer in time."""
+    """The server cannot be reached, is shutting down, broke off in mid-answer, or did not answer in time."""
 
 
-class Silent(Unavailable):
-    """No answer came in time: the server is gone or stopped, or only very busy."""
+class Unresponsive(Unavailable):
+    """No answer came in time: the server hangs, its machine is gone, or it is only very busy."""
 
 
-class Lost(Unavailable):
+class ConnectionLost(Unavailable):
     """The connection broke while the server had the request, as it does when the server's process dies."""
 
 
@@ -89,10 +89,10 @@ def from_rpc(error: grpc.RpcError, target: str) -> CharoniaError:
     """The error for a call that gRPC ended; `target` is the server's address, for the text."""
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Silent(f"Triton at {target} did not answer in time")
+        return Unresponsive(f"Triton at {target} did not answer in time")
     if code is grpc.StatusCode.UNAVAILABLE:
         # While Triton shuts down it answers calls with this status and a text of its own.
-        kind = Lost if _BROKEN.search(details) else Unavailable
+        kind = ConnectionLost if _BROKEN.search(details) else Unavailable
         return kind(f"Triton at {target} cannot be reached or went away: {details}")
     if code is grpc.StatusCode.CANCELLED:
         return Unavailable(f"Triton at {target} cancelled the call: {details or 'no reason given'}")

@@ -2,8 +2,8 @@
 
 gRPC's asyncio API cancels a call when the task that reads it is cancelled, and a cancelled ensemble is what Triton
 handles worst: the step that runs does not hear of it, and some such requests count as in flight for ever, so that the
-server can neither unload a model nor end in order. So a reader that leaves does not touch the call: the call's own task
-reads on, drops what comes, and ends when the engine, told to stop, has sent the last response.
+server can neither unload a model nor end in order. So when a reader disconnects, the call's own
+task reads on, drops what comes, and ends when the engine has stopped the request and has sent the last response.
 
 The call takes a stream of requests and is given one. That one goes out with the call's head and end in one operation,
 as in a call that takes a single request, which on the wire is the same. Written by itself, to a connection that has
@@ -45,7 +45,7 @@ class Stream:
         self._ended = False
         self.begun = False  # a response has come
         self.over = False  # the server has nothing more to do for this call, or is gone
-        self._left = False
+        self._abandoned = False
         self._news = asyncio.Event()  # for the reader
         self._room = asyncio.Event()  # for the task
         self._clock = asyncio.get_running_loop().time
@@ -64,9 +64,9 @@ class Stream:
         self._room.set()
         return self._responses.popleft()
 
-    def leave(self) -> None:
-        """Nobody reads any more: what still comes is dropped."""
-        self._left = True
+    def abandon(self) -> None:
+        """The reader is gone: responses that still come are dropped."""
+        self._abandoned = True
         self._responses.clear()
         self._room.set()
 
@@ -87,7 +87,7 @@ class Stream:
                     # The end of the call, to which this reads on, is near.
                     self.over = True
                     self.fail(from_triton(answer.error_message))
-                elif not self._left and not self._error:
+                elif not self._abandoned and not self._error:
                     self.begun = True
                     self._responses.append(answer.infer_response)
                     self._news.set()

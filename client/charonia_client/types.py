@@ -43,7 +43,7 @@ class GenerateRequest:
     best_of: int | None = None  # answers to make, of which the n likeliest come back; only with stream=False
     prompt_logprobs: int | None = None  # of the prompt's tokens and of this many likeliest, 0 to 20
     timeout_ms: int | None = None  # then the request ends with DeadlineExceeded
-    # A name under which the server keeps the conversation's k/v blocks, and its tokens.
+    # A name under which the server keeps the conversation's KV blocks, and its tokens.
     session_id: str | None = None
     interactive: bool = False  # text or messages are what is new in the session; False: the whole conversation
     end_session: bool = False  # forget the session afterwards

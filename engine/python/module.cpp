@@ -134,12 +134,20 @@ class EngineHolder {
 // The name of errors.py's class for each code.
 const char* error_class(ErrorCode code) {
   switch (code) {
-    case ErrorCode::invalid_argument: return "InvalidRequestError";
-    case ErrorCode::resource_exhausted: return "OverloadedError";
-    case ErrorCode::unavailable: return "EngineClosedError";
-    case ErrorCode::deadline_exceeded: return "DeadlineExceededError";
-    case ErrorCode::unsupported: return "UnsupportedError";
-    case ErrorCode::internal: break;
+    case ErrorCode::invalid_argument:
+      return "InvalidRequestError";
+    case ErrorCode::resource_exhausted:
+      return "OverloadedError";
+    case ErrorCode::unavailable:
+      return "EngineClosedError";
+    case ErrorCode::deadline_exceeded:
+      return "DeadlineExceededError";
+    case ErrorCode::unsupported:
+      return "UnsupportedError";
+    case ErrorCode::device_failed:
+      return "DeviceFailedError";
+    case ErrorCode::internal:
+      break;
   }
   return "InternalError";
 }
@@ -223,8 +231,9 @@ void bind_plan(py::module_& m) {
       [](const std::filesystem::path& weights, const Settings& settings, const std::string& memory) {
         const auto bytes = memory.empty() ? 0 : parse_bytes(memory).value_or(-1);
         if (bytes < 0) {
-          throw Error(ErrorCode::invalid_argument,
-                      cat("memory = '", memory, "' is not valid: it takes bytes, with or without a unit (80GiB, 500MB)"));
+          throw Error(
+              ErrorCode::invalid_argument,
+              cat("memory = '", memory, "' is not valid: it takes bytes, with or without a unit (80GiB, 500MB)"));
         }
         const auto plan = plan_memory(weights, settings, bytes);
         py::dict out;
@@ -242,6 +251,7 @@ void bind_plan(py::module_& m) {
         out["cache_block_seq_len"] = plan.config.cache_block_seq_len;
         out["session_len"] = plan.config.session_len;
         out["max_batch_size"] = plan.config.max_batch_size;
+        out["token_budget"] = plan.config.token_budget;
         out["warnings"] = plan.warnings;
         return out;
       },
@@ -317,6 +327,7 @@ void bind_info(py::module_& m) {
       .def_property_readonly("session_len", [](const EngineInfo& info) { return info.config.session_len; })
       .def_property_readonly("threads", [](const EngineInfo& info) { return info.config.threads; })
       .def_property_readonly("max_batch_size", [](const EngineInfo& info) { return info.config.max_batch_size; })
+      .def_property_readonly("token_budget", [](const EngineInfo& info) { return info.config.token_budget; })
       .def_property_readonly("max_queue_size", [](const EngineInfo& info) { return info.config.max_queue_size; })
       .def_property_readonly("cache_block_seq_len",
                              [](const EngineInfo& info) { return info.config.cache_block_seq_len; })
@@ -328,7 +339,8 @@ void bind_info(py::module_& m) {
       .def_readonly("weight_bytes_per_step", &EngineInfo::weight_bytes_per_step)
       .def_readonly("kv_cache_bytes", &EngineInfo::kv_cache_bytes)
       .def_readonly("num_blocks", &EngineInfo::num_blocks)
-      .def_readonly("warnings", &EngineInfo::warnings);
+      .def_readonly("warnings", &EngineInfo::warnings)
+      .def_readonly("kernel_report", &EngineInfo::kernel_report);
   py::class_<EngineStats>(m, "EngineStats")
       .def_readonly("num_running", &EngineStats::num_running)
       .def_readonly("num_waiting", &EngineStats::num_waiting)
@@ -343,7 +355,8 @@ void bind_info(py::module_& m) {
       .def_readonly("prompt_tokens", &EngineStats::prompt_tokens)
       .def_readonly("generation_tokens", &EngineStats::generation_tokens)
       .def_readonly("prefix_queries_tokens", &EngineStats::prefix_queries_tokens)
-      .def_readonly("prefix_hit_tokens", &EngineStats::prefix_hit_tokens);
+      .def_readonly("prefix_hit_tokens", &EngineStats::prefix_hit_tokens)
+      .def_readonly("products_refused", &EngineStats::gemms_rejected);
 }
 
 }  // namespace
@@ -401,6 +414,9 @@ PYBIND11_MODULE(_engine, m) {
       .def("info", [](EngineHolder& holder) { return holder.get().info(); })
       .def(
           "stats", [](EngineHolder& holder) { return holder.get().stats(); }, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "kernel_report", [](EngineHolder& holder) { return holder.get().kernel_report(); },
+          py::call_guard<py::gil_scoped_release>())
       .def(
           "check_integrity", [](EngineHolder& holder) { holder.get().check_integrity(); },
           py::call_guard<py::gil_scoped_release>());

@@ -30,7 +30,7 @@ inline void expect_reference(Random& random, const std::string& device, const Wo
       const double turned = world.rotated(sequence, position, head, d);
       ASSERT_NEAR(rows.at(row, head * shape.head_dim + d), turned,
                   2e-6 * (1 + std::abs(turned)) +
-                      (world.product == DType::f32 ? 0 : 1.01 * rounding(world.product) * std::abs(turned)))
+                      (world.gemm_out == DType::f32 ? 0 : 1.01 * rounding(world.gemm_out) * std::abs(turned)))
           << "element " << d << " of head " << head << " at position " << position;
       // k may be rounded to the other side, and slopes make great scores: more than plain attention has. Integers are
       // the same whatever the arithmetic, unless k was normalised before.
@@ -69,9 +69,9 @@ inline int random_window(Random& random, const Shape& shape, int length) {
   return windows[static_cast<std::size_t>(uniform(random, 0, 6))];
 }
 
-// One prefill by `one` against pieces of any length and decodes among other sequences by `many`, bit by bit. The world
+// One prefill by `one` against chunks of any length and decodes among other sequences by `many`, bit by bit. The world
 // has three sequences; the first one is compared.
-inline void expect_pieces_change_nothing(Random& random, Ops& one, Ops& many, const World& world) {
+inline void expect_chunks_change_nothing(Random& random, Ops& one, Ops& many, const World& world) {
   const int n = world.lengths[0];
   const auto out_type = one.precision(world.shape.weight).activation;
   const auto whole_cache = one.make_kv_cache(world.layout(), world.blocks);
@@ -80,7 +80,7 @@ inline void expect_pieces_change_nothing(Random& random, Ops& one, Ops& many, co
   const auto cache = many.make_kv_cache(world.layout(), world.blocks);
   int done_1 = 0, done_2 = 0;
   for (int begin = 0; begin < n;) {
-    // Pieces of any length, and single rows towards the end.
+    // Chunks of any length, and single rows towards the end.
     const int end = begin > 3 * n / 4 ? begin + 1 : std::min(n, begin + uniform(random, 1, 60));
     const int next_1 = std::min(world.lengths[1], done_1 + 1), next_2 = std::min(world.lengths[2], done_2 + 5);
     const auto [out, rows] =

@@ -1,4 +1,4 @@
-// Sequences in a k/v cache, one step of rotation, store and attention over them, and what must come out, in double.
+// Sequences in a KV cache, one step of rotation, store and attention over them, and what must come out, in double.
 #pragma once
 
 #include <algorithm>
@@ -42,10 +42,10 @@ struct Variant {
 // gives back for `row`.
 inline std::vector<double> through_integers(const std::vector<double>& row, int bits) {
   const auto levels = static_cast<float>(bits == 8 ? 255 : 15);
-  const auto least = static_cast<float>(*std::min_element(row.begin(), row.end()));
-  const auto greatest = static_cast<float>(*std::max_element(row.begin(), row.end()));
-  const auto zero = static_cast<float>(rounded(DType::f16, static_cast<double>(least)));
-  const auto scale = static_cast<float>(rounded(DType::f16, static_cast<double>((greatest - least) / levels)));
+  const auto minimum = static_cast<float>(*std::min_element(row.begin(), row.end()));
+  const auto maximum = static_cast<float>(*std::max_element(row.begin(), row.end()));
+  const auto zero = static_cast<float>(rounded(DType::f16, static_cast<double>(minimum)));
+  const auto scale = static_cast<float>(rounded(DType::f16, static_cast<double>((maximum - minimum) / levels)));
   std::vector<double> out;
   for (const double x : row) {
     float q = scale == 0 ? 0 : std::nearbyint((static_cast<float>(x) - zero) / scale);
@@ -60,7 +60,7 @@ inline std::vector<double> through_integers(const std::vector<double>& row, int 
 struct World {
   Shape shape;
   Variant variant;
-  DType kv, product;
+  DType kv, gemm_out;
   std::vector<int> lengths;
   std::vector<Matrix> qkv;  // [sequence][length, (heads + 2 kv_heads) * head_dim]
   int rotary_dim = 0;
@@ -79,7 +79,7 @@ struct World {
       : shape(s),
         variant(v),
         kv(ops.precision(s.weight).kv),
-        product(ops.precision(s.weight).product),
+        gemm_out(ops.precision(s.weight).gemm_out),
         lengths(std::move(sequence_lengths)),
         rotary_dim(v.rotary_dim == 0 ? s.head_dim : v.rotary_dim),
         positions(*std::max_element(lengths.begin(), lengths.end())),
@@ -90,7 +90,7 @@ struct World {
     std::shuffle(free.begin(), free.end(), random);
     blocks = static_cast<int>(free.size());
     tables.assign(free.begin(), free.begin() + table_stride * static_cast<std::ptrdiff_t>(lengths.size()));
-    for (const int n : lengths) qkv.push_back(Matrix::random(random, product, n, columns));
+    for (const int n : lengths) qkv.push_back(Matrix::random(random, gemm_out, n, columns));
     for (int p = 0; p < positions; ++p) {
       for (int half = 0; half < 2; ++half) {
         for (int d = 0; d < rotary_dim / 2; ++d) {
@@ -116,21 +116,21 @@ struct World {
 
   // One step over rows [begin, end) of each sequence, in the order given. Returns attention's output and the rotated
   // qkv.
-  struct Piece {
+  struct Chunk {
     int sequence, begin, end;
   };
-  std::pair<Matrix, Matrix> step(Ops& ops, KvCache& cache, const std::vector<Piece>& pieces, DType out_type) const {
+  std::pair<Matrix, Matrix> step(Ops& ops, KvCache& cache, const std::vector<Chunk>& chunks, DType out_type) const {
     std::vector<std::int32_t> starts = {0}, at, table, turned;
-    for (const auto& p : pieces) {
+    for (const auto& p : chunks) {
       for (int i = p.begin; i < p.end; ++i) at.push_back(i), turned.push_back(turned_by(i));
       starts.push_back(static_cast<std::int32_t>(at.size()));
       const auto from = tables.begin() + p.sequence * table_stride;
       table.insert(table.end(), from, from + table_stride);
     }
     if (variant.row_shift == 0) turned.clear();
-    Matrix rows(product, static_cast<std::int64_t>(at.size()), columns, 8);
+    Matrix rows(gemm_out, static_cast<std::int64_t>(at.size()), columns, 8);
     std::int64_t r = 0;
-    for (const auto& p : pieces) {
+    for (const auto& p : chunks) {
       for (int i = p.begin; i < p.end; ++i, ++r) {
         for (std::int64_t c = 0; c < columns; ++c) rows.set(r, c, qkv[static_cast<std::size_t>(p.sequence)].at(i, c));
       }
@@ -198,7 +198,7 @@ struct World {
     const int kv_head = head / (shape.heads / shape.kv_heads), dim = shape.head_dim;
     const int first = variant.window == 0 ? 0 : std::max(0, position - variant.window + 1);
     std::vector<double> scores, q, out(static_cast<std::size_t>(dim), 0.0);
-    for (int d = 0; d < dim; ++d) q.push_back(rounded(product, rotated(sequence, position, head, d)));
+    for (int d = 0; d < dim; ++d) q.push_back(rounded(gemm_out, rotated(sequence, position, head, d)));
     for (int p = first; p <= position; ++p) {
       const auto k = key(sequence, p, kv_head);
       double x = std::inner_product(q.begin(), q.end(), k.begin(), 0.0) * static_cast<double>(scale());
@@ -207,9 +207,9 @@ struct World {
       if (variant.alibi) x += static_cast<double>(slopes[static_cast<std::size_t>(head)]) * (p - position);
       scores.push_back(x);
     }
-    const double greatest = *std::max_element(scores.begin(), scores.end());
+    const double maximum = *std::max_element(scores.begin(), scores.end());
     double sum = 0;
-    for (auto& s : scores) sum += s = std::exp(s - greatest);
+    for (auto& s : scores) sum += s = std::exp(s - maximum);
     for (int p = first; p <= position; ++p) {
       const auto v = value(sequence, p, kv_head);
       for (std::size_t d = 0; d < v.size(); ++d) out[d] += scores[static_cast<std::size_t>(p - first)] / sum * v[d];

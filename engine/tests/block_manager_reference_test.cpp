@@ -118,9 +118,9 @@ class Reference {
     return found == nodes_.end() ? nullptr : &*found;
   }
 
-  bool is_kept(const Node& node) const {
+  bool is_pinned(const Node& node) const {
     return node.pins > 0 || std::ranges::any_of(nodes_, [&](const Node& child) {
-             return child.unique_id != 0 && child.parent_id == node.unique_id && is_kept(child);
+             return child.unique_id != 0 && child.parent_id == node.unique_id && is_pinned(child);
            });
   }
 
@@ -136,7 +136,7 @@ class Reference {
   // first.
   void evict() {
     Node* first = nullptr;
-    const auto key = [this](const Node& node) { return std::pair(is_kept(node), node.last_used); };
+    const auto key = [this](const Node& node) { return std::pair(is_pinned(node), node.last_used); };
     for (auto& node : nodes_) {
       if (node.use == 0 && node.unique_id != 0 && (first == nullptr || key(node) < key(*first))) first = &node;
     }
@@ -212,12 +212,12 @@ class AgainstReference : public testing::TestWithParam<std::tuple<Shape, std::ui
     for (auto id = blocks.rbegin(); id != blocks.rend(); ++id) reference_.release(*id);
   }
 
-  void publish(User& user) {
+  void insert(User& user) {
     const auto index = user.nodes.size();
     if ((index + 1) * static_cast<std::size_t>(shape_.block_len) > user.tokens.size()) return;
     const auto parent = user.nodes.empty() ? PrefixNode{} : user.nodes.back();
     const auto block = user.blocks[index];
-    const auto node = pool_->publish(parent, block, tokens_of(user, index), user.salt);
+    const auto node = pool_->insert(parent, block, tokens_of(user, index), user.salt);
     if (parent.unique_id != 0 && reference_.at(parent.block).unique_id != parent.unique_id) {
       ASSERT_EQ(node.unique_id, parent.unique_id);
     } else if (const auto id = reference_.find(parent.unique_id, user.salt, tokens_of(user, index)); id >= 0) {
@@ -272,7 +272,7 @@ TEST_P(AgainstReference, BlocksPinsAndMemoryAreWhatTheRulesSay) {
     if (action < 30 || users_.empty()) {
       come();
     } else if (action < 65) {
-      publish(*any(users_));
+      insert(*any(users_));
     } else if (action < 75) {
       auto nodes = any(users_)->nodes;
       if (below(3) == 0) nodes.erase(nodes.begin(), nodes.begin() + below(static_cast<int>(nodes.size()) + 1));

@@ -18,14 +18,14 @@ std::vector<TokenId> numbers(int n, int first = 0) {
   return tokens;
 }
 
-// Allocates blocks for all full blocks of tokens and publishes them.
-std::vector<BlockId> publish_all(BlockManager& pool, std::span<const TokenId> tokens, std::uint64_t salt = 0) {
+// Allocates blocks for all full blocks of tokens and inserts them.
+std::vector<BlockId> insert_all(BlockManager& pool, std::span<const TokenId> tokens, std::uint64_t salt = 0) {
   const auto length = static_cast<std::size_t>(pool.block_len());
   std::vector<BlockId> blocks;
   EXPECT_TRUE(pool.allocate(static_cast<int>(tokens.size() / length), blocks));
   PrefixNode node;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    node = pool.publish(node, blocks[i], tokens.subspan(i * length, length), salt);
+    node = pool.insert(node, blocks[i], tokens.subspan(i * length, length), salt);
   }
   pool.check_integrity();
   return blocks;
@@ -42,7 +42,7 @@ TEST(BlockManager, BlocksGoFromFreeToActiveToCachedAndBack) {
   BlockManager pool(4, 2, true);
   EXPECT_EQ(pool.num_free(), 4);
   const auto tokens = numbers(4);
-  auto blocks = publish_all(pool, tokens);
+  auto blocks = insert_all(pool, tokens);
   EXPECT_TRUE(pool.allocate(1, blocks));
   EXPECT_EQ(pool.num_active(), 3);
   pool.release(blocks);
@@ -67,7 +67,7 @@ TEST(BlockManager, AllocateOfTooManyChangesNothing) {
 TEST(BlockManager, MatchFindsTheLongestChainOfFullBlocksWithinMaxTokens) {
   BlockManager pool(8, 4, true);
   const auto tokens = numbers(12);
-  const auto blocks = publish_all(pool, tokens);
+  const auto blocks = insert_all(pool, tokens);
   const auto match = pool.match(tokens, 11);
   EXPECT_EQ(match.num_tokens, 8);
   EXPECT_EQ(match.blocks, std::vector<BlockId>(blocks.begin(), blocks.begin() + 2));
@@ -85,7 +85,7 @@ TEST(BlockManager, MatchFindsTheLongestChainOfFullBlocksWithinMaxTokens) {
 
 TEST(BlockManager, TheSameTokensBehindAnotherPrefixAreAnotherNode) {
   BlockManager pool(8, 2, true);
-  publish_all(pool, std::vector<TokenId>{1, 1, 5, 5});
+  insert_all(pool, std::vector<TokenId>{1, 1, 5, 5});
   EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{5, 5}), 0);
   EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{2, 2, 5, 5}), 0);
 }
@@ -93,7 +93,7 @@ TEST(BlockManager, TheSameTokensBehindAnotherPrefixAreAnotherNode) {
 TEST(BlockManager, SaltKeepsEqualTokensApart) {
   BlockManager pool(8, 2, true);
   const auto tokens = numbers(4);
-  publish_all(pool, tokens, 1);
+  insert_all(pool, tokens, 1);
   EXPECT_EQ(matched_tokens(pool, tokens, 0), 0);
   EXPECT_EQ(matched_tokens(pool, tokens, 1), 4);
 }
@@ -101,7 +101,7 @@ TEST(BlockManager, SaltKeepsEqualTokensApart) {
 TEST(BlockManager, WithoutPrefixCachingNothingMatchesAndBlocksBecomeFree) {
   BlockManager pool(4, 2, false);
   const auto tokens = numbers(4);
-  const auto blocks = publish_all(pool, tokens);
+  const auto blocks = insert_all(pool, tokens);
   EXPECT_EQ(matched_tokens(pool, tokens), 0);
   pool.release(blocks);
   EXPECT_EQ(pool.num_free(), 4);
@@ -110,10 +110,10 @@ TEST(BlockManager, WithoutPrefixCachingNothingMatchesAndBlocksBecomeFree) {
 TEST(BlockManager, AnEqualNodeIsReturnedAndTheCopyBecomesFree) {
   BlockManager pool(4, 2, true);
   const auto tokens = numbers(2);
-  const auto first = publish_all(pool, tokens);
+  const auto first = insert_all(pool, tokens);
   std::vector<BlockId> copy;
   pool.allocate(1, copy);
-  EXPECT_EQ(pool.publish({}, copy[0], tokens).block, first[0]);
+  EXPECT_EQ(pool.insert({}, copy[0], tokens).block, first[0]);
   pool.release(copy);
   EXPECT_EQ(pool.num_free(), 3);
   pool.release(first);
@@ -125,7 +125,7 @@ TEST(BlockManager, AnEqualNodeIsReturnedAndTheCopyBecomesFree) {
 
 TEST(BlockManager, WhatIsForgottenIsNotFoundAndItsBlocksAreFreeOnceNobodyUsesThem) {
   BlockManager pool(8, 2, true);
-  const auto used = publish_all(pool, numbers(4)), cached = publish_all(pool, numbers(6, 10));
+  const auto used = insert_all(pool, numbers(4)), cached = insert_all(pool, numbers(6, 10));
   pool.release(cached);
   pool.forget_prefixes();
   pool.check_integrity();
@@ -133,7 +133,7 @@ TEST(BlockManager, WhatIsForgottenIsNotFoundAndItsBlocksAreFreeOnceNobodyUsesThe
   EXPECT_EQ(pool.num_free(), 6);
   EXPECT_EQ(matched_tokens(pool, numbers(4)), 0);
   EXPECT_EQ(matched_tokens(pool, numbers(6, 10)), 0);
-  pool.publish({}, used[0], numbers(2));
+  pool.insert({}, used[0], numbers(2));
   EXPECT_EQ(matched_tokens(pool, numbers(4)), 2);
   pool.release(used);
   pool.check_integrity();
@@ -143,7 +143,7 @@ TEST(BlockManager, WhatIsForgottenIsNotFoundAndItsBlocksAreFreeOnceNobodyUsesThe
 TEST(BlockManager, TheLeastRecentlyUsedChainIsEvictedFromItsEnd) {
   BlockManager pool(6, 1, true);
   const auto old_tokens = numbers(3, 10), new_tokens = numbers(3, 20);
-  const auto old_blocks = publish_all(pool, old_tokens), new_blocks = publish_all(pool, new_tokens);
+  const auto old_blocks = insert_all(pool, old_tokens), new_blocks = insert_all(pool, new_tokens);
   pool.release(old_blocks);
   pool.release(new_blocks);
   std::vector<BlockId> taken;
@@ -162,9 +162,9 @@ TEST(BlockManager, APrefixOutlivesWhatWasReleasedAfterItByAnotherUser) {
   std::vector<BlockId> a, b;
   pool.allocate(1, a);
   pool.allocate(2, b);
-  const auto root = pool.publish({}, a[0], std::span(tokens).first(1));
-  EXPECT_EQ(pool.publish({}, b[0], std::span(tokens).first(1)).block, a[0]);
-  pool.publish(root, b[1], std::span(tokens).last(1));
+  const auto root = pool.insert({}, a[0], std::span(tokens).first(1));
+  EXPECT_EQ(pool.insert({}, b[0], std::span(tokens).first(1)).block, a[0]);
+  pool.insert(root, b[1], std::span(tokens).last(1));
   pool.release(a);
   pool.release(b);  // its child is used later than the prefix itself
   pool.check_integrity();
@@ -174,16 +174,16 @@ TEST(BlockManager, APrefixOutlivesWhatWasReleasedAfterItByAnotherUser) {
   EXPECT_EQ(matched_tokens(pool, tokens), 1);
 }
 
-TEST(BlockManager, EvictingAPrefixTakesWhatHangsBehindItOutOfTheIndex) {
+TEST(BlockManager, EvictingAPrefixTakesItsDescendantsOutOfTheIndex) {
   BlockManager pool(4, 1, true);
   const auto tokens = numbers(3);
   std::vector<BlockId> a, b;
   pool.allocate(1, a);
   pool.allocate(3, b);
-  const auto first = pool.publish({}, a[0], std::span(tokens).first(1));
-  pool.publish({}, b[0], std::span(tokens).first(1));
-  const auto second = pool.publish(first, b[1], std::span(tokens).subspan(1, 1));
-  pool.publish(second, b[2], std::span(tokens).last(1));
+  const auto first = pool.insert({}, a[0], std::span(tokens).first(1));
+  pool.insert({}, b[0], std::span(tokens).first(1));
+  const auto second = pool.insert(first, b[1], std::span(tokens).subspan(1, 1));
+  pool.insert(second, b[2], std::span(tokens).last(1));
   pool.release(a);
   pool.release(std::span(b).last(1));  // Cached behind an Active block behind a Cached one
   EXPECT_EQ(pool.num_cached(), 2);
@@ -196,7 +196,7 @@ TEST(BlockManager, EvictingAPrefixTakesWhatHangsBehindItOutOfTheIndex) {
   EXPECT_EQ(taken.front(), a[0]);
   EXPECT_EQ(pool.num_free(), 1);
   EXPECT_EQ(matched_tokens(pool, tokens), 0);
-  EXPECT_EQ(pool.publish(second, taken[0], std::span(tokens).last(1)).unique_id, second.unique_id) << "stale parent";
+  EXPECT_EQ(pool.insert(second, taken[0], std::span(tokens).last(1)).unique_id, second.unique_id) << "stale parent";
   pool.release(std::span(b).first(2));
   pool.release(taken);
   EXPECT_EQ(pool.num_free(), 4);
@@ -207,9 +207,9 @@ std::uint64_t one_bucket(std::uint64_t, std::uint64_t, std::span<const TokenId>)
 
 TEST(BlockManager, EqualHashesAreNoEqualContents) {
   BlockManager pool(16, 2, true, one_bucket);
-  publish_all(pool, std::vector<TokenId>{1, 2, 3, 4});
-  publish_all(pool, std::vector<TokenId>{5, 6, 3, 4});
-  publish_all(pool, std::vector<TokenId>{1, 2, 7, 7}, 1);
+  insert_all(pool, std::vector<TokenId>{1, 2, 3, 4});
+  insert_all(pool, std::vector<TokenId>{5, 6, 3, 4});
+  insert_all(pool, std::vector<TokenId>{1, 2, 7, 7}, 1);
   EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{1, 2, 3, 4}), 4);
   EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{1, 2, 4, 3}), 2) << "other tokens";
   EXPECT_EQ(matched_tokens(pool, std::vector<TokenId>{3, 4}), 0) << "another parent";
@@ -222,7 +222,7 @@ TEST(BlockManager, EqualHashesAreNoEqualContents) {
 TEST(BlockManager, PinnedBlocksAreEvictedWhenNoOtherCachedOneIsLeft) {
   BlockManager pool(6, 1, true);
   const auto kept = numbers(3, 10), other = numbers(3, 20);
-  const auto kept_blocks = publish_all(pool, kept), other_blocks = publish_all(pool, other);
+  const auto kept_blocks = insert_all(pool, kept), other_blocks = insert_all(pool, other);
   const auto nodes = pool.match(kept, 3).nodes;
   pool.release(kept_blocks);
   pool.pin(nodes);
@@ -245,7 +245,7 @@ TEST(BlockManager, PinnedBlocksAreEvictedWhenNoOtherCachedOneIsLeft) {
 TEST(BlockManager, PinsAreCountedAndOfTheNodeNotTheBlock) {
   BlockManager pool(2, 1, true);
   const auto first = numbers(1, 10), second = numbers(1, 20);
-  auto blocks = publish_all(pool, first);
+  auto blocks = insert_all(pool, first);
   const auto old = pool.match(first, 1).nodes;
   pool.pin(old);
   pool.pin(old);
@@ -255,7 +255,7 @@ TEST(BlockManager, PinsAreCountedAndOfTheNodeNotTheBlock) {
   pool.release(blocks);
   std::vector<BlockId> taken;
   pool.allocate(2, taken);
-  pool.publish({}, blocks[0], second);
+  pool.insert({}, blocks[0], second);
   const auto node = pool.match(second, 1).nodes;
   EXPECT_EQ(node[0].block, old[0].block);
   pool.pin(old);
@@ -270,10 +270,10 @@ TEST(BlockManager, PinsAreCountedAndOfTheNodeNotTheBlock) {
   pool.check_integrity();
 }
 
-TEST(BlockManager, APinKeepsWhatTheBlockHangsBehind) {
+TEST(BlockManager, APinKeepsTheAncestorsOfABlock) {
   BlockManager pool(4, 1, true);
   const auto chain = numbers(2, 10), other = numbers(2, 20);
-  const auto chain_blocks = publish_all(pool, chain), other_blocks = publish_all(pool, other);
+  const auto chain_blocks = insert_all(pool, chain), other_blocks = insert_all(pool, other);
   const auto nodes = pool.match(chain, 2).nodes;
   pool.release(chain_blocks);
   pool.release(chain_blocks);
@@ -293,7 +293,7 @@ TEST(BlockManager, MemoryIsTakenByTheChunkBeforeAnythingIsEvicted) {
   EXPECT_EQ(pool.num_blocks(), 7);
   EXPECT_EQ(pool.num_free(), 7);
   const auto tokens = numbers(2, 10);
-  pool.release(publish_all(pool, tokens));
+  pool.release(insert_all(pool, tokens));
   EXPECT_TRUE(commits.empty());
   std::vector<BlockId> taken;
   EXPECT_TRUE(pool.allocate(3, taken));
@@ -323,7 +323,7 @@ TEST(BlockManager, WhereMemoryDoesNotSufficeThePoolStaysAsItIs) {
   EXPECT_EQ(pool.num_blocks(), 100) << "that was no lack of memory";
   pool.check_integrity();
   const auto tokens = numbers(3);
-  pool.release(publish_all(pool, tokens));
+  pool.release(insert_all(pool, tokens));
   EXPECT_FALSE(pool.allocate(5, taken));
   EXPECT_EQ(pool.num_blocks(), 4);
   EXPECT_EQ(pool.num_available(), 4);
@@ -343,14 +343,14 @@ TEST(BlockManager, MisuseIsAnError) {
   EXPECT_THROW(pool.release(std::vector<BlockId>{3}), Error);
   EXPECT_THROW(pool.retain(std::vector<BlockId>{-1}), Error);
   EXPECT_THROW(pool.retain(std::vector<BlockId>{0}), Error);
-  EXPECT_THROW(pool.publish({}, 0, tokens), Error);
+  EXPECT_THROW(pool.insert({}, 0, tokens), Error);
   EXPECT_THROW(pool.allocate(-1, blocks), Error);
   pool.allocate(1, blocks);
-  EXPECT_THROW(pool.publish({}, blocks[0], std::span(tokens).first(1)), Error);
-  const auto node = pool.publish({}, blocks[0], tokens);
-  EXPECT_THROW(pool.publish({}, blocks[0], numbers(2, 5)), Error);
+  EXPECT_THROW(pool.insert({}, blocks[0], std::span(tokens).first(1)), Error);
+  const auto node = pool.insert({}, blocks[0], tokens);
+  EXPECT_THROW(pool.insert({}, blocks[0], numbers(2, 5)), Error);
   pool.allocate(1, blocks);
-  EXPECT_THROW(pool.publish(node, blocks[1], tokens, 1), Error);
+  EXPECT_THROW(pool.insert(node, blocks[1], tokens, 1), Error);
   EXPECT_THROW(pool.unpin({&node, 1}), Error) << "it has no pin";
   EXPECT_THROW(BlockManager(4, 1, true, 0, [](int) {}), Error);
   EXPECT_THROW(BlockManager(4, 1, true, 2, nullptr), Error);
@@ -360,12 +360,12 @@ TEST(BlockManager, MisuseIsAnError) {
 
 // ---- property test ----
 
-// What a user of blocks holds: a chain of tokens, cut into blocks, of which some are published.
+// What a user of blocks holds: a chain of tokens, cut into blocks, of which some are inserted.
 struct User {
   std::uint64_t salt = 0;
   std::vector<TokenId> tokens;
   std::vector<BlockId> blocks;
-  std::vector<PrefixNode> nodes;  // of the published blocks
+  std::vector<PrefixNode> nodes;  // of the inserted blocks
 };
 
 class RandomUse : public testing::TestWithParam<std::uint64_t> {
@@ -374,15 +374,15 @@ class RandomUse : public testing::TestWithParam<std::uint64_t> {
   std::mt19937_64 random{GetParam()};
 };
 
-// The model of the index: what was published, by everything that makes it what it is. An entry may be evicted at any
+// The model of the index: what was inserted, by everything that makes it what it is. An entry may be evicted at any
 // allocation, so it is a bound: what matches must be in it, with this block and unique id. While a node's whole chain
 // is in use it cannot be evicted, and must match.
-TEST_P(RandomUse, OnlyWhatWasPublishedMatchesAndWhatIsInUseAlwaysDoes) {
+TEST_P(RandomUse, OnlyWhatWasInsertedMatchesAndWhatIsInUseAlwaysDoes) {
   using Key = std::pair<std::uint64_t, std::vector<TokenId>>;  // salt, all tokens of the chain
   for (int round = 0; round < 12; ++round) {
     const int length = 1 + below(3), num_blocks = 1 + below(48);
     BlockManager pool(num_blocks, length, true);
-    std::map<Key, PrefixNode> published;
+    std::map<Key, PrefixNode> inserted;
     std::vector<User> users;
 
     const auto check_match = [&](const User& user, const PrefixMatch& match) {
@@ -391,8 +391,8 @@ TEST_P(RandomUse, OnlyWhatWasPublishedMatchesAndWhatIsInUseAlwaysDoes) {
       for (std::size_t i = 0; i < match.blocks.size(); ++i) {
         const auto end = static_cast<std::ptrdiff_t>((i + 1) * static_cast<std::size_t>(length));
         key.second.assign(user.tokens.begin(), user.tokens.begin() + end);
-        const auto known = published.find(key);
-        ASSERT_TRUE(known != published.end()) << "matched what was never published";
+        const auto known = inserted.find(key);
+        ASSERT_TRUE(known != inserted.end()) << "matched what was never inserted";
         ASSERT_EQ(known->second.block, match.blocks[i]);
         const bool is_last = i + 1 == match.blocks.size();
         ASSERT_TRUE(!is_last || known->second.unique_id == match.last().unique_id);
@@ -414,7 +414,7 @@ TEST_P(RandomUse, OnlyWhatWasPublishedMatchesAndWhatIsInUseAlwaysDoes) {
         ASSERT_LE(match.num_tokens, looked_up);
         user.blocks = match.blocks;
         for (std::size_t i = 0; i < match.blocks.size(); ++i) {
-          user.nodes.push_back(published.at(
+          user.nodes.push_back(inserted.at(
               {user.salt, {user.tokens.begin(), user.tokens.begin() + static_cast<std::ptrdiff_t>(i + 1) * length}}));
         }
         const int missing = full - static_cast<int>(user.blocks.size()) + below(2);
@@ -434,15 +434,15 @@ TEST_P(RandomUse, OnlyWhatWasPublishedMatchesAndWhatIsInUseAlwaysDoes) {
           const auto parent = index == 0 ? PrefixNode{} : user.nodes.back();
           const auto tokens = std::span<const TokenId>(user.tokens)
                                   .subspan(index * static_cast<std::size_t>(length), static_cast<std::size_t>(length));
-          const auto node = pool.publish(parent, user.blocks[index], tokens, user.salt);
+          const auto node = pool.insert(parent, user.blocks[index], tokens, user.salt);
           const bool stale = node.unique_id == parent.unique_id;
           if (!stale) {
             Key key{user.salt,
                     {user.tokens.begin(), user.tokens.begin() + static_cast<std::ptrdiff_t>(index + 1) * length}};
             if (node.block == user.blocks[index]) {
-              published[key] = node;
+              inserted[key] = node;
             } else {
-              ASSERT_EQ(published.at(key).unique_id, node.unique_id);
+              ASSERT_EQ(inserted.at(key).unique_id, node.unique_id);
               if (below(2) == 0) {  // go over to the block that is there
                 pool.retain({&node.block, 1});
                 pool.release({&user.blocks[index], 1});
@@ -466,7 +466,7 @@ TEST_P(RandomUse, OnlyWhatWasPublishedMatchesAndWhatIsInUseAlwaysDoes) {
 
       if (users.empty()) continue;
       const auto& user = users[static_cast<std::size_t>(below(static_cast<int>(users.size())))];
-      std::size_t certain = 0;  // published blocks of the user's own: in use, so still there
+      std::size_t certain = 0;  // inserted blocks of the user's own: in use, so still there
       while (certain < user.nodes.size() && user.nodes[certain].block == user.blocks[certain]) ++certain;
       const auto match = pool.match(user.tokens, static_cast<std::int32_t>(user.tokens.size()), user.salt);
       check_match(user, match);

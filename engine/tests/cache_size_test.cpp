@@ -15,6 +15,8 @@ EngineConfig config(int block_len = 10, int session_len = 100) {
   EngineConfig out;
   out.cache_block_seq_len = block_len;
   out.session_len = session_len;
+  out.token_budget = 512;
+  out.max_batch_size = 64;
   return out;
 }
 

@@ -61,7 +61,7 @@ TEST(Config, OutOfRangeNamesKeyValueAndRange) {
   const auto message = message_of({{"cache_max_entry_count", "1.5"}});
   EXPECT_NE(message.find("cache_max_entry_count = '1.5'"), std::string::npos) << message;
   EXPECT_NE(message.find("(0, 1)"), std::string::npos) << message;
-  for (const auto& [key, value] : Settings{{"max_batch_size", "0"},
+  for (const auto& [key, value] : Settings{{"max_batch_size", "-1"},
                                            {"device", "tpu"},
                                            {"token_budget", "12x"},
                                            {"enable_prefix_caching", "maybe"},

@@ -12,6 +12,7 @@
 #include "model/memory_needs.h"
 #include "runtime/executor.h"
 #include "runtime/settings.h"
+#include "runtime/step_sizes.h"
 #include "test_folder.h"
 #include "tiny_workspace.h"
 
@@ -53,7 +54,8 @@ class DecoderMemory : public ::testing::Test {
   void expect_exact(const TinyModel& model, const Settings& overrides = {}) {
     std::filesystem::remove_all(dir_);
     write_tiny_workspace(dir_, model);
-    const auto settings = runtime::read_settings(dir_, overrides);
+    auto settings = runtime::read_settings(dir_, overrides);
+    runtime::resolve_step_sizes(settings.config, {"cpu"});
     const auto limits = runtime::step_limits(settings.model, settings.config);
     CountingOps ops(ops::make_cpu_ops(1));
     const auto needs =

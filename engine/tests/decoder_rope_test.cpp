@@ -10,6 +10,7 @@
 #include "model/decoder.h"
 #include "runtime/executor.h"
 #include "runtime/settings.h"
+#include "runtime/step_sizes.h"
 #include "test_folder.h"
 #include "tiny_workspace.h"
 
@@ -35,6 +36,7 @@ class DecoderRope : public ::testing::TestWithParam<const char*> {
   // a short prompt, is in every step. prompt: what the steps are told of the prompt's length.
   std::vector<float> logprobs(int cut, int prompt = kPrompt) const {
     auto settings = runtime::read_settings(dir_, {{"threads", "1"}});
+    runtime::resolve_step_sizes(settings.config, {"cpu"});
     const auto limits = runtime::step_limits(settings.model, settings.config);
     const auto ops = ops::make_cpu_ops(1);
     model::Decoder decoder(settings.model, model::WeightFiles(dir_, 1), *ops, limits);

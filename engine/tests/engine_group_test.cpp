@@ -134,22 +134,22 @@ TEST_P(EngineGroupTest, CancelEndsAllSequences) {
   for (int i = 0; i < 4; ++i) EXPECT_EQ(running.last(i).finish_reason, FinishReason::cancelled);
 }
 
-TEST_P(EngineGroupTest, WhatCannotBeIsRefusedByName) {
+TEST_P(EngineGroupTest, WhatCannotBeIsRejectedByName) {
   const auto one = engine();
   Collector unused;
-  const auto refused = [&](auto change) {
+  const auto rejected = [&](auto change) {
     auto asked = request({1, 2}, 5);
     change(asked);
     return error_of([&] { one->submit(asked, unused.callback()); }, ErrorCode::invalid_argument);
   };
-  EXPECT_NE(refused([](Request& r) { r.sampling.n = 0; }).find("n = 0"), std::string::npos);
-  EXPECT_NE(refused([](Request& r) { r.sampling.n = 129; }).find("n = 129"), std::string::npos);
-  EXPECT_NE(refused([](Request& r) { r.sampling.n = 3, r.sampling.best_of = 2; }).find("best_of = 2"),
+  EXPECT_NE(rejected([](Request& r) { r.sampling.n = 0; }).find("n = 0"), std::string::npos);
+  EXPECT_NE(rejected([](Request& r) { r.sampling.n = 129; }).find("n = 129"), std::string::npos);
+  EXPECT_NE(rejected([](Request& r) { r.sampling.n = 3, r.sampling.best_of = 2; }).find("best_of = 2"),
             std::string::npos);
-  EXPECT_NE(refused([](Request& r) { r.sampling.best_of = 2; }).find("stream = false"), std::string::npos);
-  EXPECT_NE(refused([](Request& r) { r.sampling.prompt_logprobs = 21; }).find("prompt_logprobs = 21"),
+  EXPECT_NE(rejected([](Request& r) { r.sampling.best_of = 2; }).find("stream = false"), std::string::npos);
+  EXPECT_NE(rejected([](Request& r) { r.sampling.prompt_logprobs = 21; }).find("prompt_logprobs = 21"),
             std::string::npos);
-  EXPECT_NE(refused([](Request& r) { r.timeout_ms = 0; }).find("timeout_ms = 0"), std::string::npos);
+  EXPECT_NE(rejected([](Request& r) { r.timeout_ms = 0; }).find("timeout_ms = 0"), std::string::npos);
 }
 
 // The log probability of each prompt token is that of the first token sampled after the tokens before it.

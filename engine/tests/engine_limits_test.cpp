@@ -36,7 +36,7 @@ class Recorder : public MetricsSink {
     const std::lock_guard lock(mutex_);
     return observed_[metric];
   }
-  double refused(runtime::Refusal reason) { return of(Metric::requests_refused, static_cast<int>(reason)); }
+  double rejected(runtime::Rejection reason) { return of(Metric::requests_rejected, static_cast<int>(reason)); }
 
  private:
   std::mutex mutex_;
@@ -71,7 +71,7 @@ TEST_P(EngineLimitsTest, ADeadlineEndsWhatRunsAndWhatWaitsAndFreesItsBlocks) {
   EXPECT_GT(running.tokens().size(), 0U) << "what there was is delivered";
   one->check_integrity();
   EXPECT_EQ(one->stats().blocks_active, 0);
-  EXPECT_EQ(recorder_->refused(runtime::Refusal::deadline), 3);
+  EXPECT_EQ(recorder_->rejected(runtime::Rejection::deadline), 3);
 }
 
 TEST_P(EngineLimitsTest, TheSettingIsTheDeadlineOfRequestsThatNameNone) {
@@ -98,7 +98,7 @@ TEST_P(EngineLimitsTest, WhoWaitsTooLongIsToldWhenToComeBack) {
   EXPECT_NE(waiting.last().error.find("; retry after "), std::string::npos) << waiting.last().error;
   EXPECT_TRUE(waiting.last().error.ends_with(" s"));
   EXPECT_FALSE(running.ended()) << "what has begun may take its time";
-  EXPECT_EQ(recorder_->refused(runtime::Refusal::queue_time), 1);
+  EXPECT_EQ(recorder_->rejected(runtime::Rejection::queue_time), 1);
   one->cancel(handle);
   running.wait();
 }
@@ -116,7 +116,7 @@ TEST_P(EngineLimitsTest, TheQueueIsBoundedByTokens) {
   for (const auto* part : {"150", "4", "100", "max_queue_tokens", "; retry after "}) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   }
-  EXPECT_EQ(recorder_->refused(runtime::Refusal::queue_tokens), 1);
+  EXPECT_EQ(recorder_->rejected(runtime::Rejection::queue_tokens), 1);
   one->cancel(second);
   long_one.wait();
   const auto third = one->submit(request({1, 2, 3, 4}, 5), short_one.callback());
@@ -131,7 +131,7 @@ TEST_P(EngineLimitsTest, WhatNeverFitsIsCountedAndSoAreRequestsNotSequences) {
   Collector unused, several(3);
   error_of([&] { one->submit(request(std::vector<TokenId>(300, 1), 1), unused.callback()); },
            ErrorCode::invalid_argument);
-  EXPECT_EQ(recorder_->refused(runtime::Refusal::never_fits), 1);
+  EXPECT_EQ(recorder_->rejected(runtime::Rejection::never_fits), 1);
   auto three = request({1, 2, 3}, 10);
   three.sampling.n = 3;
   one->submit(three, several.callback());
@@ -239,10 +239,10 @@ TEST(AdmissionTest, RetryAfterFollowsFromTheSpeedAndTheWorkThatIsLeft) {
   EXPECT_EQ(admission.retry_after_s(), 20);
   ASSERT_FALSE(admission.admit(0, 1'000'000, 1, 300, work));
   EXPECT_EQ(admission.retry_after_s(), 600);
-  const auto refused = admission.admit(10, 5, 1, 5, work);
-  ASSERT_TRUE(refused);
-  EXPECT_EQ(refused->reason, runtime::Refusal::queue_full);
-  EXPECT_TRUE(refused->text.ends_with("; retry after 600 s")) << refused->text;
+  const auto rejected = admission.admit(10, 5, 1, 5, work);
+  ASSERT_TRUE(rejected);
+  EXPECT_EQ(rejected->reason, runtime::Rejection::queue_full);
+  EXPECT_TRUE(rejected->text.ends_with("; retry after 600 s")) << rejected->text;
 }
 
 }  // namespace

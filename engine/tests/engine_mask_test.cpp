@@ -164,7 +164,7 @@ TEST_P(EngineMaskTest, CancelWhileTheProviderWorksIsSafe) {
   EXPECT_EQ(after.tokens().size(), 5U);
 }
 
-TEST_P(EngineMaskTest, AProviderThatCannotBeClonedIsRefused) {
+TEST_P(EngineMaskTest, AProviderThatCannotBeClonedIsRejected) {
   const auto one = engine();
   Collector unused;
   std::promise<void> entered, go, gone;

@@ -56,16 +56,17 @@ std::vector<Request> requests(int vocab, int max_tokens) {
   return out;
 }
 
-struct Answers {
+struct Completions {
   std::vector<std::vector<TokenId>> tokens;
   std::vector<std::vector<float>> logprobs;
 };
 
-Answers answers(const std::filesystem::path& folder, const std::vector<Request>& all, const Settings& settings = {}) {
+Completions completions(const std::filesystem::path& folder, const std::vector<Request>& all,
+                        const Settings& settings = {}) {
   Engine engine(folder, settings);
   std::vector<Collector> collectors(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) engine.submit(all[i], collectors[i].callback());
-  Answers out;
+  Completions out;
   for (auto& collector : collectors) {
     out.tokens.push_back(collector.tokens());
     out.logprobs.push_back(collector.logprobs());
@@ -84,8 +85,8 @@ TEST_P(EngineRanksTest, TheTokensAreThoseOfOneRankAndTheLogProbabilitiesNear) {
   for (const auto& model : {grouped, biased, tied, wide}) {
     const auto all = requests(model.vocab, 128);
     const Settings settings = {{"token_budget", "24"}};
-    const auto expected = answers(write(model, 1), all, settings);
-    const auto got = answers(write(model, GetParam()), all, settings);
+    const auto expected = completions(write(model, 1), all, settings);
+    const auto got = completions(write(model, GetParam()), all, settings);
     for (std::size_t i = 0; i < all.size(); ++i) {
       ASSERT_EQ(got.tokens[i], expected.tokens[i]) << "vocabulary " << model.vocab << ", request " << i;
       ASSERT_EQ(got.logprobs[i].size(), expected.logprobs[i].size());
@@ -125,8 +126,8 @@ TEST_P(EngineRanksTest, EveryKindOfDecoderIsTheSameOnSeveralRanks) {
   for (const auto& model : variants()) {
     const auto all = requests(model.vocab, 32);
     const Settings settings = {{"token_budget", "24"}};
-    const auto expected = answers(write(model, 1), all, settings);
-    const auto got = answers(write(model, GetParam()), all, settings);
+    const auto expected = completions(write(model, 1), all, settings);
+    const auto got = completions(write(model, GetParam()), all, settings);
     for (std::size_t i = 0; i < all.size(); ++i) {
       ASSERT_EQ(got.tokens[i], expected.tokens[i]) << model.more << ", request " << i;
       for (std::size_t t = 0; t < got.logprobs[i].size(); ++t) {
@@ -145,18 +146,18 @@ TEST_P(EngineRanksTest, WhatIsSampledDependsOnTheRequestAlone) {
     all[i].sampling.seed = i;
     all[i].sampling.repetition_penalty = 1.1F;
   }
-  Answers alone;
+  Completions alone;
   for (const auto& one : all) {
-    auto answer = answers(folder, {one});
-    alone.tokens.push_back(answer.tokens.front());
-    alone.logprobs.push_back(answer.logprobs.front());
+    auto completion = completions(folder, {one});
+    alone.tokens.push_back(completion.tokens.front());
+    alone.logprobs.push_back(completion.logprobs.front());
   }
   const std::vector<Settings> ways = {{{"token_budget", "7"}},
                                       {{"threads", std::to_string(3 * GetParam())}},
                                       {{"cache_max_entry_count", "36"}},  // of some 65 that they take together
                                       {{"enable_prefix_caching", "False"}}};
   for (const auto& settings : ways) {
-    const auto together = answers(folder, all, settings);
+    const auto together = completions(folder, all, settings);
     EXPECT_EQ(together.tokens, alone.tokens);
     EXPECT_EQ(together.logprobs, alone.logprobs);
   }
@@ -203,14 +204,14 @@ TEST_P(EngineRanksTest, MemoryIsThatOfAllRanksTogether) {
 }
 
 // Fails in the given operation of a step, on one rank, when it is told to.
-enum class Place { none, before_the_first_exchange, between_two, after_the_last };
+enum class Place { none, before_the_first_collective, between_two, after_the_last };
 std::atomic<Place> place{Place::none};
 
 class FailingOps : public testing::ForwardingOps {
  public:
   using ForwardingOps::ForwardingOps;
   void embed(const ops::Tensor& out, const ops::Embedding& table, float scale) override {
-    fail_at(Place::before_the_first_exchange);
+    fail_at(Place::before_the_first_collective);
     ForwardingOps::embed(out, table, scale);
   }
   void gated_activation(const ops::Tensor& out, const ops::Tensor& gate_up, ops::Activation activation) override {
@@ -235,7 +236,7 @@ TEST_P(EngineRanksTest, AnErrorOfARankEndsTheStepOnAllAndTheEngineLives) {
   Collector before;
   engine.submit(request({1, 2, 3}, 30), before.callback());
   const auto expected = before.tokens();
-  for (const auto here : {Place::before_the_first_exchange, Place::between_two, Place::after_the_last}) {
+  for (const auto here : {Place::before_the_first_collective, Place::between_two, Place::after_the_last}) {
     for (int round = 0; round < 20; ++round) {
       place = here;
       Collector failed, after;
@@ -250,9 +251,9 @@ TEST_P(EngineRanksTest, AnErrorOfARankEndsTheStepOnAllAndTheEngineLives) {
   }
 }
 
-TEST(EngineRanksRefusalTest, AnotherNumberOfRanksIsRefusedWithTheCommand) {
+TEST(EngineRanksRejectionTest, AnotherNumberOfRanksIsRejectedWithTheCommand) {
   const auto dir = testing::test_folder();
-  const auto refusal = [&](const TinyModel& model, const Settings& settings) -> std::string {
+  const auto rejection = [&](const TinyModel& model, const Settings& settings) -> std::string {
     std::filesystem::remove_all(dir);
     write_tiny_workspace(dir, model);
     try {
@@ -262,11 +263,11 @@ TEST(EngineRanksRefusalTest, AnotherNumberOfRanksIsRefusedWithTheCommand) {
     }
     return "";
   };
-  const auto other = refusal({}, {{"tensor_para_size", "2"}});
+  const auto other = rejection({}, {{"tensor_para_size", "2"}});
   EXPECT_NE(other.find("charonia convert MODEL --dst-path WORKSPACE --tp 2 --force"), std::string::npos) << other;
   TinyModel three;
   three.ranks = 3;
-  const auto impossible = refusal(three, {});
+  const auto impossible = rejection(three, {});
   EXPECT_NE(impossible.find("head_num = 4"), std::string::npos) << impossible;
   std::filesystem::remove_all(dir);
 }

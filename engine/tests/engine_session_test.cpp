@@ -31,7 +31,7 @@ class EngineSessionTest : public testing::EngineFixture {
     out.continuation_ids = std::move(input);
     return out;
   }
-  // Says `input`, and checks the answer against the whole conversation without a session.
+  // Says `input`, and checks the completion against the whole conversation without a session.
   Result say(Engine& engine, Talk& talk, const std::vector<TokenId>& input, int max_tokens = 12) {
     Collector out;
     engine.submit(turn(talk, input, max_tokens), out.callback());
@@ -60,7 +60,7 @@ TEST_P(EngineSessionTest, AConversationGoesOnAndItsBlocksAreFound) {
   for (int i = 2; i < 6; ++i) {
     const auto before = static_cast<int>(talk.history.size());
     const auto result = say(*one, talk, words(5, i));
-    // All whole blocks that were computed: the last token of an answer never is.
+    // All whole blocks that were computed: the last token of a completion never is.
     EXPECT_EQ(result.num_cached_tokens, (before - 1) / 4 * 4);
   }
   const auto info = info_of(*one, "s");
@@ -150,7 +150,7 @@ TEST_P(EngineSessionTest, ManyClientsInFewSessionsWithFewBlocks) {
         const auto tokens = out.tokens();
         talk.history.insert(talk.history.end(), tokens.begin(), tokens.end());
       }
-      // The last answer stands for all: its prompt is all that was said.
+      // The last completion stands for all: its prompt is all that was said.
       const auto last = words(5, 90 + c);
       Collector out;
       one->submit(turn(talk, last, 8), out.callback());
@@ -295,8 +295,8 @@ TEST_P(EngineSessionTest, EndSessionForgetsAndARunningRequestGoesOn) {
   EXPECT_TRUE(one->stop(handle));
   auto whole = talk.history;
   whole.insert(whole.end(), input.begin(), input.end());
-  const auto answer = running.tokens();
-  EXPECT_EQ(answer, alone(request(whole, static_cast<int>(answer.size()))));
+  const auto completion = running.tokens();
+  EXPECT_EQ(completion, alone(request(whole, static_cast<int>(completion.size()))));
   one->check_integrity();
   EXPECT_TRUE(one->sessions().empty());
   EXPECT_EQ(one->stats().num_sessions, 0);
@@ -409,7 +409,7 @@ TEST_P(EngineSessionTest, DamagedFilesAreAWarningAndOthersModelsAreNotRead) {
   EXPECT_TRUE(other->sessions().empty());
 }
 
-TEST_P(EngineSessionTest, WithoutSessionsWholeConversationsAreAnsweredAndContinuationsRefused) {
+TEST_P(EngineSessionTest, WithoutSessionsWholeConversationsAreAnsweredAndContinuationsRejected) {
   const auto one = engine({{"session_ttl_s", "0"}});
   auto whole = request(words(9, 1), 8);
   whole.session_id = "s";
@@ -422,7 +422,7 @@ TEST_P(EngineSessionTest, WithoutSessionsWholeConversationsAreAnsweredAndContinu
   EXPECT_NE(text.find("session_ttl_s"), std::string::npos) << text;
 }
 
-TEST_P(EngineSessionTest, WhatMakesNoSenseIsRefused) {
+TEST_P(EngineSessionTest, WhatMakesNoSenseIsRejected) {
   const auto one = engine();
   Collector unused;
   auto several = turn({}, words(3, 2), 5);

@@ -66,7 +66,7 @@ TEST_P(EngineTest, StreamedAndUnstreamedGiveTheSameTokensTextAndCounts) {
   engine.check_integrity();
 }
 
-TEST_P(EngineTest, MoreThanTheContextIsRefusedWithTheNumbers) {
+TEST_P(EngineTest, MoreThanTheContextIsRejectedWithTheNumbers) {
   Engine engine(dir_);
   Collector unused;
   const auto message = error_of([&] { engine.submit(request(std::vector<TokenId>(200, 1), 100), unused.callback()); },
@@ -111,11 +111,11 @@ TEST_P(EngineTest, MinTokensKeepsTheEndAway) {
   Engine engine(dir_);
   Collector free_running, held;
   engine.submit(request({1, 2, 3}, 30), free_running.callback());
-  auto least = request({1, 2, 3}, 30);
-  least.sampling.ignore_eos = false;
-  least.sampling.end_ids = {free_running.tokens()[0]};
-  least.sampling.min_tokens = 12;
-  engine.submit(least, held.callback());
+  auto minimum = request({1, 2, 3}, 30);
+  minimum.sampling.ignore_eos = false;
+  minimum.sampling.end_ids = {free_running.tokens()[0]};
+  minimum.sampling.min_tokens = 12;
+  engine.submit(minimum, held.callback());
   EXPECT_GE(held.tokens().size(), 12U);
 }
 
@@ -330,7 +330,7 @@ TEST_P(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
   engine.check_integrity();
 }
 
-TEST_P(EngineTest, AWorkspaceThatDoesNotMatchIsRefusedWithTheCommand) {
+TEST_P(EngineTest, AWorkspaceThatDoesNotMatchIsRejectedWithTheCommand) {
   std::filesystem::resize_file(dir_ / "rank-0.safetensors", 100);
   const auto message = error_of([&] { Engine engine(dir_); }, ErrorCode::invalid_argument);
   EXPECT_NE(message.find("charonia convert"), std::string::npos) << message;
@@ -338,13 +338,13 @@ TEST_P(EngineTest, AWorkspaceThatDoesNotMatchIsRefusedWithTheCommand) {
   error_of([&] { Engine engine(dir_); }, ErrorCode::invalid_argument);
 }
 
-TEST_P(EngineTest, ACacheThatDoesNotFitIsRefusedBeforeServing) {
+TEST_P(EngineTest, ACacheThatDoesNotFitIsRejectedBeforeServing) {
   const auto message =
       error_of([&] { Engine engine(dir_, {{"cache_max_entry_count", "900000000"}}); }, ErrorCode::resource_exhausted);
   EXPECT_NE(message.find("cache_max_entry_count"), std::string::npos) << message;
 }
 
-TEST_P(EngineTest, AModelThatDoesNotFitIsRefusedBeforeItsWeightsAreLoaded) {
+TEST_P(EngineTest, AModelThatDoesNotFitIsRejectedBeforeItsWeightsAreLoaded) {
   const auto message =
       error_of([&] { Engine engine(dir_, {{"token_budget", "2000000000"}}); }, ErrorCode::resource_exhausted);
   EXPECT_NE(message.find("2000000000 tokens (token_budget)"), std::string::npos) << message;
@@ -357,7 +357,7 @@ TEST_P(EngineTest, FewBlocksLowerTheContextWithAWarning) {
   EXPECT_NE(engine.info().warnings[0].find("cache_max_entry_count"), std::string::npos);
 }
 
-TEST_P(EngineTest, SettingsThatThisBuildLacksAreRefusedByName) {
+TEST_P(EngineTest, SettingsThatThisBuildLacksAreRejectedByName) {
   for (const auto& setting : {Settings{{"device", "cuda"}}, Settings{{"device_ids", "0"}}}) {
     EXPECT_NE(error_of([&] { Engine engine(dir_, setting); }, ErrorCode::unsupported).find("CUDA"), std::string::npos);
   }

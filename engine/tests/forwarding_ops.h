@@ -18,6 +18,8 @@ class ForwardingOps : public ops::Ops {
   std::string_view device() const override { return to_->device(); }
   std::string_view instruction_set() const override { return to_->instruction_set(); }
   std::string warning() const override { return to_->warning(); }
+  std::vector<std::string> report() const override { return to_->report(); }
+  std::int64_t gemms_rejected() const override { return to_->gemms_rejected(); }
   bool asynchronous() const override { return to_->asynchronous(); }
   ops::Precision precision(DType weight) const override { return to_->precision(weight); }
   std::size_t free_memory() const override { return to_->free_memory(); }
@@ -90,8 +92,8 @@ class ForwardingOps : public ops::Ops {
   int rank() const override { return to_->rank(); }
   void all_reduce(const ops::Tensor& tensor) override { to_->all_reduce(tensor); }
   void all_gather(const ops::Tensor& out, const ops::Tensor& in) override { to_->all_gather(out, in); }
-  void abort_exchange(std::string_view why) noexcept override { to_->abort_exchange(why); }
-  void resume_exchange() override { to_->resume_exchange(); }
+  void abort_collectives(std::string_view why) noexcept override { to_->abort_collectives(why); }
+  void resume_collectives() override { to_->resume_collectives(); }
 
  private:
   std::unique_ptr<ops::Ops> to_;

@@ -140,7 +140,7 @@ TEST_P(KvQuantKernels, EqualTheHeaderBitByBit) {
     for (const int bits : {8, 4}) {
       const auto expected = quantised(x, bits);
       float lo = 0, hi = 0;
-      kernels.least_and_greatest(x.data(), n, &lo, &hi);
+      kernels.min_and_max(x.data(), n, &lo, &hi);
       const auto range = kv_range(lo, hi, bits);
       ASSERT_EQ(float_to_f16(range.scale), expected.scale);
       ASSERT_EQ(float_to_f16(range.zero), expected.zero);

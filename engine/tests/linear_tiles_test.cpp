@@ -1,4 +1,4 @@
-// The product through matrix tiles on tiles in plain C++ (emulated_tiles.h): against a product in double, bit by bit
+// The GEMM through matrix tiles on tiles in plain C++ (emulated_tiles.h): against a product in double, bit by bit
 // against the order of operations that linear_tiles.h promises, and a row against the same row among others.
 #include <gtest/gtest.h>
 
@@ -23,13 +23,13 @@ namespace {
 void linear_emulated(const cpu::LinearArgs& args) { cpu::linear_tiles<EmulatedTiles>(args); }
 
 // Rows of activations with something else behind them, and a panel with something else behind it.
-struct Product {
+struct Gemm {
   int rows, columns;
   std::int64_t k, stride;
   std::vector<cpu::Bf16> a, panel;
   std::vector<float> bias;
 
-  Product(Random& random, int r, std::int64_t length, int features, bool with_bias)
+  Gemm(Random& random, int r, std::int64_t length, int features, bool with_bias)
       : rows(r), columns(features), k(length), stride(length + uniform(random, 0, 9)) {
     std::normal_distribution<float> normal;
     const auto fill = [&](std::vector<cpu::Bf16>& to, std::int64_t n) {
@@ -78,7 +78,7 @@ struct Product {
   }
 };
 
-Product random_product(Random& random, int rows) {
+Gemm random_gemm(Random& random, int rows) {
   const bool long_k = uniform(random, 0, 5) == 0;  // more than one piece of a panel
   return {random, rows, uniform(random, 1, long_k ? 2200 : 200), uniform(random, 1, cpu::kPanel),
           uniform(random, 0, 1) == 1};
@@ -87,7 +87,7 @@ Product random_product(Random& random, int rows) {
 TEST(LinearTilesTest, equals_a_product_in_double) {
   Random random(21);
   for (int rows = 1; rows <= cpu::kRowBlock; ++rows) {
-    const auto p = random_product(random, rows);
+    const auto p = random_gemm(random, rows);
     const auto out = p.run(linear_emulated, 0, rows);
     for (int row = 0; row < rows; ++row) {
       for (int j = 0; j < p.columns; ++j) {
@@ -108,7 +108,7 @@ TEST(LinearTilesTest, equals_a_product_in_double) {
 TEST(LinearTilesTest, every_element_is_summed_in_steps_of_32_in_the_documented_order) {
   Random random(22);
   for (int trial = 0; trial < 24; ++trial) {
-    const auto p = random_product(random, uniform(random, 1, cpu::kRowBlock));
+    const auto p = random_gemm(random, uniform(random, 1, cpu::kRowBlock));
     const auto out = p.run(linear_emulated, 0, p.rows);
     for (int row = 0; row < p.rows; ++row) {
       for (int j = 0; j < p.columns; ++j) {
@@ -133,7 +133,7 @@ TEST(LinearTilesTest, every_element_is_summed_in_steps_of_32_in_the_documented_o
 TEST(LinearTilesTest, a_row_alone_equals_the_row_among_any_others_bit_by_bit) {
   Random random(23);
   for (int trial = 0; trial < 8; ++trial) {
-    const auto p = random_product(random, cpu::kRowBlock);
+    const auto p = random_gemm(random, cpu::kRowBlock);
     std::vector<std::vector<float>> alone;
     for (int row = 0; row < p.rows; ++row) alone.push_back(p.run(linear_emulated, row, 1));
     for (int count = 2; count <= p.rows; ++count) {
@@ -171,15 +171,15 @@ TEST(LinearTilesTest, denormals_are_zeros_in_the_emulation_as_in_the_processor) 
 
 TEST(LinearTilesTest, the_check_at_the_start_passes_what_is_right_and_names_what_is_wrong) {
   const auto* const reference = cpu::instruction_set("portable").kernels;
-  EXPECT_EQ(cpu::product_mismatch(linear_emulated, reference->linear_bf16), "");
+  EXPECT_EQ(cpu::gemm_mismatch(linear_emulated, reference->linear_bf16), "");
   for (const auto& set : cpu::instruction_sets()) {
-    EXPECT_EQ(cpu::product_mismatch(set.kernels->linear_bf16, reference->linear_bf16), "") << set.name;
+    EXPECT_EQ(cpu::gemm_mismatch(set.kernels->linear_bf16, reference->linear_bf16), "") << set.name;
   }
   const auto wrong = [](const cpu::LinearArgs& args) {
     linear_emulated(args);
     if (args.rows == 19) args.out[18 * args.out_stride + 49] += 0.125F;
   };
-  const auto mismatch = cpu::product_mismatch(wrong, reference->linear_bf16);
+  const auto mismatch = cpu::gemm_mismatch(wrong, reference->linear_bf16);
   EXPECT_NE(mismatch.find("row 18 of 19, feature 49"), std::string::npos) << mismatch;
 }
 

@@ -1,4 +1,4 @@
-// What the Triton back end reads out of config.pbtxt: the device above all. The rest is tested in the real server.
+// What the Triton backend reads out of config.pbtxt: the device above all. The rest is tested in the real server.
 #include "model_options.h"
 
 #include <gtest/gtest.h>

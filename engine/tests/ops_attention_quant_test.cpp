@@ -1,4 +1,4 @@
-// The k/v store and attention where the cache holds integers of 8 or 4 bits: against references in double, and bitwise
+// The KV store and attention where the cache holds integers of 8 or 4 bits: against references in double, and bitwise
 // independence of how a sequence was cut into steps and of what else is in the batch.
 #include <gtest/gtest.h>
 
@@ -63,7 +63,7 @@ TEST_P(QuantisedAttentionTest, neither_chunks_nor_batch_nor_threads_change_a_bit
                       {.normed = trial % 5 == 0,
                        .window = trial % 4 == 3 ? random_window(random, shape, n) : 0,
                        .soft_cap = trial % 4 == 1 ? 5.0F : 0.0F});
-    expect_pieces_change_nothing(random, *one, *many, world);
+    expect_chunks_change_nothing(random, *one, *many, world);
   }
 }
 

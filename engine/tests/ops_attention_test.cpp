@@ -1,4 +1,4 @@
-// Rotation, the k/v store and attention over blocks against references in double, and bitwise independence of how a
+// Rotation, the KV store and attention over blocks against references in double, and bitwise independence of how a
 // sequence was cut into steps and of what else is in the batch.
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ TEST_P(AttentionTest, equals_attention_in_double) {
       for (int d = 0; d < shape.head_dim; ++d) {
         const double turned = world.rotated(sequence, position, head, d);
         ASSERT_NEAR(rows.at(row, head * shape.head_dim + d), turned,
-                    1e-6 + (world.product == DType::f32 ? 0 : 1.01 * rounding(world.product) * std::abs(turned)));
+                    1e-6 + (world.gemm_out == DType::f32 ? 0 : 1.01 * rounding(world.gemm_out) * std::abs(turned)));
         // k rounded in fp32 may fall to the other side of a half step of the cache's type: its rounding counts too.
         const double bound =
             1e-5 + (world.kv == DType::f32 ? 0 : traits(GetParam()).attention_roundings * rounding(world.kv)) +
@@ -92,9 +92,9 @@ TEST_P(AttentionTest, a_decode_over_a_long_context_equals_the_prefill_bit_by_bit
     world.step(*many, *cache, {{0, 0, n - 5}}, out_type);
     int other = 0;
     for (int position = n - 5; position < n; ++position) {
-      std::vector<World::Piece> pieces = {{0, position, position + 1}};
-      if (position % 2 == 0) pieces.insert(pieces.begin(), {1, other, other + 7}), other += 7;
-      const auto out = world.step(*many, *cache, pieces, out_type).first;
+      std::vector<World::Chunk> chunks = {{0, position, position + 1}};
+      if (position % 2 == 0) chunks.insert(chunks.begin(), {1, other, other + 7}), other += 7;
+      const auto out = world.step(*many, *cache, chunks, out_type).first;
       ASSERT_TRUE(whole.same_bits(position, out, out.rows - 1)) << "position " << position << " of " << n;
     }
   }

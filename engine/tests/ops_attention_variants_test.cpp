@@ -84,7 +84,7 @@ TEST_P(AttentionVariantsTest, slopes_make_far_keys_lighter) {
   }
 }
 
-// Every variant at once or some of them: one prefill of one thread against pieces and decodes among others.
+// Every variant at once or some of them: one prefill of one thread against chunks and decodes among others.
 TEST_P(AttentionVariantsTest, neither_chunks_nor_batch_nor_threads_change_a_bit) {
   if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
   Random random(47);
@@ -101,7 +101,7 @@ TEST_P(AttentionVariantsTest, neither_chunks_nor_batch_nor_threads_change_a_bit)
                        .window = trial % 4 == 3 ? 0 : random_window(random, shape, n),
                        .soft_cap = trial % 4 == 1 ? 5.0F : 0.0F,
                        .alibi = trial % 5 == 0});
-    expect_pieces_change_nothing(random, *one, *many, world);
+    expect_chunks_change_nothing(random, *one, *many, world);
   }
 }
 

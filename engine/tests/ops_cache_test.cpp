@@ -1,4 +1,4 @@
-// Copies of k/v blocks and memory for them, seen through attention: what a sequence reads from the copy is what it
+// Copies of KV blocks and memory for them, seen through attention: what a sequence reads from the copy is what it
 // reads from the original.
 #include <gtest/gtest.h>
 
@@ -93,10 +93,10 @@ TEST_P(CacheTest, copied_blocks_are_read_in_all_layers_and_in_the_order_of_the_p
   for (const auto type : kWeightTypes) {
     const auto ops = make(2);
     Blocks blocks(*ops, type, bits());
-    const auto probe = Matrix::random(random, blocks.precision.product, 1, Blocks::kColumns);
+    const auto probe = Matrix::random(random, blocks.precision.gemm_out, 1, Blocks::kColumns);
     // Two sequences of all but one position of a block, and what the last position then sees of each.
-    const auto a = Matrix::random(random, blocks.precision.product, Blocks::kLen - 1, Blocks::kColumns);
-    const auto b = Matrix::random(random, blocks.precision.product, Blocks::kLen - 1, Blocks::kColumns);
+    const auto a = Matrix::random(random, blocks.precision.gemm_out, Blocks::kLen - 1, Blocks::kColumns);
+    const auto b = Matrix::random(random, blocks.precision.gemm_out, Blocks::kLen - 1, Blocks::kColumns);
     blocks.step(3, a, 0, {});
     blocks.step(5, b, 0, {});
     const auto of_a = blocks.step(3, probe, Blocks::kLen - 1, {}), of_b = blocks.step(5, probe, Blocks::kLen - 1, {});
@@ -138,8 +138,8 @@ TEST_P(CacheTest, committed_blocks_keep_what_they_hold) {
   Random random(33);
   const auto ops = make(1);
   Blocks blocks(*ops, DType::bf16, bits(), 1), whole(*ops, DType::bf16, bits());
-  const auto a = Matrix::random(random, blocks.precision.product, Blocks::kLen - 1, Blocks::kColumns);
-  const auto probe = Matrix::random(random, blocks.precision.product, 1, Blocks::kColumns);
+  const auto a = Matrix::random(random, blocks.precision.gemm_out, Blocks::kLen - 1, Blocks::kColumns);
+  const auto probe = Matrix::random(random, blocks.precision.gemm_out, 1, Blocks::kColumns);
   ops->commit_blocks(*blocks.cache, 2);
   blocks.step(1, a, 0, {});
   whole.step(1, a, 0, {});

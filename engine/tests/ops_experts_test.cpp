@@ -49,15 +49,15 @@ struct Layer {
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return router.at(row, a) > router.at(row, b); });
     double sum = 0;
-    const double greatest = router.at(row, order[0]);
+    const double maximum = router.at(row, order[0]);
     const auto chosen = static_cast<std::size_t>(how.top_k);
     for (std::size_t i = 0; i < (how.renormalize ? chosen : order.size()); ++i) {
-      sum += std::exp(router.at(row, order[i]) - greatest);
+      sum += std::exp(router.at(row, order[i]) - maximum);
     }
     order.resize(chosen);
     std::sort(order.begin(), order.end());
     std::vector<std::pair<int, double>> out;
-    for (const int e : order) out.emplace_back(e, std::exp(router.at(row, e) - greatest) / sum);
+    for (const int e : order) out.emplace_back(e, std::exp(router.at(row, e) - maximum) / sum);
     return out;
   }
 
@@ -70,7 +70,7 @@ struct Layer {
       return static_cast<double>(rounded(weight, m.at(r, c)));
     };
     const auto of_sum = [](std::int64_t n) { return 0x1p-24 * (2 + 4 * std::sqrt(static_cast<double>(n))); };
-    const double of_product = type.product == DType::f32 ? 0 : 1.01 * rounding(type.product);
+    const double of_gemm = type.gemm_out == DType::f32 ? 0 : 1.01 * rounding(type.gemm_out);
     const double of_activation = 1.01 * rounding(type.activation);
     Result out{std::vector<double>(static_cast<std::size_t>(hidden), 0.0),
                std::vector<double>(static_cast<std::size_t>(hidden), 1e-30)};
@@ -83,8 +83,8 @@ struct Layer {
           const double x = in.at(row, c), a = weight_at(gate[i], j, c) * x, b = weight_at(up[i], j, c) * x;
           g += a, u += b, g_size += std::abs(a), u_size += std::abs(b);
         }
-        const double g_bound = g_size * of_sum(hidden) + std::abs(g) * of_product;
-        const double u_bound = u_size * of_sum(hidden) + std::abs(u) * of_product;
+        const double g_bound = g_size * of_sum(hidden) + std::abs(g) * of_gemm;
+        const double u_bound = u_size * of_sum(hidden) + std::abs(u) * of_gemm;
         const double inner = std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g);
         const double active = activation == Activation::silu ? g / (1 + std::exp(-g)) : g / 2 * (1 + std::tanh(inner));
         const auto at = static_cast<std::size_t>(j);
@@ -103,11 +103,11 @@ struct Layer {
         const auto at = static_cast<std::size_t>(c);
         out.value[at] += factor * y;
         // The last term is of the softmax over the router's logits.
-        out.bound[at] += factor * (bound + size * of_sum(inter) + std::abs(y) * (of_product + 4e-6));
+        out.bound[at] += factor * (bound + size * of_sum(inter) + std::abs(y) * (of_gemm + 4e-6));
       }
     }
-    for (std::size_t c = 0; c < out.value.size(); ++c) out.bound[c] += std::abs(out.value[c]) * of_product;
-    if (type.product == DType::f16) {
+    for (std::size_t c = 0; c < out.value.size(); ++c) out.bound[c] += std::abs(out.value[c]) * of_gemm;
+    if (type.gemm_out == DType::f16) {
       for (auto& bound : out.bound) bound += 0x1p-24;
     }
     return out;
@@ -122,7 +122,7 @@ struct Layer {
     std::vector<std::byte> mark(kBehind, std::byte{0x5a}), behind(kBehind);
     ops.upload(scratch->as<std::byte>() + bytes, mark.data(), kBehind);
     const DeviceMatrix rows(ops, in), logits(ops, router);
-    const DeviceMatrix out(ops, ops.precision(weight).product, in.rows, hidden, 3);
+    const DeviceMatrix out(ops, ops.precision(weight).gemm_out, in.rows, hidden, 3);
     ops.experts(out.slice(begin, end), rows.slice(begin, end), logits.slice(begin, end), experts, how, activation,
                 scratch->data());
     ops.download(behind.data(), scratch->as<std::byte>() + bytes, kBehind);
@@ -248,7 +248,7 @@ TEST_P(ExpertsTest, what_does_not_fit_together_is_refused) {
   const auto router = Matrix::random(random, DType::f32, 2, 3);
   const auto refused = [&](const Matrix& rows, const Matrix& logits, int top_k) {
     const auto scratch = ops->allocate(ops->experts_scratch_bytes(layer.shape(), 2));
-    const DeviceMatrix a(*ops, rows), b(*ops, logits), out(*ops, ops->precision(DType::f32).product, 2, 16);
+    const DeviceMatrix a(*ops, rows), b(*ops, logits), out(*ops, ops->precision(DType::f32).gemm_out, 2, 16);
     try {
       ops->experts(out.tensor(), a.tensor(), b.tensor(), *experts, {.top_k = top_k}, Activation::silu, scratch->data());
     } catch (const Error& error) {

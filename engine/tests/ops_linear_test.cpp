@@ -63,7 +63,7 @@ TEST_P(LinearTest, equals_a_product_in_double) {
       ASSERT_EQ(linear->in_features(), c.k);
       EXPECT_GE(linear->bytes(), static_cast<std::size_t>(c.n * c.k) * size_of(type));
       const auto in = Matrix::random(random, ops->precision(type).activation, m, c.k, 1, uniform(random, 0, 5));
-      const auto out_type = trial % 4 == 0 ? DType::f32 : ops->precision(type).product;
+      const auto out_type = trial % 4 == 0 ? DType::f32 : ops->precision(type).gemm_out;
       const DeviceMatrix result(*ops, out_type, m, c.n, uniform(random, 0, 5));
       ops->linear(result.tensor(), DeviceMatrix(*ops, in).tensor(), *linear);
       const auto out = result.host();
@@ -97,7 +97,7 @@ TEST_P(LinearTest, a_row_alone_equals_the_row_in_any_batch_bit_by_bit) {
       const auto weight_one = one->make_linear(c.hosts, c.bias_hosts, type);
       const auto weight_many = many->make_linear(c.hosts, c.bias_hosts, type);
       const int m = uniform(random, 2, 160);
-      const auto out_type = one->precision(type).product;
+      const auto out_type = one->precision(type).gemm_out;
       const auto rows = Matrix::random(random, one->precision(type).activation, m, c.k);
       const DeviceMatrix in_one(*one, rows), in_many(*many, rows);
       const DeviceMatrix batch_out(*many, out_type, m, c.n), alone_out(*one, out_type, m, c.n);
@@ -125,7 +125,7 @@ TEST_P(LinearTest, a_row_alone_equals_the_row_among_more_than_are_multiplied_at_
   const auto weight = ops->make_linear(c.hosts, c.bias_hosts, DType::bf16);
   constexpr int kRows = 600;
   const DeviceMatrix in(*ops, Matrix::random(random, ops->precision(DType::bf16).activation, kRows, c.k));
-  const auto out_type = ops->precision(DType::bf16).product;
+  const auto out_type = ops->precision(DType::bf16).gemm_out;
   const DeviceMatrix batch_out(*ops, out_type, kRows, c.n), alone_out(*ops, out_type, kRows, c.n);
   ops->linear(batch_out.tensor(), in.tensor(), *weight);
   const auto batch = batch_out.host();

@@ -17,7 +17,7 @@ TEST_P(RowsTest, rms_norm_adds_the_delta_and_normalises) {
     const int rows = uniform(random, 1, 70), cols = uniform(random, 1, trial % 4 == 0 ? 5000 : 200);
     const auto type = ops->precision(kWeightTypes[static_cast<std::size_t>(trial % 3)]);
     const auto before = Matrix::random(random, type.residual, rows, cols, 3, uniform(random, 0, 4));
-    const auto delta = Matrix::random(random, type.product, rows, cols, 1, uniform(random, 0, 4));
+    const auto delta = Matrix::random(random, type.gemm_out, rows, cols, 1, uniform(random, 0, 4));
     const auto weight = Matrix::random(random, DType::f32, 1, cols);
     const float eps = 1e-5F;
     const bool with_delta = trial % 4 != 0;
@@ -58,7 +58,7 @@ TEST_P(RowsTest, rms_norm_normalises_the_delta_before_it_is_added) {
     const int rows = uniform(random, 1, 40), cols = uniform(random, 1, trial % 4 == 0 ? 5000 : 300);
     const auto type = ops->precision(kWeightTypes[static_cast<std::size_t>(trial % 3)]);
     const auto before = Matrix::random(random, type.residual, rows, cols, 3, uniform(random, 0, 4));
-    const auto delta = Matrix::random(random, type.product, rows, cols, 20, uniform(random, 0, 4));
+    const auto delta = Matrix::random(random, type.gemm_out, rows, cols, 20, uniform(random, 0, 4));
     const auto weight = Matrix::random(random, DType::f32, 1, cols);
     const auto delta_weight = Matrix::random(random, DType::f32, 1, cols);
     const float eps = trial % 5 == 0 ? 4.0F : 1e-6F;
@@ -114,7 +114,7 @@ TEST_P(RowsTest, silu_mul_gates_also_far_from_zero) {
     const int rows = uniform(random, 1, 30), inter = uniform(random, 1, 300);
     const auto type = ops->precision(kWeightTypes[static_cast<std::size_t>(trial % 3)]);
     const auto in =
-        Matrix::random(random, type.product, rows, 2 * inter, trial % 4 == 0 ? 60.0F : 2.0F, uniform(random, 0, 4));
+        Matrix::random(random, type.gemm_out, rows, 2 * inter, trial % 4 == 0 ? 60.0F : 2.0F, uniform(random, 0, 4));
     const DeviceMatrix result(*ops, type.activation, rows, inter, uniform(random, 0, 4));
     ops->gated_activation(result.tensor(), DeviceMatrix(*ops, in).tensor(), Activation::silu);
     const auto out = result.host();
@@ -138,7 +138,7 @@ TEST_P(RowsTest, gelu_tanh_gates_also_far_from_zero) {
     const int rows = uniform(random, 1, 30), inter = uniform(random, 1, 300);
     const auto type = ops->precision(kWeightTypes[static_cast<std::size_t>(trial % 3)]);
     const auto in =
-        Matrix::random(random, type.product, rows, 2 * inter, trial % 4 == 0 ? 60.0F : 2.0F, uniform(random, 0, 4));
+        Matrix::random(random, type.gemm_out, rows, 2 * inter, trial % 4 == 0 ? 60.0F : 2.0F, uniform(random, 0, 4));
     const DeviceMatrix result(*ops, type.activation, rows, inter, uniform(random, 0, 4));
     ops->gated_activation(result.tensor(), DeviceMatrix(*ops, in).tensor(), Activation::gelu_tanh);
     const auto out = result.host();

@@ -89,10 +89,10 @@ INSTANTIATE_TEST_SUITE_P(Device, SampleMaskTest, testing::ValuesIn(device_names(
                          [](const auto& i) { return i.param; });
 
 double log_softmax(const Matrix& logits, std::int64_t row, std::int32_t token) {
-  double sum = 0, greatest = -std::numeric_limits<double>::infinity();
-  for (int c = 0; c < logits.cols; ++c) greatest = std::max(greatest, static_cast<double>(logits.at(row, c)));
-  for (int c = 0; c < logits.cols; ++c) sum += std::exp(logits.at(row, c) - greatest);
-  return logits.at(row, token) - greatest - std::log(sum);
+  double sum = 0, maximum = -std::numeric_limits<double>::infinity();
+  for (int c = 0; c < logits.cols; ++c) maximum = std::max(maximum, static_cast<double>(logits.at(row, c)));
+  for (int c = 0; c < logits.cols; ++c) sum += std::exp(logits.at(row, c) - maximum);
+  return logits.at(row, token) - maximum - std::log(sum);
 }
 
 // A mask is a ban of all the others: the same draws, whatever else is asked of the row.

@@ -131,7 +131,7 @@ class DeviceMatrix {
 struct DeviceTraits {
   bool bitwise = true;            // a row's bits do not depend on the other rows
   bool same_device_twice = true;  // two Ops of it may live at once
-  // Largest error of attention, in units of the rounding of its k/v type, for values of about 1.
+  // Largest error of attention, in units of the rounding of its KV type, for values of about 1.
   double attention_roundings = 0.1;
   // The share of the usual number of random trials that is run: kernels that are emulated take their time.
   double effort = 1;

@@ -34,7 +34,7 @@ TEST(SchedulerFork, ChildrenShareTheParentsFullBlocksAndCopyTheOneThatIsNot) {
     EXPECT_TRUE(std::equal(blocks.begin(), blocks.begin() + 2, parent.begin()));
     EXPECT_NE(blocks[2], parent[2]);
     EXPECT_EQ(scheduler.num_cached_tokens(child), 10);
-    EXPECT_EQ(scheduler.published(child).size(), 2U);
+    EXPECT_EQ(scheduler.inserted(child).size(), 2U);
   }
   EXPECT_EQ(plan.block_copies, (Copies{{parent[2], scheduler.blocks(2)[2]}, {parent[2], scheduler.blocks(3)[2]}}));
   EXPECT_EQ(pool.num_active(), 3 + 2);

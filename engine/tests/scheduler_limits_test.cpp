@@ -62,7 +62,7 @@ TEST(SchedulerRows, PlaceholdersCountTheRowsOfTheStep) {
   EXPECT_EQ(scheduler.tokens(3).back(), 9);
 }
 
-TEST(SchedulerRows, APromptWhoseRowsAreAskedForIsComputedWholeAndPublishedForOthers) {
+TEST(SchedulerRows, APromptWhoseRowsAreAskedForIsComputedWholeAndInsertedForOthers) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({4, 100}, pool);
   scheduler.add(1, numbers(10), 20);
@@ -73,7 +73,7 @@ TEST(SchedulerRows, APromptWhoseRowsAreAskedForIsComputedWholeAndPublishedForOth
   EXPECT_EQ(scheduler.prefix_query_tokens(), 10) << "nothing is looked up for it";
   scheduler.add(3, numbers(10, 500), 20, {.all_rows = true});
   step(scheduler);
-  EXPECT_EQ(scheduler.published(3).size(), 2U);
+  EXPECT_EQ(scheduler.inserted(3).size(), 2U);
   scheduler.add(4, numbers(10, 500), 20);
   step(scheduler);
   EXPECT_EQ(scheduler.num_cached_tokens(4), 8);
@@ -194,7 +194,7 @@ TEST(SchedulerQueue, APromptThatDoesNotFitIsLookedUpAgainOnlyWhenSomethingCameFr
   EXPECT_EQ(plan.seqs[1].first_position, 36);
 }
 
-TEST(SchedulerQueue, WhatOthersPublishMeanwhileLetsAPromptInThatDidNotFit) {
+TEST(SchedulerQueue, WhatOthersInsertMeanwhileLetsAPromptInThatDidNotFit) {
   BlockManager pool(14, 4, true);
   Scheduler scheduler({8, 16}, pool);
   scheduler.add(1, numbers(33, 100), 36);
@@ -202,7 +202,7 @@ TEST(SchedulerQueue, WhatOthersPublishMeanwhileLetsAPromptInThatDidNotFit) {
   EXPECT_EQ(ids_of(step(scheduler)), std::vector<SeqId>{1});
   EXPECT_EQ(ids_of(step(scheduler)), std::vector<SeqId>{1});
   const auto plan = step(scheduler);
-  ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2})) << "with what the first has published it fits";
+  ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2})) << "with what the first has inserted it fits";
   EXPECT_EQ(plan.seqs[1].first_position, 32);
 }
 

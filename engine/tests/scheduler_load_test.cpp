@@ -1,5 +1,5 @@
 // Random loads: requests of all kinds come, go, are cancelled and fail, on pools of all sizes. After every call the
-// state must be whole, every sequence must find its own k/v and nothing else, and get the tokens that it would get
+// state must be whole, every sequence must find its own KV and nothing else, and get the tokens that it would get
 // alone.
 #include <gtest/gtest.h>
 
@@ -129,7 +129,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
   // A session keeps what was computed of a turn that ends, within a quota.
   void remember(SeqId id) {
     const auto& client = clients_.at(id);
-    auto nodes = scheduler_.published(id);
+    auto nodes = scheduler_.inserted(id);
     if (nodes.size() > 6 && one_in(2)) nodes.resize(6);
     Session* session = nullptr;
     if (sessions_.size() < 12) {

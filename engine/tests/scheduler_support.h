@@ -1,4 +1,4 @@
-// A model of what the engine does with plans, for the tests of the scheduler: it holds which token's k/v is in which
+// A model of what the engine does with plans, for the tests of the scheduler: it holds which token's KV is in which
 // slot.
 #pragma once
 
@@ -28,10 +28,10 @@ inline std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
 // What makes a sequence's tokens, beside its prompt.
 struct Voice {
   std::uint64_t salt = 0;
-  std::uint64_t seed = 0;  // of its sampling: k/v does not depend on it
+  std::uint64_t seed = 0;  // of its sampling: KV does not depend on it
 };
 
-// The "model": what it knows of a token, its k/v, is a hash of all tokens up to it, and the next token follows from
+// The "model": what it knows of a token, its KV, is a hash of all tokens up to it, and the next token follows from
 // that.
 inline std::uint64_t state_before_first_token(const Voice& voice) { return mix(17, voice.salt); }
 inline TokenId next_token(std::uint64_t state, const Voice& voice) {

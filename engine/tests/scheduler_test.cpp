@@ -87,7 +87,7 @@ TEST(Scheduler, SequencesThatComputeTheSameBlocksAtOnceShareThemAfterwards) {
   EXPECT_NE(scheduler.blocks(1)[2], scheduler.blocks(3)[2]);
 }
 
-TEST(Scheduler, GeneratedTokensArePublishedToo) {
+TEST(Scheduler, GeneratedTokensAreInsertedToo) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({8, 100}, pool);
   scheduler.add(1, numbers(3), 20);

@@ -140,7 +140,7 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-TEST(Utf8, PiecesCutAtDecodablePrefixesJoinToTheWhole) {
+TEST(Utf8, ChunksCutAtDecodablePrefixesJoinToTheWhole) {
   Random random(1);
   for (int round = 0; round < 20000; ++round) {
     const auto whole = random.bytes(kEdges, 24);
@@ -189,7 +189,7 @@ TokenTable table_of(std::vector<std::string> tokens, bool strip = false) {
   return {std::move(tokens), std::move(special), strip};
 }
 
-// Pushes tokens 0, 1, 2, ... of `tokens`, taking after each; "|" stands between the pieces, "$" where it stopped.
+// Pushes tokens 0, 1, 2, ... of `tokens`, taking after each; "|" stands between the chunks, "$" where it stopped.
 std::string stream(const std::vector<std::string>& tokens, const std::vector<std::string>& stop_words,
                    bool strip = false) {
   const auto table = table_of(tokens, strip);
@@ -198,14 +198,14 @@ std::string stream(const std::vector<std::string>& tokens, const std::vector<std
   int taken = 0;
   for (int i = 0; i < static_cast<int>(tokens.size()); ++i) {
     if (stream.push(i, true)) {
-      const auto piece = stream.finish();
-      EXPECT_EQ(taken + piece.num_tokens, i + 1);
-      return out + piece.text + "$";
+      const auto chunk = stream.finish();
+      EXPECT_EQ(taken + chunk.num_tokens, i + 1);
+      return out + chunk.text + "$";
     }
-    const auto piece = stream.take();
-    taken += piece.num_tokens;
+    const auto chunk = stream.take();
+    taken += chunk.num_tokens;
     EXPECT_EQ(stream.held_tokens(), i + 1 - taken);
-    if (piece.num_tokens > 0) out += piece.text + "|";
+    if (chunk.num_tokens > 0) out += chunk.text + "|";
   }
   return out + stream.finish().text;
 }
@@ -261,10 +261,10 @@ TEST(TextStream, StopWordsDoNotCountWhileTheyMustNot) {
   EXPECT_FALSE(stream.push(1, false)) << "ends while it must not";
   EXPECT_FALSE(stream.push(3, false));
   EXPECT_TRUE(stream.push(4, true)) << "began while it must not, ends later";
-  const auto piece = stream.finish();
-  EXPECT_EQ(piece.text, "STOP");
-  EXPECT_EQ(piece.num_tokens, 4);
-  EXPECT_EQ(piece.text_end, 4);
+  const auto chunk = stream.finish();
+  EXPECT_EQ(chunk.text, "STOP");
+  EXPECT_EQ(chunk.num_tokens, 4);
+  EXPECT_EQ(chunk.text_end, 4);
 }
 
 TEST(TextStream, TokensAfterAStopWordHaveNoPartInTheText) {
@@ -273,9 +273,9 @@ TEST(TextStream, TokensAfterAStopWordHaveNoPartInTheText) {
   EXPECT_TRUE(stream.push(0, true));
   EXPECT_FALSE(stream.push(1, true));
   EXPECT_EQ(stream.take().num_tokens, 0);
-  const auto piece = stream.finish();
-  EXPECT_EQ(piece.text, "a");
-  EXPECT_EQ(piece.num_tokens, 2);
+  const auto chunk = stream.finish();
+  EXPECT_EQ(chunk.text, "a");
+  EXPECT_EQ(chunk.num_tokens, 2);
   EXPECT_EQ(stream.held_tokens(), 0);
 }
 
@@ -285,21 +285,21 @@ TEST(TextStream, AnEndTokenHasNoPartInTheText) {
   stream.push(0, true);
   stream.push_silent(1);
   EXPECT_EQ(stream.held_tokens(), 2);
-  const auto piece = stream.finish();
-  EXPECT_EQ(piece.text, "a");
-  EXPECT_EQ(piece.num_tokens, 2);
-  EXPECT_EQ(piece.text_begin, 0);
-  EXPECT_EQ(piece.text_end, 1);
+  const auto chunk = stream.finish();
+  EXPECT_EQ(chunk.text, "a");
+  EXPECT_EQ(chunk.num_tokens, 2);
+  EXPECT_EQ(chunk.text_begin, 0);
+  EXPECT_EQ(chunk.text_end, 1);
 }
 
 TEST(TextStream, SpecialTokensAndUnknownIdsAreSentWithoutText) {
   const auto table = table_of({"a"});
   TextStream stream(table, {}, false);
   for (const int token : {1, 0, 1, 99}) stream.push(token, true);
-  const auto piece = stream.take();
-  EXPECT_EQ(piece.num_tokens, 4);
-  EXPECT_EQ(piece.text, "a");
-  EXPECT_EQ(piece.text_end, 1);
+  const auto chunk = stream.take();
+  EXPECT_EQ(chunk.num_tokens, 4);
+  EXPECT_EQ(chunk.text, "a");
+  EXPECT_EQ(chunk.text_end, 1);
 }
 
 TEST(TextStream, OneLeadingSpaceIsDropped) {
@@ -317,18 +317,18 @@ TEST(TextStream, TheDroppedSpaceIsInTheBytesButNotInTheSpan) {
   const auto table = table_of({" ", "  a"}, true);
   TextStream stream(table, {}, true);
   stream.push(2, true);  // special: no bytes
-  auto piece = stream.take();
-  EXPECT_EQ(piece.num_tokens, 1);
-  EXPECT_EQ(piece.text_begin, 0);
+  auto chunk = stream.take();
+  EXPECT_EQ(chunk.num_tokens, 1);
+  EXPECT_EQ(chunk.text_begin, 0);
   stream.push(0, true);
-  piece = stream.take();
-  EXPECT_EQ(piece.num_tokens, 1);
-  EXPECT_EQ(piece.text_begin, 1);
-  EXPECT_EQ(piece.text_end, 1);
+  chunk = stream.take();
+  EXPECT_EQ(chunk.num_tokens, 1);
+  EXPECT_EQ(chunk.text_begin, 1);
+  EXPECT_EQ(chunk.text_end, 1);
   stream.push(1, true);
-  piece = stream.finish();
-  EXPECT_EQ(piece.text_begin, 0);
-  EXPECT_EQ(piece.text, "  a");
+  chunk = stream.finish();
+  EXPECT_EQ(chunk.text_begin, 0);
+  EXPECT_EQ(chunk.text, "  a");
 }
 
 TEST(TextStream, AnEmptyStopWordIsRefused) {
@@ -339,7 +339,9 @@ TEST(TextStream, AnEmptyStopWordIsRefused) {
 TEST(TextStream, AHundredThousandHeldTokensAreNotExaminedAgainAndAgain) {
   const auto table = table_of({"a", "b"});
   constexpr int kTokens = 100'000;
-  TextStream stream(table, {std::string(kTokens, 'a') + "c"}, false);
+  std::string word(kTokens, 'a');
+  word.push_back('c');
+  TextStream stream(table, {word}, false);
   for (int i = 0; i < kTokens; ++i) {
     stream.push(0, true);
     EXPECT_EQ(stream.take().num_tokens, 0);
@@ -398,7 +400,7 @@ struct Reference {
 
 class RandomStreams : public testing::TestWithParam<std::uint64_t> {};
 
-TEST_P(RandomStreams, PiecesJoinToTheTextAndNothingIsHeldBackWithoutNeed) {
+TEST_P(RandomStreams, ChunksJoinToTheTextAndNothingIsHeldBackWithoutNeed) {
   Random random(GetParam());
   int stopped = 0, held = 0;
   for (int round = 0; round < 4000; ++round) {
@@ -427,21 +429,21 @@ TEST_P(RandomStreams, PiecesJoinToTheTextAndNothingIsHeldBackWithoutNeed) {
 
     std::string joined;
     std::size_t sent_tokens = 0, sent_bytes = 0;
-    const auto check = [&](const Piece& piece) {
+    const auto check = [&](const TextChunk& chunk) {
       const auto begin = sent_bytes;
-      sent_tokens += static_cast<std::size_t>(piece.num_tokens);
+      sent_tokens += static_cast<std::size_t>(chunk.num_tokens);
       ASSERT_LE(sent_tokens, reference.ends.size());
       const auto end = sent_tokens == 0 ? 0 : reference.ends[sent_tokens - 1];
       sent_bytes = end;
-      ASSERT_LE(0, piece.text_begin);
-      ASSERT_LE(piece.text_begin, piece.text_end);
-      ASSERT_LE(static_cast<std::size_t>(piece.text_end), end - begin);
+      ASSERT_LE(0, chunk.text_begin);
+      ASSERT_LE(chunk.text_begin, chunk.text_end);
+      ASSERT_LE(static_cast<std::size_t>(chunk.text_end), end - begin);
       // The span of the tokens' bytes is the text, for those who have only the tokens.
       const auto bytes = std::string_view(reference.text).substr(begin, end - begin);
-      const auto span = bytes.substr(static_cast<std::size_t>(piece.text_begin),
-                                     static_cast<std::size_t>(piece.text_end - piece.text_begin));
-      ASSERT_EQ(to_valid_utf8(span), piece.text);
-      joined += piece.text;
+      const auto span = bytes.substr(static_cast<std::size_t>(chunk.text_begin),
+                                     static_cast<std::size_t>(chunk.text_end - chunk.text_begin));
+      ASSERT_EQ(to_valid_utf8(span), chunk.text);
+      joined += chunk.text;
     };
 
     const int length = random.below(40), min_tokens = random.below(3) == 0 ? random.below(20) : 0;

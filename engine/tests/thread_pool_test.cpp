@@ -47,7 +47,7 @@ TEST(ThreadPoolTest, many_short_loops_in_a_row_lose_nothing) {
 
 TEST(ThreadPoolTest, workers_take_part) {
   ThreadPool pool(2);
-  // Each of the two pieces waits for the other to begin, so one thread alone would never end.
+  // Each of the two chunks waits for the other to begin, so one thread alone would never end.
   std::atomic<int> begun = 0;
   pool.parallel_for(2, 1, [&](std::int64_t, std::int64_t) {
     ++begun;
@@ -61,7 +61,7 @@ TEST(ThreadPoolTest, an_exception_reaches_the_caller_and_the_pool_goes_on) {
   for (int round = 0; round < 200; ++round) {
     EXPECT_THROW(pool.parallel_for(100, 1,
                                    [&](std::int64_t begin, std::int64_t) {
-                                     if (begin == round % 100) throw std::runtime_error("piece");
+                                     if (begin == round % 100) throw std::runtime_error("chunk");
                                    }),
                  std::runtime_error);
     std::atomic<int> visited = 0;

@@ -58,10 +58,23 @@ std::vector<Engine::Handle> CallTable::take_abandoned() {
   return abandoned;
 }
 
+bool CallTable::empty() {
+  const std::lock_guard lock(mutex_);
+  return calls_.empty();
+}
+
 bool CallTable::wait_until_busy(const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
-  busy_.wait(lock, stop, [this] { return !calls_.empty(); });
+  busy_.wait(lock, stop, [this] { return roused_ || !calls_.empty(); });
   return !stop.stop_requested();
+}
+
+void CallTable::rouse() {
+  {
+    const std::lock_guard lock(mutex_);
+    roused_ = true;
+  }
+  busy_.notify_all();
 }
 
 void CallTable::pause(const std::stop_token& stop, std::chrono::milliseconds time) {

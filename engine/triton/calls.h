@@ -57,8 +57,11 @@ class CallTable {
   // The handles of calls whose client has left or whose stream was ended early; each is handed out once.
   std::vector<Engine::Handle> take_abandoned();
 
-  // Waits until there is a call. False when stopped.
+  bool empty();
+
+  // Waits until there is a call, or rouse() was called. False when stopped.
   bool wait_until_busy(const std::stop_token& stop);
+  void rouse();
   // Waits for `time`, or shorter when stopped.
   void pause(const std::stop_token& stop, std::chrono::milliseconds time);
 
@@ -66,6 +69,7 @@ class CallTable {
   std::mutex mutex_;
   std::condition_variable_any busy_;
   std::unordered_map<const Call*, std::weak_ptr<Call>> calls_;
+  bool roused_ = false;
 };
 
 }  // namespace charonia::triton

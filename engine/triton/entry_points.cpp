@@ -1,4 +1,4 @@
-// What Triton calls: the life of the back end, of its models and of their instances, and the execution of requests.
+// What Triton calls: the life of the backend, of its models and of their instances, and the execution of requests.
 #include <memory>
 #include <span>
 #include <string>
@@ -15,8 +15,8 @@ void check_api_version() {
   std::uint32_t major = 0, minor = 0;
   check(TRITONBACKEND_ApiVersion(&major, &minor));
   if (major != kBackendApiMajor || minor < kBackendApiMinor) {
-    throw Error(ErrorCode::unsupported, "the server's back-end API is " + std::to_string(major) + "." +
-                                            std::to_string(minor) + "; this back end needs " +
+    throw Error(ErrorCode::unsupported, "the server's backend API is " + std::to_string(major) + "." +
+                                            std::to_string(minor) + "; this backend needs " +
                                             std::to_string(kBackendApiMajor) + "." + std::to_string(kBackendApiMinor) +
                                             " or newer: Triton 24.10 or newer");
   }

@@ -12,7 +12,7 @@
 namespace charonia::triton {
 
 // The families of the catalogue. The server counts the users of a time series within one family object, so all models
-// of the back end share these: a second family of the same name would delete the series under the first one's feet when
+// of the backend share these: a second family of the same name would delete the series under the first one's feet when
 // a model is loaded anew while its predecessor still runs.
 class MetricFamilies {
  public:

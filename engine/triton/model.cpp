@@ -61,7 +61,9 @@ Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families)
 Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, const ModelIdentity& identity,
              const ModelOptions& options)
     : engine_(identity.weights_dir(), gather_settings(identity, options), make_metrics_sink(families, identity.name)),
-      watcher_(server_of(model), identity, options, engine_, calls_, [this](const std::string& why) { end_all(why); }) {
+      watcher_(server_of(model), identity, options, engine_, calls_, withdrawal_,
+               [this](const std::string& why) { end_all(why); }) {
+  engine_.on_failure([this] { calls_.rouse(); });
   log_loaded(identity.name + " version " + std::to_string(identity.version));
 }
 
@@ -71,10 +73,12 @@ void Model::log_loaded(const std::string& name) const {
                                            : info.device + ", " + std::to_string(info.config.threads) + " threads";
   log_info(name + ": " + info.model.model_name + " (" + info.model.model_family + ", " + info.model.weight_type +
            ") on " + where + ", " + info.instruction_set + "; weights " + megabytes(info.weight_bytes) +
-           "; k/v cache " + megabytes(info.kv_cache_bytes) + " in " + std::to_string(info.num_blocks) + " blocks of " +
+           "; KV cache " + megabytes(info.kv_cache_bytes) + " in " + std::to_string(info.num_blocks) + " blocks of " +
            std::to_string(info.config.cache_block_seq_len) + " = " +
            std::to_string(std::int64_t{info.num_blocks} * info.config.cache_block_seq_len) + " tokens; context " +
-           std::to_string(info.config.session_len) + " tokens");
+           std::to_string(info.config.session_len) + " tokens; steps of at most " +
+           std::to_string(info.config.token_budget) + " tokens and " + std::to_string(info.config.max_batch_size) +
+           " sequences");
   if (!info.device_note.empty()) log_info(name + ": device = auto is the CPU: " + info.device_note);
   for (const auto& warning : info.warnings) log_warning(name + ": " + warning);
 }
@@ -116,13 +120,13 @@ bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> 
     call->session_id = asked.request.session_id;
     call->echo = std::move(asked.echo);
     if (asked.request.sampling.prompt_logprobs >= 0) call->prompt_ids = asked.request.input_ids;
-    // A number that is out of range is the engine's to refuse.
+    // A number that is out of range is the engine's to reject.
     call->num_open = static_cast<std::size_t>(std::max(asked.request.sampling.n, 1));
     submit(std::move(asked.request), call);
     return true;
   } catch (const std::exception& error) {
-    request_log_.refused(call->id, error);
-    call->stream.fail(error);
+    request_log_.rejected(call->id, error);
+    fail(*call, error);
     return false;
   }
 }
@@ -175,7 +179,7 @@ void Model::deliver(Call& call, const Result& result) noexcept {
   } catch (const std::exception& error) {
     // The stream is over; the watcher sees that and cancels the rest.
     log_error(std::string("a response could not be made: ") + error.what());
-    call.stream.fail(error);
+    fail(call, error);
   }
   if (last) {
     request_log_.ended(call.id, call.totals);
@@ -187,12 +191,12 @@ void Model::deliver(Call& call, const Result& result) noexcept {
 // An error of one sequence is the request's: the stream ends, and the watcher cancels what is left of it.
 void Model::send(Call& call, const Result& result, bool last) {
   if (result.finish_reason == FinishReason::error) {
-    call.stream.fail(Error(result.error_code, result.error));
+    fail(call, Error(result.error_code, result.error));
     return;
   }
   const auto why = result.finish_reason == FinishReason::cancelled ? why_ended() : std::string();
   if (!why.empty()) {
-    call.stream.fail(Error(ErrorCode::unavailable, why + "; the request was ended after " +
+    fail(call, Error(ErrorCode::unavailable, why + "; the request was ended after " +
                                                        std::to_string(result.num_output_tokens) + " tokens"));
     return;
   }
@@ -204,6 +208,11 @@ void Model::send(Call& call, const Result& result, bool last) {
   if (first) extras.echo = call.echo;
   if (first && index == 0) extras.prompt_ids = call.prompt_ids;
   call.stream.send(result, extras, call.outputs, last);
+}
+
+void Model::fail(Call& call, const std::exception& error) {
+  auto factory = call.stream.fail(error);
+  if (is_device_failure(error)) withdrawal_.keep(std::move(factory));
 }
 
 std::string Model::why_ended() {

@@ -12,6 +12,7 @@
 #include "model_options.h"
 #include "request_log.h"
 #include "request_reader.h"
+#include "server_exit.h"
 #include "triton_api.h"
 #include "watcher.h"
 
@@ -41,8 +42,12 @@ class Model {
   void end_all(const std::string& why);
   void log_loaded(const std::string& name) const;
 
+  // Ends an answer with an error.
+  void fail(Call& call, const std::exception& error);
+
   RequestLog request_log_;
   CallTable calls_;
+  Withdrawal withdrawal_;
   std::mutex why_mutex_;
   std::string why_ended_;  // set before end_all() ends the requests
   // Destroyed in this order: the watcher, which uses the engine; the engine, whose last results use the rest.

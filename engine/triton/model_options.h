@@ -1,4 +1,4 @@
-// What a model's config.pbtxt asks of the back end. Knows nothing of the server.
+// What a model's config.pbtxt asks of the backend. Knows nothing of the server.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ struct ModelOptions {
 };
 
 // Reads a model configuration as Triton writes it in JSON, where KIND_AUTO has become KIND_GPU or KIND_CPU. Throws
-// Error(invalid_argument) where it asks for what this back end does not do (a model that is not decoupled,
+// Error(invalid_argument) where it asks for what this backend does not do (a model that is not decoupled,
 // max_batch_size other than 0, more than one instance, a sequence batcher) or contradicts itself (an instance group of
 // one device and a parameter `device` or `device_ids` of another).
 ModelOptions read_model_options(std::string_view json);

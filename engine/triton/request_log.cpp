@@ -38,6 +38,7 @@ const char* kind_of(const std::exception& error) {
     case ErrorCode::resource_exhausted: return "resource_exhausted";
     case ErrorCode::unavailable: return "unavailable";
     case ErrorCode::deadline_exceeded: return "deadline_exceeded";
+    case ErrorCode::device_failed: return "device_failed";
     case ErrorCode::internal: break;
   }
   return "internal";
@@ -63,9 +64,9 @@ void RequestLog::ended(const std::string& request_id, const Totals& totals) cons
         {"total_ms", rounded(timings.total_ms)}}});
 }
 
-void RequestLog::refused(const std::string& request_id, const std::exception& error) const {
+void RequestLog::rejected(const std::string& request_id, const std::exception& error) const {
   if (!on_) return;
-  log({LogLevel::info, cat("refused: ", kind_of(error)), request_id, {{"error", std::string(kind_of(error))}}});
+  log({LogLevel::info, cat("rejected: ", kind_of(error)), request_id, {{"error", std::string(kind_of(error))}}});
 }
 
 }  // namespace charonia::triton

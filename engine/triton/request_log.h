@@ -14,7 +14,7 @@ class RequestLog {
 
   void ended(const std::string& request_id, const Totals& totals) const;
   // What the engine did not take, by the kind of its error: the text, which is for the client, may quote the request.
-  void refused(const std::string& request_id, const std::exception& error) const;
+  void rejected(const std::string& request_id, const std::exception& error) const;
 
  private:
   bool on_;

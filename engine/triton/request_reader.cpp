@@ -11,7 +11,7 @@ namespace {
 constexpr int kMostTopLogprobs = 20;
 constexpr std::size_t kLongestSessionId = 256;  // bytes
 
-[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
+[[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::string text = "[";
@@ -29,7 +29,7 @@ std::vector<std::vector<TokenId>> read_bad_words(const Inputs& inputs) {
   const auto sent = inputs.tensor<std::int32_t>("bad_words_ids");
   if (!sent) return {};
   if (sent->shape.size() != 2 || sent->shape[0] != 2) {
-    refuse("bad_words_ids has shape " + shape_text(sent->shape) +
+    reject("bad_words_ids has shape " + shape_text(sent->shape) +
            " and must have [2, n]: row 0 the words' ids joined, row 1 where each ends");
   }
   const auto columns = static_cast<std::ptrdiff_t>(sent->shape[1]);
@@ -38,7 +38,7 @@ std::vector<std::vector<TokenId>> read_bad_words(const Inputs& inputs) {
   std::int32_t begin = 0;
   for (auto end = ends; end != sent->values.end() && *end != -1; ++end) {
     if (*end <= begin || *end > columns) {
-      refuse("bad_words_ids: the end offset " + std::to_string(*end) + " must be above " + std::to_string(begin) +
+      reject("bad_words_ids: the end offset " + std::to_string(*end) + " must be above " + std::to_string(begin) +
              " and at most " + std::to_string(columns));
     }
     words.emplace_back(ids + begin, ids + *end);
@@ -52,7 +52,7 @@ std::vector<std::pair<TokenId, float>> read_logit_bias(const Inputs& inputs) {
   const auto values = inputs.tensor<float>("logit_bias_values");
   const auto id_count = ids ? ids->values.size() : 0, value_count = values ? values->values.size() : 0;
   if (id_count != value_count) {
-    refuse("logit_bias_ids has " + std::to_string(id_count) + " entries and logit_bias_values " +
+    reject("logit_bias_ids has " + std::to_string(id_count) + " entries and logit_bias_values " +
            std::to_string(value_count) + "; they belong together one by one");
   }
   std::vector<std::pair<TokenId, float>> bias;
@@ -65,7 +65,7 @@ std::vector<std::pair<TokenId, float>> read_logit_bias(const Inputs& inputs) {
 int read_prompt_logprobs(const Inputs& inputs) {
   const int top = inputs.scalar<std::int32_t>("prompt_logprobs").value_or(-1);
   if (top < -1 || top > kMostTopLogprobs) {
-    refuse("prompt_logprobs is " + std::to_string(top) + " and must be -1 (none) to " +
+    reject("prompt_logprobs is " + std::to_string(top) + " and must be -1 (none) to " +
            std::to_string(kMostTopLogprobs));
   }
   return top;
@@ -75,7 +75,7 @@ int read_prompt_logprobs(const Inputs& inputs) {
 int read_logprobs(const Inputs& inputs) {
   const int top = inputs.scalar<std::int32_t>("top_logprobs").value_or(0);
   if (top < 0 || top > kMostTopLogprobs) {
-    refuse("top_logprobs is " + std::to_string(top) + " and must be 0 to " + std::to_string(kMostTopLogprobs));
+    reject("top_logprobs is " + std::to_string(top) + " and must be 0 to " + std::to_string(kMostTopLogprobs));
   }
   return inputs.scalar<bool>("return_log_probs").value_or(false) || top > 0 ? top : -1;
 }
@@ -107,10 +107,10 @@ SamplingParams read_sampling(const Inputs& inputs) {
 std::string read_session_id(const Inputs& inputs) {
   auto sent = inputs.strings("session_id");
   if (!sent || sent->empty()) return {};
-  if (sent->size() > 1) refuse("session_id has " + std::to_string(sent->size()) + " elements and must have one");
+  if (sent->size() > 1) reject("session_id has " + std::to_string(sent->size()) + " elements and must have one");
   auto& id = sent->front();
   if (id.size() > kLongestSessionId) {
-    refuse("session_id has " + std::to_string(id.size()) + " bytes and must have at most " +
+    reject("session_id has " + std::to_string(id.size()) + " bytes and must have at most " +
            std::to_string(kLongestSessionId));
   }
   return std::move(id);
@@ -119,16 +119,16 @@ std::string read_session_id(const Inputs& inputs) {
 Action read_action(const Inputs& inputs, const Request& request, bool has_input) {
   const bool stop = inputs.scalar<bool>("stop").value_or(false);
   const bool cancel = inputs.scalar<bool>("cancel").value_or(false);
-  if (stop && cancel) refuse("stop and cancel are both true: stop keeps the session's turn, cancel drops it; send one");
+  if (stop && cancel) reject("stop and cancel are both true: stop keeps the session's turn, cancel drops it; send one");
   if (stop || cancel) {
     const std::string name = stop ? "stop" : "cancel";
     if (request.id.empty() && request.session_id.empty()) {
-      refuse(name + " is true and the request has no id: send the id of the request to " + name + ", or a session_id");
+      reject(name + " is true and the request has no id: send the id of the request to " + name + ", or a session_id");
     }
     return stop ? Action::stop : Action::cancel;
   }
   if (!request.end_session) return Action::generate;
-  if (request.session_id.empty()) refuse("end_session is true and there is no session_id: send the session's");
+  if (request.session_id.empty()) reject("end_session is true and there is no session_id: send the session's");
   return has_input ? Action::generate : Action::end_session;
 }
 
@@ -151,7 +151,7 @@ EngineCall read_call(TRITONBACKEND_Request* request) {
   call.action = read_action(inputs, call.request, ids.has_value());
   if (call.action != Action::generate) return call;
   if (!ids) {
-    refuse(
+    reject(
         "input_ids is missing: send the prompt's token ids, INT32 [n], or `stop` or `cancel` with a request's id or a "
         "session_id");
   }
@@ -159,11 +159,11 @@ EngineCall read_call(TRITONBACKEND_Request* request) {
   call.request.sampling = read_sampling(inputs);
   if (auto more = inputs.tensor<std::int32_t>("continuation_ids")) {
     if (!more->values.empty() && call.request.session_id.empty()) {
-      refuse("continuation_ids has " + std::to_string(more->values.size()) +
+      reject("continuation_ids has " + std::to_string(more->values.size()) +
              " tokens and there is no session_id: send the session that they continue");
     }
     if (!more->values.empty() && call.request.sampling.prompt_logprobs >= 0) {
-      refuse("prompt_logprobs is set for the continuation of a session: ask for them with the whole conversation");
+      reject("prompt_logprobs is set for the continuation of a session: ask for them with the whole conversation");
     }
     call.request.continuation_ids = std::move(more->values);
   }

@@ -1,5 +1,7 @@
 #include "response_stream.h"
 
+#include <utility>
+
 #include "charonia/error.h"
 #include "error.h"
 
@@ -36,8 +38,8 @@ void ResponseStream::send(const Result& result, const Extras& extras, const Outp
   if (last) end();
 }
 
-void ResponseStream::fail(const std::exception& error) {
-  if (ended()) return;
+FactoryPtr ResponseStream::fail(const std::exception& error) {
+  if (ended()) return nullptr;
   TRITONBACKEND_Response* response = nullptr;
   auto* failed = TRITONBACKEND_ResponseNewFromFactory(&response, factory_.get());
   if (failed == nullptr) {
@@ -49,12 +51,12 @@ void ResponseStream::fail(const std::exception& error) {
     log_failure(TRITONBACKEND_ResponseFactorySendFlags(factory_.get(), TRITONSERVER_RESPONSE_COMPLETE_FINAL),
                 "ending a stream");
   }
-  end();
+  return end();
 }
 
-void ResponseStream::end() {
+FactoryPtr ResponseStream::end() {
   const std::lock_guard lock(mutex_);
-  factory_.reset();
+  return std::exchange(factory_, nullptr);
 }
 
 bool ResponseStream::abandoned() {

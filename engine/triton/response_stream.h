@@ -25,15 +25,16 @@ class ResponseStream {
   // as Error, and the stream is then still open.
   void send(const Result& result, const Extras& extras, const OutputSet& wanted, bool last);
 
-  // Ends the stream with an error for the client. Does nothing on an ended one.
-  void fail(const std::exception& error);
+  // Ends the stream with an error for the client. Returns the factory, for a caller that wants the model to stay loaded;
+  // null on a stream that had ended, where it does nothing.
+  FactoryPtr fail(const std::exception& error);
 
   // Whether nobody listens: the client has left, or the stream has ended.
   bool abandoned();
 
  private:
   bool ended() const { return factory_ == nullptr; }  // for the sending thread
-  void end();
+  FactoryPtr end();
 
   FactoryPtr factory_;
   std::mutex mutex_;  // between the end of factory_ and abandoned()

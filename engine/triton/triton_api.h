@@ -1,6 +1,6 @@
-// The part of Triton's C API that this back end uses, declared here because no package carries its headers. Opaque
+// The part of Triton's C API that this backend uses, declared here because no package carries its headers. Opaque
 // handles, C linkage; the running server provides every TRITONBACKEND_/TRITONSERVER_ function that is not an entry
-// point. Facts: back-end API 1.19 (Triton 2.51, release 24.10), include/triton/core of triton-inference-server/core.
+// point. Facts: backend API 1.19 (Triton 2.51, release 24.10), include/triton/core of triton-inference-server/core.
 //
 // Where nothing else is said a function returns null for success or an error that the caller deletes, and what comes
 // out by pointer is borrowed.
@@ -127,11 +127,15 @@ TRITONSERVER_Error* TRITONSERVER_MetricIncrement(TRITONSERVER_Metric* metric, do
 TRITONSERVER_Error* TRITONSERVER_MetricSet(TRITONSERVER_Metric* metric, double value);
 TRITONSERVER_Error* TRITONSERVER_MetricObserve(TRITONSERVER_Metric* metric, double value);
 
-// ---- server, back end, model, instance ----
+// ---- server, backend, model, instance ----
 
 // Fails with UNAVAILABLE once the server is exiting.
 TRITONSERVER_Error* TRITONSERVER_ServerModelIsReady(TRITONSERVER_Server* server, const char* model,
                                                     std::int64_t version, bool* ready);
+
+// Allowed where the server's models are loaded and unloaded explicitly (--model-control-mode=explicit), else an error.
+// Returns at once; from then on the model is not ready, and it is gone when nothing keeps it.
+TRITONSERVER_Error* TRITONSERVER_ServerUnloadModel(TRITONSERVER_Server* server, const char* model);
 
 TRITONSERVER_Error* TRITONBACKEND_ApiVersion(std::uint32_t* major, std::uint32_t* minor);
 TRITONSERVER_Error* TRITONBACKEND_BackendState(TRITONBACKEND_Backend* backend, void** state);

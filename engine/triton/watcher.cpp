@@ -7,19 +7,21 @@
 namespace charonia::triton {
 
 Watcher::Watcher(TRITONSERVER_Server* server, const ModelIdentity& model, const ModelOptions& options, Engine& engine,
-                 CallTable& calls, EndAll end_all)
+                 CallTable& calls, Withdrawal& withdrawal, EndAll end_all)
     : server_(server),
       name_(model.name),
       version_(static_cast<std::int64_t>(model.version)),
       drain_(engine.info().config.drain_timeout_s),
       engine_(engine),
       calls_(calls),
+      withdrawal_(withdrawal),
       end_all_(std::move(end_all)),
       was_served_(!options.warmup),
       thread_([this](const std::stop_token& stop) { run(stop); }) {}
 
 void Watcher::run(const std::stop_token& stop) {
   while (calls_.wait_until_busy(stop)) {
+    if (!engine_.failure().empty()) return after_failure(stop);
     for (const auto handle : calls_.take_abandoned()) engine_.cancel(handle);
     watch_standing();
     calls_.pause(stop, kPollPeriod);
@@ -53,6 +55,23 @@ void Watcher::watch_standing() {
   }
   // The server is not asked again: it may be gone before this thread is.
   if (end_all_ && now >= *end_at_) std::exchange(end_all_, nullptr)(why_);
+}
+
+void Watcher::after_failure(const std::stop_token& stop) {
+  const bool exits = engine_.info().config.exit_on_device_failure;
+  const auto began = Clock::now();
+  while (!calls_.empty() && Clock::now() < began + kMaxResponseTime && !stop.stop_requested()) {
+    calls_.pause(stop, kPollPeriod);
+  }
+  const auto answered = Clock::now();
+  bool withdrawn = false;
+  while (!stop.stop_requested()) {
+    // Without one of its answers there is nothing that would keep it loaded: then it stays as it is until there is.
+    withdrawn = withdrawn || withdrawal_.begin(server_, name_);
+    if (exits && Clock::now() >= answered + kFarewell) exit_server();
+    if (standing() == Standing::exiting) return withdrawal_.end();
+    calls_.pause(stop, kStandingPeriod);
+  }
 }
 
 Watcher::Standing Watcher::standing() const {

@@ -1,4 +1,4 @@
-// Notices what Triton does not tell a back end: clients that leave, a model being unloaded, a server that exits.
+// Notices what Triton does not tell a backend: clients that leave, a model being unloaded, a server that exits.
 #pragma once
 
 #include <chrono>
@@ -11,24 +11,31 @@
 #include "charonia/engine.h"
 #include "model_config.h"
 #include "model_options.h"
+#include "server_exit.h"
 #include "triton_api.h"
 
 namespace charonia::triton {
 
 // One thread per model. While requests are in flight it cancels those whose client has left (kPollPeriod at most after
 // it left), and asks the server whether the model is still served: an unload completes only when every request has
-// ended, and the back end's ModelFinalize comes only then. Without requests it sleeps.
+// ended, and the backend's ModelFinalize comes only then. Without requests it sleeps.
+//
+// When the engine's device has failed, all requests end. Once they have, the model is withdrawn, and with the setting
+// exit_on_device_failure the server's process ends kFarewell later: until then the answers go out on their connections and
+// health checks see why.
 class Watcher {
  public:
   static constexpr std::chrono::milliseconds kPollPeriod{10};
   static constexpr std::chrono::milliseconds kStandingPeriod{50};
+  static constexpr std::chrono::seconds kFarewell{1};
+  static constexpr std::chrono::seconds kMaxResponseTime{5};  // that an answer to a failed device may take to be given
 
   // Ends every request in flight; `why` is for their clients. Called at most once.
   using EndAll = std::function<void(const std::string& why)>;
 
   // When the server exits, requests may go on for the setting drain_timeout_s; an unload ends them at once.
   Watcher(TRITONSERVER_Server* server, const ModelIdentity& model, const ModelOptions& options, Engine& engine,
-          CallTable& calls, EndAll end_all);
+          CallTable& calls, Withdrawal& withdrawal, EndAll end_all);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -36,6 +43,7 @@ class Watcher {
 
   void run(const std::stop_token& stop);
   void watch_standing();
+  void after_failure(const std::stop_token& stop);
   Standing standing() const;
 
   TRITONSERVER_Server* server_;
@@ -44,6 +52,7 @@ class Watcher {
   std::chrono::duration<double> drain_;
   Engine& engine_;
   CallTable& calls_;
+  Withdrawal& withdrawal_;
   EndAll end_all_;
 
   bool was_served_;  // before that, a model that is not ready is one whose warm-up requests run

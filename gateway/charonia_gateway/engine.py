@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from charonia_client import GenerateRequest, GenerateResponse, Lost, ServerError, Unavailable
+from charonia_client import ConnectionLost, GenerateRequest, GenerateResponse, ServerError, Unavailable
 
 from charonia_gateway.endpoints import Pool
 
@@ -84,10 +84,10 @@ class Engine:
                 yield _checked(part, may_be_cancelled)
             try:
                 async for part in answer.rest:
-                    answer.lease.note(part)
+                    answer.in_flight.note(part)
                     yield _checked(part, may_be_cancelled)
-            except Lost as error:
-                answer.lease.endpoint.doubt(str(error))
+            except ConnectionLost as error:
+                answer.in_flight.endpoint.suspect(str(error))
                 raise
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from charonia_client import GenerateResponse
 
 # JSON has no infinity; OpenAI writes this for a token that cannot be.
-LEAST_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
 
 
 def _finite(logprob: float) -> float:
-    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB
+    return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB
 
 
 def _escaped(token: bytes) -> str | None:

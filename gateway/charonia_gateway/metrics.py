@@ -50,7 +50,7 @@ class Metrics:
             ("reason",),
             registry=self.registry,
         )
-        # By reason, made at once: a counter that is not there yet cannot be told from one that is lost.
+        # By reason, made at once: a counter that is missing would look like one that was lost.
         self.choices = {reason: self._choices.labels(reason) for reason in ("session", "prefix", "load")}
 
     def render(self) -> bytes:
@@ -58,7 +58,7 @@ class Metrics:
 
 
 class MetricsMiddleware:
-    """Counts and times requests. Below it nothing is wrapped that a stream's pieces go through more than once."""
+    """Counts and times requests."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app

@@ -42,13 +42,13 @@ class Settings(BaseSettings):
         1,
         gt=0,
         validation_alias=_named("endpoint_check_interval_s"),
-        description="seconds between two checks of a Triton server, and between two looks at where they are",
+        description="seconds between two checks of a Triton server, and between two reads of names and files",
     )
     endpoint_check_timeout_s: float = Field(
         2,
         gt=0,
         validation_alias=_named("endpoint_check_timeout_s"),
-        description="longest time for an answer to a check in seconds; a server without three in a row is down",
+        description="maximum time for an answer to a check, in seconds; a server that misses three in a row is down",
     )
     model_name: str = Field(
         "charonia", min_length=1, validation_alias=_named("model_name"), description="name under which clients ask"
@@ -57,19 +57,19 @@ class Settings(BaseSettings):
         8 << 20,
         ge=1024,
         validation_alias=AliasChoices("charonia_gateway_max_body_bytes", "max_body_bytes"),
-        description="largest request body",
+        description="maximum size of a request body in bytes",
     )
     max_choices: int = Field(
         128,
         ge=1,
         validation_alias=AliasChoices("charonia_gateway_max_choices", "max_choices"),
-        description="most answers (prompts times n) that one HTTP request may ask for",
+        description="maximum number of completions (prompts times n) of one HTTP request",
     )
     request_timeout_s: float = Field(
         0,
         ge=0,
         validation_alias=AliasChoices("charonia_gateway_request_timeout_s", "request_timeout_s"),
-        description="longest time for one answer in seconds, 0 for no limit",
+        description="maximum time for one answer in seconds, 0 for no limit",
     )
     shutdown_timeout_s: float = Field(
         30,

@@ -27,10 +27,10 @@ def board() -> builders.Dashboard:
     return dashboard(
         "charonia-engine",
         "Charonia: engine",
-        "Scheduler, k/v cache and steps of the engine.",
+        "Scheduler, KV cache and steps of the engine.",
         {
             "Requests": _requests(),
-            "k/v cache": _cache(),
+            "KV cache": _cache(),
             "Steps": _steps(),
             "What is asked": _shapes(),
         },
@@ -65,12 +65,12 @@ def _requests() -> list[Panel]:
             quantiles("charonia_request_queue_time_seconds", SERVERS),
         ),
         graph(
-            "Refused or given up",
+            "Rejected or timed out",
             REQUESTS_PER_SECOND,
-            "queue_*: overload, CharoniaRequestsRefused. deadline: raise timeouts. never_fits: raise session_len.",
+            "queue_*: overload, CharoniaRequestsRejected. deadline: raise timeouts. never_fits: raise session_len.",
             [
                 Query(
-                    f"sum by (reason) (rate(charonia_requests_refused_total{{{SERVERS}}}[$__rate_interval]))",
+                    f"sum by (reason) (rate(charonia_requests_rejected_total{{{SERVERS}}}[$__rate_interval]))",
                     "{{reason}}",
                 )
             ],
@@ -82,7 +82,8 @@ def _requests() -> list[Panel]:
             "Not 0 for long: the cache is too small for so many at once; runbook CharoniaCacheFullAndPreempting.",
             [
                 Query(
-                    f"sum by (instance) (rate(charonia_num_preemptions{{{SERVERS}}}[$__rate_interval]))", "{{instance}}"
+                    f"sum by (instance) (rate(charonia_num_preemptions_total{{{SERVERS}}}[$__rate_interval]))",
+                    "{{instance}}",
                 )
             ],
         ),
@@ -123,8 +124,8 @@ def _cache() -> list[Panel]:
             "Lower than usual: prompts begin differently each time (a date in them?), or the cache is too small.",
             [
                 Query(
-                    f"sum by (instance) (rate(charonia_prefix_cache_hits{{{SERVERS}}}[$__rate_interval]))"
-                    f" / sum by (instance) (rate(charonia_prefix_cache_queries{{{SERVERS}}}[$__rate_interval]))",
+                    f"sum by (instance) (rate(charonia_prefix_cache_hits_total{{{SERVERS}}}[$__rate_interval]))"
+                    f" / sum by (instance) (rate(charonia_prefix_cache_queries_total{{{SERVERS}}}[$__rate_interval]))",
                     "{{instance}}",
                 )
             ],
@@ -142,7 +143,7 @@ def _cache() -> list[Panel]:
             "Changes at a start alone. Not what you expect: check MODEL, quant_policy and cache_max_entry_count.",
             [
                 Query(f"sum by (instance) (charonia_weight_bytes{{{SERVERS}}})", "weights, {{instance}}"),
-                Query(f"sum by (instance) (charonia_kv_cache_bytes{{{SERVERS}}})", "k/v cache, {{instance}}"),
+                Query(f"sum by (instance) (charonia_kv_cache_bytes{{{SERVERS}}})", "KV cache, {{instance}}"),
             ],
         ),
         graph(

@@ -211,19 +211,19 @@ def _errors() -> list[Panel]:
             stacked=True,
         ),
         graph(
-            "Refused or given up",
+            "Rejected or timed out",
             REQUESTS_PER_SECOND,
             "queue_*: overload, add a server. deadline: time limits too short. never_fits: prompts beyond the context.",
             [
                 Query(
-                    f"sum by (reason) (rate(charonia_requests_refused_total{{{SERVERS}}}[$__rate_interval]))",
+                    f"sum by (reason) (rate(charonia_requests_rejected_total{{{SERVERS}}}[$__rate_interval]))",
                     "{{reason}}",
                 )
             ],
             stacked=True,
         ),
         graph(
-            "Clients that left early",
+            "Disconnected clients",
             PER_SECOND,
             "Rises with the time to first token: people give up. Alone: a client's time limit is too short.",
             [Query("sum(rate(charonia_gateway_disconnects_total[$__rate_interval]))", "left")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import shlex
@@ -12,26 +13,31 @@ import tarfile
 import time
 from pathlib import Path
 
-from gpu_check import machine, packages, records, report
-from gpu_check.context import ROOT, Context
-from gpu_check.plan import ALIASES, PIECES, select
+from gpu_check import build, emulated, machine, packages, records, report
+from gpu_check.context import HOST, ROOT, Context
+from gpu_check.plan import ALIASES, BUDGET_S, CALLS, PIECES, select
 from gpu_check.records import Results
 from gpu_check.runner import Runner
 
 _HELP = f"""\
 On a machine without a network:
-  The sources, and what such a machine lacks: wheels, and GoogleTest's development package. Fetch both beforehand into
-  .whl/, for Python 3.12 or the one named with --python:
-      scripts/gpu_check.sh --pack .whl
-  which is, and then packs the large wheels again without what is not used:
-      {shlex.join(packages.download_command(".whl"))}
-  nlohmann-json and GoogleTest are what the build needs, pytest-asyncio the engine's tests; the rest is for bench5.
-  build/gpu_check/products.tar.gz holds what was compiled: brought along to the next machine, nothing is built there.
-  Results are in benchmarks/results/: brought along, pieces that passed with the same sources are not run again.
+  Here, fetch what such a machine lacks (wheels for Python 3.12 or the one named with --python, GoogleTest, headers of
+  CUDA), and compile all that does not depend on its Python:
+      scripts/gpu_check.sh --pack .whl --build-for 90a
+  This lays it out in folders .whl/1, .whl/2, ... of {packages.TRIP_BYTES >> 20} MiB at most. There, one at a time:
+      scripts/gpu_check.sh --brought .whl/1 --keep     takes it to build/gpu_check/carried, and does nothing else
+      scripts/gpu_check.sh --brought .whl/2 call1      runs, with all that was taken so far
+  call1, call2, call3 are what fits into {BUDGET_S} seconds each; every call ends with the command of the next. Results
+  are in benchmarks/results/: brought along, stages that passed with the same sources are not run
+  again. docs/gpu_testing.md has more.
+  The wheels are fetched with:
+      {shlex.join(packages.download_command(".whl/all"))}
 
-Environment: OUT names a folder that results, logs and products are copied to. GPU_CHECK_COMMIT is the commit, where the
-sources came without git. PYTHON is the Python to use.
+Environment: OUT as --out. GPU_CHECK_COMMIT is the commit, where the sources came without git. PYTHON is the Python.
 """
+# What comes back from such a machine: so large a file at most.
+_OUT_BYTES = 16 << 20
+_LOG_BYTES = 200_000
 
 
 def main() -> int:
@@ -42,35 +48,75 @@ def main() -> int:
         for name, members in ALIASES.items():
             print(f"{name:14} = {' '.join(members)}")
         return 0
-    if options.pack:
-        packages.pack(options.pack, options.python)
-        return 0
+    architecture = options.build_for or (HOST if options.rehearse else _architecture())
+    results_file = (options.results or _results_file(options.rehearse)).absolute()
     context = Context(
         rehearse=options.rehearse,
+        work=(options.work or ROOT / "build" / ("gpu_check_rehearsal" if options.rehearse else "gpu_check")).absolute(),
         jobs=options.jobs,
-        architecture=options.architecture or _architecture(),
-        wheels=options.wheels.absolute(),
+        architecture=architecture,
+        brought=(options.brought or ROOT / ".whl").absolute(),
+        results=results_file,
         trace=options.trace.absolute() if options.trace else None,
         trace_requests=options.requests,
         model_dir=options.model_dir.absolute() if options.model_dir else None,
         settings=dict(part.split("=", 1) for part in options.set),
     )
+    context.work.mkdir(parents=True, exist_ok=True)
+    if options.emulated:
+        return emulated.run(context, options.emulated.absolute())
+    if options.pack:
+        return _pack(context, options)
+    if options.brought or not options.rehearse:  # which needs no packages, least of all for another Python
+        packages.gather(context.brought, context.carried)
+    if options.keep:
+        print(f"{context.carried}: {', '.join(sorted(file.name for file in context.carried.iterdir()))}")
+        return 0
+    return _check(context, options)
+
+
+def _check(context: Context, options: argparse.Namespace) -> int:
     began = time.monotonic()
-    results = Results(options.results or _results_file(context))
+    results = Results(context.results)
     results.machine, results.commit = machine.read(context), records.commit()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:4.0f} s] {text}", flush=True)
 
-    runner = Runner(context, results, budget_s=options.budget_s, again=options.again, say=say)
-    skips = runner.run(select(options.pieces))
-    results.save()
-    page = results.file.with_suffix(".md")
-    page.write_text(report.markdown(results), encoding="utf-8")
-    _copy_out(context, results.file, page)
-    print(report.terminal(results, skips, results.file), flush=True)
-    chosen = {piece.name for piece in select(options.pieces)}
+    def save() -> None:
+        results.save()
+        page = results.file.with_suffix(".md")
+        page.write_text(report.markdown(results), encoding="utf-8")
+        if options.out:
+            _copy_out(context, options.out, results.file, page)
+
+    calls = [options.pieces] if options.pieces or not options.rehearse else [[call] for call in CALLS]
+    skips = []
+    for pieces in calls:
+        runner = Runner(context, results, budget_s=options.budget_s, again=options.again, say=say, save=save)
+        skips += runner.run(select(pieces))
+    save()
+    if options.rehearse:
+        print("\n".join(report.calls_table(results)))
+    again = [word for word in sys.argv[1:] if word not in options.pieces]
+    print(report.terminal(results, skips, results.file, again), flush=True)
+    chosen = {piece.name for pieces in calls for piece in select(pieces)}
     return int(any(results.records[name].outcome.status == "failed" for name in chosen & results.records.keys()))
+
+
+def _pack(context: Context, options: argparse.Namespace) -> int:
+    compiled = None
+    if options.build_for:
+        compiled = context.work / f"compiled_{options.build_for}"
+        done = build.compile_all(context, compiled)
+        if done.code != 0:
+            print(f"{done.text[-4000:]}\ncompiling {done.how}", file=sys.stderr)
+            return 1
+    trips = packages.pack(options.pack, options.python, compiled, [each for each in options.along if each.exists()])
+    for trip in trips:
+        last = trip == trips[-1]
+        print(f"with {trip} there: scripts/gpu_check.sh --brought {trip} {'call1' if last else '--keep'}")
+    return 0
 
 
 def _parse() -> argparse.Namespace:
@@ -81,21 +127,47 @@ def _parse() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
+    out = os.environ.get("OUT")
     add("pieces", nargs="*", metavar="PIECE", help="which pieces (all, in the order of --list)")
     add("--list", action="store_true", help="say which pieces there are")
-    add("--rehearse", action="store_true", help="device = cpu and tiny models, to try the pieces themselves")
+    add(
+        "--rehearse",
+        action="store_true",
+        help="every call without a GPU: device = cpu, the emulated device, tiny models",
+    )
     add("--again", action="store_true", help="run pieces that passed before with the same sources")
-    add("--budget-s", type=float, default=460, help="seconds in all; what does not fit is left out and named [460]")
+    add("--budget-s", type=float, default=BUDGET_S,
+        help=f"seconds of a call; what does not fit is left out and named [{BUDGET_S}]")  # fmt: skip
+    add(
+        "--out",
+        type=Path,
+        default=Path(out) if out else None,
+        help="results and logs are copied there after each piece",
+    )
     add("--trace", type=Path, help="a CSV of TIMESTAMP, ContextTokens, GeneratedTokens, for bench4")
     add("--requests", type=int, default=400, help="how many requests of the trace [400]")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the engine in all benchmarks")
     add("--model-dir", type=Path, help="where models are written [/dev/shm or /tmp, where there is room]")
+    add(
+        "--work",
+        type=Path,
+        help="for what is compiled, logs, tiny models [build/gpu_check or build/gpu_check_rehearsal]",
+    )
     add("--results", type=Path, help="the results file [benchmarks/results/<the GPU>.json]")
-    add("--wheels", type=Path, default=ROOT / ".whl", help="packages that were brought along [.whl]")
-    add("--architecture", metavar="CC", help="compute capability to compile for, such as 90 [the GPU's]")
-    add("--jobs", type=int, default=os.cpu_count() or 4, help="compilers at once [all processors]")
-    add("--pack", type=Path, metavar="FOLDER", help="fetch the packages to bring along, and do nothing else")
-    add("--python", default="3.12", help="for which Python to fetch [3.12]")
+    add("--brought", type=Path, help="a folder of what was brought along [.whl]")
+    add("--keep", action="store_true", help="take what was brought along, and do nothing else")
+    add("--jobs", type=int, default=os.cpu_count() or 4, help="compilers and test processes at once [all processors]")
+    add("--pack", type=Path, metavar="FOLDER", help="lay out what to bring along, and do nothing else")
+    add(
+        "--build-for",
+        metavar="CC",
+        help="compile for this GPU architecture (90a for an H200) instead of the GPU's here",
+    )
+    add("--along", type=Path, action="append", default=[], metavar="PATH",
+        help="with --pack: this file (the trace) or folder (a build of llama.cpp, named llama_cpp) too")  # fmt: skip
+    add("--python", default="3.12", help="with --pack: for which Python to fetch [3.12]")
+    add("--emulated", type=Path, metavar="FOLDER",
+        help="tests/gpu on the emulated device of this build folder, and nothing else")  # fmt: skip
     options = parser.parse_args()
     try:
         select(options.pieces)
@@ -104,36 +176,48 @@ def _parse() -> argparse.Namespace:
     for part in options.set:
         if "=" not in part:
             parser.error(f"--set {part}: expected KEY=VALUE")
+    for path in options.along:
+        if not path.exists():
+            parser.error(f"--along {path}: there is no such file or folder")
     return options
 
 
 def _architecture() -> str:
+    """To compile for: of compute capability 9.0 the architecture with Hopper's own instructions."""
     gpu = machine.gpu_of()
-    return gpu[3].replace(".", "") if gpu else ""
+    number = gpu[3].replace(".", "") if gpu else ""
+    return "90a" if number == "90" else number
 
 
-def _results_file(context: Context) -> Path:
-    if context.rehearse:
-        return context.work / "results.json"
+def _results_file(rehearse: bool) -> Path:
+    if rehearse:
+        return ROOT / "build" / "gpu_check_rehearsal" / "results.json"
     gpu = machine.gpu_of()
     name = re.sub(r"[^a-z0-9]+", "-", (gpu[0] if gpu else "no-gpu").lower()).strip("-")
     return ROOT / "benchmarks" / "results" / f"{name}.json"
 
 
-def _copy_out(context: Context, *files: Path) -> None:
-    """To $OUT: results, logs in one file, and what was compiled."""
-    if not os.environ.get("OUT"):
-        return
-    out = Path(os.environ["OUT"])
+def _copy_out(context: Context, out: Path, *files: Path) -> None:
+    """Results first, then logs in one file and by-products, at most five files in all and none too large."""
     out.mkdir(parents=True, exist_ok=True)
-    for file in files:
-        shutil.copy2(file, out / file.name)
-    if context.logs.is_dir():
-        with tarfile.open(out / "logs.tar.gz", "w:gz") as archive:
-            archive.add(context.logs, "logs")
-    products = context.work / "products.tar.gz"
-    if products.is_file():
-        shutil.copy2(products, out / products.name)
+    logs = context.work / "logs.tar.gz"
+    with tarfile.open(logs, "w:gz") as archive:
+        for log in sorted(file for file in context.logs.rglob("*") if file.is_file()):
+            try:
+                content = log.read_bytes()
+            except FileNotFoundError:  # a piece that runs has just begun it anew
+                continue
+            if len(content) > _LOG_BYTES:
+                content = content[: _LOG_BYTES // 4] + b"\n[...]\n" + content[-_LOG_BYTES * 3 // 4 :]
+            entry = tarfile.TarInfo(str(Path("logs") / log.relative_to(context.logs)))
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    for file in (*files, context.work / "kernels.json", logs, context.work / "cache" / "products.json"):
+        if file.is_file() and file.stat().st_size < _OUT_BYTES:
+            # A call may be killed at any time: what is there already is not cut short.
+            part = out / f"{file.name}.part"
+            shutil.copyfile(file, part)
+            part.replace(out / file.name)
 
 
 if __name__ == "__main__":

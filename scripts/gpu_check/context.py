@@ -9,6 +9,11 @@ import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+# An architecture to compile for: the kernels as plain C++, on the emulated device.
+HOST = "host"
+# What a user says of the device itself; other settings in the environment would change what is tested and measured.
+_KEPT = ("CHARONIA_CUDA_", "CHARONIA_CUBLASLT", "CHARONIA_NCCL")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -25,9 +30,11 @@ class Context:
     """rehearse: the same pieces with device = cpu and tiny models. settings: of the engine, in every benchmark."""
 
     rehearse: bool
+    work: Path  # everything that this makes but the results
     jobs: int
-    wheels: Path  # packages that the machine lacks
-    architecture: str  # compute capability to compile for, as nvcc writes it: "90"; empty without a GPU
+    brought: Path  # what was brought along this time: packages that the machine lacks, what was compiled elsewhere
+    results: Path  # the results file
+    architecture: str  # to compile for, as nvcc writes it: "90a"; or HOST
     trace: Path | None = None
     trace_requests: int = 400
     model_dir: Path | None = None
@@ -38,13 +45,14 @@ class Context:
         return "cpu" if self.rehearse else "cuda"
 
     @property
-    def work(self) -> Path:
-        """Everything that this makes but the results."""
-        return ROOT / "build" / ("gpu_check_rehearsal" if self.rehearse else "gpu_check")
+    def carried(self) -> Path:
+        """What was brought along, this time and before."""
+        return self.work / "carried"
 
     @property
-    def cmake(self) -> Path:
-        return self.work / "cmake"
+    def compiled(self) -> Path:
+        """Libraries, C++ programs and the backend, brought along or built here; see build.py."""
+        return self.work / "compiled"
 
     @property
     def site(self) -> Path:
@@ -72,7 +80,11 @@ class Context:
         paths += [self.site, self.packages, ROOT / "client", ROOT / "gateway"]
         before = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
         libraries = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if part]
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("CHARONIA_") or name.startswith(_KEPT)
+        }
         return {
             **kept,
             "PYTHONPATH": os.pathsep.join([*(str(path) for path in paths if path.exists()), *before]),
@@ -81,6 +93,7 @@ class Context:
             # The checkout's own charonia has nothing compiled in it.
             "PYTHONSAFEPATH": "1",
             "CHARONIA_DEVICE": self.device,
+            "CHARONIA_CACHE_DIR": str(self.work / "cache"),
             "LD_LIBRARY_PATH": os.pathsep.join([*cuda_folders("lib", "libcublasLt.so*", "libnccl.so*"), *libraries]),
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
@@ -107,6 +120,6 @@ class Context:
     @classmethod
     def from_json(cls, text: str) -> Context:
         values = json.loads(text)
-        for name in ("wheels", "trace", "model_dir"):
+        for name in ("work", "brought", "results", "trace", "model_dir"):
             values[name] = None if values[name] is None else Path(values[name])
         return cls(**values)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from gpu_check import python_tests
 from gpu_check.build import test_program
 from gpu_check.commands import Done, run
 from gpu_check.context import Context
-from gpu_check.records import ASSERTION, CRASH, DEVICE, Failure, Outcome, skipped
+from gpu_check.records import ASSERTION, CRASH, DEVICE, EXPLAINED, Failure, Outcome, Results, skipped
+from gpu_check.worker import Session
 
 # Suites of the engine as a whole; the others test operations, kernels and what plans them.
 _ENGINE = re.compile("engine", re.IGNORECASE)
 _DEVICE_ERROR = re.compile(r"cuda|cublas|nccl|illegal|misaligned|launch|device", re.IGNORECASE)
 # A test that hangs must not cost what the others found: the pieces end by themselves before they would be killed.
-_OPS_S, _ENGINE_S, _SUITE_S = 130.0, 60.0, 50.0
+_OPS_S, _ENGINE_S, _WHY_S, _MEMCHECK_S, _SUITE_S = 130.0, 60.0, 160.0, 90.0, 50.0
 # After so many deaths of one suite the rest of it is left.
 _RESTARTS = 4
 
@@ -35,6 +37,12 @@ class Tally:
     skipped: int = 0
     failures: list[Failure] = field(default_factory=list)
 
+    def add(self, other: Tally) -> None:
+        self.passed += other.passed
+        self.skipped += other.skipped
+        self.not_run += other.not_run
+        self.failures += other.failures
+
     def outcome(self, what: str) -> Outcome:
         told = f"{self.passed} {what} passed" + (f", {self.skipped} skipped" if self.skipped else "")
         if self.not_run:
@@ -47,27 +55,111 @@ class Tally:
 _NO_PROGRAM = "the C++ tests were not built: GoogleTest is missing, see --help"
 
 
-def ops(context: Context, session: object, size: str) -> Outcome:
+def ops(context: Context, session: Session, size: str) -> Outcome:
     if not test_program(context).is_file():
         return skipped(_NO_PROGRAM)
-    tally = Tally(time.monotonic() + _OPS_S)
-    for suite, tests in _suites(context).items():
-        if not _ENGINE.search(suite):
-            _run_suite(context, suite, tests, tally)
+    suites = {suite: tests for suite, tests in _suites(context).items() if not _ENGINE.search(suite)}
+    tally = _run_suites(context, suites, _OPS_S, session)
     return _complete(context, tally, "C++ tests")
 
 
-def engine(context: Context, session: object, size: str) -> Outcome:
+def engine(context: Context, session: Session, size: str) -> Outcome:
     """The C++ tests of the engine, then those of the Python API, which need the device as a setting only."""
-    tally = Tally(time.monotonic() + _ENGINE_S)
-    for suite, tests in _suites(context).items():
-        if _ENGINE.search(suite):
-            _run_suite(context, suite, tests, tally)
+    suites = {suite: tests for suite, tests in _suites(context).items() if _ENGINE.search(suite)}
+    tally = _run_suites(context, suites, _ENGINE_S, session)
     api = python_tests.engine(context)
     tally.passed += api.figures.get("passed", 0)
     tally.skipped += api.figures.get("skipped", 0)
     tally.failures += api.failures
     return _complete(context, tally, "tests")
+
+
+# How a test that failed is run again. Which of these passes says where to look: at what ran before it in its process,
+# at kernels that begin before the one before them has ended, at what no step waits for. Sanitizers find the place.
+_AGAIN: dict[str, dict[str, str]] = {
+    "alone": {},
+    "alone, CHARONIA_CUDA_PDL=0": {"CHARONIA_CUDA_PDL": "0"},
+    "alone, CHARONIA_CUDA_SYNC=1": {"CHARONIA_CUDA_SYNC": "1"},
+}
+_SANITIZER_TOOLS = ("memcheck", "racecheck", "synccheck")
+
+
+def why(context: Context, session: Session, size: str) -> Outcome:
+    """Runs every C++ test that failed again, alone, in several ways; the first of each suite first."""
+    failed = {failure.where for name in ("ops", "engine") for failure in _failures(context, name)}
+    suites = _suites(context)
+    if context.rehearse:
+        failed |= {tests[0] for tests in list(suites.values())[:2]}
+    by_place = sorted(
+        (place, suite, test)
+        for suite, tests in suites.items()
+        for place, test in enumerate(test for test in tests if test in failed)
+    )
+    if not by_place:
+        return Outcome("passed", "no C++ test has failed")
+    tally = Tally(time.monotonic() + _WHY_S)
+    for _, suite, test in by_place:
+        if time.monotonic() > tally.ends_at:
+            tally.not_run.append(test)
+            continue
+        tally.failures.append(Failure(test, _again(context, suite, test, tally.ends_at), EXPLAINED))
+        session.tell(tally.outcome("tests explained"))
+    told = f"{len(tally.failures)} tests run again" + (f"; no time for {len(tally.not_run)}" if tally.not_run else "")
+    return Outcome("passed", told, failures=tally.failures)
+
+
+def _failures(context: Context, piece: str) -> list[Failure]:
+    record = Results(context.results).records.get(piece)
+    return record.outcome.failures if record else []
+
+
+def _again(context: Context, suite: str, test: str, ends_at: float) -> str:
+    """What passed and what did not, in one line; then what the sanitizer found. What has not ended by ends_at, on
+    time.monotonic's clock, counts as failed, and the rest is left out."""
+
+    def limit_s(most: float) -> float:
+        return min(most, ends_at - time.monotonic())
+
+    passed: list[str] = []
+    failed: list[str] = []
+    found: list[str] = []
+    for name, variables in _AGAIN.items():
+        if limit_s(30) < 1:
+            break
+        log = context.logs / "why" / f"{_file_name(test + name)}.log"
+        done = run(
+            [test_program(context), f"--gtest_filter={test}"],
+            log, limit_s=limit_s(30), env=context.environment() | variables,
+        )  # fmt: skip
+        (passed if done.code == 0 else failed).append(name)
+    for tool in _SANITIZER_TOOLS[: 1 if _ENGINE.search(suite) else None]:
+        if limit_s(45) < 1:
+            break
+        errors = sanitize(context, tool, test, limit_s=limit_s(45))
+        if errors == "":
+            passed.append(tool)
+        elif errors is not None:
+            failed.append(tool)
+            found += [f"{tool}: {line}" for line in errors.splitlines()[:8]]
+    lines = [f"passes: {'; '.join(passed) or 'nothing'}. Fails: {'; '.join(failed) or 'nothing'}.", *found]
+    return "\n".join(lines)
+
+
+def sanitize(context: Context, tool: str, test: str, limit_s: float) -> str | None:
+    """What compute-sanitizer's tool says of a test: empty when it found nothing, None when it cannot be run here."""
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if sanitizer is None or context.rehearse:  # which has no GPU
+        return None
+    command: list[str | Path] = [
+        sanitizer, "--tool", tool, "--error-exitcode", "9", test_program(context), f"--gtest_filter={test}"
+    ]  # fmt: skip
+    done = run(command, context.logs / tool / f"{_file_name(test)}.log", limit_s=limit_s, env=context.environment())
+    if done.code == 0:
+        return ""
+    if "Device not supported" in done.text:
+        return None
+    found = [line for line in done.text.splitlines() if line.startswith("=========")]
+    return "\n".join(found) or done.how
 
 
 def _complete(context: Context, tally: Tally, what: str) -> Outcome:
@@ -77,31 +169,21 @@ def _complete(context: Context, tally: Tally, what: str) -> Outcome:
     return tally.outcome(what)
 
 
-def memcheck(context: Context, session: object, size: str) -> Outcome:
+def memcheck(context: Context, session: Session, size: str) -> Outcome:
     """The first test of every suite under compute-sanitizer, as many as there is time for."""
-    sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
-    if context.rehearse:
-        return skipped("compute-sanitizer needs a GPU")
-    if sanitizer is None:
-        return skipped("compute-sanitizer is not on this machine")
-    tally = Tally(time.monotonic() + 100)
+    tally = Tally(time.monotonic() + _MEMCHECK_S)
     for suite, tests in _suites(context).items():
         if time.monotonic() > tally.ends_at:
             tally.not_run.append(suite)
             continue
-        command: list[str | Path] = [sanitizer, "--tool", "memcheck", "--error-exitcode", "9", test_program(context),
-                   f"--gtest_filter={tests[0]}"]  # fmt: skip
-        log = context.logs / "memcheck" / f"{_file_name(suite)}.log"
-        done = run(command, log, limit_s=45, env=context.environment())
-        if done.code == 0:
-            tally.passed += 1
-        elif done.code is None:
-            tally.not_run.append(suite)
-        elif "Device not supported" in done.text:
-            return skipped("compute-sanitizer does not support this machine's device")
+        errors = sanitize(context, "memcheck", tests[0], limit_s=45)
+        if errors is None:
+            return skipped("compute-sanitizer is not here, or does not support the device")
+        if errors:
+            tally.failures.append(Failure(tests[0], "\n".join(errors.splitlines()[:14]), DEVICE))
         else:
-            found = [line for line in done.text.splitlines() if line.startswith("=========")]
-            tally.failures.append(Failure(tests[0], "\n".join(found[:14]) or done.how, DEVICE))
+            tally.passed += 1
+        session.tell(tally.outcome("suites' first tests"))
     return tally.outcome("suites' first tests")
 
 
@@ -122,6 +204,24 @@ def _suites(context: Context) -> dict[str, list[str]]:
         elif name.startswith("  ") and suite:
             suites.setdefault(suite[:-1], []).append(suite + name.strip())
     return suites
+
+
+def _run_suites(context: Context, suites: dict[str, list[str]], limit_s: float, session: Session) -> Tally:
+    """One after the other on a GPU, whose free memory some look at; an emulated device is each process's own."""
+    tally = Tally(time.monotonic() + limit_s)
+
+    def run_one(suite: str) -> Tally:
+        own = Tally(tally.ends_at)
+        _run_suite(context, suite, suites[suite], own)
+        return own
+
+    at_once = context.jobs if context.rehearse else 1
+    with ThreadPoolExecutor(at_once) as pool:
+        # What one has found is told before the next one begins.
+        for own in (pool.map if at_once > 1 else map)(run_one, suites):
+            tally.add(own)
+            session.tell(tally.outcome("C++ tests"))
+    return tally
 
 
 def _run_suite(context: Context, suite: str, tests: Sequence[str], tally: Tally) -> None:
@@ -146,6 +246,8 @@ def _run_suite(context: Context, suite: str, tests: Sequence[str], tally: Tally)
         tally.failures += ran.failures
         finished = {*ran.passed, *ran.skipped, *(failure.where for failure in ran.failures)}
         left = [test for test in left if test not in finished]
+        if not left and done.code not in (0, None) and not ran.failures:
+            tally.failures.append(Failure(suite, f"all tests ended, then it {done.how}:\n{done.text[-800:]}", CRASH))
         if not left or done.code == 0 or suite in tally.not_run:
             return
         if not finished:

@@ -1,4 +1,4 @@
-"""Packages that a bare machine with CUDA and PyTorch lacks: which, how they are brought along, how they get there."""
+"""What a bare machine with CUDA and PyTorch lacks: how it is packed, carried in trips of limited size, installed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_check.commands import run
 from gpu_check.context import ROOT, Context
 
 # What the build and the tests need beside what such machines have: nvcc, cmake, ninja, PyTorch, transformers,
-# tokenizers, safetensors, ml-dtypes, jinja2, huggingface-hub, typer, rich, pybind11, pytest and pytest-timeout.
+# tokenizers, safetensors, ml-dtypes, jinja2, huggingface-hub, typer, rich, pybind11, pytest, pytest-timeout and -xdist.
 GENERAL = [
     "nlohmann-json",
     "pytest-asyncio",
@@ -25,6 +27,7 @@ GENERAL = [
     "python-dotenv",
     "prompt-toolkit",
     "wcwidth",
+    "gguf",
 ]
 # What the Triton server, its Python models, the gateway and the client need; used by the piece bench5 alone.
 TRITON = [
@@ -46,6 +49,10 @@ _TRITON_NAMES = {re.split("[=<>]", name)[0].replace("-", "_") for name in TRITON
 _UNUSED = re.compile(r"libpython3|python_backend_stubs/(?P<python>3\.\d+)/|/tests/|/caches/")
 PLATFORMS = ("manylinux_2_35_x86_64", "manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64",
              "manylinux2014_x86_64", "manylinux1_x86_64")  # fmt: skip
+# Of the 64 MiB that such a machine takes at a time; the checkout goes along each time.
+TRIP_BYTES = 48 << 20
+# Archives whose content is used as a folder: what was compiled, what it needs to compile there, the peer llama.cpp.
+COMPILED, GOOGLETEST, CUDA_HEADERS, LLAMA_CPP = "compiled", "googletest", "cuda_headers", "llama_cpp"
 
 
 def download_command(folder: str, python: str = "3.12") -> list[str]:
@@ -55,16 +62,85 @@ def download_command(folder: str, python: str = "3.12") -> list[str]:
             *platforms, "-d", folder, *GENERAL, *TRITON]  # fmt: skip
 
 
-def pack(folder: Path, python: str = "3.12") -> None:
-    """Downloads the wheels into `folder`, makes them small enough to be carried along, and adds GoogleTest."""
-    folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run([sys.executable, "-m", *download_command(str(folder), python)], check=True)
-    for wheel in sorted(folder.glob("*.whl")):
+def pack(folder: Path, python: str, compiled: Path | None, more: Sequence[Path]) -> list[Path]:
+    """Fetches the wheels, makes them small, adds the folder of what was compiled, GoogleTest, headers of CUDA and
+    `more` (folders as archives), and lays all of it out in trips: folder/1, folder/2, ..., first what is needed first.
+    """
+    staging = folder / "all"
+    shutil.rmtree(staging, ignore_errors=True)  # two releases of a package would not install
+    staging.mkdir(parents=True, exist_ok=True)
+    subprocess.run([sys.executable, "-m", *download_command(str(staging), python)], check=True)
+    wheels = sorted(staging.glob("*.whl"), key=_for_triton)
+    for wheel in wheels:
         slim(wheel, python)
-    _copy_googletest(folder / "googletest")
-    _copy_cuda_headers(folder / "cuda_headers")
-    total = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
-    print(f"{folder}: {len(list(folder.glob('*.whl')))} wheels, {total / 1e6:.1f} MB")
+    _copy_googletest(staging / GOOGLETEST)
+    folders = [(compiled, COMPILED), (staging / GOOGLETEST, GOOGLETEST)]
+    # Where they had to be fetched for this machine's build, the other one may lack them too.
+    folders.append((ROOT / "build" / "cuda_headers", CUDA_HEADERS))
+    archives = [_archive(source, staging / name) for source, name in folders if source and source.is_dir()]
+    others = [_archive(each, staging / each.name) if each.is_dir() else each for each in more]
+    general = sum(not _for_triton(wheel) for wheel in wheels)
+    trips = lay_out([*archives, *wheels[:general], *others, *wheels[general:]], folder)
+    for trip in trips:
+        size = sum(file.stat().st_size for file in trip.iterdir())
+        print(f"{trip}: {len(list(trip.iterdir()))} files, {size / 2**20:.1f} MiB")
+    return trips
+
+
+def _archive(source: Path, at: Path) -> Path:
+    file = at.with_name(at.name + ".tar.xz")
+    with tarfile.open(file, "w:xz", preset=6) as archive:
+        archive.add(source, ".")
+    return file
+
+
+def lay_out(files: Sequence[Path], folder: Path, limit: int = TRIP_BYTES) -> list[Path]:
+    """Fills folder/1, folder/2, ... with `limit` bytes each at most, in the order of the files; larger ones are cut."""
+    for old in folder.glob("[0-9]*"):
+        shutil.rmtree(old)
+    trips: list[Path] = []
+    left = 0
+    for file in files:
+        content = file.read_bytes()
+        count = max(1, -(-len(content) // limit))
+        for part in range(count):
+            piece = content[part * limit : (part + 1) * limit]
+            if not trips or len(piece) > left:
+                trips.append(folder / str(len(trips) + 1))
+                trips[-1].mkdir(parents=True)
+                left = limit
+            name = file.name if count == 1 else f"{file.name}.part{part + 1:02}of{count:02}"
+            (trips[-1] / name).write_bytes(piece)
+            left -= len(piece)
+    return trips
+
+
+def gather(brought: Path, carried: Path) -> None:
+    """Keeps what was brought along beside what was before, and joins files of which all parts are there."""
+    carried.mkdir(parents=True, exist_ok=True)
+    for file in brought.rglob("*") if brought.is_dir() else ():
+        if file.is_file():
+            shutil.copy2(file, carried / file.name)
+    for last in carried.glob("*.part*"):
+        name, _, place = last.name.partition(".part")
+        count = place.partition("of")[2]
+        parts = sorted(carried.glob(f"{name}.part*of{count}"))
+        if len(parts) == int(count):
+            with (carried / name).open("wb") as whole:
+                for part in parts:
+                    whole.write(part.read_bytes())
+                    part.unlink()
+
+
+def unpacked(carried: Path, name: str) -> Path | None:
+    """The folder of an archive that was brought along, or None."""
+    archive, folder = carried / f"{name}.tar.xz", carried / name
+    if archive.is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        with tarfile.open(archive) as content:
+            content.extractall(folder, filter="data")
+        archive.unlink()
+    return folder if folder.is_dir() else None
 
 
 def _copy_googletest(folder: Path) -> None:
@@ -79,14 +155,6 @@ def _copy_googletest(folder: Path) -> None:
             shutil.copy2(library, folder / library.relative_to(prefix))
     for cmake in prefix.glob("lib/*/cmake/GTest"):
         shutil.copytree(cmake, folder / cmake.relative_to(prefix))
-
-
-def _copy_cuda_headers(folder: Path) -> None:
-    """cublasLt.h and nccl.h, where they had to be fetched for this machine's build: the other one may lack them too."""
-    fetched = ROOT / "build" / "cuda_headers"
-    shutil.rmtree(folder, ignore_errors=True)
-    if fetched.is_dir():
-        shutil.copytree(fetched, folder)
 
 
 def slim(wheel: Path, python: str) -> None:
@@ -113,20 +181,22 @@ def slim(wheel: Path, python: str) -> None:
     smaller.replace(wheel)
 
 
+def _for_triton(wheel: Path) -> bool:
+    return wheel.name.split("-")[0].lower().replace(".", "_") in _TRITON_NAMES
+
+
 def install(context: Context) -> str:
     """Unpacks the wheels that were brought along into folders of this check; says what it did."""
-    if not context.wheels.is_dir():
-        return f"no {context.wheels}"
     wheels: dict[bool, list[Path]] = {True: [], False: []}
-    for wheel in sorted(context.wheels.glob("*.whl")):
-        wheels[wheel.name.split("-")[0].lower().replace(".", "_") in _TRITON_NAMES].append(wheel)
+    for wheel in sorted(context.carried.glob("*.whl")):
+        wheels[_for_triton(wheel)].append(wheel)
     for for_triton, files in wheels.items():
         target = context.triton_packages if for_triton else context.packages
         command: list[str | Path] = [
             sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile",
-            "--no-cache-dir", "--upgrade", "--find-links", context.wheels, "--target", target, *files,
+            "--no-cache-dir", "--upgrade", "--find-links", context.carried, "--target", target, *files,
         ]  # fmt: skip
         log = context.logs / f"pip_{target.name}.log"
         if files and (done := run(command, log, limit_s=120, env=context.environment())).code != 0:
             raise RuntimeError(f"pip {done.how}:\n{done.text[-1500:]}")
-    return f"{len(wheels[False])} + {len(wheels[True])} wheels of {context.wheels.name}"
+    return f"{len(wheels[False])} + {len(wheels[True])} wheels"

@@ -45,7 +45,7 @@ class Failure:
     weight: int = 0
 
 
-COMPILER, DEVICE, ASSERTION, CRASH, OTHER = 90, 80, 60, 70, 20
+EXPLAINED, COMPILER, DEVICE, CRASH, ASSERTION, OTHER = 95, 90, 80, 70, 60, 20
 
 
 @dataclass
@@ -114,8 +114,8 @@ class Results:
 
 
 def engine_sources() -> str:
-    """A hash of what the engine is compiled from."""
-    return _hash(_ENGINE)
+    """A hash of what the engine and the benchmark of its kernels are compiled from."""
+    return _hash((*_ENGINE, *sorted(f"benchmarks/{file.name}" for file in (ROOT / "benchmarks").glob("cuda_*.[ch]*"))))
 
 
 def all_sources() -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_check.plan import PIECES
+from gpu_check.plan import BUDGET_S, CALLS, PIECES
 from gpu_check.records import Bar, Results
 from gpu_check.runner import Skip
 
@@ -24,7 +25,7 @@ def bars_of(results: Results) -> list[tuple[str, Bar]]:
         if table
         else {}
     )
-    for name in ("peer", "peer-compiled"):
+    for name in ("peer", "peer-compiled", "peer-llama"):
         peer = results.records.get(name)
         if peer and peer.outcome.status == "passed" and peer.outcome.figures["batch"] in rates:
             figures = peer.outcome.figures
@@ -34,7 +35,33 @@ def bars_of(results: Results) -> list[tuple[str, Bar]]:
     return sorted(found, key=lambda entry: entry[1].number)
 
 
-def terminal(results: Results, skips: Sequence[Skip], file: Path) -> str:
+def next_command(results: Results, skips: Sequence[Skip], options: Sequence[str]) -> str:
+    """What to run next: what did not fit into the budget; else the first call of which something was never tried."""
+    command = ["scripts/gpu_check.sh", *options]
+    late = [skip.piece.name for skip in skips if "budget" in skip.why]
+    if late:
+        return shlex.join([*command, *late])
+    build = results.records.get("build")
+    for call, names in CALLS.items():
+        if not set(names) <= results.records.keys():
+            mended = "when the build is mended: " if build and build.outcome.status == "failed" else ""
+            return mended + shlex.join([*command, call])
+    again = [name for name, record in results.records.items() if record.outcome.status == "failed"]
+    return f"when what failed is mended: {shlex.join([*command, *again])}" if again else "nothing: all calls are done"
+
+
+def calls_table(results: Results) -> list[str]:
+    """Seconds of the pieces by calls. Compiling counts only where it is done in the call."""
+    lines = ["| call | piece | | seconds |", "|---|---|---|---:|"]
+    for call, names in CALLS.items():
+        known = [(name, results.records[name]) for name in names if name in results.records]
+        lines += [f"| {call} | {name} | {record.outcome.status} | {record.seconds:.0f} |" for name, record in known]
+        counted = sum(record.seconds for name, record in known if name != "build" or results.machine.get("gpu"))
+        lines.append(f"| {call} | in all, of {BUDGET_S} | | {counted:.0f} |")
+    return lines
+
+
+def terminal(results: Results, skips: Sequence[Skip], file: Path, options: Sequence[str] = ()) -> str:
     lines = ["", "== pieces"]
     for piece in PIECES:
         record = results.records.get(piece.name)
@@ -44,14 +71,11 @@ def terminal(results: Results, skips: Sequence[Skip], file: Path) -> str:
             )
     if skips:
         lines += ["", "== left out", *(f"{skip.piece.name:14} {skip.why}" for skip in skips)]
-        again = [skip.piece.name for skip in skips if "budget" in skip.why]
-        if again:
-            lines.append(f"go on with: scripts/gpu_check.sh {' '.join(again)}")
     bars = bars_of(results)
     if bars:
         lines += ["", "== figures"]
         lines += [f"{_verdict(results, bar):8} {bar.number:4} {bar.what[:100]}: {_value(bar)}" for _, bar in bars]
-    lines += ["", f"results: {file}", ""]
+    lines += ["", f"results: {file}", f"next: {next_command(results, skips, options)}", ""]
     failures = sorted(
         (failure for record in results.records.values() for failure in record.outcome.failures),
         key=lambda failure: -failure.weight,
@@ -96,6 +120,14 @@ def markdown(results: Results) -> str:
             summary = found.outcome.summary.replace("|", "\\|")
             cells = (piece.name, found.outcome.status, f"{found.seconds:.0f}", summary, found.sources, found.at)
             lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "## Calls", ""]
+    if not machine.get("gpu"):
+        lines += ["A rehearsal's seconds; what it compiles is brought along elsewhere and is not counted.", ""]
+    lines += calls_table(results)
+    failures = [failure for record in results.records.values() for failure in record.outcome.failures]
+    if failures:
+        lines += ["", "## Failures", ""]
+        lines += [f"- {failure.where}\n\n      " + failure.text.replace("\n", "\n      ") for failure in failures]
     return "\n".join(lines) + "\n"
 
 
@@ -105,14 +137,14 @@ def _limits(figures: dict[str, object]) -> list[str]:
     if isinstance(bandwidth, float):
         parts.append(f"bandwidth {bandwidth / 1e9:.0f} GB/s")
     if isinstance(gemm, float):
-        parts.append(f"bf16 product {gemm / 1e12:.0f} TFLOP/s")
+        parts.append(f"bf16 GEMM {gemm / 1e12:.0f} TFLOP/s")
     return [f"Measured in the same run: {', '.join(parts)}.", ""] if parts else []
 
 
 def _table(rows: list[dict[str, float | None]]) -> list[str]:
     lines = [
-        "| batch | in | out | prefill, tokens/s | of products | decode, tokens/s | in all, tokens/s | weights, of the "
-        "bandwidth | with k/v |",
+        "| batch | in | out | prefill, tokens/s | of GEMMs | decode, tokens/s | in all, tokens/s | weights, of the "
+        "bandwidth | with KV |",
         "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:

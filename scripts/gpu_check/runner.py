@@ -33,15 +33,24 @@ class Skip:
 
 class Runner:
     """again: pieces that passed with these sources are done once more. budget_s: no piece is begun that would, by what
-    it took before, end later."""
+    it took before, end later; what a rehearsal compiles is not of it, as that is brought along. save: called whenever
+    the results have changed."""
 
     def __init__(
-        self, context: Context, results: Results, *, budget_s: float, again: bool, say: Callable[[str], None]
+        self,
+        context: Context,
+        results: Results,
+        *,
+        budget_s: float,
+        again: bool,
+        say: Callable[[str], None],
+        save: Callable[[], None],
     ) -> None:
         self._context = context
         self._results = results
         self._again = again
         self._say = say
+        self._save = save
         self._deadline = time.monotonic() + budget_s
         self._worker: Worker | None = None
         self._engine_sources, self._sources = records.engine_sources(), records.all_sources()
@@ -59,7 +68,9 @@ class Runner:
                     continue
                 record = self._measure(piece)
                 self._results.records[piece.name] = record
-                self._results.save()
+                self._save()
+                if self._context.rehearse and piece.name == "build":
+                    self._deadline += record.seconds
                 self._say(f"{piece.name}: {record.outcome.status} in {record.seconds:.0f} s: {record.outcome.summary}")
                 if record.outcome.status == "skipped":
                     skips.append(Skip(piece, record.outcome.summary))
@@ -92,28 +103,49 @@ class Runner:
 
     def _measure(self, piece: Piece) -> Record:
         began = time.monotonic()
-        outcome = self._ask(piece)
-        at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
-        return Record(outcome, self.sources_of(piece), round(time.monotonic() - began, 1), at)
 
-    def _ask(self, piece: Piece) -> Outcome:
+        def record(outcome: Outcome) -> Record:
+            at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+            return Record(outcome, self.sources_of(piece), round(time.monotonic() - began, 1), at)
+
+        def keep(partial: Outcome) -> None:
+            self._results.records[piece.name] = record(_unfinished(partial, "not done when this was written"))
+            self._save()
+
+        return record(self._ask(piece, keep))
+
+    def _ask(self, piece: Piece, keep: Callable[[Outcome], None]) -> Outcome:
         if self._worker is None or self._worker.group != piece.group:
             self._leave()
             self._worker = Worker(self._context, piece.group)
         self._say(f"{piece.name}: {piece.what} ...")
         limit = min(piece.limit_s, max(self._deadline - time.monotonic(), 1) + 30)
-        answer = self._worker.run(piece, limit)
+        so_far = Outcome("failed", "nothing")
+
+        def told(partial: Outcome) -> None:
+            nonlocal so_far
+            so_far = partial
+            keep(partial)
+
+        answer = self._worker.run(piece, limit, told)
         if isinstance(answer, Outcome):
             return answer
         tail = self._worker.log_tail()
         self._worker.kill()
         self._worker = None
-        return Outcome("failed", answer, failures=[Failure(piece.name, f"{answer}\n{tail}", records.CRASH)])
+        outcome = _unfinished(so_far, answer)
+        outcome.failures.append(Failure(piece.name, f"{answer}\n{tail}", records.CRASH))
+        return outcome
 
     def _leave(self) -> None:
         if self._worker is not None:
             self._worker.end()
             self._worker = None
+
+
+def _unfinished(partial: Outcome, why: str) -> Outcome:
+    summary = f"{why}; so far: {partial.summary}"
+    return Outcome("failed", summary, partial.figures, partial.bars, list(partial.failures))
 
 
 _DONE = "done before, with these sources"
@@ -144,8 +176,8 @@ class Worker:
         self._answers = ours
         self._pending = b""
 
-    def run(self, piece: Piece, limit_s: float) -> Outcome | str:
-        """The outcome, or why there is none."""
+    def run(self, piece: Piece, limit_s: float, told: Callable[[Outcome], None]) -> Outcome | str:
+        """The outcome, or why there is none. told: gets what was found so far, whenever there is more."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"run": piece.run, "size": piece.size}).encode() + b"\n")
@@ -155,15 +187,19 @@ class Worker:
         deadline = time.monotonic() + limit_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
-            while b"\n" not in self._pending:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    return f"not done after {limit_s:.0f} s, and was killed"
-                piece_of = os.read(self._answers, 1 << 16)
-                if not piece_of:
-                    return self._ended()
-                self._pending += piece_of
-        line, _, self._pending = self._pending.partition(b"\n")
-        return Outcome.from_json(json.loads(line))
+            while True:
+                while b"\n" not in self._pending:
+                    if not selector.select(max(0.0, deadline - time.monotonic())):
+                        return f"not done after {limit_s:.0f} s, and was killed"
+                    piece_of = os.read(self._answers, 1 << 16)
+                    if not piece_of:
+                        return self._ended()
+                    self._pending += piece_of
+                line, _, self._pending = self._pending.partition(b"\n")
+                answer = json.loads(line)
+                if not answer["partial"]:
+                    return Outcome.from_json(answer)
+                told(Outcome.from_json(answer))
 
     def _ended(self) -> str:
         code = self._process.wait()

@@ -1,4 +1,5 @@
-"""The worker: python -m gpu_check.worker FD CONTEXT. Reads {"run", "size"} lines, answers outcomes on descriptor FD."""
+"""The worker: python -m gpu_check.worker FD CONTEXT. Reads {"run", "size"} lines, answers outcomes on descriptor FD:
+those of what is done so far with {"partial": true}, and at last the whole one."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ _DEVICE_WORDS = ("CUDA", "cuda", "cuBLAS", "NCCL", "illegal memory access")
 
 
 class Session:
-    """What pieces of one group hand on to each other: the loaded engine, above all."""
+    """What pieces of one group hand on to each other: the loaded engine, above all. tell: says what a piece has found
+    so far, which is kept should it be killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[Outcome], None]) -> None:
+        self.tell = tell
         self._engine: Any = None
         self._engine_key: Any = None
         self._stack = ExitStack()
@@ -51,7 +54,12 @@ def describe(error: BaseException) -> Failure:
 def main() -> None:
     answers = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
     context = Context.from_json(sys.argv[2])
-    session = Session()
+
+    def answer(outcome: Outcome, partial: bool) -> None:
+        answers.write(json.dumps({"partial": partial, **outcome.to_json()}) + "\n")
+        answers.flush()
+
+    session = Session(lambda outcome: answer(outcome, True))
     for line in sys.stdin:
         asked = json.loads(line)
         module, _, function = asked["run"].partition(":")
@@ -64,8 +72,7 @@ def main() -> None:
             failure = describe(error)
             outcome = Outcome("failed", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
                               failures=[failure])  # fmt: skip
-        answers.write(json.dumps(outcome.to_json()) + "\n")
-        answers.flush()
+        answer(outcome, False)
     session.close()
 
 

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+from missing_tools import missing_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -26,7 +26,7 @@ def kubectl() -> str:
     """Its path; the test is skipped, with the reason, where none can be had."""
     found = subprocess.run([ROOT / "scripts" / "get_kubectl.sh"], capture_output=True, text=True)
     if found.returncode:
-        pytest.skip(f"no kubectl: {found.stderr.strip().splitlines()[-1]}")
+        missing_tool(f"no kubectl: {found.stderr.strip().splitlines()[-1]}")
     return found.stdout.strip()
 
 

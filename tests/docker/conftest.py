@@ -1,4 +1,5 @@
-"""The images, built once a run, and stacks of them. Skipped, with the reason, where no Docker engine is to be had.
+"""The images, built once a run, and stacks of them. Skipped, with the reason, where no Docker engine is to be
+had; failed there in continuous integration.
 
 CHARONIA_TEST_DOCKER_UP: a command that starts an engine where none answers. Where packages come through a mirror or TLS
 is intercepted, pip's own settings (PIP_CERT, PIP_INDEX_URL and pip.conf) are handed to the builds as secrets.
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from missing_tools import missing_tool
 from project import BUILD_LIMIT_S, ROOT, Project, run, running
 
 sys.path.append(str(ROOT / "tests" / "stack"))  # tiny_models
@@ -47,12 +49,12 @@ def engine() -> None:
         try:
             done = subprocess.run(shlex.split(start), capture_output=True, text=True, timeout=1200)
         except (OSError, subprocess.TimeoutExpired) as error:
-            pytest.skip(f"no Docker engine answers ({reason}), and none could be started: {error}")
+            missing_tool(f"no Docker engine answers ({reason}), and none could be started: {error}")
         reason = _answers("docker", "info") or _answers("docker", "compose", "version")
         if reason:
-            pytest.skip(f"{start} has started no engine ({reason}): {done.stderr[-1000:]}")
+            missing_tool(f"{start} has started no engine ({reason}): {done.stderr[-1000:]}")
     if reason:
-        pytest.skip(
+        missing_tool(
             f"no Docker engine with compose answers ({reason}), and CHARONIA_TEST_DOCKER_UP names none to start"
         )
 

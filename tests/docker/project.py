@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import subprocess
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -105,10 +104,3 @@ def running(project: Project) -> Iterator[Project]:
 
 def remove(project: Project) -> None:
     project.compose("--profile", "*", "down", "--volumes", "--timeout", "20", check=False)
-
-
-def timed_s(*arguments: str, project: Project) -> float:
-    """Seconds that a compose command took."""
-    began = time.monotonic()
-    project.compose(*arguments)
-    return time.monotonic() - began

@@ -253,6 +253,16 @@ def write_model(
     return model.to(torch.float32)
 
 
+def load_model(folder: Path, variant: Variant, dtype: torch.dtype) -> PreTrainedModel:
+    """A written model as users of transformers have it: computed in `dtype`, but for what that library keeps in fp32,
+    such as the rotary frequencies."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, config=variant.config, dtype=dtype, attn_implementation="eager", local_files_only=True
+    )
+    assert model.dtype == dtype
+    return model.eval()
+
+
 def prompts_of(seed: int, lengths: Sequence[int]) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(3, VOCAB, (length,), generator=generator).tolist() for length in lengths]

@@ -5,6 +5,7 @@ The reference is Hugging Face transformers, and numpy for families that it does 
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from parity_models import (  # noqa: E402
     ReferenceModel,
     Variant,
     greedy,
+    load_model,
     logprobs_of,
     prompts_of,
     write_model,
@@ -26,14 +28,24 @@ from transformers import PreTrainedModel  # noqa: E402
 
 from charonia import Engine, Output, SamplingParams  # noqa: E402
 
-NEW_TOKENS = 128
+# The emulated device, on which scripts/gpu_check.sh --rehearse runs a test of this file, is slow.
+EMULATED = os.environ.get("CHARONIA_DEVICE") == "cuda" and not torch.cuda.is_available()
+NEW_TOKENS = 12 if EMULATED else 128
 LENGTHS = (1, 5, 31, 64, 65, 150)
 # A lead below this is a tie that rounding may decide either way: such a model is replaced by the next seed's.
 TIE = 1e-4
 GREEDY = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, logprobs=3)
 
 
-def generate(folder: Path, variant: Variant, prompts: list[list[int]], **settings: int | bool) -> list[Output]:
+def ranks(count: int) -> dict[str, int | str]:
+    """Settings for so many ranks: on a GPU each where there are so many, else all on the first."""
+    settings: dict[str, int | str] = {"tensor_para_size": count}
+    if os.environ.get("CHARONIA_DEVICE") == "cuda" and torch.cuda.device_count() < count:
+        settings["device_ids"] = ",".join(["0"] * count)
+    return settings
+
+
+def generate(folder: Path, variant: Variant, prompts: list[list[int]], **settings: int | bool | str) -> list[Output]:
     with Engine.from_pretrained(folder, **{"threads": 2, **variant.settings, **settings}) as engine:
         return engine.generate(prompts, GREEDY)
 
@@ -67,7 +79,7 @@ def test_greedy_tokens_equal_the_references_and_logprobs_are_within_1e_4_with_on
     compare(outputs, references)
     # A model that only repeats itself would prove little.
     assert len({token for reference in references for token in reference.token_ids}) > 40
-    compare(generate(folder, variant, prompts, token_budget=96, cache_block_seq_len=16, tensor_para_size=2), references)
+    compare(generate(folder, variant, prompts, token_budget=96, cache_block_seq_len=16, **ranks(2)), references)
 
 
 @pytest.mark.parametrize("name", ["llama-biases", "llama-tied", "qwen2"])
@@ -80,7 +92,7 @@ def test_four_ranks_also_where_there_are_fewer_kv_heads(name: str, kv_heads: int
     prompts = prompts_of(7, LENGTHS)
     references = [greedy(model, prompt, NEW_TOKENS) for prompt in prompts]
     assert min(reference.least_lead for reference in references) >= TIE
-    compare(generate(tmp_path, variant, prompts, threads=4, token_budget=96, tensor_para_size=4), references)
+    compare(generate(tmp_path, variant, prompts, threads=4, token_budget=96, **ranks(4)), references)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +123,10 @@ def test_with_16_bit_weights_logprobs_are_as_near_to_fp32_arithmetic_as_transfor
 
     exact = said_by(model)
     ours = torch.cat([torch.tensor(output.logprobs, dtype=torch.float64) for output in outputs])
-    theirs = said_by(model.to(getattr(torch, dtype)))
-    assert (ours - exact).abs().mean() < 1.1 * (theirs - exact).abs().mean()
-    assert (ours - exact).abs().max() < 4 * (theirs - exact).abs().max()
+    theirs = said_by(load_model(tmp_path, VARIANTS[name], getattr(torch, dtype)))
+    # Found: 0.27 to 0.56 times theirs on average and 0.18 to 0.63 times at most.
+    assert (ours - exact).abs().mean() < (theirs - exact).abs().mean()
+    assert (ours - exact).abs().max() < 2 * (theirs - exact).abs().max()
 
 
 # Found on average and at most over the four models: 0.011 to 0.031 and 0.06 to 0.27 with 8 bits, 0.21 to 0.60 and 1.7
@@ -153,8 +166,9 @@ def test_results_do_not_depend_on_prefix_hits_and_chunks(name: str, tmp_path: Pa
     def plain(outputs: list[Output]) -> list[tuple[list[int], list[float]]]:
         return [(output.token_ids, output.logprobs) for output in outputs]
 
-    whole = plain(generate(tmp_path, variant, prompts, enable_prefix_caching=False, cache_block_seq_len=16))
-    settings = {"threads": 2, "token_budget": 23, "cache_block_seq_len": 16, "enable_prefix_caching": True}
+    common = {"threads": 2, "cache_block_seq_len": 16, "reproducible": True}
+    whole = plain(generate(tmp_path, variant, prompts, enable_prefix_caching=False, **common))
+    settings = {**common, "token_budget": 23, "enable_prefix_caching": True}
     with Engine.from_pretrained(tmp_path, **{**variant.settings, **settings}) as engine:
         # One after the other, so that each finds what those before it left; then again, and all at once.
         one_by_one = [engine.generate([prompt], GREEDY)[0] for prompt in prompts]

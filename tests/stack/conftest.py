@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 import tritonclient.grpc.aio as triton
-from stack import Stack, running
+from stack import DEMO_MODEL, Stack, running
 from tiny_models import TokenizerKind, write_model
-
-ROOT = Path(__file__).resolve().parents[2]
-DEMO_MODEL = ROOT / "models" / "demo" / "model"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,8 +19,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The demo model, served."""
-    with running(Stack(DEMO_MODEL, tmp_path_factory.mktemp("demo"))) as served:
+    """The demo model, served by as many processes as users have."""
+    with running(Stack(DEMO_MODEL, tmp_path_factory.mktemp("demo"), {"CHARONIA_TEXT_INSTANCES": "2"})) as served:
         yield served
 
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 from charonia_gateway.endpoints.affinity import rendezvous
 from gateway_process import GatewayProcess, gateway
 from prometheus_client.parser import text_string_to_metric_families
-from stack import HANG_S, Stack, free_ports
+from stack import HANG_S, Stack, answers, free_ports
 from tiny_models import write_model
 
 pytestmark = pytest.mark.slow
@@ -43,10 +43,19 @@ class Servers:
         new.write_text("".join(f"{stack.grpc}\n" for stack in stacks or self.stacks))
         new.replace(self.file)
 
-    def session_of(self, home: Stack, name: str) -> str:
+    def session_of(self, assigned: Stack, name: str) -> str:
         """A session id that is new to the gateway and begins on that server."""
         targets = [stack.grpc for stack in self.stacks]
-        return next(id for at in range(10_000) if rendezvous(id := f"{name}-{at}", targets) == home.grpc)
+        return next(id for at in range(10_000) if rendezvous(id := f"{name}-{at}", targets) == assigned.grpc)
+
+    def start_again(self) -> None:
+        """Starts those that a failed test has left killed, stopped or ending."""
+        away = [stack for stack in self.stacks if not answers(f"{stack.gateway}/health/ready")]
+        for stack in away:
+            stack.stop()
+            stack.launch()
+        for stack in away:
+            stack.until_ready()
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +74,24 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         for server in stacks:
             server.until_ready()
         yield Servers(stacks, folder / "servers")
+        for server in stacks:  # all at once, and then one after the other waited for
+            server.signal(signal.SIGTERM)
 
 
 @pytest.fixture
 def behind(three: Servers, tmp_path: Path) -> Iterator[GatewayProcess]:
-    """A gateway that knows all three."""
+    """A gateway that knows all three. A server that is only slow is not taken for one that hangs."""
+    with before(three, tmp_path, CHARONIA_ENDPOINT_CHECK_TIMEOUT_S=str(HANG_S)) as own:
+        yield own
+
+
+@contextmanager
+def before(three: Servers, folder: Path, **env: str) -> Iterator[GatewayProcess]:
+    """A gateway before all three, which run."""
+    three.start_again()
     three.name()
     listed = f"file://{three.file}"
-    with gateway("127.0.0.1:1", tmp_path / "gateway.log", CHARONIA_TRITON_ENDPOINTS=listed) as own:
+    with gateway("127.0.0.1:1", folder / "gateway.log", CHARONIA_TRITON_ENDPOINTS=listed, **env) as own:
         yield own
 
 
@@ -120,6 +139,9 @@ class Load:
         self.outcomes.append(outcome)
         return outcome
 
+    def begin(self, outcome: Outcome, tokens: int, session_id: str) -> asyncio.Task[Outcome]:
+        return asyncio.create_task(self.ask(outcome, tokens, session_id=session_id))
+
     async def work(self, streamed: bool) -> None:
         while not self._stopped:
             await asyncio.wait_for(self.ask(Outcome(streamed)), HANG_S)
@@ -137,18 +159,37 @@ class Load:
                     worker.cancel()
                 await asyncio.gather(*workers, return_exceptions=True)
 
-    async def at(self, servers: Servers, home: Stack, name: str) -> tuple[asyncio.Task[Outcome], asyncio.Task[Outcome]]:
+    async def at(
+        self, servers: Servers, assigned: Stack, name: str
+    ) -> tuple[asyncio.Task[Outcome], asyncio.Task[Outcome]]:
         """A whole answer and a stream that are at that server: the one is waited for there, the other has begun."""
-        chosen = (await metrics(self.gateway))["endpoint_choices_total", "session"]
+        chosen = await session_choices(self.gateway)
         waits, reads = Outcome(False), Outcome(True)
         tasks = (
-            asyncio.create_task(self.ask(waits, LONG_TOKENS, session_id=servers.session_of(home, f"{name} waits"))),
-            asyncio.create_task(self.ask(reads, ENDLESS, session_id=servers.session_of(home, f"{name} reads"))),
+            self.begin(waits, LONG_TOKENS, servers.session_of(assigned, f"{name} waits")),
+            self.begin(reads, ENDLESS, servers.session_of(assigned, f"{name} reads")),
         )
         await until(lambda: reads.begun, "a stream has begun")
-        while (await metrics(self.gateway))["endpoint_choices_total", "session"] < chosen + 2:
+        while await session_choices(self.gateway) < chosen + 2:
             await asyncio.sleep(0.02)
         return tasks
+
+    async def at_stopped(
+        self, servers: Servers, assigned: Stack, name: str
+    ) -> tuple[asyncio.Task[Outcome], asyncio.Task[Outcome]]:
+        """Stops that server's process, and returns a whole answer and a stream that are at it. The stream had begun.
+        The whole answer is asked for when the server does nothing any more, so that it must move to be answered."""
+        reads = Outcome(True)
+        streams = self.begin(reads, ENDLESS, servers.session_of(assigned, f"{name} reads"))
+        await until(lambda: reads.begun, "a stream has begun")
+        chosen = await session_choices(self.gateway)
+        os.kill(assigned.pid_of("tritonserver"), signal.SIGSTOP)
+        waits = self.begin(Outcome(False), LONG_TOKENS, servers.session_of(assigned, f"{name} waits"))
+        while (now := await metrics(self.gateway))["endpoint_choices_total", "session"] == chosen:
+            await asyncio.sleep(0.02)
+        # A session begins on its assigned server unless that is down, and what is stopped does not come up again.
+        assert now["endpoint_up", assigned.grpc] == 1, "the gateway had marked the server as down before"
+        return waits, streams
 
     async def answered(self, count: int) -> None:
         """Returns when so many more requests have ended."""
@@ -186,6 +227,11 @@ async def metrics(own: GatewayProcess) -> dict[tuple[str, str], float]:
         for sample in family.samples
         if "endpoint" in sample.name or "retries" in sample.name
     }
+
+
+async def session_choices(own: GatewayProcess) -> float:
+    """How often a session decided which server is chosen."""
+    return (await metrics(own))["endpoint_choices_total", "session"]
 
 
 async def until_up(own: GatewayProcess, *stacks: Stack) -> None:
@@ -268,7 +314,7 @@ async def test_a_killed_server_takes_with_it_only_streams_that_had_begun(
     assert (await interactive(behind, session_id, "Hello"))["history_tokens"] > 0
     async with Load(behind).running() as load:
         await load.answered(WORKERS)
-        waits, reads = await load.at(three, one, "killed")
+        waits, reads = await load.at_stopped(three, one, "killed")
         os.kill(one.pid_of("tritonserver"), signal.SIGKILL)
         assert (await asyncio.wait_for(waits, HANG_S)).error is None
         assert (await asyncio.wait_for(reads, HANG_S)).error is not None
@@ -286,28 +332,28 @@ async def test_a_killed_server_takes_with_it_only_streams_that_had_begun(
     assert (await metrics(behind))["retries_total", ""] >= 1
 
 
-async def test_a_server_that_hangs_is_left_and_taken_back(three: Servers, behind: GatewayProcess) -> None:
+async def test_a_server_that_hangs_is_left_and_taken_back(three: Servers, tmp_path: Path) -> None:
     one, *others = three.stacks
-    await until_up(behind, *three.stacks)
-    pid = one.pid_of("tritonserver")
-    async with Load(behind).running() as load:
-        await load.answered(WORKERS)
-        waits, reads = await load.at(three, one, "hung")
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            await until_up(behind, *others)
+    # After three checks without an answer the gateway knows that a server hangs.
+    with before(three, tmp_path, CHARONIA_ENDPOINT_CHECK_TIMEOUT_S="3") as own:
+        await until_up(own, *three.stacks)
+        async with Load(own).running() as load:
             await load.answered(WORKERS)
-            # A stream that had begun there ends with an error, and what waited has been moved.
-            assert "no sign of life" in str((await asyncio.wait_for(reads, HANG_S)).error)
-            assert (await asyncio.wait_for(waits, HANG_S)).error is None
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        await until_up(behind, *three.stacks)
-        await until_served(one)
-    load.check(streams_may_break=True)
-    assert (await metrics(behind))["retries_total", ""] >= 1
-    # It has been told to stop what was taken from it.
-    await engine_metrics.idle(one.metrics)
+            try:
+                waits, reads = await load.at_stopped(three, one, "hung")
+                await until_up(own, *others)
+                await load.answered(WORKERS)
+                # A stream that had begun there ends with an error, and what waited has been moved.
+                assert "did not answer for" in str((await asyncio.wait_for(reads, HANG_S)).error)
+                assert (await asyncio.wait_for(waits, HANG_S)).error is None
+            finally:
+                os.kill(one.pid_of("tritonserver"), signal.SIGCONT)
+            await until_up(own, *three.stacks)
+            await until_served(one)
+        load.check(streams_may_break=True)
+        assert (await metrics(own))["retries_total", ""] >= 1
+        # It has been told to stop what was taken from it.
+        await engine_metrics.idle(one.metrics)
 
 
 async def test_a_server_that_ends_takes_no_whole_answer_with_it(three: Servers, behind: GatewayProcess) -> None:

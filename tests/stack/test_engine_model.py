@@ -453,7 +453,7 @@ async def test_a_deadline_is_told(server: Server, client: triton.InferenceServer
     before = await server.until_idle()
     assert (await outcome(client, request(max_tokens=ENDLESS, timeout_ms=300))).startswith("[504] ")
     after = await server.until_idle()
-    assert after["requests_refused_total{deadline}"] - before["requests_refused_total{deadline}"] == 1
+    assert after["requests_rejected_total{deadline}"] - before["requests_rejected_total{deadline}"] == 1
 
 
 async def test_a_session_survives_unloading_where_it_has_a_folder(
@@ -480,6 +480,19 @@ async def test_a_session_survives_unloading_where_it_has_a_folder(
         await load_spare(**parameters)
         assert (await turn(session) > history) == survives
         await unloaded(client, SPARE)
+
+
+async def test_the_environment_wins_over_the_models_parameters(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    """The server's environment sets the number of blocks, and not the length of a sequence."""
+    config = (await client.get_model_config(ENGINE, as_json=True))["config"]
+    parameters = {"cache_max_entry_count": {"string_value": "64"}, "session_len": {"string_value": "100"}}
+    await load(client, SPARE, {**config, "name": SPARE, "parameters": parameters})
+    assert (await server.metrics(SPARE))["kv_blocks_total"] == 512
+    assert await outcome(client, request(max_tokens=97), model=SPARE) == "length"
+    assert (await outcome(client, request(max_tokens=98), model=SPARE)).startswith("[400] ")
+    await unloaded(client, SPARE)
 
 
 async def test_two_models_have_their_own_engines_and_metrics(

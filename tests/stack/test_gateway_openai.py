@@ -6,12 +6,14 @@ import json
 import subprocess
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 from charonia_client import Client, GenerateRequest
+from gateway_process import gateway
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from stack import HANG_S, Stack
@@ -242,6 +244,25 @@ def test_curl_reads_the_events(stack: Stack) -> None:
     assert lines[-1] == "data: [DONE]"
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+
+
+def test_a_gateway_finds_its_servers_by_a_name(stack: Stack, tmp_path: Path) -> None:
+    """localhost, which may have an address of either version; there is a server at one of them."""
+    port = stack.grpc.rpartition(":")[2]
+    name = f"dns:///localhost:{port}"
+    with gateway("127.0.0.1:1", tmp_path / "gateway.log", CHARONIA_TRITON_ENDPOINTS=name) as own:
+        deadline = time.monotonic() + HANG_S
+        while f'charonia_gateway_endpoint_up{{endpoint="127.0.0.1:{port}"}} 1.0' not in metrics_of(own.url):
+            assert time.monotonic() < deadline, metrics_of(own.url)
+            time.sleep(0.05)
+        body = {"model": "model", "prompt": "One, two,", "max_tokens": 2}
+        answer = httpx.post(f"{own.url}/v1/completions", json=body, timeout=HANG_S)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] == 2
+
+
+def metrics_of(url: str) -> str:
+    return httpx.get(f"{url}/metrics", timeout=HANG_S).raise_for_status().text
 
 
 def test_the_documentation_has_examples_that_work(stack: Stack) -> None:

@@ -17,6 +17,7 @@ from charonia_client import Client, DeadlineExceeded, GenerateRequest, Overloade
 from stack import HANG_S, Stack, running
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
+TAKER = "taker"
 LONG: dict[str, Any] = {"messages": USER, "ignore_eos": True, "max_tokens": 3000}
 
 
@@ -44,15 +45,44 @@ def impatient(slow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @contextlib.asynccontextmanager
 async def busy(stack: Stack) -> AsyncIterator[Client]:
-    """With the one place taken."""
+    """With the one place taken, by the request TAKER."""
     async with Client(stack.grpc) as client:
-        taken = asyncio.create_task(client.complete(GenerateRequest(**LONG, stream=False)))
+        taken = asyncio.create_task(client.complete(GenerateRequest(**LONG, stream=False), request_id=TAKER))
         await engine_metrics.until(stack.metrics, lambda metrics: metrics.running == 1, "it runs")
         yield client
         taken.cancel()
         await asyncio.gather(taken, return_exceptions=True)
         await client.close(HANG_S)
     await engine_metrics.idle(stack.metrics)
+
+
+@pytest.mark.parametrize("way", ["triton", "gateway"])
+async def test_what_has_a_higher_priority_begins_first(few_tokens: Stack, way: str) -> None:
+    """Of two that wait, the one that came later."""
+    queue_ms: dict[int, float] = {}
+
+    async def ask(client: Client, api: openai.AsyncOpenAI, priority: int) -> None:
+        if way == "triton":
+            asked = GenerateRequest(text="x", max_tokens=100, ignore_eos=True, priority=priority, stream=False)
+            timings = (await client.complete(asked)).timings
+            assert timings is not None
+            queue_ms[priority] = timings.queue_ms
+        else:
+            extra = {"priority": priority, "timings": True, "ignore_eos": True}
+            answer = await api.completions.create(model="slow", prompt="x", max_tokens=100, extra_body=extra)
+            queue_ms[priority] = (answer.model_extra or {})["timings"]["queue_ms"]
+
+    async with (
+        openai.AsyncOpenAI(base_url=f"{few_tokens.gateway}/v1", api_key="x", max_retries=0) as api,
+        busy(few_tokens) as client,
+    ):
+        low = asyncio.create_task(ask(client, api, -1))
+        await engine_metrics.until(few_tokens.metrics, lambda now: now.waiting == 1, "one waits")
+        high = asyncio.create_task(ask(client, api, 1))
+        await engine_metrics.until(few_tokens.metrics, lambda now: now.waiting == 2, "both wait")
+        await client.stop(TAKER)
+        await asyncio.gather(low, high)
+    assert queue_ms[1] < queue_ms[-1]
 
 
 def body(**fields: Any) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import DEMO_MODEL
-from stack import HANG_S, Stack, running
+from stack import DEMO_MODEL, HANG_S, Stack, running
 
 # In a prompt, and in nothing else that anybody logs.
 SECRET = "quokka"

@@ -23,13 +23,14 @@ import promql_parser as promql
 import pytest
 import yaml
 from exporters import GpuExporter, NodeExporter, TritonOnGpu
+from missing_tools import missing_tool
 from prometheus import Prometheus
 from prometheus_client import CollectorRegistry, start_http_server
 from stack import HANG_S, Stack, free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "monitoring"
-# A beginning longer than a k/v block, so that there are prefix hits.
+# A beginning longer than a KV block, so that there are prefix hits.
 PREAMBLE = "Answer in one short sentence. " * 20
 
 
@@ -145,7 +146,7 @@ def load(stack: Stack) -> Iterator[None]:
 def program() -> Path:
     found = subprocess.run([ROOT / "scripts" / "get_prometheus.sh"], capture_output=True, text=True)
     if found.returncode:
-        pytest.skip(found.stderr.strip().removeprefix("skipped: "))
+        missing_tool(found.stderr.strip().removeprefix("skipped: "))
     return Path(found.stdout.strip()) / "prometheus"
 
 

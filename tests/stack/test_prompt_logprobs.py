@@ -9,8 +9,7 @@ from typing import Any
 import openai
 import pytest
 from charonia_client import BadRequest, Client, GenerateRequest, GenerateResponse
-from conftest import DEMO_MODEL
-from stack import Stack
+from stack import DEMO_MODEL, Stack
 
 PROMPT = "法国的首都是巴黎。 The capital of France is"
 

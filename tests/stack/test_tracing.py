@@ -9,10 +9,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import DEMO_MODEL
 from gateway_process import gateway
 from otlp_receiver import Receiver, Span, receiving
-from stack import HANG_S, Stack, running
+from stack import DEMO_MODEL, HANG_S, Stack, running
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 MODELS = {"ensemble", "preprocessing", "engine", "postprocessing"}
@@ -28,10 +27,20 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture(scope="module")
 def traced(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The demo model, traced with the one setting; the other makes spans come sooner."""
+    """The demo model, traced with the one setting; the other makes spans come sooner.
+
+    At its end the collector has gone away, which holds up neither requests nor the end: traced requests are released,
+    or the models would not be unloaded.
+    """
     env = {"CHARONIA_TRACING_ENDPOINT": receiver.url, "OTEL_BSP_SCHEDULE_DELAY": "200"}
     with running(Stack(DEMO_MODEL, tmp_path_factory.mktemp("traced"), env)) as served:
         yield served
+        receiver.go_away()
+        body: dict[str, object] = {"messages": QUESTION, "max_tokens": 2}
+        assert post(served.gateway, body, traceparent(secrets.token_hex(16))).status_code == 200
+        served.signal(signal.SIGTERM)
+        assert served.wait() == 0
+        assert "killed" not in served.log_file.read_text()
 
 
 def traceparent(trace: str, parent: str = "00f067aa0ba902b7", flags: str = "01") -> dict[str, str]:
@@ -158,13 +167,3 @@ def test_nothing_is_sent_when_tracing_is_off(receiver: Receiver, stack: Stack, t
             served.process.send_signal(signal.SIGTERM)
             assert served.process.wait(HANG_S) == 0  # a sender sends what it has before it ends
         assert other.requests == 0
-
-
-def test_a_collector_that_goes_away_holds_up_neither_requests_nor_the_end(receiver: Receiver, traced: Stack) -> None:
-    """The last test of this stack. Traced requests are released, or the models would not be unloaded."""
-    receiver.go_away()
-    body: dict[str, object] = {"messages": QUESTION, "max_tokens": 2}
-    assert post(traced.gateway, body, traceparent(secrets.token_hex(16))).status_code == 200
-    traced.signal(signal.SIGTERM)
-    assert traced.wait() == 0
-    assert "killed" not in traced.log_file.read_text()

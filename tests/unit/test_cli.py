@@ -83,7 +83,7 @@ def test_every_inference_parameter_is_an_option_and_old_switches_are_not() -> No
 
 
 def test_a_wrong_option_value_is_named(model: Path) -> None:
-    code, _, err = charonia("chat", model, "--token-budget", "0", stdin="hi\n")
+    code, _, err = charonia("chat", model, "--token-budget", "-1", stdin="hi\n")
     assert code == 1 and "token_budget" in err
     code, _, err = charonia("chat", model, "--token-budget", "many", stdin="hi\n")
     assert code == 2 and "--token-budget" in err
@@ -180,7 +180,7 @@ def test_benchmark_static_reports_rates_and_the_share_of_the_bandwidth(model: Pa
     file = tmp_path / "static.json"
     code, out, err = charonia(
         *("benchmark", "static", model, "--batch-size", "2", "--prompt-tokens", "8", "--output-tokens", "16"),
-        *("--runs", "1", "--json", file),
+        *("--runs", "1", "--json", file, "--verbose"),
     )
     assert code == 0, err
     report = json.loads(file.read_text())
@@ -190,6 +190,7 @@ def test_benchmark_static_reports_rates_and_the_share_of_the_bandwidth(model: Pa
     assert row["bandwidth_share_with_kv"] > row["bandwidth_share"]
     assert row["gemm_share"] is None and report["gemm_flops"] is None  # measured on a GPU alone
     assert "memory reads" in out
+    assert "the CPU device has no kernels to choose from" in out and report["kernel_report"] == []
 
 
 @pytest.mark.parametrize("when", [["--concurrency", "3"], ["--request-rate", "200"]])

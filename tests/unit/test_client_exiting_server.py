@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from charonia_client import Client, GenerateRequest
-from charonia_client.errors import Silent
+from charonia_client.errors import Unresponsive
 from triton_double import Double, input_text, part
 from tritonclient.grpc import service_pb2 as pb
 
@@ -42,7 +42,7 @@ async def test_an_exiting_server_loses_only_the_answers_that_it_has_left(monkeyp
         flowing = asyncio.create_task(read(client, "flowing", begun[1]))
         await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), HANG_S)
         double.exiting = True
-        with pytest.raises(Silent, match="takes no calls any more"):
+        with pytest.raises(Unresponsive, match="takes no calls any more"):
             await asyncio.wait_for(left, HANG_S)
         assert not flowing.done()
         enough.set()

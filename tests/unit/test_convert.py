@@ -134,6 +134,24 @@ def test_fp16_that_would_overflow_is_refused(model: Path, tmp_path: Path) -> Non
     assert not list(tmp_path.glob("*w*"))
 
 
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_refused_at_conversion(
+    model: Path, tmp_path: Path, dtype: str, value: float
+) -> None:
+    rewrite(model, lambda tensors: tensors["lm_head.weight"].__setitem__((-1, -1), value), dtype)
+    with pytest.raises(ModelError, match=r"tensor lm_head\.weight has values that are not finite"):
+        convert(model, tmp_path / "w")
+    assert not list(tmp_path.glob("*w*"))
+
+
+def test_the_largest_finite_weights_are_converted(model: Path, tmp_path: Path) -> None:
+    largest = np.finfo(np.float16).max
+    rewrite(model, lambda tensors: tensors["lm_head.weight"].__setitem__((0, 0), -largest), "F16")
+    weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
+    assert SafetensorsCheckpoint([weights / "rank-0.safetensors"]).read("output.weight")[0, 0] == -largest
+
+
 def test_sharded_files_are_one_model(model: Path, tmp_path: Path) -> None:
     whole = answers(model)
     split_into_shards(model)
@@ -202,6 +220,15 @@ def test_end_ids_of_generation_config_win(model: Path, tmp_path: Path) -> None:
     assert _engine.read_config_ini(weights / "config.ini")["end_id"] == "2,7"
 
 
+@pytest.mark.parametrize(("value", "end_ids"), [(0, "0"), ([0, 7], "0,7"), (None, "2"), ([], "2")])
+def test_an_end_id_of_generation_config_may_be_0_or_unsaid(
+    model: Path, tmp_path: Path, value: Any, end_ids: str
+) -> None:
+    edit_config(model, eos_token_id=2)
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    assert ",".join(map(str, read_source(model).spec.config.end_id)) == end_ids
+
+
 def test_config_ini_has_every_key_once_and_takes_settings(model: Path, tmp_path: Path) -> None:
     weights = convert(model, tmp_path / "w", settings={"session_len": "99"}) / workspace.WEIGHTS
     lines = (weights / "config.ini").read_text().splitlines()
@@ -213,7 +240,7 @@ def test_config_ini_has_every_key_once_and_takes_settings(model: Path, tmp_path:
 
 def test_a_wrong_setting_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="token_budget"):
-        convert(model, tmp_path / "w", settings={"token_budget": "0"})
+        convert(model, tmp_path / "w", settings={"token_budget": "-1"})
     assert [path.name for path in tmp_path.iterdir()] == ["a-model"]
 
 
@@ -332,7 +359,7 @@ def test_the_ranks_tensors_make_the_whole(model: Path, tmp_path: Path, ranks: in
     q, k, v = (theirs.read(f"{layer}.self_attn.{part}_proj.weight") for part in "qkv")
     head, heads, kv_heads = 16, 4 // ranks, 2
     for rank, mine in enumerate(of_ranks("attention.w_qkv")):
-        first = rank * kv_heads // ranks * head  # of the k/v head that the rank's q heads belong to
+        first = rank * kv_heads // ranks * head  # of the KV head that the rank's q heads belong to
         expected = [
             q[rank * heads * head : (rank + 1) * heads * head],
             k[first : first + head],

@@ -51,8 +51,8 @@ def test_bars_say_what_is_met_and_what_is_not() -> None:
     assert measured["prefill of 512, times the best peer"].measured == "0.80"
     assert measured["prefill of 512, times the best peer"].met is False
     # 400 - 150 - 20 of the process, 90 of which were there before the model.
-    assert measured["peak memory above weights and k/v cache, of the engine"].measured == "140 MB"
-    assert measured["peak memory above weights and k/v cache, of the engine"].met is True
+    assert measured["peak memory above weights and KV cache, of the engine"].measured == "140 MB"
+    assert measured["peak memory above weights and KV cache, of the engine"].met is True
     assert measured["the same, of the process with Python and its libraries"].met is False
 
 

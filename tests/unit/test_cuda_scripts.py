@@ -17,7 +17,7 @@ ptxas info    : Function properties for _Z4calmv
 ptxas info    : Used 40 registers, used 1 barriers, 2048 bytes smem, 384 bytes cmem[0]
 """
 SPILLING = """\
-ptxas info    : Compiling entry function '_Z6crowdv' for 'sm_90'
+ptxas info    : Compiling entry function '_Z6crowdv' for 'sm_90a'
 ptxas info    : Function properties for _Z6crowdv
     24 bytes stack frame, 16 bytes spill stores, 20 bytes spill loads
 ptxas info    : Used 255 registers, used 0 barriers
@@ -41,7 +41,7 @@ def test_a_kernel_that_spills_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.cu.o.ptxas").write_text(SPILLING)
     result = check(tmp_path)
     assert result.returncode == 1
-    assert "bad sm_90" in result.stdout and "36 spilled" in result.stdout
+    assert "bad sm_90a" in result.stdout and "36 spilled" in result.stdout
     assert "2 kernels of 2 files, of which 1 spill registers" in result.stdout
 
 

@@ -6,6 +6,8 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -14,14 +16,37 @@ def test_configuration_page_is_the_engines_table() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == script["document"]()
 
 
+@pytest.mark.parametrize("model", ["ensemble", "preprocessing", "engine", "postprocessing"])
+def test_inputs_and_batch_dimensions_of_the_contract_are_those_of_the_models(model: str) -> None:
+    """What is required is marked so, all else is optional, and a model that batches says so."""
+    page = (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8")
+    section = re.split(r"^##+ ", page.partition(f"### {model} ")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    config = (ROOT / "model_repository" / model / "config.pbtxt").read_text(encoding="utf-8")
+    inputs = re.findall(r'name: "(\w+)" data_type: \w+ dims: \[[^]]*\]([^}]*)', config.partition("\noutput [")[0])
+    assert len(inputs) >= 3
+    required = {name for name, more in inputs if "optional: true" not in more}
+    assert required == set(re.findall(r"`(\w+)`[^`]*?\(\*required\*\)", section))
+    (batch,) = re.findall(r"^max_batch_size: (\d+)", config, re.MULTILINE)
+    assert ("have a batch dimension in front" in section) == (batch != "0")
+
+
+def anchors(page: Path) -> set[str]:
+    """What links may name after `#`: the headings as GitHub spells them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_of_the_documentation_lead_somewhere() -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "models" / "demo" / "README.md"]
     links = [
-        (page, target)
+        (page, *target.partition("#")[::2])
         for page in pages
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+        for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
         if "://" not in target
     ]
-    assert links
-    missing = [f"{page.name}: {target}" for page, target in links if not (page.parent / target).exists()]
-    assert not missing
+    assert any(anchor for _, _, anchor in links)
+    for page, target, anchor in links:
+        file = page.parent / target if target else page
+        assert file.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(file), f"{page.name}: {target}#{anchor}"

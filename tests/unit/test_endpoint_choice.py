@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 from charonia_client import Client, GenerateRequest, GenerateResponse
 from charonia_gateway.endpoints import load
-from charonia_gateway.endpoints.affinity import PIECE_CHARACTERS, Prefixes, Recent, pieces, rendezvous
+from charonia_gateway.endpoints.affinity import CHUNK_CHARACTERS, Prefixes, Recent, prefix_keys, rendezvous
 from charonia_gateway.endpoints.chooser import Chooser
 from charonia_gateway.endpoints.discovery import Discovery, entries
-from charonia_gateway.endpoints.endpoint import Endpoint, Lease
-from charonia_gateway.endpoints.health import ANSWERS_UNTIL_UP, SILENCES_UNTIL_DOWN, Health, State
+from charonia_gateway.endpoints.endpoint import Endpoint, InFlight
+from charonia_gateway.endpoints.health import ANSWERS_UNTIL_UP, TIMEOUTS_UNTIL_DOWN, Health, State
 from charonia_gateway.settings import Settings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,31 +43,31 @@ def name_of(choice: Any) -> str:
     return str(choice.endpoint.target)
 
 
-@given(st.lists(st.sampled_from(["well", "silent", "away", "doubt"])))
+@given(st.lists(st.sampled_from(["well", "unresponsive", "away", "suspect"])))
 def test_health_turns_only_on_what_its_rules_name(events: list[str]) -> None:
     health, history = Health(), []
     for event in events:
         before = health.state
         method = getattr(health, event)
         method() if event == "well" else method("why")
-        checks = [past for past in [*history, event] if past != "doubt"]
+        checks = [past for past in [*history, event] if past != "suspect"]
         history.append(event)
         if before is State.DOWN and health.state is not State.DOWN:
             needed = 1 if checks == ["well"] else ANSWERS_UNTIL_UP
             assert checks[-needed:] == ["well"] * needed
             assert health.state is State.UP
         if before is not State.DOWN and health.state is State.DOWN:
-            assert event == "away" or checks[-SILENCES_UNTIL_DOWN:] == ["silent"] * SILENCES_UNTIL_DOWN
-        if event in ("silent", "doubt"):
+            assert event == "away" or checks[-TIMEOUTS_UNTIL_DOWN:] == ["unresponsive"] * TIMEOUTS_UNTIL_DOWN
+        if event in ("unresponsive", "suspect"):
             assert health.state is not State.UP
         assert bool(health.reason) is (health.state is not State.UP)
 
 
-def test_a_server_in_doubt_is_up_with_one_good_check_and_one_that_was_down_with_two() -> None:
+def test_a_suspect_server_is_up_with_one_good_check_and_one_that_was_down_with_two() -> None:
     health = Health()
     health.well()
-    health.doubt("a request failed")
-    assert health.state is State.IN_DOUBT
+    health.suspect("a request failed")
+    assert health.state is State.SUSPECT
     health.well()
     assert health.state is State.UP
     health.away("closed")
@@ -124,13 +124,13 @@ def test_a_server_that_said_when_it_takes_requests_again_is_left_alone_till_then
 def test_the_next_turn_of_a_conversation_goes_where_its_beginning_was_computed() -> None:
     chooser = Chooser()
     endpoints = [endpoint(name) for name in "abc"]
-    homes = {}
+    assigned_to = {}
     for user in range(6):
-        homes[user] = name_of(chooser.choose(chat(f"{user} {LONG}", "What is a conch?"), endpoints))
-    assert set(homes.values()) == set("abc")
-    for user, home in homes.items():
+        assigned_to[user] = name_of(chooser.choose(chat(f"{user} {LONG}", "What is a conch?"), endpoints))
+    assert set(assigned_to.values()) == set("abc")
+    for user, assigned in assigned_to.items():
         choice = chooser.choose(chat(f"{user} {LONG}", "What is a conch?", "A snail.", "Where?"), endpoints)
-        assert (name_of(choice), choice and choice.reason) == (home, "prefix")
+        assert (name_of(choice), choice and choice.reason) == (assigned, "prefix")
 
 
 def test_a_prefix_is_not_worth_any_load() -> None:
@@ -149,24 +149,24 @@ def test_a_prefix_is_not_worth_any_load() -> None:
 def test_a_session_stays_at_home_whatever_comes_and_goes_elsewhere() -> None:
     chooser = Chooser()
     endpoints = [endpoint(name) for name in "abc"]
-    homes = {str(at): name_of(chooser.choose(ask(session_id=str(at)), endpoints)) for at in range(60)}
-    assert set(homes.values()) == set("abc")
+    assigned_to = {str(at): name_of(chooser.choose(ask(session_id=str(at)), endpoints)) for at in range(60)}
+    assert set(assigned_to.values()) == set("abc")
     more = [endpoint("d"), *reversed(endpoints)]
     for one in more:
         one.outstanding_tokens = 100_000 if one.target == "a" else 0
-    for session_id, home in homes.items():
+    for session_id, assigned in assigned_to.items():
         choice = chooser.choose(ask(session_id=session_id), more)
-        assert (name_of(choice), choice and choice.moved_from) == (home, None)
+        assert (name_of(choice), choice and choice.moved_from) == (assigned, None)
 
 
 def test_a_session_whose_home_is_down_has_a_new_one_and_keeps_it() -> None:
     chooser = Chooser()
     endpoints = [endpoint(name) for name in "abc"]
-    home = name_of(chooser.choose(ask(session_id="s"), endpoints))
-    (gone,) = [one for one in endpoints if one.target == home]
+    assigned = name_of(chooser.choose(ask(session_id="s"), endpoints))
+    (gone,) = [one for one in endpoints if one.target == assigned]
     gone.health.away("killed")
     moved = chooser.choose(ask(session_id="s"), endpoints)
-    assert moved is not None and moved.moved_from == home and moved.endpoint is not gone
+    assert moved is not None and moved.moved_from == assigned and moved.endpoint is not gone
     gone.health.well()
     gone.health.well()
     again = chooser.choose(ask(session_id="s"), endpoints)
@@ -176,11 +176,11 @@ def test_a_session_whose_home_is_down_has_a_new_one_and_keeps_it() -> None:
 def test_a_turn_that_its_home_does_not_take_goes_elsewhere_only_with_its_whole_conversation() -> None:
     chooser = Chooser()
     endpoints = [endpoint(name) for name in "abc"]
-    home = name_of(chooser.choose(ask(session_id="s"), endpoints))
-    whole = chooser.choose(ask(session_id="s"), endpoints, {home})
-    assert whole is not None and whole.endpoint.target != home and whole.reason == "load"
-    assert chooser.choose(ask(session_id="s", interactive=True), endpoints, {home}) is None
-    assert name_of(chooser.choose(ask(session_id="s"), endpoints)) == home
+    assigned = name_of(chooser.choose(ask(session_id="s"), endpoints))
+    whole = chooser.choose(ask(session_id="s"), endpoints, {assigned})
+    assert whole is not None and whole.endpoint.target != assigned and whole.reason == "load"
+    assert chooser.choose(ask(session_id="s", interactive=True), endpoints, {assigned}) is None
+    assert name_of(chooser.choose(ask(session_id="s"), endpoints)) == assigned
 
 
 def test_a_gateway_with_one_server_uses_it_whatever_is_thought_of_it() -> None:
@@ -201,26 +201,26 @@ def test_sessions_of_the_only_server_stay_when_there_are_more() -> None:
 @given(st.sets(st.text("abcdef", min_size=1), min_size=2, max_size=6), st.integers(0, 10_000), st.data())
 def test_a_server_that_goes_moves_no_sessions_but_its_own(targets: set[str], session: int, data: st.DataObject) -> None:
     gone = data.draw(st.sampled_from(sorted(targets)))
-    home = rendezvous(str(session), targets)
-    assert home in targets
-    if home != gone:
-        assert rendezvous(str(session), targets - {gone}) == home
+    assigned = rendezvous(str(session), targets)
+    assert assigned in targets
+    if assigned != gone:
+        assert rendezvous(str(session), targets - {gone}) == assigned
 
 
 @given(st.text(max_size=3000), st.text(max_size=3000))
-def test_pieces_are_equal_as_far_as_the_texts_are(one: str, other: str) -> None:
-    found = [pieces(ask(text)) for text in (one, other)]
+def test_prefix_keys_are_equal_as_far_as_the_texts_are(one: str, other: str) -> None:
+    found = [prefix_keys(ask(text)) for text in (one, other)]
     for text, keys in zip((one, other), found, strict=True):
-        assert len(keys) == len(text) // PIECE_CHARACTERS
+        assert len(keys) == len(text) // CHUNK_CHARACTERS
     for at, (mine, its) in enumerate(zip(*found, strict=False)):
-        end = (at + 1) * PIECE_CHARACTERS
+        end = (at + 1) * CHUNK_CHARACTERS
         assert (mine == its) is (one[:end] == other[:end])
 
 
 def test_the_longest_known_beginning_wins() -> None:
     prefixes = Prefixes()
-    text = "".join(f"{number:07} " for number in range(PIECE_CHARACTERS))
-    long, short = pieces(ask(text)), pieces(ask(text[: 2 * PIECE_CHARACTERS]))
+    text = "".join(f"{number:07} " for number in range(CHUNK_CHARACTERS))
+    long, short = prefix_keys(ask(text)), prefix_keys(ask(text[: 2 * CHUNK_CHARACTERS]))
     prefixes.remember(long, "long")
     prefixes.remember(short, "short")
     assert prefixes.find(long, {"long": 1, "short": 2}) == 1
@@ -240,18 +240,18 @@ def test_what_is_remembered_is_the_last_used(keys: list[int], limit: int) -> Non
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 400))))
 def test_outstanding_tokens_are_those_of_the_requests_that_run(events: list[tuple[int, int]]) -> None:
     one = endpoint("a")
-    leases = [Lease(one, str(at), ask("x" * 40 * at, max_tokens=100 * at)) for at in range(4)]
+    entries = [InFlight(one, str(at), ask("x" * 40 * at, max_tokens=100 * at)) for at in range(4)]
     for number, tokens in events:
-        lease = leases[number]
+        entry = entries[number]
         before = one.outstanding_tokens
-        lease.note(GenerateResponse("", tuple(range(tokens))))
-        assert one.outstanding_tokens <= before and lease.tokens >= 1
+        entry.note(GenerateResponse("", tuple(range(tokens))))
+        assert one.outstanding_tokens <= before and entry.tokens >= 1
         one.check_integrity()
-    for lease in leases:
-        lease.close()
-        lease.close()
+    for entry in entries:
+        entry.close()
+        entry.close()
         one.check_integrity()
-    assert one.outstanding_tokens == 0 and not one.leases
+    assert one.outstanding_tokens == 0 and not one.in_flight
 
 
 def test_work_is_prompt_and_answers() -> None:

@@ -77,7 +77,7 @@ class Gateway:
     def other(self, *servers: Double) -> Double:
         return next(server for server in self.servers if server not in servers)
 
-    def home_of(self, target: str) -> Double:
+    def server_of(self, target: str) -> Double:
         return next(server for server in self.servers if server.target == target)
 
 
@@ -92,7 +92,7 @@ async def several(count: int = 3) -> AsyncIterator[Gateway]:
         yield gateway
         for endpoint in gateway.pool.endpoints:
             endpoint.check_integrity()
-            assert not endpoint.leases
+            assert not endpoint.in_flight
 
 
 def refuse(text: str) -> Behaviour:
@@ -128,7 +128,7 @@ async def test_what_one_server_does_not_take_another_answers(refusal: str, strea
         with all_but_one(gateway, refuse(refusal)) as willing:
             assert await gateway.text(ask(stream=stream)) == willing.target
             assert gateway.retries == 2
-            # Known to have no room, or in doubt: the next request goes where there is.
+            # Known to have no room, or suspect: the next request goes where there is.
             asked = sum(len(server.requests) for server in gateway.servers)
             if "429" in refusal:
                 assert await gateway.text(ask(stream=stream)) == willing.target
@@ -294,29 +294,29 @@ async def test_the_time_of_a_request_is_that_of_all_its_tries() -> None:
 async def test_an_interactive_turn_waits_for_its_own_server_while_that_is_up() -> None:
     async with several() as gateway:
         turn = ask(session_id="s", interactive=True)
-        home = gateway.home_of(await gateway.text(turn))
-        home.behaviour = refuse("[429] the queue is full; retry after 9 s")
+        assigned = gateway.server_of(await gateway.text(turn))
+        assigned.behaviour = refuse("[429] the queue is full; retry after 9 s")
         with pytest.raises(Overloaded):
             await gateway.text(turn)
-        home.behaviour = refuse("[503] only this time")
+        assigned.behaviour = refuse("[503] only this time")
         with pytest.raises(Unavailable, match="only this time"):
             await gateway.text(turn)
-        # A conversation that is sent whole is answered elsewhere, and its home stays.
-        assert await gateway.text(ask(session_id="s")) != home.target
-        home.behaviour = home.say_name
-        assert await gateway.text(turn) == home.target
+        # A conversation that is sent whole is answered elsewhere, and it stays with its server.
+        assert await gateway.text(ask(session_id="s")) != assigned.target
+        assigned.behaviour = assigned.say_name
+        assert await gateway.text(turn) == assigned.target
 
 
 async def test_a_session_whose_home_is_lost_moves_and_the_old_home_forgets_it() -> None:
     async with several() as gateway:
         turn = ask(session_id="s", interactive=True)
-        home = gateway.home_of(await gateway.text(turn))
-        home.fall_asleep()
-        moved = gateway.home_of(await asyncio.wait_for(gateway.text(turn), HANG_S))
-        assert moved is not home and gateway.retries == 1
-        home.wake_up()
+        assigned = gateway.server_of(await gateway.text(turn))
+        assigned.fall_asleep()
+        moved = gateway.server_of(await asyncio.wait_for(gateway.text(turn), HANG_S))
+        assert moved is not assigned and gateway.retries == 1
+        assigned.wake_up()
         await gateway.until_all_are(State.UP)
-        assert ("end_session", "s") in home.actions
+        assert ("end_session", "s") in assigned.actions
         assert await gateway.text(turn) == moved.target
 
 
@@ -325,19 +325,19 @@ async def test_a_sessions_end_is_told_where_it_is() -> None:
         pool, turn = gateway.pool, ask(session_id="s", interactive=True)
         await pool.cancel_session("unknown")
         assert all(server.actions == [("cancel", "unknown")] for server in gateway.servers)
-        home = gateway.home_of(await gateway.text(turn))
+        assigned = gateway.server_of(await gateway.text(turn))
         await pool.stop_session("s")
         await pool.cancel_session("s")
         await pool.end_session("s")
-        assert home.actions[1:] == [("stop", "s"), ("cancel", "s"), ("end_session", "s")]
-        assert all(len(server.actions) == 1 for server in gateway.servers if server is not home)
-        home.ready = False
-        await gateway.until_all_are(State.DOWN, home)
+        assert assigned.actions[1:] == [("stop", "s"), ("cancel", "s"), ("end_session", "s")]
+        assert all(len(server.actions) == 1 for server in gateway.servers if server is not assigned)
+        assigned.ready = False
+        await gateway.until_all_are(State.DOWN, assigned)
         await pool.end_session("s")
-        assert len(home.actions) == 4
-        home.ready = True
+        assert len(assigned.actions) == 4
+        assigned.ready = True
         await gateway.until_all_are(State.UP)
-        assert home.actions[4:] == [("end_session", "s")]
+        assert assigned.actions[4:] == [("end_session", "s")]
 
 
 async def test_leaving_a_request_cancels_it_where_it_is() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import platform
 import re
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -427,7 +430,7 @@ def test_settings_are_checked_by_name(model: Path) -> None:
     with pytest.raises(InvalidRequestError, match="did you mean 'threads'"):
         Engine.from_pretrained(model, thread=2)
     with pytest.raises(InvalidRequestError, match="max_batch_size"):
-        Engine.from_pretrained(model, max_batch_size=0)
+        Engine.from_pretrained(model, max_batch_size=-1)
 
 
 def test_the_environment_stands_between_config_and_arguments(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,12 +466,38 @@ def test_a_stream_keeps_its_engine(model: Path) -> None:
 
 
 def test_an_engine_in_a_cycle_is_collected_while_it_runs(model: Path) -> None:
-    for _ in range(3):
-        engine = Engine.from_pretrained(model, threads=1, cache_max_entry_count=1000, stream_interval_ms=0)
-        cycle: dict[str, object] = {"engine": engine, "stream": engine.stream("x", ENDLESS)}
-        cycle["self"] = cycle
-        del engine, cycle
-        gc.collect()
+    engine = Engine.from_pretrained(model, threads=1, cache_max_entry_count=1000, stream_interval_ms=0)
+    stream = engine.stream("x", ENDLESS)
+    assert next(stream).token_ids
+    cycle: dict[str, object] = {"engine": engine, "stream": stream}
+    cycle["self"] = cycle
+    left = [weakref.ref(engine), weakref.ref(stream)]
+    del engine, stream, cycle
+    gc.collect()
+    assert [reference() for reference in left] == [None, None]
+
+
+def ask_with(model: Path, isa: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own with CHARONIA_ISA=isa prints what it runs on."""
+    script = f"""
+        from charonia import Engine
+        with Engine.from_pretrained({str(model)!r}, threads=1, cache_max_entry_count=20) as engine:
+            print(engine.info.instruction_set)
+    """
+    env = {**os.environ, "CHARONIA_ISA": isa}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
+
+
+def test_the_environment_chooses_the_instruction_set(model: Path) -> None:
+    chosen, own = ask_with(model, "portable"), ask_with(model, "")
+    assert chosen.returncode == own.returncode == 0, chosen.stderr + own.stderr
+    assert chosen.stdout == "portable\n"
+    # Without it, what the processor has is taken: every x86 processor of these years has more.
+    assert own.stdout != chosen.stdout or platform.machine() != "x86_64"
+    unknown = ask_with(model, "sse9")
+    assert unknown.returncode != 0
+    assert "unknown instruction set 'sse9': CHARONIA_ISA takes one of portable" in unknown.stderr
 
 
 def test_an_interpreter_that_exits_with_running_requests_exits_cleanly(model: Path) -> None:

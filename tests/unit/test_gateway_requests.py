@@ -40,6 +40,16 @@ def test_defaults_are_openais() -> None:
     assert one.max_tokens == 16
 
 
+@pytest.mark.parametrize(("model", "field"), [(ChatRequest, "messages"), (InteractiveRequest, "prompt")])
+def test_a_plain_string_is_the_users_message_and_the_documentation_says_so(
+    model: type[ChatRequest] | type[InteractiveRequest], field: str
+) -> None:
+    request = parse(model, json.dumps({"model": "m", field: "hi"}).encode())
+    assert request.engine_request().messages == USER
+    forms = [form.get("type") for form in model.model_json_schema()["properties"][field]["anyOf"]]
+    assert {"string", "array"} <= set(forms)
+
+
 @given(st.integers(-(2**63), 2**64 - 1))
 def test_seeds_fit_their_tensor(seed: int) -> None:
     asked = chat(seed=seed).engine_request().seed

@@ -15,11 +15,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
-from gpu_check import packages, report  # noqa: E402
+from gpu_check import cpp_tests, packages, peers, python_tests, report  # noqa: E402
+from gpu_check.__main__ import _copy_out  # noqa: E402
 from gpu_check.commands import Done  # noqa: E402
+from gpu_check.context import HOST, Context  # noqa: E402
 from gpu_check.cpp_tests import parse  # noqa: E402
-from gpu_check.plan import ALIASES, BY_NAME, PIECES, select  # noqa: E402
+from gpu_check.plan import ALIASES, BUDGET_S, BY_NAME, CALLS, PIECES, select  # noqa: E402
 from gpu_check.records import ASSERTION, CRASH, DEVICE, Bar, Failure, Outcome, Record, Results  # noqa: E402
+from gpu_check.runner import Runner, Skip  # noqa: E402
+from gpu_check.worker import Session  # noqa: E402
 
 
 def gpu_check(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
@@ -35,7 +39,8 @@ def test_a_rehearsal_runs_the_pieces_writes_the_results_and_goes_on_where_it_sto
     rows = [f"2023-11-16 18:15:{10 + index}.6805900,{20 + index},{4 + index}" for index in range(8)]
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
     results, out = tmp_path / "results.json", tmp_path / "out"
-    options = ("--rehearse", "--results", results, "--trace", trace, "--wheels", tmp_path / "none")
+    # The package that is installed, and not one that a rehearsal has compiled before.
+    options = ("--rehearse", "--work", tmp_path / "work", "--results", results, "--trace", trace)
     first = gpu_check(*options, "machine", "bench1", "bench4", OUT=str(out))
     assert first.returncode == 0, first.stdout + first.stderr
     content = json.loads(results.read_text())
@@ -59,13 +64,17 @@ def test_a_rehearsal_runs_the_pieces_writes_the_results_and_goes_on_where_it_sto
 def test_what_does_not_fit_into_the_budget_is_named(tmp_path: Path) -> None:
     done = gpu_check("--rehearse", "--results", tmp_path / "results.json", "--budget-s", 5, "bench2", "bench5")
     assert done.returncode == 0, done.stderr
-    assert "go on with: scripts/gpu_check.sh bench2 bench5" in done.stdout
+    [following] = [line for line in done.stdout.splitlines() if line.startswith("next: ")]
+    assert following.startswith("next: scripts/gpu_check.sh --rehearse ")
+    assert following.endswith(" bench2 bench5")
     assert not json.loads((tmp_path / "results.json").read_text())["pieces"]
 
 
 def test_a_piece_that_fails_is_told_last_and_is_the_exit_code(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
-    done = gpu_check("--rehearse", "--results", results, "--set", "token_budget=none", "bench1")
+    done = gpu_check(
+        "--rehearse", "--work", tmp_path / "work", "--results", results, "--set", "token_budget=none", "bench1"
+    )
     assert done.returncode == 1
     told = done.stdout.partition("most telling last")[2]
     assert "setting token_budget = 'none' is not valid" in told
@@ -95,6 +104,11 @@ def test_pieces_and_their_names_fit_together() -> None:
         assert f"def {function}(" in (ROOT / "scripts" / "gpu_check" / f"{module}.py").read_text()
         assert set(piece.needs) <= BY_NAME.keys()
         assert piece.guess_s < piece.limit_s
+    for names in CALLS.values():
+        # The last pieces of the third call are left to a fourth.
+        assert sum(BY_NAME[name].guess_s for name in names if name != "bench5") < 1.1 * BUDGET_S
+    order = CALLS["call1"]
+    assert order.index("kernels") < min(order.index(name) for name in ("parity", "engine"))
 
 
 OUTPUT = """\
@@ -127,6 +141,165 @@ def test_tests_that_fail_fast_has_left_are_not_taken_for_skipped_ones() -> None:
     end = OUTPUT.index("[ RUN      ] Attention.Wide")
     left = "[ RUN      ] Attention.Wide\n[  SKIPPED ] Attention.Wide (0 ms)\n"
     assert parse(Done(1, OUTPUT[:end] + left, 1.0)).skipped == ["Attention.Odd/1"]
+
+
+def context_of(folder: Path, **changes: object) -> Context:
+    values = {"rehearse": True, "work": folder, "jobs": 2, "brought": folder / "brought", "architecture": HOST,
+              "results": folder / "results.json"}  # fmt: skip
+    (folder / "compiled").mkdir(exist_ok=True)
+    return Context(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def script(file: Path, text: str) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("#!/bin/sh\n" + text)
+    file.chmod(0o755)
+    return file
+
+
+LIST = """case "$1" in --gtest_list_tests) printf 'Fine.\\n  A\\nRace.\\n  B\\n'; exit;; esac
+"""
+
+
+def nothing(outcome: Outcome) -> None:
+    pass
+
+
+def test_what_a_killed_piece_has_found_is_kept(tmp_path: Path) -> None:
+    context = context_of(tmp_path, jobs=1)
+    script(cpp_tests.test_program(context), LIST + """case "$1" in
+*Fine*) printf '[ RUN      ] Fine.A\\n[       OK ] Fine.A (0 ms)\\n';;
+*) kill -9 $PPID;; esac
+""")  # fmt: skip
+    results = Results(context.results)
+    saved: list[str] = []
+
+    def save() -> None:
+        results.save()
+        saved.append(results.records["ops"].outcome.summary)
+
+    Runner(context, results, budget_s=600, again=False, say=lambda text: None, save=save).run([BY_NAME["ops"]])
+    record = Results(context.results).records["ops"]
+    assert record.outcome.status == "failed"
+    assert record.outcome.summary == "died of SIGKILL; so far: 1 C++ tests passed"
+    assert record.outcome.figures == {"passed": 1, "skipped": 0}
+    assert saved[0] == "not done when this was written; so far: 1 C++ tests passed"
+
+
+def test_a_test_that_failed_is_run_again_in_ways_that_name_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = context_of(tmp_path, rehearse=False, architecture="90a")
+    # Right when no kernel begins before the one before it has ended; and one tool finds the place.
+    script(cpp_tests.test_program(context), LIST + '[ "$CHARONIA_CUDA_PDL" = 0 ]\n')
+    script(tmp_path / "bin" / "compute-sanitizer", """case "$2" in racecheck)
+echo '========= Error: Race reported between Write access at sum() and Read access at norm()'; exit 9;; esac
+""")  # fmt: skip
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    results = Results(context.results)
+    failures = [Failure("Race.B", "0.5 vs 0.001"), Failure("tests/unit/test_engine_api.py::test_x", "")]
+    results.records = {"ops": Record(Outcome("failed", "", failures=failures), "", 1.0, "")}
+    results.save()
+    outcome = cpp_tests.why(context, Session(nothing), "")
+    [failure] = outcome.failures
+    assert failure.where == "Race.B"
+    assert failure.text.splitlines() == [
+        "passes: alone, CHARONIA_CUDA_PDL=0; memcheck; synccheck. "
+        "Fails: alone; alone, CHARONIA_CUDA_SYNC=1; racecheck.",
+        "racecheck: ========= Error: Race reported between Write access at sum() and Read access at norm()",
+    ]
+    assert report.terminal(results_with(tmp_path, why=outcome), [], Path("x")).count("Race reported") == 1
+
+
+def test_variables_of_the_device_reach_the_tests_and_other_settings_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHARONIA_CUDA_SYNC", "1")
+    monkeypatch.setenv("CHARONIA_MAX_BATCH_SIZE", "3")
+    given = context_of(tmp_path).environment()
+    assert given["CHARONIA_CUDA_SYNC"] == "1"
+    assert "CHARONIA_MAX_BATCH_SIZE" not in given
+
+
+def test_outcomes_of_python_tests_are_kept_when_one_of_them_ends_its_process(tmp_path: Path) -> None:
+    tests = tmp_path / "test_some.py"
+    tests.write_text(
+        "import os\n\ndef test_a(): pass\n\ndef test_b(): assert 'CUDA' == 1\n\ndef test_c(): os._exit(3)\n"
+    )
+    outcome = python_tests._pytest(context_of(tmp_path, jobs=1), "some", [tests], limit_s=500)
+    assert outcome.status == "failed"
+    assert outcome.figures["passed"] == 1
+    assert [failure.where.rpartition("::")[2] for failure in outcome.failures] == ["test_b", "test_c"]
+    assert outcome.failures[0].weight == DEVICE
+    assert "crashed" in outcome.failures[1].text
+
+
+def test_what_is_brought_along_in_trips_is_whole_again(tmp_path: Path) -> None:
+    large, small = tmp_path / "compiled.tar.xz", tmp_path / "a.whl"
+    source = tmp_path / "source"
+    script(source / "program", "exit 0\n")
+    (source / "data").write_bytes(os.urandom(5000))
+    assert packages._archive(source, tmp_path / "compiled") == large
+    small.write_bytes(b"wheel")
+    trips = packages.lay_out([large, small], tmp_path / "trips", limit=2000)
+    assert len(trips) == 3
+    assert all(sum(file.stat().st_size for file in trip.iterdir()) <= 2000 for trip in trips)
+    carried = tmp_path / "carried"
+    packages.gather(trips[0], carried)
+    assert packages.unpacked(carried, packages.COMPILED) is None
+    for trip in trips[1:]:
+        packages.gather(trip, carried)
+    folder = packages.unpacked(carried, packages.COMPILED)
+    assert folder is not None
+    assert (folder / "data").read_bytes() == (source / "data").read_bytes()
+    assert os.access(folder / "program", os.X_OK)
+    assert sorted(file.name for file in carried.iterdir()) == ["a.whl", "compiled"]
+
+
+def test_few_and_small_files_come_back(tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    for index in range(30):
+        script(context.logs / "tests" / f"{index}.log", "x" * 1_000_000)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "products.json").write_bytes(bytes(17 << 20))
+    context.results.write_text("{}")
+    _copy_out(context, tmp_path / "out", context.results)
+    back = {file.name: file.stat().st_size for file in (tmp_path / "out").iterdir()}
+    assert back.keys() == {"results.json", "logs.tar.gz"}
+    with tarfile.open(tmp_path / "out" / "logs.tar.gz") as logs:
+        assert sum(entry.size for entry in logs.getmembers()) < 30 * 210_000
+
+
+def test_every_call_says_what_the_next_is(tmp_path: Path) -> None:
+    passed = {name: Outcome("passed", "") for name in CALLS["call1"]}
+    results = results_with(tmp_path, **passed)
+    assert report.next_command(results, [], ["--trace", "a b"]) == "scripts/gpu_check.sh --trace 'a b' call2"
+    late = [Skip(BY_NAME["why"], "not run: about 9 s and 1 s of the budget are left")]
+    assert report.next_command(results, late, []) == "scripts/gpu_check.sh why"
+    results.records["build"].outcome.status = "failed"
+    assert report.next_command(results, [], []) == "when the build is mended: scripts/gpu_check.sh call2"
+    for piece in PIECES:
+        results.records[piece.name] = Record(Outcome("passed", ""), "abc", 1.0, "")
+    assert report.next_command(results, [], []) == "nothing: all calls are done"
+    assert "| call1 | in all, of 520 | | 8 |" in report.calls_table(results)
+    results.machine = {}  # a rehearsal, which compiles what is brought along elsewhere
+    assert "| call1 | in all, of 520 | | 7 |" in report.calls_table(results)
+
+
+def test_llama_cpp_is_measured_where_it_was_brought_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = context_of(tmp_path)
+    assert peers.llama_cpp(context, Session(nothing), "7b").status == "skipped"
+    monkeypatch.setattr(peers, "model_of", lambda context, size: str(tmp_path / "model"))
+    (tmp_path / "model.gguf").touch()
+    program = tmp_path / "carried" / packages.LLAMA_CPP / "bin" / "llama-batched-bench"
+    script(program, f"""[ "$2" = {tmp_path}/model.gguf ] || exit 1
+echo loading
+echo '{{"pl": 1, "speed_tg": 80.5}}'
+echo '{{"pl": 32, "speed_tg": 900.0}}'
+""")  # fmt: skip
+    outcome = peers.llama_cpp(context, Session(nothing), "7b")
+    assert outcome.status == "passed", outcome.failures
+    assert (outcome.figures["batch"], outcome.figures["output_tokens_per_s"]) == (32, 900.0)
 
 
 def results_with(tmp_path: Path, **outcomes: Outcome) -> Results:

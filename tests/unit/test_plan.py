@@ -16,6 +16,7 @@ from charonia.benchmark.random_model import SHAPES, write_random_model
 from charonia.convert import convert
 from charonia.errors import CharoniaError, InvalidRequestError
 from charonia.plan import Plan, make_plan, spell_bytes
+from charonia.serve.triton import has_gpu
 
 PLAIN = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "200"}
 SMALL = Plan(
@@ -33,6 +34,7 @@ SMALL = Plan(
     cache_block_seq_len=64,
     session_len=4096,
     max_batch_size=64,
+    token_budget=512,
 )
 
 
@@ -67,7 +69,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
     assert SMALL.refusal(50, 128) is None
     refusal = SMALL.refusal(51, 128)
     assert refusal is not None
-    for part in ("51 users with 128 tokens", "102 k/v blocks", "there are 100", "50 users with 128", "51 with 64"):
+    for part in ("51 users with 128 tokens", "102 KV blocks", "there are 100", "50 users with 128", "51 with 64"):
         assert part in refusal
     assert "--session-len 4097" in str(SMALL.refusal(None, 4097))
     assert "--max-batch-size 65" in str(SMALL.refusal(65, None))
@@ -101,6 +103,8 @@ def test_a_plan_is_what_the_engine_has(model: Path, tmp_path: Path) -> None:
             # A plan says what was asked for; the engine lowers it to what the blocks hold.
             assert min(made.session_len, 21 * 16) == engine.info.session_len
             assert made.weight_type == engine.info.weight_type == "bf16"
+            assert made.token_budget == engine.info.token_budget == 512
+            assert made.max_batch_size == engine.info.max_batch_size == 64
         assert made.refusal(3, 100) is None
         assert made.refusal(4, 100) is not None
 
@@ -125,30 +129,38 @@ def test_a_quantised_cache_takes_the_bits_and_four_bytes_of_each_head(model: Pat
 def test_a_gpu_that_is_elsewhere_is_planned_from_its_memory(model: Path) -> None:
     made = make_plan(model, {"device": "cuda", "tensor_para_size": 2}, memory="80GiB")
     assert (made.device, made.ranks, made.free_bytes) == ("cuda", 2, 160 << 30)
+    # Nothing is known of its multiprocessors: those of an H100 are taken.
+    assert (made.token_budget, made.max_batch_size) == (2048, 256)
+    small = make_plan(model, {"device": "cuda", "token_budget": 99}, memory="8GiB")
+    assert (small.token_budget, small.max_batch_size) == (99, 64)
     assert made.num_blocks > 0
     with pytest.raises(InvalidRequestError, match="80 gigs"):
         make_plan(model, {"device": "cuda"}, memory="80 gigs")
 
 
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 def test_a_gpu_that_is_not_here_is_said_with_the_remedy(model: Path) -> None:
-    try:
-        made = make_plan(model, {"device": "cuda"})
-    except CharoniaError as error:
-        assert "--memory 80GiB" in str(error)
-    else:
-        assert made.device == "cuda" and made.free_bytes > 0
+    with pytest.raises(CharoniaError, match="--memory 80GiB"):
+        make_plan(model, {"device": "cuda"})
+
+
+@pytest.mark.skipif(not has_gpu(), reason="there is no GPU")
+def test_a_gpu_that_is_here_is_planned_from_its_free_memory(model: Path) -> None:
+    made = make_plan(model, {"device": "cuda"})
+    assert made.device == "cuda" and made.free_bytes > 0
 
 
 def test_the_command_prints_tables_or_json_and_ends_with_what_was_asked(model: Path) -> None:
     code, out, err = plan(model, "--device", "cpu")
     assert code == 0, err
-    for part in ("weights", "k/v of one token", "Most users at once", "Longest context"):
+    steps = "Steps of at most 512 tokens (token_budget) and 64 sequences (max_batch_size)."
+    for part in ("weights", "KV of one token", "Most users at once", "Longest context", steps):
         assert part in out
     asked = ("--device", "cpu", "--cache-max-entry-count", "10", "--cache-block-seq-len", "8")
     code, out, err = plan(model, *asked, "--users", "2", "--context", "40")
     assert code == 0 and "10 of 10 blocks" in out, err
     code, out, err = plan(model, *asked, "--users", "3", "--context", "40")
-    assert code == 1 and "15 k/v blocks" in err and "there are 10" in err
+    assert code == 1 and "15 KV blocks" in err and "there are 10" in err
     code, out, _ = plan(model, *asked, "--users", "3", "--context", "40", "--json")
     answer = json.loads(out)
     assert code == 1 and answer["fits"] is False and answer["num_blocks"] == 10

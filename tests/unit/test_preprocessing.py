@@ -71,6 +71,20 @@ def build(tokenizer: Any, *, interactive: bool = False, **fields: str) -> Any:
     return prompt.build_prompt(tokenizer, *texts, interactive=interactive)
 
 
+JSON_OTHERS = (" 5 ", "-5", "1.5", "true", "false", "null")
+
+
+def nested(text: str, levels: int) -> str:
+    """A message whose content is so deep in lists."""
+    return f'[{{"role": "user", "content": {"[" * levels}"{text}"{"]" * levels}}}]'
+
+
+def with_arguments(arguments: str) -> str:
+    """A conversation with a tool call."""
+    call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+    return json.dumps([{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}])
+
+
 def test_text_is_encoded_as_the_tokenizer_does_with_its_beginning_token(tokenizer: Any) -> None:
     built = build(tokenizer, text_input="he said")
     assert built.input_ids == tokenizer("he said")["input_ids"]
@@ -84,6 +98,19 @@ def test_messages_get_the_chat_template_and_the_start_of_an_answer(tokenizer: An
     assert built.text == "<|user|>he<|assistant|>"
     assert tokenizer.convert_ids_to_tokens(built.input_ids) == ["<|user|>", "he", "<|assistant|>"]
     assert built.strip_leading_space
+
+
+@pytest.mark.parametrize("text", ["5 apples", "truely", "NaN", "-Infinity", "0x5", "5,"])
+def test_a_text_that_only_looks_like_json_is_the_users_message(tokenizer: Any, text: str) -> None:
+    assert build(tokenizer, messages=text).text == f"<|user|>{text}<|assistant|>"
+    assert build(tokenizer, messages='"5"').text == "<|user|>5<|assistant|>"
+
+
+def test_a_template_that_goes_too_deep_refuses_the_messages(tmp_path: Path) -> None:
+    template = "{% macro walk(value) %}{{ walk([value]) }}{% endmacro %}{{ walk(messages) }}"
+    tokenizer = prompt.load_tokenizer(write_tokenizer(tmp_path / "deep", template))
+    with pytest.raises(prompt.RequestError, match="the model's chat template refuses them"):
+        build(tokenizer, messages="hi")
 
 
 @pytest.mark.parametrize("messages", ["what is it", '"what is it"', '[{"role": "user", "content": "what is it"}]'])
@@ -119,7 +146,17 @@ def test_tools_and_tool_calls_reach_the_template(tokenizer: Any) -> None:
         ({"text_input": "a", "tools": "[]"}, "tools: "),
         ({"messages": ""}, "messages: empty"),
         ({"messages": "[]"}, "messages: an empty list"),
-        ({"messages": "{}"}, "messages: a JSON dict"),
+        ({"messages": "{}"}, "messages: {} is no conversation"),
+        *(({"messages": text}, f"messages: {text.strip()} is no conversation") for text in JSON_OTHERS),
+        ({"messages": "5" * 5000}, "messages: not valid JSON (Exceeds the limit"),
+        ({"messages": "[" * 100_000}, "messages: nested deeper than 200 levels"),
+        ({"messages": "[" * 300 + "]" * 300}, "messages: nested deeper than 200 levels"),
+        ({"messages": "[" * 100 + "]" * 100}, "messages[0]: [[["),
+        ({"messages": nested("user", 500)}, "messages: nested deeper than 200 levels"),
+        ({"messages": nested("7", 100)}, "messages[0].content[0]: a part of type 'list'"),
+        ({"messages": "hi", "tools": "[" * 100_000}, "tools: nested deeper than 200 levels"),
+        ({"messages": "hi", "tools": '[{"a": ' + "[" * 500 + "]" * 500 + "}]"}, "tools: nested deeper than 200"),
+        ({"messages": with_arguments("[" * 100_000)}, "messages[1].tool_calls.function.arguments: nested deeper"),
         ({"messages": '[{"role": "user"'}, "messages: not valid JSON"),
         ({"messages": '["hi"]'}, "messages[0]: "),
         ({"messages": '[{"content": "hi"}]'}, "messages[0].role: "),

@@ -62,6 +62,7 @@ class Case:
 
     def engine(self, **changes: int | float | bool | str) -> Engine:
         settings = {
+            "reproducible": True,  # which the CPU always is
             "threads": 2,
             "token_budget": 512,
             "cache_block_seq_len": BLOCK,

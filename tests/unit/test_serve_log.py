@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from charonia.serve.logs import _with_year, parse, renderer
+from charonia import cli
+from charonia.errors import CharoniaError
+from charonia.serve.errors import DeviceFailure, ServeError
+from charonia.serve.logs import _with_year, parse, renderer, reported
 from charonia.serve.triton import device_of, explain_failure, has_gpu, worth_showing
 
 STAMP = "1121 07:33:19.808406 27217"
@@ -124,3 +127,22 @@ def test_the_year_that_the_server_leaves_out_is_the_last_that_fits() -> None:
     new_year = datetime(2027, 1, 1, 0, 0, 5, tzinfo=timezone.utc)
     assert _with_year("1231 23:59:59.000001", new_year).startswith("2026-12-31T23:59:59")
     assert _with_year("0101 00:00:01.000001", new_year).startswith("2027-01-01T00:00:01")
+
+
+@pytest.mark.parametrize(("error", "code"), [(ServeError("no port"), 1), (DeviceFailure("no device"), 75)])
+def test_an_error_ends_a_command_with_its_code(
+    error: CharoniaError, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit) as ended, reported("json"):
+        raise error
+    assert ended.value.code == code
+    assert json.loads(capsys.readouterr().err)["message"] == str(error)
+
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fails)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == code
+    assert str(error) in capsys.readouterr().err

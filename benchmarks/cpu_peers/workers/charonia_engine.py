@@ -12,7 +12,7 @@ model, threads, longest, batch = arguments()
 # The tokenizer brings transformers along, and that PyTorch where it is installed: 300 MB that are not the engine's.
 load_tokenizer(Path(model))
 say_imports()
-_BLOCK = 64  # tokens of a k/v block
+_BLOCK = 64  # tokens of a KV block
 # Room for the longest sequence alone, and for all sequences of the decode benchmark.
 blocks = max(-(-longest // _BLOCK), batch * -(-160 // _BLOCK)) + batch
 engine = Engine.from_pretrained(

@@ -19,40 +19,45 @@ namespace charonia {
 // What is in a loaded engine, for start-up messages and tests.
 struct EngineInfo {
   ModelConfig model;
-  EngineConfig config;           // resolved: session_len, threads, device, device_ids
-  std::string device;            // "cpu" | "cuda"
-  std::string device_note;       // why device = auto is the CPU; empty otherwise
-  std::string instruction_set;   // "amx", "avx512_bf16", "avx512", "avx2", "portable"; "sm_90", ...
+  EngineConfig config;          // resolved: session_len, threads, device, device_ids, token_budget, max_batch_size
+  std::string device;           // "cpu" | "cuda"
+  std::string device_note;      // why device = auto is the CPU; empty otherwise
+  std::string instruction_set;  // "amx", "avx512_bf16", "avx512", "avx2", "portable"; "sm_90", ...
   std::int64_t weight_bytes = 0;
   std::int64_t weight_bytes_per_step = 0;  // read from memory by a step of one token
   std::int64_t kv_cache_bytes = 0;
   int num_blocks = 0;
   std::vector<std::string> warnings;
+  // Which kernels the device's operations go to, a line each, as chosen at start; empty on the CPU, which has no
+  // choice. Engine::kernel_report() says it anew.
+  std::vector<std::string> kernel_report;
 };
 
 // What a model takes and what fits, by its config.ini and manifest, before anything is loaded.
 struct MemoryPlan {
   ModelConfig model;
-  EngineConfig config;                // resolved as by Engine; session_len may be more than the blocks hold
-  std::string device;                 // "cpu" | "cuda"
+  // Resolved as by Engine. session_len may be more than the blocks hold. Sizes of steps of a GPU that is elsewhere are
+  // those of one with 132 SMs, as an H100 has.
+  EngineConfig config;
+  std::string device;  // "cpu" | "cuda"
   std::string device_note;
   std::int64_t weight_bytes = 0;      // of all ranks
   std::int64_t activation_bytes = 0;  // and other memory that steps need
   std::int64_t kv_token_bytes = 0;    // of one token in all layers
   std::int64_t kv_block_bytes = 0;
-  std::int64_t free_bytes = 0;        // memory that is free now
-  int num_blocks = 0;                 // by the cache settings
+  std::int64_t free_bytes = 0;  // memory that is free now
+  int num_blocks = 0;           // by the cache settings
   std::vector<std::string> warnings;
 };
 
 // A session as the engine keeps it.
 struct SessionInfo {
   std::string id;
-  int num_tokens = 0;        // of its history
+  int num_tokens = 0;  // of its history
   int num_turns = 0;
   int num_pinned_blocks = 0;
-  double idle_s = 0;         // since its last turn ended
-  bool busy = false;         // a request of it runs or waits
+  double idle_s = 0;  // since its last turn ended
+  bool busy = false;  // a request of it runs or waits
 };
 
 struct EngineStats {
@@ -63,6 +68,7 @@ struct EngineStats {
   std::int64_t num_preemptions = 0;
   std::int64_t prompt_tokens = 0, generation_tokens = 0;
   std::int64_t prefix_queries_tokens = 0, prefix_hit_tokens = 0;
+  std::int64_t gemms_rejected = 0;           // GEMMs with weights that cuBLASLt rejected and own kernels took
   int num_sessions = 0, blocks_pinned = 0;  // pinned: kept for sessions, among cached and active ones
 };
 
@@ -83,7 +89,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Queues a request. Throws Error: invalid_argument (bad parameter; prompt and max_tokens do not fit, with the
-  // numbers), resource_exhausted (queue full), unavailable (shutting down). After a throw no callback follows.
+  // numbers), resource_exhausted (queue full), unavailable (shutting down), device_failed (see failure()). After a
+  // throw no callback follows.
   Handle submit(Request request, Callback callback);
 
   // Ends a request; its last result has FinishReason::cancelled. Unknown or finished ones are no error: returns false
@@ -107,8 +114,19 @@ class Engine {
   // shutdown(0), and waits until every callback has returned and its copies are destroyed. Not from a callback.
   void close();
 
+  // Why the engine computes no more: its device has failed, as a GPU has after an illegal access. Empty while it works.
+  // All requests have then ended, or are about to end, with ErrorCode::device_failed, and submit() throws it. CUDA
+  // leaves the whole process without that device: only a new process mends it.
+  std::string failure() const;
+  // Called once, on the engine's thread, when failure() is there and the last results of all requests are on their way;
+  // at once where that is so already. It must not throw. One function: a later one replaces it.
+  void on_failure(std::function<void()> function);
+
   const EngineInfo& info() const;
   EngineStats stats() const;
+  // EngineInfo::kernel_report as it is now, with the GEMMs that a library has refused since; waits for the engine
+  // thread. Not from a callback.
+  std::vector<std::string> kernel_report();
   // Runs the integrity checks of scheduler and cache on the engine thread; throws Error(internal) on a violation.
   void check_integrity();
 

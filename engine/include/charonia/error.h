@@ -2,6 +2,7 @@
 // exactly one place (Triton's C API, pybind11).
 #pragma once
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -14,6 +15,7 @@ enum class ErrorCode {
   deadline_exceeded,   // the request did not end within its own time limit
   unsupported,         // a model or feature that this build does not have
   internal,            // a broken invariant: a bug of ours
+  device_failed,       // the device computes no more for this process; a new process is needed
 };
 
 class Error : public std::runtime_error {
@@ -24,5 +26,11 @@ class Error : public std::runtime_error {
  private:
   ErrorCode code_;
 };
+
+// Whether an exception says that the device has failed.
+inline bool is_device_failure(const std::exception& error) {
+  const auto* const ours = dynamic_cast<const Error*>(&error);
+  return ours != nullptr && ours->code() == ErrorCode::device_failed;
+}
 
 }  // namespace charonia

@@ -21,14 +21,16 @@ enum class Metric {
   session_blocks_pinned,
   weight_bytes,
   kv_cache_bytes,
+  engine_failed,
   prompt_tokens,
   generation_tokens,
   prefix_cache_queries,
   prefix_cache_hits,
   num_preemptions,
   engine_steps,
-  request_success,   // label finished_reason, in the order of FinishReason from stop on
-  requests_refused,  // label reason, see runtime/admission.h
+  gemms_rejected,
+  request_success,    // label finished_reason, in the order of FinishReason from stop on
+  requests_rejected,  // label reason, see runtime/admission.h
   time_to_first_token_seconds,
   inter_token_latency_seconds,
   e2e_request_latency_seconds,

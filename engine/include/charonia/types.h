@@ -41,7 +41,7 @@ struct SamplingParams {
   std::vector<std::pair<TokenId, float>> logit_bias;  // added to the logits; [-100, 100]
   int logprobs = -1;                 // -1: none; n >= 0: of the sampled token and of the n likeliest (n <= 20)
   int prompt_logprobs = -1;          // the same for every token of the prompt but the first
-  int n = 1;                         // [1, 128]: sequences to return; they share the prompt's k/v blocks. Sequence i has
+  int n = 1;                         // [1, 128]: sequences to return; they share the prompt's KV blocks. Sequence i has
                                      // the seed `seed + i`
   int best_of = 0;                   // 0: n; else >= n: sequences to sample; the n of greatest mean log probability per
                                      // token are returned, best first. More than n: only without streaming
@@ -58,7 +58,7 @@ struct Request {
   bool stream = true;              // false: exactly one Result, the last
   bool strip_leading_space = false;  // drop one leading space of the text where the tokenizer's decoder does so
 
-  // A session is the token history of a conversation, kept by the engine under this name with a soft pin on its k/v
+  // A session is the token history of a conversation, kept by the engine under this name with a soft pin on its KV
   // blocks: nothing but speed depends on these. Requests of one session are answered one after the other. Empty: none.
   std::string session_id;
   // What is appended to the session's history, where it has one; input_ids then are not used (they are for a session that
@@ -107,7 +107,7 @@ struct Result {
   int num_session_tokens = 0;       // of num_input_tokens: the session's history that went before the input
   int num_input_tokens = 0;
   int num_output_tokens = 0;        // so far, end id included
-  int num_cached_tokens = 0;        // prompt tokens whose k/v came from the prefix cache
+  int num_cached_tokens = 0;        // prompt tokens whose KV came from the prefix cache
   Timings timings;
 };
 

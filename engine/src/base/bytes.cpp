@@ -34,8 +34,8 @@ std::optional<std::int64_t> parse_bytes(std::string_view text) {
   const auto unit = unit_of(trim(text.substr(end)));
   if (!number || !unit) return std::nullopt;
   const double bytes = std::floor(*number * *unit);
-  constexpr double kMost = 9e18;
-  if (bytes < 1 || bytes > kMost) return std::nullopt;
+  constexpr double kMax = 9e18;
+  if (bytes < 1 || bytes > kMax) return std::nullopt;
   return static_cast<std::int64_t>(bytes);
 }
 

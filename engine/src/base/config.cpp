@@ -40,7 +40,7 @@ Config* target(EngineConfig& engine, ModelConfig* model) {
 
 // Storing into a member; a model attribute is checked even when there is no ModelConfig to take it.
 template <class Config>
-Store store_int(int Config::*member, std::function<bool(int)> valid) {
+Store store_int(int Config::* member, std::function<bool(int)> valid) {
   return [=](std::string_view text, EngineConfig& engine, ModelConfig* model) {
     const auto value = parse_number<int>(text);
     if (!value || !valid(*value)) return false;
@@ -50,7 +50,7 @@ Store store_int(int Config::*member, std::function<bool(int)> valid) {
 }
 
 template <class Config, class T>
-Store store_float(T Config::*member, std::function<bool(double)> valid) {
+Store store_float(T Config::* member, std::function<bool(double)> valid) {
   return [=](std::string_view text, EngineConfig& engine, ModelConfig* model) {
     const auto value = parse_number<double>(text);
     if (!value || !valid(*value)) return false;
@@ -60,7 +60,7 @@ Store store_float(T Config::*member, std::function<bool(double)> valid) {
 }
 
 template <class Config>
-Store store_bool(bool Config::*member) {
+Store store_bool(bool Config::* member) {
   return [=](std::string_view text, EngineConfig& engine, ModelConfig* model) {
     bool value = false;
     if (!parse_bool(text, value)) return false;
@@ -70,7 +70,7 @@ Store store_bool(bool Config::*member) {
 }
 
 template <class Config>
-Store store_string(std::string Config::*member, std::vector<std::string_view> choices = {}) {
+Store store_string(std::string Config::* member, std::vector<std::string_view> choices = {}) {
   return [=](std::string_view text, EngineConfig& engine, ModelConfig* model) {
     if (!choices.empty() && std::find(choices.begin(), choices.end(), text) == choices.end()) return false;
     if (auto* config = target<Config>(engine, model)) config->*member = std::string(text);
@@ -93,7 +93,7 @@ bool store_end_ids(std::string_view text, EngineConfig&, ModelConfig* model) {
 }
 
 // Numbers separated by commas, all > 0.
-Store store_floats(std::vector<float> ModelConfig::*member) {
+Store store_floats(std::vector<float> ModelConfig::* member) {
   return [=](std::string_view text, EngineConfig&, ModelConfig* model) {
     std::vector<float> values;
     while (!text.empty()) {
@@ -110,7 +110,7 @@ Store store_floats(std::vector<float> ModelConfig::*member) {
 }
 
 // One of `letters` for each layer, or nothing.
-Store store_letters(std::string ModelConfig::*member, std::string_view letters) {
+Store store_letters(std::string ModelConfig::* member, std::string_view letters) {
   return [=](std::string_view text, EngineConfig&, ModelConfig* model) {
     if (text.find_first_not_of(letters) != std::string_view::npos) return false;
     if (model != nullptr) model->*member = std::string(text);
@@ -119,7 +119,7 @@ Store store_letters(std::string ModelConfig::*member, std::string_view letters) 
 }
 
 // An amount of memory, kept as it is written; or nothing.
-Store store_size(std::string EngineConfig::*member) {
+Store store_size(std::string EngineConfig::* member) {
   return [=](std::string_view text, EngineConfig& engine, ModelConfig*) {
     if (!text.empty() && !parse_bytes(text)) return false;
     engine.*member = std::string(text);
@@ -129,8 +129,8 @@ Store store_size(std::string EngineConfig::*member) {
 
 bool store_nothing(std::string_view, EngineConfig&, ModelConfig*) { return true; }
 
-auto at_least(int least) {
-  return [least](int value) { return value >= least; };
+auto at_least(int minimum) {
+  return [minimum](int value) { return value >= minimum; };
 }
 bool positive(double value) { return value > 0; }
 bool not_negative(double value) { return value >= 0; }
@@ -144,7 +144,8 @@ const std::vector<Entry>& entries() {
   static const std::vector<Entry> table = {
       {{"model_name", "string", "", "any text", "name of the model as clients see it", kModel, false},
        store_string(&M::model_name)},
-      {{"model_family", "string", "", "a supported family", "llama, mistral, qwen2, gemma2, mixtral, ...", kModel, false},
+      {{"model_family", "string", "", "a supported family", "llama, mistral, qwen2, gemma2, mixtral, ...", kModel,
+        false},
        store_string(&M::model_family)},
       {{"head_num", "int", "0", ">= 1", "attention heads", kModel, false}, store_int(&M::head_num, at_least(1))},
       {{"kv_head_num", "int", "0", ">= 1", "heads of keys and values", kModel, false},
@@ -187,7 +188,7 @@ const std::vector<Entry>& entries() {
       {{"rope_high_freq_factor", "float", "4", "> 0", "llama3 scaling: high_freq_factor", kModel, false},
        store_float(&M::rope_high_freq_factor, positive)},
       {{"rope_original_max_position_embeddings", "int", "0", ">= 0",
-        "rotary scaling: positions before it", kModel, false},
+        "rotary scaling: positions of the model before scaling", kModel, false},
        store_int(&M::rope_original_max_position_embeddings, at_least(0))},
       {{"rope_beta_fast", "float", "32", "> 0", "yarn: beta_fast", kModel, false},
        store_float(&M::rope_beta_fast, positive)},
@@ -206,13 +207,14 @@ const std::vector<Entry>& entries() {
        store_floats(&M::rope_short_factors)},
       {{"rope_long_factors", "string", "", "numbers separated by commas", "longrope: long_factor", kModel, false},
        store_floats(&M::rope_long_factors)},
-      {{"rope_local_theta", "float", "0", ">= 0", "base of the layers with a window; 0: that of all", kModel, false},
+      {{"rope_local_theta", "float", "0", ">= 0",
+        "base of the layers with a window; 0: the same as of all layers", kModel, false},
        store_float(&M::rope_local_theta, not_negative)},
       {{"logn_length", "int", "0", ">= 0", "log-n attention scaling begins at this position; 0: none", kModel, false},
        store_int(&M::logn_length, at_least(0))},
       {{"alibi", "bool", "0", "0 | 1", "attention has slopes (ALiBi) instead of a rotation", kModel, false},
        store_bool(&M::alibi)},
-      {{"sliding_window", "int", "0", ">= 0", "tokens that attention looks back; 0: all", kModel, false},
+      {{"sliding_window", "int", "0", ">= 0", "how many tokens attention looks back; 0: all", kModel, false},
        store_int(&M::sliding_window, at_least(0))},
       {{"layer_windows", "string", "", "letters s and f", "layers with the window (s) and without (f); empty: all s",
         kModel, false},
@@ -258,33 +260,35 @@ const std::vector<Entry>& entries() {
       {{"session_len", "int", "0", ">= 0", "longest sequence in tokens; 0: what the model was trained for", kUser,
         false},
        store_int(&E::session_len, at_least(0))},
-      {{"max_batch_size", "int", "64", ">= 1", "most sequences decoded together", kUser, false},
-       store_int(&E::max_batch_size, at_least(1))},
+      {{"max_batch_size", "int", "0", ">= 0",
+        "maximum number of sequences decoded together; 0: by the device: 64 on a CPU, 64 to 512 on a GPU by its SMs "
+        "and memory",
+        kUser, false},
+       store_int(&E::max_batch_size, at_least(0))},
       {{"cache_max_entry_count", "float", "0.8", "a share in (0, 1) or a whole number >= 1",
-        "k/v block memory: share of the memory that is free once the weights are loaded, or a number of blocks", kUser,
+        "KV block memory: share of the memory that is free once the weights are loaded, or a number of blocks", kUser,
         false},
        store_float(&E::cache_max_entry_count, cache_share_or_count)},
-      {{"cache_block_seq_len", "int", "64", ">= 1", "tokens that one k/v block holds", kUser, false},
+      {{"cache_block_seq_len", "int", "64", ">= 1", "tokens that one KV block holds", kUser, false},
        store_int(&E::cache_block_seq_len, at_least(1))},
       {{"cache_chunk_size", "int", "-1", ">= -1",
-        "k/v blocks that get their memory at a time, when they are needed; -1: all at once; 0: the square root of "
-        "their number",
+        "KV blocks allocated at a time, when they are needed; -1: all at once; 0: the square root of their number",
         kUser, false},
        store_int(&E::cache_chunk_size, at_least(-1))},
       {{"cache_size", "string", "", "bytes, with or without a unit: 8GiB, 500MB; or empty",
-        "k/v block memory in bytes, of all ranks together; wins over cache_max_entry_count", kUser, false},
+        "KV block memory in bytes, of all ranks together; wins over cache_max_entry_count", kUser, false},
        store_size(&E::cache_size)},
       {{"cache_users", "int", "0", ">= 0",
-        "k/v block memory for so many sequences of cache_user_tokens at once; wins over cache_size; 0: not set", kUser,
-        false},
+        "KV block memory for this many sequences of cache_user_tokens at once; wins over cache_size; 0: not set",
+        kUser, false},
        store_int(&E::cache_users, at_least(0))},
       {{"cache_user_tokens", "int", "0", ">= 0", "tokens of each of cache_users; 0: session_len", kUser, false},
        store_int(&E::cache_user_tokens, at_least(0))},
       {{"enable_prefix_caching", "bool", "True", "True | False",
-        "reuse the k/v blocks of equal prompt prefixes (results do not change)", kUser, false},
+        "reuse the KV blocks of equal prompt prefixes (results do not change)", kUser, false},
        store_bool(&E::enable_prefix_caching)},
       {{"quant_policy", "int", "0", "0 | 4 | 8",
-        "the k/v cache; 0: in the model's type; 8 or 4: in integers of so many bits, with a scale and a least value for "
+        "the KV cache; 0: in the model's type; 8 or 4: in integers of 8 or 4 bits, with a scale and a minimum for "
         "each token and head (in the oldest workspaces 4 meant 8 bits; here it means 4)",
         kUser, false},
        store_int(&E::quant_policy, [](int value) { return value == 0 || value == 4 || value == 8; })},
@@ -302,50 +306,61 @@ const std::vector<Entry>& entries() {
         "GPUs to run on, one for each tensor-parallel rank; empty: the first ones", kUser, false},
        store_string(&E::device_ids)},
       {{"reproducible", "bool", "False", "True | False",
-        "CUDA: a request's tokens are the same whatever else is in the batch, at some cost in speed (the CPU always "
-        "keeps this)",
+        "CUDA: a request's tokens are the same whatever else is in the batch, at some cost in speed (on the CPU they "
+        "always are)",
         kUser, false},
        store_bool(&E::reproducible)},
       {{"cuda_graphs", "bool", "True", "True | False",
-        "CUDA: record decode steps at start and replay them; False to look for errors", kUser, false},
+        "CUDA: capture decode steps as CUDA graphs at start and replay them; False to debug", kUser, false},
        store_bool(&E::cuda_graphs)},
-      {{"threads", "int", "0", ">= 0", "threads of the CPU device; 0: as many as there are processors", kUser, false},
+      {{"threads", "int", "0", ">= 0", "threads of the CPU device; 0: the number of CPUs", kUser, false},
        store_int(&E::threads, at_least(0))},
-      {{"token_budget", "int", "512", ">= 1", "most tokens computed in one step", kUser, false},
-       store_int(&E::token_budget, at_least(1))},
-      {{"max_queue_size", "int", "512", ">= 1", "most requests that wait; one more is answered with overload", kUser,
-        false},
+      {{"token_budget", "int", "0", ">= 0",
+        "maximum number of tokens computed in one step; 0: by the device: 512 on a CPU, 512 to 8192 on a GPU by its "
+        "SMs and memory",
+        kUser, false},
+       store_int(&E::token_budget, at_least(0))},
+      {{"max_queue_size", "int", "512", ">= 1",
+        "maximum number of waiting requests; one more is rejected as overload", kUser, false},
        store_int(&E::max_queue_size, at_least(1))},
       {{"max_queue_tokens", "int", "1048576", ">= 0",
-        "most prompt tokens of waiting requests; what would be more is answered with overload; 0: no bound", kUser,
-        false},
+        "maximum number of prompt tokens of waiting requests; a request beyond it is rejected as overload; 0: no "
+        "limit",
+        kUser, false},
        store_int(&E::max_queue_tokens, at_least(0))},
       {{"max_queue_time_s", "float", "120", ">= 0",
-        "longest that a request waits to begin; then it is answered with overload; 0: no bound", kUser, false},
+        "maximum time that a request waits to begin, in seconds; then it is rejected as overload; 0: no limit",
+        kUser, false},
        store_float(&E::max_queue_time_s, not_negative)},
-      {{"request_timeout_s", "float", "0", ">= 0", "deadline of requests that name none; 0: none", kUser, false},
+      {{"request_timeout_s", "float", "0", ">= 0",
+        "deadline of requests that set none, in seconds; 0: none", kUser, false},
        store_float(&E::request_timeout_s, not_negative)},
-      {{"drain_timeout_s", "float", "30", ">= 0", "how long running requests may go on when the service ends", kUser,
-        false},
+      {{"drain_timeout_s", "float", "30", ">= 0",
+        "seconds that running requests have to end when the service is asked to shut down", kUser, false},
        store_float(&E::drain_timeout_s, not_negative)},
-      {{"session_ttl_s", "float", "3600", ">= 0", "how long an idle session is kept; 0: there are no sessions", kUser,
-        false},
+      {{"exit_on_device_failure", "bool", "True", "True | False",
+        "Triton: the server's process ends with exit code 75 once the device has failed, so that its supervisor "
+        "starts a new one; False: it stays, with a model that is not ready",
+        kUser, false},
+       store_bool(&E::exit_on_device_failure)},
+      {{"session_ttl_s", "float", "3600", ">= 0",
+        "how long an idle session is kept, in seconds; 0: there are no sessions", kUser, false},
        store_float(&E::session_ttl_s, not_negative)},
-      {{"session_quota", "float", "0.5", "0 to 1", "share of the k/v blocks that sessions may keep for themselves", kUser,
-        false},
+      {{"session_quota", "float", "0.5", "0 to 1",
+        "maximum share of the KV blocks that sessions may pin", kUser, false},
        store_float(&E::session_quota, share)},
-      {{"max_sessions", "int", "1000", ">= 1", "most sessions; the one that is idle longest is forgotten first", kUser,
-        false},
+      {{"max_sessions", "int", "1000", ">= 1",
+        "maximum number of sessions; the one that is idle longest is forgotten first", kUser, false},
        store_int(&E::max_sessions, at_least(1))},
       {{"session_dir", "string", "", "a folder or empty",
-        "where histories of sessions are kept over restarts; empty: in memory alone", kUser, false},
+        "where histories of sessions are saved over restarts; empty: in memory only", kUser, false},
        store_string(&E::session_dir)},
       {{"stream_interval_ms", "int", "20", ">= 0",
-        "least time between two responses of a request; 0: one response per token", kUser, false},
+        "minimum time between two responses of a request, in milliseconds; 0: one response per token", kUser, false},
        store_int(&E::stream_interval_ms, at_least(0))},
-      {{"max_context_token_num", "int", "1", "any", "an old switch without meaning here", kUser, true}, store_nothing},
-      {{"step_length", "int", "1", "any", "an old switch without meaning here", kUser, true}, store_nothing},
-      {{"use_context_fmha", "int", "1", "any", "an old switch without meaning here", kUser, true}, store_nothing},
+      {{"max_context_token_num", "int", "1", "any", "an old setting without meaning here", kUser, true}, store_nothing},
+      {{"step_length", "int", "1", "any", "an old setting without meaning here", kUser, true}, store_nothing},
+      {{"use_context_fmha", "int", "1", "any", "an old setting without meaning here", kUser, true}, store_nothing},
   };
   return table;
 }

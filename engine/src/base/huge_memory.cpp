@@ -50,7 +50,7 @@ std::size_t HugeMemory::resident_bytes() const {
   return std::min(resident, bytes_);
 }
 
-HugePiece HugeArena::allocate(std::size_t bytes) {
+HugeChunk HugeArena::allocate(std::size_t bytes) {
   bytes = round_up(std::max<std::size_t>(bytes, 1), kPage);
   const std::lock_guard lock(mutex_);
   if (current_ == nullptr || current_->bytes() - used_ < bytes) {

@@ -28,14 +28,14 @@ class HugeMemory {
   std::size_t bytes_ = 0;
 };
 
-// A piece of a HugeArena; keeps its mapping alive.
-using HugePiece = std::shared_ptr<std::byte>;
+// A chunk of a HugeArena; keeps its mapping alive.
+using HugeChunk = std::shared_ptr<std::byte>;
 
-// Hands out 4 KiB aligned pieces, one behind the other, so that pieces that are no multiple of 2 MiB lie in huge pages
-// too. A mapping is given back when the last of its pieces is gone.
+// Hands out 4 KiB aligned chunks, one behind the other, so that chunks that are no multiple of 2 MiB lie in huge pages
+// too. A mapping is given back when the last of its chunks is gone.
 class HugeArena {
  public:
-  HugePiece allocate(std::size_t bytes);  // throws Error(resource_exhausted)
+  HugeChunk allocate(std::size_t bytes);  // throws Error(resource_exhausted)
 
  private:
   std::mutex mutex_;

@@ -1,4 +1,4 @@
-// The log of the engine and of its Triton back end: each event has a text for people and fields for programs.
+// The log of the engine and of its Triton backend: each event has a text for people and fields for programs.
 #pragma once
 
 #include <cstdint>

@@ -33,11 +33,11 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 
 std::string_view nearest(std::string_view word, std::span<const std::string_view> candidates) {
   std::string_view best;
-  std::size_t least = std::max<std::size_t>(2, word.size() / 2) + 1;
+  std::size_t minimum = std::max<std::size_t>(2, word.size() / 2) + 1;
   for (const auto candidate : candidates) {
     const auto distance = edit_distance(word, candidate);
-    if (distance < least) {
-      least = distance;
+    if (distance < minimum) {
+      minimum = distance;
       best = candidate;
     }
   }

@@ -42,7 +42,7 @@ ThreadPool::~ThreadPool() {
   for (auto& worker : workers_) worker.join();
 }
 
-void ThreadPool::take_pieces() {
+void ThreadPool::take_chunks() {
   const Loop loop = loop_;
   inside_loop = true;
   try {
@@ -71,7 +71,7 @@ void ThreadPool::run(const Loop& loop) {
   ++wake_;
   if (sleepers_.load() > 0) wake_.notify_all();
 
-  take_pieces();
+  take_chunks();
 
   gate_.fetch_and(~kOpen);
   const auto empty = [this] { return (gate_.load(std::memory_order_acquire) & kInside) == 0; };
@@ -90,7 +90,7 @@ void ThreadPool::work() {
     if ((gate & kOpen) != 0 && gate >> 32 != seen) {
       if (!gate_.compare_exchange_weak(gate, gate + 1)) continue;
       seen = gate >> 32;
-      take_pieces();
+      take_chunks();
       gate_.fetch_sub(1, std::memory_order_release);
       continue;
     }

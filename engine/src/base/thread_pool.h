@@ -23,9 +23,9 @@ class ThreadPool {
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls fn(begin, end) for pieces of at most `grain` that make up [0, n); pieces go to threads as these become free.
+  // Calls fn(begin, end) for chunks of at most `grain` that make up [0, n); chunks go to threads as these become free.
   // Runs inline when there is one piece, one thread, or when a loop of this pool is running already (nested, or of
-  // another caller). The first exception of fn is rethrown here after every piece that had begun has ended. Allocates
+  // another caller). The first exception of fn is rethrown here after every chunk that had begun has ended. Allocates
   // nothing.
   template <class Fn>
   void parallel_for(std::int64_t n, std::int64_t grain, Fn&& fn) {
@@ -42,7 +42,7 @@ class ThreadPool {
   };
 
   void run(const Loop& loop);
-  void take_pieces();
+  void take_chunks();
   void work();
 
   std::vector<std::thread> workers_;

@@ -85,24 +85,24 @@ bool BlockManager::allocate(int n, std::vector<BlockId>& out) {
   return true;
 }
 
-PrefixNode BlockManager::publish(const PrefixNode& parent, BlockId block, std::span<const TokenId> tokens,
-                                 std::uint64_t salt) {
-  const auto& own = impl_->checked(block, "publish");
-  if (own.use_count < 1) broken(cat("publish of block ", block, ", which is not Active"));
+PrefixNode BlockManager::insert(const PrefixNode& parent, BlockId block, std::span<const TokenId> tokens,
+                                std::uint64_t salt) {
+  const auto& own = impl_->checked(block, "insert");
+  if (own.use_count < 1) broken(cat("insert of block ", block, ", which is not Active"));
   if (tokens.size() != static_cast<std::size_t>(impl_->block_len)) {
-    broken(cat("publish of block ", block, " with ", tokens.size(), " tokens, a block has ", impl_->block_len));
+    broken(cat("insert of block ", block, " with ", tokens.size(), " tokens, a block has ", impl_->block_len));
   }
   if (!impl_->enabled) return parent;
   if (parent.block != kNone) {
-    const auto& behind = impl_->checked(parent.block, "publish behind");
+    const auto& behind = impl_->checked(parent.block, "insert below");
     if (behind.unique_id != parent.unique_id) return parent;  // evicted meanwhile: nothing behind it could be found
-    if (behind.salt != salt) broken(cat("block ", block, " is published with another salt than its parent's"));
+    if (behind.salt != salt) broken(cat("block ", block, " is inserted with another salt than its parent's"));
   }
   const auto hash = impl_->hash_of(parent.unique_id, salt, tokens);
   if (const auto id = impl_->find(parent.unique_id, salt, tokens, hash); id != kNone) {
     return {id, impl_->at(id).unique_id};
   }
-  if (own.is_indexed()) broken(cat("block ", block, " is published a second time, with other contents"));
+  if (own.is_indexed()) broken(cat("block ", block, " is inserted a second time, with other contents"));
   impl_->insert(block, parent, salt, tokens, hash);
   return {block, own.unique_id};
 }

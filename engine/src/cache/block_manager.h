@@ -1,4 +1,4 @@
-// The pool of k/v blocks and the prefix index. Integers only: a block is a number, its contents are token ids.
+// The pool of KV blocks and the prefix index. Integers only: a block is a number, its contents are token ids.
 //
 // A block is in exactly one state:
 //   Free    no sequence uses it, its contents mean nothing
@@ -80,7 +80,7 @@ class BlockManager {
   // will be Free when released) and the existing node is returned; the caller may retain that node's block and release
   // its own. If the parent was evicted meanwhile (possible only when the caller does not use its block), nothing is
   // indexed and the parent is returned.
-  PrefixNode publish(const PrefixNode& parent, BlockId block, std::span<const TokenId> tokens, std::uint64_t salt = 0);
+  PrefixNode insert(const PrefixNode& parent, BlockId block, std::span<const TokenId> tokens, std::uint64_t salt = 0);
 
   // Lowers use counts; at zero an indexed block becomes Cached, another Free. Works from the last to the first, so that
   // the end of a chain is evicted before its beginning.
@@ -89,7 +89,7 @@ class BlockManager {
   // Shares blocks with another sequence (raises use counts).
   void retain(std::span<const BlockId> blocks);
 
-  // Keeps blocks for a session: a pinned block, and what it hangs behind, is evicted only when no other Cached one is
+  // Keeps blocks for a session: a pinned block, and its ancestors, is evicted only when no other Cached one is
   // left. Soft: an evicted block loses its pins, and nodes that are no longer in the index are passed over. Pins are
   // counted; unpin() takes back one, and throws Error(internal) when there is none.
   void pin(std::span<const PrefixNode> nodes);

@@ -74,7 +74,7 @@ void BlockManager::check_integrity(std::span<const std::int32_t> expected_use) c
     if (block.parent != kNone) {
       ++behind_blocks;
       const auto& parent = impl.at(block.parent);
-      require(parent.unique_id == block.parent_id, "block ", i, " hangs behind block ", block.parent,
+      require(parent.unique_id == block.parent_id, "block ", i, " is a child of block ", block.parent,
               ", which is not its parent any more");
       require(parent.salt == block.salt, "block ", i, " has another salt than its parent");
       require(parent.unique_id < block.unique_id, "block ", i, " is older than its parent");
@@ -84,20 +84,20 @@ void BlockManager::check_integrity(std::span<const std::int32_t> expected_use) c
       }
     }
     if (states[i] == State::cached) {
-      require(((impl.cached.key_of(static_cast<BlockId>(i)) & Impl::kKept) != 0) == block.is_kept(), "block ", i,
-              " is queued as if it were ", block.is_kept() ? "not " : "", "kept");
+      require(((impl.cached.key_of(static_cast<BlockId>(i)) & Impl::kPinned) != 0) == block.is_pinned(), "block ", i,
+              " is queued as if it were ", block.is_pinned() ? "not " : "", "pinned");
     }
-    std::int32_t kept_children = 0;
+    std::int32_t pinned_children = 0;
     auto previous = kNone;
     for (auto child = block.first_child; child != kNone; previous = child, child = impl.at(child).next_sibling) {
-      kept_children += impl.at(child).is_kept();
+      pinned_children += impl.at(child).is_pinned();
       require(impl.at(child).is_indexed() && impl.at(child).parent == static_cast<BlockId>(i), "block ", child,
               " is listed as a child of block ", i);
       require(impl.at(child).previous_sibling == previous, "the children of block ", i, " are broken at ", child);
       require(++children <= indexed, "the children of block ", i, " never end");
     }
-    require(kept_children == block.kept_children, "block ", i, " has ", kept_children, " kept children, counted as ",
-            block.kept_children);
+    require(pinned_children == block.pinned_children, "block ", i, " has ", pinned_children,
+            " pinned children, counted as ", block.pinned_children);
   }
   require(children == behind_blocks, children, " children are listed, there are ", behind_blocks);
   require(pinned == impl.num_pinned, pinned, " blocks are pinned, counted as ", impl.num_pinned);

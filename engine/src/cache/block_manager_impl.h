@@ -18,15 +18,15 @@ namespace charonia::cache {
 inline constexpr BlockId kNone = -1;
 
 [[noreturn]] inline void broken(const std::string& what) {
-  throw Error(ErrorCode::internal, cat("k/v blocks: ", what));
+  throw Error(ErrorCode::internal, cat("KV blocks: ", what));
 }
 
-// The index is a tree: an indexed block hangs behind its parent (or the root), and a node's parent is always indexed
+// The index is a tree: an indexed block is a child of its parent (or the root), and a node's parent is always indexed
 // itself, so that every indexed block can be found by match(). Nodes are found through a hash table whose chains run
 // through the blocks; nothing here allocates memory after construction.
 //
-// A block is *kept* when it is pinned or when a block behind it is: it must outlive that one. The queue of Cached
-// blocks has those that are not kept first, then by time of last use. A Cached child always comes before its Cached
+// A block is *pinned* when it has pins or when a block behind it is: it must outlive that one. The queue of Cached
+// blocks has those that are not pinned first, then by time of last use. A Cached child always comes before its Cached
 // parent.
 struct BlockManager::Impl {
   struct Block {
@@ -39,11 +39,11 @@ struct BlockManager::Impl {
     BlockId first_child = kNone, next_sibling = kNone, previous_sibling = kNone;
     BlockId next_in_bucket = kNone;
     std::int32_t pins = 0;
-    std::int32_t kept_children = 0;
+    std::int32_t pinned_children = 0;
 
     bool is_indexed() const { return unique_id != 0; }
     bool is_cached() const { return use_count == 0 && is_indexed(); }
-    bool is_kept() const { return pins > 0 || kept_children > 0; }
+    bool is_pinned() const { return pins > 0 || pinned_children > 0; }
   };
 
   Impl(int num_blocks, int block_len_in, bool enabled_in, int chunk_in, Commit commit_in, Hash hash_in)
@@ -102,7 +102,7 @@ struct BlockManager::Impl {
 
   // ---- use ----
 
-  std::uint64_t newest_key(const Block& block) { return ++last_key | (block.is_kept() ? kKept : 0); }
+  std::uint64_t newest_key(const Block& block) { return ++last_key | (block.is_pinned() ? kPinned : 0); }
 
   void raise(BlockId id) {
     auto& block = at(id);
@@ -132,9 +132,9 @@ struct BlockManager::Impl {
 
   void pin(BlockId id) {
     auto& block = at(id);
-    const bool was_kept = block.is_kept();
+    const bool was_pinned = block.is_pinned();
     if (block.pins++ == 0) ++num_pinned;
-    if (!was_kept) kept_changed(id);
+    if (!was_pinned) pinned_changed(id);
   }
 
   void unpin(BlockId id, std::int32_t times) {
@@ -143,19 +143,19 @@ struct BlockManager::Impl {
     block.pins -= times;
     if (block.pins > 0) return;
     --num_pinned;
-    if (!block.is_kept()) kept_changed(id);
+    if (!block.is_pinned()) pinned_changed(id);
   }
 
   // Tells the queue and the parent; those above only as far as it changes anything for them.
-  void kept_changed(BlockId id) {
+  void pinned_changed(BlockId id) {
     while (true) {
       const auto& block = at(id);
-      if (block.is_cached()) cached.update(id, cached.key_of(id) ^ kKept);
+      if (block.is_cached()) cached.update(id, cached.key_of(id) ^ kPinned);
       if (block.parent == kNone) return;
       auto& parent = at(block.parent);
-      const bool was_kept = parent.is_kept();
-      parent.kept_children += block.is_kept() ? 1 : -1;
-      if (parent.is_kept() == was_kept) return;
+      const bool was_pinned = parent.is_pinned();
+      parent.pinned_children += block.is_pinned() ? 1 : -1;
+      if (parent.is_pinned() == was_pinned) return;
       id = block.parent;
     }
   }
@@ -181,7 +181,7 @@ struct BlockManager::Impl {
     block.parent_id = parent.unique_id;
     block.salt = salt;
     block.hash = hash;
-    block.pins = block.kept_children = 0;
+    block.pins = block.pinned_children = 0;
     std::ranges::copy(tokens, contents.begin() + static_cast<std::ptrdiff_t>(id) * block_len);
     block.next_in_bucket = std::exchange(bucket(hash), id);
     block.first_child = block.previous_sibling = block.next_sibling = kNone;
@@ -206,7 +206,7 @@ struct BlockManager::Impl {
     block.unique_id = 0;
   }
 
-  // Takes the first of the Cached blocks out of the index, and with it what hangs behind it: those blocks could not be
+  // Takes the first of the Cached blocks out of the index, and with it its descendants: those blocks could not be
   // found any more. Cached ones among them become Free, Active ones will be when they are released.
   void evict_first() {
     subtree.assign(1, cached.first());
@@ -226,7 +226,7 @@ struct BlockManager::Impl {
     }
   }
 
-  static constexpr std::uint64_t kKept = std::uint64_t{1} << 63;  // in the keys of `cached`
+  static constexpr std::uint64_t kPinned = std::uint64_t{1} << 63;  // in the keys of `cached`
 
   int block_len;
   bool enabled;

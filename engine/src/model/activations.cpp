@@ -7,7 +7,7 @@ namespace charonia::model {
 Activations::Activations(const ModelConfig& config, const Shard& shard, const ops::Precision& precision,
                          const ops::StepLimits& limits, std::size_t experts_scratch_bytes) {
   const std::int64_t hidden = config.hidden_units;
-  const DType act = precision.activation, res = precision.residual, product = precision.product;
+  const DType act = precision.activation, res = precision.residual, gemm_out = precision.gemm_out;
   const auto take = [this](std::size_t size) {
     constexpr std::size_t kAlignment = 256;
     const auto offset = bytes;
@@ -18,13 +18,13 @@ Activations::Activations(const ModelConfig& config, const Shard& shard, const op
     return Part{take(static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols) * size_of(dtype)), dtype, cols};
   };
   residual = place(limits.max_rows, hidden, res);
-  delta = place(limits.max_rows, hidden, product);
+  delta = place(limits.max_rows, hidden, gemm_out);
   normed = place(limits.max_rows, hidden, act);
-  qkv = place(limits.max_rows, shard.qkv_size, product);
+  qkv = place(limits.max_rows, shard.qkv_size, gemm_out);
   attended = place(limits.max_rows, shard.q_size, act);
   const auto layers = layers_of(config);
   if (layers.dense > 0) {
-    gate_up = place(limits.max_rows, 2 * shard.inter, product);
+    gate_up = place(limits.max_rows, 2 * shard.inter, gemm_out);
     gated = place(limits.max_rows, shard.inter, act);
   }
   if (layers.experts > 0) {
@@ -32,7 +32,7 @@ Activations::Activations(const ModelConfig& config, const Shard& shard, const op
     experts_scratch = take(experts_scratch_bytes);
   }
   last_residual = place(limits.max_sequences, hidden, res);
-  last_delta = place(limits.max_sequences, hidden, product);
+  last_delta = place(limits.max_sequences, hidden, gemm_out);
   last_normed = place(limits.max_sequences, hidden, act);
   logits = place(limits.max_sequences, shard.ranks * shard.logits_share, DType::f32);
   if (shard.ranks > 1) logits_share = place(limits.max_sequences, shard.logits_share, DType::f32);

@@ -1,4 +1,4 @@
-// The memory of a step's tensors: one piece, made for the largest step.
+// The memory of a step's tensors: one allocation, made for the largest step.
 #pragma once
 
 #include <cstddef>

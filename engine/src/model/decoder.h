@@ -18,7 +18,7 @@ namespace charonia::model {
 
 class Decoder {
  public:
-  // Weights are copied into the device's layout: `files` may go afterwards. Activations are one piece of memory, made
+  // Weights are copied into the device's layout: `files` may go afterwards. Activations are one allocation, made
   // here for the largest step. Of several ranks (ops.ranks()) each has a decoder, which computes its shard.
   // Throws Error (invalid_argument, unsupported, resource_exhausted).
   Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits);

@@ -87,8 +87,8 @@ class UnitRows {
     read_row(part, row, values_);
     double sum = 0;
     for (const float value : values_) sum += double{value} * value;
-    constexpr float kLeast = 1e-12F;  // a row of zeros stays one
-    const float length = std::max(rounded(static_cast<float>(std::sqrt(sum)), type_), kLeast);
+    constexpr float kMin = 1e-12F;  // a row of zeros stays one
+    const float length = std::max(rounded(static_cast<float>(std::sqrt(sum)), type_), kMin);
     const std::size_t at = data_.size();
     data_.resize(at + values_.size() * size_of(type_));
     auto* to = data_.data() + at;
@@ -179,7 +179,7 @@ void Decoder::load_attention(const WeightFiles& files, int index, Layer& layer) 
   }
   std::vector<ops::HostMatrix> qkv_bias, out_bias;
   if (config_.attn_bias) qkv_bias = files.get(qkv + number + ".bias", shard_.qkv_size, 1);
-  // The biases of products that are summed over the ranks are rank 0's to add.
+  // The biases of GEMMs that are summed over the ranks are rank 0's to add.
   if (config_.attn_output_bias && shard_.rank == 0) out_bias = files.get(out + ".0.bias", hidden, 1);
   layer.qkv = linear(files.get(qkv + number + ".weight", shard_.qkv_size, hidden), qkv_bias);
   layer.attention_out = linear(files.get(out + number + ".weight", hidden, shard_.q_size), out_bias);

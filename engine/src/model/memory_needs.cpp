@@ -14,7 +14,7 @@ struct Elements {
 
 Elements elements_of(const ModelConfig& config, const Shard& shard) {
   const std::int64_t hidden = config.hidden_units, num_layer = config.num_layer;
-  const bool first = shard.rank == 0;  // has the biases of products that are summed over the ranks
+  const bool first = shard.rank == 0;  // has the biases of GEMMs that are summed over the ranks
   const auto layers = layers_of(config);
   const std::int64_t experts = config.num_experts;
   Elements out;

@@ -38,7 +38,7 @@ std::vector<float> local_inverse_frequencies(const ModelConfig& config);
 float rotary_attention_factor(const ModelConfig& config);
 
 // Which prompts turn the k of a position alike: 0 where that depends on the position alone, otherwise a number that
-// differs for prompts whose k/v must not be shared. prompt_tokens: the prompt's length, which a sequence keeps.
+// differs for prompts whose KV must not be shared. prompt_tokens: the prompt's length, which a sequence keeps.
 std::uint64_t rotary_class(const ModelConfig& config, int prompt_tokens);
 
 // The tables of a decoder: rows of cosines, then sines [rotary_embedding]. Row p of the first part turns position p of

@@ -10,7 +10,7 @@ namespace charonia::model {
 
 struct Shard {
   int rank = 0, ranks = 1;
-  int heads = 0, kv_heads = 0;    // with more ranks than k/v heads, several ranks hold the same one
+  int heads = 0, kv_heads = 0;    // with more ranks than KV heads, several ranks hold the same one
   std::int64_t q_size = 0;        // elements of the rank's q heads
   std::int64_t qkv_size = 0;      // and with its k and v heads
   std::int64_t inter = 0;         // of a dense feed-forward layer; 0: the model has none

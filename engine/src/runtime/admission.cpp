@@ -15,20 +15,21 @@ void average(double& mean, double value) {
 
 }  // namespace
 
-std::optional<Admission::Refused> Admission::admit(int waiting, std::int64_t prompt_tokens, int sequences,
-                                                   std::int64_t max_tokens, Work& work) {
+std::optional<Admission::Rejected> Admission::admit(int waiting, std::int64_t prompt_tokens, int sequences,
+                                                    std::int64_t max_tokens, Work& work) {
   const std::lock_guard lock(mutex_);
   if (waiting >= max_queue_size_) {
-    return Refused{Refusal::queue_full, cat("the queue is full: ", waiting, " requests wait and max_queue_size is ",
-                                            max_queue_size_, "; retry after ", retry_after_locked(), " s")};
+    return Rejected{Rejection::queue_full, cat("the queue is full: ", waiting, " requests wait and max_queue_size is ",
+                                               max_queue_size_, "; retry after ", retry_after_locked(), " s")};
   }
   // A prompt longer than the bound comes in when nothing waits, or it never would.
   if (max_queue_tokens_ > 0 && total_.waiting_tokens > 0 && total_.waiting_tokens + prompt_tokens > max_queue_tokens_) {
-    return Refused{Refusal::queue_tokens, cat("the queue is full: prompts of ", total_.waiting_tokens,
-                                              " tokens wait, this one has ", prompt_tokens, " and max_queue_tokens is ",
-                                              max_queue_tokens_, "; retry after ", retry_after_locked(), " s")};
+    return Rejected{
+        Rejection::queue_tokens,
+        cat("the queue is full: prompts of ", total_.waiting_tokens, " tokens wait, this one has ", prompt_tokens,
+            " and max_queue_tokens is ", max_queue_tokens_, "; retry after ", retry_after_locked(), " s")};
   }
-  // Answers end before their limit more often than not: what ended lately is the better guess.
+  // Completions end before their limit more often than not: what ended lately is the better guess.
   const auto expected = output_tokens_ > 0 ? std::min(static_cast<double>(max_tokens), std::ceil(output_tokens_))
                                            : static_cast<double>(max_tokens);
   work = {prompt_tokens, prompt_tokens, sequences * static_cast<std::int64_t>(expected)};

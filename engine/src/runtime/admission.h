@@ -11,8 +11,8 @@
 
 namespace charonia::runtime {
 
-// Why a request was refused or given up. In the order of the values of the label `reason` (metrics.h).
-enum class Refusal { queue_full, queue_tokens, queue_time, deadline, never_fits };
+// Why a request was rejected or given up. In the order of the values of the label `reason` (metrics.h).
+enum class Rejection { queue_full, queue_tokens, queue_time, deadline, never_fits };
 
 // What is still to be computed of a request. Kept with it, so that what was counted is taken back exactly.
 struct Work {
@@ -23,18 +23,18 @@ struct Work {
 
 class Admission {
  public:
-  struct Refused {
-    Refusal reason;
+  struct Rejected {
+    Rejection reason;
     std::string text;  // ends with "; retry after N s"
   };
 
   explicit Admission(const EngineConfig& config)
       : max_queue_size_(config.max_queue_size), max_queue_tokens_(config.max_queue_tokens) {}
 
-  // Counts a request with so many prompt tokens and `sequences` answers of at most max_tokens each, or says why not.
-  // waiting: requests that wait.
-  std::optional<Refused> admit(int waiting, std::int64_t prompt_tokens, int sequences, std::int64_t max_tokens,
-                               Work& work);
+  // Counts a request with so many prompt tokens and `sequences` completions of at most max_tokens each, or says why
+  // not. waiting: requests that wait.
+  std::optional<Rejected> admit(int waiting, std::int64_t prompt_tokens, int sequences, std::int64_t max_tokens,
+                                Work& work);
   // It has begun; its prompt, with what a session puts before it, has so many tokens, of which some were found
   // computed.
   void begun(Work& work);

@@ -2,14 +2,14 @@
 
 #include <memory>
 
-#include "ops/cuda/experts_room.h"
+#include "ops/cuda/experts_workspace.h"
 #include "ops/kv_quant.h"
 
 namespace charonia::runtime {
 namespace {
 
 // Fixed parts of a GPU's steps: cuBLASLt's work space (32 MiB), penalties' and bans' lists (16 MiB), tables and partial
-// results of attention, and the records of decode steps.
+// results of attention, and the graphs of decode steps.
 constexpr std::size_t kCudaStepBytes = std::size_t{192} << 20;
 
 std::size_t cuda_kv_block_bytes(const ops::KvLayout& layout) {
@@ -25,12 +25,13 @@ std::size_t cuda_kv_block_bytes(const ops::KvLayout& layout) {
 
 model::DeviceSizes device_sizes(std::string_view device) {
   if (device == "cuda") {
-    return {[](DType weight) {
-              return ops::Precision{
-                  .weight = weight, .residual = DType::f32, .product = weight, .activation = weight, .kv = weight};
-            },
-            cuda_kv_block_bytes,
-            [](const ops::ExpertsShape& shape, std::int64_t rows) { return cuda::ExpertsRoom(shape, rows).bytes; }};
+    return {
+        [](DType weight) {
+          return ops::Precision{
+              .weight = weight, .residual = DType::f32, .gemm_out = weight, .activation = weight, .kv = weight};
+        },
+        cuda_kv_block_bytes,
+        [](const ops::ExpertsShape& shape, std::int64_t rows) { return cuda::ExpertsWorkspace(shape, rows).bytes; }};
   }
   const std::shared_ptr<ops::Ops> cpu = ops::make_cpu_ops(1);
   return {[cpu](DType weight) { return cpu->precision(weight); },

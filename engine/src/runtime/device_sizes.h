@@ -16,7 +16,7 @@ namespace charonia::runtime {
 model::DeviceSizes device_sizes(std::string_view device);
 
 // Memory of one rank that a device takes for steps beside the model's activations, at most: arrays of a step,
-// work space of products and of sampling, partial results of attention, recorded steps.
+// work space of GEMMs and of sampling, partial results of attention, captured steps.
 std::size_t step_bytes(std::string_view device, const ModelConfig& model, const model::Shard& shard,
                        const ops::StepLimits& limits);
 

@@ -1,12 +1,14 @@
 #include "runtime/devices.h"
 
 #include <algorithm>
+#include <limits>
 #include <thread>
 #include <utility>
 
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/make_cuda_ops.h"
+#include "runtime/step_sizes.h"
 
 namespace charonia::runtime {
 namespace {
@@ -77,7 +79,7 @@ Devices make_gpus(EngineConfig& config, const std::vector<int>& ids) {
 Devices make_cpus(const EngineConfig& config) {
   const int ranks = config.tensor_para_size;
   Devices out;
-  const auto group = ranks > 1 ? ops::make_local_group(ranks) : nullptr;
+  const auto group = ranks > 1 ? ops::make_process_group(ranks) : nullptr;
   for (int rank = 0; rank < ranks; ++rank) {
     out.push_back(ops::make_cpu_ops(std::max(1, config.threads / ranks), group, rank));
   }
@@ -99,12 +101,25 @@ DeviceChoice choose_devices(const EngineConfig& config) {
   return out;
 }
 
+int sms_of(const std::vector<int>& gpus) {
+  std::string why;
+  int minimum = 0;
+  for (const auto& device : ops::cuda_devices(why)) {
+    if (std::ranges::find(gpus, device.index) == gpus.end()) continue;
+    minimum = minimum == 0 ? device.sms : std::min(minimum, device.sms);
+  }
+  return minimum;
+}
+
 Devices make_devices(EngineConfig& config) {
   if (config.threads == 0) config.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const auto choice = choose_devices(config);
   const auto& gpus = choice.gpus;
   config.device = choice.device;
   auto devices = gpus.empty() ? make_cpus(config) : make_gpus(config, gpus);
+  auto free = std::numeric_limits<std::size_t>::max();
+  for (const auto& device : devices) free = std::min(free, device->free_memory());
+  resolve_step_sizes(config, {config.device, sms_of(gpus), free});
   if (const auto& wrap = wrapper()) {
     for (auto& device : devices) device = wrap(std::move(device));
   }

@@ -21,9 +21,13 @@ struct DeviceChoice {
 // Auto means the GPUs where there is one that can be used, else the CPU. Throws Error(unsupported) as make_devices().
 DeviceChoice choose_devices(const EngineConfig& config);
 
-// Operations of the tensor_para_size ranks, in their order. `device`, `device_ids` and `threads` of the configuration
-// are resolved: auto means the GPUs where there is one that can be used, else the CPU. Throws Error(unsupported or
-// unavailable) with the reason and what to set when the device that is asked for is not there, or there are too few.
+// The least number of SMs of these GPUs; 0 for none.
+int sms_of(const std::vector<int>& gpus);
+
+// Operations of the tensor_para_size ranks, in their order. `device`, `device_ids`, `threads` and the sizes of steps
+// (step_sizes.h) of the configuration are resolved: auto means the GPUs where there is one that can be used, else the
+// CPU. Throws Error(unsupported or unavailable) with the reason and what to set when the device that is asked for is
+// not there, or there are too few.
 std::vector<std::unique_ptr<ops::Ops>> make_devices(EngineConfig& config);
 
 // Tests put something between the engine and its devices: what `wrap` makes of each is used in its place. None: as it

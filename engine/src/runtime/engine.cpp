@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/log.h"
 #include "base/text.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "runtime/engine_impl.h"
@@ -19,6 +20,7 @@ Engine::Impl::Impl(const std::filesystem::path& weights_dir, const Settings& ove
   if (sink_) {
     sink_->set(Metric::weight_bytes, static_cast<double>(info.weight_bytes));
     sink_->set(Metric::kv_cache_bytes, static_cast<double>(info.kv_cache_bytes));
+    sink_->set(Metric::engine_failed, 0);
   }
   report_gauges();
   thread_ = std::thread([this] { run(); });
@@ -48,6 +50,16 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   if (automatic && info.device == "cpu") ops::cuda_devices(info.device_note);
   if (auto warning = executor_->warning(); !warning.empty()) info.warnings.push_back(std::move(warning));
   info.instruction_set = executor_->instruction_set();
+  info.kernel_report = executor_->kernel_report();
+  if (!info.kernel_report.empty()) {
+    log({LogLevel::info,
+         cat("which kernels were chosen: ", info.kernel_report.size(),
+             " lines in EngineInfo::kernel_report (Python: Engine.info.kernel_report), which `charonia benchmark "
+             "static "
+             "--verbose` prints"),
+         "",
+         {}});
+  }
   info.weight_bytes = executor_->weight_bytes();
   info.weight_bytes_per_step = executor_->weight_bytes_per_step();
   info.kv_cache_bytes = executor_->kv_cache_bytes();
@@ -65,7 +77,7 @@ void Engine::Impl::make_scheduler() {
   if (scheduler_->capacity_tokens() < config.session_len) {
     info.warnings.push_back(cat("session_len is lowered from ", config.session_len, " to ",
                                 scheduler_->capacity_tokens(), ", which is what the ", info.num_blocks,
-                                " k/v blocks hold; raise cache_max_entry_count for more"));
+                                " KV blocks hold; raise cache_max_entry_count for more"));
     config.session_len = static_cast<int>(scheduler_->capacity_tokens());
   }
   admission_ = std::make_unique<runtime::Admission>(config);
@@ -134,22 +146,48 @@ bool Engine::Impl::end_session(std::string_view session_id) {
   return known;
 }
 
-void Engine::Impl::check_integrity() {
-  std::promise<void> done;
-  auto checked = done.get_future();
+void Engine::Impl::on_engine_thread(const std::function<void()>& task) {
+  std::promise<void> promise;
+  auto done = promise.get_future();
   {
     const std::lock_guard lock(mutex_);
-    inbox_.tasks.emplace_back([this, &done] {
+    inbox_.tasks.emplace_back([&] {
       try {
-        scheduler_->check_integrity();
-        done.set_value();
+        task();
+        promise.set_value();
       } catch (...) {
-        done.set_exception(std::current_exception());
+        promise.set_exception(std::current_exception());
       }
     });
   }
   wake_.notify_one();
-  checked.get();
+  done.get();
+}
+
+void Engine::Impl::check_integrity() {
+  on_engine_thread([this] { scheduler_->check_integrity(); });
+}
+
+std::vector<std::string> Engine::Impl::kernel_report() {
+  std::vector<std::string> lines;
+  on_engine_thread([&] { lines = executor_->kernel_report(); });
+  return lines;
+}
+
+std::string Engine::Impl::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Engine::Impl::on_failure(std::function<void()> function) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_told_) {
+      on_failure_ = std::move(function);
+      return;
+    }
+  }
+  function();
 }
 
 // ---- the public face ----
@@ -169,8 +207,11 @@ std::vector<SessionInfo> Engine::sessions() const { return impl_->sessions(); }
 std::string_view Engine::token_bytes(TokenId id) const { return impl_->token_bytes(id); }
 void Engine::shutdown(int timeout_ms) { impl_->shutdown(timeout_ms); }
 void Engine::close() { impl_->close(); }
+std::string Engine::failure() const { return impl_->failure(); }
+void Engine::on_failure(std::function<void()> function) { impl_->on_failure(std::move(function)); }
 const EngineInfo& Engine::info() const { return impl_->info; }
 EngineStats Engine::stats() const { return impl_->stats(); }
+std::vector<std::string> Engine::kernel_report() { return impl_->kernel_report(); }
 void Engine::check_integrity() { impl_->check_integrity(); }
 
 }  // namespace charonia

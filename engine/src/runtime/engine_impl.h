@@ -43,8 +43,11 @@ class Engine::Impl {
   std::vector<SessionInfo> sessions() const { return sessions_->list(); }
   void shutdown(int timeout_ms);
   void close();
+  std::string failure() const;
+  void on_failure(std::function<void()> function);
   EngineStats stats() const;
   std::string_view token_bytes(TokenId id) const { return tokens_->text_bytes(id); }
+  std::vector<std::string> kernel_report();
   void check_integrity();
 
   EngineInfo info;
@@ -81,20 +84,22 @@ class Engine::Impl {
   void load(const std::filesystem::path& weights_dir, const Settings& overrides);
   void make_scheduler();
   void make_sessions();
+  // Runs a task between two steps and waits for it; throws what it throws. Not from the engine thread.
+  void on_engine_thread(const std::function<void()>& task);
   // engine_requests.cpp, the calling thread.
   void check(const Request& request) const;
   void check_tokens(std::string_view field, const std::vector<TokenId>& ids) const;
   void check_fits(const std::vector<TokenId>& input, const SamplingParams& sampling) const;
   std::vector<TokenId> end_ids_of(const SamplingParams& sampling) const;
   std::unique_ptr<Group> make_group(Request request, Callback callback, std::vector<TokenId> end_ids) const;
-  void refuse(runtime::Refusal reason);
+  void reject(runtime::Rejection reason);
 
   // engine_requests.cpp, the engine thread: the life of a request.
   void take(Inbox& inbox);
   void take(std::unique_ptr<Group> group);
   void begin(Group& group);
   void set_prompt(Group& group);
-  // Prompts of different classes do not share k/v blocks: the model computes them differently.
+  // Prompts of different classes do not share KV blocks: the model computes them differently.
   std::uint64_t prefix_class(int prompt_tokens) const;
   void end_overdue(Clock::time_point now);
   void end_request(Group& group, FinishReason reason, const std::string& error = {},
@@ -118,12 +123,16 @@ class Engine::Impl {
   void schedule_first(Sequence& sequence, Clock::time_point now);
   bool settle(Step& step);
   void measure(const Step& step);
+  void drop_launched();
   std::vector<ops::Sampled> collect();
   void deliver(const schedule::StepPlan& plan, const std::vector<ops::Sampled>& sampled);
   bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<const ops::Sampled> rows, Sequence& sequence);
   void accept(Sequence& sequence, const ops::Sampled& token, Clock::time_point now);
   void fail(const schedule::StepPlan& plan, const std::string& error);
-  void fail_all(const std::string& error);
+  void fail_all(const std::exception& error);
+  void end_all(const std::string& error, ErrorCode code);
+  std::string lose_device(const std::string& cause);
+  void tell_failure();
 
   // engine_metrics.cpp
   void count_requests(EngineStats& stats) const;
@@ -147,6 +156,9 @@ class Engine::Impl {
   std::unordered_map<Handle, std::string> live_;  // requests without a last result, with their ids
   Handle next_handle_ = 1;
   bool closing_ = false, stop_ = false;
+  std::string failure_;                // see Engine::failure()
+  std::function<void()> on_failure_;   // until it is called
+  bool failure_told_ = false;          // it was called, or there was none to call
   EngineStats stats_;
   std::mt19937_64 seeds_{std::random_device{}()};
   std::mutex shutdown_mutex_;  // one shutdown at a time
@@ -158,15 +170,16 @@ class Engine::Impl {
   std::set<Group*> several_;                                   // groups of more than one sequence that have begun
   std::unordered_map<std::string, std::deque<Handle>> turns_;  // requests by session: the first has its turn
   int num_parked_ = 0;                                         // requests that wait for theirs
-  std::set<std::pair<Clock::time_point, Handle>> timers_;      // begin_by and end_by of all groups
+  std::set<std::pair<Clock::time_point, Handle>> timers_;      // queue_deadline and deadline of all groups
   std::optional<Clock::time_point> next_expiry_;               // of a session
   Clock::time_point last_settled_{};
   std::array<Step, ops::kMaxStepsInFlight> steps_;
   Step* in_flight_ = nullptr;  // launched and advanced, not settled; only on asynchronous devices
   int num_uncollected_ = 0;    // steps launched
+  bool device_lost_ = false;   // failure_ is there: nothing is given to the device any more
   int num_sessions_ = 0;
   EngineStats reported_;        // what the metrics have seen
-  int reported_committed_ = 0;  // k/v blocks that have memory
+  int reported_committed_ = 0;  // KV blocks that have memory
 
   runtime::MaskThread masks_;
 

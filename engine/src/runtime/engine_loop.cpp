@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.h"
 #include "base/text.h"
 #include "runtime/engine_impl.h"
 
@@ -35,14 +36,16 @@ void Engine::Impl::run() {
     }
     try {
       take(inbox);
+      if (device_lost_) end_all(failure(), ErrorCode::device_failed);  // they came before submit() knew of it
       end_overdue(Clock::now());
       delivery_.wake();
       if (!idle()) step();
     } catch (const std::exception& error) {
-      fail_all(error.what());
+      fail_all(error);
     }
     delivery_.wake();
     report_gauges();
+    if (device_lost_) tell_failure();
   }
 }
 
@@ -50,13 +53,6 @@ void Engine::Impl::step() {
   auto* const next = in_flight_ == nullptr || may_overlap(*in_flight_) ? launch_next() : nullptr;
   const bool launched = next != nullptr && next->error.empty();
   if (auto* const running = std::exchange(in_flight_, nullptr); running != nullptr && !settle(*running)) {
-    // What it should have left in the k/v cache is not there, and the step behind it has computed with that.
-    if (launched) {
-      try {
-        collect();
-      } catch (const std::exception&) {
-      }
-    }
     scheduler_->restart();
     if (launched) return;
   }
@@ -97,7 +93,7 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
   for (const auto id : plan.impossible) {
     finish(
         id, FinishReason::error,
-        cat("the k/v cache cannot grow, and its ", blocks_->num_blocks(), " blocks do not hold this request: the ",
+        cat("the KV cache cannot grow, and its ", blocks_->num_blocks(), " blocks do not hold this request: the ",
             "machine has no more memory. Lower cache_max_entry_count or cache_size, or send a shorter request; retry ",
             "after ", admission_->retry_after_s(), " s"),
         ErrorCode::resource_exhausted);
@@ -119,6 +115,7 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
                        .block_copies = step.plan.block_copies});
     ++num_uncollected_;
   } catch (const std::exception& error) {
+    if (is_device_failure(error)) throw;
     step.error = error.what();
   }
   count(Metric::engine_steps, 1);
@@ -181,16 +178,21 @@ void Engine::Impl::schedule_first(Sequence& sequence, Clock::time_point now) {
   if (sequence.index == 0) admission_->computed(group.work, sequence.num_cached);
   if (std::exchange(group.first_scheduled, true)) return;
   admission_->begun(group.work);
-  if (group.begin_by) timers_.erase({*std::exchange(group.begin_by, std::nullopt), group.handle});
+  if (group.queue_deadline) timers_.erase({*std::exchange(group.queue_deadline, std::nullopt), group.handle});
   observe(Metric::request_queue_time_seconds, std::chrono::duration<double>(now - group.submitted).count());
 }
 
-// Waits for a launched step and hands out its tokens. False when it failed; then its sequences did, and those alone.
+// Waits for a launched step and hands out its tokens. False when it failed; then its sequences did, and those alone, and
+// the step behind it is dropped.
 bool Engine::Impl::settle(Step& step) {
   std::vector<ops::Sampled> sampled;
   try {
     sampled = collect();
   } catch (const std::exception& error) {
+    if (is_device_failure(error)) throw;
+    // What the step should have left in the KV cache is not there, and the one behind it has computed with that. Before
+    // its requests are told: where one rank's device fails, the others may notice a step earlier.
+    drop_launched();
     fail(step.plan, error.what());
     return false;
   }
@@ -221,6 +223,17 @@ void Engine::Impl::measure(const Step& step) {
   observe(Metric::engine_step_sequences, static_cast<double>(step.plan.seqs.size()));
   observe(Metric::engine_step_tokens, static_cast<double>(prompt_tokens + decodes));
   last_settled_ = now;
+}
+
+// Waits for all steps in flight. Throws where one of them says that the device has failed.
+void Engine::Impl::drop_launched() {
+  while (num_uncollected_ > 0) {
+    try {
+      collect();
+    } catch (const std::exception& error) {
+      if (is_device_failure(error)) throw;
+    }
+  }
 }
 
 std::vector<ops::Sampled> Engine::Impl::collect() {
@@ -287,23 +300,56 @@ void Engine::Impl::fail(const StepPlan& plan, const std::string& error) {
   for (const auto& part : plan.seqs) finish(part.id, FinishReason::error, error);
 }
 
-// After an error that nobody expected: everything ends, and the engine begins anew.
-void Engine::Impl::fail_all(const std::string& error) {
-  while (num_uncollected_ > 0) {
-    try {
-      collect();
-    } catch (const std::exception&) {
-    }
+// After an error that nobody expected: everything ends, and the engine begins anew. After one of the device it does not:
+// what is in flight is left there, since every call of the device fails from now on.
+void Engine::Impl::fail_all(const std::exception& error) {
+  std::string text = error.what();
+  bool lost = is_device_failure(error);
+  try {
+    if (!lost) drop_launched();
+  } catch (const std::exception& next) {
+    lost = true;
+    text = next.what();
   }
+  num_uncollected_ = 0;
   in_flight_ = nullptr;
+  if (lost) text = lose_device(text);
+  end_all(text, lost ? ErrorCode::device_failed : ErrorCode::internal);
+  scheduler_->restart();
+}
+
+void Engine::Impl::end_all(const std::string& error, ErrorCode code) {
   std::vector<Handle> handles;
   for (const auto& [handle, group] : groups_) handles.push_back(handle);
   for (const auto handle : handles) {
     if (const auto found = groups_.find(handle); found != groups_.end()) {
-      end_request(*found->second, FinishReason::error, error);
+      end_request(*found->second, FinishReason::error, error, code);
     }
   }
-  scheduler_->restart();
+}
+
+// From here on submit() rejects. Returns what requests are told.
+std::string Engine::Impl::lose_device(const std::string& cause) {
+  auto text = cat("the device has failed, and this process cannot use it again: ", cause,
+                  ". Start a new process; where the server is supervised, that happens by itself");
+  device_lost_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    failure_ = text;
+  }
+  if (sink_) sink_->set(Metric::engine_failed, 1);
+  log({LogLevel::error, text, "", {}});
+  return text;
+}
+
+void Engine::Impl::tell_failure() {
+  std::function<void()> function;
+  {
+    const std::lock_guard lock(mutex_);
+    failure_told_ = true;
+    function = std::exchange(on_failure_, nullptr);
+  }
+  if (function) function();
 }
 
 }  // namespace charonia

@@ -30,6 +30,7 @@ void Engine::Impl::report_gauges() {
   now.prefix_queries_tokens = scheduler_->prefix_query_tokens();
   now.prefix_hit_tokens = scheduler_->prefix_hit_tokens();
   now.num_sessions = num_sessions_;
+  now.gemms_rejected = executor_->gemms_rejected();
   {
     const std::lock_guard lock(mutex_);
     now.num_steps = stats_.num_steps;
@@ -61,6 +62,7 @@ void Engine::Impl::report_gauges() {
   counter(&EngineStats::num_preemptions, Metric::num_preemptions);
   counter(&EngineStats::prefix_queries_tokens, Metric::prefix_cache_queries);
   counter(&EngineStats::prefix_hit_tokens, Metric::prefix_cache_hits);
+  counter(&EngineStats::gemms_rejected, Metric::gemms_rejected);
   reported_ = now;
 }
 

@@ -36,30 +36,30 @@ void Engine::Impl::check_tokens(std::string_view field, const std::vector<TokenI
 }
 
 void Engine::Impl::check(const Request& request) const {
-  const auto refuse = [](const auto&... text) { throw Error(ErrorCode::invalid_argument, cat(text...)); };
+  const auto reject = [](const auto&... text) { throw Error(ErrorCode::invalid_argument, cat(text...)); };
   const auto& sampling = request.sampling;
   const bool continues = !request.continuation_ids.empty();
-  if (request.input_ids.empty() && !continues) refuse("input_ids is empty: send at least one token");
+  if (request.input_ids.empty() && !continues) reject("input_ids is empty: send at least one token");
   check_tokens("input_ids", request.input_ids);
   check_tokens("continuation_ids", request.continuation_ids);
   sampling.validate(info.model.vocab_size);
   const int sequences = std::max(sampling.n, sampling.best_of);
   if (request.stream && sequences > sampling.n) {
-    refuse("best_of = ", sampling.best_of, " with n = ", sampling.n,
+    reject("best_of = ", sampling.best_of, " with n = ", sampling.n,
            " cannot be streamed: the best are known when all have ended. Send stream = false, or best_of = n");
   }
   if (request.timeout_ms && *request.timeout_ms < 1) {
-    refuse("timeout_ms = ", *request.timeout_ms, " is out of range: it must be >= 1");
+    reject("timeout_ms = ", *request.timeout_ms, " is out of range: it must be >= 1");
   }
   if (continues && request.session_id.empty()) {
-    refuse("continuation_ids need a session_id: they are appended to that session's history");
+    reject("continuation_ids need a session_id: they are appended to that session's history");
   }
   if (!request.session_id.empty() && sequences > 1) {
-    refuse("n = ", sampling.n, " and best_of = ", sampling.best_of,
-           " with session_id: a session goes on with one answer. ", "Send n = 1 and no best_of, or no session_id");
+    reject("n = ", sampling.n, " and best_of = ", sampling.best_of,
+           " with session_id: a session goes on with one completion. ", "Send n = 1 and no best_of, or no session_id");
   }
   if (continues && !sessions_->enabled()) {
-    refuse("sessions are off (session_ttl_s = 0): send the whole conversation in input_ids, without continuation_ids");
+    reject("sessions are off (session_ttl_s = 0): send the whole conversation in input_ids, without continuation_ids");
   }
 }
 
@@ -84,7 +84,7 @@ std::vector<TokenId> Engine::Impl::end_ids_of(const SamplingParams& sampling) co
   return sampling.end_ids.empty() ? info.model.end_ids : sampling.end_ids;
 }
 
-void Engine::Impl::refuse(runtime::Refusal reason) { count(Metric::requests_refused, 1, static_cast<int>(reason)); }
+void Engine::Impl::reject(runtime::Rejection reason) { count(Metric::requests_rejected, 1, static_cast<int>(reason)); }
 
 std::unique_ptr<Engine::Impl::Group> Engine::Impl::make_group(Request request, Callback callback,
                                                               std::vector<TokenId> end_ids) const {
@@ -101,11 +101,11 @@ std::unique_ptr<Engine::Impl::Group> Engine::Impl::make_group(Request request, C
   if (!sessions_->enabled()) request.session_id.clear();
   const auto& config = info.config;
   group->submitted = Clock::now();
-  if (config.max_queue_time_s > 0) group->begin_by = group->submitted + duration(config.max_queue_time_s);
+  if (config.max_queue_time_s > 0) group->queue_deadline = group->submitted + duration(config.max_queue_time_s);
   if (request.timeout_ms) {
-    group->end_by = group->submitted + duration(*request.timeout_ms / 1000.0);
+    group->deadline = group->submitted + duration(*request.timeout_ms / 1000.0);
   } else if (config.request_timeout_s > 0) {
-    group->end_by = group->submitted + duration(config.request_timeout_s);
+    group->deadline = group->submitted + duration(config.request_timeout_s);
   }
   group->request = std::move(request);
   group->callback = std::make_shared<Callback>(std::move(callback));
@@ -125,7 +125,7 @@ Engine::Handle Engine::Impl::submit(Request request, Callback callback) {
     check_fits(request.input_ids, request.sampling);
     check_fits(request.continuation_ids, request.sampling);
   } catch (const Error&) {
-    refuse(runtime::Refusal::never_fits);
+    reject(runtime::Rejection::never_fits);
     throw;
   }
   auto group = make_group(std::move(request), std::move(callback), std::move(end_ids));
@@ -135,12 +135,13 @@ Engine::Handle Engine::Impl::submit(Request request, Callback callback) {
   const auto max_tokens = asked.sampling.max_tokens.value_or(info.config.session_len - static_cast<int>(prompt));
 
   std::unique_lock lock(mutex_);
+  if (!failure_.empty()) throw Error(ErrorCode::device_failed, failure_);
   if (closing_) throw Error(ErrorCode::unavailable, "the engine is shutting down and takes no new request");
   const auto waiting = static_cast<int>(inbox_.submitted.size()) + stats_.num_waiting;
-  if (auto refused = admission_->admit(waiting, prompt, group->num_sequences(), max_tokens, group->work)) {
+  if (auto rejected = admission_->admit(waiting, prompt, group->num_sequences(), max_tokens, group->work)) {
     lock.unlock();
-    refuse(refused->reason);
-    throw Error(ErrorCode::resource_exhausted, refused->text);
+    reject(rejected->reason);
+    throw Error(ErrorCode::resource_exhausted, rejected->text);
   }
   group->seed = asked.sampling.seed.value_or(seeds_());
   const Handle handle = group->handle = next_handle_++;
@@ -195,8 +196,8 @@ void Engine::Impl::take(Inbox& inbox) {
 
 void Engine::Impl::take(std::unique_ptr<Group> taken) {
   auto& group = *groups_.emplace(taken->handle, std::move(taken)).first->second;
-  if (group.begin_by) timers_.emplace(*group.begin_by, group.handle);
-  if (group.end_by) timers_.emplace(*group.end_by, group.handle);
+  if (group.queue_deadline) timers_.emplace(*group.queue_deadline, group.handle);
+  if (group.deadline) timers_.emplace(*group.deadline, group.handle);
   if (!group.in_session()) return begin(group);
   const auto& session = group.request.session_id;
   sessions_->enter(session);
@@ -212,8 +213,8 @@ void Engine::Impl::begin(Group& group) {
   auto& request = group.request;
   const auto& sampling = request.sampling;
   const int prompt = static_cast<int>(request.input_ids.size());
-  const int room = info.config.session_len - prompt;
-  const int max_tokens = std::min(sampling.max_tokens.value_or(room), room);
+  const int left = info.config.session_len - prompt;
+  const int max_tokens = std::min(sampling.max_tokens.value_or(left), left);
   count(Metric::prompt_tokens, prompt);
   observe(Metric::request_prompt_tokens, prompt);
   group.begun = true;
@@ -265,15 +266,15 @@ void Engine::Impl::end_overdue(Clock::time_point now) {
   while (!timers_.empty() && timers_.begin()->first <= now) {
     auto& group = *groups_.at(timers_.begin()->second);
     const double waited = std::round(1000 * seconds(now - group.submitted)) / 1000;
-    if (group.end_by && *group.end_by <= now) {
-      refuse(runtime::Refusal::deadline);
+    if (group.deadline && *group.deadline <= now) {
+      reject(runtime::Rejection::deadline);
       end_request(
           group, FinishReason::error,
           cat("the request did not end within its time limit: ",
-              std::round(1000 * seconds(*group.end_by - group.submitted)), " ms (timeout_ms or request_timeout_s)"),
+              std::round(1000 * seconds(*group.deadline - group.submitted)), " ms (timeout_ms or request_timeout_s)"),
           ErrorCode::deadline_exceeded);
     } else {
-      refuse(runtime::Refusal::queue_time);
+      reject(runtime::Rejection::queue_time);
       end_request(group, FinishReason::error,
                   cat("the request waited ", waited, " s and did not begin; max_queue_time_s is ",
                       info.config.max_queue_time_s, "; retry after ", admission_->retry_after_s(), " s"),
@@ -345,7 +346,7 @@ void Engine::Impl::keep_turn(const Sequence& sequence) {
   auto tokens = scheduler_->tokens(sequence.id);
   if (tokens.back() < 0) tokens = tokens.first(tokens.size() - 1);  // nobody has seen that one
   sessions_->keep(group.request.session_id, *group.turn, {{tokens.begin(), tokens.end()}, group.turns},
-                  scheduler_->published(sequence.id));
+                  scheduler_->inserted(sequence.id));
 }
 
 void Engine::Impl::close(Group& group, std::vector<Result> last) {
@@ -355,8 +356,8 @@ void Engine::Impl::close(Group& group, std::vector<Result> last) {
   observe(Metric::e2e_request_latency_seconds, seconds(now - group.submitted));
   observe(Metric::request_generation_tokens, static_cast<double>(group.num_output));
   admission_->ended(group.work, group.num_output / group.num_sequences());
-  if (group.begin_by) timers_.erase({*group.begin_by, handle});
-  if (group.end_by) timers_.erase({*group.end_by, handle});
+  if (group.queue_deadline) timers_.erase({*group.queue_deadline, handle});
+  if (group.deadline) timers_.erase({*group.deadline, handle});
   several_.erase(&group);
   const auto owned = std::move(groups_.at(handle));
   groups_.erase(handle);

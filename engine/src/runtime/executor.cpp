@@ -9,9 +9,11 @@
 #include "charonia/error.h"
 #include "runtime/cache_size.h"
 #include "runtime/devices.h"
+#include "runtime/step_sizes.h"
 
 namespace charonia::runtime {
 ops::StepLimits step_limits(const ModelConfig& model, const EngineConfig& config) {
+  require_step_sizes(config);
   return {.max_rows = config.token_budget,
           .max_sequences = config.max_batch_size,
           .max_positions = config.session_len,
@@ -36,32 +38,28 @@ Executor::Executor(const std::filesystem::path& weights_dir, const ModelConfig& 
 int Executor::blocks_of_all(const EngineConfig& config) const {
   int out = std::numeric_limits<int>::max();
   for (const auto& rank : ranks_) {
-    const CacheRoom room{rank->block_bytes(), rank->free_for_cache(), static_cast<int>(ranks_.size())};
+    const CacheMemory memory{rank->block_bytes(), rank->free_for_cache(), static_cast<int>(ranks_.size())};
     try {
-      out = std::min(out, blocks_that_fit(config, room));
+      out = std::min(out, blocks_that_fit(config, memory));
     } catch (const Error&) {
-      throw of_rank(std::current_exception(), rank->ops().rank(), room.ranks);
+      throw of_rank(std::current_exception(), rank->ops().rank(), memory.ranks);
     }
   }
   return out;
 }
 
+// No exchange is part of it: a rank without memory must not end those of the others.
 void Executor::commit_blocks(int num_blocks) {
-  try {
-    on_ranks([&](int rank) { of(rank).commit_blocks(num_blocks); });
-  } catch (...) {
-    recover();
-    throw;
-  }
+  threads_->run([&](int rank) { of(rank).commit_blocks(num_blocks); });
 }
 
 void Executor::on_ranks(const RankThreads::Task& task) {
-  threads_->run(task, [this](int rank, std::string_view why) { of(rank).ops().abort_exchange(why); });
+  threads_->run(task, [this](int rank, std::string_view why) { of(rank).ops().abort_collectives(why); });
 }
 
 void Executor::recover() {
   for (auto& rank : ranks_) rank->settle();
-  for (auto& rank : ranks_) rank->ops().resume_exchange();
+  for (auto& rank : ranks_) rank->ops().resume_collectives();
 }
 
 void Executor::launch(const ops::StepInput& input) {
@@ -100,6 +98,22 @@ std::string Executor::device() const { return std::string(ranks_.front()->ops().
 std::string Executor::instruction_set() const { return std::string(ranks_.front()->ops().instruction_set()); }
 
 std::string Executor::warning() const { return ranks_.front()->ops().warning(); }
+
+std::vector<std::string> Executor::kernel_report() const {
+  std::vector<std::string> lines;
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    for (auto& line : ranks_[rank]->ops().report()) {
+      lines.push_back(ranks_.size() > 1 ? cat("rank ", rank, ": ", line) : std::move(line));
+    }
+  }
+  return lines;
+}
+
+std::int64_t Executor::gemms_rejected() const {
+  std::int64_t sum = 0;
+  for (const auto& rank : ranks_) sum += rank->ops().gemms_rejected();
+  return sum;
+}
 
 std::int64_t Executor::weight_bytes() const {
   std::int64_t sum = 0;

@@ -15,14 +15,15 @@
 
 namespace charonia::runtime {
 
-// What bounds the steps of an engine.
+// What bounds the steps of an engine. Throws Error(internal) where their sizes are not resolved (step_sizes.h).
 ops::StepLimits step_limits(const ModelConfig& model, const EngineConfig& config);
 
 class Executor {
  public:
-  // Chooses the devices (config.device, device_ids and threads are resolved), loads the weights, makes the k/v cache by
-  // cache_users, cache_size or cache_max_entry_count. session_len must be resolved. Throws Error: unsupported (no such
-  // device), resource_exhausted (weights or cache do not fit), invalid_argument (the files are not those of the model).
+  // Chooses the devices (config.device, device_ids, threads and the sizes of steps are resolved), loads the weights,
+  // makes the KV cache by cache_users, cache_size or cache_max_entry_count. session_len must be resolved. Throws Error:
+  // unsupported (no such device), resource_exhausted (weights or cache do not fit), invalid_argument (the files are not
+  // those of the model).
   Executor(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config);
 
   // Whether launch() returns before the step is computed. Then the next step may be launched before collect() of the
@@ -47,15 +48,17 @@ class Executor {
   std::string device() const;           // "cpu" | "cuda"
   std::string instruction_set() const;  // "avx512", "sm_90", ...
   std::string warning() const;          // of ops::Ops: why the device is slower than it could be; empty: it is not
+  std::vector<std::string> kernel_report() const;  // ops::Ops::report() of all ranks. Between steps
   // Of all ranks together.
+  std::int64_t gemms_rejected() const;
   std::int64_t weight_bytes() const;
   std::int64_t weight_bytes_per_step() const;  // read from memory by a step of one token
   std::int64_t kv_cache_bytes() const;
 
  private:
-  // Runs a task on every rank's thread; an error of one ends the exchange between all.
+  // Runs a task on every rank's thread; an error of one aborts the collectives of all.
   void on_ranks(const RankThreads::Task& task);
-  // After an error: waits for all that is in flight and takes up the exchange again.
+  // After an error: waits for all that is in flight and resumes the collectives.
   void recover();
   int blocks_of_all(const EngineConfig& config) const;
   Rank& of(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }

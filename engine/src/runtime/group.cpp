@@ -10,7 +10,7 @@ double mean_logprob(const Result& result) {
   return result.num_output_tokens == 0 ? 0 : result.cumulative_logprob / result.num_output_tokens;
 }
 
-// An answer is better than none, and one of a greater mean log probability better than another.
+// A completion is better than none, and one of a greater mean log probability better than another.
 bool better(const Result& a, const Result& b) {
   const auto rank = [](const Result& result) {
     return result.finish_reason == FinishReason::error ? 2 : result.num_output_tokens == 0 ? 1 : 0;

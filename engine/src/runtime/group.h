@@ -1,4 +1,4 @@
-// A request in flight: its sequences, and which of their answers go out.
+// A request in flight: its sequences, and which of their completions go out.
 #pragma once
 
 #include <algorithm>
@@ -24,8 +24,8 @@ struct Group {
   std::uint64_t seed = 0;                                 // of the first sequence
   std::vector<std::shared_ptr<TokenMaskProvider>> masks;  // one for each sequence, or none
   Clock::time_point submitted;
-  std::optional<Clock::time_point> begin_by;  // it ends when it has not begun by then; unset once it has
-  std::optional<Clock::time_point> end_by;
+  std::optional<Clock::time_point> queue_deadline;  // it ends when it has not begun by then; unset once it has
+  std::optional<Clock::time_point> deadline;
   Work work;
 
   bool begun = false;  // its sequences were made and are the scheduler's

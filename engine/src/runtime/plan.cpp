@@ -15,6 +15,7 @@
 #include "runtime/devices.h"
 #include "runtime/executor.h"
 #include "runtime/settings.h"
+#include "runtime/step_sizes.h"
 
 namespace charonia {
 namespace {
@@ -67,9 +68,11 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   out.device_note = choice.note;
 
   const auto sizes = runtime::device_sizes(out.device);
-  const auto limits = runtime::step_limits(out.model, config);
   const int ranks = config.tensor_para_size;
   const auto free = free_memory(choice, ranks, memory_bytes);
+  const int sms = memory_bytes > 0 ? runtime::kUsualSms : runtime::sms_of(choice.gpus);
+  runtime::resolve_step_sizes(out.config, {out.device, sms, *std::ranges::min_element(free)});
+  const auto limits = runtime::step_limits(out.model, config);
   int blocks = std::numeric_limits<int>::max();
   for (int rank = 0; rank < ranks; ++rank) {
     const model::Shard shard(out.model, rank, ranks);

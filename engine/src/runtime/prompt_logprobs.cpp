@@ -8,7 +8,7 @@ namespace charonia::runtime {
 PromptLogprobs::PromptLogprobs(int prompt_tokens, int top)
     : top_(top),
       logprobs_(static_cast<std::size_t>(prompt_tokens) - 1),
-      likeliest_(top > 0 ? logprobs_.size() : 0),
+      top_logprobs_(top > 0 ? logprobs_.size() : 0),
       known_(logprobs_.size()),
       missing_(static_cast<std::int64_t>(logprobs_.size())) {}
 
@@ -26,13 +26,13 @@ void PromptLogprobs::take(std::int32_t position, const ops::Sampled& sampled) {
   --missing_;
   logprobs_[at] = sampled.logprob;
   if (top_ == 0) return;
-  for (const auto& [id, logprob] : sampled.top) likeliest_[at].push_back({id, logprob});
+  for (const auto& [id, logprob] : sampled.top) top_logprobs_[at].push_back({id, logprob});
 }
 
 void PromptLogprobs::move_to(Result& result) {
   if (missing_ > 0) return;
   result.prompt_logprobs = std::move(logprobs_);
-  result.prompt_top_logprobs = std::move(likeliest_);
+  result.prompt_top_logprobs = std::move(top_logprobs_);
 }
 
 }  // namespace charonia::runtime

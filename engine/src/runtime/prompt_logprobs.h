@@ -26,7 +26,7 @@ class PromptLogprobs {
  private:
   const int top_;
   std::vector<float> logprobs_;  // [prompt_tokens - 1]: of the token after each position
-  std::vector<std::vector<TokenLogprob>> likeliest_;
+  std::vector<std::vector<TokenLogprob>> top_logprobs_;
   std::vector<bool> known_;
   std::int64_t missing_;
 };

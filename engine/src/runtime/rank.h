@@ -1,4 +1,4 @@
-// One tensor-parallel rank: a device, its share of the model, its k/v cache. Used by one thread at a time.
+// One tensor-parallel rank: a device, its share of the model, its KV cache. Used by one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ class Rank {
  public:
   explicit Rank(std::unique_ptr<ops::Ops> ops) : ops_(std::move(ops)) {}
 
-  // Throws Error(resource_exhausted) with the numbers and what to change where the weights, the activations and one k/v
+  // Throws Error(resource_exhausted) with the numbers and what to change where the weights, the activations and one KV
   // block do not fit into the device's memory. Before any of the ranks loads, as they may share it.
   void check_memory(const ModelConfig& model, const EngineConfig& config, const ops::StepLimits& limits);
   // Uploads the weights.
@@ -29,7 +29,7 @@ class Rank {
   // What is free once everything else that the model and its steps take is there. Memory that a device gives only when
   // it is first written counts as taken.
   std::size_t free_for_cache() const;
-  // Makes the k/v cache, with memory for the first `committed` blocks, and everything else that steps need.
+  // Makes the KV cache, with memory for the first `committed` blocks, and everything else that steps need.
   void make_cache(int num_blocks, int committed);
 
   // After make_cache(). Provides memory for the first `num_blocks` blocks. Between steps.

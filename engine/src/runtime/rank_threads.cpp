@@ -36,7 +36,6 @@ RankThreads::~RankThreads() {
 void RankThreads::run(const Task& task, const Failed& failed) {
   task_ = &task;
   failed_ = failed ? &failed : nullptr;
-  failures_ = 0;
   busy_ = static_cast<int>(threads_.size());
   ++runs_;
   if (!threads_.empty()) runs_.notify_all();
@@ -45,7 +44,7 @@ void RankThreads::run(const Task& task, const Failed& failed) {
   if (!spin(ended, spin_)) {
     for (int busy = busy_; busy != 0; busy = busy_) busy_.wait(busy);
   }
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  if (error_) throw *std::exchange(error_, std::nullopt);  // nobody else has it any more
 }
 
 void RankThreads::run_one(int rank) {
@@ -53,7 +52,10 @@ void RankThreads::run_one(int rank) {
     (*task_)(rank);
   } catch (...) {
     const auto error = of_rank(std::current_exception(), rank, static_cast<int>(threads_.size()) + 1);
-    if (failures_.fetch_add(1) == 0) error_ = std::make_exception_ptr(error);
+    {
+      const std::lock_guard lock(error_mutex_);
+      if (!error_ || (is_device_failure(error) && !is_device_failure(*error_))) error_ = error;
+    }
     if (failed_ != nullptr) (*failed_)(rank, error.what());
   }
 }

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <mutex>
+#include <optional>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -30,7 +32,8 @@ class RankThreads {
 
   // Runs task(rank) for every rank, each always on the same thread but rank 0, which has the caller's, and returns when
   // all have ended. When some threw: `failed` was called on the thread of each, and what the first one threw is thrown
-  // here, with the rank before its text where there are several.
+  // here, with the rank before its text where there are several. An error that says that the device has failed goes
+  // before others, which may be its consequences on other ranks.
   void run(const Task& task, const Failed& failed = nullptr);
 
  private:
@@ -40,8 +43,8 @@ class RankThreads {
   std::chrono::microseconds spin_;
   const Task* task_ = nullptr;          // of the run in progress
   const Failed* failed_ = nullptr;      // of the run in progress
-  std::atomic<int> failures_{0};        // of the run in progress
-  std::exception_ptr error_;            // the first of them
+  std::mutex error_mutex_;
+  std::optional<Error> error_;          // to be thrown, of the run in progress; under error_mutex_
   std::atomic<std::uint32_t> runs_{0};  // sleepers wait on it
   std::atomic<int> busy_{0};            // ranks that have not ended their task; the caller waits on it
   std::atomic<bool> stopping_{false};

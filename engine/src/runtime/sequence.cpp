@@ -86,11 +86,11 @@ FinishReason Sequence::accept(const ops::Sampled& sampled, Clock::time_point now
 
 std::optional<Result> Sequence::due(Clock::time_point now, std::chrono::milliseconds interval) {
   if (!group.request.stream || (last_sent_ && now - *last_sent_ < interval)) return std::nullopt;
-  const auto piece = text_.take();
-  if (piece.num_tokens == 0) return std::nullopt;
+  const auto chunk = text_.take();
+  if (chunk.num_tokens == 0) return std::nullopt;
   last_sent_ = now;
   Result result;
-  fill(result, piece, now);
+  fill(result, chunk, now);
   return result;
 }
 
@@ -103,18 +103,18 @@ Result Sequence::last(FinishReason reason, Clock::time_point now, std::string er
   return result;
 }
 
-void Sequence::fill(Result& result, const sample::Piece& piece, Clock::time_point now) {
+void Sequence::fill(Result& result, const sample::TextChunk& chunk, Clock::time_point now) {
   const int wanted = group.request.sampling.logprobs;
-  const auto end = unsent_.begin() + piece.num_tokens;
+  const auto end = unsent_.begin() + chunk.num_tokens;
   for (auto info = unsent_.begin(); info != end; ++info) {
     result.token_ids.push_back(info->id);
     if (wanted >= 0) result.logprobs.push_back(info->logprob);
     if (wanted > 0) result.top_logprobs.push_back(std::move(info->top));
   }
   unsent_.erase(unsent_.begin(), end);
-  result.text_begin = piece.text_begin;
-  result.text_end = piece.text_end;
-  result.text = piece.text;
+  result.text_begin = chunk.text_begin;
+  result.text_end = chunk.text_end;
+  result.text = chunk.text;
   if (prompt_logprobs) {
     prompt_logprobs->move_to(result);
     prompt_logprobs.reset();

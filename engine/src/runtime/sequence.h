@@ -58,7 +58,7 @@ class Sequence {
     float logprob;
     std::vector<TokenLogprob> top;
   };
-  void fill(Result& result, const sample::Piece& piece, Clock::time_point now);
+  void fill(Result& result, const sample::TextChunk& chunk, Clock::time_point now);
 
   const std::uint64_t seed_;
   sample::TextStream text_;

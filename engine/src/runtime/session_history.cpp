@@ -29,14 +29,14 @@ SessionPrompt session_prompt(const History& history, std::span<const TokenId> in
   const auto& before = history.tokens;
   auto input = continuation_ids;
   const bool closes = std::ranges::find(rules.end_ids, input.front()) != rules.end_ids.end();
-  // The answer ended with that id already, and the continuation closes it once more.
+  // The completion ended with that id already, and the continuation closes it once more.
   const bool closed = closes && before.back() == input.front();
   if (closed) input = input.subspan(1);
 
   const auto size = static_cast<std::int64_t>(before.size());
-  const auto room = rules.max_tokens.value_or(std::max(1, rules.session_len / 4));
+  const auto reserved = rules.max_tokens.value_or(std::max(1, rules.session_len / 4));
   const auto fits = [&](std::int64_t kept) {
-    return kept + static_cast<std::int64_t>(input.size()) + room <= rules.session_len;
+    return kept + static_cast<std::int64_t>(input.size()) + reserved <= rules.session_len;
   };
   const bool has_start = before.front() == rules.start_id;
   // With so many turns left out. A start token before the first turn that is kept stays.
@@ -51,7 +51,7 @@ SessionPrompt session_prompt(const History& history, std::span<const TokenId> in
   out.tokens.insert(out.tokens.end(), before.begin() + history.turns[first], before.end());
   for (auto turn = first; turn < history.turns.size(); ++turn) out.turns.push_back(history.turns[turn] + shift);
   out.num_history = static_cast<int>(out.tokens.size());
-  // What closes the answer before belongs to that turn.
+  // What closes the completion before belongs to that turn.
   out.turns.push_back(out.num_history + (closes && !closed ? 1 : 0));
   out.tokens.insert(out.tokens.end(), input.begin(), input.end());
   return out;

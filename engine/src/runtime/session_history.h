@@ -10,7 +10,7 @@
 
 namespace charonia::runtime {
 
-// The tokens of a conversation so far. A turn is an input with its answer.
+// The tokens of a conversation so far. A turn is an input with its completion.
 struct History {
   std::vector<TokenId> tokens;
   std::vector<std::int32_t> turns;  // where each begins in tokens, ascending

@@ -19,7 +19,7 @@ void SessionStore::restore(std::vector<std::string>& warnings) {
     session.history = std::move(one.history);
     session.used = now - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(one.idle_s));
   }
-  make_room();
+  make_space();
 }
 
 SessionStore::Clock::time_point SessionStore::expiry_of(const Session& session) const {
@@ -128,7 +128,7 @@ void SessionStore::keep(const std::string& id, const Turn& turn, History history
   blocks_.unpin(nodes);
   unpin_released();
   keep_quota(session);
-  make_room();
+  make_space();
   if (files_) files_->write(id, std::move(kept));
 }
 
@@ -142,7 +142,7 @@ SessionStore::Sessions::iterator SessionStore::longest_idle(Which which) {
   return longest;
 }
 
-void SessionStore::make_room() {
+void SessionStore::make_space() {
   while (static_cast<int>(sessions_.size()) > limits_.max_sessions) {
     const auto longest = longest_idle([](const Session&) { return true; });
     if (longest == sessions_.end()) return;  // all are busy

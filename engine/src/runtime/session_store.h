@@ -1,4 +1,4 @@
-// The sessions: histories by name, with a soft pin on the k/v blocks of each. Histories are guarded by a lock, so that
+// The sessions: histories by name, with a soft pin on the KV blocks of each. Histories are guarded by a lock, so that
 // any thread may list or end sessions; blocks are pinned and unpinned on the engine thread alone.
 #pragma once
 
@@ -77,7 +77,7 @@ class SessionStore {
   // The idle session that was used longest ago and of which `which` holds, or the end.
   template <class Which>
   Sessions::iterator longest_idle(Which which);
-  void make_room();
+  void make_space();
   void keep_quota(Session& newest);
   void unpin_released();
 

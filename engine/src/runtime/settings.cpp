@@ -28,7 +28,7 @@ ResolvedSettings read_settings(const std::filesystem::path& weights_dir, const S
   const auto& kind = out.model.rope_scaling_type;
   if (config.session_len > trained && kind != "dynamic" && kind != "qwen") {
     out.warnings.push_back(cat("session_len = ", config.session_len, " is more than the ", trained,
-                               " positions that the model was trained for; answers may suffer beyond them",
+                               " positions that the model was trained for; completions may suffer beyond them",
                                out.model.rotary_embedding > 0 && kind == "default"
                                    ? ". rope_scaling_factor = 1 makes it see further (dynamic NTK)"
                                    : ""));

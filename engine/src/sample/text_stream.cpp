@@ -77,20 +77,20 @@ void TextStream::push_silent(std::int32_t token) {
   held_.push_back({pending_.size(), false});
 }
 
-Piece TextStream::take() { return cut(settled_, settled_ == 0 ? 0 : held_[settled_ - 1].end); }
+TextChunk TextStream::take() { return cut(settled_, settled_ == 0 ? 0 : held_[settled_ - 1].end); }
 
-Piece TextStream::finish() { return cut(held_.size(), end_.value_or(pending_.size())); }
+TextChunk TextStream::finish() { return cut(held_.size(), end_.value_or(pending_.size())); }
 
-Piece TextStream::cut(std::size_t num_tokens, std::size_t text_end) {
-  Piece piece;
-  if (num_tokens == 0) return piece;
+TextChunk TextStream::cut(std::size_t num_tokens, std::size_t text_end) {
+  TextChunk chunk;
+  if (num_tokens == 0) return chunk;
   const auto bytes = held_[num_tokens - 1].end;
   // A special token may stand before the space that is dropped.
   const auto text_begin = bytes == 0 ? 0 : std::exchange(dropped_, 0);
-  piece.num_tokens = static_cast<int>(num_tokens);
-  piece.text_begin = static_cast<int>(text_begin);
-  piece.text_end = static_cast<int>(text_end);
-  piece.text = to_valid_utf8(std::string_view(pending_).substr(text_begin, text_end - text_begin));
+  chunk.num_tokens = static_cast<int>(num_tokens);
+  chunk.text_begin = static_cast<int>(text_begin);
+  chunk.text_end = static_cast<int>(text_end);
+  chunk.text = to_valid_utf8(std::string_view(pending_).substr(text_begin, text_end - text_begin));
 
   held_.erase(held_.begin(), held_.begin() + static_cast<std::ptrdiff_t>(num_tokens));
   pending_.erase(0, bytes);
@@ -98,7 +98,7 @@ Piece TextStream::cut(std::size_t num_tokens, std::size_t text_end) {
   if (end_) *end_ -= std::min(*end_, bytes);
   settled_ -= std::min(settled_, num_tokens);
   examined_ -= std::min(examined_, num_tokens);
-  return piece;
+  return chunk;
 }
 
 }  // namespace charonia::sample

@@ -16,7 +16,7 @@ namespace charonia::sample {
 
 // What can be sent now: `num_tokens` tokens of those pushed and not taken, and which part of their joined bytes is
 // text.
-struct Piece {
+struct TextChunk {
   int num_tokens = 0;
   int text_begin = 0;
   int text_end = 0;
@@ -41,9 +41,9 @@ class TextStream {
 
   // Takes what can be sent now: up to the last end of a token before which everything is settled, whatever comes. May
   // have no token (all is held back).
-  Piece take();
+  TextChunk take();
   // Takes the rest when the sequence has ended for another reason, or because push returned true.
-  Piece finish();
+  TextChunk finish();
 
   int held_tokens() const { return static_cast<int>(held_.size()); }  // pushed and not taken
 
@@ -69,7 +69,7 @@ class TextStream {
 
   // The length of the longest stop word that ends with this byte, or nothing.
   std::optional<std::size_t> follow(char byte);
-  Piece cut(std::size_t num_tokens, std::size_t text_end);
+  TextChunk cut(std::size_t num_tokens, std::size_t text_end);
 
   const TokenTable* table_;
   std::vector<StopWord> stop_words_;

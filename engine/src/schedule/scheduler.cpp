@@ -8,7 +8,7 @@ namespace charonia::schedule {
 
 namespace {
 
-constexpr std::int32_t kRoomTokens = 512;
+constexpr std::int32_t kReservedTokens = 512;
 
 }  // namespace
 
@@ -28,7 +28,7 @@ Scheduler::~Scheduler() = default;
 void Scheduler::add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_total_tokens, const SeqOptions& options) {
   if (prompt.empty()) broken(cat("sequence ", id, " has no token"));
   // Of the pool as it was at first: that it has become smaller meanwhile is nothing that the caller can know.
-  const auto capacity = std::int64_t{impl_->most_blocks} * impl_->pool.block_len();
+  const auto capacity = std::int64_t{impl_->max_blocks} * impl_->pool.block_len();
   if (max_total_tokens <= std::ssize(prompt) || max_total_tokens > capacity) {
     broken(cat("sequence ", id, " with ", prompt.size(), " tokens may have ", max_total_tokens,
                ", it must be more than that and at most ", capacity));
@@ -55,7 +55,7 @@ void Scheduler::add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_tota
   seq.max_total_tokens = max_total_tokens;
   seq.tokens = std::move(prompt);
   // So that no step has to move the prompt to make room for what it samples, at least for a while.
-  seq.tokens.reserve(static_cast<std::size_t>(std::min(max_total_tokens, seq.prompt_tokens + kRoomTokens)));
+  seq.tokens.reserve(static_cast<std::size_t>(std::min(max_total_tokens, seq.prompt_tokens + kReservedTokens)));
   impl_->waiting_tokens += seq.prompt_tokens;
   if (parent != nullptr) {
     seq.parent = parent;
@@ -103,7 +103,7 @@ void Scheduler::advance(const StepPlan& plan) {
     seq.computed += std::exchange(seq.planned, 0);
     if (part.all_rows) seq.rows_given = seq.computed;
     if (std::exchange(seq.forked, false)) impl_->leave_parent(seq);
-    impl_->publish(seq);
+    impl_->insert(seq);
     if (part.samples) seq.tokens.push_back(-rows);
     if (seq.has_computed_prompt()) impl_->let_children_in(seq);
   }
@@ -161,7 +161,7 @@ bool Scheduler::remove(SeqId id) {
 std::span<const TokenId> Scheduler::tokens(SeqId id) const { return impl_->at(id).tokens; }
 std::span<const cache::BlockId> Scheduler::blocks(SeqId id) const { return impl_->at(id).blocks; }
 std::int32_t Scheduler::num_computed(SeqId id) const { return impl_->at(id).computed; }
-std::vector<cache::PrefixNode> Scheduler::published(SeqId id) const { return impl_->at(id).nodes; }
+std::vector<cache::PrefixNode> Scheduler::inserted(SeqId id) const { return impl_->at(id).nodes; }
 std::int32_t Scheduler::num_cached_tokens(SeqId id) const { return impl_->at(id).num_cached_tokens; }
 int Scheduler::num_running() const { return static_cast<int>(impl_->running.size()); }
 int Scheduler::num_waiting() const { return static_cast<int>(impl_->seqs.size() - impl_->running.size()); }

@@ -28,7 +28,7 @@
 //
 //     plan(N)  advance(N)  plan(N+1)  resolve(N)  advance(N+1)  plan(N+2)  resolve(N+1) ...
 //
-// Nothing unknown is ever matched or published, and what is preempted with a placeholder waits until it is resolved. A
+// Nothing unknown is ever matched or inserted, and what is preempted with a placeholder waits until it is resolved. A
 // sequence whose placeholder is its last token is not planned again, but holds its blocks until it is removed. Where
 // there is one, nobody is preempted: who finds no block waits for those.
 //
@@ -105,7 +105,7 @@ class Scheduler {
   // with them begin anew. Throws Error(internal) when a sequence that has all its max_total_tokens was not removed.
   StepPlan plan();
 
-  // The planned tokens count as computed, full blocks are published to the prefix index, and the sequences with
+  // The planned tokens count as computed, full blocks are inserted into the prefix index, and the sequences with
   // `samples` get their placeholders: -1 - i, where i counts the step's rows of logits. Sequences removed since
   // plan() are skipped. Throws Error(internal), changing nothing, when the plan does not fit or an earlier placeholder
   // is still there.
@@ -130,7 +130,7 @@ class Scheduler {
   std::int32_t num_computed(SeqId id) const;
   // The nodes of the prefix index that hold the full blocks computed so far, from the first on; for a session to pin.
   // None while it waits.
-  std::vector<cache::PrefixNode> published(SeqId id) const;
+  std::vector<cache::PrefixNode> inserted(SeqId id) const;
   // Prompt tokens that came from the prefix index, or from the parent, when the sequence was first scheduled; -1 before
   // that. The parent's do not count in prefix_query_tokens and prefix_hit_tokens.
   std::int32_t num_cached_tokens(SeqId id) const;

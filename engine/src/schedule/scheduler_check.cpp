@@ -34,7 +34,7 @@ void Scheduler::check_integrity() const {
       require(impl.waiting.contains(owned.get()) == (seq.state == State::waiting), "sequence ", id,
               " is in the queue, or not, against its state");
       require(seq.blocks.empty() && seq.nodes.empty() && seq.computed == 0 && seq.planned == 0 &&
-                  seq.published_blocks == 0 && !seq.forked,
+                  seq.inserted_blocks == 0 && !seq.forked,
               "sequence ", id, " does not run and holds blocks");
       continue;
     }
@@ -43,12 +43,12 @@ void Scheduler::check_integrity() const {
     require(seq.gap() >= 1, "sequence ", id, " has ", seq.computed, " computed of ", seq.num_tokens(), " tokens");
     require(seq.computed + seq.planned <= std::min(capacity, seq.num_tokens()), "sequence ", id, " has blocks for ",
             capacity, " tokens, computed and planned are ", seq.computed, " + ", seq.planned);
-    require(seq.published_blocks == seq.computed / length, "sequence ", id, " has ", seq.published_blocks,
-            " published blocks with ", seq.computed, " tokens computed");
-    require(seq.nodes.empty() || std::ssize(seq.nodes) == seq.published_blocks, "sequence ", id, " has ",
-            seq.nodes.size(), " nodes of ", seq.published_blocks, " published blocks");
+    require(seq.inserted_blocks == seq.computed / length, "sequence ", id, " has ", seq.inserted_blocks,
+            " inserted blocks with ", seq.computed, " tokens computed");
+    require(seq.nodes.empty() || std::ssize(seq.nodes) == seq.inserted_blocks, "sequence ", id, " has ",
+            seq.nodes.size(), " nodes of ", seq.inserted_blocks, " inserted blocks");
     for (std::size_t i = 0; i < seq.nodes.size(); ++i) {
-      require(seq.nodes[i].block == seq.blocks[i], "sequence ", id, " published block ", seq.nodes[i].block,
+      require(seq.nodes[i].block == seq.blocks[i], "sequence ", id, " inserted block ", seq.nodes[i].block,
               " and uses block ", seq.blocks[i], " for it");
     }
     require(!seq.forked || (seq.computed == seq.prompt_tokens - 1 && seq.num_tokens() == seq.prompt_tokens),

@@ -48,9 +48,9 @@ struct Seq {
 
   // While it runs; all zero and empty otherwise.
   std::vector<cache::BlockId> blocks;
-  std::int32_t computed = 0;             // tokens whose k/v is in the blocks
+  std::int32_t computed = 0;             // tokens whose KV is in the blocks
   std::int32_t planned = 0;              // tokens of the plan that has not advanced yet
-  std::int32_t published_blocks = 0;     // full blocks that are in the prefix index
+  std::int32_t inserted_blocks = 0;      // full blocks that are in the prefix index
   std::vector<cache::PrefixNode> nodes;  // of those, where there is an index
   bool forked = false;                   // began with its parent's blocks in the plan that has not advanced yet
 
@@ -69,7 +69,7 @@ struct Before {
 
 struct Scheduler::Impl {
   Impl(Limits limits_in, cache::BlockManager& pool_in)
-      : limits(limits_in), pool(pool_in), most_blocks(pool_in.num_blocks()), num_blocks(most_blocks) {}
+      : limits(limits_in), pool(pool_in), max_blocks(pool_in.num_blocks()), num_blocks(max_blocks) {}
 
   Seq& at(SeqId id) const {
     const auto found = seqs.find(id);
@@ -81,7 +81,7 @@ struct Scheduler::Impl {
   bool cannot_fit(const Seq& seq) const { return blocks_for(seq.num_tokens()) > pool.num_blocks(); }
 
   // Whether it will need another block than those for its tokens so far; what there is not it cannot wait for. Does not
-  // count the place of the last token it may sample: that one's k/v is never needed.
+  // count the place of the last token it may sample: that one's KV is never needed.
   bool will_need_more_blocks(const Seq& seq) const {
     const auto most = std::min(blocks_for(seq.max_total_tokens - 1), pool.num_blocks());
     return most > (seq.state == State::running ? std::ssize(seq.blocks) : blocks_for(seq.num_tokens()));
@@ -122,7 +122,7 @@ struct Scheduler::Impl {
     pool.release(seq.blocks);
     seq.blocks.clear();
     seq.nodes.clear();
-    seq.computed = seq.planned = seq.published_blocks = seq.need = 0;
+    seq.computed = seq.planned = seq.inserted_blocks = seq.need = 0;
     if (seq.forked) {
       seq.forked = false;
       seq.num_cached_tokens = -1;
@@ -142,14 +142,14 @@ struct Scheduler::Impl {
 
   // Puts the full blocks of what is computed into the prefix index. Where an equal block is there already, the sequence
   // goes over to it: that saves a block, and keeps Active what its later blocks hang behind.
-  void publish(Seq& seq) {
+  void insert(Seq& seq) {
     const auto length = static_cast<std::size_t>(pool.block_len());
     const std::span<const TokenId> tokens(seq.tokens);
-    for (; (seq.published_blocks + 1) * pool.block_len() <= seq.computed; ++seq.published_blocks) {
-      const auto index = static_cast<std::size_t>(seq.published_blocks);
+    for (; (seq.inserted_blocks + 1) * pool.block_len() <= seq.computed; ++seq.inserted_blocks) {
+      const auto index = static_cast<std::size_t>(seq.inserted_blocks);
       auto& block = seq.blocks[index];
       const auto parent = seq.nodes.empty() ? cache::PrefixNode{} : seq.nodes.back();
-      const auto node = pool.publish(parent, block, tokens.subspan(index * length, length), seq.salt);
+      const auto node = pool.insert(parent, block, tokens.subspan(index * length, length), seq.salt);
       if (node.unique_id == parent.unique_id) continue;  // there is no index
       if (node.block != block) {
         pool.retain({&node.block, 1});
@@ -158,7 +158,7 @@ struct Scheduler::Impl {
       }
       seq.nodes.push_back(node);
       // Nobody who waits begins with what others sample, or if so they may wait until something is released.
-      if (seq.published_blocks * pool.block_len() < seq.prompt_tokens) ++gains;
+      if (seq.inserted_blocks * pool.block_len() < seq.prompt_tokens) ++gains;
     }
   }
 
@@ -168,7 +168,7 @@ struct Scheduler::Impl {
   void plan_decodes(StepPlan& plan);
   void plan_prefill(StepPlan& plan);
   bool schedule(Seq& seq, StepPlan& plan);
-  bool make_room(Seq& seq, StepPlan& plan);
+  bool reserve_blocks(Seq& seq, StepPlan& plan);
   void preempt(Seq& seq, StepPlan& plan);
   bool admit(Seq& seq, StepPlan& plan);
   bool begin_anew(Seq& seq, std::int32_t slack);
@@ -178,7 +178,7 @@ struct Scheduler::Impl {
 
   Limits limits;
   cache::BlockManager& pool;
-  int most_blocks;  // of the pool at construction
+  int max_blocks;   // of the pool at construction
   int num_blocks;   // of the pool when last looked at
   std::unordered_map<SeqId, std::unique_ptr<Seq>> seqs;
   std::vector<Seq*> running;  // in the order of Before

@@ -34,7 +34,7 @@ void Scheduler::Impl::plan_decodes(StepPlan& plan) {
   }
   // In the order of Before, so that blocks are never taken from a sequence that is in the plan already.
   for (auto* seq : collected) {
-    if (seq->state == State::running && make_room(*seq, plan)) schedule(*seq, plan);
+    if (seq->state == State::running && reserve_blocks(*seq, plan)) schedule(*seq, plan);
   }
 }
 
@@ -99,7 +99,7 @@ void Scheduler::Impl::preempt(Seq& seq, StepPlan& plan) {
 // Gives the sequence blocks for all its tokens, if need be those of sequences after it, the last one first. False when
 // there was none after it: it was preempted itself; when blocks come free anyway as soon as a step is resolved; or when
 // there is no such number of blocks.
-bool Scheduler::Impl::make_room(Seq& seq, StepPlan& plan) {
+bool Scheduler::Impl::reserve_blocks(Seq& seq, StepPlan& plan) {
   const auto missing = blocks_for(seq.num_tokens()) - static_cast<std::int32_t>(seq.blocks.size());
   while (missing > 0 && !pool.allocate(missing, seq.blocks)) {
     const bool never = cannot_fit(seq);
@@ -165,7 +165,7 @@ bool Scheduler::Impl::begin_anew(Seq& seq, std::int32_t slack) {
   seq.blocks = std::move(match.blocks);
   seq.nodes = std::move(match.nodes);
   seq.computed = match.num_tokens;
-  seq.published_blocks = num_matched;
+  seq.inserted_blocks = num_matched;
   if (seq.num_cached_tokens < 0) {
     seq.num_cached_tokens = match.num_tokens;
     if (!seq.all_rows) prefix_query_tokens += seq.prompt_tokens;
@@ -187,7 +187,7 @@ bool Scheduler::Impl::begin_with_parent(Seq& seq, std::int32_t slack, StepPlan& 
     plan.block_copies.emplace_back(parent.blocks[shared], blocks.back());
   seq.blocks = std::move(blocks);
   seq.computed = seq.num_cached_tokens = seq.prompt_tokens - 1;
-  seq.published_blocks = static_cast<std::int32_t>(shared);
+  seq.inserted_blocks = static_cast<std::int32_t>(shared);
   seq.nodes.assign(parent.nodes.begin(),
                    parent.nodes.begin() + static_cast<std::ptrdiff_t>(std::min(shared, parent.nodes.size())));
   seq.forked = true;

@@ -25,7 +25,7 @@ using ops::Matrix;
 using ops::Random;
 using ops::uniform;
 
-struct Piece {
+struct Chunk {
   int sequence, begin, end;  // rows at positions [begin, end)
 };
 
@@ -92,15 +92,15 @@ struct World {
   }
 
   // Like cache(), quantised: what must not be read has NaN as its zero.
-  std::vector<std::byte> quantised_cache(const std::vector<Piece>& pieces) const {
+  std::vector<std::byte> quantised_cache(const std::vector<Chunk>& chunks) const {
     const auto there = layer(nullptr, type);
     std::vector<std::byte> out(static_cast<std::size_t>(there.block_bytes() * blocks), std::byte{0xff});
-    for (const auto& piece : pieces) {
-      for (int position = first_read(piece.begin); position < piece.end; ++position) {
+    for (const auto& chunk : chunks) {
+      for (int position = first_read(chunk.begin); position < chunk.end; ++position) {
         const auto block =
-            tables[static_cast<std::size_t>(piece.sequence)][static_cast<std::size_t>(position / shape.block_len)];
+            tables[static_cast<std::size_t>(chunk.sequence)][static_cast<std::size_t>(position / shape.block_len)];
         for (int h = 0; h < 2 * shape.kv_heads; ++h) {
-          write_head(out, there, block, h, position % shape.block_len, stored(piece.sequence, position, h));
+          write_head(out, there, block, h, position % shape.block_len, stored(chunk.sequence, position, h));
         }
       }
     }
@@ -112,18 +112,18 @@ struct World {
     return window == 0 ? 0 : std::max(0, position - window + 1) / kAttentionTile * kAttentionTile;
   }
 
-  // As the cache is when the rows of `pieces` are in it, and nothing beyond or before the window.
-  Matrix cache(const std::vector<Piece>& pieces, DType cache_type) const {
+  // As the cache is when the rows of `chunks` are in it, and nothing beyond or before the window.
+  Matrix cache(const std::vector<Chunk>& chunks, DType cache_type) const {
     const int dim = shape.head_dim, kv_heads = shape.kv_heads;
     Matrix out(cache_type, std::int64_t{blocks} * 2 * kv_heads * shape.block_len, dim);
     for (std::int64_t r = 0; r < out.rows; ++r) {
       for (int d = 0; d < dim; ++d) out.set(r, d, std::numeric_limits<float>::quiet_NaN());
     }
-    for (const auto& piece : pieces) {
-      const auto& rows = qkv[static_cast<std::size_t>(piece.sequence)];
-      for (int position = first_read(piece.begin); position < piece.end; ++position) {
+    for (const auto& chunk : chunks) {
+      const auto& rows = qkv[static_cast<std::size_t>(chunk.sequence)];
+      for (int position = first_read(chunk.begin); position < chunk.end; ++position) {
         const auto block =
-            tables[static_cast<std::size_t>(piece.sequence)][static_cast<std::size_t>(position / shape.block_len)];
+            tables[static_cast<std::size_t>(chunk.sequence)][static_cast<std::size_t>(position / shape.block_len)];
         for (int h = 0; h < 2 * kv_heads; ++h) {
           const auto to = (std::int64_t{block} * 2 * kv_heads + h) * shape.block_len + position % shape.block_len;
           for (int d = 0; d < dim; ++d) out.set(to, d, rows.at(position, (shape.heads + h) * dim + d));
@@ -134,7 +134,7 @@ struct World {
   }
 
   struct Options {
-    int multiprocessors = 6;
+    int sms = 6;
     bool reproducible = false;
     bool plan_of_all = false;  // the step's items are made for layers without a window, too
     DType cache_type = DType::f32, q_type = DType::f32, out_type = DType::f32;
@@ -148,24 +148,24 @@ struct World {
     return o;
   }
 
-  Matrix run(const std::vector<Piece>& pieces, const Options& options) const {
+  Matrix run(const std::vector<Chunk>& chunks, const Options& options) const {
     auto device = device_info(0);
     auto used = shape;
-    device.multiprocessors = used.multiprocessors = options.multiprocessors;
+    device.sms = used.sms = options.sms;
     used.reproducible = options.reproducible;
     used.window = options.plan_of_all ? 0 : window;
 
     std::vector<std::int32_t> starts = {0}, positions, flat, begin;
     int last = 0;
-    for (const auto& piece : pieces) {
-      for (int i = piece.begin; i < piece.end; ++i) positions.push_back(i);
+    for (const auto& chunk : chunks) {
+      for (int i = chunk.begin; i < chunk.end; ++i) positions.push_back(i);
       starts.push_back(static_cast<std::int32_t>(positions.size()));
       begin.push_back(static_cast<std::int32_t>(flat.size()));
-      const auto& table = tables[static_cast<std::size_t>(piece.sequence)];
-      flat.insert(flat.end(), table.begin(), table.begin() + divide_up(piece.end, shape.block_len));
-      std::fill_n(flat.begin() + begin.back(), first_read(piece.begin) / shape.block_len, 1 << 28);
+      const auto& table = tables[static_cast<std::size_t>(chunk.sequence)];
+      flat.insert(flat.end(), table.begin(), table.begin() + divide_up(chunk.end, shape.block_len));
+      std::fill_n(flat.begin() + begin.back(), first_read(chunk.begin) / shape.block_len, 1 << 28);
       flat.push_back(1 << 28);
-      last = std::max(last, piece.end);
+      last = std::max(last, chunk.end);
     }
     const auto rows = static_cast<std::int64_t>(positions.size());
     Matrix q(options.q_type, rows + options.padding, qkv.front().cols, 8 + options.q_gap);
@@ -173,10 +173,10 @@ struct World {
       for (std::int64_t c = 0; c < q.cols; ++c) q.set(r, c, std::numeric_limits<float>::quiet_NaN());
     }
     std::int64_t r = 0;
-    for (const auto& piece : pieces) {
-      for (int i = piece.begin; i < piece.end; ++i, ++r) {
+    for (const auto& chunk : chunks) {
+      for (int i = chunk.begin; i < chunk.end; ++i, ++r) {
         for (int c = 0; c < shape.heads * shape.head_dim; ++c) {
-          q.set(r, c, qkv[static_cast<std::size_t>(piece.sequence)].at(i, c));
+          q.set(r, c, qkv[static_cast<std::size_t>(chunk.sequence)].at(i, c));
         }
       }
     }
@@ -187,7 +187,7 @@ struct World {
 
     AttentionPlan plan;
     plan_attention(used, {starts, positions, {}, 0}, begin, plan);
-    const auto bounds = attention_bounds(used, static_cast<int>(rows), static_cast<int>(pieces.size()), last);
+    const auto bounds = attention_bounds(used, static_cast<int>(rows), static_cast<int>(chunks.size()), last);
     const std::vector<std::int32_t> counts = {static_cast<std::int32_t>(plan.decode.size()),
                                               static_cast<std::int32_t>(plan.prefill.size())};
     plan.decode.resize(static_cast<std::size_t>(bounds.decode_items), AttentionItem{.table = 1 << 28, .num_rows = 1});
@@ -195,7 +195,7 @@ struct World {
 
     Stream stream;
     const DeviceArray<std::byte> cache_bytes(
-        stream, quant_bits != 0 ? quantised_cache(pieces) : cache(pieces, options.cache_type).bytes);
+        stream, quant_bits != 0 ? quantised_cache(chunks) : cache(chunks, options.cache_type).bytes);
     const MatrixOnDevice q_there(stream, q), out_there(stream, out);
     const DeviceArray<AttentionItem> decode(stream, plan.decode), prefill(stream, plan.prefill);
     const DeviceArray<std::int32_t> counts_there(stream, counts), tables_there(stream, flat);
@@ -245,9 +245,9 @@ struct World {
       if (!slopes.empty()) score += static_cast<double>(slopes[static_cast<std::size_t>(head)]) * (i - position);
       p.push_back(score);
     }
-    const double greatest = *std::max_element(p.begin(), p.end());
+    const double maximum = *std::max_element(p.begin(), p.end());
     double sum = 0;
-    for (auto& x : p) sum += x = std::exp(x - greatest);
+    for (auto& x : p) sum += x = std::exp(x - maximum);
     Expected out{std::vector<double>(static_cast<std::size_t>(dim)),
                  std::vector<double>(static_cast<std::size_t>(dim))};
     for (int i = first; i <= position; ++i) {
@@ -261,34 +261,34 @@ struct World {
     return out;
   }
 
-  // Holds a few heads of a few rows, the first and the last of each piece among them, against the reference.
-  void check(Random& random, const std::vector<Piece>& pieces, const Matrix& out, double rounding_of_p,
+  // Holds a few heads of a few rows, the first and the last of each chunk among them, against the reference.
+  void check(Random& random, const std::vector<Chunk>& chunks, const Matrix& out, double rounding_of_p,
              double rounding_of_out) const {
     int row = 0;
-    for (const auto& piece : pieces) {
+    for (const auto& chunk : chunks) {
       for (int probe = 0; probe < 5; ++probe) {
         const int i = probe == 0   ? 0
-                      : probe == 1 ? piece.end - piece.begin - 1
-                                   : uniform(random, 0, piece.end - piece.begin - 1);
+                      : probe == 1 ? chunk.end - chunk.begin - 1
+                                   : uniform(random, 0, chunk.end - chunk.begin - 1);
         const int head = probe == 0 ? shape.heads - 1 : uniform(random, 0, shape.heads - 1);
-        const auto expected = reference(piece.sequence, piece.begin + i, head);
+        const auto expected = reference(chunk.sequence, chunk.begin + i, head);
         for (int d = 0; d < shape.head_dim; ++d) {
           const auto at = static_cast<std::size_t>(d);
           const double bound = 4e-6 * expected.magnitude[at] + 2 * rounding_of_p * expected.magnitude[at] +
                                rounding_of_out * std::abs(expected.value[at]) + 1e-7;
           ASSERT_NEAR(out.at(row + i, head * shape.head_dim + d), expected.value[at], bound)
               << "heads " << shape.heads << "/" << shape.kv_heads << " head size " << shape.head_dim << " block "
-              << shape.block_len << ' ' << to_string(type) << " row " << i << " at " << piece.begin + i << " head "
+              << shape.block_len << ' ' << to_string(type) << " row " << i << " at " << chunk.begin + i << " head "
               << head;
         }
       }
-      row += piece.end - piece.begin;
+      row += chunk.end - chunk.begin;
     }
   }
 
   // A window, a soft cap, slopes: some of them, or all.
-  void weigh(Random& random, int kinds, int most_window) {
-    if ((kinds & 1) != 0) window = uniform(random, 1, most_window);
+  void weigh(Random& random, int kinds, int max_window) {
+    if ((kinds & 1) != 0) window = uniform(random, 1, max_window);
     if ((kinds & 2) != 0) soft_cap = 0.5F + static_cast<float>(uniform(random, 0, 100)) / 25;
     if ((kinds & 4) == 0) return;
     for (int h = 0; h < shape.heads; ++h) slopes.push_back(std::exp2(-8.0F * static_cast<float>(h + 1) / 8));
@@ -311,15 +311,15 @@ inline AttentionShape shape_of(int kv_heads, int group, int head_dim, int block_
 }
 
 // Chunks of prompts, whole prompts and decodes.
-inline std::vector<Piece> random_pieces(Random& random, const std::vector<int>& lengths) {
-  std::vector<Piece> pieces;
+inline std::vector<Chunk> random_chunks(Random& random, const std::vector<int>& lengths) {
+  std::vector<Chunk> chunks;
   for (std::size_t s = 0; s < lengths.size(); ++s) {
     const int end = lengths[s], kind = uniform(random, 0, 2);
     const int begin = kind == 0 ? end - 1 : kind == 1 ? 0 : uniform(random, 0, end - 1);
-    pieces.push_back({static_cast<int>(s), begin, end});
+    chunks.push_back({static_cast<int>(s), begin, end});
   }
-  std::shuffle(pieces.begin(), pieces.end(), random);
-  return pieces;
+  std::shuffle(chunks.begin(), chunks.end(), random);
+  return chunks;
 }
 
 }  // namespace charonia::cuda

@@ -34,14 +34,14 @@ struct Step {
 AttentionShape random_shape(Random& random) {
   constexpr std::array kGroups = {1, 2, 4, 5, 6, 7, 8, 16, 17, 71, 200};
   constexpr std::array kDims = {32, 64, 80, 96, 128, 256};
-  constexpr std::array kMultiprocessors = {1, 6, 58, 132};
+  constexpr std::array kSms = {1, 6, 58, 132};
   const int kv_heads = uniform(random, 1, 9);
   return {.heads = kv_heads * kGroups[static_cast<std::size_t>(uniform(random, 0, 10))],
           .kv_heads = kv_heads,
           .head_dim = kDims[static_cast<std::size_t>(uniform(random, 0, 5))],
           .block_len = 64,
           .window = uniform(random, 0, 1) == 0 ? 0 : uniform(random, 1, uniform(random, 0, 1) == 0 ? 100 : 9000),
-          .multiprocessors = kMultiprocessors[static_cast<std::size_t>(uniform(random, 0, 3))],
+          .sms = kSms[static_cast<std::size_t>(uniform(random, 0, 3))],
           .reproducible = uniform(random, 0, 1) == 1};
 }
 
@@ -65,12 +65,12 @@ TEST(AttentionPlanTest, every_position_that_a_row_sees_is_in_exactly_one_item) {
     const auto step = random_step(random, 20, 3000, 20000);
     const auto plan = step.plan(shape);
     std::vector<std::vector<AttentionItem>> of_row(step.positions.size());
-    const auto take = [&](const std::vector<AttentionItem>& items, int most_rows) {
+    const auto take = [&](const std::vector<AttentionItem>& items, int max_rows_seen) {
       for (const auto& item : items) {
         ASSERT_GE(item.num_rows, 1);
-        ASSERT_LE(item.num_rows, most_rows);
+        ASSERT_LE(item.num_rows, max_rows_seen);
         ASSERT_LT(item.kv_begin, item.kv_end);
-        ASSERT_EQ(item.kv_begin % (shape.reproducible && item.piece > 0 ? kAttentionChunk : kAttentionTile), 0);
+        ASSERT_EQ(item.kv_begin % (shape.reproducible && item.split > 0 ? kAttentionChunk : kAttentionTile), 0);
         const auto sequence = static_cast<std::size_t>(item.table / 1000);
         ASSERT_GE(item.first_row, step.starts[sequence]);
         ASSERT_LE(item.first_row + item.num_rows, step.starts[sequence + 1]);
@@ -85,15 +85,15 @@ TEST(AttentionPlanTest, every_position_that_a_row_sees_is_in_exactly_one_item) {
     take(plan.prefill, prefill_item_rows(shape.head_dim, shape.group()));
     for (std::size_t row = 0; row < of_row.size(); ++row) {
       auto& items = of_row[row];
-      std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.piece < b.piece; });
-      ASSERT_EQ(items.size(), static_cast<std::size_t>(items.front().pieces));
+      std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.split < b.split; });
+      ASSERT_EQ(items.size(), static_cast<std::size_t>(items.front().splits));
       // The window's first position is in the first tile.
       int end = items.front().kv_begin;
       const int first = shape.window == 0 ? 0 : std::max(0, items.front().first_position - shape.window + 1);
       ASSERT_LE(end, first);
       ASSERT_LT(first - end, kAttentionTile);
       for (std::size_t i = 0; i < items.size(); ++i) {
-        ASSERT_EQ(items[i].piece, static_cast<int>(i));
+        ASSERT_EQ(items[i].split, static_cast<int>(i));
         ASSERT_EQ(items[i].kv_begin, end);
         end = items[i].kv_end;
       }
@@ -119,8 +119,8 @@ TEST(AttentionPlanTest, every_plan_is_within_the_bounds_and_partial_results_have
     std::vector<int> uses(static_cast<std::size_t>(plan.num_partials), 0);
     for (const auto* items : {&plan.decode, &plan.prefill}) {
       for (const auto& item : *items) {
-        for (int r = 0; item.pieces > 1 && r < item.num_rows; ++r) {
-          ++uses.at(static_cast<std::size_t>(item.partial + item.piece * item.num_rows + r));
+        for (int r = 0; item.splits > 1 && r < item.num_rows; ++r) {
+          ++uses.at(static_cast<std::size_t>(item.partial + item.split * item.num_rows + r));
         }
       }
     }
@@ -144,12 +144,12 @@ double busiest(const std::vector<AttentionItem>& items, int units, int blocks) {
   return static_cast<double>(*std::max_element(work.begin(), work.end())) * blocks / static_cast<double>(total);
 }
 
-TEST(AttentionPlanTest, decodes_of_any_lengths_keep_all_multiprocessors_about_equally_busy) {
+TEST(AttentionPlanTest, decodes_of_any_lengths_keep_all_sms_about_equally_busy) {
   Random random(3);
   for (int trial = 0; trial < 200; ++trial) {
-    const AttentionShape shape{.heads = 32, .kv_heads = 8, .head_dim = 128, .block_len = 64, .multiprocessors = 132};
+    const AttentionShape shape{.heads = 32, .kv_heads = 8, .head_dim = 128, .block_len = 64, .sms = 132};
     Step step;
-    // At least 64 positions a block in each of four pieces: enough to be worth spreading.
+    // At least 64 positions a block in each of four splits: enough to be worth spreading.
     for (int s = uniform(random, 1, 64), total = 0; s > 0 || total < 140'000; --s) {
       const int length = uniform(random, 1, uniform(random, 0, 3) == 0 ? 100'000 : 4000);
       step.add(length - 1, 1);
@@ -158,7 +158,7 @@ TEST(AttentionPlanTest, decodes_of_any_lengths_keep_all_multiprocessors_about_eq
     const auto plan = step.plan(shape);
     EXPECT_LT(busiest(plan.decode, 8, 264), 1.5) << step.sequences() << " sequences";
     for (const auto& item : plan.decode) {
-      if (item.pieces > 1) {
+      if (item.splits > 1) {
         EXPECT_GT(item.kv_end - item.kv_begin, 256 - kAttentionTile);
       }
     }
@@ -166,7 +166,7 @@ TEST(AttentionPlanTest, decodes_of_any_lengths_keep_all_multiprocessors_about_eq
 }
 
 TEST(AttentionPlanTest, one_long_sequence_is_spread_and_short_ones_are_not) {
-  const AttentionShape shape{.heads = 32, .kv_heads = 8, .head_dim = 128, .block_len = 64, .multiprocessors = 132};
+  const AttentionShape shape{.heads = 32, .kv_heads = 8, .head_dim = 128, .block_len = 64, .sms = 132};
   Step one;
   one.add(99'999, 1);
   EXPECT_LT(busiest(one.plan(shape).decode, 8, 264), 1.1);
@@ -175,7 +175,26 @@ TEST(AttentionPlanTest, one_long_sequence_is_spread_and_short_ones_are_not) {
   EXPECT_EQ(shorts.plan(shape).num_partials, 0);
   Step tiny;
   tiny.add(300, 1);
-  EXPECT_EQ(tiny.plan(shape).num_partials, 0) << "half of it would be too short a piece";
+  EXPECT_EQ(tiny.plan(shape).num_partials, 0) << "half of it would be too short a split";
+}
+
+TEST(AttentionPlanTest, one_long_sequence_is_cut_into_one_split_for_each_thread_block) {
+  const auto splits_of = [](int kv_heads, int positions, bool reproducible) {
+    Step one;
+    one.add(positions - 1, 1);
+    const auto plan = one.plan({.heads = 8 * kv_heads,
+                                .kv_heads = kv_heads,
+                                .head_dim = 128,
+                                .block_len = 64,
+                                .sms = 132,
+                                .reproducible = reproducible});
+    return plan.decode.size();
+  };
+  EXPECT_EQ(splits_of(8, 32768, false), 32U);
+  EXPECT_EQ(splits_of(32, 32768, false), 8U);
+  EXPECT_EQ(splits_of(1, 131'072, false), 256U);
+  EXPECT_EQ(splits_of(1, 32768, false), 32768U / 256) << "splits would be too short";
+  EXPECT_EQ(splits_of(8, 32768, true), 32768U / kAttentionChunk) << "chunks say where it is cut";
 }
 
 TEST(AttentionPlanTest, items_are_sorted_longest_first) {
@@ -190,7 +209,7 @@ TEST(AttentionPlanTest, items_are_sorted_longest_first) {
   }
 }
 
-TEST(AttentionPlanTest, reproducible_pieces_are_whole_chunks_from_the_first_position_or_the_window_on) {
+TEST(AttentionPlanTest, reproducible_splits_are_whole_chunks_from_the_first_position_or_the_window_on) {
   Random random(5);
   for (int trial = 0; trial < 200; ++trial) {
     auto shape = random_shape(random);
@@ -198,9 +217,9 @@ TEST(AttentionPlanTest, reproducible_pieces_are_whole_chunks_from_the_first_posi
     const auto plan = random_step(random, 10, 2000, 30000).plan(shape);
     for (const auto* items : {&plan.decode, &plan.prefill}) {
       for (const auto& item : *items) {
-        if (item.pieces > 1) {
+        if (item.splits > 1) {
           const int first = shape.first_seen(item.first_position);
-          const int chunk = (first / kAttentionChunk + item.piece) * kAttentionChunk;
+          const int chunk = (first / kAttentionChunk + item.split) * kAttentionChunk;
           EXPECT_EQ(item.kv_begin, std::max(first, chunk));
           EXPECT_LE(item.kv_end, chunk + kAttentionChunk);
         }
@@ -210,7 +229,7 @@ TEST(AttentionPlanTest, reproducible_pieces_are_whole_chunks_from_the_first_posi
 }
 
 TEST(AttentionPlanTest, a_window_bounds_what_a_long_sequence_needs) {
-  AttentionShape shape{.heads = 32, .kv_heads = 8, .head_dim = 128, .block_len = 64, .multiprocessors = 132};
+  AttentionShape shape{.heads = 32, .kv_heads = 8, .head_dim = 128, .block_len = 64, .sms = 132};
   const auto all = attention_bounds(shape, 1, 1, 100'000);
   shape.window = 1024;
   const auto windowed = attention_bounds(shape, 1, 1, 100'000);

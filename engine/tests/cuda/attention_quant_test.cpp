@@ -14,13 +14,13 @@ TEST(CudaAttentionQuantTest, a_quantised_cache_is_read_as_its_values_rounded_onc
                 {uniform(random, 1, 40), uniform(random, 1, 150), uniform(random, 60, 200)});
     if (trial % 3 == 2) world.weigh(random, 1 + trial % 7, 70);
     world.quantise(trial / 5 % 2 == 0 ? 8 : 4);
-    const auto pieces = random_pieces(random, world.lengths);
+    const auto chunks = random_chunks(random, world.lengths);
     auto options = world.options();
     options.padding = trial % 3;
     options.plan_of_all = trial % 2 == 0;
     in_both_orders([&] {
-      const auto out = world.run(pieces, options);
-      world.check(random, pieces, out, ops::rounding(type), ops::rounding(type));
+      const auto out = world.run(chunks, options);
+      world.check(random, chunks, out, ops::rounding(type), ops::rounding(type));
     });
   }
 }
@@ -35,12 +35,12 @@ TEST(CudaAttentionQuantTest, over_a_quantised_cache_rows_have_the_bits_of_its_va
       auto plain = quantised;
       plain.quant_bits = 0;
       plain.window = 1 << 20;  // the version of the kernels that a quantised cache takes
-      const std::vector<Piece> pieces = {{0, 690, 700}, {1, 89, 90}, {0, 650, 651}};
-      for (const int multiprocessors : {1, 132}) {
+      const std::vector<Chunk> chunks = {{0, 690, 700}, {1, 89, 90}, {0, 650, 651}};
+      for (const int sms : {1, 132}) {
         auto options = quantised.options();
-        options.multiprocessors = multiprocessors;
+        options.sms = sms;
         options.reproducible = dim != 96;
-        const auto expected = plain.run(pieces, options), got = quantised.run(pieces, options);
+        const auto expected = plain.run(chunks, options), got = quantised.run(chunks, options);
         for (int row = 0; row < 12; ++row) {
           ASSERT_TRUE(expected.same_bits(row, got, row)) << bits << " bits, head size " << dim << ", row " << row;
         }
@@ -49,7 +49,7 @@ TEST(CudaAttentionQuantTest, over_a_quantised_cache_rows_have_the_bits_of_its_va
   }
 }
 
-// As without quantisation: chunks of prompts, decodes, other sequences beside, pieces or none.
+// As without quantisation: chunks of prompts, decodes, other sequences beside, splits or none.
 TEST(CudaAttentionQuantTest, over_a_quantised_cache_neither_chunks_nor_batch_nor_cuts_change_a_bit) {
   Random random(17);
   for (const int bits : {8, 4}) {
@@ -60,12 +60,12 @@ TEST(CudaAttentionQuantTest, over_a_quantised_cache_neither_chunks_nor_batch_nor
       world.quantise(bits);
       auto options = world.options();
       options.reproducible = true;
-      options.multiprocessors = 1;
+      options.sms = 1;
       const int begin = n - 50;
       const auto whole = world.run({{0, begin, n}}, options);
       for (int at = begin; at < n;) {
         const int end = std::min(n, at + (at == begin ? 1 : uniform(random, 1, 40)));
-        options.multiprocessors = at % 2 == 0 ? 132 : 1;
+        options.sms = at % 2 == 0 ? 132 : 1;
         const auto out = world.run({{1, 20, 40}, {0, at, end}, {2, 29, 30}}, options);
         for (int i = at; i < end; ++i) {
           ASSERT_TRUE(whole.same_bits(i - begin, out, 20 + i - at)) << bits << " bits, position " << i;
@@ -73,8 +73,8 @@ TEST(CudaAttentionQuantTest, over_a_quantised_cache_neither_chunks_nor_batch_nor
         at = end;
       }
       for (const int position : {begin, n - 1}) {
-        for (const int multiprocessors : {1, 132}) {
-          options.multiprocessors = multiprocessors;
+        for (const int sms : {1, 132}) {
+          options.sms = sms;
           ASSERT_TRUE(whole.same_bits(position - begin, world.run({{0, position, position + 1}}, options), 0))
               << bits << " bits, decode at " << position;
         }
@@ -97,8 +97,8 @@ TEST(CudaAttentionQuantTest, any_head_size_of_a_quantised_cache_is_right_in_floa
     world.quantise(trial % 2 == 0 ? 4 : 8);
     auto options = world.options();
     options.out_type = DType::f32;
-    const auto pieces = random_pieces(random, world.lengths);
-    in_both_orders([&] { world.check(random, pieces, world.run(pieces, options), 0, 0); });
+    const auto chunks = random_chunks(random, world.lengths);
+    in_both_orders([&] { world.check(random, chunks, world.run(chunks, options), 0, 0); });
   }
 }
 

@@ -59,12 +59,12 @@ TEST(CudaAttentionTest, mixed_steps_equal_attention_in_double) {
     const int dim = kTiledDims[static_cast<std::size_t>(trial % 5)];
     const World world(random, shape_of(dim < 128 ? 2 : 1, one_of(random, kGroups), dim, one_of(random, kBlockLens)),
                       type, {uniform(random, 1, 40), uniform(random, 1, 150), uniform(random, 60, 200)});
-    const auto pieces = random_pieces(random, world.lengths);
+    const auto chunks = random_chunks(random, world.lengths);
     auto options = world.options();
     options.padding = trial % 3;
     in_both_orders([&] {
-      const auto out = world.run(pieces, options);
-      world.check(random, pieces, out, ops::rounding(type), ops::rounding(type));
+      const auto out = world.run(chunks, options);
+      world.check(random, chunks, out, ops::rounding(type), ops::rounding(type));
     });
   }
 }
@@ -74,17 +74,17 @@ TEST(CudaAttentionTest, decodes_of_many_sequences_by_few_thread_blocks_are_right
   Random random(9);
   for (const int dim : kTiledDims) {
     std::vector<int> lengths;
-    std::vector<Piece> pieces;
+    std::vector<Chunk> chunks;
     for (int s = 0; s < 14; ++s) {
       lengths.push_back(s % 3 == 0 ? uniform(random, 1, 200) : uniform(random, 1, 64));
-      pieces.push_back({s, lengths.back() - 1, lengths.back()});
+      chunks.push_back({s, lengths.back() - 1, lengths.back()});
     }
     const World world(random, shape_of(2, 2, dim, 24), DType::bf16, lengths);
     auto options = world.options();
-    options.multiprocessors = 1;
+    options.sms = 1;
     in_both_orders([&] {
-      const auto out = world.run(pieces, options);
-      world.check(random, pieces, out, ops::rounding(DType::bf16), ops::rounding(DType::bf16));
+      const auto out = world.run(chunks, options);
+      world.check(random, chunks, out, ops::rounding(DType::bf16), ops::rounding(DType::bf16));
     });
   }
 }
@@ -93,32 +93,32 @@ TEST(CudaAttentionTest, groups_that_no_tile_holds_are_right) {
   Random random(2);
   for (const int group : {17, 40, 71, 130}) {
     const World world(random, shape_of(1, group, 32, 16), DType::bf16, {70, 34});
-    const std::vector<Piece> pieces = {{0, 69, 70}, {1, 30, 34}};
-    world.check(random, pieces, world.run(pieces, world.options()), ops::rounding(DType::bf16),
+    const std::vector<Chunk> chunks = {{0, 69, 70}, {1, 30, 34}};
+    world.check(random, chunks, world.run(chunks, world.options()), ops::rounding(DType::bf16),
                 ops::rounding(DType::bf16));
   }
 }
 
-TEST(CudaAttentionTest, rows_whose_positions_are_cut_into_pieces_are_right) {
+TEST(CudaAttentionTest, rows_whose_positions_are_cut_into_splits_are_right) {
   Random random(3);
   for (const bool reproducible : {false, true}) {
     for (const int dim : {32, 64, 256}) {
       const World world(random, shape_of(1, 3, dim, 20), DType::bf16, {1100, 700});
-      const std::vector<Piece> pieces = {{0, 1099, 1100}, {1, 699, 700}};
+      const std::vector<Chunk> chunks = {{0, 1099, 1100}, {1, 699, 700}};
       auto options = world.options();
-      options.multiprocessors = 132;
+      options.sms = 132;
       options.reproducible = reproducible;
       options.repeat = true;  // the counters must be left as they were
-      world.check(random, pieces, world.run(pieces, options), ops::rounding(DType::bf16), ops::rounding(DType::bf16));
+      world.check(random, chunks, world.run(chunks, options), ops::rounding(DType::bf16), ops::rounding(DType::bf16));
     }
     const World world(random, shape_of(1, 2, 32, 64), DType::f16, {1300});
-    const std::vector<Piece> pieces = {{0, 1180, 1300}};
+    const std::vector<Chunk> chunks = {{0, 1180, 1300}};
     auto options = world.options();
-    options.multiprocessors = 132;
+    options.sms = 132;
     options.reproducible = reproducible;
     options.repeat = true;
     in_both_orders([&] {
-      world.check(random, pieces, world.run(pieces, options), ops::rounding(DType::f16), ops::rounding(DType::f16));
+      world.check(random, chunks, world.run(chunks, options), ops::rounding(DType::f16), ops::rounding(DType::f16));
     });
   }
 }
@@ -132,12 +132,12 @@ TEST(CudaAttentionTest, reproducible_neither_chunks_nor_batch_nor_cuts_change_a_
     const World world(random, shape_of(1, trial == 1 ? 5 : 2, dim, trial == 1 ? 64 : 21), DType::bf16, {n, 90, 30});
     auto options = world.options();
     options.reproducible = true;
-    options.multiprocessors = 1;
+    options.sms = 1;
     const int begin = n - 60;  // rows before are computed by others
     const auto whole = world.run({{0, begin, n}}, options);
     for (int at = begin; at < n;) {
       const int end = std::min(n, at + (at == begin ? 1 : uniform(random, 1, 40)));
-      options.multiprocessors = at % 2 == 0 ? 132 : 1;
+      options.sms = at % 2 == 0 ? 132 : 1;
       const auto out = world.run({{1, 20, 21 + at % 60}, {0, at, end}, {2, 29, 30}}, options);
       for (int i = at; i < end; ++i) {
         ASSERT_TRUE(whole.same_bits(i - begin, out, 1 + at % 60 + i - at)) << "head size " << dim << " position " << i;
@@ -146,14 +146,14 @@ TEST(CudaAttentionTest, reproducible_neither_chunks_nor_batch_nor_cuts_change_a_
     }
     // Decodes, cut and not.
     for (const int position : {begin, n - 1}) {
-      for (const int multiprocessors : {1, 132}) {
-        options.multiprocessors = multiprocessors;
+      for (const int sms : {1, 132}) {
+        options.sms = sms;
         const auto out = world.run({{0, position, position + 1}}, options);
         ASSERT_TRUE(whole.same_bits(position - begin, out, 0)) << "head size " << dim << " decode at " << position;
       }
       // Among so many, none is worth cutting.
-      options.multiprocessors = 1;
-      const auto out = world.run(std::vector<Piece>(6, {0, position, position + 1}), options);
+      options.sms = 1;
+      const auto out = world.run(std::vector<Chunk>(6, {0, position, position + 1}), options);
       for (int copy = 0; copy < 6; ++copy) {
         ASSERT_TRUE(whole.same_bits(position - begin, out, copy)) << "head size " << dim << " decode at " << position;
       }
@@ -185,9 +185,9 @@ TEST(CudaAttentionTest, any_head_size_and_element_types_are_right_in_float) {
     options.out_type = trial % 2 == 0 ? DType::f32 : DType::bf16;
     if (trial % 4 == 0) options.q_type = DType::f32;
     options.q_gap = trial % 5;
-    const auto pieces = random_pieces(random, world.lengths);
+    const auto chunks = random_chunks(random, world.lengths);
     in_both_orders([&] {
-      world.check(random, pieces, world.run(pieces, options), 0,
+      world.check(random, chunks, world.run(chunks, options), 0,
                   options.out_type == DType::f32 ? 0 : ops::rounding(options.out_type));
     });
   }
@@ -198,7 +198,7 @@ TEST(CudaAttentionTest, the_plain_kernel_does_not_depend_on_chunks_or_batch_or_c
   const World world(random, shape_of(1, 2, 40, 20), DType::f32, {1030, 20});
   auto options = world.options();
   const auto whole = world.run({{0, 1000, 1030}}, options);
-  options.multiprocessors = 132;
+  options.sms = 132;
   ASSERT_TRUE(whole.same_bits(29, world.run({{1, 3, 20}, {0, 1029, 1030}}, options), 17));
   ASSERT_TRUE(whole.same_bits(12, world.run({{0, 1012, 1014}}, options), 0));
 }
@@ -211,13 +211,13 @@ TEST(CudaAttentionTest, windows_caps_and_slopes_equal_attention_in_double) {
     World world(random, shape_of(dim < 128 ? 2 : 1, one_of(random, kGroups), dim, one_of(random, kBlockLens)), type,
                 {uniform(random, 1, 40), uniform(random, 1, 150), uniform(random, 100, 300)});
     world.weigh(random, 1 + trial % 7, trial % 3 == 0 ? 200 : 70);
-    const auto pieces = random_pieces(random, world.lengths);
+    const auto chunks = random_chunks(random, world.lengths);
     auto options = world.options();
     options.padding = trial % 3;
     options.plan_of_all = trial % 2 == 0;
     in_both_orders([&] {
-      const auto out = world.run(pieces, options);
-      world.check(random, pieces, out, ops::rounding(type), ops::rounding(type));
+      const auto out = world.run(chunks, options);
+      world.check(random, chunks, out, ops::rounding(type), ops::rounding(type));
     });
   }
 }
@@ -234,12 +234,12 @@ TEST(CudaAttentionTest, windows_caps_and_slopes_are_right_in_the_plain_kernel) {
     options.out_type = DType::f32;
     options.q_type = DType::f32;
     options.plan_of_all = trial % 2 == 0;
-    const auto pieces = random_pieces(random, world.lengths);
-    in_both_orders([&] { world.check(random, pieces, world.run(pieces, options), 0, 0); });
+    const auto chunks = random_chunks(random, world.lengths);
+    in_both_orders([&] { world.check(random, chunks, world.run(chunks, options), 0, 0); });
   }
 }
 
-// Many short units in turn, of which some are pieces that lie before the window: they keep copies and products in step.
+// Many short units in turn, of which some are splits that lie before the window: they keep copies and products in step.
 TEST(CudaAttentionTest, cut_rows_in_a_window_are_right) {
   Random random(12);
   for (const bool reproducible : {false, true}) {
@@ -247,24 +247,24 @@ TEST(CudaAttentionTest, cut_rows_in_a_window_are_right) {
       for (const int dim : {64, 256}) {
         World world(random, shape_of(1, 3, dim, 20), DType::bf16, {1400, 1100, 50});
         world.window = dim == 64 ? 700 : 90;
-        const std::vector<Piece> pieces = {{0, 1399, 1400}, {1, 1099, 1100}, {2, 49, 50}};
+        const std::vector<Chunk> chunks = {{0, 1399, 1400}, {1, 1099, 1100}, {2, 49, 50}};
         auto options = world.options();
-        options.multiprocessors = 132;
+        options.sms = 132;
         options.reproducible = reproducible;
         options.plan_of_all = plan_of_all;
         options.repeat = true;
-        world.check(random, pieces, world.run(pieces, options), ops::rounding(DType::bf16), ops::rounding(DType::bf16));
+        world.check(random, chunks, world.run(chunks, options), ops::rounding(DType::bf16), ops::rounding(DType::bf16));
       }
       World world(random, shape_of(1, 2, 32, 64), DType::f16, {1700});
       world.window = plan_of_all ? 100 : 1100;
-      const std::vector<Piece> pieces = {{0, 1590, 1700}};
+      const std::vector<Chunk> chunks = {{0, 1590, 1700}};
       auto options = world.options();
-      options.multiprocessors = 132;
+      options.sms = 132;
       options.reproducible = reproducible;
       options.plan_of_all = plan_of_all;
       options.repeat = true;
       in_both_orders([&] {
-        world.check(random, pieces, world.run(pieces, options), ops::rounding(DType::f16), ops::rounding(DType::f16));
+        world.check(random, chunks, world.run(chunks, options), ops::rounding(DType::f16), ops::rounding(DType::f16));
       });
     }
   }
@@ -288,20 +288,20 @@ TEST(CudaAttentionTest, reproducible_neither_cuts_nor_the_widest_window_of_a_ste
     }
     auto options = world.options();
     options.reproducible = true;
-    options.multiprocessors = 1;
+    options.sms = 1;
     const auto whole = world.run({{0, begin, n}}, options);
     for (int at = begin; at < n;) {
       const int end = std::min(n, at + (at == begin ? 1 : uniform(random, 1, 40)));
-      options.multiprocessors = at % 2 == 0 ? 132 : 1;
+      options.sms = at % 2 == 0 ? 132 : 1;
       options.plan_of_all = at % 3 == 0;
       const auto out = world.run({{1, 20, 40}, {0, at, end}}, options);
       for (int i = at; i < end; ++i) ASSERT_TRUE(whole.same_bits(i - begin, out, 20 + i - at)) << trial << ' ' << i;
       at = end;
     }
     for (const int position : {begin, n - 17, n - 1}) {
-      for (const int multiprocessors : {1, 132}) {
+      for (const int sms : {1, 132}) {
         for (const bool plan_of_all : {false, true}) {
-          options.multiprocessors = multiprocessors;
+          options.sms = sms;
           options.plan_of_all = plan_of_all;
           const auto out = world.run({{0, position, position + 1}}, options);
           ASSERT_TRUE(whole.same_bits(position - begin, out, 0)) << trial << " decode at " << position;
@@ -311,15 +311,59 @@ TEST(CudaAttentionTest, reproducible_neither_cuts_nor_the_widest_window_of_a_ste
   }
 }
 
+// More splits than one thread block combines: sets of them, side by side, and then the sets.
+TEST(CudaAttentionTest, rows_in_more_splits_than_a_block_combines_are_right) {
+  Random random(15);
+  for (const int dim : {32, 96}) {
+    const int n = (kCombinedSplits + 3) * 256;
+    const World world(random, shape_of(dim == 32 ? 2 : 1, dim == 32 ? 3 : 18, dim, 64), DType::bf16, {n, 40});
+    const std::vector<Chunk> chunks = {{1, 39, 40}, {0, n - 1, n}};
+    auto options = world.options();
+    options.sms = 132;
+    options.repeat = true;  // the counters are zero again
+    in_both_orders([&] {
+      world.check(random, chunks, world.run(chunks, options), ops::rounding(DType::bf16), ops::rounding(DType::bf16));
+    });
+  }
+}
+
+// A span ends within the row, and in a window the item begins in the middle of one: by one block, by many, as a decode
+// or as a row of a prompt.
+TEST(CudaAttentionTest, reproducible_rows_over_several_spans_have_the_same_bits_however_they_are_cut) {
+  Random random(16);
+  for (const int window : {0, kAttentionSpan - 700}) {
+    const int n = kAttentionSpan + 3 * kAttentionChunk / 2;
+    World world(random, shape_of(1, 2, 32, 64), DType::bf16, {n});
+    world.window = window;
+    auto options = world.options();
+    options.reproducible = true;
+    options.sms = 1;
+    const auto whole = world.run({{0, n - 2, n}}, options);
+    world.check(random, {{0, n - 2, n}}, whole, ops::rounding(DType::bf16), ops::rounding(DType::bf16));
+    const auto alone = world.run({{0, n - 1, n}}, options);
+    ASSERT_TRUE(whole.same_bits(1, alone, 0)) << "a decode by one block, window " << window;
+    options.sms = 132;
+    options.repeat = true;
+    const auto cut = world.run({{0, n - 2, n}}, options);
+    ASSERT_TRUE(whole.same_bits(0, cut, 0) && whole.same_bits(1, cut, 1)) << "rows of a prompt, cut, " << window;
+    const auto cut_alone = world.run({{0, n - 1, n}}, options);
+    ASSERT_TRUE(whole.same_bits(1, cut_alone, 0)) << "a decode, cut, window " << window;
+    if (window == 0) continue;
+    options.plan_of_all = true;  // splits of nothing before the window
+    const auto of_all = world.run({{0, n - 1, n}}, options);
+    ASSERT_TRUE(whole.same_bits(1, of_all, 0)) << "a decode, planned for a layer without the window";
+  }
+}
+
 // A window that nothing is outside of goes through the other version of the kernels.
 TEST(CudaAttentionTest, a_window_of_everything_changes_no_bit) {
   Random random(14);
   for (const int dim : {64, 80}) {
     World world(random, shape_of(1, 4, dim, 16), DType::bf16, {150, 70});
-    const std::vector<Piece> pieces = {{0, 100, 150}, {1, 69, 70}};
-    const auto plain = world.run(pieces, world.options());
+    const std::vector<Chunk> chunks = {{0, 100, 150}, {1, 69, 70}};
+    const auto plain = world.run(chunks, world.options());
     world.window = 150;
-    const auto windowed = world.run(pieces, world.options());
+    const auto windowed = world.run(chunks, world.options());
     for (int row = 0; row < 51; ++row) ASSERT_TRUE(plain.same_bits(row, windowed, row)) << dim;
   }
 }
@@ -330,8 +374,8 @@ TEST(CudaAttentionTest, unaligned_rows_are_right) {
   const World world(random, shape_of(1, 2, 64, 16), DType::bf16, {40});
   auto options = world.options();
   options.q_gap = 3;
-  const std::vector<Piece> pieces = {{0, 20, 40}};
-  world.check(random, pieces, world.run(pieces, options), 0, ops::rounding(DType::bf16));
+  const std::vector<Chunk> chunks = {{0, 20, 40}};
+  world.check(random, chunks, world.run(chunks, options), 0, ops::rounding(DType::bf16));
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "base/text.h"
-#include "cuda/product_case.h"
-#include "ops/cuda/products.h"
+#include "cuda/gemm_problem.h"
+#include "ops/cuda/gemm_runner.h"
 
 namespace charonia::cuda {
 namespace {
@@ -18,7 +18,7 @@ TEST(BlasTest, what_cannot_be_loaded_says_why) {
   EXPECT_EQ(blas == nullptr, !why.empty()) << why;
 }
 
-TEST(BlasTest, every_algorithm_is_the_product) {
+TEST(BlasTest, every_algorithm_is_the_gemm) {
   std::string why;
   const auto blas = load_cublas(why);
   if (!blas) GTEST_SKIP() << why;
@@ -31,17 +31,17 @@ TEST(BlasTest, every_algorithm_is_the_product) {
   };
   DeviceMemory workspace(kWorkspaceBytes);
   for (const auto& c : cases) {
-    Product product(c);
-    const auto ways = blas->ways(product.gemm(), kWorkspaceBytes);
-    EXPECT_FALSE(ways.empty());
-    for (const auto& way : ways) {
-      SCOPED_TRACE(cat("rows ", c.rows, " n ", c.n, " k ", c.k, " algorithm ", way.algorithm[0]));
-      EXPECT_TRUE(blas->serves(product.gemm(), way, kWorkspaceBytes));
-      product.clear_out();
-      ASSERT_TRUE(blas->run(product.stream, product.gemm(), way, workspace.data(), kWorkspaceBytes));
-      add_bias(product.stream, product.gemm());
-      product.out.download(product.stream);
-      product.check(true);
+    GemmProblem problem(c);
+    const auto tactics = blas->tactics(problem.gemm(), kWorkspaceBytes);
+    EXPECT_FALSE(tactics.empty());
+    for (const auto& tactic : tactics) {
+      SCOPED_TRACE(cat("rows ", c.rows, " n ", c.n, " k ", c.k, " algorithm ", tactic.algorithm[0]));
+      EXPECT_TRUE(blas->serves(problem.gemm(), tactic, kWorkspaceBytes));
+      problem.clear_out();
+      ASSERT_TRUE(blas->run(problem.stream, problem.gemm(), tactic, workspace.data(), kWorkspaceBytes));
+      add_bias(problem.stream, problem.gemm());
+      problem.out.download(problem.stream);
+      problem.check(true);
     }
   }
 }
@@ -50,9 +50,9 @@ TEST(BlasTest, what_is_not_aligned_is_refused) {
   std::string why;
   const auto blas = load_cublas(why);
   if (!blas) GTEST_SKIP() << why;
-  Product product({.rows = 4, .n = 64, .k = 64, .in_offset = 1});
-  EXPECT_TRUE(blas->ways(product.gemm(), kWorkspaceBytes).empty());
-  EXPECT_FALSE(blas->run(product.stream, product.gemm(), {}, nullptr, 0));
+  GemmProblem problem({.rows = 4, .n = 64, .k = 64, .in_offset = 1});
+  EXPECT_TRUE(blas->tactics(problem.gemm(), kWorkspaceBytes).empty());
+  EXPECT_FALSE(blas->run(problem.stream, problem.gemm(), {}, nullptr, 0));
 }
 
 }  // namespace

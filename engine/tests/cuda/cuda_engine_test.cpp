@@ -13,6 +13,9 @@
 #include "engine_support.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "ops/cuda/runtime.h"
+#if defined(CHARONIA_CUDA_ON_HOST)
+#include "ops/cuda/device/host_fault.h"
+#endif
 #include "test_folder.h"
 #include "tiny_workspace.h"
 
@@ -20,6 +23,7 @@ namespace charonia {
 namespace {
 
 using testing::Collector;
+using testing::error_of;
 using testing::MaskOf;
 using testing::request;
 using testing::TinyModel;
@@ -55,16 +59,16 @@ const Settings kCpu = {{"device", "cpu"}, {"threads", "1"}};
 const Settings kCuda = {{"device", "cuda"}, {"max_batch_size", "8"}};
 const Settings kReproducible = with(kCuda, "reproducible", "True");
 
-struct Answer {
+struct Completion {
   std::vector<TokenId> tokens;
   std::vector<float> logprobs, prompt_logprobs;
-  bool operator==(const Answer&) const = default;
+  bool operator==(const Completion&) const = default;
 };
 
-std::vector<Answer> answers(Engine& engine, const std::vector<Request>& all) {
+std::vector<Completion> completions(Engine& engine, const std::vector<Request>& all) {
   std::vector<Collector> collectors(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) engine.submit(all[i], collectors[i].callback());
-  std::vector<Answer> out;
+  std::vector<Completion> out;
   for (auto& collector : collectors) {
     out.push_back({collector.tokens(), collector.logprobs(), collector.prompt_logprobs()});
   }
@@ -72,10 +76,10 @@ std::vector<Answer> answers(Engine& engine, const std::vector<Request>& all) {
   return out;
 }
 
-std::vector<Answer> answers(const std::filesystem::path& folder, const Settings& settings,
-                            const std::vector<Request>& all) {
+std::vector<Completion> completions(const std::filesystem::path& folder, const Settings& settings,
+                                    const std::vector<Request>& all) {
   Engine engine(folder, settings);
-  return answers(engine, all);
+  return completions(engine, all);
 }
 
 // Prompts of several lengths, so that chunks of them and decodes share steps.
@@ -153,14 +157,14 @@ TEST_F(CudaEngineTest, tokens_in_fp32_are_those_of_the_cpu) {
   for (const auto& model : {TinyModel{}, biased, tied, wide, mixture()}) {
     const auto folder = write(model);
     const auto all = greedy_requests(16);
-    EXPECT_EQ(answers(folder, kCuda, all), answers(folder, kCpu, all));
+    EXPECT_EQ(completions(folder, kCuda, all), completions(folder, kCpu, all));
   }
 }
 
 TEST_F(CudaEngineTest, every_kind_of_sampling_gives_the_tokens_of_the_cpu) {
   const auto folder = write();
   const auto all = sampled_requests(12, 12);
-  const auto got = answers(folder, kCuda, all), expected = answers(folder, kCpu, all);
+  const auto got = completions(folder, kCuda, all), expected = completions(folder, kCpu, all);
   for (std::size_t i = 0; i < all.size(); ++i) {
     EXPECT_EQ(got[i].tokens, expected[i].tokens) << "request " << i;
     ASSERT_EQ(got[i].logprobs.size(), expected[i].logprobs.size());
@@ -174,9 +178,9 @@ TEST_F(CudaEngineTest, masks_and_prompt_log_probabilities_are_those_of_the_cpu) 
   const auto all = masked_requests(12);
   for (const auto& model : {TinyModel{}, mixture()}) {
     const auto folder = write(model);
-    const auto expected = answers(folder, kCpu, all);
+    const auto expected = completions(folder, kCpu, all);
     for (const auto* graphs : {"True", "False"}) {
-      const auto got = answers(folder, with(with(kCuda, "cuda_graphs", graphs), "token_budget", "24"), all);
+      const auto got = completions(folder, with(with(kCuda, "cuda_graphs", graphs), "token_budget", "24"), all);
       for (std::size_t i = 0; i < all.size(); ++i) {
         SCOPED_TRACE("request " + std::to_string(i) + ", graphs " + graphs);
         EXPECT_EQ(got[i].tokens, expected[i].tokens);
@@ -203,7 +207,7 @@ TEST_F(CudaEngineTest, a_mask_that_fails_or_allows_nothing_is_its_request_s_alon
   engine.submit(empty, emptied.callback());
   EXPECT_NE(failed.last().error.find("no rule follows"), std::string::npos) << failed.last().error;
   EXPECT_NE(emptied.last().error.find("allows no token"), std::string::npos) << emptied.last().error;
-  EXPECT_EQ(free.tokens(), answers(folder, kCpu, {request(prompt(9, 3), 20)})[0].tokens);
+  EXPECT_EQ(free.tokens(), completions(folder, kCpu, {request(prompt(9, 3), 20)})[0].tokens);
   engine.check_integrity();
 }
 
@@ -214,7 +218,7 @@ TEST_F(CudaEngineTest, probabilities_in_16_bits_are_near_those_of_the_cpu) {
     const auto folder = write({}, type);
     auto all = greedy_requests(1);
     for (auto& one : all) one.sampling.logprobs = 0;
-    const auto got = answers(folder, kCuda, all), expected = answers(folder, kCpu, all);
+    const auto got = completions(folder, kCuda, all), expected = completions(folder, kCpu, all);
     for (std::size_t i = 0; i < all.size(); ++i) {
       EXPECT_NEAR(got[i].logprobs[0], expected[i].logprobs[0], std::string(type) == "bf16" ? 0.15 : 0.02) << type;
     }
@@ -230,36 +234,36 @@ TEST_F(CudaEngineTest, probabilities_over_a_quantised_cache_are_near_those_of_th
   for (auto& one : all) one.sampling.logprobs = 0;
   const auto first_logprobs = [&](const std::filesystem::path& folder, const Settings& device, const char* policy) {
     std::vector<float> found;
-    for (const auto& answer : answers(folder, with(device, "quant_policy", policy), all)) {
-      found.push_back(answer.logprobs[0]);
+    for (const auto& completion : completions(folder, with(device, "quant_policy", policy), all)) {
+      found.push_back(completion.logprobs[0]);
     }
     return found;
   };
-  const auto greatest_difference = [](const std::vector<float>& a, const std::vector<float>& b) {
-    float greatest = 0;
-    for (std::size_t i = 0; i < a.size(); ++i) greatest = std::max(greatest, std::abs(a[i] - b[i]));
-    return greatest;
+  const auto max_difference = [](const std::vector<float>& a, const std::vector<float>& b) {
+    float maximum = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) maximum = std::max(maximum, std::abs(a[i] - b[i]));
+    return maximum;
   };
   for (const auto* type : {"fp32", "bf16"}) {
     const auto folder = write(model, type);
     const auto exact = first_logprobs(folder, kCpu, "0");
-    const float of_devices = greatest_difference(first_logprobs(folder, kCuda, "0"), exact);
+    const float of_devices = max_difference(first_logprobs(folder, kCuda, "0"), exact);
     EXPECT_LT(of_devices, std::string(type) == "fp32" ? 1e-4F : 0.15F);
     float coarser = 0;
     for (const auto* policy : {"8", "4"}) {
       SCOPED_TRACE(std::string(type) + ", quant_policy " + policy);
       const auto expected = first_logprobs(folder, kCpu, policy);
-      const float of_quantisation = greatest_difference(expected, exact);
+      const float of_quantisation = max_difference(expected, exact);
       EXPECT_GT(of_quantisation, coarser) << "fewer bits change more";
       coarser = of_quantisation;
-      EXPECT_LE(greatest_difference(first_logprobs(folder, kCuda, policy), expected), of_devices + 2 * of_quantisation);
+      EXPECT_LE(max_difference(first_logprobs(folder, kCuda, policy), expected), of_devices + 2 * of_quantisation);
     }
   }
 }
 
-TEST_F(CudaEngineTest, recorded_and_issued_decodes_give_the_same) {
+TEST_F(CudaEngineTest, captured_and_issued_decodes_give_the_same) {
   const auto expect_same = [&](const std::filesystem::path& folder, const Settings& settings, const auto& all) {
-    EXPECT_EQ(answers(folder, settings, all), answers(folder, with(settings, "cuda_graphs", "False"), all));
+    EXPECT_EQ(completions(folder, settings, all), completions(folder, with(settings, "cuda_graphs", "False"), all));
   };
   const auto folder = write({}, "bf16");
   for (const auto& all : {sampled_requests(6, 12), masked_requests(8)}) expect_same(folder, kReproducible, all);
@@ -277,56 +281,56 @@ class CudaReproducibleTest : public CudaEngineTest, public ::testing::WithParamI
 INSTANTIATE_TEST_SUITE_P(Type, CudaReproducibleTest, ::testing::Values("fp32", "bf16", "fp16"),
                          [](const auto& i) { return i.param; });
 
-void expect_answers_of_the_request_alone(const std::filesystem::path& folder, const Settings& settings) {
+void expect_completions_of_the_request_alone(const std::filesystem::path& folder, const Settings& settings) {
   auto all = sampled_requests(8, 10);
   for (auto& one : all) one.sampling.logprobs = 2;
-  std::vector<Answer> alone;
+  std::vector<Completion> alone;
   {
     Engine engine(folder, settings);
-    for (const auto& one : all) alone.push_back(answers(engine, {one})[0]);
+    for (const auto& one : all) alone.push_back(completions(engine, {one})[0]);
   }
   {
     Engine engine(folder, settings);
-    EXPECT_EQ(answers(engine, all), alone) << "together";
-    EXPECT_EQ(answers(engine, all), alone) << "with the prompts' blocks found again";
+    EXPECT_EQ(completions(engine, all), alone) << "together";
+    EXPECT_EQ(completions(engine, all), alone) << "with the prompts' blocks found again";
     Collector again;
     engine.submit(all[1], again.callback());
     EXPECT_GT(again.wait().back().num_cached_tokens, 0);
   }
   {
     Engine engine(folder, with(with(settings, "cache_max_entry_count", "14"), "token_budget", "24"));
-    EXPECT_EQ(answers(engine, all), alone) << "in small chunks, with preemptions";
+    EXPECT_EQ(completions(engine, all), alone) << "in small chunks, with preemptions";
     EXPECT_GT(engine.stats().num_preemptions, 0);
   }
 }
 
-TEST_P(CudaReproducibleTest, answers_depend_on_the_request_alone) {
-  expect_answers_of_the_request_alone(write({}, GetParam()), kReproducible);
+TEST_P(CudaReproducibleTest, completions_depend_on_the_request_alone) {
+  expect_completions_of_the_request_alone(write({}, GetParam()), kReproducible);
 }
 
 // Heads of 32 go over tensor cores in 16 bits, heads of 8 do not.
-TEST_P(CudaReproducibleTest, answers_over_a_quantised_cache_depend_on_the_request_alone) {
+TEST_P(CudaReproducibleTest, completions_over_a_quantised_cache_depend_on_the_request_alone) {
   TinyModel tiled;
   tiled.head_dim = 32;
   const auto folder = write(tiled, GetParam());
   for (const auto* policy : {"8", "4"}) {
-    expect_answers_of_the_request_alone(folder, with(kReproducible, "quant_policy", policy));
+    expect_completions_of_the_request_alone(folder, with(kReproducible, "quant_policy", policy));
   }
 }
 
-// Whatever the rows beside it: alone, in batches that are padded to a recorded step, and prefilled in chunks of other
+// Whatever the rows beside it: alone, in batches that are padded to a captured step, and prefilled in chunks of other
 // sizes.
-TEST_P(CudaReproducibleTest, answers_of_experts_depend_on_the_request_alone) {
+TEST_P(CudaReproducibleTest, completions_of_experts_depend_on_the_request_alone) {
   const auto folder = write(mixture(), GetParam());
   auto all = masked_requests(8);
   for (auto& one : all) one.sampling.logprobs = 2;
-  std::vector<Answer> alone;
+  std::vector<Completion> alone;
   {
     Engine engine(folder, kReproducible);
-    for (const auto& one : all) alone.push_back(answers(engine, {one})[0]);
+    for (const auto& one : all) alone.push_back(completions(engine, {one})[0]);
   }
-  EXPECT_EQ(answers(folder, kReproducible, all), alone) << "together";
-  EXPECT_EQ(answers(folder, with(kReproducible, "token_budget", "16"), all), alone) << "in small chunks";
+  EXPECT_EQ(completions(folder, kReproducible, all), alone) << "together";
+  EXPECT_EQ(completions(folder, with(kReproducible, "token_budget", "16"), all), alone) << "in small chunks";
 }
 
 TEST_F(CudaEngineTest, two_ranks_give_the_tokens_of_one) {
@@ -337,10 +341,10 @@ TEST_F(CudaEngineTest, two_ranks_give_the_tokens_of_one) {
   split.ranks = 2;
   const auto one = write(model), two = write(split);
   const auto all = masked_requests(10);
-  const auto expected = answers(one, kCuda, all);
+  const auto expected = completions(one, kCuda, all);
   for (const auto* reproducible : {"False", "True"}) {
     auto settings = with(with(kCuda, "device_ids", "0,0"), "reproducible", reproducible);
-    const auto got = answers(two, settings, all);
+    const auto got = completions(two, settings, all);
     for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(got[i].tokens, expected[i].tokens) << "request " << i;
   }
 }
@@ -354,7 +358,7 @@ TEST_F(CudaEngineTest, ranks_on_one_gpu_share_its_memory) {
 
 TEST_F(CudaEngineTest, a_cancelled_request_leaves_the_others_as_they_are) {
   const auto folder = write();
-  const auto expected = answers(folder, kCpu, {request(prompt(9, 1), 30)})[0];
+  const auto expected = completions(folder, kCpu, {request(prompt(9, 1), 30)})[0];
   Engine engine(folder, kCuda);
   Collector kept, cancelled;
   const auto handle = engine.submit(request(prompt(12, 2), 200), cancelled.callback());
@@ -371,8 +375,40 @@ TEST_F(CudaEngineTest, a_cache_that_gets_its_memory_piece_by_piece_gives_the_sam
   const auto folder = write();
   const auto all = greedy_requests(24);
   const auto sized = with(kCuda, "cache_max_entry_count", "200");
-  EXPECT_EQ(answers(folder, with(sized, "cache_chunk_size", "1"), all), answers(folder, sized, all));
+  EXPECT_EQ(completions(folder, with(sized, "cache_chunk_size", "1"), all), completions(folder, sized, all));
 }
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+// Only an emulated device can be made to fail, and mended.
+TEST_F(CudaEngineTest, a_device_that_fails_ends_all_requests_and_the_engine) {
+  for (const int ranks : {1, 2}) {
+    for (const auto* graphs : {"True", "False"}) {
+      SCOPED_TRACE(std::to_string(ranks) + " ranks, graphs " + graphs);
+      TinyModel model;
+      model.ranks = ranks;
+      const auto folder = write(model);
+      const auto settings = with(with(kCuda, "device_ids", ranks == 2 ? "0,0" : "0"), "cuda_graphs", graphs);
+      std::vector<Collector> collectors(12);
+      {
+        Engine engine(folder, settings);
+        cuda::host_fault::arm(5);
+        for (auto& one : collectors) engine.submit(request(prompt(9, 1), 40), one.callback());
+        for (auto& one : collectors) {
+          EXPECT_EQ(one.last().error_code, ErrorCode::device_failed);
+          EXPECT_NE(one.last().error.find("in step 5 ("), std::string::npos) << one.last().error;
+        }
+        const auto refused = error_of([&] { engine.submit(request({1}, 2), {}); }, ErrorCode::device_failed);
+        EXPECT_EQ(refused, engine.failure());
+        engine.check_integrity();
+      }
+      // Not even another engine can use it.
+      error_of([&] { Engine engine(folder, settings); }, ErrorCode::device_failed);
+      cuda::host_fault::arm(0);
+      EXPECT_EQ(completions(folder, settings, {request(prompt(9, 1), 8)})[0].tokens.size(), 8U);
+    }
+  }
+}
+#endif
 
 TEST_F(CudaEngineTest, memory_that_does_not_suffice_is_refused_before_anything_is_served) {
   const auto folder = write();

@@ -1,4 +1,4 @@
-// Steps of a whole decoder on the CUDA device: recorded ones beside issued ones, steps in flight, memory, and what is
+// Steps of a whole decoder on the CUDA device: captured ones beside issued ones, steps in flight, memory, and what is
 // refused. That each operation computes what it should is held by the tests that all devices share (ops_*_test.cpp).
 #include "ops/cuda/cuda_ops.h"
 
@@ -29,7 +29,7 @@ constexpr int kBlockLen = 4, kBlocks = 80, kVocab = 40;
 constexpr ops::StepLimits kLimits{
     .max_rows = 40, .max_sequences = 20, .max_positions = 64, .vocab = kVocab, .block_len = kBlockLen};
 
-// Never prepared: every step is packed as it comes, with nothing recorded or padded.
+// Never prepared: every step is packed as it comes, with nothing captured or padded.
 class Unprepared : public testing::ForwardingOps {
  public:
   using ForwardingOps::ForwardingOps;
@@ -55,39 +55,39 @@ class Model {
   }
 
   // The next rows of a sequence: tokens, or { -1 - i } for what sample row i of the step before sampled.
-  struct Piece {
+  struct Chunk {
     int sequence = 0;
     std::vector<std::int32_t> tokens;
     SampleRow sample;
     bool sampled = true;
   };
 
-  void launch(std::vector<Piece> pieces) {
+  void launch(std::vector<Chunk> chunks) {
     std::vector<std::int32_t> ids, starts{0}, positions, tables, logits_rows;
     std::vector<SampleRow> sample;
     const auto stride = static_cast<std::size_t>(kLimits.max_positions / kBlockLen);
-    for (auto& piece : pieces) {
-      auto& length = lengths_[static_cast<std::size_t>(piece.sequence)];
-      for (const auto id : piece.tokens) {
+    for (auto& chunk : chunks) {
+      auto& length = lengths_[static_cast<std::size_t>(chunk.sequence)];
+      for (const auto id : chunk.tokens) {
         ids.push_back(id);
         positions.push_back(length++);
       }
       starts.push_back(static_cast<std::int32_t>(ids.size()));
-      auto& blocks = blocks_[static_cast<std::size_t>(piece.sequence)];
+      auto& blocks = blocks_[static_cast<std::size_t>(chunk.sequence)];
       while (static_cast<int>(blocks.size()) * kBlockLen < length) blocks.push_back(next_block_++);
       tables.insert(tables.end(), blocks.begin(), blocks.end());
       tables.resize((starts.size() - 1) * stride, -1);  // no block
-      if (!piece.sampled) continue;
+      if (!chunk.sampled) continue;
       logits_rows.push_back(static_cast<std::int32_t>(ids.size()) - 1);
-      piece.sample.sequence = static_cast<std::uint64_t>(piece.sequence) + 1;
-      piece.sample.position = length;
-      sample.push_back(piece.sample);
+      chunk.sample.sequence = static_cast<std::uint64_t>(chunk.sequence) + 1;
+      chunk.sample.position = length;
+      sample.push_back(chunk.sample);
     }
     decoder_->launch({ids, {starts, positions, tables, static_cast<std::int64_t>(stride)}, logits_rows, sample});
   }
   std::vector<Sampled> collect() { return ops_->collect(); }
-  std::vector<Sampled> step(std::vector<Piece> pieces) {
-    launch(std::move(pieces));
+  std::vector<Sampled> step(std::vector<Chunk> chunks) {
+    launch(std::move(chunks));
     return collect();
   }
 
@@ -103,7 +103,7 @@ class Model {
   int next_block_ = 0;
 };
 
-using Piece = Model::Piece;
+using Chunk = Model::Chunk;
 
 SampleRow greedy() {
   SampleRow row;
@@ -156,14 +156,14 @@ std::vector<std::vector<std::int32_t>> run(Model& model, int count, int decodes)
     }
   };
   for (int s = 0; s < count; s += 4) {
-    std::vector<Piece> pieces;
-    for (int i = s; i < std::min(count, s + 4); ++i) pieces.push_back({i, prompt_of(i), sampling_of(i)});
-    keep(model.step(pieces), s);
+    std::vector<Chunk> chunks;
+    for (int i = s; i < std::min(count, s + 4); ++i) chunks.push_back({i, prompt_of(i), sampling_of(i)});
+    keep(model.step(chunks), s);
   }
   for (int step = 0; step < decodes; ++step) {
-    std::vector<Piece> pieces;
-    for (int s = 0; s < count; ++s) pieces.push_back({s, {out[static_cast<std::size_t>(s)].back()}, sampling_of(s)});
-    keep(model.step(pieces), 0);
+    std::vector<Chunk> chunks;
+    for (int s = 0; s < count; ++s) chunks.push_back({s, {out[static_cast<std::size_t>(s)].back()}, sampling_of(s)});
+    keep(model.step(chunks), 0);
   }
   return out;
 }
@@ -287,12 +287,12 @@ TEST_F(CudaOpsTest, nothing_is_allocated_in_a_step) {
   penal.output = all;
   const std::vector<std::int32_t> banned = {1, 2, 3};
   penal.banned = banned;
-  std::vector<Piece> widest;
+  std::vector<Chunk> widest;
   for (int s = 0; s < kLimits.max_sequences; ++s) widest.push_back({s, {s, s}, penal});
   model.step(widest);
-  for (auto& piece : widest) piece.tokens = {7};
+  for (auto& chunk : widest) chunk.tokens = {7};
   model.step(widest);
-  for (auto& piece : widest) piece.sample = greedy();
+  for (auto& chunk : widest) chunk.sample = greedy();
   model.step(widest);
   model.launch(widest);
   model.launch(widest);

@@ -1,4 +1,4 @@
-// Experts on the CUDA device: what rows choose and how they are grouped, and that the ways of a product give the same
+// Experts on the CUDA device: what rows choose and how they are grouped, and that the tactics of a GEMM give the same
 // bits. That they compute what they should is held by ops_experts_test.cpp, which all devices share.
 #include "ops/cuda/kernels/experts.h"
 
@@ -33,8 +33,7 @@ Routed route(const Matrix& logits, RouteParams params, std::int32_t real_rows) {
   params.rows = static_cast<int>(logits.rows);
   params.experts = static_cast<int>(logits.cols);
   params.stride = logits.stride;
-  params.num_tiles =
-      static_cast<int>(most_expert_tiles(static_cast<std::int64_t>(n), params.experts, params.tile_rows));
+  params.num_tiles = static_cast<int>(max_expert_tiles(static_cast<std::int64_t>(n), params.experts, params.tile_rows));
   const MatrixOnDevice on_device(stream, logits);
   const DeviceArray<std::int32_t> chosen(stream, std::vector<std::int32_t>(n, 77)),
       places(stream, std::vector<std::int32_t>(n, 77)), rows_of(stream, std::vector<std::int32_t>(n, 77)),
@@ -70,16 +69,16 @@ void check(const Matrix& logits, const RouteParams& params, std::int32_t real_ro
     std::vector<int> order(static_cast<std::size_t>(experts));
     std::iota(order.begin(), order.end(), 0);
     std::ranges::stable_sort(order, [&](int a, int b) { return logits.at(r, a) > logits.at(r, b); });
-    const double greatest = logits.at(r, order[0]);
+    const double maximum = logits.at(r, order[0]);
     double sum = 0;
     for (int i = 0; i < (params.renormalize ? top_k : experts); ++i) {
-      sum += std::exp(logits.at(r, order[static_cast<std::size_t>(i)]) - greatest);
+      sum += std::exp(logits.at(r, order[static_cast<std::size_t>(i)]) - maximum);
     }
     std::sort(order.begin(), order.begin() + top_k);
     for (int i = 0; i < top_k; ++i) {
       const auto e = order[static_cast<std::size_t>(i)];
       ASSERT_EQ(got.chosen[at + static_cast<std::size_t>(i)], e) << "row " << r;
-      EXPECT_NEAR(got.weights[at + static_cast<std::size_t>(i)], std::exp(logits.at(r, e) - greatest) / sum, 1e-6);
+      EXPECT_NEAR(got.weights[at + static_cast<std::size_t>(i)], std::exp(logits.at(r, e) - maximum) / sum, 1e-6);
       rows_of[static_cast<std::size_t>(e)].push_back(r);
     }
   }
@@ -117,7 +116,7 @@ TEST(CudaExpertsTest, rows_are_grouped_by_expert_and_padding_brings_none) {
         for (int e = 0; e < experts; ++e) logits.set(0, e, e % 3 == 0 ? 0.0F : -0.0F);
       }
       check(logits,
-            {.top_k = uniform(random, 1, std::min(experts, kMostExpertsOfRow)),
+            {.top_k = uniform(random, 1, std::min(experts, kMaxExpertsOfRow)),
              .tile_rows = std::array{8, 32, 64, 128}[static_cast<std::size_t>(trial % 4)],
              .renormalize = trial % 2 == 0},
             trial % 3 == 2 ? uniform(random, 0, rows) : rows);
@@ -142,9 +141,9 @@ TEST(CudaExpertsTest, logits_that_are_no_numbers_choose_experts_that_there_are) 
   }
 }
 
-// With one expert the number of rows chooses the way: 8, 32, 64 or 128 rows a tile. Both products have several parts of
+// With one expert the number of rows chooses the tactic: 8, 32, 64 or 128 rows a tile. Both GEMMs have several parts of
 // K.
-TEST(CudaExpertsTest, all_ways_of_a_product_give_a_row_the_same_bits) {
+TEST(CudaExpertsTest, all_tactics_of_a_gemm_give_a_row_the_same_bits) {
   Random random(81);
   constexpr std::int64_t kHidden = 530, kInter = 516;
   EXPECT_EQ(expert_tile_rows(DType::bf16, 4, 1), 8);
@@ -171,7 +170,7 @@ TEST(CudaExpertsTest, all_ways_of_a_product_give_a_row_the_same_bits) {
     };
     const auto two = run(0, 2);
     for (const int n : {8, 40, 100}) {
-      if (type == DType::f32 && n > 8) continue;  // one way
+      if (type == DType::f32 && n > 8) continue;  // one tactic
       const auto all = run(0, n);
       for (int r = 0; r < 2; ++r) EXPECT_TRUE(all.same_bits(r, two, r)) << n << " rows, " << to_string(type);
       EXPECT_TRUE(all.same_bits(n - 1, run(n - 1, n), 0)) << n << " rows, " << to_string(type);

@@ -1,4 +1,4 @@
-// Our own products against sums in double precision, in every way they can go.
+// Our own GEMMs against sums in double precision, with every tactic.
 #include "ops/cuda/kernels/gemm.h"
 
 #include <gtest/gtest.h>
@@ -8,27 +8,27 @@
 #include <set>
 
 #include "base/text.h"
-#include "cuda/product_case.h"
+#include "cuda/gemm_problem.h"
 #include "ops/cuda/kernels/gemm_params.h"
 
 namespace charonia::cuda {
 namespace {
 
-std::string describe(const Case& c, const GemmWay& way) {
+std::string describe(const Case& c, const GemmTactic& tactic) {
   return cat(to_string(c.type), " -> ", to_string(c.out_type), " rows ", c.rows, " n ", c.n, " k ", c.k, " gaps ",
              c.in_gap, " ", c.out_gap, " offsets ", c.in_offset, " ", c.out_offset, ": kernel ",
-             static_cast<int>(way.kernel), " ", way.tile_rows, " x ", way.tile_columns, " stages ", way.stages,
-             " blocks ", way.k_blocks);
+             static_cast<int>(tactic.kernel), " ", tactic.tile_rows, " x ", tactic.tile_columns, " stages ",
+             tactic.stages, " blocks ", tactic.k_blocks);
 }
 
-// All ways that a weight's products may go: those of any number of rows.
-std::vector<GemmWay> all_ways(const Gemm& gemm) {
-  std::vector<GemmWay> all;
+// All tactics that a weight's GEMMs may go: those of any number of rows.
+std::vector<GemmTactic> all_tactics(const Gemm& gemm) {
+  std::vector<GemmTactic> all;
   for (const std::int64_t rows : {1, 8, 16, 32, 64, 128, 512, 100000}) {
     auto one = gemm;
     one.rows = rows;
-    for (const auto& way : gemm_ways(device_info(0), one)) {
-      if (std::ranges::find(all, way) == all.end()) all.push_back(way);
+    for (const auto& tactic : gemm_tactics(device_info(0), one)) {
+      if (std::ranges::find(all, tactic) == all.end()) all.push_back(tactic);
     }
   }
   return all;
@@ -81,26 +81,27 @@ TEST(GemmPlanTest, every_tile_has_its_block) {
 
 TEST(GemmPlanTest, ways_are_distinct_and_fill_the_device_where_they_can) {
   DeviceInfo h200 = device_info(0);
-  h200.multiprocessors = 132;
+  h200.sms = 132;
   h200.shared_bytes = std::size_t{227} << 10;
   for (const std::int64_t rows : {1, 4, 8, 16, 17, 32, 64, 65, 256, 257, 8192}) {
     for (const auto& [n, k] :
          {std::pair<std::int64_t, std::int64_t>{4096, 4096}, {12288, 4096}, {4096, 11008}, {32000, 4096}}) {
       const Gemm gemm{.type = DType::bf16, .rows = rows, .n = n, .k = k};
-      const auto ways = gemm_ways(h200, gemm);
-      ASSERT_FALSE(ways.empty());
-      for (std::size_t i = 0; i < ways.size(); ++i) {
-        for (std::size_t j = 0; j < i; ++j) EXPECT_FALSE(ways[i] == ways[j]);
+      const auto tactics = gemm_tactics(h200, gemm);
+      ASSERT_FALSE(tactics.empty());
+      for (std::size_t i = 0; i < tactics.size(); ++i) {
+        for (std::size_t j = 0; j < i; ++j) EXPECT_FALSE(tactics[i] == tactics[j]);
       }
-      if (ways[0].kernel == GemmWay::Kernel::tile) {
-        EXPECT_GE(divide_up(rows, ways[0].tile_rows) * divide_up(n, ways[0].tile_columns) * ways[0].k_blocks, 128)
+      if (tactics[0].kernel == GemmTactic::Kernel::tile) {
+        EXPECT_GE(divide_up(rows, tactics[0].tile_rows) * divide_up(n, tactics[0].tile_columns) * tactics[0].k_blocks,
+                  128)
             << "rows " << rows << " n " << n << " k " << k;
       }
     }
   }
 }
 
-TEST_F(GemmTest, every_way_is_the_product) {
+TEST_F(GemmTest, every_tactic_is_the_gemm) {
   const Case cases[] = {
       {.rows = 3, .n = 40, .k = 64, .bias = true},
       {.out_type = DType::f32, .rows = 9, .n = 130, .k = 328, .in_gap = 8, .out_gap = 3},
@@ -119,11 +120,11 @@ TEST_F(GemmTest, every_way_is_the_product) {
        .bias = true},
   };
   for (const auto& c : cases) {
-    Product product(c);
-    for (const auto& way : all_ways(product.gemm())) {
-      SCOPED_TRACE(describe(c, way));
-      in_both_orders([&] { product.run(way); });
-      product.check();
+    GemmProblem problem(c);
+    for (const auto& tactic : all_tactics(problem.gemm())) {
+      SCOPED_TRACE(describe(c, tactic));
+      in_both_orders([&] { problem.run(tactic); });
+      problem.check();
       if (testing::Test::HasFatalFailure()) return;
     }
   }
@@ -144,30 +145,30 @@ TEST_F(GemmTest, any_shape_stride_and_address_will_do) {
            .out_offset = pick(0, 2),
            .bias = pick(0, 1) == 1};
     c.out_type = pick(0, 1) == 1 ? c.type : DType::f32;
-    Product product(c, static_cast<unsigned>(i));
-    const auto ways = gemm_ways(device_info(0), product.gemm());
-    const auto& way = ways[static_cast<std::size_t>(pick(0, static_cast<int>(ways.size()) - 1))];
-    SCOPED_TRACE(describe(c, way));
-    product.run(way);
-    product.check();
+    GemmProblem problem(c, static_cast<unsigned>(i));
+    const auto tactics = gemm_tactics(device_info(0), problem.gemm());
+    const auto& tactic = tactics[static_cast<std::size_t>(pick(0, static_cast<int>(tactics.size()) - 1))];
+    SCOPED_TRACE(describe(c, tactic));
+    problem.run(tactic);
+    problem.check();
     if (testing::Test::HasFatalFailure()) return;
   }
 }
 
-// The same bits from every way, for a row alone and among others, aligned or not.
+// The same bits from every tactic, for a row alone and among others, aligned or not.
 TEST_F(GemmTest, a_rows_bits_do_not_depend_on_way_or_company) {
   for (const auto type : {DType::bf16, DType::f16, DType::f32}) {
     constexpr std::int64_t kRows = 19;
     const Case c{.type = type, .out_type = DType::f32, .rows = kRows, .n = 24, .k = 784, .bias = true};
     ASSERT_EQ(split_k(c.k).parts, 3);
-    Product product(c);
+    GemmProblem problem(c);
     std::vector<std::vector<std::uint32_t>> expected;
-    for (const auto& way : all_ways(product.gemm())) {
-      SCOPED_TRACE(describe(c, way));
-      product.run(way);
+    for (const auto& tactic : all_tactics(problem.gemm())) {
+      SCOPED_TRACE(describe(c, tactic));
+      problem.run(tactic);
       for (std::int64_t r = 0; r < kRows; ++r) {
-        if (expected.size() <= static_cast<std::size_t>(r)) expected.push_back(product.row(r));
-        ASSERT_EQ(product.row(r), expected[static_cast<std::size_t>(r)]);
+        if (expected.size() <= static_cast<std::size_t>(r)) expected.push_back(problem.row(r));
+        ASSERT_EQ(problem.row(r), expected[static_cast<std::size_t>(r)]);
       }
     }
     for (const std::int64_t first : {0, 7, 18}) {
@@ -175,14 +176,14 @@ TEST_F(GemmTest, a_rows_bits_do_not_depend_on_way_or_company) {
         auto alone = c;
         alone.rows = 1;
         alone.in_offset = offset;
-        Product one(alone);
-        one.weight.copy(product.weight, one.stream);
-        one.bias.copy(product.bias, one.stream);
-        for (std::int64_t i = 0; i < c.k; ++i) one.in.set(offset + i, product.in.at(first, i));
+        GemmProblem one(alone);
+        one.weight.copy(problem.weight, one.stream);
+        one.bias.copy(problem.bias, one.stream);
+        for (std::int64_t i = 0; i < c.k; ++i) one.in.set(offset + i, problem.in.at(first, i));
         one.in.upload(one.stream);
-        for (const auto& way : gemm_ways(device_info(0), one.gemm())) {
-          SCOPED_TRACE(describe(alone, way));
-          one.run(way);
+        for (const auto& tactic : gemm_tactics(device_info(0), one.gemm())) {
+          SCOPED_TRACE(describe(alone, tactic));
+          one.run(tactic);
           ASSERT_EQ(one.row(0), expected[static_cast<std::size_t>(first)]);
         }
       }
@@ -192,14 +193,14 @@ TEST_F(GemmTest, a_rows_bits_do_not_depend_on_way_or_company) {
 
 TEST_F(GemmTest, a_row_that_is_not_finite_stays_alone) {
   const Case c{.rows = 12, .n = 64, .k = 128};
-  Product product(c);
-  for (std::int64_t i = 0; i < c.k; ++i) product.in.set(3 * c.k + i, std::numeric_limits<float>::quiet_NaN());
-  product.in.upload(product.stream);
-  for (const auto& way : gemm_ways(device_info(0), product.gemm())) {
-    SCOPED_TRACE(describe(c, way));
-    product.run(way);
+  GemmProblem problem(c);
+  for (std::int64_t i = 0; i < c.k; ++i) problem.in.set(3 * c.k + i, std::numeric_limits<float>::quiet_NaN());
+  problem.in.upload(problem.stream);
+  for (const auto& tactic : gemm_tactics(device_info(0), problem.gemm())) {
+    SCOPED_TRACE(describe(c, tactic));
+    problem.run(tactic);
     for (std::int64_t r = 0; r < c.rows; ++r) {
-      for (std::int64_t n = 0; n < c.n; ++n) ASSERT_EQ(std::isnan(product.out.at(r, n)), r == 3);
+      for (std::int64_t n = 0; n < c.n; ++n) ASSERT_EQ(std::isnan(problem.out.at(r, n)), r == 3);
     }
   }
 }
@@ -207,21 +208,21 @@ TEST_F(GemmTest, a_row_that_is_not_finite_stays_alone) {
 TEST_F(GemmTest, a_bias_is_added_to_what_is_there) {
   for (const auto type : {DType::bf16, DType::f16, DType::f32}) {
     const Case c{.type = type, .out_type = type, .rows = 3, .n = 1100, .k = 8, .out_gap = 4, .bias = true};
-    Product product(c);
+    GemmProblem problem(c);
     std::mt19937 random(3);
-    product.out.fill(random, 2);
-    product.out.upload(product.stream);
+    problem.out.fill(random, 2);
+    problem.out.upload(problem.stream);
     std::vector<float> before;
     for (std::int64_t r = 0; r < c.rows; ++r) {
-      for (std::int64_t n = 0; n < c.n; ++n) before.push_back(product.out.at(r, n));
+      for (std::int64_t n = 0; n < c.n; ++n) before.push_back(problem.out.at(r, n));
     }
-    auto gemm = product.gemm();
-    add_bias(product.stream, gemm);
-    product.out.download(product.stream);
+    auto gemm = problem.gemm();
+    add_bias(problem.stream, gemm);
+    problem.out.download(problem.stream);
     for (std::int64_t r = 0; r < c.rows; ++r) {
       for (std::int64_t n = 0; n < c.n; ++n) {
-        ASSERT_EQ(product.out.bits(r, n),
-                  encode(type, before[static_cast<std::size_t>(r * c.n + n)] + product.bias.at(0, n)));
+        ASSERT_EQ(problem.out.bits(r, n),
+                  encode(type, before[static_cast<std::size_t>(r * c.n + n)] + problem.bias.at(0, n)));
       }
     }
   }

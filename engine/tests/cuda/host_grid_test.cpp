@@ -1,17 +1,45 @@
-// Whether the CPU runs kernels as a device would: what the other tests in this folder rest on.
+// Whether the CPU runs kernels as a device would, and finds what a device might not: what the other tests in this
+// folder rest on. Kernels that are wrong on purpose show that each check is made.
 #if defined(CHARONIA_CUDA_ON_HOST)
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
 #include <numeric>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "charonia/error.h"
+#include "ops/cuda/device/host_stream.h"
 #include "ops/cuda/device/tensor_core.h"
 #include "ops/cuda/runtime.h"
 
 namespace charonia::cuda {
 namespace {
+
+// Runs a kernel and waits for it.
+template <class Params>
+void run(const Launch& shape, void (*kernel)(Params), const Params& params) {
+  Stream stream;
+  launch(stream, "test", shape, kernel, params);
+  stream.wait("test");
+}
+
+std::string error_of(const std::function<void()>& what) {
+  try {
+    what();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::internal);
+    return error.what();
+  }
+  return "no error";
+}
+
+testing::AssertionResult says(const std::string& text, std::string_view part) {
+  if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << '"' << part << "\" is not in: " << text;
+}
 
 struct SumParams {
   const float* in;
@@ -21,6 +49,7 @@ struct SumParams {
 
 CHARONIA_KERNEL(256, 1) void sum_kernel(const SumParams p) {
   CHARONIA_SHARED(float, scratch, [32]);
+  dependency_wait();
   float x = 0;
   for (int i = static_cast<int>(threadIdx.x); i < p.n; i += static_cast<int>(blockDim.x)) {
     x += p.in[static_cast<int>(blockIdx.x) * p.n + i];
@@ -29,20 +58,23 @@ CHARONIA_KERNEL(256, 1) void sum_kernel(const SumParams p) {
   if (threadIdx.x == 0) p.out[blockIdx.x] = x;
 }
 
-TEST(HostGridTest, blocks_and_threads_sum_what_they_should) {
+TEST(HostGridTest, blocks_and_threads_sum_what_they_should_in_any_order) {
   constexpr int kBlocks = 3, kN = 1000;
   std::vector<float> in(kBlocks * kN), out(kBlocks);
   std::iota(in.begin(), in.end(), 0.0F);
-  for (const auto order : {host_grid::Order::ascending, host_grid::Order::descending}) {
-    host_grid::set_order(order);
-    Stream stream;
-    launch(stream, "sum", {.grid_x = kBlocks, .threads = 256}, sum_kernel, SumParams{in.data(), out.data(), kN});
-    for (int b = 0; b < kBlocks; ++b) {
-      EXPECT_EQ(out[static_cast<std::size_t>(b)], std::accumulate(in.begin() + b * kN, in.begin() + (b + 1) * kN, 0.0F))
-          << "all sums are whole numbers below 2^24";
+  for (const std::uint64_t seed : {0, 1, 2, 3}) {
+    host_grid::set_seed(seed);
+    for (const auto order : {host_grid::Order::ascending, host_grid::Order::descending}) {
+      host_grid::set_order(order);
+      std::ranges::fill(out, 0.0F);
+      run({.grid_x = kBlocks, .threads = 256}, sum_kernel, SumParams{in.data(), out.data(), kN});
+      for (int b = 0; b < kBlocks; ++b) {
+        EXPECT_EQ(out[static_cast<std::size_t>(b)],
+                  std::accumulate(in.begin() + b * kN, in.begin() + (b + 1) * kN, 0.0F))
+            << "all sums are whole numbers below 2^24";
+      }
     }
   }
-  host_grid::set_order(host_grid::Order::ascending);
 }
 
 struct MatrixParams {
@@ -53,6 +85,7 @@ struct MatrixParams {
 CHARONIA_KERNEL(32, 1) void matrix_kernel(const MatrixParams p) {
   auto* const shared = reinterpret_cast<bf16*>(dynamic_shared());
   const int lane = lane_id();
+  dependency_wait();
   copy_async_16(shared + lane * 8, p.a + lane * 8);
   copy_async_16(shared + 256 + lane % 16 * 8, p.b + lane % 16 * 8);
   copy_commit();
@@ -71,13 +104,11 @@ CHARONIA_KERNEL(32, 1) void matrix_kernel(const MatrixParams p) {
 TEST(HostGridTest, a_product_over_tensor_cores_is_the_product) {
   std::mt19937 random(1);
   std::uniform_int_distribution<int> small(-8, 8);
-  std::vector<bf16> a(256), b(128);
+  alignas(16) bf16 a[256], b[128];
   std::vector<float> out(128);
   for (auto& x : a) x = from_float<bf16>(static_cast<float>(small(random)));
   for (auto& x : b) x = from_float<bf16>(static_cast<float>(small(random)));
-  Stream stream;
-  launch(stream, "matrix", {.threads = 32, .dynamic_shared_bytes = 768}, matrix_kernel,
-         MatrixParams{a.data(), b.data(), out.data()});
+  run({.threads = 32, .dynamic_shared_bytes = 768}, matrix_kernel, MatrixParams{a, b, out.data()});
   for (std::size_t i = 0; i < 16; ++i) {
     for (std::size_t j = 0; j < 8; ++j) {
       float expected = 0;
@@ -87,20 +118,96 @@ TEST(HostGridTest, a_product_over_tensor_cores_is_the_product) {
   }
 }
 
+// ---- the order ----
+
+struct OrderParams {
+  int* next;
+  int *block_at, *thread_at;  // by block and thread: which it was
+};
+CHARONIA_KERNEL(64, 1) void order_kernel(const OrderParams p) {
+  dependency_wait();
+  const int at = atomicAdd(p.next, 1);
+  p.thread_at[at] = static_cast<int>(threadIdx.x);
+  p.block_at[at] = static_cast<int>(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z));
+}
+
+// The blocks in the order in which they ran, and the threads of all of them.
+std::pair<std::vector<int>, std::vector<int>> order_of(std::uint64_t seed, host_grid::Order order, int kernels = 1) {
+  constexpr int kBlocks = 2 * 3 * 2, kThreads = 64;
+  host_grid::set_seed(seed);
+  host_grid::set_order(order);
+  std::vector<int> blocks(kBlocks * kThreads), threads(blocks.size());
+  Stream stream;
+  int next = 0;
+  for (int i = 0; i < kernels; ++i) {
+    next = 0;
+    launch(stream, "order", {.grid_x = 2, .grid_y = 3, .grid_z = 2, .threads = kThreads}, order_kernel,
+           OrderParams{&next, blocks.data(), threads.data()});
+    stream.wait("order");
+  }
+  EXPECT_EQ(next, kBlocks * kThreads);
+  std::vector<int> in_turn;
+  for (int b = 0; b < kBlocks; ++b) {
+    in_turn.push_back(blocks[static_cast<std::size_t>(b * kThreads)]);
+    const auto begin = threads.begin() + b * kThreads;
+    std::vector<int> sorted(begin, begin + kThreads), all(kThreads);
+    std::ranges::sort(sorted);
+    std::iota(all.begin(), all.end(), 0);
+    EXPECT_EQ(sorted, all) << "every thread of a block ran once before the next block began";
+  }
+  return {in_turn, threads};
+}
+
+TEST(HostGridTest, blocks_and_threads_run_in_an_order_of_the_seed) {
+  using host_grid::Order;
+  std::vector<int> blocks(12);
+  std::iota(blocks.begin(), blocks.end(), 0);
+  const auto counted = order_of(0, Order::ascending);
+  EXPECT_EQ(counted.first, blocks);
+  EXPECT_TRUE(std::is_sorted(counted.second.begin(), counted.second.begin() + 64));
+  const auto one = order_of(1, Order::ascending), two = order_of(2, Order::ascending);
+  for (const auto& drawn : {one, two}) {
+    EXPECT_NE(drawn.first, blocks);
+    EXPECT_FALSE(std::is_sorted(drawn.second.begin(), drawn.second.begin() + 64));
+    EXPECT_NE(std::vector<int>(drawn.second.begin(), drawn.second.begin() + 64),
+              std::vector<int>(drawn.second.begin() + 64, drawn.second.begin() + 128))
+        << "every block has an order of its own";
+    auto sorted = drawn.first;
+    std::ranges::sort(sorted);
+    EXPECT_EQ(sorted, blocks);
+  }
+  EXPECT_NE(one, two);
+  EXPECT_EQ(one, order_of(1, Order::ascending)) << "the seed decides";
+  EXPECT_NE(one, order_of(1, Order::ascending, 2)) << "a stream's second kernel has another order";
+  auto reversed = order_of(1, Order::descending);
+  std::ranges::reverse(reversed.first);
+  EXPECT_EQ(reversed.first, one.first);
+}
+
 struct NoParams {};
 CHARONIA_KERNEL(64, 1) void half_come_kernel(const NoParams) {
+  dependency_wait();
   if (threadIdx.x < 32) __syncthreads();
   if (threadIdx.x >= 32 && threadIdx.x < 40) __syncwarp();
 }
 
-TEST(HostGridTest, a_barrier_that_not_all_reach_is_found) {
+TEST(HostGridTest, a_barrier_that_not_all_reach_is_found_and_the_error_names_kernel_and_seed) {
+  host_grid::set_seed(5);
   Stream stream;
-  EXPECT_THROW(launch(stream, "half", {.threads = 64}, half_come_kernel, NoParams{}), Error);
+  const auto error = error_of([&] {
+    launch(stream, "half", {.threads = 64}, half_come_kernel, NoParams{});
+    stream.wait("half");
+  });
+  EXPECT_TRUE(says(error, "half: of 64 threads 32 wait at __syncthreads()"));
+  EXPECT_TRUE(says(error, "CHARONIA_EMULATED_ORDER=5"));
   // And the next grid runs as if nothing had been.
   std::vector<float> in(64, 1), out(1);
   launch(stream, "sum", {.threads = 64}, sum_kernel, SumParams{in.data(), out.data(), 64});
+  stream.wait("sum");
   EXPECT_EQ(out[0], 64);
 }
+
+// ---- shared memory ----
 
 struct EarlyParams {
   const float* in;
@@ -108,22 +215,344 @@ struct EarlyParams {
 };
 CHARONIA_KERNEL(32, 1) void early_kernel(const EarlyParams p) {
   auto* const shared = reinterpret_cast<float*>(dynamic_shared());
+  dependency_wait();
   if (lane_id() < 8) copy_async_16(shared + lane_id() * 4, p.in + lane_id() * 4);
   copy_commit();
-  p.out[lane_id()] = shared[lane_id()];
+  if (lane_id() < 8) p.out[lane_id()] = shared[4 * lane_id()];
   copy_wait<0>();
   __syncthreads();
   p.out[32 + lane_id()] = shared[lane_id()];
 }
 
 TEST(HostGridTest, what_is_read_before_its_copy_is_waited_for_is_nan) {
-  std::vector<float> in(32, 5), out(64);
-  Stream stream;
-  launch(stream, "early", {.threads = 32, .dynamic_shared_bytes = 128}, early_kernel,
-         EarlyParams{in.data(), out.data()});
-  EXPECT_TRUE(std::isnan(out[0]));
-  EXPECT_EQ(out[40], 5);
+  alignas(16) float in[32];
+  std::ranges::fill(in, 5.0F);
+  std::vector<float> out(64);
+  run({.threads = 32, .dynamic_shared_bytes = 128}, early_kernel, EarlyParams{in, out.data()});
+  for (std::size_t i = 0; i < 8; ++i) EXPECT_TRUE(std::isnan(out[i]));
+  for (std::size_t i = 32; i < 64; ++i) EXPECT_EQ(out[i], 5);
 }
+
+struct UnwrittenParams {
+  float* out;  // [blocks][2]
+};
+CHARONIA_KERNEL(32, 1) void unwritten_kernel(const UnwrittenParams p) {
+  CHARONIA_SHARED(float, fixed, [4]);
+  auto* const dynamic = reinterpret_cast<float*>(dynamic_shared());
+  dependency_wait();
+  if (threadIdx.x == 0) {
+    p.out[2 * blockIdx.x] = fixed[3], p.out[2 * blockIdx.x + 1] = dynamic[3];
+    fixed[3] = dynamic[3] = 1;
+  }
+}
+
+TEST(HostGridTest, shared_memory_is_nan_when_a_block_begins) {
+  std::vector<float> out(6, 0);
+  run({.grid_x = 3, .dynamic_shared_bytes = 16}, unwritten_kernel, UnwrittenParams{out.data()});
+  for (const float x : out) EXPECT_TRUE(std::isnan(x)) << "also what the block before has written is not there";
+}
+
+struct RaceParams {
+  float* out;
+};
+// Reads what its neighbour writes, without a barrier between them.
+CHARONIA_KERNEL(64, 1) void race_kernel(const RaceParams p) {
+  CHARONIA_SHARED(float, x, [64]);
+  dependency_wait();
+  x[threadIdx.x] = 1;
+  p.out[threadIdx.x] = x[threadIdx.x ^ 1];
+}
+
+TEST(HostGridTest, in_an_order_and_its_reverse_a_missing_barrier_shows_in_every_pair_of_threads) {
+  std::vector<float> out(64);
+  std::vector<int> seen(64, 0);
+  for (const auto order : {host_grid::Order::ascending, host_grid::Order::descending}) {
+    host_grid::set_order(order);
+    run({.threads = 64}, race_kernel, RaceParams{out.data()});
+    for (std::size_t i = 0; i < out.size(); ++i) seen[i] += std::isnan(out[i]) ? 1 : 0;
+  }
+  EXPECT_EQ(seen, std::vector<int>(64, 1));
+}
+
+// ---- limits of launches ----
+
+CHARONIA_KERNEL(1024, 1) void nothing_kernel(const NoParams) { dependency_wait(); }
+template <int kBytes>
+CHARONIA_KERNEL(32, 1)
+void static_kernel(const NoParams) {
+  CHARONIA_SHARED(unsigned char, first, [kBytes / 2]);
+  CHARONIA_SHARED(unsigned char, second, [kBytes - kBytes / 2]);
+  dependency_wait();
+  first[0] = second[0] = 0;
+}
+
+TEST(HostGridTest, launches_that_a_device_refuses_are_refused) {
+  const auto error = [](const Launch& shape) { return error_of([&] { run(shape, nothing_kernel, NoParams{}); }); };
+  EXPECT_EQ(error({.grid_x = 2, .grid_y = 2, .grid_z = 2, .threads = 1024, .dynamic_shared_bytes = 227 << 10}),
+            "no error");
+  EXPECT_TRUE(says(error({.threads = 1056}), "blocks of (1056, 1, 1) threads"));
+  EXPECT_TRUE(says(error({.threads = 0}), "blocks of (0, 1, 1) threads"));
+  EXPECT_TRUE(says(error({.threads = 48}), "whole warps"));
+  EXPECT_TRUE(says(error({.grid_x = 1U << 31U}), "a grid of (2147483648, 1, 1) blocks"));
+  EXPECT_TRUE(says(error({.grid_y = 65536}), "a grid of (1, 65536, 1) blocks"));
+  EXPECT_TRUE(says(error({.grid_z = 65536}), "a grid of (1, 1, 65536) blocks"));
+  EXPECT_TRUE(says(error({.dynamic_shared_bytes = (227 << 10) + 1}), "232449 bytes of dynamic shared memory"));
+  EXPECT_EQ(error({.grid_x = 0}), "no error") << "launch() takes it for no work";
+  EXPECT_TRUE(says(error_of([] { host_grid::check({.grid = {1, 0, 1}, .block = {32, 1, 1}, .what = "empty"}); }),
+                   "empty: a grid of (1, 0, 1) blocks"));
+}
+
+TEST(HostGridTest, a_refused_launch_is_refused_at_once_whenever_streams_do_their_work) {
+  Stream stream;
+  EXPECT_THROW(launch(stream, "wide", {.threads = 2048}, nothing_kernel, NoParams{}), Error);
+  stream.wait("wide");
+}
+
+TEST(HostGridTest, static_shared_memory_counts_too) {
+  const auto error = [](std::size_t dynamic, void (*kernel)(NoParams)) {
+    return error_of([&] { run({.dynamic_shared_bytes = dynamic}, kernel, NoParams{}); });
+  };
+  constexpr int kGiven = 48 << 10;
+  EXPECT_EQ(error(0, static_kernel<kGiven>), "no error");
+  EXPECT_EQ(error(kGiven - 1000, static_kernel<1000>), "no error");
+  EXPECT_EQ(error((227 << 10) - 1000, static_kernel<1000>), "no error");
+  EXPECT_TRUE(says(error(0, static_kernel<kGiven + 2>), "49154 bytes of static shared memory"));
+  EXPECT_TRUE(says(error(kGiven - 999, static_kernel<1000>), "a block has 49152, as no more is asked for"));
+  EXPECT_TRUE(says(error((227 << 10) - 999, static_kernel<1000>), "a block has 232448 (CHARONIA_"));
+}
+
+// ---- addresses ----
+
+enum class Access {
+  copy_to,
+  copy_from,
+  copy_outside,
+  copy_inside,
+  copy_four,
+  matrix,
+  matrix_outside,
+  readonly,
+  streaming,
+  cached,
+  l2,
+  atomic
+};
+struct AccessParams {
+  Access access;
+  unsigned char* memory;
+  int by;  // bytes off what is right
+};
+CHARONIA_KERNEL(32, 1) void access_kernel(const AccessParams p) {
+  unsigned char* const shared = dynamic_shared();
+  unsigned char* const global = p.memory + p.by;
+  dependency_wait();
+  std::uint32_t r[4];
+  switch (p.access) {
+    case Access::copy_to:
+      return copy_async_16(shared + p.by, p.memory);
+    case Access::copy_from:
+      return copy_async_16(shared, global);
+    case Access::copy_outside:
+      return copy_async_16(p.by == 0 ? shared + 240 : p.memory, p.memory);
+    case Access::copy_inside:
+      return copy_async_16(shared, p.by == 0 ? p.memory : shared + 16);
+    case Access::copy_four:
+      return copy_async_4(shared + p.by, p.memory);
+    case Access::matrix:
+      return load_matrix_x4(r, shared + p.by);
+    case Access::matrix_outside:
+      return load_matrix_x4_transposed(r, shared + 240 + 16 * p.by);
+    case Access::readonly:
+      return (void)load_readonly(reinterpret_cast<const float4*>(global));
+    case Access::streaming:
+      return (void)load_streaming(reinterpret_cast<const uint4*>(global));
+    case Access::cached:
+      return (void)load_cached(reinterpret_cast<const uint4*>(global));
+    case Access::l2:
+      return (void)load_l2(reinterpret_cast<const float4*>(global));
+    case Access::atomic:
+      atomicAdd(reinterpret_cast<unsigned long long*>(global), 1ULL);
+  }
+}
+
+TEST(HostGridTest, addresses_that_are_not_aligned_or_not_in_shared_memory_are_found) {
+  alignas(16) unsigned char memory[64] = {};
+  const auto error = [&](Access access, int by) {
+    return error_of([&] { run({.dynamic_shared_bytes = 256}, access_kernel, AccessParams{access, memory, by}); });
+  };
+  using enum Access;
+  for (const auto access : {copy_to, copy_from, copy_outside, copy_inside, copy_four, matrix, matrix_outside, readonly,
+                            streaming, cached, l2, atomic}) {
+    EXPECT_EQ(error(access, 0), "no error") << static_cast<int>(access);
+  }
+  EXPECT_TRUE(says(error(copy_to, 8), "copy_async(): an address of 16 bytes that is 8 beyond"));
+  EXPECT_TRUE(says(error(copy_from, 4), "copy_async(): an address of 16 bytes that is 4 beyond"));
+  EXPECT_TRUE(says(error(copy_outside, 1), "copy_async(): 16 bytes that are not in the block's shared memory"));
+  EXPECT_TRUE(says(error(copy_inside, 1), "copy_async(): from shared memory"));
+  EXPECT_TRUE(says(error(copy_four, 2), "copy_async(): an address of 4 bytes that is 2 beyond"));
+  EXPECT_TRUE(says(error(matrix, 8), "load_matrix_x4(): an address of 16 bytes that is 8 beyond"));
+  EXPECT_TRUE(says(error(matrix_outside, 1), "load_matrix_x4_transposed(): 16 bytes that are not in"));
+  EXPECT_TRUE(says(error(readonly, 8), "load_readonly(): an address of 16 bytes that is 8 beyond"));
+  EXPECT_TRUE(says(error(streaming, 8), "load_streaming(): an address of 16 bytes that is 8 beyond"));
+  EXPECT_TRUE(says(error(cached, 8), "load_cached(): an address of 16 bytes that is 8 beyond"));
+  EXPECT_TRUE(says(error(l2, 8), "load_l2(): an address of 16 bytes that is 8 beyond"));
+  EXPECT_TRUE(says(error(atomic, 4), "an atomic function(): an address of 8 bytes that is 4 beyond"));
+}
+
+// ---- programmatic dependent launch ----
+
+struct DependentParams {
+  int* data;
+  int* out;
+  int before;  // of the threads: do not wait
+  bool early;
+};
+CHARONIA_KERNEL(64, 1) void some_wait_kernel(const DependentParams p) {
+  if (static_cast<int>(threadIdx.x) >= p.before) dependency_wait();
+}
+CHARONIA_KERNEL(64, 1) void cached_kernel(const DependentParams p) {
+  if (!p.early) dependency_wait();
+  p.out[threadIdx.x] = static_cast<int>(load_cached(reinterpret_cast<const uint4*>(p.data)).x);
+  if (p.early) dependency_wait();
+}
+CHARONIA_KERNEL(64, 1) void counting_kernel(const DependentParams p) {
+  CHARONIA_SHARED(int, count, [1]);
+  if (threadIdx.x == 0) *count = 0;
+  __syncthreads();
+  atomicAdd(count, 1);
+  if (!p.early) dependency_wait();
+  atomicAdd(p.out, 1);
+  if (p.early) dependency_wait();
+}
+
+TEST(HostGridTest, every_thread_has_to_wait_for_the_kernel_before) {
+  alignas(16) int data[4] = {};
+  std::vector<int> out(64);
+  const auto error = [&](void (*kernel)(DependentParams), int before, bool early, bool overlap) {
+    return error_of(
+        [&] { run({.threads = 64, .overlap = overlap}, kernel, DependentParams{data, out.data(), before, early}); });
+  };
+  EXPECT_EQ(error(some_wait_kernel, 0, false, true), "no error");
+  EXPECT_TRUE(says(error(some_wait_kernel, 1, false, true),
+                   "test: thread 0 of block (0, 0, 0) ends without dependency_wait()"));
+  EXPECT_EQ(error(some_wait_kernel, 1, false, false), "no error") << "it is not started early";
+  EXPECT_EQ(error(cached_kernel, 0, false, true), "no error");
+  EXPECT_TRUE(says(error(cached_kernel, 0, true, true), "calls load_cached() before dependency_wait()"));
+  EXPECT_EQ(error(cached_kernel, 0, true, false), "no error");
+  EXPECT_EQ(error(counting_kernel, 0, false, true), "no error") << "counters in shared memory are the block's own";
+  EXPECT_TRUE(says(error(counting_kernel, 0, true, true), "an atomic function() before dependency_wait()"));
+}
+
+struct ChainParams {
+  const int* in;
+  int* out;
+  bool early;
+};
+// The first block of a grid, whichever it is, takes part in what goes wrong when in is read too early.
+CHARONIA_KERNEL(32, 1) void chain_kernel(const ChainParams p) {
+  CHARONIA_SHARED(int, read, [1]);
+  if (p.early && threadIdx.x == 0) *read = *p.in;
+  __syncthreads();
+  dependency_wait();
+  if (!p.early && threadIdx.x == 0) *read = *p.in;
+  __syncthreads();
+  if (threadIdx.x == 0) p.out[blockIdx.x] = *read + 1;
+}
+
+class HostGridChainTest : public testing::TestWithParam<host_stream::Mode> {};
+INSTANTIATE_TEST_SUITE_P(Mode, HostGridChainTest,
+                         testing::Values(host_stream::Mode::immediate, host_stream::Mode::deferred));
+
+TEST_P(HostGridChainTest, a_block_reads_what_is_not_there_yet_when_it_does_not_wait) {
+  host_stream::set_mode(GetParam());
+  for (const bool graph : {false, true}) {
+    for (const bool early : {false, true}) {
+      int values[4] = {};
+      int last[3] = {};
+      Stream stream;
+      const auto issue = [&] {
+        for (int i = 0; i < 3; ++i) {
+          launch(stream, "chain", {}, chain_kernel, ChainParams{values + i, values + i + 1, early});
+        }
+        launch(stream, "chain", {.grid_x = 3}, chain_kernel, ChainParams{values + 3, last, early});
+      };
+      if (graph) {
+        Graph::begin(stream);
+        issue();
+        const auto captured = Graph::end(stream);
+        captured.launch(stream, "chain");
+      } else {
+        issue();
+      }
+      stream.wait("chain");
+      const bool stale = early && (graph || GetParam() == host_stream::Mode::deferred);
+      EXPECT_EQ(std::ranges::count(last, 4), stale ? 0 : 3) << "graph " << graph << ", early " << early;
+    }
+  }
+}
+
+// ---- memory ----
+
+struct DeepParams {
+  int depth;
+  int* out;
+};
+[[gnu::noinline]] int deep(int depth) {
+  volatile char room[1024];
+  room[0] = static_cast<char>(depth);
+  return depth == 0 ? room[0] : deep(depth - 1) + room[0];
+}
+CHARONIA_KERNEL(32, 1) void deep_kernel(const DeepParams p) {
+  dependency_wait();
+  *p.out = deep(p.depth);
+}
+
+TEST(HostGridDeathTest, a_thread_that_needs_more_stack_than_it_has_ends_the_process) {
+  int out = 0;
+  run({}, deep_kernel, DeepParams{50, &out});
+  EXPECT_DEATH(run({}, deep_kernel, DeepParams{1000, &out}), "");
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+
+enum class Wrong { dynamic, fixed, global, vector };
+struct WrongParams {
+  Wrong wrong;
+  unsigned char* memory;
+  int by;
+};
+CHARONIA_KERNEL(32, 1) void wrong_kernel(const WrongParams p) {
+  CHARONIA_SHARED(unsigned char, fixed, [64]);
+  unsigned char* const dynamic = dynamic_shared();
+  dependency_wait();
+  switch (p.wrong) {
+    case Wrong::dynamic:
+      dynamic[63 + p.by] = 1;
+      return;
+    case Wrong::fixed:
+      fixed[63 + p.by] = 1;
+      return;
+    case Wrong::global:
+      p.memory[63 + p.by] = 1;
+      return;
+    case Wrong::vector:
+      *reinterpret_cast<uint4*>(p.memory + p.by * 8) = uint4{1, 2, 3, 4};
+  }
+}
+
+TEST(HostGridDeathTest, what_sanitizers_find_ends_the_process) {
+  const DeviceMemory memory(64);
+  const auto try_it = [&](Wrong wrong, int by) {
+    run({.dynamic_shared_bytes = 64}, wrong_kernel, WrongParams{wrong, memory.as<unsigned char>(), by});
+  };
+  for (const auto wrong : {Wrong::dynamic, Wrong::fixed, Wrong::global, Wrong::vector}) try_it(wrong, 0);
+  for (const auto wrong : {Wrong::dynamic, Wrong::fixed, Wrong::global}) {
+    EXPECT_DEATH(try_it(wrong, 1), "heap-buffer-overflow|out of bounds");
+  }
+  EXPECT_DEATH(try_it(Wrong::vector, 1), "misaligned address");
+}
+
+#endif
 
 }  // namespace
 }  // namespace charonia::cuda

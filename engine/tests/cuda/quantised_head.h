@@ -21,9 +21,9 @@ struct QuantisedHead {
     const auto [lo, hi] = std::minmax_element(x.begin(), x.end());
     scale = float_to_f16((*hi - *lo) / most);
     zero = float_to_f16(*lo + 0.0F);  // -0 becomes 0
-    const float step = f16_to_float(scale), least = f16_to_float(zero);
+    const float step = f16_to_float(scale), minimum = f16_to_float(zero);
     for (const float one : x) {
-      const float steps = step == 0 ? 0 : std::nearbyint((one - least) / step);
+      const float steps = step == 0 ? 0 : std::nearbyint((one - minimum) / step);
       integers.push_back(static_cast<std::uint8_t>(std::clamp(steps, 0.0F, most)));
     }
   }

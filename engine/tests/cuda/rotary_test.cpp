@@ -7,8 +7,10 @@
 #include <limits>
 #include <numeric>
 #include <set>
+#include <string>
 #include <vector>
 
+#include "charonia/error.h"
 #include "device_arrays.h"
 #include "ops/cuda/kernels/rows.h"
 #include "ops_support.h"
@@ -24,7 +26,7 @@ constexpr std::array kTypes = {DType::f32, DType::bf16, DType::f16};
 
 // What a step's rows are put through, and what must come of it, in double.
 struct Case {
-  DType type, kv_type;
+  DType type;
   int dim, rotary_dim;  // 0: nothing is rotated
   bool normed, scaled;
   int heads, kv_heads, block_len, blocks, rows, gap;
@@ -49,7 +51,7 @@ void check(Random& random, const Case& c) {
   }
   if (rows > 1) slots.back() = -1;
   constexpr float kUntouched = 77;
-  Matrix cache(c.kv_type, std::int64_t{c.blocks} * 2 * kv_heads * c.block_len, dim);
+  Matrix cache(c.type, std::int64_t{c.blocks} * 2 * kv_heads * c.block_len, dim);
   for (std::int64_t r = 0; r < cache.rows; ++r) {
     for (int d = 0; d < dim; ++d) cache.set(r, d, kUntouched);
   }
@@ -59,7 +61,7 @@ void check(Random& random, const Case& c) {
     const MatrixOnDevice qkv_there(stream, qkv), cos_sin_there(stream, cos_sin), cache_there(stream, cache),
         q_norm_there(stream, q_norm), k_norm_there(stream, k_norm), q_scale_there(stream, q_scale);
     const DeviceArray<std::int32_t> slots_there(stream, slots), at_there(stream, at), turns_there(stream, turns);
-    const CacheLayer layer{cache_there.tensor().data, c.kv_type, kv_heads, dim, c.block_len};
+    const CacheLayer layer{cache_there.tensor().data, c.type, kv_heads, dim, c.block_len};
     const auto floats = [](const MatrixOnDevice& m, bool there) {
       return there ? static_cast<const float*>(m.tensor().data) : nullptr;
     };
@@ -106,25 +108,25 @@ void check(Random& random, const Case& c) {
       }
       return std::pair(x, magnitude);
     };
-    const auto near = [&](const Matrix& got, std::int64_t r, int first, int row, int head, DType type) {
+    const auto near = [&](const Matrix& got, std::int64_t r, int first, int row, int head) {
       const auto [want, magnitude] = expected(row, head);
       for (int d = 0; d < dim; ++d) {
         const auto i = static_cast<std::size_t>(d);
         ASSERT_NEAR(got.at(r, first + d), want[i],
-                    1e-6 * magnitude[i] + 1.001 * ops::rounding(type) * std::abs(want[i]) + 0x1p-24)
+                    1e-6 * magnitude[i] + 1.001 * ops::rounding(c.type) * std::abs(want[i]) + 0x1p-24)
             << "head size " << dim << ", of which " << c.rotary_dim << " turn, norm " << c.normed << ", element " << d
             << " of head " << head;
       }
     };
     std::set<std::int64_t> written;
     for (int row = 0; row < rows; ++row) {
-      for (int head = 0; head < heads; ++head) near(rotated, row, head * dim, row, head, c.type);
+      for (int head = 0; head < heads; ++head) near(rotated, row, head * dim, row, head);
       const int slot = slots[static_cast<std::size_t>(row)];
       if (slot < 0) continue;
       for (int head = 0; head < 2 * kv_heads; ++head) {
         const auto to = (std::int64_t{slot / c.block_len} * 2 * kv_heads + head) * c.block_len + slot % c.block_len;
         written.insert(to);
-        near(stored, to, 0, row, heads + head, c.kv_type);
+        near(stored, to, 0, row, heads + head);
       }
     }
     for (std::int64_t r = 0; r < stored.rows; ++r) {
@@ -138,7 +140,6 @@ Case random_case(Random& random, int trial, int dim) {
   const int kv_heads = uniform(random, 1, 3), blocks = uniform(random, 20, 30);
   const int block_len = kBlockLens[static_cast<std::size_t>(uniform(random, 0, 3))];
   return {.type = kTypes[static_cast<std::size_t>(trial % 3)],
-          .kv_type = kTypes[static_cast<std::size_t>(trial / 3 % 3)],
           .dim = dim,
           .rotary_dim = dim,
           .normed = false,
@@ -151,7 +152,7 @@ Case random_case(Random& random, int trial, int dim) {
           .gap = trial % 2 == 0 ? 0 : trial % 9};
 }
 
-TEST(RotaryStoreTest, rotates_q_and_k_and_stores_k_and_v_in_any_types_and_shapes) {
+TEST(RotaryStoreTest, rotates_q_and_k_and_stores_k_and_v_in_all_types_and_shapes) {
   Random random(1);
   constexpr std::array kDims = {2, 6, 16, 32, 64, 80, 96, 128, 256};
   for (int trial = 0; trial < 45; ++trial) {
@@ -190,6 +191,10 @@ TEST(RotaryStoreTest, heads_are_normalised_before_they_turn_and_q_is_scaled_last
 void check_quantised(Random& random, const Case& c, int bits) {
   const int dim = c.dim, columns = (c.heads + 2 * c.kv_heads) * dim;
   const auto qkv = Matrix::random(random, c.type, c.rows, columns, 1, c.gap);
+  Matrix floats_of_qkv(DType::f32, c.rows, columns, c.gap);
+  for (int row = 0; row < c.rows; ++row) {
+    for (int i = 0; i < columns; ++i) floats_of_qkv.set(row, i, qkv.at(row, i));
+  }
   const auto cos_sin = Matrix::random(random, DType::f32, kPositions, std::max(1, c.rotary_dim));
   const auto norm = Matrix::random(random, DType::f32, 1, dim),
              q_scale = Matrix::random(random, DType::f32, 1, kPositions);
@@ -202,15 +207,18 @@ void check_quantised(Random& random, const Case& c, int bits) {
 
   in_both_orders([&] {
     Stream stream;
-    const MatrixOnDevice plain(stream, qkv), quantised(stream, qkv), turns(stream, cos_sin), norm_there(stream, norm),
-        q_scale_there(stream, q_scale);
+    const MatrixOnDevice in_float(stream, floats_of_qkv), plain(stream, qkv), quantised(stream, qkv),
+        turns(stream, cos_sin), norm_there(stream, norm), q_scale_there(stream, q_scale);
     const DeviceArray<std::int32_t> slots_there(stream, slots), at_there(stream, at);
     CacheLayer floats{nullptr, DType::f32, c.kv_heads, dim, c.block_len},
-        integers{nullptr, c.kv_type, c.kv_heads, dim, c.block_len, bits};
+        integers{nullptr, c.type, c.kv_heads, dim, c.block_len, bits};
     const DeviceArray<float> floats_there(stream,
                                           std::vector<float>(static_cast<std::size_t>(c.blocks * floats.block_size())));
     const DeviceArray<std::byte> integers_there(
         stream, std::vector<std::byte>(static_cast<std::size_t>(c.blocks * integers.block_bytes()), std::byte{0x5a}));
+    const DeviceArray<std::byte> as_is_there(
+        stream, std::vector<std::byte>(static_cast<std::size_t>(c.blocks * floats.block_size()) * size_of(c.type)));
+    const CacheLayer as_is{as_is_there.data(), c.type, c.kv_heads, dim, c.block_len};
     floats.data = floats_there.data();
     integers.data = integers_there.data();
     const auto pointer = [](const MatrixOnDevice& m, bool there) {
@@ -222,7 +230,8 @@ void check_quantised(Random& random, const Case& c, int bits) {
                                 .k_norm = pointer(norm_there, c.normed),
                                 .norm_eps = 1e-3F,
                                 .q_scale = pointer(q_scale_there, c.scaled)};
-    rotary_store(stream, plain.tensor(), how, floats, c.heads, at_there.data(), at_there.data(), slots_there.data());
+    rotary_store(stream, in_float.tensor(), how, floats, c.heads, at_there.data(), at_there.data(), slots_there.data());
+    rotary_store(stream, plain.tensor(), how, as_is, c.heads, at_there.data(), at_there.data(), slots_there.data());
     rotary_store(stream, quantised.tensor(), how, integers, c.heads, at_there.data(), at_there.data(),
                  slots_there.data());
 
@@ -316,6 +325,21 @@ TEST(RotaryStoreQuantTest, a_quantised_head_of_one_value_is_exact_and_one_that_i
         }
       }
     }
+  }
+}
+
+TEST(RotaryStoreTest, a_cache_of_another_type_is_refused) {
+  Stream stream;
+  const MatrixOnDevice qkv(stream, Matrix(DType::bf16, 1, 3 * 64));
+  const DeviceArray<std::int32_t> zero(stream, {0});
+  const DeviceMemory cache(2 * 16 * 64 * 4);
+  try {
+    rotary_store(stream, qkv.tensor(), {}, {cache.data(), DType::f32, 1, 64, 16}, 1, zero.data(), zero.data(),
+                 zero.data());
+    FAIL() << "k and v in bf16 went into a cache of fp32";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("qkv is bf16 and its cache is of fp32"), std::string::npos)
+        << error.what();
   }
 }
 

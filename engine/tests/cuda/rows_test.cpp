@@ -1,8 +1,11 @@
-// The kernels on single rows against references in double: any width, any types, strides that forbid wide accesses.
+// The kernels on single rows against references in double: any width, all types, strides that forbid wide accesses.
 #include "ops/cuda/kernels/rows.h"
 
 #include <gtest/gtest.h>
 
+#include <string>
+
+#include "charonia/error.h"
 #include "device_arrays.h"
 
 namespace charonia::cuda {
@@ -28,25 +31,22 @@ TEST(CudaRowsTest, embed_takes_rows_of_the_table_by_id_or_by_what_was_sampled) {
     Random random(1);
     Stream stream;
     for (const auto from : kTypes) {
-      for (const auto to : kTypes) {
-        for (const bool wide : {false, true}) {
-          const int vocab = uniform(random, 2, 50), hidden = any_width(random, 2500, wide);
-          const auto table = Matrix::random(random, from, vocab, hidden);
-          const std::vector<std::int32_t> sampled = {uniform(random, 0, vocab - 1), -1, uniform(random, 0, vocab - 1)};
-          const std::vector<std::int32_t> ids = {uniform(random, 0, vocab - 1), -3, vocab - 1, -2, -1};
-          const std::vector<std::int32_t> expected = {ids[0], sampled[2], vocab - 1, 0, sampled[0]};
-          Matrix out(to, static_cast<std::int64_t>(ids.size()), hidden, any_gap(random, wide));
-          const MatrixOnDevice on_device(stream, out), device_table(stream, table);
-          const DeviceArray device_ids(stream, ids), device_sampled(stream, sampled);
-          const float scale = wide ? 1.0F : 5.656F;
-          embed(stream, on_device.tensor(), device_table.tensor().data, from, device_ids.data(), device_sampled.data(),
-                scale);
-          out = on_device.host();
-          for (std::size_t r = 0; r < ids.size(); ++r) {
-            for (int c = 0; c < hidden; ++c) {
-              const float scaled = table.at(expected[r], c) * scale;
-              ASSERT_EQ(out.at(static_cast<std::int64_t>(r), c), ops::rounded(to, static_cast<double>(scaled)));
-            }
+      for (const bool wide : {false, true}) {
+        const int vocab = uniform(random, 2, 50), hidden = any_width(random, 2500, wide);
+        const auto table = Matrix::random(random, from, vocab, hidden);
+        const std::vector<std::int32_t> sampled = {uniform(random, 0, vocab - 1), -1, uniform(random, 0, vocab - 1)};
+        const std::vector<std::int32_t> ids = {uniform(random, 0, vocab - 1), -3, vocab - 1, -2, -1};
+        const std::vector<std::int32_t> expected = {ids[0], sampled[2], vocab - 1, 0, sampled[0]};
+        Matrix out(DType::f32, static_cast<std::int64_t>(ids.size()), hidden, any_gap(random, wide));
+        const MatrixOnDevice on_device(stream, out), device_table(stream, table);
+        const DeviceArray device_ids(stream, ids), device_sampled(stream, sampled);
+        const float scale = wide ? 1.0F : 5.656F;
+        embed(stream, on_device.tensor(), device_table.tensor().data, from, device_ids.data(), device_sampled.data(),
+              scale);
+        out = on_device.host();
+        for (std::size_t r = 0; r < ids.size(); ++r) {
+          for (int c = 0; c < hidden; ++c) {
+            ASSERT_EQ(out.at(static_cast<std::int64_t>(r), c), table.at(expected[r], c) * scale);
           }
         }
       }
@@ -55,7 +55,7 @@ TEST(CudaRowsTest, embed_takes_rows_of_the_table_by_id_or_by_what_was_sampled) {
 }
 
 struct NormCase {
-  DType residual, delta, out;
+  DType type;  // of delta and out
   int hidden;
   bool wide, with_delta, normed_delta = false;
 };
@@ -63,13 +63,13 @@ struct NormCase {
 void check_norm(Random& random, const NormCase& c) {
   const int rows = uniform(random, 1, 4);
   const float eps = 1e-5F;
-  const auto before = Matrix::random(random, c.residual, rows, c.hidden, 3, any_gap(random, c.wide));
-  const auto delta = Matrix::random(random, c.delta, rows, c.hidden, 1, any_gap(random, c.wide));
+  const auto before = Matrix::random(random, DType::f32, rows, c.hidden, 3, any_gap(random, c.wide));
+  const auto delta = Matrix::random(random, c.type, rows, c.hidden, 1, any_gap(random, c.wide));
   const auto weight = Matrix::random(random, DType::f32, 1, c.hidden),
              delta_weight = Matrix::random(random, DType::f32, 1, c.hidden);
   Stream stream;
   const MatrixOnDevice residual(stream, before), added(stream, delta), weights(stream, weight),
-      delta_weights(stream, delta_weight), out(stream, Matrix(c.out, rows, c.hidden, any_gap(random, c.wide)));
+      delta_weights(stream, delta_weight), out(stream, Matrix(c.type, rows, c.hidden, any_gap(random, c.wide)));
   const auto norm = [&](std::int64_t first, std::int64_t n, const MatrixOnDevice& to, const MatrixOnDevice& in) {
     auto delta_rows = added.tensor();
     delta_rows.data = static_cast<std::byte*>(delta_rows.data) +
@@ -92,10 +92,9 @@ void check_norm(Random& random, const NormCase& c) {
         const double norm =
             static_cast<double>(delta.at(r, i)) * delta_factor * static_cast<double>(delta_weight.at(0, i));
         const double sum = static_cast<double>(before.at(r, i)) + norm;
-        ASSERT_NEAR(after.at(r, i), sum, std::abs(sum) * ops::rounding(c.residual) + std::abs(norm) * 1e-5 + 0x1p-24);
+        ASSERT_NEAR(after.at(r, i), sum, std::abs(sum) * ops::rounding(DType::f32) + std::abs(norm) * 1e-5 + 0x1p-24);
       } else {
-        const float sum = c.with_delta ? before.at(r, i) + delta.at(r, i) : before.at(r, i);
-        ASSERT_EQ(after.at(r, i), static_cast<float>(ops::rounded(c.residual, static_cast<double>(sum))));
+        ASSERT_EQ(after.at(r, i), c.with_delta ? before.at(r, i) + delta.at(r, i) : before.at(r, i));
       }
       squares += static_cast<double>(after.at(r, i)) * static_cast<double>(after.at(r, i));
     }
@@ -104,30 +103,27 @@ void check_norm(Random& random, const NormCase& c) {
       const double expected = static_cast<double>(after.at(r, i)) * factor * static_cast<double>(weight.at(0, i));
       // The second term: fp16 has steps of 2^-24 near zero.
       ASSERT_NEAR(result.at(r, i), expected,
-                  std::abs(expected) * (1e-5 + ops::rounding(c.out)) + (c.out == DType::f16 ? 0x1p-24 : 1e-30));
+                  std::abs(expected) * (1e-5 + ops::rounding(c.type)) + (c.type == DType::f16 ? 0x1p-24 : 1e-30));
     }
   }
   // The same row alone, at another stride that forbids or allows wide accesses: the same bits.
   for (const int gap : {0, 3}) {
-    Matrix one(c.residual, 1, c.hidden, gap);
+    Matrix one(DType::f32, 1, c.hidden, gap);
     for (int i = 0; i < c.hidden; ++i) one.set(0, i, before.at(rows - 1, i));
-    const MatrixOnDevice alone(stream, one), alone_out(stream, Matrix(c.out, 1, c.hidden, gap));
+    const MatrixOnDevice alone(stream, one), alone_out(stream, Matrix(c.type, 1, c.hidden, gap));
     norm(rows - 1, 1, alone_out, alone);
     ASSERT_TRUE(alone_out.host().same_bits(0, result, rows - 1));
     ASSERT_TRUE(alone.host().same_bits(0, after, rows - 1));
   }
 }
 
-TEST(CudaRowsTest, rms_norm_adds_the_delta_and_normalises_whatever_the_types_and_the_rows) {
+TEST(CudaRowsTest, rms_norm_adds_the_delta_and_normalises_whatever_the_type_and_the_rows) {
   in_both_orders([] {
     Random random(2);
-    for (const auto residual : kTypes) {
-      for (const auto delta : kTypes) {
-        for (const auto out : kTypes) {
-          const bool wide = uniform(random, 0, 1) == 1;
-          check_norm(random, {residual, delta, out, any_width(random, 700, wide), wide, uniform(random, 0, 3) != 0});
-        }
-      }
+    for (int trial = 0; trial < 24; ++trial) {
+      const bool wide = uniform(random, 0, 1) == 1;
+      check_norm(random, {kTypes[static_cast<std::size_t>(trial % 3)], any_width(random, 700, wide), wide,
+                          uniform(random, 0, 3) != 0});
     }
   });
 }
@@ -136,7 +132,7 @@ TEST(CudaRowsTest, rms_norm_takes_any_width) {
   in_both_orders([] {
     Random random(3);
     for (const int hidden : {1, 7, 8, 255, 256, 257, 4096, 8191, 8192, 8193, 14336, 16384, 16385, 20000}) {
-      check_norm(random, {any_type(random), any_type(random), any_type(random), hidden, hidden % 8 == 0, true});
+      check_norm(random, {any_type(random), hidden, hidden % 8 == 0, true});
     }
   });
 }
@@ -144,16 +140,40 @@ TEST(CudaRowsTest, rms_norm_takes_any_width) {
 TEST(CudaRowsTest, rms_norm_normalises_the_delta_first_where_it_has_a_weight) {
   in_both_orders([] {
     Random random(7);
-    for (int trial = 0; trial < 27; ++trial) {
+    for (int trial = 0; trial < 18; ++trial) {
       const bool wide = uniform(random, 0, 1) == 1;
-      check_norm(random, {kTypes[static_cast<std::size_t>(trial % 3)], kTypes[static_cast<std::size_t>(trial / 3 % 3)],
-                          kTypes[static_cast<std::size_t>(trial / 9)], any_width(random, 700, wide), wide, true, true});
+      check_norm(random, {kTypes[static_cast<std::size_t>(trial % 3)], any_width(random, 700, wide), wide, true, true});
     }
     for (const int hidden : {1, 8, 257, 3584, 8192, 8193, 16384, 16392, 20001}) {
-      const auto type = any_type(random);
-      check_norm(random, {DType::f32, type, type, hidden, hidden % 8 == 0, true, true});
+      check_norm(random, {any_type(random), hidden, hidden % 8 == 0, true, true});
     }
   });
+}
+
+// Only what a model's steps consist of is compiled: another combination of types is refused, and nothing is written.
+TEST(CudaRowsTest, combinations_of_types_without_a_kernel_are_refused) {
+  Stream stream;
+  const auto refused = [](auto call, const std::string& part) {
+    try {
+      call();
+      FAIL() << "nothing was refused where it should be said that " << part;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::internal);
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  };
+  const MatrixOnDevice floats(stream, Matrix(DType::f32, 2, 16)), halves(stream, Matrix(DType::f16, 2, 16)),
+      brains(stream, Matrix(DType::bf16, 2, 16)), wide(stream, Matrix(DType::bf16, 2, 32));
+  const DeviceArray<std::int32_t> ids(stream, {0, 0});
+  const auto* const weight = static_cast<const float*>(floats.tensor().data);
+  refused([&] { embed(stream, brains.tensor(), halves.tensor().data, DType::f16, ids.data(), ids.data()); },
+          "embed: out is bf16 and must be fp32");
+  refused([&] { rms_norm(stream, brains.tensor(), brains.tensor(), Tensor{}, weight, 1e-5F); },
+          "rms_norm: residual is bf16 and must be fp32");
+  refused([&] { rms_norm(stream, brains.tensor(), floats.tensor(), halves.tensor(), weight, 1e-5F); },
+          "rms_norm: delta is fp16 and must be bf16");
+  refused([&] { gated_activation(stream, halves.tensor(), wide.tensor(), ops::Activation::silu); },
+          "gated_activation: out is fp16 and must be bf16");
 }
 
 TEST(CudaRowsTest, soft_cap_bends_logits_of_any_size) {
@@ -217,10 +237,10 @@ TEST(CudaRowsTest, gated_activation_gates_also_far_from_zero) {
     for (int trial = 0; trial < 48; ++trial) {
       const bool wide = trial % 2 == 0, silu = trial < 24;
       const int rows = uniform(random, 1, 5), inter = any_width(random, trial % 6 == 0 ? 3000 : 300, wide);
-      const auto type = kTypes[static_cast<std::size_t>(trial % 3)], to = trial % 4 == 3 ? any_type(random) : type;
+      const auto type = kTypes[static_cast<std::size_t>(trial % 3)];
       const auto in =
           Matrix::random(random, type, rows, 2 * inter, trial % 5 == 0 ? 60.0F : 2.0F, any_gap(random, wide));
-      const MatrixOnDevice gate_up(stream, in), out(stream, Matrix(to, rows, inter, any_gap(random, wide)));
+      const MatrixOnDevice gate_up(stream, in), out(stream, Matrix(type, rows, inter, any_gap(random, wide)));
       gated_activation(stream, out.tensor(), gate_up.tensor(),
                        silu ? ops::Activation::silu : ops::Activation::gelu_tanh);
       const auto result = out.host();
@@ -232,7 +252,7 @@ TEST(CudaRowsTest, gated_activation_gates_also_far_from_zero) {
           const double expected = (silu ? gate / (1 + std::exp(-gate)) : gate / 2 * (1 + tanh)) * up;
           // 1 + tanh in double has lost its digits where gelu is nearly 0.
           ASSERT_NEAR(result.at(r, c), expected,
-                      std::abs(expected) * (2e-5 + ops::rounding(to)) + (to == DType::f16 ? 0x1p-24 : 1e-30) +
+                      std::abs(expected) * (2e-5 + ops::rounding(type)) + (type == DType::f16 ? 0x1p-24 : 1e-30) +
                           (silu ? 0 : 1e-15 * std::abs(gate * up)))
               << gate;
         }
@@ -260,20 +280,20 @@ TEST(CudaRowsTest, gather_takes_the_rows_that_are_named) {
   });
 }
 
-TEST(CudaRowsTest, pieces_of_ranks_stand_side_by_side_in_their_order) {
+TEST(CudaRowsTest, shards_of_ranks_stand_side_by_side_in_their_order) {
   in_both_orders([] {
     Random random(6);
     Stream stream;
     for (const bool wide : {false, true}) {
       for (const int ranks : {1, 2, 4}) {
         const int rows = uniform(random, 1, 9), cols = any_width(random, 700, wide);
-        const auto pieces = Matrix::random(random, DType::f32, ranks * rows, cols);
-        const MatrixOnDevice from(stream, pieces),
+        const auto shards = Matrix::random(random, DType::f32, ranks * rows, cols);
+        const MatrixOnDevice from(stream, shards),
             to(stream, Matrix(DType::f32, rows, ranks * cols, any_gap(random, wide)));
         side_by_side(stream, to.tensor(), from.tensor().data, ranks);
         const auto out = to.host();
         for (int r = 0; r < rows; ++r) {
-          for (int c = 0; c < ranks * cols; ++c) ASSERT_EQ(out.at(r, c), pieces.at(c / cols * rows + r, c % cols));
+          for (int c = 0; c < ranks * cols; ++c) ASSERT_EQ(out.at(r, c), shards.at(c / cols * rows + r, c % cols));
         }
       }
     }

@@ -5,12 +5,15 @@
 
 #include <bit>
 #include <cstring>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "charonia/error.h"
+#include "ops/cuda/carveout.h"
 #include "ops/cuda/growing_memory.h"
-#include "ops/cuda/kernels/exchange.h"
+#include "ops/cuda/kernels/collective.h"
 
 namespace charonia::cuda {
 namespace {
@@ -20,6 +23,24 @@ std::vector<int> downloaded(Stream& stream, const DeviceMemory& memory, std::siz
   stream.download(out.data(), memory.data(), count * sizeof(int), "test");
   stream.wait("test");
   return out;
+}
+
+TEST(RuntimeTest, the_share_of_shared_memory_is_a_percentage_or_the_drivers_choice) {
+  EXPECT_EQ(shared_carveout(""), kSharedCarveout);
+  EXPECT_EQ(shared_carveout("0"), 0);
+  EXPECT_EQ(shared_carveout("75"), 75);
+  EXPECT_EQ(shared_carveout("100"), 100);
+  EXPECT_EQ(shared_carveout("-1"), kDriversCarveout);
+  for (const char* wrong : {"-2", "101", "50%", "all", " 50", "1e2"}) {
+    try {
+      shared_carveout(wrong);
+      FAIL() << wrong;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(std::string_view(error.what()).find(cat("CHARONIA_CUDA_CARVEOUT = ", wrong)), std::string_view::npos)
+          << error.what();
+    }
+  }
 }
 
 TEST(RuntimeTest, memory_is_zero_when_it_is_made_and_goes_with_its_owner) {
@@ -150,7 +171,7 @@ TEST(RuntimeTest, a_graph_runs_when_it_is_launched_as_often_as_it_is_launched) {
   constexpr int kRows = 3, kCols = 40;
   std::vector<float> values(2 * kRows * kCols);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
-  DeviceMemory pieces(values.size() * sizeof(float)), sum(kRows * kCols * sizeof(float));
+  DeviceMemory shards(values.size() * sizeof(float)), sum(kRows * kCols * sizeof(float));
   const ops::Tensor out{sum.data(), DType::f32, kRows, kCols, kCols};
   const auto result = [&] {
     std::vector<float> got(kRows * kCols);
@@ -159,14 +180,14 @@ TEST(RuntimeTest, a_graph_runs_when_it_is_launched_as_often_as_it_is_launched) {
     return got;
   };
   Graph::begin(stream);
-  sum_pieces(stream, out, pieces.data(), 2);
+  sum_shards(stream, out, shards.data(), 2);
   Graph graph = Graph::end(stream);
   EXPECT_TRUE(static_cast<bool>(graph));
-  EXPECT_EQ(result(), std::vector<float>(kRows * kCols, 0));  // it was not run, and the pieces are zeros
+  EXPECT_EQ(result(), std::vector<float>(kRows * kCols, 0));  // it was not run, and the shards are zeros
   for (const float factor : {1.0F, 2.0F}) {
     auto scaled = values;
     for (auto& x : scaled) x *= factor;
-    stream.upload(pieces.data(), scaled.data(), pieces.bytes(), "test");
+    stream.upload(shards.data(), scaled.data(), shards.bytes(), "test");
     graph.launch(stream, "test");
     const auto got = result();
     for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], scaled[i] + scaled[i + got.size()]);
@@ -177,7 +198,7 @@ TEST(RuntimeTest, a_graph_runs_when_it_is_launched_as_often_as_it_is_launched) {
   stream.wait("test");
 }
 
-TEST(RuntimeTest, a_recording_that_failed_is_given_up_and_the_stream_goes_on) {
+TEST(RuntimeTest, a_capture_that_failed_is_given_up_and_the_stream_goes_on) {
   Stream stream;
   DeviceMemory a(4);
   Graph::begin(stream);
@@ -205,7 +226,7 @@ TEST(RuntimeTest, events_order_streams_and_threads) {
   EXPECT_GE(Event::milliseconds(timed_begin, timed_end), 0);
 }
 
-TEST(RuntimeTest, the_ranks_pieces_are_added_in_their_order) {
+TEST(RuntimeTest, the_ranks_shards_are_added_in_their_order) {
   Stream stream;
   for (const auto type : {DType::f32, DType::bf16, DType::f16}) {
     for (const int cols : {1, 7, 8, 24, 1000}) {
@@ -233,9 +254,9 @@ TEST(RuntimeTest, the_ranks_pieces_are_added_in_their_order) {
         const auto x = bits(static_cast<float>(i * 2654435761U % 2000) / 7.0F - 140);
         std::memcpy(&host[i * size], &x, size);
       }
-      DeviceMemory pieces(host.size()), sum(got.size());
-      stream.upload(pieces.data(), host.data(), host.size(), "test");
-      sum_pieces(stream, {sum.data(), type, kRows, cols, cols}, pieces.data(), kRanks);
+      DeviceMemory shards(host.size()), sum(got.size());
+      stream.upload(shards.data(), host.data(), host.size(), "test");
+      sum_shards(stream, {sum.data(), type, kRows, cols, cols}, shards.data(), kRanks);
       stream.download(got.data(), sum.data(), got.size(), "test");
       stream.wait("test");
       for (std::size_t i = 0; i < count; ++i) {

@@ -552,11 +552,11 @@ TEST(CudaSampleTest, rows_that_cannot_be_sampled_say_so_as_on_the_cpu_and_leave_
 
 void check_logprobs(const Logits& logits, std::size_t r, const SampleRow& row, const Sampled& sampled) {
   const auto x = logits.row(r);
-  const double greatest = *std::max_element(x.begin(), x.end());
+  const double maximum = *std::max_element(x.begin(), x.end());
   double sum = 0;
-  for (const float value : x) sum += std::exp(static_cast<double>(value) - greatest);
+  for (const float value : x) sum += std::exp(static_cast<double>(value) - maximum);
   const auto logprob = [&](std::int32_t id) {
-    return static_cast<double>(x[static_cast<std::size_t>(id)]) - greatest - std::log(sum);
+    return static_cast<double>(x[static_cast<std::size_t>(id)]) - maximum - std::log(sum);
   };
   if (row.logprobs < 0) {
     ASSERT_EQ(sampled.logprob, 0.0F);
@@ -646,7 +646,7 @@ TEST(CudaSampleTest, rows_do_not_depend_on_each_other_nor_on_their_place_nor_on_
   });
 }
 
-TEST(CudaSampleTest, a_recorded_step_serves_rows_with_other_parameters) {
+TEST(CudaSampleTest, a_captured_step_serves_rows_with_other_parameters) {
   constexpr int kVocab = 3000, kRows = 4;
   Random random(29);
   Device device(kVocab, kRows);
@@ -654,10 +654,10 @@ TEST(CudaSampleTest, a_recorded_step_serves_rows_with_other_parameters) {
   const auto logits = Logits::random(random, kRows, kVocab, 2);
   const DeviceArray on_device(stream, logits.values);
   std::vector<std::byte> bytes;
-  const auto recorded = device.sampler().pack({}, kRows, bytes, device.notes());
+  const auto captured = device.sampler().pack({}, kRows, bytes, device.notes());
   const DeviceArray upload(stream, bytes);
   Graph::begin(stream);
-  device.sampler().launch(stream, {on_device.data(), DType::f32, kRows, kVocab, kVocab}, recorded, upload.data(),
+  device.sampler().launch(stream, {on_device.data(), DType::f32, kRows, kVocab, kVocab}, captured, upload.data(),
                           device.notes());
   const auto graph = Graph::end(stream);
   for (int step = 0; step < 4; ++step) {
@@ -667,9 +667,9 @@ TEST(CudaSampleTest, a_recorded_step_serves_rows_with_other_parameters) {
     bytes.clear();
     const auto packed = device.sampler().pack(rows, kRows, bytes, device.notes());
     ASSERT_TRUE(packed.plain);
-    ASSERT_EQ(packed.bytes, recorded.bytes);
+    ASSERT_EQ(packed.bytes, captured.bytes);
     stream.upload(upload.data(), bytes.data(), bytes.size(), "parameters");
-    graph.launch(stream, "a recorded step");
+    graph.launch(stream, "a captured step");
     const auto sampled = device.results(packed, rows.size());
     for (std::size_t r = 0; r < rows.size(); ++r) {
       EXPECT_TRUE(agrees(sampled[r].token, logits.row(r), rows[r])) << r;

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "charonia/error.h"
-#include "ops/cuda/decode_classes.h"
+#include "ops/cuda/decode_buckets.h"
 
 namespace charonia::cuda {
 namespace {
@@ -58,14 +58,14 @@ struct Written {
   }
 };
 
-Written write(const Step& step, const StepRoom& room, const FlatTables& tables, const AttentionPlan& plan,
+Written write(const Step& step, const StepCapacity& capacity, const FlatTables& tables, const AttentionPlan& plan,
               std::span<const std::byte> sampling) {
   Written out;
-  out.layout = step_layout(room);
+  out.layout = step_layout(capacity);
   out.bytes = step_bytes(out.layout, tables.blocks.size());
   out.memory.assign(out.bytes / sizeof(std::uint64_t) + 1, 0x5555555555555555U);  // not zero by chance
-  write_step(reinterpret_cast<std::byte*>(out.memory.data()), room, out.layout, step.input(), kBlockLen, tables, plan,
-             sampling);
+  write_step(reinterpret_cast<std::byte*>(out.memory.data()), capacity, out.layout, step.input(), kBlockLen, tables,
+             plan, sampling);
   return out;
 }
 
@@ -93,12 +93,12 @@ TEST(StepUploadTest, every_array_is_where_the_layout_says_and_padding_is_stored_
     for (auto& one : sampling) one = static_cast<std::byte>(uniform(random, 0, 255));
     const auto rows = static_cast<std::int64_t>(step.ids.size());
     const auto logits = static_cast<std::int64_t>(step.logits_rows.size());
-    const StepRoom room{.rows = rows + uniform(random, 0, 5),
-                        .logits_rows = logits + uniform(random, 0, 5),
-                        .decode = static_cast<std::int64_t>(plan.decode.size()) + uniform(random, 0, 2),
-                        .prefill = static_cast<std::int64_t>(plan.prefill.size()) + uniform(random, 0, 2),
-                        .sampling_bytes = sampling.size() + static_cast<std::size_t>(uniform(random, 0, 20))};
-    const auto out = write(step, room, tables, plan, sampling);
+    const StepCapacity capacity{.rows = rows + uniform(random, 0, 5),
+                                .logits_rows = logits + uniform(random, 0, 5),
+                                .decode = static_cast<std::int64_t>(plan.decode.size()) + uniform(random, 0, 2),
+                                .prefill = static_cast<std::int64_t>(plan.prefill.size()) + uniform(random, 0, 2),
+                                .sampling_bytes = sampling.size() + static_cast<std::size_t>(uniform(random, 0, 20))};
+    const auto out = write(step, capacity, tables, plan, sampling);
     const auto& at = out.layout;
     for (const auto offset : {at.counts, at.ids, at.positions, at.rotary_rows, at.kv_slots, at.logits_rows, at.decode,
                               at.prefill, at.sampling, at.tables, out.bytes}) {
@@ -120,19 +120,19 @@ TEST(StepUploadTest, every_array_is_where_the_layout_says_and_padding_is_stored_
         EXPECT_EQ(out.i32(at.tables, tables.begin[static_cast<std::size_t>(s)] + step.positions[i] / kBlockLen), block);
       }
     }
-    for (; row < room.rows; ++row) {
+    for (; row < capacity.rows; ++row) {
       EXPECT_EQ(out.i32(at.ids, row), 0);
       EXPECT_EQ(out.i32(at.positions, row), 0);
       EXPECT_EQ(out.i32(at.rotary_rows, row), 0);
       EXPECT_EQ(out.i32(at.kv_slots, row), -1);
     }
-    for (std::int64_t i = 0; i < room.logits_rows; ++i) {
+    for (std::int64_t i = 0; i < capacity.logits_rows; ++i) {
       const auto wanted = out.i32(at.logits_rows, i);
       if (i < logits) {
         EXPECT_EQ(wanted, step.logits_rows[static_cast<std::size_t>(i)]);
       }
       EXPECT_GE(wanted, 0);
-      EXPECT_LT(wanted, room.rows);
+      EXPECT_LT(wanted, capacity.rows);
     }
     const auto same = [&](std::size_t offset, const auto& values) {
       return values.empty() || std::memcmp(out.at(offset), values.data(), values.size() * sizeof values[0]) == 0;
@@ -155,23 +155,23 @@ TEST(StepUploadTest, a_table_goes_up_as_far_as_the_sequence_has_come) {
   EXPECT_EQ(tables.blocks.size(), 1U + 2U + 3U);
 }
 
-TEST(StepUploadTest, the_same_room_gives_the_same_places_whatever_the_step) {
-  const StepRoom room{.rows = 8, .logits_rows = 8, .decode = 5, .prefill = 2, .sampling_bytes = 100};
+TEST(StepUploadTest, the_same_capacity_gives_the_same_places_whatever_the_step) {
+  const StepCapacity capacity{.rows = 8, .logits_rows = 8, .decode = 5, .prefill = 2, .sampling_bytes = 100};
   FlatTables tables;
   Step one, five;
   one.add(3, 1, true);
   for (int s = 0; s < 5; ++s) five.add(s, 1, true);
   flatten_tables(one.input().attention, kBlockLen, tables);
-  const auto first = write(one, room, tables, {}, {});
+  const auto first = write(one, capacity, tables, {}, {});
   flatten_tables(five.input().attention, kBlockLen, tables);
-  const auto second = write(five, room, tables, {}, {});
+  const auto second = write(five, capacity, tables, {}, {});
   EXPECT_EQ(first.layout.tables, second.layout.tables);
   EXPECT_EQ(first.layout.sampling, second.layout.sampling);
   // What is read of the tables alone follows the step.
   EXPECT_GT(second.bytes, first.bytes);
 }
 
-TEST(StepUploadTest, a_step_beyond_its_room_is_refused) {
+TEST(StepUploadTest, a_step_beyond_its_capacity_is_refused) {
   Step step;
   step.add(0, 3, true);
   FlatTables tables;
@@ -260,21 +260,21 @@ TEST(StepUploadTest, what_is_out_of_range_is_refused_by_name) {
   check_step(step.input(), kFacts, 2);
 }
 
-TEST(DecodeClassesTest, every_number_of_rows_has_a_class_that_is_not_much_larger) {
+TEST(DecodeBucketsTest, every_number_of_rows_has_a_bucket_that_is_not_much_larger) {
   for (const int most : {1, 2, 3, 7, 8, 9, 17, 64, 100, 256, 300, 1024}) {
-    const auto classes = decode_classes(most);
-    EXPECT_EQ(classes.back(), most);
-    EXPECT_EQ(std::set<std::int64_t>(classes.begin(), classes.end()).size(), classes.size());
-    EXPECT_TRUE(std::is_sorted(classes.begin(), classes.end()));
+    const auto buckets = decode_buckets(most);
+    EXPECT_EQ(buckets.back(), most);
+    EXPECT_EQ(std::set<std::int64_t>(buckets.begin(), buckets.end()).size(), buckets.size());
+    EXPECT_TRUE(std::is_sorted(buckets.begin(), buckets.end()));
     for (int rows = 1; rows <= most; ++rows) {
-      const auto padded = classes[class_of(classes, rows)];
+      const auto padded = buckets[bucket_of(buckets, rows)];
       EXPECT_GE(padded, rows);
       EXPECT_LE(padded - rows, rows < 64 ? 7 : std::max(15, rows / 8));
     }
-    EXPECT_EQ(class_of(classes, most + 1), classes.size());
+    EXPECT_EQ(bucket_of(buckets, most + 1), buckets.size());
   }
-  EXPECT_EQ(decode_classes(40), (std::vector<std::int64_t>{1, 2, 4, 8, 16, 24, 32, 40}));
-  EXPECT_TRUE(decode_classes(0).empty());
+  EXPECT_EQ(decode_buckets(40), (std::vector<std::int64_t>{1, 2, 4, 8, 16, 24, 32, 40}));
+  EXPECT_TRUE(decode_buckets(0).empty());
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""What has been where: sessions have a home, and beginnings of prompts a server that has computed them before."""
+"""Affinity: which server has the history of a session, and which has computed the beginning of a prompt before."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from charonia_client import GenerateRequest
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-# A k/v block of 64 tokens is about so many characters of English, and a prefix is kept in whole blocks.
-PIECE_CHARACTERS = 256
-_MOST_CHARACTERS = 64 * PIECE_CHARACTERS
-_MOST_PREFIXES = 200_000
-_MOST_SESSIONS = 100_000
+# A KV block of 64 tokens is about this many characters of English, and prefixes are cached in whole blocks.
+CHUNK_CHARACTERS = 256
+_MAX_CHARACTERS = 64 * CHUNK_CHARACTERS
+_MAX_PREFIXES = 200_000
+_MAX_SESSIONS = 100_000
 
 
 class Recent(OrderedDict[Key, Value]):
@@ -33,16 +33,16 @@ class Recent(OrderedDict[Key, Value]):
             self.popitem(last=False)
 
 
-class Homes(Recent[str, str]):
+class SessionAffinity(Recent[str, str]):
     """The server (its target) of each session, by session id."""
 
-    def __init__(self, limit: int = _MOST_SESSIONS) -> None:
+    def __init__(self, limit: int = _MAX_SESSIONS) -> None:
         super().__init__(limit)
 
 
 def rendezvous(session_id: str, targets: Collection[str]) -> str:
-    """The home of a session that has none: every gateway in front of the same servers finds the same one, and another
-    server more or less moves none but the sessions that come to it or were there."""
+    """The server of a new session. Every gateway in front of the same servers finds the same one. Adding or removing a
+    server moves only the sessions that come to it or were on it."""
 
     def weight(target: str) -> bytes:
         return hashlib.blake2b(f"{target}\0{session_id}".encode(), digest_size=8).digest()
@@ -50,13 +50,13 @@ def rendezvous(session_id: str, targets: Collection[str]) -> str:
     return max(targets, key=lambda target: (weight(target), target))
 
 
-def pieces(request: GenerateRequest) -> list[int]:
+def prefix_keys(request: GenerateRequest) -> list[int]:
     """Keys of the prompt's beginnings, from the shortest to the longest: each stands for all the text up to its end.
     Short prompts have none, as there is nothing to win."""
     text = _beginning(request)
     keys, key = [], 0
-    for end in range(PIECE_CHARACTERS, len(text) + 1, PIECE_CHARACTERS):
-        key = hash((key, text[end - PIECE_CHARACTERS : end]))
+    for end in range(CHUNK_CHARACTERS, len(text) + 1, CHUNK_CHARACTERS):
+        key = hash((key, text[end - CHUNK_CHARACTERS : end]))
         keys.append(key)
     return keys
 
@@ -64,21 +64,21 @@ def pieces(request: GenerateRequest) -> list[int]:
 def _beginning(request: GenerateRequest) -> str:
     """What the prompt is made of, in its order, as far as it is looked at."""
     if request.text is not None:
-        return request.text[:_MOST_CHARACTERS]
+        return request.text[:_MAX_CHARACTERS]
     found = [request.tools_json().decode()] if request.tools else []
     characters = sum(map(len, found))
     for message in request.messages or ():
-        if characters >= _MOST_CHARACTERS:
+        if characters >= _MAX_CHARACTERS:
             break
         found.append(f"{message['role']}\0{message.get('content') or ''}\0")
         characters += len(found[-1])
-    return "".join(found)[:_MOST_CHARACTERS]
+    return "".join(found)[:_MAX_CHARACTERS]
 
 
 class Prefixes:
     """Which server last computed a prompt with a given beginning."""
 
-    def __init__(self, limit: int = _MOST_PREFIXES) -> None:
+    def __init__(self, limit: int = _MAX_PREFIXES) -> None:
         self._targets: Recent[int, str] = Recent(limit)
 
     def remember(self, keys: Sequence[int], target: str) -> None:

@@ -1,13 +1,13 @@
 """Which endpoint a request goes to.
 
-1. A request of a session goes to the session's home: the server that has its history and its k/v blocks. A session that
-   has none, or whose home is down or removed, is given one by rendezvous hashing, which is remembered.
+1. A request of a session goes to the session's server, which has its history and its KV blocks. A session that has no
+   server, or whose server is down or removed, gets one by rendezvous hashing, which is remembered.
 2. Another goes to the server that has computed the longest beginning of its prompt, as long as that one's outstanding
    tokens are not far above the least.
 3. Else it goes to the server with the least outstanding tokens, of equals to the one that was not chosen for longest.
 
-Servers that are down or removed are never chosen, and those in doubt only when no other is left or a session is at home
-there. A gateway with one server uses it whatever is thought of its health: there the request itself is the best check.
+Servers that are down or removed are never chosen, and suspect ones only when no other is left or when they have the
+session. A gateway with one server always uses it: the request itself is then the best check.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal
 from charonia_client import GenerateRequest
 
 from charonia_gateway.endpoints import load
-from charonia_gateway.endpoints.affinity import Homes, Prefixes, pieces, rendezvous
+from charonia_gateway.endpoints.affinity import Prefixes, SessionAffinity, prefix_keys, rendezvous
 from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.health import State
 
@@ -34,12 +34,12 @@ _PREFIX_LOAD_FACTOR = 1.5
 class Choice:
     endpoint: Endpoint
     reason: Reason
-    moved_from: str | None = None  # the target that was the session's home before
+    moved_from: str | None = None  # the target of the session's server before
 
 
 class Chooser:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.homes = Homes()
+        self.sessions = SessionAffinity()
         self._prefixes = Prefixes()
         self._clock = clock
         self._turn = 0
@@ -52,7 +52,7 @@ class Chooser:
             if endpoints[0].target in tried:
                 return None
             if request.session_id is not None:  # there may be more of them later
-                self.homes.remember(request.session_id, endpoints[0].target)
+                self.sessions.remember(request.session_id, endpoints[0].target)
             return Choice(endpoints[0], "only")
         usable = {endpoint.target: endpoint for endpoint in endpoints if endpoint.usable}
         untried = {target: endpoint for target, endpoint in usable.items() if target not in tried}
@@ -76,26 +76,26 @@ class Chooser:
     ) -> Choice | None:
         session_id = request.session_id
         assert session_id is not None
-        home = self.homes.get(session_id)
-        if home in usable:
-            if home not in tried:
-                self.homes.remember(session_id, home)
-                return Choice(usable[home], "session")
-            # It is there and does not take this request. Elsewhere an interactive turn would lack what was said.
+        assigned = self.sessions.get(session_id)
+        if assigned in usable:
+            if assigned not in tried:
+                self.sessions.remember(session_id, assigned)
+                return Choice(usable[assigned], "session")
+            # The server is up but has rejected this request. Elsewhere an interactive turn would lack its history.
             if request.interactive or not candidates:
                 return None
-            return Choice(self._least(candidates), "load")
+            return Choice(self._least_loaded(candidates), "load")
         if not candidates:
             return None
         chosen = candidates[rendezvous(session_id, candidates)]
-        self.homes.remember(session_id, chosen.target)
-        return Choice(chosen, "session", moved_from=home)
+        self.sessions.remember(session_id, chosen.target)
+        return Choice(chosen, "session", moved_from=assigned)
 
     def _by_prefix_or_load(self, request: GenerateRequest, candidates: dict[str, Endpoint]) -> Choice | None:
         if not candidates:
             return None
-        least = self._least(candidates)
-        keys = pieces(request)
+        least = self._least_loaded(candidates)
+        keys = prefix_keys(request)
         known = self._prefixes.find(keys, candidates)
         choice = Choice(least, "load")
         if known and known.busy_until <= self._clock():
@@ -105,7 +105,7 @@ class Chooser:
         self._prefixes.remember(keys, choice.endpoint.target)
         return choice
 
-    def _least(self, candidates: dict[str, Endpoint]) -> Endpoint:
+    def _least_loaded(self, candidates: dict[str, Endpoint]) -> Endpoint:
         now = self._clock()
         return min(
             candidates.values(),

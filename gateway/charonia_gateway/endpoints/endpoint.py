@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from charonia_client import CharoniaError, Client, GenerateRequest, GenerateResponse, Silent
+from charonia_client import CharoniaError, Client, ConnectionLost, GenerateRequest, GenerateResponse, Unresponsive
 
 from charonia_gateway.endpoints import load
 from charonia_gateway.endpoints.affinity import Recent
@@ -15,12 +15,12 @@ from charonia_gateway.endpoints.health import Health, State
 
 log = logging.getLogger("charonia_gateway")
 
-_MOST_STALE_SESSIONS = 10_000
+_MAX_STALE_SESSIONS = 10_000
 _TELLERS = 16  # end_session requests at once
 
 
-class Lease:
-    """A request's place at an endpoint, from its beginning to its end there."""
+class InFlight:
+    """A request in flight at an endpoint, counted until it ends there."""
 
     __slots__ = ("_answering", "_prompt_tokens", "endpoint", "id", "tokens")
 
@@ -31,10 +31,10 @@ class Lease:
         self._prompt_tokens = load.prompt_tokens(request)
         self.tokens = self._prompt_tokens + load.answer_tokens(request)  # outstanding
         endpoint.outstanding_tokens += self.tokens
-        endpoint.leases[id] = self
+        endpoint.in_flight[id] = self
 
     def note(self, part: GenerateResponse) -> None:
-        """What has come is not outstanding any more: with the first part the prompt, with each its tokens."""
+        """Takes what has come off the outstanding tokens: the prompt with the first part, and each part's tokens."""
         done = len(part.token_ids)
         if not self._answering:
             self._answering = True
@@ -44,8 +44,8 @@ class Lease:
         self.endpoint.outstanding_tokens -= done
 
     def close(self) -> None:
-        if self.endpoint.leases.get(self.id) is self:
-            del self.endpoint.leases[self.id]
+        if self.endpoint.in_flight.get(self.id) is self:
+            del self.endpoint.in_flight[self.id]
             self.endpoint.outstanding_tokens -= self.tokens
             if self.endpoint.removed:
                 self.endpoint.look_again()
@@ -59,12 +59,13 @@ class Endpoint:
         self.target = client.target
         self.health = Health()
         self.outstanding_tokens = 0
-        self.leases: dict[str, Lease] = {}  # by request id
-        self.removed = False  # takes nothing new, and ends with what it has
+        self.in_flight: dict[str, InFlight] = {}  # by request id
+        self.removed = False  # takes no new request, and is dropped when its last one has ended
         self.turn = 0  # when it was chosen last: of equals the one that waits longest is next
-        self.busy_until = 0.0  # on the choosers' clock: it has said until when it takes nothing
-        # Sessions that went on elsewhere while it was down. What it may still know of them is old.
-        self.stale_sessions: Recent[str, None] = Recent(_MOST_STALE_SESSIONS)
+        self.broken = False  # a check found that its connection broke, and none has found it well since
+        self.busy_until = 0.0  # on the chooser's clock: when its Retry-After ends
+        # Sessions that continued elsewhere while it was down: its histories of them are out of date.
+        self.stale_sessions: Recent[str, None] = Recent(_MAX_STALE_SESSIONS)
         self._changed = changed
         self._wake = asyncio.Event()
         self._checking = False
@@ -76,12 +77,12 @@ class Endpoint:
 
     def check_integrity(self) -> None:
         """AssertionError unless the outstanding tokens are those of the requests that run."""
-        assert self.outstanding_tokens == sum(lease.tokens for lease in self.leases.values())
+        assert self.outstanding_tokens == sum(entry.tokens for entry in self.in_flight.values())
 
-    def doubt(self, why: str) -> None:
-        """A request failed there as Unavailable: the next check, made at once, says what to think of it."""
+    def suspect(self, why: str) -> None:
+        """A request failed there as Unavailable: it is suspect until the next check, which is made at once."""
         before = self.health.state
-        self.health.doubt(why)
+        self.health.suspect(why)
         self.look_again()
         if self.health.state is not before:
             self._changed(self)
@@ -98,9 +99,9 @@ class Endpoint:
             await self._checked.wait()
 
     async def watch(self, interval_s: float, timeout_s: float) -> None:
-        """Checks it again and again, until it is removed and has nothing left to do."""
+        """Checks it periodically until it is removed and has no request in flight."""
         try:
-            while not self.removed or self.leases:
+            while not self.removed or self.in_flight:
                 self._wake.clear()
                 self._checking = True
                 before = self.health.state
@@ -109,7 +110,7 @@ class Endpoint:
                 self._tell_checked()
                 if self.health.state is not before:
                     self._changed(self)
-                if self.health.state is not State.IN_DOUBT:
+                if self.health.state is not State.SUSPECT:
                     with contextlib.suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(self._wake.wait(), interval_s)
         finally:
@@ -122,11 +123,13 @@ class Endpoint:
     async def _check(self, timeout_s: float) -> None:
         try:
             await self.client.check(timeout_s)
-        except Silent as error:
-            self.health.silent(str(error))
+        except Unresponsive as error:
+            self.health.unresponsive(str(error))
         except CharoniaError as error:
+            self.broken = self.broken or isinstance(error, ConnectionLost)
             self.health.away(str(error))
         else:
+            self.broken = False
             await self._forget_stale_sessions()  # before it can be chosen for them again
             self.health.well()
 

@@ -10,7 +10,7 @@ from charonia_client import GenerateRequest
 # What an answer without max_tokens is taken for, and the most that one with it is: many clients ask for as much as the
 # context holds and mean a page.
 _ANSWER_TOKENS = 256
-_MOST_ANSWER_TOKENS = 2048
+_MAX_ANSWER_TOKENS = 2048
 
 
 def _text_tokens(text: str) -> int:
@@ -27,5 +27,5 @@ def prompt_tokens(request: GenerateRequest) -> int:
 
 def answer_tokens(request: GenerateRequest) -> int:
     """Of all answers of the request together."""
-    each = _ANSWER_TOKENS if request.max_tokens is None else min(request.max_tokens, _MOST_ANSWER_TOKENS)
+    each = _ANSWER_TOKENS if request.max_tokens is None else min(request.max_tokens, _MAX_ANSWER_TOKENS)
     return max(request.n or 1, request.best_of or 1) * each

@@ -1,7 +1,7 @@
-"""The endpoints together: a request's way to the one that answers it.
+"""All endpoints: chooses one for each request, and tries another when the first one fails.
 
-What has not begun to answer may go to another endpoint: a request that failed for want of its server, one that a server
-has no room for, and one that waits at a server found down. From the first part of an answer on it stays where it is.
+A request may go to another endpoint until the first part of its answer: when its server fails, rejects it as
+overloaded, or is found down while the request waits there. After the first part it stays where it is.
 """
 
 from __future__ import annotations
@@ -14,28 +14,36 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from dataclasses import dataclass, replace
 from typing import Any
 
-from charonia_client import CharoniaError, Client, GenerateRequest, GenerateResponse, Lost, Overloaded, Unavailable
+from charonia_client import (
+    CharoniaError,
+    Client,
+    ConnectionLost,
+    GenerateRequest,
+    GenerateResponse,
+    Overloaded,
+    Unavailable,
+)
 
 from charonia_gateway.endpoints.chooser import Choice, Chooser, Reason
-from charonia_gateway.endpoints.endpoint import Endpoint, Lease
+from charonia_gateway.endpoints.endpoint import Endpoint, InFlight
 from charonia_gateway.endpoints.health import State
 
 log = logging.getLogger("charonia_gateway")
 
-# A request may itself be what brings its server down: then it must not bring down all of them.
-_MOST_LOST_SERVERS = 2
+# A request may itself crash its server. It must not crash all of them.
+_MAX_LOST_CONNECTIONS = 2
 
 
 @dataclass
 class Answer:
     """An answer that has begun: `first` is what has come of it, `rest` what comes. Close it."""
 
-    lease: Lease
+    in_flight: InFlight
     first: list[GenerateResponse]
     rest: AsyncGenerator[GenerateResponse, None]
 
     async def aclose(self) -> None:
-        self.lease.close()
+        self.in_flight.close()
         await self.rest.aclose()
 
 
@@ -74,7 +82,7 @@ class Pool:
         await asyncio.gather(*(endpoint.client.close() for endpoint in self.endpoints))
 
     def set_targets(self, targets: Iterable[str]) -> None:
-        """Those that are new are taken in; those that are missing get no new request and go when theirs have ended."""
+        """Adds new endpoints. One that is missing gets no new request and is dropped after its last one."""
         wanted = dict.fromkeys(targets)
         known = {endpoint.target: endpoint for endpoint in self.endpoints}
         for target, endpoint in known.items():
@@ -94,6 +102,7 @@ class Pool:
         began = time.monotonic()
         tried: list[str] = []
         failures: list[CharoniaError] = []
+        lost_connections = 0
         while choice := self._chooser.choose(request, self.endpoints, tried):
             self._note(choice, request, retry=bool(tried))
             endpoint = choice.endpoint
@@ -103,29 +112,31 @@ class Pool:
             parts = endpoint.client.generate(
                 asked, request_id=id, timeout_s=None if timeout_s is None else timeout_s - gone_s
             )
-            lease = Lease(endpoint, id, request)
+            entry = InFlight(endpoint, id, request)
             try:
                 first = [await anext(parts)]
-                lease.note(first[0])
+                entry.note(first[0])
                 if not request.stream:
                     first += [part async for part in parts]
-                return Answer(lease, first, parts)
+                return Answer(entry, first, parts)
             except Overloaded as error:
-                lease.close()
+                entry.close()
                 endpoint.busy_until = time.monotonic() + error.retry_after
                 failures.append(error)
             except Unavailable as error:
-                lease.close()
+                entry.close()
                 failures.append(error)
                 if timeout_s is not None and time.monotonic() - began >= timeout_s:
                     raise
-                endpoint.doubt(str(error))
-                if sum(isinstance(failure, Lost) for failure in failures) >= _MOST_LOST_SERVERS:
+                # A check may see that the connection broke before the request does, which is then taken from there.
+                lost_connections += isinstance(error, ConnectionLost) or endpoint.broken
+                endpoint.suspect(str(error))
+                if lost_connections >= _MAX_LOST_CONNECTIONS:
                     break
                 if request.session_id is not None and len(self.endpoints) > 1:
-                    await endpoint.checked()  # whether the session has lost its home
+                    await endpoint.checked()  # whether the session's server is down
             except BaseException:
-                lease.close()
+                entry.close()
                 await parts.aclose()
                 raise
         raise self._told(failures)
@@ -156,11 +167,11 @@ class Pool:
         return "; ".join(f"{endpoint.target}: {endpoint.health.reason}" for endpoint in self.endpoints) or "none known"
 
     async def end_session(self, session_id: str) -> None:
-        """Forgets a session. One whose home is down is as good as forgotten: it is told when it comes back."""
-        home = self._home(session_id)
-        if home and len(self.endpoints) > 1 and not home.usable:
-            home.stale_sessions.remember(session_id, None)
-            del self._chooser.homes[session_id]
+        """Forgets a session. A server that is down is told when it comes back."""
+        server = self._server_of(session_id)
+        if server and len(self.endpoints) > 1 and not server.usable:
+            server.stale_sessions.remember(session_id, None)
+            del self._chooser.sessions[session_id]
             return
         await self._tell(session_id, lambda client: client.end_session(session_id))
 
@@ -170,14 +181,14 @@ class Pool:
     async def cancel_session(self, session_id: str) -> None:
         await self._tell(session_id, lambda client: client.cancel(session_id=session_id))
 
-    def _home(self, session_id: str) -> Endpoint | None:
-        target = self._chooser.homes.get(session_id)
+    def _server_of(self, session_id: str) -> Endpoint | None:
+        target = self._chooser.sessions.get(session_id)
         return next((endpoint for endpoint in self.endpoints if endpoint.target == target), None)
 
     async def _tell(self, session_id: str, action: Callable[[Client], Awaitable[None]]) -> None:
-        """Tells the session's home; where that is not known, all that may have it: to the others it means nothing."""
-        home = self._home(session_id)
-        known = [home] if home else self.endpoints
+        """Tells the session's server. Where that is not known, tells all: servers ignore unknown sessions."""
+        server = self._server_of(session_id)
+        known = [server] if server else self.endpoints
         told = [endpoint for endpoint in known if endpoint.usable] or known
         if not told:
             raise self._told([])
@@ -212,8 +223,8 @@ class Pool:
             return
         for endpoint in self.endpoints:
             if endpoint.health.state is State.DOWN:
-                for id in list(endpoint.leases):
-                    endpoint.client.give_up(id, f"endpoint {endpoint.target} is down: {endpoint.health.reason}")
+                for id in list(endpoint.in_flight):
+                    endpoint.client.abort(id, f"endpoint {endpoint.target} is down: {endpoint.health.reason}")
 
     async def _watch(self, endpoint: Endpoint) -> None:
         try:
@@ -221,7 +232,7 @@ class Pool:
         except Exception:
             log.exception("the checks of endpoint %s ended with an error of the gateway's own", endpoint.target)
             raise
-        # It was removed and has nothing to do any more.
+        # It was removed and has no request left.
         self.endpoints.remove(endpoint)
         del self._watches[endpoint.target]
         with contextlib.suppress(CharoniaError):

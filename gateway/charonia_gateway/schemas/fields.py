@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, GetJsonSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 MAX_STOPS = 4
 MAX_SESSION_ID_BYTES = 256
@@ -97,6 +97,14 @@ def _session_id(value: Any) -> str | None:
     if size > MAX_SESSION_ID_BYTES:
         raise wrong(f"it is too long: send at most {MAX_SESSION_ID_BYTES} bytes")
     return text
+
+
+class OrText:
+    """Beside a check that makes a plain string into what a field holds: adds the string to the field's JSON schema."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        other = handler(schema)
+        return {"anyOf": [_STRING, *other.get("anyOf", [other])]}
 
 
 def _schema(*forms: dict[str, Any]) -> WithJsonSchema:

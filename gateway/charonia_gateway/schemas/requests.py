@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from charonia_client import GenerateRequest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from charonia_gateway.schemas.fields import BadWords, Content, LogitBias, Prompt, SessionId, Stop, wrong
+from charonia_gateway.schemas.fields import BadWords, Content, LogitBias, OrText, Prompt, SessionId, Stop, wrong
 
 INT32 = 2**31 - 1
 _UINT64 = 2**64 - 1
@@ -156,8 +156,8 @@ class ChatRequest(Sampling):
 
     operation: ClassVar[str] = "chat"
 
-    messages: Annotated[list[Message], BeforeValidator(_messages)] = Field(
-        min_length=1, description="the conversation; one plain string is the user's only message"
+    messages: Annotated[list[Message], Field(min_length=1), BeforeValidator(_messages), OrText()] = Field(
+        description="the conversation; one plain string is the user's only message"
     )
     max_completion_tokens: int | None = Field(
         None, ge=1, le=INT32, description="longest answer in tokens; default: what the context holds"

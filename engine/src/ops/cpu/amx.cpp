@@ -58,7 +58,7 @@ bool has_amx() {
 #endif
 }
 
-std::string product_mismatch(void (*candidate)(const LinearArgs&), void (*reference)(const LinearArgs&)) {
+std::string gemm_mismatch(void (*candidate)(const LinearArgs&), void (*reference)(const LinearArgs&)) {
   constexpr int kK = 133, kColumns = 50, kStride = 140;
   constexpr std::size_t kPairs = (kK + 1) / 2;
   std::uint32_t state = 1;
@@ -70,7 +70,7 @@ std::string product_mismatch(void (*candidate)(const LinearArgs&), void (*refere
     panel[i].bits = beyond ? 0 : random_eighths(state);
   }
   for (auto& x : bias) x = bf16_to_float(random_eighths(state));
-  const auto product = [&](void (*kernel)(const LinearArgs&), int rows) {
+  const auto gemm = [&](void (*kernel)(const LinearArgs&), int rows) {
     std::vector<float> out(static_cast<std::size_t>(rows * kColumns), NAN);
     kernel({.a = a.data(),
             .a_stride = kStride,
@@ -84,7 +84,7 @@ std::string product_mismatch(void (*candidate)(const LinearArgs&), void (*refere
     return out;
   };
   for (const int rows : {1, 7, 16, 19, 33, kRowBlock}) {
-    const auto got = product(candidate, rows), expected = product(reference, rows);
+    const auto got = gemm(candidate, rows), expected = gemm(reference, rows);
     for (std::size_t i = 0; i < got.size(); ++i) {
       if (got[i] != expected[i]) {
         return cat("row ", i / kColumns, " of ", rows, ", feature ", i % kColumns, " is ", got[i], " and should be ",

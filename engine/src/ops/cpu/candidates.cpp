@@ -21,16 +21,16 @@ std::uint16_t bin_at(float greatest, float logit, float bins_per_logit) {
 int Candidates::bin_of(float logit) const { return bin_at(greatest_, logit, bins_per_logit_); }
 
 void Candidates::begin(std::span<const float> logits, float greatest, float temperature, const Kernels& kernels) {
-  constexpr float kMost = std::numeric_limits<float>::max();
+  constexpr float kMax = std::numeric_limits<float>::max();
   const auto n = logits.size();
   logits_ = logits;
   greatest_ = greatest;
   temperature_ = temperature;
-  bins_per_logit_ = std::min(kBins / kRange / temperature, kMost);
+  bins_per_logit_ = std::min(kBins / kRange / temperature, kMax);
   open_bin_ = -1;
   weights_.resize(std::max(weights_.size(), n));
   bins_.resize(std::max(bins_.size(), n));
-  kernels.exp_sum(weights_.data(), logits.data(), greatest, std::min(1 / temperature, kMost),
+  kernels.exp_sum(weights_.data(), logits.data(), greatest, std::min(1 / temperature, kMax),
                   static_cast<std::int64_t>(n));
   for (std::size_t i = 0; i < n; ++i) bins_[i] = bin_at(greatest, logits[i], bins_per_logit_);
   mass_.assign(kBins + 1, 0.0);
@@ -126,8 +126,8 @@ void Candidates::keep_top_p(double p) {
 }
 
 void Candidates::keep_min_p(float p) {
-  const float least = greatest_ + temperature_ * std::log(p);
-  const int bin = bin_of(least);
+  const float minimum = greatest_ + temperature_ * std::log(p);
+  const int bin = bin_of(minimum);
   if (bin > kept_.bin) return;
   double below = 0;
   int last = -1;  // the last bin before it that has any
@@ -138,7 +138,7 @@ void Candidates::keep_min_p(float p) {
   open(bin);
   const auto count = bin == kept_.bin ? kept_.n : open_.size();
   const auto end = std::partition(open_.begin(), open_.begin() + static_cast<std::ptrdiff_t>(count),
-                                  [&](const TokenLogit& x) { return x.logit >= least; });
+                                  [&](const TokenLogit& x) { return x.logit >= minimum; });
   const auto n = static_cast<std::size_t>(end - open_.begin());
   if (n > 0) {
     kept_ = {bin, n, below, below};

@@ -1,4 +1,4 @@
-// Rotation, the k/v store, attention and copies of blocks: how a step's rows are spread over threads.
+// Rotation, the KV store, attention and copies of blocks: how a step's rows are spread over threads.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -56,7 +56,7 @@ void store_quantised(const Kernels& kernels, std::byte* kv, int slot, const KvLa
   auto* const row = memory.data();
   const auto quantise = [&](const float* x, F16* scale_at, F16* zero_at) {
     float lo = 0, hi = 0;
-    kernels.least_and_greatest(x, dim, &lo, &hi);
+    kernels.min_and_max(x, dim, &lo, &hi);
     const auto range = kv_range(lo, hi, bits);
     scale_at->bits = float_to_f16(range.scale);
     zero_at->bits = float_to_f16(range.zero);
@@ -88,18 +88,18 @@ float* scratch_floats(std::int64_t n) {
 
 struct AttentionKernels {
   void (*whole)(const AttentionArgs&);
-  void (*piece)(const AttentionArgs&, int piece, float* state);
+  void (*split)(const AttentionArgs&, int split, float* state);
 };
 AttentionKernels kernels_for(const Kernels& kernels, const KvLayout& layout) {
-  if (layout.quant_bits == 8) return {kernels.attention_q8, kernels.attention_piece_q8};
-  if (layout.quant_bits == 4) return {kernels.attention_q4, kernels.attention_piece_q4};
+  if (layout.quant_bits == 8) return {kernels.attention_q8, kernels.attention_split_q8};
+  if (layout.quant_bits == 4) return {kernels.attention_q4, kernels.attention_split_q4};
   switch (layout.dtype) {
     case DType::bf16:
-      return {kernels.attention_bf16, kernels.attention_piece_bf16};
+      return {kernels.attention_bf16, kernels.attention_split_bf16};
     case DType::f16:
-      return {kernels.attention_f16, kernels.attention_piece_f16};
+      return {kernels.attention_f16, kernels.attention_split_f16};
     default:
-      return {kernels.attention_f32, kernels.attention_piece_f32};
+      return {kernels.attention_f32, kernels.attention_split_f32};
   }
 }
 
@@ -198,7 +198,7 @@ void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cach
 
   tiles_.clear();
   std::int64_t work = 0;
-  const int piece = attention_piece(layout.block_len);
+  const int split = attention_split(layout.block_len);
   for (std::size_t s = 0; s + 1 < batch.query_start.size(); ++s) {
     const auto first = batch.query_start[s], n = batch.query_start[s + 1] - first;
     if (n == 0) continue;
@@ -208,10 +208,10 @@ void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cach
     for (int head = 0; head < layout.kv_heads; ++head) {
       for (int begin = 0; begin < n * group; begin += kAttentionTile) {
         const int end = std::min(begin + kAttentionTile, n * group);
-        const int first_piece = attention_first(first_position + begin / group, how.window) / piece;
-        const int last_piece = (first_position + (end - 1) / group) / piece;
+        const int first_split = attention_first(first_position + begin / group, how.window) / split;
+        const int last_split = (first_position + (end - 1) / group) / split;
         tiles_.push_back(
-            {static_cast<std::int32_t>(s), head, begin, end, first_piece, last_piece - first_piece + 1, -1});
+            {static_cast<std::int32_t>(s), head, begin, end, first_split, last_split - first_split + 1, -1});
       }
     }
   }
@@ -247,20 +247,20 @@ void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cach
     for (auto i = begin; i < end; ++i) {
       const auto& item = items_[static_cast<std::size_t>(i)];
       const auto& tile = tiles_[static_cast<std::size_t>(item.tile)];
-      if (item.piece < 0) {
+      if (item.split < 0) {
         kernels.whole(args_of(tile));
       } else {
-        const auto state = tile.states + item.piece * (tile.end - tile.begin) * attention_state(dim);
-        kernels.piece(args_of(tile), tile.first_piece + item.piece, states + state);
+        const auto state = tile.states + item.split * (tile.end - tile.begin) * attention_state(dim);
+        kernels.split(args_of(tile), tile.first_split + item.split, states + state);
       }
     }
   });
   for (const auto& tile : tiles_) {
-    if (tile.states >= 0) kernels_.attention_merge(args_of(tile), states + tile.states, tile.pieces);
+    if (tile.states >= 0) kernels_.attention_merge(args_of(tile), states + tile.states, tile.splits);
   }
 }
 
-// Fills items_: whole tiles; or, where there are too few for the threads, pieces of the tiles that have several.
+// Fills items_: whole tiles; or, where there are too few for the threads, splits of the tiles that have several.
 // Returns where the states of these lie.
 float* CpuOps::share_tiles(bool small, std::int64_t state_floats) {
   constexpr std::size_t kEnough = 4;  // tiles for each thread: then they come out even
@@ -270,13 +270,13 @@ float* CpuOps::share_tiles(bool small, std::int64_t state_floats) {
   for (std::size_t t = 0; t < tiles_.size(); ++t) {
     auto& tile = tiles_[t];
     const auto index = static_cast<std::int32_t>(t);
-    if (!split || tile.pieces == 1) {
+    if (!split || tile.splits == 1) {
       items_.push_back({index, -1});
       continue;
     }
     tile.states = states;
-    states += tile.pieces * (tile.end - tile.begin) * state_floats;
-    for (std::int32_t p = 0; p < tile.pieces; ++p) items_.push_back({index, p});
+    states += tile.splits * (tile.end - tile.begin) * state_floats;
+    for (std::int32_t p = 0; p < tile.splits; ++p) items_.push_back({index, p});
   }
   return states == 0 ? nullptr : aligned_floats(states_, states);
 }

@@ -111,7 +111,7 @@ void Routing::route(const Tensor& router, const RouterParams& how, const Kernels
   first_[0] = 0;
 }
 
-ExpertsRoom::ExpertsRoom(const ExpertsShape& shape, DType activation, std::int64_t rows)
+ExpertsWorkspace::ExpertsWorkspace(const ExpertsShape& shape, DType activation, std::int64_t rows)
     : assignments(std::min(rows * shape.top_k, std::max(rows, kFewAssignments))) {
   const auto place = [this](std::int64_t cols, DType type) {
     constexpr std::size_t kLine = 64;
@@ -131,7 +131,7 @@ std::unique_ptr<Experts> CpuOps::make_experts(std::span<const ExpertSource> expe
 }
 
 std::size_t CpuOps::experts_scratch_bytes(const ExpertsShape& shape, std::int64_t rows) const {
-  return ExpertsRoom(shape, precision(shape.weight).activation, rows).bytes;
+  return ExpertsWorkspace(shape, precision(shape.weight).activation, rows).bytes;
 }
 
 void CpuOps::experts(const Tensor& out, const Tensor& in, const Tensor& router, const Experts& weights,
@@ -146,64 +146,64 @@ void CpuOps::experts(const Tensor& out, const Tensor& in, const Tensor& router, 
               router.cols, "] and ", w.count(), " experts of ", w.hidden(), " by ", w.inter(), " do not fit together"));
   require(how.top_k >= 1 && how.top_k <= w.count(), cat("top_k ", how.top_k, " must be in [1, ", w.count(), "]"));
   if (in.rows == 0) return;
-  plain_products_.clear();
-  widened_products_.clear();
+  plain_gemms_.clear();
+  widened_gemms_.clear();
   routing_.route(router, how, kernels_, pool_);
-  const ExpertsRoom room({w.count(), how.top_k, w.hidden(), w.inter(), w.type()}, act, in.rows);
+  const ExpertsWorkspace workspace({w.count(), how.top_k, w.hidden(), w.inter(), w.type()}, act, in.rows);
   for (std::int64_t row = 0; row < out.rows; ++row) {
     std::memset(row_at(out, row), 0, static_cast<std::size_t>(out.cols) * sizeof(float));
   }
   for (int first = 0; first < w.count();) {
     const auto begin = routing_.first_of(first);
     int last = first + 1;
-    while (last < w.count() && routing_.first_of(last + 1) - begin <= room.assignments) ++last;
-    if (routing_.first_of(last) > begin) expert_group(out, in, w, first, last, activation, room, scratch);
+    while (last < w.count() && routing_.first_of(last + 1) - begin <= workspace.assignments) ++last;
+    if (routing_.first_of(last) > begin) expert_group(out, in, w, first, last, activation, workspace, scratch);
     first = last;
   }
 }
 
-// Products that take the activations as they are, are all computed at once; those that take widened ones in turns of no
+// GEMMs that take the activations as they are, are all computed at once; those that take widened ones in turns of no
 // more rows than there is room for.
-void CpuOps::add_expert_product(const Tensor& out, const Tensor& in, const PackedLinear& weight) {
-  const auto product = product_for(kernels_, weight.type(), in.rows);
-  if (!product.widened) return plain_products_.add({product, &weight, out, in});
-  widened_room(kWidenedRows, in.cols);
+void CpuOps::add_expert_gemm(const Tensor& out, const Tensor& in, const PackedLinear& weight) {
+  const auto gemm = gemm_kernel_for(kernels_, weight.type(), in.rows);
+  if (!gemm.widened) return plain_gemms_.add({gemm, &weight, out, in});
+  reserve_widened(kWidenedRows, in.cols);
   for (std::int64_t begin = 0; begin < in.rows; begin += kWidenedRows) {
     const auto end = std::min(in.rows, begin + kWidenedRows);
-    if (widened_products_.rows + end - begin > kWidenedRows) multiply_experts(widened_products_);
-    const auto wide = widen(rows_of(in, begin, end), widened_products_.rows);
-    widened_products_.add({product, &weight, rows_of(out, begin, end), wide});
+    if (widened_gemms_.rows + end - begin > kWidenedRows) multiply_experts(widened_gemms_);
+    const auto wide = widen(rows_of(in, begin, end), widened_gemms_.rows);
+    widened_gemms_.add({gemm, &weight, rows_of(out, begin, end), wide});
   }
 }
 
-void CpuOps::multiply_experts(ExpertProducts& products) {
-  const auto& parts = products.parts;
+void CpuOps::multiply_experts(ExpertGemms& gemms) {
+  const auto& parts = gemms.parts;
   if (parts.empty()) return;
   // Panels of an expert are neighbours: its rows stay in the cache while threads take one panel after the other.
-  const auto rows = std::max<std::int64_t>(1, products.rows / static_cast<std::int64_t>(parts.size()));
-  const auto grain = std::max<std::int64_t>(1, kSmallProduct / work_of_panel(rows, parts.front().in.cols));
-  pool_.parallel_for(products.pieces, grain, [&](std::int64_t piece, std::int64_t end) {
-    auto part = std::ranges::upper_bound(parts, piece, {}, &ExpertProduct::first_piece) - 1;
-    for (; piece < end; ++piece) {
-      while (part + 1 != parts.end() && (part + 1)->first_piece <= piece) ++part;
-      const auto panel = (piece - part->first_piece) * part->product.panels;
-      const RowBlocks blocks(part->product, part->in.rows);
+  const auto rows = std::max<std::int64_t>(1, gemms.rows / static_cast<std::int64_t>(parts.size()));
+  const auto grain = std::max<std::int64_t>(1, kSmallGemm / work_of_panel(rows, parts.front().in.cols));
+  pool_.parallel_for(gemms.chunks, grain, [&](std::int64_t chunk, std::int64_t end) {
+    auto part = std::ranges::upper_bound(parts, chunk, {}, &ExpertGemm::first_chunk) - 1;
+    for (; chunk < end; ++chunk) {
+      while (part + 1 != parts.end() && (part + 1)->first_chunk <= chunk) ++part;
+      const auto panel = (chunk - part->first_chunk) * part->gemm.panels;
+      const RowBlocks blocks(part->gemm, part->in.rows);
       for (std::int64_t row = 0; row < part->in.rows; row += blocks.size) {
-        multiply_panels(part->product, *part->weight, panel, part->out, part->in, row,
+        multiply_panels(part->gemm, *part->weight, panel, part->out, part->in, row,
                         std::min(blocks.size, part->in.rows - row));
       }
     }
   });
-  products.clear();
+  gemms.clear();
 }
 
 void CpuOps::expert_group(const Tensor& out, const Tensor& in, const CpuExperts& w, int first, int last,
-                          Activation activation, const ExpertsRoom& room, void* scratch) {
+                          Activation activation, const ExpertsWorkspace& workspace, void* scratch) {
   const auto begin = routing_.first_of(first), end = routing_.first_of(last), n = end - begin;
-  const auto gathered = matrix_at(scratch, room.gathered, in.dtype, n, w.hidden());
-  const auto gate_up = matrix_at(scratch, room.gate_up, DType::f32, n, 2 * w.inter());
-  const auto gated = matrix_at(scratch, room.gated, in.dtype, n, w.inter());
-  const auto down = matrix_at(scratch, room.down, DType::f32, n, w.hidden());
+  const auto gathered = matrix_at(scratch, workspace.gathered, in.dtype, n, w.hidden());
+  const auto gate_up = matrix_at(scratch, workspace.gate_up, DType::f32, n, 2 * w.inter());
+  const auto gated = matrix_at(scratch, workspace.gated, in.dtype, n, w.inter());
+  const auto down = matrix_at(scratch, workspace.down, DType::f32, n, w.hidden());
 
   for_rows(n, w.hidden(), [&](std::int64_t i) {
     std::memcpy(row_at(gathered, i), row_at(in, routing_.row_of(begin + i)),
@@ -213,10 +213,10 @@ void CpuOps::expert_group(const Tensor& out, const Tensor& in, const CpuExperts&
     for (int e = first; e < last; ++e) {
       const auto rows_begin = routing_.first_of(e) - begin, rows_end = routing_.first_of(e + 1) - begin;
       if (rows_begin == rows_end) continue;
-      add_expert_product(rows_of(to, rows_begin, rows_end), rows_of(from, rows_begin, rows_end), weight_of(e));
+      add_expert_gemm(rows_of(to, rows_begin, rows_end), rows_of(from, rows_begin, rows_end), weight_of(e));
     }
-    multiply_experts(plain_products_);
-    multiply_experts(widened_products_);
+    multiply_experts(plain_gemms_);
+    multiply_experts(widened_gemms_);
   };
   multiply(gate_up, gathered, [&](int e) -> const PackedLinear& { return w.gate_up(e); });
   gated_activation(gated, gate_up, activation);

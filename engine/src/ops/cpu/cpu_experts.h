@@ -6,9 +6,9 @@
 #include <span>
 #include <vector>
 
+#include "ops/cpu/gemm_kernel.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/packed_linear.h"
-#include "ops/cpu/product.h"
 #include "ops/ops.h"
 
 namespace charonia::ops::cpu {
@@ -56,33 +56,33 @@ class Routing {
   std::vector<std::int64_t> row_;         // [rows * top_k]
 };
 
-// The product of some rows of an expert: its pieces in the loop over several products are its panels, product.panels at
+// The GEMM of some rows of an expert: its chunks in the loop over several GEMMs are its panels, gemm.panels at
 // a time.
-struct ExpertProduct {
-  Product product;
+struct ExpertGemm {
+  GemmKernel gemm;
   const PackedLinear* weight = nullptr;
   Tensor out, in;
-  std::int64_t first_piece = 0;
+  std::int64_t first_chunk = 0;
 };
-struct ExpertProducts {
-  void add(ExpertProduct part) {
-    part.first_piece = pieces;
-    pieces += (part.weight->panels() + part.product.panels - 1) / part.product.panels;
+struct ExpertGemms {
+  void add(ExpertGemm part) {
+    part.first_chunk = chunks;
+    chunks += (part.weight->panels() + part.gemm.panels - 1) / part.gemm.panels;
     rows += part.in.rows;
     parts.push_back(part);
   }
   void clear() {
     parts.clear();
-    pieces = rows = 0;
+    chunks = rows = 0;
   }
-  std::vector<ExpertProduct> parts;
-  std::int64_t pieces = 0, rows = 0;
+  std::vector<ExpertGemm> parts;
+  std::int64_t chunks = 0, rows = 0;
 };
 
 // Where the assignments of a group of experts are worked on: experts are taken in groups, so that scratch memory stays
 // within a small multiple of a plain layer's though every row has several experts.
-struct ExpertsRoom {
-  ExpertsRoom(const ExpertsShape& shape, DType activation, std::int64_t rows);
+struct ExpertsWorkspace {
+  ExpertsWorkspace(const ExpertsShape& shape, DType activation, std::int64_t rows);
 
   std::int64_t assignments = 0;                                // at a time, at least those of one expert
   std::size_t gathered = 0, gate_up = 0, gated = 0, down = 0;  // where each begins, bytes

@@ -1,4 +1,4 @@
-// The k/v blocks on the CPU: [layer][block][kv_head] { k transposed [head_dim][block_len], v [block_len][head_dim] },
+// The KV blocks on the CPU: [layer][block][kv_head] { k transposed [head_dim][block_len], v [block_len][head_dim] },
 // so that attention reads one head of a block in one run, and 16 scores need no sum across a vector. A quantised cache
 // holds k and v as integers (of 4 bits: k [head_dim / 2][block_len] bytes, v [block_len][head_dim / 2]), and behind
 // them four rows of f16 [block_len]: the scales and zeros of k, the scales and zeros of v. The whole cache is mapped
@@ -34,7 +34,7 @@ class CpuKvCache : public KvCache {
     num_blocks_ = num_blocks;
   }
 
-  // Of k/v head `head` in block 0 of `layer`; block b lies b * block_bytes() further.
+  // Of KV head `head` in block 0 of `layer`; block b lies b * block_bytes() further.
   std::byte* head(int layer, int head) const {
     return memory_.data() +
            kv_block_layer_bytes(layout_) * static_cast<std::size_t>(layer) * static_cast<std::size_t>(num_blocks_) +

@@ -29,7 +29,7 @@ std::byte* bytes_of(const Tensor& tensor, std::int64_t row) {
 }
 
 // Floats from one widened row to the next: a line more than a row has, so that the rows of a tile do not fall into the
-// same few sets of the first-level cache.
+// same few sets of the L1 cache.
 std::int64_t widened_stride(std::int64_t cols) { return (cols + 15) / 16 * 16 + 16; }
 
 // Rows [begin, begin + rows).
@@ -74,12 +74,12 @@ class CpuEmbedding : public Embedding {
  private:
   DType type_;
   std::int64_t rows_, cols_;
-  HugePiece data_;
+  HugeChunk data_;
 };
 
 }  // namespace
 
-CpuOps::CpuOps(int threads, const InstructionSet& isa, std::shared_ptr<LocalGroup> group, int rank)
+CpuOps::CpuOps(int threads, const InstructionSet& isa, std::shared_ptr<ProcessGroup> group, int rank)
     : isa_(isa), kernels_(*isa.kernels), pool_(threads), group_(std::move(group)), rank_(rank) {
   if (rank < 0 || rank >= ranks()) {
     throw Error(ErrorCode::invalid_argument, cat("rank ", rank, " of a group of ", ranks()));
@@ -89,7 +89,7 @@ CpuOps::CpuOps(int threads, const InstructionSet& isa, std::shared_ptr<LocalGrou
 Precision CpuOps::precision(DType weight) const {
   return {.weight = weight,
           .residual = DType::f32,
-          .product = DType::f32,
+          .gemm_out = DType::f32,
           .activation = weight == DType::bf16 ? DType::bf16 : DType::f32,
           .kv = weight};
 }
@@ -123,12 +123,12 @@ std::unique_ptr<KvCache> CpuOps::make_kv_cache(const KvLayout& layout, int num_b
       layout.block_len < 1 || num_blocks < 1) {
     throw Error(
         ErrorCode::invalid_argument,
-        cat("a k/v cache of ", num_blocks, " blocks of ", layout.block_len, " tokens, ", layout.num_layers, " layers, ",
+        cat("a KV cache of ", num_blocks, " blocks of ", layout.block_len, " tokens, ", layout.num_layers, " layers, ",
             layout.kv_heads, " heads of ", layout.head_dim, ": all must be at least 1, and the head size even"));
   }
   if (layout.quant_bits != 0 && !is_kv_quant_bits(layout.quant_bits)) {
     throw Error(ErrorCode::invalid_argument,
-                cat("a k/v cache of ", layout.quant_bits, " bits: 8 and 4 are there, and 0 for no integers"));
+                cat("a KV cache of ", layout.quant_bits, " bits: 8 and 4 are there, and 0 for no integers"));
   }
   auto cache = std::make_unique<CpuKvCache>(layout, num_blocks);
   commit_blocks(*cache, committed < 0 ? num_blocks : committed);
@@ -147,7 +147,7 @@ void CpuOps::commit_blocks(KvCache& cache, int num_blocks) {
   const auto missing = wanted - std::min(wanted, resident), free = free_memory();
   if (missing <= free) return;
   throw Error(ErrorCode::resource_exhausted,
-              cat(num_blocks, " blocks of k/v cache need ", missing, " bytes more than they have, and ", free,
+              cat(num_blocks, " blocks of KV cache need ", missing, " bytes more than they have, and ", free,
                   " are free: lower cache_max_entry_count, session_len or max_batch_size, or free memory"));
 }
 
@@ -206,17 +206,17 @@ void CpuOps::linear(const Tensor& out, const Tensor& in, const Linear& weight) {
           cat("in [", in.rows, ", ", in.cols, "], out [", out.rows, ", ", out.cols, "] and weight [", w.out_features(),
               ", ", w.in_features(), "] do not fit together"));
   if (in.rows == 0) return;
-  const auto product = product_for(kernels_, w.type(), in.rows);
-  if (!product.widened) return multiply(out, in, w, product);
+  const auto gemm = gemm_kernel_for(kernels_, w.type(), in.rows);
+  if (!gemm.widened) return multiply(out, in, w, gemm);
   // Activations are widened once for all panels.
-  widened_room(std::min(in.rows, kWidenedRows), in.cols);
+  reserve_widened(std::min(in.rows, kWidenedRows), in.cols);
   for (std::int64_t begin = 0; begin < in.rows; begin += kWidenedRows) {
     const auto rows = std::min(kWidenedRows, in.rows - begin);
-    multiply(rows_of(out, begin, rows), widen(rows_of(in, begin, rows), 0), w, product);
+    multiply(rows_of(out, begin, rows), widen(rows_of(in, begin, rows), 0), w, gemm);
   }
 }
 
-void CpuOps::widened_room(std::int64_t rows, std::int64_t cols) {
+void CpuOps::reserve_widened(std::int64_t rows, std::int64_t cols) {
   const auto bytes = static_cast<std::size_t>(rows * widened_stride(cols)) * sizeof(float);
   if (widened_ == nullptr || widened_->bytes() < bytes) widened_ = std::make_unique<HugeMemory>(bytes);
 }
@@ -229,18 +229,16 @@ Tensor CpuOps::widen(const Tensor& in, std::int64_t first) {
   return wide;
 }
 
-void CpuOps::multiply(const Tensor& out, const Tensor& in, const PackedLinear& w, const Product& product) {
+void CpuOps::multiply(const Tensor& out, const Tensor& in, const PackedLinear& w, const GemmKernel& gemm) {
   // All row blocks of a panel one after the other, while it is in the cache.
-  const RowBlocks blocks(product, in.rows);
-  const std::int64_t pieces = (w.panels() + product.panels - 1) / product.panels * blocks.count;
-  std::int64_t grain =
-      std::max<std::int64_t>(1, kSmallProduct / (product.panels * work_of_panel(blocks.size, in.cols)));
-  if (pieces >= 8 * blocks.count * pool_.size()) grain = std::max(grain, blocks.count);
-  pool_.parallel_for(pieces, grain, [&](std::int64_t begin, std::int64_t end) {
-    for (auto piece = begin; piece < end; ++piece) {
-      const auto row = piece % blocks.count * blocks.size;
-      multiply_panels(product, w, piece / blocks.count * product.panels, out, in, row,
-                      std::min(blocks.size, in.rows - row));
+  const RowBlocks blocks(gemm, in.rows);
+  const std::int64_t chunks = (w.panels() + gemm.panels - 1) / gemm.panels * blocks.count;
+  std::int64_t grain = std::max<std::int64_t>(1, kSmallGemm / (gemm.panels * work_of_panel(blocks.size, in.cols)));
+  if (chunks >= 8 * blocks.count * pool_.size()) grain = std::max(grain, blocks.count);
+  pool_.parallel_for(chunks, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (auto chunk = begin; chunk < end; ++chunk) {
+      const auto row = chunk % blocks.count * blocks.size;
+      multiply_panels(gemm, w, chunk / blocks.count * gemm.panels, out, in, row, std::min(blocks.size, in.rows - row));
     }
   });
 }
@@ -314,19 +312,19 @@ void CpuOps::all_gather(const Tensor& out, const Tensor& in) {
   group_->all_gather(rank_, out, in, pool_);
 }
 
-void CpuOps::abort_exchange(std::string_view why) noexcept {
+void CpuOps::abort_collectives(std::string_view why) noexcept {
   if (group_) group_->abort(rank_, why);
 }
 
-void CpuOps::resume_exchange() {
+void CpuOps::resume_collectives() {
   if (group_) group_->resume();
 }
 
 }  // namespace cpu
 
-std::shared_ptr<LocalGroup> make_local_group(int ranks) { return std::make_shared<LocalGroup>(ranks); }
+std::shared_ptr<ProcessGroup> make_process_group(int ranks) { return std::make_shared<ProcessGroup>(ranks); }
 
-std::unique_ptr<Ops> make_cpu_ops(int threads, std::shared_ptr<LocalGroup> group, int rank) {
+std::unique_ptr<Ops> make_cpu_ops(int threads, std::shared_ptr<ProcessGroup> group, int rank) {
   const char* const forced = std::getenv("CHARONIA_ISA");
   return std::make_unique<cpu::CpuOps>(threads, cpu::instruction_set(forced == nullptr ? "" : forced), std::move(group),
                                        rank);

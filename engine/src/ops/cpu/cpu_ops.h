@@ -11,9 +11,9 @@
 #include "base/thread_pool.h"
 #include "ops/cpu/cpu_experts.h"
 #include "ops/cpu/dispatch.h"
-#include "ops/cpu/local_group.h"
+#include "ops/cpu/gemm_kernel.h"
 #include "ops/cpu/packed_linear.h"
-#include "ops/cpu/product.h"
+#include "ops/cpu/process_group.h"
 #include "ops/cpu/sample.h"
 #include "ops/ops.h"
 
@@ -21,7 +21,7 @@ namespace charonia::ops::cpu {
 
 class CpuOps : public Ops {
  public:
-  CpuOps(int threads, const InstructionSet& isa, std::shared_ptr<LocalGroup> group = nullptr, int rank = 0);
+  CpuOps(int threads, const InstructionSet& isa, std::shared_ptr<ProcessGroup> group = nullptr, int rank = 0);
 
   std::string_view device() const override { return "cpu"; }
   std::string_view instruction_set() const override { return isa_.name; }
@@ -65,8 +65,8 @@ class CpuOps : public Ops {
   int rank() const override { return rank_; }
   void all_reduce(const Tensor& tensor) override;
   void all_gather(const Tensor& out, const Tensor& in) override;
-  void abort_exchange(std::string_view why) noexcept override;
-  void resume_exchange() override;
+  void abort_collectives(std::string_view why) noexcept override;
+  void resume_collectives() override;
 
  private:
   // fn(row) for every row: inline when rows * elements is little work.
@@ -79,28 +79,28 @@ class CpuOps : public Ops {
     });
   }
 
-  // The loop over panels and rows of a product.
-  void multiply(const Tensor& out, const Tensor& in, const PackedLinear& w, const Product& product);
+  // The loop over panels and rows of a GEMM.
+  void multiply(const Tensor& out, const Tensor& in, const PackedLinear& w, const GemmKernel& gemm);
   // Makes room for so many widened rows; and rows of bf16 as floats, from row `first` of that room on.
-  void widened_room(std::int64_t rows, std::int64_t cols);
+  void reserve_widened(std::int64_t rows, std::int64_t cols);
   Tensor widen(const Tensor& in, std::int64_t first);
 
   // What experts [first, last) add to out.
   void expert_group(const Tensor& out, const Tensor& in, const CpuExperts& weights, int first, int last,
-                    Activation activation, const ExpertsRoom& room, void* scratch);
-  // Collects a product of an expert's, and computes what was collected.
-  void add_expert_product(const Tensor& out, const Tensor& in, const PackedLinear& weight);
-  void multiply_experts(ExpertProducts& products);
+                    Activation activation, const ExpertsWorkspace& workspace, void* scratch);
+  // Collects a GEMM of an expert's, and computes what was collected.
+  void add_expert_gemm(const Tensor& out, const Tensor& in, const PackedLinear& weight);
+  void multiply_experts(ExpertGemms& gemms);
 
-  // Queries [begin, end) of (row, head of the group) of a sequence and a k/v head; they see `pieces` pieces of their
-  // context, from `first_piece` on. Where pieces go to several threads, their states lie at `states` in states_.
+  // Queries [begin, end) of (row, head of the group) of a sequence and a KV head; they see `splits` splits of their
+  // context, from `first_split` on. Where splits go to several threads, their states lie at `states` in states_.
   struct AttentionTile {
-    std::int32_t sequence = 0, kv_head = 0, begin = 0, end = 0, first_piece = 0, pieces = 1;
+    std::int32_t sequence = 0, kv_head = 0, begin = 0, end = 0, first_split = 0, splits = 1;
     std::int64_t states = -1;
   };
   // What one thread does of it at a time.
   struct AttentionItem {
-    std::int32_t tile = 0, piece = -1;  // -1: all of it
+    std::int32_t tile = 0, split = -1;  // -1: all of it
   };
   // tiles_ to items_, and room for the states of those that are shared. state_floats: of one query.
   float* share_tiles(bool small, std::int64_t state_floats);
@@ -110,7 +110,7 @@ class CpuOps : public Ops {
   ThreadPool pool_;
   HugeArena weights_;
   std::unique_ptr<HugeMemory> widened_;  // activations of the call in progress
-  std::shared_ptr<LocalGroup> group_;    // null: alone
+  std::shared_ptr<ProcessGroup> group_;  // null: alone
   int rank_ = 0;
   StepInput input_;  // of the step begun last
   bool begun_ = false;
@@ -120,10 +120,10 @@ class CpuOps : public Ops {
   std::deque<std::vector<Sampled>> results_;   // of the steps not collected
   std::vector<AttentionTile> tiles_;           // of the call in progress
   std::vector<AttentionItem> items_;           // of the call in progress
-  std::vector<float> states_;                  // of the tiles whose pieces several threads compute
+  std::vector<float> states_;                  // of the tiles whose splits several threads compute
   Routing routing_;                            // of the call in progress
-  ExpertProducts plain_products_;              // of experts, collected and not computed yet
-  ExpertProducts widened_products_;            // the same, of widened activations
+  ExpertGemms plain_gemms_;                    // of experts, collected and not computed yet
+  ExpertGemms widened_gemms_;                  // the same, of widened activations
   std::vector<std::int32_t> sequence_of_row_;  // of the step begun last
 };
 

@@ -20,9 +20,9 @@ std::string names_of(const std::vector<InstructionSet>& sets) {
 }
 
 #if defined(__x86_64__)
-// What is wrong with the products of matrix tiles on this machine; empty: nothing. Looked at once.
+// What is wrong with the GEMMs of matrix tiles on this machine; empty: nothing. Looked at once.
 const std::string& amx_mismatch() {
-  static const std::string mismatch = product_mismatch(amx::kernels().linear_bf16, portable::kernels().linear_bf16);
+  static const std::string mismatch = gemm_mismatch(amx::kernels().linear_bf16, portable::kernels().linear_bf16);
   return mismatch;
 }
 #endif
@@ -32,7 +32,7 @@ const std::string& amx_mismatch() {
 std::string instruction_set_warning() {
 #if defined(__x86_64__)
   if (has_amx() && !amx_mismatch().empty()) {
-    return cat("this processor's AMX is not used: a product through its matrix tiles is wrong (", amx_mismatch(),
+    return cat("this processor's AMX is not used: a GEMM through its matrix tiles is wrong (", amx_mismatch(),
                "); please report this");
   }
 #endif

@@ -16,7 +16,7 @@ struct Bf16 {
 struct F16 {
   std::uint16_t bits;
 };
-// Integers of a quantised k/v cache, by the byte: one of 8 bits; or two of 4, as kv_quant.h packs them.
+// Integers of a quantised KV cache, by the byte: one of 8 bits; or two of 4, as kv_quant.h packs them.
 struct Q8 {
   std::uint8_t bits;
 };
@@ -24,14 +24,14 @@ struct Q4 {
   std::uint8_t bits;
 };
 
-// Weights of a product are packed into panels of 64 output features, zero-padded. A panel lies in memory in the order
+// Weights of a GEMM are packed into panels of 64 output features, zero-padded. A panel lies in memory in the order
 // in which it is read:
 //   bf16  [ceil(k / 2)][64][2]   the two of a pair belong to neighbouring k
 //   fp16  [k][64]
 //   fp32  [k][64]
 inline constexpr int kPanel = 64;
 
-// Rows of a product that one call takes at most.
+// Rows of a GEMM that one call takes at most.
 inline constexpr int kRowBlock = 48;
 // The same of linear_bf16_widened, and from how many rows on it widens the weights too, once for all of them.
 inline constexpr int kWidenedRowBlock = 256, kWidenedFrom = 48;
@@ -52,12 +52,12 @@ struct LinearArgs {
 };
 
 // Attention of a tile: vectors [begin, end) of the flattened (query row, head of the group) pairs of one sequence and
-// one k/v head; vector i is row i / group, head i % group. k/v of one head in one block: k transposed
+// one KV head; vector i is row i / group, head i % group. KV of one head in one block: k transposed
 // [head_dim][block_len], then v [block_len][head_dim]. A quantised cache has integers there (of 4 bits: bytes
 // [head_dim / 2][block_len] and [block_len][head_dim / 2]), and behind them, f16 and [block_len] each, the scales of k,
 // its zeros, the scales of v and its zeros.
 //
-// A context is worked through in pieces of attention_piece() positions. The state of a tile after one or more pieces is
+// A context is worked through in splits of attention_split() positions. The state of a tile after one or more splits is
 // [vectors][attention_state(head_dim)] floats: per vector the weighted sum of the values, and behind it, from
 // round_up_to_vector(head_dim) on, the greatest score, the sum of the weights relative to it, and what is to be added
 // to every element of the weighted sum (0 where the cache is not quantised).
@@ -92,9 +92,9 @@ constexpr int attention_chunk(int block_len) {
   return block_len >= kPositions ? block_len : kPositions / block_len * block_len;
 }
 
-// Positions of a piece: whole chunks. Pieces are computed each from nothing and merged in ascending order, so it does
+// Positions of a split: whole chunks. Splits are computed each from nothing and merged in ascending order, so it does
 // not matter whether one thread computes all of a tile or several share in it.
-constexpr int attention_piece(int block_len) { return 2 * attention_chunk(block_len); }
+constexpr int attention_split(int block_len) { return 2 * attention_chunk(block_len); }
 
 // The first position that the query at `position` sees.
 constexpr int attention_first(int position, int window) {
@@ -122,19 +122,19 @@ struct Kernels {
   void (*linear_f16)(const LinearArgs&);
   void (*linear_f32)(const LinearArgs&);
 
-  // By the cache's element type. A whole tile; or one piece of it, whose state is stored.
+  // By the cache's element type. A whole tile; or one split of it, whose state is stored.
   void (*attention_bf16)(const AttentionArgs&);
   void (*attention_f16)(const AttentionArgs&);
   void (*attention_f32)(const AttentionArgs&);
   void (*attention_q8)(const AttentionArgs&);
   void (*attention_q4)(const AttentionArgs&);
-  void (*attention_piece_bf16)(const AttentionArgs&, int piece, float* state);
-  void (*attention_piece_f16)(const AttentionArgs&, int piece, float* state);
-  void (*attention_piece_f32)(const AttentionArgs&, int piece, float* state);
-  void (*attention_piece_q8)(const AttentionArgs&, int piece, float* state);
-  void (*attention_piece_q4)(const AttentionArgs&, int piece, float* state);
-  // The output of a tile from the states of its `pieces` pieces, which lie one behind the other. Changes the first.
-  void (*attention_merge)(const AttentionArgs&, float* states, int pieces);
+  void (*attention_split_bf16)(const AttentionArgs&, int split, float* state);
+  void (*attention_split_f16)(const AttentionArgs&, int split, float* state);
+  void (*attention_split_f32)(const AttentionArgs&, int split, float* state);
+  void (*attention_split_q8)(const AttentionArgs&, int split, float* state);
+  void (*attention_split_q4)(const AttentionArgs&, int split, float* state);
+  // The output of a tile from the states of its `splits` splits, which lie one behind the other. Changes the first.
+  void (*attention_merge)(const AttentionArgs&, float* states, int splits);
 
   // One row: residual += delta (when there is one), or its norm by delta_weight (when there is one); out = residual /
   // sqrt(mean(residual^2) + eps) * weight. out may be residual.
@@ -163,7 +163,7 @@ struct Kernels {
   void (*f32_from_f16)(float* out, const F16* in, std::int64_t n);
 
   // The least and the greatest of n >= 1 values, for kv_range(); NaN when one of them is NaN or infinite.
-  void (*least_and_greatest)(const float* in, std::int64_t n, float* least, float* greatest);
+  void (*min_and_max)(const float* in, std::int64_t n, float* minimum, float* greatest);
   // out[i] = kv_quantise(in[i], scale, zero, bits), bit for bit, where `most` is kv_quant_max(bits).
   void (*quantise)(std::uint8_t* out, const float* in, float scale, float zero, int most, std::int64_t n);
 

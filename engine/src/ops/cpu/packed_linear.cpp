@@ -115,7 +115,7 @@ PackedLinear::PackedLinear(std::span<const HostMatrix> parts, std::span<const Ho
     const void* data = nullptr;
     DType type = DType::f32;
   };
-  constexpr std::int64_t kStrip = 64;  // of k: a strip of a panel stays in the first-level cache while it is written
+  constexpr std::int64_t kStrip = 64;  // of k: a strip of a panel stays in the L1 cache while it is written
   pool.parallel_for(panels_, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t p = begin; p < end; ++p) {
       std::array<Row, kPanel> rows;

@@ -28,7 +28,7 @@ class PackedLinear : public Linear {
   DType type_;
   std::int64_t panels_ = 0;
   std::size_t panel_bytes_ = 0;
-  HugePiece data_;
+  HugeChunk data_;
   std::vector<float> bias_;
 };
 

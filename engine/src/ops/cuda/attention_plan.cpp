@@ -1,12 +1,13 @@
 // How a step's attention is cut into items for thread blocks: see kernels/attention.h. Integers only.
 //
 // Items are sorted, longest first, and dealt to a grid that runs all at once; what decides the time is the block with
-// the most work. Items longer than a fraction of a block's fair share are therefore cut into pieces of about that
-// length, as long as pieces stay so long that reading them takes much longer than writing and reading their partial
-// results.
+// the most work. Items longer than a block's fair share, or than a half or a quarter of it, are therefore cut into
+// splits of about that length, as long as splits stay so long that reading them takes much longer than writing and
+// reading their partial results. Which of the three it is: the one with which the busiest block has least to do. One
+// long sequence is cut into one split for each block; many of different lengths come out more evenly in smaller splits.
 //
-// Reproducible: only whole chunks of kAttentionChunk positions may be pieces, and a thread block that takes several
-// chunks combines them as pieces are combined. Whether an item is cut is then free to depend on the batch. (In a
+// Reproducible: only whole chunks of kAttentionChunk positions may be splits, and a thread block that takes several
+// chunks combines them as splits are combined. Whether an item is cut is then free to depend on the batch. (In a
 // window, the first chunk is the part of one that lies in it.)
 #include <algorithm>
 
@@ -15,78 +16,125 @@
 namespace charonia::cuda {
 namespace {
 
-constexpr std::int64_t kDecodePiecesPerBlock = 4, kPrefillPiecesPerBlock = 2;  // what a fair share is cut into
-constexpr std::int64_t kLeastDecodePiece = 256, kLeastPrefillPiece = 512;      // positions
-constexpr std::int64_t kMostReproducibleDecodePieces = 1024;
-static_assert(kLeastDecodePiece % kAttentionTile == 0 && kLeastPrefillPiece % kAttentionTile == 0 &&
+constexpr std::int64_t kDecodeSplitsPerBlock = 4, kPrefillSplitsPerBlock = 2;  // the most that a fair share is cut into
+constexpr std::int64_t kSplitCost = kAttentionTile;  // of what a split takes beside its positions, in positions
+constexpr std::int64_t kMinDecodeSplit = 256, kMinPrefillSplit = 512;  // positions
+constexpr std::int64_t kMaxReproducibleDecodeSplits = 1024;
+static_assert(kMinDecodeSplit % kAttentionTile == 0 && kMinPrefillSplit % kAttentionTile == 0 &&
               kAttentionChunk % kAttentionTile == 0);
 
 // How one kind of items is cut.
 struct Cut {
-  std::int64_t units = 1;        // thread blocks of one item
-  std::int64_t shares = 1;       // pieces of equal work that all items together are worth cutting into
-  std::int64_t least_piece = 1;  // positions
-  std::int64_t most_pieces = 1;  // of all cut items together: what there is room for
+  std::int64_t units = 1;             // thread blocks of one item
+  std::int64_t blocks = 1;            // that run at once
+  std::int64_t splits_per_block = 1;  // the most
+  std::int64_t min_split = 1;         // positions
+  std::int64_t max_splits = 1;        // of all cut items together: what there is room for
   bool reproducible = false;
 
-  // Of an item, when a piece should have at least `least` positions.
-  std::int64_t pieces(std::int64_t begin, std::int64_t end, std::int64_t least) const {
-    const auto fair = (end - begin) / least;
+  // Of an item, when a split should have at least `minimum` positions.
+  std::int64_t splits(std::int64_t begin, std::int64_t end, std::int64_t minimum) const {
+    const auto fair = (end - begin) / minimum;
     return fair < 2 ? 1 : reproducible ? divide_up(end, kAttentionChunk) - begin / kAttentionChunk : fair;
   }
 };
 
 Cut decode_cut(const AttentionShape& shape) {
   const auto units = shape.kv_heads * divide_up(shape.group(), kDecodeTileRows);
-  const auto shares = shape.multiprocessors * kBlocksPerMultiprocessor * kDecodePiecesPerBlock;
-  const auto most = divide_up(shares, units);
-  return {units, shares, kLeastDecodePiece, shape.reproducible ? std::max(most, kMostReproducibleDecodePieces) : most,
+  const auto blocks = std::int64_t{shape.sms} * kBlocksPerSm;
+  const auto most = divide_up(blocks * kDecodeSplitsPerBlock, units);
+  return {units,
+          blocks,
+          kDecodeSplitsPerBlock,
+          kMinDecodeSplit,
+          shape.reproducible ? std::max(most, kMaxReproducibleDecodeSplits) : most,
           shape.reproducible};
 }
 
 Cut prefill_cut(const AttentionShape& shape) {
   const auto units = shape.kv_heads * divide_up(shape.group(), prefill_tile_rows(shape.head_dim));
-  const auto shares = shape.multiprocessors * kBlocksPerMultiprocessor * kPrefillPiecesPerBlock;
-  return {units, shares, kLeastPrefillPiece, divide_up(shares, units), shape.reproducible};
+  const auto blocks = std::int64_t{shape.sms} * kBlocksPerSm;
+  const auto most = divide_up(blocks * kPrefillSplitsPerBlock, units);
+  return {units, blocks, kPrefillSplitsPerBlock, kMinPrefillSplit, most, shape.reproducible};
 }
 
 std::int64_t length(const AttentionItem& item) { return item.kv_end - item.kv_begin; }
 
 bool longer(const AttentionItem& a, const AttentionItem& b) { return length(a) > length(b); }
 
-// Cuts `whole` into `items`, longest first, and counts their partial results.
+// What the block with the most work has, in positions, when the items are dealt out as the kernels take them.
+std::int64_t busiest(const Cut& how, const std::vector<AttentionItem>& items) {
+  std::vector<std::int64_t> work(static_cast<std::size_t>(how.blocks));
+  std::int64_t index = 0;
+  for (const auto& item : items) {
+    for (std::int64_t unit = 0; unit < how.units; ++unit, ++index) {
+      const auto turn = index / how.blocks, at = index % how.blocks;
+      work[static_cast<std::size_t>(turn % 2 == 0 ? at : how.blocks - 1 - at)] += length(item) + kSplitCost;
+    }
+  }
+  return *std::max_element(work.begin(), work.end());
+}
+
+// `items`: the whole ones cut into splits of at least `minimum` positions, longest first. Returns num_partials and how
+// many partial results there are now besides.
+std::int32_t cut_to(const Cut& how, const std::vector<AttentionItem>& whole, std::int64_t minimum,
+                    std::int32_t num_partials, std::vector<AttentionItem>& items) {
+  items.clear();
+  auto left = how.max_splits;
+  for (const auto& item : whole) {
+    const auto splits = how.splits(item.kv_begin, item.kv_end, minimum);
+    if (splits < 2 || splits > left) {
+      items.push_back(item);
+      continue;
+    }
+    left -= splits;
+    const auto tiles = divide_up(length(item), kAttentionTile);
+    const auto begin_of = [&](std::int64_t split) -> std::int64_t {
+      if (split == 0) return item.kv_begin;
+      return how.reproducible ? (item.kv_begin / kAttentionChunk + split) * kAttentionChunk
+                              : item.kv_begin + split * tiles / splits * kAttentionTile;
+    };
+    for (std::int64_t split = 0; split < splits; ++split) {
+      auto part = item;
+      part.kv_begin = static_cast<std::int32_t>(begin_of(split));
+      part.kv_end = static_cast<std::int32_t>(std::min<std::int64_t>(begin_of(split + 1), item.kv_end));
+      part.partial = num_partials;
+      part.split = static_cast<std::int16_t>(split);
+      part.splits = static_cast<std::int16_t>(splits);
+      items.push_back(part);
+    }
+    num_partials += static_cast<std::int32_t>(splits * item.num_rows);
+  }
+  std::stable_sort(items.begin(), items.end(), longer);
+  return num_partials;
+}
+
+// Cuts `whole` into `items` and counts their partial results.
 void cut(const Cut& how, std::vector<AttentionItem>& whole, std::vector<AttentionItem>& items,
          std::int32_t& num_partials) {
   std::stable_sort(whole.begin(), whole.end(), longer);
   std::int64_t total = 0;
   for (const auto& item : whole) total += length(item);
-  const auto least = std::max(how.least_piece, round_up(divide_up(total * how.units, how.shares), kAttentionTile));
-  auto left = how.most_pieces;
-  for (const auto& item : whole) {
-    const auto pieces = how.pieces(item.kv_begin, item.kv_end, least);
-    if (pieces < 2 || pieces > left) {
-      items.push_back(item);
-      continue;
-    }
-    left -= pieces;
-    const auto tiles = divide_up(length(item), kAttentionTile);
-    const auto begin_of = [&](std::int64_t piece) -> std::int64_t {
-      if (piece == 0) return item.kv_begin;
-      return how.reproducible ? (item.kv_begin / kAttentionChunk + piece) * kAttentionChunk
-                              : item.kv_begin + piece * tiles / pieces * kAttentionTile;
-    };
-    for (std::int64_t piece = 0; piece < pieces; ++piece) {
-      auto part = item;
-      part.kv_begin = static_cast<std::int32_t>(begin_of(piece));
-      part.kv_end = static_cast<std::int32_t>(std::min<std::int64_t>(begin_of(piece + 1), item.kv_end));
-      part.partial = num_partials;
-      part.piece = static_cast<std::int16_t>(piece);
-      part.pieces = static_cast<std::int16_t>(pieces);
-      items.push_back(part);
-    }
-    num_partials += static_cast<std::int32_t>(pieces * item.num_rows);
+  const auto min_of = [&](std::int64_t per_block) {
+    const auto share = divide_up(total * how.units, how.blocks * per_block);
+    return std::max(how.min_split, round_up(share, kAttentionTile));
+  };
+  const auto before = num_partials;
+  auto minimum = min_of(how.splits_per_block);
+  num_partials = cut_to(how, whole, minimum, before, items);
+  if (num_partials == before) return;
+  auto most = busiest(how, items);
+  std::vector<AttentionItem> other;
+  for (auto per_block = how.splits_per_block / 2; per_block >= 1; per_block /= 2) {
+    if (min_of(per_block) == minimum) continue;
+    minimum = min_of(per_block);
+    const auto partials = cut_to(how, whole, minimum, before, other);
+    const auto most_of_other = busiest(how, other);
+    if (most_of_other > most) continue;
+    most = most_of_other;
+    num_partials = partials;
+    items.swap(other);
   }
-  std::stable_sort(items.begin(), items.end(), longer);
 }
 
 }  // namespace
@@ -102,12 +150,12 @@ AttentionBounds attention_bounds(const AttentionShape& shape, int max_rows, int 
   const bool all = shape.window == 0 || longest >= max_positions;
   const std::int64_t begin = all ? 0 : kAttentionChunk - kAttentionTile;
   const std::int64_t end = all ? max_positions : begin + longest;
-  const auto pieces = [&](const Cut& how, std::int64_t items) {
-    const auto of_one = how.pieces(begin, end, how.least_piece);
-    return of_one < 2 ? 0 : std::min(how.most_pieces, items * of_one);
+  const auto splits = [&](const Cut& how, std::int64_t items) {
+    const auto of_one = how.splits(begin, end, how.min_split);
+    return of_one < 2 ? 0 : std::min(how.max_splits, items * of_one);
   };
-  const auto decode_pieces = pieces(decode_cut(shape), decodes), prefill_pieces = pieces(prefill_cut(shape), prefills);
-  return {decodes + decode_pieces, prefills + prefill_pieces, decode_pieces + prefill_pieces * item_rows};
+  const auto decode_splits = splits(decode_cut(shape), decodes), prefill_splits = splits(prefill_cut(shape), prefills);
+  return {decodes + decode_splits, prefills + prefill_splits, decode_splits + prefill_splits * item_rows};
 }
 
 void plan_attention(const AttentionShape& shape, const ops::AttentionBatch& batch,

@@ -4,7 +4,15 @@
 
 namespace charonia::cuda {
 
+namespace {
+std::function<std::unique_ptr<Blas>()> host_blas;
+}
+
+void set_host_blas(std::function<std::unique_ptr<Blas>()> make) { host_blas = std::move(make); }
+
 std::unique_ptr<Blas> load_cublas(std::string& why) {
+  why.clear();
+  if (host_blas) return host_blas();
   why = "kernels run on the CPU here, and cuBLASLt does not";
   return nullptr;
 }
@@ -30,7 +38,7 @@ std::string driver_version() { return "host"; }
 namespace charonia::cuda {
 namespace {
 
-constexpr int kMostWays = 8;
+constexpr int kMaxWays = 8;
 constexpr const char* kNames[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
 
 // The functions that are used. The library stays loaded.
@@ -39,9 +47,9 @@ struct Functions {
   decltype(&cublasLtDestroy) destroy;
   decltype(&cublasLtGetVersion) version;
   decltype(&cublasLtGetStatusString) status_string;
-  decltype(&cublasLtMatmulDescCreate) product_create;
-  decltype(&cublasLtMatmulDescDestroy) product_destroy;
-  decltype(&cublasLtMatmulDescSetAttribute) product_set;
+  decltype(&cublasLtMatmulDescCreate) matmul_create;
+  decltype(&cublasLtMatmulDescDestroy) matmul_destroy;
+  decltype(&cublasLtMatmulDescSetAttribute) matmul_set;
   decltype(&cublasLtMatrixLayoutCreate) layout_create;
   decltype(&cublasLtMatrixLayoutDestroy) layout_destroy;
   decltype(&cublasLtMatmulPreferenceCreate) preference_create;
@@ -61,8 +69,8 @@ bool load(void* library, Functions& f, std::string& why) {
   };
   return find(f.create, "cublasLtCreate") && find(f.destroy, "cublasLtDestroy") &&
          find(f.version, "cublasLtGetVersion") && find(f.status_string, "cublasLtGetStatusString") &&
-         find(f.product_create, "cublasLtMatmulDescCreate") && find(f.product_destroy, "cublasLtMatmulDescDestroy") &&
-         find(f.product_set, "cublasLtMatmulDescSetAttribute") && find(f.layout_create, "cublasLtMatrixLayoutCreate") &&
+         find(f.matmul_create, "cublasLtMatmulDescCreate") && find(f.matmul_destroy, "cublasLtMatmulDescDestroy") &&
+         find(f.matmul_set, "cublasLtMatmulDescSetAttribute") && find(f.layout_create, "cublasLtMatrixLayoutCreate") &&
          find(f.layout_destroy, "cublasLtMatrixLayoutDestroy") &&
          find(f.preference_create, "cublasLtMatmulPreferenceCreate") &&
          find(f.preference_destroy, "cublasLtMatmulPreferenceDestroy") &&
@@ -134,22 +142,22 @@ template <class T, auto destroy>
 struct Destroy {
   void operator()(T* one) const { (cublas().*destroy)(one); }
 };
-using Product =
-    std::unique_ptr<cublasLtMatmulDescOpaque_t, Destroy<cublasLtMatmulDescOpaque_t, &Functions::product_destroy> >;
+using MatmulDescription =
+    std::unique_ptr<cublasLtMatmulDescOpaque_t, Destroy<cublasLtMatmulDescOpaque_t, &Functions::matmul_destroy> >;
 using Layout =
     std::unique_ptr<cublasLtMatrixLayoutOpaque_t, Destroy<cublasLtMatrixLayoutOpaque_t, &Functions::layout_destroy> >;
 using Preference = std::unique_ptr<cublasLtMatmulPreferenceOpaque_t,
                                    Destroy<cublasLtMatmulPreferenceOpaque_t, &Functions::preference_destroy> >;
 
 // Sums in float; float operands without the option for the 19-bit format.
-Product describe_product() {
+MatmulDescription describe_matmul() {
   cublasLtMatmulDesc_t native = nullptr;
-  require(cublas().product_create(&native, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a product's description");
-  Product product(native);
+  require(cublas().matmul_create(&native, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a GEMM's description");
+  MatmulDescription matmul(native);
   const cublasOperation_t weight = CUBLAS_OP_T, in = CUBLAS_OP_N;
-  require(cublas().product_set(native, CUBLASLT_MATMUL_DESC_TRANSA, &weight, sizeof weight), "a product's description");
-  require(cublas().product_set(native, CUBLASLT_MATMUL_DESC_TRANSB, &in, sizeof in), "a product's description");
-  return product;
+  require(cublas().matmul_set(native, CUBLASLT_MATMUL_DESC_TRANSA, &weight, sizeof weight), "a GEMM's description");
+  require(cublas().matmul_set(native, CUBLASLT_MATMUL_DESC_TRANSB, &in, sizeof in), "a GEMM's description");
+  return matmul;
 }
 
 Layout describe_matrix(DType type, std::int64_t rows, std::int64_t cols, std::int64_t stride) {
@@ -164,11 +172,11 @@ Layout describe_matrix(DType type, std::int64_t rows, std::int64_t cols, std::in
 // (which is [k, n] there, transposed) * in^T ([k, rows] there).
 struct Description {
   explicit Description(const Gemm& gemm)
-      : product(describe_product()),
+      : matmul(describe_matmul()),
         weight(describe_matrix(gemm.type, gemm.k, gemm.n, gemm.weight_stride)),
         in(describe_matrix(gemm.type, gemm.k, gemm.rows, gemm.in_stride)),
         out(describe_matrix(gemm.out_type, gemm.n, gemm.rows, gemm.out_stride)) {}
-  Product product;
+  MatmulDescription matmul;
   Layout weight, in, out;
 };
 
@@ -196,51 +204,51 @@ class CublasLt final : public Blas {
 
   std::string version() const override { return cat("cublasLt ", cublas().version()); }
 
-  std::vector<BlasWay> ways(const Gemm& gemm, std::size_t workspace_bytes) override {
+  std::vector<BlasTactic> tactics(const Gemm& gemm, std::size_t workspace_bytes) override {
     if (!fits(gemm)) return {};
     const Description description(gemm);
     const auto preference = describe_preference(workspace_bytes);
-    std::array<cublasLtMatmulHeuristicResult_t, kMostWays> results{};
+    std::array<cublasLtMatmulHeuristicResult_t, kMaxWays> results{};
     int count = 0;
-    const auto status = cublas().heuristic(handle_, description.product.get(), description.weight.get(),
+    const auto status = cublas().heuristic(handle_, description.matmul.get(), description.weight.get(),
                                            description.in.get(), description.out.get(), description.out.get(),
-                                           preference.get(), kMostWays, results.data(), &count);
-    std::vector<BlasWay> ways;
-    if (status != CUBLAS_STATUS_SUCCESS) return ways;
+                                           preference.get(), kMaxWays, results.data(), &count);
+    std::vector<BlasTactic> tactics;
+    if (status != CUBLAS_STATUS_SUCCESS) return tactics;
     for (int i = 0; i < count; ++i) {
       const auto& result = results[static_cast<std::size_t>(i)];
       if (result.state != CUBLAS_STATUS_SUCCESS) continue;
-      BlasWay way;
-      static_assert(sizeof result.algo == sizeof way.algorithm);
-      std::memcpy(way.algorithm.data(), &result.algo, sizeof result.algo);
-      way.workspace_bytes = result.workspaceSize;
-      ways.push_back(way);
+      BlasTactic tactic;
+      static_assert(sizeof result.algo == sizeof tactic.algorithm);
+      std::memcpy(tactic.algorithm.data(), &result.algo, sizeof result.algo);
+      tactic.workspace_bytes = result.workspaceSize;
+      tactics.push_back(tactic);
     }
-    return ways;
+    return tactics;
   }
 
-  bool serves(const Gemm& gemm, const BlasWay& way, std::size_t workspace_bytes) override {
+  bool serves(const Gemm& gemm, const BlasTactic& tactic, std::size_t workspace_bytes) override {
     if (!fits(gemm)) return false;
     const Description description(gemm);
-    const auto algorithm = native(way);
+    const auto algorithm = native(tactic);
     cublasLtMatmulHeuristicResult_t result{};
-    return cublas().check(handle_, description.product.get(), description.weight.get(), description.in.get(),
+    return cublas().check(handle_, description.matmul.get(), description.weight.get(), description.in.get(),
                           description.out.get(), description.out.get(), &algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
            result.workspaceSize <= workspace_bytes;
   }
 
-  bool run(Stream& stream, const Gemm& gemm, const BlasWay& way, void* workspace,
+  bool run(Stream& stream, const Gemm& gemm, const BlasTactic& tactic, void* workspace,
            std::size_t workspace_bytes) override {
     if (!fits(gemm)) return false;
     const Description description(gemm);
-    const auto algorithm = native(way);
+    const auto algorithm = native(tactic);
     const float one = 1, zero = 0;
     const auto status =
-        cublas().multiply(handle_, description.product.get(), &one, gemm.weight, description.weight.get(), gemm.in,
+        cublas().multiply(handle_, description.matmul.get(), &one, gemm.weight, description.weight.get(), gemm.in,
                           description.in.get(), &zero, gemm.out, description.out.get(), gemm.out, description.out.get(),
                           &algorithm, workspace, workspace_bytes, stream.native());
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return false;
-    require(status, cat("product of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k).c_str());
+    require(status, cat("GEMM of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k).c_str());
     return true;
   }
 
@@ -255,9 +263,9 @@ class CublasLt final : public Blas {
            aligned(gemm.weight, gemm.weight_stride, gemm.type);
   }
 
-  static cublasLtMatmulAlgo_t native(const BlasWay& way) {
+  static cublasLtMatmulAlgo_t native(const BlasTactic& tactic) {
     cublasLtMatmulAlgo_t algorithm;
-    std::memcpy(&algorithm, way.algorithm.data(), sizeof algorithm);
+    std::memcpy(&algorithm, tactic.algorithm.data(), sizeof algorithm);
     return algorithm;
   }
 

@@ -3,7 +3,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/experts_room.h"
+#include "ops/cuda/experts_workspace.h"
 #include "ops/cuda/kernels/experts.h"
 
 namespace charonia::cuda {
@@ -26,9 +26,9 @@ bool aligned(const ops::Tensor& tensor) {
 CudaExperts::CudaExperts(std::span<const ops::ExpertSource> experts, DType weight, MatrixUpload& upload)
     : type_(weight) {
   if (experts.empty()) throw Error(ErrorCode::invalid_argument, "a layer of experts needs at least one expert");
-  if (experts.size() > kMostExperts) {
+  if (experts.size() > kMaxExperts) {
     throw Error(ErrorCode::unsupported,
-                cat("a layer of ", experts.size(), " experts; on CUDA it may have up to ", kMostExperts));
+                cat("a layer of ", experts.size(), " experts; on CUDA it may have up to ", kMaxExperts));
   }
   count_ = static_cast<int>(experts.size());
   hidden_ = experts[0].gate.cols;
@@ -71,7 +71,7 @@ std::unique_ptr<ops::Experts> CudaOps::make_experts(std::span<const ops::ExpertS
 }
 
 std::size_t CudaOps::experts_scratch_bytes(const ops::ExpertsShape& shape, std::int64_t rows) const {
-  return ExpertsRoom(shape, rows).bytes;
+  return ExpertsWorkspace(shape, rows).bytes;
 }
 
 void CudaOps::experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router,
@@ -86,62 +86,62 @@ void CudaOps::experts(const ops::Tensor& out, const ops::Tensor& in, const ops::
           cat("in ", shape_of(in), ", out ", shape_of(out), ", router ", shape_of(router), " and ", w.count(),
               " experts of ", w.hidden(), " by ", w.inter(), " do not fit together"));
   require(how.top_k >= 1 && how.top_k <= w.count(), cat("top_k ", how.top_k, " must be in [1, ", w.count(), "]"));
-  if (how.top_k > kMostExpertsOfRow) {
+  if (how.top_k > kMaxExpertsOfRow) {
     throw Error(ErrorCode::unsupported,
-                cat("num_experts_per_tok = ", how.top_k, "; on CUDA it may be up to ", kMostExpertsOfRow));
+                cat("num_experts_per_tok = ", how.top_k, "; on CUDA it may be up to ", kMaxExpertsOfRow));
   }
   if (tracing_ || in.rows == 0) return;
 
-  const ExpertsRoom room({w.count(), how.top_k, w.hidden(), w.inter(), w.type()}, in.rows);
+  const ExpertsWorkspace workspace({w.count(), how.top_k, w.hidden(), w.inter(), w.type()}, in.rows);
   auto* const memory = static_cast<std::byte*>(scratch);
   const auto ints = [&](std::size_t offset) { return reinterpret_cast<std::int32_t*>(memory + offset); };
-  const int tile_rows = expert_tile_rows(w.type(), room.assignments, w.count());
+  const int tile_rows = expert_tile_rows(w.type(), workspace.assignments, w.count());
   RouteParams route{.logits = static_cast<const float*>(router.data),
                     .stride = router.stride,
                     .rows = static_cast<int>(in.rows),
                     .experts = w.count(),
                     .top_k = how.top_k,
                     .tile_rows = tile_rows,
-                    .num_tiles = static_cast<int>(most_expert_tiles(room.assignments, w.count(), tile_rows)),
+                    .num_tiles = static_cast<int>(max_expert_tiles(workspace.assignments, w.count(), tile_rows)),
                     .renormalize = how.renormalize,
                     // A step's padding must not bring experts of its own.
-                    .real_rows = begun_.any && in.rows == begun_.room.rows
+                    .real_rows = begun_.any && in.rows == begun_.capacity.rows
                                      ? uploaded<std::int32_t>(begun_.layout.counts) + kCountOfRows
                                      : nullptr,
-                    .chosen = ints(room.chosen),
-                    .weights = reinterpret_cast<float*>(memory + room.weights),
-                    .places = ints(room.places),
-                    .rows_of = ints(room.rows_of),
-                    .tiles = reinterpret_cast<ExpertTile*>(memory + room.tiles)};
+                    .chosen = ints(workspace.chosen),
+                    .weights = reinterpret_cast<float*>(memory + workspace.weights),
+                    .places = ints(workspace.places),
+                    .rows_of = ints(workspace.rows_of),
+                    .tiles = reinterpret_cast<ExpertTile*>(memory + workspace.tiles)};
   route_rows(stream_, route);
-  const bool readable = aligned(in) && in.cols == room.hidden;
-  if (!readable) pad_rows(stream_, in, memory + room.in, room.hidden);
-  const auto multiply = [&](ExpertProduct product) {
-    product.type = w.type();
-    product.tiles = route.tiles;
-    product.num_tiles = route.num_tiles;
-    product.tile_rows = tile_rows;
-    multiply_experts(stream_, device_, product);
+  const bool readable = aligned(in) && in.cols == workspace.hidden;
+  if (!readable) pad_rows(stream_, in, memory + workspace.in, workspace.hidden);
+  const auto multiply = [&](ExpertGemm gemm) {
+    gemm.type = w.type();
+    gemm.tiles = route.tiles;
+    gemm.num_tiles = route.num_tiles;
+    gemm.tile_rows = tile_rows;
+    multiply_experts(stream_, device_, gemm);
   };
-  multiply({.in = readable ? in.data : memory + room.in,
-            .in_stride = readable ? in.stride : room.hidden,
+  multiply({.in = readable ? in.data : memory + workspace.in,
+            .in_stride = readable ? in.stride : workspace.hidden,
             .rows_of = route.rows_of,
             .weight = w.gate_up(),
-            .out = memory + room.gated,
-            .n = 2 * room.inter,
-            .k = room.hidden,
+            .out = memory + workspace.gated,
+            .n = 2 * workspace.inter,
+            .k = workspace.hidden,
             .gated = true,
             .activation = activation});
-  multiply({.in = memory + room.gated,
-            .in_stride = room.inter,
+  multiply({.in = memory + workspace.gated,
+            .in_stride = workspace.inter,
             .weight = w.down(),
-            .out = memory + room.down,
-            .n = room.hidden,
-            .k = room.inter});
+            .out = memory + workspace.down,
+            .n = workspace.hidden,
+            .k = workspace.inter});
   add_experts(stream_, {.out = out,
                         .type = w.type(),
-                        .down = memory + room.down,
-                        .padded = room.hidden,
+                        .down = memory + workspace.down,
+                        .padded = workspace.hidden,
                         .places = route.places,
                         .weights = route.weights,
                         .top_k = how.top_k});

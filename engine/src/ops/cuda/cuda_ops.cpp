@@ -5,7 +5,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/kept_step.h"
-#include "ops/cuda/kernels/exchange.h"
+#include "ops/cuda/kernels/collective.h"
 #include "ops/cuda/kernels/rows.h"
 #include "ops/cuda/nccl.h"
 
@@ -28,7 +28,7 @@ std::string shape_of(const Tensor& tensor) {
 
 bool is_float(DType type) { return type == DType::f32 || type == DType::f16 || type == DType::bf16; }
 
-// A piece in a row of the ranks' pieces, aligned for any access.
+// A chunk in a row of the ranks' shards, aligned for any access.
 std::size_t tensor_bytes(const Tensor& tensor) {
   return static_cast<std::size_t>(tensor.rows * tensor.cols) * size_of(tensor.dtype);
 }
@@ -41,7 +41,7 @@ CudaOps::CudaOps(const ops::CudaOptions& options, std::shared_ptr<ops::NcclGroup
       instruction_set_(cat("sm_", device_.major, device_.minor)),
       group_(std::move(group)),
       rank_(rank),
-      products_(device_, options.reproducible),
+      gemms_(device_, options.reproducible),
       no_samples_(sizeof(std::int32_t)) {}
 
 CudaOps::~CudaOps() {
@@ -53,7 +53,7 @@ CudaOps::~CudaOps() {
 }
 
 ops::Precision CudaOps::precision(DType weight) const {
-  return {.weight = weight, .residual = DType::f32, .product = weight, .activation = weight, .kv = weight};
+  return {.weight = weight, .residual = DType::f32, .gemm_out = weight, .activation = weight, .kv = weight};
 }
 
 std::size_t CudaOps::free_memory() const {
@@ -131,7 +131,7 @@ void CudaOps::embed(const Tensor& out, const ops::Embedding& table, float scale)
     if (!tracing_) pack_again();
   }
   if (tracing_) return;
-  require_step("embed", out.rows, begun_.room.rows);
+  require_step("embed", out.rows, begun_.capacity.rows);
   cuda::embed(stream_, out, t.table(), t.type(), uploaded<std::int32_t>(begun_.layout.ids),
               sampler_ ? sampler_->sampled() : no_samples_.as<std::int32_t>(), scale);
 }
@@ -169,9 +169,9 @@ void CudaOps::linear(const Tensor& out, const Tensor& in, const ops::Linear& wei
                   .n = out.cols,
                   .k = in.cols};
   if (tracing_) {
-    trace_.products.push_back(gemm);
+    trace_.gemms.push_back(gemm);
   } else {
-    products_.run(stream_, gemm);
+    gemms_.run(stream_, gemm);
   }
 }
 
@@ -189,7 +189,7 @@ void CudaOps::rotary_store(const Tensor& qkv, const ops::RotaryParams& how, ops:
           [&] { return "a norm of q or of k without the other"; });
   need_cache(kv);
   if (tracing_) return;
-  require_step("rotary_store", qkv.rows, begun_.room.rows);
+  require_step("rotary_store", qkv.rows, begun_.capacity.rows);
   require(begun_.attention, "rotary_store", [&] { return "the step has no positions"; });
   const auto& at = begun_.layout;
   cuda::rotary_store(stream_, qkv, how, kv.layer(layer), heads, uploaded<std::int32_t>(at.positions),
@@ -205,7 +205,7 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
               layer >= 0 && layer < layout.num_layers,
           "attention", [&] {
             return cat("out ", shape_of(out), ", qkv ", shape_of(qkv), ", ", heads, " heads, ", layout.kv_heads,
-                       " k/v heads of ", layout.head_dim, ", layer ", layer);
+                       " KV heads of ", layout.head_dim, ", layer ", layer);
           });
   require(how.scale > 0 && how.window >= 0 && how.soft_cap >= 0, "attention", [&] {
     return cat("scale ", how.scale, " must be above 0, window ", how.window, " and soft cap ", how.soft_cap,
@@ -216,21 +216,21 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
                              .head_dim = layout.head_dim,
                              .block_len = layout.block_len,
                              .window = how.window,
-                             .multiprocessors = device_.multiprocessors,
+                             .sms = device_.sms,
                              .reproducible = options_.reproducible};
   need_cache(kv);
   need_attention(shape);
   if (tracing_) return;
-  require_step("attention", out.rows, begun_.room.rows);
+  require_step("attention", out.rows, begun_.capacity.rows);
   require(begun_.attention, "attention", [&] { return "the step has no positions"; });
   const auto& at = begun_.layout;
-  const auto& room = begun_.room;
+  const auto& capacity = begun_.capacity;
   cuda::attention(stream_, device_, out, qkv, kv.layer(layer), *needs_.attention, how,
                   {.decode = uploaded<AttentionItem>(at.decode),
                    .prefill = uploaded<AttentionItem>(at.prefill),
                    .counts = uploaded<std::int32_t>(at.counts),
-                   .max_decode = room.decode,
-                   .max_prefill = room.prefill,
+                   .max_decode = capacity.decode,
+                   .max_prefill = capacity.prefill,
                    .block_tables = uploaded<std::int32_t>(at.tables),
                    .workspace = attention_.data(),
                    .max_partials = attention_bounds_.partials});
@@ -252,8 +252,8 @@ void CudaOps::gather_rows(const Tensor& out, const Tensor& in) {
   require(out.dtype == in.dtype && out.cols == in.cols, "gather_rows",
           [&] { return cat("out ", shape_of(out), " must be of the type and width of in ", shape_of(in)); });
   if (tracing_) return;
-  require_step("gather_rows", out.rows, begun_.room.logits_rows);
-  require_step("gather_rows", in.rows, begun_.room.rows);
+  require_step("gather_rows", out.rows, begun_.capacity.logits_rows);
+  require_step("gather_rows", in.rows, begun_.capacity.rows);
   cuda::gather_rows(stream_, out, in, uploaded<std::int32_t>(begun_.layout.logits_rows));
 }
 
@@ -262,29 +262,29 @@ void CudaOps::sample(const Tensor& logits) {
           [&] { return cat("logits ", shape_of(logits), " must be fp32"); });
   need_sampler(static_cast<int>(logits.cols), logits.rows);
   if (tracing_ || logits.rows == 0) return;
-  require_step("sample", logits.rows, begun_.room.logits_rows);
+  require_step("sample", logits.rows, begun_.capacity.logits_rows);
   begun_.logits = logits;
   sample_rows(logits);
 }
 
 int CudaOps::ranks() const { return group_ ? group_->ranks() : 1; }
 
-void CudaOps::abort_exchange(std::string_view why) noexcept {
+void CudaOps::abort_collectives(std::string_view why) noexcept {
   if (group_) group_->abort(rank_, why);
 }
 
-void CudaOps::resume_exchange() {
+void CudaOps::resume_collectives() {
   if (group_) group_->resume();
 }
 
-DeviceMemory& CudaOps::exchange_memory(std::size_t bytes) {
+DeviceMemory& CudaOps::collective_memory(std::size_t bytes) {
   if (tracing_) {
-    trace_.exchange_bytes = std::max(trace_.exchange_bytes, bytes);
-  } else if (exchange_.bytes() < bytes) {
+    trace_.collective_bytes = std::max(trace_.collective_bytes, bytes);
+  } else if (collective_.bytes() < bytes) {
     stream_.wait("growth of the ranks' memory");
-    exchange_ = DeviceMemory(bytes, "the ranks' pieces");
+    collective_ = DeviceMemory(bytes, "the ranks' shards");
   }
-  return exchange_;
+  return collective_;
 }
 
 // In the reproducible mode the ranks' tensors are gathered and added here: in which order NCCL adds depends on how much
@@ -298,10 +298,10 @@ void CudaOps::all_reduce(const Tensor& tensor) {
     return;
   }
   const auto bytes = tensor_bytes(tensor);
-  const auto& pieces = exchange_memory(bytes * static_cast<std::size_t>(ranks()));
+  const auto& shards = collective_memory(bytes * static_cast<std::size_t>(ranks()));
   if (tracing_ || tensor.rows == 0) return;
-  group_->all_gather(stream_, rank_, pieces.data(), tensor.data, bytes);
-  sum_pieces(stream_, tensor, pieces.data(), ranks());
+  group_->all_gather(stream_, rank_, shards.data(), tensor.data, bytes);
+  sum_shards(stream_, tensor, shards.data(), ranks());
 }
 
 void CudaOps::all_gather(const Tensor& out, const Tensor& in) {
@@ -313,10 +313,10 @@ void CudaOps::all_gather(const Tensor& out, const Tensor& in) {
     if (!tracing_) stream_.copy(out.data, in.data, bytes, "all_gather");
     return;
   }
-  const auto& pieces = exchange_memory(bytes * static_cast<std::size_t>(ranks()));
+  const auto& shards = collective_memory(bytes * static_cast<std::size_t>(ranks()));
   if (tracing_ || in.rows == 0) return;
-  group_->all_gather(stream_, rank_, pieces.data(), in.data, bytes);
-  side_by_side(stream_, out, pieces.data(), ranks());
+  group_->all_gather(stream_, rank_, shards.data(), in.data, bytes);
+  side_by_side(stream_, out, shards.data(), ranks());
 }
 
 }  // namespace charonia::cuda

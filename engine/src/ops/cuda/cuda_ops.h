@@ -1,10 +1,10 @@
-// The operations on a CUDA device. What each computes stands in kernels/ and in products.h; here weights and k/v blocks
-// are kept, steps are uploaded, recorded and replayed, and operations are checked and issued to the device's one
+// The operations on a CUDA device. What each computes stands in kernels/ and in gemm_runner.h; here weights and KV
+// blocks are kept, steps are uploaded, captured and replayed, and operations are checked and issued to the device's one
 // stream.
 //
 //   begin_step   packs the step's arrays (step_upload.h) and has them copied
-//   run_step     replays the record of the step's class of rows, or issues its operations one by one
-//                (a record samples plain rows; where a row has lists, penalties or a mask all are sampled behind it,
+//   run_step     replays the graph of the step's bucket, or issues its operations one by one
+//                (a graph samples plain rows; where a row has lists, penalties or a mask all are sampled behind it,
 //                when the masks are known)
 //   collect      waits until the samples of the oldest step are in host memory
 // Token ids that a step samples stay on the device, where the next step's embedding takes them: so a step is begun and
@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "ops/cuda/cuda_weights.h"
+#include "ops/cuda/gemm_runner.h"
 #include "ops/cuda/kernels/attention.h"
 #include "ops/cuda/make_cuda_ops.h"
-#include "ops/cuda/products.h"
 #include "ops/cuda/runtime.h"
 #include "ops/cuda/sampler.h"
 #include "ops/cuda/step_upload.h"
@@ -40,7 +40,9 @@ class CudaOps final : public ops::Ops {
 
   std::string_view device() const override { return "cuda"; }
   std::string_view instruction_set() const override { return instruction_set_; }
-  std::string warning() const override { return products_.warning(); }
+  std::string warning() const override { return gemms_.warning(); }
+  std::vector<std::string> report() const override;  // the device, captured steps, and GemmRunner::report()
+  std::int64_t gemms_rejected() const override { return gemms_.rejected(); }
   bool asynchronous() const override { return true; }
   ops::Precision precision(DType weight) const override;
   std::size_t free_memory() const override;
@@ -83,11 +85,9 @@ class CudaOps final : public ops::Ops {
   int rank() const override { return rank_; }
   void all_reduce(const ops::Tensor& tensor) override;
   void all_gather(const ops::Tensor& out, const ops::Tensor& in) override;
-  void abort_exchange(std::string_view why) noexcept override;
-  void resume_exchange() override;
+  void abort_collectives(std::string_view why) noexcept override;
+  void resume_collectives() override;
 
-  // For logs and benchmarks: which way each product goes.
-  std::vector<std::string> report() const { return products_.report(); }
   // For tests: how many steps were replayed.
   std::int64_t replayed_steps() const { return replayed_steps_; }
 
@@ -102,13 +102,13 @@ class CudaOps final : public ops::Ops {
 
   // What prepare()'s call of `issue` finds beside that.
   struct Trace {
-    std::vector<Gemm> products;      // each shape once, with the most rows that it gets
-    std::size_t exchange_bytes = 0;  // of what the ranks' pieces need side by side
+    std::vector<Gemm> gemms;           // each shape once, with the most rows that it gets
+    std::size_t collective_bytes = 0;  // of what the ranks' shards need side by side
   };
 
-  // A recorded decode step.
-  struct Record {
-    StepRoom room;
+  // A captured decode step.
+  struct CapturedStep {
+    StepCapacity capacity;
     StepLayout layout;
     SamplePacked packed;
     Graph graph;
@@ -134,11 +134,11 @@ class CudaOps final : public ops::Ops {
     bool samples = false;         // its samples are to be packed
     bool packed_samples = false;  // `packed` and sampling_ are of this step
     bool sampled = false;         // sample() was called
-    StepRoom room;
+    StepCapacity capacity;
     StepLayout layout;
     SamplePacked packed;
-    const Record* record = nullptr;
-    bool sampled_after = false;   // the record samples nothing; its rows are sampled once it is replayed
+    const CapturedStep* captured = nullptr;
+    bool sampled_after = false;   // the graph samples nothing; its rows are sampled once it is replayed
     std::size_t sampling_at = 0;  // in the upload
     std::byte* device = nullptr;  // the upload
     ops::Tensor logits;           // that were sampled from last
@@ -147,7 +147,7 @@ class CudaOps final : public ops::Ops {
   // cuda_step.cpp
   void pack(const ops::StepInput& input);
   void pack_again();
-  void choose_record();
+  void choose_captured();
   void send(const ops::StepInput& input, std::span<const std::byte> sampling);
   void sample_rows(const ops::Tensor& logits);
   void need_cache(const ops::KvCache& cache);
@@ -162,14 +162,14 @@ class CudaOps final : public ops::Ops {
 
   // cuda_prepare.cpp
   void trace(const ops::StepLimits& limits, const Issue& issue);
-  void measure_products(const ops::StepLimits& limits);
-  StepRoom room_for(std::int64_t rows, const ops::StepLimits& limits) const;
+  void measure_gemms(const ops::StepLimits& limits);
+  StepCapacity capacity_for(std::int64_t rows, const ops::StepLimits& limits) const;
   void make_uploads(const ops::StepLimits& limits);
-  void record_steps(const ops::StepLimits& limits, const Issue& issue);
-  Record record(const StepRoom& room, const SamplePacked& packed, std::span<const std::byte> sampling,
-                const Issue& issue);
+  void capture_steps(const ops::StepLimits& limits, const Issue& issue);
+  CapturedStep capture(const StepCapacity& capacity, const SamplePacked& packed, std::span<const std::byte> sampling,
+                       const Issue& issue);
 
-  DeviceMemory& exchange_memory(std::size_t bytes);
+  DeviceMemory& collective_memory(std::size_t bytes);
 
   ops::CudaOptions options_;
   DeviceInfo device_;
@@ -177,24 +177,24 @@ class CudaOps final : public ops::Ops {
   std::shared_ptr<ops::NcclGroup> group_;
   int rank_;
   Stream stream_;
-  Products products_;
+  GemmRunner gemms_;
   std::unique_ptr<MatrixUpload> weights_upload_;  // while weights are loaded
 
   bool prepared_ = false;
   bool tracing_ = false;
   Needs needs_;
   Trace trace_;
-  std::vector<std::int64_t> classes_;  // of recorded steps, ascending
-  std::vector<Record> records_;
+  std::vector<std::int64_t> buckets_;  // of captured steps, ascending
+  std::vector<CapturedStep> captured_;
 
   std::unique_ptr<Sampler> sampler_;
   int sampler_rows_ = 0;
   DeviceMemory no_samples_;           // [1] i32: what ids refer to before there is a sampler
-  DeviceMemory upload_;               // of steps that fit, recorded ones among them
+  DeviceMemory upload_;               // of steps that fit, captured ones among them
   DeviceMemory long_upload_;          // of others; grows
   DeviceMemory attention_;            // partial results
   AttentionBounds attention_bounds_;  // that it was made for
-  DeviceMemory exchange_;             // pieces of the ranks
+  DeviceMemory collective_;           // shards of the ranks
 
   std::array<Slot, ops::kMaxStepsInFlight + 1> slots_;
   std::size_t slot_ = 0;  // of the step begun last

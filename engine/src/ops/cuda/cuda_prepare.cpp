@@ -1,4 +1,4 @@
-// Before the first step: what steps need is found out, made, measured and recorded.
+// Before the first step: what steps need is found out, made, measured and captured.
 #include <algorithm>
 #include <tuple>
 #include <utility>
@@ -6,7 +6,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/decode_classes.h"
+#include "ops/cuda/decode_buckets.h"
 #include "ops/cuda/kept_step.h"
 #include "ops/cuda/nccl.h"
 
@@ -15,10 +15,22 @@ namespace {
 
 // Histories and bans that a step's sampling may bring along without an allocation. More than this is rare and
 // allocates.
-constexpr std::size_t kMostListBytes = std::size_t{16} << 20;
-constexpr std::size_t kLeastListBytes = std::size_t{64} << 10;
+constexpr std::size_t kMaxListBytes = std::size_t{16} << 20;
+constexpr std::size_t kMinListBytes = std::size_t{64} << 10;
 
 }  // namespace
+
+std::vector<std::string> CudaOps::report() const {
+  auto lines = gemms_.report();
+  std::string captured_rows;
+  for (const auto& captured : captured_)
+    captured_rows += cat(captured_rows.empty() ? "" : ", ", captured.capacity.rows);
+  lines.insert(lines.begin(), {cat("device ", device_.index, ": ", device_.name, ", sm_", device_.major, device_.minor,
+                                   ", ", device_.sms, " SMs; GEMMs: ", gemms_.library()),
+                               captured_rows.empty() ? "no decode steps are captured: each is issued kernel by kernel"
+                                                     : cat("decode steps are captured for ", captured_rows, " rows")});
+  return lines;
+}
 
 void CudaOps::prepare(const ops::StepLimits& limits, std::span<const ops::Linear* const>, const Issue& issue) {
   const OnDevice on(device_.index);
@@ -28,15 +40,15 @@ void CudaOps::prepare(const ops::StepLimits& limits, std::span<const ops::Linear
   prepared_ = false;
   kept_.reset();
   begun_ = {};
-  records_.clear();
+  captured_.clear();
   trace(limits, issue);
-  measure_products(limits);
+  measure_gemms(limits);
   if (needs_.sampled_vocab > 0) sampler_ = std::make_unique<Sampler>(needs_.sampled_vocab, sampler_rows_);
-  if (trace_.exchange_bytes > 0) exchange_ = DeviceMemory(trace_.exchange_bytes, "the ranks' pieces");
+  if (trace_.collective_bytes > 0) collective_ = DeviceMemory(trace_.collective_bytes, "the ranks' shards");
   make_uploads(limits);
   if (options_.graphs && needs_.attention && sampler_ && !waits_for_every_launch() &&
-      (group_ == nullptr || group_->recordable())) {
-    record_steps(limits, issue);
+      (group_ == nullptr || group_->capturable())) {
+    capture_steps(limits, issue);
   }
   stream_.wait("the preparation of steps");
   begun_ = {};
@@ -44,7 +56,7 @@ void CudaOps::prepare(const ops::StepLimits& limits, std::span<const ops::Linear
 }
 
 // Has `issue` call the operations of the largest step, which issue nothing but note what they were called with: the
-// types and rows of products, the heads, the cache, the vocabulary. The list of weights alone does not say these.
+// types and rows of GEMMs, the heads, the cache, the vocabulary. The list of weights alone does not say these.
 void CudaOps::trace(const ops::StepLimits& limits, const Issue& issue) {
   needs_ = {};
   needs_.facts.max_positions = limits.max_positions;
@@ -64,19 +76,19 @@ void CudaOps::trace(const ops::StepLimits& limits, const Issue& issue) {
   }
 }
 
-void CudaOps::measure_products(const ops::StepLimits& limits) {
-  auto& all = trace_.products;
+void CudaOps::measure_gemms(const ops::StepLimits& limits) {
+  auto& all = trace_.gemms;
   const auto key = [](const Gemm& gemm) {
     return std::tuple(gemm.rows, gemm.n, gemm.k, gemm.weight_stride, gemm.type, gemm.out_type, gemm.bias != nullptr);
   };
   std::stable_sort(all.begin(), all.end(), [&](const Gemm& a, const Gemm& b) { return key(a) < key(b); });
   all.erase(std::unique(all.begin(), all.end(), [&](const Gemm& a, const Gemm& b) { return key(a) == key(b); }),
             all.end());
-  products_.prepare(stream_, all, limits.max_rows);
+  gemms_.prepare(stream_, all, limits.max_rows);
 }
 
-// Of a recorded decode step of so many rows, at any positions.
-StepRoom CudaOps::room_for(std::int64_t rows, const ops::StepLimits& limits) const {
+// Of a captured decode step of so many rows, at any positions.
+StepCapacity CudaOps::capacity_for(std::int64_t rows, const ops::StepLimits& limits) const {
   const auto& shape = *needs_.attention;
   const auto bounds = attention_bounds(shape, static_cast<int>(rows), static_cast<int>(rows), limits.max_positions);
   // Decodes are all of one kind of item; of which shows in the plan of one.
@@ -91,14 +103,14 @@ StepRoom CudaOps::room_for(std::int64_t rows, const ops::StepLimits& limits) con
 
 // Memory of uploads, results and attention for any step within the limits.
 void CudaOps::make_uploads(const ops::StepLimits& limits) {
-  classes_ = decode_classes(std::min(limits.max_rows, limits.max_sequences));
-  StepRoom room{.rows = limits.max_rows, .logits_rows = limits.max_sequences};
+  buckets_ = decode_buckets(std::min(limits.max_rows, limits.max_sequences));
+  StepCapacity capacity{.rows = limits.max_rows, .logits_rows = limits.max_sequences};
   std::size_t tables = 0;
   if (needs_.attention) {
     const auto& shape = *needs_.attention;
     const auto bounds = attention_bounds(shape, limits.max_rows, limits.max_sequences, limits.max_positions);
-    room.decode = bounds.decode_items;
-    room.prefill = bounds.prefill_items;
+    capacity.decode = bounds.decode_items;
+    capacity.prefill = bounds.prefill_items;
     attention_bounds_ = {};
     make_attention(bounds);
     tables = static_cast<std::size_t>(limits.max_sequences) *
@@ -115,10 +127,10 @@ void CudaOps::make_uploads(const ops::StepLimits& limits) {
     results = sampler_->result_bytes(packed);
     const auto lists = static_cast<std::size_t>(limits.max_sequences) * static_cast<std::size_t>(limits.max_positions) *
                        sizeof(std::int32_t);
-    room.sampling_bytes = sampling_.size() + std::clamp(lists, kLeastListBytes, kMostListBytes);
-    sampling_.reserve(room.sampling_bytes);
+    capacity.sampling_bytes = sampling_.size() + std::clamp(lists, kMinListBytes, kMaxListBytes);
+    sampling_.reserve(capacity.sampling_bytes);
   }
-  const auto bytes = step_bytes(step_layout(room), tables);
+  const auto bytes = step_bytes(step_layout(capacity), tables);
   upload_ = DeviceMemory(bytes, "the arrays of a step");
   long_upload_ = {};
   for (auto& slot : slots_) {
@@ -127,44 +139,44 @@ void CudaOps::make_uploads(const ops::StepLimits& limits) {
   }
 }
 
-void CudaOps::record_steps(const ops::StepLimits& limits, const Issue& issue) {
-  for (const auto rows : classes_) {
+void CudaOps::capture_steps(const ops::StepLimits& limits, const Issue& issue) {
+  for (const auto rows : buckets_) {
     sampling_.clear();
     const auto packed = sampler_->pack({}, rows, sampling_, slots_[slot_].notes);
-    auto room = room_for(rows, limits);
-    room.sampling_bytes = sampling_.size();
-    if (step_bytes(step_layout(room), 0) > upload_.bytes()) break;  // the bounds of few rows exceed those of all
-    records_.push_back(record(room, packed, sampling_, issue));
+    auto capacity = capacity_for(rows, limits);
+    capacity.sampling_bytes = sampling_.size();
+    if (step_bytes(step_layout(capacity), 0) > upload_.bytes()) break;  // the bounds of few rows exceed those of all
+    captured_.push_back(capture(capacity, packed, sampling_, issue));
   }
 }
 
-// A step of padding: no row is stored, seen or sampled. It is issued once before it is recorded, so that kernels are
-// loaded and ways of products chosen, and replayed once after, so that the first step that a user waits for is not the
-// record's first.
-CudaOps::Record CudaOps::record(const StepRoom& room, const SamplePacked& packed, std::span<const std::byte> sampling,
-                                const Issue& issue) {
-  Record out{.room = room,
-             .layout = step_layout(room),
-             .packed = packed,
-             .graph = {},
-             .padding = {sampling.begin(), sampling.end()},
-             .logits = {}};
+// A step of padding: no row is stored, seen or sampled. It is issued once before it is captured, so that kernels are
+// loaded and tactics of GEMMs chosen, and replayed once after, so that the first step that a user waits for is not the
+// graph's first.
+CudaOps::CapturedStep CudaOps::capture(const StepCapacity& capacity, const SamplePacked& packed,
+                                       std::span<const std::byte> sampling, const Issue& issue) {
+  CapturedStep out{.capacity = capacity,
+                   .layout = step_layout(capacity),
+                   .packed = packed,
+                   .graph = {},
+                   .padding = {sampling.begin(), sampling.end()},
+                   .logits = {}};
   begun_ = {};
   begun_.any = begun_.attention = begun_.decode = begun_.packed_samples = true;
-  begun_.room = out.room;
+  begun_.capacity = out.capacity;
   begun_.layout = out.layout;
   begun_.packed = packed;
   plan_.decode.clear();
   plan_.prefill.clear();
   tables_.blocks.clear();
   tables_.begin.clear();
-  set_step(cat("the recording of a decode of ", room.rows, " rows"));
+  set_step(cat("the capture of a decode of ", capacity.rows, " rows"));
   send({}, sampling);
-  issue({room.rows, room.logits_rows});
-  stream_.wait("a step before it is recorded");
+  issue({capacity.rows, capacity.logits_rows});
+  stream_.wait("a step before it is captured");
   Graph::begin(stream_);
   try {
-    issue({room.rows, room.logits_rows});
+    issue({capacity.rows, capacity.logits_rows});
     out.graph = Graph::end(stream_);
   } catch (...) {
     Graph::abandon(stream_);

@@ -5,7 +5,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/decode_classes.h"
+#include "ops/cuda/decode_buckets.h"
 #include "ops/cuda/kept_step.h"
 #include "ops/cuda/nccl.h"
 
@@ -72,29 +72,29 @@ void CudaOps::pack(const StepInput& input) {
     flatten_tables(input.attention, block_len, tables_);
     if (needs_.attention) plan_attention(*needs_.attention, input.attention, tables_.begin, plan_);
   }
-  step.record = nullptr;
-  step.room = {.rows = step.rows, .logits_rows = step.logits_rows};
+  step.captured = nullptr;
+  step.capacity = {.rows = step.rows, .logits_rows = step.logits_rows};
   if (step.decode) {
-    // Also a decode step that cannot be replayed is padded: its products then have the shapes that were measured.
-    if (const auto index = class_of(classes_, step.rows); index < classes_.size()) {
-      step.room.rows = step.room.logits_rows = classes_[index];
-      if (index < records_.size()) step.record = &records_[index];
+    // Also a decode step that cannot be replayed is padded: its GEMMs then have the shapes that were measured.
+    if (const auto index = bucket_of(buckets_, step.rows); index < buckets_.size()) {
+      step.capacity.rows = step.capacity.logits_rows = buckets_[index];
+      if (index < captured_.size()) step.captured = &captured_[index];
     }
   }
   if (step.samples && !step.packed_samples) {
     sampling_.clear();
-    step.packed = sampler_->pack(input.sample, step.room.logits_rows, sampling_, slots_[slot_].notes);
+    step.packed = sampler_->pack(input.sample, step.capacity.logits_rows, sampling_, slots_[slot_].notes);
     step.packed_samples = true;
   }
-  choose_record();
-  if (step.record != nullptr) {
-    step.room = step.record->room;
-    step.layout = step.record->layout;
+  choose_captured();
+  if (step.captured != nullptr) {
+    step.capacity = step.captured->capacity;
+    step.layout = step.captured->layout;
   } else {
-    step.room.decode = static_cast<std::int64_t>(plan_.decode.size());
-    step.room.prefill = static_cast<std::int64_t>(plan_.prefill.size());
-    step.room.sampling_bytes = step.packed_samples ? sampling_.size() : 0;
-    step.layout = step_layout(step.room);
+    step.capacity.decode = static_cast<std::int64_t>(plan_.decode.size());
+    step.capacity.prefill = static_cast<std::int64_t>(plan_.prefill.size());
+    step.capacity.sampling_bytes = step.packed_samples ? sampling_.size() : 0;
+    step.layout = step_layout(step.capacity);
   }
   if (!prepared_ && needs_.attention && step.attention) {
     const auto last = *std::max_element(input.attention.positions.begin(), input.attention.positions.end());
@@ -104,19 +104,19 @@ void CudaOps::pack(const StepInput& input) {
   send(input, step.packed_samples ? std::span<const std::byte>(sampling_) : std::span<const std::byte>{});
 }
 
-// Keeps the record of the step's class where it serves this step. Rows with lists, penalties or masks are sampled by
+// Keeps the captured step of the bucket where it serves this step. Rows with lists, penalties or masks are sampled by
 // themselves, behind a replay in which all rows are padding to the sampler.
-void CudaOps::choose_record() {
+void CudaOps::choose_captured() {
   auto& step = begun_;
-  if (step.record == nullptr) return;
-  const auto& record = *step.record;
+  if (step.captured == nullptr) return;
+  const auto& captured = *step.captured;
   step.sampled_after = !step.packed.plain;
   const auto behind = step.sampled_after ? sampling_.size() : 0;
-  if ((step.packed.plain && step.packed.bytes != record.packed.bytes) ||
-      static_cast<std::int64_t>(plan_.decode.size()) > record.room.decode ||
-      static_cast<std::int64_t>(plan_.prefill.size()) > record.room.prefill ||
-      step_bytes(record.layout, tables_.blocks.size()) + behind > upload_.bytes()) {
-    step.record = nullptr;
+  if ((step.packed.plain && step.packed.bytes != captured.packed.bytes) ||
+      static_cast<std::int64_t>(plan_.decode.size()) > captured.capacity.decode ||
+      static_cast<std::int64_t>(plan_.prefill.size()) > captured.capacity.prefill ||
+      step_bytes(captured.layout, tables_.blocks.size()) + behind > upload_.bytes()) {
+    step.captured = nullptr;
     step.sampled_after = false;
   }
 }
@@ -126,8 +126,8 @@ void CudaOps::send(const StepInput& input, std::span<const std::byte> sampling) 
   const auto bytes = of_step + (begun_.sampled_after ? sampling.size() : 0);
   auto& host = slots_[slot_].upload;
   grow(host, bytes);
-  const auto written = begun_.sampled_after ? std::span<const std::byte>(begun_.record->padding) : sampling;
-  write_step(host.data(), begun_.room, begun_.layout, input, needs_.facts.block_len, tables_, plan_, written);
+  const auto written = begun_.sampled_after ? std::span<const std::byte>(begun_.captured->padding) : sampling;
+  write_step(host.data(), begun_.capacity, begun_.layout, input, needs_.facts.block_len, tables_, plan_, written);
   begun_.sampling_at = begun_.layout.sampling;
   if (begun_.sampled_after) {
     begun_.sampling_at = of_step;
@@ -166,7 +166,7 @@ void CudaOps::pack_again() {
 void CudaOps::need_cache(const ops::KvCache& cache) {
   auto& facts = needs_.facts;
   if (facts.block_len == cache.layout().block_len && facts.num_blocks == cache.num_blocks()) return;
-  if (prepared_) throw Error(ErrorCode::internal, "another k/v cache than the one that steps were prepared with");
+  if (prepared_) throw Error(ErrorCode::internal, "another KV cache than the one that steps were prepared with");
   facts.block_len = cache.layout().block_len;
   facts.num_blocks = cache.num_blocks();
   if (!tracing_) pack_again();
@@ -220,13 +220,13 @@ void CudaOps::run_step(const Issue& issue) {
   sampled_before_ = begun_.logits_rows;  // what the next step may refer to, also where this one fails
   try {
     if (group_) group_->check();
-    if (begun_.record != nullptr) {
-      begun_.record->graph.launch(stream_, "replay of a step");
+    if (begun_.captured != nullptr) {
+      begun_.captured->graph.launch(stream_, "replay of a step");
       ++replayed_steps_;
       begun_.sampled = begun_.logits_rows > 0;
-      if (begun_.sampled_after) sample_rows(begun_.record->logits);
+      if (begun_.sampled_after) sample_rows(begun_.captured->logits);
     } else {
-      issue({begun_.room.rows, begun_.room.logits_rows});
+      issue({begun_.capacity.rows, begun_.capacity.logits_rows});
     }
     if (begun_.sampled) {
       slot.samples = begun_.logits_rows;
@@ -235,11 +235,15 @@ void CudaOps::run_step(const Issue& issue) {
       stream_.download(slot.results.data(), sampler_->results(), bytes, "download of a step");
     }
     slot.done.record(stream_);
-  } catch (...) {
+  } catch (const std::exception& error) {
     // The slot is used again at once; what was issued may still read it.
     try {
       stream_.wait("the end of a step that failed");
-    } catch (const Error&) {  // the first error tells more
+    } catch (const Error& after) {
+      // The first error tells more, but as one of a library it may not say that the device has failed.
+      if (is_device_failure(after) && !is_device_failure(error)) {
+        throw Error(after.code(), cat(error.what(), "; ", after.what()));
+      }
     }
     throw;
   }

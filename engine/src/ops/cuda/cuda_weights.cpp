@@ -11,33 +11,33 @@
 namespace charonia::cuda {
 namespace {
 
-constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
+constexpr std::size_t kChunkBytes = std::size_t{16} << 20;
 constexpr std::int64_t kStrideMultiple = 8;  // elements: rows begin at 16 bytes in any type
 
 }  // namespace
 
 MatrixUpload::MatrixUpload(Stream& stream) : stream_(stream) {
-  for (auto& piece : pieces_) piece.memory = PinnedMemory(kPieceBytes);
+  for (auto& chunk : chunks_) chunk.memory = PinnedMemory(kChunkBytes);
 }
 
 MatrixUpload::~MatrixUpload() = default;
 
-void MatrixUpload::in_pieces(std::byte* to, std::size_t row_bytes, std::int64_t rows,
-                             const std::function<void(std::byte* piece, std::int64_t first, std::int64_t n)>& write) {
-  if (row_bytes > kPieceBytes) {
+void MatrixUpload::in_chunks(std::byte* to, std::size_t row_bytes, std::int64_t rows,
+                             const std::function<void(std::byte* chunk, std::int64_t first, std::int64_t n)>& write) {
+  if (row_bytes > kChunkBytes) {
     throw Error(ErrorCode::unsupported,
-                cat("a weight with rows of ", row_bytes, " bytes: they may have up to ", kPieceBytes));
+                cat("a weight with rows of ", row_bytes, " bytes: they may have up to ", kChunkBytes));
   }
-  const auto most = static_cast<std::int64_t>(kPieceBytes / row_bytes);
+  const auto most = static_cast<std::int64_t>(kChunkBytes / row_bytes);
   for (std::int64_t row = 0; row < rows; row += most) {
     const auto n = std::min(most, rows - row);
-    auto& piece = pieces_[next_];
-    next_ = (next_ + 1) % pieces_.size();
-    piece.copied.wait("upload of weights");  // of what it held before
-    write(piece.memory.data(), row, n);
-    stream_.upload(to + static_cast<std::size_t>(row) * row_bytes, piece.memory.data(),
+    auto& chunk = chunks_[next_];
+    next_ = (next_ + 1) % chunks_.size();
+    chunk.copied.wait("upload of weights");  // of what it held before
+    write(chunk.memory.data(), row, n);
+    stream_.upload(to + static_cast<std::size_t>(row) * row_bytes, chunk.memory.data(),
                    static_cast<std::size_t>(n) * row_bytes, "upload of weights");
-    piece.copied.record(stream_);
+    chunk.copied.record(stream_);
   }
 }
 
@@ -47,21 +47,21 @@ void MatrixUpload::copy(std::byte* to, DType type, std::int64_t stride, const op
               [&](std::int64_t row) -> SourceRow { return {from.row(row), from.dtype}; });
     return;
   }
-  in_pieces(to, static_cast<std::size_t>(stride) * size_of(type), from.rows,
-            [&](std::byte* piece, std::int64_t first, std::int64_t n) {
-              ops::cpu::convert_to(piece, type, from.row(first), from.dtype, n * from.cols);
+  in_chunks(to, static_cast<std::size_t>(stride) * size_of(type), from.rows,
+            [&](std::byte* chunk, std::int64_t first, std::int64_t n) {
+              ops::cpu::convert_to(chunk, type, from.row(first), from.dtype, n * from.cols);
             });
 }
 
 void MatrixUpload::copy_rows(std::byte* to, DType type, std::int64_t stride, std::int64_t rows, std::int64_t cols,
                              const std::function<SourceRow(std::int64_t row)>& row_of) {
   const auto row_bytes = static_cast<std::size_t>(stride) * size_of(type);
-  in_pieces(to, row_bytes, rows, [&](std::byte* piece, std::int64_t first, std::int64_t n) {
-    for (std::int64_t r = 0; r < n; ++r, piece += row_bytes) {
+  in_chunks(to, row_bytes, rows, [&](std::byte* chunk, std::int64_t first, std::int64_t n) {
+    for (std::int64_t r = 0; r < n; ++r, chunk += row_bytes) {
       const auto row = row_of(first + r);
       const auto used = row.data == nullptr ? 0 : static_cast<std::size_t>(cols) * size_of(type);
-      if (row.data != nullptr) ops::cpu::convert_to(piece, type, row.data, row.dtype, cols);
-      std::memset(piece + used, 0, row_bytes - used);
+      if (row.data != nullptr) ops::cpu::convert_to(chunk, type, row.data, row.dtype, cols);
+      std::memset(chunk + used, 0, row_bytes - used);
     }
   });
 }
@@ -124,7 +124,7 @@ CudaEmbedding::CudaEmbedding(const ops::HostMatrix& table, DType weight, MatrixU
 std::size_t CudaKvCache::block_layer_bytes(const ops::KvLayout& layout) {
   if (layout.quant_bits != 0 && !ops::is_kv_quant_bits(layout.quant_bits)) {
     throw Error(ErrorCode::invalid_argument,
-                cat("a k/v cache of ", layout.quant_bits, " bits: quant_policy must be 0, 4 or 8"));
+                cat("a KV cache of ", layout.quant_bits, " bits: quant_policy must be 0, 4 or 8"));
   }
   const CacheLayer one{nullptr, layout.dtype, layout.kv_heads, layout.head_dim, layout.block_len, layout.quant_bits};
   return static_cast<std::size_t>(one.block_bytes());
@@ -135,7 +135,7 @@ CudaKvCache::CudaKvCache(const ops::KvLayout& layout, int num_blocks, int commit
       layout.block_len < 1 || num_blocks < 1) {
     throw Error(
         ErrorCode::invalid_argument,
-        cat("a k/v cache of ", num_blocks, " blocks of ", layout.block_len, " tokens, ", layout.num_layers, " layers, ",
+        cat("a KV cache of ", num_blocks, " blocks of ", layout.block_len, " tokens, ", layout.num_layers, " layers, ",
             layout.kv_heads, " heads of ", layout.head_dim, ": all must be at least 1, and the head size even"));
   }
   layout_ = layout;
@@ -144,7 +144,7 @@ CudaKvCache::CudaKvCache(const ops::KvLayout& layout, int num_blocks, int commit
   const auto all = static_cast<std::size_t>(num_blocks);
   memory_ = GrowingMemory(static_cast<std::size_t>(layout.num_layers), block * all,
                           block * (committed < 0 ? all : static_cast<std::size_t>(committed)),
-                          cat("the k/v cache of ", num_blocks, " blocks (cache_max_entry_count)"));
+                          cat("the KV cache of ", num_blocks, " blocks (cache_max_entry_count)"));
 }
 
 void CudaKvCache::commit(int num_blocks) {

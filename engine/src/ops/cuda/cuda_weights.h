@@ -1,4 +1,4 @@
-// What stays in device memory from step to step: weights, embedding, k/v blocks.
+// What stays in device memory from step to step: weights, embedding, KV blocks.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace charonia::cuda {
 
-// Brings matrices to the device through two pieces of page-locked memory in turn: while one is copied, rows are
+// Brings matrices to the device through two chunks of page-locked memory in turn: while one is copied, rows are
 // converted into the other.
 class MatrixUpload {
  public:
@@ -32,16 +32,16 @@ class MatrixUpload {
   void finish();  // everything is there
 
  private:
-  // Has rows [first, first + n) written into a piece, and copied, until there are `rows`.
-  void in_pieces(std::byte* to, std::size_t row_bytes, std::int64_t rows,
-                 const std::function<void(std::byte* piece, std::int64_t first, std::int64_t n)>& write);
+  // Has rows [first, first + n) written into a chunk, and copied, until there are `rows`.
+  void in_chunks(std::byte* to, std::size_t row_bytes, std::int64_t rows,
+                 const std::function<void(std::byte* chunk, std::int64_t first, std::int64_t n)>& write);
 
-  struct Piece {
+  struct Chunk {
     PinnedMemory memory;
     Event copied;
   };
   Stream& stream_;
-  std::array<Piece, 2> pieces_;
+  std::array<Chunk, 2> chunks_;
   std::size_t next_ = 0;
 };
 

@@ -33,6 +33,7 @@ std::vector<CudaDevice> cuda_devices(std::string& why) {
                      .name = info.name,
                      .major = info.major,
                      .minor = info.minor,
+                     .sms = info.sms,
                      .total_bytes = info.total_bytes,
                      .free_bytes = cuda::free_device_bytes()});
     }

@@ -14,6 +14,7 @@ struct CudaDevice {
   int index = 0;
   std::string name;          // "NVIDIA H200"
   int major = 0, minor = 0;  // compute capability
+  int sms = 0;
   std::size_t total_bytes = 0, free_bytes = 0;
 };
 
@@ -24,11 +25,11 @@ std::vector<CudaDevice> cuda_devices(std::string& why);
 struct CudaOptions {
   int device = 0;             // index into what the process sees
   bool reproducible = false;  // one instruction path and one order of sums whatever the batch
-  bool graphs = true;         // record decode steps and replay them
+  bool graphs = true;         // capture decode steps and replay them
 };
 
-// Ranks of one process that exchange over NCCL, in the order of `devices`. Throws Error(unavailable) naming the
-// library when NCCL is not to be found. Several ranks on one device, for tests, exchange without it.
+// Ranks of one process that communicate over NCCL, in the order of `devices`. Throws Error(unavailable) naming the
+// library when NCCL is not to be found. Several ranks on one device, for tests, do without it.
 class NcclGroup;
 std::shared_ptr<NcclGroup> make_nccl_group(const std::vector<int>& devices);
 

@@ -11,7 +11,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/library.h"
-#include "ops/cuda/local_exchange.h"
+#include "ops/cuda/local_collectives.h"
 
 namespace charonia::ops {
 namespace {
@@ -46,8 +46,7 @@ class Nccl {
  private:
   Nccl() : library_("CHARONIA_NCCL", "libnccl.so.2", "nvidia/nccl/lib") {
     if (!library_) {
-      missing_ =
-          cat("NCCL, which ranks on several GPUs exchange over, was not found: ", library_.why(), "; ", kInstall);
+      missing_ = cat("NCCL, which ranks on several GPUs need, was not found: ", library_.why(), "; ", kInstall);
       return;
     }
     get(comm_init_all, "ncclCommInitAll");
@@ -78,7 +77,7 @@ ncclDataType_t nccl_type(DType type) {
     case DType::bf16:
       return ncclBfloat16;
     default:
-      throw Error(ErrorCode::internal, cat("NCCL: an exchange of type ", to_string(type)));
+      throw Error(ErrorCode::internal, cat("NCCL: a collective of type ", to_string(type)));
   }
 }
 
@@ -97,9 +96,10 @@ class LibraryGroup final : public NcclGroup {
   LibraryGroup& operator=(const LibraryGroup&) = delete;
 
   int ranks() const override { return static_cast<int>(comms_.size()); }
-  bool recordable() const override { return true; }
+  bool capturable() const override { return true; }
 
   void all_reduce(cuda::Stream& stream, int rank, void* data, DType type, std::int64_t count) override {
+    check();  // another rank may have given the communicator up within this step
     const auto comm = comms_[static_cast<std::size_t>(rank)];
     nccl_.check(
         nccl_.all_reduce(data, data, static_cast<std::size_t>(count), nccl_type(type), ncclSum, comm, stream.native()),
@@ -107,12 +107,13 @@ class LibraryGroup final : public NcclGroup {
   }
 
   void all_gather(cuda::Stream& stream, int rank, void* out, const void* in, std::size_t bytes) override {
+    check();  // another rank may have given the communicator up within this step
     const auto comm = comms_[static_cast<std::size_t>(rank)];
     nccl_.check(nccl_.all_gather(in, out, bytes, ncclUint8, comm, stream.native()), "all-gather", comm);
   }
 
   // Kernels of the other ranks that wait for this one's would wait for ever, so they are ended; and with them the
-  // communicator, which recorded steps hold.
+  // communicator, which captured steps hold.
   void abort(int rank, std::string_view why) noexcept override {
     const std::lock_guard lock(mutex_);
     if (aborted_) return;
@@ -123,12 +124,11 @@ class LibraryGroup final : public NcclGroup {
     }
     for (const auto comm : comms_) (void)nccl_.comm_abort(comm);
   }
-  void resume() override {}
+  void resume() override { check(); }
   void check() override {
     if (!aborted_) return;
     const std::lock_guard lock(mutex_);
-    throw Error(ErrorCode::internal,
-                cat("the exchange between GPUs was given up, and the engine must be started again: ", why_));
+    throw Error(ErrorCode::device_failed, cat("the collectives between GPUs were aborted: ", why_));
   }
 
  private:
@@ -147,7 +147,7 @@ std::shared_ptr<NcclGroup> make_nccl_group(const std::vector<int>& devices) {
   if (devices.empty()) throw Error(ErrorCode::invalid_argument, "ranks need at least one device");
   const std::set<int> different(devices.begin(), devices.end());
   if (different.size() == 1 && devices.size() > 1) {
-    return std::make_shared<cuda::LocalExchange>(devices.front(), static_cast<int>(devices.size()));
+    return std::make_shared<cuda::LocalCollectives>(devices.front(), static_cast<int>(devices.size()));
   }
   if (different.size() != devices.size()) {
     throw Error(ErrorCode::invalid_argument, "ranks must have a device each, or all the same");

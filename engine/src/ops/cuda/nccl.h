@@ -1,4 +1,4 @@
-// Exchange between the ranks of one process: NCCL, loaded at run time (nccl.cpp), or memory and a barrier where the
+// Collectives between the ranks of one process: NCCL, loaded at run time (nccl.cpp), or memory and a barrier where the
 // device is this process (nccl_host.cpp).
 #pragma once
 
@@ -19,16 +19,17 @@ class NcclGroup {
   virtual ~NcclGroup() = default;
   virtual int ranks() const = 0;
   virtual int ranks_per_device() const { return 1; }  // which share its memory
-  virtual bool recordable() const = 0;                // whether operations may become part of a graph
+  virtual bool capturable() const = 0;                // whether operations may become part of a graph
   // data [count] = the sum of all ranks' data.
   virtual void all_reduce(cuda::Stream& stream, int rank, void* data, DType type, std::int64_t count) = 0;
   // out [ranks][bytes] = all ranks' in [bytes].
   virtual void all_gather(cuda::Stream& stream, int rank, void* out, const void* in, std::size_t bytes) = 0;
 
-  // As Ops::abort_exchange and resume_exchange.
+  // As Ops::abort_collectives and resume_collectives. A collective over NCCL cannot be resumed: that throws
+  // Error(device_failed).
   virtual void abort(int rank, std::string_view why) noexcept = 0;
   virtual void resume() = 0;
-  // Throws Error(internal) when an exchange was aborted and not resumed.
+  // Throws Error when a collective was aborted and not resumed: internal, or device_failed where it cannot be.
   virtual void check() = 0;
 };
 

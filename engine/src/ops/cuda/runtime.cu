@@ -10,6 +10,8 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "ops/cuda/carveout.h"
+#include "ops/cuda/overlap.h"
 #include "ops/cuda/runtime.h"
 
 namespace charonia::cuda {
@@ -26,8 +28,8 @@ bool flag(const char* name, bool otherwise) {
   return value == nullptr || *value == '\0' ? otherwise : std::strcmp(value, "0") != 0;
 }
 
-bool overlap_allowed() {
-  static const bool allowed = flag("CHARONIA_CUDA_PDL", true);
+std::atomic<bool>& overlap_allowed() {
+  static std::atomic<bool> allowed = flag("CHARONIA_CUDA_PDL", true);
   return allowed;
 }
 
@@ -35,6 +37,34 @@ std::string what_failed(std::string_view operation, cudaError_t result) {
   auto text = cat(operation, ": ", cudaGetErrorString(result), " (", cudaGetErrorName(result), ")");
   if (!step_text.empty()) text += cat(", in ", step_text);
   return text;
+}
+
+// Whether the process must end to use CUDA again: the errors of which driver_types.h says so, and those of memory and
+// links, after which contents are lost. CUresult has the same numbers.
+ErrorCode code_of(int result) {
+  constexpr int kContained = 226, kTensorMemoryLeak = 721;  // not named by CUDA's older versions
+  switch (result) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case kContained:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case kTensorMemoryLeak:
+    case cudaErrorMpsClientTerminated:
+    case cudaErrorExternalDevice:
+    case cudaErrorContextIsDestroyed:
+    case cudaErrorUnknown:  // what a GPU gives that has fallen off the bus
+      return ErrorCode::device_failed;
+    default:
+      return ErrorCode::internal;
+  }
 }
 
 int attribute(int device, cudaDeviceAttr which) {
@@ -49,10 +79,22 @@ int current_device() {
   return device;
 }
 
-// What launches need to know of a device and a kernel, asked once per thread.
+int carveout() {
+  static const int percent = [] {
+    const char* const setting = std::getenv("CHARONIA_CUDA_CARVEOUT");
+    return shared_carveout(setting == nullptr ? "" : setting);
+  }();
+  return percent;
+}
+
+// What launches need to know of a device and a kernel, asked and set once per thread.
+struct KnownKernel {
+  std::size_t shared_bytes = kGivenShared;  // the limit of dynamic shared memory
+  bool divided = false;                     // shared_carveout() was set
+};
 struct Known {
   int major = 0;
-  std::unordered_map<const void*, std::size_t> shared_bytes;  // a kernel's limit of dynamic shared memory
+  std::unordered_map<const void*, KnownKernel> kernels;
 };
 
 Known& known(int device) {
@@ -62,7 +104,7 @@ Known& known(int device) {
   return one;
 }
 
-bool recording(cudaStream_t stream) {
+bool capturing(cudaStream_t stream) {
   auto status = cudaStreamCaptureStatusNone;
   return cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
 }
@@ -97,7 +139,7 @@ struct AddressCalls {
     if (result == CUDA_SUCCESS) return;
     const char* text = nullptr;
     if (error_string(result, &text) != CUDA_SUCCESS || text == nullptr) text = "unknown error";
-    throw Error(ErrorCode::internal, cat(operation, ": ", text, " (CUresult ", static_cast<int>(result), ")"));
+    throw Error(code_of(result), cat(operation, ": ", text, " (CUresult ", static_cast<int>(result), ")"));
   }
 
  private:
@@ -132,7 +174,7 @@ CUmemAllocationProp memory_of(int device) {
 void check(cudaError_t result, std::string_view operation) {
   if (result == cudaSuccess) return;
   (void)cudaGetLastError();  // an error that does not stay must not be taken for the next call's
-  throw Error(ErrorCode::internal, what_failed(operation, result));
+  throw Error(code_of(result), what_failed(operation, result));
 }
 
 int device_count(std::string& why) {
@@ -169,7 +211,7 @@ DeviceInfo device_info(int index) {
           .name = properties.name,
           .major = properties.major,
           .minor = properties.minor,
-          .multiprocessors = properties.multiProcessorCount,
+          .sms = properties.multiProcessorCount,
           .shared_bytes = properties.sharedMemPerBlockOptin,
           .l2_bytes = static_cast<std::size_t>(std::max(properties.l2CacheSize, 0)),
           .total_bytes = properties.totalGlobalMem};
@@ -199,6 +241,8 @@ bool waits_for_every_launch() {
   static const bool waits = flag("CHARONIA_CUDA_SYNC", false);
   return waits;
 }
+
+void allow_overlap(bool allowed) { overlap_allowed() = allowed; }
 
 std::uint64_t allocations() { return allocation_count.load(); }
 
@@ -255,7 +299,7 @@ ReservedMemory::~ReservedMemory() {
   (void)cudaGetDevice(&before);
   (void)cudaSetDevice(device_);
   (void)cudaDeviceSynchronize();  // unlike cudaFree, the calls below wait for nothing
-  while (!pieces_.empty()) release_last();
+  while (!chunks_.empty()) release_last();
   (void)address_calls().free(reinterpret_cast<CUdeviceptr>(data_), bytes_);
   (void)cudaSetDevice(before);
 }
@@ -275,7 +319,7 @@ void ReservedMemory::commit(std::size_t offset, std::size_t bytes) {
     (void)calls.release(memory);
     calls.check(mapped, what_);
   }
-  pieces_.push_back({offset, bytes, memory});
+  chunks_.push_back({offset, bytes, memory});
   ++allocation_count;
   try {
     CUmemAccessDesc access{};
@@ -291,10 +335,10 @@ void ReservedMemory::commit(std::size_t offset, std::size_t bytes) {
 }
 
 void ReservedMemory::release_last() noexcept {
-  const auto piece = pieces_.back();
-  pieces_.pop_back();
-  (void)address_calls().unmap(reinterpret_cast<CUdeviceptr>(data_ + piece.offset), piece.bytes);
-  (void)address_calls().release(piece.memory);
+  const auto chunk = chunks_.back();
+  chunks_.pop_back();
+  (void)address_calls().unmap(reinterpret_cast<CUdeviceptr>(data_ + chunk.offset), chunk.bytes);
+  (void)address_calls().release(chunk.memory);
 }
 
 PinnedMemory::PinnedMemory(std::size_t bytes) : bytes_(bytes) {
@@ -345,27 +389,27 @@ float Event::milliseconds(const Event& begin, const Event& end) {
   return out;
 }
 
-// Calls of other threads, such as another rank's, do not disturb a recording.
+// Calls of other threads, such as another rank's, do not disturb a capture.
 void Graph::begin(Stream& stream) {
-  check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal), "begin of a recording");
+  check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal), "begin of a capture");
 }
 
 Graph Graph::end(Stream& stream) {
-  cudaGraph_t recorded = nullptr;
-  check(cudaStreamEndCapture(stream.native(), &recorded), "end of a recording");
+  cudaGraph_t captured = nullptr;
+  check(cudaStreamEndCapture(stream.native(), &captured), "end of a capture");
   Graph out;
-  const auto result = cudaGraphInstantiate(&out.graph_, recorded, 0);
-  (void)cudaGraphDestroy(recorded);
-  check(result, "graph of a recording");
+  const auto result = cudaGraphInstantiate(&out.graph_, captured, 0);
+  (void)cudaGraphDestroy(captured);
+  check(result, "graph of a capture");
   check(cudaGraphUpload(out.graph_, stream.native()), "upload of a graph");
   return out;
 }
 
 void Graph::abandon(Stream& stream) noexcept {
-  if (!recording(stream.native())) return;
-  cudaGraph_t recorded = nullptr;
-  (void)cudaStreamEndCapture(stream.native(), &recorded);
-  if (recorded != nullptr) (void)cudaGraphDestroy(recorded);
+  if (!capturing(stream.native())) return;
+  cudaGraph_t captured = nullptr;
+  (void)cudaStreamEndCapture(stream.native(), &captured);
+  if (captured != nullptr) (void)cudaGraphDestroy(captured);
   (void)cudaGetLastError();
 }
 
@@ -385,14 +429,18 @@ void Graph::launch(Stream& stream, std::string_view what) const {
 
 void launch_kernel(NativeStream stream, std::string_view what, const Launch& shape, const void* kernel, void** params) {
   auto& device = known(current_device());
-  if (shape.dynamic_shared_bytes > kGivenShared) {
-    auto& allowed = device.shared_bytes[kernel];
-    if (shape.dynamic_shared_bytes > allowed) {
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(shape.dynamic_shared_bytes)),
-            what);
-      allowed = shape.dynamic_shared_bytes;
+  auto& of_kernel = device.kernels[kernel];
+  if (!of_kernel.divided) {
+    if (carveout() != kDriversCarveout) {
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, carveout()), what);
     }
+    of_kernel.divided = true;
+  }
+  if (shape.dynamic_shared_bytes > of_kernel.shared_bytes) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shape.dynamic_shared_bytes)),
+          what);
+    of_kernel.shared_bytes = shape.dynamic_shared_bytes;
   }
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -405,7 +453,7 @@ void launch_kernel(NativeStream stream, std::string_view what, const Launch& sha
   config.attrs = &overlap;
   config.numAttrs = shape.overlap && device.major >= 9 && overlap_allowed() ? 1 : 0;
   check(cudaLaunchKernelExC(&config, kernel, params), what);
-  if (waits_for_every_launch() && !recording(stream)) check(cudaStreamSynchronize(stream), what);
+  if (waits_for_every_launch() && !capturing(stream)) check(cudaStreamSynchronize(stream), what);
 }
 
 }  // namespace charonia::cuda

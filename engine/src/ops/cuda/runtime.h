@@ -1,9 +1,9 @@
 // Streams, events, memory, graphs and kernel launches of a CUDA device, by RAII. Two implementations: runtime.cu on the
 // CUDA runtime, and runtime_host.cpp, where the device is this process (device/host_grid.h), for tests without a GPU.
 //
-// Errors are charonia::Error(internal) that name the operation, CUDA's own text, and the step (set_step). An error of a
-// kernel shows only at a later call; with CHARONIA_CUDA_SYNC=1 every launch is waited for, so that the message names
-// the kernel that failed.
+// Errors are charonia::Error(internal) that name the operation, CUDA's own text, and the step (set_step); device_failed
+// for those after which CUDA refuses every further call of the process. An error of a kernel shows only at a later
+// call; with CHARONIA_CUDA_SYNC=1 every launch is waited for, so that the message names the kernel that failed.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct DeviceInfo {
   int index = 0;
   std::string name;
   int major = 0, minor = 0;  // compute capability
-  int multiprocessors = 1;
+  int sms = 1;
   std::size_t shared_bytes = 0;  // most dynamic shared memory of a block
   std::size_t l2_bytes = 0;
   std::size_t total_bytes = 0;
@@ -52,7 +52,7 @@ std::size_t free_device_bytes();
 // What error messages of this thread say of when it happened, such as "step 12 (decode of 32 rows)".
 void set_step(std::string text);
 
-// CHARONIA_CUDA_SYNC=1. Then nothing is recorded either: a graph is one launch, and would not say which kernel failed.
+// CHARONIA_CUDA_SYNC=1. Then nothing is captured either: a graph is one launch, and would not say which kernel failed.
 bool waits_for_every_launch();
 
 // How often this process has allocated device or page-locked memory through the classes below. For tests: a step
@@ -94,7 +94,7 @@ class DeviceMemory {
   std::size_t bytes_ = 0;
 };
 
-// Addresses of device memory, of which pieces get memory when it is asked for. Sizes and offsets are multiples of
+// Addresses of device memory, of which chunks get memory when it is asked for. Sizes and offsets are multiples of
 // granularity().
 class ReservedMemory {
  public:
@@ -108,14 +108,14 @@ class ReservedMemory {
   ReservedMemory& operator=(ReservedMemory&& other) noexcept;
   std::byte* data() const { return data_; }
 
-  // Zero-filled memory for a piece that has none. Throws Error(resource_exhausted) with the numbers when there is not
+  // Zero-filled memory for a chunk that has none. Throws Error(resource_exhausted) with the numbers when there is not
   // enough.
   void commit(std::size_t offset, std::size_t bytes);
   // Takes back what the last commit() gave.
   void release_last() noexcept;
 
  private:
-  struct Piece {
+  struct Chunk {
     std::size_t offset = 0, bytes = 0;
     unsigned long long memory = 0;  // CUDA's handle
   };
@@ -123,7 +123,7 @@ class ReservedMemory {
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
   std::string what_;
-  std::vector<Piece> pieces_;
+  std::vector<Chunk> chunks_;
 };
 
 // Page-locked host memory, for copies that do not block.
@@ -182,10 +182,10 @@ class Event {
 // What was issued to a stream between begin() and end(), to be issued again as one piece.
 class Graph {
  public:
-  // Between the two, operations of `stream` are recorded and not run.
+  // Between the two, operations of `stream` are captured and not run.
   static void begin(Stream& stream);
   static Graph end(Stream& stream);
-  // Ends a recording that failed, if there is one.
+  // Ends a capture that failed, if there is one.
   static void abandon(Stream& stream) noexcept;
 
   Graph() = default;
@@ -207,22 +207,26 @@ struct Launch {
 };
 
 #if defined(CHARONIA_CUDA_ON_HOST)
-// On the host a stream runs what it is given at once, or records it.
+// Work of a stream on the host. A kernel whose shape the device would refuse is refused at once.
 void enqueue(NativeStream stream, std::function<void()> work);
+void enqueue_kernel(NativeStream stream, host_grid::Shape shape, std::function<void()> body);
 
 template <class Params>
 void launch(Stream& stream, std::string_view what, const Launch& shape, void (*kernel)(Params), const Params& params) {
   if (shape.grid_x == 0 || shape.grid_y == 0 || shape.grid_z == 0) return;
-  (void)what;
-  enqueue(stream.native(), [=] {
-    host_grid::run({shape.grid_x, shape.grid_y, shape.grid_z}, {shape.threads, 1, 1}, shape.dynamic_shared_bytes,
-                   [&] { kernel(params); });
-  });
+  enqueue_kernel(stream.native(),
+                 {.grid = {shape.grid_x, shape.grid_y, shape.grid_z},
+                  .block = {shape.threads, 1, 1},
+                  .dynamic_shared_bytes = shape.dynamic_shared_bytes,
+                  .overlap = shape.overlap,
+                  .what = std::string(what)},
+                 [=] { kernel(params); });
 }
 #else
 void launch_kernel(NativeStream stream, std::string_view what, const Launch& shape, const void* kernel, void** params);
 
-// Starts a kernel; a grid with no block is no work. Dynamic shared memory beyond 48 KB is asked for.
+// Starts a kernel; a grid with no block is no work. Dynamic shared memory beyond 48 KB is asked for, and the share of
+// shared memory that all kernels have (carveout.h).
 template <class Params>
 void launch(Stream& stream, std::string_view what, const Launch& shape, void (*kernel)(Params), const Params& params) {
   if (shape.grid_x == 0 || shape.grid_y == 0 || shape.grid_z == 0) return;

@@ -20,7 +20,7 @@ ReservedMemory::ReservedMemory(ReservedMemory&& other) noexcept
       data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)),
       what_(std::move(other.what_)),
-      pieces_(std::exchange(other.pieces_, {})) {}
+      chunks_(std::exchange(other.chunks_, {})) {}
 
 ReservedMemory& ReservedMemory::operator=(ReservedMemory&& other) noexcept {
   ReservedMemory taken(std::move(other));
@@ -28,7 +28,7 @@ ReservedMemory& ReservedMemory::operator=(ReservedMemory&& other) noexcept {
   std::swap(bytes_, taken.bytes_);
   std::swap(device_, taken.device_);
   std::swap(what_, taken.what_);
-  std::swap(pieces_, taken.pieces_);
+  std::swap(chunks_, taken.chunks_);
   return *this;
 }
 

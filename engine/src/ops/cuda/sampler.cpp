@@ -151,7 +151,7 @@ void Sampler::Impl::add_history(const ops::SampleRow& row, std::int32_t slot) {
     if (count == 0) history_counts.push_back({.id = id});
     if (in_prompt) {
       count |= kInPrompt;
-    } else if ((count & kMostCounted) < kMostCounted) {
+    } else if ((count & kMaxCounted) < kMaxCounted) {
       ++count;
     }
   };
@@ -169,9 +169,9 @@ void Sampler::Impl::add_history(const ops::SampleRow& row, std::int32_t slot) {
 }
 
 Sampler::Sampler(int vocab, int max_rows) {
-  if (vocab < 1 || vocab > kMostSampledVocab) {
+  if (vocab < 1 || vocab > kMaxSampledVocab) {
     throw Error(ErrorCode::unsupported,
-                cat("a vocabulary of ", vocab, " tokens; on CUDA it may have 1 to ", kMostSampledVocab));
+                cat("a vocabulary of ", vocab, " tokens; on CUDA it may have 1 to ", kMaxSampledVocab));
   }
   impl_ = std::make_unique<Impl>(vocab, max_rows);
 }

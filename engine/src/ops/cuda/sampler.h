@@ -25,12 +25,12 @@
 namespace charonia::cuda {
 
 // Where the parts of a step's sampling lie in the upload. `bytes` is what pack() writes; for the same `rows`, no lists
-// and no masks it is always the same layout, so that a recorded step serves later ones.
+// and no masks it is always the same layout, so that a captured step serves later ones.
 struct SamplePacked {
   std::size_t begin = 0;  // in pack()'s `to`, a multiple of 16
   std::size_t bytes = 0;
   std::int64_t rows = 0;  // with padding
-  bool plain = true;      // no row has lists, penalties or a mask: what recorded steps take
+  bool plain = true;      // no row has lists, penalties or a mask: what captured steps take
   bool any_logprobs = false;
   std::int64_t list_entries = 0, histories = 0, masks = 0;
   std::size_t entries_at = 0, histories_at = 0, counts_at = 0;  // behind `begin`; of what is not plain

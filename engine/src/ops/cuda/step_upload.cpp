@@ -115,7 +115,7 @@ void flatten_tables(const ops::AttentionBatch& batch, int block_len, FlatTables&
   }
 }
 
-StepLayout step_layout(const StepRoom& room) {
+StepLayout step_layout(const StepCapacity& capacity) {
   std::size_t at = 0;
   const auto place = [&at](std::int64_t count, std::size_t element) {
     const auto begin = at;
@@ -124,14 +124,14 @@ StepLayout step_layout(const StepRoom& room) {
   };
   StepLayout out;
   out.counts = place(kCounts, sizeof(std::int32_t));
-  out.ids = place(room.rows, sizeof(std::int32_t));
-  out.positions = place(room.rows, sizeof(std::int32_t));
-  out.rotary_rows = place(room.rows, sizeof(std::int32_t));
-  out.kv_slots = place(room.rows, sizeof(std::int32_t));
-  out.logits_rows = place(room.logits_rows, sizeof(std::int32_t));
-  out.decode = place(room.decode, sizeof(AttentionItem));
-  out.prefill = place(room.prefill, sizeof(AttentionItem));
-  out.sampling = place(static_cast<std::int64_t>(room.sampling_bytes), 1);
+  out.ids = place(capacity.rows, sizeof(std::int32_t));
+  out.positions = place(capacity.rows, sizeof(std::int32_t));
+  out.rotary_rows = place(capacity.rows, sizeof(std::int32_t));
+  out.kv_slots = place(capacity.rows, sizeof(std::int32_t));
+  out.logits_rows = place(capacity.logits_rows, sizeof(std::int32_t));
+  out.decode = place(capacity.decode, sizeof(AttentionItem));
+  out.prefill = place(capacity.prefill, sizeof(AttentionItem));
+  out.sampling = place(static_cast<std::int64_t>(capacity.sampling_bytes), 1);
   out.tables = at;
   return out;
 }
@@ -140,14 +140,15 @@ std::size_t step_bytes(const StepLayout& layout, std::size_t table_entries) {
   return layout.tables + aligned(table_entries * sizeof(std::int32_t));
 }
 
-void write_step(std::byte* to, const StepRoom& room, const StepLayout& layout, const ops::StepInput& input,
+void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& layout, const ops::StepInput& input,
                 int block_len, const FlatTables& tables, const AttentionPlan& plan,
                 std::span<const std::byte> sampling) {
   const auto rows = count(input.ids);
   const auto& batch = input.attention;
-  require(rows <= room.rows && count(input.logits_rows) <= room.logits_rows && count(plan.decode) <= room.decode &&
-              count(plan.prefill) <= room.prefill && sampling.size() <= room.sampling_bytes,
-          "the step is larger than the room that was made for it");
+  require(rows <= capacity.rows && count(input.logits_rows) <= capacity.logits_rows &&
+              count(plan.decode) <= capacity.decode && count(plan.prefill) <= capacity.prefill &&
+              sampling.size() <= capacity.sampling_bytes,
+          "the step is larger than the capacity that was made for it");
   const auto put = [to](std::size_t at, const auto& values) {
     if (!values.empty()) std::memcpy(to + at, values.data(), values.size() * sizeof(values[0]));
   };
@@ -162,13 +163,13 @@ void write_step(std::byte* to, const StepRoom& room, const StepLayout& layout, c
   put(layout.ids, input.ids);
   put(layout.positions, batch.positions);
   put(layout.rotary_rows, batch.rotary_rows.empty() ? batch.positions : batch.rotary_rows);
-  std::fill(i32(layout.ids) + rows, i32(layout.ids) + room.rows, 0);
+  std::fill(i32(layout.ids) + rows, i32(layout.ids) + capacity.rows, 0);
   for (const auto part : {layout.positions, layout.rotary_rows}) {
-    std::fill(i32(part) + count(batch.positions), i32(part) + room.rows, 0);
+    std::fill(i32(part) + count(batch.positions), i32(part) + capacity.rows, 0);
   }
 
   auto* const slots = i32(layout.kv_slots);
-  std::fill(slots, slots + room.rows, -1);
+  std::fill(slots, slots + capacity.rows, -1);
   for (std::size_t s = 0; s < tables.begin.size(); ++s) {
     const auto* const table = tables.blocks.data() + tables.begin[s];
     for (auto row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) {
@@ -178,9 +179,9 @@ void write_step(std::byte* to, const StepRoom& room, const StepLayout& layout, c
   }
 
   put(layout.logits_rows, input.logits_rows);
-  for (auto i = count(input.logits_rows); i < room.logits_rows; ++i) {
+  for (auto i = count(input.logits_rows); i < capacity.logits_rows; ++i) {
     i32(layout.logits_rows)[i] =
-        static_cast<std::int32_t>(std::min(rows + i - count(input.logits_rows), room.rows - 1));
+        static_cast<std::int32_t>(std::min(rows + i - count(input.logits_rows), capacity.rows - 1));
   }
 
   put(layout.decode, plan.decode);

@@ -1,10 +1,10 @@
-// Attention of one tile of queries (several rows, all heads of a group) with one k/v head, over the blocks of a
+// Attention of one tile of queries (several rows, all heads of a group) with one KV head, over the blocks of a
 // sequence.
 //
 // Exact softmax in one pass over the context: chunks of attention_chunk() positions that begin at the same positions
 // for every query; after each chunk the running maximum m, sum l and output acc are rescaled to the new maximum
-// (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Every attention_piece() positions begin
-// with an empty state, and the states of the pieces are merged in ascending order by the same rescaling, so that a long
+// (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Every attention_split() positions begin
+// with an empty state, and the states of the splits are merged in ascending order by the same rescaling, so that a long
 // context can be spread over threads. Scores sum over the head's dimensions in ascending order, outputs over the
 // positions in ascending order, so a query's result depends on its own position and context alone: for queries of the
 // tile that do not see a chunk it changes nothing (factor 1, probabilities 0). Blocks that no query of the tile sees,
@@ -92,8 +92,8 @@ void write(Out* out, const float* acc, const Running& running, int n) {
 
 // Where a tile works: queries [vectors][d_stride], two states, scores [vectors][s_stride]; of a quantised cache the
 // scales and zeros of a chunk [s_stride] each and the sums of the queries [vectors].
-struct Room {
-  explicit Room(const AttentionArgs& args)
+struct Workspace {
+  explicit Workspace(const AttentionArgs& args)
       : d_stride(round_up_to_vector(args.head_dim)),
         state_stride(attention_state(args.head_dim)),
         s_stride(round_up_to_vector(attention_chunk(args.block_len)) + kWidest),
@@ -110,23 +110,23 @@ struct Room {
   float *q, *first, *second, *scores, *k_scales, *k_zeros, *v_scales, *v_zeros, *q_sums;
 };
 
-inline void take_queries(const AttentionArgs& args, const Room& room) {
+inline void take_queries(const AttentionArgs& args, const Workspace& workspace) {
   for (int i = 0; i < args.end - args.begin; ++i) {
     const int flat = args.begin + i;
     const float* from = args.q + (flat / args.group) * args.q_stride + (flat % args.group) * args.head_dim;
-    for (int d = 0; d < args.head_dim; ++d) room.q[i * room.d_stride + d] = from[d];
+    for (int d = 0; d < args.head_dim; ++d) workspace.q[i * workspace.d_stride + d] = from[d];
   }
 }
 
 // Of every query, for the zeros of a quantised cache.
-inline void sum_queries(const AttentionArgs& args, const Room& room) {
+inline void sum_queries(const AttentionArgs& args, const Workspace& workspace) {
   for (int i = 0; i < args.end - args.begin; ++i) {
-    const float* const q = room.q + i * room.d_stride;
+    const float* const q = workspace.q + i * workspace.d_stride;
     Vec sum = zero();
     int d = 0;
     for (; d + kWidth <= args.head_dim; d += kWidth) sum = add(sum, load(q + d));
     if (d < args.head_dim) sum = add(sum, load_n(q + d, args.head_dim - d));
-    room.q_sums[i] = sum_of(sum);
+    workspace.q_sums[i] = sum_of(sum);
   }
 }
 
@@ -158,8 +158,8 @@ struct Stored<Q4> {
 // Scales and zeros of positions [first, n) of a chunk to floats; zeros everywhere else, up to a whole vector.
 // scales_at(p): those of the block that begins at position p of the chunk.
 template <class ScalesAt>
-void take_scales(const Room& room, int block_len, int first, int n, ScalesAt scales_at) {
-  float* const rows[] = {room.k_scales, room.k_zeros, room.v_scales, room.v_zeros};
+void take_scales(const Workspace& workspace, int block_len, int first, int n, ScalesAt scales_at) {
+  float* const rows[] = {workspace.k_scales, workspace.k_zeros, workspace.v_scales, workspace.v_zeros};
   for (int r = 0; r < 4; ++r) {
     float* const row = rows[r];
     for (int i = 0; i < first; ++i) row[i] = 0;
@@ -175,40 +175,40 @@ void take_scales(const Room& room, int block_len, int first, int n, ScalesAt sca
 }
 
 // Sums over integers -> scores.
-inline void scale_scores(float* scores, int n, const Room& room, float q_sum) {
+inline void scale_scores(float* scores, int n, const Workspace& workspace, float q_sum) {
   const Vec sum = set1(q_sum);
   for (int i = 0; i < n; i += kWidth) {
-    store(scores + i, fma(load(scores + i), load(room.k_scales + i), mul(sum, load(room.k_zeros + i))));
+    store(scores + i, fma(load(scores + i), load(workspace.k_scales + i), mul(sum, load(workspace.k_zeros + i))));
   }
 }
 
 // Probabilities -> what the integers of the values are multiplied by. Returns the sum of the zeros.
-inline float scale_probabilities(float* scores, int n, const Room& room) {
+inline float scale_probabilities(float* scores, int n, const Workspace& workspace) {
   Vec offset = zero();
   for (int i = 0; i < n; i += kWidth) {
     const Vec p = load(scores + i);
-    offset = fma(p, load(room.v_zeros + i), offset);
-    store(scores + i, mul(p, load(room.v_scales + i)));
+    offset = fma(p, load(workspace.v_zeros + i), offset);
+    store(scores + i, mul(p, load(workspace.v_scales + i)));
   }
   return sum_of(offset);
 }
 
-// The state [vectors][state_stride] after piece `piece` alone.
+// The state [vectors][state_stride] after split `split` alone.
 template <class T>
-void attend(const AttentionArgs& args, const Room& room, int piece, float* state) {
+void attend(const AttentionArgs& args, const Workspace& workspace, int split, float* state) {
   const int vectors = args.end - args.begin;
   const int dim = args.head_dim;
   const int chunk = attention_chunk(args.block_len);
   for (int i = 0; i < vectors; ++i) {
-    float* const acc = state + i * room.state_stride;
-    for (std::int64_t d = 0; d < room.d_stride; d += kWidth) store(acc + d, zero());
-    running_of(acc, room.d_stride) = {-__builtin_inff(), 0, 0};
+    float* const acc = state + i * workspace.state_stride;
+    for (std::int64_t d = 0; d < workspace.d_stride; d += kWidth) store(acc + d, zero());
+    running_of(acc, workspace.d_stride) = {-__builtin_inff(), 0, 0};
   }
 
   const Seen seen(args);
-  const int piece_begin = piece * attention_piece(args.block_len);
-  const int piece_end = piece_begin + attention_piece(args.block_len);
-  const int end = seen.last + 1 < piece_end ? seen.last + 1 : piece_end;
+  const int split_begin = split * attention_split(args.block_len);
+  const int split_end = split_begin + attention_split(args.block_len);
+  const int end = seen.last + 1 < split_end ? seen.last + 1 : split_end;
   const bool weighed = args.soft_cap != 0 || args.slopes != nullptr;
   constexpr bool kQuantised = Stored<T>::kQuantised;
   const int width = dim / Stored<T>::kPerByte;
@@ -222,13 +222,13 @@ void attend(const AttentionArgs& args, const Room& room, int piece, float* state
   const auto scales_at = [&](int position) {
     return reinterpret_cast<const F16*>(block_at(position) + std::int64_t{2} * width * args.block_len);
   };
-  int begin = piece_begin;
+  int begin = split_begin;
   if (seen.first > begin) begin += (seen.first - begin) / chunk * chunk;
   for (; begin < end; begin += chunk) {
     const int n = end - begin < chunk ? end - begin : chunk;
     const int first = seen.first > begin ? (seen.first - begin) / args.block_len * args.block_len : 0;
     if constexpr (kQuantised) {
-      take_scales(room, args.block_len, first, n, [&](int p) { return scales_at(begin + p); });
+      take_scales(workspace, args.block_len, first, n, [&](int p) { return scales_at(begin + p); });
       const int next_n = end - begin - chunk < chunk ? end - begin - chunk : chunk;
       for (int p = 0; p < next_n; p += args.block_len) {
         const auto* const ahead = reinterpret_cast<const char*>(scales_at(begin + chunk + p));
@@ -238,14 +238,14 @@ void attend(const AttentionArgs& args, const Room& room, int piece, float* state
     for (int p = first; p < n; p += args.block_len) {
       const int after = p + args.block_len;
       multiply<T>({.rows = vectors,
-                   .a = room.q,
-                   .a_stride = room.d_stride,
+                   .a = workspace.q,
+                   .a_stride = workspace.d_stride,
                    .k = width,
                    .b = block_at(begin + p),
                    .b_stride = args.block_len,
                    .columns = n - p < args.block_len ? n - p : args.block_len,
-                   .c = room.scores + p,
-                   .c_stride = room.s_stride,
+                   .c = workspace.scores + p,
+                   .c_stride = workspace.s_stride,
                    .accumulate = false,
                    .next = after < n ? block_at(begin + after) : values_at(begin + first),
                    .plane = width,
@@ -255,35 +255,35 @@ void attend(const AttentionArgs& args, const Room& room, int piece, float* state
       const int position = args.first_position + (args.begin + i) / args.group;
       const int unseen = attention_first(position, args.window) - begin;
       const int in_chunk = position + 1 - begin < n ? position + 1 - begin : n;
-      float* const scores = room.scores + i * room.s_stride;
-      float* const acc = state + i * room.state_stride;
+      float* const scores = workspace.scores + i * workspace.s_stride;
+      float* const acc = state + i * workspace.state_stride;
       float scale = args.scale;
-      if constexpr (kQuantised) scale_scores(scores, n, room, room.q_sums[i]);
+      if constexpr (kQuantised) scale_scores(scores, n, workspace, workspace.q_sums[i]);
       if (weighed) {
         const float slope = args.slopes == nullptr ? 0 : args.slopes[(args.begin + i) % args.group];
         weigh(scores, n, args, slope, begin - position);
         scale = 1;
       }
       const float factor =
-          softmax_chunk(scores, n, unseen > 0 ? unseen : 0, in_chunk, scale, running_of(acc, room.d_stride));
+          softmax_chunk(scores, n, unseen > 0 ? unseen : 0, in_chunk, scale, running_of(acc, workspace.d_stride));
       if (factor != 1) {
         const Vec factors = set1(factor);
-        for (std::int64_t d = 0; d < room.d_stride; d += kWidth) store(acc + d, mul(load(acc + d), factors));
+        for (std::int64_t d = 0; d < workspace.d_stride; d += kWidth) store(acc + d, mul(load(acc + d), factors));
       }
-      if constexpr (kQuantised) running_of(acc, room.d_stride).offset += scale_probabilities(scores, n, room);
+      if constexpr (kQuantised) running_of(acc, workspace.d_stride).offset += scale_probabilities(scores, n, workspace);
     }
     for (int p = first; p < n; p += args.block_len) {
       const int after = p + args.block_len;
       const T* const values = values_at(begin + p);
       multiply<T>({.rows = vectors,
-                   .a = room.scores + p,
-                   .a_stride = room.s_stride,
+                   .a = workspace.scores + p,
+                   .a_stride = workspace.s_stride,
                    .k = n - p < args.block_len ? n - p : args.block_len,
                    .b = values,
                    .b_stride = width,
                    .columns = width,
                    .c = state,
-                   .c_stride = room.state_stride,
+                   .c_stride = workspace.state_stride,
                    .accumulate = true,
                    .next = after < n                    ? values_at(begin + after)
                            : begin + chunk <= seen.last ? block_at(begin + chunk)
@@ -314,12 +314,12 @@ inline void merge(float* total, const float* next, int vectors, std::int64_t d_s
   }
 }
 
-inline void write_tile(const AttentionArgs& args, const Room& room, float* state) {
+inline void write_tile(const AttentionArgs& args, const Workspace& workspace, float* state) {
   for (int i = 0; i < args.end - args.begin; ++i) {
     const int flat = args.begin + i;
     const std::int64_t at = (flat / args.group) * args.out_stride + (flat % args.group) * args.head_dim;
-    float* const acc = state + i * room.state_stride;
-    const Running& running = running_of(acc, room.d_stride);
+    float* const acc = state + i * workspace.state_stride;
+    const Running& running = running_of(acc, workspace.d_stride);
     if (args.out_dtype == DType::bf16) {
       write(static_cast<Bf16*>(args.out) + at, acc, running, args.head_dim);
     } else {
@@ -330,26 +330,26 @@ inline void write_tile(const AttentionArgs& args, const Room& room, float* state
 
 template <class T>
 void attention(const AttentionArgs& args) {
-  const Room room(args);
-  take_queries(args, room);
-  if constexpr (Stored<T>::kQuantised) sum_queries(args, room);
+  const Workspace workspace(args);
+  take_queries(args, workspace);
+  if constexpr (Stored<T>::kQuantised) sum_queries(args, workspace);
   const Seen seen(args);
-  const int piece = attention_piece(args.block_len);
-  const int first = seen.first / piece, last = seen.last / piece;
-  attend<T>(args, room, first, room.first);
+  const int split = attention_split(args.block_len);
+  const int first = seen.first / split, last = seen.last / split;
+  attend<T>(args, workspace, first, workspace.first);
   for (int p = first + 1; p <= last; ++p) {
-    attend<T>(args, room, p, room.second);
-    merge(room.first, room.second, args.end - args.begin, room.d_stride, room.state_stride);
+    attend<T>(args, workspace, p, workspace.second);
+    merge(workspace.first, workspace.second, args.end - args.begin, workspace.d_stride, workspace.state_stride);
   }
-  write_tile(args, room, room.first);
+  write_tile(args, workspace, workspace.first);
 }
 
 template <class T>
-void one_piece(const AttentionArgs& args, int piece, float* state) {
-  const Room room(args);
-  take_queries(args, room);
-  if constexpr (Stored<T>::kQuantised) sum_queries(args, room);
-  attend<T>(args, room, piece, state);
+void one_split(const AttentionArgs& args, int split, float* state) {
+  const Workspace workspace(args);
+  take_queries(args, workspace);
+  if constexpr (Stored<T>::kQuantised) sum_queries(args, workspace);
+  attend<T>(args, workspace, split, state);
 }
 
 }  // namespace
@@ -359,19 +359,19 @@ void attention_f16(const AttentionArgs& args) { attention<F16>(args); }
 void attention_f32(const AttentionArgs& args) { attention<float>(args); }
 void attention_q8(const AttentionArgs& args) { attention<Q8>(args); }
 void attention_q4(const AttentionArgs& args) { attention<Q4>(args); }
-void attention_piece_bf16(const AttentionArgs& args, int piece, float* state) { one_piece<Bf16>(args, piece, state); }
-void attention_piece_f16(const AttentionArgs& args, int piece, float* state) { one_piece<F16>(args, piece, state); }
-void attention_piece_f32(const AttentionArgs& args, int piece, float* state) { one_piece<float>(args, piece, state); }
-void attention_piece_q8(const AttentionArgs& args, int piece, float* state) { one_piece<Q8>(args, piece, state); }
-void attention_piece_q4(const AttentionArgs& args, int piece, float* state) { one_piece<Q4>(args, piece, state); }
+void attention_split_bf16(const AttentionArgs& args, int split, float* state) { one_split<Bf16>(args, split, state); }
+void attention_split_f16(const AttentionArgs& args, int split, float* state) { one_split<F16>(args, split, state); }
+void attention_split_f32(const AttentionArgs& args, int split, float* state) { one_split<float>(args, split, state); }
+void attention_split_q8(const AttentionArgs& args, int split, float* state) { one_split<Q8>(args, split, state); }
+void attention_split_q4(const AttentionArgs& args, int split, float* state) { one_split<Q4>(args, split, state); }
 
-void attention_merge(const AttentionArgs& args, float* states, int pieces) {
-  const Room room(args);
+void attention_merge(const AttentionArgs& args, float* states, int splits) {
+  const Workspace workspace(args);
   const int vectors = args.end - args.begin;
-  for (int p = 1; p < pieces; ++p) {
-    merge(states, states + p * vectors * room.state_stride, vectors, room.d_stride, room.state_stride);
+  for (int p = 1; p < splits; ++p) {
+    merge(states, states + p * vectors * workspace.state_stride, vectors, workspace.d_stride, workspace.state_stride);
   }
-  write_tile(args, room, states);
+  write_tile(args, workspace, states);
 }
 
 }  // namespace charonia::ops::cpu::CHARONIA_ISA

@@ -113,7 +113,7 @@ inline __attribute__((always_inline)) void tile4(const float* a, std::int64_t a_
 }
 
 template <class T>
-struct Product {
+struct TileGemm {
   int rows;
   const float* a;  // [rows][k]
   std::int64_t a_stride;
@@ -130,7 +130,7 @@ struct Product {
 };
 
 template <int M, bool Ahead, class T>
-void multiply_rows(const Product<T>& p, int row) {
+void multiply_rows(const TileGemm<T>& p, int row) {
   const float* const a = p.a + row * p.a_stride;
   float* const c = p.c + row * p.c_stride;
   const auto ahead = reinterpret_cast<const char*>(p.next) - reinterpret_cast<const char*>(p.b);
@@ -147,7 +147,7 @@ void multiply_rows(const Product<T>& p, int row) {
 }
 
 template <int M, bool Ahead, bool Keys>
-inline __attribute__((always_inline)) void multiply_rows4(const Product<Q4>& p, int row) {
+inline __attribute__((always_inline)) void multiply_rows4(const TileGemm<Q4>& p, int row) {
   constexpr int kVectors = Keys && M <= 4 ? kMaxVectors : kMaxVectors / 2;
   const float* const a = p.a + row * p.a_stride;
   float* const c = p.c + row * p.c_stride;
@@ -167,14 +167,14 @@ inline __attribute__((always_inline)) void multiply_rows4(const Product<Q4>& p, 
   }
 }
 template <int M, bool Ahead>
-void multiply_rows(const Product<Q4>& p, int row) {
+void multiply_rows(const TileGemm<Q4>& p, int row) {
   p.keys ? multiply_rows4<M, Ahead, true>(p, row) : multiply_rows4<M, Ahead, false>(p, row);
 }
 
 // c (+)= a * b. With one tile of rows (decode) memory is the bound, and is asked ahead; with more, b comes from the
 // cache.
 template <bool Ahead, class T>
-void multiply_tiles(const Product<T>& p) {
+void multiply_tiles(const TileGemm<T>& p) {
   const int tiles = (p.rows + kMaxRows - 1) / kMaxRows;
   for (int t = 0, row = 0; t < tiles; ++t) {
     const int n = p.rows / tiles + (t < p.rows % tiles ? 1 : 0);
@@ -205,7 +205,7 @@ void multiply_tiles(const Product<T>& p) {
 }
 
 template <class T>
-void multiply(const Product<T>& p) {
+void multiply(const TileGemm<T>& p) {
   if (p.rows <= kMaxRows) return multiply_tiles<true>(p);
   multiply_tiles<false>(p);
 }

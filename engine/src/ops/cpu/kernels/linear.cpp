@@ -1,10 +1,10 @@
-// A product with a packed weight: one panel of 64 output features times up to kRowBlock rows.
+// A GEMM with a packed weight: one panel of 64 output features times up to kRowBlock rows.
 //
 // Layouts: kernels.h. Bound: memory for few rows (each weight is read once and used `rows` times), arithmetic for many.
 //
 // A tile of M rows by V vectors stays in registers; per step of k it loads V vectors of the panel once and broadcasts
-// one activation per row. With more rows than one tile the panel is cut along k into pieces that stay in the
-// first-level cache while all tiles of the row block pass over them; between pieces the accumulators rest in `c`. That,
+// one activation per row. With more rows than one tile the panel is cut along k into chunks that stay in the
+// L1 cache while all tiles of the row block pass over them; between chunks the accumulators rest in `c`. That,
 // and the size of tiles, changes nothing in the order of operations of an element.
 #include "ops/cpu/kernels/vec.h"
 
@@ -23,7 +23,7 @@ constexpr int vectors_for(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; 
 #endif
 
 constexpr int kPrefetchAhead_bytes = 4096;
-constexpr int kPiece_bytes = 16384;  // of a panel, while row tiles pass over it
+constexpr int kChunk_bytes = 16384;  // of a panel, while row tiles pass over it
 
 constexpr int kLine_bytes = 64;
 
@@ -52,7 +52,7 @@ struct Steps<Bf16> {
 template <class W>
 constexpr int kStep_bytes = Steps<W>::kStride * static_cast<int>(sizeof(W));
 template <class W>
-constexpr int kPieceSteps = kPiece_bytes / kStep_bytes<W>;
+constexpr int kChunkSteps = kChunk_bytes / kStep_bytes<W>;
 
 constexpr int passes_for(int rows) { return kPanel / (vectors_for(rows) * kWidth); }
 
@@ -106,12 +106,12 @@ inline __attribute__((always_inline)) void panel_step(Vec (&acc)[M][V], const fl
 }
 #endif
 
-// One piece of k for M rows and all 64 features. c [M][64] holds the accumulators; with `fresh` they start at zero.
+// One chunk of k for M rows and all 64 features. c [M][64] holds the accumulators; with `fresh` they start at zero.
 //
 // Meanwhile it asks memory for `Lines` cache lines in every step, from `ahead` on. The only tile of a row block asks
-// for what it will read soon itself (Soon). Where several tiles pass over a piece they share in asking for the next
-// piece, so that memory works all the time and not only under the first of them; that goes into the second-level cache,
-// since it would push the piece in use out of the first.
+// for what it will read soon itself (Soon). Where several tiles pass over a chunk they share in asking for the next
+// chunk, so that memory works all the time and not only under the first of them; that goes into the L2 cache,
+// since it would push the chunk in use out of the first.
 template <int M, int Lines, bool Soon, class W>
 void tile(const typename Steps<W>::Operand* a, std::int64_t a_stride, std::int64_t steps, const W* panel, float* c,
           bool fresh, const char* ahead) {
@@ -164,22 +164,22 @@ void tile_of(int rows, const typename Steps<W>::Operand* a, std::int64_t a_strid
   }
 }
 
-// The operands of `rows` rows and `length` k, and their stride: activations in place, or widened into `room`.
+// The operands of `rows` rows and `length` k, and their stride: activations in place, or widened into `buffer`.
 inline const float* operands(const float* a, int, std::int64_t, float*, std::int64_t&) { return a; }
 #if defined(CHARONIA_NATIVE_PAIRS)
 inline const Bf16* operands(const Bf16* a, int, std::int64_t, Bf16*, std::int64_t&) { return a; }
 #else
-inline const float* operands(const Bf16* a, int rows, std::int64_t length, float* room, std::int64_t& stride) {
-  constexpr std::int64_t kLength = std::int64_t{2} * kPieceSteps<Bf16>;
+inline const float* operands(const Bf16* a, int rows, std::int64_t length, float* buffer, std::int64_t& stride) {
+  constexpr std::int64_t kLength = std::int64_t{2} * kChunkSteps<Bf16>;
   for (int row = 0; row < rows; ++row) {
     for (std::int64_t k = 0; k < length; k += kWidth) {
       const std::int64_t left = length - k;
       const Bf16* from = a + row * stride + k;
-      store(room + row * kLength + k, left >= kWidth ? load(from) : load_n(from, static_cast<int>(left)));
+      store(buffer + row * kLength + k, left >= kWidth ? load(from) : load_n(from, static_cast<int>(left)));
     }
   }
   stride = kLength;
-  return room;
+  return buffer;
 }
 #endif
 
@@ -203,7 +203,7 @@ void write_out(const LinearArgs& args, const float* c) {
 
 // The last activation of an odd k, which goes with a zero.
 template <class W, class Activation>
-void last_step(const LinearArgs& args, const W* panel, float* c, typename Steps<W>::Operand* room) {
+void last_step(const LinearArgs& args, const W* panel, float* c, typename Steps<W>::Operand* buffer) {
   using S = Steps<W>;
   const auto* const a = static_cast<const Activation*>(args.a);
   const std::int64_t steps = args.k / S::kLength;
@@ -211,14 +211,14 @@ void last_step(const LinearArgs& args, const W* panel, float* c, typename Steps<
   for (int row = 0; row < args.rows; ++row) {
     const Activation pair[2] = {a[row * args.a_stride + args.k - 1], {}};
     std::int64_t stride = 2;
-    const auto* const x = operands(pair, 1, S::kLength, room, stride);
+    const auto* const x = operands(pair, 1, S::kLength, buffer, stride);
     tile_of<1, false, W>(1, x, stride, 1, weights, c + row * kPanel, steps == 0,
                          reinterpret_cast<const char*>(weights));
   }
 }
 
 #if defined(__AVX512F__) && !defined(CHARONIA_ISA_amx)
-// One piece of k for M rows of two panels, two streams of memory: M * 8 sums in registers.
+// One chunk of k for M rows of two panels, two streams of memory: M * 8 sums in registers.
 template <int M>
 void two_panel_tile(const Steps<Bf16>::Operand* a, std::int64_t a_stride, std::int64_t steps, const Bf16* first,
                     const Bf16* second, float* first_c, float* second_c, bool fresh) {
@@ -262,16 +262,16 @@ void linear_two_panels(const LinearArgs& args) {
   constexpr int kRows = 3;
   constexpr bool kInPlace = sizeof(S::Operand) == sizeof(S::Activation);
   alignas(64) float c[2][kRows * kPanel];
-  alignas(64) S::Operand room[kInPlace ? kRows * S::kLength : kRows * S::kLength * kPieceSteps<Bf16>];
+  alignas(64) S::Operand buffer[kInPlace ? kRows * S::kLength : kRows * S::kLength * kChunkSteps<Bf16>];
   const auto* const a = static_cast<const Bf16*>(args.a);
   const auto* const panel = static_cast<const Bf16*>(args.panel);
   const std::int64_t panel_size = (args.k + 1) / 2 * S::kStride;
   const std::int64_t steps = args.k / S::kLength;
-  const std::int64_t piece = kInPlace ? steps : kPieceSteps<Bf16>;
-  for (std::int64_t begin = 0; begin < steps; begin += piece) {
-    const std::int64_t length = begin + piece < steps ? piece : steps - begin;
+  const std::int64_t chunk = kInPlace ? steps : kChunkSteps<Bf16>;
+  for (std::int64_t begin = 0; begin < steps; begin += chunk) {
+    const std::int64_t length = begin + chunk < steps ? chunk : steps - begin;
     std::int64_t stride = args.a_stride;
-    const auto* const x = operands(a + begin * S::kLength, args.rows, length * S::kLength, room, stride);
+    const auto* const x = operands(a + begin * S::kLength, args.rows, length * S::kLength, buffer, stride);
     const Bf16* const first = panel + begin * S::kStride;
     if (args.rows == 1) {
       two_panel_tile<1>(x, stride, length, first, first + panel_size, c[0], c[1], begin == 0);
@@ -282,7 +282,7 @@ void linear_two_panels(const LinearArgs& args) {
     }
   }
   for (int p = 0; p < 2; ++p) {
-    if (args.k % S::kLength != 0) last_step<Bf16, Bf16>(args, panel + p * panel_size, c[p], room);
+    if (args.k % S::kLength != 0) last_step<Bf16, Bf16>(args, panel + p * panel_size, c[p], buffer);
     LinearArgs part = args;
     part.out += p * kPanel;
     part.columns = p == 0 ? kPanel : args.columns - kPanel;
@@ -292,11 +292,11 @@ void linear_two_panels(const LinearArgs& args) {
 }
 #endif
 
-// Many rows of a bf16 weight, activations in float: a piece of the panel is widened once into the second-level cache
+// Many rows of a bf16 weight, activations in float: a chunk of the panel is widened once into the L2 cache
 // and then multiplied as a panel of floats by all row tiles. Unpacked by every tile anew it would cost one operation
 // for every 6 multiplications, on the same ports. The order of operations is that of pairs: the first, then the second.
 void linear_widened(const LinearArgs& args) {
-  constexpr std::int64_t kLength = 512;  // k of a piece: 128 KiB widened
+  constexpr std::int64_t kLength = 512;  // k of a chunk: 128 KiB widened
   alignas(64) float c[kWidenedRowBlock * kPanel];
   alignas(64) float wide[kLength * kPanel];
   const auto* const a = static_cast<const float*>(args.a);
@@ -304,9 +304,9 @@ void linear_widened(const LinearArgs& args) {
   const int tiles = (args.rows + kMaxRows - 1) / kMaxRows;
   for (std::int64_t begin = 0; begin < args.k; begin += kLength) {
     const std::int64_t length = begin + kLength < args.k ? kLength : args.k - begin;
-    const Bf16* const piece = panel + begin * kPanel;
+    const Bf16* const chunk = panel + begin * kPanel;
     for (std::int64_t i = 0; i < length; i += 2) {
-      const Bf16* const from = piece + i * kPanel;
+      const Bf16* const from = chunk + i * kPanel;
       float* const to = wide + i * kPanel;
       __builtin_prefetch(from + 16 * kPanel);
       __builtin_prefetch(from + 17 * kPanel);
@@ -335,22 +335,22 @@ void linear(const LinearArgs& args) {
   constexpr int kLines = kStep_bytes<W> / kLine_bytes;
   constexpr bool kInPlace = sizeof(Operand) == sizeof(Activation);
   alignas(64) float c[kRowBlock * kPanel];
-  alignas(64) Operand room[kInPlace ? kMaxRows * S::kLength : kMaxRows * S::kLength * kPieceSteps<W>];
+  alignas(64) Operand buffer[kInPlace ? kMaxRows * S::kLength : kMaxRows * S::kLength * kChunkSteps<W>];
   const auto* const a = static_cast<const Activation*>(args.a);
   const auto* const panel = static_cast<const W*>(args.panel);
   const int tiles = (args.rows + kMaxRows - 1) / kMaxRows;
   const bool once = tiles == 1 && passes_for(args.rows) == 1;
   const std::int64_t steps = args.k / S::kLength;  // whole ones
-  const std::int64_t piece = once && kInPlace ? steps : kPieceSteps<W>;
+  const std::int64_t chunk = once && kInPlace ? steps : kChunkSteps<W>;
 
-  for (std::int64_t begin = 0; begin < steps; begin += piece) {
-    const std::int64_t length = begin + piece < steps ? piece : steps - begin;
+  for (std::int64_t begin = 0; begin < steps; begin += chunk) {
+    const std::int64_t length = begin + chunk < steps ? chunk : steps - begin;
     const W* const weights = panel + begin * S::kStride;
     const auto* next = reinterpret_cast<const char*>(weights + length * S::kStride);
     for (int t = 0, row = 0; t < tiles; ++t) {
       const int rows = args.rows / tiles + (t < args.rows % tiles ? 1 : 0);
       std::int64_t stride = args.a_stride;
-      const auto* const x = operands(a + row * stride + begin * S::kLength, rows, length * S::kLength, room, stride);
+      const auto* const x = operands(a + row * stride + begin * S::kLength, rows, length * S::kLength, buffer, stride);
       float* const to = c + row * kPanel;
       if (once) {
         const auto* const soon = reinterpret_cast<const char*>(weights) + kPrefetchAhead_bytes;
@@ -365,7 +365,7 @@ void linear(const LinearArgs& args) {
       row += rows;
     }
   }
-  if (args.k % S::kLength != 0) last_step<W, Activation>(args, panel, c, room);
+  if (args.k % S::kLength != 0) last_step<W, Activation>(args, panel, c, buffer);
   write_out(args, c);
 }
 

@@ -1,4 +1,4 @@
-// A product with a packed bf16 weight through matrix tiles: one panel of 64 output features times up to kRowBlock rows.
+// A GEMM with a packed bf16 weight through matrix tiles: one panel of 64 output features times up to kRowBlock rows.
 //
 // Layouts: kernels.h. Bound: memory for few rows, the tiles' multiplications for many.
 //
@@ -28,9 +28,9 @@ inline constexpr int kTileRows = 16;
 inline constexpr int kTileColumns = 16;  // floats, or pairs of bf16
 inline constexpr int kTileK = 32;        // of a step
 inline constexpr int kTileStepBytes = kTileK * kPanel * 2;
-// Steps of a piece of a panel, over which all row tiles pass while it is in the second-level cache (128 KiB). Between
-// pieces the sums are loaded and stored, 8 tiles for every 4 multiplications of a step.
-inline constexpr std::int64_t kTilePieceSteps = 32;
+// Steps of a chunk of a panel, over which all row tiles pass while it is in the L2 cache (128 KiB). Between
+// chunks the sums are loaded and stored, 8 tiles for every 4 multiplications of a step.
+inline constexpr std::int64_t kTileChunkSteps = 32;
 inline constexpr int kTilePrefetch_bytes = 2 * kTileStepBytes;
 
 // What the eight tile registers are used for. Sums take 0 to 3.
@@ -126,8 +126,8 @@ void two_row_tiles(const char* first, const char* second, std::int64_t a_stride,
 
 template <class Tiles>
 void linear_tiles(const LinearArgs& args) {
-  constexpr int kMostTiles = (kRowBlock + kTileRows - 1) / kTileRows;
-  alignas(64) float sums[kMostTiles][kTileRows][kPanel];
+  constexpr int kMaxTiles = (kRowBlock + kTileRows - 1) / kTileRows;
+  alignas(64) float sums[kMaxTiles][kTileRows][kPanel];
   // Row tiles of one size: the last begins early where rows do not divide, and computes some rows once more.
   const int tiles = (args.rows + kTileRows - 1) / kTileRows;
   const int rows = (args.rows + tiles - 1) / tiles;
@@ -147,13 +147,13 @@ void linear_tiles(const LinearArgs& args) {
     }
     if (tile < tiles) row_tile<Tiles>(rows_of(tile), stride, length, weights, sums[tile], fresh);
   };
-  const std::int64_t piece = tiles == 1 ? steps : kTilePieceSteps;
-  for (std::int64_t begin = 0; begin < steps; begin += piece) {
+  const std::int64_t chunk = tiles == 1 ? steps : kTileChunkSteps;
+  for (std::int64_t begin = 0; begin < steps; begin += chunk) {
     const auto rows_of = [&](int tile) { return a + first_row(tile) * a_stride + begin * 2 * kTileK; };
-    pass(rows_of, a_stride, begin + piece < steps ? piece : steps - begin, panel + begin * kTileStepBytes, begin == 0);
+    pass(rows_of, a_stride, begin + chunk < steps ? chunk : steps - begin, panel + begin * kTileStepBytes, begin == 0);
   }
   if (const int rest = static_cast<int>(args.k % kTileK); rest != 0) {  // padded: beyond are other rows and panels
-    alignas(64) char activations[kMostTiles][kTileRows][2 * kTileK] = {};
+    alignas(64) char activations[kMaxTiles][kTileRows][2 * kTileK] = {};
     alignas(64) char weights[kTileStepBytes] = {};
     for (int tile = 0; tile < tiles; ++tile) {
       for (int row = 0; row < rows; ++row) {

@@ -1,5 +1,5 @@
 // What is done to one row: norms, gated activation, rotation, conversions, and the sums over logits that sampling
-// needs. All are bound by memory or smaller than a product by orders of magnitude.
+// needs. All are bound by memory or smaller than a GEMM by orders of magnitude.
 #include "ops/cpu/kernels/vec.h"
 
 namespace charonia::ops::cpu::CHARONIA_ISA {
@@ -165,7 +165,7 @@ void f16_from_f32(F16* out, const float* in, std::int64_t n) { convert(out, in, 
 void f32_from_bf16(float* out, const Bf16* in, std::int64_t n) { convert(out, in, n); }
 void f32_from_f16(float* out, const F16* in, std::int64_t n) { convert(out, in, n); }
 
-void least_and_greatest(const float* in, std::int64_t n, float* least, float* greatest) {
+void min_and_max(const float* in, std::int64_t n, float* minimum, float* greatest) {
   Vec low = set1(in[0]), high = low, odd = zero();  // x * 0 is NaN for what is not finite
   std::int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) {
@@ -181,14 +181,14 @@ void least_and_greatest(const float* in, std::int64_t n, float* least, float* gr
     most = in[i] > most ? in[i] : most;
     finite = finite && in[i] - in[i] == 0;
   }
-  *least = finite ? few : __builtin_nanf("");
+  *minimum = finite ? few : __builtin_nanf("");
   *greatest = finite ? most : __builtin_nanf("");
 }
 
 void quantise(std::uint8_t* out, const float* in, float scale, float zeros, int most, std::int64_t n) {
-  const Vec divisor = set1(scale > 0 ? scale : __builtin_inff()), least = set1(zeros);
+  const Vec divisor = set1(scale > 0 ? scale : __builtin_inff()), minimum = set1(zeros);
   const Vec greatest = set1(static_cast<float>(most));
-  const auto integers = [&](Vec x) { return round(min(max(div(sub(x, least), divisor), zero()), greatest)); };
+  const auto integers = [&](Vec x) { return round(min(max(div(sub(x, minimum), divisor), zero()), greatest)); };
   const auto put = [](std::uint8_t* to, Vec x, int m) {
     float lanes[kWidth];
     store(lanes, x);
@@ -200,8 +200,8 @@ void quantise(std::uint8_t* out, const float* in, float scale, float zeros, int 
 }
 
 float maximum(const float* in, std::int64_t n) {
-  const float least = -__builtin_inff();
-  Vec greatest = set1(least);
+  const float minimum = -__builtin_inff();
+  Vec greatest = set1(minimum);
   Vec nan = zero();  // x - x is NaN for NaN (and infinities, which are looked at again below)
   bool suspicious = false;
   std::int64_t i = 0;

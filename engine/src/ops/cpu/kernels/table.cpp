@@ -12,12 +12,12 @@ void attention_f16(const AttentionArgs& args);
 void attention_f32(const AttentionArgs& args);
 void attention_q8(const AttentionArgs& args);
 void attention_q4(const AttentionArgs& args);
-void attention_piece_bf16(const AttentionArgs& args, int piece, float* state);
-void attention_piece_f16(const AttentionArgs& args, int piece, float* state);
-void attention_piece_f32(const AttentionArgs& args, int piece, float* state);
-void attention_piece_q8(const AttentionArgs& args, int piece, float* state);
-void attention_piece_q4(const AttentionArgs& args, int piece, float* state);
-void attention_merge(const AttentionArgs& args, float* states, int pieces);
+void attention_split_bf16(const AttentionArgs& args, int split, float* state);
+void attention_split_f16(const AttentionArgs& args, int split, float* state);
+void attention_split_f32(const AttentionArgs& args, int split, float* state);
+void attention_split_q8(const AttentionArgs& args, int split, float* state);
+void attention_split_q4(const AttentionArgs& args, int split, float* state);
+void attention_merge(const AttentionArgs& args, float* states, int splits);
 void rms_norm_bf16(Bf16* out, float* residual, const float* delta, const float* delta_weight, const float* weight,
                    float eps, std::int64_t n);
 void rms_norm_f32(float* out, float* residual, const float* delta, const float* delta_weight, const float* weight,
@@ -34,7 +34,7 @@ void bf16_from_f32(Bf16* out, const float* in, std::int64_t n);
 void f16_from_f32(F16* out, const float* in, std::int64_t n);
 void f32_from_bf16(float* out, const Bf16* in, std::int64_t n);
 void f32_from_f16(float* out, const F16* in, std::int64_t n);
-void least_and_greatest(const float* in, std::int64_t n, float* least, float* greatest);
+void min_and_max(const float* in, std::int64_t n, float* minimum, float* greatest);
 void quantise(std::uint8_t* out, const float* in, float scale, float zero, int most, std::int64_t n);
 float maximum(const float* in, std::int64_t n);
 double exp_sum(float* out, const float* in, float shift, float scale, std::int64_t n);
@@ -61,11 +61,11 @@ const Kernels& kernels() {
       .attention_f32 = attention_f32,
       .attention_q8 = attention_q8,
       .attention_q4 = attention_q4,
-      .attention_piece_bf16 = attention_piece_bf16,
-      .attention_piece_f16 = attention_piece_f16,
-      .attention_piece_f32 = attention_piece_f32,
-      .attention_piece_q8 = attention_piece_q8,
-      .attention_piece_q4 = attention_piece_q4,
+      .attention_split_bf16 = attention_split_bf16,
+      .attention_split_f16 = attention_split_f16,
+      .attention_split_f32 = attention_split_f32,
+      .attention_split_q8 = attention_split_q8,
+      .attention_split_q4 = attention_split_q4,
       .attention_merge = attention_merge,
       .rms_norm_bf16 = rms_norm_bf16,
       .rms_norm_f32 = rms_norm_f32,
@@ -81,7 +81,7 @@ const Kernels& kernels() {
       .f16_from_f32 = f16_from_f32,
       .f32_from_bf16 = f32_from_bf16,
       .f32_from_f16 = f32_from_f16,
-      .least_and_greatest = least_and_greatest,
+      .min_and_max = min_and_max,
       .quantise = quantise,
       .maximum = maximum,
       .exp_sum = exp_sum,

@@ -89,9 +89,9 @@ inline ExpParts exp_parts(Vec x) {
 
 // e^x to about 1e-7 relative. Below -87.3 the result is 0, above 88 it is e^88; NaN stays NaN.
 inline Vec exp(Vec x) {
-  const Vec least = set1(-87.3F);
-  const auto [n, r, q] = exp_parts(max(least, min(set1(88.0F), x)));
-  return zero_where_less(times_power_of_two(fma(q, r, set1(1.0F)), n), x, least);
+  const Vec minimum = set1(-87.3F);
+  const auto [n, r, q] = exp_parts(max(minimum, min(set1(88.0F), x)));
+  return zero_where_less(times_power_of_two(fma(q, r, set1(1.0F)), n), x, minimum);
 }
 
 // tanh x = m / (m + 2) with m = e^2x - 1 = 2^n q r + (2^n - 1), which is exact to about 1e-7 relative near zero too.

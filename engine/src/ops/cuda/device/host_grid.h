@@ -1,8 +1,19 @@
 // Runs kernels on the CPU: the blocks of a grid one after the other, the threads of a block as fibers of the calling
-// thread, switched at barriers and warp functions. For tests: it finds missing barriers (dynamic shared memory and the
-// targets of unfinished asynchronous copies hold NaN until they are written), barriers that not all threads reach, and
-// warp functions that not all lanes take part in. It does not find races that the order of the fibers hides; the order
-// can be turned round (Order::descending), which uncovers most of them. x86-64 and AArch64, Linux.
+// thread, switched at barriers and warp functions. x86-64 and AArch64, Linux. For tests. It finds
+//   - missing barriers: shared memory (static and dynamic) and the targets of unfinished asynchronous copies hold NaN
+//     until they are written, and threads and blocks run in an order that is drawn by lot
+//   - barriers that not all threads reach, and warp functions that not all lanes take part in
+//   - launches that a device of compute capability 9.0 refuses (check())
+//   - addresses that are not aligned, or not in shared memory where they must be, in the functions of portable.h and
+//     tensor_core.h; accesses by the 8 or 16 bytes elsewhere with -fsanitize=alignment (scripts/sanitize.sh grid)
+//   - threads that end without dependency_wait(); and what is read before it, as the first block of a kernel runs up to
+//     there before the kernel in front of it has run, where a stream knows both (host_stream.h)
+//   - accesses beyond any piece of shared memory, and beyond a fiber's stack, with the address sanitizer
+// docs/gpu_testing.md has what it cannot find.
+//
+// CHARONIA_EMULATED_ORDER=<number>: the seed of the order of blocks and of a block's threads, 1 where it is not set; 0:
+// ascending. Errors name it, and so does a failing test (tests/cuda/host_grid_listener.cpp). With the same seed a
+// stream's kernels run in the same orders again.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +23,9 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
 
 #include "base/dtype.h"
 
@@ -23,14 +37,47 @@ struct Index3 {
 
 namespace host_grid {
 
+// Bytes of shared memory of a block: with and without the attribute that asks for more.
+inline constexpr std::size_t kMaxSharedBytes = std::size_t{227} << 10, kGivenSharedBytes = std::size_t{48} << 10;
+
+// Of the blocks and threads of all grids of this process from now on: as the seed has it, or the other way round. A
+// test that runs in both has had every pair of threads in either order.
 enum class Order { ascending, descending };
-
-// Of the threads within a block; for all grids that this thread runs from now on.
 void set_order(Order order);
+void set_seed(std::uint64_t seed);
+std::uint64_t seed();
+// "CHARONIA_EMULATED_ORDER=<seed>", with ", descending" where that is so.
+std::string order_text();
 
-// Runs body() in every thread of every block. Throws charonia::Error(internal) when threads wait for what never comes.
-// An exception of `body` ends the grid and is passed on.
-void run(Index3 grid, Index3 block, std::size_t dynamic_shared_bytes, const std::function<void()>& body);
+struct Shape {
+  Index3 grid, block;
+  std::size_t dynamic_shared_bytes = 0;
+  // Programmatic dependent launch: every thread has to call dependency_wait().
+  bool overlap = false;
+  std::string what;         // for messages
+  std::uint64_t place = 0;  // of the kernel in its stream: grids in different places run in different orders
+};
+
+// Throws charonia::Error(internal) for what a device would not start.
+void check(const Shape& shape);
+
+// A grid. Errors of the kernel, its own exceptions among them, end the grid and come out of start() and finish(), which
+// are called by one thread.
+class Run {
+ public:
+  Run(Shape shape, std::function<void()> body);  // body(): in every thread of every block
+  ~Run();
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+  // Runs the first block until all of its threads wait in dependency_wait() or for those that do.
+  void start();
+  // Runs all.
+  void finish();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 // The thread that runs.
 struct Place {
@@ -40,7 +87,24 @@ const Place& place();
 
 void sync_block();
 void sync_warp();
+void wait_for_dependency();
 unsigned char* dynamic_shared_memory();
+
+// The block's variable of that key. NaN when the block begins.
+void* static_shared_memory(const void* key, std::size_t bytes, std::size_t alignment);
+template <class T, class Key>
+T& shared_variable(Key) {
+  static char key;
+  return *static_cast<T*>(static_shared_memory(&key, sizeof(T), alignof(T)));
+}
+
+// Throw when the address, of global or of shared memory, may not be accessed so.
+void check_aligned(const void* at, std::size_t bytes, std::string_view what);
+void check_shared(const void* at, std::size_t bytes, std::string_view what);
+// Throws when the thread has not called dependency_wait() where it has to.
+void check_waited(std::string_view what);
+// Both, for an atomic function: it may change shared memory before dependency_wait().
+void check_atomic(const void* at, std::size_t bytes);
 
 // All lanes of the warp meet, each gives `bytes` (at most 64) and gets those of all 32, `bytes` apart. The memory stays
 // until the lane's next but one exchange.
@@ -108,24 +172,28 @@ inline bool any_lane(bool x) { return ballot(x) != 0; }
 // Fibers are not interrupted, so plain arithmetic is atomic.
 template <class T>
 T atomicAdd(T* at, T value) {
+  host_grid::check_atomic(at, sizeof(T));
   const T old = *at;
   *at = old + value;
   return old;
 }
 template <class T>
 T atomicMax(T* at, T value) {
+  host_grid::check_atomic(at, sizeof(T));
   const T old = *at;
   *at = std::max(old, value);
   return old;
 }
 template <class T>
 T atomicMin(T* at, T value) {
+  host_grid::check_atomic(at, sizeof(T));
   const T old = *at;
   *at = std::min(old, value);
   return old;
 }
 template <class T>
 T atomicOr(T* at, T value) {
+  host_grid::check_atomic(at, sizeof(T));
   const T old = *at;
   *at = old | value;
   return old;

@@ -30,8 +30,9 @@
 #if defined(CHARONIA_CUDA_ON_HOST)
 #define CHARONIA_KERNEL(max_threads, min_blocks) inline
 #define CHARONIA_DEVICE inline
-// Not zeroed, as on the device; one block at a time runs on a host thread.
-#define CHARONIA_SHARED(type, name, extent) static thread_local type name extent
+#define CHARONIA_SHARED(type, name, extent) \
+  typedef type name##_in_shared extent;     \
+  auto& name = ::charonia::cuda::host_grid::shared_variable<name##_in_shared>([] {})
 #define CHARONIA_UNROLL
 #define CHARONIA_UNROLL_BY(n)
 #else
@@ -83,20 +84,33 @@ CHARONIA_DEVICE float reciprocal_sqrt(float x) { return 1.0F / std::sqrt(x); }
 // Reads of what no thread writes while the kernel runs. streaming: of what is read once (it does not stay in L1).
 template <class T>
 CHARONIA_DEVICE T load_readonly(const T* p) {
+  host_grid::check_aligned(p, alignof(T), "load_readonly");
   return *p;
 }
-CHARONIA_DEVICE uint4 load_streaming(const uint4* p) { return *p; }
-// Reads of what a kernel before this one has written, after dependency_wait(); it stays in L1 for the next who reads it.
-CHARONIA_DEVICE uint4 load_cached(const uint4* p) { return *p; }
+CHARONIA_DEVICE uint4 load_streaming(const uint4* p) {
+  host_grid::check_aligned(p, sizeof(uint4), "load_streaming");
+  return *p;
+}
+// Reads of what a kernel before this one has written, after dependency_wait(); it stays in L1 for the next who reads
+// it.
+CHARONIA_DEVICE uint4 load_cached(const uint4* p) {
+  host_grid::check_aligned(p, sizeof(uint4), "load_cached");
+  host_grid::check_waited("load_cached");
+  return *p;
+}
 // Reads of what other thread blocks of this grid have written, after __threadfence().
-CHARONIA_DEVICE float4 load_l2(const float4* p) { return *p; }
-// Asks for the 128 bytes around p to be brought into the second-level cache.
+CHARONIA_DEVICE float4 load_l2(const float4* p) {
+  host_grid::check_aligned(p, sizeof(float4), "load_l2");
+  host_grid::check_waited("load_l2");
+  return *p;
+}
+// Asks for the 128 bytes around p to be brought into the L2 cache.
 CHARONIA_DEVICE void prefetch_l2(const void*) {}
 
 // Programmatic dependent launch: a kernel may be started before the one before it in the stream has ended. Every kernel
 // calls dependency_wait() before it reads or writes what another kernel of the step touches (weights may be read
 // before), and may call dependency_trigger() when the next one may be started.
-CHARONIA_DEVICE void dependency_wait() {}
+CHARONIA_DEVICE void dependency_wait() { host_grid::wait_for_dependency(); }
 CHARONIA_DEVICE void dependency_trigger() {}
 
 #else

@@ -42,11 +42,13 @@ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_
 // Four 8x8 matrices of 16-bit elements: lane l gives the address (16-byte aligned, shared memory) of row l % 8 of
 // matrix l / 8; register i holds elements 2t, 2t + 1 of row g of matrix i. transposed: of column g, rows 2t, 2t + 1.
 inline void load_matrix_x4(std::uint32_t (&r)[4], const void* row) {
+  host_grid::check_shared(row, 16, "load_matrix_x4");
   const auto* rows = host_grid::exchange(row);
   const int g = lane_id() / 4, t = lane_id() % 4;
   for (int i = 0; i < 4; ++i) std::memcpy(&r[i], static_cast<const char*>(rows[i * 8 + g]) + 4 * t, 4);
 }
 inline void load_matrix_x4_transposed(std::uint32_t (&r)[4], const void* row) {
+  host_grid::check_shared(row, 16, "load_matrix_x4_transposed");
   const auto* rows = host_grid::exchange(row);
   const int g = lane_id() / 4, t = lane_id() % 4;
   for (int i = 0; i < 4; ++i) {

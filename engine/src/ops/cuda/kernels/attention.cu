@@ -1,13 +1,12 @@
 // attention(): which kernels a step's items go to, and how the workspace is divided.
-#include <algorithm>
-#include <array>
+#include <type_traits>
 
+#include "ops/cuda/device/portable.h"
 #include "ops/cuda/kernels/attention_kernels.h"
 
 namespace charonia::cuda {
 namespace {
 
-constexpr std::array kTiledHeadSizes = {32, 64, 96, 128, 256};
 constexpr std::size_t kAlignment = 256;
 constexpr int kNoChunks = 1 << 30;
 static_assert((kAttentionChunk & (kAttentionChunk - 1)) == 0);
@@ -20,16 +19,16 @@ struct Workspace {
 };
 
 Workspace workspace_of(const AttentionShape& shape, std::int64_t partials) {
-  const auto counters = partials * shape.kv_heads * divide_up(shape.group(), kDecodeTileRows);
+  const auto counters = partials * shape.kv_heads * divide_up(shape.group(), kDecodeTileRows) * kCombineLevels;
   const auto floats = partials * shape.heads * (shape.head_dim + 4);
   Workspace to;
   to.partials = static_cast<std::size_t>(round_up(counters * 4, kAlignment));
   to.sums = to.partials + static_cast<std::size_t>(round_up(floats * 4, kAlignment));
   if (shape.reproducible) {
-    // A sum, a maximum and head_dim columns of every row; four lanes have the former two.
-    to.sums_stride = std::int64_t{prefill_tile_rows(shape.head_dim)} * (shape.head_dim + 8);
+    // A sum, a maximum and head_dim columns of every row; four lanes have the former two. Of chunks and of spans.
+    to.sums_stride = 2 * std::int64_t{prefill_tile_rows(shape.head_dim)} * (shape.head_dim + 8);
   }
-  to.bytes = to.sums + static_cast<std::size_t>(to.sums_stride * 4 * shape.multiprocessors * kBlocksPerMultiprocessor);
+  to.bytes = to.sums + static_cast<std::size_t>(to.sums_stride * 4 * shape.sms * kBlocksPerSm);
   return to;
 }
 
@@ -40,6 +39,27 @@ bool aligned(const Tensor& tensor) {
 // Whether all rows of it are read by the 16 bytes, for the head sizes that have tiles.
 bool aligned(const CacheLayer& cache) {
   return reinterpret_cast<std::uintptr_t>(cache.data) % 16 == 0 && cache.block_bytes() % 16 == 0;
+}
+
+// f(the head size as a constant), where it is one of those; whether it is.
+template <int... sizes, class F>
+bool with_head_size(std::integer_sequence<int, sizes...>, int head_dim, F f) {
+  return ((head_dim == sizes && (f(std::integral_constant<int, sizes>{}), true)) || ...);
+}
+
+bool has_tiles(int head_dim) {
+  return with_head_size(TiledHeadSizes{}, head_dim, [](auto) {});
+}
+
+template <class T>
+void start(Stream& stream, const DeviceInfo& device, const AttentionParams& params, std::int64_t items, bool decode) {
+  with_head_size(TiledHeadSizes{}, params.cache.head_dim, [&](auto size) {
+    if (decode) {
+      start_decode<T, size()>(stream, device, params, items);
+    } else {
+      start_prefill<T, size()>(stream, params, items);
+    }
+  });
 }
 
 }  // namespace
@@ -61,8 +81,9 @@ void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, cons
   params.cache = cache;
   params.heads = shape.heads;
   params.group = shape.group();
-  params.max_blocks = shape.multiprocessors * kBlocksPerMultiprocessor;
+  params.max_blocks = shape.sms * kBlocksPerSm;
   params.chunk = shape.reproducible ? kAttentionChunk : kNoChunks;
+  params.span = shape.reproducible ? kAttentionSpan : kNoChunks;
   auto& weighing = params.weighing;
   weighing.changes = how.soft_cap != 0 || how.alibi != nullptr;
   weighing.any = weighing.changes || how.window > 0;
@@ -77,10 +98,8 @@ void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, cons
   params.sums = reinterpret_cast<float*>(base + workspace.sums);
   params.sums_stride = workspace.sums_stride;
 
-  const bool tiles =
-      std::find(kTiledHeadSizes.begin(), kTiledHeadSizes.end(), shape.head_dim) != kTiledHeadSizes.end() &&
-      cache.dtype != DType::f32 && qkv.dtype == cache.dtype && out.dtype == cache.dtype && aligned(qkv) &&
-      aligned(out) && aligned(cache);
+  const bool tiles = has_tiles(shape.head_dim) && cache.dtype != DType::f32 && qkv.dtype == cache.dtype &&
+                     out.dtype == cache.dtype && aligned(qkv) && aligned(out) && aligned(cache);
   const auto run = [&](const AttentionItem* items, const std::int32_t* count, std::int64_t max_items, bool decode) {
     if (max_items == 0) return;
     params.items = items;
@@ -88,10 +107,10 @@ void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, cons
     if (!tiles) {
       const int rows = decode ? 1 : prefill_item_rows(shape.head_dim, shape.group());
       attention_plain(stream, device, qkv.dtype, out.dtype, params, max_items, rows);
-    } else if (decode) {
-      attention_decode(stream, device, params, max_items);
+    } else if (cache.dtype == DType::bf16) {
+      start<bf16>(stream, device, params, max_items, decode);
     } else {
-      attention_prefill(stream, params, max_items);
+      start<f16>(stream, device, params, max_items, decode);
     }
   };
   run(work.decode, work.counts, work.max_decode, true);

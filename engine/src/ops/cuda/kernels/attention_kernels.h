@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "ops/cuda/kernels/attention.h"
 
@@ -19,6 +20,8 @@ struct Weighing {
   const float* slopes = nullptr;  // [heads]; null: none
 };
 
+inline constexpr int kCombineLevels = 2;  // splits to sets, sets to rows
+
 struct AttentionParams {
   const AttentionItem* items = nullptr;
   const std::int32_t* count = nullptr;   // of items
@@ -33,20 +36,27 @@ struct AttentionParams {
   int max_blocks = 0;         // of a grid that runs all at once
   int stages = 2;             // of the pipeline of k and v tiles
   int chunk = 0;              // positions that are summed up by themselves; a power of two
+  int span = 0;               // positions whose chunks are; kCombinedSplits chunks, or one where there are no chunks
   float scale = 1;            // softmax is over 2^(x * scale), log2(e) is in it; x = q k^T, or what Weighing says
   float* partials = nullptr;  // [partials][heads][head_dim + 4]: sum of p v, maximum, sum of p, -, -
-  std::int32_t* counters = nullptr;  // [partials][kv_heads][tiles]: pieces done, at their first partial
+  // [partials][kv_heads][tiles][kCombineLevels]: splits of a set, at its first partial, and sets of an item, at its
+  // first, that are done
+  std::int32_t* counters = nullptr;
   float* sums = nullptr;             // [thread blocks][sums_stride]: what a block has of the chunks before, when there
   std::int64_t sums_stride = 0;      //   may be several in an item
   Weighing weighing;
 };
 
-// `items`: the most that *params.count can be. The first two need a head size of 32, 64, 96, 128 or 256, 16-bit
-// elements of one type, and rows of q and out that are 16-byte aligned.
-void attention_decode(Stream& stream, const DeviceInfo& device, const AttentionParams& params, std::int64_t items);
-void attention_prefill(Stream& stream, const AttentionParams& params, std::int64_t items);
+// `items`: the most that *params.count can be. The first two need elements of type T (bf16, f16), heads of kDim
+// elements (one of TiledHeadSizes), and rows of q and out that are 16-byte aligned. Each head size has a source file of
+// its own with their instances, so that they are compiled side by side.
+using TiledHeadSizes = std::integer_sequence<int, 32, 64, 96, 128, 256>;
+template <class T, int kDim>
+void start_decode(Stream& stream, const DeviceInfo& device, AttentionParams params, std::int64_t items);
+template <class T, int kDim>
+void start_prefill(Stream& stream, AttentionParams params, std::int64_t items);
 
-// Any shape and any types. Items are taken whole: the first piece of cut rows does all of them.
+// Any shape and any types. Items are taken whole: the first split of cut rows does all of them.
 void attention_plain(Stream& stream, const DeviceInfo& device, DType q_type, DType out_type,
                      const AttentionParams& params, std::int64_t items, int rows_per_item);
 

@@ -23,7 +23,7 @@ namespace charonia::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kPlainBlocks = 4;  // on a multiprocessor
+constexpr int kPlainBlocks = 4;  // on an SM
 
 struct PlainParams {
   AttentionParams attention;
@@ -110,7 +110,7 @@ void plain_kernel(const PlainParams params) {
     const int head = static_cast<int>(index % p.heads);
     const int of_item = static_cast<int>(index / p.heads % params.rows_per_item);
     const AttentionItem item = p.items[index / p.heads / params.rows_per_item];
-    if (item.piece != 0 || of_item >= item.num_rows) continue;
+    if (item.split != 0 || of_item >= item.num_rows) continue;
     const int row = item.first_row + of_item, positions = item.first_position + of_item + 1;
     const float slope = p.weighing.slopes == nullptr ? 0.0F : load_readonly(p.weighing.slopes + head);
     for (int d = lane; d < dim; d += kWarp) {
@@ -167,7 +167,7 @@ void start(Stream& stream, const DeviceInfo& device, const PlainParams& params, 
     throw Error(ErrorCode::unsupported, cat("attention over heads of ", params.attention.cache.head_dim, " elements"));
   }
   const auto blocks = std::min<std::int64_t>(divide_up(items * params.rows_per_item * params.attention.heads, kWarps),
-                                             std::int64_t{device.multiprocessors} * kPlainBlocks);
+                                             std::int64_t{device.sms} * kPlainBlocks);
   launch(stream, "attention (plain)",
          {.grid_x = static_cast<unsigned>(blocks), .threads = kThreads, .dynamic_shared_bytes = bytes}, plain_kernel<T>,
          params);

@@ -8,8 +8,8 @@
 //
 // What a tile of k and v of 64 positions takes at head_dim 128: 32 KB in 16 bits; 16.5 KB in 8 bits, (D + 4) / 2D of
 // it; 8.5 KB in 4 bits. For every element 3.5 instructions (its byte to a place of its own, float by a subtraction, a
-// multiplication and addition, half a conversion to 16 bits) and half a one for what 16 of them share, 530 clocks of a
-// multiprocessor's four schedulers in all; the wide tile's way into shared memory takes 256 clocks beside them.
+// multiplication and addition, half a conversion to 16 bits) and half a one for what 16 of them share, 530 cycles of an
+// SM's four schedulers in all; the wide tile's way into shared memory takes 256 cycles beside them.
 #pragma once
 
 #include <cstdint>

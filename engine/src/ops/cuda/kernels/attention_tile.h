@@ -4,7 +4,7 @@
 //   - Every element of q k^T and of p v is summed up by the same tensor-core products in the same order; what other
 //     rows of the product hold does not matter. A step that is masked altogether changes nothing: its products are
 //     zeros, and everything is multiplied by 2^0. (Before a row's window all that it has are zeros: it does not matter
-//     how far before the window an item begins, or how many pieces or chunks lie there.)
+//     how far before the window an item begins, or how many splits or chunks lie there.)
 //   - The sum of p is a column of the product p v, with a v of ones. The maximum is exact in any order.
 //   - Multiplications and additions that the compiler might or might not contract are written as fmaf.
 #pragma once
@@ -76,10 +76,9 @@ CHARONIA_DEVICE AttentionUnit attention_unit(const AttentionParams& p, int turn,
   return unit;
 }
 
-// Whether a chunk ends before `end`; whether the item has positions of several.
-CHARONIA_DEVICE bool ends_chunk(const AttentionParams& p, int end) { return (end & (p.chunk - 1)) == 0; }
-CHARONIA_DEVICE bool has_chunks(const AttentionParams& p, const AttentionItem& item) {
-  return (item.kv_begin | (p.chunk - 1)) + 1 < item.kv_end;
+// Whether a chunk ends before `end`, and the item goes on.
+CHARONIA_DEVICE bool ends_chunk(const AttentionParams& p, const AttentionItem& item, int end) {
+  return (end & (p.chunk - 1)) == 0 && end < item.kv_end;
 }
 
 // The slope of a head; of one that is not there, any.
@@ -201,7 +200,8 @@ struct RowTile {
     }
   }
 
-  // Chunks: the sums of those before lie in memory of the thread's own, kAttentionThreads floats apart.
+  // Chunks: the sums of those before in the span lie in memory of the thread's own, kAttentionThreads floats apart, and
+  // behind them, p.sums_stride / 2 further, those of the spans before.
   static constexpr int kFloats = kColumnTiles * 4 + 4;
   CHARONIA_DEVICE void store(float* to) const {
     CHARONIA_UNROLL
@@ -230,50 +230,159 @@ struct RowTile {
   }
 };
 
+// When ends_chunk(): what the rows have becomes a part of the sums in memory.
+template <int kColumnTiles>
+CHARONIA_DEVICE void end_chunk(RowTile<kColumnTiles>& rows, const AttentionParams& p, const AttentionItem& item,
+                               int end, float* sums) {
+  const int chunk = end - p.chunk;
+  const bool ends_span = (end & (p.span - 1)) == 0;
+  bool before = chunk > item.kv_begin && (chunk & (p.span - 1)) != 0;
+  CHARONIA_UNROLL_BY(1)
+  for (int level = ends_span ? 0 : 1; level < 2; ++level) {
+    if (before) rows.merge_after(sums, p.scale);
+    before = end - p.span > item.kv_begin;
+    if (level == 0) sums += p.sums_stride / 2;
+  }
+  rows.store(sums);
+  rows.clear();
+}
+
+// When the item ends: the sums in memory become a part of what the rows have.
+template <int kColumnTiles>
+CHARONIA_DEVICE void add_chunks(RowTile<kColumnTiles>& rows, const AttentionParams& p, const AttentionItem& item,
+                                const float* sums) {
+  const int chunk = (item.kv_end - 1) & ~(p.chunk - 1), span = (item.kv_end - 1) & ~(p.span - 1);
+  if (chunk > max(item.kv_begin, span)) rows.merge_after(sums, p.scale);
+  if (span > item.kv_begin) rows.merge_after(sums + p.sums_stride / 2, p.scale);
+}
+
 template <int kDim>
 CHARONIA_DEVICE float* partial_at(const AttentionParams& p, std::int64_t partial, int head) {
   return p.partials + (partial * p.heads + head) * (kDim + 4);
 }
 
-// All threads of the block, when they have written the unit's partial results: counts the piece, and in the block that
-// finds all the others done combines them into `out`. kRows: rows of a unit's tile.
-template <class T, int kDim, int kRows>
-CHARONIA_DEVICE void piece_done(const AttentionParams& p, const AttentionUnit& unit, int* last) {
-  const auto& item = unit.item;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    auto* const counter =
-        p.counters + (static_cast<std::int64_t>(item.partial) * p.cache.kv_heads + unit.kv_head) * p.tiles + unit.tile;
-    *last = atomicAdd(counter, 1) == item.pieces - 1 ? 1 : 0;
-    if (*last != 0) *counter = 0;
-  }
-  __syncthreads();
-  if (*last == 0) return;
-  __threadfence();
-  constexpr int kFours = kDim / 4;
-  const int begin = unit.tile * kRows, end = min(begin + kRows, item.num_rows * p.group);
-  for (int i = static_cast<int>(threadIdx.x); i < (end - begin) * kFours; i += kAttentionThreads) {
-    const int flat = begin + i / kFours, d = i % kFours * 4;
-    const int row = flat / p.group, head = unit.kv_head * p.group + flat % p.group;
-    const float* from = partial_at<kDim>(p, item.partial + row, head);
-    const std::int64_t step = static_cast<std::int64_t>(item.num_rows) * p.heads * (kDim + 4);
-    float4 sum = load_l2(reinterpret_cast<const float4*>(from + d));
-    float4 state = load_l2(reinterpret_cast<const float4*>(from + kDim));
-    for (int piece = 1; piece < item.pieces; ++piece) {
-      from += step;
-      const float4 next = load_l2(reinterpret_cast<const float4*>(from + d));
-      const float4 next_state = load_l2(reinterpret_cast<const float4*>(from + kDim));
-      const auto both = merge(state.x, next_state.x, p.scale);
-      sum = {both(sum.x, next.x), both(sum.y, next.y), both(sum.z, next.z), both(sum.w, next.w)};
-      state.x = both.maximum;
-      state.y = both(state.y, next_state.y);
+// What a lane has of a row while results of its splits are combined: every 32nd four columns of out.
+template <int kDim>
+struct Combined {
+  static constexpr int kFours = static_cast<int>(divide_up(kDim / 4, kWarp));
+  float4 out[kFours];
+  float sum, maximum;
+  CHARONIA_DEVICE static int column(int i) { return 4 * (lane_id() + i * kWarp); }
+};
+
+// By a warp: one head of one row of several splits, in their order. split_at(i): where the result of the i-th begins.
+// What each is multiplied by follows from the maxima, which all lanes find at once; then columns are added up with
+// 16 loads of each lane under way.
+template <int kDim, class SplitAt>
+CHARONIA_DEVICE Combined<kDim> combine(int count, float scale, SplitAt split_at) {
+  constexpr int kFours = Combined<kDim>::kFours, kAtOnce = 16 / kFours;
+  Combined<kDim> all;
+  CHARONIA_UNROLL
+  for (int k = 0; k < kFours; ++k) all.out[k] = {-0.0F, -0.0F, -0.0F, -0.0F};  // the zero that leaves another as it is
+  all.sum = 0;
+  all.maximum = kMinusInfinity;
+  for (int first = 0; first < count; first += kWarp) {
+    float maximum = kMinusInfinity, sum = 0;
+    if (first + lane_id() < count) {
+      const float4 state = load_l2(reinterpret_cast<const float4*>(split_at(first + lane_id()) + kDim));
+      maximum = state.x;
+      sum = state.y;
     }
-    const float norm = 1.0F / state.y;
-    const uint2 packed = {pack<T>(sum.x * norm, sum.y * norm), pack<T>(sum.z * norm, sum.w * norm)};
-    *reinterpret_cast<uint2*>(static_cast<T*>(p.out) + (item.first_row + row) * p.out_stride + head * kDim + d) =
-        packed;
+    float now = fmaxf(maximum, all.maximum);  // the greatest of the splits up to the lane's
+    CHARONIA_UNROLL
+    for (int delta = 1; delta < kWarp; delta *= 2) now = fmaxf(now, shuffle_up(now, delta));
+    const float lower = shuffle_up(now, 1), before = lane_id() == 0 ? all.maximum : lower;
+    const float old_factor = rescale(before, now, scale), new_factor = rescale(maximum, now, scale);
+    for (int i = first; i < min(first + kWarp, count); i += kAtOnce) {
+      float4 next[kAtOnce][kFours];
+      CHARONIA_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) {
+        CHARONIA_UNROLL
+        for (int k = 0; k < kFours; ++k) {
+          const int column = Combined<kDim>::column(k);
+          const bool valid = i + j < count && column < kDim;
+          next[j][k] = valid ? load_l2(reinterpret_cast<const float4*>(split_at(i + j) + column)) : float4{0, 0, 0, 0};
+        }
+      }
+      CHARONIA_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (i + j >= count) continue;
+        const int lane = i + j - first;
+        const float a = shuffle_from(old_factor, lane), b = shuffle_from(new_factor, lane);
+        all.sum = fmaf(shuffle_from(sum, lane), b, all.sum * a);
+        CHARONIA_UNROLL
+        for (int k = 0; k < kFours; ++k) {
+          auto& out = all.out[k];
+          out = {fmaf(next[j][k].x, b, out.x * a), fmaf(next[j][k].y, b, out.y * a), fmaf(next[j][k].z, b, out.z * a),
+                 fmaf(next[j][k].w, b, out.w * a)};
+        }
+      }
+    }
+    all.maximum = shuffle_from(now, kWarp - 1);
   }
+  return all;
+}
+
+// All threads of the block, when they have written the unit's partial results. Splits are combined in sets of
+// kCombinedSplits, and then the sets: always by the block that finds all the others done, so that sets are combined
+// side by side. Results of a set take the place of its first split's. Reproducible, a set is a span's part of the item.
+// kRows: rows of a unit's tile.
+template <class T, int kDim, int kRows>
+CHARONIA_DEVICE void split_done(const AttentionParams& p, const AttentionUnit& unit, int* last) {
+  const auto& item = unit.item;
+  const int begin = unit.tile * kRows, end = min(begin + kRows, item.num_rows * p.group);
+  // Splits that the first set lacks.
+  const int lead = p.span == p.chunk ? 0 : ((item.kv_end - 1) / p.chunk - item.split) % kCombinedSplits;
+  const int sets = (lead + item.splits - 1) / kCombinedSplits + 1, set = (lead + item.split) / kCombinedSplits;
+  const auto first_of = [&](int of) { return max(of * kCombinedSplits - lead, 0); };
+
+  // Whether the block is the last of `count` that come here.
+  const auto is_last = [&](int split, int level, int count) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const auto partial = static_cast<std::int64_t>(item.partial) + split * item.num_rows;
+      auto* const counter =
+          p.counters + ((partial * p.cache.kv_heads + unit.kv_head) * p.tiles + unit.tile) * kCombineLevels + level;
+      *last = atomicAdd(counter, 1) == count - 1 ? 1 : 0;
+      if (*last != 0) *counter = 0;
+    }
+    __syncthreads();
+    if (*last == 0) return false;
+    __threadfence();
+    return true;
+  };
+  // split_of(i): the splits that are combined. They become out where they are all there is, and else what stands for
+  // the first of them.
+  const auto combine_rows = [&](int count, bool all, auto split_of) {
+    for (int flat = begin + warp_id(); flat < end; flat += kAttentionWarps) {
+      const int row = flat / p.group, head = unit.kv_head * p.group + flat % p.group;
+      const auto split_at = [&](int i) {
+        return partial_at<kDim>(p, item.partial + static_cast<std::int64_t>(split_of(i)) * item.num_rows + row, head);
+      };
+      const auto sum = combine<kDim>(count, p.scale, split_at);
+      const float norm = 1.0F / sum.sum;
+      CHARONIA_UNROLL
+      for (int k = 0; k < Combined<kDim>::kFours; ++k) {
+        const int column = Combined<kDim>::column(k);
+        const float4 x = sum.out[k];
+        if (column >= kDim) continue;
+        if (all) {
+          *reinterpret_cast<uint2*>(static_cast<T*>(p.out) + (item.first_row + row) * p.out_stride + head * kDim +
+                                    column) = {pack<T>(x.x * norm, x.y * norm), pack<T>(x.z * norm, x.w * norm)};
+        } else {
+          *reinterpret_cast<float4*>(split_at(0) + column) = x;
+        }
+      }
+      if (!all && lane_id() == 0) *reinterpret_cast<float2*>(split_at(0) + kDim) = {sum.maximum, sum.sum};
+    }
+  };
+
+  const int first = first_of(set), count = min(first_of(set + 1), static_cast<int>(item.splits)) - first;
+  if (!is_last(first, 0, count)) return;
+  combine_rows(count, sets == 1, [&](int i) { return first + i; });
+  if (sets == 1 || !is_last(0, 1, sets)) return;
+  combine_rows(sets, true, first_of);
 }
 
 }  // namespace charonia::cuda

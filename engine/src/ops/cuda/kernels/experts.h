@@ -1,29 +1,29 @@
-// Mixture of experts: rows to experts, the products of experts with their rows, and the rows' sums.
+// Mixture of experts: rows to experts, the GEMMs of experts with their rows, and the rows' sums.
 //
-// A row's bits depend on the row alone: K is cut into parts as in gemm.h, all ways of a product add alike, and a row's
+// A row's bits depend on the row alone: K is cut into parts as in gemm.h, all tactics of a GEMM add alike, and a row's
 // experts are added in the order of their indices.
 #pragma once
 
 #include <cstdint>
 
 #include "base/dtype.h"
-#include "ops/cuda/experts_room.h"
+#include "ops/cuda/experts_workspace.h"
 #include "ops/cuda/runtime.h"
 #include "ops/ops.h"
 
 namespace charonia::cuda {
 
-inline constexpr int kMostExperts = 1024, kMostExpertsOfRow = 32;
+inline constexpr int kMaxExperts = 1024, kMaxExpertsOfRow = 32;
 
 struct RouteParams {
   const float* logits = nullptr;  // [rows, experts]
   std::int64_t stride = 0;
-  int rows = 0, experts = 0;         // experts <= kMostExperts
-  int top_k = 0;                     // <= kMostExpertsOfRow
+  int rows = 0, experts = 0;         // experts <= kMaxExperts
+  int top_k = 0;                     // <= kMaxExpertsOfRow
   int tile_rows = 0, num_tiles = 0;  // of the tiles that are written
   bool renormalize = true;
   const std::int32_t* real_rows = nullptr;  // on the device: rows from there on are padding and get no expert; or null
-  // Parts of ExpertsRoom:
+  // Parts of ExpertsWorkspace:
   std::int32_t* chosen = nullptr;
   float* weights = nullptr;
   std::int32_t* places = nullptr;
@@ -35,9 +35,9 @@ void route_rows(Stream& stream, const RouteParams& params);
 // out [rows, padded] = in [rows, cols], with zeros behind.
 void pad_rows(Stream& stream, const ops::Tensor& in, void* out, std::int64_t padded);
 
-// Of every place, with the weight of its expert. The gated product: weight rows come in sixteens, eight of gate and
+// Of every place, with the weight of its expert. The gated GEMM: weight rows come in sixteens, eight of gate and
 // the eight of up that belong to them, and eight outputs come of them, activation(gate) * up. Else n outputs of n rows.
-struct ExpertProduct {
+struct ExpertGemm {
   DType type = DType::bf16;  // of in, weight and out
   const void* in = nullptr;  // [rows or places, k], rows 16-byte aligned
   std::int64_t in_stride = 0;
@@ -50,7 +50,7 @@ struct ExpertProduct {
   const ExpertTile* tiles = nullptr;
   int num_tiles = 0, tile_rows = 0;
 };
-void multiply_experts(Stream& stream, const DeviceInfo& device, const ExpertProduct& product);
+void multiply_experts(Stream& stream, const DeviceInfo& device, const ExpertGemm& gemm);
 
 // Rows of a tile, by how many rows an expert has on average: a function of the number of rows alone, as everything that
 // shapes a launch.

@@ -10,8 +10,8 @@
 //   add      a thread per 8 elements of a row: one fused multiply-add for each of the row's experts, in their order.
 //
 // Bound: latency. For 1 row the four launches read and write some KB; for 8192 rows of 8 out of 128 experts, group
-// reads the 256 KB of assignments twice in each of 128 blocks, 64 MB out of the second-level cache, some 15 us beside
-// products of a millisecond. add reads top_k * hidden elements of a row and writes hidden: at hidden 2048, 16 bits and
+// reads the 256 KB of assignments twice in each of 128 blocks, 64 MB out of the L2 cache, some 15 us beside
+// GEMMs of a millisecond. add reads top_k * hidden elements of a row and writes hidden: at hidden 2048, 16 bits and
 // 8 experts 36 KB a row.
 #include <type_traits>
 
@@ -65,13 +65,13 @@ CHARONIA_KERNEL(kRouteThreads, 4) void route_kernel(const RouteParams p) {
     if (lane == i) mine = before;
   }
   const int expert = expert_of(lane < p.top_k ? mine : before);
-  const float greatest = logits[shuffle_from(expert, 0)];
-  const float exponential = expf(logits[expert] - greatest);
+  const float maximum = logits[shuffle_from(expert, 0)];
+  const float exponential = expf(logits[expert] - maximum);
   float sum = 0;
   if (p.renormalize) {
     sum = lane < p.top_k ? exponential : 0;
   } else {
-    for (int e = lane; e < p.experts; e += kWarp) sum += expf(logits[e] - greatest);
+    for (int e = lane; e < p.experts; e += kWarp) sum += expf(logits[e] - maximum);
   }
   sum = warp_sum(sum);
   int at = 0;
@@ -99,7 +99,7 @@ CHARONIA_DEVICE int block_inclusive(int x, int* scratch) {
 }
 
 CHARONIA_KERNEL(kGroupThreads, 2) void group_kernel(const RouteParams p) {
-  CHARONIA_SHARED(int, counts, [kMostExperts]);
+  CHARONIA_SHARED(int, counts, [kMaxExperts]);
   CHARONIA_SHARED(int, scratch, [kWarp]);
   CHARONIA_SHARED(int, before, [2]);  // places and tiles of the experts before
   dependency_trigger();

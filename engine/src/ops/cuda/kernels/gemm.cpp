@@ -1,4 +1,4 @@
-// Which ways a product may go, and the launch of one.
+// Which tactics a GEMM may take, and the launch of one.
 #include "ops/cuda/kernels/gemm.h"
 
 #include <limits>
@@ -10,74 +10,74 @@
 namespace charonia::cuda {
 namespace {
 
-using Kernel = GemmWay::Kernel;
-constexpr std::int64_t kMostSharedTiles = kGemmCounterBytes / sizeof(int);
+using Kernel = GemmTactic::Kernel;
+constexpr std::int64_t kMaxSharedTiles = kGemmCounterBytes / sizeof(int);
 
 bool aligned(const void* pointer, std::int64_t stride, DType type) {
   const auto bytes = stride * static_cast<std::int64_t>(size_of(type));
   return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0 && bytes % 16 == 0;
 }
 
-std::int64_t tiles(const GemmWay& way, const Gemm& gemm) {
-  return divide_up(gemm.rows, way.tile_rows) * divide_up(gemm.n, way.tile_columns);
+std::int64_t tiles(const GemmTactic& tactic, const Gemm& gemm) {
+  return divide_up(gemm.rows, tactic.tile_rows) * divide_up(gemm.n, tactic.tile_columns);
 }
 
 // Thread blocks that share the parts of K of a tile: there is a counter for so many tiles only.
-std::int64_t k_blocks(const GemmWay& way, const Gemm& gemm) {
+std::int64_t k_blocks(const GemmTactic& tactic, const Gemm& gemm) {
   const auto parts = split_k(gemm.k).parts;
-  if (way.k_blocks <= 1 || tiles(way, gemm) > kMostSharedTiles) return 1;
-  return divide_up(parts, divide_up(parts, way.k_blocks));
+  if (tactic.k_blocks <= 1 || tiles(tactic, gemm) > kMaxSharedTiles) return 1;
+  return divide_up(parts, divide_up(parts, tactic.k_blocks));
 }
 
 // Adds a tile with the numbers of thread blocks that may share its parts of K: more of them as long as there are fewer
-// than two blocks per multiprocessor. First that which just fills the device.
-void add_tile(std::vector<GemmWay>& ways, GemmWay way, const DeviceInfo& device, const Gemm& gemm) {
+// than two blocks per SM. First that which just fills the device.
+void add_tile(std::vector<GemmTactic>& tactics, GemmTactic tactic, const DeviceInfo& device, const Gemm& gemm) {
   const auto parts = split_k(gemm.k).parts;
-  const auto count = tiles(way, gemm);
-  std::vector<GemmWay> found;
+  const auto count = tiles(tactic, gemm);
+  std::vector<GemmTactic> found;
   for (int blocks = 1; blocks <= parts; blocks *= 2) {
-    way.k_blocks = blocks;
-    way.k_blocks = static_cast<int>(k_blocks(way, gemm));
-    if (blocks > 1 && count * blocks / 2 >= 2 * device.multiprocessors) break;
-    if (found.empty() || found.back() != way) found.push_back(way);
+    tactic.k_blocks = blocks;
+    tactic.k_blocks = static_cast<int>(k_blocks(tactic, gemm));
+    if (blocks > 1 && count * blocks / 2 >= 2 * device.sms) break;
+    if (found.empty() || found.back() != tactic) found.push_back(tactic);
   }
-  std::ranges::stable_sort(found, {}, [&](const GemmWay& one) {
+  std::ranges::stable_sort(found, {}, [&](const GemmTactic& one) {
     const auto blocks = count * one.k_blocks;
-    return blocks >= device.multiprocessors ? blocks : std::numeric_limits<std::int64_t>::max() - blocks;
+    return blocks >= device.sms ? blocks : std::numeric_limits<std::int64_t>::max() - blocks;
   });
-  ways.insert(ways.end(), found.begin(), found.end());
+  tactics.insert(tactics.end(), found.begin(), found.end());
 }
 
 }  // namespace
 
 bool vectors(const Gemm& gemm) { return aligned(gemm.in, gemm.in_stride, gemm.type) && gemm.k % 8 == 0; }
 
-std::vector<GemmWay> gemm_ways(const DeviceInfo& device, const Gemm& gemm) {
-  std::vector<GemmWay> ways;
+std::vector<GemmTactic> gemm_tactics(const DeviceInfo& device, const Gemm& gemm) {
+  std::vector<GemmTactic> tactics;
   const auto rows = gemm.rows;
   const auto tile = [&](int tile_rows, int columns, int stages) {
     const auto bytes = static_cast<std::size_t>(stages) * static_cast<std::size_t>(columns + tile_rows) * 128;
-    if (bytes <= device.shared_bytes) add_tile(ways, {Kernel::tile, tile_rows, columns, stages, 1}, device, gemm);
+    if (bytes <= device.shared_bytes) add_tile(tactics, {Kernel::tile, tile_rows, columns, stages, 1}, device, gemm);
   };
   if (gemm.type == DType::f32) {
-    add_tile(ways, {Kernel::plain, rows <= 16 ? 8 : 64, 64, 3, 1}, device, gemm);
-    return ways;
+    add_tile(tactics, {Kernel::plain, rows <= 16 ? 8 : 64, 64, 3, 1}, device, gemm);
+    return tactics;
   }
   if (!vectors(gemm)) {
     tile(32, 64, 6);
-    return ways;
+    return tactics;
   }
   if (rows <= 4) {
-    ways.push_back({Kernel::stream, 8, 16, 4, 1});
-    ways.push_back({Kernel::stream, 8, 16, 8, 1});
-    ways.push_back({Kernel::stream, 8, 32, 4, 1});
+    tactics.push_back({Kernel::stream, 8, 16, 4, 1});
+    tactics.push_back({Kernel::stream, 8, 16, 8, 1});
+    tactics.push_back({Kernel::stream, 8, 32, 4, 1});
   } else if (rows <= 8) {
-    ways.push_back({Kernel::stream, 8, 32, 4, 1});
-    ways.push_back({Kernel::stream, 8, 16, 4, 1});
-    ways.push_back({Kernel::stream, 8, 16, 8, 1});
+    tactics.push_back({Kernel::stream, 8, 32, 4, 1});
+    tactics.push_back({Kernel::stream, 8, 16, 4, 1});
+    tactics.push_back({Kernel::stream, 8, 16, 8, 1});
   } else if (rows <= 16) {
-    ways.push_back({Kernel::stream, 16, 32, 4, 1});
-    ways.push_back({Kernel::stream, 16, 16, 4, 1});
+    tactics.push_back({Kernel::stream, 16, 32, 4, 1});
+    tactics.push_back({Kernel::stream, 16, 16, 4, 1});
   }
   if (rows > 2 && rows <= 16) tile(16, 64, 6);
   if (rows > 256) tile(128, 128, device.shared_bytes >= (std::size_t{128} << 10) ? 4 : 3);
@@ -85,22 +85,22 @@ std::vector<GemmWay> gemm_ways(const DeviceInfo& device, const Gemm& gemm) {
   if (rows > 64 && rows <= 256) tile(128, 128, device.shared_bytes >= (std::size_t{128} << 10) ? 4 : 3);
   if (rows > 8 && rows <= 64) tile(32, 128, device.shared_bytes >= (std::size_t{100} << 10) ? 5 : 4);
   if (rows > 16 && rows <= 128) tile(32, 64, 6);
-  return ways;
+  return tactics;
 }
 
-std::size_t gemm_workspace_bytes(const GemmWay& way, const Gemm& gemm) {
-  if (k_blocks(way, gemm) == 1) return kGemmCounterBytes;
-  const auto sums = tiles(way, gemm) * split_k(gemm.k).parts * way.tile_rows * way.tile_columns;
+std::size_t gemm_workspace_bytes(const GemmTactic& tactic, const Gemm& gemm) {
+  if (k_blocks(tactic, gemm) == 1) return kGemmCounterBytes;
+  const auto sums = tiles(tactic, gemm) * split_k(gemm.k).parts * tactic.tile_rows * tactic.tile_columns;
   return kGemmCounterBytes + static_cast<std::size_t>(sums) * sizeof(float);
 }
 
-void gemm(Stream& stream, const DeviceInfo&, const Gemm& gemm, const GemmWay& way, void* workspace) {
-  constexpr std::int64_t kMost = std::numeric_limits<int>::max();
+void gemm(Stream& stream, const DeviceInfo&, const Gemm& gemm, const GemmTactic& tactic, void* workspace) {
+  constexpr std::int64_t kMax = std::numeric_limits<int>::max();
   if (gemm.rows == 0 || gemm.n == 0) return;
-  if (gemm.rows > kMost / 2 || gemm.n > kMost / 2 || gemm.k < 1 || gemm.k > kMost / 2 || gemm.in_stride > kMost ||
-      gemm.weight_stride > kMost || gemm.weight_stride % 8 != 0 ||
+  if (gemm.rows > kMax / 2 || gemm.n > kMax / 2 || gemm.k < 1 || gemm.k > kMax / 2 || gemm.in_stride > kMax ||
+      gemm.weight_stride > kMax || gemm.weight_stride % 8 != 0 ||
       (gemm.out_type != gemm.type && gemm.out_type != DType::f32)) {
-    throw Error(ErrorCode::internal, cat("a product of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k,
+    throw Error(ErrorCode::internal, cat("a GEMM of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k,
                                          " (stride ", gemm.weight_stride, ") that no kernel takes"));
   }
   const auto split = split_k(gemm.k);
@@ -119,27 +119,29 @@ void gemm(Stream& stream, const DeviceInfo&, const Gemm& gemm, const GemmWay& wa
   p.k = static_cast<int>(gemm.k);
   p.parts = split.parts;
   p.part_length = static_cast<int>(split.length);
-  p.k_blocks = static_cast<int>(k_blocks(way, gemm));
+  p.k_blocks = static_cast<int>(k_blocks(tactic, gemm));
   p.parts_of_block = static_cast<int>(divide_up(split.parts, p.k_blocks));
-  p.row_tiles = static_cast<int>(divide_up(gemm.rows, way.tile_rows));
-  p.column_tiles = static_cast<int>(divide_up(gemm.n, way.tile_columns));
+  p.row_tiles = static_cast<int>(divide_up(gemm.rows, tactic.tile_rows));
+  p.column_tiles = static_cast<int>(divide_up(gemm.n, tactic.tile_columns));
   p.out_f32 = gemm.out_type == DType::f32;
   p.out_vectors = aligned(gemm.out, gemm.out_stride, gemm.out_type);
   bool known = false;
-  switch (way.kernel) {
+  switch (tactic.kernel) {
     case Kernel::stream:
-      known = gemm.type != DType::f32 && vectors(gemm) && launch_stream(stream, p, way, gemm.type);
+      known = gemm.type != DType::f32 && vectors(gemm) && launch_stream(stream, p, tactic, gemm.type);
       break;
     case Kernel::tile:
-      known = gemm.type != DType::f32 && launch_tile(stream, p, way, gemm.type, vectors(gemm));
+      known = gemm.type == DType::bf16  ? launch_tile_bf16(stream, p, tactic, vectors(gemm))
+              : gemm.type == DType::f16 ? launch_tile_f16(stream, p, tactic, vectors(gemm))
+                                        : false;
       break;
     case Kernel::plain:
-      known = gemm.type == DType::f32 && launch_plain(stream, p, way, vectors(gemm));
+      known = gemm.type == DType::f32 && launch_plain(stream, p, tactic, vectors(gemm));
       break;
   }
   if (!known) {
-    throw Error(ErrorCode::internal, cat("no kernel for a product in tiles of ", way.tile_rows, " x ", way.tile_columns,
-                                         " with ", way.stages, " stages"));
+    throw Error(ErrorCode::internal, cat("no kernel for a GEMM in tiles of ", tactic.tile_rows, " x ",
+                                         tactic.tile_columns, " with ", tactic.stages, " stages"));
   }
 }
 

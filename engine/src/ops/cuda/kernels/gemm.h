@@ -1,10 +1,11 @@
-// Products with a weight, by our own kernels.
+// GEMMs with a weight, by our own kernels.
 //
-// Order of adding. K is cut into parts (split_k), the same for every product of a weight. A part is added up on its
+// Order of adding. K is cut into parts (split_k), the same for every GEMM of a weight. A part is added up on its
 // own, from its first element to its last, and the parts are added in their order, then the bias. 16-bit types go over
 // tensor cores, which take the weight as their A and the input as their B operand, always 16 elements of K at a time,
 // the same
-// 16. So all ways of a weight give the same bits, and a row's bits do not depend on the number of rows or on its place.
+// 16. So all tactics of a weight give the same bits, and a row's bits do not depend on the number of rows or on its
+// place.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +39,7 @@ struct Gemm {
 bool vectors(const Gemm& gemm);
 
 inline constexpr int kMaxKParts = 8;
-inline constexpr int kKGrain = 64;  // a part's length is a multiple of it; all kernels walk K in pieces that divide it
+inline constexpr int kKGrain = 64;  // a part's length is a multiple of it; all kernels walk K in chunks that divide it
 
 // Parts of K: part i is [i * length, min((i + 1) * length, k)); none is empty.
 struct KSplit {
@@ -53,32 +54,32 @@ CHARONIA_HD KSplit split_k(std::int64_t k) {
   return {static_cast<int>(divide_up(k, length)), length};
 }
 
-// A way of computing it.
+// A tactic: how our own kernels compute it.
 //   stream: weights from memory into registers, a warp per part of K; up to 16 rows.
 //   tile:   weights and input in stages of shared memory.
 //   plain:  tile's counterpart in float.
-struct GemmWay {
+struct GemmTactic {
   enum class Kernel : std::uint8_t { stream, tile, plain };
   Kernel kernel = Kernel::tile;
   int tile_rows = 0;     // rows of a thread block
   int tile_columns = 0;  // outputs of a warp (stream) or of a thread block
-  int stages = 0;        // pieces of K that are under way at a time
+  int stages = 0;        // chunks of K that are under way at a time
   int k_blocks = 1;      // thread blocks that share the parts of K of a tile
-  bool operator==(const GemmWay&) const = default;
+  bool operator==(const GemmTactic&) const = default;
 };
 
-// The ways for a product of so many rows, the likeliest best first; never empty. Every one of them computes a product
+// The tactics for a GEMM of so many rows, the likeliest best first; never empty. Every one of them computes a GEMM
 // of any number of rows, if in, out and the strides are aligned as they are here.
-std::vector<GemmWay> gemm_ways(const DeviceInfo& device, const Gemm& gemm);
+std::vector<GemmTactic> gemm_tactics(const DeviceInfo& device, const Gemm& gemm);
 
-// Bytes of workspace that a way needs: for counters, and for sums of parts where several thread blocks share them.
-std::size_t gemm_workspace_bytes(const GemmWay& way, const Gemm& gemm);
+// Bytes of workspace that a tactic needs: for counters, and for sums of parts where several thread blocks share them.
+std::size_t gemm_workspace_bytes(const GemmTactic& tactic, const Gemm& gemm);
 
-// workspace: its first kGemmCounterBytes are zero, and are zero again afterwards. Products of one stream share it.
+// workspace: its first kGemmCounterBytes are zero, and are zero again afterwards. GEMMs of one stream share it.
 inline constexpr std::size_t kGemmCounterBytes = std::size_t{16} << 10;
-void gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, const GemmWay& way, void* workspace);
+void gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, const GemmTactic& tactic, void* workspace);
 
-// out += bias, for products that were computed elsewhere.
+// out += bias, for GEMMs that were computed elsewhere.
 void add_bias(Stream& stream, const Gemm& gemm);
 
 }  // namespace charonia::cuda

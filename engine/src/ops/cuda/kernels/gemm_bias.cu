@@ -1,5 +1,5 @@
-// out [rows, n] += bias [n]: the bias of products that a library computed. Reads and writes the outputs once more,
-// which were just written and are in the second-level cache unless they are many.
+// out [rows, n] += bias [n]: the bias of GEMMs that a library computed. Reads and writes the outputs once more,
+// which were just written and are in the L2 cache unless they are many.
 #include "ops/cuda/device/portable.h"
 #include "ops/cuda/kernels/gemm.h"
 

@@ -25,7 +25,7 @@ struct GemmParams {
 };
 
 // The block's tile. Blocks that run at a time should share what they read: of a weight tile all rows of a group, so
-// that weights are read from memory once per group, while a group's input stays in the second-level cache.
+// that weights are read from memory once per group, while a group's input stays in the L2 cache.
 inline constexpr int kTileGroup = 16;
 struct TilePlace {
   int row_tile, column_tile;
@@ -38,9 +38,10 @@ CHARONIA_HD TilePlace tile_place(int index, int row_tiles, int column_tiles) {
   return {first + within % rows, within / rows};
 }
 
-// Each in its own file. False: there is no such way.
-bool launch_stream(Stream& stream, const GemmParams& params, const GemmWay& way, DType type);
-bool launch_tile(Stream& stream, const GemmParams& params, const GemmWay& way, DType type, bool vectors);
-bool launch_plain(Stream& stream, const GemmParams& params, const GemmWay& way, bool vectors);
+// Each in its own file. False: there is no such tactic.
+bool launch_stream(Stream& stream, const GemmParams& params, const GemmTactic& tactic, DType type);
+bool launch_tile_bf16(Stream& stream, const GemmParams& params, const GemmTactic& tactic, bool vectors);
+bool launch_tile_f16(Stream& stream, const GemmParams& params, const GemmTactic& tactic, bool vectors);
+bool launch_plain(Stream& stream, const GemmParams& params, const GemmTactic& tactic, bool vectors);
 
 }  // namespace charonia::cuda

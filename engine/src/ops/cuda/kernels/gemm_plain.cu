@@ -1,13 +1,13 @@
-// Products in float, without tensor cores: every product and every sum in float, one fused multiply-add after the
+// GEMMs in float, without tensor cores: every GEMM and every sum in float, one fused multiply-add after the
 // other.
 //
 //   out [rows, n] = in [rows, k] * weight [n, k]^T + bias, all in float.
 //
-// As gemm_tile.cu: a block computes kColumns outputs of kRows rows; stages of 32 elements of K in shared memory, rows
-// of 36 floats, so that eight threads that read four elements of eight rows meet all 32 banks. A thread computes kM
-// outputs of kN rows, kColumns / kM and kRows / kN apart.
+// As gemm_tile_kernel.h: a block computes kColumns outputs of kRows rows; stages of 32 elements of K in shared memory,
+// rows of 36 floats, so that eight threads that read four elements of eight rows meet all 32 banks. A thread computes
+// kM outputs of kN rows, kColumns / kM and kRows / kN apart.
 //
-// Bound: for few rows memory (72 KB under way per multiprocessor with 64 x 8), else shared memory: 16 (kM + kN) bytes
+// Bound: for few rows memory (72 KB under way per SM with 64 x 8), else shared memory: 16 (kM + kN) bytes
 // for 4 kM kN multiply-adds, half the rate of the arithmetic with 4 x 4. Float weights are for checking; speed is
 // cuBLASLt's.
 #include "ops/cuda/device/tensor_core.h"
@@ -16,7 +16,7 @@
 namespace charonia::cuda {
 namespace {
 
-constexpr int kPiece = 32, kRowFloats = kPiece + 4;
+constexpr int kChunk = 32, kRowFloats = kChunk + 4;
 
 template <int kColumns_, int kRows_, int kM_, int kN_, bool kVectors_>
 struct PlainShape {
@@ -34,8 +34,8 @@ struct PlainShape {
 template <int kCount, int kThreads, bool kVectors>
 CHARONIA_DEVICE void copy_floats(float* to, const float* from, std::int64_t stride, int first, int rows, int k,
                                  int k_end) {
-  for (int i = static_cast<int>(threadIdx.x); i < kCount * (kPiece / 4); i += kThreads) {
-    const int row = i / (kPiece / 4), at = i % (kPiece / 4) * 4;
+  for (int i = static_cast<int>(threadIdx.x); i < kCount * (kChunk / 4); i += kThreads) {
+    const int row = i / (kChunk / 4), at = i % (kChunk / 4) * 4;
     const float* const source = from + (first + row) * stride + k + at;
     float* const target = to + row * kRowFloats + at;
     if constexpr (kVectors) {
@@ -58,16 +58,16 @@ void plain_kernel(const GemmParams p) {
   const int first_part = static_cast<int>(blockIdx.y) * p.parts_of_block;
   const int k_begin = first_part * p.part_length;
   const int k_end = min(p.k, k_begin + p.parts_of_block * p.part_length);
-  const int pieces = static_cast<int>(divide_up(k_end - k_begin, kKGrain)) * (kKGrain / kPiece);
-  const int pieces_of_part = p.part_length / kPiece;
+  const int chunks = static_cast<int>(divide_up(k_end - k_begin, kKGrain)) * (kKGrain / kChunk);
+  const int chunks_of_part = p.part_length / kChunk;
 
   dependency_trigger();
   dependency_wait();
 
-  const auto fill = [&](int piece) {
-    if (piece < pieces) {
-      float* const to = stages + piece % S::kStages * S::kStageFloats;
-      const int k = k_begin + piece * kPiece;
+  const auto fill = [&](int chunk) {
+    if (chunk < chunks) {
+      float* const to = stages + chunk % S::kStages * S::kStageFloats;
+      const int k = k_begin + chunk * kChunk;
       // The weight's last group of four may be cut by k_end; it is zero beyond.
       copy_floats<S::kColumns, S::kThreads, true>(to, static_cast<const float*>(p.weight), p.weight_stride,
                                                   first_column, p.n, k, k_end);
@@ -81,16 +81,16 @@ void plain_kernel(const GemmParams p) {
             row = static_cast<int>(threadIdx.x) / S::kThreadColumns;
   PartSums<S::kThreads, kM * kN> sums;
   sums.clear();
-  int part = first_part, part_left = pieces_of_part;
+  int part = first_part, part_left = chunks_of_part;
   CHARONIA_UNROLL
   for (int i = 0; i < S::kStages - 1; ++i) fill(i);
-  for (int piece = 0; piece < pieces; ++piece) {
+  for (int chunk = 0; chunk < chunks; ++chunk) {
     copy_wait<S::kStages - 2>();
     __syncthreads();
-    fill(piece + S::kStages - 1);
-    const float* const weight = stages + piece % S::kStages * S::kStageFloats;
+    fill(chunk + S::kStages - 1);
+    const float* const weight = stages + chunk % S::kStages * S::kStageFloats;
     const float* const in = weight + S::kColumns * kRowFloats;
-    for (int k = 0; k < kPiece; k += 4) {
+    for (int k = 0; k < kChunk; k += 4) {
       float4 w[kM], x[kN];
       CHARONIA_UNROLL
       for (int i = 0; i < kM; ++i) {
@@ -112,10 +112,10 @@ void plain_kernel(const GemmParams p) {
         }
       }
     }
-    if (--part_left == 0 || piece + 1 == pieces) {
+    if (--part_left == 0 || chunk + 1 == chunks) {
       sums.end_part(p, tile, part, part == first_part);
       ++part;
-      part_left = pieces_of_part;
+      part_left = chunks_of_part;
     }
   }
 
@@ -134,12 +134,12 @@ void plain_kernel(const GemmParams p) {
 }
 
 template <class S>
-bool launch_if(Stream& stream, const GemmParams& p, const GemmWay& way, bool vectors) {
-  if (way.tile_rows != S::kRows || way.tile_columns != S::kColumns || way.stages != S::kStages ||
+bool launch_if(Stream& stream, const GemmParams& p, const GemmTactic& tactic, bool vectors) {
+  if (tactic.tile_rows != S::kRows || tactic.tile_columns != S::kColumns || tactic.stages != S::kStages ||
       vectors != S::kVectors) {
     return false;
   }
-  launch(stream, "product (plain)",
+  launch(stream, "GEMM (plain)",
          {.grid_x = static_cast<unsigned>(p.row_tiles * p.column_tiles),
           .grid_y = static_cast<unsigned>(p.k_blocks),
           .threads = S::kThreads,
@@ -150,11 +150,11 @@ bool launch_if(Stream& stream, const GemmParams& p, const GemmWay& way, bool vec
 
 }  // namespace
 
-bool launch_plain(Stream& stream, const GemmParams& params, const GemmWay& way, bool vectors) {
-  return launch_if<PlainShape<64, 8, 2, 2, true>>(stream, params, way, vectors) ||
-         launch_if<PlainShape<64, 64, 4, 4, true>>(stream, params, way, vectors) ||
-         launch_if<PlainShape<64, 8, 2, 2, false>>(stream, params, way, vectors) ||
-         launch_if<PlainShape<64, 64, 4, 4, false>>(stream, params, way, vectors);
+bool launch_plain(Stream& stream, const GemmParams& params, const GemmTactic& tactic, bool vectors) {
+  return launch_if<PlainShape<64, 8, 2, 2, true>>(stream, params, tactic, vectors) ||
+         launch_if<PlainShape<64, 64, 4, 4, true>>(stream, params, tactic, vectors) ||
+         launch_if<PlainShape<64, 8, 2, 2, false>>(stream, params, tactic, vectors) ||
+         launch_if<PlainShape<64, 64, 4, 4, false>>(stream, params, tactic, vectors);
 }
 
 }  // namespace charonia::cuda

@@ -1,4 +1,4 @@
-// Products of few rows: the weight flows from memory through registers into the tensor cores.
+// GEMMs of few rows: the weight flows from memory through registers into the tensor cores.
 //
 //   out [rows, n] = in [rows, k] * weight [n, k]^T + bias, weight and in bf16 or f16, sums in float.
 //
@@ -7,14 +7,14 @@
 // shared memory.
 //
 // A step is 32 elements of K. Lane 4g + t holds, as the 16 bytes of one load, elements 8t .. 8t + 7 of weight row g
-// (and of row g + 8, ...), and of input row g likewise. These are the operands of two m16n8k16 products as they stand:
+// (and of row g + 8, ...), and of input row g likewise. These are the operands of two m16n8k16 GEMMs as they stand:
 // the first takes elements 8t .. 8t + 3 of every lane, the second 8t + 4 .. 8t + 7. Which element of K is called which
-// makes no difference to a product as long as both operands agree, and gemm_tile.cu agrees with this. So weights need
-// neither shared memory nor shuffles, and a load of a warp reads 8 rows of 64 bytes, whole sectors.
+// makes no difference to a GEMM as long as both operands agree, and gemm_tile_kernel.h agrees with this. So weights
+// need neither shared memory nor shuffles, and a load of a warp reads 8 rows of 64 bytes, whole sectors.
 //
 // Bound: memory. A weight is read once, 2 n k bytes. What else moves is the input, which every warp reads through the
-// first-level cache, of which it takes rows / (16 kM) of the weight's bytes, and the outputs. kRing steps are under way
-// at a time, kRing * kM KB a warp: with (kM, kRing) = (1, 4) and at most 80 registers 24 warps fit a multiprocessor,
+// L1 cache, of which it takes rows / (16 kM) of the weight's bytes, and the outputs. kRing steps are under way
+// at a time, kRing * kM KB a warp: with (kM, kRing) = (1, 4) and at most 80 registers 24 warps fit an SM,
 // 96 KB under way; (1, 8) and (2, 4) have 16 warps and 128 KB. An H200 needs 4.8 TB/s * 0.8 us / 132 = 29 KB. What is
 // lost is at the edges: about 1 us to fill and to drain, against 7 us for 4096 x 4096 and 38 us for 22016 x 4096, less
 // where the launch overlaps the kernel before it, for the ring is filled before dependency_wait(). Predicted: 87 % of
@@ -56,7 +56,7 @@ void stream_kernel(const GemmParams p) {
   const int k_begin = part * p.part_length;
   const int k_left = min(p.part_length, p.k - k_begin);
   const int steps = 2 * static_cast<int>(divide_up(k_left, kKGrain));
-  int left = k_left - 8 * t;  // elements of the lane's next piece and behind it
+  int left = k_left - 8 * t;  // elements of the lane's next chunk and behind it
 
   // Outputs beyond n compute the last one again.
   const T* weight[2 * kM];
@@ -163,10 +163,10 @@ void stream_kernel(const GemmParams p) {
 }
 
 template <class S>
-bool launch_if(Stream& stream, const GemmParams& p, const GemmWay& way) {
-  if (way.tile_rows != S::kRows || way.tile_columns != S::kOutputs || way.stages != S::kRing) return false;
+bool launch_if(Stream& stream, const GemmParams& p, const GemmTactic& tactic) {
+  if (tactic.tile_rows != S::kRows || tactic.tile_columns != S::kOutputs || tactic.stages != S::kRing) return false;
   const int groups = kWarps / p.parts;
-  launch(stream, "product (stream)",
+  launch(stream, "GEMM (stream)",
          {.grid_x = static_cast<unsigned>(divide_up(p.n, groups * S::kOutputs)),
           .grid_y = static_cast<unsigned>(divide_up(p.rows, S::kRows)),
           .threads = static_cast<unsigned>(groups * p.parts * kWarp)},
@@ -175,17 +175,18 @@ bool launch_if(Stream& stream, const GemmParams& p, const GemmWay& way) {
 }
 
 template <class T>
-bool launch_typed(Stream& stream, const GemmParams& p, const GemmWay& way) {
-  return launch_if<StreamShape<T, 1, 1, 4, 3>>(stream, p, way) ||
-         launch_if<StreamShape<T, 1, 1, 8, 2>>(stream, p, way) ||
-         launch_if<StreamShape<T, 2, 1, 4, 2>>(stream, p, way) ||
-         launch_if<StreamShape<T, 1, 2, 4, 3>>(stream, p, way) || launch_if<StreamShape<T, 2, 2, 4, 2>>(stream, p, way);
+bool launch_typed(Stream& stream, const GemmParams& p, const GemmTactic& tactic) {
+  return launch_if<StreamShape<T, 1, 1, 4, 3>>(stream, p, tactic) ||
+         launch_if<StreamShape<T, 1, 1, 8, 2>>(stream, p, tactic) ||
+         launch_if<StreamShape<T, 2, 1, 4, 2>>(stream, p, tactic) ||
+         launch_if<StreamShape<T, 1, 2, 4, 3>>(stream, p, tactic) ||
+         launch_if<StreamShape<T, 2, 2, 4, 2>>(stream, p, tactic);
 }
 
 }  // namespace
 
-bool launch_stream(Stream& stream, const GemmParams& params, const GemmWay& way, DType type) {
-  return type == DType::bf16 ? launch_typed<bf16>(stream, params, way) : launch_typed<f16>(stream, params, way);
+bool launch_stream(Stream& stream, const GemmParams& params, const GemmTactic& tactic, DType type) {
+  return type == DType::bf16 ? launch_typed<bf16>(stream, params, tactic) : launch_typed<f16>(stream, params, tactic);
 }
 
 }  // namespace charonia::cuda

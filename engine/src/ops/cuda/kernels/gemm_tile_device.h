@@ -1,5 +1,5 @@
-// What kernels have in common that compute tiles out of stages of shared memory on the tensor cores: gemm_tile.cu says
-// how a stage lies there.
+// What kernels have in common that compute tiles out of stages of shared memory on the tensor cores: gemm_tile_kernel.h
+// says how a stage lies there.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace charonia::cuda {
 
-inline constexpr int kRowBytes = 128, kPieces = 8, kPieceElements = 8;
+inline constexpr int kRowBytes = 128, kChunks = 8, kChunkElements = 8;
 
 // vectors: the input can be read 16 bytes at a time; else element by element.
 template <class T_, int kColumns_, int kRows_, int kColumnWarps_, int kRowWarps_, int kStages_, int kBlocks_,
@@ -19,7 +19,7 @@ struct TileShape {
   static constexpr int kStages = kStages_, kBlocks = kBlocks_;
   static constexpr bool kVectors = kVectors_;
   static constexpr int kThreads = kColumnWarps * kRowWarps * kWarp;
-  static constexpr int kM = kColumns / kColumnWarps / 16, kN = kRows / kRowWarps / 8;  // products of a warp
+  static constexpr int kM = kColumns / kColumnWarps / 16, kN = kRows / kRowWarps / 8;  // GEMMs of a warp
   static constexpr int kStageBytes = (kColumns + kRows) * kRowBytes;
   static constexpr int kPitch = kColumns + 4;  // of the sums in shared memory: lanes of a store hit different banks
   static constexpr int kSharedBytes = kStages * kStageBytes;
@@ -27,9 +27,9 @@ struct TileShape {
   static_assert(kRows * kPitch * 4 <= kSharedBytes);
 };
 
-CHARONIA_DEVICE int swizzled(int row, int piece) { return row * kRowBytes + (piece ^ (row % 2 * 4)) * 16; }
+CHARONIA_DEVICE int swizzled(int row, int chunk) { return row * kRowBytes + (chunk ^ (row % 2 * 4)) * 16; }
 
-// The products of a stage of 64 elements of K, added to sums [kM][kN][4]. The warp's own columns begin at warp_column
+// The GEMMs of a stage of 64 elements of K, added to sums [kM][kN][4]. The warp's own columns begin at warp_column
 // of `weight`, its rows at warp_row of `in`.
 template <class S>
 CHARONIA_DEVICE void multiply_stage(float (&sums)[S::kM * S::kN * 4], const unsigned char* weight,

@@ -21,6 +21,7 @@
 #include <bit>
 #include <type_traits>
 
+#include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/device/portable.h"
 #include "ops/cuda/kernels/rows.h"
@@ -105,8 +106,8 @@ CHARONIA_DEVICE void normalise(float (&x)[kVector], float factor, const float* w
   for (int i = 0; i < kVector; ++i) x[i] = x[i] * factor * w[i];
 }
 
-// `Kv`: what k and v are stored as; void: only q is of this thread's concern.
-template <class T, class Kv, int kVector, bool normed>
+// stores: k and v as well as q; else only q is of this thread's concern.
+template <class T, int kVector, bool normed, bool stores>
 CHARONIA_DEVICE void turn(const RotaryStore& p) {
   const int dim = p.cache.head_dim, vectors = dim / 2 / kVector;  // of a half head
   const int unit = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
@@ -114,7 +115,7 @@ CHARONIA_DEVICE void turn(const RotaryStore& p) {
   const auto row = static_cast<std::int64_t>(blockIdx.x);
   const bool is_q = head < p.heads, is_v = head >= p.heads + p.cache.kv_heads;
   const int slot = load_readonly(p.kv_slots + row);
-  const bool mine = is_q || (!std::is_void_v<Kv> && head < p.heads + 2 * p.cache.kv_heads && slot >= 0);
+  const bool mine = is_q || (stores && head < p.heads + 2 * p.cache.kv_heads && slot >= 0);
   T* const from = static_cast<T*>(p.qkv) + row * p.stride + static_cast<std::int64_t>(head) * dim;
   float factor = 1;
   if constexpr (normed) {  // all lanes of a warp meet here
@@ -171,22 +172,22 @@ CHARONIA_DEVICE void turn(const RotaryStore& p) {
       }
       store<T>(from + at.first, a);
       store<T>(from + at.second, b);
-    } else if constexpr (!std::is_void_v<Kv>) {
+    } else if constexpr (stores) {
       const int kv_head = head - p.heads;  // v heads lie behind k heads in the cache as well
-      Kv* const to =
-          static_cast<Kv*>(p.cache.data) + p.cache.k_at(slot / p.cache.block_len, kv_head, slot % p.cache.block_len);
-      store<Kv>(to + at.first, a);
-      store<Kv>(to + at.second, b);
+      T* const to =
+          static_cast<T*>(p.cache.data) + p.cache.k_at(slot / p.cache.block_len, kv_head, slot % p.cache.block_len);
+      store<T>(to + at.first, a);
+      store<T>(to + at.second, b);
     }
   }
 }
 
-template <class T, class Kv, int kVector, bool normed>
+template <class T, int kVector, bool normed>
 CHARONIA_KERNEL(kThreads, 4)
 void rotary_kernel(const RotaryStore p) {
   dependency_trigger();
   dependency_wait();
-  turn<T, Kv, kVector, normed>(p);
+  turn<T, kVector, normed, true>(p);
 }
 
 // One head of k or v of a row, by a warp. kv_head: v's behind k's.
@@ -220,18 +221,18 @@ CHARONIA_DEVICE void quantise_head(const RotaryStore& p, std::int64_t row, int k
     return d < turned ? fmaf(x, cosine, -(y * sine)) : fmaf(y, cosine, x * sine);
   };
 
-  float least = __builtin_inff(), greatest = -__builtin_inff();
+  float minimum = __builtin_inff(), maximum = -__builtin_inff();
   for (int i = lane_id(); i < half; i += kWarp) {
     const float x = value(i), y = value(i + half);
-    least = ops::kv_lesser(least, ops::kv_lesser(x, y));
-    greatest = ops::kv_greater(greatest, ops::kv_greater(x, y));
+    minimum = ops::kv_lesser(minimum, ops::kv_lesser(x, y));
+    maximum = ops::kv_greater(maximum, ops::kv_greater(x, y));
   }
   CHARONIA_UNROLL
   for (int mask = kWarp / 2; mask > 0; mask /= 2) {
-    least = ops::kv_lesser(least, shuffle_xor(least, mask));
-    greatest = ops::kv_greater(greatest, shuffle_xor(greatest, mask));
+    minimum = ops::kv_lesser(minimum, shuffle_xor(minimum, mask));
+    maximum = ops::kv_greater(maximum, shuffle_xor(maximum, mask));
   }
-  const auto range = ops::kv_range(least, greatest, bits);
+  const auto range = ops::kv_range(minimum, maximum, bits);
   const f16 scale_as_stored = from_float<f16>(range.scale), zero_as_stored = from_float<f16>(range.zero);
   const float scale = to_float(scale_as_stored), zero = to_float(zero_as_stored);
 
@@ -262,9 +263,9 @@ void rotary_quant_kernel(const RotaryStore p) {
   dependency_wait();
   if (static_cast<int>(blockIdx.y) < p.q_blocks) {
     if (p.q_norm != nullptr) {
-      turn<T, void, kVector, true>(p);
+      turn<T, kVector, true, false>(p);
     } else {
-      turn<T, void, kVector, false>(p);
+      turn<T, kVector, false, false>(p);
     }
     return;
   }
@@ -290,7 +291,7 @@ void start_quantised(Stream& stream, std::int64_t rows, RotaryStore params) {
          rotary_quant_kernel<T, kVector>, params);
 }
 
-template <class T, class Kv, int kVector>
+template <class T, int kVector>
 void start(Stream& stream, std::int64_t rows, RotaryStore params) {
   const bool normed = params.q_norm != nullptr;
   params.lanes = lanes_of(params, kVector);
@@ -299,7 +300,7 @@ void start(Stream& stream, std::int64_t rows, RotaryStore params) {
          {.grid_x = static_cast<unsigned>(rows),
           .grid_y = static_cast<unsigned>(divide_up(units, kThreads)),
           .threads = kThreads},
-         normed ? rotary_kernel<T, Kv, kVector, true> : rotary_kernel<T, Kv, kVector, false>, params);
+         normed ? rotary_kernel<T, kVector, true> : rotary_kernel<T, kVector, false>, params);
 }
 
 // Elements that are loaded at once where shapes allow it.
@@ -316,37 +317,25 @@ bool vectors_fit(const Tensor& qkv, const RotaryStore& params) {
          aligned(params.k_norm) && aligned(params.cache.data);
 }
 
-template <class T, class Kv>
-void start(Stream& stream, const Tensor& qkv, const RotaryStore& params) {
+// Calls f with the width of vectors, as a constant.
+template <class T, class F>
+void with_vector(const Tensor& qkv, const RotaryStore& params, F f) {
   if (vectors_fit<T>(qkv, params)) {
-    start<T, Kv, vector_of<T>()>(stream, qkv.rows, params);
+    f(std::integral_constant<int, vector_of<T>()>{});
   } else {
-    start<T, Kv, 1>(stream, qkv.rows, params);
-  }
-}
-
-template <class T>
-void start_quantised(Stream& stream, const Tensor& qkv, const RotaryStore& params) {
-  if (vectors_fit<T>(qkv, params)) {
-    start_quantised<T, vector_of<T>()>(stream, qkv.rows, params);
-  } else {
-    start_quantised<T, 1>(stream, qkv.rows, params);
+    f(std::integral_constant<int, 1>{});
   }
 }
 
 template <class T>
 void start(Stream& stream, const Tensor& qkv, const RotaryStore& params) {
-  if (params.cache.quant_bits != 0) return start_quantised<T>(stream, qkv, params);
-  switch (params.cache.dtype) {
-    case DType::f32:
-      return start<T, float>(stream, qkv, params);
-    case DType::bf16:
-      return start<T, bf16>(stream, qkv, params);
-    case DType::f16:
-      return start<T, f16>(stream, qkv, params);
-    default:
-      throw Error(ErrorCode::internal, "rotary_store: a cache of this element type");
-  }
+  with_vector<T>(qkv, params, [&](auto vector) {
+    if (params.cache.quant_bits != 0) {
+      start_quantised<T, vector()>(stream, qkv.rows, params);
+    } else {
+      start<T, vector()>(stream, qkv.rows, params);
+    }
+  });
 }
 
 }  // namespace
@@ -366,6 +355,10 @@ void rotary_store(Stream& stream, const Tensor& qkv, const ops::RotaryParams& ho
                            .positions = positions,
                            .rotary_rows = rotary_rows,
                            .kv_slots = kv_slots};
+  if (cache.dtype != qkv.dtype) {
+    throw Error(ErrorCode::internal, cat("rotary_store: qkv is ", to_string(qkv.dtype), " and its cache is of ",
+                                         to_string(cache.dtype), "; both must be of one type"));
+  }
   switch (qkv.dtype) {
     case DType::f32:
       return start<float>(stream, qkv, params);

@@ -10,11 +10,13 @@
 //                             residual and delta are read once: bytes per element (read and written) of residual,
 //                             read of delta, written of out; weights come from L2. Where delta is normalised first, a
 //                             sum over the block more
+// Types are those of the device's precision (CudaOps::precision): the residual is float, and all else of one type, the
+// weights'. Other combinations have no kernel.
 #include "ops/cuda/kernels/rows.h"
 
 #include <algorithm>
 #include <initializer_list>
-#include <type_traits>
+#include <string_view>
 
 #include "base/text.h"
 #include "charonia/error.h"
@@ -126,7 +128,7 @@ struct EmbedParams {
   bool aligned = false;
 };
 
-template <class Table, class Out>
+template <class Table>
 CHARONIA_KERNEL(kThreads, 1)
 void embed_kernel(const EmbedParams p) {
   dependency_trigger();
@@ -141,7 +143,7 @@ void embed_kernel(const EmbedParams p) {
       x);
   CHARONIA_UNROLL
   for (int i = 0; i < kVector; ++i) x[i] *= p.scale;
-  store_floats(static_cast<Out*>(p.out) + row * p.out_stride, at, p.hidden, p.aligned, x);
+  store_floats(static_cast<float*>(p.out) + row * p.out_stride, at, p.hidden, p.aligned, x);
 }
 
 // ---- rms_norm ----
@@ -161,20 +163,18 @@ struct NormParams {
 };
 
 // Vectors that a thread may hold: up to 16384 elements of 1024 threads.
-constexpr int kMostHeld = 2;
-constexpr int kMostNormThreads = 1024;
+constexpr int kMaxHeld = 2;
+constexpr int kMaxNormThreads = 1024;
 
 // The threads of a row, by its width alone. Thread t sums the squares of vectors t, t + threads, .. in this order;
 // lanes and warps are summed as block_sum() has it.
 int norm_threads(std::int64_t hidden) {
-  return static_cast<int>(std::min<std::int64_t>(round_up(divide_up(hidden, kVector), kWarp), kMostNormThreads));
+  return static_cast<int>(std::min<std::int64_t>(round_up(divide_up(hidden, kVector), kWarp), kMaxNormThreads));
 }
 
-// The sum, rounded to the residual's type: later steps see no other.
-template <class Residual>
-CHARONIA_DEVICE void add_rounded(float (&x)[kVector], const float (&delta)[kVector]) {
+CHARONIA_DEVICE void add(float (&x)[kVector], const float (&delta)[kVector]) {
   CHARONIA_UNROLL
-  for (int i = 0; i < kVector; ++i) x[i] = to_float(from_float<Residual>(x[i] + delta[i]));
+  for (int i = 0; i < kVector; ++i) x[i] += delta[i];
 }
 
 CHARONIA_DEVICE float sum_of_squares(const float (&x)[kVector], float sum) {
@@ -198,15 +198,15 @@ CHARONIA_DEVICE void normalise(float (&x)[kVector], float factor, const Raw<floa
 
 // held: vectors per thread that stay in registers; 0: any number, residual and delta are read again. normed: delta is
 // normalised before it is added.
-template <class Residual, class Delta, class Out, int held, bool normed>
-CHARONIA_KERNEL(kMostNormThreads, 1)
+template <class T, int held, bool normed>
+CHARONIA_KERNEL(kMaxNormThreads, 1)
 void rms_norm_kernel(const NormParams p) {
   CHARONIA_SHARED(float, scratch, [32]);
   const auto row = static_cast<std::int64_t>(blockIdx.x);
   const int tid = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x) * kVector;
-  auto* const residual = static_cast<Residual*>(p.residual) + row * p.residual_stride;
-  auto* const out = static_cast<Out*>(p.out) + row * p.out_stride;
-  const auto* const delta = static_cast<const Delta*>(p.delta) + (p.delta == nullptr ? 0 : row * p.delta_stride);
+  auto* const residual = static_cast<float*>(p.residual) + row * p.residual_stride;
+  auto* const out = static_cast<T*>(p.out) + row * p.out_stride;
+  const auto* const delta = static_cast<const T*>(p.delta) + (p.delta == nullptr ? 0 : row * p.delta_stride);
   dependency_trigger();
   float sum = 0, delta_factor = 0;
   if constexpr (held > 0) {
@@ -214,8 +214,8 @@ void rms_norm_kernel(const NormParams p) {
     CHARONIA_UNROLL
     for (int v = 0; v < held; ++v) weights[v] = load_raw(p.weight, tid * kVector + v * step, p.hidden, p.aligned);
     dependency_wait();
-    Raw<Residual> before[held];
-    Raw<Delta> added[held];
+    Raw<float> before[held];
+    Raw<T> added[held];
     CHARONIA_UNROLL
     for (int v = 0; v < held; ++v) before[v] = load_raw(residual, tid * kVector + v * step, p.hidden, p.aligned);
     if (p.delta != nullptr) {
@@ -241,7 +241,7 @@ void rms_norm_kernel(const NormParams p) {
         float d[kVector];
         to_floats(added[v], d);
         if constexpr (normed) normalise(d, delta_factor, load_raw(p.delta_weight, at, p.hidden, p.aligned));
-        add_rounded<Residual>(x[v], d);
+        add(x[v], d);
         store_floats(residual, at, p.hidden, p.aligned, x[v]);
       }
       sum = sum_of_squares(x[v], sum);
@@ -270,7 +270,7 @@ void rms_norm_kernel(const NormParams p) {
         float d[kVector];
         to_floats(load_raw(delta, at, p.hidden, p.aligned), d);
         if constexpr (normed) normalise(d, delta_factor, load_raw(p.delta_weight, at, p.hidden, p.aligned));
-        add_rounded<Residual>(x, d);
+        add(x, d);
         store_floats(residual, at, p.hidden, p.aligned, x);
       }
       sum = sum_of_squares(x, sum);
@@ -296,21 +296,21 @@ struct GateParams {
   bool aligned = false;
 };
 
-template <class In, class Out, ops::Activation kind>
+template <class T, ops::Activation kind>
 CHARONIA_KERNEL(kThreads, 1)
 void gate_kernel(const GateParams p) {
   dependency_trigger();
   dependency_wait();
   const auto row = static_cast<std::int64_t>(blockIdx.x);
   const int at = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) * kVector;
-  const auto* const in = static_cast<const In*>(p.gate_up) + row * p.gate_up_stride;
+  const auto* const in = static_cast<const T*>(p.gate_up) + row * p.gate_up_stride;
   const auto gates = load_raw(in, at, p.inter, p.aligned), ups = load_raw(in + p.inter, at, p.inter, p.aligned);
   float gate[kVector], up[kVector];
   to_floats(gates, gate);
   to_floats(ups, up);
   CHARONIA_UNROLL
   for (int i = 0; i < kVector; ++i) gate[i] = activation<kind>(gate[i]) * up[i];
-  store_floats(static_cast<Out*>(p.out) + row * p.out_stride, at, p.inter, p.aligned, gate);
+  store_floats(static_cast<T*>(p.out) + row * p.out_stride, at, p.inter, p.aligned, gate);
 }
 
 // ---- soft_cap ----
@@ -338,12 +338,12 @@ void soft_cap_kernel(const CapParams p) {
 
 // ---- copies ----
 
-// out[row][piece] = in[piece][rows == null ? row : rows[row]], each `units` long; strides in units.
+// out[row][shard] = in[shard][rows == null ? row : rows[row]], each `units` long; strides in units.
 struct CopyParams {
   void* out = nullptr;
-  std::int64_t out_stride = 0, out_piece = 0;
+  std::int64_t out_stride = 0, out_shard = 0;
   const void* in = nullptr;
-  std::int64_t in_stride = 0, in_piece = 0;
+  std::int64_t in_stride = 0, in_shard = 0;
   const std::int32_t* rows = nullptr;
   std::int64_t units = 0;
 };
@@ -353,12 +353,12 @@ CHARONIA_KERNEL(kThreads, 1)
 void copy_kernel(const CopyParams p) {
   dependency_trigger();
   dependency_wait();
-  const auto row = static_cast<std::int64_t>(blockIdx.x), piece = static_cast<std::int64_t>(blockIdx.z);
+  const auto row = static_cast<std::int64_t>(blockIdx.x), shard = static_cast<std::int64_t>(blockIdx.z);
   const std::int64_t from = p.rows == nullptr ? row : p.rows[row];
   const auto at = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
   if (at >= p.units) return;
-  static_cast<Unit*>(p.out)[row * p.out_stride + piece * p.out_piece + at] =
-      static_cast<const Unit*>(p.in)[from * p.in_stride + piece * p.in_piece + at];
+  static_cast<Unit*>(p.out)[row * p.out_stride + shard * p.out_shard + at] =
+      static_cast<const Unit*>(p.in)[from * p.in_stride + shard * p.in_shard + at];
 }
 
 // ---- launches ----
@@ -378,6 +378,11 @@ void with_type(DType type, F f) {
   }
 }
 
+void require_type(const Tensor& tensor, DType type, std::string_view what) {
+  if (tensor.dtype == type) return;
+  throw Error(ErrorCode::internal, cat(what, " is ", to_string(tensor.dtype), " and must be ", to_string(type)));
+}
+
 // Whether rows that begin at `data`, `stride` elements apart, can be read as whole vectors.
 bool aligned(const void* data, std::int64_t stride, DType type) {
   return reinterpret_cast<std::uintptr_t>(data) % sizeof(uint4) == 0 &&
@@ -391,20 +396,20 @@ Launch over_vectors(std::int64_t rows, std::int64_t vectors) {
           .threads = kThreads};
 }
 
-void copy_rows(Stream& stream, std::string_view what, std::int64_t num_rows, int pieces, DType type, CopyParams p) {
+void copy_rows(Stream& stream, std::string_view what, std::int64_t num_rows, int shards, DType type, CopyParams p) {
   const auto run = [&]<class Unit>(Unit) {
     auto launched = p;
     const auto per_unit = static_cast<std::int64_t>(sizeof(Unit) / size_of(type));
     for (auto* const n :
-         {&launched.out_stride, &launched.out_piece, &launched.in_stride, &launched.in_piece, &launched.units}) {
+         {&launched.out_stride, &launched.out_shard, &launched.in_stride, &launched.in_shard, &launched.units}) {
       *n /= per_unit;
     }
     auto shape = over_vectors(num_rows, launched.units);
-    shape.grid_z = static_cast<unsigned>(pieces);
+    shape.grid_z = static_cast<unsigned>(shards);
     launch(stream, what, shape, copy_kernel<Unit>, launched);
   };
   bool wide = aligned(p.out, p.out_stride, type) && aligned(p.in, p.in_stride, type);
-  for (const auto n : {p.out_piece, p.in_piece, p.units}) wide = wide && aligned(nullptr, n, type);
+  for (const auto n : {p.out_shard, p.in_shard, p.units}) wide = wide && aligned(nullptr, n, type);
   if (wide) {
     run(uint4{});
   } else if (size_of(type) == sizeof(std::uint32_t)) {
@@ -426,10 +431,9 @@ void embed(Stream& stream, const Tensor& out, const void* table, DType table_typ
                       .scale = scale,
                       .hidden = static_cast<int>(out.cols),
                       .aligned = out.cols % kVector == 0 && aligned(out) && aligned(table, out.cols, table_type)};
+  require_type(out, DType::f32, "embed: out");
   with_type(table_type, [&]<class Table>(Table) {
-    with_type(out.dtype, [&]<class Out>(Out) {
-      launch(stream, "embed", over_vectors(out.rows, divide_up(out.cols, kVector)), embed_kernel<Table, Out>, p);
-    });
+    launch(stream, "embed", over_vectors(out.rows, divide_up(out.cols, kVector)), embed_kernel<Table>, p);
   });
 }
 
@@ -453,23 +457,16 @@ void rms_norm(Stream& stream, const Tensor& out, const Tensor& residual, const T
   const auto vectors = divide_up(residual.cols, static_cast<std::int64_t>(threads) * kVector);
   const Launch shape{.grid_x = static_cast<unsigned>(residual.rows), .threads = static_cast<unsigned>(threads)};
   const auto start = [&](auto* kernel) { launch(stream, "rms_norm", shape, kernel, p); };
-  with_type(residual.dtype, [&]<class Residual>(Residual) {
-    with_type(adds ? delta.dtype : out.dtype, [&]<class Delta>(Delta) {
-      with_type(out.dtype, [&]<class Out>(Out) {
-        if (!normed) {
-          start(vectors == 1           ? rms_norm_kernel<Residual, Delta, Out, 1, false>
-                : vectors <= kMostHeld ? rms_norm_kernel<Residual, Delta, Out, kMostHeld, false>
-                                       : rms_norm_kernel<Residual, Delta, Out, 0, false>);
-          return;
-        }
-        // Two vectors of both would not fit into a thread's registers; types that no engine has together are not worth
-        // a kernel more.
-        if constexpr (std::is_same_v<Residual, float> && std::is_same_v<Delta, Out>) {
-          if (vectors == 1) return start(rms_norm_kernel<Residual, Delta, Out, 1, true>);
-        }
-        start(rms_norm_kernel<Residual, Delta, Out, 0, true>);
-      });
-    });
+  require_type(residual, DType::f32, "rms_norm: residual");
+  if (adds) require_type(delta, out.dtype, "rms_norm: delta");
+  with_type(out.dtype, [&]<class T>(T) {
+    if (!normed) {
+      start(vectors == 1           ? rms_norm_kernel<T, 1, false>
+            : vectors <= kMaxHeld ? rms_norm_kernel<T, kMaxHeld, false>
+                                   : rms_norm_kernel<T, 0, false>);
+    } else {  // two vectors of both would not fit into a thread's registers
+      start(vectors == 1 ? rms_norm_kernel<T, 1, true> : rms_norm_kernel<T, 0, true>);
+    }
   });
 }
 
@@ -480,12 +477,11 @@ void gated_activation(Stream& stream, const Tensor& out, const Tensor& gate_up, 
                      .gate_up_stride = gate_up.stride,
                      .inter = static_cast<int>(out.cols),
                      .aligned = out.cols % kVector == 0 && aligned(out) && aligned(gate_up)};
-  with_type(gate_up.dtype, [&]<class In>(In) {
-    with_type(out.dtype, [&]<class Out>(Out) {
-      const auto kernel = kind == ops::Activation::silu ? gate_kernel<In, Out, ops::Activation::silu>
-                                                        : gate_kernel<In, Out, ops::Activation::gelu_tanh>;
-      launch(stream, "gated_activation", over_vectors(out.rows, divide_up(out.cols, kVector)), kernel, p);
-    });
+  require_type(out, gate_up.dtype, "gated_activation: out");
+  with_type(out.dtype, [&]<class T>(T) {
+    const auto kernel = kind == ops::Activation::silu ? gate_kernel<T, ops::Activation::silu>
+                                                      : gate_kernel<T, ops::Activation::gelu_tanh>;
+    launch(stream, "gated_activation", over_vectors(out.rows, divide_up(out.cols, kVector)), kernel, p);
   });
 }
 
@@ -508,15 +504,15 @@ void gather_rows(Stream& stream, const Tensor& out, const Tensor& in, const std:
              .units = out.cols});
 }
 
-void side_by_side(Stream& stream, const Tensor& out, const void* pieces, int ranks) {
+void side_by_side(Stream& stream, const Tensor& out, const void* shards, int ranks) {
   const auto cols = out.cols / ranks;
   copy_rows(stream, "side_by_side", out.rows, ranks, out.dtype,
             {.out = out.data,
              .out_stride = out.stride,
-             .out_piece = cols,
-             .in = pieces,
+             .out_shard = cols,
+             .in = shards,
              .in_stride = cols,
-             .in_piece = out.rows * cols,
+             .in_shard = out.rows * cols,
              .units = cols});
 }
 

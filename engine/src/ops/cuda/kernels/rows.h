@@ -13,19 +13,19 @@ namespace charonia::cuda {
 
 using ops::Tensor;
 
-// out [rows, hidden] f32|bf16|f16 <- rows of table [vocab, hidden] of `table_type`. ids [rows]: a token id, or -1 - i
+// out [rows, hidden] f32 <- rows of table [vocab, hidden] of `table_type`. ids [rows]: a token id, or -1 - i
 // for sampled[i], which the step before left there (negative there: that row failed; the row becomes token 0). All
 // times `scale`, in float.
 void embed(Stream& stream, const Tensor& out, const void* table, DType table_type, const std::int32_t* ids,
            const std::int32_t* sampled, float scale = 1);
 
 // norm(x, w) = x / sqrt(mean(x^2) + eps) * w. residual += delta (when it has data), or norm(delta, delta_weight) where
-// that is not null; out = norm(residual, weight). residual f32|bf16|f16, delta and out f32|bf16|f16, weight and
-// delta_weight [hidden] f32. Sums in float, in an order given by hidden alone.
+// that is not null; out = norm(residual, weight). residual f32; out f32|bf16|f16, delta of the same type; weight
+// and delta_weight [hidden] f32. Sums in float, in an order given by hidden alone.
 void rms_norm(Stream& stream, const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight,
               float eps, const float* delta_weight = nullptr);
 
-// out [rows, inter] = activation(gate_up[:, :inter]) * gate_up[:, inter:].
+// out [rows, inter] = activation(gate_up[:, :inter]) * gate_up[:, inter:], both of one type, f32|bf16|f16.
 void gated_activation(Stream& stream, const Tensor& out, const Tensor& gate_up, ops::Activation kind);
 
 // logits [rows, cols] f32 = cap * tanh(logits / cap).
@@ -34,8 +34,8 @@ void soft_cap(Stream& stream, const Tensor& logits, float cap);
 // out [out.rows, cols] = in[rows[i], :], same type.
 void gather_rows(Stream& stream, const Tensor& out, const Tensor& in, const std::int32_t* rows);
 
-// out [rows, ranks * cols] = pieces [ranks][rows, cols] side by side, same type (f32).
-void side_by_side(Stream& stream, const Tensor& out, const void* pieces, int ranks);
+// out [rows, ranks * cols] = shards [ranks][rows, cols] side by side, same type (f32).
+void side_by_side(Stream& stream, const Tensor& out, const void* shards, int ranks);
 
 // One layer of the cache: [block][k, v][kv head][slot][head_dim], blocks of block_len slots. Quantised, a block has
 // {[k, v][kv head][slot][row_bytes] integers as ops/kv_quant.h packs them, [k, v][kv head][slot][scale, zero] f16}: so
@@ -76,7 +76,7 @@ struct CacheLayer {
 };
 
 // qkv [rows, (heads + 2 kv_heads) * head_dim] f32|bf16|f16: q heads, k heads, v heads. Normalises, rotates and scales q
-// and k as `how` says, q in place; stores k and v, both rounded to the cache's type or quantised, into slot
+// and k as `how` says, q in place; stores k and v, in the cache of the same type or quantised, into slot
 // kv_slots[row] (block * block_len + slot in the block; -1: the row is padding and stores nothing). positions [rows]:
 // of how.q_scale; rotary_rows [rows]: of how.cos_sin.
 void rotary_store(Stream& stream, const Tensor& qkv, const ops::RotaryParams& how, const CacheLayer& cache, int heads,

@@ -1,4 +1,5 @@
-// From rows of logits to tokens: what the kernels take and give. kernels/sample.cu says how; sampler.h is who calls.
+// From rows of logits to tokens: what the kernels take and give. kernels/sample_kernels.h says how; sampler.h is who
+// calls.
 #pragma once
 
 #include <cstdint>
@@ -38,12 +39,12 @@ struct SampleHistory {
   std::int32_t slot = 0, begin = 0, end = 0, pending = -1;
 };
 
-// An element of the table of counts: kInPrompt, and how often the token was sampled (up to kMostCounted).
+// An element of the table of counts: kInPrompt, and how often the token was sampled (up to kMaxCounted).
 struct SampleCount {
   std::int32_t id = 0;
   std::uint32_t value = 0;
 };
-inline constexpr std::uint32_t kInPrompt = 0x8000, kMostCounted = 0x7fff;
+inline constexpr std::uint32_t kInPrompt = 0x8000, kMaxCounted = 0x7fff;
 
 enum class SampleStatus : std::int32_t { sampled, broken, nothing_left };
 
@@ -60,7 +61,7 @@ struct SampleResult {
 
 // Tokens are numbered in kSampleIdBits. A group is what one warp looks through at a time.
 inline constexpr int kSampleIdBits = 18;
-inline constexpr int kMostSampledVocab = 1 << kSampleIdBits;
+inline constexpr int kMaxSampledVocab = 1 << kSampleIdBits;
 inline constexpr int kSampleGroup = 512;
 inline constexpr int kSampleBins = 1024;
 inline constexpr int kMaskBits = 32;  // of a word
@@ -73,7 +74,7 @@ CHARONIA_HD constexpr std::int64_t count_stride(int vocab) { return round_up(voc
 struct SampleBatch {
   float* logits = nullptr;  // [rows, vocab]
   std::int64_t stride = 0;
-  int rows = 0, vocab = 0;               // vocab <= kMostSampledVocab
+  int rows = 0, vocab = 0;               // vocab <= kMaxSampledVocab
   const SampleParams* params = nullptr;  // [rows]
   bool plain = true;                     // no row has a slot, entries or a mask
   bool any_logprobs = true;              // matters where not plain

@@ -1,0 +1,62 @@
+// Collectives between the tensor-parallel ranks of one process whose tensors lie in its memory. Each rank has a thread,
+// which calls the same operations in the same order as the others; a call returns when all ranks have come to it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "ops/ops.h"
+
+namespace charonia::ops {
+
+class ProcessGroup {
+ public:
+  explicit ProcessGroup(int ranks);
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  int ranks() const { return static_cast<int>(slots_.size()); }
+
+  // tensor [rows, cols] f32 = the sum of all ranks' tensors, each element added in the order of the ranks: the same
+  // bits on every rank and in every run. The calling rank adds its share of the elements with the threads of `pool`.
+  void all_reduce(int rank, const Tensor& tensor, ThreadPool& pool);
+  // out [rows, ranks * cols] = the ranks' in [rows, cols] side by side, of any element type.
+  void all_gather(int rank, const Tensor& out, const Tensor& in, ThreadPool& pool);
+  // Waits until all ranks have come: spins for some microseconds, then sleeps.
+  void barrier();
+
+  // A rank will not come any more: whoever waits, or comes before resume(), gets Error(internal) with the rank and
+  // `why` of the first call. Any thread may call it.
+  void abort(int rank, std::string_view why) noexcept;
+  // As new. No rank may be inside.
+  void resume();
+
+ private:
+  enum class Call : std::uint8_t { all_reduce, all_gather };
+  // What a rank has come with.
+  struct alignas(64) Slot {
+    Call call{};
+    Tensor tensor;
+  };
+
+  static std::string_view name_of(Call call);
+  void meet(int rank, Call call, const Tensor& tensor);
+  void add_share(std::int64_t begin, std::int64_t end);
+  [[noreturn]] void throw_aborted();
+
+  std::vector<Slot> slots_;
+  std::chrono::microseconds spin_;
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<std::uint32_t> phase_{0};  // counts barriers; sleepers wait on it
+  std::atomic<bool> aborted_{false};
+  std::mutex mutex_;
+  std::string why_;  // under mutex_
+};
+
+}  // namespace charonia::ops

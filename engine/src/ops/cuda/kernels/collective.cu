@@ -1,0 +1,78 @@
+// The sum of the ranks' shards. A thread adds the 16 bytes of each rank that stand at its place, so that every element
+// is added in the order of the ranks whatever the number of rows. Bound by memory: ranks + 1 times the tensor.
+#include "ops/cuda/kernels/collective.h"
+
+#include "ops/cuda/device/portable.h"
+
+namespace charonia::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kBytes = 16;  // of a thread
+
+struct SumParams {
+  void* out;
+  const void* shards;
+  std::int64_t elements;  // of a chunk
+  int ranks;
+};
+
+template <class T>
+CHARONIA_KERNEL(kThreads, 1)
+void sum_kernel(const SumParams p) {
+  constexpr int kElements = kBytes / static_cast<int>(sizeof(T));
+  dependency_wait();
+  const auto first = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kElements;
+  const auto* const shards = static_cast<const T*>(p.shards);
+  auto* const out = static_cast<T*>(p.out);
+  if (first < p.elements) {
+    float sum[kElements];
+    CHARONIA_UNROLL
+    for (int i = 0; i < kElements; ++i) sum[i] = 0;
+    // Chunks begin at 16 bytes, and have no rest, when their size is a multiple of that.
+    if (p.elements % kElements == 0) {
+      for (int rank = 0; rank < p.ranks; ++rank) {
+        alignas(kBytes) T x[kElements];
+        *reinterpret_cast<uint4*>(x) = *reinterpret_cast<const uint4*>(shards + rank * p.elements + first);
+        CHARONIA_UNROLL
+        for (int i = 0; i < kElements; ++i) sum[i] += to_float(x[i]);
+      }
+      alignas(kBytes) T x[kElements];
+      CHARONIA_UNROLL
+      for (int i = 0; i < kElements; ++i) x[i] = from_float<T>(sum[i]);
+      *reinterpret_cast<uint4*>(out + first) = *reinterpret_cast<const uint4*>(x);
+    } else {
+      CHARONIA_UNROLL
+      for (int i = 0; i < kElements; ++i) {
+        if (first + i >= p.elements) continue;
+        float one = 0;
+        for (int rank = 0; rank < p.ranks; ++rank) one += to_float(shards[rank * p.elements + first + i]);
+        out[first + i] = from_float<T>(one);
+      }
+    }
+  }
+  dependency_trigger();
+}
+
+template <class T>
+void launch_sum(Stream& stream, const SumParams& params) {
+  const auto threads = divide_up(params.elements, kBytes / static_cast<int>(sizeof(T)));
+  launch(stream, "sum of the ranks' shards",
+         {.grid_x = static_cast<unsigned>(divide_up(threads, kThreads)), .threads = kThreads}, sum_kernel<T>, params);
+}
+
+}  // namespace
+
+void sum_shards(Stream& stream, const ops::Tensor& out, const void* shards, int ranks) {
+  const SumParams params{out.data, shards, out.rows * out.cols, ranks};
+  switch (out.dtype) {
+    case DType::bf16:
+      return launch_sum<bf16>(stream, params);
+    case DType::f16:
+      return launch_sum<f16>(stream, params);
+    default:
+      return launch_sum<float>(stream, params);
+  }
+}
+
+}  // namespace charonia::cuda

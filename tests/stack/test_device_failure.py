@@ -1,0 +1,150 @@
+"""A device that fails for good, under the real Triton: everybody is told, and the stack ends so that it can be started
+again. The device is the emulated one, whose fault is injected (scripts/emulated_backend.sh)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from stack import HANG_S, Stack
+from tiny_models import TEXTS, start_token, write_model
+
+HERE = Path(__file__).parent
+BUILD_LIMIT_S = 3600
+pytestmark = pytest.mark.timeout(BUILD_LIMIT_S + 900)
+# Comes in the midst of an answer of TEXTS[0], which has more tokens.
+FAULT = "step=12"
+
+
+@pytest.fixture(scope="module")
+def backend() -> Path:
+    """The Triton backend on the emulated device."""
+    script = HERE.parents[1] / "scripts" / "emulated_backend.sh"
+    built = subprocess.run([script], capture_output=True, text=True, timeout=BUILD_LIMIT_S)
+    assert built.returncode == 0, built.stderr
+    return Path(built.stdout.strip())
+
+
+@pytest.fixture
+def make_stack(backend: Path, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
+    """Stacks on the emulated device, which are ended after the test whatever happens."""
+    made: list[Stack] = []
+    write_model(tmp_path / "parrot", "byte_level", "parrot")
+
+    def make(**env: str) -> Stack:
+        small = {
+            "CHARONIA_DEVICE": "cuda",
+            "CHARONIA_MAX_BATCH_SIZE": "2",
+            "CHARONIA_TOKEN_BUDGET": "32",
+            "CHARONIA_SESSION_LEN": "256",
+            "CHARONIA_CACHE_MAX_ENTRY_COUNT": "16",
+            "CHARONIA_STREAM_INTERVAL_MS": "0",
+            "CHARONIA_TEXT_INSTANCES": "1",
+            "CHARONIA_CACHE_DIR": str(tmp_path),
+        }
+        command = (sys.executable, HERE / "emulated_serve.py", backend, "serve")
+        made.append(Stack(tmp_path / "parrot", tmp_path / f"run{len(made)}", {**small, **env}, command=command))
+        return made[-1]
+
+    yield make
+    for stack in made:
+        stack.stop()
+
+
+async def until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + HANG_S
+    while not await condition():
+        assert time.monotonic() < deadline, f"after {HANG_S} s still not: {what}"
+        await asyncio.sleep(0.02)
+
+
+def question(**fields: Any) -> dict[str, Any]:
+    return {"model": "parrot", "prompt": start_token(0), "temperature": 0, "max_tokens": 100, **fields}
+
+
+def engine_failed(text: str) -> list[float]:
+    """The values of charonia_engine_failed in what Triton's metrics port says."""
+    return [
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "charonia_engine_failed"
+    ]
+
+
+def assert_says_why(answer: httpx.Response) -> None:
+    assert answer.status_code == 503, answer.text
+    assert "retry-after" in answer.headers
+    error = answer.json()["error"]
+    assert error["code"] == "service_unavailable"
+    assert "the device has failed" in error["message"]
+    assert "Start a new process" in error["message"]
+
+
+async def test_a_failed_device_is_answered_with_503_and_shown_by_health_and_a_metric(
+    make_stack: Callable[..., Stack],
+) -> None:
+    stack = make_stack(CHARONIA_EMULATED_CUDA_FAULT=FAULT, CHARONIA_EXIT_ON_DEVICE_FAILURE="False").start()
+    async with httpx.AsyncClient(trust_env=False, timeout=HANG_S) as http:
+
+        async def ask(**fields: Any) -> httpx.Response:
+            return await http.post(f"{stack.gateway}/v1/completions", json=question(**fields))
+
+        async def status(url: str) -> int:
+            return (await http.get(url)).status_code
+
+        assert (await ask(max_tokens=2)).status_code == 200
+        assert engine_failed((await http.get(stack.metrics)).text) == [0]
+        health = [f"{stack.http}/v2/models/engine/ready", f"{stack.http}/v2/health/ready"]
+        health.append(f"{stack.gateway}/health/ready")
+        assert [await status(url) for url in health] == [200, 200, 200]
+
+        # Two run and one waits.
+        streamed, *whole = await asyncio.gather(ask(stream=True), ask(), ask())
+        for answer in whole:
+            assert_says_why(answer)
+        last = [line for line in streamed.text.splitlines() if line.startswith("data: {")][-1]
+        error = json.loads(last.removeprefix("data: "))["error"] if streamed.status_code == 200 else None
+        if error is None:
+            assert_says_why(streamed)
+        else:
+            assert error["code"] == "service_unavailable" and "the device has failed" in error["message"]
+
+        async def all_are_not_ready() -> bool:
+            return all([await status(url) != 200 for url in health])
+
+        await until(all_are_not_ready, "nothing is ready")
+        assert engine_failed((await http.get(stack.metrics)).text) == [1]
+        assert (await ask()).status_code == 503
+    assert stack.process is not None and stack.process.poll() is None
+    stack.process.terminate()
+    assert stack.wait() == 0
+
+
+async def test_the_stack_ends_with_a_code_of_its_own_and_serves_when_it_is_started_again(
+    make_stack: Callable[..., Stack],
+) -> None:
+    stack = make_stack(CHARONIA_EMULATED_CUDA_FAULT=FAULT).start()
+    async with httpx.AsyncClient(trust_env=False, timeout=HANG_S) as http:
+        assert_says_why(await http.post(f"{stack.gateway}/v1/completions", json=question()))
+        assert await asyncio.to_thread(stack.wait) == 75
+        said = stack.log_file.read_text()
+        assert "the device has failed, and Triton ended with exit code 75. Start it again" in said
+        assert "the emulated device has failed" in said and "in step 12 (" in said
+        assert "Traceback" not in said
+
+        # What supervises it would do this.
+        again = make_stack()
+        again.ports = stack.ports
+        again.start()
+        answer = (await http.post(f"{again.gateway}/v1/completions", json=question())).json()
+        assert answer["choices"][0]["text"] == TEXTS[0]

@@ -1,0 +1,69 @@
+"""Sampling parameters on their way through gateway and Triton: each arrives as what it is, and as no other.
+
+The Python API says what an answer is; it reads its parameters by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+import tritonclient.grpc.aio as triton
+from stack import HANG_S, Stack
+from triton_stream import collect
+
+from charonia import Engine, Output, SamplingParams
+
+PROMPT = "What is a conch?"
+# A few tokens are likelier than the others, so that an answer repeats them: what a token's first repetition costs and
+# what each costs are not the same.
+ALWAYS: dict[str, Any] = {"max_tokens": 80, "temperature": 1.0, "seed": 11, "ignore_eos": True}
+ALWAYS["logit_bias"] = dict.fromkeys(range(40, 46), 4.0)
+PENALTIES: list[dict[str, Any]] = [
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 1.5},
+    {"repetition_penalty": 1.5},
+    {"min_p": 0.2},
+    {"top_p": 0.7},
+    {"top_k": 3},
+]
+
+Answer = Callable[..., Output]
+
+
+@pytest.fixture(scope="module")
+def answer(babbler: Stack) -> Iterator[Answer]:
+    """What the Python API says with these parameters."""
+    with Engine.from_pretrained(babbler.model, threads=2, cache_max_entry_count=64) as engine:
+        yield lambda **fields: engine.generate(PROMPT, SamplingParams(**fields))[0]
+
+
+def test_each_penalty_and_filter_makes_an_answer_of_its_own(answer: Answer) -> None:
+    answers = [answer(**ALWAYS, **fields).token_ids for fields in [{}, *PENALTIES]]
+    assert len({tuple(ids) for ids in answers}) == len(answers)
+
+
+@pytest.mark.parametrize("fields", PENALTIES, ids=lambda fields: next(iter(fields)))
+async def test_penalties_and_filters_go_through_triton_and_the_gateway(
+    babbler: Stack, babbler_client: triton.InferenceServerClient, answer: Answer, fields: dict[str, Any]
+) -> None:
+    expected = answer(**ALWAYS, **fields)
+    (through_triton,) = await collect(babbler_client, {"text_input": PROMPT, **ALWAYS, **fields})
+    assert through_triton.ids == expected.token_ids
+    body = {"model": "babbler", "prompt": PROMPT, **ALWAYS, **fields}
+    async with httpx.AsyncClient(base_url=babbler.gateway, timeout=HANG_S) as http:
+        through_gateway = (await http.post("/v1/completions", json=body)).json()
+    assert through_gateway["choices"][0]["text"].encode() == through_triton.text
+
+
+async def test_end_ids_go_through_triton(babbler_client: triton.InferenceServerClient, answer: Answer) -> None:
+    """They take the place of the model's own; an answer ends at the first of them."""
+    free = answer(**ALWAYS).token_ids
+    place = next(at for at in range(10, len(free)) if free[at] not in free[:at])
+    unused = next(token for token in range(3, 10_000) if token not in free)
+    asked = {**ALWAYS, "ignore_eos": False, "end_id": [unused, free[place]]}
+    (ended,) = await collect(babbler_client, {"text_input": PROMPT, **asked})
+    assert ended.ids == free[: place + 1]
+    assert ended.finish_reason == "stop"

@@ -1,0 +1,57 @@
+"""The Makefile's commands, without the setup before them: what make's variables become."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "stack"))
+from stack import free_ports
+
+from charonia.benchmark.random_model import SHAPES, write_random_model
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def make(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """`make WORDS` with the programs of this interpreter; the setup counts as done."""
+    program = shutil.which("make")
+    if program is None:
+        pytest.skip("there is no make")
+    command = [program, "--old-file=setup", f"BIN={Path(sys.executable).parent}", *map(str, words)]
+    own = ("CHARONIA_", "MODEL", "DST", "MAKE")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    return subprocess.run(
+        command, cwd=ROOT, env={**inherited, **env}, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_make_convert_writes_the_workspace_that_it_is_told(tmp_path: Path) -> None:
+    model = tmp_path / "a model"
+    write_random_model(model, SHAPES["tiny"])
+    done = make("convert", f"MODEL={model}", f"DST={tmp_path / 'w'}")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "w" / "model_repository" / "ensemble" / "config.pbtxt").is_file()
+    again = make("convert", MODEL=str(model), DST=str(tmp_path / "w"))
+    assert again.returncode != 0
+    assert "--force" in again.stderr
+
+
+def test_make_convert_without_a_model_says_how_to_name_one() -> None:
+    done = make("convert")
+    assert done.returncode != 0
+    assert "make convert MODEL=<folder or hub id>" in done.stderr
+
+
+def test_make_serve_serves_the_model_that_it_is_told(tmp_path: Path) -> None:
+    """As far as what is wrong with it; tests/stack serves."""
+    names = ("HTTP", "GRPC", "METRICS", "GATEWAY")
+    ports = {f"CHARONIA_{name}_PORT": str(port) for name, port in zip(names, free_ports(4), strict=True)}
+    done = make("serve", f"MODEL={tmp_path / 'nowhere'}", CHARONIA_RUN_DIR=str(tmp_path / "run"), **ports)
+    assert done.returncode != 0
+    assert f"{tmp_path / 'nowhere'} does not exist" in done.stderr
