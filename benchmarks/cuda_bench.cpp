@@ -10,8 +10,8 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "cuda_limits.h"
-#include "ops/cuda/blas.h"
-#include "ops/cuda/overlap.h"
+#include "ops/cuda/device/overlap.h"
+#include "ops/cuda/gemm/blas.h"
 
 namespace charonia::bench {
 namespace {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "ops/cuda/runtime.h"
+#include "ops/cuda/device/runtime.h"
 
 namespace charonia::bench {
 
@@ -98,7 +98,7 @@ class Bench {
   Json rows_ = Json::array(), skipped_ = Json::array(), errors_ = Json::array(), suites_ = Json::object();
 };
 
-// A model's sizes, as charonia/benchmark/random_model.py has them. tiny: of the same proportions.
+// A model's sizes, as charonia/bench/random_model.py has them. tiny: of the same proportions.
 struct ModelShape {
   std::string name;
   std::int64_t hidden, heads, kv_heads, head_dim, inter, vocab;

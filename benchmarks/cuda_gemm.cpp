@@ -5,8 +5,8 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "cuda_bench.h"
-#include "ops/cuda/blas.h"
-#include "ops/cuda/gemm_runner.h"
+#include "ops/cuda/gemm/blas.h"
+#include "ops/cuda/gemm/gemm_runner.h"
 
 namespace charonia::bench {
 namespace {

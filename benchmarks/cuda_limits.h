@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "ops/cuda/runtime.h"
+#include "ops/cuda/device/runtime.h"
 
 namespace charonia::bench {
 

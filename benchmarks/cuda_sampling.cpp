@@ -1,7 +1,7 @@
 // From logits to tokens, for every kind of sampling.
 #include "cuda_bench.h"
-#include "ops/cuda/device/host_device.h"
-#include "ops/cuda/sampler.h"
+#include "ops/cuda/emulated/host_device.h"
+#include "ops/cuda/sampling/sampler.h"
 
 namespace charonia::bench {
 namespace {

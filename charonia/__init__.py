@@ -18,20 +18,20 @@ from charonia.errors import (
 )
 
 if TYPE_CHECKING:
-    from charonia.engine import AsyncStream, Engine, Stream
-    from charonia.results import Chunk, Output, SamplingParams, Timings
+    from charonia.api.engine import AsyncStream, Engine, Stream
+    from charonia.api.results import Chunk, Output, SamplingParams, Timings
 
 __version__ = "0.1.0"
 
 # Imported when first used, so that the command line and the Triton models start without loading the engine.
 _LAZY = {
-    "AsyncStream": "charonia.engine",
-    "Chunk": "charonia.results",
-    "Engine": "charonia.engine",
-    "Output": "charonia.results",
-    "SamplingParams": "charonia.results",
-    "Stream": "charonia.engine",
-    "Timings": "charonia.results",
+    "AsyncStream": "charonia.api.engine",
+    "Chunk": "charonia.api.results",
+    "Engine": "charonia.api.engine",
+    "Output": "charonia.api.results",
+    "SamplingParams": "charonia.api.results",
+    "Stream": "charonia.api.engine",
+    "Timings": "charonia.api.results",
 }
 
 __all__ = [

@@ -10,9 +10,9 @@ from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from rich.console import Console
 
-from charonia.engine import Engine
+from charonia.api.engine import Engine
+from charonia.api.results import Chunk, SamplingParams
 from charonia.errors import InvalidRequestError
-from charonia.results import Chunk, SamplingParams
 
 _EXIT = ("exit", "quit")
 

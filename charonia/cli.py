@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from charonia import __version__
-from charonia.benchmark.cli import app as benchmark_app
-from charonia.engine import spell_settings
+from charonia.api.engine import spell_settings
+from charonia.api.options import with_engine_options
+from charonia.bench.cli import app as benchmark_app
 from charonia.errors import CharoniaError
-from charonia.options import with_engine_options
 from charonia.serve.command import prepare_command, serve_command
 
 app = typer.Typer(
@@ -46,9 +46,9 @@ def convert(
 ) -> None:
     """Convert a Hugging Face model to a workspace. Inference parameters given here go into its config.ini; --tp also
     says over how many ranks the weights are split."""
-    from charonia.convert import convert as run
-    from charonia.convert import link_workspace
     from charonia.errors import UnsupportedError
+    from charonia.weights.convert import convert as run
+    from charonia.weights.convert import link_workspace
 
     spelled = spell_settings(settings or {})
     if link:
@@ -71,9 +71,9 @@ def convert(
 @app.command()
 def check(workspace: Annotated[Path, typer.Argument(help="A workspace.", metavar="WORKSPACE")]) -> None:
     """Check every file of a workspace against the checksums that were taken when it was written."""
-    from charonia import workspace as layout
     from charonia.errors import ModelError
     from charonia.progress import Progress
+    from charonia.weights import workspace as layout
 
     location = layout.locate(workspace)
     if location.weights is None:
@@ -107,9 +107,9 @@ def chat(
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Chat with a model in this process: an empty line sends, `exit` leaves, Ctrl-C interrupts an answer."""
+    from charonia.api.engine import Engine
+    from charonia.api.results import SamplingParams
     from charonia.chat import run
-    from charonia.engine import Engine
-    from charonia.results import SamplingParams
 
     sampling = SamplingParams(
         max_tokens=max_tokens,
@@ -143,7 +143,7 @@ def plan(
     Exit code 1 when what is asked for with --users and --context does not fit."""
     import json
 
-    from charonia.plan import make_plan, show
+    from charonia.weights.plan import make_plan, show
 
     made = make_plan(model, settings, dtype=dtype, memory=memory)
     refusal = made.refusal(users, context)

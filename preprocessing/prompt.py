@@ -229,7 +229,7 @@ def render_chat(tokenizer: Any, messages: list[Message], tools: list[dict[str, A
 
 def render_continuation(tokenizer: Any, messages: list[Message]) -> str:
     """What the chat template writes from the end of an assistant's answer on when `messages` follow it: the end of its
-    turn, the messages, and the beginning of the next answer. charonia/prompts.py does the same for the Python API.
+    turn, the messages, and the beginning of the next answer. charonia/text/prompts.py does the same for the Python API.
 
     System messages at the head are left out: they begin a conversation, and the session's has begun.
     """

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the Triton backend on the emulated CUDA device, which computes on the CPU and can be made to fail
-# (CHARONIA_EMULATED_CUDA_FAULT, engine/src/ops/cuda/device/host_fault.h), in the build folder of the engine and its tests,
+# (CHARONIA_EMULATED_CUDA_FAULT, engine/src/ops/cuda/emulated/host_fault.h), in the build folder of the engine and its tests,
 # and prints the library's path. For tests: it is slow, and no product.
 set -euo pipefail
 cd "$(dirname "$0")/.."

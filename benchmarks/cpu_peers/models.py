@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.cpu_peers.engines import WORKERS, EngineSpec, Environment
-from charonia.benchmark.random_model import parse_shape, write_random_model
+from charonia.bench.random_model import parse_shape, write_random_model
 
 
 class ModelNotMadeError(Exception):
@@ -15,7 +15,7 @@ class ModelNotMadeError(Exception):
 
 
 def make_model(shape: str, folder: Path) -> Path:
-    """The Hugging Face folder of bf16 weights of a shape of charonia.benchmark.random_model, made once."""
+    """The Hugging Face folder of bf16 weights of a shape of charonia.bench.random_model, made once."""
     place = folder / shape
     if not (place / "made").exists():
         shutil.rmtree(place, ignore_errors=True)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from charonia.engine import spell_settings
-from charonia.options import with_engine_options
+from charonia.api.engine import spell_settings
+from charonia.api.options import with_engine_options
 from charonia.settings import ServeSettings, env_name, inference_settings, read_settings
 
 app = typer.Typer()

@@ -23,7 +23,7 @@ from charonia.serve.errors import DeviceFailure, ServeError
 from charonia.serve.model import prepare
 from charonia.serve.process import Child
 from charonia.settings import ServeSettings, environment, inference_settings, misspelled, shared_environment
-from charonia.workspace import TRITON_MODELS
+from charonia.weights.workspace import TRITON_MODELS
 
 _KILL_AFTER_S = 10  # what a process gets on top of drain_timeout_s before it is killed
 _POLL_S = 0.1

@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from charonia import workspace
 from charonia.errors import ModelError
 from charonia.serve.errors import ServeError
-from charonia.tensor_parallel import ranks_of
 from charonia.triton_models import source_dir
+from charonia.weights import workspace
+from charonia.weights.tensor_parallel import ranks_of
 
 _MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin")
 
@@ -47,7 +47,7 @@ def prepare(model: str | None, run_dir: Path, inference: Mapping[str, str]) -> P
 
 def _linked(model: Path, folder: Path, ranks: int) -> Path:
     """A linked workspace, made anew when the model or this package has changed."""
-    from charonia.convert import link_workspace
+    from charonia.weights.convert import link_workspace
 
     name = model.parent.name if model.name == "model" else model.name
     tp = f"-tp{ranks}" if ranks > 1 else ""
@@ -62,7 +62,7 @@ def _linked(model: Path, folder: Path, ranks: int) -> Path:
 
 def _fingerprint(model: Path) -> str:
     """Sixteen hex digits that change when a file of the model or of the code that links it does."""
-    package = Path(workspace.__file__).parent
+    package = Path(__file__).resolve().parent.parent
     files = [file for pattern in _MODEL_FILES for file in model.glob(pattern)]
     files += [
         *package.rglob("*.py"),

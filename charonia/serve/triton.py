@@ -17,7 +17,7 @@ from pathlib import Path
 from charonia.serve import logs
 from charonia.serve.errors import ServeError
 from charonia.settings import ServeSettings
-from charonia.workspace import TRITON_MODELS
+from charonia.weights.workspace import TRITON_MODELS
 
 # What the server gets on top of drain_timeout_s to unload its models.
 EXIT_MARGIN_S = 5

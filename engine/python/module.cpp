@@ -1,4 +1,4 @@
-// The Python module charonia._engine: a thin binding of the public headers. Python's side of it is charonia/engine.py.
+// The Python module charonia._engine: a thin binding of the public headers. Python's side of it is charonia/api/engine.py.
 //
 // Locks: a method that may wait releases the GIL, and results take it on the delivery thread. So no thread ever waits
 // for an engine's lock with the GIL held, nor the other way round.

@@ -1,4 +1,4 @@
-#include "sample/text_stream.h"
+#include "text/text_stream.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 
 #include "charonia/error.h"
 
-namespace charonia::sample {
+namespace charonia::text {
 namespace {
 
 using namespace std::string_view_literals;
@@ -480,4 +480,4 @@ TEST_P(RandomStreams, ChunksJoinToTheTextAndNothingIsHeldBackWithoutNeed) {
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomStreams, testing::Range<std::uint64_t>(1, 7));
 
 }  // namespace
-}  // namespace charonia::sample
+}  // namespace charonia::text

@@ -1,4 +1,4 @@
-#include "sample/token_table.h"
+#include "text/token_table.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include "charonia/error.h"
 #include "test_folder.h"
 
-namespace charonia::sample {
+namespace charonia::text {
 namespace {
 
 void expect_tokens(const TokenTable& table) {
@@ -108,4 +108,4 @@ TEST_F(TokenTableFile, ThatIsWrongIsRefusedWithTheReason) {
 }
 
 }  // namespace
-}  // namespace charonia::sample
+}  // namespace charonia::text

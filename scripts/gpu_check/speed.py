@@ -13,7 +13,7 @@ from gpu_check.worker import Session
 
 if TYPE_CHECKING:
     from charonia import Engine
-    from charonia.benchmark.random_model import Shape
+    from charonia.bench.random_model import Shape
 
 _SHAPES = {"7b": "llama2-7b", "8b": "llama3-8b"}
 _TABLE = (1, 16, 32, 64)
@@ -21,7 +21,7 @@ _TABLE = (1, 16, 32, 64)
 
 def shape_of(context: Context, size: str) -> Shape:
     """A rehearsal's has the same proportions and the tiniest sizes."""
-    from charonia.benchmark.random_model import SHAPES, Shape
+    from charonia.bench.random_model import SHAPES, Shape
 
     shape = SHAPES[_SHAPES[size]]
     if context.rehearse:
@@ -31,7 +31,7 @@ def shape_of(context: Context, size: str) -> Shape:
 
 def model_of(context: Context, size: str) -> str:
     """The model's folder; written when it is not there yet."""
-    from charonia.benchmark.random_model import write_random_model
+    from charonia.bench.random_model import write_random_model
 
     shape = shape_of(context, size)
     bytes_needed = 2 * (
@@ -73,7 +73,7 @@ def _static(
     """charonia benchmark static's report, with what the engine is."""
     from rich.console import Console
 
-    from charonia.benchmark.static import measure_static, print_report
+    from charonia.bench.static import measure_static, print_report
 
     engine = engine_of(context, session, size)
     if context.rehearse:
@@ -138,7 +138,7 @@ def bench7(context: Context, session: Session, size: str) -> Outcome:
     """Decode steps over long contexts less those over none: what reading k and v takes, by how they are kept."""
     from rich.console import Console
 
-    from charonia.benchmark.static import measure_static
+    from charonia.bench.static import measure_static
 
     batch, prompt, output, runs = (2, 24, 8, 1) if context.rehearse else (16, 3072, 64, 2)
     bars, rows, told = [], {}, []
@@ -177,9 +177,9 @@ def bench4(context: Context, session: Session, size: str) -> Outcome:
         return skipped(f"{trace} is not here: bring it along")
     from rich.console import Console
 
-    from charonia.benchmark import targets, workload
-    from charonia.benchmark.figures import as_json, print_figures
-    from charonia.benchmark.serving import run_serving
+    from charonia.bench import targets, workload
+    from charonia.bench.figures import as_json, print_figures
+    from charonia.bench.serving import run_serving
 
     engine = engine_of(context, session, size)
     count, longest = context.trace_requests, engine.info.session_len

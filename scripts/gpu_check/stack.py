@@ -23,8 +23,8 @@ def bench5(context: Context, session: Session, size: str) -> Outcome:
         return skipped(f"not here: {', '.join(missing)}; bring them along with scripts/gpu_check.sh --pack .whl")
     from rich.console import Console
 
-    from charonia.benchmark import workload
-    from charonia.benchmark.compare import print_summary, run_compare, summary
+    from charonia.bench import workload
+    from charonia.bench.compare import print_summary, run_compare, summary
 
     levels, tokens, prompt = ((1, 4), 16, 8) if context.rehearse else ((1, 32, 128, 256), 128, 32)
     settings: dict[str, Any] = {"max_batch_size": max(levels), "session_len": 1024, "device": context.device}

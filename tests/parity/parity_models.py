@@ -26,7 +26,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from charonia.benchmark.random_model import write_byte_tokenizer
+from charonia.bench.random_model import write_byte_tokenizer
 
 # The models are tiny: more threads would only wait for each other.
 torch.set_num_threads(1)

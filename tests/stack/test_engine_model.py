@@ -25,9 +25,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from stack import HANG_S, START_LIMIT_S, answers, free_ports
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from charonia.convert import link_workspace
 from charonia.serve import triton as serving
 from charonia.settings import ServeSettings, read_settings
+from charonia.weights.convert import link_workspace
 
 ENGINE = "engine"
 OTHER = "other"  # the same weights under another name

@@ -26,8 +26,8 @@ from triton_stream import stream as triton_stream
 from tritonclient.utils import InferenceServerException
 
 from charonia import Engine, Output, SamplingParams
-from charonia.convert import link_workspace
 from charonia.serve.triton import Distribution, has_gpu
+from charonia.weights.convert import link_workspace
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from stack import Stack
 
-from charonia.benchmark.soak import run_soak
+from charonia.bench.soak import run_soak
 
 SECONDS = 15
 

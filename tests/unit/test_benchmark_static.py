@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from charonia.benchmark.static import Report, print_report
+from charonia.bench.static import Report, print_report
 
 LINES = ("device 0: a GPU, sm_90", "rows 1..8 n 64 k 32 bf16 -> bf16: cuBLASLt, 1.0 us")
 

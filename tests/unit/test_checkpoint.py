@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from charonia.checkpoint import open_checkpoint, read_json
 from charonia.errors import ModelError
+from charonia.weights.checkpoint import open_checkpoint, read_json
 
 
 def write_safetensors_file(file: Path, header: bytes, data: bytes = bytes(64)) -> None:

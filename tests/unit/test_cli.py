@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from charonia import _engine
-from charonia.benchmark.random_model import SHAPES, write_random_model
+from charonia.bench.random_model import SHAPES, write_random_model
 
 COMMAND = [sys.executable, "-m", "charonia"]
 PLAIN = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "200", "CHARONIA_THREADS": "1"}

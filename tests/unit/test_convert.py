@@ -14,15 +14,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from charonia import Engine, ModelError, SamplingParams, UnsupportedError, _engine, workspace
-from charonia.benchmark.random_model import SHAPES, write_random_model
-from charonia.checkpoint import DTYPES, Array, Checkpoint, SafetensorsCheckpoint, open_checkpoint
-from charonia.convert import convert, link_workspace, read_source
+from charonia import Engine, ModelError, SamplingParams, UnsupportedError, _engine
+from charonia.bench.random_model import SHAPES, write_random_model
 from charonia.errors import InvalidRequestError
 from charonia.families import TensorPart, describe
-from charonia.safetensors_writer import write_safetensors
 from charonia.serve.model import prepare
-from charonia.tensor_parallel import split
+from charonia.weights import workspace
+from charonia.weights.checkpoint import DTYPES, Array, Checkpoint, SafetensorsCheckpoint, open_checkpoint
+from charonia.weights.convert import convert, link_workspace, read_source
+from charonia.weights.safetensors_writer import write_safetensors
+from charonia.weights.tensor_parallel import split
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=0)
 

@@ -27,8 +27,8 @@ from charonia import (
     OverloadedError,
     SamplingParams,
 )
-from charonia.benchmark.random_model import SHAPES, write_random_model
-from charonia.prompts import continuation
+from charonia.bench.random_model import SHAPES, write_random_model
+from charonia.text.prompts import continuation
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 # Longer than any test takes to leave it.

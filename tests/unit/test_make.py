@@ -13,7 +13,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[1] / "stack"))
 from stack import free_ports
 
-from charonia.benchmark.random_model import SHAPES, write_random_model
+from charonia.bench.random_model import SHAPES, write_random_model
 
 ROOT = Path(__file__).resolve().parents[2]
 

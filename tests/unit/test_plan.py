@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from charonia import Engine
-from charonia.benchmark.random_model import SHAPES, write_random_model
-from charonia.convert import convert
+from charonia.bench.random_model import SHAPES, write_random_model
 from charonia.errors import CharoniaError, InvalidRequestError
-from charonia.plan import Plan, make_plan, spell_bytes
 from charonia.serve.triton import has_gpu
+from charonia.weights.convert import convert
+from charonia.weights.plan import Plan, make_plan, spell_bytes
 
 PLAIN = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "200"}
 SMALL = Plan(

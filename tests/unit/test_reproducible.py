@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from charonia import Engine, Output, SamplingParams
-from charonia.benchmark.random_model import Shape, write_random_model
+from charonia.bench.random_model import Shape, write_random_model
 
 # Rows and columns that no tile, vector or number of threads divides evenly.
 SHAPE = Shape(layers=2, hidden=120, heads=6, kv_heads=2, intermediate=344, vocab=500, max_positions=1024)

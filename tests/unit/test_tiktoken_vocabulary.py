@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from charonia.errors import ModelError
-from charonia.tiktoken_vocabulary import FILE, load_tiktoken, read_ranks
-from charonia.token_table import build_token_table
-from charonia.tokenizer import copy_tokenizer, load_tokenizer
+from charonia.text.tiktoken_vocabulary import FILE, load_tiktoken, read_ranks
+from charonia.text.token_table import build_token_table
+from charonia.text.tokenizer import copy_tokenizer, load_tokenizer
 
 WORDS = ["the", "th", " the", "ing", "in", "ring", " st", "str", " string", "er", "中", "中文", "é", "caf", "café"]
 # In the order of training: shorter ones first, so that longer ones can be made of them.

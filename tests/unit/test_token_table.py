@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from charonia.errors import ModelError, UnsupportedError
-from charonia.token_table import TokenTable, build_token_table
-from charonia.tokenizer import copy_tokenizer, load_tokenizer
+from charonia.text.token_table import TokenTable, build_token_table
+from charonia.text.tokenizer import copy_tokenizer, load_tokenizer
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and the dog does not mind at all.",

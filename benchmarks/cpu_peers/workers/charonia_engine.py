@@ -5,8 +5,8 @@ from pathlib import Path
 from common import arguments, say, say_imports, serve
 
 from charonia import SamplingParams
-from charonia.engine import Engine
-from charonia.tokenizer import load_tokenizer
+from charonia.api.engine import Engine
+from charonia.text.tokenizer import load_tokenizer
 
 model, threads, longest, batch = arguments()
 # The tokenizer brings transformers along, and that PyTorch where it is installed: 300 MB that are not the engine's.

@@ -1,5 +1,5 @@
 // What one of the tensor-parallel ranks computes of a model: attention heads, columns of the feed-forward layer and
-// rows of the vocabulary. charonia/tensor_parallel.py splits the weights by the same rules.
+// rows of the vocabulary. charonia/weights/tensor_parallel.py splits the weights by the same rules.
 #pragma once
 
 #include <cstdint>

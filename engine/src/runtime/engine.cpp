@@ -43,7 +43,7 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   info.warnings = std::move(settings.warnings);
   auto& config = info.config;
   // Small and soon read: a workspace without it is refused before its weights are loaded.
-  tokens_ = std::make_unique<sample::TokenTable>(sample::TokenTable::load(weights_dir / "token_table.safetensors"));
+  tokens_ = std::make_unique<text::TokenTable>(text::TokenTable::load(weights_dir / "token_table.safetensors"));
   const bool automatic = config.device == "auto";
   executor_ = std::make_unique<runtime::Executor>(weights_dir, info.model, config);
   info.device = executor_->device();

@@ -25,8 +25,8 @@
 #include "runtime/mask_thread.h"
 #include "runtime/sequence.h"
 #include "runtime/session_store.h"
-#include "sample/token_table.h"
 #include "schedule/scheduler.h"
+#include "text/token_table.h"
 
 namespace charonia {
 
@@ -144,7 +144,7 @@ class Engine::Impl {
   std::unique_ptr<runtime::Executor> executor_;
   std::unique_ptr<cache::BlockManager> blocks_;
   std::unique_ptr<schedule::Scheduler> scheduler_;
-  std::unique_ptr<sample::TokenTable> tokens_;
+  std::unique_ptr<text::TokenTable> tokens_;
   std::unique_ptr<runtime::Admission> admission_;
   std::unique_ptr<runtime::SessionStore> sessions_;
 

@@ -15,7 +15,7 @@ bool scores(const SamplingParams& sampling) { return sampling.logprobs >= 0 || s
 
 }  // namespace
 
-Sequence::Sequence(Group& group_in, int index_in, std::uint64_t id_in, const sample::TokenTable& table,
+Sequence::Sequence(Group& group_in, int index_in, std::uint64_t id_in, const text::TokenTable& table,
                    int max_tokens_in)
     : group(group_in),
       index(index_in),
@@ -103,7 +103,7 @@ Result Sequence::last(FinishReason reason, Clock::time_point now, std::string er
   return result;
 }
 
-void Sequence::fill(Result& result, const sample::TextChunk& chunk, Clock::time_point now) {
+void Sequence::fill(Result& result, const text::TextChunk& chunk, Clock::time_point now) {
   const int wanted = group.request.sampling.logprobs;
   const auto end = unsent_.begin() + chunk.num_tokens;
   for (auto info = unsent_.begin(); info != end; ++info) {

@@ -13,7 +13,7 @@
 #include "ops/ops.h"
 #include "runtime/mask_thread.h"
 #include "runtime/prompt_logprobs.h"
-#include "sample/text_stream.h"
+#include "text/text_stream.h"
 
 namespace charonia::runtime {
 
@@ -23,7 +23,7 @@ struct Group;
 class Sequence {
  public:
   // Number `index` of a group that has begun. id: the scheduler's. max_tokens: resolved against session_len.
-  Sequence(Group& group, int index, std::uint64_t id, const sample::TokenTable& table, int max_tokens);
+  Sequence(Group& group, int index, std::uint64_t id, const text::TokenTable& table, int max_tokens);
 
   // What to sample the next token with. `tokens` are prompt and output so far, the last one perhaps a placeholder (see
   // schedule/scheduler.h). Spans stay valid until the next call, and as long as those tokens do.
@@ -58,10 +58,10 @@ class Sequence {
     float logprob;
     std::vector<TokenLogprob> top;
   };
-  void fill(Result& result, const sample::TextChunk& chunk, Clock::time_point now);
+  void fill(Result& result, const text::TextChunk& chunk, Clock::time_point now);
 
   const std::uint64_t seed_;
-  sample::TextStream text_;
+  text::TextStream text_;
   std::vector<TokenInfo> unsent_;  // sampled, not in a result yet
   double cumulative_logprob_ = 0;
   std::vector<TokenId> banned_;

@@ -1,11 +1,11 @@
 // cuBLASLt, where there is one: on a machine with a GPU.
-#include "ops/cuda/blas.h"
+#include "ops/cuda/gemm/blas.h"
 
 #include <gtest/gtest.h>
 
 #include "base/text.h"
 #include "cuda/gemm_problem.h"
-#include "ops/cuda/gemm_runner.h"
+#include "ops/cuda/gemm/gemm_runner.h"
 
 namespace charonia::cuda {
 namespace {

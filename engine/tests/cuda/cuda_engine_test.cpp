@@ -11,10 +11,10 @@
 
 #include "charonia/engine.h"
 #include "engine_support.h"
+#include "ops/cuda/device/runtime.h"
 #include "ops/cuda/make_cuda_ops.h"
-#include "ops/cuda/runtime.h"
 #if defined(CHARONIA_CUDA_ON_HOST)
-#include "ops/cuda/device/host_fault.h"
+#include "ops/cuda/emulated/host_fault.h"
 #endif
 #include "test_folder.h"
 #include "tiny_workspace.h"

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <vector>
 
+#include "ops/cuda/device/runtime.h"
 #include "ops/cuda/kernels/rows.h"
-#include "ops/cuda/runtime.h"
 #include "ops_support.h"
 #include "quantised_head.h"
 

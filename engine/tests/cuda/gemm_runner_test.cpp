@@ -1,6 +1,6 @@
 // Which kernel a GEMM goes to, and what is remembered of it. A slow library stands in for cuBLASLt, and its algorithms
 // and our kernels take the times that a test gives them.
-#include "ops/cuda/gemm_runner.h"
+#include "ops/cuda/gemm/gemm_runner.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "cuda/gemm_problem.h"
-#include "ops/cuda/autotune_cache.h"
+#include "ops/cuda/gemm/autotune_cache.h"
 
 namespace charonia::cuda {
 namespace {

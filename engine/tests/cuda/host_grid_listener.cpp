@@ -4,8 +4,8 @@
 
 #include <cstdio>
 
-#include "ops/cuda/device/host_grid.h"
-#include "ops/cuda/device/host_stream.h"
+#include "ops/cuda/emulated/host_grid.h"
+#include "ops/cuda/emulated/host_stream.h"
 
 namespace charonia::cuda {
 namespace {

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "charonia/error.h"
-#include "ops/cuda/device/host_stream.h"
+#include "ops/cuda/device/runtime.h"
 #include "ops/cuda/device/tensor_core.h"
-#include "ops/cuda/runtime.h"
+#include "ops/cuda/emulated/host_stream.h"
 
 namespace charonia::cuda {
 namespace {

@@ -1,7 +1,7 @@
 // When the emulated device does a stream's work, and what that shows. Uses that are wrong on purpose show that deferred
 // streams find them.
 #if defined(CHARONIA_CUDA_ON_HOST)
-#include "ops/cuda/device/host_stream.h"
+#include "ops/cuda/emulated/host_stream.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 
 #include "charonia/error.h"
 #include "ops/cuda/device/portable.h"
-#include "ops/cuda/runtime.h"
+#include "ops/cuda/device/runtime.h"
 
 namespace charonia::cuda {
 namespace {

@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "charonia/engine.h"
 #include "engine_support.h"
-#include "ops/cuda/blas.h"
+#include "ops/cuda/gemm/blas.h"
 #include "test_folder.h"
 #include "tiny_workspace.h"
 

@@ -1,5 +1,5 @@
 // Memory, streams, graphs and launches, on whatever the device is.
-#include "ops/cuda/runtime.h"
+#include "ops/cuda/device/runtime.h"
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
-#include "ops/cuda/carveout.h"
-#include "ops/cuda/growing_memory.h"
+#include "ops/cuda/device/carveout.h"
+#include "ops/cuda/device/growing_memory.h"
 #include "ops/cuda/kernels/collective.h"
 
 namespace charonia::cuda {

@@ -13,7 +13,7 @@
 #include "device_arrays.h"
 #include "ops/cpu/dispatch.h"
 #include "ops/cpu/sample.h"
-#include "ops/cuda/sampler.h"
+#include "ops/cuda/sampling/sampler.h"
 
 namespace charonia::cuda {
 namespace {

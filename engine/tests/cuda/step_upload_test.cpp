@@ -1,5 +1,5 @@
 // What a step brings to the device: every number where its reader looks for it.
-#include "ops/cuda/step_upload.h"
+#include "ops/cuda/graph/step_upload.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <set>
 
 #include "charonia/error.h"
-#include "ops/cuda/decode_buckets.h"
+#include "ops/cuda/graph/decode_buckets.h"
 
 namespace charonia::cuda {
 namespace {

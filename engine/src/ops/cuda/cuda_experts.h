@@ -5,7 +5,7 @@
 #include <span>
 
 #include "ops/cuda/cuda_weights.h"
-#include "ops/cuda/runtime.h"
+#include "ops/cuda/device/runtime.h"
 #include "ops/ops.h"
 
 namespace charonia::cuda {

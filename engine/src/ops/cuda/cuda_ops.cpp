@@ -4,10 +4,10 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
-#include "ops/cuda/kept_step.h"
+#include "ops/cuda/collectives/nccl.h"
+#include "ops/cuda/graph/kept_step.h"
 #include "ops/cuda/kernels/collective.h"
 #include "ops/cuda/kernels/rows.h"
-#include "ops/cuda/nccl.h"
 
 namespace charonia::cuda {
 

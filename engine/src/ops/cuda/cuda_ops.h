@@ -20,12 +20,12 @@
 #include <vector>
 
 #include "ops/cuda/cuda_weights.h"
-#include "ops/cuda/gemm_runner.h"
+#include "ops/cuda/device/runtime.h"
+#include "ops/cuda/gemm/gemm_runner.h"
+#include "ops/cuda/graph/step_upload.h"
 #include "ops/cuda/kernels/attention.h"
 #include "ops/cuda/make_cuda_ops.h"
-#include "ops/cuda/runtime.h"
-#include "ops/cuda/sampler.h"
-#include "ops/cuda/step_upload.h"
+#include "ops/cuda/sampling/sampler.h"
 #include "ops/ops.h"
 
 namespace charonia::cuda {

@@ -4,10 +4,10 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "ops/cuda/collectives/nccl.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/decode_buckets.h"
-#include "ops/cuda/kept_step.h"
-#include "ops/cuda/nccl.h"
+#include "ops/cuda/graph/decode_buckets.h"
+#include "ops/cuda/graph/kept_step.h"
 
 namespace charonia::cuda {
 

@@ -6,9 +6,9 @@
 #include <functional>
 #include <span>
 
-#include "ops/cuda/growing_memory.h"
+#include "ops/cuda/device/growing_memory.h"
+#include "ops/cuda/device/runtime.h"
 #include "ops/cuda/kernels/rows.h"
-#include "ops/cuda/runtime.h"
 #include "ops/ops.h"
 
 namespace charonia::cuda {

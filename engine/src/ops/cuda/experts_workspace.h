@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ops/cuda/device/host_device.h"
+#include "ops/cuda/emulated/host_device.h"
 #include "ops/ops.h"
 
 namespace charonia::cuda {

@@ -17,10 +17,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ops/cuda/device/host_device.h"
+#include "ops/cuda/emulated/host_device.h"
 
 #if defined(CHARONIA_CUDA_ON_HOST)
-#include "ops/cuda/device/host_grid.h"
+#include "ops/cuda/emulated/host_grid.h"
 #else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -34,9 +34,9 @@
 #include <span>
 #include <vector>
 
-#include "ops/cuda/device/host_device.h"
+#include "ops/cuda/device/runtime.h"
+#include "ops/cuda/emulated/host_device.h"
 #include "ops/cuda/kernels/rows.h"
-#include "ops/cuda/runtime.h"
 #include "ops/ops.h"
 
 namespace charonia::cuda {

@@ -1,7 +1,7 @@
 // What is left to do with the shards of tensor-parallel ranks once they are in one place.
 #pragma once
 
-#include "ops/cuda/runtime.h"
+#include "ops/cuda/device/runtime.h"
 #include "ops/ops.h"
 
 namespace charonia::cuda {

@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "ops/cuda/device/runtime.h"
 #include "ops/cuda/experts_workspace.h"
-#include "ops/cuda/runtime.h"
 #include "ops/ops.h"
 
 namespace charonia::cuda {

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "ops/cuda/device/host_device.h"
-#include "ops/cuda/runtime.h"
+#include "ops/cuda/device/runtime.h"
+#include "ops/cuda/emulated/host_device.h"
 
 namespace charonia::cuda {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "ops/cuda/device/host_device.h"
+#include "ops/cuda/emulated/host_device.h"
 #include "ops/cuda/kernels/gemm.h"
 
 namespace charonia::cuda {

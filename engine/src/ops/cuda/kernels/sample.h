@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "ops/cuda/device/host_device.h"
-#include "ops/cuda/runtime.h"
+#include "ops/cuda/device/runtime.h"
+#include "ops/cuda/emulated/host_device.h"
 #include "ops/ops.h"
 
 namespace charonia::cuda {

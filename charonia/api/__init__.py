@@ -1,0 +1,1 @@
+"""The engine in Python: `Engine`, sampling parameters, results and their streams."""

@@ -1,0 +1,358 @@
+"""The Python API: an engine that runs a model in this process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from charonia import _engine
+from charonia.api.results import Chunk, Messages, Output, SamplingParams
+from charonia.api.streams import AsyncStream, Gathering, Stream
+from charonia.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError
+from charonia.progress import Progress
+from charonia.text.prompts import Encoded, Prompt, encode, encode_turn, native_sampling, split
+from charonia.text.tokenizer import load_tokenizer
+from charonia.weights import workspace
+from charonia.weights.convert import read_source, write_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+__all__ = ["AsyncStream", "Engine", "Stream"]
+
+Setting = str | int | float | bool
+
+
+class Engine:
+    """A loaded model. Every method may be called from any thread, and from any number of event loops.
+
+        with Engine.from_pretrained("models/demo", threads=2) as engine:
+            print(engine.generate("Hello")[0].text)
+
+    Errors: InvalidRequestError (the request is wrong; the text says what would be right), OverloadedError (the queue is
+    full, or the request waited too long in it), DeadlineExceededError (after its timeout), EngineClosedError (after
+    close), DeviceFailedError (the device computes no more: only a new process can use it).
+    """
+
+    def __init__(
+        self,
+        weights: str | os.PathLike[str],
+        tokenizer: str | os.PathLike[str] | None = None,
+        settings: Mapping[str, Setting] | None = None,
+    ) -> None:
+        """Loads a `weights` folder (docs/contracts.md); most callers want from_pretrained.
+
+        tokenizer: a folder with the tokenizer, needed for texts and chats. settings: keys of config.ini; they win over
+        the environment's CHARONIA_<KEY>, and those over config.ini.
+        """
+        overrides = {**_engine.settings_from_environment(), **spell_settings(settings or {})}
+        self._tokenizer_folder = None if tokenizer is None else Path(tokenizer)
+        self._tokenizer: PreTrainedTokenizerFast | None = None
+        self._tokenizer_lock = threading.Lock()
+        native = _engine.Engine(Path(weights), overrides)
+        self._native: _engine.Engine | None = native
+        self.info: _engine.EngineInfo = native.info()
+        # Also runs when the interpreter exits, so that no result is delivered into a dying one.
+        self._finalizer = weakref.finalize(self, native.shutdown, 0)
+
+    @classmethod
+    def from_pretrained(
+        cls, model: str | os.PathLike[str], *, dtype: str = "auto", show_progress: bool = False, **config: Setting
+    ) -> Engine:
+        """Loads a workspace, a Hugging Face folder or a hub id.
+
+        dtype: auto | bf16 | fp16 | fp32, for a Hugging Face folder; a workspace has its own. config: config.ini's keys.
+        Raises ModelError, UnsupportedError or InvalidRequestError saying what would be right.
+        """
+        location = workspace.locate(model)
+        if location.weights is not None:
+            if dtype != "auto":
+                raise InvalidRequestError(
+                    f"dtype {dtype!r}: a workspace has its own weight type; convert the model with --dtype {dtype}"
+                )
+            return cls(location.weights, location.tokenizer, config)
+        # The weights are split over the ranks when they are named; all other settings are the engine's to read.
+        given = {**_engine.settings_from_environment(), **spell_settings(config)}
+        ranks = {key: value for key, value in given.items() if key == "tensor_para_size"}
+        source = read_source(location.path, dtype)
+        progress = Progress(show_progress)
+        # The engine maps the weight files themselves, and has read the rest when it is loaded.
+        with tempfile.TemporaryDirectory(prefix="charonia-") as folder:
+            weights = Path(folder)
+            write_weights(source, weights, link=source.checkpoint.linkable, settings=ranks, progress=progress)
+            return cls(weights, location.tokenizer, config)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The model's Hugging Face tokenizer, loaded when first used."""
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                if self._tokenizer_folder is None:
+                    raise ModelError("this engine was loaded without a tokenizer: pass token ids, or name its folder")
+                self._tokenizer = load_tokenizer(self._tokenizer_folder)
+            return self._tokenizer
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The token ids of a text (with the tokenizer's beginning token) or of a chat (through its template)."""
+        return self._encode(prompt).token_ids
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        session_id: str = "",
+        new_session: bool = False,
+        end_session: bool = False,
+        timeout: float | None = None,
+        priority: int = 0,
+    ) -> list[Output]:
+        """Runs all prompts together and waits; outputs in the order of the prompts. With n > 1 the n outputs of a
+        prompt follow each other, as OpenAI's `choices` do: `index` says which is which.
+
+        prompts: a text, token ids, chat messages, or a list of these. sampling: for all, or one for each. More prompts
+        than the queue holds are submitted as it empties. An error cancels the rest.
+
+        session_id: the one prompt is what a user says next in this session; the engine keeps what went before. A
+        session that is new, or not kept any more, begins with the prompt. new_session: it begins anew in any case; then
+        the prompt is the whole conversation. end_session: forget it afterwards. timeout: seconds until
+        DeadlineExceededError. priority: higher goes first.
+        """
+        given_prompts = split(prompts)
+        if session_id and len(given_prompts) != 1:
+            raise InvalidRequestError(
+                f"{len(given_prompts)} prompts for one session_id; a session goes on with one prompt at a time"
+            )
+        session = Session(session_id, new_session, end_session)
+        encoded = [self._encode(prompt, session) for prompt in given_prompts]
+        given = sampling or SamplingParams()
+        each = [given] * len(encoded) if isinstance(given, SamplingParams) else list(given)
+        if len(each) != len(encoded):
+            raise InvalidRequestError(
+                f"{len(each)} sampling parameters for {len(encoded)} prompts; expected one for each"
+            )
+        chunks: dict[int, list[Chunk]] = {}
+        gathering = Gathering(self._open())
+        try:
+            for index, (prompt, params) in enumerate(zip(encoded, each, strict=True)):
+                submit = self._submitter(
+                    prompt, params, stream=False, session=session, timeout=timeout, priority=priority
+                )
+                while index not in chunks:
+                    try:
+                        gathering.submit(index, submit, params.n)
+                        break
+                    except OverloadedError:
+                        if not len(gathering):
+                            raise
+                        finished, answers = gathering.wait()
+                        chunks[finished] = answers
+            while len(gathering):
+                finished, answers = gathering.wait()
+                chunks[finished] = answers
+        finally:
+            gathering.cancel()
+        return [_output(prompt, chunk) for index, prompt in enumerate(encoded) for chunk in chunks[index]]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        session_id: str = "",
+        new_session: bool = False,
+        end_session: bool = False,
+        timeout: float | None = None,
+        priority: int = 0,
+    ) -> Stream:
+        """Submits at once and iterates over the chunks. Leaving early (break, close, an exception) cancels.
+
+        A cancelled turn of a session is dropped from its history; `Stream.stop` ends it early and keeps it. The other
+        arguments are those of `generate`.
+        """
+        params = sampling or SamplingParams()
+        session = Session(session_id, new_session, end_session)
+        submit = self._streaming(prompt, params, session, request_id, timeout, priority)
+        return Stream(self._open(), submit, self, params.n)
+
+    def astream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        session_id: str = "",
+        new_session: bool = False,
+        end_session: bool = False,
+        timeout: float | None = None,
+        priority: int = 0,
+    ) -> AsyncStream:
+        """The same on the running event loop: `async for chunk in engine.astream(...)`."""
+        params = sampling or SamplingParams()
+        session = Session(session_id, new_session, end_session)
+        submit = self._streaming(prompt, params, session, request_id, timeout, priority)
+        return AsyncStream(self._open(), submit, self, params.n)
+
+    def chat(self, messages: Messages, sampling: SamplingParams | None = None, *, session_id: str = "") -> Output:
+        """The answer to a conversation. With a session_id the messages are the new ones only: the engine keeps the
+        others, and a session that it does not have begins with these."""
+        return self.generate(messages, sampling, session_id=session_id)[0]
+
+    def end_session(self, session_id: str) -> bool:
+        """Forgets a session; False when there is none. A request of it that runs goes on without one."""
+        return self._open().end_session(session_id)
+
+    def sessions(self) -> list[_engine.SessionInfo]:
+        """The sessions that are kept, by name."""
+        return self._open().sessions()
+
+    def stop(self, request_id: str) -> bool:
+        """Ends every request with this id; of a session, what was generated of the turn stays in the history."""
+        return self._open().stop_id(request_id)
+
+    def cancel(self, request_id: str) -> bool:
+        """Cancels every request with this id; False when there is none."""
+        return self._open().cancel_id(request_id)
+
+    def stats(self) -> _engine.EngineStats:
+        """Counters and gauges of this moment."""
+        return self._open().stats()
+
+    def kernel_report(self) -> list[str]:
+        """Which kernels the device's operations go to, a line each, with the products that cuBLASLt has refused since
+        the start; info.kernel_report is the same as it was then. Empty on the CPU, which has no choice."""
+        return self._open().kernel_report()
+
+    def check_integrity(self) -> None:
+        """Runs the engine's own checks of its state; InternalError says what is broken."""
+        self._open().check_integrity()
+
+    def close(self, timeout_ms: int = 0) -> None:
+        """Takes no new request, lets running ones finish for at most timeout_ms, cancels the rest, frees the model."""
+        native, self._native = self._native, None
+        if native is not None:
+            native.shutdown(timeout_ms)
+            self._finalizer.detach()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> _engine.Engine:
+        native = self._native
+        if native is None:
+            raise EngineClosedError("the engine is closed")
+        return native
+
+    def _encode(self, prompt: Prompt, session: Session | None = None) -> Encoded:
+        if session is not None and session.goes_on:
+            return encode_turn(lambda: self.tokenizer, prompt)
+        return encode(lambda: self.tokenizer, prompt)
+
+    def _streaming(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        session: Session,
+        request_id: str,
+        timeout: float | None,
+        priority: int,
+    ) -> Callable[[Callable[[_engine.Result], None]], int]:
+        return self._submitter(
+            self._encode(prompt, session),
+            sampling,
+            stream=True,
+            request_id=request_id,
+            session=session,
+            timeout=timeout,
+            priority=priority,
+        )
+
+    def _submitter(
+        self,
+        prompt: Encoded,
+        sampling: SamplingParams,
+        *,
+        stream: bool,
+        session: Session,
+        timeout: float | None,
+        priority: int,
+        request_id: str = "",
+    ) -> Callable[[Callable[[_engine.Result], None]], int]:
+        native = self._open()
+        params = native_sampling(lambda: self.tokenizer, sampling)
+        submit: Any = functools.partial(
+            native.submit,
+            id=request_id,
+            input_ids=prompt.token_ids,
+            sampling=params,
+            priority=priority,
+            stream=stream,
+            strip_leading_space=prompt.strip_leading_space,
+            session_id=session.id,
+            continuation_ids=prompt.continuation_ids,
+            end_session=session.ends,
+            timeout_ms=None if timeout is None else _milliseconds(timeout),
+        )
+        return lambda callback: int(submit(callback=callback))
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a request asks of a session; id empty: nothing."""
+
+    id: str
+    begins: bool
+    ends: bool
+
+    def __post_init__(self) -> None:
+        if not self.id and (self.begins or self.ends):
+            raise InvalidRequestError("new_session and end_session need a session_id")
+
+    @property
+    def goes_on(self) -> bool:
+        return bool(self.id) and not self.begins
+
+
+def _milliseconds(timeout: float) -> int:
+    if not 0 < timeout <= 1e6:
+        raise InvalidRequestError(f"timeout = {timeout} is out of range: it must be seconds, more than 0, at most 1e6")
+    return max(1, round(1000 * timeout))
+
+
+def spell_settings(settings: Mapping[str, Setting]) -> dict[str, str]:
+    """Values of config.ini's keys as config.ini spells them."""
+    return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in settings.items()}
+
+
+def _output(prompt: Encoded, chunk: Chunk) -> Output:
+    return Output(
+        prompt_token_ids=prompt.token_ids,
+        text=chunk.text,
+        token_ids=chunk.token_ids,
+        finish_reason=chunk.finish_reason or "",
+        num_input_tokens=chunk.num_input_tokens,
+        num_output_tokens=chunk.num_output_tokens,
+        num_cached_tokens=chunk.num_cached_tokens,
+        timings=chunk.timings,
+        logprobs=chunk.logprobs,
+        top_logprobs=chunk.top_logprobs,
+        index=chunk.index,
+        cumulative_logprob=chunk.cumulative_logprob,
+        prompt_logprobs=chunk.prompt_logprobs,
+        prompt_top_logprobs=chunk.prompt_top_logprobs,
+        num_session_tokens=chunk.num_session_tokens,
+    )

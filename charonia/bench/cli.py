@@ -1,0 +1,316 @@
+"""The commands `charonia benchmark ...`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from charonia.api.options import with_engine_options
+from charonia.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from charonia.api.engine import Engine
+    from charonia.bench.targets import OpenTarget
+
+app = typer.Typer(help="Measure speed.", no_args_is_help=True, pretty_exceptions_enable=False)
+
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
+DtypeOption = Annotated[str, typer.Option(help="Type of the weights: auto (the model's own), bf16, fp16 or fp32.")]
+ModelArgument = Annotated[str, typer.Argument(help="A workspace, a Hugging Face model folder or a hub id.")]
+
+
+UrlOption = Annotated[
+    str | None, typer.Option(help="HOST:PORT of Triton's gRPC [localhost:33337] or the gateway's URL [port 23333].")
+]
+
+
+class TargetKind(str, Enum):
+    """Who is measured."""
+
+    in_process = "in-process"
+    triton = "triton"
+    gateway = "gateway"
+
+
+def _open(
+    stack: ExitStack, target: TargetKind, url: str | None, model: str, dtype: str, settings: dict[str, Any]
+) -> tuple[OpenTarget, Engine | None]:
+    """The target, and the engine where it is of this process: that one lives as long as `stack`."""
+    from charonia.api.engine import Engine
+    from charonia.bench import targets
+
+    if target is TargetKind.triton:
+        return targets.triton(url or "localhost:33337"), None
+    if target is TargetKind.gateway:
+        return targets.gateway(url or "http://localhost:23333"), None
+    engine = stack.enter_context(Engine.from_pretrained(model, dtype=dtype, show_progress=True, **settings))
+    return targets.in_process(engine), engine
+
+
+@app.command()
+@with_engine_options(environment=True)
+def static(
+    model: ModelArgument,
+    batch_size: Annotated[list[int] | None, typer.Option(help="Sequences at once; may be repeated [1, 8].")] = None,
+    prompt_tokens: Annotated[list[int] | None, typer.Option(help="Prompt length; may be repeated [32].")] = None,
+    output_tokens: Annotated[list[int] | None, typer.Option(help="New tokens; may be repeated [128].")] = None,
+    runs: Annotated[int, typer.Option(help="Runs of each combination; medians are printed.")] = 3,
+    dtype: DtypeOption = "auto",
+    json_file: JsonOption = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also which kernels were chosen (on a GPU).")] = False,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """Batches of equal length in this process, against the device's limits measured in the same run."""
+    from charonia.bench.figures import write_json
+    from charonia.bench.static import print_report, run_static
+
+    console = Console()
+    report = run_static(
+        model,
+        batch_size or [1, 8],
+        prompt_tokens or [32],
+        output_tokens or [128],
+        runs=runs,
+        dtype=dtype,
+        settings=settings or {},
+        console=console,
+    )
+    print_report(console, report, verbose=verbose)
+    write_json(json_file, report.to_json())
+
+
+@app.command()
+@with_engine_options(environment=True)
+def serving(
+    model: Annotated[str, typer.Argument(help="The model: a workspace, folder or hub id; its tokenizer for a trace.")],
+    target: Annotated[TargetKind, typer.Option(help="Who answers.")] = TargetKind.in_process,
+    url: UrlOption = None,
+    prompts: Annotated[Path | None, typer.Option(help="A file of prompts, one per line.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="A CSV of TIMESTAMP, ContextTokens, GeneratedTokens.")] = None,
+    num_requests: Annotated[int, typer.Option(min=1, help="How many requests are sent.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens for each prompt of a file.")] = 128,
+    request_rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Requests per second, Poisson arrivals.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests at once [8, where neither a rate nor a trace says when].")
+    ] = None,
+    speed: Annotated[float, typer.Option(min=0.001, help="How many times faster than recorded a trace arrives.")] = 1.0,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before the measurement.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of arrivals and random prompts.")] = 0,
+    dtype: DtypeOption = "auto",
+    json_file: JsonOption = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """A stream of requests: prompts or a recorded trace, at a rate, at recorded times or so many at once."""
+    from dataclasses import replace
+
+    from charonia.bench import workload
+    from charonia.bench.figures import as_json, print_figures, write_json
+    from charonia.bench.serving import run_serving
+
+    if (prompts is None) == (trace is None):
+        raise InvalidRequestError("name either --prompts FILE or --trace FILE")
+    if request_rate is not None and concurrency is not None:
+        raise InvalidRequestError("--request-rate and --concurrency exclude each other")
+    console = Console()
+    with ExitStack() as stack:
+        opened, engine = _open(stack, target, url, model, dtype, settings or {})
+        if prompts is not None:
+            jobs = workload.jobs_from_prompts(prompts, num_requests, max_tokens)
+        else:
+            assert trace is not None
+            tokenizer, session_len = _tokenizer_of(model, engine)
+            jobs = workload.jobs_from_trace(trace, num_requests, tokenizer, session_len, seed)
+            jobs = [replace(job, arrival_s=job.arrival_s / speed) for job in jobs]
+        if request_rate is not None:
+            jobs = workload.arrive_at_rate(jobs, request_rate, seed)
+        elif trace is None and concurrency is None:
+            concurrency = 8
+        figures = run_serving(opened, jobs, concurrency=concurrency, warmup=warmup, console=console)
+    print_figures(console, [(target.value, figures)])
+    write_json(json_file, {"target": target.value, "model": model, **as_json(figures)})
+    if figures.errors == figures.requests:
+        raise typer.Exit(1)
+
+
+def _tokenizer_of(model: str, engine: Any) -> tuple[Any, int]:
+    """The tokenizer and the longest sequence of a model that may be served elsewhere."""
+    if engine is not None:
+        return engine.tokenizer, engine.info.session_len
+    from charonia import _engine
+    from charonia.families import describe
+    from charonia.text.tokenizer import load_tokenizer
+    from charonia.weights import workspace
+    from charonia.weights.checkpoint import read_json
+
+    location = workspace.locate(model)
+    if location.tokenizer is None:
+        raise InvalidRequestError(f"{model} has no tokenizer; name the model or its workspace")
+    if location.weights is not None:
+        ini = _engine.read_config_ini(location.weights / "config.ini")
+        return load_tokenizer(location.tokenizer), int(ini["session_len"]) or int(ini["max_position_embeddings"])
+    spec = describe(read_json(location.path / "config.json"), location.path.name)
+    return load_tokenizer(location.tokenizer), spec.config.max_position_embeddings
+
+
+@app.command()
+@with_engine_options(environment=True)
+def compare(
+    model: ModelArgument,
+    prompts: Annotated[Path | None, typer.Option(help="A file of prompts, one per line; else random words.")] = None,
+    concurrency: Annotated[list[int] | None, typer.Option(help="Requests at once; may be repeated [1, 8, 32].")] = None,
+    requests_per_client: Annotated[int, typer.Option(min=1, help="Requests that each client sends.")] = 3,
+    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each request.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that all is repeated; medians are printed.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Over which the clients of a server are spread.")] = 1,
+    json_file: JsonOption = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """The same requests in this process, through Triton and through the gateway, one after the other."""
+    from charonia.bench import workload
+    from charonia.bench.compare import print_summary, run_compare, summary
+    from charonia.bench.figures import write_json
+
+    console = Console()
+    jobs: dict[int, list[workload.Job]] = {}
+    for level in concurrency or [1, 8, 32]:
+        count = level * requests_per_client
+        if prompts is not None:
+            jobs[level] = workload.jobs_from_prompts(prompts, count, max_tokens)
+        else:
+            jobs[level] = workload.random_jobs(model, count, 32, max_tokens, seed=level)
+    results = run_compare(model, jobs, rounds=rounds, settings=settings or {}, console=console, processes=processes)
+    print_summary(console, results)
+    write_json(json_file, {"model": model, "max_tokens": max_tokens, **summary(results)})
+
+
+@app.command()
+@with_engine_options(environment=True)
+def endpoints(
+    model: ModelArgument,
+    servers: Annotated[list[int] | None, typer.Option(min=1, help="Servers; may be repeated [1, 3].")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 12,
+    num_requests: Annotated[int, typer.Option(min=1, help="How many requests are sent in a round.")] = 48,
+    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each request.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that all is repeated; medians are printed.")] = 3,
+    json_file: JsonOption = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """The same requests through a gateway with one server and with several, all of them on this machine."""
+    from charonia.bench import workload
+    from charonia.bench.endpoints import print_summary, run_endpoints, summary
+    from charonia.bench.figures import write_json
+
+    console = Console()
+    results = run_endpoints(
+        model,
+        workload.random_jobs(model, num_requests, 32, max_tokens, seed=0),
+        levels=servers or [1, 3],
+        concurrency=concurrency,
+        rounds=rounds,
+        settings=settings or {},
+        console=console,
+    )
+    print_summary(console, results)
+    content = {"model": model, "max_tokens": max_tokens, "concurrency": concurrency, "servers": summary(results)}
+    write_json(json_file, content)
+
+
+@app.command()
+@with_engine_options(environment=True)
+def prefix(
+    model: ModelArgument,
+    target: Annotated[TargetKind, typer.Option(help="Who answers.")] = TargetKind.in_process,
+    url: UrlOption = None,
+    prefix_tokens: Annotated[int, typer.Option(min=1, help="Tokens that two prompts share.")] = 2000,
+    question_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt after them.")] = 32,
+    prefixes: Annotated[int, typer.Option(min=1, help="Different prefixes; medians over them are printed.")] = 5,
+    seed: Annotated[int, typer.Option(help="Of the random prompts.")] = 0,
+    dtype: DtypeOption = "auto",
+    json_file: JsonOption = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """Time to first token with and without a prefix that an earlier prompt had."""
+    from charonia.bench.figures import write_json
+    from charonia.bench.prefix import print_report, run_prefix
+
+    console = Console()
+    with ExitStack() as stack:
+        opened, engine = _open(stack, target, url, model, dtype, {"enable_prefix_caching": True, **(settings or {})})
+        tokenizer, session_len = _tokenizer_of(model, engine)
+        if prefix_tokens + question_tokens + 8 > session_len:
+            raise InvalidRequestError(
+                f"--prefix-tokens {prefix_tokens} and --question-tokens {question_tokens} do not fit the "
+                f"context of {session_len} tokens: lower one of them, or raise --session-len"
+            )
+        report = run_prefix(
+            opened,
+            tokenizer,
+            prefix_tokens=prefix_tokens,
+            question_tokens=question_tokens,
+            prefixes=prefixes,
+            seed=seed,
+        )
+    print_report(console, report)
+    write_json(json_file, {"target": target.value, "model": model, **report.to_json()})
+
+
+@app.command()
+@with_engine_options(environment=True)
+def soak(
+    model: ModelArgument,
+    seconds: Annotated[float, typer.Option(min=1, help="How long.")] = 600,
+    clients: Annotated[int, typer.Option(min=1, help="Clients at once.")] = 16,
+    seed: Annotated[int, typer.Option(help="Of prompts and of when clients disconnect.")] = 0,
+    growth_limit: Annotated[
+        float, typer.Option(min=0, help="Growth of resident memory, as a share, that counts as a fault.")
+    ] = 0.02,
+    json_file: JsonOption = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """A long mixed load through Triton with clients that disconnect; exit code 1 when anything leaks or is lost."""
+    from charonia.bench.compare import serving as served
+    from charonia.bench.figures import write_json
+    from charonia.bench.soak import print_report, run_soak
+
+    console = Console()
+    with served(model, settings or {}) as server:
+        report = run_soak(
+            server.triton, server.metrics, server.pid, seconds=seconds, clients=clients, seed=seed, console=console
+        )
+    faults = report.faults(growth_limit)
+    print_report(console, report, faults)
+    write_json(json_file, {"model": model, **report.to_json(), "faults": faults})
+    if faults:
+        raise typer.Exit(1)
+
+
+@app.command("make-model")
+def make_model(
+    folder: Annotated[Path, typer.Argument(help="The Hugging Face folder to write.")],
+    shape: Annotated[
+        str,
+        typer.Option(
+            help="tiny, m05 (0.5 B parameters), m11 (1.1 B), llama2-7b, llama3-8b, or six numbers separated by commas: "
+            "layers, hidden, heads, KV heads, intermediate, vocabulary."
+        ),
+    ] = "m05",
+    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Repeat one random block: seconds instead of minutes for a large model.")
+    ] = False,
+) -> None:
+    """Write a model with random weights, for measurements."""
+    from charonia.bench.random_model import parse_shape, write_random_model
+
+    if folder.exists() and any(folder.iterdir()):
+        raise InvalidRequestError(f"{folder} is not empty: choose another folder")
+    write_random_model(folder, parse_shape(shape), weight_type=dtype, seed=seed, quick=quick, show_progress=True)
+    print(f"{folder} is ready")

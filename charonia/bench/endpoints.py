@@ -1,0 +1,154 @@
+"""What a gateway does with several servers: the same requests through one that has one server and one that has more.
+
+All servers run all the time, on this machine; those that a gateway does not know are idle. So on one machine it shows
+what the choice costs and whether the work is spread, and not what more machines compute.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from charonia.api.engine import Setting
+from charonia.bench.compare import Served, free_ports, serving, wait_until_ready
+from charonia.bench.figures import Figures, as_json
+from charonia.bench.serving import run_serving
+from charonia.bench.targets import gateway
+from charonia.bench.workload import Job
+
+
+@dataclass(frozen=True)
+class Round:
+    """shares: of the generated tokens, those of each server, the most first."""
+
+    figures: Figures
+    shares: tuple[float, ...]
+
+
+def run_endpoints(
+    model: str,
+    jobs: Sequence[Job],
+    *,
+    levels: Sequence[int],
+    concurrency: int,
+    rounds: int,
+    settings: Mapping[str, Setting],
+    console: Console,
+) -> dict[int, list[Round]]:
+    """levels: numbers of servers. Returns the rounds of each."""
+    results: dict[int, list[Round]] = {level: [] for level in levels}
+    with ExitStack() as stack:
+        servers = [stack.enter_context(serving(model, settings)) for _ in range(max(levels))]
+        urls = {level: stack.enter_context(_gateway(servers[:level])) for level in levels}
+        for number in range(rounds):
+            # Every other round the other way about: a machine that grows slower or faster favours neither.
+            for level in list(levels) if number % 2 == 0 else list(reversed(levels)):
+                before = [_generated(server) for server in servers[:level]]
+                figures = run_serving(
+                    gateway(urls[level]),
+                    jobs,
+                    concurrency=concurrency,
+                    warmup=0,
+                    console=console,
+                    title=f"{level} servers",
+                )
+                gained = [_generated(server) - old for server, old in zip(servers[:level], before, strict=True)]
+                shares = sorted((tokens / (sum(gained) or 1) for tokens in gained), reverse=True)
+                results[level].append(Round(figures, tuple(shares)))
+    return results
+
+
+@contextmanager
+def _gateway(servers: Sequence[Served]) -> Iterator[str]:
+    """The URL of a gateway before these servers, until the block is left."""
+    (port,) = free_ports(1)
+    with tempfile.TemporaryDirectory(prefix="charonia-gateway-") as folder:
+        log = Path(folder, "gateway.log")
+        environment = {
+            **os.environ,
+            "CHARONIA_HOST": "127.0.0.1",
+            "CHARONIA_GATEWAY_PORT": str(port),
+            "CHARONIA_TRITON_ENDPOINTS": ",".join(server.triton for server in servers),
+        }
+        with log.open("wb") as output:
+            command = [sys.executable, "-m", "charonia_gateway"]
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+            try:
+                url = f"http://127.0.0.1:{port}"
+                wait_until_ready(process, f"{url}/health/ready", log)
+                yield url
+            finally:
+                process.terminate()
+                process.wait()
+
+
+def _generated(server: Served) -> float:
+    """Tokens that this server's engine has generated."""
+    # A package of the gateway's, which may not be installed where only the engine is.
+    from prometheus_client.parser import text_string_to_metric_families
+
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(server.metrics, timeout=30) as response:
+        families = text_string_to_metric_families(response.read().decode())
+    return sum(
+        sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "charonia_generation_tokens_total"
+    )
+
+
+def _median(rounds: Sequence[Round]) -> float:
+    return float(np.median([one.figures.output_tokens_per_s for one in rounds]))
+
+
+def summary(results: Mapping[int, Sequence[Round]]) -> dict[str, Any]:
+    """For the JSON file: each round's figures, and the median throughput against the first level's."""
+    base = _median(next(iter(results.values())))
+    return {
+        str(level): {
+            "output_tokens_per_s": _median(rounds),
+            "ratio": _median(rounds) / base if base else None,
+            "rounds": [{**as_json(one.figures), "shares": one.shares} for one in rounds],
+        }
+        for level, rounds in results.items()
+    }
+
+
+def print_summary(console: Console, results: Mapping[int, Sequence[Round]]) -> None:
+    base = _median(next(iter(results.values())))
+    columns = (
+        "output tokens/s",
+        "of the first",
+        "ms to first token, p50",
+        "p99",
+        "most and least of a server",
+        "errors",
+    )
+    table = Table("servers", *columns, title="Through one gateway; medians of the rounds")
+    for level, rounds in results.items():
+        firsts = [one.figures.ttft_ms for one in rounds]
+        table.add_row(
+            str(level),
+            f"{_median(rounds):.1f}",
+            f"{100 * _median(rounds) / base:.0f} %" if base else "-",
+            f"{np.median([first.median or np.nan for first in firsts]):.0f}",
+            f"{np.median([first.p99 or np.nan for first in firsts]):.0f}",
+            f"{100 * max(one.shares[0] for one in rounds):.0f} %, {100 * min(one.shares[-1] for one in rounds):.0f} %",
+            str(sum(one.figures.errors for one in rounds)),
+        )
+    console.print(table)
+    for text in sorted({text for rounds in results.values() for one in rounds for text in one.figures.error_texts}):
+        console.print(text, style="red", markup=False)

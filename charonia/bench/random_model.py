@@ -1,0 +1,175 @@
+"""Writes Hugging Face folders with random weights, to measure and to test without a download. No PyTorch needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from charonia.errors import InvalidRequestError
+from charonia.families import describe
+from charonia.progress import Progress
+from charonia.weights.checkpoint import DTYPES, WEIGHT_TYPES, Array
+from charonia.weights.safetensors_writer import write_safetensors
+
+_SPECIAL = ("<unk>", "<s>", "</s>")
+_CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama-shaped model's sizes."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocab: int
+    max_positions: int = 4096
+    rope_theta: float = 10000.0
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "max_position_embeddings": self.max_positions,
+            "num_attention_heads": self.heads,
+            "num_hidden_layers": self.layers,
+            "num_key_value_heads": self.kv_heads,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": self.rope_theta,
+            "tie_word_embeddings": False,
+            "vocab_size": self.vocab,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        }
+
+
+# The names of docs and reports.
+SHAPES = {
+    "tiny": Shape(2, 64, 4, 2, 160, 320, 2048),
+    "m05": Shape(16, 1536, 12, 4, 4096, 32000),
+    "m11": Shape(22, 2048, 32, 4, 5632, 32000),
+    "llama2-7b": Shape(32, 4096, 32, 32, 11008, 32000),
+    "llama3-8b": Shape(32, 4096, 32, 8, 14336, 128256, 8192, 500000.0),
+}
+# Values of the random block that a quick model repeats: 64 MB in 16 bits.
+_BLOCK = 1 << 25
+# From where in the block one tensor begins to where the next does; odd, so that all places come before one comes again.
+_STRIDE = 7_654_321
+
+
+def parse_shape(text: str) -> Shape:
+    """A name of SHAPES, or the six sizes separated by commas."""
+    if text in SHAPES:
+        return SHAPES[text]
+    try:
+        layers, hidden, heads, kv_heads, intermediate, vocab = (int(part) for part in text.split(","))
+    except ValueError as error:
+        raise InvalidRequestError(
+            f"shape {text!r} is not known; expected {', '.join(SHAPES)} or six numbers"
+        ) from error
+    return Shape(layers, hidden, heads, kv_heads, intermediate, vocab)
+
+
+def write_random_model(
+    folder: Path,
+    shape: Shape | Mapping[str, Any],
+    *,
+    weight_type: str = "bf16",
+    seed: int = 0,
+    scale: float = 0.02,
+    quick: bool = False,
+    show_progress: bool = False,
+) -> None:
+    """Writes config.json, model.safetensors and a tokenizer that spells texts byte by byte.
+
+    shape: sizes of a Llama-shaped model, or the config.json of any supported family; its vocabulary must have at least
+    259 tokens. weight_type: bf16 | fp16 | fp32. scale: standard deviation of the weights. quick: all tensors are cut
+    out of one random block, each beginning elsewhere in it, so that a model of billions of parameters is written as
+    fast as the disk takes it.
+    """
+    if weight_type not in WEIGHT_TYPES:
+        raise InvalidRequestError(f"dtype {weight_type!r} is not known; expected {', '.join(WEIGHT_TYPES)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    config = dict(shape.config() if isinstance(shape, Shape) else shape)
+    config["torch_dtype"] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[weight_type]
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    spec = describe(config, folder.name)
+    write_byte_tokenizer(folder, spec.config.vocab_size)
+
+    shapes = {part.name: part.shape for parts in spec.tensors.values() for part in parts}
+    norms = {parts[0].name for canonical, parts in spec.tensors.items() if canonical.endswith("norm.weight")}
+    norm_value = 0 if spec.config.norm_unit_offset else 1
+    dtype = DTYPES[WEIGHT_TYPES[weight_type]]
+    generator = np.random.default_rng(seed)
+
+    def random(*size: int) -> Array:
+        return (generator.standard_normal(size, dtype=np.float32) * np.float32(scale)).astype(dtype)
+
+    def values(name: str) -> Iterator[Array]:
+        if name in norms:
+            yield np.full(shapes[name], norm_value, dtype)
+            return
+        rows = shapes[name][0]
+        for first in range(0, rows, 4096):
+            yield random(min(4096, rows - first), *shapes[name][1:])
+
+    sizes = {name: int(np.prod(size)) for name, size in shapes.items()}
+    block = random(min(_BLOCK, max(sizes.values()))) if quick else np.empty(0, dtype)
+    places = {name: index * _STRIDE % max(1, len(block)) for index, name in enumerate(sizes)}
+
+    def cut_out(name: str) -> Iterator[Array]:
+        if name in norms:
+            yield np.full(shapes[name], norm_value, dtype)
+            return
+        left, place = sizes[name], places[name]
+        while left:
+            piece = block[place : place + left]
+            yield piece
+            left, place = left - len(piece), 0
+
+    with Progress(show_progress).task("writing random weights", sum(sizes.values()) * dtype.itemsize) as advance:
+        write_safetensors(
+            folder / "model.safetensors",
+            shapes,
+            WEIGHT_TYPES[weight_type],
+            cut_out if quick else values,
+            advance,
+            checksum=False,
+        )
+
+
+def write_byte_tokenizer(folder: Path, vocab: int) -> None:
+    """Byte-level BPE without merges: three special tokens, 256 bytes, and words that only a model's output has."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*_SPECIAL, *alphabet]
+    if vocab < len(names):
+        raise InvalidRequestError(f"a vocabulary of {vocab} is too small: it needs at least {len(names)}")
+    names += [f"Ġw{index}" for index in range(vocab - len(names))]
+    tokenizer = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in _SPECIAL])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "chat_template": _CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,143 @@
+"""Who answers: the engine in this process, Triton's ensemble or the gateway. Each streams and counts tokens."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
+
+from charonia.api.engine import Engine
+from charonia.api.results import SamplingParams
+from charonia.bench.figures import Trace
+from charonia.bench.workload import Job
+from charonia.errors import ModelError
+
+clock = time.perf_counter
+
+
+class Target(Protocol):
+    """Something that answers requests."""
+
+    async def run(self, job: Job, trace: Trace) -> None:
+        """Streams one answer into `trace`; raises what went wrong."""
+        ...
+
+
+# Opens a target inside a running event loop.
+OpenTarget = Callable[[], AbstractAsyncContextManager[Target]]
+
+
+class InProcess:
+    """The engine of this process, through its asyncio stream."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def run(self, job: Job, trace: Trace) -> None:
+        sampling = SamplingParams(max_tokens=job.max_tokens, temperature=0.0, ignore_eos=True)
+        async for chunk in self._engine.astream(job.text, sampling):
+            if chunk.token_ids:
+                trace.arrivals.append(clock())
+            trace.input_tokens, trace.output_tokens = chunk.num_input_tokens, chunk.num_output_tokens
+            trace.cached_tokens = chunk.num_cached_tokens
+
+
+class Triton:
+    """Triton's ensemble over gRPC, through the client library."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def run(self, job: Job, trace: Trace) -> None:
+        from charonia_client import GenerateRequest
+
+        request = GenerateRequest(text=job.text, max_tokens=job.max_tokens, temperature=0.0, ignore_eos=True)
+        async for part in self._client.generate(request):
+            if part.token_ids or part.text:
+                trace.arrivals.append(clock())
+            trace.input_tokens, trace.output_tokens = part.num_input_tokens, part.num_output_tokens
+            trace.cached_tokens = part.num_cached_tokens
+
+
+class Gateway:
+    """The gateway's /v1/completions as server-sent events."""
+
+    def __init__(self, client: Any, model: str) -> None:
+        self._client = client
+        self._model = model
+
+    async def run(self, job: Job, trace: Trace) -> None:
+        body = {
+            "model": self._model,
+            "prompt": job.text,
+            "max_tokens": job.max_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        async with self._client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                await response.aread()
+                raise RuntimeError(f"HTTP {response.status_code}: {response.text[:300]}")
+            async for line in response.aiter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise RuntimeError(str(event["error"].get("message", event["error"])))
+                if event["choices"]:
+                    trace.arrivals.append(clock())
+                if usage := event.get("usage"):
+                    trace.input_tokens, trace.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+                    trace.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def in_process(engine: Engine) -> OpenTarget:
+    @asynccontextmanager
+    async def open_target() -> AsyncIterator[Target]:
+        yield InProcess(engine)
+
+    return open_target
+
+
+def triton(address: str) -> OpenTarget:
+    """address: HOST:PORT of Triton's gRPC."""
+
+    @asynccontextmanager
+    async def open_target() -> AsyncIterator[Target]:
+        try:
+            from charonia_client import Client
+        except ImportError as error:
+            raise ModelError("the Triton target needs the client library: pip install charonia-client") from error
+        async with Client(address) as client:
+            if not await client.model_ready():
+                raise ModelError(
+                    f"no Triton with a ready ensemble answers at {address}: is it started (charonia serve)?"
+                )
+            yield Triton(client)
+
+    return open_target
+
+
+def gateway(url: str) -> OpenTarget:
+    """url: the gateway's address, such as http://localhost:23333."""
+
+    @asynccontextmanager
+    async def open_target() -> AsyncIterator[Target]:
+        try:
+            import httpx
+        except ImportError as error:
+            raise ModelError("the gateway target needs httpx: pip install httpx") from error
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        # A benchmark's server is not behind a proxy for web pages, whatever the environment says.
+        async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False) as client:
+            try:
+                models = (await client.get("/v1/models")).raise_for_status().json()["data"]
+            except httpx.HTTPError as error:
+                raise ModelError(f"no gateway answers at {url} ({error}): is it started (charonia serve)?") from error
+            yield Gateway(client, models[0]["id"])
+
+    return open_target

@@ -1,0 +1,111 @@
+"""What is asked: prompts from a file, or lengths and arrival times from a trace of a production service."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from charonia.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_TRACE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+# fmt: off
+_WORDS = (
+    "the", "of", "and", "to", "in", "a", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he",
+    "his", "but", "at", "are", "this", "have", "from", "or", "had", "an", "they", "which", "one", "you", "were", "all",
+)
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request: `max_tokens` are generated, whatever the model says. arrival_s: since the benchmark's beginning."""
+
+    text: str
+    max_tokens: int
+    arrival_s: float = 0.0
+
+
+def jobs_from_prompts(file: Path, count: int, max_tokens: int) -> list[Job]:
+    """`count` requests from a file of one prompt per line, from the top and over again; empty lines are left out."""
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise InvalidRequestError(f"the prompts file {file} cannot be read: {error.strerror}") from error
+    if not lines:
+        raise InvalidRequestError(f"{file} has no prompts: expected one per line")
+    return [Job(text, max_tokens) for text in itertools.islice(itertools.cycle(lines), count)]
+
+
+def jobs_from_trace(
+    file: Path, count: int, tokenizer: PreTrainedTokenizerFast, session_len: int, seed: int
+) -> list[Job]:
+    """The first `count` requests of a CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens.
+
+    Prompts are random words of about ContextTokens tokens. Requests longer than session_len are shortened to fit, the
+    prompt first.
+    """
+    rows: list[tuple[datetime, int, int]] = []
+    try:
+        with file.open(encoding="utf-8", newline="") as stream:
+            reader = csv.DictReader(stream)
+            if not set(_TRACE_COLUMNS) <= set(reader.fieldnames or ()):
+                raise InvalidRequestError(
+                    f"{file} has columns {reader.fieldnames}; expected {', '.join(_TRACE_COLUMNS)}"
+                )
+            for row in itertools.islice(reader, count):
+                # Seven digits of a second are one too many for datetime.
+                moment = datetime.fromisoformat(row["TIMESTAMP"][:26])
+                rows.append((moment, int(row["ContextTokens"]), int(row["GeneratedTokens"])))
+    except OSError as error:
+        raise InvalidRequestError(f"the trace {file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidRequestError(f"{file}, request {len(rows) + 1}: {error}") from error
+    if not rows:
+        raise InvalidRequestError(f"{file} has no requests")
+    generator = random.Random(seed)
+    jobs = []
+    for moment, context, generated in rows:
+        generated = max(1, min(generated, session_len // 2))
+        context = max(1, min(context, session_len - generated - 8))
+        text = random_text(tokenizer, context, generator)
+        jobs.append(Job(text, generated, (moment - rows[0][0]).total_seconds()))
+    return jobs
+
+
+def random_jobs(model: str, count: int, tokens: int, max_tokens: int, seed: int) -> list[Job]:
+    """`count` requests of random words, of about `tokens` tokens in the tokenizer of `model` (a folder or hub id)."""
+    from charonia.text.tokenizer import load_tokenizer
+    from charonia.weights import workspace
+
+    location = workspace.locate(model)
+    if location.tokenizer is None:
+        raise InvalidRequestError(f"{model} has no tokenizer; name the model or its workspace")
+    tokenizer, generator = load_tokenizer(location.tokenizer), random.Random(seed)
+    return [Job(random_text(tokenizer, tokens, generator), max_tokens) for _ in range(count)]
+
+
+def random_text(tokenizer: PreTrainedTokenizerFast, tokens: int, generator: random.Random) -> str:
+    """A text of random words that has at most `tokens` tokens, and about as many."""
+    words: list[str] = []
+    ids: list[int] = []
+    while len(ids) < tokens:
+        words += generator.choices(_WORDS, k=max(8, tokens - len(ids)))
+        ids = tokenizer(" ".join(words), add_special_tokens=False)["input_ids"]
+    text = str(tokenizer.decode(ids[: max(1, tokens - 1)]))
+    return text or _WORDS[0]
+
+
+def arrive_at_rate(jobs: Sequence[Job], requests_per_s: float, seed: int) -> list[Job]:
+    """Poisson arrivals: independent, exponentially distributed gaps."""
+    generator = random.Random(seed)
+    moments = itertools.accumulate(generator.expovariate(requests_per_s) for _ in jobs)
+    return [replace(job, arrival_s=moment) for job, moment in zip(jobs, moments, strict=True)]

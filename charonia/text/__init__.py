@@ -1,0 +1,1 @@
+"""Text and tokens: the tokenizer, chat templates, and the bytes of every token."""

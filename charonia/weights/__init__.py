@@ -1,0 +1,1 @@
+"""A model's files: checkpoints that are read, the workspace that they become, and what it needs of memory."""

@@ -1,0 +1,211 @@
+"""What a model takes of a machine's memory, and how many users with how much context fit, before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from charonia import _engine
+from charonia.api.engine import Setting, spell_settings
+from charonia.errors import InvalidRequestError
+from charonia.weights import workspace
+from charonia.weights.convert import read_source
+
+LEAST_CONTEXT = 2048  # of the contexts that are listed when none is asked for; each is four times the one before
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes of all ranks together; num_blocks is what the cache settings give, 0 when the model does not fit."""
+
+    model_name: str
+    weight_type: str
+    ranks: int
+    device: str  # cpu | cuda
+    device_note: str  # why device = auto is the CPU
+    weight_bytes: int
+    activation_bytes: int  # and other memory that steps need
+    kv_token_bytes: int
+    kv_block_bytes: int
+    free_bytes: int  # now, or as it was given
+    num_blocks: int
+    cache_block_seq_len: int
+    session_len: int
+    max_batch_size: int  # as computed with, as is token_budget
+    token_budget: int
+    warnings: list[str] = field(default_factory=list)
+
+    def blocks(self, tokens: int) -> int:
+        """The blocks that a sequence of so many tokens takes."""
+        return -(-tokens // self.cache_block_seq_len)
+
+    def most_users(self, context: int) -> int:
+        """Sequences of `context` tokens whose keys and values fit at once; 0 for a context beyond session_len."""
+        return self.num_blocks // self.blocks(context) if context <= self.session_len else 0
+
+    def longest_context(self, users: int) -> int:
+        """Tokens that each of so many sequences may have at once."""
+        return min(self.session_len, self.num_blocks // users * self.cache_block_seq_len)
+
+    def contexts(self) -> list[int]:
+        """2k, 8k, 32k ... up to session_len."""
+        out = []
+        context = LEAST_CONTEXT
+        while context < self.session_len:
+            out.append(context)
+            context *= 4
+        return [*out, self.session_len]
+
+    def user_counts(self) -> list[int]:
+        """1, 4, 16 ... up to max_batch_size."""
+        out = []
+        users = 1
+        while users < self.max_batch_size:
+            out.append(users)
+            users *= 4
+        return [*out, self.max_batch_size]
+
+    def refusal(self, users: int | None, context: int | None) -> str | None:
+        """Why so many users with so much context do not fit, with the numbers and what would help; None when they do.
+
+        What is not given is 1.
+        """
+        if self.num_blocks == 0:
+            return self.warnings[-1]
+        users, context = users or 1, context or 1
+        if context > self.session_len:
+            return (
+                f"a context of {context} tokens is more than session_len = {self.session_len}: raise it with "
+                f"--session-len {context} where the model can read so far"
+            )
+        if users > self.max_batch_size:
+            return (
+                f"{users} users are more than max_batch_size = {self.max_batch_size} sequences at once: raise it with "
+                f"--max-batch-size {users}"
+            )
+        needed = users * self.blocks(context)
+        if needed <= self.num_blocks:
+            return None
+        return (
+            f"{users} users with {context} tokens each need {needed} KV blocks "
+            f"({spell_bytes(needed * self.kv_block_bytes)}), and there are {self.num_blocks} "
+            f"({spell_bytes(self.num_blocks * self.kv_block_bytes)}): {self.most_users(context)} users with {context} "
+            f"tokens fit, or {users} with {self.longest_context(users)}"
+        )
+
+    def answers(self, users: int | None, context: int | None) -> dict[str, Any]:
+        """What `--json` prints."""
+        contexts = [context] if context else self.contexts()
+        counts = [users] if users else self.user_counts()
+        refusal = self.refusal(users, context)
+        return {
+            **asdict(self),
+            "kv_cache_bytes": self.num_blocks * self.kv_block_bytes,
+            "most_users": [{"context": length, "users": self.most_users(length)} for length in contexts],
+            "longest_context": [{"users": count, "context": self.longest_context(count)} for count in counts],
+            "fits": refusal is None,
+            "refusal": refusal,
+        }
+
+
+def make_plan(
+    model: str | os.PathLike[str],
+    settings: Mapping[str, Setting] | None = None,
+    *,
+    dtype: str = "auto",
+    memory: str = "",
+) -> Plan:
+    """The plan of a workspace, a Hugging Face folder or a hub id.
+
+    settings: keys of config.ini, which win over the environment's CHARONIA_<KEY>. memory: of each GPU, or of the
+    machine for the CPU ("80GiB"), in place of what is free here; device = cuda then needs no GPU. Raises
+    InvalidRequestError, ModelError or UnsupportedError saying what would be right.
+    """
+    overrides = {**_engine.settings_from_environment(), **spell_settings(settings or {})}
+    with _weights(model, dtype, overrides) as folder:
+        return Plan(**_engine.plan_memory(folder, overrides, memory))
+
+
+@contextmanager
+def _weights(model: str | os.PathLike[str], dtype: str, settings: Mapping[str, str]) -> Iterator[Path]:
+    """A weights folder with the model's config.ini; of a Hugging Face folder it has nothing else."""
+    location = workspace.locate(model)
+    if location.weights is not None:
+        if dtype != "auto":
+            raise InvalidRequestError(f"dtype {dtype!r}: a workspace has its own weight type")
+        yield location.weights
+        return
+    source = read_source(location.path, dtype)
+    with tempfile.TemporaryDirectory(prefix="charonia-") as folder:
+        weights = Path(folder)
+        workspace.write_config_ini(weights / "config.ini", source.spec.config.settings())
+        yield weights
+
+
+def show(plan: Plan, users: int | None, context: int | None, console: Console) -> None:
+    """Prints the plan as tables."""
+    ranks = f", {plan.ranks} ranks" if plan.ranks > 1 else ""
+    memory = Table(title=f"{plan.model_name} ({plan.weight_type}) on {plan.device}{ranks}", title_justify="left")
+    memory.add_column("memory")
+    memory.add_column("size", justify="right")
+    for name, size in (
+        ("weights", plan.weight_bytes),
+        ("activations and steps", plan.activation_bytes),
+        ("KV of one token", plan.kv_token_bytes),
+        (f"KV block of {plan.cache_block_seq_len} tokens", plan.kv_block_bytes),
+        ("free", plan.free_bytes),
+        (f"KV cache of {plan.num_blocks} blocks", plan.num_blocks * plan.kv_block_bytes),
+    ):
+        memory.add_row(name, spell_bytes(size))
+    console.print(memory)
+    console.print(
+        f"Steps of at most {plan.token_budget} tokens (token_budget) and {plan.max_batch_size} sequences "
+        "(max_batch_size).",
+        highlight=False,
+    )
+    if plan.device_note:
+        console.print(f"The device is the CPU: {plan.device_note}.", highlight=False, markup=False)
+    for warning in plan.warnings:
+        console.print(f"warning: {warning}", highlight=False, markup=False)
+    if plan.num_blocks == 0:
+        return
+    if not (users and context):
+        fits = Table(title="Most users at once", title_justify="left")
+        fits.add_column("context", justify="right")
+        fits.add_column("users that fit", justify="right")
+        fits.add_column("computed together", justify="right")
+        for length in [context] if context else plan.contexts():
+            count = plan.most_users(length)
+            fits.add_row(str(length), str(count), str(min(count, plan.max_batch_size)))
+        longest = Table(title="Longest context", title_justify="left")
+        longest.add_column("users", justify="right")
+        longest.add_column("tokens each", justify="right")
+        for count in [users] if users else plan.user_counts():
+            longest.add_row(str(count), str(plan.longest_context(count)))
+        for table in ([fits] if not users else []) + ([longest] if not context else []):
+            console.print(table)
+    elif plan.refusal(users, context) is None:
+        needed = users * plan.blocks(context)
+        console.print(
+            f"{users} users with {context} tokens each fit: they take {needed} of {plan.num_blocks} blocks "
+            f"({spell_bytes(needed * plan.kv_block_bytes)}).",
+            highlight=False,
+        )
+
+
+def spell_bytes(count: int) -> str:
+    """Three digits or so, in units of 1024."""
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    amount, unit = float(count), 0
+    while amount >= 1000 and unit + 1 < len(units):
+        amount, unit = amount / 1024, unit + 1
+    decimals = 0 if unit == 0 or amount >= 100 else 1 if amount >= 10 else 2
+    return f"{amount:.{decimals}f} {units[unit]}"

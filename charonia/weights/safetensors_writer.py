@@ -1,0 +1,60 @@
+"""Writes safetensors one tensor at a time; the library's own writer wants all of them in memory.
+
+The format: u64 length of the header, little-endian; the header, JSON {name: {dtype, shape, data_offsets}}; the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from charonia.weights.checkpoint import DTYPES, Array
+
+
+def write_safetensors(
+    file: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: str,
+    values: Callable[[str], Iterable[Array]],
+    advance: Callable[[int], None] = lambda _: None,
+    *,
+    checksum: bool = True,
+) -> dict[str, Any]:
+    """Writes the tensors of `shapes`, all of safetensors' type `dtype`, in that order.
+
+    values(name): the tensor in pieces that follow each other along dimension 0, of that type. advance gets the bytes of
+    each piece. Returns {"bytes", "sha256"} of the file; without `checksum`, which takes longer than writing, no sha256.
+    """
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, shape in shapes.items():
+        size = math.prod(shape) * DTYPES[dtype].itemsize
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % 64)  # the data begins at a multiple of 64 bytes
+    digest = hashlib.sha256()
+    with file.open("wb") as stream:
+
+        def write(data: bytes | memoryview) -> None:
+            stream.write(data)
+            if checksum:
+                digest.update(data)
+
+        write(len(text).to_bytes(8, "little") + text)
+        for name, shape in shapes.items():
+            start = stream.tell()
+            for piece in values(name):
+                if piece.dtype != DTYPES[dtype]:
+                    raise TypeError(f"{name} is of type {piece.dtype}, not {dtype}")
+                write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
+                advance(piece.nbytes)
+            if stream.tell() - start != math.prod(shape) * DTYPES[dtype].itemsize:
+                raise ValueError(f"the pieces of {name} do not make {shape}")
+        return {"bytes": stream.tell(), **({"sha256": digest.hexdigest()} if checksum else {})}

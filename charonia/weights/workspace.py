@@ -1,0 +1,203 @@
+"""The workspace: its layout, its manifest and config.ini, and what a path that a user names leads to."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from charonia import __version__, _engine
+from charonia.errors import ModelError
+from charonia.weights.checkpoint import read_json
+
+FORMAT_VERSION = 1
+TRITON_MODELS = ("preprocessing", "engine", "postprocessing", "ensemble")
+WEIGHTS = Path("triton_models", "weights")
+TOKENIZER = Path("triton_models", "tokenizer")
+TOKEN_TABLE = "token_table.safetensors"
+
+
+@dataclass
+class Manifest:
+    """manifest.json: what the weights folder is made of. See docs/contracts.md."""
+
+    source: str
+    ranks: int = 1
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes and, where it was computed, sha256
+    # canonical name -> parts: file, name and, where not the whole, rows and cols; stacked
+    tensors: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format_version": FORMAT_VERSION,
+            "charonia_version": __version__,
+            "source": self.source,
+            "ranks": self.ranks,
+            "files": self.files,
+            "tensors": self.tensors,
+        }
+
+
+@dataclass(frozen=True)
+class Location:
+    """What a path holds: `weights` for a workspace or a weights folder, else `hf`, a Hugging Face folder."""
+
+    path: Path
+    weights: Path | None = None
+    tokenizer: Path | None = None  # the folder with tokenizer.json
+
+    @property
+    def is_workspace(self) -> bool:
+        return self.weights is not None
+
+
+def locate(model: str | os.PathLike[str]) -> Location:
+    """Finds out what `model` is: a workspace, its weights folder, a Hugging Face folder or a hub id (downloaded).
+
+    Raises ModelError saying what was looked for.
+    """
+    path = Path(model).expanduser()
+    if not path.exists():
+        return _download(str(model), path)
+    if not path.is_dir():
+        raise ModelError(f"{path} is a file; expected a workspace, a Hugging Face model folder or a hub id")
+    path = path.resolve()
+    if (path / WEIGHTS / "manifest.json").is_file():
+        return Location(path, path / WEIGHTS, path / TOKENIZER)
+    if (path / "manifest.json").is_file():
+        tokenizer = path.parent / "tokenizer"
+        return Location(path, path, tokenizer if tokenizer.is_dir() else None)
+    if (path / "config.json").is_file():
+        return Location(path, None, path)
+    raise ModelError(
+        f"{path} is neither a workspace (no {WEIGHTS}/manifest.json) nor a Hugging Face model folder (no config.json)"
+    )
+
+
+def _download(model: str, path: Path) -> Location:
+    parts = model.split("/")
+    if len(parts) != 2 or not all(parts) or parts[0] in (".", "..", "~"):
+        raise ModelError(f"{path} does not exist, and {model!r} is no hub id (owner/name)")
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
+    try:
+        folder = Path(huggingface_hub.snapshot_download(model, allow_patterns=patterns))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(huggingface_hub.snapshot_download(model, allow_patterns=[*patterns, "pytorch_model*.bin"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"{path} does not exist, and {model} cannot be downloaded from the hub: {reason}") from error
+    return locate(folder)
+
+
+def write_config_ini(file: Path, settings: Mapping[str, str]) -> None:
+    """Writes section [llama] with every key of the engine's table: the given values, else the defaults.
+
+    Raises InvalidRequestError for a key or a value that the table does not allow.
+    """
+    _engine.check_settings(dict(settings))
+    fields = [entry for entry in _engine.config_fields() if not entry.ignored]
+    values = {entry.key: settings.get(entry.key, entry.default_value) for entry in fields}
+    lines = ["[llama]", "# The model. Written by charonia convert; do not edit."]
+    lines += [f"{entry.key} = {values[entry.key]}" for entry in fields if entry.model_attribute]
+    lines += ["", "# Inference parameters. Edit these, or set CHARONIA_<KEY> in the environment."]
+    for entry in fields:
+        if not entry.model_attribute:
+            lines += ["", f"# {entry.help}", f"# {entry.range}; default {entry.default_value}"]
+            lines.append(f"{entry.key} = {values[entry.key]}")
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def model_attributes() -> set[str]:
+    """The keys that belong to a model and are no user's to set."""
+    return {entry.key for entry in _engine.config_fields() if entry.model_attribute}
+
+
+@contextmanager
+def atomic_folder(destination: Path, force: bool) -> Iterator[Path]:
+    """A folder beside `destination` to write into; renamed to it at the end, removed after an error.
+
+    Raises ModelError when the destination holds something and `force` is false, or is no workspace although it is true.
+    """
+    destination = destination.expanduser().absolute()
+    occupied = destination.exists() and (not destination.is_dir() or any(destination.iterdir()))
+    if occupied and not force:
+        raise ModelError(
+            f"{destination} exists and is not empty: choose another --dst-path, or replace it with --force"
+        )
+    if occupied and not (destination / "triton_models").is_dir():
+        raise ModelError(
+            f"{destination} is not empty and no workspace, so --force does not replace it: remove it yourself"
+        )
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    try:
+        temporary.chmod(0o755)
+        yield temporary
+        old = Path(f"{temporary}.old")
+        if destination.exists():
+            destination.rename(old)
+        temporary.rename(destination)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def sha256(file: Path, progress: Callable[[int], None] = lambda _: None) -> str:
+    """The file's SHA-256 as hex; progress gets the number of bytes of each piece that was read."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while piece := stream.read(1 << 24):
+            digest.update(piece)
+            progress(len(piece))
+    return digest.hexdigest()
+
+
+def read_manifest(weights: Path) -> Manifest:
+    """manifest.json of a weights folder; ModelError names the command that mends what does not fit."""
+    content = read_json(weights / "manifest.json")
+    mend = "make it anew with: charonia convert MODEL --dst-path WORKSPACE --force"
+    version = content.get("format_version")
+    if version != FORMAT_VERSION:
+        raise ModelError(f"{weights} has format_version {version}, this version reads {FORMAT_VERSION}: {mend}")
+    try:
+        return Manifest(content["source"], content["ranks"], content["files"], content["tensors"])
+    except KeyError as error:
+        raise ModelError(f"{weights / 'manifest.json'} has no {error}: {mend}") from error
+
+
+def total_bytes(manifest: Manifest) -> int:
+    """Bytes of all files that have a checksum."""
+    return sum(entry["bytes"] for entry in manifest.files.values() if "sha256" in entry)
+
+
+def check(weights: Path, progress: Callable[[int], None] = lambda _: None) -> Iterable[str]:
+    """Compares every file with the manifest; yields one line for each difference, with what would mend it."""
+    manifest = read_manifest(weights)
+    mend = f"run: {convert_command(manifest.source, _workspace_of(weights), manifest.ranks)}"
+    for name, entry in manifest.files.items():
+        file = weights / name
+        if not file.is_file():
+            yield f"{file} is missing: {mend}"
+        elif file.stat().st_size != entry["bytes"]:
+            yield f"{file} has {file.stat().st_size} bytes where {entry['bytes']} were written: {mend}"
+        elif "sha256" in entry and sha256(file, progress) != entry["sha256"]:
+            yield f"{file} has another SHA-256 than when it was written: {mend}"
+
+
+def convert_command(source: str, destination: str | Path, ranks: int = 1) -> str:
+    """What a user types to make a workspace anew."""
+    tp = f" --tp {ranks}" if ranks > 1 else ""
+    return f"charonia convert {source} --dst-path {destination}{tp} --force"
+
+
+def _workspace_of(weights: Path) -> Path:
+    return weights.parent.parent if weights.parts[-2:] == WEIGHTS.parts else weights

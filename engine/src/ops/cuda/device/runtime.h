@@ -1,0 +1,239 @@
+// Streams, events, memory, graphs and kernel launches of a CUDA device, by RAII. Two implementations: runtime.cu on the
+// CUDA runtime, and runtime_host.cpp, where the device is this process (device/host_grid.h), for tests without a GPU.
+//
+// Errors are charonia::Error(internal) that name the operation, CUDA's own text, and the step (set_step); device_failed
+// for those after which CUDA refuses every further call of the process. An error of a kernel shows only at a later
+// call; with CHARONIA_CUDA_SYNC=1 every launch is waited for, so that the message names the kernel that failed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+#include "ops/cuda/emulated/host_grid.h"
+#else
+#include <cuda_runtime.h>
+#endif
+
+namespace charonia::cuda {
+
+struct DeviceInfo {
+  int index = 0;
+  std::string name;
+  int major = 0, minor = 0;  // compute capability
+  int sms = 1;
+  std::size_t shared_bytes = 0;  // most dynamic shared memory of a block
+  std::size_t l2_bytes = 0;
+  std::size_t total_bytes = 0;
+};
+
+// Number of devices that CUDA sees; 0 with the reason in `why` when there is no driver or no device.
+int device_count(std::string& why);
+DeviceInfo device_info(int index);
+
+// Makes a device the calling thread's own while it lives, and the one before again afterwards.
+class OnDevice {
+ public:
+  explicit OnDevice(int index);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+std::size_t free_device_bytes();
+
+// What error messages of this thread say of when it happened, such as "step 12 (decode of 32 rows)".
+void set_step(std::string text);
+
+// CHARONIA_CUDA_SYNC=1. Then nothing is captured either: a graph is one launch, and would not say which kernel failed.
+bool waits_for_every_launch();
+
+// How often this process has allocated device or page-locked memory through the classes below. For tests: a step
+// allocates nothing.
+std::uint64_t allocations();
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+struct StreamImpl;
+struct EventImpl;
+struct GraphImpl;
+using NativeStream = StreamImpl*;
+using NativeEvent = EventImpl*;
+using NativeGraph = GraphImpl*;
+#else
+using NativeStream = cudaStream_t;
+using NativeEvent = cudaEvent_t;
+using NativeGraph = cudaGraphExec_t;
+// Throws what the class comment says.
+void check(cudaError_t result, std::string_view operation);
+#endif
+
+// Device memory, zero-filled. Throws Error(resource_exhausted) with the numbers when it does not fit.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  explicit DeviceMemory(std::size_t bytes, std::string_view what = "device memory");
+  ~DeviceMemory();
+  DeviceMemory(DeviceMemory&& other) noexcept;
+  DeviceMemory& operator=(DeviceMemory&& other) noexcept;
+  void* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// Addresses of device memory, of which chunks get memory when it is asked for. Sizes and offsets are multiples of
+// granularity().
+class ReservedMemory {
+ public:
+  // Bytes, of the calling thread's device; 0: it cannot do this.
+  static std::size_t granularity();
+
+  ReservedMemory() = default;
+  explicit ReservedMemory(std::size_t bytes, std::string_view what = "device memory");
+  ~ReservedMemory();
+  ReservedMemory(ReservedMemory&& other) noexcept;
+  ReservedMemory& operator=(ReservedMemory&& other) noexcept;
+  std::byte* data() const { return data_; }
+
+  // Zero-filled memory for a chunk that has none. Throws Error(resource_exhausted) with the numbers when there is not
+  // enough.
+  void commit(std::size_t offset, std::size_t bytes);
+  // Takes back what the last commit() gave.
+  void release_last() noexcept;
+
+ private:
+  struct Chunk {
+    std::size_t offset = 0, bytes = 0;
+    unsigned long long memory = 0;  // CUDA's handle
+  };
+  int device_ = 0;
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  std::string what_;
+  std::vector<Chunk> chunks_;
+};
+
+// Page-locked host memory, for copies that do not block.
+class PinnedMemory {
+ public:
+  PinnedMemory() = default;
+  explicit PinnedMemory(std::size_t bytes);
+  ~PinnedMemory();
+  PinnedMemory(PinnedMemory&& other) noexcept;
+  PinnedMemory& operator=(PinnedMemory&& other) noexcept;
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+class Event;
+
+class Stream {
+ public:
+  Stream();
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  NativeStream native() const { return stream_; }
+
+  // Asynchronous with page-locked memory; otherwise done on return.
+  void upload(void* device, const void* host, std::size_t bytes, std::string_view what);
+  void download(void* host, const void* device, std::size_t bytes, std::string_view what);
+  void copy(void* to_device, const void* from_device, std::size_t bytes, std::string_view what);
+  void fill_zero(void* device, std::size_t bytes, std::string_view what);
+  void wait(std::string_view what);                          // until all that was issued is done
+  void wait_for(const Event& event, std::string_view what);  // what is issued from now on; the caller goes on
+
+ private:
+  NativeStream stream_{};
+};
+
+class Event {
+ public:
+  explicit Event(bool timing = false);
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  NativeEvent native() const { return event_; }
+  void record(Stream& stream);
+  void wait(std::string_view what) const;                           // the calling thread
+  static float milliseconds(const Event& begin, const Event& end);  // both with timing, both done
+
+ private:
+  NativeEvent event_{};
+};
+
+// What was issued to a stream between begin() and end(), to be issued again as one piece.
+class Graph {
+ public:
+  // Between the two, operations of `stream` are captured and not run.
+  static void begin(Stream& stream);
+  static Graph end(Stream& stream);
+  // Ends a capture that failed, if there is one.
+  static void abandon(Stream& stream) noexcept;
+
+  Graph() = default;
+  ~Graph();
+  Graph(Graph&& other) noexcept;
+  Graph& operator=(Graph&& other) noexcept;
+  void launch(Stream& stream, std::string_view what) const;
+  explicit operator bool() const { return graph_ != NativeGraph{}; }
+
+ private:
+  NativeGraph graph_{};
+};
+
+struct Launch {
+  unsigned grid_x = 1, grid_y = 1, grid_z = 1;
+  unsigned threads = 32;  // of a block, whole warps
+  std::size_t dynamic_shared_bytes = 0;
+  bool overlap = true;  // programmatic dependent launch, where the device has it (compute capability 9)
+};
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+// Work of a stream on the host. A kernel whose shape the device would refuse is refused at once.
+void enqueue(NativeStream stream, std::function<void()> work);
+void enqueue_kernel(NativeStream stream, host_grid::Shape shape, std::function<void()> body);
+
+template <class Params>
+void launch(Stream& stream, std::string_view what, const Launch& shape, void (*kernel)(Params), const Params& params) {
+  if (shape.grid_x == 0 || shape.grid_y == 0 || shape.grid_z == 0) return;
+  enqueue_kernel(stream.native(),
+                 {.grid = {shape.grid_x, shape.grid_y, shape.grid_z},
+                  .block = {shape.threads, 1, 1},
+                  .dynamic_shared_bytes = shape.dynamic_shared_bytes,
+                  .overlap = shape.overlap,
+                  .what = std::string(what)},
+                 [=] { kernel(params); });
+}
+#else
+void launch_kernel(NativeStream stream, std::string_view what, const Launch& shape, const void* kernel, void** params);
+
+// Starts a kernel; a grid with no block is no work. Dynamic shared memory beyond 48 KB is asked for, and the share of
+// shared memory that all kernels have (carveout.h).
+template <class Params>
+void launch(Stream& stream, std::string_view what, const Launch& shape, void (*kernel)(Params), const Params& params) {
+  if (shape.grid_x == 0 || shape.grid_y == 0 || shape.grid_z == 0) return;
+  Params copy = params;
+  void* arguments[] = {&copy};
+  launch_kernel(stream.native(), what, shape, reinterpret_cast<const void*>(kernel), arguments);
+}
+#endif
+
+}  // namespace charonia::cuda

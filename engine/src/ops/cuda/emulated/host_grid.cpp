@@ -1,0 +1,600 @@
+// Without the check of fortified longjmp, which takes another fiber's stack for a broken one.
+#undef _FORTIFY_SOURCE
+#include "ops/cuda/emulated/host_grid.h"
+
+#include <atomic>
+#include <charconv>
+#include <csetjmp>
+#include <cstdlib>
+#include <exception>
+#include <numeric>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+#include "base/text.h"
+#include "charonia/error.h"
+
+namespace charonia::cuda::host_grid {
+namespace {
+
+constexpr std::size_t kStackBytes = std::size_t{256} << 10;
+constexpr std::size_t kStackShiftBytes = 1024 + 64, kMaxStackShiftBytes = std::size_t{64} << 10;
+constexpr std::size_t kMaxExchanged = 64;
+constexpr unsigned kLanes = 32;
+constexpr int kNaNByte = 0xff;  // four of them are a NaN, two are one in either 16-bit type
+constexpr std::size_t kSharedAlignment = 128;
+constexpr unsigned kMaxThreads = 1024, kMaxBlocksX = 2147483647, kMaxBlocksYZ = 65535;
+
+constexpr const char* kOrderVariable = "CHARONIA_EMULATED_ORDER";
+constexpr std::uint64_t kDefaultSeed = 1;
+
+std::uint64_t seed_of_environment() {
+  const char* const text = std::getenv(kOrderVariable);
+  if (text == nullptr || *text == '\0') return kDefaultSeed;
+  const std::string_view all = text;
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(all.data(), all.data() + all.size(), value);
+  if (error != std::errc{} || end != all.data() + all.size()) {
+    throw Error(ErrorCode::invalid_argument,
+                cat(kOrderVariable, "=", all, " must be a whole number of at least 0, the seed of an order"));
+  }
+  return value;
+}
+
+std::atomic<std::uint64_t>& current_seed() {
+  static std::atomic<std::uint64_t> value = seed_of_environment();
+  return value;
+}
+std::atomic<Order> current_order = Order::ascending;
+
+[[noreturn]] void fail(const std::string& text) {
+  throw Error(ErrorCode::internal, cat("host_grid: ", text, " (", order_text(), ")"));
+}
+
+std::string to_text(const Index3& index) { return cat("(", index.x, ", ", index.y, ", ", index.z, ")"); }
+
+// Tells the address sanitizer which stack is in use. From one stack: leave(to), then the jump; on the other one:
+// arrive().
+class StackSwitch {
+ public:
+  // For good: what the sanitizer keeps for the stack that is left is dropped.
+  static void leave_for_good(const StackSwitch& to) { start(nullptr, to); }
+  void leave(const StackSwitch& to) { start(&kept_, to); }
+  // On this stack, after it was left. came_from: gets the bounds of the stack before.
+  void arrive(StackSwitch* came_from = nullptr) {
+#if defined(__SANITIZE_ADDRESS__)
+    const void* bottom = nullptr;
+    std::size_t bytes = 0;
+    __sanitizer_finish_switch_fiber(kept_, &bottom, &bytes);
+    if (came_from != nullptr) came_from->set(bottom, bytes);
+#else
+    (void)came_from;
+#endif
+  }
+  void set(const void* bottom, std::size_t bytes) { bottom_ = bottom, bytes_ = bytes, kept_ = nullptr; }
+
+ private:
+  static void start([[maybe_unused]] void** kept, [[maybe_unused]] const StackSwitch& to) {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(kept, to.bottom_, to.bytes_);
+#endif
+  }
+
+  const void* bottom_ = nullptr;
+  std::size_t bytes_ = 0;
+  void* kept_ = nullptr;  // the sanitizer's
+};
+
+// With a page below it that may not be touched.
+class Stack {
+ public:
+  Stack() : guard_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))) {
+    void* const at = mmap(nullptr, guard_ + kStackBytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) throw std::bad_alloc();
+    memory_ = static_cast<std::byte*>(at);
+    if (mprotect(memory_, guard_, PROT_NONE) != 0) throw std::bad_alloc();
+  }
+  ~Stack() {
+    forget();
+    munmap(memory_, guard_ + kStackBytes);
+  }
+  Stack(const Stack&) = delete;
+  Stack& operator=(const Stack&) = delete;
+  void* data() const { return memory_ + guard_; }
+  // What frames that were given up have left there.
+  void forget() const {
+#if defined(__SANITIZE_ADDRESS__)
+    ASAN_UNPOISON_MEMORY_REGION(data(), kStackBytes);
+#endif
+  }
+
+ private:
+  std::size_t guard_;
+  std::byte* memory_ = nullptr;
+};
+
+// Exactly so many bytes, so that the address sanitizer sees where they end.
+class SharedMemory {
+ public:
+  SharedMemory() = default;
+  SharedMemory(std::size_t bytes, std::size_t alignment) : bytes_(bytes) {
+    void* at = nullptr;
+    if (posix_memalign(&at, std::max(alignment, sizeof(void*)), std::max<std::size_t>(bytes, 1)) != 0) {
+      throw std::bad_alloc();
+    }
+    memory_.reset(static_cast<std::byte*>(at));
+  }
+  std::byte* data() const { return memory_.get(); }
+  std::size_t bytes() const { return bytes_; }
+  void begin() { std::memset(data(), kNaNByte, bytes_); }
+  bool holds(const void* at, std::size_t bytes) const {
+    const auto first = reinterpret_cast<std::uintptr_t>(data()), wanted = reinterpret_cast<std::uintptr_t>(at);
+    return wanted >= first && wanted - first <= bytes_ && bytes_ - (wanted - first) >= bytes;
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* at) const { std::free(at); }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+  std::size_t bytes_ = 0;
+};
+
+struct Variable {
+  const void* key;
+  bool begun;  // in this block
+  SharedMemory memory;
+};
+
+enum class State { ready, at_block_barrier, at_warp_barrier, at_dependency, done };
+
+struct Copy {
+  void* to;
+  const void* from;
+  std::size_t bytes;
+};
+
+struct Fiber {
+  Place place;
+  State state = State::ready;
+  bool started = false, waited = false;
+  int exchanges = 0;
+  std::vector<Copy> open_copies;               // not committed
+  std::vector<std::vector<Copy>> copy_groups;  // committed, oldest first
+  std::unique_ptr<Stack> stack;
+  StackSwitch stack_switch;
+  jmp_buf at{};
+};
+
+struct Warp {
+  unsigned lanes = 0, arrived = 0;
+  alignas(64) std::byte exchanged[2][kLanes * kMaxExchanged];
+};
+
+// A thread block at a time, and what is kept of it for the next one.
+class Block {
+ public:
+  void prepare(const Shape& shape, const std::function<void()>& body);
+  // threads: the order in which they run, [threads of a block].
+  void begin(Index3 block, std::span<const unsigned> threads);
+  // Until all threads are done; early: until they are, or wait for the kernel before.
+  void run(bool early);
+  // Gives the block up where it stands.
+  void give_up() { done_ = threads_; }
+
+  const Shape& shape() const { return *shape_; }
+  Fiber& fiber() { return *current_; }
+  void sync_block() { wait_at(State::at_block_barrier); }
+  void sync_warp() { wait_at(State::at_warp_barrier); }
+  void wait_for_dependency();
+  const void* exchange(const void* mine, std::size_t bytes);
+  unsigned char* dynamic() { return reinterpret_cast<unsigned char*>(dynamic_.data()); }
+  void* variable(const void* key, std::size_t bytes, std::size_t alignment);
+  bool in_shared(const void* at, std::size_t bytes) const;
+  [[noreturn]] void fail_here(std::string_view text) const;
+
+ private:
+  void resume(Fiber& fiber);
+  void wait_at(State state);
+  void release(State from, std::size_t begin, std::size_t end);
+  void switch_to_scheduler();
+  Warp& warp_of(const Fiber& fiber) { return warps_[index_of(fiber) / kLanes]; }
+  std::size_t index_of(const Fiber& fiber) const { return static_cast<std::size_t>(&fiber - fibers_.data()); }
+  [[noreturn]] static void enter();
+  void leave();
+
+  const Shape* shape_ = nullptr;
+  const std::function<void()>* body_ = nullptr;
+  std::vector<Fiber> fibers_;
+  std::vector<Warp> warps_;
+  SharedMemory dynamic_;
+  std::vector<Variable> variables_;
+  std::size_t static_bytes_ = 0;
+  std::span<const unsigned> order_;
+  std::size_t threads_ = 0, done_ = 0, at_barrier_ = 0;
+  bool early_ = false;
+  Fiber* current_ = nullptr;
+  std::exception_ptr error_;
+  jmp_buf scheduler_{};
+  StackSwitch scheduler_stack_;
+  StackSwitch scheduler_bounds_;  // of the same stack, as the fibers see it
+};
+
+// The block whose threads this thread runs.
+thread_local Block* running = nullptr;
+
+Block& block() {
+  if (running == nullptr) throw Error(ErrorCode::internal, "host_grid: a function of kernels outside of a kernel");
+  return *running;
+}
+
+// Blocks that no grid uses now: of a kernel and of the one behind it.
+std::vector<std::unique_ptr<Block>>& idle_blocks() {
+  thread_local std::vector<std::unique_ptr<Block>> blocks;
+  return blocks;
+}
+
+void Block::prepare(const Shape& shape, const std::function<void()>& body) {
+  shape_ = &shape;
+  body_ = &body;
+  threads_ = shape.block.x;
+  if (fibers_.size() < threads_) fibers_.resize(threads_);
+  warps_.resize(threads_ / kLanes);
+  if (dynamic_.data() == nullptr || dynamic_.bytes() != shape.dynamic_shared_bytes) {
+    dynamic_ = SharedMemory(shape.dynamic_shared_bytes, kSharedAlignment);
+  }
+  variables_.clear();
+  static_bytes_ = 0;
+}
+
+void Block::begin(Index3 at, std::span<const unsigned> threads) {
+  order_ = threads;
+  dynamic_.begin();
+  for (auto& variable : variables_) variable.begun = false;
+  for (std::size_t i = 0; i < threads_; ++i) {
+    auto& fiber = fibers_[i];
+    fiber.place = {{static_cast<unsigned>(i), 0, 0}, at, shape_->block, shape_->grid};
+    fiber.state = State::ready;
+    fiber.started = fiber.waited = false;
+    fiber.exchanges = 0;
+    fiber.open_copies.clear();
+    fiber.copy_groups.clear();
+  }
+  for (auto& warp : warps_) warp.lanes = kLanes, warp.arrived = 0;
+  done_ = at_barrier_ = 0;
+  error_ = nullptr;
+}
+
+void Block::run(bool early) {
+  if (running != nullptr) throw Error(ErrorCode::internal, "host_grid: a kernel launches a kernel");
+  early_ = early;
+  if (!early) release(State::at_dependency, 0, threads_);
+  bool any = true;
+  while (any && done_ < threads_) {
+    any = false;
+    for (const auto i : order_) {
+      auto& fiber = fibers_[i];
+      if (fiber.state != State::ready) continue;
+      any = true;
+      resume(fiber);
+      if (error_) std::rethrow_exception(std::exchange(error_, nullptr));  // the other fibers stay where they stand
+    }
+  }
+  if (done_ == threads_) return;
+  if (early && std::ranges::any_of(fibers_.begin(), fibers_.begin() + static_cast<std::ptrdiff_t>(threads_),
+                                   [](const Fiber& fiber) { return fiber.state == State::at_dependency; })) {
+    return;
+  }
+  fail(cat(shape_->what, ": of ", threads_, " threads ", at_barrier_, " wait at __syncthreads(), ", done_,
+           " have ended and the others wait for lanes of their warp that do not come"));
+}
+
+void Block::resume(Fiber& fiber) {
+  current_ = &fiber;
+  running = this;
+  if (_setjmp(scheduler_) == 0) {
+    if (fiber.started) {
+      scheduler_stack_.leave(fiber.stack_switch);
+      _longjmp(fiber.at, 1);
+    }
+    fiber.started = true;
+    if (!fiber.stack) fiber.stack = std::make_unique<Stack>();
+    fiber.stack->forget();
+    fiber.stack_switch.set(fiber.stack->data(), kStackBytes);
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = fiber.stack->data();
+    // Not the same offset in all stacks, which are whole pages: their tops would share few lines of the caches.
+    context.uc_stack.ss_size = kStackBytes - index_of(fiber) * kStackShiftBytes % kMaxStackShiftBytes;
+    context.uc_link = nullptr;
+    makecontext(&context, &Block::enter, 0);
+    scheduler_stack_.leave(fiber.stack_switch);
+    setcontext(&context);
+  }
+  scheduler_stack_.arrive();
+  current_ = nullptr;
+  running = nullptr;
+}
+
+void Block::enter() {
+  auto& self = *running;
+  self.current_->stack_switch.arrive(&self.scheduler_bounds_);
+  try {
+    (*self.body_)();
+    self.leave();
+  } catch (...) {
+    self.error_ = std::current_exception();
+    self.current_->state = State::done;
+  }
+  StackSwitch::leave_for_good(self.scheduler_bounds_);
+  _longjmp(self.scheduler_, 1);
+}
+
+// A thread that ended is no longer waited for at the block's barriers, as on the device.
+void Block::leave() {
+  auto& fiber = *current_;
+  if (shape_->overlap && !fiber.waited) {
+    fail_here(
+        "ends without dependency_wait(): the kernel behind this one could start before the one in front has ended");
+  }
+  fiber.state = State::done;
+  ++done_;
+  --warp_of(fiber).lanes;
+  if (at_barrier_ > 0 && at_barrier_ + done_ == threads_) release(State::at_block_barrier, 0, threads_);
+}
+
+void Block::release(State from, std::size_t begin, std::size_t end) {
+  for (auto i = begin; i < end; ++i) {
+    if (fibers_[i].state == from) fibers_[i].state = State::ready;
+  }
+  if (from == State::at_block_barrier) at_barrier_ = 0;
+}
+
+void Block::switch_to_scheduler() {
+  auto& fiber = *current_;
+  if (_setjmp(fiber.at) == 0) {
+    fiber.stack_switch.leave(scheduler_bounds_);
+    _longjmp(scheduler_, 1);
+  }
+  fiber.stack_switch.arrive(&scheduler_bounds_);
+}
+
+void Block::wait_at(State state) {
+  auto& fiber = *current_;
+  fiber.state = state;
+  if (state == State::at_block_barrier) {
+    if (++at_barrier_ + done_ == threads_) {
+      release(state, 0, threads_);
+      return;
+    }
+  } else {
+    auto& warp = warp_of(fiber);
+    if (++warp.arrived == kLanes) {
+      warp.arrived = 0;
+      const auto first = index_of(fiber) / kLanes * kLanes;
+      release(state, first, first + kLanes);
+      return;
+    }
+  }
+  switch_to_scheduler();
+}
+
+void Block::wait_for_dependency() {
+  current_->waited = true;
+  if (!early_) return;
+  current_->state = State::at_dependency;
+  switch_to_scheduler();
+}
+
+// Two buffers in turn: a lane that is one exchange ahead does not disturb those that still read.
+const void* Block::exchange(const void* mine, std::size_t bytes) {
+  auto& fiber = *current_;
+  auto* const buffer = warp_of(fiber).exchanged[fiber.exchanges++ % 2];
+  std::memcpy(buffer + index_of(fiber) % kLanes * bytes, mine, bytes);
+  sync_warp();
+  return buffer;
+}
+
+void* Block::variable(const void* key, std::size_t bytes, std::size_t alignment) {
+  auto found = std::ranges::find(variables_, key, &Variable::key);
+  if (found == variables_.end()) {
+    static_bytes_ += bytes;
+    const auto dynamic = shape_->dynamic_shared_bytes;
+    if (static_bytes_ > kGivenSharedBytes) {
+      fail(cat(shape_->what, ": ", static_bytes_, " bytes of static shared memory; a block has ", kGivenSharedBytes));
+    }
+    const auto most = dynamic > kGivenSharedBytes ? kMaxSharedBytes : kGivenSharedBytes;
+    if (static_bytes_ + dynamic > most) {
+      fail(cat(shape_->what, ": ", static_bytes_, " bytes of static and ", dynamic,
+               " of dynamic shared memory; a block has ", most,
+               most < kMaxSharedBytes ? ", as no more is asked for when the dynamic is not beyond that" : ""));
+    }
+    variables_.push_back({key, false, SharedMemory(bytes, alignment)});
+    found = variables_.end() - 1;
+  }
+  if (!found->begun) {
+    found->memory.begin();
+    found->begun = true;
+  }
+  return found->memory.data();
+}
+
+bool Block::in_shared(const void* at, std::size_t bytes) const {
+  return dynamic_.holds(at, bytes) ||
+         std::ranges::any_of(variables_, [&](const Variable& one) { return one.begun && one.memory.holds(at, bytes); });
+}
+
+void Block::fail_here(std::string_view text) const {
+  const auto& at = current_->place;
+  fail(cat(shape_->what, ": thread ", at.thread.x, " of block ", to_text(at.block), " ", text));
+}
+
+}  // namespace
+
+void set_order(Order order) { current_order = order; }
+void set_seed(std::uint64_t seed) { current_seed() = seed; }
+std::uint64_t seed() { return current_seed(); }
+std::string order_text() {
+  return cat(kOrderVariable, "=", seed(), current_order == Order::descending ? ", descending" : "");
+}
+
+void check(const Shape& shape) {
+  const auto& [x, y, z] = shape.grid;
+  if (x == 0 || y == 0 || z == 0 || x > kMaxBlocksX || y > kMaxBlocksYZ || z > kMaxBlocksYZ) {
+    fail(cat(shape.what, ": a grid of ", to_text(shape.grid), " blocks; it may have from (1, 1, 1) to ",
+             to_text({kMaxBlocksX, kMaxBlocksYZ, kMaxBlocksYZ})));
+  }
+  const auto& block = shape.block;
+  if (block.x == 0 || block.x > kMaxThreads || block.y != 1 || block.z != 1 || block.x % kLanes != 0) {
+    fail(cat(shape.what, ": blocks of ", to_text(block),
+             " threads; kernels here have one dimension, whole warps and at most ", kMaxThreads, " threads"));
+  }
+  if (shape.dynamic_shared_bytes > kMaxSharedBytes) {
+    fail(cat(shape.what, ": ", shape.dynamic_shared_bytes, " bytes of dynamic shared memory; a block has ",
+             kMaxSharedBytes));
+  }
+}
+
+struct Run::Impl {
+  Impl(Shape&& what, std::function<void()>&& of) : shape(std::move(what)), body(std::move(of)) {
+    check(shape);
+    auto& idle = idle_blocks();
+    if (idle.empty()) {
+      block = std::make_unique<Block>();
+    } else {
+      block = std::move(idle.back());
+      idle.pop_back();
+    }
+    block->prepare(shape, body);
+    blocks.resize(std::size_t{shape.grid.x} * shape.grid.y * shape.grid.z);
+    threads.resize(shape.block.x);
+    std::iota(blocks.begin(), blocks.end(), std::size_t{0});
+    std::iota(threads.begin(), threads.end(), 0U);
+    const auto number = seed();
+    shuffled = number != 0;
+    descending = current_order == Order::descending;
+    std::seed_seq numbers{static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32),
+                          static_cast<std::uint32_t>(shape.place), static_cast<std::uint32_t>(shape.place >> 32)};
+    random.seed(numbers);
+    if (shuffled) std::ranges::shuffle(blocks, random);
+    if (descending) std::ranges::reverse(blocks);
+  }
+
+  ~Impl() {
+    block->give_up();
+    idle_blocks().push_back(std::move(block));
+  }
+
+  void begin_block() {
+    const auto at = blocks[next_block++];
+    const auto row = at / shape.grid.x;
+    std::iota(threads.begin(), threads.end(), 0U);
+    if (shuffled) std::ranges::shuffle(threads, random);
+    if (descending) std::ranges::reverse(threads);
+    block->begin({static_cast<unsigned>(at % shape.grid.x), static_cast<unsigned>(row % shape.grid.y),
+                  static_cast<unsigned>(row / shape.grid.y)},
+                 threads);
+  }
+
+  Shape shape;
+  std::function<void()> body;
+  std::unique_ptr<Block> block;
+  std::vector<std::size_t> blocks;
+  std::vector<unsigned> threads;
+  std::size_t next_block = 0;
+  bool shuffled = false, descending = false, started = false;
+  std::minstd_rand random;
+};
+
+Run::Run(Shape shape, std::function<void()> body) : impl_(std::make_unique<Impl>(std::move(shape), std::move(body))) {}
+Run::~Run() = default;
+
+void Run::start() {
+  impl_->begin_block();
+  impl_->started = true;
+  impl_->block->run(true);
+}
+
+void Run::finish() {
+  if (impl_->started) impl_->block->run(false);
+  while (impl_->next_block < impl_->blocks.size()) {
+    impl_->begin_block();
+    impl_->block->run(false);
+  }
+}
+
+const Place& place() { return block().fiber().place; }
+void sync_block() { block().sync_block(); }
+void sync_warp() { block().sync_warp(); }
+void wait_for_dependency() { block().wait_for_dependency(); }
+unsigned char* dynamic_shared_memory() { return block().dynamic(); }
+void* static_shared_memory(const void* key, std::size_t bytes, std::size_t alignment) {
+  return block().variable(key, bytes, alignment);
+}
+const void* exchange_bytes(const void* mine, std::size_t bytes) { return block().exchange(mine, bytes); }
+
+void check_aligned(const void* at, std::size_t bytes, std::string_view what) {
+  if (reinterpret_cast<std::uintptr_t>(at) % bytes == 0) return;
+  block().fail_here(cat(what, "(): an address of ", bytes, " bytes that is ",
+                        reinterpret_cast<std::uintptr_t>(at) % bytes, " beyond a multiple of that"));
+}
+
+void check_shared(const void* at, std::size_t bytes, std::string_view what) {
+  check_aligned(at, bytes, what);
+  if (block().in_shared(at, bytes)) return;
+  block().fail_here(cat(what, "(): ", bytes, " bytes that are not in the block's shared memory"));
+}
+
+void check_waited(std::string_view what) {
+  const auto& here = block();
+  if (here.shape().overlap && !block().fiber().waited)
+    here.fail_here(cat("calls ", what, "() before dependency_wait()"));
+}
+
+void check_atomic(const void* at, std::size_t bytes) {
+  check_aligned(at, bytes, "an atomic function");
+  if (!block().fiber().waited && !block().in_shared(at, bytes)) check_waited("an atomic function");
+}
+
+void copy_later(void* shared, const void* global_or_null, std::size_t bytes) {
+  check_shared(shared, bytes, "copy_async");
+  if (global_or_null != nullptr) {
+    check_aligned(global_or_null, bytes, "copy_async");
+    if (block().in_shared(global_or_null, bytes)) block().fail_here("copy_async(): from shared memory");
+  }
+  std::memset(shared, kNaNByte, bytes);
+  block().fiber().open_copies.push_back({shared, global_or_null, bytes});
+}
+
+void commit_copies() {
+  auto& fiber = block().fiber();
+  fiber.copy_groups.push_back(std::move(fiber.open_copies));
+  fiber.open_copies.clear();
+}
+
+void wait_copies(int all_but_last) {
+  auto& groups = block().fiber().copy_groups;
+  while (static_cast<int>(groups.size()) > all_but_last) {
+    for (const auto& copy : groups.front()) {
+      if (copy.from == nullptr) {
+        std::memset(copy.to, 0, copy.bytes);
+      } else {
+        std::memcpy(copy.to, copy.from, copy.bytes);
+      }
+    }
+    groups.erase(groups.begin());
+  }
+}
+
+}  // namespace charonia::cuda::host_grid

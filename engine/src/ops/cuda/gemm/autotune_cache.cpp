@@ -1,0 +1,143 @@
+#include "ops/cuda/gemm/autotune_cache.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "base/text.h"
+#include "ops/cuda/gemm/gemm_runner.h"
+
+namespace charonia::cuda {
+namespace {
+
+using nlohmann::json;
+
+// Changes whenever a tactic means something else than before, or our kernels became so different that old times
+// mislead.
+constexpr int kFormat = 1;
+
+// The file's results, {key: {shape: {rows: candidate}}}; empty when there is no such file.
+json read(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  if (!file) return json::object();
+  auto all = json::parse(file, nullptr, false);
+  if (!all.is_object() || !all.contains("format") || all["format"] != kFormat || !all.contains("measured") ||
+      !all["measured"].is_object()) {
+    return json::object();
+  }
+  return all["measured"];
+}
+
+json encode(const GemmCandidate& tactic) {
+  const auto& own = tactic.own;
+  json out{{"microseconds", tactic.microseconds},
+           {"own",
+            {{"kernel", static_cast<int>(own.kernel)},
+             {"tile_rows", own.tile_rows},
+             {"tile_columns", own.tile_columns},
+             {"stages", own.stages},
+             {"k_blocks", own.k_blocks}}}};
+  if (tactic.blas)
+    out["blas"] = {{"algorithm", tactic.blas->algorithm}, {"workspace_bytes", tactic.blas->workspace_bytes}};
+  return out;
+}
+
+// Throws json::exception when it is no candidate.
+GemmCandidate decode(const json& from) {
+  GemmCandidate tactic;
+  tactic.microseconds = from.at("microseconds").get<double>();
+  const auto& own = from.at("own");
+  tactic.own = {static_cast<GemmTactic::Kernel>(own.at("kernel").get<std::uint8_t>()), own.at("tile_rows").get<int>(),
+                own.at("tile_columns").get<int>(), own.at("stages").get<int>(), own.at("k_blocks").get<int>()};
+  if (from.contains("blas")) {
+    const auto& blas = from.at("blas");
+    const auto words = blas.at("algorithm").get<std::vector<std::uint64_t>>();
+    tactic.blas.emplace();
+    if (words.size() != tactic.blas->algorithm.size()) throw json::other_error::create(501, "no algorithm", &blas);
+    std::copy(words.begin(), words.end(), tactic.blas->algorithm.begin());
+    tactic.blas->workspace_bytes = blas.at("workspace_bytes").get<std::size_t>();
+  }
+  return tactic;
+}
+
+}  // namespace
+
+std::filesystem::path autotune_cache_path() {
+  constexpr const char* kName = "products.json";
+  const auto set = [](const char* name) -> const char* {
+    const char* const value = std::getenv(name);
+    return value != nullptr && *value != '\0' ? value : nullptr;
+  };
+  if (const char* const folder = set("CHARONIA_CACHE_DIR")) return std::filesystem::path(folder) / kName;
+  if (const char* const home = set("HOME")) return std::filesystem::path(home) / ".cache" / "charonia" / kName;
+  return {};
+}
+
+std::string to_string(const GemmShape& shape) {
+  return cat("n ", shape.n, " k ", shape.k, " ", charonia::to_string(shape.type), " -> ",
+             charonia::to_string(shape.out_type));
+}
+
+AutotuneCache::AutotuneCache(std::filesystem::path path, std::string key)
+    : path_(std::move(path)), key_(std::move(key)) {
+  if (path_.empty()) return;
+  const auto all = read(path_);
+  const auto mine = all.find(key_);
+  if (mine == all.end() || !mine->is_object()) return;
+  for (const auto& [shape, by_rows] : mine->items()) {
+    if (!by_rows.is_object()) continue;
+    for (const auto& [rows, tactic] : by_rows.items()) {
+      try {
+        if (const auto number = parse_number<int>(rows)) known_[{shape, *number}] = decode(tactic);
+      } catch (const json::exception&) {  // one entry that is not ours
+      }
+    }
+  }
+}
+
+std::optional<GemmCandidate> AutotuneCache::find(const GemmShape& shape, int rows) const {
+  const auto found = known_.find({to_string(shape), rows});
+  return found == known_.end() ? std::nullopt : std::optional(found->second);
+}
+
+void AutotuneCache::keep(const GemmShape& shape, int rows, const GemmCandidate& tactic) {
+  known_[{to_string(shape), rows}] = tactic;
+  added_[{to_string(shape), rows}] = tactic;
+}
+
+std::string AutotuneCache::save() {
+  if (path_.empty() || added_.empty()) return {};
+  auto measured = read(path_);
+  for (const auto& [place, tactic] : added_) {
+    auto& mine = measured[key_];
+    if (!mine.is_object()) mine = json::object();
+    auto& by_rows = mine[place.first];
+    if (!by_rows.is_object()) by_rows = json::object();
+    by_rows[std::to_string(place.second)] = encode(tactic);
+  }
+  added_.clear();
+
+  static std::atomic<int> count{0};
+  auto temporary = path_;
+  temporary += cat(".", static_cast<int>(getpid()), ".", count++);
+  std::error_code error;
+  std::filesystem::create_directories(path_.parent_path(), error);
+  std::ofstream file(temporary);
+  file << json{{"format", kFormat}, {"measured", std::move(measured)}}.dump(1) << '\n';
+  file.close();
+  const bool written = file.good();
+  if (written) {
+    std::filesystem::rename(temporary, path_, error);
+    if (!error) return {};
+  }
+  std::error_code ignored;
+  std::filesystem::remove(temporary, ignored);
+  return cat("the measured tactics of GEMMs cannot be written to ", path_.string(),
+             "; they will be measured again at the next start. Set CHARONIA_CACHE_DIR to a folder that can be written");
+}
+
+}  // namespace charonia::cuda

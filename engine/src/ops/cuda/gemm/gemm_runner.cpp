@@ -1,0 +1,411 @@
+#include "ops/cuda/gemm/gemm_runner.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "charonia/error.h"
+#include "ops/cuda/gemm/autotune_cache.h"
+
+namespace charonia::cuda {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A number of rows takes the choice of the next bucket. Where time grows in steps (tiles of 8 to 128 rows), buckets end
+// there.
+constexpr std::array kBuckets{1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192};
+using Bucket = std::size_t;
+
+// The bucket of so many rows; of more than the last one's, the last.
+Bucket bucket_of(std::int64_t rows) {
+  const auto at = std::ranges::lower_bound(kBuckets, rows);
+  return std::min(static_cast<Bucket>(at - kBuckets.begin()), kBuckets.size() - 1);
+}
+
+// For the partial sums of our own tactics; a tactic that needs more is not taken.
+constexpr std::size_t kOwnWorkspaceBytes = std::size_t{16} << 20;
+constexpr std::size_t kBlasWorkspaceBytes = std::size_t{32} << 20;  // what cuBLAS itself takes on compute capability 9
+
+// Without measurements: as many rows go our own tactics, which read the weight as fast as memory gives it.
+constexpr std::int64_t kOwnRows = 32;
+
+// Most that operands to measure with may take. GEMMs of more rows are chosen by rule.
+constexpr std::size_t kOperandBytes = std::size_t{2} << 30;
+
+std::size_t matrix_bytes(DType type, std::int64_t rows, std::int64_t stride) {
+  return static_cast<std::size_t>(round_up(rows * stride * static_cast<std::int64_t>(size_of(type)), 256));
+}
+
+GemmShape shape_of(const Gemm& gemm) { return {gemm.type, gemm.out_type, gemm.n, gemm.k}; }
+
+// A guess in microseconds, by which measurements are kept short.
+double expected_microseconds(const Gemm& gemm) {
+  const double bytes = static_cast<double>(gemm.n * gemm.k) * static_cast<double>(size_of(gemm.type));
+  const double operations = 2.0 * static_cast<double>(gemm.rows * gemm.n) * static_cast<double>(gemm.k);
+  return 2 + bytes / 3e6 + operations / (gemm.type == DType::f32 ? 4e7 : 5e8);
+}
+
+std::string fixed(double x, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", digits, x);
+  return text;
+}
+
+}  // namespace
+
+struct GemmRunner::Impl {
+  Impl(const DeviceInfo& device, Options options)
+      : device(device),
+        options(std::move(options)),
+        memory(this->options.memory, cat(device.name, ", sm_", device.major, device.minor, ", ", device.sms, " SMs, ",
+                                         driver_version(), ", ", blas() ? blas()->version() : "own kernels")),
+        own_workspace(kOwnWorkspaceBytes, "the workspace of GEMMs"),
+        seconds_left(this->options.seconds) {
+    if (blas() != nullptr) blas_workspace = DeviceMemory(kBlasWorkspaceBytes, "cuBLASLt's workspace");
+    if (!this->options.reproducible && blas() == nullptr) {
+      warning = cat(this->options.no_blas.empty() ? "cuBLASLt is missing" : this->options.no_blas,
+                    ". GEMMs go by charonia's own kernels, which are slower for prompts");
+    }
+  }
+
+  // GEMMs that the library rejected although one of its algorithms is the choice of their bucket.
+  struct Rejected {
+    std::int64_t count = 0;
+    std::int64_t min_rows = 0, max_rows_seen = 0;
+  };
+
+  // Of a shape, so far.
+  struct Choices {
+    std::array<std::optional<GemmCandidate>, kBuckets.size()> tactics;
+    Rejected rejected;
+  };
+
+  Blas* blas() const { return options.reproducible ? nullptr : options.blas.get(); }
+
+  // Our own tactics that the workspace allows. The last resort, a tile whose sums stay in one block, needs none of it.
+  std::vector<GemmTactic> own_tactics(const Gemm& gemm) const {
+    auto tactics = gemm_tactics(device, gemm);
+    std::erase_if(tactics,
+                  [&](const GemmTactic& tactic) { return gemm_workspace_bytes(tactic, gemm) > kOwnWorkspaceBytes; });
+    return tactics;
+  }
+
+  GemmCandidate by_rule(const Gemm& gemm) const {
+    GemmCandidate tactic{.own = own_tactics(gemm).front()};
+    if (blas() != nullptr && gemm.rows > kOwnRows) {
+      const auto tactics = blas()->tactics(gemm, kBlasWorkspaceBytes);
+      if (!tactics.empty()) tactic.blas = tactics.front();
+    }
+    return tactic;
+  }
+
+  // Whether a remembered tactic is one that could be chosen today.
+  bool serves(const Gemm& gemm, const GemmCandidate& tactic) const {
+    const auto own = own_tactics(gemm);
+    if (std::ranges::find(own, tactic.own) == own.end()) return false;
+    return !tactic.blas || (blas() != nullptr && blas()->serves(gemm, *tactic.blas, kBlasWorkspaceBytes));
+  }
+
+  void issue(Stream& stream, const Gemm& gemm) {
+    const auto shape = shape_of(gemm);
+    auto& choices = chosen[shape];
+    const auto& tactic = candidate_of(choices, gemm);
+    if (tactic.blas && blas() != nullptr) {
+      if (blas()->run(stream, gemm, *tactic.blas, blas_workspace.data(), kBlasWorkspaceBytes)) {
+        add_bias(stream, gemm);
+        return;
+      }
+      note_rejection(shape, gemm.rows, choices.rejected);
+    }
+    // A tactic was chosen for aligned operands and at most so many rows as there are in the last bucket.
+    const bool as_chosen = vectors(gemm) && gemm_workspace_bytes(tactic.own, gemm) <= kOwnWorkspaceBytes;
+    cuda::gemm(stream, device, gemm, as_chosen ? tactic.own : own_tactics(gemm).front(), own_workspace.data());
+  }
+
+  void note_rejection(const GemmShape& shape, std::int64_t rows, Rejected& of_shape) {
+    of_shape.min_rows = of_shape.count == 0 ? rows : std::min(of_shape.min_rows, rows);
+    of_shape.max_rows_seen = std::max(of_shape.max_rows_seen, rows);
+    ++of_shape.count;
+    if (rejected.fetch_add(1, std::memory_order_relaxed) > 0) return;
+    log({LogLevel::warning,
+         cat("cuBLASLt rejects a GEMM of ", rows, " rows, ", to_string(shape),
+             ", with the algorithm that was chosen "
+             "for up to ",
+             kBuckets[bucket_of(rows)],
+             " rows; an own kernel takes it, and is slower for prompts. Further "
+             "ones are counted in charonia_gemms_rejected_total and listed in the kernel report"),
+         "",
+         {{"rows", rows}, {"n", shape.n}, {"k", shape.k}}});
+  }
+
+  const GemmCandidate& candidate_of(Choices& choices, const Gemm& gemm) {
+    auto& tactic = choices.tactics[bucket_of(gemm.rows)];
+    if (!tactic) {
+      auto largest = gemm;
+      largest.rows = kBuckets[bucket_of(gemm.rows)];
+      tactic = by_rule(largest);
+    }
+    return *tactic;
+  }
+
+  struct Operands;
+  struct Fastest {
+    std::optional<GemmCandidate> tactic;
+    bool of_all = true;
+  };
+  Fastest fastest(Stream& stream, const Gemm& gemm, Operands& operands);
+  void prepare(Stream& stream, std::span<const Gemm> shapes, int max_rows);
+
+  DeviceInfo device;
+  Options options;
+  AutotuneCache memory;
+  DeviceMemory own_workspace, blas_workspace;
+  std::map<GemmShape, Choices> chosen;
+  double seconds_left;
+  std::string warning;
+  std::atomic<std::int64_t> rejected = 0;
+};
+
+// What GEMMs are measured with: copies of a weight, so many that one is out of the L2 cache when its turn
+// comes again, and an input and an output. The input is made of weights as well: numbers of all kinds, and no cheaper
+// to multiply than what a model computes.
+struct GemmRunner::Impl::Operands {
+  explicit Operands(std::size_t bytes) : memory(bytes, "operands to measure GEMMs with") {}
+
+  static std::size_t copies(const DeviceInfo& device, const Gemm& gemm) {
+    const auto one = matrix_bytes(gemm.type, gemm.n, gemm.weight_stride);
+    return std::clamp<std::size_t>(3 * device.l2_bytes / one + 1, 1, kMaxTimedGemms);
+  }
+  static std::size_t bytes(const DeviceInfo& device, const Gemm& gemm) {
+    return copies(device, gemm) * matrix_bytes(gemm.type, gemm.n, gemm.weight_stride) +
+           matrix_bytes(gemm.type, gemm.rows, round_up(gemm.k, 8)) +
+           matrix_bytes(gemm.out_type, gemm.rows, round_up(gemm.n, 8));
+  }
+
+  // `gemm` with these operands; its weights are bytes(weight) apart.
+  Gemm lay_out(Stream& stream, const DeviceInfo& device, const Gemm& gemm) {
+    auto out = gemm;
+    const auto weight_bytes = matrix_bytes(gemm.type, gemm.n, gemm.weight_stride);
+    const auto held_bytes = static_cast<std::size_t>(gemm.n * gemm.weight_stride) * size_of(gemm.type);
+    auto* at = memory.as<std::byte>();
+    out.weight = at;
+    for (std::size_t i = 0; i < copies(device, gemm); ++i, at += weight_bytes) {
+      stream.copy(at, gemm.weight, held_bytes, "weights to measure with");
+    }
+    out.in = at;
+    out.in_stride = round_up(gemm.k, 8);
+    const auto in_bytes = matrix_bytes(gemm.type, gemm.rows, out.in_stride);
+    for (std::size_t done = 0; done < in_bytes; done += held_bytes) {
+      stream.copy(at + done, gemm.weight, std::min(held_bytes, in_bytes - done), "inputs to measure with");
+    }
+    at += in_bytes;
+    out.out = at;
+    out.out_stride = round_up(gemm.n, 8);
+    return out;
+  }
+
+  DeviceMemory memory;
+};
+
+// Of all tactics, or of as many as there is time for, the one that takes the least.
+GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& gemm, Operands& operands) {
+  const auto own = own_tactics(gemm);
+  std::vector<GemmCandidate> tactics;
+  for (const auto& tactic : own) tactics.push_back({.own = tactic});
+  if (blas() != nullptr) {
+    // By turns, so that both sides are heard when time runs out.
+    const auto theirs = blas()->tactics(gemm, kBlasWorkspaceBytes);
+    for (std::size_t i = 0; i < theirs.size(); ++i) {
+      const auto at = std::min(2 * i + 1, tactics.size());
+      tactics.insert(tactics.begin() + static_cast<std::ptrdiff_t>(at), {.blas = theirs[i], .own = own.front()});
+    }
+  }
+  const auto copies = static_cast<int>(Operands::copies(device, gemm));
+  const auto weight_bytes = matrix_bytes(gemm.type, gemm.n, gemm.weight_stride);
+  auto timed = operands.lay_out(stream, device, gemm);
+  const auto* const weights = static_cast<const std::byte*>(timed.weight);
+  std::optional<GemmCandidate> best;
+  bool of_all = true;
+  for (auto& tactic : tactics) {
+    if (seconds_left <= 0) {
+      of_all = false;
+      break;
+    }
+    const auto begin = Clock::now();
+    bool rejected = false;
+    try {
+      tactic.microseconds = options.timer(stream, expected_microseconds(gemm), [&](int index) {
+        timed.weight = weights + static_cast<std::size_t>(index % copies) * weight_bytes;
+        if (tactic.blas) {
+          rejected = rejected || !blas()->run(stream, timed, *tactic.blas, blas_workspace.data(), kBlasWorkspaceBytes);
+          if (!rejected) add_bias(stream, timed);
+        } else {
+          cuda::gemm(stream, device, timed, tactic.own, own_workspace.data());
+        }
+      });
+    } catch (const Error&) {  // an algorithm of the library that fails here is one that is not chosen
+      if (!tactic.blas) throw;
+      rejected = true;
+    }
+    seconds_left -= std::chrono::duration<double>(Clock::now() - begin).count();
+    if (!rejected && (!best || tactic.microseconds < best->microseconds)) best = tactic;
+  }
+  if (best && best->blas) {  // the best of our own is what serves where the library rejects
+    const auto better = [](const GemmCandidate& a, const GemmCandidate& b) {
+      const auto rank = [](const GemmCandidate& tactic) {
+        return tactic.blas || tactic.microseconds == 0 ? HUGE_VAL : tactic.microseconds;
+      };
+      return rank(a) < rank(b);
+    };
+    best->own = std::ranges::min_element(tactics, better)->own;
+  }
+  return {best, of_all};
+}
+
+void GemmRunner::Impl::prepare(Stream& stream, std::span<const Gemm> shapes, int max_rows) {
+  // Few rows first: decode steps are most of a server's time.
+  struct Wanted {
+    Gemm gemm;  // with the bucket's rows
+    Bucket of;
+  };
+  std::vector<Wanted> wanted;
+  std::size_t operand_bytes = 0;
+  const auto max_bytes = std::min(kOperandBytes, free_device_bytes() / 2);
+  for (Bucket of = 0; of < kBuckets.size(); ++of) {
+    for (auto gemm : shapes) {
+      const auto rows = gemm.rows > 0 ? gemm.rows : max_rows;
+      if (of > bucket_of(rows)) continue;
+      const auto shape = shape_of(gemm);
+      auto& tactic = chosen[shape].tactics[of];
+      if (tactic && tactic->microseconds > 0) continue;
+      gemm.rows = kBuckets[of];
+      gemm.in = gemm.out = nullptr;
+      gemm.in_stride = round_up(gemm.k, 8);
+      gemm.out_stride = round_up(gemm.n, 8);
+      if (const auto known = memory.find(shape, kBuckets[of]); known && serves(gemm, *known)) {
+        tactic = *known;
+        continue;
+      }
+      tactic = by_rule(gemm);
+      const auto bytes = Operands::bytes(device, gemm);
+      if (!options.timer || bytes > max_bytes) continue;
+      operand_bytes = std::max(operand_bytes, bytes);
+      wanted.push_back({gemm, of});
+    }
+  }
+  if (wanted.empty() || seconds_left <= 0) return;
+  Operands operands(operand_bytes);
+  for (const auto& [gemm, of] : wanted) {
+    const auto shape = shape_of(gemm);
+    auto& tactic = chosen[shape].tactics[of];
+    if (seconds_left <= 0) break;
+    if (tactic->microseconds > 0) continue;  // the same shape came twice
+    const auto best = fastest(stream, gemm, operands);
+    if (best.tactic) tactic = best.tactic;
+    if (best.tactic && best.of_all) memory.keep(shape, kBuckets[of], *best.tactic);
+  }
+  stream.wait("measured GEMMs");
+  if (auto failure = memory.save(); !failure.empty()) {
+    warning = cat(warning, warning.empty() ? "" : "; ", failure);
+  }
+}
+
+namespace {
+
+GemmRunner::Options default_options(bool reproducible) {
+  GemmRunner::Options options;
+  options.reproducible = reproducible;
+  if (!reproducible) options.blas = load_cublas(options.no_blas);
+  options.memory = autotune_cache_path();
+  options.timer = make_gemm_timer();
+  if (const char* const said = std::getenv("CHARONIA_CUDA_MEASURE_S"); said != nullptr) {
+    const auto seconds = parse_number<double>(said);
+    if (!seconds || !(*seconds >= 0)) {
+      throw Error(ErrorCode::invalid_argument,
+                  cat("CHARONIA_CUDA_MEASURE_S = '", said, "': a number of seconds is expected, 0 or more"));
+    }
+    options.seconds = *seconds;
+  }
+  return options;
+}
+
+}  // namespace
+
+GemmRunner::GemmRunner(const DeviceInfo& device, bool reproducible)
+    : GemmRunner(device, default_options(reproducible)) {}
+GemmRunner::GemmRunner(const DeviceInfo& device, Options options)
+    : impl_(std::make_unique<Impl>(device, std::move(options))) {}
+GemmRunner::~GemmRunner() = default;
+
+void GemmRunner::prepare(Stream& stream, std::span<const Gemm> shapes, int max_rows) {
+  impl_->prepare(stream, shapes, max_rows);
+}
+
+void GemmRunner::run(Stream& stream, const Gemm& gemm) {
+  if (gemm.rows == 0) return;
+  impl_->issue(stream, gemm);
+}
+
+std::string to_string(const GemmTactic& tactic) {
+  constexpr std::array kNames{"stream", "tile", "plain"};
+  return cat(kNames[static_cast<std::size_t>(tactic.kernel)], " ", tactic.tile_rows, " x ", tactic.tile_columns, ", ",
+             tactic.stages, " stages", tactic.k_blocks > 1 ? cat(", ", tactic.k_blocks, " blocks over k") : "");
+}
+
+std::vector<std::string> GemmRunner::report() const {
+  std::vector<std::string> lines;
+  for (const auto& [shape, choices] : impl_->chosen) {
+    int first_rows = 1;
+    for (Bucket of = 0; of < kBuckets.size(); ++of) {
+      const auto& tactic = choices.tactics[of];
+      if (!tactic) continue;
+      // A line for all neighbours of one choice, with the time of the last.
+      if (of + 1 < kBuckets.size() && choices.tactics[of + 1] && choices.tactics[of + 1]->same_tactic(*tactic))
+        continue;
+      auto line = cat("rows ", first_rows, "..", kBuckets[of], " ", to_string(shape), ": ");
+      first_rows = kBuckets[of] + 1;
+      if (tactic->blas) {
+        line += "cuBLASLt";
+      } else {
+        line += cat("own ", to_string(tactic->own));
+      }
+      if (tactic->microseconds > 0) {
+        const double bytes = static_cast<double>(shape.n * shape.k) * static_cast<double>(size_of(shape.type));
+        const double operations = 2.0 * kBuckets[of] * static_cast<double>(shape.n) * static_cast<double>(shape.k);
+        line += cat(", ", fixed(tactic->microseconds, 1), " us, ",
+                    kBuckets[of] < 256 ? cat(fixed(bytes / tactic->microseconds / 1e6, 2), " TB/s")
+                                       : cat(fixed(operations / tactic->microseconds / 1e6, 0), " TFLOP/s"));
+      } else {
+        line += ", by rule";
+      }
+      lines.push_back(std::move(line));
+    }
+    if (const auto& rejected = choices.rejected; rejected.count > 0) {
+      lines.push_back(cat(to_string(shape), ": cuBLASLt rejected ", rejected.count, " GEMMs of ", rejected.min_rows,
+                          "..", rejected.max_rows_seen, " rows, which own kernels took"));
+    }
+  }
+  return lines;
+}
+
+std::int64_t GemmRunner::rejected() const { return impl_->rejected.load(std::memory_order_relaxed); }
+
+std::string GemmRunner::library() const {
+  if (const auto* const blas = impl_->blas()) return blas->version();
+  const auto& options = impl_->options;
+  return options.reproducible      ? "own kernels only, for reproducible results"
+         : options.no_blas.empty() ? "own kernels only"
+                                   : cat("own kernels only: ", options.no_blas);
+}
+
+std::string GemmRunner::warning() const { return impl_->warning; }
+
+}  // namespace charonia::cuda

@@ -1,0 +1,308 @@
+#include "ops/cuda/sampling/sampler.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <unordered_map>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "ops/cpu/sample.h"
+#include "ops/cuda/kernels/sample.h"
+
+namespace charonia::cuda {
+namespace {
+
+constexpr std::int64_t kUploadAlignment = 16;
+
+// Which sequence a row of the table of counts belongs to.
+struct Slot {
+  bool taken = false;
+  std::uint64_t sequence = 0;
+  std::int64_t counted = 0;     // sampled tokens, once all that was packed is launched
+  std::uint64_t last_used = 0;  // step
+};
+
+bool has_penalties(const ops::SampleRow& row) {
+  return row.repetition_penalty != 1 || row.presence_penalty != 0 || row.frequency_penalty != 0;
+}
+
+template <class T>
+DeviceMemory elements(std::int64_t n, std::string_view what) {
+  return DeviceMemory(static_cast<std::size_t>(n) * sizeof(T), what);
+}
+
+// `n` elements of `from` at `at` bytes behind `to`, which has room.
+template <class T>
+void put(std::byte* to, std::size_t at, const std::vector<T>& from) {
+  if (!from.empty()) std::memcpy(to + at, from.data(), from.size() * sizeof(T));
+}
+
+}  // namespace
+
+struct Sampler::Impl {
+  Impl(int vocab_size, int rows)
+      : vocab(vocab_size),
+        max_rows(rows),
+        best(elements<unsigned long long>(2 * rows * groups(), "maxima of logits")),
+        exp_sums(elements<float>(rows * groups(), "sums of logits")),
+        masses(elements<unsigned long long>(std::int64_t{rows} * (kSampleBins + 1), "histograms of logits")),
+        counts(elements<unsigned>(std::int64_t{rows} * kSampleBins, "histograms of logits")),
+        table(elements<std::uint16_t>(rows * count_stride(vocab_size), "counts of tokens for penalties")),
+        sampled(elements<std::int32_t>(rows, "sampled tokens")),
+        results(elements<SampleResult>(rows, "results of sampling")),
+        masks(elements<std::uint32_t>(rows * mask_words(vocab_size), "token masks")),
+        host_masks(masks.bytes()),
+        slots(static_cast<std::size_t>(rows)),
+        seen(static_cast<std::size_t>(vocab_size), 0) {}
+
+  std::int64_t groups() const { return sample_groups(vocab); }
+
+  SampleMemory memory() const {
+    const auto of_rows = max_rows * groups();
+    return {.best = best.as<unsigned long long>(),
+            .original_best = best.as<unsigned long long>() + of_rows,
+            .exp_sums = exp_sums.as<float>(),
+            .masses = masses.as<unsigned long long>(),
+            .counts = counts.as<unsigned>(),
+            .likely_mass = masses.as<unsigned long long>() + std::int64_t{max_rows} * kSampleBins,
+            .table = table.as<std::uint16_t>(),
+            .sampled = sampled.as<std::int32_t>(),
+            .results = results.as<SampleResult>()};
+  }
+
+  std::int32_t checked(std::int32_t id) const {
+    if (id < 0 || id >= vocab) {
+      throw Error(ErrorCode::internal, cat("token id ", id, " to sample with is not in [0, ", vocab, ")"));
+    }
+    return id;
+  }
+
+  std::int32_t list(const ops::SampleRow& row);
+  std::int32_t slot_of(const ops::SampleRow& row);
+  void add_history(const ops::SampleRow& row, std::int32_t slot);
+
+  int vocab, max_rows;
+  DeviceMemory best, exp_sums, masses, counts, table, sampled, results, masks;
+  PinnedMemory host_masks;
+  Event masks_copied;
+
+  std::vector<Slot> slots;
+  std::unordered_map<std::uint64_t, std::int32_t> slot_of_sequence;
+  std::uint64_t step = 0;
+
+  // Of the step that is being packed.
+  std::vector<SampleParams> params;
+  std::vector<SampleEntry> entries;
+  std::vector<SampleHistory> histories;
+  std::vector<SampleCount> history_counts;
+
+  std::vector<std::uint16_t> seen;  // [vocab] scratch, zeros between uses
+};
+
+// Appends the row's bias and bans to the entries, each token once.
+std::int32_t Sampler::Impl::list(const ops::SampleRow& row) {
+  const auto begin = entries.size();
+  for (const auto& [id, bias] : row.bias) entries.push_back({checked(id), bias});
+  for (const auto id : row.banned) entries.push_back({checked(id), -std::numeric_limits<float>::infinity()});
+  const auto first = entries.begin() + static_cast<std::ptrdiff_t>(begin);
+  std::stable_sort(first, entries.end(), [](const SampleEntry& a, const SampleEntry& b) { return a.id < b.id; });
+  auto end = first;
+  for (auto entry = first; entry != entries.end(); ++entry) {
+    if (end != first && end[-1].id == entry->id) {
+      end[-1].value += entry->value;
+    } else {
+      *end++ = *entry;
+    }
+  }
+  entries.erase(end, entries.end());
+  return static_cast<std::int32_t>(entries.size());
+}
+
+// The slot of the row's sequence, which has then counted what the row says was sampled, and soon one more.
+std::int32_t Sampler::Impl::slot_of(const ops::SampleRow& row) {
+  const auto sampled_tokens = static_cast<std::int64_t>(row.output.size()) + (row.pending >= 0 ? 1 : 0);
+  const auto found = slot_of_sequence.find(row.sequence);
+  auto at = found == slot_of_sequence.end() ? -1 : found->second;
+  if (at >= 0 && slots[static_cast<std::size_t>(at)].last_used == step) {
+    throw Error(ErrorCode::internal, cat("two rows of sequence ", row.sequence, " are to be sampled in one step"));
+  }
+  if (at < 0) {
+    const auto oldest = std::min_element(slots.begin(), slots.end(),
+                                         [](const Slot& a, const Slot& b) { return a.last_used < b.last_used; });
+    if (oldest->taken) slot_of_sequence.erase(oldest->sequence);
+    at = static_cast<std::int32_t>(oldest - slots.begin());
+    *oldest = {.taken = true, .sequence = row.sequence, .counted = -1};
+    slot_of_sequence.emplace(row.sequence, at);
+  }
+  auto& slot = slots[static_cast<std::size_t>(at)];
+  if (slot.counted != sampled_tokens) add_history(row, at);
+  slot.counted = sampled_tokens + 1;
+  slot.last_used = step;
+  return at;
+}
+
+void Sampler::Impl::add_history(const ops::SampleRow& row, std::int32_t slot) {
+  for (const auto tokens : {row.prompt, row.output})
+    std::for_each(tokens.begin(), tokens.end(), [&](auto id) { checked(id); });
+  const auto begin = history_counts.size();
+  const auto note = [&](std::int32_t id, bool in_prompt) {
+    auto& count = seen[static_cast<std::size_t>(id)];
+    if (count == 0) history_counts.push_back({.id = id});
+    if (in_prompt) {
+      count |= kInPrompt;
+    } else if ((count & kMaxCounted) < kMaxCounted) {
+      ++count;
+    }
+  };
+  for (const auto id : row.prompt) note(id, true);
+  for (const auto id : row.output) note(id, false);
+  for (auto i = begin; i < history_counts.size(); ++i) {
+    auto& count = seen[static_cast<std::size_t>(history_counts[i].id)];
+    history_counts[i].value = count;
+    count = 0;
+  }
+  histories.push_back({.slot = slot,
+                       .begin = static_cast<std::int32_t>(begin),
+                       .end = static_cast<std::int32_t>(history_counts.size()),
+                       .pending = row.pending});
+}
+
+Sampler::Sampler(int vocab, int max_rows) {
+  if (vocab < 1 || vocab > kMaxSampledVocab) {
+    throw Error(ErrorCode::unsupported,
+                cat("a vocabulary of ", vocab, " tokens; on CUDA it may have 1 to ", kMaxSampledVocab));
+  }
+  impl_ = std::make_unique<Impl>(vocab, max_rows);
+}
+
+Sampler::~Sampler() = default;
+
+SamplePacked Sampler::pack(std::span<const ops::SampleRow> rows, std::int64_t padded, std::vector<std::byte>& to,
+                           SampleNotes& notes) {
+  auto& own = *impl_;
+  if (padded < static_cast<std::int64_t>(rows.size()) || padded > own.max_rows) {
+    throw Error(ErrorCode::internal,
+                cat(rows.size(), " rows to sample, padded to ", padded, ", with room for ", own.max_rows));
+  }
+  ++own.step;
+  own.params.assign(static_cast<std::size_t>(padded), {});
+  own.entries.clear();
+  own.histories.clear();
+  own.history_counts.clear();
+  notes.take(rows, own.vocab);
+  SamplePacked packed{.rows = padded, .masks = notes.masks()};
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const auto& row = rows[i];
+    auto& params = own.params[i];
+    packed.any_logprobs = packed.any_logprobs || row.logprobs >= 0;
+    if (row.target >= 0) {  // what changes the logits of a row that is sampled is nothing to it
+      params = {.temperature = 0, .logprobs = row.logprobs, .active = 1, .target = row.target};
+      continue;
+    }
+    params = {.unit = ops::cpu::random_unit(row.seed, row.position),
+              .temperature = row.temperature,
+              .top_p = row.top_p,
+              .min_p = row.min_p,
+              .repetition_penalty = row.repetition_penalty,
+              .presence_penalty = row.presence_penalty,
+              .frequency_penalty = row.frequency_penalty,
+              .top_k = row.top_k,
+              .logprobs = row.logprobs,
+              .list_begin = static_cast<std::int32_t>(own.entries.size()),
+              .active = 1,
+              .mask = notes.mask_of(i)};
+    params.list_end = own.list(row);
+    if (has_penalties(row)) params.slot = own.slot_of(row);
+    packed.plain = packed.plain && params.slot < 0 && params.mask < 0 && params.list_begin == params.list_end;
+  }
+  packed.list_entries = static_cast<std::int64_t>(own.entries.size());
+  packed.histories = static_cast<std::int64_t>(own.histories.size());
+
+  const auto place = [&](std::size_t bytes) {
+    const auto at = packed.bytes;
+    packed.bytes = static_cast<std::size_t>(round_up(static_cast<std::int64_t>(at + bytes), kUploadAlignment));
+    return at;
+  };
+  place(own.params.size() * sizeof(SampleParams));
+  if (!packed.plain) {
+    packed.entries_at = place(own.entries.size() * sizeof(SampleEntry));
+    packed.histories_at = place(own.histories.size() * sizeof(SampleHistory));
+    packed.counts_at = place(own.history_counts.size() * sizeof(SampleCount));
+  }
+  packed.begin = static_cast<std::size_t>(round_up(static_cast<std::int64_t>(to.size()), kUploadAlignment));
+  to.resize(packed.begin + packed.bytes);
+  auto* const at = to.data() + packed.begin;
+  put(at, 0, own.params);
+  if (!packed.plain) {
+    put(at, packed.entries_at, own.entries);
+    put(at, packed.histories_at, own.histories);
+    put(at, packed.counts_at, own.history_counts);
+  }
+  return packed;
+}
+
+void Sampler::launch(Stream& stream, const ops::Tensor& logits, const SamplePacked& packed, void* uploaded,
+                     SampleNotes& notes) {
+  if (logits.dtype != DType::f32 || logits.cols != impl_->vocab || logits.rows < packed.rows) {
+    throw Error(ErrorCode::internal, cat("logits [", logits.rows, ", ", logits.cols, "] of ", to_string(logits.dtype),
+                                         " to sample ", packed.rows, " rows of ", impl_->vocab, " fp32 from"));
+  }
+  if (packed.masks > 0) {
+    auto& own = *impl_;
+    own.masks_copied.wait("upload of the token masks before");
+    notes.wait(reinterpret_cast<std::uint32_t*>(own.host_masks.data()));
+    const auto bytes = static_cast<std::size_t>(packed.masks * mask_words(own.vocab)) * sizeof(std::uint32_t);
+    stream.upload(own.masks.data(), own.host_masks.data(), bytes, "upload of token masks");
+    own.masks_copied.record(stream);
+  }
+  auto* const at = static_cast<std::byte*>(uploaded);
+  sample(stream,
+         {.logits = static_cast<float*>(logits.data),
+          .stride = logits.stride,
+          .rows = static_cast<int>(packed.rows),
+          .vocab = impl_->vocab,
+          .params = reinterpret_cast<const SampleParams*>(at),
+          .plain = packed.plain,
+          .any_logprobs = packed.any_logprobs,
+          .entries = reinterpret_cast<SampleEntry*>(at + packed.entries_at),
+          .num_entries = packed.list_entries,
+          .histories = reinterpret_cast<const SampleHistory*>(at + packed.histories_at),
+          .num_histories = packed.histories,
+          .history_counts = reinterpret_cast<const SampleCount*>(at + packed.counts_at),
+          .masks = impl_->masks.as<std::uint32_t>()},
+         impl_->memory());
+}
+
+const std::int32_t* Sampler::sampled() const { return impl_->sampled.as<std::int32_t>(); }
+const void* Sampler::results() const { return impl_->results.data(); }
+
+std::size_t Sampler::result_bytes(const SamplePacked& packed) const {
+  return static_cast<std::size_t>(packed.rows) * sizeof(SampleResult);
+}
+
+std::vector<ops::Sampled> Sampler::parse(const void* downloaded, std::int64_t rows, const SampleNotes& notes) const {
+  const auto* const results = static_cast<const SampleResult*>(downloaded);
+  std::vector<ops::Sampled> out(static_cast<std::size_t>(rows));
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const auto& result = results[i];
+    auto& sampled = out[i];
+    switch (result.status) {
+      case SampleStatus::sampled:
+        break;
+      case SampleStatus::broken:
+        sampled.error = cat("the logit of token ", result.bad_id, " is ", result.bad_logit,
+                            ": the model's weights or its computation are broken");
+        continue;
+      case SampleStatus::nothing_left:
+        sampled.error = notes.why_nothing(i);
+        continue;
+    }
+    sampled.token = result.token;
+    sampled.logprob = result.logprob;
+    for (int n = 0; n < result.num_top; ++n) sampled.top.emplace_back(result.top_ids[n], result.top_logprobs[n]);
+  }
+  return out;
+}
+
+}  // namespace charonia::cuda

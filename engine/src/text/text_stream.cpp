@@ -1,0 +1,104 @@
+#include "text/text_stream.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "charonia/error.h"
+
+namespace charonia::text {
+
+TextStream::StopWord::StopWord(std::string word) : word_(std::move(word)), shorter_(word_.size() + 1, 0) {
+  for (std::size_t i = 1; i < word_.size(); ++i) {
+    auto length = shorter_[i];
+    while (length > 0 && word_[length] != word_[i]) length = shorter_[length];
+    shorter_[i + 1] = word_[length] == word_[i] ? length + 1 : 0;
+  }
+}
+
+bool TextStream::StopWord::push(char byte) {
+  while (matched_ > 0 && word_[matched_] != byte) matched_ = shorter_[matched_];
+  if (word_[matched_] == byte) ++matched_;
+  if (matched_ < word_.size()) return false;
+  matched_ = shorter_[matched_];
+  return true;
+}
+
+TextStream::TextStream(const TokenTable& table, std::vector<std::string> stop_words, bool strip_leading_space)
+    : table_(&table), strip_(strip_leading_space && table.strip_leading_space()) {
+  stop_words_.reserve(stop_words.size());
+  for (auto& word : stop_words) {
+    if (word.empty()) throw Error(ErrorCode::invalid_argument, "stop_words holds an empty one: it would stop at once");
+    stop_words_.emplace_back(std::move(word));
+  }
+}
+
+std::optional<std::size_t> TextStream::follow(char byte) {
+  std::optional<std::size_t> longest;
+  for (auto& word : stop_words_) {
+    if (word.push(byte)) longest = std::max(longest.value_or(0), word.length());
+  }
+  return longest;
+}
+
+bool TextStream::push(std::int32_t token, bool match_stop) {
+  if (end_) {
+    push_silent(token);
+    return false;
+  }
+  const auto bytes = table_->text_bytes(token);
+  const auto begin = pending_.size();
+  pending_ += bytes;
+  for (std::size_t i = begin; i < pending_.size(); ++i) {
+    if (std::exchange(strip_, false) && pending_[i] == ' ') {
+      dropped_ = 1;
+      continue;
+    }
+    utf8_.push(static_cast<unsigned char>(pending_[i]));
+    if (const auto length = follow(pending_[i]); length && match_stop) {
+      end_ = i + 1 - *length;
+      break;
+    }
+  }
+  held_.push_back({pending_.size(), utf8_.between_characters()});
+
+  // What may be the beginning of a stop word never moves back, so each token is examined once.
+  std::size_t may_stop = 0;
+  for (const auto& word : stop_words_) may_stop = std::max(may_stop, word.matched());
+  const auto limit = end_.value_or(pending_.size() - may_stop);
+  while (examined_ < held_.size() && held_[examined_].end <= limit) {
+    if (held_[examined_++].between_characters) settled_ = examined_;
+  }
+  return end_.has_value();
+}
+
+void TextStream::push_silent(std::int32_t token) {
+  if (!end_) end_ = pending_.size();
+  pending_ += table_->text_bytes(token);
+  held_.push_back({pending_.size(), false});
+}
+
+TextChunk TextStream::take() { return cut(settled_, settled_ == 0 ? 0 : held_[settled_ - 1].end); }
+
+TextChunk TextStream::finish() { return cut(held_.size(), end_.value_or(pending_.size())); }
+
+TextChunk TextStream::cut(std::size_t num_tokens, std::size_t text_end) {
+  TextChunk chunk;
+  if (num_tokens == 0) return chunk;
+  const auto bytes = held_[num_tokens - 1].end;
+  // A special token may stand before the space that is dropped.
+  const auto text_begin = bytes == 0 ? 0 : std::exchange(dropped_, 0);
+  chunk.num_tokens = static_cast<int>(num_tokens);
+  chunk.text_begin = static_cast<int>(text_begin);
+  chunk.text_end = static_cast<int>(text_end);
+  chunk.text = to_valid_utf8(std::string_view(pending_).substr(text_begin, text_end - text_begin));
+
+  held_.erase(held_.begin(), held_.begin() + static_cast<std::ptrdiff_t>(num_tokens));
+  pending_.erase(0, bytes);
+  for (auto& token : held_) token.end -= bytes;
+  if (end_) *end_ -= std::min(*end_, bytes);
+  settled_ -= std::min(settled_, num_tokens);
+  examined_ -= std::min(examined_, num_tokens);
+  return chunk;
+}
+
+}  // namespace charonia::text
