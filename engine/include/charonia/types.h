@@ -34,11 +34,12 @@ struct SamplingParams {
   float presence_penalty = 0.0F;     // [-2, 2], over the output
   float frequency_penalty = 0.0F;    // [-2, 2], over the output
   std::optional<std::uint64_t> seed; // unset: a fresh one for each request
-  std::vector<std::string> stop_words;           // UTF-8 bytes, none empty; matched within and across tokens; not output
+  std::vector<std::string> stop_words;           // UTF-8, at most 64 of 1 to 1024 bytes; matched within and across tokens;
+                                                 // not output
   std::vector<TokenId> end_ids;                  // empty: the model's own
   bool ignore_eos = false;                       // end ids do not end the sequence
   std::vector<std::vector<TokenId>> bad_words;   // token sequences that are never completed
-  std::vector<std::pair<TokenId, float>> logit_bias;  // added to the logits; [-100, 100]
+  std::vector<std::pair<TokenId, float>> logit_bias;  // added to the logits; [-100, 100]; of a token named twice, the sum
   int logprobs = -1;                 // -1: none; n >= 0: of the sampled token and of the n likeliest (n <= 20)
   int prompt_logprobs = -1;          // the same for every token of the prompt but the first
   int n = 1;                         // [1, 128]: sequences to return; they share the prompt's KV blocks. Sequence i has

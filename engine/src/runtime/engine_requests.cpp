@@ -16,6 +16,20 @@ namespace {
 
 double seconds(std::chrono::steady_clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
+// By token, each once: devices merge it with what else changes logits, at every step.
+void sort_bias(std::vector<std::pair<TokenId, float>>& bias) {
+  std::ranges::stable_sort(bias, {}, &std::pair<TokenId, float>::first);
+  auto end = bias.begin();
+  for (const auto& one : bias) {
+    if (end != bias.begin() && end[-1].first == one.first) {
+      end[-1].second += one.second;
+    } else {
+      *end++ = one;
+    }
+  }
+  bias.erase(end, bias.end());
+}
+
 ErrorCode code_of(const std::exception& error) {
   if (const auto* const ours = dynamic_cast<const Error*>(&error)) return ours->code();
   return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? ErrorCode::resource_exhausted : ErrorCode::internal;
@@ -107,6 +121,11 @@ std::unique_ptr<Engine::Impl::Group> Engine::Impl::make_group(Request request, C
   } else if (config.request_timeout_s > 0) {
     group->deadline = group->submitted + duration_of(config.request_timeout_s);
   }
+  auto& sampling = request.sampling;
+  if (!sampling.stop_words.empty()) {
+    group->stop_words = std::make_shared<const text::StopWords>(std::exchange(sampling.stop_words, {}));
+  }
+  sort_bias(sampling.logit_bias);
   group->request = std::move(request);
   group->callback = std::make_shared<Callback>(std::move(callback));
   group->end_ids = std::move(end_ids);
