@@ -1,0 +1,56 @@
+"""What is generated from definitions/ is what is committed, and what is defined is what the code has."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))
+
+from charonia import _engine  # noqa: E402
+from charonia.families import ModelConfig  # noqa: E402
+from definitions.outputs import FILES, render  # noqa: E402
+from definitions.settings import Setting, engine_settings, model_attributes  # noqa: E402
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_what_is_generated_is_what_is_committed(path: str) -> None:
+    assert (ROOT / path).read_text(encoding="utf-8") == render()[path], f"{path} is out of date: make generate"
+
+
+def test_the_engine_has_what_is_defined() -> None:
+    found = [(field.key, field.help, field.model_attribute, field.ignored) for field in _engine.config_fields()]
+    defined = [(entry.name, entry.help, True, False) for entry in model_attributes()]
+    defined += [(entry.name, entry.help, False, entry.ignored) for entry in engine_settings()]
+    assert found == defined
+
+
+def test_defaults_of_a_model_in_python_are_those_of_the_engine() -> None:
+    required = {entry.name: 1 for entry in model_attributes() if entry.required}
+    assert set(required) < {field.name for field in fields(ModelConfig)}
+    written = {key: value for key, value in ModelConfig(**required).settings().items() if key not in required}
+    spelled = {"true": "1", "false": "0"}
+    for field in _engine.config_fields():
+        if field.key in written:
+            mine = spelled.get(written[field.key], written[field.key])
+            theirs = "" if field.key == "end_id" else field.default_value  # -1 there: none
+            assert mine == theirs or float(mine) == float(theirs), field.key
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"type": "integer"}, "of type 'integer'"),
+        ({}, "needs either a default or required"),
+        ({"default": 1, "required": True}, "needs either a default or required"),
+        ({"default": 1}, "says nowhere what is allowed"),
+        ({"default": 1, "check": "even"}, "needs values"),
+    ],
+)
+def test_an_entry_that_says_too_little_is_refused(entry: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"\[x\].*{message}"):
+        Setting(name="x", help="a setting", **({"type": "int"} | entry))  # type: ignore[arg-type]
