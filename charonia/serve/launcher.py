@@ -184,7 +184,7 @@ class _Stack:
             if level == "warning" or (level and self._ready):
                 self._say(text, level, of=name)
 
-        child = Child(name, command, env, log_file, show, render)
+        child = Child(name, command, env, log_file, show, render, lambda text: self._say(text, "warning"))
         self._children.append(child)
         return child
 

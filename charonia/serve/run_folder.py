@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import os
@@ -25,8 +26,9 @@ def held(root: Path, port: int) -> Iterator[Path]:
     """
     folder, descriptor = _claimed(root, port)
     try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: who has the lock is then not said
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
         yield folder
     finally:
         os.close(descriptor)
