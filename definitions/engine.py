@@ -3,6 +3,8 @@ model families fill."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from definitions.settings import Setting, engine_settings, model_attributes
 from definitions.text import comment, head, literal, literals, whole
 
@@ -21,7 +23,7 @@ _BOOLS = {"engine": ("False", "True"), "model": ("0", "1")}
 
 
 def _described(setting: Setting) -> str:
-    allowed = f" [{setting.range}]" if setting.range else ""
+    allowed = f"; {setting.range}" if setting.range else ""
     return setting.help + whole(allowed) + (f"; {setting.note}" if setting.note else "")
 
 
@@ -145,7 +147,7 @@ def python_attributes() -> str:
     )
 
 
-FILES = {
+FILES: dict[str, Callable[[], str]] = {
     "engine/include/charonia/generated/configs.h": structs,
     "engine/src/base/generated/config_keys.inc": keys,
     "charonia/families/model_attributes.py": python_attributes,

@@ -5,16 +5,20 @@ from __future__ import annotations
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+from charonia_client import GenerateRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-from charonia import _engine  # noqa: E402
+from charonia import SamplingParams, _engine  # noqa: E402
 from charonia.families import ModelConfig  # noqa: E402
 from definitions.outputs import FILES, render  # noqa: E402
+from definitions.sampling import SamplingParameter, parameters  # noqa: E402
 from definitions.settings import Setting, engine_settings, model_attributes  # noqa: E402
+from definitions.tensors import STEPS, Tensor, inputs, tensors  # noqa: E402
 
 
 @pytest.mark.parametrize("path", FILES)
@@ -54,3 +58,54 @@ def test_defaults_of_a_model_in_python_are_those_of_the_engine() -> None:
 def test_an_entry_that_says_too_little_is_refused(entry: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=rf"\[x\].*{message}"):
         Setting(name="x", help="a setting", **({"type": "int"} | entry))  # type: ignore[arg-type]
+
+
+def test_sampling_parameters_and_their_defaults_are_the_same_everywhere() -> None:
+    native, api, client = _engine.SamplingParams(), SamplingParams(), GenerateRequest(text="")
+    for one in parameters():
+        if one.is_value:
+            assert getattr(native, one.name) == pytest.approx(one.none if one.default is None else one.default), (
+                one.name
+            )
+            assert getattr(api, one.name) == (None if one.unset else one.default), one.name
+            assert getattr(client, one.name) is None, one.name
+        else:
+            assert getattr(native, one.name) == [], one.name
+    assert {field.name for field in fields(api)} - {"stop"} == {one.name for one in parameters()} - {"stop_words"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"type": "integer", "default": 1}, "of type 'integer'"),
+        ({"type": "int"}, "needs one of default, optional and none"),
+        ({"type": "int", "default": 1, "optional": True}, "needs one of default, optional and none"),
+        ({"type": "strings"}, "needs python and expected"),
+        ({"type": "bool", "default": True, "row": True}, "it is no number"),
+    ],
+)
+def test_a_sampling_parameter_that_is_not_consistent_is_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"\[x\].*{message}"):
+        SamplingParameter(name="x", help="a parameter", **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"type": "STRING", "inputs": ("engine",)}, "of type 'STRING'"),
+        ({"type": "INT32"}, "needs inputs or outputs"),
+        ({"type": "INT32", "inputs": ("engines",)}, "engines"),
+        ({"type": "INT32", "outputs": ("engine",), "required": ("engine",)}, "does not take it"),
+    ],
+)
+def test_a_tensor_that_is_not_consistent_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"\[x\].*{message}"):
+        Tensor(name="x", dims=(1,), help="a tensor", **given)
+
+
+def test_whatever_a_step_takes_from_another_comes_before_it() -> None:
+    echo = next(one for one in tensors() if one.name == "echo")
+    assert [echo.source(step) for step in STEPS] == ["", "preprocessing_echo", "engine_echo"]
+    for step in STEPS:
+        lacking = {one.name for one in inputs(step) if not one.source(step)}
+        assert lacking == ({"stop", "cancel"} if step == "engine" else set()), step
