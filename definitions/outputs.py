@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from definitions import engine, sampling, tensors
+from definitions import docs, engine, sampling, services, tensors
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -14,6 +14,8 @@ FILES: dict[str, Callable[[], str]] = {
     **engine.FILES,
     **sampling.FILES,
     **tensors.FILES,
+    **services.FILES,
+    **docs.FILES,
 }
 
 

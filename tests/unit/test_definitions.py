@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -9,14 +11,17 @@ from typing import Any
 
 import pytest
 from charonia_client import GenerateRequest
+from charonia_gateway.settings import Settings as GatewaySettings
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from charonia import SamplingParams, _engine  # noqa: E402
 from charonia.families import ModelConfig  # noqa: E402
+from charonia.settings import ServeSettings, env_name  # noqa: E402
 from definitions.outputs import FILES, render  # noqa: E402
 from definitions.sampling import SamplingParameter, parameters  # noqa: E402
+from definitions.services import service_settings, variables  # noqa: E402
 from definitions.settings import Setting, engine_settings, model_attributes  # noqa: E402
 from definitions.tensors import STEPS, Tensor, inputs, tensors  # noqa: E402
 
@@ -109,3 +114,47 @@ def test_whatever_a_step_takes_from_another_comes_before_it() -> None:
     for step in STEPS:
         lacking = {one.name for one in inputs(step) if not one.source(step)}
         assert lacking == ({"stop", "cancel"} if step == "engine" else set()), step
+
+
+# --- variables of the environment
+
+_QUOTED = re.compile(r'"(CHARONIA_[A-Z0-9_]*[A-Z0-9])"')
+_EXPANDED = re.compile(r"\$\{?(CHARONIA_[A-Z0-9_]+)")
+_PATTERNS = {"py": _QUOTED, "cpp": _QUOTED, "h": _QUOTED, "cu": _QUOTED}
+_PATTERNS |= dict.fromkeys(("sh", "yml", "Dockerfile", "Makefile", "run"), _EXPANDED)
+
+
+def variables_named() -> dict[str, set[str]]:
+    """Variable -> the files that name it: C++ and Python in quotes, scripts and compose where they expand it."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found: dict[str, set[str]] = {}
+    for path in listed.split("\0"):
+        pattern = _PATTERNS.get(re.split(r"[./]", path)[-1])
+        if pattern is not None and not path.startswith(("tests/", "engine/tests/")):
+            for name in pattern.findall((ROOT / path).read_text(encoding="utf-8")):
+                found.setdefault(name, set()).add(path)
+    return found
+
+
+def test_every_variable_that_code_names_is_documented() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    named = variables_named()
+    assert {"CHARONIA_LOG_FORMAT", "CHARONIA_CUDA_SYNC", "CHARONIA_NCCL", "CHARONIA_TAG", "CHARONIA_CCACHE"} <= set(
+        named
+    )
+    missing = {name: files for name, files in named.items() if f"`{name}`" not in page}
+    assert not missing, "definitions/environment.toml lacks them"
+
+
+def test_every_variable_of_the_environment_is_read_somewhere() -> None:
+    of_tests = "CHARONIA_TEST_DOCKER_UP"
+    assert f'"{of_tests}"' in (ROOT / "tests" / "docker" / "conftest.py").read_text(encoding="utf-8")
+    unread = {one.name for one in variables()} - set(variables_named()) - {of_tests}
+    assert not unread, "nothing reads what definitions/environment.toml has"
+
+
+def test_the_launcher_and_the_gateway_have_what_is_defined() -> None:
+    serve = {env_name(field): field for field in ServeSettings.model_fields}
+    assert serve == {one.name: one.field("serve") for one in service_settings() if "serve" in one.of}
+    gateway = {one.field("gateway"): one.default_of("gateway") for one in service_settings() if "gateway" in one.of}
+    assert {name: field.default for name, field in GatewaySettings.model_fields.items()} == gateway
