@@ -3,6 +3,8 @@ model families fill."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from definitions.settings import Setting, engine_settings, model_attributes
 from definitions.text import comment, head, literal, literals, whole
 
@@ -21,7 +23,7 @@ _BOOLS = {"engine": ("False", "True"), "model": ("0", "1")}
 
 
 def _described(setting: Setting) -> str:
-    allowed = f" [{setting.range}]" if setting.range else ""
+    allowed = f"; {setting.range}" if setting.range else ""
     return setting.help + whole(allowed) + (f"; {setting.note}" if setting.note else "")
 
 
@@ -95,7 +97,7 @@ def _store(setting: Setting, config: str) -> str:
     return f"store_{kind}({', '.join(arguments)})"
 
 
-def _default(setting: Setting, group: str) -> str:
+def default_text(setting: Setting, group: str) -> str:
     """The default as config.ini spells it."""
     if setting.type == "bool":
         return _BOOLS[group][setting.default]
@@ -106,10 +108,15 @@ def _default(setting: Setting, group: str) -> str:
     return _number(setting.default or 0)
 
 
+def range_text(setting: Setting, group: str) -> str:
+    """What is allowed, as people read it."""
+    return setting.range or " | ".join(_BOOLS[group] if group == "model" else _BOOLS[group][::-1])
+
+
 def _entry(setting: Setting, group: str) -> str:
     kind = setting.type if setting.type in ("int", "float", "bool", "string") else "string"
-    allowed = setting.range or " | ".join(_BOOLS[group] if group == "model" else _BOOLS[group][::-1])
-    first = ", ".join(literal(text) for text in (setting.name, kind, _default(setting, group), allowed))
+    allowed = range_text(setting, group)
+    first = ", ".join(literal(text) for text in (setting.name, kind, default_text(setting, group), allowed))
     flags = f"{'kModel' if group == 'model' else 'kUser'}, {str(setting.ignored).lower()}"
     config = "ModelConfig" if group == "model" else "EngineConfig"
     return f"{{{{{first},\n  {literals(setting.help, 2)},\n  {flags}}},\n {_store(setting, config)}}},\n"
@@ -145,7 +152,7 @@ def python_attributes() -> str:
     )
 
 
-FILES = {
+FILES: dict[str, Callable[[], str]] = {
     "engine/include/charonia/generated/configs.h": structs,
     "engine/src/base/generated/config_keys.inc": keys,
     "charonia/families/model_attributes.py": python_attributes,

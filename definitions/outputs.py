@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from definitions import engine
+from definitions import docs, engine, sampling, services, tensors
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Path -> its text. The argument is the text that is there, for files of which a part alone is generated.
+# Path -> its text; what is not generated of a file is as it is there.
 FILES: dict[str, Callable[[], str]] = {
     **engine.FILES,
+    **sampling.FILES,
+    **tensors.FILES,
+    **services.FILES,
+    **docs.FILES,
 }
 
 

@@ -19,15 +19,25 @@ def head(comment: str, *sources: str) -> str:
 
 
 def whole(text: str) -> str:
-    """The same for comment(), which then cuts no line in it."""
-    return text if len(text) > 60 else text[:1] + text[1:].replace(" ", _HARD_SPACE)
+    """`; >= 0`, for a comment that comment() does not cut in it."""
+    return text if len(text) > 60 else text[:2] + text[2:].replace(" ", _HARD_SPACE)
+
+
+def plain(text: str) -> str:
+    """Without what whole() has put there."""
+    return text.replace(_HARD_SPACE, " ")
 
 
 def comment(mark: str, text: str, indent: int) -> str:
     """Lines of a comment."""
     start = f"{' ' * indent}{mark} "
     filled = textwrap.fill(text, WIDTH, initial_indent=start, subsequent_indent=start)
-    return filled.replace(_HARD_SPACE, " ") + "\n"
+    return plain(filled) + "\n"
+
+
+def cell(text: str) -> str:
+    """Of a Markdown table."""
+    return plain(text).replace("|", "\\|")
 
 
 def literal(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from charonia import _engine
 from charonia.api.results import Messages, SamplingParams
+from charonia.api.sampling_fields import EXPECTED, VALUES
 from charonia.errors import InvalidRequestError
 from charonia.text.prompt_ids import Encoded, PromptError, encode_bad_words, encode_chat, encode_text
 
@@ -66,48 +67,18 @@ def _bad_word_ids(tokenizer: Callable[[], Any], words: Sequence[str | Sequence[i
 def native_sampling(tokenizer: Callable[[], Any], sampling: SamplingParams) -> _engine.SamplingParams:
     """The engine's form. Raises InvalidRequestError for a value of a wrong type; ranges are checked on submission."""
     stop = sampling.stop
-    values = {
+    values = {name: getattr(sampling, name) for name in VALUES}
+    values = {name: VALUES[name] if value is None else value for name, value in values.items()}
+    values |= {
         "stop_words": [] if stop is None else [stop] if isinstance(stop, str | bytes) else list(stop),
         "end_ids": list(sampling.end_ids),
         "bad_words": _bad_word_ids(tokenizer, sampling.bad_words),
         "logit_bias": list(sampling.logit_bias.items()),
-        "logprobs": -1 if sampling.logprobs is None else sampling.logprobs,
-        "prompt_logprobs": -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
-        "best_of": 0 if sampling.best_of is None else sampling.best_of,
     }
-    for name in (
-        "max_tokens",
-        "min_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-        "ignore_eos",
-        "n",
-    ):
-        values[name] = getattr(sampling, name)
     native = _engine.SamplingParams()
     for name, value in values.items():
         try:
             setattr(native, name, value)
         except (TypeError, ValueError) as error:  # ValueError: a text with a lone surrogate
-            raise InvalidRequestError(f"{name} = {value!r} is not valid: {_expected(name)}") from error
+            raise InvalidRequestError(f"{name} = {value!r} is not valid: {EXPECTED[name]}") from error
     return native
-
-
-def _expected(name: str) -> str:
-    kinds = {
-        "max_tokens": "expected a whole number or None",
-        "seed": "expected a whole number from 0 to 2^64 - 1, or None",
-        "stop_words": "expected texts or bytes",
-        "end_ids": "expected token ids",
-        "bad_words": "expected texts or lists of token ids",
-        "logit_bias": "expected a mapping from token id to a number",
-        "ignore_eos": "expected True or False",
-    }
-    whole = ("min_tokens", "top_k", "logprobs", "prompt_logprobs", "n", "best_of")
-    return kinds.get(name, "expected a whole number" if name in whole else "expected a number")

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "charonia/generated/sampling.h"
 
 namespace charonia::ops {
 
@@ -192,11 +193,7 @@ class TokenMask {
 };
 
 // One row to sample from.
-struct SampleRow {
-  float temperature = 1;  // 0: greedy (ties: the lowest id)
-  int top_k = 0;          // 0: all
-  float top_p = 1, min_p = 0;
-  float repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
+struct SampleRow : RowSampling {  // where it is greedy, the lowest id wins a tie
   std::uint64_t seed = 0;
   std::int64_t position = 0;   // of the token to sample; the random number is a function of (seed, position) alone
   std::uint64_t sequence = 0;  // whose row it is: the same in all steps of a sequence, never given to another

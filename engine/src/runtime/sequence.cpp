@@ -42,13 +42,7 @@ ops::SampleRow Sequence::sample_row(std::span<const TokenId> tokens) {
     }
   }
   ops::SampleRow row;
-  row.temperature = sampling.temperature;
-  row.top_k = sampling.top_k;
-  row.top_p = sampling.top_p;
-  row.min_p = sampling.min_p;
-  row.repetition_penalty = sampling.repetition_penalty;
-  row.presence_penalty = sampling.presence_penalty;
-  row.frequency_penalty = sampling.frequency_penalty;
+  static_cast<RowSampling&>(row) = sampling;
   row.seed = seed_;
   row.position = static_cast<std::int64_t>(tokens.size());
   row.prompt = known.first(prompt_size);

@@ -11,13 +11,9 @@
 namespace charonia::cuda {
 
 // One row, as it is uploaded.
-struct SampleParams {
-  double unit = 0;        // the random number, [0, 1)
-  float temperature = 1;  // 0: greedy
-  float top_p = 1, min_p = 0;
-  float repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
-  std::int32_t top_k = 0;  // 0: all
+struct SampleParams : RowSampling {
   std::int32_t logprobs = -1;
+  double unit = 0;                            // the random number, [0, 1)
   std::int32_t slot = -1;                     // in the table of counts; -1: the row has no penalties
   std::int32_t list_begin = 0, list_end = 0;  // in the entries
   std::int32_t active = 0;                    // 0: padding

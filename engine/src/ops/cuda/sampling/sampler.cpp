@@ -199,23 +199,21 @@ SamplePacked Sampler::pack(std::span<const ops::SampleRow> rows, std::int64_t pa
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const auto& row = rows[i];
     auto& params = own.params[i];
+    params = {};
     packed.any_logprobs = packed.any_logprobs || row.logprobs >= 0;
     if (row.target >= 0) {  // what changes the logits of a row that is sampled is nothing to it
-      params = {.temperature = 0, .logprobs = row.logprobs, .active = 1, .target = row.target};
+      params.temperature = 0;
+      params.logprobs = row.logprobs;
+      params.active = 1;
+      params.target = row.target;
       continue;
     }
-    params = {.unit = ops::cpu::random_unit(row.seed, row.position),
-              .temperature = row.temperature,
-              .top_p = row.top_p,
-              .min_p = row.min_p,
-              .repetition_penalty = row.repetition_penalty,
-              .presence_penalty = row.presence_penalty,
-              .frequency_penalty = row.frequency_penalty,
-              .top_k = row.top_k,
-              .logprobs = row.logprobs,
-              .list_begin = static_cast<std::int32_t>(own.entries.size()),
-              .active = 1,
-              .mask = notes.mask_of(i)};
+    static_cast<RowSampling&>(params) = row;
+    params.unit = ops::cpu::random_unit(row.seed, row.position);
+    params.logprobs = row.logprobs;
+    params.list_begin = static_cast<std::int32_t>(own.entries.size());
+    params.active = 1;
+    params.mask = notes.mask_of(i);
     params.list_end = own.list(row);
     if (has_penalties(row)) params.slot = own.slot_of(row);
     packed.plain = packed.plain && params.slot < 0 && params.mask < 0 && params.list_begin == params.list_end;
