@@ -332,6 +332,9 @@ TEST_P(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
   EXPECT_EQ(poisoned.wait().back().finish_reason, FinishReason::error);
   EXPECT_NE(poisoned.wait().back().error.find("logit"), std::string::npos);
   EXPECT_EQ(beside.tokens(), expected);
+  Collector repeated;
+  engine.submit(request({1, 2, kPoison, 3, 4, 5, 6, 7, 8, 9}, 50), repeated.callback());
+  EXPECT_EQ(repeated.last().num_cached_tokens, 0) << "it is computed anew: the fault may have gone";
   for (int i = 0; i < 4; ++i) {  // goes through all blocks, those of the poisoned request among them
     Collector again;
     auto other = clean;

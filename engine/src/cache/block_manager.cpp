@@ -42,10 +42,12 @@ void BlockManager::Impl::unuse(BlockId id) {
   }
 }
 
+void BlockManager::Impl::evict_first() { unindex(cached.first()); }
+
 // The descendants leave the index too, since nothing could find them any more. An Active one becomes Free when it is
 // released.
-void BlockManager::Impl::evict_first() {
-  subtree.assign(1, cached.first());
+void BlockManager::Impl::unindex(BlockId root) {
+  subtree.assign(1, root);
   while (!subtree.empty()) {
     const auto id = subtree.back();
     if (const auto child = blocks[id].first_child; child != kNone) {
@@ -185,6 +187,11 @@ void BlockManager::unpin(std::span<const PrefixNode> nodes) {
     if (block.pins == 0) broken(cat("unpin of block ", node.block, ", which has no pin"));
     impl_->pins.remove(node.block, 1);
   }
+}
+
+void BlockManager::forget_prefix(const PrefixNode& node) {
+  if (node.unique_id == 0 || impl_->checked(node.block, "forget_prefix").unique_id != node.unique_id) return;
+  impl_->unindex(node.block);
 }
 
 void BlockManager::forget_prefixes() {

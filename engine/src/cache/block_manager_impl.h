@@ -33,6 +33,7 @@ struct BlockManager::Impl {
   void use(BlockId id);    // one user more: Cached -> Active, when it is the first
   void unuse(BlockId id);  // one user less: Active -> Cached or Free, when it was the last
   void evict_first();      // Cached -> Free: the first of the queue, and what is behind it in the index
+  void unindex(BlockId root);  // out of the index, with what is behind it: Cached -> Free
   BlockId take_free();     // Free -> Active; there is a Free block that has memory
 
   void check_states() const;
@@ -45,7 +46,7 @@ struct BlockManager::Impl {
   EvictionQueue cached;
   Pins pins;
   int num_active = 0;
-  std::vector<BlockId> subtree;  // working memory of evict_first()
+  std::vector<BlockId> subtree;  // working memory of unindex()
 };
 
 }  // namespace charonia::cache

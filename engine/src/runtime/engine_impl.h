@@ -137,7 +137,7 @@ class Engine::Impl {
   void drop_launched();
   std::vector<ops::Sampled> collect();
   void deliver(const schedule::StepPlan& plan, const std::vector<ops::Sampled>& sampled);
-  std::string explained(const std::string& error);
+  void fail_row(SeqId id, const std::string& error);
   bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<const ops::Sampled> rows, Sequence& sequence);
   void accept(Sequence& sequence, const ops::Sampled& token, Clock::time_point now);
   void fail(const schedule::StepPlan& plan, const std::string& error);

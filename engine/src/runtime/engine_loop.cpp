@@ -259,7 +259,7 @@ void Engine::Impl::deliver(const StepPlan& plan, const std::vector<ops::Sampled>
     if (sequence.index == 0) admission_->computed(sequence.group.work, part.num_tokens);
     if (!take_prompt_rows(part, rows, sequence) || !part.samples) continue;
     if (!rows.back().error.empty()) {
-      finish(part.id, FinishReason::error, explained(rows.back().error));
+      fail_row(part.id, rows.back().error);
       continue;
     }
     ++accepted;
@@ -269,9 +269,12 @@ void Engine::Impl::deliver(const StepPlan& plan, const std::vector<ops::Sampled>
   count(Metric::generation_tokens, accepted);
 }
 
-// A row's error, with the tensor that is to blame where the logits are not finite.
-std::string Engine::Impl::explained(const std::string& error) {
-  return ops::has_broken_logit(error) ? weight_check_->explain(error) : error;
+// Ends a sequence that could not be sampled from. Where its logits are not finite, its KV may not be either: no later
+// request may begin with it. The error names the tensor that is to blame.
+void Engine::Impl::fail_row(SeqId id, const std::string& error) {
+  if (!ops::has_broken_logit(error)) return finish(id, FinishReason::error, error);
+  scheduler_->forget_prefix(id);
+  finish(id, FinishReason::error, weight_check_->explain(error));
 }
 
 // False when one could not be computed: then the sequence has ended.
@@ -280,7 +283,7 @@ bool Engine::Impl::take_prompt_rows(const ScheduledSeq& part, std::span<const op
   const auto reports = rows.first(rows.size() - (part.samples ? 1 : 0));
   for (std::size_t i = 0; i < reports.size(); ++i) {
     if (!reports[i].error.empty()) {
-      finish(part.id, FinishReason::error, explained(reports[i].error));
+      fail_row(part.id, reports[i].error);
       return false;
     }
     if (!sequence.prompt_logprobs) continue;  // delivered; this is computed again

@@ -191,6 +191,10 @@ void Scheduler::restart() {
   impl_->pool.forget_prefixes();
 }
 
+void Scheduler::forget_prefix(SeqId id) {
+  for (const auto& node : impl_->at(id).nodes) impl_->pool.forget_prefix(node);
+}
+
 bool Scheduler::remove(SeqId id) {
   const auto found = impl_->seqs.find(id);
   if (found == impl_->seqs.end()) return false;

@@ -116,6 +116,10 @@ class Scheduler {
   // may have placeholders, and their rows of logits count as given.
   void restart();
 
+  // What the blocks of a known sequence hold is in doubt (it gave logits that are not finite): they leave the prefix
+  // index, with all behind the first of them, so that no later sequence begins with them.
+  void forget_prefix(SeqId id);
+
   // Forgets a sequence, in any state, and releases its blocks. False if it is not known.
   bool remove(SeqId id);
 
