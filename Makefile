@@ -21,8 +21,8 @@ serve: setup
 	@export CHARONIA_RUN_DIR="$${CHARONIA_RUN_DIR:-run}"; exec $(BIN)/charonia serve
 
 chat: setup
-	@if [ -f .env ]; then set -a; . ./.env; set +a; fi; \
-	  exec $(BIN)/triton_client "localhost:$${CHARONIA_GRPC_PORT:-33337}"
+	@port=$${CHARONIA_GRPC_PORT:-$$($(BIN)/dotenv -f .env get CHARONIA_GRPC_PORT 2>/dev/null)}; \
+	  exec $(BIN)/triton_client "localhost:$${port:-33337}"
 
 DST ?= workspace
 convert: setup

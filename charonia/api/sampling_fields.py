@@ -31,7 +31,8 @@ class SamplingFields:
     frequency_penalty: float = 0.0
     # the same request with the same seed has the same tokens; unset: a fresh one for each request
     seed: int | None = None
-    # texts that end the sequence and are not output; matched as UTF-8 within and across tokens; none empty
+    # texts that end the sequence and are not output; UTF-8, at most 64 of 1 to 1024 bytes, matched within and across
+    # tokens
     stop: str | bytes | Sequence[str | bytes] | None = None
     # tokens that end the sequence; empty: the model's own
     end_ids: Sequence[int] = ()
@@ -39,7 +40,7 @@ class SamplingFields:
     ignore_eos: bool = False
     # texts or token sequences that are never completed
     bad_words: Sequence[str | Sequence[int]] = ()
-    # added to the logits, by token id; [-100, 100]
+    # added to the logits, by token id; [-100, 100]; of a token named twice, the sum
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     # log probabilities of the sampled token and of this many top tokens; unset: none; in [0, 20]
     logprobs: int | None = None

@@ -159,6 +159,20 @@ TEST_P(EngineTest, BadWordsAreNeverCompleted) {
   }
 }
 
+TEST_P(EngineTest, BiasesOfOneTokenAddUpInWhateverOrderTheyAreNamed) {
+  Engine one(dir_, {});
+  auto named_once = request({1, 2, 3}, 8);
+  named_once.sampling.bad_words = {{20}};
+  named_once.sampling.logit_bias = {{5, 60.0F}, {7, 80.0F}, {20, 90.0F}};
+  auto named_twice = named_once;
+  named_twice.sampling.logit_bias = {{20, 90.0F}, {7, 50.0F}, {5, 60.0F}, {7, 30.0F}};
+  Collector first, second;
+  one.submit(named_once, first.callback());
+  one.submit(named_twice, second.callback());
+  EXPECT_EQ(first.tokens(), std::vector<TokenId>(8, 7)) << "20 has more, and is banned";
+  EXPECT_EQ(second.tokens(), first.tokens());
+}
+
 TEST_P(EngineTest, CancelByHandleAndByIdGivesOneLastResultAndFreesBlocks) {
   TinyModel long_context;
   long_context.positions = 20'000;

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/duration.h"
 #include "error.h"
 
 namespace charonia::triton {
@@ -45,7 +46,7 @@ void Watcher::watch_standing() {
         why_ = "model '" + name_ + "' is being unloaded";
         break;
       case Standing::exiting:
-        end_at_ = now + std::chrono::duration_cast<Clock::duration>(drain_);
+        end_at_ = now + duration_of(drain_.count());
         why_ = "the server is shutting down";
         break;
     }

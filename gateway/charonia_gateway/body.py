@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from itertools import islice
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -18,6 +19,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 IGNORED_HEADER = "charonia-ignored-fields"
 _MAX_NAMED_ERRORS = 3
+_SHOWN_CHARACTERS = 60
 _MAX_REMEMBERED = 1000
 _warned: set[str] = set()
 
@@ -51,7 +53,7 @@ def parse(model: type[Body], body: bytes) -> Body:
 def ignored_fields(body: BaseModel) -> list[str]:
     """Names of the fields that the gateway does not know, fit for a header; each is logged once."""
     names = []
-    for name in body.model_extra or ():
+    for name in islice(body.model_extra or (), _MAX_REMEMBERED):
         if re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII):
             names.append(name)
         if name not in _warned and len(_warned) < _MAX_REMEMBERED:
@@ -105,7 +107,8 @@ def _text(detail: ErrorDetails) -> str:
 
 def _shown(value: Any) -> str:
     try:
-        text = json.dumps(value, ensure_ascii=False)
+        # As far as it is shown: it may be the whole body.
+        text = "".join(islice(json.JSONEncoder(ensure_ascii=False).iterencode(value), _SHOWN_CHARACTERS + 1))
     except (ValueError, TypeError, RecursionError):
         text = f"<{type(value).__name__}>"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."

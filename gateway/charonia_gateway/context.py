@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from charonia_client import GenerateRequest
 from fastapi import Depends, Request
 
 from charonia_gateway import __version__
@@ -64,8 +62,8 @@ class Gateway:
             self.check_model(body.model)
         return body
 
-    def check_choices(self, requests: Sequence[GenerateRequest]) -> None:
-        choices = sum(max(request.n or 1, request.best_of or 1) for request in requests)
+    def check_choices(self, choices: int) -> None:
+        """ApiError 400 for more answers at once than are allowed."""
         if choices > self.settings.max_choices:
             raise ApiError(
                 400,

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -122,6 +123,29 @@ def test_messages_from_a_pipe_are_answered(stack: Stack) -> None:
     assert done.returncode == 0, done.stderr
     assert len(COST.findall(done.stdout)) == 2
     assert piped("What is the capital of France?", stack.grpc).returncode == 0
+
+
+@pytest.mark.parametrize("place", ["environment", ".env"])
+def test_make_chat_talks_to_the_port_that_is_set(stack: Stack, tmp_path: Path, place: str) -> None:
+    """In a folder of its own: the Makefile, and a `.env` that the environment wins over."""
+    shutil.copy(Path(__file__).resolve().parents[2] / "Makefile", tmp_path)
+    port, elsewhere = stack.grpc.rpartition(":")[2], str(free_ports(1)[0])
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("CHARONIA_", "MAKE"))}
+    if place == "environment":
+        env["CHARONIA_GRPC_PORT"] = port
+    (tmp_path / ".env").write_text(f"OTHER=a b\nCHARONIA_GRPC_PORT={elsewhere if place == 'environment' else port}\n")
+    done = subprocess.run(
+        ["make", "--old-file=setup", f"BIN={PROGRAM.parent}", "chat"],
+        cwd=tmp_path,
+        env=env,
+        input="Hello\n\n",
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(COST.findall(done.stdout)) == 1
 
 
 def test_an_error_is_told_and_is_the_exit_code_of_a_pipe(stack: Stack) -> None:

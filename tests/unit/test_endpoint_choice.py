@@ -291,11 +291,45 @@ async def test_a_file_of_endpoints_is_read_again_and_a_bad_one_changes_nothing(t
     assert await discovery.targets() == ["a:1"]
     file.write_text("b:2\nc:3, a:1 # again\n")
     assert await discovery.targets() == ["b:2", "c:3", "a:1"]
-    for bad in ("b:x", f"file://{file}"):
+    for bad in ("b:x\n", f"file://{file}\n"):
         file.write_text(bad)
         assert await discovery.targets() == ["b:2", "c:3", "a:1"]
-    file.write_text("c:3")
+    file.write_text("c:3\n")
+    await discovery.targets()
     assert await discovery.targets() == ["c:3", "a:1"]
+
+
+@pytest.mark.parametrize(
+    ("cut", "says"),
+    [("", "has no entry"), ("\n# none\n", "has no entry"), ("b:2", "no line end"), ("b:2\nc:33", "no line end")],
+)
+async def test_an_empty_or_cut_file_of_endpoints_removes_no_server(
+    cut: str, says: str, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "servers"
+    file.write_text("b:2\nc:33337\n")
+    discovery = Discovery(f"file://{file}")
+    assert await discovery.targets() == ["b:2", "c:33337"]
+    file.write_text(cut)
+    for _ in range(3):
+        assert await discovery.targets() == ["b:2", "c:33337"]
+    (warning,) = caplog.records
+    assert says in warning.getMessage() and "until they are: b:2, c:33337" in warning.getMessage()
+    file.write_text("c:33337\nd:4\n")
+    assert await discovery.targets() == ["c:33337", "d:4", "b:2"]
+    assert await discovery.targets() == ["c:33337", "d:4"]
+
+
+async def test_a_file_of_endpoints_that_is_being_written_removes_no_server(tmp_path: Any) -> None:
+    """A reading may find any number of whole lines."""
+    file = tmp_path / "servers"
+    file.write_text("a:1\nb:2\nc:3\n")
+    discovery = Discovery(f"file://{file}")
+    whole = await discovery.targets()
+    for written in ("a:1\n", "a:1\nb:2\n", "a:1\nb:2\nc:3\n"):
+        file.write_text(written)
+        assert sorted(await discovery.targets()) == whole
+    assert await discovery.targets() == whole
 
 
 async def test_a_name_stands_for_all_its_addresses() -> None:

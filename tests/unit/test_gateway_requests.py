@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import pytest
 from charonia_client import BadRequest, DeadlineExceeded, GenerateResponse, Overloaded, ServerError, Unavailable
@@ -254,6 +255,46 @@ def test_what_is_no_json_object_is_a_bad_request(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         parse(ChatRequest, body)
     assert caught.value.status == 400
+
+
+MANY = 300_000
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "says"),
+    [
+        (ChatRequest, {"messages": [1] * MANY}, "messages[0] is not a JSON object"),
+        (ChatRequest, {"messages": [{"role": "user", "content": ""}] * MANY}, "at most 10000 items"),
+        (ChatRequest, {"messages": USER, "tools": [1] * MANY}, "tools[0] = 1: it should be an object"),
+        (ChatRequest, {"messages": USER, "tools": [{}] * MANY}, "at most 1000 items"),
+        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [1] * MANY}]}, "messages[0].tool_calls[0] = 1"),
+        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * MANY}]}, "at most 1000 items"),
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * MANY}]}, "300000 parts are too many"),
+        (ChatRequest, {"messages": USER, "logit_bias": {str(token): 1 for token in range(MANY)}}, "at most 262144"),
+        (ChatRequest, {"messages": USER, "temperature": [[1] * MANY]}, "temperature = [[1, 1, 1,"),
+        (InteractiveRequest, {"prompt": [1] * MANY}, "prompt[0] is not a JSON object"),
+        (InteractiveRequest, {"prompt": [{"role": "user", "content": ""}] * MANY}, "at most 10000 items"),
+    ],
+)
+def test_a_long_list_is_refused_at_its_first_error(
+    model: type[ChatRequest] | type[InteractiveRequest], fields: dict[str, object], says: str
+) -> None:
+    """The event loop stands still meanwhile. With an error for each entry that took seconds."""
+    body = json.dumps({"model": "m", **fields}).encode()
+    began = time.process_time()
+    with pytest.raises(ApiError) as caught:
+        parse(model, body)
+    took_s = time.process_time() - began
+    assert caught.value.status == 400
+    assert says in caught.value.message and "more" not in caught.value.message
+    assert len(caught.value.message) < 300
+    assert took_s < 2, "seconds of this process's time"
+
+
+def test_answers_are_counted_before_requests_are_made_of_them() -> None:
+    assert chat().choices_made == 1 and chat(n=3).choices_made == 3
+    assert completion(prompt=["a", "b"]).choices_made == 2
+    assert completion(prompt=["a", "b"], n=2, best_of=3).choices_made == 6
 
 
 def test_a_missing_field_has_openais_code() -> None:

@@ -26,6 +26,7 @@ void require(bool holds, std::string_view field, T value, std::string_view range
 }
 
 constexpr int kMaxStopWords = 64;
+constexpr std::size_t kMaxStopWordBytes = 1024;
 
 }  // namespace
 
@@ -41,7 +42,11 @@ void SamplingParams::validate(int vocab_size) const {
           cat("0, or in [n, ", SamplingMaximum::best_of, "] with n = ", n));
   require(stop_words.size() <= kMaxStopWords, "the number of stop_words", stop_words.size(),
           cat("at most ", kMaxStopWords));
-  for (const auto& word : stop_words) require(!word.empty(), "stop_words", "''", "without empty words");
+  for (const auto& word : stop_words) {
+    require(!word.empty(), "stop_words", "''", "without empty words");
+    require(word.size() <= kMaxStopWordBytes, "the length of a word of stop_words", word.size(),
+            cat("at most ", kMaxStopWordBytes, " bytes"));
+  }
   for (const auto id : end_ids) token("end_id", id);
   for (const auto& word : bad_words) {
     require(!word.empty(), "bad_words", "[]", "without empty words");

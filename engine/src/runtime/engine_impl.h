@@ -66,9 +66,18 @@ class Engine::Impl {
   // What other threads hand to the engine thread.
   struct Inbox {
     std::deque<std::unique_ptr<Group>> submitted;
-    std::vector<End> ends;
-    std::vector<std::function<void()>> tasks;
+    std::deque<End> ends;
+    std::deque<std::function<void()>> tasks;
     bool empty() const { return submitted.empty() && ends.empty() && tasks.empty(); }
+  };
+
+  // When a request has to have begun, or to have ended. The two may be the same point in time.
+  struct Timer {
+    enum class Kind : std::uint8_t { queue_deadline, deadline };
+    Clock::time_point when;
+    Handle handle;
+    Kind kind;
+    auto operator<=>(const Timer&) const = default;
   };
 
   // A step with what its device gets, kept to spare allocations.
@@ -98,6 +107,7 @@ class Engine::Impl {
   void take(Inbox& inbox);
   void take(std::unique_ptr<Group> group);
   void begin(Group& group);
+  void make_sequences(Group& group);
   void set_prompt(Group& group);
   // Prompts of different classes do not share KV blocks: the model computes them differently.
   std::uint64_t prefix_class(int prompt_tokens) const;
@@ -170,7 +180,7 @@ class Engine::Impl {
   std::set<Group*> several_;                                   // groups of more than one sequence that have begun
   std::unordered_map<std::string, std::deque<Handle>> turns_;  // requests by session: the first has its turn
   int num_parked_ = 0;                                         // requests that wait for theirs
-  std::set<std::pair<Clock::time_point, Handle>> timers_;      // queue_deadline and deadline of all groups
+  std::set<Timer> timers_;                                     // queue_deadline and deadline of all groups
   std::optional<Clock::time_point> next_expiry_;               // of a session
   Clock::time_point last_settled_{};
   std::array<Step, ops::kMaxStepsInFlight> steps_;

@@ -22,17 +22,19 @@ void Engine::Impl::run() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      const auto ready = [this] { return stop_ || !inbox_.empty() || !idle(); };
+      const auto ready = [&] { return stop_ || !inbox_.empty() || !inbox.empty() || !idle(); };
       // An idle engine wakes for what has its time: deadlines, and sessions that expire.
       if (const auto timer = next_timer(); timer) {
         wake_.wait_until(lock, *timer, ready);
       } else {
         wake_.wait(lock, ready);
       }
-      if (stop_ && inbox_.empty() && idle()) return;
-      std::swap(inbox, inbox_);
-      // Submitted requests count as waiting from here on, until the scheduler's own count is reported.
-      stats_.num_waiting += static_cast<int>(inbox.submitted.size());
+      if (stop_ && inbox_.empty() && inbox.empty() && idle()) return;
+      if (inbox.empty()) {  // else an exception came between, and the rest is taken first
+        std::swap(inbox, inbox_);
+        // Submitted requests count as waiting from here on, until the scheduler's own count is reported.
+        stats_.num_waiting += static_cast<int>(inbox.submitted.size());
+      }
     }
     try {
       take(inbox);
@@ -178,7 +180,9 @@ void Engine::Impl::schedule_first(Sequence& sequence, Clock::time_point now) {
   if (sequence.index == 0) admission_->computed(group.work, sequence.num_cached);
   if (std::exchange(group.first_scheduled, true)) return;
   admission_->begun(group.work);
-  if (group.queue_deadline) timers_.erase({*std::exchange(group.queue_deadline, std::nullopt), group.handle});
+  if (group.queue_deadline) {
+    timers_.erase({*std::exchange(group.queue_deadline, std::nullopt), group.handle, Timer::Kind::queue_deadline});
+  }
   observe(Metric::request_queue_time_seconds, std::chrono::duration<double>(now - group.submitted).count());
 }
 

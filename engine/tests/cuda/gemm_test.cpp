@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <map>
 #include <random>
 #include <set>
 
 #include "base/text.h"
+#include "charonia/error.h"
 #include "cuda/gemm_problem.h"
 #include "ops/cuda/kernels/gemm_params.h"
 
@@ -16,7 +18,7 @@ namespace {
 
 std::string describe(const Case& c, const GemmTactic& tactic) {
   return cat(to_string(c.type), " -> ", to_string(c.out_type), " rows ", c.rows, " n ", c.n, " k ", c.k, " gaps ",
-             c.in_gap, " ", c.out_gap, " offsets ", c.in_offset, " ", c.out_offset, ": kernel ",
+             c.in_gap, " ", c.out_gap, c.packed ? " packed" : "", " offsets ", c.in_offset, " ", c.out_offset, ": kernel ",
              static_cast<int>(tactic.kernel), " ", tactic.tile_rows, " x ", tactic.tile_columns, " stages ",
              tactic.stages, " blocks ", tactic.k_blocks);
 }
@@ -108,6 +110,8 @@ TEST_F(GemmTest, every_tactic_is_the_gemm) {
       {.type = DType::f16, .out_type = DType::f16, .rows = 5, .n = 72, .k = 520, .out_gap = 8, .bias = true},
       {.rows = 18, .n = 65, .k = 136, .out_gap = 7, .out_offset = 1, .bias = true},
       {.type = DType::f16, .out_type = DType::f32, .rows = 2, .n = 17, .k = 8},
+      {.type = DType::f16, .out_type = DType::f16, .rows = 17, .n = 75, .k = 712, .bias = true, .packed = true},
+      {.out_type = DType::f32, .rows = 6, .n = 42, .k = 1096, .in_gap = 8, .packed = true},
       {.rows = 150, .n = 136, .k = 200, .bias = true},
       {.out_type = DType::f32, .rows = 7, .n = 24, .k = 2200},
       {.type = DType::f32,
@@ -144,6 +148,7 @@ TEST_F(GemmTest, any_shape_stride_and_address_will_do) {
            .in_offset = pick(0, 2),
            .out_offset = pick(0, 2),
            .bias = pick(0, 1) == 1};
+    c.packed = c.type != DType::f32 && pick(0, 1) == 1;
     c.out_type = pick(0, 1) == 1 ? c.type : DType::f32;
     GemmProblem problem(c, static_cast<unsigned>(i));
     const auto tactics = gemm_tactics(device_info(0), problem.gemm());
@@ -163,12 +168,16 @@ TEST_F(GemmTest, a_rows_bits_do_not_depend_on_way_or_company) {
     ASSERT_EQ(split_k(c.k).parts, 3);
     GemmProblem problem(c);
     std::vector<std::vector<std::uint32_t>> expected;
-    for (const auto& tactic : all_tactics(problem.gemm())) {
-      SCOPED_TRACE(describe(c, tactic));
-      problem.run(tactic);
-      for (std::int64_t r = 0; r < kRows; ++r) {
-        if (expected.size() <= static_cast<std::size_t>(r)) expected.push_back(problem.row(r));
-        ASSERT_EQ(problem.row(r), expected[static_cast<std::size_t>(r)]);
+    for (const bool packed : {false, true}) {
+      if (packed && type == DType::f32) continue;
+      problem.packed = packed;
+      for (const auto& tactic : all_tactics(problem.gemm())) {
+        SCOPED_TRACE(cat(describe(c, tactic), packed ? " packed" : ""));
+        problem.run(tactic);
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          if (expected.size() <= static_cast<std::size_t>(r)) expected.push_back(problem.row(r));
+          ASSERT_EQ(problem.row(r), expected[static_cast<std::size_t>(r)]);
+        }
       }
     }
     for (const std::int64_t first : {0, 7, 18}) {
@@ -190,6 +199,71 @@ TEST_F(GemmTest, a_rows_bits_do_not_depend_on_way_or_company) {
     }
   }
 }
+
+TEST_F(GemmTest, packed_weights_that_no_kernel_reads_are_rejected) {
+  GemmProblem problem({.rows = 2, .n = 24, .k = 72});
+  const auto rejected = [&](const Gemm& gemm) {
+    DeviceMemory workspace(kGemmCounterBytes);
+    EXPECT_THROW(cuda::gemm(problem.stream, device_info(0), gemm, gemm_tactics(device_info(0), gemm).front(),
+                            workspace.data()),
+                 Error);
+  };
+  auto stride = problem.gemm();
+  stride.packed = true;
+  ASSERT_NE(stride.weight_stride % kPackedK, 0);
+  rejected(stride);
+  auto type = stride;
+  type.weight_stride = 96;
+  type.type = type.out_type = DType::f32;
+  rejected(type);
+}
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+// What a warp of the stream kernel reads at once: of a packed weight 512 bytes on end, one instruction behind the other;
+// of rows 8 times 64. Either way every byte once.
+TEST_F(GemmTest, a_warp_reads_512_bytes_of_a_packed_weight_on_end) {
+  for (const bool packed : {true, false}) {
+    for (const std::int64_t rows : {1, 8, 16}) {
+      GemmProblem problem({.rows = rows, .n = 64, .k = 1024, .packed = packed});
+      const auto gemm = problem.gemm();
+      for (const auto& tactic : gemm_tactics(device_info(0), gemm)) {
+        if (tactic.kernel != GemmTactic::Kernel::stream) continue;
+        SCOPED_TRACE(describe({.rows = rows, .n = 64, .k = 1024, .packed = packed}, tactic));
+        std::map<std::pair<unsigned, unsigned>, std::map<unsigned, std::vector<std::int64_t>>> warps;
+        host_grid::watch_streaming_loads([&](const host_grid::Place& by, const void* at, std::size_t bytes) {
+          ASSERT_EQ(bytes, 16U);
+          warps[{by.block.x, by.thread.x / 32}][by.thread.x % 32].push_back(
+              static_cast<const std::byte*>(at) - static_cast<const std::byte*>(gemm.weight));
+        });
+        problem.run(tactic);
+        host_grid::watch_streaming_loads({});
+        std::set<std::int64_t> read;
+        for (const auto& [warp, lanes] : warps) {
+          ASSERT_EQ(lanes.size(), 32U);
+          // Two loads of a step are of 8 rows each, which follow each other by themselves.
+          const auto streams = static_cast<std::size_t>(tactic.tile_columns / 8);
+          for (std::size_t i = 0; i < lanes.at(0).size(); ++i) {
+            std::set<std::int64_t> lines;
+            for (const auto& [lane, loads] : lanes) {
+              ASSERT_EQ(loads.size(), lanes.at(0).size());
+              ASSERT_TRUE(read.insert(loads[i]).second) << "read twice";
+              lines.insert(loads[i] / 128);
+              if (packed) {
+                ASSERT_EQ(loads[i], lanes.at(0)[i] + 16 * static_cast<std::int64_t>(lane));
+              }
+            }
+            EXPECT_EQ(lines.size(), packed ? 4U : 8U);
+            if (packed && i >= streams) {
+              ASSERT_EQ(lanes.at(0)[i], lanes.at(0)[i - streams] + 512);
+            }
+          }
+        }
+        EXPECT_EQ(read.size(), 64U * 1024 * 2 / 16);
+      }
+    }
+  }
+}
+#endif
 
 TEST_F(GemmTest, a_row_that_is_not_finite_stays_alone) {
   const Case c{.rows = 12, .n = 64, .k = 128};

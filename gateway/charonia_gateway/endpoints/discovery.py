@@ -6,6 +6,9 @@
 
 so that servers can be removed and returned while the gateway runs: by a name (a headless service, a scaled container)
 or by hand. While a name cannot be resolved, or a file not be read, the servers known before stay.
+
+A file may be read while it is written, or have been cut by a full disk. So one without an entry, or without a line end
+at its end, counts as one that cannot be read, and a server goes only when two readings in a row have the same text.
 """
 
 from __future__ import annotations
@@ -54,6 +57,7 @@ class Discovery:
     def __init__(self, text: str) -> None:
         self._entries = entries(text)
         self._known: dict[str, list[str]] = {}  # by entry, what it stood for last
+        self._texts: dict[str, str] = {}  # by entry, the text of its file at the last reading
         self._failed: set[str] = set()  # entries of which it was last said that they cannot be read
         self._changes = any("///" in entry for entry in self._entries)
 
@@ -71,11 +75,7 @@ class Discovery:
     async def _targets_of(self, entry: str) -> list[str]:
         try:
             if entry.startswith("file:///"):
-                text = await asyncio.to_thread(Path(entry.removeprefix("file://")).read_text, encoding="utf-8")
-                inner = entries(text)
-                if nested := [name for name in inner if name.startswith("file:///")]:
-                    raise ValueError(f"{nested[0]!r}: a file of endpoints names no other file")
-                self._known[entry] = [target for name in inner for target in await self._targets_of(name)]
+                self._known[entry] = await self._targets_of_file(entry)
             elif entry.startswith("dns:///"):
                 host, port = _address(entry)
                 # Of a name without an address it is said that there is no such name; so an error is no empty list.
@@ -90,3 +90,16 @@ class Discovery:
                 kept = ", ".join(self._known.get(entry, [])) or "none"
                 log.warning("the endpoints of %s are not known (%s); until they are: %s", entry, error, kept)
         return self._known.get(entry, [])
+
+    async def _targets_of_file(self, entry: str) -> list[str]:
+        text = await asyncio.to_thread(Path(entry.removeprefix("file://")).read_text, encoding="utf-8")
+        before, self._texts[entry] = self._texts.get(entry), text
+        inner = entries(text)
+        if not inner:
+            raise ValueError("it has no entry: a file of endpoints names one at least")
+        if not text.endswith("\n"):
+            raise ValueError("its last line has no line end, as if it were cut: end it with one")
+        if nested := [name for name in inner if name.startswith("file:///")]:
+            raise ValueError(f"{nested[0]!r}: a file of endpoints names no other file")
+        found = [target for name in inner for target in await self._targets_of(name)]
+        return found if text == before else list(dict.fromkeys([*found, *self._known.get(entry, [])]))

@@ -46,8 +46,8 @@ async def chat_completions(request: Request, gateway: GatewayState) -> Response:
     """OpenAI's chat completions. `tools` are handed to the model's chat template; a call that the model makes is left
     in the answer as the text it is (calls are not parsed yet)."""
     body = await gateway.read(request, ChatRequest)
+    gateway.check_choices(body.choices_made)
     requests = [body.engine_request()]
-    gateway.check_choices(requests)
     if body.renew_session and body.session_id is not None:
         await gateway.engine.pool.end_session(body.session_id)
     head = Head(gateway, request, body, "chatcmpl")

@@ -39,8 +39,8 @@ router = APIRouter()
 async def completions(request: Request, gateway: GatewayState) -> Response:
     """OpenAI's completions: the text goes to the model as it is, without a chat template."""
     body = await gateway.read(request, CompletionRequest)
+    gateway.check_choices(body.choices_made)
     requests = body.engine_requests()
-    gateway.check_choices(requests)
     head = Head(gateway, request, body, "cmpl")
     if body.stream:
         return EventStream(_stream(gateway.engine, body, requests, head), head.headers)

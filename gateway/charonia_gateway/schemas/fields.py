@@ -9,6 +9,11 @@ from pydantic import BeforeValidator, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema, PydanticCustomError
 
 MAX_STOPS = 4
+# Far above what conversations have. The event loop does nothing else while it checks a body, so no list is endless.
+MAX_MESSAGES = 10_000
+MAX_PARTS = 10_000
+MAX_TOOLS = 1_000
+MAX_BIASES = 1 << 18  # more than the tokens of any vocabulary here
 MAX_SESSION_ID_BYTES = 256
 NO_SESSION = -1
 
@@ -47,6 +52,8 @@ def _logit_bias(value: Any) -> dict[int, float] | None:
         return None
     if not isinstance(value, dict):
         raise wrong('send an object of token ids and biases such as {"50256": -100}')
+    if len(value) > MAX_BIASES:
+        raise wrong(f"{len(value)} biases are too many: send at most {MAX_BIASES}")
     biases = {}
     for token, bias in value.items():
         if not re.fullmatch(r"\d{1,9}", token, re.ASCII):
@@ -63,6 +70,8 @@ def text_of_parts(value: Any) -> str | None:
         return value
     if not isinstance(value, list):
         raise wrong('send a string or a list of parts {"type": "text", "text": ...}')
+    if len(value) > MAX_PARTS:
+        raise wrong(f"{len(value)} parts are too many: send at most {MAX_PARTS}")
     texts = []
     for number, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -124,10 +133,18 @@ BadWords = Annotated[list[str] | None, BeforeValidator(_bad_words), _schema(_STR
 LogitBias = Annotated[
     dict[int, float] | None,
     BeforeValidator(_logit_bias),
-    _schema({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}),
+    _schema(
+        {
+            "type": "object",
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "maxProperties": MAX_BIASES,
+        }
+    ),
 ]
 Content = Annotated[
-    str | None, BeforeValidator(text_of_parts), _schema(_STRING, {"type": "array", "items": {"type": "object"}})
+    str | None,
+    BeforeValidator(text_of_parts),
+    _schema(_STRING, {"type": "array", "items": {"type": "object"}, "maxItems": MAX_PARTS}),
 ]
 Prompt = Annotated[list[str], BeforeValidator(_prompt), WithJsonSchema({"anyOf": [_STRING, _STRINGS]})]
 SessionId = Annotated[str | None, BeforeValidator(_session_id), _schema(_STRING, {"type": "integer"})]

@@ -9,7 +9,7 @@ from charonia_client import GenerateRequest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from charonia_gateway.schemas.fields import OrText, SessionId, StopOrEnd, wrong
-from charonia_gateway.schemas.requests import INT32, MAX_TIMEOUT_S, TIMINGS, Message, engine_top_p
+from charonia_gateway.schemas.requests import INT32, MAX_TIMEOUT_S, TIMINGS, Messages, engine_top_p
 from charonia_gateway.schemas.responses import TimingsBody
 
 
@@ -24,7 +24,7 @@ class InteractiveRequest(BaseModel):
     operation: ClassVar[str] = "chat"
 
     model: str | None = Field(None, description="a name that /v1/models lists; there is only one")
-    prompt: Annotated[list[Message] | None, BeforeValidator(_prompt), OrText()] = Field(
+    prompt: Annotated[Messages | None, BeforeValidator(_prompt), OrText()] = Field(
         None, description="what is new in the conversation: the user's text, or messages"
     )
     session_id: SessionId = Field(None, description="the conversation; -1: none, so nothing is kept")

@@ -9,7 +9,18 @@ from charonia_client import GenerateRequest
 from charonia_client.contract import SCALARS
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from charonia_gateway.schemas.fields import BadWords, Content, LogitBias, OrText, Prompt, SessionId, Stop, wrong
+from charonia_gateway.schemas.fields import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    BadWords,
+    Content,
+    LogitBias,
+    OrText,
+    Prompt,
+    SessionId,
+    Stop,
+    wrong,
+)
 
 INT32 = 2**31 - 1
 _UINT64 = 2**64 - 1
@@ -78,6 +89,11 @@ class Sampling(BaseModel):
     def choices_per_prompt(self) -> int:
         return self.n or 1
 
+    @property
+    def choices_made(self) -> int:
+        """Answers that the engine makes."""
+        return self.choices_per_prompt
+
     def to_engine(self, **more: Any) -> GenerateRequest:
         """The engine's request for all choices of one prompt. A session goes on with one answer: of several none is."""
         several = self.choices_per_prompt > 1 or (more.get("best_of") or 1) > 1
@@ -111,7 +127,7 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = Field(None, fail_fast=True, max_length=MAX_TOOLS)
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
@@ -126,6 +142,10 @@ class Message(BaseModel):
         if self.role == "developer":
             message["role"] = "system"
         return message
+
+
+# A list ends at its first error: each error is kept with its value, and a body has room for a million of them.
+Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)]
 
 
 def _messages(value: Any) -> Any:
@@ -151,7 +171,7 @@ class ChatRequest(Sampling):
 
     operation: ClassVar[str] = "chat"
 
-    messages: Annotated[list[Message], Field(min_length=1), BeforeValidator(_messages), OrText()] = Field(
+    messages: Annotated[Messages, Field(min_length=1), BeforeValidator(_messages), OrText()] = Field(
         description="the conversation; one plain string is the user's only message"
     )
     max_completion_tokens: int | None = Field(
@@ -161,7 +181,10 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20, description="likeliest tokens at each place; needs logprobs")
     tools: list[dict[str, Any]] | None = Field(
-        None, description="handed to the model's chat template; calls in the answer are left as the text they are"
+        None,
+        fail_fast=True,
+        max_length=MAX_TOOLS,
+        description="handed to the model's chat template; calls in the answer are left as the text they are",
     )
     tool_choice: Annotated[Any, WithJsonSchema({"enum": ["none", "auto", None]})] = None
     parallel_tool_calls: bool | None = Field(None, description="taken, without effect")
@@ -223,6 +246,10 @@ class CompletionRequest(Sampling):
     def prompt_only(self) -> bool:
         """Nothing is generated that anybody sees: the engine makes one token at least, which is left out."""
         return self.max_tokens == 0
+
+    @property
+    def choices_made(self) -> int:
+        return len(self.prompt) * max(self.choices_per_prompt, self.best_of or 1)
 
     def engine_requests(self) -> list[GenerateRequest]:
         """One per prompt."""

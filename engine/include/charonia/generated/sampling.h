@@ -35,7 +35,8 @@ struct SamplingParams : RowSampling {
   int min_tokens = 0;
   // the same request with the same seed has the same tokens; unset: a fresh one for each request
   std::optional<std::uint64_t> seed;
-  // texts that end the sequence and are not output; matched as UTF-8 within and across tokens; none empty
+  // texts that end the sequence and are not output; UTF-8, at most 64 of 1 to 1024 bytes, matched within and across
+  // tokens
   std::vector<std::string> stop_words;
   // tokens that end the sequence; empty: the model's own
   std::vector<std::int32_t> end_ids;
@@ -43,7 +44,7 @@ struct SamplingParams : RowSampling {
   bool ignore_eos = false;
   // texts or token sequences that are never completed
   std::vector<std::vector<std::int32_t>> bad_words;
-  // added to the logits, by token id; [-100, 100]
+  // added to the logits, by token id; [-100, 100]; of a token named twice, the sum
   std::vector<std::pair<std::int32_t, float>> logit_bias;
   // log probabilities of the sampled token and of this many top tokens; unset: none; in [0, 20]
   int logprobs = -1;

@@ -89,6 +89,7 @@ CHARONIA_DEVICE T load_readonly(const T* p) {
 }
 CHARONIA_DEVICE uint4 load_streaming(const uint4* p) {
   host_grid::check_aligned(p, sizeof(uint4), "load_streaming");
+  host_grid::note_streaming_load(p, sizeof(uint4));
   return *p;
 }
 // Reads of what a kernel before this one has written, after dependency_wait(); it stays in L1 for the next who reads

@@ -233,6 +233,7 @@ class Block {
 
 // The block whose threads this thread runs.
 thread_local Block* running = nullptr;
+thread_local LoadWatch load_watch;
 
 Block& block() {
   if (running == nullptr) throw Error(ErrorCode::internal, "host_grid: a function of kernels outside of a kernel");
@@ -565,6 +566,11 @@ void check_waited(std::string_view what) {
 void check_atomic(const void* at, std::size_t bytes) {
   check_aligned(at, bytes, "an atomic function");
   if (!block().fiber().waited && !block().in_shared(at, bytes)) check_waited("an atomic function");
+}
+
+void watch_streaming_loads(LoadWatch watch) { load_watch = std::move(watch); }
+void note_streaming_load(const void* at, std::size_t bytes) {
+  if (load_watch) load_watch(place(), at, bytes);
 }
 
 void copy_later(void* shared, const void* global_or_null, std::size_t bytes) {

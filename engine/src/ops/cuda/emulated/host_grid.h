@@ -115,6 +115,12 @@ const T* exchange(const T& mine) {
   return static_cast<const T*>(exchange_bytes(&mine, sizeof(T)));
 }
 
+// Is told of every load_streaming() in the kernels that the calling thread runs, for tests of how memory is read; the
+// n-th of every lane of a warp are one instruction. Empty: nobody is told.
+using LoadWatch = std::function<void(const Place& by, const void* at, std::size_t bytes)>;
+void watch_streaming_loads(LoadWatch watch);
+void note_streaming_load(const void* at, std::size_t bytes);
+
 void copy_later(void* shared, const void* global_or_null, std::size_t bytes);  // null: zeros
 void commit_copies();
 void wait_copies(int all_but_last);

@@ -63,6 +63,10 @@ class GemmRunner {
   // is captured, not when it is replayed. From any thread.
   std::int64_t rejected() const;
 
+  // Whether weights of this type should be packed (gemm.h): in reproducible mode, where our own kernels alone read them.
+  // The library reads rows only, and a weight lies in memory once.
+  bool packs(DType weight) const;
+
   // "cublasLt 130200", or "own kernels only" and, where there is one, the reason.
   std::string library() const;
 

@@ -98,10 +98,12 @@ void gemm(Stream& stream, const DeviceInfo&, const Gemm& gemm, const GemmTactic&
   constexpr std::int64_t kMax = std::numeric_limits<int>::max();
   if (gemm.rows == 0 || gemm.n == 0) return;
   if (gemm.rows > kMax / 2 || gemm.n > kMax / 2 || gemm.k < 1 || gemm.k > kMax / 2 || gemm.in_stride > kMax ||
-      gemm.weight_stride > kMax || gemm.weight_stride % 8 != 0 ||
+      gemm.weight_stride > kMax || gemm.weight_stride % (gemm.packed ? kPackedK : 8) != 0 ||
+      (gemm.packed && gemm.type == DType::f32) ||
       (gemm.out_type != gemm.type && gemm.out_type != DType::f32)) {
     throw Error(ErrorCode::internal, cat("a GEMM of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k,
-                                         " (stride ", gemm.weight_stride, ") that no kernel takes"));
+                                         " (stride ", gemm.weight_stride, gemm.packed ? ", packed" : "",
+                                         ") that no kernel takes"));
   }
   const auto split = split_k(gemm.k);
   GemmParams p{};
@@ -123,6 +125,7 @@ void gemm(Stream& stream, const DeviceInfo&, const Gemm& gemm, const GemmTactic&
   p.parts_of_block = static_cast<int>(divide_up(split.parts, p.k_blocks));
   p.row_tiles = static_cast<int>(divide_up(gemm.rows, tactic.tile_rows));
   p.column_tiles = static_cast<int>(divide_up(gemm.n, tactic.tile_columns));
+  p.packed = gemm.packed;
   p.out_f32 = gemm.out_type == DType::f32;
   p.out_vectors = aligned(gemm.out, gemm.out_stride, gemm.out_type);
   bool known = false;

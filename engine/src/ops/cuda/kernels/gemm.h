@@ -19,9 +19,18 @@
 
 namespace charonia::cuda {
 
+// Packed weights: blocks of 8 rows by 32 elements of K, 512 bytes of a 16-bit type, which is what a warp of the stream
+// kernel reads at once. A block's rows lie one after the other, then come the blocks of the next elements of K, then
+// those of the next 8 rows: [n / 8][stride / 32][8][32]. Only our own kernels read this; a library wants rows.
+inline constexpr int kPackedRows = 8, kPackedK = 32;
+CHARONIA_HD std::int64_t packed_at(std::int64_t row, std::int64_t k, std::int64_t stride) {
+  return row / kPackedRows * kPackedRows * stride + k / kPackedK * (kPackedRows * kPackedK) +
+         row % kPackedRows * kPackedK + k % kPackedK;
+}
+
 // out [rows, n] = in [rows, k] * weight [n, k]^T + bias [n]. in and weight have the same type; out that type or f32.
 // Strides in elements. weight rows are `weight_stride` apart (a multiple of 8, zero-filled beyond k), the first one
-// aligned to 16 bytes. Fastest where in and out are aligned to 16 bytes, their strides too, and k is a multiple of 8.
+// aligned to 16 bytes; or the weight is packed, of a 16-bit type, whole blocks of it, its stride a multiple of 32. Fastest where in and out are aligned to 16 bytes, their strides too, and k is a multiple of 8.
 struct Gemm {
   void* out = nullptr;
   DType out_type = DType::f32;
@@ -31,9 +40,13 @@ struct Gemm {
   const void* weight = nullptr;
   DType type = DType::bf16;
   std::int64_t weight_stride = 0;
+  bool packed = false;
   const float* bias = nullptr;  // null: none
   std::int64_t rows = 0, n = 0, k = 0;
 };
+
+// Rows of the weight that lie in memory.
+inline std::int64_t weight_rows(const Gemm& gemm) { return gemm.packed ? round_up(gemm.n, kPackedRows) : gemm.n; }
 
 // Whether the input can be read 16 bytes at a time.
 bool vectors(const Gemm& gemm);

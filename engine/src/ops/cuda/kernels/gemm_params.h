@@ -21,6 +21,7 @@ struct GemmParams {
   int parts, part_length;  // split_k
   int k_blocks, parts_of_block;
   int row_tiles, column_tiles;
+  bool packed;                // the weight is
   bool out_f32, out_vectors;  // out_vectors: 16 bytes of a row's outputs may be stored at once
 };
 

@@ -12,6 +12,8 @@
 // The sums of a part are closed when it ends, and added to those before it in registers, or, where k_blocks blocks
 // share the parts of a tile, left in the workspace for the block that comes last.
 //
+// Of a packed weight a stage is kColumns / 8 pieces of 1 KB instead of kColumns rows of 128 bytes. Both are whole lines.
+//
 // Bound: up to some 64 rows memory. Per SM 2 or 3 blocks keep (kStages - 1) * kColumns * 128 bytes of
 // weight under way each: 120 KB (64 x 16), 120 KB (64 x 32), 128 KB (128 x 32), 96 KB (128 x 64), against the 29 KB
 // that an H200 needs. The input is read by every column of tiles: kRows / kColumns of the weight's bytes, out of the
@@ -34,6 +36,21 @@ CHARONIA_DEVICE void copy_rows(unsigned char* to, const T* from, int stride, int
   const int chunk = static_cast<int>(threadIdx.x) % kChunks, own = static_cast<int>(threadIdx.x) / kChunks;
   const int valid = k + chunk * kChunkElements < k_end ? rows - first - own : 0;  // rows from the thread's first on
   const T* at = from + static_cast<std::int64_t>(first + own) * stride + k + chunk * kChunkElements;
+  unsigned char* const shared = to + swizzled(own, chunk);
+  CHARONIA_UNROLL
+  for (int i = 0; i < kCount; i += kStep) {
+    copy_async_16(shared + i * kRowBytes, at + static_cast<std::int64_t>(i) * stride, i < valid);
+  }
+}
+
+// As copy_rows(), of a packed matrix (gemm.h).
+template <class T, int kCount, int kThreads>
+CHARONIA_DEVICE void copy_packed(unsigned char* to, const T* from, int stride, int first, int rows, int k, int k_end) {
+  constexpr int kStep = kThreads / kChunks;
+  static_assert(kCount % kStep == 0 && kStep % kPackedRows == 0);
+  const int chunk = static_cast<int>(threadIdx.x) % kChunks, own = static_cast<int>(threadIdx.x) / kChunks;
+  const int valid = k + chunk * kChunkElements < k_end ? rows - first - own : 0;
+  const T* const at = from + packed_at(first + own, k + chunk * kChunkElements, stride);
   unsigned char* const shared = to + swizzled(own, chunk);
   CHARONIA_UNROLL
   for (int i = 0; i < kCount; i += kStep) {
@@ -75,7 +92,10 @@ void tile_kernel(const GemmParams p) {
   // While the kernel before this one still runs, weights can come as far as the L2 cache.
   for (int i = static_cast<int>(threadIdx.x); i < S::kColumns * (S::kStages - 1); i += S::kThreads) {
     const int column = first_column + i % S::kColumns, k = k_begin + i / S::kColumns * kKGrain;
-    if (column < p.n && k < k_end) prefetch_l2(static_cast<const T*>(p.weight) + column * p.weight_stride + k);
+    // Of a packed weight, the 8 lines of two blocks, one for each of their rows.
+    const auto at = p.packed ? packed_at(column, k, p.weight_stride) + column % kPackedRows * kPackedK
+                             : static_cast<std::int64_t>(column) * p.weight_stride + k;
+    if (column < p.n && k < k_end) prefetch_l2(static_cast<const T*>(p.weight) + at);
   }
   dependency_trigger();
   dependency_wait();
@@ -84,8 +104,13 @@ void tile_kernel(const GemmParams p) {
     if (chunk < chunks) {
       unsigned char* const to = stages + chunk % S::kStages * S::kStageBytes;
       const int k = k_begin + chunk * kKGrain;
-      copy_rows<T, S::kColumns, S::kThreads>(to, static_cast<const T*>(p.weight), p.weight_stride, first_column, p.n, k,
-                                             k_end);
+      if (p.packed) {
+        copy_packed<T, S::kColumns, S::kThreads>(to, static_cast<const T*>(p.weight), p.weight_stride, first_column,
+                                                 p.n, k, k_end);
+      } else {
+        copy_rows<T, S::kColumns, S::kThreads>(to, static_cast<const T*>(p.weight), p.weight_stride, first_column, p.n,
+                                               k, k_end);
+      }
       unsigned char* const to_in = to + S::kColumns * kRowBytes;
       if constexpr (S::kVectors) {
         copy_rows<T, S::kRows, S::kThreads>(to_in, static_cast<const T*>(p.in), p.in_stride, first_row, p.rows, k,
