@@ -81,7 +81,11 @@ void measure_one(Bench& bench, cuda::Blas* blas, const Weight& weight, std::int6
     return gemm;
   };
   constexpr const char* kKernels[] = {"gemm_stream", "gemm_tile", "gemm_plain"};
-  for (const auto& tactic : cuda::gemm_tactics(bench.device, gemm)) {
+  auto own = cuda::gemm_tactics(bench.device, gemm, cuda::SumOrder::any);
+  for (const auto& tactic : cuda::gemm_tactics(bench.device, gemm, cuda::SumOrder::fixed)) {
+    if (std::ranges::find(own, tactic) == own.end()) own.push_back(tactic);
+  }
+  for (const auto& tactic : own) {
     what.kernel = kKernels[static_cast<std::size_t>(tactic.kernel)];
     what.variant = cuda::to_string(tactic);
     if (cuda::gemm_workspace_bytes(tactic, gemm) > workspace.bytes()) {

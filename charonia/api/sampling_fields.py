@@ -31,8 +31,8 @@ class SamplingFields:
     frequency_penalty: float = 0.0
     # the same request with the same seed has the same tokens; unset: a fresh one for each request
     seed: int | None = None
-    # texts that end the sequence and are not output; UTF-8, at most 64 of 1 to 1024 bytes, matched within and across
-    # tokens
+    # texts that end the sequence and are not output; matched as UTF-8 within and across tokens; at most 64 of 1 to 1024
+    # bytes
     stop: str | bytes | Sequence[str | bytes] | None = None
     # tokens that end the sequence; empty: the model's own
     end_ids: Sequence[int] = ()

@@ -17,7 +17,7 @@ from types import FrameType
 from rich.console import Console
 from rich.markup import escape
 
-from charonia.serve import checks, logs, triton
+from charonia.serve import checks, logs, run_folder, triton
 from charonia.serve.drain import ModelControl
 from charonia.serve.errors import DeviceFailure, ServeError
 from charonia.serve.model import prepare
@@ -103,24 +103,23 @@ class _Stack:
             self._say(warning, "warning")
         checks.check_packages(own_triton=settings.triton_dir is None, gateway=settings.gateway)
         checks.check_python()
-        checks.check_ports(settings.host, settings.ports)
         root = settings.run_dir.expanduser().absolute()
-        workspace = prepare(settings.model, root, self._inference)
-        try:
-            if not self._start(root, workspace):
-                return
-            self._ready = True
-            self._announce(workspace, time.monotonic() - began)
-            while not self._signals.wait(_POLL_S * 2):
-                self._check_alive()
-        finally:
-            self._stop()
+        with run_folder.held(root, settings.grpc_port) as own:
+            checks.check_ports(settings.host, settings.ports)
+            workspace = prepare(settings.model, root, self._inference)
+            try:
+                if not self._start(own, workspace):
+                    return
+                self._ready = True
+                self._announce(workspace, time.monotonic() - began)
+                while not self._signals.wait(_POLL_S * 2):
+                    self._check_alive()
+            finally:
+                self._stop()
 
-    def _start(self, root: Path, workspace: Path) -> bool:
-        """Starts Triton, then the gateway; false when a signal came first."""
+    def _start(self, own: Path, workspace: Path) -> bool:
+        """Starts Triton, then the gateway; false when a signal came first. own: the folder of this stack."""
         settings = self._settings
-        own = root / f"port-{settings.grpc_port}"
-        own.mkdir(parents=True, exist_ok=True)
         distribution = triton.Distribution.find(settings.triton_dir)
         self._drain_s = _drain_s(workspace, self._inference)
         repository = workspace / "model_repository"
@@ -185,7 +184,7 @@ class _Stack:
             if level == "warning" or (level and self._ready):
                 self._say(text, level, of=name)
 
-        child = Child(name, command, env, log_file, show, render)
+        child = Child(name, command, env, log_file, show, render, lambda text: self._say(text, "warning"))
         self._children.append(child)
         return child
 

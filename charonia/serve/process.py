@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 _KEPT_LINES = 400
+LOG_BYTES = 20 << 20  # of a log file; then it becomes NAME.1, and NAME.1 becomes NAME.2
+OLD_LOGS = 4
 
 
 def _die_with(parent: int) -> Callable[[], None]:
@@ -27,9 +32,48 @@ def _die_with(parent: int) -> Callable[[], None]:
     return set_death_signal
 
 
+class _LogFile(RotatingFileHandler):
+    """A log file of bounded size, begun anew. What cannot be written is dropped and counted, so that a full disk stops
+    nobody. `complain` is told, once until a line is written again."""
+
+    def __init__(self, file: Path, complain: Callable[[str], None]) -> None:
+        super().__init__(
+            file,
+            maxBytes=LOG_BYTES,
+            backupCount=OLD_LOGS,
+            encoding="utf-8",
+            delay=True,
+            errors="backslashreplace",  # a lone surrogate, which JSON can spell
+        )
+        self._file = file
+        self._complain = complain
+        self._dropped = 0
+        self._failed = False  # the line that is being written
+        with contextlib.suppress(OSError):
+            if file.is_file() and file.stat().st_size > 0:  # of the run before
+                self.doRollover()
+
+    def write(self, line: str) -> None:
+        self._failed = False
+        self.emit(logging.makeLogRecord({"msg": line}))
+        if self._dropped and not self._failed:
+            self._complain(f"{self._file} is written again; {self._dropped} lines are missing in it")
+            self._dropped = 0
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        self._failed = True
+        self._dropped += 1
+        if self._dropped == 1:
+            self._complain(f"{self._file} cannot be written ({sys.exc_info()[1]}): lines are dropped until it can be")
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):
+            self.close()
+
+
 class Child:
     """A running command. Its output goes, line by line, to `on_line` and, as `render` writes it, to a log file
-    where there is one.
+    where there is one. Of a log file that cannot be written `complain` is told; the command is read on.
 
     Start it from the main thread: the kernel ties the child's life to the thread that starts it.
     """
@@ -42,12 +86,14 @@ class Child:
         log_file: Path | None,
         on_line: Callable[[str], None] = lambda _: None,
         render: Callable[[str], str | None] = lambda line: line,
+        complain: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.name = name
         self.log_file = log_file
         self._tail: deque[str] = deque(maxlen=_KEPT_LINES)
         self._on_line = on_line
         self._render = render
+        self._complain = complain
         self._process = subprocess.Popen(
             command,
             env=dict(env),
@@ -68,13 +114,22 @@ class Child:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        with Path(self.log_file or os.devnull).open("w", encoding="utf-8", buffering=1) as log:
-            for line in self._process.stdout:
-                text = line.rstrip("\n")
-                if (rendered := self._render(text)) is not None:
-                    log.write(f"{rendered}\n")
-                self._tail.append(text)
+        log = _LogFile(self.log_file, self._tell) if self.log_file else None
+        for line in self._process.stdout:
+            text = line.rstrip("\n")
+            self._tail.append(text)
+            try:
+                if log and (rendered := self._render(text)) is not None:
+                    log.write(rendered)
                 self._on_line(text)
+            except Exception as error:  # if this thread ended, the process would stop as soon as its pipe is full
+                self._tell(f"a line of {self.name} is lost ({error!r}): {text[:200]}")
+        if log:
+            log.end()
+
+    def _tell(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._complain(text)
 
     @property
     def exit_code(self) -> int | None:

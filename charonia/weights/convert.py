@@ -17,6 +17,7 @@ import numpy as np
 from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
 from charonia.families import ModelSpec, TensorMap, TensorPart, describe
 from charonia.progress import Progress
+from charonia.text import prompt_ids
 from charonia.text.token_table import build_token_table
 from charonia.text.tokenizer import copy_tokenizer, load_tokenizer
 from charonia.weights import workspace
@@ -331,6 +332,7 @@ def _write_models(root: Path) -> None:
     for name in ("preprocessing", "postprocessing"):
         shutil.copyfile(source_dir() / "model_repository" / "model_log.py", models / name / "1" / "model_log.py")
         (models / name / "1" / "tokenizer").symlink_to(Path("..", "..", "tokenizer"))
+    shutil.copyfile(Path(prompt_ids.__file__), models / "preprocessing" / "1" / "prompt_ids.py")
     (models / "engine" / "1" / "weights").symlink_to(Path("..", "..", "weights"))
     (models / "tokenizer" / workspace.TOKEN_TABLE).symlink_to(Path("..", "weights", workspace.TOKEN_TABLE))
     script = root / "service_docker_up.sh"

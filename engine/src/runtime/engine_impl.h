@@ -25,6 +25,7 @@
 #include "runtime/mask_thread.h"
 #include "runtime/sequence.h"
 #include "runtime/session_store.h"
+#include "runtime/weight_check.h"
 #include "schedule/scheduler.h"
 #include "text/token_table.h"
 
@@ -136,6 +137,7 @@ class Engine::Impl {
   void drop_launched();
   std::vector<ops::Sampled> collect();
   void deliver(const schedule::StepPlan& plan, const std::vector<ops::Sampled>& sampled);
+  std::string explained(const std::string& error);
   bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<const ops::Sampled> rows, Sequence& sequence);
   void accept(Sequence& sequence, const ops::Sampled& token, Clock::time_point now);
   void fail(const schedule::StepPlan& plan, const std::string& error);
@@ -191,6 +193,7 @@ class Engine::Impl {
   EngineStats reported_;        // what the metrics have seen
   int reported_committed_ = 0;  // KV blocks that have memory
 
+  std::unique_ptr<runtime::WeightCheck> weight_check_;
   runtime::MaskThread masks_;
 
   // Last, so that it delivers what is queued while everything above still lives.

@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "ops/broken_logits.h"
 #include "runtime/engine_impl.h"
 
 namespace charonia {
@@ -258,7 +259,7 @@ void Engine::Impl::deliver(const StepPlan& plan, const std::vector<ops::Sampled>
     if (sequence.index == 0) admission_->computed(sequence.group.work, part.num_tokens);
     if (!take_prompt_rows(part, rows, sequence) || !part.samples) continue;
     if (!rows.back().error.empty()) {
-      finish(part.id, FinishReason::error, rows.back().error);
+      finish(part.id, FinishReason::error, explained(rows.back().error));
       continue;
     }
     ++accepted;
@@ -268,13 +269,18 @@ void Engine::Impl::deliver(const StepPlan& plan, const std::vector<ops::Sampled>
   count(Metric::generation_tokens, accepted);
 }
 
+// A row's error, with the tensor that is to blame where the logits are not finite.
+std::string Engine::Impl::explained(const std::string& error) {
+  return ops::has_broken_logit(error) ? weight_check_->explain(error) : error;
+}
+
 // False when one could not be computed: then the sequence has ended.
 bool Engine::Impl::take_prompt_rows(const ScheduledSeq& part, std::span<const ops::Sampled> rows, Sequence& sequence) {
   if (!part.all_rows) return true;
   const auto reports = rows.first(rows.size() - (part.samples ? 1 : 0));
   for (std::size_t i = 0; i < reports.size(); ++i) {
     if (!reports[i].error.empty()) {
-      finish(part.id, FinishReason::error, reports[i].error);
+      finish(part.id, FinishReason::error, explained(reports[i].error));
       return false;
     }
     if (!sequence.prompt_logprobs) continue;  // delivered; this is computed again

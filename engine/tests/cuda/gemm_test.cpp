@@ -20,16 +20,16 @@ std::string describe(const Case& c, const GemmTactic& tactic) {
   return cat(to_string(c.type), " -> ", to_string(c.out_type), " rows ", c.rows, " n ", c.n, " k ", c.k, " gaps ",
              c.in_gap, " ", c.out_gap, c.packed ? " packed" : "", " offsets ", c.in_offset, " ", c.out_offset, ": kernel ",
              static_cast<int>(tactic.kernel), " ", tactic.tile_rows, " x ", tactic.tile_columns, " stages ",
-             tactic.stages, " blocks ", tactic.k_blocks);
+             tactic.stages, " blocks ", tactic.k_blocks, " sums ", static_cast<int>(tactic.sums));
 }
 
 // All tactics that a weight's GEMMs may go: those of any number of rows.
-std::vector<GemmTactic> all_tactics(const Gemm& gemm) {
+std::vector<GemmTactic> all_tactics(const Gemm& gemm, SumOrder order = SumOrder::fixed) {
   std::vector<GemmTactic> all;
   for (const std::int64_t rows : {1, 8, 16, 32, 64, 128, 512, 100000}) {
     auto one = gemm;
     one.rows = rows;
-    for (const auto& tactic : gemm_tactics(device_info(0), one)) {
+    for (const auto& tactic : gemm_tactics(device_info(0), one, order)) {
       if (std::ranges::find(all, tactic) == all.end()) all.push_back(tactic);
     }
   }
@@ -89,6 +89,10 @@ TEST(GemmPlanTest, ways_are_distinct_and_fill_the_device_where_they_can) {
     for (const auto& [n, k] :
          {std::pair<std::int64_t, std::int64_t>{4096, 4096}, {12288, 4096}, {4096, 11008}, {32000, 4096}}) {
       const Gemm gemm{.type = DType::bf16, .rows = rows, .n = n, .k = k};
+      const auto any = gemm_tactics(h200, gemm, SumOrder::any);
+      for (std::size_t i = 0; i < any.size(); ++i) {
+        for (std::size_t j = 0; j < i; ++j) EXPECT_FALSE(any[i] == any[j]);
+      }
       const auto tactics = gemm_tactics(h200, gemm);
       ASSERT_FALSE(tactics.empty());
       for (std::size_t i = 0; i < tactics.size(); ++i) {
@@ -101,6 +105,40 @@ TEST(GemmPlanTest, ways_are_distinct_and_fill_the_device_where_they_can) {
       }
     }
   }
+}
+
+TEST(GemmPlanTest, sums_of_blocks_meet_in_a_cluster_or_one_of_each_in_the_workspace) {
+  using Sums = GemmTactic::Sums;
+  DeviceInfo h200 = device_info(0), a100 = device_info(0);
+  h200.sms = 132, a100.sms = 108;
+  h200.major = 9, a100.major = 8;
+  const Gemm gemm{.type = DType::bf16, .rows = 40, .n = 4096, .k = 4096};
+  ASSERT_EQ(split_k(gemm.k).parts, 8);
+  const auto count = [&](const DeviceInfo& device, SumOrder order, Sums sums, int blocks) {
+    return std::ranges::count_if(gemm_tactics(device, gemm, order), [&](const GemmTactic& tactic) {
+      return tactic.k_blocks == blocks && tactic.sums == sums;
+    });
+  };
+  for (const int blocks : {2, 4}) {
+    EXPECT_GT(count(h200, SumOrder::any, Sums::cluster, blocks), 0);
+    EXPECT_GT(count(h200, SumOrder::any, Sums::blocks, blocks), 0);
+    EXPECT_EQ(count(h200, SumOrder::any, Sums::parts, blocks), 0);
+    EXPECT_GT(count(a100, SumOrder::any, Sums::blocks, blocks), 0);
+    EXPECT_EQ(count(h200, SumOrder::fixed, Sums::cluster, blocks), 0) << "would add up in another order";
+    EXPECT_EQ(count(h200, SumOrder::fixed, Sums::blocks, blocks), 0);
+    EXPECT_GT(count(h200, SumOrder::fixed, Sums::parts, blocks), 0);
+    for (const auto order : {SumOrder::any, SumOrder::fixed}) EXPECT_EQ(count(a100, order, Sums::cluster, blocks), 0);
+  }
+  EXPECT_GT(count(h200, SumOrder::fixed, Sums::cluster, 8), 0) << "a block's sum is a part's";
+
+  GemmTactic tactic{GemmTactic::Kernel::tile, 64, 128, 4, 2};
+  const auto bytes = [&](Sums sums) {
+    tactic.sums = sums;
+    return gemm_workspace_bytes(tactic, gemm) - kGemmCounterBytes;
+  };
+  EXPECT_EQ(bytes(Sums::parts), 8U * 64 * 4096 * 4);
+  EXPECT_EQ(bytes(Sums::blocks), 2U * 64 * 4096 * 4);
+  EXPECT_EQ(bytes(Sums::cluster), 0U);
 }
 
 TEST_F(GemmTest, every_tactic_is_the_gemm) {
@@ -125,7 +163,11 @@ TEST_F(GemmTest, every_tactic_is_the_gemm) {
   };
   for (const auto& c : cases) {
     GemmProblem problem(c);
-    for (const auto& tactic : all_tactics(problem.gemm())) {
+    auto tactics = all_tactics(problem.gemm());
+    for (const auto& tactic : all_tactics(problem.gemm(), SumOrder::any)) {
+      if (std::ranges::find(tactics, tactic) == tactics.end()) tactics.push_back(tactic);
+    }
+    for (const auto& tactic : tactics) {
       SCOPED_TRACE(describe(c, tactic));
       in_both_orders([&] { problem.run(tactic); });
       problem.check();
@@ -157,6 +199,37 @@ TEST_F(GemmTest, any_shape_stride_and_address_will_do) {
     problem.run(tactic);
     problem.check();
     if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+// Wherever the sums of blocks meet, and in whatever order blocks come, they are added in theirs.
+TEST_F(GemmTest, blocks_of_a_tile_give_the_same_bits_in_a_cluster_and_in_the_workspace) {
+  using Kernel = GemmTactic::Kernel;
+  using Sums = GemmTactic::Sums;
+  for (const auto type : {DType::bf16, DType::f32}) {
+    GemmProblem problem({.type = type, .out_type = DType::f32, .rows = 21, .n = 70, .k = 2496, .out_gap = 1, .bias = true});
+    ASSERT_EQ(split_k(2496).parts, 8);
+    GemmTactic tactic{Kernel::tile, 32, 64, 6};
+    if (type == DType::f32) tactic = {Kernel::plain, 8, 64, 3};
+    std::vector<std::vector<std::uint32_t>> of_sizes;
+    for (const int blocks : {2, 4, 8}) {
+      tactic.k_blocks = blocks;
+      tactic.sums = Sums::blocks;
+      problem.run(tactic);
+      problem.check();
+      std::vector<std::vector<std::uint32_t>> expected;
+      for (std::int64_t r = 0; r < 21; ++r) expected.push_back(problem.row(r));
+      of_sizes.push_back(expected[0]);
+      tactic.sums = Sums::cluster;
+      in_both_orders([&] {
+        problem.run(tactic);
+        for (std::int64_t r = 0; r < 21; ++r) ASSERT_EQ(problem.row(r), expected[static_cast<std::size_t>(r)]);
+      });
+      tactic.sums = Sums::parts;
+      problem.run(tactic);
+      EXPECT_EQ(problem.row(0) == expected[0], blocks == 8) << "only then a block has one part";
+    }
+    EXPECT_NE(of_sizes[0], of_sizes[2]) << "other sums of other parts";
   }
 }
 

@@ -35,8 +35,8 @@ struct SamplingParams : RowSampling {
   int min_tokens = 0;
   // the same request with the same seed has the same tokens; unset: a fresh one for each request
   std::optional<std::uint64_t> seed;
-  // texts that end the sequence and are not output; UTF-8, at most 64 of 1 to 1024 bytes, matched within and across
-  // tokens
+  // texts that end the sequence and are not output; matched as UTF-8 within and across tokens; at most 64 of 1 to 1024
+  // bytes
   std::vector<std::string> stop_words;
   // tokens that end the sequence; empty: the model's own
   std::vector<std::int32_t> end_ids;

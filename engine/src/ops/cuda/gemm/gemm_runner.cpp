@@ -94,7 +94,7 @@ struct GemmRunner::Impl {
 
   // Our own tactics that the workspace allows. The last resort, a tile whose sums stay in one block, needs none of it.
   std::vector<GemmTactic> own_tactics(const Gemm& gemm) const {
-    auto tactics = gemm_tactics(device, gemm);
+    auto tactics = gemm_tactics(device, gemm, options.reproducible ? SumOrder::fixed : SumOrder::any);
     std::erase_if(tactics,
                   [&](const GemmTactic& tactic) { return gemm_workspace_bytes(tactic, gemm) > kOwnWorkspaceBytes; });
     return tactics;
@@ -358,8 +358,11 @@ void GemmRunner::run(Stream& stream, const Gemm& gemm) {
 
 std::string to_string(const GemmTactic& tactic) {
   constexpr std::array kNames{"stream", "tile", "plain"};
+  constexpr std::array kSums{"", ", one sum each", ", a cluster"};
   return cat(kNames[static_cast<std::size_t>(tactic.kernel)], " ", tactic.tile_rows, " x ", tactic.tile_columns, ", ",
-             tactic.stages, " stages", tactic.k_blocks > 1 ? cat(", ", tactic.k_blocks, " blocks over k") : "");
+             tactic.stages, " stages", tactic.k_blocks > 1 ? cat(", ", tactic.k_blocks, " blocks over k",
+                                        kSums[static_cast<std::size_t>(tactic.sums)])
+                                  : "");
 }
 
 std::vector<std::string> GemmRunner::report() const {

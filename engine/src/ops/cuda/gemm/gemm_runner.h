@@ -24,7 +24,7 @@ GemmTimer make_gemm_timer();
 // $CHARONIA_CACHE_DIR/products.json, by default in ~/.cache/charonia; empty when there is neither variable nor home.
 std::filesystem::path autotune_cache_path();
 
-std::string to_string(const GemmTactic& tactic);  // "tile 32 x 64, 6 stages, 2 blocks over k"
+std::string to_string(const GemmTactic& tactic);  // "tile 32 x 64, 6 stages, 2 blocks over k, a cluster"
 
 class GemmRunner {
  public:

@@ -10,7 +10,13 @@
 // which is one row.
 //
 // The sums of a part are closed when it ends, and added to those before it in registers, or, where k_blocks blocks
-// share the parts of a tile, left in the workspace for the block that comes last.
+// share the parts of a tile, left in the workspace for the block that comes last. Where the order of adding is free a
+// block leaves one sum for all its parts; in a cluster it leaves it in its own shared memory, and each block adds up and
+// stores its share of the tile out of the memory of all. With s sums of a tile (8 parts, or 2 to 8 blocks) that is
+// 4 s kRows kColumns bytes that are neither written to the L2 cache nor read from it, and no fence, no counter and no
+// block that works alone at the end: 64 rows of 4096 x 4096 in 128 x 64 with 4 blocks write 8.4 MB and read them
+// again as parts, 4.2 MB as blocks' sums; of a cluster 3.1 MB go from SM to SM. Predicted: 2 us less of some 11, to be
+// measured.
 //
 // Of a packed weight a stage is kColumns / 8 pieces of 1 KB instead of kColumns rows of 128 bytes. Both are whole lines.
 //
@@ -150,7 +156,6 @@ void tile_kernel(const GemmParams p) {
   if (!sums.gather(p, tile, reinterpret_cast<int*>(stages))) return;
   auto* const out = reinterpret_cast<float*>(stages);  // [kRows][kPitch]
   leave_sums<S>(out, sums.before, warp_column, warp_row);
-  __syncthreads();
   store_tile<T, S::kThreads, S::kRows, S::kColumns, S::kPitch>(p, out, first_row, first_column);
 }
 
@@ -164,7 +169,8 @@ bool launch_if(Stream& stream, const GemmParams& p, const GemmTactic& tactic, bo
          {.grid_x = static_cast<unsigned>(p.row_tiles * p.column_tiles),
           .grid_y = static_cast<unsigned>(p.k_blocks),
           .threads = S::kThreads,
-          .dynamic_shared_bytes = S::kSharedBytes},
+          .dynamic_shared_bytes = S::kSharedBytes,
+          .cluster_y = p.cluster ? static_cast<unsigned>(p.k_blocks) : 1},
          &tile_kernel<S>, p);
   return true;
 }

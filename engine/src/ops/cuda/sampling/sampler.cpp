@@ -7,6 +7,7 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "ops/broken_logits.h"
 #include "ops/cpu/sample.h"
 #include "ops/cuda/kernels/sample.h"
 
@@ -292,8 +293,7 @@ std::vector<ops::Sampled> Sampler::parse(const void* downloaded, std::int64_t ro
       case SampleStatus::sampled:
         break;
       case SampleStatus::broken:
-        sampled.error = cat("the logit of token ", result.bad_id, " is ", result.bad_logit,
-                            ": the model's weights or its computation are broken");
+        sampled.error = ops::broken_logit(result.bad_id, result.bad_logit);
         continue;
       case SampleStatus::nothing_left:
         sampled.error = notes.why_nothing(i);

@@ -1,0 +1,78 @@
+"""A process and its log file: whatever becomes of the file, the process goes on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from charonia.serve import process
+from charonia.serve.process import Child
+
+HANG_S = 60
+LINES = 20_000  # more than a pipe holds
+
+
+def child(log_file: Path, **options: object) -> Child:
+    command = [sys.executable, "-c", f"for number in range({LINES}): print(f'line {{number}}')"]
+    return Child("the child", command, os.environ, log_file, **options)  # type: ignore[arg-type]
+
+
+def ended(one: Child) -> None:
+    try:
+        assert one.wait(HANG_S), "it hangs: nobody reads its output"
+        assert one.exit_code == 0
+        assert one.tail()[-1] == f"line {LINES - 1}"
+    finally:
+        one.kill_group()
+
+
+def test_a_full_disk_does_not_stop_what_writes_a_log() -> None:
+    complaints: list[str] = []
+    ended(child(Path("/dev/full"), complain=complaints.append))
+    (complaint,) = complaints
+    assert "/dev/full cannot be written" in complaint
+    assert "No space left" in complaint
+
+
+def test_a_terminal_that_is_gone_does_not_stop_what_is_shown_there(tmp_path: Path) -> None:
+    def broken(_: str) -> None:
+        raise BrokenPipeError
+
+    ended(child(tmp_path / "log", on_line=broken))
+    assert (tmp_path / "log").read_text().count("\n") == LINES
+
+
+def test_lines_are_written_again_when_there_is_room(tmp_path: Path) -> None:
+    complaints: list[str] = []
+    folder = tmp_path / "later"
+    log = process._LogFile(folder / "log", complaints.append)
+    log.write("lost")
+    log.write("lost")
+    folder.mkdir()
+    log.write("kept")
+    log.write("kept too")
+    log.end()
+    assert (folder / "log").read_text() == "kept\nkept too\n"
+    assert [("cannot be written" in text, "2 lines are missing" in text) for text in complaints] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+def test_logs_have_a_bounded_size_and_a_start_begins_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "LOG_BYTES", 10_000)
+    log = tmp_path / "triton.log"
+    log.write_text("of the run before\n")
+    ended(child(log))
+    names = ["triton.log", *(f"triton.log.{number}" for number in range(1, process.OLD_LOGS + 1))]
+    assert sorted(file.name for file in tmp_path.iterdir()) == names
+    assert all(file.stat().st_size <= 10_000 for file in tmp_path.iterdir())
+    assert log.read_text().endswith(f"line {LINES - 1}\n")
+    # A short run keeps what the one before has said.
+    monkeypatch.setattr(process, "LOG_BYTES", 10 << 20)
+    ended(child(log))
+    assert log.read_text().startswith("line 0\n")
+    assert (tmp_path / "triton.log.1").read_text().endswith(f"line {LINES - 1}\n")

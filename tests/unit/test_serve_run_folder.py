@@ -1,0 +1,72 @@
+"""Two launchers never share a folder: the second says who has it, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from charonia.serve import checks, serve
+from charonia.serve.errors import ServeError
+from charonia.serve.run_folder import held
+from charonia.settings import read_settings
+
+HOLD = """
+import sys
+from pathlib import Path
+from charonia.serve.run_folder import held
+with held(Path(sys.argv[1]), 33337) as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_second_launcher_on_a_port_says_who_runs_and_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the ports are looked at: while the first one starts they are still free."""
+    first = subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert first.stdout is not None
+    folder = Path(first.stdout.readline().strip())
+    backend = folder / "backends" / "charonia"
+    backend.mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(checks, "check_packages", lambda **_: None)
+    monkeypatch.setattr(checks, "check_python", lambda: None)
+    # Without the lock it goes on to here.
+    monkeypatch.setattr(checks, "check_ports", lambda *_: pytest.fail("it goes on"))
+    with pytest.raises(ServeError) as caught:
+        serve(read_settings(run_dir=tmp_path, grpc_port=33337))
+    assert f"process {first.pid} holds {folder}" in str(caught.value)
+    assert "CHARONIA_GRPC_PORT" in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+    # However it ends, its folder is free then.
+    first.kill()
+    first.communicate()
+    with held(tmp_path, 33337) as again:
+        assert again == folder
+        assert (again / "lock").read_text().split()[0] == str(os.getpid())
+
+
+def test_other_ports_and_other_machines_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers of one image share the volume of the run folder, and each has all ports for itself."""
+    with held(tmp_path, 1) as one, held(tmp_path, 2) as two:
+        assert (one.name, two.name) == ("port-1", "port-2")
+        monkeypatch.setattr("socket.gethostname", lambda: "another-container")
+        with held(tmp_path, 1) as elsewhere:
+            assert elsewhere.name == "port-1-2"
+            with pytest.raises(ServeError, match="port-1-2"), held(tmp_path, 1):
+                pass
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ServeError, match="CHARONIA_RUN_DIR"), held(tmp_path / "file", 1):
+        pass
