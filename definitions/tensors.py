@@ -99,7 +99,6 @@ def _config_entry(one: Tensor, more: str) -> str:
 
 def _input(one: Tensor, model: str) -> str:
     optional = "" if model in one.required else " optional: true"
-    # Outputs of a step before are there in any case; a direct caller need not send them to the engine.
     return _config_entry(one, (" allow_ragged_batch: true" if model in one.ragged else "") + optional)
 
 

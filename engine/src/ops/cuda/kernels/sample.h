@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/emulated/host_device.h"
@@ -20,7 +21,7 @@ struct SampleParams : RowSampling {
   std::int32_t mask = -1;                     // row of SampleBatch::masks; -1: all tokens are allowed
   std::int32_t target = -1;                   // >= 0: the token to report; the row is then greedy, and nothing else
 };
-static_assert(sizeof(SampleParams) == 64);
+static_assert(std::is_trivially_copyable_v<SampleParams>);  // it is uploaded as its bytes
 
 // Added to the logit of `id` (-infinity: a ban). A row names an id once. While a row is sampled, `value` is what the
 // logit was.
