@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import engine_metrics
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -91,9 +92,10 @@ def assert_says_why(answer: httpx.Response) -> None:
 
 
 async def test_a_failed_device_is_answered_with_503_and_shown_by_health_and_a_metric(
-    make_stack: Callable[..., Stack],
+    make_stack: Callable[..., Stack], tmp_path: Path
 ) -> None:
-    stack = make_stack(CHARONIA_EMULATED_CUDA_FAULT=FAULT, CHARONIA_EXIT_ON_DEVICE_FAILURE="False").start()
+    fault = tmp_path / "fault"
+    stack = make_stack(CHARONIA_EMULATED_CUDA_FAULT=f"file={fault}", CHARONIA_EXIT_ON_DEVICE_FAILURE="False").start()
     async with httpx.AsyncClient(trust_env=False, timeout=HANG_S) as http:
 
         async def ask(**fields: Any) -> httpx.Response:
@@ -108,8 +110,13 @@ async def test_a_failed_device_is_answered_with_503_and_shown_by_health_and_a_me
         health.append(f"{stack.gateway}/health/ready")
         assert [await status(url) for url in health] == [200, 200, 200]
 
-        # Two run and one waits.
-        streamed, *whole = await asyncio.gather(ask(stream=True), ask(), ask())
+        long = {"max_tokens": 200, "ignore_eos": True}
+        asked = asyncio.gather(ask(stream=True, **long), ask(**long), ask(**long))
+        await engine_metrics.until(
+            stack.metrics, lambda now: (now.running, now.waiting) == (2, 1), "two run and one waits"
+        )
+        fault.touch()
+        streamed, *whole = await asked
         for answer in whole:
             assert_says_why(answer)
         last = [line for line in streamed.text.splitlines() if line.startswith("data: {")][-1]
