@@ -19,11 +19,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from stack import HANG_S, Stack
 from tiny_models import TEXTS, start_token, write_model
 
+from charonia.weights.convert import link_workspace
+
 HERE = Path(__file__).parent
 BUILD_LIMIT_S = 3600
 pytestmark = pytest.mark.timeout(BUILD_LIMIT_S + 900)
 # Comes in the midst of an answer of TEXTS[0], which has more tokens.
 FAULT = "step=12"
+# Each of these requests takes a step at least, all of them more than FAULT's.
+WARMUP = """
+model_warmup [ { name: "first" batch_size: 1 count: 20 inputs { key: "input_ids"
+  value: { data_type: TYPE_INT32 dims: [ 20 ] zero_data: true } } } ]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +48,7 @@ def make_stack(backend: Path, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
     made: list[Stack] = []
     write_model(tmp_path / "parrot", "byte_level", "parrot")
 
-    def make(**env: str) -> Stack:
+    def make(*, model: Path = tmp_path / "parrot", **env: str) -> Stack:
         small = {
             "CHARONIA_DEVICE": "cuda",
             "CHARONIA_MAX_BATCH_SIZE": "2",
@@ -53,7 +60,7 @@ def make_stack(backend: Path, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
             "CHARONIA_CACHE_DIR": str(tmp_path),
         }
         command = (sys.executable, HERE / "emulated_serve.py", backend, "serve")
-        made.append(Stack(tmp_path / "parrot", tmp_path / f"run{len(made)}", {**small, **env}, command=command))
+        made.append(Stack(model, tmp_path / f"run{len(made)}", {**small, **env}, command=command))
         return made[-1]
 
     yield make
@@ -155,3 +162,65 @@ async def test_the_stack_ends_with_a_code_of_its_own_and_serves_when_it_is_start
         again.start()
         answer = (await http.post(f"{again.gateway}/v1/completions", json=question())).json()
         assert answer["choices"][0]["text"] == TEXTS[0]
+
+
+def ended_with_75(stack: Stack) -> str:
+    """What a stack said that ends before it serves."""
+    stack.launch()
+    assert stack.wait() == 75, stack.log()
+    said = stack.log_file.read_text()
+    assert "the device has failed, and Triton ended with exit code 75. Start it again" in said
+    assert "the emulated device has failed" in said
+    assert "Traceback" not in said
+    return said
+
+
+def test_a_device_that_fails_while_the_model_is_loaded_ends_the_stack_with_that_code(
+    make_stack: Callable[..., Stack], tmp_path: Path
+) -> None:
+    fault = tmp_path / "fault"
+    fault.touch()
+    said = ended_with_75(make_stack(CHARONIA_EMULATED_CUDA_FAULT=f"file={fault}"))
+    assert "the device has failed, and engine cannot be loaded: " in said
+
+
+@pytest.fixture
+def warmed_up(tmp_path: Path, make_stack: Callable[..., Stack]) -> Path:
+    """A workspace whose engine the server warms up before it is ready."""
+    workspace = link_workspace(tmp_path / "parrot", tmp_path / "workspace")
+    config = workspace / "triton_models" / "engine" / "config.pbtxt"
+    text = config.read_text()
+    config.unlink()
+    config.write_text(text + WARMUP)
+    return workspace
+
+
+def test_a_device_that_fails_while_the_model_is_warmed_up_ends_the_stack_with_that_code(
+    make_stack: Callable[..., Stack], warmed_up: Path
+) -> None:
+    said = ended_with_75(make_stack(model=warmed_up, CHARONIA_EMULATED_CUDA_FAULT=FAULT))
+    assert "in step 12 (" in said
+
+
+def test_a_failed_warm_up_ends_the_stack_also_where_the_process_is_to_stay(
+    make_stack: Callable[..., Stack], warmed_up: Path
+) -> None:
+    stack = make_stack(model=warmed_up, CHARONIA_EMULATED_CUDA_FAULT=FAULT, CHARONIA_EXIT_ON_DEVICE_FAILURE="False")
+    stack.launch()
+    assert stack.wait() == 1
+    said = stack.log_file.read_text()
+    assert "failed to load 'engine'" in said
+    assert "the emulated device has failed" in said
+
+
+async def test_a_model_that_was_warmed_up_serves_and_fails_as_others_do(
+    make_stack: Callable[..., Stack], warmed_up: Path, tmp_path: Path
+) -> None:
+    fault = tmp_path / "fault"
+    stack = make_stack(model=warmed_up, CHARONIA_EMULATED_CUDA_FAULT=f"file={fault}").start()
+    async with httpx.AsyncClient(trust_env=False, timeout=HANG_S) as http:
+        first = await http.post(f"{stack.gateway}/v1/completions", json=question())
+        assert first.json()["choices"][0]["text"] == TEXTS[0]
+        fault.touch()
+        assert_says_why(await http.post(f"{stack.gateway}/v1/completions", json=question()))
+    assert await asyncio.to_thread(stack.wait) == 75
