@@ -27,6 +27,7 @@ from tritonclient.grpc import service_pb2_grpc as pb_grpc
 from charonia_client.errors import (
     BadRequest,
     CharoniaError,
+    DeadlineExceeded,
     ServerError,
     Unavailable,
     Unresponsive,
@@ -139,7 +140,7 @@ class Client:
             self._watch = asyncio.create_task(self._watch_server())
         deadline = None
         if timeout_s is not None:
-            late = Unavailable(f"Triton at {self.target} did not answer in time ({timeout_s:g} s)")
+            late = DeadlineExceeded(f"Triton at {self.target} did not answer in time ({timeout_s:.3g} s)")
             deadline = asyncio.get_running_loop().call_later(timeout_s, stream.fail, late)
         running = request.n or 1  # answers that have not ended
         try:

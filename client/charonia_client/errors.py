@@ -29,7 +29,7 @@ class Overloaded(CharoniaError):
 
 
 class Unavailable(CharoniaError):
-    """The server cannot be reached, is shutting down, broke off in mid-answer, or did not answer in time."""
+    """The server cannot be reached, is shutting down, or broke off in mid-answer."""
 
 
 class Unresponsive(Unavailable):
@@ -41,7 +41,7 @@ class ConnectionLost(Unavailable):
 
 
 class DeadlineExceeded(CharoniaError):
-    """The request did not end within the time that it gave itself (`timeout_ms`)."""
+    """The request did not end within its time: its own (`timeout_ms`) or its caller's (`timeout_s`)."""
 
 
 class ServerError(CharoniaError):

@@ -46,7 +46,7 @@ def main() -> None:
         # What has not ended by then has had its time; this is for connections to close.
         timeout_graceful_shutdown=1,
     )
-    DrainingServer(config, drain).run()
+    DrainingServer(config, drain, settings.write_timeout_s).run()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import socket
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -67,9 +69,21 @@ class DrainMiddleware:
 class DrainingServer(uvicorn.Server):
     """Drains on the first signal, then shuts down as uvicorn does; on the second it shuts down at once."""
 
-    def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
+    def __init__(self, config: uvicorn.Config, drain: Drain, write_timeout_s: float = 0) -> None:
+        """write_timeout_s: a connection whose client takes nothing for so long is ended; 0: never."""
         super().__init__(config)
         self._drain = drain
+        self._write_timeout_s = write_timeout_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._write_timeout_s and hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            for server in self.servers:
+                for listening in server.sockets:
+                    # Connections inherit it. The kernel ends them, also those whose answer has been written whole.
+                    with socket.socket(fileno=os.dup(listening.fileno())) as own:
+                        milliseconds = math.ceil(self._write_timeout_s * 1000)
+                        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._drain.begun:

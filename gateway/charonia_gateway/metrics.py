@@ -7,6 +7,8 @@ import time
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from charonia_gateway.record import begins_text
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
@@ -76,6 +78,7 @@ class MetricsMiddleware:
             nonlocal status, first_byte_s
             if message["type"] == "http.response.start":
                 status = message["status"]
+            elif not first_byte_s and begins_text(message):
                 first_byte_s = time.perf_counter() - began
             await send(message)
 

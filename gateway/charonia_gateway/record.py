@@ -14,6 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from charonia_gateway.usage import Usage
 
+# What a stream sends while it has nothing to say: a comment of server-sent events, and white space before an object.
+EVENT_HEARTBEAT = b":\n\n"
+LINE_HEARTBEAT = b" "
+
 REQUEST_ID_HEADER = "x-request-id"
 # Fit for a log and for the engine's request id. That ends, for this purpose, at a '#'.
 _SANE = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
@@ -80,6 +84,11 @@ def record_of(scope: Scope) -> Record:
     return record
 
 
+def begins_text(message: Message) -> bool:
+    """Whether it is a piece of an answer, and no heartbeat before it."""
+    return message["type"] == "http.response.body" and message.get("body") not in (EVENT_HEARTBEAT, LINE_HEARTBEAT)
+
+
 def final_status(scope: Scope) -> int:
     """499: the client left before the answer; 500: the application failed."""
     return record_of(scope).status or (499 if scope["state"].get("disconnected") else 500)
@@ -102,8 +111,9 @@ class RecordMiddleware:
         async def recorded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                record.first_byte_s = record.duration_s
                 MutableHeaders(scope=message).setdefault(REQUEST_ID_HEADER, record.request_id)
+            elif record.first_byte_s is None and begins_text(message):
+                record.first_byte_s = record.duration_s
             await send(message)
 
         # Not taken back: the server runs each request in a task of its own, and its last words are of this one.

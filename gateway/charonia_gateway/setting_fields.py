@@ -75,7 +75,20 @@ class GatewayFields(BaseSettings):
         0,
         ge=0,
         validation_alias=AliasChoices("charonia_gateway_request_timeout_s", "request_timeout_s"),
-        description="maximum time for one answer in seconds, 0 for no limit",
+        description="maximum time for one answer in seconds, after which it ends with status 504; 0 for no limit",
+    )
+    heartbeat_s: float = Field(
+        15,
+        ge=0,
+        validation_alias=AliasChoices("charonia_gateway_heartbeat_s", "heartbeat_s"),
+        description="seconds of silence after which a stream sends a heartbeat, below what proxies wait; 0 for none",
+    )
+    write_timeout_s: float = Field(
+        60,
+        ge=0,
+        le=86400,
+        validation_alias=AliasChoices("charonia_gateway_write_timeout_s", "write_timeout_s"),
+        description="seconds for which a client may take nothing of what is sent before its connection ends, 0 for any",
     )
     shutdown_timeout_s: float = Field(
         30,

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from charonia_gateway.errors import ApiError, from_engine, unavailable
-from charonia_gateway.record import record_of
+from charonia_gateway.record import EVENT_HEARTBEAT, LINE_HEARTBEAT, record_of
 
 log = logging.getLogger("charonia_gateway")
 T = TypeVar("T")
@@ -54,11 +54,12 @@ class Format:
 
     media_type: str
     error: Callable[[ApiError], bytes]
+    heartbeat: bytes  # means nothing to a reader
 
 
-EVENTS = Format("text/event-stream", lambda error: b"event: error\n" + event(error.body()))
+EVENTS = Format("text/event-stream", lambda error: b"event: error\n" + event(error.body()), EVENT_HEARTBEAT)
 # What LMDeploy's clients read: they split at line ends.
-LINES = Format("application/x-ndjson", lambda error: line(error.body()))
+LINES = Format("application/x-ndjson", lambda error: line(error.body()), LINE_HEARTBEAT)
 
 
 async def _gone(receive: Receive) -> None:
@@ -85,11 +86,17 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 class EventStream(Response):
-    """Sends `events` as they come. The answer begins with the first of them: until then an error has its own status;
-    later it is an `error` event (or line), after which the stream ends."""
+    """Sends `events` as they come, and a heartbeat whenever it has sent nothing for `heartbeat_s` seconds (0: never).
+    The answer begins with the first of either: until then an error has its own status; later it is an `error` event (or
+    line), after which the stream ends."""
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str], format: Format = EVENTS
+        self,
+        events: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        format: Format = EVENTS,
+        *,
+        heartbeat_s: float = 0,
     ) -> None:
         # Not Response's own: that would announce a body of length 0.
         self.status_code = 200
@@ -98,11 +105,15 @@ class EventStream(Response):
         self._format = format
         self.init_headers({**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         self._events = events
+        self._heartbeat_s = heartbeat_s
         self._started = False
+        self._sending = asyncio.Lock()
+        self._sent_at = 0.0  # on the event loop's clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.ensure_future(self._send_all(scope, receive, send))
         gone = asyncio.ensure_future(_gone(receive))
+        heart = asyncio.ensure_future(self._beat(send)) if self._heartbeat_s else None
         error: ApiError | None = None
         try:
             await asyncio.wait((sender, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -118,9 +129,10 @@ class EventStream(Response):
             log.exception("a stream ended with an error of the gateway's own")
             error = ApiError(500, "the gateway failed; its log says why", type="server_error")
         finally:
-            gone.cancel()
-            sender.cancel()
-            await asyncio.wait((sender, gone))
+            tasks = [sender, gone, *([heart] if heart else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
         if error:
             record_of(scope).error = error.code or error.type
         if error and self._started:
@@ -131,8 +143,25 @@ class EventStream(Response):
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events) as events:
             async for data in events:
-                if not self._started:
-                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                    self._started = True
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                await self._send(send, data)
+        await self._sending.acquire()  # for good: no heartbeat comes after the end
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        async with self._sending:
+            if not self._started:
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                self._started = True
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sent_at = asyncio.get_running_loop().time()
+
+    async def _beat(self, send: Send) -> None:
+        """So that no proxy takes a long prefill, a queue or a pause for a dead connection."""
+        clock = asyncio.get_running_loop().time
+        self._sent_at = clock()
+        while True:
+            silent_s = clock() - self._sent_at
+            if not self._sending.locked() and silent_s >= self._heartbeat_s:
+                await self._send(send, self._format.heartbeat)
+                silent_s = 0
+            await asyncio.sleep(max(self._heartbeat_s - silent_s, self._heartbeat_s / 10))

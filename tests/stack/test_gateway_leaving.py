@@ -11,7 +11,7 @@ from typing import Any
 import engine_metrics
 import httpx
 import pytest
-from charonia_client import Client, GenerateRequest, Unavailable
+from charonia_client import Client, DeadlineExceeded, GenerateRequest, Unavailable
 from stack import HANG_S, Stack
 
 LONG = {"ignore_eos": True, "max_tokens": 3000}
@@ -93,7 +93,7 @@ async def test_cancelling_the_task_stops_the_request(slow: Stack, client: Client
 
 async def test_a_timeout_stops_the_request(slow: Stack, client: Client) -> None:
     before = await engine_metrics.idle(slow.metrics)
-    with pytest.raises(Unavailable, match="in time"):
+    with pytest.raises(DeadlineExceeded, match="in time"):
         await client.complete(request(stream=False), timeout_s=0.5)
     await stopped_early(slow, before, 1)
 

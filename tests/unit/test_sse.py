@@ -1,14 +1,26 @@
-"""Events and lines of the gateway's streams."""
+"""Events and lines of the gateway's streams, their heartbeats, and clients that do not read them."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
-from charonia_gateway.sse import event, line
+import uvicorn
+from charonia_client import DeadlineExceeded
+from charonia_gateway.drain import Drain, DrainingServer
+from charonia_gateway.metrics import Metrics, MetricsMiddleware
+from charonia_gateway.record import RecordMiddleware, record_of
+from charonia_gateway.sse import DONE, EVENTS, LINES, EventStream, Format, event, line
+from starlette.types import Message, Receive, Scope, Send
+
+HANG_S = 60
+HEARTBEAT_S = 0.02
 
 EVERY_CHARACTER = "".join(chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF)
 
@@ -21,3 +33,116 @@ def test_text_with_any_character_is_one_line_to_every_reader_and_comes_back(
     assert len(lines) == 1
     assert lines[0].startswith(prefix)
     assert json.loads(lines[0].removeprefix(prefix)) == {"text": EVERY_CHARACTER}
+
+
+async def sent_by(events: AsyncGenerator[bytes, None], format: Format, heartbeat_s: float) -> tuple[list[Message], Any]:
+    """What a client gets that stays until the end; and what is written down of it, with the metrics."""
+    sent: list[Message] = []
+    scope: Scope = {"type": "http", "method": "POST", "headers": [], "path": "/"}
+    metrics = Metrics()
+
+    async def send(message: Message) -> None:
+        await asyncio.sleep(0)
+        sent.append(message)
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        return {}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await EventStream(events, {}, format, heartbeat_s=heartbeat_s)(scope, receive, send)
+
+    layers = RecordMiddleware(MetricsMiddleware(app, metrics), access_log=False)
+    await asyncio.wait_for(layers(scope, receive, send), HANG_S)
+    (first_byte,) = [
+        sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "charonia_gateway_time_to_first_byte_seconds_sum"
+    ]
+    assert first_byte == pytest.approx(record_of(scope).first_byte_s, abs=0.05)
+    return sent, record_of(scope)
+
+
+@pytest.mark.parametrize(("format", "heartbeat"), [(EVENTS, b":\n\n"), (LINES, b" ")])
+async def test_a_silent_stream_sends_heartbeats_before_its_first_text_and_between(
+    format: Format, heartbeat: bytes
+) -> None:
+    wait_s = 20 * HEARTBEAT_S
+
+    async def late() -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(wait_s)
+        yield line({"text": "a"})
+        await asyncio.sleep(wait_s)
+        yield line({"text": "b"})
+
+    sent, record = await sent_by(late(), format, HEARTBEAT_S)
+    assert [message["type"] for message in sent].count("http.response.start") == 1
+    assert sent[0]["type"] == "http.response.start"
+    bodies = [message["body"] for message in sent[1:]]
+    first, second = bodies.index(line({"text": "a"})), bodies.index(line({"text": "b"}))
+    assert first >= 2 and second - first >= 3
+    assert set(bodies[:first] + bodies[first + 1 : second]) == {heartbeat}
+    assert bodies[second + 1 :] == [b""]
+    # The first byte that is measured is the first text.
+    assert record.first_byte_s >= wait_s
+    if format is LINES:
+        assert [json.loads(text) for text in b"".join(bodies).splitlines()] == [{"text": "a"}, {"text": "b"}]
+
+
+@pytest.mark.parametrize("heartbeat_s", [0, 60])
+async def test_a_stream_that_is_not_silent_has_no_heartbeat(heartbeat_s: float) -> None:
+    async def soon() -> AsyncGenerator[bytes, None]:
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+            yield event({})
+        yield DONE
+
+    sent, _ = await sent_by(soon(), EVENTS, heartbeat_s)
+    assert [message["body"] for message in sent[1:]] == [event({})] * 3 + [DONE, b""]
+
+
+@pytest.mark.parametrize(("heartbeat_s", "status"), [(0, 504), (HEARTBEAT_S, 200)])
+async def test_an_error_has_its_own_status_until_the_first_heartbeat(heartbeat_s: float, status: int) -> None:
+    async def fails() -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(10 * HEARTBEAT_S)
+        raise DeadlineExceeded("late")
+        yield b""
+
+    sent, _ = await sent_by(fails(), EVENTS, heartbeat_s)
+    assert sent[0]["status"] == status
+    assert b'"code":"deadline_exceeded"' in sent[-1]["body"].replace(b": ", b":")
+    assert sent[-1]["body"].startswith(b"event: error\n") is (status == 200)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel cannot bound a stalled write")
+async def test_a_client_that_stops_reading_is_disconnected_and_its_work_ends() -> None:
+    ended = asyncio.Event()
+
+    async def endless() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                await asyncio.sleep(0)
+                yield b"x" * 65536
+        finally:
+            ended.set()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})
+        await EventStream(endless(), {})(scope, receive, send)
+
+    config = uvicorn.Config(app, port=0, http="httptools", lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+    server = DrainingServer(config, Drain(0), write_timeout_s=1)
+    serving = asyncio.create_task(server.serve())
+    try:
+        while not server.started:
+            await asyncio.sleep(0.01)
+        with socket.socket() as stalled:
+            stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            stalled.connect(server.servers[0].sockets[0].getsockname())
+            stalled.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.wait_for(ended.wait(), HANG_S)
+    finally:
+        server.should_exit = True
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(serving, HANG_S)

@@ -52,7 +52,9 @@ async def chat_completions(request: Request, gateway: GatewayState) -> Response:
         await gateway.engine.pool.end_session(body.session_id)
     head = Head(gateway, request, body, "chatcmpl")
     if body.stream:
-        return EventStream(_stream(gateway.engine, body, requests, head), head.headers)
+        return EventStream(
+            _stream(gateway.engine, body, requests, head), head.headers, heartbeat_s=gateway.settings.heartbeat_s
+        )
     return JSONResponse(await while_connected(request, _whole(gateway, body, requests, head)), headers=head.headers)
 
 

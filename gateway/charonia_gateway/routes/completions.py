@@ -43,7 +43,9 @@ async def completions(request: Request, gateway: GatewayState) -> Response:
     requests = body.engine_requests()
     head = Head(gateway, request, body, "cmpl")
     if body.stream:
-        return EventStream(_stream(gateway.engine, body, requests, head), head.headers)
+        return EventStream(
+            _stream(gateway.engine, body, requests, head), head.headers, heartbeat_s=gateway.settings.heartbeat_s
+        )
     return JSONResponse(await while_connected(request, _whole(gateway, body, requests, head)), headers=head.headers)
 
 

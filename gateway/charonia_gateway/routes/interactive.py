@@ -42,7 +42,7 @@ async def chat_interactive(request: Request, gateway: GatewayState) -> Response:
         return JSONResponse(_nothing(), headers=head.headers)
     asked = body.engine_request()
     if body.stream:
-        return EventStream(_stream(gateway, asked, head), head.headers, LINES)
+        return EventStream(_stream(gateway, asked, head), head.headers, LINES, heartbeat_s=gateway.settings.heartbeat_s)
     return JSONResponse(await while_connected(request, _whole(gateway, asked, head)), headers=head.headers)
 
 
