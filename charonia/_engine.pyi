@@ -113,7 +113,7 @@ class EngineStats:
     generation_tokens: int
     prefix_queries_tokens: int
     prefix_hit_tokens: int
-    products_refused: int  # products with weights that cuBLASLt refused and own kernels took
+    gemms_rejected: int  # GEMMs with weights that cuBLASLt rejected and own kernels took
 
 class Engine:
     def __init__(self, weights_dir: Path, overrides: dict[str, str] = ...) -> None: ...

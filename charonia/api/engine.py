@@ -229,7 +229,7 @@ class Engine:
         return self._open().stats()
 
     def kernel_report(self) -> list[str]:
-        """Which kernels the device's operations go to, a line each, with the products that cuBLASLt has refused since
+        """Which kernels the device's operations go to, a line each, with the GEMMs that cuBLASLt has rejected since
         the start; info.kernel_report is the same as it was then. Empty on the CPU, which has no choice."""
         return self._open().kernel_report()
 

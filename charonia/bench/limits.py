@@ -1,4 +1,4 @@
-"""What the device can do at best, measured in the same run: bytes moved per second and products of matrices."""
+"""What the device can do at best, measured in the same run: bytes moved per second and GEMMs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from charonia import _engine
 _COPY_BYTES = 2 << 30
 _COPIES = 20
 _MATRIX = 8192
-_PRODUCTS = 10
+_GEMMS = 10
 
 
 @dataclass(frozen=True)
 class Limits:
     """bandwidth: bytes per second, of reads on the CPU; of a copy on a GPU, where bytes read and written are counted.
 
-    gemm_flops: operations per second of a product of two random 8192 x 8192 matrices in bf16. None: not measured.
+    gemm_flops: operations per second of a GEMM of two random 8192 x 8192 matrices in bf16. None: not measured.
     """
 
     bandwidth: float | None
@@ -76,8 +76,8 @@ def _copy_bandwidth(torch: Any) -> float:
 
 
 def _gemm_flops(torch: Any) -> float:
-    """Random numbers: a product of zeros draws less power and runs faster."""
+    """Random numbers: a GEMM of zeros draws less power and runs faster."""
     a, b = (torch.randn(_MATRIX, _MATRIX, device="cuda").to(torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
-    seconds = _seconds(torch, _PRODUCTS, lambda: torch.mm(a, b, out=out))
+    seconds = _seconds(torch, _GEMMS, lambda: torch.mm(a, b, out=out))
     return 2.0 * _MATRIX**3 / seconds

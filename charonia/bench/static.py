@@ -1,7 +1,7 @@
 """The static benchmark: batches of equal length in this process, and how near they come to the device's limits.
 
 Decoding is held against the time that reading the weights takes, and weights with the keys and values of the contexts;
-prefill against the rate of a large product of matrices.
+prefill against the rate of a large GEMM.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Row:
     prefill: prompt tokens per second until the last sequence's first token. decode: output tokens per second after it.
     bandwidth_share: bytes of weights that the steps read per second, of the bandwidth measured in the same run;
     bandwidth_share_with_kv: with the keys and values of contexts of mean length. gemm_share: operations per second of
-    the layers' products with weights during prefill, of the rate measured in the same run; those of attention and of
+    the layers' GEMMs with weights during prefill, of the rate measured in the same run; those of attention and of
     the output layer are not counted. None: without that measurement.
     """
 
@@ -50,7 +50,7 @@ class Row:
 class Report:
     """bandwidth in bytes per second, gemm_flops in operations per second; the better of a measurement before and one
     after the batches. kernel_report: which kernels the device's operations went to, a line each, after the batches;
-    products_refused: how many products cuBLASLt refused, which own kernels took."""
+    gemms_rejected: how many GEMMs cuBLASLt rejected, which own kernels took."""
 
     model: str
     weight_type: str
@@ -62,7 +62,7 @@ class Report:
     gemm_flops: float | None
     rows: tuple[Row, ...]
     kernel_report: tuple[str, ...] = ()
-    products_refused: int = 0
+    gemms_rejected: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -125,7 +125,7 @@ def measure_static(
         limits.gemm_flops,
         tuple(_row(info, limits, *case) for case in measured),
         tuple(engine.kernel_report()),
-        engine.stats().products_refused,
+        engine.stats().gemms_rejected,
     )
 
 
@@ -186,12 +186,12 @@ def print_report(console: Console, report: Report, *, verbose: bool = False) -> 
     if report.bandwidth:
         what += f", memory {'reads' if report.device == 'cpu' else 'moves'} {report.bandwidth / 1e9:.1f} GB/s"
     if report.gemm_flops:
-        what += f", bf16 products run at {report.gemm_flops / 1e12:.0f} TFLOP/s"
+        what += f", bf16 GEMMs run at {report.gemm_flops / 1e12:.0f} TFLOP/s"
     console.print(what, highlight=False, soft_wrap=True)
     if not report.bandwidth:
         console.print("shares need PyTorch, which measures the device: pip install torch", highlight=False)
     table = Table("batch", "prompt", "output", title="Static; tokens/s, and shares of what was measured")
-    for heading in ("prefill", "of products", "decode", "output in all", "weights", "weights and KV"):
+    for heading in ("prefill", "of GEMMs", "decode", "output in all", "weights", "weights and KV"):
         table.add_column(heading, justify="right")
     for row in report.rows:
         table.add_row(
@@ -206,8 +206,8 @@ def print_report(console: Console, report: Report, *, verbose: bool = False) -> 
             _percent(row.bandwidth_share_with_kv),
         )
     console.print(table)
-    if report.products_refused:
-        text = f"cuBLASLt refused {report.products_refused} products, which own kernels took"
+    if report.gemms_rejected:
+        text = f"cuBLASLt rejected {report.gemms_rejected} GEMMs, which own kernels took"
         console.print(text if verbose else f"{text}; --verbose says which", highlight=False, soft_wrap=True)
     if verbose:
         for line in report.kernel_report or ("the CPU device has no kernels to choose from",):

@@ -338,7 +338,7 @@ void bind_info(py::module_& m) {
       .def_readonly("generation_tokens", &EngineStats::generation_tokens)
       .def_readonly("prefix_queries_tokens", &EngineStats::prefix_queries_tokens)
       .def_readonly("prefix_hit_tokens", &EngineStats::prefix_hit_tokens)
-      .def_readonly("products_refused", &EngineStats::gemms_rejected);
+      .def_readonly("gemms_rejected", &EngineStats::gemms_rejected);
 }
 
 }  // namespace

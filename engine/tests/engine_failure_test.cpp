@@ -10,21 +10,14 @@
 #include <tuple>
 
 #include "charonia/engine.h"
-#include "engine_support.h"
-#include "runtime/devices.h"
-#include "test_folder.h"
-#include "tiny_workspace.h"
-#include "wrapped_ops.h"
+#include "engine_fixture.h"
 
 namespace charonia {
 namespace {
 
 using testing::Collector;
 using testing::error_of;
-using testing::Faults;
 using testing::request;
-using testing::WrappedOps;
-using testing::write_tiny_workspace;
 
 class FailedGauge : public MetricsSink {
  public:
@@ -40,31 +33,21 @@ class FailedGauge : public MetricsSink {
 };
 
 // By whether the device computes asynchronously, and its ranks.
-class EngineFailureTest : public ::testing::TestWithParam<std::tuple<bool, int>> {
+class EngineFailureTest : public testing::EngineFixtureBase,
+                          public ::testing::WithParamInterface<std::tuple<bool, int>> {
  protected:
   void SetUp() override {
+    EngineFixtureBase::SetUp();
     const auto [asynchronous, ranks] = GetParam();
-    runtime::wrap_devices_for_tests([this, asynchronous](std::unique_ptr<ops::Ops> ops) {
-      return std::make_unique<WrappedOps>(std::move(ops), asynchronous, faults_);
-    });
+    wrap_devices(asynchronous);
     faults_->code = ErrorCode::device_failed;
-    dir_ = testing::test_folder();
-    testing::TinyModel model;
-    model.ranks = ranks;
-    model.positions = 20'000;
-    write_tiny_workspace(dir_, model);
+    lengthen(ranks);
   }
-  void TearDown() override {
-    runtime::wrap_devices_for_tests({});
-    std::filesystem::remove_all(dir_);
-  }
-  std::unique_ptr<Engine> engine() const {
-    return std::make_unique<Engine>(dir_, Settings{{"max_batch_size", "4"}, {"session_len", "10000"}}, sink_);
+  std::unique_ptr<Engine> failing_engine() const {
+    return std::make_unique<Engine>(weights(), Settings{{"max_batch_size", "4"}, {"session_len", "10000"}}, sink_);
   }
 
-  std::shared_ptr<Faults> faults_ = std::make_shared<Faults>();
   std::shared_ptr<FailedGauge> sink_ = std::make_shared<FailedGauge>();
-  std::filesystem::path dir_;
 };
 INSTANTIATE_TEST_SUITE_P(Devices, EngineFailureTest, ::testing::Combine(::testing::Bool(), ::testing::Values(1, 2)),
                          [](const auto& info) {
@@ -84,7 +67,7 @@ TEST_P(EngineFailureTest, EveryRequestEndsAndLaterOnesAreRejected) {
     SCOPED_TRACE(launch ? "at a launch" : "in a step");
     faults_->lost = false;
     faults_->steps_after_loss = 0;
-    const auto failing = engine();
+    const auto failing = failing_engine();
     EXPECT_EQ(failing->failure(), "");
     EXPECT_EQ(sink_->value(), 0);
     std::atomic<int> told = 0;
@@ -119,7 +102,7 @@ TEST_P(EngineFailureTest, EveryRequestEndsAndLaterOnesAreRejected) {
 }
 
 TEST_P(EngineFailureTest, ShutdownAfterwardsEndsAtOnce) {
-  const auto failing = engine();
+  const auto failing = failing_engine();
   Collector out;
   faults_->collect_in = 1;
   failing->submit(request({1, 2}, 9000), out.callback());

@@ -18,26 +18,26 @@
 
 namespace charonia::testing {
 
-class EngineFixture : public ::testing::TestWithParam<bool> {
+// Whatever the parameters of its tests are. SetUp() of what derives from it writes the model.
+class EngineFixtureBase : public ::testing::Test {
  protected:
-  void SetUp() override {
-    if (GetParam()) {
-      runtime::wrap_devices_for_tests([this](std::unique_ptr<ops::Ops> ops) {
-        return std::make_unique<WrappedOps>(std::move(ops), true, faults_);
-      });
-    }
-    dir_ = test_folder();
-    write_tiny_workspace(weights());
-  }
+  void SetUp() override { dir_ = test_folder(); }
   void TearDown() override {
     runtime::wrap_devices_for_tests({});
     std::filesystem::remove_all(dir_);
   }
+  // From here on the devices of engines are wrapped: they have faults_.
+  void wrap_devices(bool asynchronous) {
+    runtime::wrap_devices_for_tests([this, asynchronous](std::unique_ptr<ops::Ops> ops) {
+      return std::make_unique<WrappedOps>(std::move(ops), asynchronous, faults_);
+    });
+  }
 
   std::filesystem::path weights() const { return dir_ / "weights"; }
   // A model whose requests may last until a test ends them.
-  void lengthen() const {
+  void lengthen(int ranks = 1) const {
     TinyModel model;
+    model.ranks = ranks;
     model.positions = 20'000;
     write_tiny_workspace(weights(), model);
   }
@@ -55,6 +55,16 @@ class EngineFixture : public ::testing::TestWithParam<bool> {
 
   std::shared_ptr<Faults> faults_ = std::make_shared<Faults>();
   std::filesystem::path dir_;
+};
+
+// By whether the device computes asynchronously.
+class EngineFixture : public EngineFixtureBase, public ::testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override {
+    EngineFixtureBase::SetUp();
+    if (GetParam()) wrap_devices(true);
+    write_tiny_workspace(weights());
+  }
 };
 
 // Whether the device computes asynchronously.

@@ -21,7 +21,7 @@
 
 namespace charonia::triton {
 
-// One request and its answer. The engine's callback owns it.
+// One request and its responses. The engine's callback owns it.
 struct Call {
   explicit Call(TRITONBACKEND_Request* request) : stream(request) {}
 

@@ -47,8 +47,8 @@ Settings gather_settings(const ModelIdentity& identity, const ModelOptions& opti
   return settings;
 }
 
-// A failed device ends the process here, where the setting says so: the server would go on, or end with a code that does
-// not say that a new try may succeed.
+// A failed device ends the process here, where the setting says so: the server would go on, or end with a code that
+// does not say that a new try may succeed.
 Engine load(const ModelIdentity& identity, const Settings& settings, std::shared_ptr<MetricsSink> sink) {
   try {
     return Engine(identity.weights_dir(), settings, std::move(sink));
@@ -115,7 +115,7 @@ void Model::execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request
     // Without a response factory there is no way to answer.
     log_error(std::string("a request could not be answered: ") + error.what());
   }
-  // Triton's statistics need the request, which is not kept until the answer is complete: they count requests and time
+  // Triton's statistics need the request, which is not kept until the last response: they count requests and time
   // their admission. How long requests take is in the engine's own metrics.
   const auto end = now_ns();
   log_failure(TRITONBACKEND_ModelInstanceReportStatistics(instance, request, taken, begin, begin, end, end),
@@ -179,7 +179,7 @@ void Model::act(Action action, const Request& request) {
 }
 
 void Model::submit(Request request, const std::shared_ptr<Call>& call) {
-  // In the table first: the answer may be complete before submit() returns.
+  // In the table first: the last response may be sent before submit() returns.
   calls_.add(call);
   if (call->traced) call->traced->submitted();
   try {

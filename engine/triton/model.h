@@ -26,7 +26,7 @@ class Model {
   Model(TRITONBACKEND_Model* model, const MetricFamilies& families);
 
   // Takes one request and answers it, with responses or with an error; never blocks on the engine. The request is
-  // released when this returns, or with its answer's end where it is traced. Never throws.
+  // released when this returns, or with its last response where it is traced. Never throws.
   void execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request) noexcept;
 
  private:

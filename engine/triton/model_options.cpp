@@ -51,7 +51,7 @@ void read_device(const json& group, ModelOptions& options) {
 ModelOptions read_model_options(std::string_view text) {
   const auto config = json::parse(text);
   if (!config.value("model_transaction_policy", json::object()).value("decoupled", false)) {
-    refuse("the model answers in streams: set model_transaction_policy { decoupled: true }");
+    refuse("the model sends streams of responses: set model_transaction_policy { decoupled: true }");
   }
   if (const auto size = config.value("max_batch_size", std::int64_t{0}); size != 0) {
     refuse(cat(

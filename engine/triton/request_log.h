@@ -1,4 +1,4 @@
-// A line in the log for each request, where CHARONIA_ACCESS_LOG asks for it. It has no text of prompts or answers.
+// A line in the log for each request, where CHARONIA_ACCESS_LOG asks for it. It has no text of prompts or completions.
 #pragma once
 
 #include <exception>

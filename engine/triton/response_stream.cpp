@@ -25,7 +25,7 @@ ResponsePtr make_response(TRITONBACKEND_ResponseFactory* factory) {
 ResponseStream::ResponseStream(TRITONBACKEND_Request* request) : factory_(make_factory(request)) {}
 
 ResponseStream::~ResponseStream() {
-  fail(Error(ErrorCode::internal, "the engine dropped the request without an answer"));
+  fail(Error(ErrorCode::internal, "the engine dropped the request without a response"));
 }
 
 void ResponseStream::send(const Result& result, const Extras& extras, const OutputSet& wanted, bool last) {

@@ -1,4 +1,4 @@
-// The answer to one request: any number of responses, and exactly one final flag.
+// The response stream of one request: any number of responses, and exactly one final flag.
 #pragma once
 
 #include <exception>

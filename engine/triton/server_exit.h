@@ -19,7 +19,8 @@ inline constexpr int kDeviceFailedExitCode = 75;
 // its metrics. Any thread.
 class Withdrawal {
  public:
-  // Of an answer that has ended: while it is kept the server cannot finish the model's unloading. The first is kept.
+  // Of a response stream that has ended: while it is kept the server cannot finish the model's unloading. The first is
+  // kept.
   void keep(FactoryPtr factory);
   // Has the server unload the model, which `factory` holds up; a server that allows no unloading is left as it is, and
   // says so in the log. False, and nothing is done, when there is no factory yet.

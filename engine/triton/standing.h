@@ -10,8 +10,8 @@
 
 namespace charonia::triton {
 
-// unknown: the server cannot say, or the model was never ready: then it is being loaded or warmed up, by a server that is
-// perhaps starting itself.
+// unknown: the server cannot say, or the model was never ready: then it is being loaded or warmed up, by a server that
+// is perhaps starting itself.
 enum class Standing { unknown, served, unloading, exiting };
 
 // Any thread.

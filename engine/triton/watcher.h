@@ -20,8 +20,9 @@ namespace charonia::triton {
 // ended, and the backend's ModelFinalize comes only then. Without requests it sleeps.
 //
 // When the engine's device has failed, all requests end. Once they have, the model is withdrawn, and with the setting
-// exit_on_device_failure the server's process ends kFarewell later: until then the responses go out on their connections
-// and health checks see why. (While the model is loaded or warmed up there is nobody to tell: Model ends the process.)
+// exit_on_device_failure the server's process ends kFarewell later: until then the responses go out on their
+// connections and health checks see why. (While the model is loaded or warmed up there is nobody to tell: Model ends the
+// process.)
 class Watcher {
  public:
   static constexpr std::chrono::milliseconds kPollPeriod{10};

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from gpu_check import build, emulated, machine, packages, records, report
 from gpu_check.context import HOST, ROOT, Context
-from gpu_check.plan import ALIASES, BUDGET_S, CALLS, PIECES, select
+from gpu_check.plan import ALIASES, BUDGET_S, CALLS, STAGES, select
 from gpu_check.records import Results
 from gpu_check.runner import Runner
 
@@ -43,8 +44,8 @@ _LOG_BYTES = 200_000
 def main() -> int:
     options = _parse()
     if options.list:
-        for piece in PIECES:
-            print(f"{piece.name:14} {piece.what} (about {piece.guess_s:.0f} s)")
+        for stage in STAGES:
+            print(f"{stage.name:14} {stage.what} (about {stage.guess_s:.0f} s)")
         for name, members in ALIASES.items():
             print(f"{name:14} = {' '.join(members)}")
         return 0
@@ -80,6 +81,8 @@ def _check(context: Context, options: argparse.Namespace) -> int:
     results = Results(context.results)
     results.machine, results.commit = machine.read(context), records.commit()
 
+    not_copied: set[str] = set()
+
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:4.0f} s] {text}", flush=True)
 
@@ -87,20 +90,22 @@ def _check(context: Context, options: argparse.Namespace) -> int:
         results.save()
         page = results.file.with_suffix(".md")
         page.write_text(report.markdown(results), encoding="utf-8")
-        if options.out:
-            _copy_out(context, options.out, results.file, page)
+        for failure in _copy_out(context, options.out, results.file, page) if options.out else ():
+            if failure not in not_copied:
+                say(failure)
+            not_copied.add(failure)
 
-    calls = [options.pieces] if options.pieces or not options.rehearse else [[call] for call in CALLS]
+    calls = [options.stages] if options.stages or not options.rehearse else [[call] for call in CALLS]
     skips = []
-    for pieces in calls:
+    for stages in calls:
         runner = Runner(context, results, budget_s=options.budget_s, again=options.again, say=say, save=save)
-        skips += runner.run(select(pieces))
+        skips += runner.run(select(stages))
     save()
     if options.rehearse:
         print("\n".join(report.calls_table(results)))
-    again = [word for word in sys.argv[1:] if word not in options.pieces]
+    again = [word for word in sys.argv[1:] if word not in options.stages]
     print(report.terminal(results, skips, results.file, again), flush=True)
-    chosen = {piece.name for pieces in calls for piece in select(pieces)}
+    chosen = {stage.name for stages in calls for stage in select(stages)}
     return int(any(results.records[name].outcome.status == "failed" for name in chosen & results.records.keys()))
 
 
@@ -128,21 +133,21 @@ def _parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     out = os.environ.get("OUT")
-    add("pieces", nargs="*", metavar="PIECE", help="which pieces (all, in the order of --list)")
-    add("--list", action="store_true", help="say which pieces there are")
+    add("stages", nargs="*", metavar="STAGE", help="which stages (all, in the order of --list)")
+    add("--list", action="store_true", help="say which stages there are")
     add(
         "--rehearse",
         action="store_true",
         help="every call without a GPU: device = cpu, the emulated device, tiny models",
     )
-    add("--again", action="store_true", help="run pieces that passed before with the same sources")
+    add("--again", action="store_true", help="run stages that passed before with the same sources")
     add("--budget-s", type=float, default=BUDGET_S,
         help=f"seconds of a call; what does not fit is left out and named [{BUDGET_S}]")  # fmt: skip
     add(
         "--out",
         type=Path,
         default=Path(out) if out else None,
-        help="results and logs are copied there after each piece",
+        help="results and logs are copied there after each stage",
     )
     add("--trace", type=Path, help="a CSV of TIMESTAMP, ContextTokens, GeneratedTokens, for bench4")
     add("--requests", type=int, default=400, help="how many requests of the trace [400]")
@@ -170,9 +175,9 @@ def _parse() -> argparse.Namespace:
         help="tests/gpu on the emulated device of this build folder, and nothing else")  # fmt: skip
     options = parser.parse_args()
     try:
-        select(options.pieces)
+        select(options.stages)
     except KeyError as error:
-        parser.error(f"{error} is no piece; --list says which there are")
+        parser.error(f"{error} is no stage; --list says which there are")
     for part in options.set:
         if "=" not in part:
             parser.error(f"--set {part}: expected KEY=VALUE")
@@ -197,27 +202,35 @@ def _results_file(rehearse: bool) -> Path:
     return ROOT / "benchmarks" / "results" / f"{name}.json"
 
 
-def _copy_out(context: Context, out: Path, *files: Path) -> None:
-    """Results first, then logs in one file and by-products, at most five files in all and none too large."""
-    out.mkdir(parents=True, exist_ok=True)
+def _copy_out(context: Context, out: Path, *files: Path) -> list[str]:
+    """Results first, then logs in one file and by-products, at most five files in all and none too large. Returns what
+    could not be copied and why: a folder that is full or cannot be written to keeps nothing from being measured."""
     logs = context.work / "logs.tar.gz"
     with tarfile.open(logs, "w:gz") as archive:
         for log in sorted(file for file in context.logs.rglob("*") if file.is_file()):
             try:
                 content = log.read_bytes()
-            except FileNotFoundError:  # a piece that runs has just begun it anew
+            except FileNotFoundError:  # a stage that runs has just begun it anew
                 continue
             if len(content) > _LOG_BYTES:
                 content = content[: _LOG_BYTES // 4] + b"\n[...]\n" + content[-_LOG_BYTES * 3 // 4 :]
             entry = tarfile.TarInfo(str(Path("logs") / log.relative_to(context.logs)))
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
-    for file in (*files, context.work / "kernels.json", logs, context.work / "cache" / "products.json"):
+    failures = []
+    for file in (*files, context.work / "kernels.json", logs, context.work / "cache" / "gemms.json"):
         if file.is_file() and file.stat().st_size < _OUT_BYTES:
             # A call may be killed at any time: what is there already is not cut short.
             part = out / f"{file.name}.part"
-            shutil.copyfile(file, part)
-            part.replace(out / file.name)
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, part)
+                part.replace(out / file.name)
+            except OSError as error:
+                failures.append(f"{file.name} is not copied to {out}: {error.strerror or error}")
+                with contextlib.suppress(OSError):
+                    part.unlink()
+    return failures
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def _bring(context: Context) -> tuple[bool, str]:
         return True, "what is compiled was there, without C++ tests"
     command: list[str | Path] = [test_program(context), f"--gtest_filter={_SMOKE_TEST}"]
     done = run_command(command, context.logs / "smoke_test.log", limit_s=60, env=context.environment())
-    # A test that fails is the business of the piece that runs them all; here a program that cannot run is looked for.
+    # A test that fails is the business of the stage that runs them all; here a program that cannot run is looked for.
     if "[==========] Running" not in done.text or "no kernel image" in done.text:
         return False, f"what was brought along does not run here ({done.how}: {done.text.strip()[-200:]})"
     return True, "what is compiled was there, and its smoke test ran"

@@ -1,4 +1,4 @@
-"""What every piece knows: where things are, which device is checked, what the user asked for."""
+"""What every stage knows: where things are, which device is checked, what the user asked for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cuda_folders(kind: str, *names: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Context:
-    """rehearse: the same pieces with device = cpu and tiny models. settings: of the engine, in every benchmark."""
+    """rehearse: the same stages with device = cpu and tiny models. settings: of the engine, in every benchmark."""
 
     rehearse: bool
     work: Path  # everything that this makes but the results
@@ -56,7 +56,7 @@ class Context:
 
     @property
     def site(self) -> Path:
-        """The charonia package of the build piece: links to the checkout's Python files, and what was compiled."""
+        """The charonia package of the build stage: links to the checkout's Python files, and what was compiled."""
         return self.work / "site"
 
     @property

@@ -21,7 +21,7 @@ from gpu_check.worker import Session
 # Suites of the engine as a whole; the others test operations, kernels and what plans them.
 _ENGINE = re.compile("engine", re.IGNORECASE)
 _DEVICE_ERROR = re.compile(r"cuda|cublas|nccl|illegal|misaligned|launch|device", re.IGNORECASE)
-# A test that hangs must not cost what the others found: the pieces end by themselves before they would be killed.
+# A test that hangs must not cost what the others found: the stages end by themselves before they would be killed.
 _OPS_S, _ENGINE_S, _WHY_S, _MEMCHECK_S, _SUITE_S = 130.0, 60.0, 160.0, 90.0, 50.0
 # After so many deaths of one suite the rest of it is left.
 _RESTARTS = 4
@@ -71,6 +71,7 @@ def engine(context: Context, session: Session, size: str) -> Outcome:
     tally.passed += api.figures.get("passed", 0)
     tally.skipped += api.figures.get("skipped", 0)
     tally.failures += api.failures
+    tally.not_run += api.figures.get("no_time_for", [])
     return _complete(context, tally, "tests")
 
 
@@ -108,8 +109,8 @@ def why(context: Context, session: Session, size: str) -> Outcome:
     return Outcome("passed", told, failures=tally.failures)
 
 
-def _failures(context: Context, piece: str) -> list[Failure]:
-    record = Results(context.results).records.get(piece)
+def _failures(context: Context, stage: str) -> list[Failure]:
+    record = Results(context.results).records.get(stage)
     return record.outcome.failures if record else []
 
 
@@ -188,7 +189,8 @@ def memcheck(context: Context, session: Session, size: str) -> Outcome:
 
 
 def _suites(context: Context) -> dict[str, list[str]]:
-    """Full names of all tests, by suite; none where they were not built."""
+    """Full names of all tests, by suite; none where they were not built. In a rehearsal, whose kernels are slow,
+    only the first test of each suite: ctest runs them all on the emulated device."""
     if not test_program(context).is_file():
         return {}
     listed = subprocess.run(
@@ -203,7 +205,7 @@ def _suites(context: Context) -> dict[str, list[str]]:
             suite = name
         elif name.startswith("  ") and suite:
             suites.setdefault(suite[:-1], []).append(suite + name.strip())
-    return suites
+    return {suite: tests[:1] for suite, tests in suites.items()} if context.rehearse else suites
 
 
 def _run_suites(context: Context, suites: dict[str, list[str]], limit_s: float, session: Session) -> Tally:

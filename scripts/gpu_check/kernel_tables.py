@@ -1,4 +1,4 @@
-"""The piece `kernels`: tables of single kernels with shares of this device's limits, before everything end to end."""
+"""The stage `kernels`: tables of single kernels with shares of this device's limits, before everything end to end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_check.context import ROOT, Context
 from gpu_check.records import CRASH, DEVICE, Failure, Outcome
 from gpu_check.worker import Session
 
-_LIMIT_S, _SUITE_S = 190, 60  # the piece's own is longer, so that these end it
+_LIMIT_S, _SUITE_S = 190, 60  # the stage's own is longer, so that these end it
 
 
 def kernels(context: Context, session: Session, size: str) -> Outcome:
@@ -22,7 +22,7 @@ def kernels(context: Context, session: Session, size: str) -> Outcome:
     if importlib.util.find_spec("gpu_check.kernels") is None:
         return _failed("scripts/gpu_check/kernels.py is missing")
     if not binary.is_file():
-        return _failed(f"{binary.name} was not built, see the piece build")
+        return _failed(f"{binary.name} was not built, see the stage build")
     table.unlink(missing_ok=True)
     env = context.environment()
     env["PYTHONPATH"] += os.pathsep + str(ROOT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -29,7 +30,7 @@ GENERAL = [
     "wcwidth",
     "gguf",
 ]
-# What the Triton server, its Python models, the gateway and the client need; used by the piece bench5 alone.
+# What the Triton server, its Python models, the gateway and the client need; used by the stage bench5 alone.
 TRITON = [
     "nvidia-pytriton==0.7.0",
     "numpy==1.26.4",
@@ -103,33 +104,57 @@ def lay_out(files: Sequence[Path], folder: Path, limit: int = TRIP_BYTES) -> lis
     for file in files:
         content = file.read_bytes()
         count = max(1, -(-len(content) // limit))
+        digest = hashlib.sha256(content).hexdigest()[:8]
         for part in range(count):
-            piece = content[part * limit : (part + 1) * limit]
-            if not trips or len(piece) > left:
+            some = content[part * limit : (part + 1) * limit]
+            if not trips or len(some) > left:
                 trips.append(folder / str(len(trips) + 1))
                 trips[-1].mkdir(parents=True)
                 left = limit
-            name = file.name if count == 1 else f"{file.name}.part{part + 1:02}of{count:02}"
-            (trips[-1] / name).write_bytes(piece)
-            left -= len(piece)
+            name = file.name if count == 1 else f"{file.name}.{digest}.part{part + 1:02}of{count:02}"
+            (trips[-1] / name).write_bytes(some)
+            left -= len(some)
     return trips
 
 
 def gather(brought: Path, carried: Path) -> None:
-    """Keeps what was brought along beside what was before, and joins files of which all parts are there."""
+    """Keeps what was brought along beside what was before, in place of other versions of the same, and joins files of
+    which all parts are there."""
     carried.mkdir(parents=True, exist_ok=True)
-    for file in brought.rglob("*") if brought.is_dir() else ():
-        if file.is_file():
-            shutil.copy2(file, carried / file.name)
-    for last in carried.glob("*.part*"):
-        name, _, place = last.name.partition(".part")
-        count = place.partition("of")[2]
-        parts = sorted(carried.glob(f"{name}.part*of{count}"))
-        if len(parts) == int(count):
-            with (carried / name).open("wb") as whole:
+    files = [file for file in brought.rglob("*") if file.is_file()] if brought.is_dir() else []
+    for file in files:
+        for other in carried.iterdir():
+            if other.name != file.name and _replaces(file.name, other.name):
+                other.unlink()
+        shutil.copy2(file, carried / file.name)
+    for last in sorted(carried.glob("*.part01of*")):
+        found = _PART.fullmatch(last.name)
+        if found is None:
+            continue
+        parts = sorted(carried.glob(f"{found['file']}.{found['digest']}.part*"))
+        if len(parts) == int(found["count"]):
+            with (carried / found["file"]).open("wb") as whole:
                 for part in parts:
                     whole.write(part.read_bytes())
                     part.unlink()
+
+
+# As lay_out() names them; the digest is the whole file's.
+_PART = re.compile(r"(?P<file>.+)\.(?P<digest>[0-9a-f]{8})\.part\d+of(?P<count>\d+)")
+
+
+def _replaces(new: str, old: str) -> bool:
+    """Whether these files hold the same package, or the same file cut into parts, at different times."""
+    if new.endswith(".whl") and old.endswith(".whl"):
+        return _project(new) == _project(old)
+    ours, theirs = _PART.fullmatch(new), _PART.fullmatch(old)
+    if ours is None or theirs is None:
+        return False
+    return ours["file"] == theirs["file"] and ours["digest"] != theirs["digest"]
+
+
+def _project(wheel: str) -> str:
+    return wheel.split("-")[0].lower().replace(".", "_")
 
 
 def unpacked(carried: Path, name: str) -> Path | None:
@@ -182,7 +207,7 @@ def slim(wheel: Path, python: str) -> None:
 
 
 def _for_triton(wheel: Path) -> bool:
-    return wheel.name.split("-")[0].lower().replace(".", "_") in _TRITON_NAMES
+    return _project(wheel.name) in _TRITON_NAMES
 
 
 def install(context: Context) -> str:
@@ -192,9 +217,11 @@ def install(context: Context) -> str:
         wheels[_for_triton(wheel)].append(wheel)
     for for_triton, files in wheels.items():
         target = context.triton_packages if for_triton else context.packages
+        if files:  # of a machine that was used before: other versions would be found there
+            shutil.rmtree(target, ignore_errors=True)
         command: list[str | Path] = [
             sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile",
-            "--no-cache-dir", "--upgrade", "--find-links", context.carried, "--target", target, *files,
+            "--no-cache-dir", "--find-links", context.carried, "--target", target, *files,
         ]  # fmt: skip
         log = context.logs / f"pip_{target.name}.log"
         if files and (done := run(command, log, limit_s=120, env=context.environment())).code != 0:

@@ -1,4 +1,4 @@
-"""What pieces found, and the file that keeps it."""
+"""What stages found, and the file that keeps it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Record:
 
 
 class Results:
-    """The results file. It is written after every piece."""
+    """The results file. It is written after every stage."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -97,7 +97,7 @@ class Results:
         if file.is_file():
             content = json.loads(file.read_text(encoding="utf-8"))
             self.machine, self.commit = content["machine"], content["commit"]
-            for name, values in content["pieces"].items():
+            for name, values in content["stages"].items():
                 outcome = Outcome.from_json(values.pop("outcome"))
                 self.records[name] = Record(outcome, **values)
 
@@ -105,7 +105,7 @@ class Results:
         content = {
             "machine": self.machine,
             "commit": self.commit,
-            "pieces": {name: asdict(record) for name, record in self.records.items()},
+            "stages": {name: asdict(record) for name, record in self.records.items()},
         }
         self.file.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.file.with_suffix(".tmp")

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_check.plan import BUDGET_S, CALLS, PIECES
+from gpu_check.plan import BUDGET_S, CALLS, STAGES
 from gpu_check.records import Bar, Results
 from gpu_check.runner import Skip
 
@@ -17,7 +17,7 @@ _PEER_TIMES = 5.0
 
 
 def bars_of(results: Results) -> list[tuple[str, Bar]]:
-    """All figures with their pieces, in the order of the bars, and the one that follows from two pieces."""
+    """All figures with their stages, in the order of the bars, and the one that follows from two stages."""
     found = [(name, bar) for name, record in results.records.items() for bar in record.outcome.bars]
     table = results.records.get("bench2")
     rates = (
@@ -38,7 +38,7 @@ def bars_of(results: Results) -> list[tuple[str, Bar]]:
 def next_command(results: Results, skips: Sequence[Skip], options: Sequence[str]) -> str:
     """What to run next: what did not fit into the budget; else the first call of which something was never tried."""
     command = ["scripts/gpu_check.sh", *options]
-    late = [skip.piece.name for skip in skips if "budget" in skip.why]
+    late = [skip.stage.name for skip in skips if "budget" in skip.why]
     if late:
         return shlex.join([*command, *late])
     build = results.records.get("build")
@@ -51,8 +51,8 @@ def next_command(results: Results, skips: Sequence[Skip], options: Sequence[str]
 
 
 def calls_table(results: Results) -> list[str]:
-    """Seconds of the pieces by calls. Compiling counts only where it is done in the call."""
-    lines = ["| call | piece | | seconds |", "|---|---|---|---:|"]
+    """Seconds of the stages by calls. Compiling counts only where it is done in the call."""
+    lines = ["| call | stage | | seconds |", "|---|---|---|---:|"]
     for call, names in CALLS.items():
         known = [(name, results.records[name]) for name in names if name in results.records]
         lines += [f"| {call} | {name} | {record.outcome.status} | {record.seconds:.0f} |" for name, record in known]
@@ -62,15 +62,15 @@ def calls_table(results: Results) -> list[str]:
 
 
 def terminal(results: Results, skips: Sequence[Skip], file: Path, options: Sequence[str] = ()) -> str:
-    lines = ["", "== pieces"]
-    for piece in PIECES:
-        record = results.records.get(piece.name)
+    lines = ["", "== stages"]
+    for stage in STAGES:
+        record = results.records.get(stage.name)
         if record:
             lines.append(
-                f"{piece.name:14} {record.outcome.status:8} {record.seconds:5.0f} s  {record.outcome.summary[:150]}"
+                f"{stage.name:14} {record.outcome.status:8} {record.seconds:5.0f} s  {record.outcome.summary[:150]}"
             )
     if skips:
-        lines += ["", "== left out", *(f"{skip.piece.name:14} {skip.why}" for skip in skips)]
+        lines += ["", "== left out", *(f"{skip.stage.name:14} {skip.why}" for skip in skips)]
     bars = bars_of(results)
     if bars:
         lines += ["", "== figures"]
@@ -113,12 +113,12 @@ def markdown(results: Results) -> str:
         rows = record.outcome.figures.get("rows")
         if rows:
             lines += ["", f"## {name}", "", *_limits(record.outcome.figures), *_table(rows)]
-    lines += ["", "## Pieces", "", "| piece | | seconds | what | sources | at (UTC) |", "|---|---|---:|---|---|---|"]
-    for piece in PIECES:
-        found = results.records.get(piece.name)
+    lines += ["", "## Stages", "", "| stage | | seconds | what | sources | at (UTC) |", "|---|---|---:|---|---|---|"]
+    for stage in STAGES:
+        found = results.records.get(stage.name)
         if found:
             summary = found.outcome.summary.replace("|", "\\|")
-            cells = (piece.name, found.outcome.status, f"{found.seconds:.0f}", summary, found.sources, found.at)
+            cells = (stage.name, found.outcome.status, f"{found.seconds:.0f}", summary, found.sources, found.at)
             lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## Calls", ""]
     if not machine.get("gpu"):

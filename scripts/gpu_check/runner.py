@@ -1,4 +1,4 @@
-"""Runs pieces in worker processes, within their time limits and the budget of the whole."""
+"""Runs stages in worker processes, within their time limits and the budget of the whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from gpu_check import records
 from gpu_check.commands import kill_tree
 from gpu_check.context import Context
-from gpu_check.plan import BY_NAME, Piece
+from gpu_check.plan import BY_NAME, Stage
 from gpu_check.records import Failure, Outcome, Record, Results
 
 _ENDING_S = 20
@@ -25,14 +25,14 @@ _LOG_LINES = 25
 
 @dataclass
 class Skip:
-    """A piece that was not run this time, and why."""
+    """A stage that was not run this time, and why."""
 
-    piece: Piece
+    stage: Stage
     why: str
 
 
 class Runner:
-    """again: pieces that passed with these sources are done once more. budget_s: no piece is begun that would, by what
+    """again: stages that passed with these sources are done once more. budget_s: no stage is begun that would, by what
     it took before, end later; what a rehearsal compiles is not of it, as that is brought along. save: called whenever
     the results have changed."""
 
@@ -55,71 +55,77 @@ class Runner:
         self._worker: Worker | None = None
         self._engine_sources, self._sources = records.engine_sources(), records.all_sources()
 
-    def run(self, pieces: Sequence[Piece]) -> list[Skip]:
+    def run(self, stages: Sequence[Stage]) -> list[Skip]:
         """Runs what is not done. Returns what was left out."""
         skips = []
         try:
-            for piece in pieces:
-                why = self._reason_to_skip(piece)
+            for stage in stages:
+                why = self._reason_to_skip(stage)
                 if why:
-                    self._say(f"{piece.name}: {why}")
+                    self._say(f"{stage.name}: {why}")
                     if why != _DONE:
-                        skips.append(Skip(piece, why))
+                        skips.append(Skip(stage, why))
                     continue
-                record = self._measure(piece)
-                self._results.records[piece.name] = record
+                record = self._measure(stage)
+                self._results.records[stage.name] = record
                 self._save()
-                if self._context.rehearse and piece.name == "build":
+                if not self._counts(stage):
                     self._deadline += record.seconds
-                self._say(f"{piece.name}: {record.outcome.status} in {record.seconds:.0f} s: {record.outcome.summary}")
+                self._say(f"{stage.name}: {record.outcome.status} in {record.seconds:.0f} s: {record.outcome.summary}")
                 if record.outcome.status == "skipped":
-                    skips.append(Skip(piece, record.outcome.summary))
+                    skips.append(Skip(stage, record.outcome.summary))
         finally:
             self._leave()
         return skips
 
-    def sources_of(self, piece: Piece) -> str:
-        return self._engine_sources if piece.name == "build" else self._sources
+    def sources_of(self, stage: Stage) -> str:
+        return self._engine_sources if stage.name == "build" else self._sources
 
-    def is_done(self, piece: Piece) -> bool:
+    def is_done(self, stage: Stage) -> bool:
         """Passed, with the sources as they are; what was built must still be there."""
-        record = self._results.records.get(piece.name)
-        done = record is not None and record.outcome.status == "passed" and record.sources == self.sources_of(piece)
-        return done and (piece.name != "build" or (self._context.site / "charonia").is_dir())
+        record = self._results.records.get(stage.name)
+        done = record is not None and record.outcome.status == "passed" and record.sources == self.sources_of(stage)
+        return done and (stage.name != "build" or (self._context.site / "charonia").is_dir())
 
-    def _reason_to_skip(self, piece: Piece) -> str:
-        if self.is_done(piece) and not self._again:
+    def _counts(self, stage: Stage) -> bool:
+        """Whether its seconds are of the budget: what a rehearsal compiles is brought along elsewhere."""
+        return not (self._context.rehearse and stage.name == "build")
+
+    def _reason_to_skip(self, stage: Stage) -> str:
+        if self.is_done(stage) and not self._again:
             return _DONE
-        for name in piece.needs:
+        for name in stage.needs:
             # A rehearsal may use the package that is installed; then nothing was built.
             if not self.is_done(BY_NAME[name]) and not (self._context.rehearse and name not in self._results.records):
                 return f"not run: it needs {name}, which has not passed"
-        before = self._results.records.get(piece.name)
-        guess = before.seconds if before and before.outcome.status == "passed" else piece.guess_s
+        before = self._results.records.get(stage.name)
+        guess = before.seconds if before and before.outcome.status == "passed" else stage.guess_s
         left = self._deadline - time.monotonic()
-        if guess > left:
+        if self._counts(stage) and guess > left:
             return f"not run: about {guess:.0f} s and {max(left, 0):.0f} s of the budget are left"
         return ""
 
-    def _measure(self, piece: Piece) -> Record:
+    def _measure(self, stage: Stage) -> Record:
         began = time.monotonic()
 
         def record(outcome: Outcome) -> Record:
             at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
-            return Record(outcome, self.sources_of(piece), round(time.monotonic() - began, 1), at)
+            return Record(outcome, self.sources_of(stage), round(time.monotonic() - began, 1), at)
 
         def keep(partial: Outcome) -> None:
-            self._results.records[piece.name] = record(_unfinished(partial, "not done when this was written"))
+            self._results.records[stage.name] = record(_unfinished(partial, "not done when this was written"))
             self._save()
 
-        return record(self._ask(piece, keep))
+        return record(self._ask(stage, keep))
 
-    def _ask(self, piece: Piece, keep: Callable[[Outcome], None]) -> Outcome:
-        if self._worker is None or self._worker.group != piece.group:
+    def _ask(self, stage: Stage, keep: Callable[[Outcome], None]) -> Outcome:
+        if self._worker is None or self._worker.group != stage.group:
             self._leave()
-            self._worker = Worker(self._context, piece.group)
-        self._say(f"{piece.name}: {piece.what} ...")
-        limit = min(piece.limit_s, max(self._deadline - time.monotonic(), 1) + 30)
+            self._worker = Worker(self._context, stage.group)
+        self._say(f"{stage.name}: {stage.what} ...")
+        limit = stage.limit_s
+        if self._counts(stage):
+            limit = min(limit, max(self._deadline - time.monotonic(), 1) + 30)
         so_far = Outcome("failed", "nothing")
 
         def told(partial: Outcome) -> None:
@@ -127,14 +133,14 @@ class Runner:
             so_far = partial
             keep(partial)
 
-        answer = self._worker.run(piece, limit, told)
+        answer = self._worker.run(stage, limit, told)
         if isinstance(answer, Outcome):
             return answer
         tail = self._worker.log_tail()
         self._worker.kill()
         self._worker = None
         outcome = _unfinished(so_far, answer)
-        outcome.failures.append(Failure(piece.name, f"{answer}\n{tail}", records.CRASH))
+        outcome.failures.append(Failure(stage.name, f"{answer}\n{tail}", records.CRASH))
         return outcome
 
     def _leave(self) -> None:
@@ -152,7 +158,7 @@ _DONE = "done before, with these sources"
 
 
 class Worker:
-    """A process that runs one piece after the other: what to run goes in on stdin, outcomes come out on a pipe of their
+    """A process that runs one stage after the other: what to run goes in on stdin, outcomes come out on a pipe of their
     own, and all that is printed goes to a log file."""
 
     def __init__(self, context: Context, group: str) -> None:
@@ -176,11 +182,11 @@ class Worker:
         self._answers = ours
         self._pending = b""
 
-    def run(self, piece: Piece, limit_s: float, told: Callable[[Outcome], None]) -> Outcome | str:
+    def run(self, stage: Stage, limit_s: float, told: Callable[[Outcome], None]) -> Outcome | str:
         """The outcome, or why there is none. told: gets what was found so far, whenever there is more."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps({"run": piece.run, "size": piece.size}).encode() + b"\n")
+            self._process.stdin.write(json.dumps({"run": stage.run, "size": stage.size}).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             return self._ended()
@@ -191,10 +197,10 @@ class Worker:
                 while b"\n" not in self._pending:
                     if not selector.select(max(0.0, deadline - time.monotonic())):
                         return f"not done after {limit_s:.0f} s, and was killed"
-                    piece_of = os.read(self._answers, 1 << 16)
-                    if not piece_of:
+                    received = os.read(self._answers, 1 << 16)
+                    if not received:
                         return self._ended()
-                    self._pending += piece_of
+                    self._pending += received
                 line, _, self._pending = self._pending.partition(b"\n")
                 answer = json.loads(line)
                 if not answer["partial"]:

@@ -19,7 +19,7 @@ _DEVICE_WORDS = ("CUDA", "cuda", "cuBLAS", "NCCL", "illegal memory access")
 
 
 class Session:
-    """What pieces of one group hand on to each other: the loaded engine, above all. tell: says what a piece has found
+    """What stages of one group hand on to each other: the loaded engine, above all. tell: says what a stage has found
     so far, which is kept should it be killed."""
 
     def __init__(self, tell: Callable[[Outcome], None]) -> None:

@@ -11,9 +11,9 @@ from charonia.bench.static import Report, print_report
 LINES = ("device 0: a GPU, sm_90", "rows 1..8 n 64 k 32 bf16 -> bf16: cuBLASLt, 1.0 us")
 
 
-def printed(*, verbose: bool, refused: int = 0, lines: tuple[str, ...] = LINES) -> str:
+def printed(*, verbose: bool, rejected: int = 0, lines: tuple[str, ...] = LINES) -> str:
     console = Console(file=io.StringIO(), width=200)
-    report = Report("a model", "bf16", "cuda", "sm_90", 1, 1000, 4e12, 8e14, (), lines, refused)
+    report = Report("a model", "bf16", "cuda", "sm_90", 1, 1000, 4e12, 8e14, (), lines, rejected)
     print_report(console, report, verbose=verbose)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -25,10 +25,10 @@ def test_the_kernel_report_is_printed_when_it_is_asked_for() -> None:
     assert "the CPU device has no kernels to choose from" in printed(verbose=True, lines=())
 
 
-def test_refused_products_are_always_told() -> None:
-    assert "refused" not in printed(verbose=False)
-    assert "cuBLASLt refused 3 products, which own kernels took; --verbose says which" in printed(
-        verbose=False, refused=3
+def test_rejected_gemms_are_always_told() -> None:
+    assert "rejected" not in printed(verbose=False)
+    assert "cuBLASLt rejected 3 GEMMs, which own kernels took; --verbose says which" in printed(
+        verbose=False, rejected=3
     )
-    text = printed(verbose=True, refused=3)
-    assert "cuBLASLt refused 3 products, which own kernels took" in text and "--verbose" not in text
+    text = printed(verbose=True, rejected=3)
+    assert "cuBLASLt rejected 3 GEMMs, which own kernels took" in text and "--verbose" not in text

@@ -1,13 +1,15 @@
-"""scripts/gpu_check.sh without a GPU: the same pieces with device = cpu and tiny models."""
+"""scripts/gpu_check.sh without a GPU: the same stages with device = cpu and tiny models."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
 import tarfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
-from gpu_check import cpp_tests, packages, peers, python_tests, report  # noqa: E402
+from gpu_check import cpp_tests, packages, peers, python_tests, report, runner  # noqa: E402
 from gpu_check.__main__ import _copy_out  # noqa: E402
 from gpu_check.commands import Done  # noqa: E402
 from gpu_check.context import HOST, Context  # noqa: E402
 from gpu_check.cpp_tests import parse  # noqa: E402
-from gpu_check.plan import ALIASES, BUDGET_S, BY_NAME, CALLS, PIECES, select  # noqa: E402
+from gpu_check.plan import ALIASES, BUDGET_S, BY_NAME, CALLS, STAGES, Stage, select  # noqa: E402
 from gpu_check.records import ASSERTION, CRASH, DEVICE, Bar, Failure, Outcome, Record, Results  # noqa: E402
 from gpu_check.runner import Runner, Skip  # noqa: E402
 from gpu_check.worker import Session  # noqa: E402
@@ -34,7 +36,7 @@ def gpu_check(*arguments: object, **env: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.slow
-def test_a_rehearsal_runs_the_pieces_writes_the_results_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_rehearsal_runs_the_stages_writes_the_results_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     rows = [f"2023-11-16 18:15:{10 + index}.6805900,{20 + index},{4 + index}" for index in range(8)]
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
@@ -44,13 +46,13 @@ def test_a_rehearsal_runs_the_pieces_writes_the_results_and_goes_on_where_it_sto
     first = gpu_check(*options, "machine", "bench1", "bench4", OUT=str(out))
     assert first.returncode == 0, first.stdout + first.stderr
     content = json.loads(results.read_text())
-    assert {name: piece["outcome"]["status"] for name, piece in content["pieces"].items()} == {
+    assert {name: stage["outcome"]["status"] for name, stage in content["stages"].items()} == {
         "machine": "passed",
         "bench1": "passed",
         "bench4": "passed",
     }
     assert content["commit"]
-    assert content["pieces"]["bench4"]["outcome"]["figures"]["runs"]["all at once"]["errors"] == 0
+    assert content["stages"]["bench4"]["outcome"]["figures"]["runs"]["all at once"]["errors"] == 0
     assert "llama2-7b, batch 1" in (out / "results.md").read_text()
     assert (out / "results.json").read_bytes() == results.read_bytes()
     with tarfile.open(out / "logs.tar.gz") as logs:
@@ -67,10 +69,10 @@ def test_what_does_not_fit_into_the_budget_is_named(tmp_path: Path) -> None:
     [following] = [line for line in done.stdout.splitlines() if line.startswith("next: ")]
     assert following.startswith("next: scripts/gpu_check.sh --rehearse ")
     assert following.endswith(" bench2 bench5")
-    assert not json.loads((tmp_path / "results.json").read_text())["pieces"]
+    assert not json.loads((tmp_path / "results.json").read_text())["stages"]
 
 
-def test_a_piece_that_fails_is_told_last_and_is_the_exit_code(tmp_path: Path) -> None:
+def test_a_stage_that_fails_is_told_last_and_is_the_exit_code(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     done = gpu_check(
         "--rehearse", "--work", tmp_path / "work", "--results", results, "--set", "token_budget=none", "bench1"
@@ -80,7 +82,15 @@ def test_a_piece_that_fails_is_told_last_and_is_the_exit_code(tmp_path: Path) ->
     assert "setting token_budget = 'none' is not valid" in told
 
 
-def test_unknown_pieces_are_refused() -> None:
+def test_a_folder_that_cannot_be_written_to_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    done = gpu_check("--rehearse", "--work", tmp_path / "work", "--results", results, "machine", OUT="/dev/null/out")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("results.json is not copied to /dev/null/out: Not a directory") == 1
+    assert json.loads(results.read_text())["stages"]["machine"]["outcome"]["status"] == "passed"
+
+
+def test_unknown_stages_are_refused() -> None:
     done = gpu_check("bench9")
     assert done.returncode == 2
     assert "--list" in done.stderr
@@ -94,18 +104,18 @@ def test_the_help_says_what_to_bring_along() -> None:
         assert package in done.stdout
 
 
-def test_pieces_and_their_names_fit_together() -> None:
-    assert len(BY_NAME) == len(PIECES)
+def test_stages_and_their_names_fit_together() -> None:
+    assert len(BY_NAME) == len(STAGES)
     assert select(["7b", "build"])[0] is BY_NAME["build"]
     for members in ALIASES.values():
         assert set(members) <= BY_NAME.keys()
-    for piece in PIECES:
-        module, _, function = piece.run.partition(":")
+    for stage in STAGES:
+        module, _, function = stage.run.partition(":")
         assert f"def {function}(" in (ROOT / "scripts" / "gpu_check" / f"{module}.py").read_text()
-        assert set(piece.needs) <= BY_NAME.keys()
-        assert piece.guess_s < piece.limit_s
+        assert set(stage.needs) <= BY_NAME.keys()
+        assert stage.guess_s < stage.limit_s
     for names in CALLS.values():
-        # The last pieces of the third call are left to a fourth.
+        # The last stages of the third call are left to a fourth.
         assert sum(BY_NAME[name].guess_s for name in names if name != "bench5") < 1.1 * BUDGET_S
     order = CALLS["call1"]
     assert order.index("kernels") < min(order.index(name) for name in ("parity", "engine"))
@@ -161,11 +171,11 @@ LIST = """case "$1" in --gtest_list_tests) printf 'Fine.\\n  A\\nRace.\\n  B\\n'
 """
 
 
-def nothing(outcome: Outcome) -> None:
+def nothing(outcome: object) -> None:
     pass
 
 
-def test_what_a_killed_piece_has_found_is_kept(tmp_path: Path) -> None:
+def test_what_a_killed_stage_has_found_is_kept(tmp_path: Path) -> None:
     context = context_of(tmp_path, jobs=1)
     script(cpp_tests.test_program(context), LIST + """case "$1" in
 *Fine*) printf '[ RUN      ] Fine.A\\n[       OK ] Fine.A (0 ms)\\n';;
@@ -184,6 +194,37 @@ def test_what_a_killed_piece_has_found_is_kept(tmp_path: Path) -> None:
     assert record.outcome.summary == "died of SIGKILL; so far: 1 C++ tests passed"
     assert record.outcome.figures == {"passed": 1, "skipped": 0}
     assert saved[0] == "not done when this was written; so far: 1 C++ tests passed"
+
+
+def test_what_a_rehearsal_compiles_is_not_of_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: dict[str, float] = {}
+
+    class FakeWorker:
+        def __init__(self, context: Context, group: str) -> None:
+            self.group = group
+
+        def run(self, stage: Stage, limit_s: float, told: object) -> Outcome:
+            limits[stage.name] = limit_s
+            return Outcome("passed", "")
+
+        def end(self) -> None:
+            pass
+
+    monkeypatch.setattr(runner, "Worker", FakeWorker)
+    stages = [BY_NAME["build"], replace(BY_NAME["machine"], limit_s=100)]
+    for rehearse in (True, False):
+        limits.clear()
+        context = context_of(tmp_path, rehearse=rehearse)
+        results = results_with(tmp_path, build=Outcome("passed", ""))
+        results.records["build"].seconds = 900  # of before, with other sources
+        given = Runner(context, results, budget_s=50, again=False, say=nothing, save=lambda: None).run(stages)
+        if rehearse:
+            assert limits["build"] == BY_NAME["build"].limit_s
+            assert not given
+        else:
+            assert "build" not in limits
+            assert [skip.stage.name for skip in given] == ["build"]
+        assert limits["machine"] == pytest.approx(80, abs=5)
 
 
 def test_a_test_that_failed_is_run_again_in_ways_that_name_the_cause(
@@ -234,6 +275,30 @@ def test_outcomes_of_python_tests_are_kept_when_one_of_them_ends_its_process(tmp
     assert "crashed" in outcome.failures[1].text
 
 
+def test_slow_python_tests_fail_on_a_device_and_are_left_out_of_a_rehearsal(tmp_path: Path) -> None:
+    tests = tmp_path / "test_some.py"
+    tests.write_text("import time\n\ndef test_a(): pass\n\ndef test_b(): time.sleep(500)\n")
+    for rehearse, status in ((True, "passed"), (False, "failed")):
+        context = context_of(tmp_path, jobs=1, rehearse=rehearse)
+        lines = context.logs / "some.jsonl"
+        limit_s = 10.0
+        while True:  # until one has passed, on a machine of any speed
+            outcome = python_tests._pytest(context, "some", [tests], limit_s=limit_s)
+            if lines.is_file() and '"passed"' in lines.read_text():
+                break
+            limit_s *= 2
+        assert outcome.status == status
+        assert outcome.figures["passed"] == 1
+    assert "pytest was killed" in outcome.failures[0].text
+
+
+def test_a_rehearsal_runs_one_test_of_each_suite(tmp_path: Path) -> None:
+    for rehearse, expected in ((True, ["Fine.A"]), (False, ["Fine.A", "Fine.C"])):
+        context = context_of(tmp_path, rehearse=rehearse)
+        script(cpp_tests.test_program(context), "printf 'Fine.\\n  A\\n  C\\n'\n")
+        assert cpp_tests._suites(context) == {"Fine": expected}
+
+
 def test_what_is_brought_along_in_trips_is_whole_again(tmp_path: Path) -> None:
     large, small = tmp_path / "compiled.tar.xz", tmp_path / "a.whl"
     source = tmp_path / "source"
@@ -256,12 +321,88 @@ def test_what_is_brought_along_in_trips_is_whole_again(tmp_path: Path) -> None:
     assert sorted(file.name for file in carried.iterdir()) == ["a.whl", "compiled"]
 
 
+def test_what_is_brought_again_takes_the_place_of_what_was_carried_before(tmp_path: Path) -> None:
+    carried, old, new = tmp_path / "carried", tmp_path / "old", tmp_path / "new"
+    for name, content in (("gguf-0.1-py3-none-any.whl", b"1"), ("gguf_more-0.1-py3-none-any.whl", b"2")):
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "compiled.tar.xz").write_bytes(b"a" * 3000)
+    first = packages.lay_out([tmp_path / "compiled.tar.xz", *tmp_path.glob("*.whl")], old, limit=2000)
+    packages.gather(first[0], carried)  # a part of what is compiled
+    packages.gather(first[1], carried)
+    (carried / "compiled.tar.xz").unlink()
+    packages.gather(first[0], carried)
+
+    (tmp_path / "gguf-0.1-py3-none-any.whl").rename(tmp_path / "gguf-0.2-py3-none-any.whl")
+    (tmp_path / "compiled.tar.xz").write_bytes(b"b" * 3000)
+    second = packages.lay_out([tmp_path / "compiled.tar.xz", tmp_path / "gguf-0.2-py3-none-any.whl"], new, limit=2000)
+    packages.gather(second[1], carried)
+    assert not (carried / "compiled.tar.xz").exists(), "made of parts of two"
+    packages.gather(second[0], carried)
+    assert (carried / "compiled.tar.xz").read_bytes() == b"b" * 3000
+    assert sorted(file.name for file in carried.iterdir()) == [
+        "compiled.tar.xz",
+        "gguf-0.2-py3-none-any.whl",
+        "gguf_more-0.1-py3-none-any.whl",
+    ]
+
+
+def make_wheel(folder: Path, version: str, module: str) -> Path:
+    file = folder / f"some_tool-{version}-py3-none-any.whl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    info = f"some_tool-{version}.dist-info"
+    with zipfile.ZipFile(file, "w") as wheel:
+        wheel.writestr(f"{module}.py", f"version = {version!r}\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: some-tool\nVersion: {version}\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    return file
+
+
+def test_wheels_of_before_do_not_shadow_those_of_now(tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    for version, module in (("1.0", "some_tool_of_before"), ("0.9", "some_tool")):  # the last one wins, old or new
+        brought = tmp_path / f"brought{version}"
+        make_wheel(brought, version, module)
+        packages.gather(brought, context.carried)
+        assert packages.install(context) == "1 + 0 wheels"
+    found = sorted(file.name for file in context.packages.iterdir() if file.name != "__pycache__")
+    assert found == ["some_tool-0.9.dist-info", "some_tool.py"]
+
+
+def test_what_cannot_be_copied_out_is_said_and_keeps_nothing_else_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, out = context_of(tmp_path), tmp_path / "out"
+    context.results.write_text("{}")
+    (tmp_path / "kernels.json").write_text("[]")
+    (out / "results.json").mkdir(parents=True)  # nothing can be put in its place
+    [failure] = _copy_out(context, out, context.results)
+    assert failure.startswith(f"results.json is not copied to {out}: ")
+    assert sorted(file.name for file in out.iterdir()) == ["kernels.json", "logs.tar.gz", "results.json"]
+
+    def full(source: Path, to: Path) -> None:
+        to.write_bytes(b"a part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gpu_check.__main__.shutil.copyfile", full)
+    failures = _copy_out(context, out, context.results)
+    assert [failure.partition(" is not copied")[0] for failure in failures] == [
+        "results.json",
+        "kernels.json",
+        "logs.tar.gz",
+    ]
+    assert all(failure.endswith("No space left on device") for failure in failures)
+    assert not list(out.glob("*.part"))
+
+
 def test_few_and_small_files_come_back(tmp_path: Path) -> None:
     context = context_of(tmp_path)
     for index in range(30):
         script(context.logs / "tests" / f"{index}.log", "x" * 1_000_000)
     (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "products.json").write_bytes(bytes(17 << 20))
+    (tmp_path / "cache" / "gemms.json").write_bytes(bytes(17 << 20))
     context.results.write_text("{}")
     _copy_out(context, tmp_path / "out", context.results)
     back = {file.name: file.stat().st_size for file in (tmp_path / "out").iterdir()}
@@ -278,8 +419,8 @@ def test_every_call_says_what_the_next_is(tmp_path: Path) -> None:
     assert report.next_command(results, late, []) == "scripts/gpu_check.sh why"
     results.records["build"].outcome.status = "failed"
     assert report.next_command(results, [], []) == "when the build is mended: scripts/gpu_check.sh call2"
-    for piece in PIECES:
-        results.records[piece.name] = Record(Outcome("passed", ""), "abc", 1.0, "")
+    for stage in STAGES:
+        results.records[stage.name] = Record(Outcome("passed", ""), "abc", 1.0, "")
     assert report.next_command(results, [], []) == "nothing: all calls are done"
     assert "| call1 | in all, of 520 | | 8 |" in report.calls_table(results)
     results.machine = {}  # a rehearsal, which compiles what is brought along elsewhere

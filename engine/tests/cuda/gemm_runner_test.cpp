@@ -109,7 +109,7 @@ class GemmRunnerTest : public testing::Test {
     };
     return options;
   }
-  fs::path file() const { return folder_ / "cache" / "products.json"; }
+  fs::path file() const { return folder_ / "cache" / "gemms.json"; }
 
   static void run(GemmRunner& runner, GemmProblem& problem) {
     problem.clear_out();
@@ -494,10 +494,10 @@ TEST(AutotuneCacheTest, the_place_of_the_file_can_be_set) {
   const auto* const before = std::getenv("CHARONIA_CACHE_DIR");
   const std::string kept = before == nullptr ? "" : before;
   setenv("CHARONIA_CACHE_DIR", "/somewhere", 1);
-  EXPECT_EQ(autotune_cache_path(), "/somewhere/products.json");
+  EXPECT_EQ(autotune_cache_path(), "/somewhere/gemms.json");
   unsetenv("CHARONIA_CACHE_DIR");
   if (const auto* const home = std::getenv("HOME")) {
-    EXPECT_EQ(autotune_cache_path(), fs::path(home) / ".cache/charonia/products.json");
+    EXPECT_EQ(autotune_cache_path(), fs::path(home) / ".cache/charonia/gemms.json");
   }
   if (before != nullptr) setenv("CHARONIA_CACHE_DIR", kept.c_str(), 1);
 }

@@ -69,7 +69,7 @@ GemmCandidate decode(const json& from) {
 }  // namespace
 
 std::filesystem::path autotune_cache_path() {
-  constexpr const char* kName = "products.json";
+  constexpr const char* kName = "gemms.json";
   const auto set = [](const char* name) -> const char* {
     const char* const value = std::getenv(name);
     return value != nullptr && *value != '\0' ? value : nullptr;

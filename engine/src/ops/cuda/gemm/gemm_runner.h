@@ -21,7 +21,7 @@ inline constexpr int kMaxTimedGemms = 32;
 // By the device's clock; null where kernels run on the CPU, whose times say nothing.
 GemmTimer make_gemm_timer();
 
-// $CHARONIA_CACHE_DIR/products.json, by default in ~/.cache/charonia; empty when there is neither variable nor home.
+// $CHARONIA_CACHE_DIR/gemms.json, by default in ~/.cache/charonia; empty when there is neither variable nor home.
 std::filesystem::path autotune_cache_path();
 
 std::string to_string(const GemmTactic& tactic);  // "tile 32 x 64, 6 stages, 2 blocks over k, a cluster"
