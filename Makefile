@@ -4,11 +4,12 @@
 # make test    all checks and tests but those of the containers
 # make test-docker  the tests of the containers, on a Docker engine
 # make sanitize  the C++ tests under the address, undefined-behaviour and thread sanitizers
+# make generate  what follows from definitions/*.toml: C++, Python, config.pbtxt, docs/configuration.md
 # make convert MODEL=<folder or hub id> DST=<workspace>
 
 BIN := .venv/bin
 
-.PHONY: help serve chat convert setup test test-docker sanitize format clean distclean
+.PHONY: help serve chat convert setup test test-docker sanitize format generate clean distclean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -43,6 +44,11 @@ sanitize:
 format:
 	@scripts/setup.sh test
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+# Without a build: what is committed may not compile yet.
+generate:
+	@test -e .venv/stamps/test || scripts/setup.sh test
+	@$(BIN)/python -m definitions
 
 clean:
 	rm -rf build run .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -81,15 +81,29 @@ void measure_one(Bench& bench, cuda::Blas* blas, const Weight& weight, std::int6
     return gemm;
   };
   constexpr const char* kKernels[] = {"gemm_stream", "gemm_tile", "gemm_plain"};
-  for (const auto& tactic : cuda::gemm_tactics(bench.device, gemm)) {
+  auto own = cuda::gemm_tactics(bench.device, gemm, cuda::SumOrder::any);
+  for (const auto& tactic : cuda::gemm_tactics(bench.device, gemm, cuda::SumOrder::fixed)) {
+    if (std::ranges::find(own, tactic) == own.end()) own.push_back(tactic);
+  }
+  for (const auto& tactic : own) {
     what.kernel = kKernels[static_cast<std::size_t>(tactic.kernel)];
     what.variant = cuda::to_string(tactic);
     if (cuda::gemm_workspace_bytes(tactic, gemm) > workspace.bytes()) {
       bench.skip(what, cat(cuda::gemm_workspace_bytes(tactic, gemm), " bytes of workspace"));
       continue;
     }
-    bench.measure(
-        what, [&](int index) { cuda::gemm(bench.stream, bench.device, with_copy(index), tactic, workspace.data()); });
+    const auto measure = [&] {
+      bench.measure(
+          what, [&](int index) { cuda::gemm(bench.stream, bench.device, with_copy(index), tactic, workspace.data()); });
+    };
+    measure();
+    // The same numbers taken for a packed weight: what differs is the order in which they are read.
+    const bool whole = weight.n % cuda::kPackedRows == 0 && weight.k % cuda::kPackedK == 0;
+    if (tactic.kernel != cuda::GemmTactic::Kernel::stream || !whole) continue;
+    what.variant += ", packed";
+    gemm.packed = true;
+    measure();
+    gemm.packed = false;
   }
   if (blas == nullptr) return;
   what.kernel = "cuBLASLt";

@@ -21,6 +21,7 @@ def plan_memory(weights: Path, settings: dict[str, str], memory: str = "") -> di
 def measure_read_bandwidth(threads: int = 0, megabytes: int = 1024) -> float: ...
 
 class SamplingParams:
+    # generated: sampling parameters, from definitions/ by `make generate`
     max_tokens: int | None
     min_tokens: int
     temperature: float
@@ -40,6 +41,7 @@ class SamplingParams:
     prompt_logprobs: int
     n: int
     best_of: int
+    # end of generated: sampling parameters
     def __init__(self) -> None: ...
 
 class Result:

@@ -138,7 +138,8 @@ def plan(
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Show what a model takes of the memory, and how many users with how much context fit, without loading it.
+    """Show what a model takes of the memory, and how many users with how much context fit, without loading it. Weights
+    on the hub are not downloaded.
 
     Exit code 1 when what is asked for with --users and --context does not fit."""
     import json

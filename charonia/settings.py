@@ -1,6 +1,7 @@
 """What `charonia serve` can be told by options, environment and `.env` (docs/configuration.md).
 
-The inference parameters (CHARONIA_<KEY>) are defined by the engine's own table and are only passed on here.
+definitions/service_settings.toml defines them. The inference parameters (CHARONIA_<KEY>) are the engine's and are only
+passed on here.
 """
 
 from __future__ import annotations
@@ -9,93 +10,24 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dotenv import dotenv_values
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import ValidationError
+from pydantic_settings import SettingsConfigDict
 
 from charonia.errors import InvalidRequestError
+from charonia.serve_fields import SHARED, ServeFields
 
 ENV_FILE = Path(".env")
 PREFIX = "CHARONIA_"
 
 
-def _port(default: int, name: str, use: str) -> Any:
-    return Field(default, ge=1, le=65535, validation_alias=f"{PREFIX}{name}", description=use)
-
-
-class ServeSettings(BaseSettings):
+class ServeSettings(ServeFields):
     """Precedence: what is given here by name, environment, `.env`, defaults."""
 
     model_config = SettingsConfigDict(
         env_file=ENV_FILE, env_file_encoding="utf-8", env_ignore_empty=True, extra="ignore", populate_by_name=True
-    )
-
-    model: str | None = Field(
-        None, validation_alias="MODEL", description="Hugging Face model folder, workspace folder or hub id"
-    )
-    model_name: str | None = Field(
-        None,
-        validation_alias=f"{PREFIX}MODEL_NAME",
-        description="name under which clients ask for the model; default: its folder's",
-    )
-    host: str = Field("0.0.0.0", validation_alias=f"{PREFIX}HOST", description="address to listen on")
-    http_port: int = _port(33336, "HTTP_PORT", "Triton HTTP")
-    grpc_port: int = _port(33337, "GRPC_PORT", "Triton gRPC")
-    metrics_port: int = _port(33338, "METRICS_PORT", "Triton metrics")
-    gateway_port: int = _port(23333, "GATEWAY_PORT", "gateway")
-    run_dir: Path = Field(
-        Path("~/.cache/charonia"),
-        validation_alias=f"{PREFIX}RUN_DIR",
-        description="folder for logs and linked workspaces",
-    )
-    gateway: bool = Field(
-        True,
-        validation_alias=f"{PREFIX}GATEWAY",
-        description="serve the gateway too; without it Triton alone is served, for a gateway that runs elsewhere",
-    )
-    logs: Literal["files", "stderr"] = Field(
-        "files",
-        validation_alias=f"{PREFIX}LOGS",
-        description="where the logs of Triton and the gateway go: files in the run folder, or stderr, as in containers",
-    )
-    triton_dir: Path | None = Field(
-        None,
-        validation_alias=f"{PREFIX}TRITON_DIR",
-        description="folder of an installed Triton server, /opt/tritonserver in NVIDIA's images; default: that of "
-        "the package nvidia-pytriton",
-    )
-    text_instances: int | None = Field(
-        None,
-        ge=1,
-        le=64,
-        validation_alias=f"{PREFIX}TEXT_INSTANCES",
-        description="processes each for preprocessing and postprocessing; default: as the workspace says, 2",
-    )
-    tracing_endpoint: str | None = Field(
-        None,
-        pattern="^https?://",
-        validation_alias=f"{PREFIX}TRACING_ENDPOINT",
-        description="collector that gets traces by OTLP over HTTP, such as http://collector:4318; default: none",
-    )
-    access_log: bool = Field(
-        False,
-        validation_alias=f"{PREFIX}ACCESS_LOG",
-        description="log every request: one line each in gateway, preprocessing and engine",
-    )
-    log_format: Literal["text", "json"] = Field(
-        "text",
-        validation_alias=f"{PREFIX}LOG_FORMAT",
-        description="log format of all processes: lines for people (text), or one JSON object per line (json)",
-    )
-    log_prompts: bool = Field(
-        False,
-        validation_alias=f"{PREFIX}LOG_PROMPTS",
-        description="with access_log, log the text of prompts and answers; otherwise no log has such text",
-    )
-    start_timeout_s: float = Field(
-        600, gt=0, validation_alias=f"{PREFIX}START_TIMEOUT_S", description="seconds until all models must be ready"
     )
 
     @property
@@ -103,10 +35,6 @@ class ServeSettings(BaseSettings):
         """By the environment variable that sets it."""
         names = ["http_port", "grpc_port", "metrics_port", *(["gateway_port"] if self.gateway else [])]
         return {env_name(name): getattr(self, name) for name in names}
-
-
-# What every process of the stack reads.
-SHARED = ("tracing_endpoint", "access_log", "log_format", "log_prompts")
 
 
 def shared_environment(settings: ServeSettings) -> dict[str, str]:

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import prompt
 from model_log import ModelLog
+from prompt_ids import PromptError, TokenizerError, encode_bad_words, load_tokenizer
 
 
 class TritonPythonModel:
@@ -23,9 +24,9 @@ class TritonPythonModel:
         self.log = ModelLog("preprocessing", pb_utils.Logger.log_info, pb_utils.Logger.log_error)
         folder = Path(args["model_repository"]) / args["model_version"] / "tokenizer"
         try:
-            self.tokenizer = prompt.load_tokenizer(folder)
-        except Exception as error:
-            raise pb_utils.TritonModelException(f"the tokenizer in {folder} cannot be loaded: {error}") from error
+            self.tokenizer = load_tokenizer(folder)
+        except TokenizerError as error:
+            raise pb_utils.TritonModelException(str(error)) from error
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._answer(request) for request in requests]
@@ -33,10 +34,10 @@ class TritonPythonModel:
     def _answer(self, request: Any) -> Any:
         try:
             return pb_utils.InferenceResponse(output_tensors=self._outputs(request))
-        except prompt.RequestError as error:
-            kind, text = {"error": "invalid_argument"}, {"error_text": str(error)}
-            self.log.request("rejected", request.request_id(), kind, text)
-            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
+        except PromptError as error:
+            text = f"[400] {error}"
+            self.log.request("rejected", request.request_id(), {"error": "invalid_argument"}, {"error_text": text})
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, pb_utils.TritonError.INVALID_ARG))
         except Exception as error:
             text = self.log.failed(error, request.request_id())
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, pb_utils.TritonError.INTERNAL))
@@ -45,7 +46,7 @@ class TritonPythonModel:
         began = time.perf_counter()
         interactive = flag(request, "interactive", False)
         if interactive and not text(request, "session_id"):
-            raise prompt.RequestError("interactive", "true without a session", "send the session's session_id")
+            raise PromptError("interactive", "true without a session", "send the session's session_id")
         chat = prompt.build_prompt(
             self.tokenizer,
             text(request, "text_input"),
@@ -54,16 +55,16 @@ class TritonPythonModel:
             interactive=interactive,
         )
         texts(request, "stop_words")  # the engine matches them; here they are only held to be text
-        bad_words = prompt.encode_bad_words(self.tokenizer, texts(request, "bad_words"))
+        bad_words = encode_bad_words(self.tokenizer, texts(request, "bad_words"))
         bias = text(request, "logit_bias")
         bias_ids, bias_values = ([], []) if bias is None else prompt.parse_logit_bias(bias)
         if self.log.requests:
-            count, ms = len(chat.input_ids), (time.perf_counter() - began) * 1000
+            count, ms = len(chat.token_ids), (time.perf_counter() - began) * 1000
             fields = {"prompt_tokens": count, "duration_ms": round(ms, 3)}
             self.log.request(f"{count} tokens in {ms:.1f} ms", request.request_id(), fields, {"prompt": chat.text})
         echo = "" if flag(request, "exclude_input_in_output", True) else chat.text
         return [
-            pb_utils.Tensor("input_ids", np.array(chat.input_ids, np.int32)),
+            pb_utils.Tensor("input_ids", np.array(chat.token_ids, np.int32)),
             pb_utils.Tensor("continuation_ids", np.array(chat.continuation_ids, np.int32)),
             pb_utils.Tensor("bad_words_ids", np.array(prompt.pack_bad_words(bad_words), np.int32)),
             pb_utils.Tensor("logit_bias_ids", np.array(bias_ids, np.int32)),
@@ -85,7 +86,7 @@ def text(request: Any, name: str) -> str | None:
     """A BYTES input of one element; None when it was not sent."""
     values = texts(request, name)
     if len(values) > 1:
-        raise prompt.RequestError(name, f"{len(values)} elements", "send one")
+        raise PromptError(name, f"{len(values)} elements", "send one")
     return values[0] if values else None
 
 

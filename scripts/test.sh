@@ -41,8 +41,10 @@ cpp_tests() {
 }
 
 mypy_all() {
-  mypy charonia scripts/gpu_check client/charonia_client gateway/charonia_gateway preprocessing/prompt.py \
-    postprocessing/detokenize.py model_repository/model_log.py &&
+  mypy charonia scripts/gpu_check client/charonia_client gateway/charonia_gateway postprocessing/detokenize.py \
+    model_repository/model_log.py &&
+    MYPYPATH=charonia/text mypy preprocessing/prompt.py &&
+    mypy -p definitions --python-version 3.11 &&
     mypy -p monitoring.dashboards --python-version 3.11 &&
     mypy -p benchmarks.cpu_peers -m benchmarks.cuda_predictions --exclude workers
 }

@@ -18,7 +18,8 @@ from charonia.api.results import Chunk, Messages, Output, SamplingParams
 from charonia.api.streams import AsyncStream, Gathering, Stream
 from charonia.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError
 from charonia.progress import Progress
-from charonia.text.prompts import Encoded, Prompt, encode, encode_turn, native_sampling, split
+from charonia.text.prompt_ids import Encoded
+from charonia.text.prompts import Prompt, encode, native_sampling, split
 from charonia.text.tokenizer import load_tokenizer
 from charonia.weights import workspace
 from charonia.weights.convert import read_source, write_weights
@@ -258,9 +259,7 @@ class Engine:
         return native
 
     def _encode(self, prompt: Prompt, session: Session | None = None) -> Encoded:
-        if session is not None and session.goes_on:
-            return encode_turn(lambda: self.tokenizer, prompt)
-        return encode(lambda: self.tokenizer, prompt)
+        return encode(lambda: self.tokenizer, prompt, interactive=session is not None and session.goes_on)
 
     def _streaming(
         self,

@@ -6,36 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from charonia.api.sampling_fields import SamplingFields
+
 # A chat: messages as OpenAI has them, {"role": ..., "content": ...}.
 Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class SamplingParams:
-    """How tokens are chosen. Names and meaning are OpenAI's where OpenAI has them; ranges are checked by the engine.
+class SamplingParams(SamplingFields):
+    """How tokens are chosen; definitions/sampling_parameters.toml defines the fields.
 
     The same request with the same `seed` gives the same tokens, whatever else runs.
     """
-
-    max_tokens: int | None = None  # >= 1; None: until session_len is reached
-    min_tokens: int = 0  # >= 0: nothing ends the sequence before
-    temperature: float = 1.0  # >= 0; 0 is greedy
-    top_k: int = 0  # >= 0; 0: all tokens
-    top_p: float = 1.0  # (0, 1]
-    min_p: float = 0.0  # [0, 1], relative to the likeliest token's probability
-    repetition_penalty: float = 1.0  # [0.01, 100], over prompt and output
-    presence_penalty: float = 0.0  # [-2, 2], over the output
-    frequency_penalty: float = 0.0  # [-2, 2], over the output
-    seed: int | None = None  # None: a fresh one for each request
-    stop: str | bytes | Sequence[str | bytes] | None = None  # texts that end the sequence and are not output
-    end_ids: Sequence[int] = ()  # empty: the model's own
-    ignore_eos: bool = False
-    bad_words: Sequence[str | Sequence[int]] = ()  # texts or token sequences that are never completed
-    logit_bias: Mapping[int, float] = field(default_factory=dict)  # [-100, 100] by token id
-    logprobs: int | None = None  # None: none; k: of the sampled token and of the k likeliest, k <= 20
-    prompt_logprobs: int | None = None  # the same for every token of the prompt but the first
-    n: int = 1  # answers, [1, 128]; number i has the seed `seed + i`
-    best_of: int | None = None  # >= n: answers to sample, of which the n likeliest are returned; not streamed
 
     def with_seed(self, seed: int | None) -> SamplingParams:
         """The same with another seed."""

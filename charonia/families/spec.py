@@ -6,66 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from charonia.families.model_attributes import ModelAttributes
+
 HfConfig = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """The read-only keys of config.ini's section [llama]; names, order and meaning are those of the engine's table."""
-
-    model_name: str
-    model_family: str
-    head_num: int
-    kv_head_num: int
-    size_per_head: int
-    hidden_units: int
-    inter_size: int
-    num_layer: int
-    vocab_size: int
-    max_position_embeddings: int
-    norm_eps: float = 1e-6
-    attn_bias: bool = False  # q, k and v
-    attn_output_bias: bool = False
-    mlp_bias: bool = False
-    tie_word_embeddings: bool = False
-    start_id: int = -1
-    end_id: tuple[int, ...] = ()
-    rotary_embedding: int = 0
-    rope_theta: float = 10000.0
-    rope_scaling_type: str = "default"
-    rope_factor: float = 1.0
-    rope_low_freq_factor: float = 1.0
-    rope_high_freq_factor: float = 4.0
-    rope_original_max_position_embeddings: int = 0
-    rope_beta_fast: float = 32.0
-    rope_beta_slow: float = 1.0
-    rope_truncate: bool = True
-    rope_attention_factor: float = 0.0  # 0: by formula
-    rope_mscale: float = 0.0
-    rope_mscale_all_dim: float = 0.0
-    rope_short_factors: tuple[float, ...] = ()
-    rope_long_factors: tuple[float, ...] = ()
-    rope_local_theta: float = 0.0  # of the layers with a window; 0: rope_theta
-    logn_length: int = 0
-    alibi: bool = False
-    sliding_window: int = 0  # 0: none
-    layer_windows: str = ""  # a letter for each layer: s with the window, f without; empty: all s
-    attention_scale: float = 0.0  # 0: 1 / sqrt(size_per_head)
-    attention_soft_cap: float = 0.0
-    logit_soft_cap: float = 0.0
-    qk_norm: bool = False
-    norm_unit_offset: bool = False
-    post_norms: bool = False
-    activation: str = "silu"
-    embedding_scale: float = 1.0
-    normalize_output: bool = False
-    num_experts: int = 0
-    experts_per_token: int = 0
-    expert_inter_size: int = 0
-    renormalize_experts: bool = True
-    layer_experts: str = ""  # a letter for each layer: m with experts, d dense; empty: all m
-    weight_type: str = "bf16"
-    group_size: int = 0
+class ModelConfig(ModelAttributes):
+    """The read-only keys of config.ini's section [llama]; definitions/model_attributes.toml defines them."""
 
     def settings(self) -> dict[str, str]:
         """Every key with its value as config.ini spells it."""

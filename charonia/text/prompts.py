@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any, cast
 
 from charonia import _engine
 from charonia.api.results import Messages, SamplingParams
+from charonia.api.sampling_fields import EXPECTED, VALUES
 from charonia.errors import InvalidRequestError
+from charonia.text.prompt_ids import Encoded, PromptError, encode_bad_words, encode_chat, encode_text
 
 Prompt = str | Sequence[int] | Messages
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """A prompt's token ids. strip_leading_space: the answer is a text of its own, not the prompt's continuation.
-
-    continuation_ids: what the prompt adds to a session that has a history; only where a session is asked for.
-    """
-
-    token_ids: list[int]
-    strip_leading_space: bool = False
-    continuation_ids: list[int] = field(default_factory=list)
 
 
 def split(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -40,161 +29,56 @@ def split(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(cast("Sequence[Prompt]", prompts))
 
 
-def encode(tokenizer: Any, prompt: Prompt) -> Encoded:
-    """Texts as the tokenizer does it, with its beginning token; chats through the template, which writes its own.
+def encode(tokenizer: Callable[[], Any], prompt: Prompt, *, interactive: bool = False) -> Encoded:
+    """A prompt as prompt_ids.py has it; token ids as they are. interactive: with what the prompt adds to a session.
 
     tokenizer: called only where one is needed; returns the Hugging Face tokenizer.
     """
-    if isinstance(prompt, str):
-        return Encoded(_ids(tokenizer(), prompt, special=True))
-    if not isinstance(prompt, Sequence):
-        raise InvalidRequestError(f"{prompt!r} is no prompt; expected a text, token ids or chat messages")
-    if prompt and isinstance(prompt[0], Mapping):
-        return Encoded(_ids(tokenizer(), render_chat(tokenizer(), cast(Messages, prompt)), special=False), True)
+    with _refused():
+        if isinstance(prompt, str):
+            return encode_text(tokenizer(), "prompt", prompt, interactive=interactive)
+        if not isinstance(prompt, Sequence):
+            raise InvalidRequestError(f"{prompt!r} is no prompt; expected a text, token ids or chat messages")
+        if prompt and isinstance(prompt[0], Mapping):
+            return encode_chat(tokenizer(), prompt, interactive=interactive)
     for position, token in enumerate(prompt):
         if not isinstance(token, Integral):  # NumPy's too
             raise InvalidRequestError(f"prompt[{position}] is {token!r}, which is no token id")
-    return Encoded([int(token) for token in cast("Sequence[int]", prompt)])
+    token_ids = [int(token) for token in cast("Sequence[int]", prompt)]
+    return Encoded(token_ids, continuation_ids=token_ids if interactive else [])
 
 
-def render_chat(tokenizer: Any, messages: Messages) -> str:
-    """The text that the chat template makes of the messages, ending where the answer begins."""
-    import jinja2
-
-    if tokenizer.chat_template is None:
-        raise InvalidRequestError("this model's tokenizer has no chat template: pass a text, or use a chat model")
+@contextmanager
+def _refused() -> Iterator[None]:
+    """A PromptError is an InvalidRequestError here."""
     try:
-        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
-    except (jinja2.TemplateError, TypeError, KeyError, ValueError, RecursionError) as error:
-        raise InvalidRequestError(
-            f"the model's chat template refuses the messages ({error}): change the roles or their order"
-        ) from error
+        yield
+    except PromptError as error:
+        raise InvalidRequestError(str(error)) from error
 
 
-# Text that no template changes, since it has neither spaces nor markup, and that nobody writes.
-_MARK = "charoniaXanswerXendsXhere"
+def _bad_word_ids(tokenizer: Callable[[], Any], words: Sequence[str | Sequence[int]]) -> list[list[int]]:
+    texts = [word for word in words if isinstance(word, str)]
+    with _refused():
+        spelled = encode_bad_words(tokenizer(), texts) if texts else []
+    return [*spelled, *(list(word) for word in words if not isinstance(word, str))]
 
 
-def continuation(tokenizer: Any, messages: Messages) -> list[int]:
-    """The ids that new messages add to a conversation which ends with an assistant's answer.
-
-    What the chat template writes after such an answer: the end of its turn, the messages, and the beginning of the next
-    answer. System messages at their head are left out: they begin a conversation, and this one has begun. Raises
-    InvalidRequestError where the template makes that depend on what went before.
-    """
-
-    new = list(itertools.dropwhile(lambda message: message.get("role") == "system", messages))
-    if not new:
-        raise InvalidRequestError("the messages are all the system's; expected one of the user's")
-
-    def after_answer(turns: int) -> str:
-        before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}] * (turns - 1)
-        marked = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK}]
-        parts = render_chat(tokenizer, [*before, *marked, *new]).split(_MARK)
-        if len(parts) != 2:
-            raise InvalidRequestError(
-                "the model's chat template does not show an earlier answer once and as it was, so a session cannot "
-                "go on from it: send the whole conversation as the prompt, without a session"
-            )
-        return parts[1]
-
-    text = after_answer(1)
-    if after_answer(2) != text:
-        raise InvalidRequestError(
-            "the model's chat template writes new messages differently after more turns, so they cannot be added to a "
-            "session: send the whole conversation as the prompt, without a session"
-        )
-    return _inner_ids(tokenizer, text)
-
-
-def _inner_ids(tokenizer: Any, text: str) -> list[int]:
-    """Tokens of a text that is not the beginning of one: without what a tokenizer puts before a first word."""
-    before = _ids(tokenizer, "\n", special=False)
-    both = _ids(tokenizer, "\n" + text, special=False)
-    if both[: len(before)] == before:
-        return both[len(before) :]
-    return _ids(tokenizer, text, special=False)
-
-
-def encode_turn(tokenizer: Any, prompt: Prompt) -> Encoded:
-    """A prompt with what it adds to a session: messages as `continuation` has them, texts and ids as they are."""
-    whole = encode(tokenizer, prompt)
-    if isinstance(prompt, str):
-        added = _inner_ids(tokenizer(), prompt)
-    elif prompt and isinstance(prompt[0], Mapping):
-        added = continuation(tokenizer(), cast(Messages, prompt))
-    else:
-        added = whole.token_ids
-    return replace(whole, continuation_ids=added)
-
-
-def _ids(tokenizer: Any, text: str, *, special: bool) -> list[int]:
-    try:
-        ids = tokenizer(text, add_special_tokens=special, return_attention_mask=False)["input_ids"]
-    except (UnicodeEncodeError, TypeError) as error:
-        raise InvalidRequestError("the prompt is not valid Unicode: it has a lone surrogate") from error
-    return cast("list[int]", ids)
-
-
-def _bad_word_ids(tokenizer: Any, word: str | Sequence[int]) -> list[list[int]]:
-    """The tokens that spell a word at the beginning of a text, after a space and inside a line."""
-    if not isinstance(word, str):
-        return [list(word)]
-    if not word:
-        raise InvalidRequestError("bad_words has an empty text; leave it out")
-    newline = _ids(tokenizer(), "\n", special=False)
-    spellings = [_ids(tokenizer(), text, special=False) for text in (word, " " + word)]
-    continued = _ids(tokenizer(), "\n" + word, special=False)
-    if continued[: len(newline)] == newline and len(continued) > len(newline):
-        spellings.append(continued[len(newline) :])
-    return [ids for number, ids in enumerate(spellings) if ids not in spellings[:number]]
-
-
-def native_sampling(tokenizer: Any, sampling: SamplingParams) -> _engine.SamplingParams:
+def native_sampling(tokenizer: Callable[[], Any], sampling: SamplingParams) -> _engine.SamplingParams:
     """The engine's form. Raises InvalidRequestError for a value of a wrong type; ranges are checked on submission."""
     stop = sampling.stop
-    values = {
+    values = {name: getattr(sampling, name) for name in VALUES}
+    values = {name: VALUES[name] if value is None else value for name, value in values.items()}
+    values |= {
         "stop_words": [] if stop is None else [stop] if isinstance(stop, str | bytes) else list(stop),
         "end_ids": list(sampling.end_ids),
-        "bad_words": [ids for word in sampling.bad_words for ids in _bad_word_ids(tokenizer, word)],
+        "bad_words": _bad_word_ids(tokenizer, sampling.bad_words),
         "logit_bias": list(sampling.logit_bias.items()),
-        "logprobs": -1 if sampling.logprobs is None else sampling.logprobs,
-        "prompt_logprobs": -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
-        "best_of": 0 if sampling.best_of is None else sampling.best_of,
     }
-    for name in (
-        "max_tokens",
-        "min_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-        "ignore_eos",
-        "n",
-    ):
-        values[name] = getattr(sampling, name)
     native = _engine.SamplingParams()
     for name, value in values.items():
         try:
             setattr(native, name, value)
         except (TypeError, ValueError) as error:  # ValueError: a text with a lone surrogate
-            raise InvalidRequestError(f"{name} = {value!r} is not valid: {_expected(name)}") from error
+            raise InvalidRequestError(f"{name} = {value!r} is not valid: {EXPECTED[name]}") from error
     return native
-
-
-def _expected(name: str) -> str:
-    kinds = {
-        "max_tokens": "expected a whole number or None",
-        "seed": "expected a whole number from 0 to 2^64 - 1, or None",
-        "stop_words": "expected texts or bytes",
-        "end_ids": "expected token ids",
-        "bad_words": "expected texts or lists of token ids",
-        "logit_bias": "expected a mapping from token id to a number",
-        "ignore_eos": "expected True or False",
-    }
-    whole = ("min_tokens", "top_k", "logprobs", "prompt_logprobs", "n", "best_of")
-    return kinds.get(name, "expected a whole number" if name in whole else "expected a number")

@@ -1,14 +1,13 @@
-"""Loads a model's tokenizer, always the same way: whatever makes token ids and the table of their bytes must agree."""
+"""Loads and copies a model's tokenizer: whatever makes token ids and the table of their bytes must agree."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from charonia.errors import ModelError
-from charonia.text import tiktoken_vocabulary
+from charonia.text import prompt_ids, tiktoken_vocabulary
 from charonia.weights.checkpoint import read_json
 
 if TYPE_CHECKING:
@@ -29,47 +28,16 @@ _NAMES = (
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The fast tokenizer of a Hugging Face folder or of a workspace's `tokenizer` folder. Runs no code of the model's.
+    """As prompt_ids.py does it, and Qwen 1's vocabulary, which a workspace has as tokenizer.json.
 
     Raises ModelError when there is none or when an old tokenizer.model cannot be converted.
     """
-    # Its advice on missing frameworks is not for people who serve: neither PyTorch nor another one is needed.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
-
-    has_fast = (folder / "tokenizer.json").is_file()
-    if not has_fast and (folder / tiktoken_vocabulary.FILE).is_file():
+    if not (folder / "tokenizer.json").is_file() and (folder / tiktoken_vocabulary.FILE).is_file():
         return tiktoken_vocabulary.load_tiktoken(folder, chat=_is_chat(folder))
-    if not has_fast and not any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json")):
-        raise ModelError(f"{folder} has no tokenizer: expected tokenizer.json or tokenizer.model")
-    needs_own_code = "auto_map" in _tokenizer_config(folder)
     try:
-        tokenizer: Any
-        if not needs_own_code:
-            tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
-        elif has_fast:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        else:
-            tokenizer = LlamaTokenizerFast.from_pretrained(folder)
-    except ImportError as error:
-        raise ModelError(
-            f"{folder} has only an old tokenizer.model, and converting it needs two packages: "
-            f"pip install sentencepiece protobuf ({error})"
-        ) from error
-    except Exception as error:  # transformers raises whatever its parts raise
-        hint = "" if has_fast else "; if packages are missing: pip install sentencepiece protobuf"
-        raise ModelError(f"the tokenizer in {folder} cannot be loaded: {error}{hint}") from error
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ModelError(
-            f"{folder} has only a slow tokenizer ({type(tokenizer).__name__}); a tokenizer.json is needed: "
-            "convert it with transformers' save_pretrained, or pip install sentencepiece protobuf"
-        )
-    return tokenizer
-
-
-def _tokenizer_config(folder: Path) -> dict[str, Any]:
-    file = folder / "tokenizer_config.json"
-    return read_json(file) if file.is_file() else {}
+        return prompt_ids.load_tokenizer(folder)
+    except prompt_ids.TokenizerError as error:
+        raise ModelError(str(error)) from error
 
 
 def _is_chat(folder: Path) -> bool:
@@ -81,7 +49,7 @@ def _is_chat(folder: Path) -> bool:
 def copy_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerFast, destination: Path) -> None:
     """Writes a `tokenizer` folder that AutoTokenizer loads to an equal tokenizer, without code of the model's."""
     destination.mkdir(parents=True, exist_ok=True)
-    if (folder / "tokenizer.json").is_file() and "auto_map" not in _tokenizer_config(folder):
+    if (folder / "tokenizer.json").is_file() and not prompt_ids.has_own_code(folder):
         for name in _NAMES:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, destination / name)

@@ -17,10 +17,11 @@ import numpy as np
 from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
 from charonia.families import ModelSpec, TensorMap, TensorPart, describe
 from charonia.progress import Progress
+from charonia.text import prompt_ids
 from charonia.text.token_table import build_token_table
 from charonia.text.tokenizer import copy_tokenizer, load_tokenizer
 from charonia.weights import workspace
-from charonia.weights.checkpoint import DTYPES, WEIGHT_TYPES, Array, Checkpoint, open_checkpoint, read_json
+from charonia.weights.checkpoint import DTYPES, WEIGHT_TYPES, Array, Checkpoint, TensorInfo, open_checkpoint, read_json
 from charonia.weights.safetensors_writer import write_safetensors
 from charonia.weights.tensor_parallel import rank_of, ranks_of, split
 
@@ -43,6 +44,14 @@ def read_source(folder: Path, dtype: str = "auto") -> Source:
     Raises UnsupportedError for what the engine does not have, ModelError for tensors that are missing or have another
     shape than config.json says.
     """
+    spec = read_config(folder, dtype)
+    checkpoint = open_checkpoint(folder)
+    return Source(folder, check_spec(folder, spec, checkpoint.tensors, dtype), checkpoint)
+
+
+def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
+    """What config.json promises, not held against any file: of the type and the names of the tensors it says nothing
+    certain."""
     if dtype != "auto" and dtype not in WEIGHT_TYPES:
         raise InvalidRequestError(f"dtype {dtype!r} is not known; expected auto, {', '.join(WEIGHT_TYPES)}")
     config = read_json(folder / "config.json")
@@ -52,32 +61,34 @@ def read_source(folder: Path, dtype: str = "auto") -> Source:
         # chat_format whether there are others.
         keys = ("eos_token_id", "chat_format")
         config |= {key: value for key, value in read_json(generation).items() if key in keys and value not in _UNSAID}
-    spec = describe(config, _model_name(folder))
-    checkpoint = open_checkpoint(folder)
-    spec = _as_named(spec, checkpoint)
-    _check_tensors(folder, spec, checkpoint)
-    weight_type = _own_type(spec, checkpoint) if dtype == "auto" else dtype
+    return describe(config, _model_name(folder))
+
+
+def check_spec(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorInfo], dtype: str = "auto") -> ModelSpec:
+    """The spec with the tensors' own names and weight type; raises as read_source does."""
+    spec = _as_named(spec, tensors)
+    _check_tensors(folder, spec, tensors)
+    weight_type = _own_type(spec, tensors) if dtype == "auto" else dtype
     # The scale is a weight as well: models were trained with its rounded value.
     scale = float(np.array(spec.config.embedding_scale, DTYPES[WEIGHT_TYPES[weight_type]]))
-    settings = replace(spec.config, weight_type=weight_type, embedding_scale=scale)
-    return Source(folder, replace(spec, config=settings), checkpoint)
+    return replace(spec, config=replace(spec.config, weight_type=weight_type, embedding_scale=scale))
 
 
-def _as_named(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
+def _as_named(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> ModelSpec:
     """The spec with the names that these files have, where they begin otherwise (ModelSpec.prefixes)."""
     named: dict[str, str] = {}
-    for name in checkpoint.tensors:
+    for name in tensors:
         for theirs, ours in spec.prefixes:
             if name.startswith(theirs):
                 named.setdefault(ours + name.removeprefix(theirs), name)
     if not named:
         return spec
-    tensors = {
+    renamed = {
         canonical: tuple(replace(part, name=named.get(part.name, part.name)) for part in parts)
         for canonical, parts in spec.tensors.items()
     }
     ignored = (*spec.ignored, *(theirs + name for theirs, _ in spec.prefixes for name in spec.ignored))
-    return replace(spec, tensors=tensors, ignored=ignored)
+    return replace(spec, tensors=renamed, ignored=ignored)
 
 
 def _model_name(folder: Path) -> str:
@@ -88,17 +99,17 @@ def _model_name(folder: Path) -> str:
     return resolved.parent.name if resolved.name == "model" else resolved.name
 
 
-def _check_tensors(folder: Path, spec: ModelSpec, checkpoint: Checkpoint) -> None:
+def _check_tensors(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> None:
     """Every tensor is there, in the promised shape and a float type, and none is left over that would be ignored."""
     output = spec.tensors.get("output.weight")
-    if output and output[0].name not in checkpoint.tensors:
+    if output and output[0].name not in tensors:
         raise ModelError(f"{folder}: tensor {output[0].name} is missing, and config.json does not tie the embeddings")
     wanted = [part for parts in spec.tensors.values() for part in parts]
-    missing = [part.name for part in wanted if part.name not in checkpoint.tensors]
+    missing = [part.name for part in wanted if part.name not in tensors]
     if missing:
         raise ModelError(f"{folder}: {len(missing)} tensors are missing: {_some(missing)}")
     for part in wanted:
-        info = checkpoint.tensors[part.name]
+        info = tensors[part.name]
         if info.shape != part.shape:
             raise ModelError(
                 f"{folder}: tensor {part.name} has shape {list(info.shape)} where config.json says {list(part.shape)}"
@@ -111,7 +122,7 @@ def _check_tensors(folder: Path, spec: ModelSpec, checkpoint: Checkpoint) -> Non
     # Tables that older versions of transformers saved and that follow from the config.
     unknown = [
         name
-        for name in checkpoint.tensors
+        for name in tensors
         if name not in known and not name.startswith(spec.ignored) and not name.endswith(".rotary_emb.inv_freq")
     ]
     if unknown:
@@ -125,12 +136,12 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-def _own_type(spec: ModelSpec, checkpoint: Checkpoint) -> str:
+def _own_type(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> str:
     """The type of most weights; config.json's dtype is often that of another copy."""
     counts: dict[str, int] = {}
     for parts in spec.tensors.values():
         for part in parts:
-            dtype = checkpoint.tensors[part.name].dtype
+            dtype = tensors[part.name].dtype
             counts[dtype] = counts.get(dtype, 0) + int(np.prod(part.shape))
     largest = max(counts, key=lambda dtype: counts[dtype])
     return next(name for name, dtype in WEIGHT_TYPES.items() if dtype == largest)
@@ -321,6 +332,7 @@ def _write_models(root: Path) -> None:
     for name in ("preprocessing", "postprocessing"):
         shutil.copyfile(source_dir() / "model_repository" / "model_log.py", models / name / "1" / "model_log.py")
         (models / name / "1" / "tokenizer").symlink_to(Path("..", "..", "tokenizer"))
+    shutil.copyfile(Path(prompt_ids.__file__), models / "preprocessing" / "1" / "prompt_ids.py")
     (models / "engine" / "1" / "weights").symlink_to(Path("..", "..", "weights"))
     (models / "tokenizer" / workspace.TOKEN_TABLE).symlink_to(Path("..", "weights", workspace.TOKEN_TABLE))
     script = root / "service_docker_up.sh"

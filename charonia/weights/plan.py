@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,13 @@ from rich.table import Table
 from charonia import _engine
 from charonia.api.engine import Setting, spell_settings
 from charonia.errors import InvalidRequestError
-from charonia.weights import workspace
-from charonia.weights.convert import read_source
+from charonia.families import ModelSpec
+from charonia.weights import hub, workspace
+from charonia.weights.checkpoint import WEIGHT_TYPES, read_json
+from charonia.weights.convert import check_spec, read_config, read_source
 
 LEAST_CONTEXT = 2048  # of the contexts that are listed when none is asked for; each is four times the one before
+_TORCH_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 @dataclass(frozen=True)
@@ -123,31 +126,68 @@ def make_plan(
     dtype: str = "auto",
     memory: str = "",
 ) -> Plan:
-    """The plan of a workspace, a Hugging Face folder or a hub id.
+    """The plan of a workspace, a Hugging Face folder or a hub id, whose weights are not downloaded.
 
     settings: keys of config.ini, which win over the environment's CHARONIA_<KEY>. memory: of each GPU, or of the
     machine for the CPU ("80GiB"), in place of what is free here; device = cuda then needs no GPU. Raises
     InvalidRequestError, ModelError or UnsupportedError saying what would be right.
     """
     overrides = {**_engine.settings_from_environment(), **spell_settings(settings or {})}
-    with _weights(model, dtype, overrides) as folder:
-        return Plan(**_engine.plan_memory(folder, overrides, memory))
+    notes: list[str] = []
+    with _weights(model, dtype, notes) as folder:
+        made = Plan(**_engine.plan_memory(folder, overrides, memory))
+    return replace(made, warnings=[*notes, *made.warnings])
 
 
 @contextmanager
-def _weights(model: str | os.PathLike[str], dtype: str, settings: Mapping[str, str]) -> Iterator[Path]:
-    """A weights folder with the model's config.ini; of a Hugging Face folder it has nothing else."""
-    location = workspace.locate(model)
-    if location.weights is not None:
-        if dtype != "auto":
-            raise InvalidRequestError(f"dtype {dtype!r}: a workspace has its own weight type")
-        yield location.weights
-        return
-    source = read_source(location.path, dtype)
+def _weights(model: str | os.PathLike[str], dtype: str, notes: list[str]) -> Iterator[Path]:
+    """A weights folder with the model's config.ini; of a Hugging Face model it has nothing else.
+
+    notes: gets what the plan takes for granted.
+    """
+    if Path(model).expanduser().exists():
+        location = workspace.locate(model)
+        if location.weights is not None:
+            if dtype != "auto":
+                raise InvalidRequestError(f"dtype {dtype!r}: a workspace has its own weight type")
+            yield location.weights
+            return
+        spec = read_source(location.path, dtype).spec
+    else:
+        spec = _spec_on_hub(str(model), dtype, notes)
     with tempfile.TemporaryDirectory(prefix="charonia-") as folder:
         weights = Path(folder)
-        workspace.write_config_ini(weights / "config.ini", source.spec.config.settings())
+        workspace.write_config_ini(weights / "config.ini", spec.config.settings())
         yield weights
+
+
+def _spec_on_hub(model: str, dtype: str, notes: list[str]) -> ModelSpec:
+    """From config.json and the headers of the weights, without their download."""
+    folder = hub.download_config(model)
+    spec = read_config(folder, dtype)
+    tensors = hub.read_headers(model, folder)
+    if tensors is not None:
+        return check_spec(folder, spec, tensors, dtype)
+    weight_type = _promised_type(folder, model) if dtype == "auto" else dtype
+    notes.append(
+        f"{model} has .bin weights, which cannot be checked before their download: the plan is what config.json says, "
+        f"with weights in {weight_type}"
+    )
+    return replace(spec, config=replace(spec.config, weight_type=weight_type))
+
+
+def _promised_type(folder: Path, model: str) -> str:
+    """The weight type that config.json names; of a model with images it is in text_config."""
+    config = read_json(folder / "config.json")
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, dict) else {}):
+        for key in ("dtype", "torch_dtype"):
+            if weight_type := _TORCH_TYPES.get(str(part.get(key))):
+                return weight_type
+    raise InvalidRequestError(
+        f"{model} has .bin weights, and its config.json does not say their type (torch_dtype): name it with --dtype "
+        f"{' | '.join(WEIGHT_TYPES)}"
+    )
 
 
 def show(plan: Plan, users: int | None, context: int | None, console: Console) -> None:

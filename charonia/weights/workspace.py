@@ -14,6 +14,7 @@ from typing import Any
 
 from charonia import __version__, _engine
 from charonia.errors import ModelError
+from charonia.weights import hub
 from charonia.weights.checkpoint import read_json
 
 FORMAT_VERSION = 1
@@ -64,7 +65,7 @@ def locate(model: str | os.PathLike[str]) -> Location:
     """
     path = Path(model).expanduser()
     if not path.exists():
-        return _download(str(model), path)
+        return locate(hub.download(str(model)))
     if not path.is_dir():
         raise ModelError(f"{path} is a file; expected a workspace, a Hugging Face model folder or a hub id")
     path = path.resolve()
@@ -78,24 +79,6 @@ def locate(model: str | os.PathLike[str]) -> Location:
     raise ModelError(
         f"{path} is neither a workspace (no {WEIGHTS}/manifest.json) nor a Hugging Face model folder (no config.json)"
     )
-
-
-def _download(model: str, path: Path) -> Location:
-    parts = model.split("/")
-    if len(parts) != 2 or not all(parts) or parts[0] in (".", "..", "~"):
-        raise ModelError(f"{path} does not exist, and {model!r} is no hub id (owner/name)")
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    patterns = ["*.json", "*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
-    try:
-        folder = Path(huggingface_hub.snapshot_download(model, allow_patterns=patterns))
-        if not any(folder.glob("*.safetensors")):
-            folder = Path(huggingface_hub.snapshot_download(model, allow_patterns=[*patterns, "pytorch_model*.bin"]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{path} does not exist, and {model} cannot be downloaded from the hub: {reason}") from error
-    return locate(folder)
 
 
 def write_config_ini(file: Path, settings: Mapping[str, str]) -> None:

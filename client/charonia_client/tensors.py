@@ -8,49 +8,12 @@ from typing import Any, Literal
 
 from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
 
+from charonia_client.contract import ALWAYS, ASKED_WITH, OUTPUTS, SCALARS
 from charonia_client.types import GenerateRequest, GenerateResponse, Timings, TopToken
 
 Action = Literal["stop", "cancel", "end_session"]
 
 _FORMATS = {"INT32": "i", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
-
-# field of GenerateRequest -> (tensor, Triton type); scalars of shape [1]
-_SCALARS = {
-    "max_tokens": ("max_tokens", "INT32"),
-    "min_tokens": ("min_tokens", "INT32"),
-    "temperature": ("temperature", "FP32"),
-    "top_k": ("top_k", "INT32"),
-    "top_p": ("top_p", "FP32"),
-    "min_p": ("min_p", "FP32"),
-    "repetition_penalty": ("repetition_penalty", "FP32"),
-    "presence_penalty": ("presence_penalty", "FP32"),
-    "frequency_penalty": ("frequency_penalty", "FP32"),
-    "seed": ("seed", "UINT64"),
-    "ignore_eos": ("ignore_eos", "BOOL"),
-    "priority": ("priority", "INT32"),
-    "n": ("num_return_sequences", "INT32"),
-    "best_of": ("best_of", "INT32"),
-    "prompt_logprobs": ("prompt_logprobs", "INT32"),
-    "timeout_ms": ("timeout_ms", "INT32"),
-}
-
-_OUTPUTS: tuple[str, ...] = (
-    "text_output",
-    "output_ids",
-    "finish_reason",
-    "num_input_tokens",
-    "num_output_tokens",
-    "num_cached_tokens",
-    "timings",
-)
-# What is asked for when the field of GenerateRequest is set.
-_MORE_OUTPUTS: dict[str, tuple[str, ...]] = {
-    "logprobs": ("output_log_probs", "top_log_prob_ids", "top_log_probs", "text_span", "cum_log_probs"),
-    "best_of": ("sequence_index", "cum_log_probs"),
-    "n": ("sequence_index",),
-    "prompt_logprobs": ("prompt_ids", "prompt_log_probs", "prompt_top_log_prob_ids", "prompt_top_log_probs"),
-    "session_id": ("num_session_tokens",),
-}
 
 
 def _numbers(message: Any, name: str, datatype: str, values: Sequence[float]) -> None:
@@ -76,7 +39,7 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
         _texts(message, "messages", [request.messages_json()])
     if request.tools:
         _texts(message, "tools", [request.tools_json()])
-    for field, (name, datatype) in _SCALARS.items():
+    for field, (name, datatype) in SCALARS.items():
         value = getattr(request, field)
         if value is not None:
             _numbers(message, name, datatype, [value])
@@ -99,8 +62,8 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
     if request.logprobs is not None:
         _numbers(message, "return_log_probs", "BOOL", [True])
         _numbers(message, "top_logprobs", "INT32", [request.logprobs])
-    wanted = dict.fromkeys(_OUTPUTS)
-    for field, names in _MORE_OUTPUTS.items():
+    wanted = dict.fromkeys(ALWAYS)
+    for field, names in ASKED_WITH.items():
         if getattr(request, field) is not None:
             wanted.update(dict.fromkeys(names))
     for name in wanted:
@@ -148,26 +111,14 @@ def _text(raw: bytes) -> str:
     return raw[4:].decode(errors="replace")
 
 
-_DECODERS: dict[str, Callable[[bytes], Any]] = {
-    "text_output": _text,
-    "finish_reason": _text,
-    "output_ids": _ints,
-    "num_input_tokens": _int,
-    "num_output_tokens": _int,
-    "num_cached_tokens": _int,
-    "timings": _floats,
-    "output_log_probs": _floats,
-    "top_log_prob_ids": _ints,
-    "top_log_probs": _floats,
-    "text_span": _ints,
-    "sequence_index": _int,
-    "cum_log_probs": _float,
-    "num_session_tokens": _int,
-    "prompt_ids": _ints,
-    "prompt_log_probs": _floats,
-    "prompt_top_log_prob_ids": _ints,
-    "prompt_top_log_probs": _floats,
+_KINDS: dict[str, Callable[[bytes], Any]] = {
+    "text": _text,
+    "int": _int,
+    "ints": _ints,
+    "float": _float,
+    "floats": _floats,
 }
+_DECODERS = {name: _KINDS[kind] for name, kind in OUTPUTS.items()}
 
 
 def decode(message: Any) -> GenerateResponse:
@@ -196,7 +147,7 @@ def decode(message: Any) -> GenerateResponse:
         response.top_logprobs = _rows(
             len(logprobs), values.get("top_log_prob_ids", ()), values.get("top_log_probs", ())
         )
-    if len(values) > len(_OUTPUTS):
+    if len(values) > len(ALWAYS):
         response.index = values.get("sequence_index", 0)
         response.cum_logprob = values.get("cum_log_probs", 0.0)
         response.num_session_tokens = values.get("num_session_tokens", 0)

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from charonia_client.contract import ScalarFields
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 @dataclass(slots=True, kw_only=True)
-class GenerateRequest:
-    """One request to the ensemble (docs/contracts.md): exactly one of `text` and `messages`.
+class GenerateRequest(ScalarFields):
+    """One request to the ensemble (docs/contracts.md): exactly one of `text` and `messages`, and the sampling
+    parameters and limits of ScalarFields.
 
     None, or an empty collection, is not sent: the server's default holds.
     """
@@ -20,29 +23,13 @@ class GenerateRequest:
     text: str | None = None
     messages: Sequence[Mapping[str, Any]] | None = None  # chat messages, {"role": ..., "content": ...}
     tools: Sequence[Mapping[str, Any]] | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None  # 0 to 2^64 - 1
     stop_words: Sequence[str] = ()
     bad_words: Sequence[str] = ()
     logit_bias: Mapping[int, float] | None = None
     end_id: Sequence[int] = ()  # instead of the model's own
-    ignore_eos: bool | None = None
     logprobs: int | None = None  # of the token chosen and of this many likeliest, 0 to 20
     stream: bool = True  # False: one response with the whole text
     echo: bool = False  # begin with the prompt's text
-    priority: int | None = None  # higher goes first
-    n: int | None = None  # answers to the prompt, 1 to 128; with a seed, answer i has `seed + i`
-    best_of: int | None = None  # answers to make, of which the n likeliest come back; only with stream=False
-    prompt_logprobs: int | None = None  # of the prompt's tokens and of this many likeliest, 0 to 20
-    timeout_ms: int | None = None  # then the request ends with DeadlineExceeded
     # A name under which the server keeps the conversation's KV blocks, and its tokens.
     session_id: str | None = None
     interactive: bool = False  # text or messages are what is new in the session; False: the whole conversation

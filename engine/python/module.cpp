@@ -260,27 +260,9 @@ void bind_plan(py::module_& m) {
 }
 
 void bind_types(py::module_& m) {
-  py::class_<SamplingParams>(m, "SamplingParams")
-      .def(py::init<>())
-      .def_readwrite("max_tokens", &SamplingParams::max_tokens)
-      .def_readwrite("min_tokens", &SamplingParams::min_tokens)
-      .def_readwrite("temperature", &SamplingParams::temperature)
-      .def_readwrite("top_k", &SamplingParams::top_k)
-      .def_readwrite("top_p", &SamplingParams::top_p)
-      .def_readwrite("min_p", &SamplingParams::min_p)
-      .def_readwrite("repetition_penalty", &SamplingParams::repetition_penalty)
-      .def_readwrite("presence_penalty", &SamplingParams::presence_penalty)
-      .def_readwrite("frequency_penalty", &SamplingParams::frequency_penalty)
-      .def_readwrite("seed", &SamplingParams::seed)
-      .def_readwrite("stop_words", &SamplingParams::stop_words)
-      .def_readwrite("end_ids", &SamplingParams::end_ids)
-      .def_readwrite("ignore_eos", &SamplingParams::ignore_eos)
-      .def_readwrite("bad_words", &SamplingParams::bad_words)
-      .def_readwrite("logit_bias", &SamplingParams::logit_bias)
-      .def_readwrite("logprobs", &SamplingParams::logprobs)
-      .def_readwrite("prompt_logprobs", &SamplingParams::prompt_logprobs)
-      .def_readwrite("n", &SamplingParams::n)
-      .def_readwrite("best_of", &SamplingParams::best_of);
+  py::class_<SamplingParams> sampling(m, "SamplingParams");
+  sampling.def(py::init<>());
+  visit_sampling([&](const char* name, const char*, auto member) { sampling.def_readwrite(name, member); });
   py::class_<Result>(m, "Result")
       .def_readonly("token_ids", &Result::token_ids)
       .def_readonly("text_begin", &Result::text_begin)

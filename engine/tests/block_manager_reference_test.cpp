@@ -102,6 +102,10 @@ class Reference {
     return static_cast<int>(blocks.size()) == n;
   }
 
+  void forget(const PrefixNode& prefix) {
+    if (prefix.unique_id != 0 && at(prefix.block).unique_id == prefix.unique_id) drop(at(prefix.block));
+  }
+
   void forget() {
     for (auto& node : nodes_) node.unique_id = 0, node.pins = 0;
   }
@@ -283,6 +287,12 @@ TEST_P(AgainstReference, BlocksPinsAndMemoryAreWhatTheRulesSay) {
       const auto session = any(sessions_);
       pin(*session, -1);
       sessions_.erase(session);
+    } else if (action < 82) {
+      const auto& nodes = any(users_)->nodes;
+      if (nodes.empty()) continue;
+      const auto node = *any(nodes);
+      pool_->forget_prefix(node);
+      reference_.forget(node);
     } else if (below(400) == 0) {
       pool_->forget_prefixes();
       reference_.forget();

@@ -87,6 +87,17 @@ TEST_P(EngineLimitsTest, TheSettingIsTheDeadlineOfRequestsThatNameNone) {
   EXPECT_EQ(whole.last().finish_reason, FinishReason::length);
 }
 
+TEST_P(EngineLimitsTest, ADeadlineThatIsAlsoTheQueuesEndsWhatHasBegun) {
+  lengthen();
+  const auto one = engine({{"max_queue_time_s", "0.25"}});
+  auto late = request({1, 2, 3}, 19'000);
+  late.timeout_ms = 250;
+  Collector running;
+  one->submit(late, running.callback());
+  EXPECT_EQ(running.last().error_code, ErrorCode::deadline_exceeded) << running.last().error;
+  EXPECT_GT(running.tokens().size(), 0U);
+}
+
 TEST_P(EngineLimitsTest, WhoWaitsTooLongIsToldWhenToComeBack) {
   lengthen();
   const auto one = engine({{"max_batch_size", "1"}, {"max_queue_time_s", "0.05"}});

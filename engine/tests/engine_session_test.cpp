@@ -456,5 +456,48 @@ TEST_P(EngineSessionTest, AnEndIdThatTheContinuationRepeatsIsNotDoubled) {
   EXPECT_EQ(second.tokens(), alone(request(history, 6)));
 }
 
+// A turn of one end id that is kept without a completion leaves a turn of no token. A next one that needs all the room
+// then kept nothing of the history and dropped its own end id too: a prompt without a token, which ended all requests.
+TEST_P(EngineSessionTest, ATurnOfOneEndIdThatNeedsAllTheRoomHasAPromptAndHurtsNobody) {
+  lengthen();
+  const auto one = engine({{"max_batch_size", "1"}});
+  Collector first;
+  auto begin = request(words(6, 1), 3);
+  begin.session_id = "s";
+  one->submit(begin, first.callback());
+  const auto end_id = first.tokens().back();
+
+  Collector running, stopped, last;
+  const auto runs = one->submit(request({1, 2}, 19'000), running.callback());
+  running.wait_for(1);
+  auto closing = turn({}, {end_id}, 5);
+  closing.sampling.end_ids = {end_id};
+  ASSERT_TRUE(one->stop(one->submit(closing, stopped.callback())));
+  EXPECT_TRUE(stopped.tokens().empty()) << "it waits for its first token while another one runs";
+  closing.sampling.max_tokens = one->info().config.session_len - 1;
+  const auto handle = one->submit(closing, last.callback());
+  one->cancel(runs);
+  EXPECT_EQ(running.last().finish_reason, FinishReason::cancelled) << running.last().error;
+  last.wait_for(1);
+  one->cancel(handle);
+  EXPECT_EQ(last.last().error, "");
+  EXPECT_EQ(last.last().num_input_tokens, 1);
+  one->check_integrity();
+}
+
+// As nanoseconds it does not fit into 64 bits.
+TEST_P(EngineSessionTest, ATimeToLiveOfCenturiesKeepsSessionsAlsoOverARestart) {
+  const Settings settings{{"session_ttl_s", "1e10"}, {"session_dir", (dir_ / "sessions").string()}};
+  Talk talk;
+  {
+    const auto one = engine(settings);
+    say(*one, talk, words(10, 1));
+    say(*one, talk, words(5, 2));
+  }
+  const auto one = engine(settings);
+  EXPECT_EQ(info_of(*one, "s").num_tokens, static_cast<int>(talk.history.size()));
+  say(*one, talk, words(5, 3));
+}
+
 }  // namespace
 }  // namespace charonia

@@ -159,6 +159,20 @@ TEST_P(EngineTest, BadWordsAreNeverCompleted) {
   }
 }
 
+TEST_P(EngineTest, BiasesOfOneTokenAddUpInWhateverOrderTheyAreNamed) {
+  Engine one(dir_, {});
+  auto named_once = request({1, 2, 3}, 8);
+  named_once.sampling.bad_words = {{20}};
+  named_once.sampling.logit_bias = {{5, 60.0F}, {7, 80.0F}, {20, 90.0F}};
+  auto named_twice = named_once;
+  named_twice.sampling.logit_bias = {{20, 90.0F}, {7, 50.0F}, {5, 60.0F}, {7, 30.0F}};
+  Collector first, second;
+  one.submit(named_once, first.callback());
+  one.submit(named_twice, second.callback());
+  EXPECT_EQ(first.tokens(), std::vector<TokenId>(8, 7)) << "20 has more, and is banned";
+  EXPECT_EQ(second.tokens(), first.tokens());
+}
+
 TEST_P(EngineTest, CancelByHandleAndByIdGivesOneLastResultAndFreesBlocks) {
   TinyModel long_context;
   long_context.positions = 20'000;
@@ -318,6 +332,9 @@ TEST_P(EngineTest, ARequestThatCannotBeComputedFailsAloneAndSpoilsNoBlock) {
   EXPECT_EQ(poisoned.wait().back().finish_reason, FinishReason::error);
   EXPECT_NE(poisoned.wait().back().error.find("logit"), std::string::npos);
   EXPECT_EQ(beside.tokens(), expected);
+  Collector repeated;
+  engine.submit(request({1, 2, kPoison, 3, 4, 5, 6, 7, 8, 9}, 50), repeated.callback());
+  EXPECT_EQ(repeated.last().num_cached_tokens, 0) << "it is computed anew: the fault may have gone";
   for (int i = 0; i < 4; ++i) {  // goes through all blocks, those of the poisoned request among them
     Collector again;
     auto other = clean;

@@ -189,11 +189,15 @@ TokenTable table_of(std::vector<std::string> tokens, bool strip = false) {
   return {std::move(tokens), std::move(special), strip};
 }
 
+std::shared_ptr<const StopWords> stops(std::vector<std::string> words) {
+  return std::make_shared<const StopWords>(std::move(words));
+}
+
 // Pushes tokens 0, 1, 2, ... of `tokens`, taking after each; "|" stands between the chunks, "$" where it stopped.
 std::string stream(const std::vector<std::string>& tokens, const std::vector<std::string>& stop_words,
                    bool strip = false) {
   const auto table = table_of(tokens, strip);
-  TextStream stream(table, stop_words, strip);
+  TextStream stream(table, stops(stop_words), strip);
   std::string out;
   int taken = 0;
   for (int i = 0; i < static_cast<int>(tokens.size()); ++i) {
@@ -254,7 +258,7 @@ TEST(TextStream, AStopWordMayEndOrBeginInsideOfACharacterSplitOverTokens) {
 
 TEST(TextStream, StopWordsDoNotCountWhileTheyMustNot) {
   const auto table = table_of({"ST", "OP", "STOP", "S", "TOP!"});
-  TextStream stream(table, {"STOP"}, false);
+  TextStream stream(table, stops({"STOP"}), false);
   EXPECT_FALSE(stream.push(2, false));
   EXPECT_EQ(stream.take().text, "STOP");
   EXPECT_FALSE(stream.push(0, false));
@@ -269,7 +273,7 @@ TEST(TextStream, StopWordsDoNotCountWhileTheyMustNot) {
 
 TEST(TextStream, TokensAfterAStopWordHaveNoPartInTheText) {
   const auto table = table_of({"a.", "b"});
-  TextStream stream(table, {"."}, false);
+  TextStream stream(table, stops({"."}), false);
   EXPECT_TRUE(stream.push(0, true));
   EXPECT_FALSE(stream.push(1, true));
   EXPECT_EQ(stream.take().num_tokens, 0);
@@ -281,7 +285,7 @@ TEST(TextStream, TokensAfterAStopWordHaveNoPartInTheText) {
 
 TEST(TextStream, AnEndTokenHasNoPartInTheText) {
   const auto table = table_of({"a", "</s>"});
-  TextStream stream(table, {"ab"}, false);
+  TextStream stream(table, stops({"ab"}), false);
   stream.push(0, true);
   stream.push_silent(1);
   EXPECT_EQ(stream.held_tokens(), 2);
@@ -294,7 +298,7 @@ TEST(TextStream, AnEndTokenHasNoPartInTheText) {
 
 TEST(TextStream, SpecialTokensAndUnknownIdsAreSentWithoutText) {
   const auto table = table_of({"a"});
-  TextStream stream(table, {}, false);
+  TextStream stream(table, nullptr, false);
   for (const int token : {1, 0, 1, 99}) stream.push(token, true);
   const auto chunk = stream.take();
   EXPECT_EQ(chunk.num_tokens, 4);
@@ -308,14 +312,14 @@ TEST(TextStream, OneLeadingSpaceIsDropped) {
   EXPECT_EQ(stream({" a"}, {" a"}, true), "a|") << "it is no part of a stop word";
   EXPECT_EQ(stream({" a"}, {"a"}, true), "$");
   const auto table = table_of({" a"}, true);
-  TextStream kept(table, {}, false);
+  TextStream kept(table, nullptr, false);
   kept.push(0, true);
   EXPECT_EQ(kept.take().text, " a");
 }
 
 TEST(TextStream, TheDroppedSpaceIsInTheBytesButNotInTheSpan) {
   const auto table = table_of({" ", "  a"}, true);
-  TextStream stream(table, {}, true);
+  TextStream stream(table, nullptr, true);
   stream.push(2, true);  // special: no bytes
   auto chunk = stream.take();
   EXPECT_EQ(chunk.num_tokens, 1);
@@ -331,9 +335,20 @@ TEST(TextStream, TheDroppedSpaceIsInTheBytesButNotInTheSpan) {
   EXPECT_EQ(chunk.text, "  a");
 }
 
+TEST(TextStream, StreamsThatShareStopWordsDoNotDisturbEachOther) {
+  const auto table = table_of({"a", "b", "x"});
+  const auto shared = stops({"ab"});
+  TextStream one(table, shared, false), other(table, shared, false);
+  EXPECT_FALSE(one.push(0, true));
+  EXPECT_FALSE(other.push(1, true)) << "the a is the other stream's";
+  EXPECT_FALSE(other.push(2, true));
+  EXPECT_EQ(other.take().text, "bx");
+  EXPECT_EQ(one.take().num_tokens, 0);
+  EXPECT_TRUE(one.push(1, true));
+}
+
 TEST(TextStream, AnEmptyStopWordIsRefused) {
-  const auto table = table_of({"a"});
-  EXPECT_THROW(TextStream(table, {"a", ""}, false), Error);
+  EXPECT_THROW(StopWords({"a", ""}), Error);
 }
 
 TEST(TextStream, AHundredThousandHeldTokensAreNotExaminedAgainAndAgain) {
@@ -341,7 +356,7 @@ TEST(TextStream, AHundredThousandHeldTokensAreNotExaminedAgainAndAgain) {
   constexpr int kTokens = 100'000;
   std::string word(kTokens, 'a');
   word.push_back('c');
-  TextStream stream(table, {word}, false);
+  TextStream stream(table, stops({word}), false);
   for (int i = 0; i < kTokens; ++i) {
     stream.push(0, true);
     EXPECT_EQ(stream.take().num_tokens, 0);
@@ -422,7 +437,7 @@ TEST_P(RandomStreams, ChunksJoinToTheTextAndNothingIsHeldBackWithoutNeed) {
     }
     const bool strip = random.below(2) == 0;
     const auto table = table_of(tokens, random.below(4) != 0);
-    TextStream stream(table, stop_words, strip);
+    TextStream stream(table, stops(stop_words), strip);
     Reference reference;
     reference.stop_words = stop_words;
     reference.first_space_is_text = !(strip && table.strip_leading_space());

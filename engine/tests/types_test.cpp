@@ -36,6 +36,7 @@ TEST(SamplingParams, EveryRangeIsCheckedAndTheFieldNamed) {
       {"logprobs", [](auto& s) { s.logprobs = 21; }},
       {"stop_words", [](auto& s) { s.stop_words = {""}; }},
       {"stop_words", [](auto& s) { s.stop_words.assign(65, "x"); }},
+      {"stop_words", [](auto& s) { s.stop_words = {std::string(1025, 'x')}; }},
       {"end_id", [](auto& s) { s.end_ids = {10}; }},
       {"bad_words", [](auto& s) { s.bad_words = {{}}; }},
       {"bad_words", [](auto& s) { s.bad_words = {{1, -1}}; }},

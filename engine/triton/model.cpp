@@ -26,19 +26,39 @@ void check_settings(const Settings& settings, const std::string& place) {
   }
 }
 
+// What the workspace and these settings come to.
+EngineConfig config_of(const ModelIdentity& identity, const Settings& settings) {
+  EngineConfig config;
+  ModelConfig model;
+  apply_settings(read_config_ini(identity.weights_dir() / "config.ini"), config, &model);
+  apply_settings(settings, config);
+  return config;
+}
+
 Settings gather_settings(const ModelIdentity& identity, const ModelOptions& options) {
   auto settings = settings_from_environment();
   check_settings(settings, "environment (CHARONIA_<KEY>)");
   check_settings(options.settings, "`parameters` of " + identity.config_file().string());
   settings.insert(options.settings.begin(), options.settings.end());  // keeps what the environment has
   if (!options.gpus.empty()) {
-    EngineConfig config;
-    ModelConfig model;
-    apply_settings(read_config_ini(identity.weights_dir() / "config.ini"), config, &model);
-    apply_settings(settings, config);
-    settings.emplace("device_ids", device_ids_of(options.gpus, config.tensor_para_size));
+    const int ranks = config_of(identity, settings).tensor_para_size;
+    settings.emplace("device_ids", device_ids_of(options.gpus, ranks));
   }
   return settings;
+}
+
+// A failed device ends the process here, where the setting says so: the server would go on, or end with a code that does
+// not say that a new try may succeed.
+Engine load(const ModelIdentity& identity, const Settings& settings, std::shared_ptr<MetricsSink> sink) {
+  try {
+    return Engine(identity.weights_dir(), settings, std::move(sink));
+  } catch (const Error& error) {
+    if (is_device_failure(error) && config_of(identity, settings).exit_on_device_failure) {
+      log_error("the device has failed, and " + identity.name + " cannot be loaded: " + error.what());
+      exit_server();
+    }
+    throw;
+  }
 }
 
 TRITONSERVER_Server* server_of(TRITONBACKEND_Model* model) {
@@ -60,8 +80,9 @@ Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families)
 
 Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, const ModelIdentity& identity,
              const ModelOptions& options)
-    : engine_(identity.weights_dir(), gather_settings(identity, options), make_metrics_sink(families, identity.name)),
-      watcher_(server_of(model), identity, options, engine_, calls_, withdrawal_,
+    : standing_(server_of(model), identity, options.warmup),
+      engine_(load(identity, gather_settings(identity, options), make_metrics_sink(families, identity.name))),
+      watcher_(server_of(model), identity.name, standing_, engine_, calls_, withdrawal_,
                [this](const std::string& why) { end_all(why); }) {
   engine_.on_failure([this] { calls_.rouse(); });
   log_loaded(identity.name + " version " + std::to_string(identity.version));
@@ -211,8 +232,12 @@ void Model::send(Call& call, const Result& result, bool last) {
 }
 
 void Model::fail(Call& call, const std::exception& error) {
+  const bool lost = is_device_failure(error);
+  const bool serving = !lost || standing_.was_served();
+  // The response would have the server destroy the model, and end with a code that says nothing, or not at all.
+  if (!serving && engine_.info().config.exit_on_device_failure) exit_server();
   auto factory = call.stream.fail(error);
-  if (is_device_failure(error)) withdrawal_.keep(std::move(factory));
+  if (lost && serving) withdrawal_.keep(std::move(factory));
 }
 
 std::string Model::why_ended() {

@@ -13,6 +13,7 @@
 #include "request_log.h"
 #include "request_reader.h"
 #include "server_exit.h"
+#include "standing.h"
 #include "triton_api.h"
 #include "watcher.h"
 
@@ -42,9 +43,11 @@ class Model {
   void end_all(const std::string& why);
   void log_loaded(const std::string& name) const;
 
-  // Ends an answer with an error.
+  // Ends a response stream with an error. A device that fails while the model is warmed up ends the server's process
+  // before, with the setting exit_on_device_failure.
   void fail(Call& call, const std::exception& error);
 
+  ModelStanding standing_;
   RequestLog request_log_;
   CallTable calls_;
   Withdrawal withdrawal_;

@@ -1,5 +1,7 @@
 #include "request_reader.h"
 
+#include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "error.h"
@@ -8,7 +10,7 @@
 namespace charonia::triton {
 namespace {
 
-constexpr int kMostTopLogprobs = 20;
+constexpr int kMostTopLogprobs = SamplingMaximum::logprobs;
 constexpr std::size_t kLongestSessionId = 256;  // bytes
 
 [[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
@@ -19,9 +21,16 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return text + "]";
 }
 
+// One value into a field that is one; other fields have readers of their own.
 template <class T>
-void set(T& field, const Inputs& inputs, std::string_view name) {
-  if (const auto value = inputs.scalar<T>(name)) field = *value;
+void read_value(T& field, const Inputs& inputs, std::string_view tensor) {
+  if constexpr (std::is_arithmetic_v<T>) {
+    if (const auto value = inputs.scalar<T>(tensor)) field = *value;
+  }
+}
+template <class T>
+void read_value(std::optional<T>& field, const Inputs& inputs, std::string_view tensor) {
+  field = inputs.scalar<T>(tensor);
 }
 
 // bad_words_ids [2, n]: row 0 the sequences' ids joined, row 1 their end offsets, padded with -1.
@@ -82,25 +91,15 @@ int read_logprobs(const Inputs& inputs) {
 
 SamplingParams read_sampling(const Inputs& inputs) {
   SamplingParams sampling;
-  sampling.max_tokens = inputs.scalar<std::int32_t>("max_tokens");
-  set(sampling.min_tokens, inputs, "min_tokens");
-  set(sampling.temperature, inputs, "temperature");
-  set(sampling.top_k, inputs, "top_k");
-  set(sampling.top_p, inputs, "top_p");
-  set(sampling.min_p, inputs, "min_p");
-  set(sampling.repetition_penalty, inputs, "repetition_penalty");
-  set(sampling.presence_penalty, inputs, "presence_penalty");
-  set(sampling.frequency_penalty, inputs, "frequency_penalty");
-  sampling.seed = inputs.scalar<std::uint64_t>("seed");
-  set(sampling.ignore_eos, inputs, "ignore_eos");
+  visit_sampling([&](std::string_view, std::string_view tensor, auto member) {
+    if (!tensor.empty()) read_value(sampling.*member, inputs, tensor);
+  });
   sampling.end_ids = inputs.ids("end_id").value_or(std::vector<TokenId>{});
   sampling.stop_words = inputs.strings("stop_words").value_or(std::vector<std::string>{});
   sampling.bad_words = read_bad_words(inputs);
   sampling.logit_bias = read_logit_bias(inputs);
   sampling.logprobs = read_logprobs(inputs);
   sampling.prompt_logprobs = read_prompt_logprobs(inputs);
-  set(sampling.n, inputs, "num_return_sequences");
-  set(sampling.best_of, inputs, "best_of");
   return sampling;
 }
 

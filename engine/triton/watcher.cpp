@@ -2,21 +2,21 @@
 
 #include <utility>
 
+#include "base/duration.h"
 #include "error.h"
 
 namespace charonia::triton {
 
-Watcher::Watcher(TRITONSERVER_Server* server, const ModelIdentity& model, const ModelOptions& options, Engine& engine,
+Watcher::Watcher(TRITONSERVER_Server* server, std::string model, ModelStanding& standing, Engine& engine,
                  CallTable& calls, Withdrawal& withdrawal, EndAll end_all)
     : server_(server),
-      name_(model.name),
-      version_(static_cast<std::int64_t>(model.version)),
+      name_(std::move(model)),
+      standing_(standing),
       drain_(engine.info().config.drain_timeout_s),
       engine_(engine),
       calls_(calls),
       withdrawal_(withdrawal),
       end_all_(std::move(end_all)),
-      was_served_(!options.warmup),
       thread_([this](const std::stop_token& stop) { run(stop); }) {}
 
 void Watcher::run(const std::stop_token& stop) {
@@ -33,19 +33,16 @@ void Watcher::watch_standing() {
   if (!end_at_) {
     if (now < next_look_) return;
     next_look_ = now + kStandingPeriod;
-    switch (standing()) {
+    switch (standing_.now()) {
       case Standing::unknown:
-        return;
       case Standing::served:
-        was_served_ = true;
         return;
       case Standing::unloading:
-        if (!was_served_) return;
         end_at_ = now;
         why_ = "model '" + name_ + "' is being unloaded";
         break;
       case Standing::exiting:
-        end_at_ = now + std::chrono::duration_cast<Clock::duration>(drain_);
+        end_at_ = now + duration_of(drain_.count());
         why_ = "the server is shutting down";
         break;
     }
@@ -63,22 +60,15 @@ void Watcher::after_failure(const std::stop_token& stop) {
   while (!calls_.empty() && Clock::now() < began + kMaxResponseTime && !stop.stop_requested()) {
     calls_.pause(stop, kPollPeriod);
   }
-  const auto answered = Clock::now();
+  const auto responded = Clock::now();
   bool withdrawn = false;
   while (!stop.stop_requested()) {
-    // Without one of its answers there is nothing that would keep it loaded: then it stays as it is until there is.
+    // Without one of its responses there is nothing that would keep it loaded: then it stays as it is until there is.
     withdrawn = withdrawn || withdrawal_.begin(server_, name_);
-    if (exits && Clock::now() >= answered + kFarewell) exit_server();
-    if (standing() == Standing::exiting) return withdrawal_.end();
+    if (exits && Clock::now() >= responded + kFarewell) exit_server();
+    if (standing_.now() == Standing::exiting) return withdrawal_.end();
     calls_.pause(stop, kStandingPeriod);
   }
-}
-
-Watcher::Standing Watcher::standing() const {
-  bool ready = false;
-  const ErrorPtr error(TRITONSERVER_ServerModelIsReady(server_, name_.c_str(), version_, &ready));
-  if (!error) return ready ? Standing::served : Standing::unloading;
-  return TRITONSERVER_ErrorCode(error.get()) == TRITONSERVER_ERROR_UNAVAILABLE ? Standing::exiting : Standing::unknown;
 }
 
 }  // namespace charonia::triton

@@ -9,9 +9,8 @@
 
 #include "calls.h"
 #include "charonia/engine.h"
-#include "model_config.h"
-#include "model_options.h"
 #include "server_exit.h"
+#include "standing.h"
 #include "triton_api.h"
 
 namespace charonia::triton {
@@ -21,41 +20,38 @@ namespace charonia::triton {
 // ended, and the backend's ModelFinalize comes only then. Without requests it sleeps.
 //
 // When the engine's device has failed, all requests end. Once they have, the model is withdrawn, and with the setting
-// exit_on_device_failure the server's process ends kFarewell later: until then the answers go out on their connections and
-// health checks see why.
+// exit_on_device_failure the server's process ends kFarewell later: until then the responses go out on their connections
+// and health checks see why. (While the model is loaded or warmed up there is nobody to tell: Model ends the process.)
 class Watcher {
  public:
   static constexpr std::chrono::milliseconds kPollPeriod{10};
   static constexpr std::chrono::milliseconds kStandingPeriod{50};
   static constexpr std::chrono::seconds kFarewell{1};
-  static constexpr std::chrono::seconds kMaxResponseTime{5};  // that an answer to a failed device may take to be given
+  static constexpr std::chrono::seconds kMaxResponseTime{5};  // that a response may take to go out after a failure
 
   // Ends every request in flight; `why` is for their clients. Called at most once.
   using EndAll = std::function<void(const std::string& why)>;
 
   // When the server exits, requests may go on for the setting drain_timeout_s; an unload ends them at once.
-  Watcher(TRITONSERVER_Server* server, const ModelIdentity& model, const ModelOptions& options, Engine& engine,
-          CallTable& calls, Withdrawal& withdrawal, EndAll end_all);
+  Watcher(TRITONSERVER_Server* server, std::string model, ModelStanding& standing, Engine& engine, CallTable& calls,
+          Withdrawal& withdrawal, EndAll end_all);
 
  private:
   using Clock = std::chrono::steady_clock;
-  enum class Standing { unknown, served, unloading, exiting };
 
   void run(const std::stop_token& stop);
   void watch_standing();
   void after_failure(const std::stop_token& stop);
-  Standing standing() const;
 
   TRITONSERVER_Server* server_;
   std::string name_;
-  std::int64_t version_;
+  ModelStanding& standing_;
   std::chrono::duration<double> drain_;
   Engine& engine_;
   CallTable& calls_;
   Withdrawal& withdrawal_;
   EndAll end_all_;
 
-  bool was_served_;  // before that, a model that is not ready is one whose warm-up requests run
   Clock::time_point next_look_{};
   std::optional<Clock::time_point> end_at_;  // set once it is known that the model goes
   std::string why_;

@@ -1,4 +1,5 @@
-"""GPU: the cards as the GPU exporter sees them, what Triton sees without it, and the machine around them."""
+"""GPU: the cards as the GPU exporter sees them, what Triton sees without it, what the engine meets on them, and the
+machine around them."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from monitoring.dashboards.panels import (
     CELSIUS,
     COUNT,
     HERTZ,
+    PER_SECOND,
     PERCENT,
     RATIO,
     WATTS,
@@ -33,6 +35,7 @@ def board() -> builders.Dashboard:
         {
             "GPUs (profile gpu)": _exporter(),
             "GPUs as Triton sees them": _triton(),
+            "Engine on its GPUs": _engine(),
             "Machine (profile exporters)": _machine(),
         },
     )
@@ -106,6 +109,29 @@ def _triton() -> list[Panel]:
             WATTS,
             "At its limit all the time: the card lowers its clock, and steps become longer.",
             [Query("nv_gpu_power_usage", f"used, {_CARD}"), Query("nv_gpu_power_limit", f"limit, {_CARD}")],
+        ),
+    ]
+
+
+def _engine() -> list[Panel]:
+    return [
+        graph(
+            "Device failed",
+            COUNT,
+            "1: this process cannot use its GPU again, and ends or has to be restarted; runbook CharoniaDeviceFailed.",
+            [Query("charonia_engine_failed", "{{instance}}")],
+            top=1,
+        ),
+        graph(
+            "GEMMs rejected",
+            PER_SECOND,
+            "Not 0: own kernels take what cuBLASLt rejects, slower for prompts. Report the warning in Triton's log.",
+            [
+                Query(
+                    "sum by (instance) (rate(charonia_gemms_rejected_total[$__rate_interval]))",
+                    "{{instance}}",
+                )
+            ],
         ),
     ]
 

@@ -12,17 +12,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import engine_metrics
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from stack import HANG_S, Stack
 from tiny_models import TEXTS, start_token, write_model
 
+from charonia.weights.convert import link_workspace
+
 HERE = Path(__file__).parent
 BUILD_LIMIT_S = 3600
 pytestmark = pytest.mark.timeout(BUILD_LIMIT_S + 900)
 # Comes in the midst of an answer of TEXTS[0], which has more tokens.
 FAULT = "step=12"
+# Each of these requests takes a step at least, all of them more than FAULT's.
+WARMUP = """
+model_warmup [ { name: "first" batch_size: 1 count: 20 inputs { key: "input_ids"
+  value: { data_type: TYPE_INT32 dims: [ 20 ] zero_data: true } } } ]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +48,7 @@ def make_stack(backend: Path, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
     made: list[Stack] = []
     write_model(tmp_path / "parrot", "byte_level", "parrot")
 
-    def make(**env: str) -> Stack:
+    def make(*, model: Path = tmp_path / "parrot", **env: str) -> Stack:
         small = {
             "CHARONIA_DEVICE": "cuda",
             "CHARONIA_MAX_BATCH_SIZE": "2",
@@ -52,7 +60,7 @@ def make_stack(backend: Path, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
             "CHARONIA_CACHE_DIR": str(tmp_path),
         }
         command = (sys.executable, HERE / "emulated_serve.py", backend, "serve")
-        made.append(Stack(tmp_path / "parrot", tmp_path / f"run{len(made)}", {**small, **env}, command=command))
+        made.append(Stack(model, tmp_path / f"run{len(made)}", {**small, **env}, command=command))
         return made[-1]
 
     yield make
@@ -91,9 +99,10 @@ def assert_says_why(answer: httpx.Response) -> None:
 
 
 async def test_a_failed_device_is_answered_with_503_and_shown_by_health_and_a_metric(
-    make_stack: Callable[..., Stack],
+    make_stack: Callable[..., Stack], tmp_path: Path
 ) -> None:
-    stack = make_stack(CHARONIA_EMULATED_CUDA_FAULT=FAULT, CHARONIA_EXIT_ON_DEVICE_FAILURE="False").start()
+    fault = tmp_path / "fault"
+    stack = make_stack(CHARONIA_EMULATED_CUDA_FAULT=f"file={fault}", CHARONIA_EXIT_ON_DEVICE_FAILURE="False").start()
     async with httpx.AsyncClient(trust_env=False, timeout=HANG_S) as http:
 
         async def ask(**fields: Any) -> httpx.Response:
@@ -108,8 +117,13 @@ async def test_a_failed_device_is_answered_with_503_and_shown_by_health_and_a_me
         health.append(f"{stack.gateway}/health/ready")
         assert [await status(url) for url in health] == [200, 200, 200]
 
-        # Two run and one waits.
-        streamed, *whole = await asyncio.gather(ask(stream=True), ask(), ask())
+        long = {"max_tokens": 200, "ignore_eos": True}
+        asked = asyncio.gather(ask(stream=True, **long), ask(**long), ask(**long))
+        await engine_metrics.until(
+            stack.metrics, lambda now: (now.running, now.waiting) == (2, 1), "two run and one waits"
+        )
+        fault.touch()
+        streamed, *whole = await asked
         for answer in whole:
             assert_says_why(answer)
         last = [line for line in streamed.text.splitlines() if line.startswith("data: {")][-1]
@@ -148,3 +162,65 @@ async def test_the_stack_ends_with_a_code_of_its_own_and_serves_when_it_is_start
         again.start()
         answer = (await http.post(f"{again.gateway}/v1/completions", json=question())).json()
         assert answer["choices"][0]["text"] == TEXTS[0]
+
+
+def ended_with_75(stack: Stack) -> str:
+    """What a stack said that ends before it serves."""
+    stack.launch()
+    assert stack.wait() == 75, stack.log()
+    said = stack.log_file.read_text()
+    assert "the device has failed, and Triton ended with exit code 75. Start it again" in said
+    assert "the emulated device has failed" in said
+    assert "Traceback" not in said
+    return said
+
+
+def test_a_device_that_fails_while_the_model_is_loaded_ends_the_stack_with_that_code(
+    make_stack: Callable[..., Stack], tmp_path: Path
+) -> None:
+    fault = tmp_path / "fault"
+    fault.touch()
+    said = ended_with_75(make_stack(CHARONIA_EMULATED_CUDA_FAULT=f"file={fault}"))
+    assert "the device has failed, and engine cannot be loaded: " in said
+
+
+@pytest.fixture
+def warmed_up(tmp_path: Path, make_stack: Callable[..., Stack]) -> Path:
+    """A workspace whose engine the server warms up before it is ready."""
+    workspace = link_workspace(tmp_path / "parrot", tmp_path / "workspace")
+    config = workspace / "triton_models" / "engine" / "config.pbtxt"
+    text = config.read_text()
+    config.unlink()
+    config.write_text(text + WARMUP)
+    return workspace
+
+
+def test_a_device_that_fails_while_the_model_is_warmed_up_ends_the_stack_with_that_code(
+    make_stack: Callable[..., Stack], warmed_up: Path
+) -> None:
+    said = ended_with_75(make_stack(model=warmed_up, CHARONIA_EMULATED_CUDA_FAULT=FAULT))
+    assert "in step 12 (" in said
+
+
+def test_a_failed_warm_up_ends_the_stack_also_where_the_process_is_to_stay(
+    make_stack: Callable[..., Stack], warmed_up: Path
+) -> None:
+    stack = make_stack(model=warmed_up, CHARONIA_EMULATED_CUDA_FAULT=FAULT, CHARONIA_EXIT_ON_DEVICE_FAILURE="False")
+    stack.launch()
+    assert stack.wait() == 1
+    said = stack.log_file.read_text()
+    assert "failed to load 'engine'" in said
+    assert "the emulated device has failed" in said
+
+
+async def test_a_model_that_was_warmed_up_serves_and_fails_as_others_do(
+    make_stack: Callable[..., Stack], warmed_up: Path, tmp_path: Path
+) -> None:
+    fault = tmp_path / "fault"
+    stack = make_stack(model=warmed_up, CHARONIA_EMULATED_CUDA_FAULT=f"file={fault}").start()
+    async with httpx.AsyncClient(trust_env=False, timeout=HANG_S) as http:
+        first = await http.post(f"{stack.gateway}/v1/completions", json=question())
+        assert first.json()["choices"][0]["text"] == TEXTS[0]
+        fault.touch()
+        assert_says_why(await http.post(f"{stack.gateway}/v1/completions", json=question()))
+    assert await asyncio.to_thread(stack.wait) == 75

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc.aio as triton
 
-TYPES: dict[str, tuple[str, Any]] = {
-    **dict.fromkeys(
-        ("text_input", "messages", "tools", "stop_words", "bad_words", "logit_bias", "session_id"),
-        ("BYTES", np.object_),
-    ),
-    **dict.fromkeys(("max_tokens", "min_tokens", "top_k", "end_id", "top_logprobs", "priority"), ("INT32", np.int32)),
-    **dict.fromkeys(("num_return_sequences", "best_of", "prompt_logprobs", "timeout_ms"), ("INT32", np.int32)),
-    **dict.fromkeys(("interactive", "end_session"), ("BOOL", np.bool_)),
-    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), ("FP32", np.float32)),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty"), ("FP32", np.float32)),
-    **dict.fromkeys(("ignore_eos", "return_log_probs", "stream", "exclude_input_in_output"), ("BOOL", np.bool_)),
-    "seed": ("UINT64", np.uint64),
-    "input_ids": ("INT32", np.int32),
-}
+_MODELS = Path(__file__).resolve().parents[2] / "model_repository"
+_DTYPES = {"BYTES": np.object_, "INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}
+
+
+def _types(model: str) -> dict[str, tuple[str, Any]]:
+    """Of a model's inputs, as its configuration says."""
+    text = (_MODELS / model / "config.pbtxt").read_text(encoding="utf-8").partition("\noutput [")[0]
+    found = re.findall(r'name: "(\w+)" data_type: TYPE_(\w+)', text)
+    kinds = {name: "BYTES" if kind == "STRING" else kind for name, kind in found}
+    return {name: (kind, _DTYPES[kind]) for name, kind in kinds.items()}
+
+
+TYPES = _types("engine") | _types("ensemble")
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from charonia import InvalidRequestError
-from charonia.text.prompts import continuation, encode_turn
+from charonia.text.prompt_ids import PromptError, encode_continuation
+from charonia.text.prompts import encode
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] | trim }}<|im_end|>\n"
@@ -39,7 +39,7 @@ def tokenizer(template: str) -> Any:
 
 def text(template: str, messages: list[dict[str, str]]) -> str:
     one = tokenizer(template)
-    return "".join(one.convert_ids_to_tokens(continuation(one, messages)))
+    return "".join(one.convert_ids_to_tokens(encode_continuation(one, messages)))
 
 
 def test_it_begins_where_the_answer_ended() -> None:
@@ -55,24 +55,24 @@ def test_several_messages_and_a_system_message_at_the_head() -> None:
         {"role": "user", "content": "c"},
     ]
     assert text(STRICT, messages) == "<user>a<assistant>b<user>c<assistant>"
-    with pytest.raises(InvalidRequestError, match="one of the user's"):
+    with pytest.raises(PromptError, match="one of the user's"):
         text(STRICT, messages[:1])
 
 
 def test_a_template_that_hides_or_numbers_turns_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="does not show an earlier answer"):
+    with pytest.raises(PromptError, match="does not show an earlier answer"):
         text(FORGETFUL, [{"role": "user", "content": "a"}])
-    with pytest.raises(InvalidRequestError, match="differently after more turns"):
+    with pytest.raises(PromptError, match="differently after more turns"):
         text(NUMBERED, [{"role": "user", "content": "a"}])
-    with pytest.raises(InvalidRequestError, match="roles must alternate"):
+    with pytest.raises(PromptError, match="roles must alternate"):
         text(STRICT, [{"role": "assistant", "content": "a"}])
 
 
 def test_a_turn_has_the_whole_prompt_and_what_it_adds() -> None:
     one = tokenizer(CHATML)
     messages = [{"role": "user", "content": "hi"}]
-    turn = encode_turn(lambda: one, messages)
-    assert turn.continuation_ids == continuation(one, messages)
+    turn = encode(lambda: one, messages, interactive=True)
+    assert turn.continuation_ids == encode_continuation(one, messages)
     assert "".join(one.convert_ids_to_tokens(turn.token_ids)).startswith("<|im_start|>user")
-    ids = encode_turn(lambda: one, [3, 4])
+    ids = encode(lambda: one, [3, 4], interactive=True)
     assert (ids.token_ids, ids.continuation_ids) == ([3, 4], [3, 4])

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import re
-import runpy
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_configuration_page_is_the_engines_table() -> None:
-    script = runpy.run_path(str(ROOT / "scripts" / "configuration_docs.py"))
-    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == script["document"]()
 
 
 @pytest.mark.parametrize("model", ["ensemble", "preprocessing", "engine", "postprocessing"])

@@ -28,7 +28,7 @@ from charonia import (
     SamplingParams,
 )
 from charonia.bench.random_model import SHAPES, write_random_model
-from charonia.text.prompts import continuation
+from charonia.text.prompt_ids import encode_continuation
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 # Longer than any test takes to leave it.
@@ -345,7 +345,7 @@ def test_a_chat_goes_on_with_new_messages_alone(engine: Engine) -> None:
     question = [{"role": "user", "content": "hello"}]
     first = engine.chat(question, GREEDY, session_id="chat")
     second = engine.chat([{"role": "user", "content": "and now"}], GREEDY, session_id="chat")
-    added = continuation(engine.tokenizer, [{"role": "user", "content": "and now"}])
+    added = encode_continuation(engine.tokenizer, [{"role": "user", "content": "and now"}])
     whole = [*engine.encode(question), *first.token_ids, *added]
     assert second.token_ids == engine.generate([whole], GREEDY)[0].token_ids
     assert second.num_session_tokens == len(whole) - len(added)

@@ -212,6 +212,8 @@ def test_rules_and_dashboards_read_metrics_that_the_engine_has() -> None:
     read = set(re.findall(r"(?<![:\w])(charonia_(?!gateway_)\w+?)(?:_bucket|_sum|_count)?[{\[]", "\n".join(texts)))
     assert len(read) > 15
     assert read <= set(engine_metrics())
+    shown = "\n".join(file.read_text(encoding="utf-8") for file in BOARDS)
+    assert [name for name in engine_metrics() if not re.search(rf"\b{name}(_bucket|_sum|_count)?\b", shown)] == []
 
 
 def test_grafana_finds_prometheus_and_the_dashboards() -> None:

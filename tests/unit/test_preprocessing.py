@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 ROOT = Path(__file__).resolve().parents[2]
+# A workspace has both in one folder.
+sys.path += [str(ROOT / "charonia" / "text"), str(ROOT / "preprocessing")]
+
+import prompt  # noqa: E402
+from prompt_ids import PromptError, encode_bad_words, load_tokenizer  # noqa: E402
+
 TEMPLATE = (
     "{% if tools %}<tools>{{ tools | tojson }}{% endif %}"
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
@@ -20,20 +25,6 @@ TEMPLATE = (
     "{% for call in m.tool_calls or [] %}{{ call.function.arguments.city }}{% endfor %}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-
-
-def load_module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("prompt", ROOT / "preprocessing" / "prompt.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules["prompt"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-prompt = load_module()
 
 
 def write_tokenizer(folder: Path, template: str | None) -> Path:
@@ -58,12 +49,12 @@ def write_tokenizer(folder: Path, template: str | None) -> Path:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return prompt.load_tokenizer(write_tokenizer(tmp_path_factory.mktemp("chat"), TEMPLATE))
+    return load_tokenizer(write_tokenizer(tmp_path_factory.mktemp("chat"), TEMPLATE))
 
 
 @pytest.fixture(scope="module")
 def base_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return prompt.load_tokenizer(write_tokenizer(tmp_path_factory.mktemp("base"), None))
+    return load_tokenizer(write_tokenizer(tmp_path_factory.mktemp("base"), None))
 
 
 def build(tokenizer: Any, *, interactive: bool = False, **fields: str) -> Any:
@@ -87,8 +78,8 @@ def with_arguments(arguments: str) -> str:
 
 def test_text_is_encoded_as_the_tokenizer_does_with_its_beginning_token(tokenizer: Any) -> None:
     built = build(tokenizer, text_input="he said")
-    assert built.input_ids == tokenizer("he said")["input_ids"]
-    assert built.input_ids[0] == tokenizer.convert_tokens_to_ids("<s>")
+    assert built.token_ids == tokenizer("he said")["input_ids"]
+    assert built.token_ids[0] == tokenizer.convert_tokens_to_ids("<s>")
     assert built.text == "he said"
     assert not built.strip_leading_space
 
@@ -96,7 +87,7 @@ def test_text_is_encoded_as_the_tokenizer_does_with_its_beginning_token(tokenize
 def test_messages_get_the_chat_template_and_the_start_of_an_answer(tokenizer: Any) -> None:
     built = build(tokenizer, messages=json.dumps([{"role": "user", "content": "he"}]))
     assert built.text == "<|user|>he<|assistant|>"
-    assert tokenizer.convert_ids_to_tokens(built.input_ids) == ["<|user|>", "he", "<|assistant|>"]
+    assert tokenizer.convert_ids_to_tokens(built.token_ids) == ["<|user|>", "he", "<|assistant|>"]
     assert built.strip_leading_space
 
 
@@ -108,8 +99,8 @@ def test_a_text_that_only_looks_like_json_is_the_users_message(tokenizer: Any, t
 
 def test_a_template_that_goes_too_deep_refuses_the_messages(tmp_path: Path) -> None:
     template = "{% macro walk(value) %}{{ walk([value]) }}{% endmacro %}{{ walk(messages) }}"
-    tokenizer = prompt.load_tokenizer(write_tokenizer(tmp_path / "deep", template))
-    with pytest.raises(prompt.RequestError, match="the model's chat template refuses them"):
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "deep", template))
+    with pytest.raises(PromptError, match="the model's chat template refuses them"):
         build(tokenizer, messages="hi")
 
 
@@ -176,25 +167,25 @@ def test_tools_and_tool_calls_reach_the_template(tokenizer: Any) -> None:
     ],
 )
 def test_a_wrong_prompt_is_refused_naming_the_field(tokenizer: Any, fields: dict[str, str], named: str) -> None:
-    with pytest.raises(prompt.RequestError) as error:
+    with pytest.raises(PromptError) as error:
         build(tokenizer, **fields)
-    assert str(error.value).startswith(f"[400] {named}")
+    assert str(error.value).startswith(named)
     assert "; " in str(error.value)
 
 
 def test_messages_without_a_chat_template_are_refused_and_text_is_not(base_tokenizer: Any) -> None:
-    with pytest.raises(prompt.RequestError, match="no chat template; send text_input"):
+    with pytest.raises(PromptError, match="no chat template; send a text"):
         build(base_tokenizer, messages="hi")
-    assert build(base_tokenizer, text_input="hi").input_ids
+    assert build(base_tokenizer, text_input="hi").token_ids
 
 
 def test_bytes_that_are_no_utf8_are_refused() -> None:
-    with pytest.raises(prompt.RequestError, match=r"\[400\] stop_words: byte 1 is not valid UTF-8"):
+    with pytest.raises(PromptError, match=r"^stop_words: byte 1 is not valid UTF-8"):
         prompt.decode_utf8("stop_words", b"a\xff")
 
 
 def test_bad_words_are_found_at_the_beginning_and_after_a_space(tokenizer: Any) -> None:
-    sequences = prompt.encode_bad_words(tokenizer, ["he"])
+    sequences = encode_bad_words(tokenizer, ["he"])
     assert sorted(map(tokenizer.convert_ids_to_tokens, sequences)) == [["he"], ["Ġhe"]]
 
 
@@ -204,8 +195,8 @@ def test_bad_words_are_packed_with_their_ends() -> None:
 
 
 def test_an_empty_bad_word_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(prompt.RequestError, match=r"\[400\] bad_words\[1\]: empty"):
-        prompt.encode_bad_words(tokenizer, ["a", ""])
+    with pytest.raises(PromptError, match=r"^bad_words\[1\]: empty"):
+        encode_bad_words(tokenizer, ["a", ""])
 
 
 def test_logit_bias_becomes_ids_and_values() -> None:
@@ -218,7 +209,7 @@ def test_logit_bias_becomes_ids_and_values() -> None:
     ["", "[1]", '{"a": 1}', '{"-1": 1}', '{"3": "x"}', '{"3": true}', '{"3": 101}', '{"3": NaN}', '{"4294967296": 1}'],
 )
 def test_a_wrong_logit_bias_is_refused(text: str) -> None:
-    with pytest.raises(prompt.RequestError, match=r"^\[400\] logit_bias"):
+    with pytest.raises(PromptError, match=r"^logit_bias"):
         prompt.parse_logit_bias(text)
 
 
@@ -233,8 +224,8 @@ def test_a_conversation_and_its_continuation_spell_the_whole_conversation(tokeni
     answer = tokenizer("he he", add_special_tokens=False)["input_ids"]
     second = build(tokenizer, messages=turns("And?"), interactive=True)
     whole = build(tokenizer, messages=turns("Hello", "he he", "And?"))
-    assert first.input_ids + answer + second.continuation_ids == whole.input_ids
-    assert second.input_ids == build(tokenizer, messages=turns("And?")).input_ids
+    assert first.token_ids + answer + second.continuation_ids == whole.token_ids
+    assert second.token_ids == build(tokenizer, messages=turns("And?")).token_ids
     assert whole.continuation_ids == []
 
 
@@ -248,12 +239,12 @@ def test_a_system_message_begins_a_session_and_is_no_part_of_what_continues_it(t
     new = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "So?"}]
     built = build(tokenizer, messages=json.dumps(new), interactive=True)
     assert tokenizer.decode(built.continuation_ids) == "<|user|>So?<|assistant|>"
-    assert tokenizer.decode(built.input_ids) == "<|system|>Be brief.<|user|>So?<|assistant|>"
+    assert tokenizer.decode(built.token_ids) == "<|system|>Be brief.<|user|>So?<|assistant|>"
 
 
 def test_text_continues_without_a_beginning_token(tokenizer: Any) -> None:
     built = build(tokenizer, text_input="he said", interactive=True)
-    assert built.continuation_ids == built.input_ids[1:]
+    assert built.continuation_ids == built.token_ids[1:]
 
 
 @pytest.mark.parametrize(
@@ -265,13 +256,13 @@ def test_text_continues_without_a_beginning_token(tokenizer: Any) -> None:
 )
 def test_a_template_that_depends_on_what_went_before_cannot_be_continued(tmp_path: Path, template: str) -> None:
     """One that prints no answers, and one that numbers the messages."""
-    tokenizer = prompt.load_tokenizer(write_tokenizer(tmp_path / "other", template))
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "other", template))
     assert build(tokenizer, messages=turns("a")).continuation_ids == []
-    with pytest.raises(prompt.RequestError, match="send the whole conversation"):
+    with pytest.raises(PromptError, match="send the whole conversation"):
         build(tokenizer, messages=turns("a"), interactive=True)
 
 
 def test_a_session_does_not_go_on_with_system_messages_alone(tokenizer: Any) -> None:
     messages = json.dumps([{"role": "system", "content": "Be brief."}])
-    with pytest.raises(prompt.RequestError, match="one of the user's"):
+    with pytest.raises(PromptError, match="one of the user's"):
         build(tokenizer, messages=messages, interactive=True)

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "charonia/error.h"
+#include "charonia/generated/sampling.h"
 #include "charonia/token_mask.h"
 
 namespace charonia {
@@ -21,34 +22,6 @@ enum class FinishReason { none, stop, length, cancelled, error };
 
 // "" | "stop" | "length" | "cancelled" | "error"
 std::string_view to_string(FinishReason reason);
-
-// Names and meaning are OpenAI's where OpenAI has them. validate() checks every range given here.
-struct SamplingParams {
-  std::optional<int> max_tokens;     // >= 1; unset: until session_len is reached
-  int min_tokens = 0;                // >= 0: end ids and stop words do not end the sequence before
-  float temperature = 1.0F;          // >= 0; 0 is greedy
-  int top_k = 0;                     // >= 0; 0 means all tokens
-  float top_p = 1.0F;                // (0, 1]
-  float min_p = 0.0F;                // [0, 1]: least probability, relative to the likeliest token's
-  float repetition_penalty = 1.0F;   // [0.01, 100], over prompt and output: positive logits are divided, others multiplied
-  float presence_penalty = 0.0F;     // [-2, 2], over the output
-  float frequency_penalty = 0.0F;    // [-2, 2], over the output
-  std::optional<std::uint64_t> seed; // unset: a fresh one for each request
-  std::vector<std::string> stop_words;           // UTF-8 bytes, none empty; matched within and across tokens; not output
-  std::vector<TokenId> end_ids;                  // empty: the model's own
-  bool ignore_eos = false;                       // end ids do not end the sequence
-  std::vector<std::vector<TokenId>> bad_words;   // token sequences that are never completed
-  std::vector<std::pair<TokenId, float>> logit_bias;  // added to the logits; [-100, 100]
-  int logprobs = -1;                 // -1: none; n >= 0: of the sampled token and of the n likeliest (n <= 20)
-  int prompt_logprobs = -1;          // the same for every token of the prompt but the first
-  int n = 1;                         // [1, 128]: sequences to return; they share the prompt's KV blocks. Sequence i has
-                                     // the seed `seed + i`
-  int best_of = 0;                   // 0: n; else >= n: sequences to sample; the n of greatest mean log probability per
-                                     // token are returned, best first. More than n: only without streaming
-
-  // Throws Error(invalid_argument) naming the field, its value and the range. vocab_size bounds token ids.
-  void validate(int vocab_size) const;
-};
 
 struct Request {
   std::string id;                  // the caller's; Engine::cancel(id) takes it. May be empty; need not be unique

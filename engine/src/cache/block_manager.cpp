@@ -1,5 +1,7 @@
 #include "cache/block_manager.h"
 
+#include <algorithm>
+
 #include "cache/block_manager_impl.h"
 
 namespace charonia::cache {
@@ -15,8 +17,65 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
 
 }  // namespace
 
+// ---- changes of a block's state ----
+
+void BlockManager::Impl::use(BlockId id) {
+  auto& block = blocks[id];
+  if (block.use_count++ > 0) return;
+  cached.erase(id);
+  ++num_active;
+}
+
+void BlockManager::Impl::unuse(BlockId id) {
+  auto& block = blocks[id];
+  if (--block.use_count > 0) return;
+  --num_active;
+  if (!block.is_indexed()) {
+    free.put(id);
+    return;
+  }
+  cached.push(id, block.is_pinned());
+  // A parent must be evicted after its child. One that is Cached already (the user of the child had its own copy of the
+  // prefix) counts as used now.
+  for (auto above = block.parent; above != kNone && blocks[above].is_cached(); above = blocks[above].parent) {
+    cached.touch(above, blocks[above].is_pinned());
+  }
+}
+
+void BlockManager::Impl::evict_first() { unindex(cached.first()); }
+
+// The descendants leave the index too, since nothing could find them any more. An Active one becomes Free when it is
+// released.
+void BlockManager::Impl::unindex(BlockId root) {
+  subtree.assign(1, root);
+  while (!subtree.empty()) {
+    const auto id = subtree.back();
+    if (const auto child = blocks[id].first_child; child != kNone) {
+      subtree.push_back(child);
+      continue;
+    }
+    subtree.pop_back();
+    const bool was_cached = blocks[id].is_cached();
+    pins.remove_all(id);
+    index.erase(id);
+    if (was_cached) {
+      cached.erase(id);
+      free.put(id);
+    }
+  }
+}
+
+BlockId BlockManager::Impl::take_free() {
+  const auto id = free.take();
+  blocks[id].use_count = 1;
+  ++num_active;
+  return id;
+}
+
+// ---- calls ----
+
 std::uint64_t BlockManager::default_hash(std::uint64_t parent_id, std::uint64_t salt, std::span<const TokenId> tokens) {
-  // Prompts are long: two tokens at a time and one product for them, all of it mixed at the end.
+  // Prompts are long: two tokens at a time and one multiplication for them, all of it mixed at the end.
   std::uint64_t hash = mix(parent_id, salt);
   for (std::size_t i = 0; i < tokens.size(); i += 2) {
     const std::uint64_t second = i + 1 < tokens.size() ? static_cast<std::uint32_t>(tokens[i + 1]) : 0;
@@ -42,27 +101,25 @@ BlockManager::BlockManager(int num_blocks, int block_len, bool enable_prefix_cac
 BlockManager::~BlockManager() = default;
 
 int BlockManager::block_len() const { return impl_->block_len; }
-int BlockManager::num_blocks() const { return impl_->total; }
-int BlockManager::num_committed() const { return impl_->committed; }
-int BlockManager::num_free() const { return static_cast<int>(impl_->free.size()) + impl_->total - impl_->committed; }
+int BlockManager::num_blocks() const { return impl_->free.total(); }
+int BlockManager::num_committed() const { return impl_->free.committed(); }
+int BlockManager::num_free() const { return impl_->free.size(); }
 int BlockManager::num_active() const { return impl_->num_active; }
 int BlockManager::num_cached() const { return impl_->cached.size(); }
 int BlockManager::num_available() const { return num_free() + num_cached(); }
-int BlockManager::num_pinned() const { return impl_->num_pinned; }
+int BlockManager::num_pinned() const { return impl_->pins.count(); }
 
 PrefixMatch BlockManager::match(std::span<const TokenId> tokens, std::int32_t max_tokens, std::uint64_t salt) {
   PrefixMatch result;
-  if (!impl_->enabled || max_tokens < impl_->block_len) return result;
+  if (!impl_->index.enabled() || max_tokens < impl_->block_len) return result;
   const auto length = static_cast<std::size_t>(impl_->block_len);
   tokens = tokens.first(std::min(tokens.size(), static_cast<std::size_t>(max_tokens)));
   for (; tokens.size() >= length; tokens = tokens.subspan(length)) {
-    const auto chunk = tokens.first(length);
-    const auto parent_id = result.last().unique_id;
-    const auto id = impl_->find(parent_id, salt, chunk, impl_->hash_of(parent_id, salt, chunk));
+    const auto id = impl_->index.find(impl_->index.key(result.last().unique_id, salt, tokens.first(length)));
     if (id == kNone) break;
-    impl_->raise(id);
+    impl_->use(id);
     result.blocks.push_back(id);
-    result.nodes.push_back({id, impl_->at(id).unique_id});
+    result.nodes.push_back(impl_->index.node(id));
   }
   result.num_tokens = static_cast<std::int32_t>(result.blocks.size() * length);
   return result;
@@ -71,16 +128,12 @@ PrefixMatch BlockManager::match(std::span<const TokenId> tokens, std::int32_t ma
 bool BlockManager::allocate(int n, std::vector<BlockId>& out) {
   if (n < 0) broken(cat("allocate of ", n, " blocks"));
   if (n > num_available()) return false;
-  while (static_cast<std::size_t>(n) > impl_->free.size() && impl_->grow()) {
+  while (n > impl_->free.num_ready() && impl_->free.grow()) {
   }
   if (n > num_available()) return false;  // memory did not suffice, and there are fewer blocks now
   for (int i = 0; i < n; ++i) {
-    if (impl_->free.empty()) impl_->evict_first();
-    const auto id = impl_->free.back();
-    impl_->free.pop_back();
-    impl_->at(id).use_count = 1;
-    ++impl_->num_active;
-    out.push_back(id);
+    if (impl_->free.num_ready() == 0) impl_->evict_first();
+    out.push_back(impl_->take_free());
   }
   return true;
 }
@@ -88,44 +141,41 @@ bool BlockManager::allocate(int n, std::vector<BlockId>& out) {
 PrefixNode BlockManager::insert(const PrefixNode& parent, BlockId block, std::span<const TokenId> tokens,
                                 std::uint64_t salt) {
   const auto& own = impl_->checked(block, "insert");
-  if (own.use_count < 1) broken(cat("insert of block ", block, ", which is not Active"));
+  if (!own.is_active()) broken(cat("insert of block ", block, ", which is not Active"));
   if (tokens.size() != static_cast<std::size_t>(impl_->block_len)) {
     broken(cat("insert of block ", block, " with ", tokens.size(), " tokens, a block has ", impl_->block_len));
   }
-  if (!impl_->enabled) return parent;
+  if (!impl_->index.enabled()) return parent;
   if (parent.block != kNone) {
-    const auto& behind = impl_->checked(parent.block, "insert below");
-    if (behind.unique_id != parent.unique_id) return parent;  // evicted meanwhile: nothing behind it could be found
-    if (behind.salt != salt) broken(cat("block ", block, " is inserted with another salt than its parent's"));
+    const auto& above = impl_->checked(parent.block, "insert below");
+    if (above.unique_id != parent.unique_id) return parent;  // evicted meanwhile: its children could not be found
+    if (above.salt != salt) broken(cat("block ", block, " is inserted with another salt than its parent's"));
   }
-  const auto hash = impl_->hash_of(parent.unique_id, salt, tokens);
-  if (const auto id = impl_->find(parent.unique_id, salt, tokens, hash); id != kNone) {
-    return {id, impl_->at(id).unique_id};
-  }
+  const auto key = impl_->index.key(parent.unique_id, salt, tokens);
+  if (const auto id = impl_->index.find(key); id != kNone) return impl_->index.node(id);
   if (own.is_indexed()) broken(cat("block ", block, " is inserted a second time, with other contents"));
-  impl_->insert(block, parent, salt, tokens, hash);
-  return {block, own.unique_id};
+  impl_->index.insert(block, parent.block, key);
+  return impl_->index.node(block);
 }
 
 void BlockManager::release(std::span<const BlockId> blocks) {
   for (auto id = blocks.rbegin(); id != blocks.rend(); ++id) {
-    if (impl_->checked(*id, "release").use_count < 1) broken(cat("block ", *id, " is released and nobody uses it"));
-    impl_->lower(*id);
+    if (!impl_->checked(*id, "release").is_active()) broken(cat("block ", *id, " is released and nobody uses it"));
+    impl_->unuse(*id);
   }
 }
 
 void BlockManager::retain(std::span<const BlockId> blocks) {
   for (const auto id : blocks) {
-    const auto& block = impl_->checked(id, "retain");
-    if (block.use_count == 0 && !block.is_indexed()) broken(cat("retain of block ", id, ", which is Free"));
-    impl_->raise(id);
+    if (impl_->checked(id, "retain").is_free()) broken(cat("retain of block ", id, ", which is Free"));
+    impl_->use(id);
   }
 }
 
 void BlockManager::pin(std::span<const PrefixNode> nodes) {
   for (const auto& node : nodes) {
     if (node.unique_id == 0 || impl_->checked(node.block, "pin").unique_id != node.unique_id) continue;
-    impl_->pin(node.block);
+    impl_->pins.add(node.block);
   }
 }
 
@@ -135,19 +185,22 @@ void BlockManager::unpin(std::span<const PrefixNode> nodes) {
     const auto& block = impl_->checked(node.block, "unpin");
     if (block.unique_id != node.unique_id) continue;
     if (block.pins == 0) broken(cat("unpin of block ", node.block, ", which has no pin"));
-    impl_->unpin(node.block, 1);
+    impl_->pins.remove(node.block, 1);
   }
+}
+
+void BlockManager::forget_prefix(const PrefixNode& node) {
+  if (node.unique_id == 0 || impl_->checked(node.block, "forget_prefix").unique_id != node.unique_id) return;
+  impl_->unindex(node.block);
 }
 
 void BlockManager::forget_prefixes() {
   impl_->cached.clear();
-  for (BlockId id = impl_->committed - 1; id >= 0; --id) {
-    auto& block = impl_->at(id);
-    if (block.is_cached()) impl_->free.push_back(id);
-    block.unique_id = 0;
+  for (BlockId id = impl_->free.committed() - 1; id >= 0; --id) {
+    if (impl_->blocks[id].is_cached()) impl_->free.put(id);
   }
-  std::ranges::fill(impl_->buckets, kNone);
-  impl_->num_pinned = 0;
+  impl_->pins.clear(impl_->free.committed());
+  impl_->index.clear();
 }
 
 }  // namespace charonia::cache

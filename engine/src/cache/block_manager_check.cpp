@@ -1,106 +1,149 @@
+// The integrity checks of the cache, for tests. Each part checks what it owns.
+#include <string>
+
 #include "cache/block_manager_impl.h"
 
 namespace charonia::cache {
+namespace {
+
+template <class... What>
+void require(bool holds, const What&... what) {
+  if (!holds) broken(cat(what...));
+}
+
+}  // namespace
 
 void BlockManager::check_integrity(std::span<const std::int32_t> expected_use) const {
-  const auto& impl = *impl_;
-  const auto num = static_cast<std::size_t>(num_blocks());
-  const auto require = [](bool holds, const auto&... what) {
-    if (!holds) broken(cat(what...));
-  };
+  const auto num = num_blocks();
   if (!expected_use.empty()) {
-    require(expected_use.size() == num, "use counts of ", expected_use.size(), " blocks, there are ", num);
-    for (std::size_t i = 0; i < num; ++i) {
-      require(impl.blocks[i].use_count == expected_use[i], "block ", i, " has use count ", impl.blocks[i].use_count,
-              ", expected ", expected_use[i]);
+    require(std::ssize(expected_use) == num, "use counts of ", expected_use.size(), " blocks, there are ", num);
+    for (BlockId id = 0; id < num; ++id) {
+      const auto expected = expected_use[static_cast<std::size_t>(id)];
+      require(impl_->blocks[id].use_count == expected, "block ", id, " has use count ", impl_->blocks[id].use_count,
+              ", expected ", expected);
     }
   }
+  impl_->check_states();
+  impl_->free.check(impl_->blocks);
+  impl_->check_queue();
+  impl_->index.check(num);
+  impl_->pins.check(num);
+}
 
-  enum class State { active, cached, free };
-  std::vector<State> states(num);
-  int active = 0, cached = 0, free = 0, indexed = 0;
-  for (std::size_t i = 0; i < num; ++i) {
-    const auto& block = impl.blocks[i];
-    require(block.use_count >= 0, "block ", i, " has use count ", block.use_count);
-    states[i] = block.use_count > 0 ? State::active : block.is_indexed() ? State::cached : State::free;
-    active += states[i] == State::active;
-    cached += states[i] == State::cached;
-    free += states[i] == State::free;
-    indexed += block.is_indexed();
+// Every block is in one state, and is counted in it.
+void BlockManager::Impl::check_states() const {
+  int active = 0, cached_blocks = 0, free_blocks = 0;
+  for (BlockId id = 0; id < free.total(); ++id) {
+    const auto& block = blocks[id];
+    require(block.use_count >= 0, "block ", id, " has use count ", block.use_count);
+    active += block.is_active();
+    cached_blocks += block.is_cached();
+    free_blocks += block.is_free();
   }
-  require(active == impl.num_active, active, " Active blocks, counted as ", impl.num_active);
-  require(cached == num_cached(), cached, " Cached blocks, ", num_cached(), " in their queue");
-  require(free == num_free(), free, " Free blocks, counted as ", num_free());
-  require(impl.committed <= impl.total, impl.committed, " blocks have memory, and there are ", impl.total);
-  require(active + cached + static_cast<int>(impl.free.size()) == impl.committed, impl.committed,
-          " blocks have memory, of which ", active, " are Active, ", cached, " Cached and ", impl.free.size(),
+  require(active == num_active, active, " Active blocks, counted as ", num_active);
+  require(cached_blocks == cached.size(), cached_blocks, " Cached blocks, ", cached.size(), " in their queue");
+  require(free_blocks == free.size(), free_blocks, " Free blocks, counted as ", free.size());
+  require(active + cached_blocks + free.num_ready() == free.committed(), free.committed(),
+          " blocks have memory, of which ", active, " are Active, ", cached_blocks, " Cached and ", free.num_ready(),
           " in the free list");
+}
 
-  std::vector<bool> seen(num, false);
-  for (const auto id : impl.free) {
-    require(states.at(static_cast<std::size_t>(id)) == State::free, "block ", id, " is in the free list, but not Free");
+// The queue has the Cached blocks, children before their parents.
+void BlockManager::Impl::check_queue() const {
+  require(cached.is_in_order(), "the queue of Cached blocks is out of order");
+  for (BlockId id = 0; id < free.total(); ++id) {
+    const auto& block = blocks[id];
+    require(cached.contains(id) == block.is_cached(), "block ", id, " is ",
+            block.is_cached() ? "Cached and not" : "not Cached and", " in their queue");
+    if (!block.is_cached()) continue;
+    require(cached.is_pinned(id) == block.is_pinned(), "block ", id, " is queued as if it were ",
+            block.is_pinned() ? "not " : "", "pinned");
+    if (block.parent != kNone && blocks[block.parent].is_cached()) {
+      require(cached.is_before(id, block.parent), "block ", id, " would outlive its parent");
+    }
+  }
+}
+
+// The list has Free blocks with memory, each once.
+void FreeBlocks::check(const Blocks& blocks) const {
+  require(committed_ <= total_, committed_, " blocks have memory, and there are ", total_);
+  std::vector<bool> seen(static_cast<std::size_t>(total_), false);
+  for (const auto id : list_) {
+    require(id >= 0 && id < committed_, "block ", id, " is in the free list and has no memory");
+    require(blocks[id].is_free(), "block ", id, " is in the free list, but not Free");
     require(!seen[static_cast<std::size_t>(id)], "block ", id, " is in the free list twice");
-    require(id < impl.committed, "block ", id, " is in the free list and has no memory");
     seen[static_cast<std::size_t>(id)] = true;
   }
+}
 
-  require(impl.cached.is_in_order(), "the queue of Cached blocks is out of order");
-  for (std::size_t i = 0; i < num; ++i) {
-    require(impl.cached.contains(static_cast<BlockId>(i)) == (states[i] == State::cached), "block ", i, " is ",
-            states[i] == State::cached ? "Cached and not" : "not Cached and", " in their queue");
-  }
+void PrefixIndex::check(int num_blocks) const {
+  int indexed = 0;
+  for (BlockId id = 0; id < num_blocks; ++id) indexed += blocks_[id].is_indexed();
+  check_buckets(indexed);
+  check_tree(num_blocks, indexed);
+}
 
+// The hash table has the indexed blocks, each once and where find() looks for it.
+void PrefixIndex::check_buckets(int indexed) const {
   int in_buckets = 0;
-  for (std::size_t b = 0; b < impl.buckets.size(); ++b) {
-    for (auto id = impl.buckets[b]; id != kNone; id = impl.at(id).next_in_bucket) {
-      const auto& block = impl.at(id);
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    for (auto id = buckets_[b]; id != kNone; id = blocks_[id].next_in_bucket) {
+      const auto& block = blocks_[id];
       require(block.is_indexed(), "block ", id, " is in the index without a unique id");
-      require(block.hash == impl.hash_of(block.parent_id, block.salt, impl.tokens_of(id)), "block ", id,
-              ": wrong hash");
-      require((block.hash & (impl.buckets.size() - 1)) == b, "block ", id, " is in the wrong bucket");
+      require(block.hash == hash_(block.parent_id, block.salt, tokens_of(id)), "block ", id, ": wrong hash");
+      require((block.hash & (buckets_.size() - 1)) == b, "block ", id, " is in the wrong bucket");
       require(++in_buckets <= indexed, "the index has more than ", indexed, " entries");
     }
   }
   require(in_buckets == indexed, "the index has ", in_buckets, " of ", indexed, " blocks");
+}
 
-  int children = 0, behind_blocks = 0, pinned = 0;
-  for (std::size_t i = 0; i < num; ++i) {
-    const auto& block = impl.blocks[i];
+// Parents are indexed, and have those as children whose parents they are.
+void PrefixIndex::check_tree(int num_blocks, int indexed) const {
+  int listed = 0, with_parent = 0;
+  for (BlockId id = 0; id < num_blocks; ++id) {
+    const auto& block = blocks_[id];
     if (!block.is_indexed()) continue;
-    pinned += block.pins > 0;
-    require(block.pins >= 0, "block ", i, " has ", block.pins, " pins");
-    require(block.unique_id <= impl.last_unique_id, "block ", i, " has a unique id that was never given");
-    require((block.parent == kNone) == (block.parent_id == 0), "block ", i, ": parent and parent's id disagree");
+    require(block.unique_id <= last_unique_id_, "block ", id, " has a unique id that was never given");
+    require((block.parent == kNone) == (block.parent_id == 0), "block ", id, ": parent and parent's id disagree");
     if (block.parent != kNone) {
-      ++behind_blocks;
-      const auto& parent = impl.at(block.parent);
-      require(parent.unique_id == block.parent_id, "block ", i, " is a child of block ", block.parent,
+      ++with_parent;
+      const auto& parent = blocks_[block.parent];
+      require(parent.unique_id == block.parent_id, "block ", id, " is a child of block ", block.parent,
               ", which is not its parent any more");
-      require(parent.salt == block.salt, "block ", i, " has another salt than its parent");
-      require(parent.unique_id < block.unique_id, "block ", i, " is older than its parent");
-      if (states[i] == State::cached && parent.is_cached()) {
-        require(impl.cached.key_of(static_cast<BlockId>(i)) < impl.cached.key_of(block.parent), "block ", i,
-                " would outlive its parent");
-      }
+      require(parent.salt == block.salt, "block ", id, " has another salt than its parent");
+      require(parent.unique_id < block.unique_id, "block ", id, " is older than its parent");
     }
-    if (states[i] == State::cached) {
-      require(((impl.cached.key_of(static_cast<BlockId>(i)) & Impl::kPinned) != 0) == block.is_pinned(), "block ", i,
-              " is queued as if it were ", block.is_pinned() ? "not " : "", "pinned");
-    }
-    std::int32_t pinned_children = 0;
     auto previous = kNone;
-    for (auto child = block.first_child; child != kNone; previous = child, child = impl.at(child).next_sibling) {
-      pinned_children += impl.at(child).is_pinned();
-      require(impl.at(child).is_indexed() && impl.at(child).parent == static_cast<BlockId>(i), "block ", child,
-              " is listed as a child of block ", i);
-      require(impl.at(child).previous_sibling == previous, "the children of block ", i, " are broken at ", child);
-      require(++children <= indexed, "the children of block ", i, " never end");
+    for (auto child = block.first_child; child != kNone; previous = child, child = blocks_[child].next_sibling) {
+      require(blocks_[child].is_indexed() && blocks_[child].parent == id, "block ", child,
+              " is listed as a child of block ", id);
+      require(blocks_[child].previous_sibling == previous, "the children of block ", id, " are broken at ", child);
+      require(++listed <= indexed, "the children of block ", id, " never end");
     }
-    require(pinned_children == block.pinned_children, "block ", i, " has ", pinned_children,
-            " pinned children, counted as ", block.pinned_children);
   }
-  require(children == behind_blocks, children, " children are listed, there are ", behind_blocks);
-  require(pinned == impl.num_pinned, pinned, " blocks are pinned, counted as ", impl.num_pinned);
+  require(listed == with_parent, listed, " children are listed, there are ", with_parent);
+}
+
+// Counts of pins and of pinned children. The tree has been checked.
+void Pins::check(int num_blocks) const {
+  int pinned = 0;
+  for (BlockId id = 0; id < num_blocks; ++id) {
+    const auto& block = blocks_[id];
+    require(block.pins >= 0, "block ", id, " has ", block.pins, " pins");
+    if (!block.is_indexed()) {
+      require(!block.is_pinned(), "block ", id, " is pinned and not in the index");
+      continue;
+    }
+    pinned += block.pins > 0;
+    std::int32_t children = 0;
+    for (auto child = block.first_child; child != kNone; child = blocks_[child].next_sibling) {
+      children += blocks_[child].is_pinned();
+    }
+    require(children == block.pinned_children, "block ", id, " has ", children, " pinned children, counted as ",
+            block.pinned_children);
+  }
+  require(pinned == count_, pinned, " blocks are pinned, counted as ", count_);
 }
 
 }  // namespace charonia::cache

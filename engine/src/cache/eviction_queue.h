@@ -1,10 +1,13 @@
-// Cached blocks in the order in which they are evicted: a binary heap by key, the smallest first, that knows the place
-// of each block in it. Allocates nothing after construction; every change takes O(log n).
+// The Cached blocks in the order in which they are evicted: first those that are not pinned, then the pinned ones;
+// among equals the one that was used least recently.
+//
+// A binary heap that knows the place of each block in it. It allocates nothing after construction, and every change
+// takes O(log n). A block's key is the time of its last use, by a counter of this queue, with the highest bit set when
+// the block is pinned.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "cache/block_manager.h"
@@ -19,12 +22,23 @@ class EvictionQueue {
 
   int size() const { return static_cast<int>(heap_.size()); }
   bool contains(BlockId block) const { return place_of(block) != kNowhere; }
-  BlockId first() const { return heap_.front().block; }                             // not of an empty queue
-  std::uint64_t key_of(BlockId block) const { return heap_[place_of(block)].key; }  // of one that is in it
 
-  void push(BlockId block, std::uint64_t key) {
-    heap_.push_back({key, block});
+  // first() is not called of an empty queue; the others, but for push(), of blocks that are in it.
+  BlockId first() const { return heap_.front().block; }
+  bool is_pinned(BlockId block) const { return (key_of(block) & kPinned) != 0; }
+  bool is_before(BlockId a, BlockId b) const { return key_of(a) < key_of(b); }
+
+  // The block counts as used now.
+  void push(BlockId block, bool pinned) {
+    heap_.push_back({newest_key(pinned), block});
     rise(heap_.size() - 1);
+  }
+  void touch(BlockId block, bool pinned) { replace(place_of(block), {newest_key(pinned), block}); }
+
+  // The time of its last use stays.
+  void set_pinned(BlockId block, bool pinned) {
+    const auto time = key_of(block) & ~kPinned;
+    replace(place_of(block), {pinned ? time | kPinned : time, block});
   }
 
   void erase(BlockId block) {
@@ -34,8 +48,6 @@ class EvictionQueue {
     places_[static_cast<std::size_t>(block)] = kNowhere;
     if (last.block != block) replace(place, last);
   }
-
-  void update(BlockId block, std::uint64_t key) { replace(place_of(block), {key, block}); }
 
   void clear() {
     for (const auto& entry : heap_) places_[static_cast<std::size_t>(entry.block)] = kNowhere;
@@ -55,8 +67,11 @@ class EvictionQueue {
     BlockId block;
   };
   static constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
+  static constexpr std::uint64_t kPinned = std::uint64_t{1} << 63;
 
   std::size_t place_of(BlockId block) const { return places_[static_cast<std::size_t>(block)]; }
+  std::uint64_t key_of(BlockId block) const { return heap_[place_of(block)].key; }
+  std::uint64_t newest_key(bool pinned) { return ++last_time_ | (pinned ? kPinned : 0); }
 
   void put(std::size_t place, Entry entry) {
     heap_[place] = entry;
@@ -91,6 +106,7 @@ class EvictionQueue {
 
   std::vector<Entry> heap_;
   std::vector<std::size_t> places_;  // in the heap, by block
+  std::uint64_t last_time_ = 0;
 };
 
 }  // namespace charonia::cache

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -31,6 +32,9 @@ class WeightFiles {
   std::vector<ops::HostMatrix> get(std::string_view name, std::int64_t rows, std::int64_t cols) const;
   // Gives back the memory that what was read so far takes in this process; what was returned stays valid.
   void drop_pages() const;
+  // Reads everything: the first tensor with values that are not finite, or that become so when a matrix is rounded to
+  // weight_type, and what is wrong with it; empty: none, or it was asked to stop.
+  std::string find_broken(DType weight_type, const std::stop_token& stop) const;
   // A vector [n] as float.
   std::vector<float> get_vector(std::string_view name, std::int64_t n) const;
 

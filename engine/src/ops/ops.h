@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "charonia/generated/sampling.h"
 
 namespace charonia::ops {
 
@@ -192,18 +193,15 @@ class TokenMask {
 };
 
 // One row to sample from.
-struct SampleRow {
-  float temperature = 1;  // 0: greedy (ties: the lowest id)
-  int top_k = 0;          // 0: all
-  float top_p = 1, min_p = 0;
-  float repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
+struct SampleRow : RowSampling {  // where it is greedy, the lowest id wins a tie
   std::uint64_t seed = 0;
   std::int64_t position = 0;   // of the token to sample; the random number is a function of (seed, position) alone
   std::uint64_t sequence = 0;  // whose row it is: the same in all steps of a sequence, never given to another
   std::span<const std::int32_t> prompt;  // token ids, for the penalties
   std::span<const std::int32_t> output;  // token ids sampled so far, as far as the host knows them
   std::int32_t pending = -1;  // >= 0: the one after `output` is what row `pending` of the step before sampled
-  std::span<const std::pair<std::int32_t, float>> bias;  // added to logits first; -infinity bans a token
+  // Added to logits first, by token, ascending, each once. -infinity bans a token.
+  std::span<const std::pair<std::int32_t, float>> bias;
   std::span<const std::int32_t> banned;  // token ids that must not be sampled (min_tokens' end ids, bad words)
   int logprobs = -1;                     // -1: none; n: sampled token's and the n likeliest, of the unmodified logits
   std::int32_t target = -1;  // >= 0: nothing is sampled: this token is reported, with the log probabilities asked for

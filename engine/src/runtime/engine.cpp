@@ -46,6 +46,8 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   tokens_ = std::make_unique<text::TokenTable>(text::TokenTable::load(weights_dir / "token_table.safetensors"));
   const bool automatic = config.device == "auto";
   executor_ = std::make_unique<runtime::Executor>(weights_dir, info.model, config);
+  weight_check_ =
+      std::make_unique<runtime::WeightCheck>(weights_dir, config.tensor_para_size, info.model.weight_type);
   info.device = executor_->device();
   if (automatic && info.device == "cpu") ops::cuda_devices(info.device_note);
   if (auto warning = executor_->warning(); !warning.empty()) info.warnings.push_back(std::move(warning));

@@ -25,6 +25,7 @@
 #include "runtime/mask_thread.h"
 #include "runtime/sequence.h"
 #include "runtime/session_store.h"
+#include "runtime/weight_check.h"
 #include "schedule/scheduler.h"
 #include "text/token_table.h"
 
@@ -66,9 +67,18 @@ class Engine::Impl {
   // What other threads hand to the engine thread.
   struct Inbox {
     std::deque<std::unique_ptr<Group>> submitted;
-    std::vector<End> ends;
-    std::vector<std::function<void()>> tasks;
+    std::deque<End> ends;
+    std::deque<std::function<void()>> tasks;
     bool empty() const { return submitted.empty() && ends.empty() && tasks.empty(); }
+  };
+
+  // When a request has to have begun, or to have ended. The two may be the same point in time.
+  struct Timer {
+    enum class Kind : std::uint8_t { queue_deadline, deadline };
+    Clock::time_point when;
+    Handle handle;
+    Kind kind;
+    auto operator<=>(const Timer&) const = default;
   };
 
   // A step with what its device gets, kept to spare allocations.
@@ -98,6 +108,7 @@ class Engine::Impl {
   void take(Inbox& inbox);
   void take(std::unique_ptr<Group> group);
   void begin(Group& group);
+  void make_sequences(Group& group);
   void set_prompt(Group& group);
   // Prompts of different classes do not share KV blocks: the model computes them differently.
   std::uint64_t prefix_class(int prompt_tokens) const;
@@ -126,6 +137,7 @@ class Engine::Impl {
   void drop_launched();
   std::vector<ops::Sampled> collect();
   void deliver(const schedule::StepPlan& plan, const std::vector<ops::Sampled>& sampled);
+  void fail_row(SeqId id, const std::string& error);
   bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<const ops::Sampled> rows, Sequence& sequence);
   void accept(Sequence& sequence, const ops::Sampled& token, Clock::time_point now);
   void fail(const schedule::StepPlan& plan, const std::string& error);
@@ -170,7 +182,7 @@ class Engine::Impl {
   std::set<Group*> several_;                                   // groups of more than one sequence that have begun
   std::unordered_map<std::string, std::deque<Handle>> turns_;  // requests by session: the first has its turn
   int num_parked_ = 0;                                         // requests that wait for theirs
-  std::set<std::pair<Clock::time_point, Handle>> timers_;      // queue_deadline and deadline of all groups
+  std::set<Timer> timers_;                                     // queue_deadline and deadline of all groups
   std::optional<Clock::time_point> next_expiry_;               // of a session
   Clock::time_point last_settled_{};
   std::array<Step, ops::kMaxStepsInFlight> steps_;
@@ -181,6 +193,7 @@ class Engine::Impl {
   EngineStats reported_;        // what the metrics have seen
   int reported_committed_ = 0;  // KV blocks that have memory
 
+  std::unique_ptr<runtime::WeightCheck> weight_check_;
   runtime::MaskThread masks_;
 
   // Last, so that it delivers what is queued while everything above still lives.

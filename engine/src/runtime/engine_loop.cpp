@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "ops/broken_logits.h"
 #include "runtime/engine_impl.h"
 
 namespace charonia {
@@ -22,17 +23,19 @@ void Engine::Impl::run() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      const auto ready = [this] { return stop_ || !inbox_.empty() || !idle(); };
+      const auto ready = [&] { return stop_ || !inbox_.empty() || !inbox.empty() || !idle(); };
       // An idle engine wakes for what has its time: deadlines, and sessions that expire.
       if (const auto timer = next_timer(); timer) {
         wake_.wait_until(lock, *timer, ready);
       } else {
         wake_.wait(lock, ready);
       }
-      if (stop_ && inbox_.empty() && idle()) return;
-      std::swap(inbox, inbox_);
-      // Submitted requests count as waiting from here on, until the scheduler's own count is reported.
-      stats_.num_waiting += static_cast<int>(inbox.submitted.size());
+      if (stop_ && inbox_.empty() && inbox.empty() && idle()) return;
+      if (inbox.empty()) {  // else an exception came between, and the rest is taken first
+        std::swap(inbox, inbox_);
+        // Submitted requests count as waiting from here on, until the scheduler's own count is reported.
+        stats_.num_waiting += static_cast<int>(inbox.submitted.size());
+      }
     }
     try {
       take(inbox);
@@ -178,7 +181,9 @@ void Engine::Impl::schedule_first(Sequence& sequence, Clock::time_point now) {
   if (sequence.index == 0) admission_->computed(group.work, sequence.num_cached);
   if (std::exchange(group.first_scheduled, true)) return;
   admission_->begun(group.work);
-  if (group.queue_deadline) timers_.erase({*std::exchange(group.queue_deadline, std::nullopt), group.handle});
+  if (group.queue_deadline) {
+    timers_.erase({*std::exchange(group.queue_deadline, std::nullopt), group.handle, Timer::Kind::queue_deadline});
+  }
   observe(Metric::request_queue_time_seconds, std::chrono::duration<double>(now - group.submitted).count());
 }
 
@@ -254,7 +259,7 @@ void Engine::Impl::deliver(const StepPlan& plan, const std::vector<ops::Sampled>
     if (sequence.index == 0) admission_->computed(sequence.group.work, part.num_tokens);
     if (!take_prompt_rows(part, rows, sequence) || !part.samples) continue;
     if (!rows.back().error.empty()) {
-      finish(part.id, FinishReason::error, rows.back().error);
+      fail_row(part.id, rows.back().error);
       continue;
     }
     ++accepted;
@@ -264,13 +269,21 @@ void Engine::Impl::deliver(const StepPlan& plan, const std::vector<ops::Sampled>
   count(Metric::generation_tokens, accepted);
 }
 
+// Ends a sequence that could not be sampled from. Where its logits are not finite, its KV may not be either: no later
+// request may begin with it. The error names the tensor that is to blame.
+void Engine::Impl::fail_row(SeqId id, const std::string& error) {
+  if (!ops::has_broken_logit(error)) return finish(id, FinishReason::error, error);
+  scheduler_->forget_prefix(id);
+  finish(id, FinishReason::error, weight_check_->explain(error));
+}
+
 // False when one could not be computed: then the sequence has ended.
 bool Engine::Impl::take_prompt_rows(const ScheduledSeq& part, std::span<const ops::Sampled> rows, Sequence& sequence) {
   if (!part.all_rows) return true;
   const auto reports = rows.first(rows.size() - (part.samples ? 1 : 0));
   for (std::size_t i = 0; i < reports.size(); ++i) {
     if (!reports[i].error.empty()) {
-      finish(part.id, FinishReason::error, reports[i].error);
+      fail_row(part.id, reports[i].error);
       return false;
     }
     if (!sequence.prompt_logprobs) continue;  // delivered; this is computed again

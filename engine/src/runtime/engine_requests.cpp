@@ -3,8 +3,10 @@
 //     submitted -> (waits for its session's turn) -> begun: in the scheduler -> ended, sequence by sequence -> closed
 #include <algorithm>
 #include <cmath>
+#include <new>
 #include <utility>
 
+#include "base/duration.h"
 #include "base/text.h"
 #include "model/rope.h"
 #include "runtime/engine_impl.h"
@@ -14,11 +16,23 @@ namespace {
 
 double seconds(std::chrono::steady_clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-std::chrono::steady_clock::duration duration(double seconds) {
-  // Longer than any process lives is as good as for ever, and does not overflow.
-  constexpr double kLongest = 1e9;
-  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-      std::chrono::duration<double>(std::min(seconds, kLongest)));
+// By token, each once: devices merge it with what else changes logits, at every step.
+void sort_bias(std::vector<std::pair<TokenId, float>>& bias) {
+  std::ranges::stable_sort(bias, {}, &std::pair<TokenId, float>::first);
+  auto end = bias.begin();
+  for (const auto& one : bias) {
+    if (end != bias.begin() && end[-1].first == one.first) {
+      end[-1].second += one.second;
+    } else {
+      *end++ = one;
+    }
+  }
+  bias.erase(end, bias.end());
+}
+
+ErrorCode code_of(const std::exception& error) {
+  if (const auto* const ours = dynamic_cast<const Error*>(&error)) return ours->code();
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? ErrorCode::resource_exhausted : ErrorCode::internal;
 }
 
 }  // namespace
@@ -101,12 +115,17 @@ std::unique_ptr<Engine::Impl::Group> Engine::Impl::make_group(Request request, C
   if (!sessions_->enabled()) request.session_id.clear();
   const auto& config = info.config;
   group->submitted = Clock::now();
-  if (config.max_queue_time_s > 0) group->queue_deadline = group->submitted + duration(config.max_queue_time_s);
+  if (config.max_queue_time_s > 0) group->queue_deadline = group->submitted + duration_of(config.max_queue_time_s);
   if (request.timeout_ms) {
-    group->deadline = group->submitted + duration(*request.timeout_ms / 1000.0);
+    group->deadline = group->submitted + duration_of(*request.timeout_ms / 1000.0);
   } else if (config.request_timeout_s > 0) {
-    group->deadline = group->submitted + duration(config.request_timeout_s);
+    group->deadline = group->submitted + duration_of(config.request_timeout_s);
   }
+  auto& sampling = request.sampling;
+  if (!sampling.stop_words.empty()) {
+    group->stop_words = std::make_shared<const text::StopWords>(std::exchange(sampling.stop_words, {}));
+  }
+  sort_bias(sampling.logit_bias);
   group->request = std::move(request);
   group->callback = std::make_shared<Callback>(std::move(callback));
   group->end_ids = std::move(end_ids);
@@ -180,35 +199,58 @@ bool Engine::Impl::end(std::string_view id, bool keep) {
 // ---- the engine thread ----
 
 void Engine::Impl::take(Inbox& inbox) {
-  for (auto& group : inbox.submitted) take(std::move(group));
-  for (const auto& end : inbox.ends) {
+  // What has been taken is not there any more: after an exception the next call goes on with the rest.
+  while (!inbox.submitted.empty()) {
+    auto group = std::move(inbox.submitted.front());
+    inbox.submitted.pop_front();
+    take(std::move(group));
+  }
+  while (!inbox.ends.empty()) {
+    const auto end = inbox.ends.front();
+    inbox.ends.pop_front();
     const auto found = groups_.find(end.handle);
     if (found == groups_.end()) continue;
     found->second->keep_turn = end.keep;
     end_request(*found->second, FinishReason::cancelled);
     observe(Metric::cancel_to_free_seconds, seconds(Clock::now() - end.asked));
   }
-  for (const auto& task : inbox.tasks) task();
-  inbox.submitted.clear();
-  inbox.ends.clear();
-  inbox.tasks.clear();
+  while (!inbox.tasks.empty()) {
+    const auto task = std::move(inbox.tasks.front());
+    inbox.tasks.pop_front();
+    task();
+  }
 }
 
 void Engine::Impl::take(std::unique_ptr<Group> taken) {
   auto& group = *groups_.emplace(taken->handle, std::move(taken)).first->second;
-  if (group.queue_deadline) timers_.emplace(*group.queue_deadline, group.handle);
-  if (group.deadline) timers_.emplace(*group.deadline, group.handle);
+  if (group.queue_deadline) timers_.insert({*group.queue_deadline, group.handle, Timer::Kind::queue_deadline});
+  if (group.deadline) timers_.insert({*group.deadline, group.handle, Timer::Kind::deadline});
   if (!group.in_session()) return begin(group);
   const auto& session = group.request.session_id;
-  sessions_->enter(session);
   auto& turns = turns_[session];
   turns.push_back(group.handle);
+  sessions_->enter(session);
   if (turns.size() == 1) return begin(group);
   ++num_parked_;
 }
 
-// Its prompt is known from here on, and its sequences are the scheduler's.
+// A request that cannot begin ends, and no other one does.
 void Engine::Impl::begin(Group& group) {
+  try {
+    make_sequences(group);
+  } catch (const std::exception& error) {
+    for (const auto& sequence : group.sequences) {
+      scheduler_->remove(sequence->id);
+      sequences_.erase(sequence->id);
+    }
+    several_.erase(&group);
+    group.begun = false;
+    end_request(group, FinishReason::error, error.what(), code_of(error));
+  }
+}
+
+// Its prompt is known from here on, and its sequences are the scheduler's.
+void Engine::Impl::make_sequences(Group& group) {
   if (group.in_session()) set_prompt(group);
   auto& request = group.request;
   const auto& sampling = request.sampling;
@@ -263,8 +305,8 @@ void Engine::Impl::set_prompt(Group& group) {
 }
 
 void Engine::Impl::end_overdue(Clock::time_point now) {
-  while (!timers_.empty() && timers_.begin()->first <= now) {
-    auto& group = *groups_.at(timers_.begin()->second);
+  while (!timers_.empty() && timers_.begin()->when <= now) {
+    auto& group = *groups_.at(timers_.begin()->handle);
     const double waited = std::round(1000 * seconds(now - group.submitted)) / 1000;
     if (group.deadline && *group.deadline <= now) {
       reject(runtime::Rejection::deadline);
@@ -293,7 +335,7 @@ void Engine::Impl::tidy_sessions() {
 
 std::optional<Engine::Impl::Clock::time_point> Engine::Impl::next_timer() const {
   std::optional<Clock::time_point> out = next_expiry_;
-  if (!timers_.empty() && (!out || timers_.begin()->first < *out)) out = timers_.begin()->first;
+  if (!timers_.empty() && (!out || timers_.begin()->when < *out)) out = timers_.begin()->when;
   return out;
 }
 
@@ -356,8 +398,8 @@ void Engine::Impl::close(Group& group, std::vector<Result> last) {
   observe(Metric::e2e_request_latency_seconds, seconds(now - group.submitted));
   observe(Metric::request_generation_tokens, static_cast<double>(group.num_output));
   admission_->ended(group.work, group.num_output / group.num_sequences());
-  if (group.queue_deadline) timers_.erase({*group.queue_deadline, handle});
-  if (group.deadline) timers_.erase({*group.deadline, handle});
+  if (group.queue_deadline) timers_.erase({*group.queue_deadline, handle, Timer::Kind::queue_deadline});
+  if (group.deadline) timers_.erase({*group.deadline, handle, Timer::Kind::deadline});
   several_.erase(&group);
   const auto owned = std::move(groups_.at(handle));
   groups_.erase(handle);

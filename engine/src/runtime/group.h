@@ -21,6 +21,7 @@ struct Group {
   Request request;  // input_ids: the whole prompt, once it has begun
   std::shared_ptr<Engine::Callback> callback;
   std::vector<TokenId> end_ids;                           // that end its sequences
+  std::shared_ptr<const text::StopWords> stop_words;      // null: none
   std::uint64_t seed = 0;                                 // of the first sequence
   std::vector<std::shared_ptr<TokenMaskProvider>> masks;  // one for each sequence, or none
   Clock::time_point submitted;

@@ -22,7 +22,7 @@ Sequence::Sequence(Group& group_in, int index_in, std::uint64_t id_in, const tex
       id(id_in),
       max_tokens(max_tokens_in),
       seed_(group.seed + static_cast<std::uint64_t>(index)),
-      text_(table, group.request.sampling.stop_words, group.request.strip_leading_space) {}
+      text_(table, group.stop_words, group.request.strip_leading_space) {}
 
 int Sequence::num_input() const { return static_cast<int>(group.request.input_ids.size()); }
 
@@ -42,13 +42,7 @@ ops::SampleRow Sequence::sample_row(std::span<const TokenId> tokens) {
     }
   }
   ops::SampleRow row;
-  row.temperature = sampling.temperature;
-  row.top_k = sampling.top_k;
-  row.top_p = sampling.top_p;
-  row.min_p = sampling.min_p;
-  row.repetition_penalty = sampling.repetition_penalty;
-  row.presence_penalty = sampling.presence_penalty;
-  row.frequency_penalty = sampling.frequency_penalty;
+  static_cast<RowSampling&>(row) = sampling;
   row.seed = seed_;
   row.position = static_cast<std::int64_t>(tokens.size());
   row.prompt = known.first(prompt_size);

@@ -43,7 +43,8 @@ SessionPrompt session_prompt(const History& history, std::span<const TokenId> in
   const auto starts = [&](std::size_t turn) { return has_start && history.turns[turn] > 0; };
   std::size_t first = 0;
   while (first < history.turns.size() && !fits(size - history.turns[first] + (starts(first) ? 1 : 0))) ++first;
-  if (first == history.turns.size()) return fresh(beginning);
+  // Where nothing is left of the history there is nothing that the input could have closed either.
+  if (first == history.turns.size() || history.turns[first] == size) return fresh(beginning);
 
   SessionPrompt out;
   if (starts(first)) out.tokens.push_back(before.front());

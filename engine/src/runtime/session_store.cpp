@@ -4,6 +4,8 @@
 #include <iterator>
 #include <utility>
 
+#include "base/duration.h"
+
 namespace charonia::runtime {
 
 SessionStore::SessionStore(Limits limits, cache::BlockManager& blocks, std::unique_ptr<SessionFiles> files)
@@ -17,13 +19,13 @@ void SessionStore::restore(std::vector<std::string>& warnings) {
   for (auto& one : stored) {
     auto& session = open(one.id);
     session.history = std::move(one.history);
-    session.used = now - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(one.idle_s));
+    session.used = now - duration_of(one.idle_s);
   }
   make_space();
 }
 
 SessionStore::Clock::time_point SessionStore::expiry_of(const Session& session) const {
-  return session.used + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limits_.ttl_s));
+  return session.used + duration_of(limits_.ttl_s);
 }
 
 bool SessionStore::expired(const Session& session, Clock::time_point now) const {

@@ -1,5 +1,7 @@
 #include "schedule/scheduler.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "schedule/scheduler_impl.h"
@@ -11,6 +13,60 @@ namespace {
 constexpr std::int32_t kReservedTokens = 512;
 
 }  // namespace
+
+// ---- changes of a sequence's state ----
+
+Seq* Scheduler::Impl::find(SeqId id) const {
+  const auto found = seqs.find(id);
+  return found == seqs.end() ? nullptr : found->second.get();
+}
+
+Seq& Scheduler::Impl::at(SeqId id) const {
+  auto* seq = find(id);
+  if (seq == nullptr) broken(cat("sequence ", id, " is not known"));
+  return *seq;
+}
+
+void Scheduler::Impl::enqueue(Seq& seq) {
+  seq.state = State::waiting;
+  waiting.insert(&seq);
+}
+
+void Scheduler::Impl::stop_running(Seq& seq) {
+  running.erase(std::ranges::lower_bound(running, &seq, Before{}));
+  pool.release(seq.blocks);
+  seq.blocks.clear();
+  seq.nodes.clear();
+  seq.computed = seq.planned = seq.inserted_blocks = seq.need = 0;
+  if (std::exchange(seq.forked, false)) seq.num_cached_tokens = -1;
+  waiting_tokens += seq.prompt_tokens;
+  leave_children(seq);
+}
+
+// Where an equal block is indexed already, the sequence uses that one from now on. That saves a block, and the parents
+// of its later blocks stay Active.
+void Scheduler::Impl::insert_blocks(Seq& seq) {
+  const auto length = static_cast<std::size_t>(pool.block_len());
+  const std::span<const TokenId> tokens(seq.tokens);
+  for (; (seq.inserted_blocks + 1) * pool.block_len() <= seq.computed; ++seq.inserted_blocks) {
+    const auto index = static_cast<std::size_t>(seq.inserted_blocks);
+    auto& block = seq.blocks[index];
+    const auto parent = seq.nodes.empty() ? cache::PrefixNode{} : seq.nodes.back();
+    const auto node = pool.insert(parent, block, tokens.subspan(index * length, length), seq.salt);
+    if (node.unique_id == parent.unique_id) continue;  // there is no index
+    if (node.block != block) {
+      pool.retain({&node.block, 1});
+      pool.release({&block, 1});
+      block = node.block;
+    }
+    seq.nodes.push_back(node);
+    // Blocks of sampled tokens are not counted: a waiting sequence hardly ever begins with them, and one that does may
+    // be looked up a little later.
+    if (seq.inserted_blocks * pool.block_len() < seq.prompt_tokens) ++gains;
+  }
+}
+
+// ---- calls ----
 
 Scheduler::Scheduler(Limits limits, cache::BlockManager& blocks) : impl_(std::make_unique<Impl>(limits, blocks)) {
   if (limits.max_batch_size < 1 || limits.token_budget < 1) {
@@ -27,21 +83,13 @@ Scheduler::~Scheduler() = default;
 
 void Scheduler::add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_total_tokens, const SeqOptions& options) {
   if (prompt.empty()) broken(cat("sequence ", id, " has no token"));
-  // Of the pool as it was at first: that it has become smaller meanwhile is nothing that the caller can know.
-  const auto capacity = std::int64_t{impl_->max_blocks} * impl_->pool.block_len();
+  // The caller cannot know that the pool has become smaller since construction.
+  const auto capacity = std::int64_t{impl_->initial_blocks} * impl_->pool.block_len();
   if (max_total_tokens <= std::ssize(prompt) || max_total_tokens > capacity) {
     broken(cat("sequence ", id, " with ", prompt.size(), " tokens may have ", max_total_tokens,
                ", it must be more than that and at most ", capacity));
   }
-  Seq* parent = nullptr;
-  if (options.parent != 0 && !options.all_rows) {
-    parent = &impl_->at(options.parent);
-    if (parent->salt != options.salt || parent->prompt_tokens != std::ssize(prompt) ||
-        !std::equal(prompt.begin(), prompt.end(), parent->tokens.begin())) {
-      broken(cat("sequence ", id, " has another prompt or salt than its parent ", options.parent));
-    }
-    if (parent->state == State::impossible) parent = nullptr;
-  }
+  auto* parent = impl_->parent_of(id, prompt, options);
   const auto [place, is_new] = impl_->seqs.try_emplace(id);
   if (!is_new) broken(cat("sequence ", id, " is already there"));
   place->second = std::make_unique<Seq>();
@@ -54,7 +102,7 @@ void Scheduler::add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_tota
   seq.prompt_tokens = static_cast<std::int32_t>(prompt.size());
   seq.max_total_tokens = max_total_tokens;
   seq.tokens = std::move(prompt);
-  // So that no step has to move the prompt to make room for what it samples, at least for a while.
+  // Sampled tokens are appended without moving the prompt, at least for a while.
   seq.tokens.reserve(static_cast<std::size_t>(std::min(max_total_tokens, seq.prompt_tokens + kReservedTokens)));
   impl_->waiting_tokens += seq.prompt_tokens;
   if (parent != nullptr) {
@@ -64,15 +112,15 @@ void Scheduler::add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_tota
   if (parent == nullptr || parent->has_computed_prompt()) {
     impl_->enqueue(seq);
   } else {
-    seq.state = State::held;
+    seq.state = State::waiting_for_parent;
   }
 }
 
 StepPlan Scheduler::plan() {
   auto& impl = *impl_;
-  impl.begin_plan();
   StepPlan plan;
   plan.seqs.reserve(std::min(impl.seqs.size(), static_cast<std::size_t>(impl.limits.max_batch_size)));
+  impl.begin_plan();
   impl.plan_decodes(plan);
   impl.plan_prefill(plan);
   for (const auto* seq : impl.impossible) plan.impossible.push_back(seq->id);
@@ -80,12 +128,11 @@ StepPlan Scheduler::plan() {
 }
 
 void Scheduler::advance(const StepPlan& plan) {
-  // A sequence may have been removed since, and perhaps added anew under its old id: then nothing of it is planned.
-  auto& planned = impl_->collected;
+  auto& planned = impl_->collected;  // null: removed since plan(), and perhaps added again under its old id
   planned.clear();
   for (const auto& part : plan.seqs) {
-    const auto found = impl_->seqs.find(part.id);
-    auto* seq = found == impl_->seqs.end() || found->second->planned == 0 ? nullptr : found->second.get();
+    auto* seq = impl_->find(part.id);
+    if (seq != nullptr && seq->planned == 0) seq = nullptr;
     planned.push_back(seq);
     if (seq == nullptr) continue;
     if (seq->planned != part.num_tokens || seq->computed != part.first_position) {
@@ -94,7 +141,7 @@ void Scheduler::advance(const StepPlan& plan) {
     }
     if (seq->has_placeholder()) broken(cat("sequence ", part.id, " advances over a token that is not known"));
   }
-  std::int32_t rows = 0;
+  std::int32_t rows = 0;  // of logits, up to this part's last one
   for (std::size_t i = 0; i < plan.seqs.size(); ++i) {
     const auto& part = plan.seqs[i];
     rows += part.num_logits_rows();
@@ -103,9 +150,9 @@ void Scheduler::advance(const StepPlan& plan) {
     seq.computed += std::exchange(seq.planned, 0);
     if (part.all_rows) seq.rows_given = seq.computed;
     if (std::exchange(seq.forked, false)) impl_->leave_parent(seq);
-    impl_->insert(seq);
-    if (part.samples) seq.tokens.push_back(-rows);
-    if (seq.has_computed_prompt()) impl_->let_children_in(seq);
+    impl_->insert_blocks(seq);
+    if (part.samples) seq.tokens.push_back(-rows);  // the placeholder
+    if (seq.has_computed_prompt()) impl_->queue_children(seq);
   }
 }
 
@@ -123,12 +170,12 @@ void Scheduler::resolve(const StepPlan& plan, std::span<const TokenId> sampled) 
     rows += part.num_logits_rows();
     if (!part.samples) continue;
     const auto result = *token++;
-    const auto found = impl_->seqs.find(part.id);
-    if (found == impl_->seqs.end()) continue;
-    auto& seq = *found->second;
-    if (seq.tokens.back() == -rows && seq.num_tokens() - 1 == part.first_position + part.num_tokens) {
-      seq.tokens.back() = result;
-    }
+    auto* seq = impl_->find(part.id);
+    if (seq == nullptr) continue;
+    // It may have been removed and added again under its old id.
+    const bool is_its_placeholder =
+        seq->tokens.back() == -rows && seq->num_tokens() - 1 == part.first_position + part.num_tokens;
+    if (is_its_placeholder) seq->tokens.back() = result;
   }
 }
 
@@ -142,6 +189,10 @@ void Scheduler::restart() {
     impl_->enqueue(seq);
   }
   impl_->pool.forget_prefixes();
+}
+
+void Scheduler::forget_prefix(SeqId id) {
+  for (const auto& node : impl_->at(id).nodes) impl_->pool.forget_prefix(node);
 }
 
 bool Scheduler::remove(SeqId id) {

@@ -3,39 +3,18 @@
 #include <algorithm>
 #include <utility>
 
-#include "charonia/error.h"
-
 namespace charonia::text {
 
-TextStream::StopWord::StopWord(std::string word) : word_(std::move(word)), shorter_(word_.size() + 1, 0) {
-  for (std::size_t i = 1; i < word_.size(); ++i) {
-    auto length = shorter_[i];
-    while (length > 0 && word_[length] != word_[i]) length = shorter_[length];
-    shorter_[i + 1] = word_[length] == word_[i] ? length + 1 : 0;
-  }
-}
-
-bool TextStream::StopWord::push(char byte) {
-  while (matched_ > 0 && word_[matched_] != byte) matched_ = shorter_[matched_];
-  if (word_[matched_] == byte) ++matched_;
-  if (matched_ < word_.size()) return false;
-  matched_ = shorter_[matched_];
-  return true;
-}
-
-TextStream::TextStream(const TokenTable& table, std::vector<std::string> stop_words, bool strip_leading_space)
-    : table_(&table), strip_(strip_leading_space && table.strip_leading_space()) {
-  stop_words_.reserve(stop_words.size());
-  for (auto& word : stop_words) {
-    if (word.empty()) throw Error(ErrorCode::invalid_argument, "stop_words holds an empty one: it would stop at once");
-    stop_words_.emplace_back(std::move(word));
-  }
-}
+TextStream::TextStream(const TokenTable& table, std::shared_ptr<const StopWords> stop_words, bool strip_leading_space)
+    : table_(&table),
+      stop_words_(std::move(stop_words)),
+      matched_(stop_words_ == nullptr ? 0 : stop_words_->size()),
+      strip_(strip_leading_space && table.strip_leading_space()) {}
 
 std::optional<std::size_t> TextStream::follow(char byte) {
   std::optional<std::size_t> longest;
-  for (auto& word : stop_words_) {
-    if (word.push(byte)) longest = std::max(longest.value_or(0), word.length());
+  for (std::size_t word = 0; word < matched_.size(); ++word) {
+    if (stop_words_->push(word, matched_[word], byte)) longest = std::max(longest.value_or(0), stop_words_->length(word));
   }
   return longest;
 }
@@ -63,7 +42,7 @@ bool TextStream::push(std::int32_t token, bool match_stop) {
 
   // What may be the beginning of a stop word never moves back, so each token is examined once.
   std::size_t may_stop = 0;
-  for (const auto& word : stop_words_) may_stop = std::max(may_stop, word.matched());
+  for (const auto matched : matched_) may_stop = std::max<std::size_t>(may_stop, matched);
   const auto limit = end_.value_or(pending_.size() - may_stop);
   while (examined_ < held_.size() && held_[examined_].end <= limit) {
     if (held_[examined_++].between_characters) settled_ = examined_;

@@ -4,11 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "text/stop_words.h"
 #include "text/token_table.h"
 #include "text/utf8.h"
 
@@ -25,10 +27,9 @@ struct TextChunk {
 
 class TextStream {
  public:
-  // Stop words are non-empty byte strings. strip_leading_space: drop one leading space of the whole text, if the
-  // table says that the tokenizer's decoder does so; that space can be no part of a stop word. The table must outlive
-  // the stream.
-  TextStream(const TokenTable& table, std::vector<std::string> stop_words, bool strip_leading_space);
+  // stop_words: null: none. strip_leading_space: drop one leading space of the whole text, if the table says that the
+  // tokenizer's decoder does so; that space can be no part of a stop word. The table must outlive the stream.
+  TextStream(const TokenTable& table, std::shared_ptr<const StopWords> stop_words, bool strip_leading_space);
 
   // One more token. Returns true when the text now contains a stop word (the earliest-ending one; among those, the
   // earliest-beginning): the text ends before it and the sequence is to be finished. While min_tokens holds, the
@@ -48,20 +49,6 @@ class TextStream {
   int held_tokens() const { return static_cast<int>(held_.size()); }  // pushed and not taken
 
  private:
-  // Follows one stop word through the text (Knuth, Morris and Pratt, 1977): the length of the longest end of the text
-  // that is a beginning of the word.
-  class StopWord {
-   public:
-    explicit StopWord(std::string word);
-    bool push(char byte);  // true: the word ends here
-    std::size_t length() const { return word_.size(); }
-    std::size_t matched() const { return matched_; }  // < length()
-
-   private:
-    std::string word_;
-    std::vector<std::size_t> shorter_;  // [i]: matched length to go on with when i matched and the next byte does not
-    std::size_t matched_ = 0;
-  };
   struct Held {
     std::size_t end = 0;             // of the token's text in pending_
     bool between_characters = true;  // there
@@ -72,7 +59,8 @@ class TextStream {
   TextChunk cut(std::size_t num_tokens, std::size_t text_end);
 
   const TokenTable* table_;
-  std::vector<StopWord> stop_words_;
+  std::shared_ptr<const StopWords> stop_words_;
+  std::vector<std::uint32_t> matched_;  // of each stop word, see StopWords::push()
   Utf8State utf8_;
   std::string pending_;             // joined text bytes of the tokens not taken
   std::vector<Held> held_;          // those tokens

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -92,6 +93,7 @@ struct Case {
   std::int64_t rows = 1, n = 1, k = 1;
   std::int64_t in_gap = 0, out_gap = 0, in_offset = 0, out_offset = 0;
   bool bias = false;
+  bool packed = false;
 };
 
 // A GEMM with its operands on the device.
@@ -101,7 +103,8 @@ struct GemmProblem {
         weight(c.type, c.n, c.k, round_up(c.k, 8), 0, 0),
         bias(DType::f32, 1, c.n, c.n),
         out(c.out_type, c.rows, c.n, c.n + c.out_gap, c.out_offset),
-        has_bias(c.bias) {
+        has_bias(c.bias),
+        packed(c.packed) {
     std::mt19937 random(seed);
     in.fill(random, 1);
     weight.fill(random, 0.5F);
@@ -109,15 +112,27 @@ struct GemmProblem {
     for (auto* one : {&in, &weight, &bias, &out}) one->upload(stream);
   }
 
+  // The weight in packed order; what nobody may read is NaN.
+  void pack() {
+    const auto stride = round_up(weight.cols, kPackedK);
+    packed_weight.emplace(weight.type, round_up(weight.rows, kPackedRows), stride, stride);
+    for (std::int64_t r = 0; r < weight.rows; ++r) {
+      for (std::int64_t k = 0; k < weight.stride; ++k) packed_weight->set(packed_at(r, k, stride), weight.at(r, k));
+    }
+    packed_weight->upload(stream);
+  }
+
   Gemm gemm() {
+    if (packed && !packed_weight) pack();
     return {.out = out.data(),
             .out_type = out.type,
             .out_stride = out.stride,
             .in = in.data(),
             .in_stride = in.stride,
-            .weight = weight.data(),
+            .weight = packed ? packed_weight->data() : weight.data(),
             .type = in.type,
-            .weight_stride = weight.stride,
+            .weight_stride = packed ? packed_weight->stride : weight.stride,
+            .packed = packed,
             .bias = has_bias ? static_cast<const float*>(bias.data()) : nullptr,
             .rows = in.rows,
             .n = weight.rows,
@@ -169,6 +184,8 @@ struct GemmProblem {
   Stream stream;
   Matrix in, weight, bias, out;
   bool has_bias;
+  bool packed;
+  std::optional<Matrix> packed_weight;
 };
 
 }  // namespace charonia::cuda

@@ -226,8 +226,8 @@ TEST_F(GemmRunnerTest, a_file_that_is_not_ours_does_no_harm) {
                                  "[1, 2]",
                                  "null",
                                  R"({"format": 99, "measured": {}})",
-                                 R"({"format": 1})",
-                                 R"({"format": 1, "measured": [3]})",
+                                 R"({"format": 2})",
+                                 R"({"format": 2, "measured": [3]})",
                                  std::string(100, '\0')};
   const auto altered = [&](const auto& alter) {
     auto one = good;
@@ -242,6 +242,8 @@ TEST_F(GemmRunnerTest, a_file_that_is_not_ours_does_no_harm) {
   altered([](nlohmann::json& tactic) { tactic["own"]["kernel"] = 77; });
   altered([](nlohmann::json& tactic) { tactic["own"]["tile_rows"] = "x"; });
   altered([](nlohmann::json& tactic) { tactic["own"]["k_blocks"] = 1 << 20; });
+  altered([](nlohmann::json& tactic) { tactic["own"]["sums"] = 2; });  // a cluster of one block
+  altered([](nlohmann::json& tactic) { tactic["own"].erase("sums"); });
   altered([](nlohmann::json& tactic) { tactic["blas"]["algorithm"] = {1, 2}; });
   altered([](nlohmann::json& tactic) {
     tactic["blas"]["algorithm"][0] = 4;
@@ -283,7 +285,7 @@ TEST_F(GemmRunnerTest, many_at_once_leave_a_whole_file) {
         EXPECT_EQ(memory.save(), "");
         nlohmann::json now;
         std::ifstream(file()) >> now;  // throws when it is half a file
-        EXPECT_EQ(now["format"], 1);
+        EXPECT_EQ(now["format"], 2);
       }
     });
   }

@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <map>
 #include <random>
 #include <set>
 
 #include "base/text.h"
+#include "charonia/error.h"
 #include "cuda/gemm_problem.h"
 #include "ops/cuda/kernels/gemm_params.h"
 
@@ -16,18 +18,18 @@ namespace {
 
 std::string describe(const Case& c, const GemmTactic& tactic) {
   return cat(to_string(c.type), " -> ", to_string(c.out_type), " rows ", c.rows, " n ", c.n, " k ", c.k, " gaps ",
-             c.in_gap, " ", c.out_gap, " offsets ", c.in_offset, " ", c.out_offset, ": kernel ",
+             c.in_gap, " ", c.out_gap, c.packed ? " packed" : "", " offsets ", c.in_offset, " ", c.out_offset, ": kernel ",
              static_cast<int>(tactic.kernel), " ", tactic.tile_rows, " x ", tactic.tile_columns, " stages ",
-             tactic.stages, " blocks ", tactic.k_blocks);
+             tactic.stages, " blocks ", tactic.k_blocks, " sums ", static_cast<int>(tactic.sums));
 }
 
 // All tactics that a weight's GEMMs may go: those of any number of rows.
-std::vector<GemmTactic> all_tactics(const Gemm& gemm) {
+std::vector<GemmTactic> all_tactics(const Gemm& gemm, SumOrder order = SumOrder::fixed) {
   std::vector<GemmTactic> all;
   for (const std::int64_t rows : {1, 8, 16, 32, 64, 128, 512, 100000}) {
     auto one = gemm;
     one.rows = rows;
-    for (const auto& tactic : gemm_tactics(device_info(0), one)) {
+    for (const auto& tactic : gemm_tactics(device_info(0), one, order)) {
       if (std::ranges::find(all, tactic) == all.end()) all.push_back(tactic);
     }
   }
@@ -87,6 +89,10 @@ TEST(GemmPlanTest, ways_are_distinct_and_fill_the_device_where_they_can) {
     for (const auto& [n, k] :
          {std::pair<std::int64_t, std::int64_t>{4096, 4096}, {12288, 4096}, {4096, 11008}, {32000, 4096}}) {
       const Gemm gemm{.type = DType::bf16, .rows = rows, .n = n, .k = k};
+      const auto any = gemm_tactics(h200, gemm, SumOrder::any);
+      for (std::size_t i = 0; i < any.size(); ++i) {
+        for (std::size_t j = 0; j < i; ++j) EXPECT_FALSE(any[i] == any[j]);
+      }
       const auto tactics = gemm_tactics(h200, gemm);
       ASSERT_FALSE(tactics.empty());
       for (std::size_t i = 0; i < tactics.size(); ++i) {
@@ -101,6 +107,40 @@ TEST(GemmPlanTest, ways_are_distinct_and_fill_the_device_where_they_can) {
   }
 }
 
+TEST(GemmPlanTest, sums_of_blocks_meet_in_a_cluster_or_one_of_each_in_the_workspace) {
+  using Sums = GemmTactic::Sums;
+  DeviceInfo h200 = device_info(0), a100 = device_info(0);
+  h200.sms = 132, a100.sms = 108;
+  h200.major = 9, a100.major = 8;
+  const Gemm gemm{.type = DType::bf16, .rows = 40, .n = 4096, .k = 4096};
+  ASSERT_EQ(split_k(gemm.k).parts, 8);
+  const auto count = [&](const DeviceInfo& device, SumOrder order, Sums sums, int blocks) {
+    return std::ranges::count_if(gemm_tactics(device, gemm, order), [&](const GemmTactic& tactic) {
+      return tactic.k_blocks == blocks && tactic.sums == sums;
+    });
+  };
+  for (const int blocks : {2, 4}) {
+    EXPECT_GT(count(h200, SumOrder::any, Sums::cluster, blocks), 0);
+    EXPECT_GT(count(h200, SumOrder::any, Sums::blocks, blocks), 0);
+    EXPECT_EQ(count(h200, SumOrder::any, Sums::parts, blocks), 0);
+    EXPECT_GT(count(a100, SumOrder::any, Sums::blocks, blocks), 0);
+    EXPECT_EQ(count(h200, SumOrder::fixed, Sums::cluster, blocks), 0) << "would add up in another order";
+    EXPECT_EQ(count(h200, SumOrder::fixed, Sums::blocks, blocks), 0);
+    EXPECT_GT(count(h200, SumOrder::fixed, Sums::parts, blocks), 0);
+    for (const auto order : {SumOrder::any, SumOrder::fixed}) EXPECT_EQ(count(a100, order, Sums::cluster, blocks), 0);
+  }
+  EXPECT_GT(count(h200, SumOrder::fixed, Sums::cluster, 8), 0) << "a block's sum is a part's";
+
+  GemmTactic tactic{GemmTactic::Kernel::tile, 64, 128, 4, 2};
+  const auto bytes = [&](Sums sums) {
+    tactic.sums = sums;
+    return gemm_workspace_bytes(tactic, gemm) - kGemmCounterBytes;
+  };
+  EXPECT_EQ(bytes(Sums::parts), 8U * 64 * 4096 * 4);
+  EXPECT_EQ(bytes(Sums::blocks), 2U * 64 * 4096 * 4);
+  EXPECT_EQ(bytes(Sums::cluster), 0U);
+}
+
 TEST_F(GemmTest, every_tactic_is_the_gemm) {
   const Case cases[] = {
       {.rows = 3, .n = 40, .k = 64, .bias = true},
@@ -108,6 +148,8 @@ TEST_F(GemmTest, every_tactic_is_the_gemm) {
       {.type = DType::f16, .out_type = DType::f16, .rows = 5, .n = 72, .k = 520, .out_gap = 8, .bias = true},
       {.rows = 18, .n = 65, .k = 136, .out_gap = 7, .out_offset = 1, .bias = true},
       {.type = DType::f16, .out_type = DType::f32, .rows = 2, .n = 17, .k = 8},
+      {.type = DType::f16, .out_type = DType::f16, .rows = 17, .n = 75, .k = 712, .bias = true, .packed = true},
+      {.out_type = DType::f32, .rows = 6, .n = 42, .k = 1096, .in_gap = 8, .packed = true},
       {.rows = 150, .n = 136, .k = 200, .bias = true},
       {.out_type = DType::f32, .rows = 7, .n = 24, .k = 2200},
       {.type = DType::f32,
@@ -121,7 +163,11 @@ TEST_F(GemmTest, every_tactic_is_the_gemm) {
   };
   for (const auto& c : cases) {
     GemmProblem problem(c);
-    for (const auto& tactic : all_tactics(problem.gemm())) {
+    auto tactics = all_tactics(problem.gemm());
+    for (const auto& tactic : all_tactics(problem.gemm(), SumOrder::any)) {
+      if (std::ranges::find(tactics, tactic) == tactics.end()) tactics.push_back(tactic);
+    }
+    for (const auto& tactic : tactics) {
       SCOPED_TRACE(describe(c, tactic));
       in_both_orders([&] { problem.run(tactic); });
       problem.check();
@@ -144,6 +190,7 @@ TEST_F(GemmTest, any_shape_stride_and_address_will_do) {
            .in_offset = pick(0, 2),
            .out_offset = pick(0, 2),
            .bias = pick(0, 1) == 1};
+    c.packed = c.type != DType::f32 && pick(0, 1) == 1;
     c.out_type = pick(0, 1) == 1 ? c.type : DType::f32;
     GemmProblem problem(c, static_cast<unsigned>(i));
     const auto tactics = gemm_tactics(device_info(0), problem.gemm());
@@ -155,6 +202,37 @@ TEST_F(GemmTest, any_shape_stride_and_address_will_do) {
   }
 }
 
+// Wherever the sums of blocks meet, and in whatever order blocks come, they are added in theirs.
+TEST_F(GemmTest, blocks_of_a_tile_give_the_same_bits_in_a_cluster_and_in_the_workspace) {
+  using Kernel = GemmTactic::Kernel;
+  using Sums = GemmTactic::Sums;
+  for (const auto type : {DType::bf16, DType::f32}) {
+    GemmProblem problem({.type = type, .out_type = DType::f32, .rows = 21, .n = 70, .k = 2496, .out_gap = 1, .bias = true});
+    ASSERT_EQ(split_k(2496).parts, 8);
+    GemmTactic tactic{Kernel::tile, 32, 64, 6};
+    if (type == DType::f32) tactic = {Kernel::plain, 8, 64, 3};
+    std::vector<std::vector<std::uint32_t>> of_sizes;
+    for (const int blocks : {2, 4, 8}) {
+      tactic.k_blocks = blocks;
+      tactic.sums = Sums::blocks;
+      problem.run(tactic);
+      problem.check();
+      std::vector<std::vector<std::uint32_t>> expected;
+      for (std::int64_t r = 0; r < 21; ++r) expected.push_back(problem.row(r));
+      of_sizes.push_back(expected[0]);
+      tactic.sums = Sums::cluster;
+      in_both_orders([&] {
+        problem.run(tactic);
+        for (std::int64_t r = 0; r < 21; ++r) ASSERT_EQ(problem.row(r), expected[static_cast<std::size_t>(r)]);
+      });
+      tactic.sums = Sums::parts;
+      problem.run(tactic);
+      EXPECT_EQ(problem.row(0) == expected[0], blocks == 8) << "only then a block has one part";
+    }
+    EXPECT_NE(of_sizes[0], of_sizes[2]) << "other sums of other parts";
+  }
+}
+
 // The same bits from every tactic, for a row alone and among others, aligned or not.
 TEST_F(GemmTest, a_rows_bits_do_not_depend_on_way_or_company) {
   for (const auto type : {DType::bf16, DType::f16, DType::f32}) {
@@ -163,12 +241,16 @@ TEST_F(GemmTest, a_rows_bits_do_not_depend_on_way_or_company) {
     ASSERT_EQ(split_k(c.k).parts, 3);
     GemmProblem problem(c);
     std::vector<std::vector<std::uint32_t>> expected;
-    for (const auto& tactic : all_tactics(problem.gemm())) {
-      SCOPED_TRACE(describe(c, tactic));
-      problem.run(tactic);
-      for (std::int64_t r = 0; r < kRows; ++r) {
-        if (expected.size() <= static_cast<std::size_t>(r)) expected.push_back(problem.row(r));
-        ASSERT_EQ(problem.row(r), expected[static_cast<std::size_t>(r)]);
+    for (const bool packed : {false, true}) {
+      if (packed && type == DType::f32) continue;
+      problem.packed = packed;
+      for (const auto& tactic : all_tactics(problem.gemm())) {
+        SCOPED_TRACE(cat(describe(c, tactic), packed ? " packed" : ""));
+        problem.run(tactic);
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          if (expected.size() <= static_cast<std::size_t>(r)) expected.push_back(problem.row(r));
+          ASSERT_EQ(problem.row(r), expected[static_cast<std::size_t>(r)]);
+        }
       }
     }
     for (const std::int64_t first : {0, 7, 18}) {
@@ -190,6 +272,71 @@ TEST_F(GemmTest, a_rows_bits_do_not_depend_on_way_or_company) {
     }
   }
 }
+
+TEST_F(GemmTest, packed_weights_that_no_kernel_reads_are_rejected) {
+  GemmProblem problem({.rows = 2, .n = 24, .k = 72});
+  const auto rejected = [&](const Gemm& gemm) {
+    DeviceMemory workspace(kGemmCounterBytes);
+    EXPECT_THROW(cuda::gemm(problem.stream, device_info(0), gemm, gemm_tactics(device_info(0), gemm).front(),
+                            workspace.data()),
+                 Error);
+  };
+  auto stride = problem.gemm();
+  stride.packed = true;
+  ASSERT_NE(stride.weight_stride % kPackedK, 0);
+  rejected(stride);
+  auto type = stride;
+  type.weight_stride = 96;
+  type.type = type.out_type = DType::f32;
+  rejected(type);
+}
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+// What a warp of the stream kernel reads at once: of a packed weight 512 bytes on end, one instruction behind the other;
+// of rows 8 times 64. Either way every byte once.
+TEST_F(GemmTest, a_warp_reads_512_bytes_of_a_packed_weight_on_end) {
+  for (const bool packed : {true, false}) {
+    for (const std::int64_t rows : {1, 8, 16}) {
+      GemmProblem problem({.rows = rows, .n = 64, .k = 1024, .packed = packed});
+      const auto gemm = problem.gemm();
+      for (const auto& tactic : gemm_tactics(device_info(0), gemm)) {
+        if (tactic.kernel != GemmTactic::Kernel::stream) continue;
+        SCOPED_TRACE(describe({.rows = rows, .n = 64, .k = 1024, .packed = packed}, tactic));
+        std::map<std::pair<unsigned, unsigned>, std::map<unsigned, std::vector<std::int64_t>>> warps;
+        host_grid::watch_streaming_loads([&](const host_grid::Place& by, const void* at, std::size_t bytes) {
+          ASSERT_EQ(bytes, 16U);
+          warps[{by.block.x, by.thread.x / 32}][by.thread.x % 32].push_back(
+              static_cast<const std::byte*>(at) - static_cast<const std::byte*>(gemm.weight));
+        });
+        problem.run(tactic);
+        host_grid::watch_streaming_loads({});
+        std::set<std::int64_t> read;
+        for (const auto& [warp, lanes] : warps) {
+          ASSERT_EQ(lanes.size(), 32U);
+          // Two loads of a step are of 8 rows each, which follow each other by themselves.
+          const auto streams = static_cast<std::size_t>(tactic.tile_columns / 8);
+          for (std::size_t i = 0; i < lanes.at(0).size(); ++i) {
+            std::set<std::int64_t> lines;
+            for (const auto& [lane, loads] : lanes) {
+              ASSERT_EQ(loads.size(), lanes.at(0).size());
+              ASSERT_TRUE(read.insert(loads[i]).second) << "read twice";
+              lines.insert(loads[i] / 128);
+              if (packed) {
+                ASSERT_EQ(loads[i], lanes.at(0)[i] + 16 * static_cast<std::int64_t>(lane));
+              }
+            }
+            EXPECT_EQ(lines.size(), packed ? 4U : 8U);
+            if (packed && i >= streams) {
+              ASSERT_EQ(lanes.at(0)[i], lanes.at(0)[i - streams] + 512);
+            }
+          }
+        }
+        EXPECT_EQ(read.size(), 64U * 1024 * 2 / 16);
+      }
+    }
+  }
+}
+#endif
 
 TEST_F(GemmTest, a_row_that_is_not_finite_stays_alone) {
   const Case c{.rows = 12, .n = 64, .k = 128};

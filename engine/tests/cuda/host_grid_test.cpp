@@ -286,6 +286,77 @@ void static_kernel(const NoParams) {
   first[0] = second[0] = 0;
 }
 
+// A cluster's blocks add up what each has left in its shared memory.
+struct ClusterParams {
+  int* out;
+  int fault;  // 0: none; 1: no barrier before it is read, 2: none behind it, 3: a block does not come to the barrier,
+              // 4: an address that is not of dynamic shared memory, 5: a rank that is none
+};
+
+CHARONIA_KERNEL(64, 1) void cluster_kernel(const ClusterParams p) {
+  CHARONIA_SHARED(int, elsewhere, [64]);
+  dependency_wait();
+  auto* const mine = reinterpret_cast<int*>(dynamic_shared());
+  const int thread = static_cast<int>(threadIdx.x);
+  const int rank = cluster_rank(), block = static_cast<int>((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x);
+  mine[thread] = elsewhere[thread] = 1 << block;
+  if (p.fault == 3 && rank == 1) return;
+  if (p.fault == 1) {
+    __syncthreads();
+  } else {
+    cluster_sync();
+  }
+  int sum = 0;
+  for (int other = 0; other < 4; ++other) {
+    sum += *map_shared_rank((p.fault == 4 ? elsewhere : mine) + (thread + other) % 64, p.fault == 5 ? other + 1 : other);
+  }
+  p.out[block * 64 + thread] = sum;
+  if (p.fault != 2) cluster_sync();
+}
+
+constexpr Launch kClusters{.grid_x = 2, .grid_y = 8, .threads = 64, .dynamic_shared_bytes = 256, .cluster_y = 4};
+
+std::vector<int> cluster_sums(int fault) {
+  std::vector<int> out(16 * 64);
+  run(kClusters, cluster_kernel, ClusterParams{out.data(), fault});
+  return out;
+}
+
+TEST(HostGridTest, blocks_of_a_cluster_read_each_others_shared_memory) {
+  for (const std::uint64_t seed : {0, 1, 2, 3}) {
+    host_grid::set_seed(seed);
+    const auto out = cluster_sums(0);
+    for (int block = 0; block < 16; ++block) {
+      // Blocks of a cluster are neighbours along y.
+      const int expected = block < 8 ? 0b01010101 << block % 2 : 0b01010101 << (8 + block % 2);
+      for (int i = 0; i < 64; ++i) EXPECT_EQ(out[static_cast<std::size_t>(block * 64 + i)], expected) << block;
+    }
+  }
+  host_grid::set_seed(1);
+}
+
+TEST(HostGridTest, clusters_that_do_not_wait_for_each_other_are_found) {
+  const auto good = cluster_sums(0);
+  for (const int fault : {1, 2}) EXPECT_NE(cluster_sums(fault), good) << fault;
+  EXPECT_TRUE(says(error_of([] { cluster_sums(3); }), "a block has ended and another one of its cluster waits"));
+  EXPECT_TRUE(says(error_of([] { cluster_sums(4); }),
+                   "map_shared_rank(): 4 bytes that are not in the block's dynamic shared memory"));
+  EXPECT_TRUE(says(error_of([] { cluster_sums(5); }), "map_shared_rank(): rank 4 of a cluster of 4"));
+}
+
+TEST(HostGridTest, clusters_that_a_device_does_not_start_are_refused) {
+  for (const unsigned size : {0U, 3U, 5U, 16U}) {
+    auto shape = kClusters;
+    shape.grid_y = 48;
+    if (size == 5) shape.grid_y = 50;
+    shape.cluster_y = size;
+    EXPECT_TRUE(says(error_of([&] { run(shape, cluster_kernel, ClusterParams{}); }), "test: clusters of ")) << size;
+  }
+  auto shape = kClusters;
+  shape.grid_y = 6;
+  EXPECT_TRUE(says(error_of([&] { run(shape, cluster_kernel, ClusterParams{}); }), "clusters of 4 of 6 blocks"));
+}
+
 TEST(HostGridTest, launches_that_a_device_refuses_are_refused) {
   const auto error = [](const Launch& shape) { return error_of([&] { run(shape, nothing_kernel, NoParams{}); }); };
   EXPECT_EQ(error({.grid_x = 2, .grid_y = 2, .grid_z = 2, .threads = 1024, .dynamic_shared_bytes = 227 << 10}),

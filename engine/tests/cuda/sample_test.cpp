@@ -215,7 +215,9 @@ OwnedRow random_row(Random& random, int vocab, bool with_lists) {
   if (coin()) row.repetition_penalty = coin() ? 1.3F : 0.8F;
   if (coin()) row.presence_penalty = 0.7F;
   if (coin()) row.frequency_penalty = -0.2F;
-  for (int i = uniform(random, 0, 3); i > 0; --i) out.bias.emplace_back(uniform(random, 0, vocab - 1), 2.0F);
+  std::set<std::int32_t> biased;
+  for (int i = uniform(random, 0, 3); i > 0; --i) biased.insert(uniform(random, 0, vocab - 1));
+  for (const auto id : biased) out.bias.emplace_back(id, 2.0F);
   if (vocab > 20) out.banned = random_ids(random, 4, vocab);
   return out;
 }

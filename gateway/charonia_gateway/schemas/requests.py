@@ -6,6 +6,7 @@ import math
 from typing import Annotated, Any, ClassVar, Literal
 
 from charonia_client import GenerateRequest
+from charonia_client.contract import SCALARS
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from charonia_gateway.schemas.fields import (
@@ -96,24 +97,18 @@ class Sampling(BaseModel):
     def to_engine(self, **more: Any) -> GenerateRequest:
         """The engine's request for all choices of one prompt. A session goes on with one answer: of several none is."""
         several = self.choices_per_prompt > 1 or (more.get("best_of") or 1) > 1
+        # What both call the same is the same, but where it is changed below.
+        same: dict[str, Any] = {name: getattr(self, name) for name in SCALARS if name in Sampling.model_fields}
+        same["top_p"] = engine_top_p(self.top_p)
+        same["top_k"] = max(self.top_k, 0) if self.top_k is not None else None
+        same["seed"] = None if self.seed is None else self.seed & _UINT64
         return GenerateRequest(
-            n=self.n,
-            temperature=self.temperature,
-            top_p=engine_top_p(self.top_p),
-            top_k=max(self.top_k, 0) if self.top_k is not None else None,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            seed=None if self.seed is None else self.seed & _UINT64,
-            min_tokens=self.min_tokens,
-            ignore_eos=self.ignore_eos,
+            **same,
             stop_words=self.stop or (),
             bad_words=self.bad_words or (),
             logit_bias=self.logit_bias,
             session_id=None if several else self.session_id,
             timeout_ms=None if self.timeout is None else math.ceil(self.timeout * 1000),
-            priority=self.priority,
             stream=bool(self.stream),
             **more,
         )

@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "ops/broken_logits.h"
 
 namespace charonia::ops::cpu {
 namespace {
@@ -141,8 +142,7 @@ float checked_maximum(std::span<const float> logits, const Kernels& kernels) {
   const float greatest = kernels.maximum(logits.data(), static_cast<std::int64_t>(logits.size()));
   if (std::isnan(greatest) || greatest == kInfinity) {
     const auto at = std::find_if(logits.begin(), logits.end(), [](float x) { return std::isnan(x) || x == kInfinity; });
-    throw Error(ErrorCode::internal, cat("the logit of token ", at - logits.begin(), " is ", *at,
-                                         ": the model's weights or its computation are broken"));
+    throw Error(ErrorCode::internal, broken_logit(at - logits.begin(), *at));
   }
   return greatest;
 }

@@ -82,7 +82,7 @@ std::unique_ptr<ops::Linear> CudaOps::make_linear(std::span<const ops::HostMatri
                                                   std::span<const ops::HostMatrix> bias, DType weight) {
   const OnDevice on(device_.index);
   if (!weights_upload_) weights_upload_ = std::make_unique<MatrixUpload>(stream_);
-  return std::make_unique<CudaLinear>(parts, bias, weight, *weights_upload_);
+  return std::make_unique<CudaLinear>(parts, bias, weight, gemms_.packs(weight), *weights_upload_);
 }
 
 std::unique_ptr<ops::Embedding> CudaOps::make_embedding(const ops::HostMatrix& table, DType weight) {
@@ -164,6 +164,7 @@ void CudaOps::linear(const Tensor& out, const Tensor& in, const ops::Linear& wei
                   .weight = w.weight(),
                   .type = w.type(),
                   .weight_stride = w.stride(),
+                  .packed = w.packed(),
                   .bias = w.bias(),
                   .rows = in.rows,
                   .n = out.cols,

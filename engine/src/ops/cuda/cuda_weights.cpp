@@ -7,6 +7,7 @@
 #include "charonia/error.h"
 #include "ops/cpu/packed_linear.h"
 #include "ops/cuda/emulated/host_device.h"
+#include "ops/cuda/kernels/gemm.h"
 
 namespace charonia::cuda {
 namespace {
@@ -66,11 +67,32 @@ void MatrixUpload::copy_rows(std::byte* to, DType type, std::int64_t stride, std
   });
 }
 
+void MatrixUpload::pack_rows(std::byte* to, DType type, std::int64_t stride, std::int64_t rows, std::int64_t cols,
+                             const std::function<SourceRow(std::int64_t row)>& row_of) {
+  const auto element = size_of(type), row_bytes = static_cast<std::size_t>(stride) * element;
+  constexpr auto kPieces = static_cast<std::size_t>(kPackedK);
+  std::vector<std::byte> whole(row_bytes);
+  in_chunks(to, kPackedRows * row_bytes, divide_up(rows, kPackedRows),
+            [&](std::byte* chunk, std::int64_t first, std::int64_t groups) {
+              for (std::int64_t r = 0; r < groups * kPackedRows; ++r) {
+                const auto row = first * kPackedRows + r;
+                const auto source = row < rows ? row_of(row) : SourceRow{};
+                const auto used = source.data == nullptr ? 0 : static_cast<std::size_t>(cols) * element;
+                if (source.data != nullptr) ops::cpu::convert_to(whole.data(), type, source.data, source.dtype, cols);
+                std::fill(whole.begin() + static_cast<std::ptrdiff_t>(used), whole.end(), std::byte{0});
+                for (std::int64_t k = 0; k < stride; k += kPackedK) {
+                  std::memcpy(chunk + static_cast<std::size_t>(packed_at(r, k, stride)) * element,
+                              whole.data() + static_cast<std::size_t>(k) * element, kPieces * element);
+                }
+              }
+            });
+}
+
 void MatrixUpload::finish() { stream_.wait("upload of weights"); }
 
 CudaLinear::CudaLinear(std::span<const ops::HostMatrix> parts, std::span<const ops::HostMatrix> bias, DType weight,
-                       MatrixUpload& upload)
-    : type_(weight) {
+                       bool packed, MatrixUpload& upload)
+    : type_(weight), packed_(packed) {
   const auto refuse = [](const std::string& what) { throw Error(ErrorCode::invalid_argument, "a weight: " + what); };
   if (parts.empty()) refuse("it has no part");
   if (!bias.empty() && bias.size() != parts.size()) {
@@ -86,14 +108,24 @@ CudaLinear::CudaLinear(std::span<const ops::HostMatrix> parts, std::span<const o
     }
     n_ += parts[i].rows;
   }
-  stride_ = round_up(k_, kStrideMultiple);
+  stride_ = round_up(k_, packed_ ? kPackedK : kStrideMultiple);
   const auto row_bytes = static_cast<std::size_t>(stride_) * size_of(type_);
-  bytes_ = static_cast<std::size_t>(n_) * row_bytes;
+  bytes_ = static_cast<std::size_t>(packed_ ? round_up(n_, kPackedRows) : n_) * row_bytes;
   weight_ = DeviceMemory(bytes_, cat("a weight [", n_, ", ", k_, "]"));
   auto* at = weight_.as<std::byte>();
-  for (const auto& part : parts) {
-    upload.copy(at, type_, stride_, part);
-    at += static_cast<std::size_t>(part.rows) * row_bytes;
+  if (packed_) {
+    // A group of rows may begin in one part and end in the next.
+    auto part = parts.begin();
+    std::int64_t first = 0;  // row of `part`
+    upload.pack_rows(at, type_, stride_, n_, k_, [&](std::int64_t row) -> MatrixUpload::SourceRow {
+      for (; row - first >= part->rows; ++part) first += part->rows;
+      return {part->row(row - first), part->dtype};
+    });
+  } else {
+    for (const auto& part : parts) {
+      upload.copy(at, type_, stride_, part);
+      at += static_cast<std::size_t>(part.rows) * row_bytes;
+    }
   }
   if (!bias.empty()) {
     bias_ = DeviceMemory(static_cast<std::size_t>(n_) * sizeof(float), "a bias");

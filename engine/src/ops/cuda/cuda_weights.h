@@ -29,6 +29,10 @@ class MatrixUpload {
   };
   void copy_rows(std::byte* to, DType type, std::int64_t stride, std::int64_t rows, std::int64_t cols,
                  const std::function<SourceRow(std::int64_t row)>& row_of);
+  // As copy_rows(), packed (kernels/gemm.h): a 16-bit type, stride a multiple of 32. Fills the last group of rows with
+  // zeros.
+  void pack_rows(std::byte* to, DType type, std::int64_t stride, std::int64_t rows, std::int64_t cols,
+                 const std::function<SourceRow(std::int64_t row)>& row_of);
   void finish();  // everything is there
 
  private:
@@ -56,18 +60,21 @@ class CudaBuffer : public ops::Buffer {
   DeviceMemory memory_;
 };
 
-// [n, k] row-major, rows a multiple of 8 elements apart and zero-filled beyond k; the parts stacked.
+// [n, k], the parts stacked: row-major, rows a multiple of 8 elements apart and zero-filled beyond k; or packed
+// (kernels/gemm.h).
 class CudaLinear : public ops::Linear {
  public:
   CudaLinear(std::span<const ops::HostMatrix> parts, std::span<const ops::HostMatrix> bias, DType weight,
-             MatrixUpload& upload);
+             bool packed, MatrixUpload& upload);
   DType type() const { return type_; }
+  bool packed() const { return packed_; }
   std::int64_t stride() const { return stride_; }
   const void* weight() const { return weight_.data(); }
   const float* bias() const { return bias_.as<float>(); }  // [n]; null: none
 
  private:
   DType type_;
+  bool packed_;
   std::int64_t stride_ = 0;
   DeviceMemory weight_, bias_;
 };

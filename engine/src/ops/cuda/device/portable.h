@@ -11,6 +11,7 @@
 //   CHARONIA_HD (device/host_device.h)                                   for functions of both sides
 //   CHARONIA_SHARED(T, name, [n])                                        for `__shared__ T name[n]`
 //   dynamic_shared()                                                     the block's dynamic shared memory
+//   cluster_sync(), cluster_rank(), map_shared_rank(p, rank)             of clusters of blocks
 // Warp functions take part with all 32 lanes. A kernel's only argument is a struct by value.
 #pragma once
 
@@ -89,6 +90,7 @@ CHARONIA_DEVICE T load_readonly(const T* p) {
 }
 CHARONIA_DEVICE uint4 load_streaming(const uint4* p) {
   host_grid::check_aligned(p, sizeof(uint4), "load_streaming");
+  host_grid::note_streaming_load(p, sizeof(uint4));
   return *p;
 }
 // Reads of what a kernel before this one has written, after dependency_wait(); it stays in L1 for the next who reads
@@ -174,6 +176,34 @@ CHARONIA_DEVICE void dependency_wait() {
 CHARONIA_DEVICE void dependency_trigger() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// The blocks of a cluster (Launch::cluster_y; compute capability 9): cluster_sync() is a barrier of all their threads,
+// before which what each has written to its shared memory is seen by all behind it. map_shared_rank() is where the
+// block of that rank has what lies at `own` in this block's dynamic shared memory; that block must not have ended.
+CHARONIA_DEVICE void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
+#else
+  __trap();
+#endif
+}
+CHARONIA_DEVICE int cluster_rank() {
+  unsigned rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return static_cast<int>(rank);
+}
+template <class T>
+CHARONIA_DEVICE const T* map_shared_rank(const T* own, [[maybe_unused]] int rank) {
+#if __CUDA_ARCH__ >= 900
+  const T* at;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"(own), "r"(rank));
+  return at;
+#else
+  return own;
 #endif
 }
 

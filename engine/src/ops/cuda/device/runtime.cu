@@ -1,5 +1,6 @@
 // runtime.h on the CUDA runtime.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -442,16 +443,24 @@ void launch_kernel(NativeStream stream, std::string_view what, const Launch& sha
           what);
     of_kernel.shared_bytes = shape.dynamic_shared_bytes;
   }
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  std::array<cudaLaunchAttribute, 2> attributes{};
+  unsigned count = 0;
+  if (shape.overlap && device.major >= 9 && overlap_allowed()) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster_y > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count].val.clusterDim.x = attributes[count].val.clusterDim.z = 1;
+    attributes[count++].val.clusterDim.y = shape.cluster_y;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(shape.grid_x, shape.grid_y, shape.grid_z);
   config.blockDim = dim3(shape.threads);
   config.dynamicSmemBytes = shape.dynamic_shared_bytes;
   config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = shape.overlap && device.major >= 9 && overlap_allowed() ? 1 : 0;
+  config.attrs = attributes.data();
+  config.numAttrs = count;
   check(cudaLaunchKernelExC(&config, kernel, params), what);
   if (waits_for_every_launch() && !capturing(stream)) check(cudaStreamSynchronize(stream), what);
 }

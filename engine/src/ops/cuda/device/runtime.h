@@ -203,6 +203,7 @@ struct Launch {
   unsigned grid_x = 1, grid_y = 1, grid_z = 1;
   unsigned threads = 32;  // of a block, whole warps
   std::size_t dynamic_shared_bytes = 0;
+  unsigned cluster_y = 1;  // blocks of a cluster, neighbours along y; more than 1: compute capability 9
   bool overlap = true;  // programmatic dependent launch, where the device has it (compute capability 9)
 };
 
@@ -217,6 +218,7 @@ void launch(Stream& stream, std::string_view what, const Launch& shape, void (*k
   enqueue_kernel(stream.native(),
                  {.grid = {shape.grid_x, shape.grid_y, shape.grid_z},
                   .block = {shape.threads, 1, 1},
+                  .cluster_y = shape.cluster_y,
                   .dynamic_shared_bytes = shape.dynamic_shared_bytes,
                   .overlap = shape.overlap,
                   .what = std::string(what)},

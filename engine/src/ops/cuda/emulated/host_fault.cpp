@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <filesystem>
+#include <string>
 #include <utility>
 
 #include "base/text.h"
@@ -11,21 +13,34 @@ namespace charonia::cuda::host_fault {
 namespace {
 
 constexpr const char* kVariable = "CHARONIA_EMULATED_CUDA_FAULT";
-constexpr std::string_view kStep = "step=";
+constexpr std::string_view kStep = "step=", kFile = "file=";
 
-int step_of_environment() {
+// When the device is to fail. step 0: in none. file empty: not by a file.
+struct Fault {
+  int step = 0;
+  std::string file;
+};
+
+Fault fault_of_environment() {
   const char* const value = std::getenv(kVariable);
-  if (value == nullptr || *value == '\0') return 0;
+  if (value == nullptr || *value == '\0') return {};
   const std::string_view text = value;
+  if (text.starts_with(kFile) && text.size() > kFile.size()) return {0, std::string(text.substr(kFile.size()))};
   const auto step = text.starts_with(kStep) ? parse_number<int>(text.substr(kStep.size())) : std::nullopt;
   if (!step || *step < 1) {
-    throw Error(ErrorCode::invalid_argument, cat(kVariable, "=", text, " is not valid: it takes step=N, N from 1 on"));
+    throw Error(ErrorCode::invalid_argument,
+                cat(kVariable, "=", text, " is not valid: it takes step=N, N from 1 on, or file=PATH"));
   }
-  return *step;
+  return {*step, ""};
+}
+
+const Fault& environment() {
+  static const Fault fault = fault_of_environment();
+  return fault;
 }
 
 std::atomic<int>& failing_step() {
-  static std::atomic<int> step = step_of_environment();
+  static std::atomic<int> step = environment().step;
   return step;
 }
 
@@ -42,9 +57,11 @@ void arm(int step) {
 void set_step(std::string text) { step_text = std::move(text); }
 
 void check(std::string_view operation) {
+  if (const auto& file = environment().file; !file.empty() && std::filesystem::exists(file)) failed = true;
   if (!failed) return;
-  throw Error(ErrorCode::device_failed,
-              cat(operation, ": the emulated device has failed (", kVariable, "), in ", step_text));
+  auto text = cat(operation, ": the emulated device has failed (", kVariable, ")");
+  if (!step_text.empty()) text += cat(", in ", step_text);
+  throw Error(ErrorCode::device_failed, text);
 }
 
 // Texts of steps are CudaOps::begin_step's.

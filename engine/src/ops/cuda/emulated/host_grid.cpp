@@ -33,6 +33,7 @@ constexpr std::size_t kMaxExchanged = 64;
 constexpr unsigned kLanes = 32;
 constexpr int kNaNByte = 0xff;  // four of them are a NaN, two are one in either 16-bit type
 constexpr std::size_t kSharedAlignment = 128;
+constexpr unsigned kMaxClusterBlocks = 8;  // that every device with clusters starts
 constexpr unsigned kMaxThreads = 1024, kMaxBlocksX = 2147483647, kMaxBlocksYZ = 65535;
 
 constexpr const char* kOrderVariable = "CHARONIA_EMULATED_ORDER";
@@ -157,7 +158,7 @@ struct Variable {
   SharedMemory memory;
 };
 
-enum class State { ready, at_block_barrier, at_warp_barrier, at_dependency, done };
+enum class State { ready, at_block_barrier, at_warp_barrier, at_cluster_barrier, at_dependency, done };
 
 struct Copy {
   void* to;
@@ -182,14 +183,23 @@ struct Warp {
   alignas(64) std::byte exchanged[2][kLanes * kMaxExchanged];
 };
 
+class Block;
+using Blocks = std::vector<std::unique_ptr<Block>>;
+
 // A thread block at a time, and what is kept of it for the next one.
 class Block {
  public:
-  void prepare(const Shape& shape, const std::function<void()>& body);
+  // cluster: the block and its neighbours, in their order.
+  void prepare(const Shape& shape, const std::function<void()>& body, const Blocks& cluster);
   // threads: the order in which they run, [threads of a block].
   void begin(Index3 block, std::span<const unsigned> threads);
-  // Until all threads are done; early: until they are, or wait for the kernel before.
+  // Until all threads are done or at the cluster's barrier; early: until they are, or wait for the kernel before.
   void run(bool early);
+  bool done() const { return done_ == threads_; }
+  bool at_cluster_barrier() const { return at_cluster_barrier_ > 0; }
+  void leave_cluster_barrier() { release(State::at_cluster_barrier, 0, threads_); }
+  // All threads have ended: what others still read of its shared memory is NaN.
+  void end_shared();
   // Gives the block up where it stands.
   void give_up() { done_ = threads_; }
 
@@ -197,6 +207,8 @@ class Block {
   Fiber& fiber() { return *current_; }
   void sync_block() { wait_at(State::at_block_barrier); }
   void sync_warp() { wait_at(State::at_warp_barrier); }
+  void sync_cluster() { wait_at(State::at_cluster_barrier); }
+  const Blocks& cluster() const { return *cluster_; }
   void wait_for_dependency();
   const void* exchange(const void* mine, std::size_t bytes);
   unsigned char* dynamic() { return reinterpret_cast<unsigned char*>(dynamic_.data()); }
@@ -222,7 +234,8 @@ class Block {
   std::vector<Variable> variables_;
   std::size_t static_bytes_ = 0;
   std::span<const unsigned> order_;
-  std::size_t threads_ = 0, done_ = 0, at_barrier_ = 0;
+  const Blocks* cluster_ = nullptr;
+  std::size_t threads_ = 0, done_ = 0, at_barrier_ = 0, at_cluster_barrier_ = 0;
   bool early_ = false;
   Fiber* current_ = nullptr;
   std::exception_ptr error_;
@@ -233,6 +246,7 @@ class Block {
 
 // The block whose threads this thread runs.
 thread_local Block* running = nullptr;
+thread_local LoadWatch load_watch;
 
 Block& block() {
   if (running == nullptr) throw Error(ErrorCode::internal, "host_grid: a function of kernels outside of a kernel");
@@ -240,13 +254,14 @@ Block& block() {
 }
 
 // Blocks that no grid uses now: of a kernel and of the one behind it.
-std::vector<std::unique_ptr<Block>>& idle_blocks() {
-  thread_local std::vector<std::unique_ptr<Block>> blocks;
+Blocks& idle_blocks() {
+  thread_local Blocks blocks;
   return blocks;
 }
 
-void Block::prepare(const Shape& shape, const std::function<void()>& body) {
+void Block::prepare(const Shape& shape, const std::function<void()>& body, const Blocks& cluster) {
   shape_ = &shape;
+  cluster_ = &cluster;
   body_ = &body;
   threads_ = shape.block.x;
   if (fibers_.size() < threads_) fibers_.resize(threads_);
@@ -272,7 +287,7 @@ void Block::begin(Index3 at, std::span<const unsigned> threads) {
     fiber.copy_groups.clear();
   }
   for (auto& warp : warps_) warp.lanes = kLanes, warp.arrived = 0;
-  done_ = at_barrier_ = 0;
+  done_ = at_barrier_ = at_cluster_barrier_ = 0;
   error_ = nullptr;
 }
 
@@ -291,13 +306,13 @@ void Block::run(bool early) {
       if (error_) std::rethrow_exception(std::exchange(error_, nullptr));  // the other fibers stay where they stand
     }
   }
-  if (done_ == threads_) return;
+  if (done_ == threads_ || at_cluster_barrier_ == threads_) return;
   if (early && std::ranges::any_of(fibers_.begin(), fibers_.begin() + static_cast<std::ptrdiff_t>(threads_),
                                    [](const Fiber& fiber) { return fiber.state == State::at_dependency; })) {
     return;
   }
-  fail(cat(shape_->what, ": of ", threads_, " threads ", at_barrier_, " wait at __syncthreads(), ", done_,
-           " have ended and the others wait for lanes of their warp that do not come"));
+  fail(cat(shape_->what, ": of ", threads_, " threads ", at_barrier_, " wait at __syncthreads(), ",
+           at_cluster_barrier_ > 0 ? cat(at_cluster_barrier_, " at cluster_sync(), ") : "", done_, " have ended and the others wait for lanes of their warp that do not come"));
 }
 
 void Block::resume(Fiber& fiber) {
@@ -359,6 +374,7 @@ void Block::release(State from, std::size_t begin, std::size_t end) {
     if (fibers_[i].state == from) fibers_[i].state = State::ready;
   }
   if (from == State::at_block_barrier) at_barrier_ = 0;
+  if (from == State::at_cluster_barrier) at_cluster_barrier_ = 0;
 }
 
 void Block::switch_to_scheduler() {
@@ -378,6 +394,8 @@ void Block::wait_at(State state) {
       release(state, 0, threads_);
       return;
     }
+  } else if (state == State::at_cluster_barrier) {
+    ++at_cluster_barrier_;
   } else {
     auto& warp = warp_of(fiber);
     if (++warp.arrived == kLanes) {
@@ -430,6 +448,11 @@ void* Block::variable(const void* key, std::size_t bytes, std::size_t alignment)
   return found->memory.data();
 }
 
+void Block::end_shared() {
+  dynamic_.begin();
+  for (auto& variable : variables_) variable.memory.begin();
+}
+
 bool Block::in_shared(const void* at, std::size_t bytes) const {
   return dynamic_.holds(at, bytes) ||
          std::ranges::any_of(variables_, [&](const Variable& one) { return one.begun && one.memory.holds(at, bytes); });
@@ -460,6 +483,11 @@ void check(const Shape& shape) {
     fail(cat(shape.what, ": blocks of ", to_text(block),
              " threads; kernels here have one dimension, whole warps and at most ", kMaxThreads, " threads"));
   }
+  const auto blocks = shape.cluster_y;
+  if (blocks == 0 || blocks > kMaxClusterBlocks || (blocks & (blocks - 1)) != 0 || y % blocks != 0) {
+    fail(cat(shape.what, ": clusters of ", blocks, " of ", y, " blocks along y; they may have 1, 2, 4 or ",
+             kMaxClusterBlocks, ", and divide the grid"));
+  }
   if (shape.dynamic_shared_bytes > kMaxSharedBytes) {
     fail(cat(shape.what, ": ", shape.dynamic_shared_bytes, " bytes of dynamic shared memory; a block has ",
              kMaxSharedBytes));
@@ -470,49 +498,80 @@ struct Run::Impl {
   Impl(Shape&& what, std::function<void()>&& of) : shape(std::move(what)), body(std::move(of)) {
     check(shape);
     auto& idle = idle_blocks();
-    if (idle.empty()) {
-      block = std::make_unique<Block>();
-    } else {
-      block = std::move(idle.back());
-      idle.pop_back();
+    while (cluster.size() < shape.cluster_y) {
+      if (idle.empty()) {
+        cluster.push_back(std::make_unique<Block>());
+      } else {
+        cluster.push_back(std::move(idle.back()));
+        idle.pop_back();
+      }
     }
-    block->prepare(shape, body);
-    blocks.resize(std::size_t{shape.grid.x} * shape.grid.y * shape.grid.z);
-    threads.resize(shape.block.x);
-    std::iota(blocks.begin(), blocks.end(), std::size_t{0});
-    std::iota(threads.begin(), threads.end(), 0U);
+    for (auto& block : cluster) block->prepare(shape, body, cluster);
+    clusters.resize(std::size_t{shape.grid.x} * (shape.grid.y / shape.cluster_y) * shape.grid.z);
+    threads.resize(cluster.size(), std::vector<unsigned>(shape.block.x));
+    turns.resize(cluster.size());
+    std::iota(clusters.begin(), clusters.end(), std::size_t{0});
+    std::iota(turns.begin(), turns.end(), std::size_t{0});
     const auto number = seed();
     shuffled = number != 0;
     descending = current_order == Order::descending;
     std::seed_seq numbers{static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32),
                           static_cast<std::uint32_t>(shape.place), static_cast<std::uint32_t>(shape.place >> 32)};
     random.seed(numbers);
-    if (shuffled) std::ranges::shuffle(blocks, random);
-    if (descending) std::ranges::reverse(blocks);
+    draw(clusters);
   }
 
   ~Impl() {
-    block->give_up();
-    idle_blocks().push_back(std::move(block));
+    for (auto& block : cluster) {
+      block->give_up();
+      idle_blocks().push_back(std::move(block));
+    }
   }
 
-  void begin_block() {
-    const auto at = blocks[next_block++];
-    const auto row = at / shape.grid.x;
-    std::iota(threads.begin(), threads.end(), 0U);
-    if (shuffled) std::ranges::shuffle(threads, random);
-    if (descending) std::ranges::reverse(threads);
-    block->begin({static_cast<unsigned>(at % shape.grid.x), static_cast<unsigned>(row % shape.grid.y),
-                  static_cast<unsigned>(row / shape.grid.y)},
-                 threads);
+  template <class T>
+  void draw(std::vector<T>& order) {
+    if (shuffled) std::ranges::shuffle(order, random);
+    if (descending) std::ranges::reverse(order);
+  }
+
+  void begin_cluster() {
+    const auto at = clusters[next_cluster++];
+    const auto row = at / shape.grid.x, rows = std::size_t{shape.grid.y} / shape.cluster_y;
+    for (std::size_t i = 0; i < cluster.size(); ++i) {
+      std::iota(threads[i].begin(), threads[i].end(), 0U);
+      draw(threads[i]);
+      cluster[i]->begin({static_cast<unsigned>(at % shape.grid.x),
+                         static_cast<unsigned>(row % rows * shape.cluster_y + i), static_cast<unsigned>(row / rows)},
+                        threads[i]);
+    }
+    if (cluster.size() > 1) draw(turns);
+  }
+
+  // Block after block, up to the cluster's barrier or the end. Those that are at the barrier when all have been there
+  // go on.
+  void run_cluster() {
+    for (;;) {
+      for (const auto i : turns) {
+        auto& block = *cluster[i];
+        if (block.done() || block.at_cluster_barrier()) continue;
+        block.run(false);
+        if (block.done() && cluster.size() > 1) block.end_shared();
+      }
+      if (std::ranges::all_of(cluster, [](const auto& block) { return block->done(); })) return;
+      if (std::ranges::any_of(cluster, [](const auto& block) { return block->done(); })) {
+        fail(cat(shape.what, ": a block has ended and another one of its cluster waits at cluster_sync()"));
+      }
+      for (auto& block : cluster) block->leave_cluster_barrier();
+    }
   }
 
   Shape shape;
   std::function<void()> body;
-  std::unique_ptr<Block> block;
-  std::vector<std::size_t> blocks;
-  std::vector<unsigned> threads;
-  std::size_t next_block = 0;
+  Blocks cluster;
+  std::vector<std::size_t> clusters;           // in the order in which they run
+  std::vector<std::vector<unsigned>> threads;  // of each block of a cluster, likewise
+  std::vector<std::size_t> turns;              // of the cluster's blocks
+  std::size_t next_cluster = 0;
   bool shuffled = false, descending = false, started = false;
   std::minstd_rand random;
 };
@@ -521,22 +580,36 @@ Run::Run(Shape shape, std::function<void()> body) : impl_(std::make_unique<Impl>
 Run::~Run() = default;
 
 void Run::start() {
-  impl_->begin_block();
+  impl_->begin_cluster();
   impl_->started = true;
-  impl_->block->run(true);
+  impl_->cluster[impl_->turns.front()]->run(true);
 }
 
 void Run::finish() {
-  if (impl_->started) impl_->block->run(false);
-  while (impl_->next_block < impl_->blocks.size()) {
-    impl_->begin_block();
-    impl_->block->run(false);
+  if (impl_->started) impl_->run_cluster();
+  while (impl_->next_cluster < impl_->clusters.size()) {
+    impl_->begin_cluster();
+    impl_->run_cluster();
   }
 }
 
 const Place& place() { return block().fiber().place; }
 void sync_block() { block().sync_block(); }
 void sync_warp() { block().sync_warp(); }
+void sync_cluster() { block().sync_cluster(); }
+int rank_in_cluster() { return static_cast<int>(place().block.y % block().cluster().size()); }
+const void* at_rank(const void* own_shared, std::size_t bytes, int rank) {
+  auto& own = block();
+  const auto offset = static_cast<const unsigned char*>(own_shared) - own.dynamic();
+  const auto size = static_cast<std::ptrdiff_t>(own.shape().dynamic_shared_bytes);
+  if (offset < 0 || offset + static_cast<std::ptrdiff_t>(bytes) > size) {
+    own.fail_here(cat("map_shared_rank(): ", bytes, " bytes that are not in the block's dynamic shared memory"));
+  }
+  if (rank < 0 || rank >= static_cast<int>(own.cluster().size())) {
+    own.fail_here(cat("map_shared_rank(): rank ", rank, " of a cluster of ", own.cluster().size()));
+  }
+  return own.cluster()[static_cast<std::size_t>(rank)]->dynamic() + offset;
+}
 void wait_for_dependency() { block().wait_for_dependency(); }
 unsigned char* dynamic_shared_memory() { return block().dynamic(); }
 void* static_shared_memory(const void* key, std::size_t bytes, std::size_t alignment) {
@@ -565,6 +638,11 @@ void check_waited(std::string_view what) {
 void check_atomic(const void* at, std::size_t bytes) {
   check_aligned(at, bytes, "an atomic function");
   if (!block().fiber().waited && !block().in_shared(at, bytes)) check_waited("an atomic function");
+}
+
+void watch_streaming_loads(LoadWatch watch) { load_watch = std::move(watch); }
+void note_streaming_load(const void* at, std::size_t bytes) {
+  if (load_watch) load_watch(place(), at, bytes);
 }
 
 void copy_later(void* shared, const void* global_or_null, std::size_t bytes) {

@@ -3,6 +3,8 @@
 //   - missing barriers: shared memory (static and dynamic) and the targets of unfinished asynchronous copies hold NaN
 //     until they are written, and threads and blocks run in an order that is drawn by lot
 //   - barriers that not all threads reach, and warp functions that not all lanes take part in
+//   - clusters whose blocks do not all meet, and shared memory of a block that is read before it is written or after the
+//     block has ended
 //   - launches that a device of compute capability 9.0 refuses (check())
 //   - addresses that are not aligned, or not in shared memory where they must be, in the functions of portable.h and
 //     tensor_core.h; accesses by the 8 or 16 bytes elsewhere with -fsanitize=alignment (scripts/sanitize.sh grid)
@@ -51,6 +53,7 @@ std::string order_text();
 
 struct Shape {
   Index3 grid, block;
+  unsigned cluster_y = 1;  // blocks of a cluster, which are neighbours along y
   std::size_t dynamic_shared_bytes = 0;
   // Programmatic dependent launch: every thread has to call dependency_wait().
   bool overlap = false;
@@ -87,6 +90,11 @@ const Place& place();
 
 void sync_block();
 void sync_warp();
+// Of a cluster's blocks: all threads of all of them meet. The others' dynamic shared memory at the place of one's own;
+// it is NaN again when a block has ended.
+void sync_cluster();
+int rank_in_cluster();
+const void* at_rank(const void* own_shared, std::size_t bytes, int rank);
 void wait_for_dependency();
 unsigned char* dynamic_shared_memory();
 
@@ -114,6 +122,12 @@ const T* exchange(const T& mine) {
   static_assert(sizeof(T) <= 64);
   return static_cast<const T*>(exchange_bytes(&mine, sizeof(T)));
 }
+
+// Is told of every load_streaming() in the kernels that the calling thread runs, for tests of how memory is read; the
+// n-th of every lane of a warp are one instruction. Empty: nobody is told.
+using LoadWatch = std::function<void(const Place& by, const void* at, std::size_t bytes)>;
+void watch_streaming_loads(LoadWatch watch);
+void note_streaming_load(const void* at, std::size_t bytes);
 
 void copy_later(void* shared, const void* global_or_null, std::size_t bytes);  // null: zeros
 void commit_copies();
@@ -146,6 +160,12 @@ struct alignas(16) float4 {
 
 inline void __syncthreads() { host_grid::sync_block(); }
 inline void __syncwarp() { host_grid::sync_warp(); }
+inline void cluster_sync() { host_grid::sync_cluster(); }
+inline int cluster_rank() { return host_grid::rank_in_cluster(); }
+template <class T>
+const T* map_shared_rank(const T* own, int rank) {
+  return static_cast<const T*>(host_grid::at_rank(own, sizeof(T), rank));
+}
 inline unsigned char* dynamic_shared() { return host_grid::dynamic_shared_memory(); }
 
 template <class T>

@@ -18,7 +18,7 @@ using nlohmann::json;
 
 // Changes whenever a tactic means something else than before, or our kernels became so different that old times
 // mislead.
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;
 
 // The file's results, {key: {shape: {rows: candidate}}}; empty when there is no such file.
 json read(const std::filesystem::path& path) {
@@ -40,7 +40,8 @@ json encode(const GemmCandidate& tactic) {
              {"tile_rows", own.tile_rows},
              {"tile_columns", own.tile_columns},
              {"stages", own.stages},
-             {"k_blocks", own.k_blocks}}}};
+             {"k_blocks", own.k_blocks},
+             {"sums", static_cast<int>(own.sums)}}}};
   if (tactic.blas)
     out["blas"] = {{"algorithm", tactic.blas->algorithm}, {"workspace_bytes", tactic.blas->workspace_bytes}};
   return out;
@@ -52,7 +53,8 @@ GemmCandidate decode(const json& from) {
   tactic.microseconds = from.at("microseconds").get<double>();
   const auto& own = from.at("own");
   tactic.own = {static_cast<GemmTactic::Kernel>(own.at("kernel").get<std::uint8_t>()), own.at("tile_rows").get<int>(),
-                own.at("tile_columns").get<int>(), own.at("stages").get<int>(), own.at("k_blocks").get<int>()};
+                own.at("tile_columns").get<int>(), own.at("stages").get<int>(), own.at("k_blocks").get<int>(),
+                static_cast<GemmTactic::Sums>(own.at("sums").get<std::uint8_t>())};
   if (from.contains("blas")) {
     const auto& blas = from.at("blas");
     const auto words = blas.at("algorithm").get<std::vector<std::uint64_t>>();

@@ -43,6 +43,7 @@ constexpr std::size_t kOperandBytes = std::size_t{2} << 30;
 std::size_t matrix_bytes(DType type, std::int64_t rows, std::int64_t stride) {
   return static_cast<std::size_t>(round_up(rows * stride * static_cast<std::int64_t>(size_of(type)), 256));
 }
+std::size_t weight_bytes_of(const Gemm& gemm) { return matrix_bytes(gemm.type, weight_rows(gemm), gemm.weight_stride); }
 
 GemmShape shape_of(const Gemm& gemm) { return {gemm.type, gemm.out_type, gemm.n, gemm.k}; }
 
@@ -66,7 +67,8 @@ struct GemmRunner::Impl {
       : device(device),
         options(std::move(options)),
         memory(this->options.memory, cat(device.name, ", sm_", device.major, device.minor, ", ", device.sms, " SMs, ",
-                                         driver_version(), ", ", blas() ? blas()->version() : "own kernels")),
+                                         driver_version(), ", ", blas() ? blas()->version() : "own kernels",
+                                         this->options.reproducible ? ", packed weights" : "")),
         own_workspace(kOwnWorkspaceBytes, "the workspace of GEMMs"),
         seconds_left(this->options.seconds) {
     if (blas() != nullptr) blas_workspace = DeviceMemory(kBlasWorkspaceBytes, "cuBLASLt's workspace");
@@ -92,7 +94,7 @@ struct GemmRunner::Impl {
 
   // Our own tactics that the workspace allows. The last resort, a tile whose sums stay in one block, needs none of it.
   std::vector<GemmTactic> own_tactics(const Gemm& gemm) const {
-    auto tactics = gemm_tactics(device, gemm);
+    auto tactics = gemm_tactics(device, gemm, options.reproducible ? SumOrder::fixed : SumOrder::any);
     std::erase_if(tactics,
                   [&](const GemmTactic& tactic) { return gemm_workspace_bytes(tactic, gemm) > kOwnWorkspaceBytes; });
     return tactics;
@@ -181,11 +183,11 @@ struct GemmRunner::Impl::Operands {
   explicit Operands(std::size_t bytes) : memory(bytes, "operands to measure GEMMs with") {}
 
   static std::size_t copies(const DeviceInfo& device, const Gemm& gemm) {
-    const auto one = matrix_bytes(gemm.type, gemm.n, gemm.weight_stride);
+    const auto one = weight_bytes_of(gemm);
     return std::clamp<std::size_t>(3 * device.l2_bytes / one + 1, 1, kMaxTimedGemms);
   }
   static std::size_t bytes(const DeviceInfo& device, const Gemm& gemm) {
-    return copies(device, gemm) * matrix_bytes(gemm.type, gemm.n, gemm.weight_stride) +
+    return copies(device, gemm) * weight_bytes_of(gemm) +
            matrix_bytes(gemm.type, gemm.rows, round_up(gemm.k, 8)) +
            matrix_bytes(gemm.out_type, gemm.rows, round_up(gemm.n, 8));
   }
@@ -193,8 +195,8 @@ struct GemmRunner::Impl::Operands {
   // `gemm` with these operands; its weights are bytes(weight) apart.
   Gemm lay_out(Stream& stream, const DeviceInfo& device, const Gemm& gemm) {
     auto out = gemm;
-    const auto weight_bytes = matrix_bytes(gemm.type, gemm.n, gemm.weight_stride);
-    const auto held_bytes = static_cast<std::size_t>(gemm.n * gemm.weight_stride) * size_of(gemm.type);
+    const auto weight_bytes = weight_bytes_of(gemm);
+    const auto held_bytes = static_cast<std::size_t>(weight_rows(gemm) * gemm.weight_stride) * size_of(gemm.type);
     auto* at = memory.as<std::byte>();
     out.weight = at;
     for (std::size_t i = 0; i < copies(device, gemm); ++i, at += weight_bytes) {
@@ -229,7 +231,7 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
     }
   }
   const auto copies = static_cast<int>(Operands::copies(device, gemm));
-  const auto weight_bytes = matrix_bytes(gemm.type, gemm.n, gemm.weight_stride);
+  const auto weight_bytes = weight_bytes_of(gemm);
   auto timed = operands.lay_out(stream, device, gemm);
   const auto* const weights = static_cast<const std::byte*>(timed.weight);
   std::optional<GemmCandidate> best;
@@ -356,8 +358,11 @@ void GemmRunner::run(Stream& stream, const Gemm& gemm) {
 
 std::string to_string(const GemmTactic& tactic) {
   constexpr std::array kNames{"stream", "tile", "plain"};
+  constexpr std::array kSums{"", ", one sum each", ", a cluster"};
   return cat(kNames[static_cast<std::size_t>(tactic.kernel)], " ", tactic.tile_rows, " x ", tactic.tile_columns, ", ",
-             tactic.stages, " stages", tactic.k_blocks > 1 ? cat(", ", tactic.k_blocks, " blocks over k") : "");
+             tactic.stages, " stages", tactic.k_blocks > 1 ? cat(", ", tactic.k_blocks, " blocks over k",
+                                        kSums[static_cast<std::size_t>(tactic.sums)])
+                                  : "");
 }
 
 std::vector<std::string> GemmRunner::report() const {
@@ -397,6 +402,8 @@ std::vector<std::string> GemmRunner::report() const {
 }
 
 std::int64_t GemmRunner::rejected() const { return impl_->rejected.load(std::memory_order_relaxed); }
+
+bool GemmRunner::packs(DType weight) const { return weight != DType::f32 && impl_->options.reproducible; }
 
 std::string GemmRunner::library() const {
   if (const auto* const blas = impl_->blas()) return blas->version();

@@ -24,7 +24,7 @@ GemmTimer make_gemm_timer();
 // $CHARONIA_CACHE_DIR/products.json, by default in ~/.cache/charonia; empty when there is neither variable nor home.
 std::filesystem::path autotune_cache_path();
 
-std::string to_string(const GemmTactic& tactic);  // "tile 32 x 64, 6 stages, 2 blocks over k"
+std::string to_string(const GemmTactic& tactic);  // "tile 32 x 64, 6 stages, 2 blocks over k, a cluster"
 
 class GemmRunner {
  public:
@@ -62,6 +62,10 @@ class GemmRunner {
   // How often run() met such a rejection; the first one is also a warning in the log. A captured GEMM counts when it
   // is captured, not when it is replayed. From any thread.
   std::int64_t rejected() const;
+
+  // Whether weights of this type should be packed (gemm.h): in reproducible mode, where our own kernels alone read them.
+  // The library reads rows only, and a weight lies in memory once.
+  bool packs(DType weight) const;
 
   // "cublasLt 130200", or "own kernels only" and, where there is one, the reason.
   std::string library() const;

@@ -1,6 +1,7 @@
 // Which tactics a GEMM may take, and the launch of one.
 #include "ops/cuda/kernels/gemm.h"
 
+#include <bit>
 #include <limits>
 
 #include "base/text.h"
@@ -11,6 +12,7 @@ namespace charonia::cuda {
 namespace {
 
 using Kernel = GemmTactic::Kernel;
+using Sums = GemmTactic::Sums;
 constexpr std::int64_t kMaxSharedTiles = kGemmCounterBytes / sizeof(int);
 
 bool aligned(const void* pointer, std::int64_t stride, DType type) {
@@ -29,9 +31,16 @@ std::int64_t k_blocks(const GemmTactic& tactic, const Gemm& gemm) {
   return divide_up(parts, divide_up(parts, tactic.k_blocks));
 }
 
+// Sums that meet for each tile: of parts, or of blocks.
+std::int64_t sums_of_tile(const GemmTactic& tactic, const Gemm& gemm) {
+  return tactic.sums == Sums::parts ? split_k(gemm.k).parts : k_blocks(tactic, gemm);
+}
+
 // Adds a tile with the numbers of thread blocks that may share its parts of K: more of them as long as there are fewer
-// than two blocks per SM. First that which just fills the device.
-void add_tile(std::vector<GemmTactic>& tactics, GemmTactic tactic, const DeviceInfo& device, const Gemm& gemm) {
+// than two blocks per SM. First that which just fills the device. Each with the places where sums may meet in that order:
+// where a block has one part its sum is the part's.
+void add_tile(std::vector<GemmTactic>& tactics, GemmTactic tactic, const DeviceInfo& device, const Gemm& gemm,
+              SumOrder order) {
   const auto parts = split_k(gemm.k).parts;
   const auto count = tiles(tactic, gemm);
   std::vector<GemmTactic> found;
@@ -39,7 +48,15 @@ void add_tile(std::vector<GemmTactic>& tactics, GemmTactic tactic, const DeviceI
     tactic.k_blocks = blocks;
     tactic.k_blocks = static_cast<int>(k_blocks(tactic, gemm));
     if (blocks > 1 && count * blocks / 2 >= 2 * device.sms) break;
-    if (found.empty() || found.back() != tactic) found.push_back(tactic);
+    const bool of_parts = tactic.k_blocks == 1 || tactic.k_blocks == parts;
+    if (!found.empty() && found.back().k_blocks == tactic.k_blocks) continue;
+    tactic.sums = of_parts || order == SumOrder::fixed ? Sums::parts : Sums::blocks;
+    found.push_back(tactic);
+    const auto size = static_cast<unsigned>(tactic.k_blocks);
+    if (size > 1 && std::has_single_bit(size) && device.major >= 9 && (of_parts || order == SumOrder::any)) {
+      tactic.sums = Sums::cluster;
+      found.push_back(tactic);
+    }
   }
   std::ranges::stable_sort(found, {}, [&](const GemmTactic& one) {
     const auto blocks = count * one.k_blocks;
@@ -52,15 +69,15 @@ void add_tile(std::vector<GemmTactic>& tactics, GemmTactic tactic, const DeviceI
 
 bool vectors(const Gemm& gemm) { return aligned(gemm.in, gemm.in_stride, gemm.type) && gemm.k % 8 == 0; }
 
-std::vector<GemmTactic> gemm_tactics(const DeviceInfo& device, const Gemm& gemm) {
+std::vector<GemmTactic> gemm_tactics(const DeviceInfo& device, const Gemm& gemm, SumOrder order) {
   std::vector<GemmTactic> tactics;
   const auto rows = gemm.rows;
   const auto tile = [&](int tile_rows, int columns, int stages) {
     const auto bytes = static_cast<std::size_t>(stages) * static_cast<std::size_t>(columns + tile_rows) * 128;
-    if (bytes <= device.shared_bytes) add_tile(tactics, {Kernel::tile, tile_rows, columns, stages, 1}, device, gemm);
+    if (bytes <= device.shared_bytes) add_tile(tactics, {Kernel::tile, tile_rows, columns, stages, 1}, device, gemm, order);
   };
   if (gemm.type == DType::f32) {
-    add_tile(tactics, {Kernel::plain, rows <= 16 ? 8 : 64, 64, 3, 1}, device, gemm);
+    add_tile(tactics, {Kernel::plain, rows <= 16 ? 8 : 64, 64, 3, 1}, device, gemm, order);
     return tactics;
   }
   if (!vectors(gemm)) {
@@ -89,8 +106,8 @@ std::vector<GemmTactic> gemm_tactics(const DeviceInfo& device, const Gemm& gemm)
 }
 
 std::size_t gemm_workspace_bytes(const GemmTactic& tactic, const Gemm& gemm) {
-  if (k_blocks(tactic, gemm) == 1) return kGemmCounterBytes;
-  const auto sums = tiles(tactic, gemm) * split_k(gemm.k).parts * tactic.tile_rows * tactic.tile_columns;
+  if (k_blocks(tactic, gemm) == 1 || tactic.sums == Sums::cluster) return kGemmCounterBytes;
+  const auto sums = tiles(tactic, gemm) * sums_of_tile(tactic, gemm) * tactic.tile_rows * tactic.tile_columns;
   return kGemmCounterBytes + static_cast<std::size_t>(sums) * sizeof(float);
 }
 
@@ -98,10 +115,12 @@ void gemm(Stream& stream, const DeviceInfo&, const Gemm& gemm, const GemmTactic&
   constexpr std::int64_t kMax = std::numeric_limits<int>::max();
   if (gemm.rows == 0 || gemm.n == 0) return;
   if (gemm.rows > kMax / 2 || gemm.n > kMax / 2 || gemm.k < 1 || gemm.k > kMax / 2 || gemm.in_stride > kMax ||
-      gemm.weight_stride > kMax || gemm.weight_stride % 8 != 0 ||
+      gemm.weight_stride > kMax || gemm.weight_stride % (gemm.packed ? kPackedK : 8) != 0 ||
+      (gemm.packed && gemm.type == DType::f32) ||
       (gemm.out_type != gemm.type && gemm.out_type != DType::f32)) {
     throw Error(ErrorCode::internal, cat("a GEMM of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k,
-                                         " (stride ", gemm.weight_stride, ") that no kernel takes"));
+                                         " (stride ", gemm.weight_stride, gemm.packed ? ", packed" : "",
+                                         ") that no kernel takes"));
   }
   const auto split = split_k(gemm.k);
   GemmParams p{};
@@ -121,8 +140,15 @@ void gemm(Stream& stream, const DeviceInfo&, const Gemm& gemm, const GemmTactic&
   p.part_length = static_cast<int>(split.length);
   p.k_blocks = static_cast<int>(k_blocks(tactic, gemm));
   p.parts_of_block = static_cast<int>(divide_up(split.parts, p.k_blocks));
+  p.cluster = tactic.sums == Sums::cluster && p.k_blocks > 1;
+  if (tactic.sums != Sums::parts && p.k_blocks > 1) {  // all that a block has is one part
+    p.part_length *= p.parts_of_block;
+    p.parts = p.k_blocks;
+    p.parts_of_block = 1;
+  }
   p.row_tiles = static_cast<int>(divide_up(gemm.rows, tactic.tile_rows));
   p.column_tiles = static_cast<int>(divide_up(gemm.n, tactic.tile_columns));
+  p.packed = gemm.packed;
   p.out_f32 = gemm.out_type == DType::f32;
   p.out_vectors = aligned(gemm.out, gemm.out_stride, gemm.out_type);
   bool known = false;

@@ -3,9 +3,9 @@
 // Order of adding. K is cut into parts (split_k), the same for every GEMM of a weight. A part is added up on its
 // own, from its first element to its last, and the parts are added in their order, then the bias. 16-bit types go over
 // tensor cores, which take the weight as their A and the input as their B operand, always 16 elements of K at a time,
-// the same
-// 16. So all tactics of a weight give the same bits, and a row's bits do not depend on the number of rows or on its
-// place.
+// the same 16. So all tactics of a weight that keep this order (SumOrder::fixed) give the same bits, and a row's bits do
+// not depend on the number of rows or on its place. Reproducible mode takes no others. With SumOrder::any a thread block
+// adds up all of K that it has, and only the sums of blocks that share a tile are added together.
 #pragma once
 
 #include <algorithm>
@@ -19,9 +19,18 @@
 
 namespace charonia::cuda {
 
+// Packed weights: blocks of 8 rows by 32 elements of K, 512 bytes of a 16-bit type, which is what a warp of the stream
+// kernel reads at once. A block's rows lie one after the other, then come the blocks of the next elements of K, then
+// those of the next 8 rows: [n / 8][stride / 32][8][32]. Only our own kernels read this; a library wants rows.
+inline constexpr int kPackedRows = 8, kPackedK = 32;
+CHARONIA_HD std::int64_t packed_at(std::int64_t row, std::int64_t k, std::int64_t stride) {
+  return row / kPackedRows * kPackedRows * stride + k / kPackedK * (kPackedRows * kPackedK) +
+         row % kPackedRows * kPackedK + k % kPackedK;
+}
+
 // out [rows, n] = in [rows, k] * weight [n, k]^T + bias [n]. in and weight have the same type; out that type or f32.
 // Strides in elements. weight rows are `weight_stride` apart (a multiple of 8, zero-filled beyond k), the first one
-// aligned to 16 bytes. Fastest where in and out are aligned to 16 bytes, their strides too, and k is a multiple of 8.
+// aligned to 16 bytes; or the weight is packed, of a 16-bit type, whole blocks of it, its stride a multiple of 32. Fastest where in and out are aligned to 16 bytes, their strides too, and k is a multiple of 8.
 struct Gemm {
   void* out = nullptr;
   DType out_type = DType::f32;
@@ -31,9 +40,13 @@ struct Gemm {
   const void* weight = nullptr;
   DType type = DType::bf16;
   std::int64_t weight_stride = 0;
+  bool packed = false;
   const float* bias = nullptr;  // null: none
   std::int64_t rows = 0, n = 0, k = 0;
 };
+
+// Rows of the weight that lie in memory.
+inline std::int64_t weight_rows(const Gemm& gemm) { return gemm.packed ? round_up(gemm.n, kPackedRows) : gemm.n; }
 
 // Whether the input can be read 16 bytes at a time.
 bool vectors(const Gemm& gemm);
@@ -58,19 +71,28 @@ CHARONIA_HD KSplit split_k(std::int64_t k) {
 //   stream: weights from memory into registers, a warp per part of K; up to 16 rows.
 //   tile:   weights and input in stages of shared memory.
 //   plain:  tile's counterpart in float.
+// Where several thread blocks share a tile (k_blocks), their sums meet
+//   parts:   in the workspace, each part of K by itself: the last block adds them up.
+//   blocks:  in the workspace, one of each block.
+//   cluster: in the shared memory of a cluster of blocks, one of each, and every block stores its share of the tile.
+//            Compute capability 9; k_blocks a power of 2.
 struct GemmTactic {
   enum class Kernel : std::uint8_t { stream, tile, plain };
+  enum class Sums : std::uint8_t { parts, blocks, cluster };
   Kernel kernel = Kernel::tile;
   int tile_rows = 0;     // rows of a thread block
   int tile_columns = 0;  // outputs of a warp (stream) or of a thread block
   int stages = 0;        // chunks of K that are under way at a time
   int k_blocks = 1;      // thread blocks that share the parts of K of a tile
+  Sums sums = Sums::parts;
   bool operator==(const GemmTactic&) const = default;
 };
 
+enum class SumOrder : std::uint8_t { fixed, any };
+
 // The tactics for a GEMM of so many rows, the likeliest best first; never empty. Every one of them computes a GEMM
 // of any number of rows, if in, out and the strides are aligned as they are here.
-std::vector<GemmTactic> gemm_tactics(const DeviceInfo& device, const Gemm& gemm);
+std::vector<GemmTactic> gemm_tactics(const DeviceInfo& device, const Gemm& gemm, SumOrder order = SumOrder::fixed);
 
 // Bytes of workspace that a tactic needs: for counters, and for sums of parts where several thread blocks share them.
 std::size_t gemm_workspace_bytes(const GemmTactic& tactic, const Gemm& gemm);

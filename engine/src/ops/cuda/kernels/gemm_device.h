@@ -39,7 +39,7 @@ struct PartSums {
 
   // The part ends. `first`: of this block.
   CHARONIA_DEVICE void end_part(const GemmParams& p, int tile, int part, bool first) {
-    if (p.k_blocks > 1) {
+    if (p.k_blocks > 1 && !p.cluster) {
       auto* const to = place(p, tile, part);
       CHARONIA_UNROLL
       for (int i = 0; i < kSums / 4; ++i) {
@@ -52,10 +52,10 @@ struct PartSums {
     clear();
   }
 
-  // After the last part: leaves the sums of all parts in `before`. Of several blocks that share a tile the last to come
+  // After the last part: leaves the sums of all parts in `before`; in a cluster, of the block's own. Of several blocks that share a tile the last to come
   // does that; the others get false. `shared`: an int of shared memory that nothing else uses now.
   CHARONIA_DEVICE bool gather(const GemmParams& p, int tile, int* shared) {
-    if (p.k_blocks == 1) return true;
+    if (p.k_blocks == 1 || p.cluster) return true;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -110,24 +110,38 @@ struct PartSums {
   }
 };
 
-// Stores a tile of sums that lies in shared memory as [tile rows][pitch]; pitch a multiple of 4, the columns of 8.
+// Stores a tile of sums that every thread has left in the block's dynamic shared memory as [tile rows][pitch]; pitch a
+// multiple of 4, the columns of 8. The blocks of a cluster, each of which has left its sums, store a share each.
 template <class T, int kThreads, int kRows, int kColumns, int kPitch>
 CHARONIA_DEVICE void store_tile(const GemmParams& p, const float* sums, std::int64_t first_row,
                                 std::int64_t first_column) {
-  static_assert(kColumns % 8 == 0 && kPitch % 4 == 0);
-  for (int i = static_cast<int>(threadIdx.x); i < kRows * kColumns / 8; i += kThreads) {
+  constexpr int kEights = kRows * kColumns / 8;
+  static_assert(kColumns % 8 == 0 && kPitch % 4 == 0 && kEights % kMaxKParts == 0);
+  const int blocks = p.cluster ? p.k_blocks : 1, share = kEights / blocks;
+  const int begin = p.cluster ? cluster_rank() * share : 0;
+  if (p.cluster) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
+  for (int i = begin + static_cast<int>(threadIdx.x); i < begin + share; i += kThreads) {
     const std::int64_t row = first_row + i / (kColumns / 8), column = first_column + i % (kColumns / 8) * 8;
     if (row >= p.rows || column >= p.n) continue;
     const float* const from = sums + i / (kColumns / 8) * kPitch + i % (kColumns / 8) * 8;
-    if (!p.out_vectors || column + 8 > p.n) {
-      for (int j = 0; j < 8 && column + j < p.n; ++j) store_out<T>(p, row, column + j, from[j]);
-      continue;
-    }
     float sum[8];
     CHARONIA_UNROLL
     for (int j = 0; j < 8; j += 4) {
-      const auto four = *reinterpret_cast<const float4*>(from + j);
+      const auto* const at = reinterpret_cast<const float4*>(from + j);
+      float4 four = *(p.cluster ? map_shared_rank(at, 0) : at);
+      for (int rank = 1; rank < blocks; ++rank) add(four, *map_shared_rank(at, rank));
       sum[j] = four.x, sum[j + 1] = four.y, sum[j + 2] = four.z, sum[j + 3] = four.w;
+    }
+    if (!p.out_vectors || column + 8 > p.n) {
+      CHARONIA_UNROLL
+      for (int j = 0; j < 8; ++j) {
+        if (column + j < p.n) store_out<T>(p, row, column + j, sum[j]);
+      }
+      continue;
     }
     if (p.bias != nullptr) {
       CHARONIA_UNROLL
@@ -147,6 +161,7 @@ CHARONIA_DEVICE void store_tile(const GemmParams& p, const float* sums, std::int
       *reinterpret_cast<uint4*>(static_cast<T*>(p.out) + at) = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
     }
   }
+  if (p.cluster) cluster_sync();  // the others have read what this block has left
 }
 
 }  // namespace charonia::cuda

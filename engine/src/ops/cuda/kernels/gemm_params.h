@@ -14,13 +14,15 @@ struct GemmParams {
   const void* weight;  // [n, k]
   const float* bias;   // [n] or null
   int* counters;       // [tiles], zero
-  float* sums;         // [tiles][parts][threads][sums of a thread], for k_blocks > 1
+  float* sums;         // [tiles][parts][threads][sums of a thread], for k_blocks > 1 without cluster
   std::int64_t out_stride;
   int in_stride, weight_stride;
   int rows, n, k;
-  int parts, part_length;  // split_k
+  int parts, part_length;  // split_k, or one part for each of k_blocks
   int k_blocks, parts_of_block;
+  bool cluster;  // the k_blocks blocks of a tile are one
   int row_tiles, column_tiles;
+  bool packed;                // the weight is
   bool out_f32, out_vectors;  // out_vectors: 16 bytes of a row's outputs may be stored at once
 };
 

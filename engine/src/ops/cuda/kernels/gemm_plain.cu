@@ -129,7 +129,6 @@ void plain_kernel(const GemmParams p) {
       stages[(row + j * S::kThreadRows) * S::kPitch + column + i * S::kThreadColumns] = sums.before[i * kN + j];
     }
   }
-  __syncthreads();
   store_tile<float, S::kThreads, S::kRows, S::kColumns, S::kPitch>(p, stages, first_row, first_column);
 }
 
@@ -143,7 +142,8 @@ bool launch_if(Stream& stream, const GemmParams& p, const GemmTactic& tactic, bo
          {.grid_x = static_cast<unsigned>(p.row_tiles * p.column_tiles),
           .grid_y = static_cast<unsigned>(p.k_blocks),
           .threads = S::kThreads,
-          .dynamic_shared_bytes = S::kSharedBytes},
+          .dynamic_shared_bytes = S::kSharedBytes,
+          .cluster_y = p.cluster ? static_cast<unsigned>(p.k_blocks) : 1},
          &plain_kernel<S>, p);
   return true;
 }

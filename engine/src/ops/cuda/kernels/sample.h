@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/emulated/host_device.h"
@@ -11,20 +12,16 @@
 namespace charonia::cuda {
 
 // One row, as it is uploaded.
-struct SampleParams {
-  double unit = 0;        // the random number, [0, 1)
-  float temperature = 1;  // 0: greedy
-  float top_p = 1, min_p = 0;
-  float repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
-  std::int32_t top_k = 0;  // 0: all
+struct SampleParams : RowSampling {
   std::int32_t logprobs = -1;
+  double unit = 0;                            // the random number, [0, 1)
   std::int32_t slot = -1;                     // in the table of counts; -1: the row has no penalties
   std::int32_t list_begin = 0, list_end = 0;  // in the entries
   std::int32_t active = 0;                    // 0: padding
   std::int32_t mask = -1;                     // row of SampleBatch::masks; -1: all tokens are allowed
   std::int32_t target = -1;                   // >= 0: the token to report; the row is then greedy, and nothing else
 };
-static_assert(sizeof(SampleParams) == 64);
+static_assert(std::is_trivially_copyable_v<SampleParams>);  // it is uploaded as its bytes
 
 // Added to the logit of `id` (-infinity: a ban). A row names an id once. While a row is sampled, `value` is what the
 // logit was.

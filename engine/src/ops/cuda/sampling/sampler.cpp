@@ -7,6 +7,7 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "ops/broken_logits.h"
 #include "ops/cpu/sample.h"
 #include "ops/cuda/kernels/sample.h"
 
@@ -106,7 +107,10 @@ std::int32_t Sampler::Impl::list(const ops::SampleRow& row) {
   for (const auto& [id, bias] : row.bias) entries.push_back({checked(id), bias});
   for (const auto id : row.banned) entries.push_back({checked(id), -std::numeric_limits<float>::infinity()});
   const auto first = entries.begin() + static_cast<std::ptrdiff_t>(begin);
-  std::stable_sort(first, entries.end(), [](const SampleEntry& a, const SampleEntry& b) { return a.id < b.id; });
+  const auto banned = first + std::ssize(row.bias);
+  const auto by_id = [](const SampleEntry& a, const SampleEntry& b) { return a.id < b.id; };
+  std::sort(banned, entries.end(), by_id);
+  std::inplace_merge(first, banned, entries.end(), by_id);
   auto end = first;
   for (auto entry = first; entry != entries.end(); ++entry) {
     if (end != first && end[-1].id == entry->id) {
@@ -195,23 +199,21 @@ SamplePacked Sampler::pack(std::span<const ops::SampleRow> rows, std::int64_t pa
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const auto& row = rows[i];
     auto& params = own.params[i];
+    params = {};
     packed.any_logprobs = packed.any_logprobs || row.logprobs >= 0;
     if (row.target >= 0) {  // what changes the logits of a row that is sampled is nothing to it
-      params = {.temperature = 0, .logprobs = row.logprobs, .active = 1, .target = row.target};
+      params.temperature = 0;
+      params.logprobs = row.logprobs;
+      params.active = 1;
+      params.target = row.target;
       continue;
     }
-    params = {.unit = ops::cpu::random_unit(row.seed, row.position),
-              .temperature = row.temperature,
-              .top_p = row.top_p,
-              .min_p = row.min_p,
-              .repetition_penalty = row.repetition_penalty,
-              .presence_penalty = row.presence_penalty,
-              .frequency_penalty = row.frequency_penalty,
-              .top_k = row.top_k,
-              .logprobs = row.logprobs,
-              .list_begin = static_cast<std::int32_t>(own.entries.size()),
-              .active = 1,
-              .mask = notes.mask_of(i)};
+    static_cast<RowSampling&>(params) = row;
+    params.unit = ops::cpu::random_unit(row.seed, row.position);
+    params.logprobs = row.logprobs;
+    params.list_begin = static_cast<std::int32_t>(own.entries.size());
+    params.active = 1;
+    params.mask = notes.mask_of(i);
     params.list_end = own.list(row);
     if (has_penalties(row)) params.slot = own.slot_of(row);
     packed.plain = packed.plain && params.slot < 0 && params.mask < 0 && params.list_begin == params.list_end;
@@ -291,8 +293,7 @@ std::vector<ops::Sampled> Sampler::parse(const void* downloaded, std::int64_t ro
       case SampleStatus::sampled:
         break;
       case SampleStatus::broken:
-        sampled.error = cat("the logit of token ", result.bad_id, " is ", result.bad_logit,
-                            ": the model's weights or its computation are broken");
+        sampled.error = ops::broken_logit(result.bad_id, result.bad_logit);
         continue;
       case SampleStatus::nothing_left:
         sampled.error = notes.why_nothing(i);

@@ -1,0 +1,96 @@
+# Generated from definitions/sampling_parameters.toml by `make generate`; do not edit.
+"""The fields of charonia.SamplingParams, and how they reach the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class SamplingFields:
+    """Names and meaning are OpenAI's where OpenAI has them; ranges are checked by the engine."""
+
+    # longest completion in tokens; unset: until session_len is reached; >= 1
+    max_tokens: int | None = None
+    # end ids and stop words do not end the sequence before; >= 0
+    min_tokens: int = 0
+    # 0 is greedy; >= 0
+    temperature: float = 1.0
+    # sample from the k tokens of highest probability; >= 0 (0: all tokens)
+    top_k: int = 0
+    # sample from the fewest tokens whose probabilities add up to it; in (0, 1]
+    top_p: float = 1.0
+    # minimum probability, relative to that of the most probable token; in [0, 1]
+    min_p: float = 0.0
+    # over prompt and output: positive logits are divided by it, others multiplied; 1: none; in [0.01, 100]
+    repetition_penalty: float = 1.0
+    # subtracted from the logits of tokens that are in the output; in [-2, 2]
+    presence_penalty: float = 0.0
+    # subtracted from the logits of tokens for each time that they are in the output; in [-2, 2]
+    frequency_penalty: float = 0.0
+    # the same request with the same seed has the same tokens; unset: a fresh one for each request
+    seed: int | None = None
+    # texts that end the sequence and are not output; matched as UTF-8 within and across tokens; at most 64 of 1 to 1024
+    # bytes
+    stop: str | bytes | Sequence[str | bytes] | None = None
+    # tokens that end the sequence; empty: the model's own
+    end_ids: Sequence[int] = ()
+    # end ids do not end the sequence
+    ignore_eos: bool = False
+    # texts or token sequences that are never completed
+    bad_words: Sequence[str | Sequence[int]] = ()
+    # added to the logits, by token id; [-100, 100]; of a token named twice, the sum
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    # log probabilities of the sampled token and of this many top tokens; unset: none; in [0, 20]
+    logprobs: int | None = None
+    # the same for every token of the prompt but the first; in [0, 20]
+    prompt_logprobs: int | None = None
+    # sequences to return; they share the prompt's KV blocks. Sequence i has the seed `seed + i`; in [1, 128]
+    n: int = 1
+    # sequences to sample, n at least; the n of greatest mean log probability per token are returned, best first. More
+    # than n: only without streaming; in [1, 128]
+    best_of: int | None = None
+
+
+# Fields that are one value, which the engine takes as it is: what it takes for None.
+VALUES: dict[str, int | None] = {
+    "max_tokens": None,
+    "min_tokens": None,
+    "temperature": None,
+    "top_k": None,
+    "top_p": None,
+    "min_p": None,
+    "repetition_penalty": None,
+    "presence_penalty": None,
+    "frequency_penalty": None,
+    "seed": None,
+    "ignore_eos": None,
+    "logprobs": -1,
+    "prompt_logprobs": -1,
+    "n": None,
+    "best_of": 0,
+}
+
+# What a value of a wrong type is told, by the engine's name of the field.
+EXPECTED: dict[str, str] = {
+    "max_tokens": "expected a whole number or None",
+    "min_tokens": "expected a whole number",
+    "temperature": "expected a number",
+    "top_k": "expected a whole number",
+    "top_p": "expected a number",
+    "min_p": "expected a number",
+    "repetition_penalty": "expected a number",
+    "presence_penalty": "expected a number",
+    "frequency_penalty": "expected a number",
+    "seed": "expected a whole number from 0 to 2^64 - 1, or None",
+    "stop_words": "expected texts or bytes",
+    "end_ids": "expected token ids",
+    "ignore_eos": "expected True or False",
+    "bad_words": "expected texts or lists of token ids",
+    "logit_bias": "expected a mapping from token id to a number",
+    "logprobs": "expected a whole number or None",
+    "prompt_logprobs": "expected a whole number or None",
+    "n": "expected a whole number",
+    "best_of": "expected a whole number or None",
+}

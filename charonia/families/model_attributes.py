@@ -1,0 +1,121 @@
+# Generated from definitions/model_attributes.toml by `make generate`; do not edit.
+"""What belongs to a model: the read-only keys of config.ini, in its order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelAttributes:
+    """Names and meaning are those of config.ini."""
+
+    # name of the model as clients see it; any text
+    model_name: str
+    # llama, mistral, qwen2, gemma2, mixtral, ...; a supported family
+    model_family: str
+    # attention heads; >= 1
+    head_num: int
+    # heads of keys and values; >= 1
+    kv_head_num: int
+    # elements per head; >= 2
+    size_per_head: int
+    # width of the residual stream; >= 1
+    hidden_units: int
+    # width of the feed-forward layer; >= 1
+    inter_size: int
+    # decoder layers; >= 1
+    num_layer: int
+    # rows of the embedding; >= 1
+    vocab_size: int
+    # positions the model was trained for; >= 1
+    max_position_embeddings: int
+    # epsilon of the RMS norms; > 0
+    norm_eps: float = 1e-06
+    # q, k and v have biases
+    attn_bias: bool = False
+    # the attention's output has a bias
+    attn_output_bias: bool = False
+    # the feed-forward layer has biases
+    mlp_bias: bool = False
+    # the output layer is the embedding
+    tie_word_embeddings: bool = False
+    # token that begins a text; -1: none; >= -1
+    start_id: int = -1
+    # tokens that end a sequence; token ids separated by commas
+    end_id: tuple[int, ...] = ()
+    # rotated elements per head; 0: none; >= 0; all of size_per_head, or none
+    rotary_embedding: int = 0
+    # base of the rotary embedding; > 0
+    rope_theta: float = 10000.0
+    # kind of rotary scaling; default | linear | dynamic | llama3 | yarn | longrope | qwen; qwen: dynamic NTK as in the
+    # code of Qwen 1
+    rope_scaling_type: str = "default"
+    # rotary scaling: factor; > 0
+    rope_factor: float = 1.0
+    # llama3 scaling: low_freq_factor; > 0
+    rope_low_freq_factor: float = 1.0
+    # llama3 scaling: high_freq_factor; > 0
+    rope_high_freq_factor: float = 4.0
+    # rotary scaling: positions of the model before scaling; >= 0
+    rope_original_max_position_embeddings: int = 0
+    # yarn: beta_fast; > 0
+    rope_beta_fast: float = 32.0
+    # yarn: beta_slow; > 0
+    rope_beta_slow: float = 1.0
+    # yarn: the ramp's bounds are whole numbers
+    rope_truncate: bool = True
+    # yarn and longrope: factor of cosines and sines; 0: by formula; >= 0
+    rope_attention_factor: float = 0.0
+    # yarn: mscale; >= 0; 0: none
+    rope_mscale: float = 0.0
+    # yarn: mscale_all_dim; >= 0; 0: none
+    rope_mscale_all_dim: float = 0.0
+    # longrope: short_factor; numbers separated by commas; rotary_embedding / 2 numbers
+    rope_short_factors: tuple[float, ...] = ()
+    # longrope: long_factor; numbers separated by commas; rotary_embedding / 2 numbers
+    rope_long_factors: tuple[float, ...] = ()
+    # base of the layers with a window; 0: the same as of all layers; >= 0; these layers have no rotary scaling (Gemma
+    # 3)
+    rope_local_theta: float = 0.0
+    # log-n attention scaling begins at this position; 0: none; >= 0; q at position p >= logn_length is scaled by
+    # log_{logn_length}(p + 1)
+    logn_length: int = 0
+    # attention has slopes (ALiBi) instead of a rotation; then rotary_embedding = 0
+    alibi: bool = False
+    # how many tokens attention looks back; 0: all; >= 0
+    sliding_window: int = 0
+    # layers with the window (s) and without (f); empty: all s; letters s and f
+    layer_windows: str = ""
+    # factor of q k; 0: 1 / sqrt(size_per_head); >= 0
+    attention_scale: float = 0.0
+    # soft cap of attention scores; 0: none; >= 0
+    attention_soft_cap: float = 0.0
+    # soft cap of logits; 0: none; >= 0
+    logit_soft_cap: float = 0.0
+    # heads of q and k are normalised; RMS norms, before the rotation
+    qk_norm: bool = False
+    # norms multiply by 1 + weight; Gemma
+    norm_unit_offset: bool = False
+    # outputs of attention and feed-forward are normalised too; Gemma
+    post_norms: bool = False
+    # activation of the feed-forward layer; silu | gelu_tanh
+    activation: str = "silu"
+    # factor of the embedding; > 0
+    embedding_scale: float = 1.0
+    # rows of the output layer are scaled to length 1; Baichuan 2
+    normalize_output: bool = False
+    # experts of a feed-forward layer; 0: dense; >= 0
+    num_experts: int = 0
+    # experts that a token goes to; >= 0
+    experts_per_token: int = 0
+    # width of an expert; >= 0
+    expert_inter_size: int = 0
+    # weights of the chosen experts add up to 1
+    renormalize_experts: bool = True
+    # layers with experts (m) and dense ones (d); empty: all m; letters m and d
+    layer_experts: str = ""
+    # type of the weights; bf16 | fp16 | fp32
+    weight_type: str = "bf16"
+    # quantisation group; 0: not quantised; >= 0
+    group_size: int = 0

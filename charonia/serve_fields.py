@@ -1,0 +1,120 @@
+# Generated from definitions/service_settings.toml by `make generate`; do not edit.
+"""The fields of the launcher's settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings
+
+
+class ServeFields(BaseSettings):
+    model: str | None = Field(
+        None,
+        validation_alias="MODEL",
+        description="Hugging Face model folder, workspace folder or hub id; default: the demo model",
+    )
+    model_name: str | None = Field(
+        None,
+        validation_alias="CHARONIA_MODEL_NAME",
+        description="name under which clients ask for the model; default: its folder's name",
+    )
+    host: str = Field(
+        "0.0.0.0",
+        validation_alias="CHARONIA_HOST",
+        description="address to listen on",
+    )
+    http_port: int = Field(
+        33336,
+        ge=1,
+        le=65535,
+        validation_alias="CHARONIA_HTTP_PORT",
+        description="Triton HTTP",
+    )
+    grpc_port: int = Field(
+        33337,
+        ge=1,
+        le=65535,
+        validation_alias="CHARONIA_GRPC_PORT",
+        description="Triton gRPC",
+    )
+    metrics_port: int = Field(
+        33338,
+        ge=1,
+        le=65535,
+        validation_alias="CHARONIA_METRICS_PORT",
+        description="Triton metrics",
+    )
+    gateway_port: int = Field(
+        23333,
+        ge=1,
+        le=65535,
+        validation_alias="CHARONIA_GATEWAY_PORT",
+        description="gateway: REST, documentation, metrics",
+    )
+    run_dir: Path = Field(
+        Path("~/.cache/charonia"),
+        validation_alias="CHARONIA_RUN_DIR",
+        description="folder for logs and linked workspaces",
+    )
+    gateway: bool = Field(
+        True,
+        validation_alias="CHARONIA_GATEWAY",
+        description="serve the gateway too; without it Triton alone is served, for a gateway that runs elsewhere",
+    )
+    logs: Literal["files", "stderr"] = Field(
+        "files",
+        validation_alias="CHARONIA_LOGS",
+        description="where the logs of Triton and the gateway go: files in the run folder, or stderr, as in containers",
+    )
+    triton_dir: Path | None = Field(
+        None,
+        validation_alias="CHARONIA_TRITON_DIR",
+        description="folder of an installed Triton server, /opt/tritonserver in NVIDIA's images; default: that of the"
+        " package nvidia-pytriton",
+    )
+    text_instances: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        validation_alias="CHARONIA_TEXT_INSTANCES",
+        description="processes each for preprocessing and postprocessing; default: as the workspace says, 2",
+    )
+    start_timeout_s: float = Field(
+        600,
+        gt=0,
+        validation_alias="CHARONIA_START_TIMEOUT_S",
+        description="seconds until all models must be ready",
+    )
+    tracing_endpoint: str | None = Field(
+        None,
+        pattern="^https?://",
+        validation_alias="CHARONIA_TRACING_ENDPOINT",
+        description="collector that gets traces by OTLP over HTTP, such as http://collector:4318; default: none",
+    )
+    access_log: bool = Field(
+        False,
+        validation_alias="CHARONIA_ACCESS_LOG",
+        description="log every request: one line each in gateway, preprocessing and engine",
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text",
+        validation_alias="CHARONIA_LOG_FORMAT",
+        description="log format of all processes: lines for people (text), or one JSON object per line (json)",
+    )
+    log_prompts: bool = Field(
+        False,
+        validation_alias="CHARONIA_LOG_PROMPTS",
+        description="with access_log, log the text of prompts and answers; otherwise no log has such text",
+    )
+
+
+# What every process of the stack reads.
+SHARED = (
+    "tracing_endpoint",
+    "access_log",
+    "log_format",
+    "log_prompts",
+)

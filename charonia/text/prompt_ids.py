@@ -1,0 +1,328 @@
+"""Token ids of what a caller sends: texts, chat messages and tools by the chat template, and words that an answer must
+not have; and the tokenizer that makes them.
+
+The Python API imports this module, and charonia convert puts a copy beside the Triton model `preprocessing`: the same
+prompt has the same ids on both ways. So it imports nothing of charonia.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Message = dict[str, Any]
+
+# Of JSON, the gateway's own limit: what takes values apart level by level needs a part of Python's stack for each.
+MAX_DEPTH = 200
+_MAX_SHOWN = 80  # characters of a wrong value in an error
+# Stands for an answer whose tokens the engine has: what a chat template writes after it is what follows the answer. No
+# template changes it, since it has neither spaces nor markup, and nobody writes it.
+_ANSWER = "charoniaXanswerXendsXhere"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt. strip_leading_space: the answer is a text of its own (a chat turn), not the prompt's continuation.
+
+    continuation_ids: what the prompt adds to a session that has a history; only where a session is asked for. text:
+    what was tokenized.
+    """
+
+    token_ids: list[int]
+    strip_leading_space: bool = False
+    continuation_ids: list[int] = field(default_factory=list)
+    text: str = ""
+
+
+class TokenizerError(ValueError):
+    """There is no tokenizer in a folder, or none that can be used."""
+
+
+class PromptError(ValueError):
+    """What the caller sent cannot be used. The text names the field, what is wrong with it and what would be right."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{field}: {problem}; {remedy}")
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The fast tokenizer of a Hugging Face folder or of a workspace's `tokenizer` folder. Runs no code of the model's
+    and downloads nothing.
+
+    Raises TokenizerError when there is none or when an old tokenizer.model cannot be converted.
+    """
+    # Its advice on missing frameworks is not for people who serve: neither PyTorch nor another one is needed.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
+
+    has_fast = (folder / "tokenizer.json").is_file()
+    if not has_fast and not any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json")):
+        raise TokenizerError(f"{folder} has no tokenizer: expected tokenizer.json or tokenizer.model")
+    settings = _tokenizer_config(folder)
+    named = "tokenizer_class" in settings or (folder / "config.json").is_file()
+    try:
+        tokenizer: Any
+        if has_fast and ("auto_map" in settings or not named):
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        elif "auto_map" in settings:
+            tokenizer = LlamaTokenizerFast.from_pretrained(folder, local_files_only=True)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, use_fast=True, trust_remote_code=False, local_files_only=True
+            )
+    except ImportError as error:
+        raise TokenizerError(
+            f"{folder} has only an old tokenizer.model, and converting it needs two packages: "
+            f"pip install sentencepiece protobuf ({error})"
+        ) from error
+    except Exception as error:  # transformers raises whatever its parts raise
+        hint = "" if has_fast else "; if packages are missing: pip install sentencepiece protobuf"
+        raise TokenizerError(f"the tokenizer in {folder} cannot be loaded: {error}{hint}") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise TokenizerError(
+            f"{folder} has only a slow tokenizer ({type(tokenizer).__name__}); a tokenizer.json is needed: "
+            "convert it with transformers' save_pretrained, or pip install sentencepiece protobuf"
+        )
+    return tokenizer
+
+
+def has_own_code(folder: Path) -> bool:
+    """Whether the tokenizer names code of the model's, which is not run. Raises TokenizerError."""
+    return "auto_map" in _tokenizer_config(folder)
+
+
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
+    file = folder / "tokenizer_config.json"
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{file} must hold a JSON object")
+    return content
+
+
+def parse_json(field: str, text: str, remedy: str) -> Any:
+    """Raises PromptError for what is no JSON or nested deeper than MAX_DEPTH."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise PromptError(field, f"not valid JSON ({error})", remedy) from None
+    except RecursionError:
+        raise _too_deep(field) from None
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _inner(outer)]
+        if not level:
+            return value
+    raise _too_deep(field)
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _too_deep(field: str) -> PromptError:
+    return PromptError(field, f"nested deeper than {MAX_DEPTH} levels", "send values that are nested less deeply")
+
+
+def show(value: Any) -> str:
+    """A wrong value for an error, cut where it is long."""
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+
+
+def encode_text(tokenizer: Any, field: str, text: str, *, interactive: bool = False) -> Encoded:
+    """A text as the tokenizer does it on its own, with its beginning token if it has one.
+
+    field: what errors call it. interactive: it may go on from a session's history.
+    """
+    token_ids = encode(tokenizer, field, text, special=True)
+    added = encode_inner(tokenizer, field, text) if interactive else []
+    return Encoded(token_ids, False, added, text)
+
+
+def encode_chat(tokenizer: Any, messages: Sequence[Any], tools: Any = None, *, interactive: bool = False) -> Encoded:
+    """A chat through the model's template, which writes special tokens itself. messages, tools: as OpenAI has them.
+
+    interactive: the messages may go on from a session's history; `encode_continuation` says how.
+    """
+    checked = check_messages(messages)
+    text = render_chat(tokenizer, checked, None if tools is None else check_tools(tools))
+    added = encode_continuation(tokenizer, checked) if interactive else []
+    return Encoded(encode(tokenizer, "messages", text, special=False), True, added, text)
+
+
+def check_messages(messages: Sequence[Any]) -> list[Message]:
+    """Messages as chat templates take them.
+
+    Content may be a string, null or a list of OpenAI's text parts, which are joined. A tool call's arguments, a JSON
+    string with OpenAI, become an object, which is what templates print.
+    """
+    if not messages:
+        raise PromptError("messages", "an empty list is no conversation", "send at least one message")
+    return [_check_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+
+
+def _check_message(field: str, message: Any) -> Message:
+    if not isinstance(message, Mapping):
+        raise PromptError(field, f"{show(message)} is no object", 'send {"role": ..., "content": ...}')
+    if not isinstance(message.get("role"), str) or not message["role"]:
+        raise PromptError(f"{field}.role", "missing or no string", 'send "system", "user", "assistant" or "tool"')
+    checked = {**message, "content": _joined(f"{field}.content", message.get("content"))}
+    if message.get("content") is None and not message.get("tool_calls"):
+        raise PromptError(f"{field}.content", "missing", "send the message's text as a string")
+    if message.get("tool_calls") is not None:
+        checked["tool_calls"] = _check_calls(f"{field}.tool_calls", message["tool_calls"])
+    return checked
+
+
+def _joined(field: str, content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    remedy = 'send a string or a list of {"type": "text", "text": ...}'
+    if not isinstance(content, Sequence):
+        raise PromptError(field, f"{show(content)} is no text", remedy)
+    texts = []
+    for number, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise PromptError(f"{field}[{number}]", f"a part of type {kind!r} is not understood", remedy)
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _check_calls(field: str, calls: Any) -> list[Any]:
+    if not _are_objects(calls):
+        raise PromptError(field, "not a list of objects", "send what the model's answer contained")
+    checked = []
+    for call in calls:
+        function = call.get("function")
+        if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
+            arguments = parse_json(f"{field}.function.arguments", function["arguments"], "send a JSON object")
+            call = {**call, "function": {**function, "arguments": arguments}}
+        checked.append(call)
+    return checked
+
+
+def check_tools(tools: Any) -> list[dict[str, Any]]:
+    """OpenAI's tools, as chat templates take them."""
+    if not _are_objects(tools):
+        remedy = 'send a JSON list such as [{"type": "function", "function": {"name": ..., "parameters": {...}}}]'
+        raise PromptError("tools", "not a list of objects", remedy)
+    return list(tools)
+
+
+def _are_objects(value: Any) -> bool:
+    return (
+        isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(item, Mapping) for item in value)
+    )
+
+
+def render_chat(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> str:
+    """The text that the chat template makes of checked messages and tools, ending where the answer begins."""
+    import jinja2
+
+    if tokenizer.chat_template is None:
+        raise PromptError(
+            "messages", "this model's tokenizer has no chat template", "send a text (text_input), or use a chat model"
+        )
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=True
+            )
+        )
+    except (jinja2.TemplateError, TypeError, KeyError, ValueError, RecursionError) as error:
+        raise PromptError(
+            "messages", f"the model's chat template refuses them ({error})", "change the roles or their order"
+        ) from error
+
+
+def encode_continuation(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+    """The ids that new messages add to a conversation which ends with an assistant's answer.
+
+    What the chat template writes after such an answer: the end of its turn, the messages, and the beginning of the next
+    answer. System messages at their head are left out: they begin a conversation, and this one has begun. Raises
+    PromptError where the template makes that depend on what went before.
+    """
+    new = list(itertools.dropwhile(lambda message: message["role"] == "system", messages))
+    if not new:
+        raise PromptError("messages", "all of them are the system's", "send one of the user's")
+
+    def after_answer(turns: int) -> str:
+        before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}] * (turns - 1)
+        marked = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER}]
+        parts = render_chat(tokenizer, [*before, *marked, *new]).split(_ANSWER)
+        if len(parts) != 2:
+            raise _cannot_continue("does not show an earlier answer once and as it was")
+        return parts[1]
+
+    text = after_answer(1)
+    if after_answer(2) != text:
+        raise _cannot_continue("writes new messages differently after more turns")
+    return encode_inner(tokenizer, "messages", text)
+
+
+def _cannot_continue(what: str) -> PromptError:
+    return PromptError(
+        "messages",
+        f"the model's chat template {what}, so a session cannot go on with new messages alone",
+        "send the whole conversation, without interactive",
+    )
+
+
+def encode(tokenizer: Any, field: str, text: str, *, special: bool) -> list[int]:
+    """At least one id. special: with the tokens that the tokenizer puts around a text, such as its beginning token; a
+    chat template writes these itself."""
+    try:
+        ids = tokenizer(text, add_special_tokens=special, return_attention_mask=False)["input_ids"]
+    except UnicodeEncodeError as error:
+        raise PromptError(field, f"a lone surrogate at character {error.start}", "send whole characters") from None
+    except TypeError:  # the Rust tokenizer's complaint about the same
+        raise PromptError(
+            field, "text that is not valid Unicode", "send whole characters, no lone surrogates"
+        ) from None
+    if not ids:
+        raise PromptError(field, "no token is left of it", "send a text that is not empty")
+    return [int(token) for token in ids]
+
+
+def encode_inner(tokenizer: Any, field: str, text: str) -> list[int]:
+    """Tokens of a text that is not the beginning of one: without what a tokenizer puts before a first word."""
+    return _after_newline(tokenizer, field, text) or encode(tokenizer, field, text, special=False)
+
+
+def _after_newline(tokenizer: Any, field: str, text: str) -> list[int]:
+    """The tokens of a text behind the end of a line; [] where they cannot be told from those of the line's end."""
+    newline = [int(token) for token in tokenizer("\n", add_special_tokens=False)["input_ids"]]
+    both = encode(tokenizer, field, "\n" + text, special=False)
+    return both[len(newline) :] if both[: len(newline)] == newline else []
+
+
+def encode_bad_words(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
+    """The token sequences that spell the words at the beginning of a text, after a space and inside a line.
+
+    A tokenizer may have yet other ways to spell a word (in the middle of another one); those are not found.
+    """
+    sequences: list[list[int]] = []
+    for index, word in enumerate(words):
+        field = f"bad_words[{index}]"
+        if not word:
+            raise PromptError(field, "empty", "leave it out")
+        spellings = [encode(tokenizer, field, text, special=False) for text in (word, " " + word)]
+        spellings.append(_after_newline(tokenizer, field, word))
+        sequences.extend(ids for ids in spellings if ids)
+    return [ids for number, ids in enumerate(sequences) if ids not in sequences[:number]]

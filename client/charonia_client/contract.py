@@ -1,0 +1,120 @@
+# Generated from definitions/tensors.toml and definitions/sampling_parameters.toml by `make generate`; do not edit.
+"""The ensemble's tensors, and the fields of a request that are one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, kw_only=True)
+class ScalarFields:
+    """None is not sent: the server's default holds."""
+
+    # higher goes first; default 0
+    priority: int | None = None
+    # at least 1: then the request ends with `[504]`; unset: the setting request_timeout_s
+    timeout_ms: int | None = None
+    # longest completion in tokens; unset: until session_len is reached; >= 1
+    max_tokens: int | None = None
+    # end ids and stop words do not end the sequence before; >= 0
+    min_tokens: int | None = None
+    # 0 is greedy; >= 0
+    temperature: float | None = None
+    # sample from the k tokens of highest probability; >= 0 (0: all tokens)
+    top_k: int | None = None
+    # sample from the fewest tokens whose probabilities add up to it; in (0, 1]
+    top_p: float | None = None
+    # minimum probability, relative to that of the most probable token; in [0, 1]
+    min_p: float | None = None
+    # over prompt and output: positive logits are divided by it, others multiplied; 1: none; in [0.01, 100]
+    repetition_penalty: float | None = None
+    # subtracted from the logits of tokens that are in the output; in [-2, 2]
+    presence_penalty: float | None = None
+    # subtracted from the logits of tokens for each time that they are in the output; in [-2, 2]
+    frequency_penalty: float | None = None
+    # the same request with the same seed has the same tokens; unset: a fresh one for each request
+    seed: int | None = None
+    # end ids do not end the sequence
+    ignore_eos: bool | None = None
+    # the same for every token of the prompt but the first; in [0, 20]
+    prompt_logprobs: int | None = None
+    # sequences to return; they share the prompt's KV blocks. Sequence i has the seed `seed + i`; in [1, 128]
+    n: int | None = None
+    # sequences to sample, n at least; the n of greatest mean log probability per token are returned, best first. More
+    # than n: only without streaming; in [1, 128]
+    best_of: int | None = None
+
+
+# Field -> its tensor of shape [1] and its Triton type.
+SCALARS: dict[str, tuple[str, str]] = {
+    "priority": ("priority", "INT32"),
+    "timeout_ms": ("timeout_ms", "INT32"),
+    "max_tokens": ("max_tokens", "INT32"),
+    "min_tokens": ("min_tokens", "INT32"),
+    "temperature": ("temperature", "FP32"),
+    "top_k": ("top_k", "INT32"),
+    "top_p": ("top_p", "FP32"),
+    "min_p": ("min_p", "FP32"),
+    "repetition_penalty": ("repetition_penalty", "FP32"),
+    "presence_penalty": ("presence_penalty", "FP32"),
+    "frequency_penalty": ("frequency_penalty", "FP32"),
+    "seed": ("seed", "UINT64"),
+    "ignore_eos": ("ignore_eos", "BOOL"),
+    "prompt_logprobs": ("prompt_logprobs", "INT32"),
+    "n": ("num_return_sequences", "INT32"),
+    "best_of": ("best_of", "INT32"),
+}
+
+# Output -> what it holds: one value, or several of them.
+OUTPUTS: dict[str, str] = {
+    "text_output": "text",
+    "output_ids": "ints",
+    "text_span": "ints",
+    "sequence_index": "int",
+    "output_log_probs": "floats",
+    "top_log_prob_ids": "ints",
+    "top_log_probs": "floats",
+    "cum_log_probs": "float",
+    "prompt_ids": "ints",
+    "prompt_log_probs": "floats",
+    "prompt_top_log_prob_ids": "ints",
+    "prompt_top_log_probs": "floats",
+    "finish_reason": "text",
+    "num_input_tokens": "int",
+    "num_output_tokens": "int",
+    "num_cached_tokens": "int",
+    "num_session_tokens": "int",
+    "timings": "floats",
+}
+
+# The outputs that every request asks for, and those that one asks for where a field of it is set.
+ALWAYS: tuple[str, ...] = (
+    "text_output",
+    "output_ids",
+    "finish_reason",
+    "num_input_tokens",
+    "num_output_tokens",
+    "num_cached_tokens",
+    "timings",
+)
+ASKED_WITH: dict[str, tuple[str, ...]] = {
+    "logprobs": (
+        "text_span",
+        "output_log_probs",
+        "top_log_prob_ids",
+        "top_log_probs",
+        "cum_log_probs",
+    ),
+    "best_of": (
+        "sequence_index",
+        "cum_log_probs",
+    ),
+    "n": ("sequence_index",),
+    "prompt_logprobs": (
+        "prompt_ids",
+        "prompt_log_probs",
+        "prompt_top_log_prob_ids",
+        "prompt_top_log_probs",
+    ),
+    "session_id": ("num_session_tokens",),
+}

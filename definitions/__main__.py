@@ -1,0 +1,19 @@
+"""Writes what is generated from the definitions."""
+
+from __future__ import annotations
+
+from definitions.outputs import ROOT, render
+
+
+def main() -> None:
+    """Writes every file whose text is another one now, and names it."""
+    for path, text in render().items():
+        file = ROOT / path
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+            print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Engine settings and model attributes: C++ structs, the table of config.ini's keys, and the Python dataclass that
+model families fill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from definitions.settings import Setting, engine_settings, model_attributes
+from definitions.text import comment, head, literal, literals, whole
+
+_SOURCES = ("engine_settings.toml", "model_attributes.toml")
+_CPP_TYPES = {"int": "int", "bool": "bool", "string": "std::string", "ints": "std::vector<int>"}
+_PYTHON_TYPES = {
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "string": "str",
+    "ints": "tuple[int, ...]",
+    "floats": "tuple[float, ...]",
+}
+# How config.ini spells false and true: as its oldest files do.
+_BOOLS = {"engine": ("False", "True"), "model": ("0", "1")}
+
+
+def _described(setting: Setting) -> str:
+    allowed = f"; {setting.range}" if setting.range else ""
+    return setting.help + whole(allowed) + (f"; {setting.note}" if setting.note else "")
+
+
+def _number(value: float) -> str:
+    """As config.ini has it."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# --- structs
+
+
+def _member(setting: Setting, real: str) -> str:
+    kind = {"float": real, "floats": f"std::vector<{real}>"}.get(setting.type) or _CPP_TYPES[setting.type]
+    default = setting.default
+    value = ""
+    if setting.type == "bool":
+        value = f" = {str(default).lower()}"
+    elif setting.type == "string":
+        value = f" = {literal(default)}" if default else ""
+    elif setting.type == "float":
+        value = f" = {default!r}{'F' if real == 'float' else ''}"
+    elif setting.type == "int":
+        value = f" = {default or 0}"
+    return comment("//", _described(setting), 2) + f"  {kind} {setting.cpp_member}{value};\n"
+
+
+def _struct(name: str, what: str, settings: tuple[Setting, ...], real: str) -> str:
+    members = "".join(_member(setting, real) for setting in settings if not setting.ignored)
+    return f"// {what}\nstruct {name} {{\n{members}}};\n"
+
+
+def structs() -> str:
+    return (
+        head("//", *_SOURCES)
+        + "#pragma once\n\n#include <string>\n#include <vector>\n\nnamespace charonia {\n\n"
+        + _struct("EngineConfig", "What a user may set.", engine_settings(), "double")
+        + "\n"
+        + _struct(
+            "ModelConfig",
+            "What is a model's own (config.ini writes it, a user does not edit it).",
+            model_attributes(),
+            "float",
+        )
+        + "\n}  // namespace charonia\n"
+    )
+
+
+# --- the table of keys
+
+
+def _store(setting: Setting, config: str) -> str:
+    """The function of config.cpp that checks and stores a value."""
+    if setting.ignored:
+        return "store_nothing"
+    arguments = [f"&{config}::{setting.cpp_member}"]
+    kind = setting.type
+    if setting.letters:
+        kind = "letters"
+        arguments.append(literal(setting.letters))
+    elif setting.check:
+        arguments.append(setting.check)
+    elif setting.choices:
+        values = ", ".join(literal(each) if isinstance(each, str) else str(each) for each in setting.choices)
+        arguments.append(f"one_of({{{values}}})" if kind == "int" else f"{{{values}}}")
+    elif setting.min is not None and setting.max is not None:
+        arguments.append(f"between({setting.min}, {setting.max})")
+    elif setting.min is not None:
+        arguments.append(f"at_least({setting.min})")
+    elif setting.above is not None:
+        arguments.append(f"above({setting.above})")
+    return f"store_{kind}({', '.join(arguments)})"
+
+
+def default_text(setting: Setting, group: str) -> str:
+    """The default as config.ini spells it."""
+    if setting.type == "bool":
+        return _BOOLS[group][setting.default]
+    if setting.type == "ints":
+        return "-1"  # no token
+    if setting.type in ("string", "floats"):
+        return setting.default or ""
+    return _number(setting.default or 0)
+
+
+def range_text(setting: Setting, group: str) -> str:
+    """What is allowed, as people read it."""
+    return setting.range or " | ".join(_BOOLS[group] if group == "model" else _BOOLS[group][::-1])
+
+
+def _entry(setting: Setting, group: str) -> str:
+    kind = setting.type if setting.type in ("int", "float", "bool", "string") else "string"
+    allowed = range_text(setting, group)
+    first = ", ".join(literal(text) for text in (setting.name, kind, default_text(setting, group), allowed))
+    flags = f"{'kModel' if group == 'model' else 'kUser'}, {str(setting.ignored).lower()}"
+    config = "ModelConfig" if group == "model" else "EngineConfig"
+    return f"{{{{{first},\n  {literals(setting.help, 2)},\n  {flags}}},\n {_store(setting, config)}}},\n"
+
+
+def keys() -> str:
+    table = [_entry(setting, "model") for setting in model_attributes()]
+    table += [_entry(setting, "engine") for setting in engine_settings()]
+    return (
+        head("//", *_SOURCES) + "// Entries of the table in config.cpp, in the order of config.ini.\n" + "".join(table)
+    )
+
+
+# --- Python
+
+
+def _field(setting: Setting) -> str:
+    default = setting.default
+    if setting.type in ("ints", "floats"):
+        default = ()
+    value = "" if setting.required else f" = {literal(default) if isinstance(default, str) else repr(default)}"
+    return comment("#", _described(setting), 4) + f"    {setting.name}: {_PYTHON_TYPES[setting.type]}{value}\n"
+
+
+def python_attributes() -> str:
+    return (
+        head("#", "model_attributes.toml")
+        + '"""What belongs to a model: the read-only keys of config.ini, in its order."""\n\n'
+        + "from __future__ import annotations\n\nfrom dataclasses import dataclass\n\n\n"
+        + "@dataclass(frozen=True)\nclass ModelAttributes:\n"
+        + '    """Names and meaning are those of config.ini."""\n\n'
+        + "".join(_field(setting) for setting in model_attributes())
+    )
+
+
+FILES: dict[str, Callable[[], str]] = {
+    "engine/include/charonia/generated/configs.h": structs,
+    "engine/src/base/generated/config_keys.inc": keys,
+    "charonia/families/model_attributes.py": python_attributes,
+}

@@ -1,0 +1,170 @@
+"""Settings of launcher and gateway, and what else is read from the environment: pydantic's fields, compose's lists."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+from definitions.settings import engine_settings
+from definitions.text import head, literal, with_region
+from definitions.toml_files import entries
+
+PREFIX = "CHARONIA_"
+_DESCRIPTION = 96  # characters of a description that fit into a line
+_SOURCE = "service_settings.toml"
+_TYPES = {"string": "str", "url": "str", "path": "Path", "int": "int", "float": "float", "bool": "bool"}
+_READERS = ("serve", "gateway", "processes")
+
+
+@dataclass(frozen=True)
+class ServiceSetting:
+    """An entry of service_settings.toml, whose head says what each key means."""
+
+    name: str
+    of: tuple[str, ...]
+    type: str
+    help: str
+    default: Any = None
+    unset: str = ""
+    gateway_default: Any = None
+    gateway_names: tuple[str, ...] = ()
+    min: float | None = None
+    max: float | None = None
+    above: float | None = None
+    choices: tuple[str, ...] = ()
+    compose: tuple[str, ...] = ()
+    nonempty: bool = False
+
+    def __post_init__(self) -> None:
+        if self.type not in _TYPES:
+            raise ValueError(f"[{self.name}] is of type {self.type!r}; expected one of {', '.join(_TYPES)}")
+        if not self.of or set(self.of) - set(_READERS):
+            raise ValueError(f"[{self.name}] is of {self.of}; expected some of {', '.join(_READERS)}")
+        if self.default is None and not self.unset:
+            raise ValueError(f"[{self.name}] needs a default, or unset: what holds without one, in words")
+
+    def field(self, reader: str) -> str:
+        """Its name in Python."""
+        name = self.name.removeprefix(f"{PREFIX}GATEWAY_") if reader == "gateway" else self.name
+        return name.removeprefix(PREFIX).lower()
+
+    def default_of(self, reader: str) -> Any:
+        return self.gateway_default if reader == "gateway" and self.gateway_default is not None else self.default
+
+    @property
+    def range(self) -> str:
+        if self.choices:
+            return " | ".join(self.choices)
+        if self.type == "bool":
+            return "true | false"
+        if self.min is not None:
+            return f"{self.min} to {self.max}" if self.max is not None else f">= {self.min}"
+        return f"> {self.above}" if self.above is not None else ""
+
+
+@cache
+def service_settings() -> tuple[ServiceSetting, ...]:
+    return tuple(entries(_SOURCE, ServiceSetting))
+
+
+@dataclass(frozen=True)
+class Variable:
+    """An entry of environment.toml, whose head says what each key means."""
+
+    name: str
+    group: str
+    default: str
+    help: str
+
+
+@cache
+def variables() -> tuple[Variable, ...]:
+    return tuple(entries("environment.toml", Variable))
+
+
+# --- pydantic's fields
+
+
+def _field(one: ServiceSetting, reader: str) -> str:
+    default = one.default_of(reader)
+    kind = f"Literal[{', '.join(literal(choice) for choice in one.choices)}]" if one.choices else _TYPES[one.type]
+    shown = literal(default) if isinstance(default, str) else repr(default)
+    if one.type == "path" and default is not None:
+        shown = f"Path({shown})"
+    names = literal(one.name)
+    if reader == "gateway":
+        choices = [name.lower() for name in one.gateway_names or (one.name,)] + [one.field(reader)]
+        listed = ", ".join(literal(name) for name in choices)
+        names = f"AliasChoices({listed})" if len(listed) < 80 else f"AliasChoices(\n            {listed}\n        )"
+    rows = [shown]
+    rows += [
+        f"{key}={bound}" for key, bound in (("ge", one.min), ("le", one.max), ("gt", one.above)) if bound is not None
+    ]
+    if one.type == "url":
+        rows.append(f"pattern={literal('^https?://' if default is None else '^(https?://.+)?$')}")
+    elif one.nonempty and default is not None:
+        rows.append("min_length=1")
+    rows.append(f"validation_alias={names}")
+    # Words of a line each: no line is too long.
+    words = one.help + (f"; default: {one.unset}" if one.unset and not default else "")
+    rows.append("description=" + _wrapped(words))
+    arguments = "".join(f"        {row},\n" for row in rows)
+    return f"    {one.field(reader)}: {kind}{' | None' if default is None else ''} = Field(\n{arguments}    )\n"
+
+
+def _wrapped(text: str) -> str:
+    """A string literal of Python, in several lines where it is long."""
+    if len(literal(text)) <= _DESCRIPTION + 3:
+        return literal(text)
+    rows = textwrap.wrap(text, _DESCRIPTION, drop_whitespace=False)
+    return literal(rows[0]) + "".join(f"\n        {literal(row)}" for row in rows[1:])
+
+
+def fields(reader: str) -> str:
+    own = [one for one in service_settings() if reader in one.of]
+    text = "".join(_field(one, reader) for one in own)
+    imports = ["from __future__ import annotations\n"]
+    imports += ["from pathlib import Path" if "Path" in text else ""]
+    imports += ["from typing import Literal\n"]
+    alias = "AliasChoices, " if reader == "gateway" else ""
+    imports += [f"from pydantic import {alias}Field", "from pydantic_settings import BaseSettings\n\n\n"]
+    name = {"serve": "ServeFields", "gateway": "GatewayFields"}[reader]
+    shared = [one.field(reader) for one in own if "processes" in one.of]
+    tail = ""
+    if reader == "serve":
+        rows = "".join(f"    {literal(field)},\n" for field in shared)
+        tail = f"\n\n# What every process of the stack reads.\nSHARED = (\n{rows})\n"
+    return (
+        head("#", _SOURCE)
+        + f'"""The fields of {"the launcher" if reader == "serve" else "the gateway"}\'s settings."""\n\n'
+        + "\n".join(line for line in imports if line)
+        + f"class {name}(BaseSettings):\n"
+        + text
+        + tail
+    )
+
+
+# --- docker-compose.yml
+
+
+def compose() -> str:
+    text: str | None = None
+    for service in ("server", "gateway"):
+        names = [one.name for one in service_settings() if service in one.compose]
+        if service == "server":
+            names = [f"{PREFIX}{one.name.upper()}" for one in engine_settings() if not one.ignored] + names
+        indent = 4 if service == "server" else 6
+        rows = "".join(f"{' ' * indent}{name}:\n" for name in names)
+        text = with_region("docker-compose.yml", f"environment of the {service}", rows, text)
+    assert text is not None
+    return text
+
+
+FILES: dict[str, Callable[[], str]] = {
+    "charonia/serve_fields.py": partial(fields, "serve"),
+    "gateway/charonia_gateway/setting_fields.py": partial(fields, "gateway"),
+    "docker-compose.yml": compose,
+}

@@ -1,0 +1,72 @@
+"""Engine settings and model attributes as they are defined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from definitions.toml_files import entries
+
+_TYPES = ("int", "float", "bool", "string", "ints", "floats")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An entry of engine_settings.toml or model_attributes.toml; the heads of these files say what each key means."""
+
+    name: str
+    type: str
+    help: str
+    default: Any = None
+    min: float | None = None
+    max: float | None = None
+    above: float | None = None
+    choices: tuple[Any, ...] = ()
+    letters: str = ""
+    check: str = ""
+    values: str = ""
+    note: str = ""
+    member: str = ""
+    required: bool = False
+    ignored: bool = False
+
+    def __post_init__(self) -> None:
+        if self.type not in _TYPES:
+            raise ValueError(f"[{self.name}] is of type {self.type!r}; expected one of {', '.join(_TYPES)}")
+        if (self.default is None) != self.required:
+            raise ValueError(f"[{self.name}] needs either a default or required = true")
+        if (self.check or self.letters or self.ignored) and not self.values:
+            raise ValueError(f"[{self.name}] needs values: what is allowed, in words")
+        self.range  # noqa: B018  # raises where nothing says what is allowed
+
+    @property
+    def cpp_member(self) -> str:
+        return self.member or self.name
+
+    @property
+    def range(self) -> str:
+        """What is allowed, for people; of a bool nothing."""
+        if self.values:
+            return self.values
+        if self.choices:
+            return " | ".join(str(choice) for choice in self.choices)
+        if self.min is not None and self.max is not None:
+            return f"{self.min} to {self.max}"
+        if self.above is not None:
+            return f"> {self.above}"
+        if self.min is not None:
+            return f">= {self.min}"
+        if self.type == "bool":
+            return ""
+        raise ValueError(f"[{self.name}] says nowhere what is allowed: min, max, above, choices or values")
+
+
+@cache
+def engine_settings() -> tuple[Setting, ...]:
+    return tuple(entries("engine_settings.toml", Setting))
+
+
+@cache
+def model_attributes() -> tuple[Setting, ...]:
+    return tuple(entries("model_attributes.toml", Setting))

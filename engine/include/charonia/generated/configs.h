@@ -1,0 +1,194 @@
+// Generated from definitions/engine_settings.toml and definitions/model_attributes.toml by `make generate`; do not edit.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace charonia {
+
+// What a user may set.
+struct EngineConfig {
+  // tensor-parallel ranks that share the model: GPUs, or groups of the CPU device's threads; a workspace is converted
+  // for its number (--tp); >= 1
+  int tensor_para_size = 1;
+  // longest sequence in tokens; 0: what the model was trained for; >= 0
+  int session_len = 0;
+  // maximum number of sequences decoded together; 0: by the device: 64 on a CPU, 64 to 512 on a GPU by its SMs and
+  // memory; >= 0; runtime/step_sizes.h has the rule
+  int max_batch_size = 0;
+  // KV block memory: share of the memory that is free once the weights are loaded, or a number of blocks;
+  // a share in (0, 1) or a whole number >= 1
+  double cache_max_entry_count = 0.8;
+  // tokens that one KV block holds; >= 1
+  int cache_block_seq_len = 64;
+  // KV blocks allocated at a time, when they are needed; -1: all at once; 0: the square root of their number; >= -1
+  int cache_chunk_size = -1;
+  // KV block memory in bytes, of all ranks together; wins over cache_max_entry_count;
+  // bytes, with or without a unit: 8GiB, 500MB; or empty
+  std::string cache_size;
+  // KV block memory for this many sequences of cache_user_tokens at once; wins over cache_size; 0: not set; >= 0
+  int cache_users = 0;
+  // tokens of each of cache_users; 0: session_len; >= 0
+  int cache_user_tokens = 0;
+  // reuse the KV blocks of equal prompt prefixes (results do not change)
+  bool enable_prefix_caching = true;
+  // the KV cache; 0: in the model's type; 8 or 4: in integers of 8 or 4 bits, with a scale and a minimum for each token
+  // and head (in the oldest workspaces 4 meant 8 bits; here it means 4); 0 | 4 | 8
+  int quant_policy = 0;
+  // 1 or more turns on dynamic NTK for contexts beyond max_position_embeddings, with that factor; for models without
+  // rotary scaling of their own; 0: off; >= 0
+  double rope_scaling_factor = 0.0;
+  // 1 scales attention by the logarithm of the position beyond max_position_embeddings (log-n); 0 | 1
+  int use_logn_attn = 0;
+  // where the model runs; auto | cpu | cuda
+  std::string device = "auto";
+  // GPUs to run on, one for each tensor-parallel rank; empty: the first ones; numbers separated by commas
+  std::string device_ids;
+  // CUDA: a request's tokens are the same whatever else is in the batch, at some cost in speed (on the CPU they always
+  // are)
+  bool reproducible = false;
+  // CUDA: capture decode steps as CUDA graphs at start and replay them; False to debug
+  bool cuda_graphs = true;
+  // threads of the CPU device; 0: the number of CPUs; >= 0
+  int threads = 0;
+  // maximum number of tokens computed in one step; 0: by the device: 512 on a CPU, 512 to 8192 on a GPU by its SMs and
+  // memory; >= 0; runtime/step_sizes.h has the rule
+  int token_budget = 0;
+  // maximum number of waiting requests; one more is rejected as overload; >= 1
+  int max_queue_size = 512;
+  // maximum number of prompt tokens of waiting requests; a request beyond it is rejected as overload; 0: no limit; >= 0
+  int max_queue_tokens = 1048576;
+  // maximum time that a request waits to begin, in seconds; then it is rejected as overload; 0: no limit; >= 0
+  double max_queue_time_s = 120.0;
+  // deadline of requests that set none, in seconds; 0: none; >= 0
+  double request_timeout_s = 0.0;
+  // seconds that running requests have to end when the service is asked to shut down; >= 0
+  double drain_timeout_s = 30.0;
+  // Triton: the server's process ends with exit code 75 once the device has failed, so that its supervisor starts a new
+  // one; False: it stays, with a model that is not ready
+  bool exit_on_device_failure = true;
+  // how long an idle session is kept, in seconds; 0: there are no sessions; >= 0
+  double session_ttl_s = 3600.0;
+  // maximum share of the KV blocks that sessions may pin; 0 to 1
+  double session_quota = 0.5;
+  // maximum number of sessions; the one that is idle longest is forgotten first; >= 1
+  int max_sessions = 1000;
+  // where histories of sessions are saved over restarts; empty: in memory only; a folder or empty
+  std::string session_dir;
+  // minimum time between two responses of a request, in milliseconds; 0: one response per token; >= 0
+  int stream_interval_ms = 20;
+};
+
+// What is a model's own (config.ini writes it, a user does not edit it).
+struct ModelConfig {
+  // name of the model as clients see it; any text
+  std::string model_name;
+  // llama, mistral, qwen2, gemma2, mixtral, ...; a supported family
+  std::string model_family;
+  // attention heads; >= 1
+  int head_num = 0;
+  // heads of keys and values; >= 1
+  int kv_head_num = 0;
+  // elements per head; >= 2
+  int size_per_head = 0;
+  // width of the residual stream; >= 1
+  int hidden_units = 0;
+  // width of the feed-forward layer; >= 1
+  int inter_size = 0;
+  // decoder layers; >= 1
+  int num_layer = 0;
+  // rows of the embedding; >= 1
+  int vocab_size = 0;
+  // positions the model was trained for; >= 1
+  int max_position_embeddings = 0;
+  // epsilon of the RMS norms; > 0
+  float norm_eps = 1e-06F;
+  // q, k and v have biases
+  bool attn_bias = false;
+  // the attention's output has a bias
+  bool attn_output_bias = false;
+  // the feed-forward layer has biases
+  bool mlp_bias = false;
+  // the output layer is the embedding
+  bool tie_word_embeddings = false;
+  // token that begins a text; -1: none; >= -1
+  int start_id = -1;
+  // tokens that end a sequence; token ids separated by commas
+  std::vector<int> end_ids;
+  // rotated elements per head; 0: none; >= 0; all of size_per_head, or none
+  int rotary_embedding = 0;
+  // base of the rotary embedding; > 0
+  float rope_theta = 10000.0F;
+  // kind of rotary scaling; default | linear | dynamic | llama3 | yarn | longrope | qwen; qwen: dynamic NTK as in the
+  // code of Qwen 1
+  std::string rope_scaling_type = "default";
+  // rotary scaling: factor; > 0
+  float rope_factor = 1.0F;
+  // llama3 scaling: low_freq_factor; > 0
+  float rope_low_freq_factor = 1.0F;
+  // llama3 scaling: high_freq_factor; > 0
+  float rope_high_freq_factor = 4.0F;
+  // rotary scaling: positions of the model before scaling; >= 0
+  int rope_original_max_position_embeddings = 0;
+  // yarn: beta_fast; > 0
+  float rope_beta_fast = 32.0F;
+  // yarn: beta_slow; > 0
+  float rope_beta_slow = 1.0F;
+  // yarn: the ramp's bounds are whole numbers
+  bool rope_truncate = true;
+  // yarn and longrope: factor of cosines and sines; 0: by formula; >= 0
+  float rope_attention_factor = 0.0F;
+  // yarn: mscale; >= 0; 0: none
+  float rope_mscale = 0.0F;
+  // yarn: mscale_all_dim; >= 0; 0: none
+  float rope_mscale_all_dim = 0.0F;
+  // longrope: short_factor; numbers separated by commas; rotary_embedding / 2 numbers
+  std::vector<float> rope_short_factors;
+  // longrope: long_factor; numbers separated by commas; rotary_embedding / 2 numbers
+  std::vector<float> rope_long_factors;
+  // base of the layers with a window; 0: the same as of all layers; >= 0; these layers have no rotary scaling (Gemma 3)
+  float rope_local_theta = 0.0F;
+  // log-n attention scaling begins at this position; 0: none; >= 0; q at position p >= logn_length is scaled by
+  // log_{logn_length}(p + 1)
+  int logn_length = 0;
+  // attention has slopes (ALiBi) instead of a rotation; then rotary_embedding = 0
+  bool alibi = false;
+  // how many tokens attention looks back; 0: all; >= 0
+  int sliding_window = 0;
+  // layers with the window (s) and without (f); empty: all s; letters s and f
+  std::string layer_windows;
+  // factor of q k; 0: 1 / sqrt(size_per_head); >= 0
+  float attention_scale = 0.0F;
+  // soft cap of attention scores; 0: none; >= 0
+  float attention_soft_cap = 0.0F;
+  // soft cap of logits; 0: none; >= 0
+  float logit_soft_cap = 0.0F;
+  // heads of q and k are normalised; RMS norms, before the rotation
+  bool qk_norm = false;
+  // norms multiply by 1 + weight; Gemma
+  bool norm_unit_offset = false;
+  // outputs of attention and feed-forward are normalised too; Gemma
+  bool post_norms = false;
+  // activation of the feed-forward layer; silu | gelu_tanh
+  std::string activation = "silu";
+  // factor of the embedding; > 0
+  float embedding_scale = 1.0F;
+  // rows of the output layer are scaled to length 1; Baichuan 2
+  bool normalize_output = false;
+  // experts of a feed-forward layer; 0: dense; >= 0
+  int num_experts = 0;
+  // experts that a token goes to; >= 0
+  int experts_per_token = 0;
+  // width of an expert; >= 0
+  int expert_inter_size = 0;
+  // weights of the chosen experts add up to 1
+  bool renormalize_experts = true;
+  // layers with experts (m) and dense ones (d); empty: all m; letters m and d
+  std::string layer_experts;
+  // type of the weights; bf16 | fp16 | fp32
+  std::string weight_type = "bf16";
+  // quantisation group; 0: not quantised; >= 0
+  int group_size = 0;
+};
+
+}  // namespace charonia

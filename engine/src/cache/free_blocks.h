@@ -1,0 +1,69 @@
+// Policy: memory that grows. The Free blocks of a pool, some of which may not have memory yet.
+//
+// Blocks get memory in the order of their numbers, `chunk` at a time. The Free block with memory that was put last is
+// taken first, so low numbers are used again and again and high ones get memory only when they are needed. When memory
+// runs out, the pool keeps the size that it has reached.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "cache/block.h"
+
+namespace charonia::cache {
+
+class FreeBlocks {
+ public:
+  FreeBlocks(int num_blocks, int chunk, BlockManager::Commit commit)
+      : total_(num_blocks), chunk_(chunk), commit_(std::move(commit)) {
+    list_.reserve(static_cast<std::size_t>(num_blocks));
+    add_up_to(std::min(chunk, num_blocks));
+  }
+
+  int total() const { return total_; }          // blocks of the pool; less once memory did not suffice
+  int committed() const { return committed_; }  // blocks of the pool that have memory
+  int num_ready() const { return static_cast<int>(list_.size()); }  // Free blocks that have memory
+  int size() const { return num_ready() + total_ - committed_; }    // all Free blocks
+
+  void put(BlockId id) { list_.push_back(id); }
+
+  // num_ready() >= 1.
+  BlockId take() {
+    const auto id = list_.back();
+    list_.pop_back();
+    return id;
+  }
+
+  // Provides memory for the next chunk. False when all blocks have memory, or when there is no memory left: then the
+  // blocks without memory are none of the pool's any more. Other errors of the commit function leave this unchanged.
+  bool grow() {
+    if (committed_ == total_) return false;
+    const int next = committed_ + std::min(chunk_, total_ - committed_);
+    try {
+      commit_(next);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::resource_exhausted) throw;
+      total_ = committed_;
+      return false;
+    }
+    add_up_to(next);
+    return true;
+  }
+
+  void check(const Blocks& blocks) const;  // block_manager_check.cpp
+
+ private:
+  void add_up_to(int num_blocks) {
+    for (auto id = num_blocks; id-- > committed_;) list_.push_back(id);
+    committed_ = num_blocks;
+  }
+
+  int total_;
+  int committed_ = 0;
+  int chunk_;
+  BlockManager::Commit commit_;
+  std::vector<BlockId> list_;  // with memory; the last one is taken next
+};
+
+}  // namespace charonia::cache

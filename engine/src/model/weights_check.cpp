@@ -1,0 +1,63 @@
+// Reads all weights once more, to say which of them no model can compute with.
+#include <algorithm>
+#include <cstring>
+
+#include "base/text.h"
+#include "model/weights.h"
+
+namespace charonia::model {
+namespace {
+
+// Whether a value's bits without its sign are `limit` or more: they rise with the magnitude, and infinities and NaN are
+// at their end. Unaligned, as files are.
+template <class Bits>
+bool any_from(const ops::HostMatrix& matrix, Bits limit) {
+  constexpr auto kMagnitude = static_cast<Bits>(static_cast<Bits>(~Bits{0}) >> 1U);
+  Bits greatest = 0;
+  for (std::int64_t row = 0; row < matrix.rows; ++row) {
+    const auto* const data = matrix.row(row);
+    for (std::int64_t i = 0; i < matrix.cols; ++i) {
+      Bits bits = 0;
+      std::memcpy(&bits, data + static_cast<std::size_t>(i) * sizeof bits, sizeof bits);
+      greatest = std::max(greatest, static_cast<Bits>(bits & kMagnitude));
+    }
+  }
+  return greatest >= limit;
+}
+
+// `held` is the type that the weights are rounded to: the least magnitude that becomes infinite in it counts as well.
+bool any_infinite(const ops::HostMatrix& matrix, DType held) {
+  switch (matrix.dtype) {
+    case DType::f32:
+      return any_from<std::uint32_t>(matrix, held == DType::f16    ? 0x477ff000U  // 65520
+                                             : held == DType::bf16 ? 0x7f7f8000U
+                                                                   : 0x7f800000U);
+    case DType::bf16:
+      return any_from<std::uint16_t>(matrix, held == DType::f16 ? 0x4780 : 0x7f80);  // 65536
+    case DType::f16:
+      return any_from<std::uint16_t>(matrix, 0x7c00);
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+std::string WeightFiles::find_broken(DType weight_type, const std::stop_token& stop) const {
+  for (const auto& [name, parts] : tensors_) {
+    for (const auto& part : parts) {
+      if (stop.stop_requested()) return {};
+      const auto values = view(name, part);
+      const auto tensor = cat("tensor ", part.name, " of ", part.file->path().string());
+      if (any_infinite(values, values.dtype)) return cat(tensor, " has values that are not finite (NaN or infinity)");
+      // Vectors are kept as float.
+      if (values.cols > 1 && any_infinite(values, weight_type)) {
+        return cat(tensor, " has values that weight_type = ", to_string(weight_type), " cannot hold");
+      }
+    }
+    drop_pages();
+  }
+  return {};
+}
+
+}  // namespace charonia::model

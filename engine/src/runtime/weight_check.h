@@ -1,0 +1,33 @@
+// Why logits are not finite: the weights are read once more when that happens, never before, since loading maps them
+// without looking at their values.
+#pragma once
+
+#include <filesystem>
+#include <future>
+#include <string>
+#include <thread>
+
+#include "charonia/config.h"
+
+namespace charonia::runtime {
+
+// Used by one thread.
+class WeightCheck {
+ public:
+  WeightCheck(std::filesystem::path weights_dir, int ranks, std::string weight_type)
+      : dir_(std::move(weights_dir)), ranks_(ranks), weight_type_(std::move(weight_type)) {}
+
+  // The error with what is known: the tensor that is not finite, or that none is. The first call begins to read the
+  // weights, in a thread of its own, and waits some seconds for the answer; later calls do not wait. The answer is
+  // logged as well.
+  std::string explain(const std::string& error);
+
+ private:
+  std::filesystem::path dir_;
+  int ranks_;
+  std::string weight_type_;
+  std::shared_future<std::string> answer_;
+  std::jthread thread_;  // last: it is stopped before the rest goes
+};
+
+}  // namespace charonia::runtime

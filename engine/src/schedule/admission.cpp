@@ -1,0 +1,84 @@
+// Admission: which waiting sequence may start to run, and with which blocks.
+//
+// A sequence gets the blocks of all its tokens when it is admitted, so only decoding takes blocks later. One block per
+// running sequence that will need another one is kept in reserve. Without that, admitting a sequence would soon cost a
+// preemption.
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <utility>
+
+#include "schedule/scheduler_impl.h"
+
+namespace charonia::schedule {
+
+// The first of the queue. False, and nothing changed, when it does not fit.
+bool Scheduler::Impl::admit(Seq& seq, StepPlan& plan) {
+  if (seq.has_placeholder()) return false;
+  if (seq.is_full()) broken(cat("sequence ", seq.id, " waits and has all its ", seq.max_total_tokens, " tokens"));
+  const auto own_reserve = static_cast<int>(will_need_more_blocks(seq));
+  const auto slack = pool.num_available() - reserve - own_reserve;
+  const bool fits = seq.parent != nullptr ? begin_with_parent(seq, slack, plan) : begin_anew(seq, slack);
+  if (!fits) return false;
+  reserve += own_reserve;
+  waiting.erase(&seq);
+  waiting_tokens -= seq.prompt_tokens;
+  seq.state = State::running;
+  running.insert(std::ranges::upper_bound(running, &seq, Before{}), &seq);
+  if (seq.has_computed_prompt()) queue_children(seq);  // it was preempted, and its prompt was found in the index
+  return true;
+}
+
+// With what the prefix index has of its tokens. False, and nothing changed, when it takes more than `slack` of the
+// available blocks: new ones, and matched ones that are Cached so far.
+//
+// A lookup costs time in proportion to the prompt. It is not repeated while its answer cannot change: since the last
+// one, `need` can have become less by at most one for each block that became Active (`gains`).
+bool Scheduler::Impl::begin_anew(Seq& seq, std::int32_t slack) {
+  if (slack < seq.need - (gains - seq.gains_then)) return false;
+  // The last token is always computed, and so are rows whose logits are still to be given.
+  const auto last = seq.all_rows ? std::min(seq.rows_given, seq.num_tokens() - 1) : seq.num_tokens() - 1;
+  const auto available = pool.num_available();
+  auto match = pool.match(seq.tokens, last, seq.salt);
+  const auto num_matched = static_cast<std::int32_t>(match.blocks.size());
+  const auto missing = blocks_for(seq.num_tokens()) - num_matched;
+  seq.need = missing + available - pool.num_available();
+  seq.gains_then = gains;
+  bool fits = seq.need <= slack;
+  try {
+    fits = fits && pool.allocate(missing, match.blocks);
+  } catch (...) {
+    pool.release(match.blocks);
+    throw;
+  }
+  if (!fits) {
+    pool.release(match.blocks);
+    return false;
+  }
+  gains += num_matched;
+  seq.need = 0;
+  seq.blocks = std::move(match.blocks);
+  seq.nodes = std::move(match.nodes);
+  seq.computed = match.num_tokens;
+  seq.inserted_blocks = num_matched;
+  if (seq.num_cached_tokens < 0) {
+    seq.num_cached_tokens = match.num_tokens;
+    if (!seq.all_rows) prefix_query_tokens += seq.prompt_tokens;
+    prefix_hit_tokens += match.num_tokens;
+  }
+  return true;
+}
+
+// Whether it will need another block than those for its tokens so far. The last token that it may sample needs no
+// place: its KV is never read. No sequence can get more blocks than the pool has.
+bool Scheduler::Impl::will_need_more_blocks(const Seq& seq) const {
+  const auto most = std::min(blocks_for(seq.max_total_tokens - 1), pool.num_blocks());
+  return most > (seq.state == State::running ? std::ssize(seq.blocks) : blocks_for(seq.num_tokens()));
+}
+
+void Scheduler::Impl::count_reserve() {
+  reserve = 0;
+  for (const auto* seq : running) reserve += static_cast<int>(will_need_more_blocks(*seq));
+}
+
+}  // namespace charonia::schedule

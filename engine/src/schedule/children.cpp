@@ -1,0 +1,68 @@
+// Policy: children of one prompt (several completions of a request). A child begins with its parent's blocks, so its
+// prompt is not computed a second time.
+//
+// A child waits beside the queue, where it holds up nobody, until its parent's prompt is computed. Then it takes the
+// place in the queue that its arrival gives it. It is a child until the first step with it has advanced. When the
+// parent stops running before that (removed, preempted, impossible), the child becomes a sequence like any other.
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <utility>
+
+#include "schedule/scheduler_impl.h"
+
+namespace charonia::schedule {
+
+// Of a sequence that is added; null: it has none.
+Seq* Scheduler::Impl::parent_of(SeqId id, std::span<const TokenId> prompt, const SeqOptions& options) const {
+  if (options.parent == 0 || options.all_rows) return nullptr;
+  auto& parent = at(options.parent);
+  if (parent.salt != options.salt || parent.prompt_tokens != std::ssize(prompt) ||
+      !std::equal(prompt.begin(), prompt.end(), parent.tokens.begin())) {
+    broken(cat("sequence ", id, " has another prompt or salt than its parent ", options.parent));
+  }
+  return parent.state == State::impossible ? nullptr : &parent;
+}
+
+// With all of its parent's blocks before the one that holds the prompt's last token. That one the child writes to, so
+// it gets its own: a copy, unless it holds no other token of the prompt. It computes the last token itself, to sample
+// what follows. False, and nothing changed, when there is no block.
+bool Scheduler::Impl::begin_with_parent(Seq& seq, std::int32_t slack, StepPlan& plan) {
+  const auto& parent = *seq.parent;
+  const auto shared = static_cast<std::size_t>((seq.prompt_tokens - 1) / pool.block_len());
+  std::vector<cache::BlockId> blocks(parent.blocks.begin(),
+                                     parent.blocks.begin() + static_cast<std::ptrdiff_t>(shared));
+  if (slack < 1 || !pool.allocate(1, blocks)) return false;
+  pool.retain(std::span(blocks).first(shared));
+  if ((seq.prompt_tokens - 1) % pool.block_len() != 0) {
+    plan.block_copies.emplace_back(parent.blocks[shared], blocks.back());
+  }
+  seq.blocks = std::move(blocks);
+  seq.computed = seq.num_cached_tokens = seq.prompt_tokens - 1;
+  seq.inserted_blocks = static_cast<std::int32_t>(shared);
+  seq.nodes.assign(parent.nodes.begin(),
+                   parent.nodes.begin() + static_cast<std::ptrdiff_t>(std::min(shared, parent.nodes.size())));
+  seq.forked = true;
+  return true;
+}
+
+void Scheduler::Impl::leave_parent(Seq& seq) {
+  if (seq.parent == nullptr) return;
+  std::erase(seq.parent->children, &seq);
+  seq.parent = nullptr;
+}
+
+// Once the sequence's prompt is computed.
+void Scheduler::Impl::queue_children(const Seq& seq) {
+  for (auto* child : seq.children) {
+    if (child->state == State::waiting_for_parent) enqueue(*child);
+  }
+}
+
+void Scheduler::Impl::leave_children(Seq& seq) {
+  queue_children(seq);
+  for (auto* child : seq.children) child->parent = nullptr;
+  seq.children.clear();
+}
+
+}  // namespace charonia::schedule

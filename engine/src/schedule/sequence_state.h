@@ -1,0 +1,71 @@
+// One sequence as the parts of the scheduler see it. Each part owns the fields that are named after it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "schedule/scheduler.h"
+
+namespace charonia::schedule {
+
+[[noreturn]] inline void broken(const std::string& what) { throw Error(ErrorCode::internal, cat("scheduler: ", what)); }
+
+enum class State {
+  waiting,             // in the queue
+  waiting_for_parent,  // beside the queue, until its parent's prompt is computed (children.cpp)
+  running,             // holds blocks
+  impossible,          // needs more blocks than there are (fewer_blocks.cpp)
+};
+
+struct Seq {
+  // As it was added.
+  SeqId id = 0;
+  int priority = 0;
+  std::uint64_t arrival = 0;
+  std::uint64_t salt = 0;
+  bool all_rows = false;
+  std::int32_t prompt_tokens = 0;
+  std::int32_t max_total_tokens = 0;
+
+  State state = State::waiting;
+  std::vector<TokenId> tokens;          // prompt and sampled; the last one may be a placeholder (negative)
+  std::int32_t num_cached_tokens = -1;  // -1: never admitted
+
+  // While it runs. Zero and empty otherwise.
+  std::vector<cache::BlockId> blocks;
+  std::int32_t computed = 0;             // tokens whose KV is in the blocks
+  std::int32_t planned = 0;              // tokens of the plan that has not advanced yet
+  std::int32_t inserted_blocks = 0;      // full blocks that are in the prefix index
+  std::vector<cache::PrefixNode> nodes;  // of those, where there is an index
+
+  // admission.cpp: the last lookup, when the sequence did not fit.
+  std::int32_t need = 0;        // available blocks that it needed
+  std::int64_t gains_then = 0;  // Impl::gains at that time
+
+  // children.cpp
+  Seq* parent = nullptr;       // whose blocks it is to begin with; null once a step with it has advanced
+  std::vector<Seq*> children;  // whose parent this is
+  bool forked = false;         // began with its parent's blocks, in the plan that has not advanced yet
+
+  // logits_rows.h
+  std::int32_t rows_given = 0;  // with all_rows: the prompt's first rows whose logits steps have given
+
+  std::int32_t num_tokens() const { return static_cast<std::int32_t>(tokens.size()); }
+  std::int32_t gap() const { return num_tokens() - computed; }
+  bool has_placeholder() const { return tokens.back() < 0; }
+  bool is_full() const { return num_tokens() >= max_total_tokens; }
+  bool is_decode() const { return gap() == 1 && !is_full(); }
+  bool has_computed_prompt() const { return state == State::running && computed >= prompt_tokens; }
+};
+
+// The order of sequences: higher priority first, then earlier arrival.
+struct Before {
+  bool operator()(const Seq* a, const Seq* b) const {
+    return a->priority != b->priority ? a->priority > b->priority : a->arrival < b->arrival;
+  }
+};
+
+}  // namespace charonia::schedule

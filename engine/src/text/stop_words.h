@@ -1,0 +1,32 @@
+// The stop words of a request, prepared for the search of a byte stream. All sequences of a request share them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace charonia::text {
+
+// Knuth, Morris and Pratt, 1977. Takes 5 bytes for each byte of a word.
+class StopWords {
+ public:
+  // Throws Error(invalid_argument) where one is empty.
+  explicit StopWords(std::vector<std::string> words);
+
+  std::size_t size() const { return words_.size(); }
+  std::size_t length(std::size_t word) const { return words_[word].bytes.size(); }
+
+  // One more byte of the text. matched: the length of the longest end of the text that is a beginning of the word,
+  // 0 at first, < length(word) afterwards. True: the word ends here.
+  bool push(std::size_t word, std::uint32_t& matched, char byte) const;
+
+ private:
+  struct Word {
+    std::string bytes;
+    std::vector<std::uint32_t> shorter;  // [i]: matched length to go on with when i matched and the next byte does not
+  };
+  std::vector<Word> words_;
+};
+
+}  // namespace charonia::text

@@ -1,0 +1,131 @@
+// Weights that no model can compute with: loading does not look at values, the first request says which tensor it is.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <stop_token>
+#include <string>
+#include <utility>
+
+#include "engine_fixture.h"
+#include "model/weights.h"
+
+namespace charonia {
+namespace {
+
+using testing::Collector;
+using testing::EngineFixture;
+using testing::request;
+using testing::TinyModel;
+using testing::write_tiny_workspace;
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+class BrokenWeightsTest : public EngineFixture {
+ protected:
+  // The tiny model with one value of a tensor, its first, replaced.
+  void replace(const std::string& tensor, float value, int ranks = 1) const {
+    TinyModel model;
+    model.ranks = ranks;
+    bool done = false;
+    model.change = [&](const std::string& name, float old) {
+      return name != tensor || std::exchange(done, true) ? old : value;
+    };
+    write_tiny_workspace(weights(), model);
+    ASSERT_TRUE(done);
+  }
+  static std::string error_of_request(Engine& engine) {
+    Collector out;
+    engine.submit(request({5, 6, 7}, 4), out.callback());
+    const auto result = out.last();
+    EXPECT_EQ(result.finish_reason, FinishReason::error);
+    return result.error;
+  }
+  std::string find_broken(DType weight_type, int ranks = 1) const {
+    return model::WeightFiles(weights(), ranks).find_broken(weight_type, {});
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Devices, BrokenWeightsTest, testing::kDevices, testing::device_name);
+
+TEST_P(BrokenWeightsTest, TheFirstRequestsErrorNamesTheTensor) {
+  const std::string tensor = "layers.1.feed_forward.w2.0.weight";
+  replace(tensor, kNaN);
+  const auto broken = engine();
+  for (int time = 0; time < 2; ++time) {
+    const auto error = error_of_request(*broken);
+    for (const auto* part : {"the logit of token", tensor.c_str(), "rank-0.safetensors", "not finite"}) {
+      EXPECT_NE(error.find(part), std::string::npos) << error;
+    }
+  }
+}
+
+TEST_P(BrokenWeightsTest, WhereAllWeightsAreFiniteItSaysSo) {
+  TinyModel model;
+  model.change = [](const std::string& name, float value) {
+    return name.ends_with("w1.0.weight") || name.ends_with("w3.0.weight") ? value * 1e30F : value;
+  };
+  write_tiny_workspace(weights(), model);
+  const auto overflowing = engine();
+  const auto error = error_of_request(*overflowing);
+  EXPECT_NE(error.find("all weights are finite"), std::string::npos) << error;
+}
+
+TEST_P(BrokenWeightsTest, FilesThatAreGoneAreSaidToBe) {
+  replace("norm.weight", kNaN);
+  const auto broken = engine();
+  std::filesystem::remove(weights() / "manifest.json");
+  const auto error = error_of_request(*broken);
+  EXPECT_NE(error.find("the weights cannot be read again"), std::string::npos) << error;
+  EXPECT_NE(error.find("manifest.json is missing"), std::string::npos) << error;
+}
+
+TEST_P(BrokenWeightsTest, OtherErrorsAreAsTheyWere) {
+  const auto sound = engine();
+  auto nothing_left = request({5, 6, 7}, 4);
+  nothing_left.mask = std::make_shared<testing::MaskOf>(40, [](TokenId token, auto) { return token == 5; });
+  nothing_left.sampling.bad_words = {{5}};
+  Collector out;
+  sound->submit(nothing_left, out.callback());
+  const auto error = out.last().error;
+  EXPECT_NE(error.find("no token is left"), std::string::npos) << error;
+  EXPECT_EQ(error.find("weights"), std::string::npos) << error;
+}
+
+TEST_P(BrokenWeightsTest, AnyTensorOfAnyRankIsFound) {
+  for (const float value : {kNaN, -kNaN, kInfinity, -kInfinity}) {
+    for (const auto* tensor : {"norm.weight", "tok_embeddings.weight", "layers.0.attention.w_qkv.0.weight"}) {
+      for (const int ranks : {1, 2}) {
+        replace(tensor, value, ranks);
+        const auto found = find_broken(DType::bf16, ranks);
+        EXPECT_NE(found.find(tensor), std::string::npos) << found;
+      }
+    }
+  }
+  write_tiny_workspace(weights());
+  EXPECT_EQ(find_broken(DType::f16), "");
+}
+
+TEST_P(BrokenWeightsTest, AMatrixWhoseValuesTheWeightTypeCannotHoldIsFound) {
+  const std::string tensor = "layers.0.feed_forward.w1.0.weight";
+  replace(tensor, -65520);  // the least that is rounded to an infinity
+  EXPECT_NE(find_broken(DType::f16).find(tensor + " of "), std::string::npos);
+  EXPECT_NE(find_broken(DType::f16).find("weight_type = fp16 cannot hold"), std::string::npos);
+  EXPECT_EQ(find_broken(DType::bf16), "");
+  replace(tensor, 65519);
+  EXPECT_EQ(find_broken(DType::f16), "");
+  replace(tensor, std::numeric_limits<float>::max());
+  EXPECT_NE(find_broken(DType::bf16).find("weight_type = bf16 cannot hold"), std::string::npos);
+  EXPECT_EQ(find_broken(DType::f32), "");
+  replace("norm.weight", 70'000);  // kept as float
+  EXPECT_EQ(find_broken(DType::f16), "");
+}
+
+TEST_P(BrokenWeightsTest, ItEndsWhenItIsAskedTo) {
+  replace("norm.weight", kNaN);
+  std::stop_source stop;
+  stop.request_stop();
+  EXPECT_EQ(model::WeightFiles(weights(), 1).find_broken(DType::f32, stop.get_token()), "");
+}
+
+}  // namespace
+}  // namespace charonia

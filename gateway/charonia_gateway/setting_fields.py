@@ -1,0 +1,126 @@
+# Generated from definitions/service_settings.toml by `make generate`; do not edit.
+"""The fields of the gateway's settings."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import AliasChoices, Field
+from pydantic_settings import BaseSettings
+
+
+class GatewayFields(BaseSettings):
+    model_name: str = Field(
+        "charonia",
+        min_length=1,
+        validation_alias=AliasChoices("charonia_model_name", "model_name"),
+        description="name under which clients ask for the model",
+    )
+    host: str = Field(
+        "127.0.0.1",
+        validation_alias=AliasChoices("charonia_host", "host"),
+        description="address to listen on",
+    )
+    grpc_port: int = Field(
+        33337,
+        ge=1,
+        le=65535,
+        validation_alias=AliasChoices("charonia_grpc_port", "grpc_port"),
+        description="Triton gRPC",
+    )
+    port: int = Field(
+        23333,
+        ge=1,
+        le=65535,
+        validation_alias=AliasChoices("charonia_gateway_port", "port"),
+        description="gateway: REST, documentation, metrics",
+    )
+    triton_host: str = Field(
+        "127.0.0.1",
+        validation_alias=AliasChoices("charonia_triton_host", "triton_host"),
+        description="host of Triton",
+    )
+    triton_endpoints: str = Field(
+        "",
+        validation_alias=AliasChoices("charonia_triton_endpoints", "triton_endpoints"),
+        description="Triton servers of the same model, separated by commas: HOST:PORT of gRPC, dns:///HOST:PORT for "
+        "every address of a name, file:///PATH for a file of such entries; default: the one of "
+        "CHARONIA_TRITON_HOST and CHARONIA_GRPC_PORT",
+    )
+    endpoint_check_interval_s: float = Field(
+        1,
+        gt=0,
+        validation_alias=AliasChoices("charonia_endpoint_check_interval_s", "endpoint_check_interval_s"),
+        description="seconds between two checks of a Triton server, and between two reads of names and files",
+    )
+    endpoint_check_timeout_s: float = Field(
+        2,
+        gt=0,
+        validation_alias=AliasChoices("charonia_endpoint_check_timeout_s", "endpoint_check_timeout_s"),
+        description="maximum time for an answer to a check, in seconds; a server that misses three in a row is down",
+    )
+    max_body_bytes: int = Field(
+        8388608,
+        ge=1024,
+        validation_alias=AliasChoices("charonia_gateway_max_body_bytes", "max_body_bytes"),
+        description="maximum size of a request body in bytes",
+    )
+    max_choices: int = Field(
+        128,
+        ge=1,
+        validation_alias=AliasChoices("charonia_gateway_max_choices", "max_choices"),
+        description="maximum number of completions (prompts times n) of one HTTP request",
+    )
+    request_timeout_s: float = Field(
+        0,
+        ge=0,
+        validation_alias=AliasChoices("charonia_gateway_request_timeout_s", "request_timeout_s"),
+        description="maximum time for one answer in seconds, after which it ends with status 504; 0 for no limit",
+    )
+    heartbeat_s: float = Field(
+        15,
+        ge=0,
+        validation_alias=AliasChoices("charonia_gateway_heartbeat_s", "heartbeat_s"),
+        description="seconds of silence after which a stream sends a heartbeat, below what proxies wait; 0 for none",
+    )
+    write_timeout_s: float = Field(
+        60,
+        ge=0,
+        le=86400,
+        validation_alias=AliasChoices("charonia_gateway_write_timeout_s", "write_timeout_s"),
+        description="seconds for which a client may take nothing of what is sent before its connection ends, 0 for any",
+    )
+    shutdown_timeout_s: float = Field(
+        30,
+        ge=0,
+        validation_alias=AliasChoices(
+            "charonia_gateway_shutdown_timeout_s", "charonia_drain_timeout_s", "shutdown_timeout_s"
+        ),
+        description="seconds that running answers have to end after SIGTERM; no new request is taken meanwhile",
+    )
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = Field(
+        "info",
+        validation_alias=AliasChoices("charonia_gateway_log_level", "log_level"),
+        description="log level",
+    )
+    tracing_endpoint: str = Field(
+        "",
+        pattern="^(https?://.+)?$",
+        validation_alias=AliasChoices("charonia_tracing_endpoint", "tracing_endpoint"),
+        description="collector that gets traces by OTLP over HTTP, such as http://collector:4318; default: none",
+    )
+    access_log: bool = Field(
+        False,
+        validation_alias=AliasChoices("charonia_gateway_access_log", "charonia_access_log", "access_log"),
+        description="log every request: one line each in gateway, preprocessing and engine",
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text",
+        validation_alias=AliasChoices("charonia_log_format", "log_format"),
+        description="log format of all processes: lines for people (text), or one JSON object per line (json)",
+    )
+    log_prompts: bool = Field(
+        False,
+        validation_alias=AliasChoices("charonia_log_prompts", "log_prompts"),
+        description="with access_log, log the text of prompts and answers; otherwise no log has such text",
+    )

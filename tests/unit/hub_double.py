@@ -1,0 +1,110 @@
+"""Stands for the Hugging Face hub: serves folders as models, counts what it sends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+COMMIT = "c" * 40
+
+
+class HubDouble:
+    """`models` maps a hub id to its folder. Ids in `gated` show what they have and send no file."""
+
+    def __init__(self, models: dict[str, Path], gated: tuple[str, ...] = ()) -> None:
+        self.models = models
+        self.gated = gated
+        self.sent: dict[str, int] = {}  # bytes of each file's contents
+        self.ranges: dict[str, list[str]] = {}  # that were asked for, "" for a whole file
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> HubDouble:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _handler(hub: HubDouble) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self) -> None:
+            self._answer(body=False)
+
+        def do_GET(self) -> None:
+            self._answer(body=True)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def _answer(self, *, body: bool) -> None:
+            path = urlsplit(self.path).path
+            listing = re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/[^/]+|/tree/[^/]+)?", path)
+            file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path)
+            model = listing[1] if listing else file[1] if file else ""
+            if model not in hub.models:
+                self._send(401, {"X-Error-Code": "RepoNotFound"}, b"", body)
+            elif listing:
+                self._list(model, tree="/tree/" in path, body=body)
+            elif file:
+                self._send_file(model, file[2], body)
+
+        def _list(self, model: str, *, tree: bool, body: bool) -> None:
+            files = sorted(path for path in hub.models[model].iterdir() if path.is_file())
+            if tree:
+                said: object = [
+                    {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": _digest(path)}
+                    for path in files
+                ]
+            else:
+                said = {"id": model, "sha": COMMIT, "siblings": [{"rfilename": path.name} for path in files]}
+            self._send(200, {"Content-Type": "application/json"}, json.dumps(said).encode(), body)
+
+        def _send_file(self, model: str, name: str, body: bool) -> None:
+            if model in hub.gated:
+                self._send(403, {"X-Error-Code": "GatedRepo"}, b"", body)
+                return
+            file = hub.models[model] / name
+            if not file.is_file():
+                self._send(404, {"X-Error-Code": "EntryNotFound"}, b"", body)
+                return
+            content = file.read_bytes()
+            headers = {"ETag": f'"{_digest(file)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+            status, asked = 200, re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if asked:
+                first, last = int(asked[1]), min(int(asked[2]), len(content) - 1)
+                headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
+                status, content = 206, content[first : last + 1]
+            if body:
+                hub.sent[name] = hub.sent.get(name, 0) + len(content)
+                hub.ranges.setdefault(name, []).append(self.headers.get("Range", ""))
+            self._send(status, headers, content, body)
+
+        def _send(self, status: int, headers: dict[str, str], content: bytes, body: bool) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if body:
+                self.wfile.write(content)
+
+    return Handler
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha1(file.read_bytes()).hexdigest()

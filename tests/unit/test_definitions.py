@@ -1,0 +1,160 @@
+"""What is generated from definitions/ is what is committed, and what is defined is what the code has."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from charonia_client import GenerateRequest
+from charonia_gateway.settings import Settings as GatewaySettings
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))
+
+from charonia import SamplingParams, _engine  # noqa: E402
+from charonia.families import ModelConfig  # noqa: E402
+from charonia.settings import ServeSettings, env_name  # noqa: E402
+from definitions.outputs import FILES, render  # noqa: E402
+from definitions.sampling import SamplingParameter, parameters  # noqa: E402
+from definitions.services import service_settings, variables  # noqa: E402
+from definitions.settings import Setting, engine_settings, model_attributes  # noqa: E402
+from definitions.tensors import STEPS, Tensor, inputs, tensors  # noqa: E402
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_what_is_generated_is_what_is_committed(path: str) -> None:
+    assert (ROOT / path).read_text(encoding="utf-8") == render()[path], f"{path} is out of date: make generate"
+
+
+def test_the_engine_has_what_is_defined() -> None:
+    found = [(field.key, field.help, field.model_attribute, field.ignored) for field in _engine.config_fields()]
+    defined = [(entry.name, entry.help, True, False) for entry in model_attributes()]
+    defined += [(entry.name, entry.help, False, entry.ignored) for entry in engine_settings()]
+    assert found == defined
+
+
+def test_defaults_of_a_model_in_python_are_those_of_the_engine() -> None:
+    required = {entry.name: 1 for entry in model_attributes() if entry.required}
+    assert set(required) < {field.name for field in fields(ModelConfig)}
+    written = {key: value for key, value in ModelConfig(**required).settings().items() if key not in required}
+    spelled = {"true": "1", "false": "0"}
+    for field in _engine.config_fields():
+        if field.key in written:
+            mine = spelled.get(written[field.key], written[field.key])
+            theirs = "" if field.key == "end_id" else field.default_value  # -1 there: none
+            assert mine == theirs or float(mine) == float(theirs), field.key
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"type": "integer"}, "of type 'integer'"),
+        ({}, "needs either a default or required"),
+        ({"default": 1, "required": True}, "needs either a default or required"),
+        ({"default": 1}, "says nowhere what is allowed"),
+        ({"default": 1, "check": "even"}, "needs values"),
+    ],
+)
+def test_an_entry_that_says_too_little_is_refused(entry: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"\[x\].*{message}"):
+        Setting(name="x", help="a setting", **({"type": "int"} | entry))  # type: ignore[arg-type]
+
+
+def test_sampling_parameters_and_their_defaults_are_the_same_everywhere() -> None:
+    native, api, client = _engine.SamplingParams(), SamplingParams(), GenerateRequest(text="")
+    for one in parameters():
+        if one.is_value:
+            assert getattr(native, one.name) == pytest.approx(one.none if one.default is None else one.default), (
+                one.name
+            )
+            assert getattr(api, one.name) == (None if one.unset else one.default), one.name
+            assert getattr(client, one.name) is None, one.name
+        else:
+            assert getattr(native, one.name) == [], one.name
+    assert {field.name for field in fields(api)} - {"stop"} == {one.name for one in parameters()} - {"stop_words"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"type": "integer", "default": 1}, "of type 'integer'"),
+        ({"type": "int"}, "needs one of default, optional and none"),
+        ({"type": "int", "default": 1, "optional": True}, "needs one of default, optional and none"),
+        ({"type": "strings"}, "needs python and expected"),
+        ({"type": "bool", "default": True, "row": True}, "it is no number"),
+    ],
+)
+def test_a_sampling_parameter_that_is_not_consistent_is_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"\[x\].*{message}"):
+        SamplingParameter(name="x", help="a parameter", **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"type": "STRING", "inputs": ("engine",)}, "of type 'STRING'"),
+        ({"type": "INT32"}, "needs inputs or outputs"),
+        ({"type": "INT32", "inputs": ("engines",)}, "engines"),
+        ({"type": "INT32", "outputs": ("engine",), "required": ("engine",)}, "does not take it"),
+    ],
+)
+def test_a_tensor_that_is_not_consistent_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"\[x\].*{message}"):
+        Tensor(name="x", dims=(1,), help="a tensor", **given)
+
+
+def test_whatever_a_step_takes_from_another_comes_before_it() -> None:
+    echo = next(one for one in tensors() if one.name == "echo")
+    assert [echo.source(step) for step in STEPS] == ["", "preprocessing_echo", "engine_echo"]
+    for step in STEPS:
+        lacking = {one.name for one in inputs(step) if not one.source(step)}
+        assert lacking == ({"stop", "cancel"} if step == "engine" else set()), step
+
+
+# --- variables of the environment
+
+_QUOTED = re.compile(r'"(CHARONIA_[A-Z0-9_]*[A-Z0-9])"')
+_EXPANDED = re.compile(r"\$\{?(CHARONIA_[A-Z0-9_]+)")
+_PATTERNS = {"py": _QUOTED, "cpp": _QUOTED, "h": _QUOTED, "cu": _QUOTED}
+_PATTERNS |= dict.fromkeys(("sh", "yml", "Dockerfile", "Makefile", "run"), _EXPANDED)
+
+
+def variables_named() -> dict[str, set[str]]:
+    """Variable -> the files that name it: C++ and Python in quotes, scripts and compose where they expand it."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found: dict[str, set[str]] = {}
+    for path in listed.split("\0"):
+        pattern = _PATTERNS.get(re.split(r"[./]", path)[-1])
+        if pattern is not None and not path.startswith(("tests/", "engine/tests/")):
+            for name in pattern.findall((ROOT / path).read_text(encoding="utf-8")):
+                found.setdefault(name, set()).add(path)
+    return found
+
+
+def test_every_variable_that_code_names_is_documented() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    named = variables_named()
+    assert {"CHARONIA_LOG_FORMAT", "CHARONIA_CUDA_SYNC", "CHARONIA_NCCL", "CHARONIA_TAG", "CHARONIA_CCACHE"} <= set(
+        named
+    )
+    missing = {name: files for name, files in named.items() if f"`{name}`" not in page}
+    assert not missing, "definitions/environment.toml lacks them"
+
+
+def test_every_variable_of_the_environment_is_read_somewhere() -> None:
+    of_tests = "CHARONIA_TEST_DOCKER_UP"
+    assert f'"{of_tests}"' in (ROOT / "tests" / "docker" / "conftest.py").read_text(encoding="utf-8")
+    unread = {one.name for one in variables()} - set(variables_named()) - {of_tests}
+    assert not unread, "nothing reads what definitions/environment.toml has"
+
+
+def test_the_launcher_and_the_gateway_have_what_is_defined() -> None:
+    serve = {env_name(field): field for field in ServeSettings.model_fields}
+    assert serve == {one.name: one.field("serve") for one in service_settings() if "serve" in one.of}
+    gateway = {one.field("gateway"): one.default_of("gateway") for one in service_settings() if "gateway" in one.of}
+    assert {name: field.default for name, field in GatewaySettings.model_fields.items()} == gateway

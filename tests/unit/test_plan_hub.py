@@ -1,0 +1,153 @@
+"""`charonia plan` of a hub id: what is said before the download, and what that costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_double import HubDouble
+
+from charonia.bench.random_model import Shape, write_random_model
+from charonia.weights.checkpoint import read_json
+from charonia.weights.plan import make_plan
+
+PLAIN = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "200", "HF_HUB_DISABLE_TELEMETRY": "1"}
+CPU = ("--device", "cpu", "--memory", "4GiB", "--json")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "small"
+    write_random_model(folder, Shape(2, 256, 4, 2, 512, 8192))  # 11 MB
+    return folder
+
+
+@pytest.fixture
+def hub(model: Path) -> Iterator[HubDouble]:
+    with HubDouble({"them/small": model}, gated=("them/gated",)) as running:
+        yield running
+
+
+def plan(endpoint: str, home: Path, *arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "charonia", "plan", *arguments]
+    environment = {**PLAIN, "HF_ENDPOINT": endpoint, "HF_HOME": str(home)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+def without_weights(model: Path, folder: Path) -> Path:
+    """A copy that has everything but its safetensors files."""
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    return folder
+
+
+def test_a_plan_takes_the_headers_of_the_weights_and_no_more(model: Path, hub: HubDouble, tmp_path: Path) -> None:
+    code, out, err = plan(hub.url, tmp_path, "them/small", *CPU)
+    assert code == 0, err
+    here = make_plan(model, {"device": "cpu"}, memory="4GiB")
+    assert json.loads(out) == json.loads(json.dumps(here.answers(None, None)))
+    weights = model / "model.safetensors"
+    assert 0 < hub.sent[weights.name] <= 100_001 < weights.stat().st_size / 10
+    assert sum(hub.sent.values()) < 110_000
+    assert set(hub.sent) <= {"config.json", "generation_config.json", weights.name}
+
+
+def test_each_file_of_a_model_that_is_in_several_is_asked_for_its_header(
+    model: Path, hub: HubDouble, tmp_path: Path
+) -> None:
+    sharded = without_weights(model, tmp_path / "small")
+    names = split_weights(model / "model.safetensors", sharded)
+    hub.models["them/small"] = sharded
+    code, out, err = plan(hub.url, tmp_path / "home", "them/small", *CPU)
+    assert code == 0, err
+    assert json.loads(out)["weight_bytes"] == make_plan(model, {"device": "cpu"}, memory="4GiB").weight_bytes
+    assert all(hub.ranges[name] == ["bytes=0-100000"] for name in names)
+
+
+def split_weights(file: Path, folder: Path) -> list[str]:
+    """Writes the tensors of a file into two, with their index."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(file)
+    keys = sorted(tensors)
+    halves = {"model-1.safetensors": keys[: len(keys) // 2], "model-2.safetensors": keys[len(keys) // 2 :]}
+    for name, mine in halves.items():
+        save_file({key: tensors[key] for key in mine}, folder / name)
+    weight_map = {key: name for name, mine in halves.items() for key in mine}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return list(halves)
+
+
+def test_headers_that_contradict_config_json_are_an_error(model: Path, hub: HubDouble, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    config = read_json(other / "config.json")
+    (other / "config.json").write_text(json.dumps({**config, "intermediate_size": config["intermediate_size"] + 64}))
+    hub.models["them/small"] = other
+    code, _, err = plan(hub.url, tmp_path / "home", "them/small", *CPU)
+    assert code == 1 and "where config.json says" in err
+
+
+def test_bin_weights_are_planned_from_config_json_with_a_warning(model: Path, hub: HubDouble, tmp_path: Path) -> None:
+    old = without_weights(model, tmp_path / "old")
+    (old / "pytorch_model.bin").write_bytes(b"x" * 1_000_000)
+    hub.models["them/small"] = old
+    config = read_json(old / "config.json")
+    config.pop("dtype", None)
+    (old / "config.json").write_text(json.dumps({**config, "torch_dtype": "bfloat16"}))
+    code, out, err = plan(hub.url, tmp_path / "home", "them/small", *CPU)
+    assert code == 0, err
+    said = json.loads(out)
+    here = make_plan(model, {"device": "cpu"}, dtype="bf16", memory="4GiB")
+    assert (said["weight_type"], said["weight_bytes"]) == ("bf16", here.weight_bytes)
+    assert "cannot be checked before their download" in said["warnings"][0]
+    assert "pytorch_model.bin" not in hub.sent
+
+    config.pop("torch_dtype", None)
+    (old / "config.json").write_text(json.dumps(config))
+    code, _, err = plan(hub.url, tmp_path / "another", "them/small", *CPU)
+    assert code == 1 and "--dtype fp32 | fp16 | bf16" in err
+    code, out, err = plan(hub.url, tmp_path / "another", "them/small", *CPU, "--dtype", "fp32")
+    assert code == 0, err
+    assert json.loads(out)["weight_type"] == "fp32"
+
+
+def test_what_the_hub_does_not_give_is_said_with_the_remedy(model: Path, hub: HubDouble, tmp_path: Path) -> None:
+    hub.models["them/gated"] = model
+    hub.models["them/empty"] = without_weights(model, tmp_path / "empty")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        for endpoint, name, parts in (
+            (hub.url, "them/gated", ("gated", "accept its terms", "HF_TOKEN")),
+            (hub.url, "them/nothing", ("no model of that name", "check the name")),
+            (hub.url, "them/empty", ("no weights on the hub", "pytorch_model.bin")),
+            (nobody, "them/small", ("cannot be downloaded", "check the network", "HF_ENDPOINT")),
+            (hub.url, "no/hub/id", ("is no hub id (owner/name)",)),
+        ):
+            code, out, err = plan(endpoint, tmp_path / "home", name, *CPU)
+            assert code == 1 and out == "" and "Traceback" not in err
+            assert all(part in err for part in parts), err
+
+
+def test_a_model_that_is_in_the_cache_is_planned_without_a_network(model: Path, hub: HubDouble, tmp_path: Path) -> None:
+    environment = {**PLAIN, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+    code = "from charonia.weights.hub import download; print(download('them/small'))"
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True, timeout=300)
+    sent = dict(hub.sent)
+    assert sent["model.safetensors"] == (model / "model.safetensors").stat().st_size
+    code_of, out, err = plan(hub.url, tmp_path, "them/small", *CPU)
+    assert code_of == 0, err
+    assert hub.sent == sent
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        code_of, without, err = plan(f"http://127.0.0.1:{taken.getsockname()[1]}", tmp_path, "them/small", *CPU)
+    assert code_of == 0, err
+    assert without == out
