@@ -13,7 +13,8 @@
 #   --help
 #
 # Environment: CHARONIA_HTTP_PORT, CHARONIA_GRPC_PORT and CHARONIA_METRICS_PORT are this machine's ports; every other
-# CHARONIA_<KEY>, the inference parameters of triton_models/weights/config.ini, is handed in.
+# CHARONIA_<KEY>, the inference parameters of triton_models/weights/config.ini, is handed in. docker stop waits for twice
+# CHARONIA_DRAIN_TIMEOUT_S and 15 s.
 set -euo pipefail
 
 fail() { echo "service_docker_up.sh: $*" >&2; exit 1; }
@@ -85,7 +86,11 @@ while IFS= read -r variable; do
   esac
 done < <(compgen -e CHARONIA_)
 
-exec docker run --rm --name "$name" --stop-timeout 45 --read-only --tmpfs /tmp --cap-drop ALL \
+# Requests may go on for the drain time twice: those of the ensemble, then those of the engine alone. Then Triton unloads.
+drain=${CHARONIA_DRAIN_TIMEOUT_S:-$(sed -n 's/^drain_timeout_s *= *//p' "$workspace/triton_models/weights/config.ini")}
+stop_timeout=$(awk -v drain="${drain:-30}" 'BEGIN { printf "%d", int(2 * drain + 15.999) }')
+
+exec docker run --rm --name "$name" --stop-timeout "$stop_timeout" --read-only --tmpfs /tmp --cap-drop ALL \
   --security-opt no-new-privileges --shm-size "$shm_size" \
   --publish "${CHARONIA_HTTP_PORT:-33336}:33336" \
   --publish "${CHARONIA_GRPC_PORT:-33337}:33337" \

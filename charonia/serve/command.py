@@ -89,6 +89,9 @@ def prepare_command(
     chosen = read_settings(model=model, run_dir=run_dir)
     print(
         prepare(
-            chosen.model, chosen.run_dir.expanduser().absolute(), inference_settings(spell_settings(settings or {}))
+            chosen.model,
+            chosen.run_dir.expanduser().absolute(),
+            inference_settings(spell_settings(settings or {})),
+            lambda text: typer.echo(text, err=True),
         )
     )

@@ -106,7 +106,7 @@ class _Stack:
         root = settings.run_dir.expanduser().absolute()
         with run_folder.held(root, settings.grpc_port) as own:
             checks.check_ports(settings.host, settings.ports)
-            workspace = prepare(settings.model, root, self._inference)
+            workspace = prepare(settings.model, root, self._inference, self._say)
             try:
                 if not self._start(own, workspace):
                     return

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from charonia.errors import ModelError
 from charonia.serve.errors import ServeError
 from charonia.triton_models import source_dir
-from charonia.weights import workspace
+from charonia.weights import hub, workspace
 from charonia.weights.tensor_parallel import ranks_of
 
 _MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin")
@@ -22,15 +22,20 @@ def demo_model() -> Path | None:
     return folder if (folder / "config.json").is_file() else None
 
 
-def prepare(model: str | None, run_dir: Path, inference: Mapping[str, str]) -> Path:
+def prepare(
+    model: str | None, run_dir: Path, inference: Mapping[str, str], say: Callable[[str], None] = lambda _: None
+) -> Path:
     """The workspace of `model` (folder, workspace or hub id; None: the demo model), linked in run_dir where there is
-    none yet, for the ranks of `inference`. Raises CharoniaError for what is not there or not supported."""
+    none yet, for the ranks of `inference`. `say` is told which commit of a hub id was taken. Raises CharoniaError for
+    what is not there or not supported."""
     named = model or demo_model()
     if named is None:
         raise ServeError(
             "no model was named: charonia serve MODEL, or set MODEL to a model folder, a workspace or a hub id"
         )
     location = workspace.locate(named)
+    if pinned := hub.pinned_id(str(named), location.path):
+        say(f"{named} is {pinned}: with MODEL={pinned} every server has the same files, whatever the hub has later")
     if location.is_workspace:
         if not (location.path / "model_repository" / "ensemble" / "config.pbtxt").is_file():
             raise ServeError(f"{location.path} has no model_repository: name the workspace, not a folder inside it")

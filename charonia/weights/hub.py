@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,37 @@ from charonia.weights.checkpoint import TensorInfo, open_checkpoint
 _CONFIG = ["config.json", "generation_config.json"]
 _FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
 _BIN = "pytorch_model*.bin"
+_REVISION = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/[\w.-]+)*", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def parse_id(model: str) -> tuple[str, str | None]:
+    """owner/name and revision (a branch, a tag or a commit; None: the main branch) of owner/name or
+    owner/name@revision."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    repository, at, revision = model.partition("@")
+    wrong = f"{model} does not exist, and {model!r} is no hub id (owner/name or owner/name@revision)"
+    parts = repository.split("/")
+    if len(parts) != 2 or not all(parts) or parts[0] in (".", "..", "~"):
+        raise ModelError(wrong)
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise ModelError(f"{wrong}: {_reason(error)}") from None
+    if at and not _REVISION.fullmatch(revision):
+        raise ModelError(f"{wrong}: {revision!r} is no name of a branch, tag or commit")
+    return repository, revision if at else None
+
+
+def pinned_id(model: str, folder: Path) -> str | None:
+    """owner/name@commit of the files in `folder`, which `model` named; None where that is what it said, or where the
+    folder is not of the hub's cache."""
+    if folder.parent.name != "snapshots" or not _COMMIT.fullmatch(folder.name) or Path(model).expanduser().exists():
+        return None
+    pinned = f"{parse_id(model)[0]}@{folder.name}"
+    return pinned if pinned != model else None
 
 
 def download(model: str) -> Path:
@@ -21,10 +53,13 @@ def download(model: str) -> Path:
     """
     import huggingface_hub
 
+    repository, revision = parse_id(model)
     with _explained(model):
-        folder = Path(huggingface_hub.snapshot_download(model, allow_patterns=_FILES))
+        folder = Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=_FILES))
         if not any(folder.glob("*.safetensors")):
-            folder = Path(huggingface_hub.snapshot_download(model, allow_patterns=[*_FILES, _BIN]))
+            # Of the same commit, whatever has become of the branch since.
+            patterns = [*_FILES, _BIN]
+            folder = Path(huggingface_hub.snapshot_download(repository, revision=folder.name, allow_patterns=patterns))
     return folder
 
 
@@ -32,8 +67,9 @@ def download_config(model: str) -> Path:
     """The folder of the hub's cache with config.json and, where the model has one, generation_config.json."""
     import huggingface_hub
 
+    repository, revision = parse_id(model)
     with _explained(model):
-        return Path(huggingface_hub.snapshot_download(model, allow_patterns=_CONFIG))
+        return Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=_CONFIG))
 
 
 def read_headers(model: str, folder: Path) -> dict[str, TensorInfo] | None:
@@ -51,11 +87,12 @@ def read_headers(model: str, folder: Path) -> dict[str, TensorInfo] | None:
     except ModelError:  # not downloaded, or not all of them
         pass
     api = huggingface_hub.HfApi()
+    repository, _ = parse_id(model)
     with _explained(model):
         try:
-            files = api.get_safetensors_metadata(model, revision=folder.name).files_metadata
+            files = api.get_safetensors_metadata(repository, revision=folder.name).files_metadata
         except NotASafetensorsRepoError:
-            if any(Path(name).match(_BIN) for name in api.list_repo_files(model, revision=folder.name)):
+            if any(Path(name).match(_BIN) for name in api.list_repo_files(repository, revision=folder.name)):
                 return None
             raise ModelError(
                 f"{model} has no weights on the hub: expected model.safetensors, model.safetensors.index.json or "
@@ -73,9 +110,6 @@ def _explained(model: str) -> Iterator[None]:
     """Says in a ModelError why the hub's library gave up, and what would help."""
     from huggingface_hub import errors
 
-    parts = model.split("/")
-    if len(parts) != 2 or not all(parts) or parts[0] in (".", "..", "~"):
-        raise ModelError(f"{model} does not exist, and {model!r} is no hub id (owner/name)")
     missing = f"{model} does not exist here, and"
     login = "log in with `hf auth login` or set HF_TOKEN"
     try:
@@ -89,6 +123,11 @@ def _explained(model: str) -> Iterator[None]:
     except errors.RepositoryNotFoundError as error:
         raise ModelError(
             f"{missing} the hub has no model of that name that you may read: check the name; for a private one {login}"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        repository, revision = parse_id(model)
+        raise ModelError(
+            f"{missing} the hub's {repository} has no revision {revision}: name a branch, a tag or a whole commit"
         ) from error
     except errors.SafetensorsParsingError as error:
         raise ModelError(f"{model} has a file on the hub that is no safetensors file: {_reason(error)}") from error

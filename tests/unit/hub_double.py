@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 COMMIT = "c" * 40
+REVISIONS = {"main": COMMIT, COMMIT: COMMIT, "v1": "d" * 40, "d" * 40: "d" * 40}
 
 
 class HubDouble:
@@ -53,17 +54,21 @@ def _handler(hub: HubDouble) -> type[BaseHTTPRequestHandler]:
 
         def _answer(self, *, body: bool) -> None:
             path = urlsplit(self.path).path
-            listing = re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/[^/]+|/tree/[^/]+)?", path)
-            file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path)
+            listing = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?", path)
+            file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
             model = listing[1] if listing else file[1] if file else ""
             if model not in hub.models:
                 self._send(401, {"X-Error-Code": "RepoNotFound"}, b"", body)
+                return
+            named = (listing[3] if listing else file[2] if file else "") or "main"
+            if named not in REVISIONS:
+                self._send(404, {"X-Error-Code": "RevisionNotFound"}, b"", body)
             elif listing:
-                self._list(model, tree="/tree/" in path, body=body)
+                self._list(model, REVISIONS[named], tree=listing[2] == "tree", body=body)
             elif file:
-                self._send_file(model, file[2], body)
+                self._send_file(model, REVISIONS[named], file[3], body)
 
-        def _list(self, model: str, *, tree: bool, body: bool) -> None:
+        def _list(self, model: str, commit: str, *, tree: bool, body: bool) -> None:
             files = sorted(path for path in hub.models[model].iterdir() if path.is_file())
             if tree:
                 said: object = [
@@ -71,10 +76,10 @@ def _handler(hub: HubDouble) -> type[BaseHTTPRequestHandler]:
                     for path in files
                 ]
             else:
-                said = {"id": model, "sha": COMMIT, "siblings": [{"rfilename": path.name} for path in files]}
+                said = {"id": model, "sha": commit, "siblings": [{"rfilename": path.name} for path in files]}
             self._send(200, {"Content-Type": "application/json"}, json.dumps(said).encode(), body)
 
-        def _send_file(self, model: str, name: str, body: bool) -> None:
+        def _send_file(self, model: str, commit: str, name: str, body: bool) -> None:
             if model in hub.gated:
                 self._send(403, {"X-Error-Code": "GatedRepo"}, b"", body)
                 return
@@ -83,7 +88,7 @@ def _handler(hub: HubDouble) -> type[BaseHTTPRequestHandler]:
                 self._send(404, {"X-Error-Code": "EntryNotFound"}, b"", body)
                 return
             content = file.read_bytes()
-            headers = {"ETag": f'"{_digest(file)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+            headers = {"ETag": f'"{_digest(file)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
             status, asked = 200, re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
             if asked:
                 first, last = int(asked[1]), min(int(asked[2]), len(content) - 1)

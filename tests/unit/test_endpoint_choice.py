@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -330,6 +332,24 @@ async def test_a_file_of_endpoints_that_is_being_written_removes_no_server(tmp_p
         file.write_text(written)
         assert sorted(await discovery.targets()) == whole
     assert await discovery.targets() == whole
+
+
+async def test_the_file_is_read_again_after_an_error_of_the_gateways_own(tmp_path: Any) -> None:
+    file = tmp_path / "servers"
+    file.write_text("a:1\n")
+    seen: list[list[str]] = []
+    enough = asyncio.Event()
+
+    def use(targets: Iterable[str]) -> None:
+        seen.append(list(targets))
+        if len(seen) == 1:
+            raise RuntimeError("a bug")
+        enough.set()
+
+    following = asyncio.create_task(Discovery(f"file://{file}").follow(use, 0.01))
+    await asyncio.wait_for(enough.wait(), 60)
+    following.cancel()
+    assert seen[:2] == [["a:1"], ["a:1"]]
 
 
 async def test_a_name_stands_for_all_its_addresses() -> None:

@@ -340,6 +340,60 @@ async def test_a_sessions_end_is_told_where_it_is() -> None:
         assert assigned.actions[4:] == [("end_session", "s")]
 
 
+async def test_a_session_whose_end_could_not_be_told_is_ended_later() -> None:
+    async with several() as gateway:
+        pool, turn = gateway.pool, ask(session_id="s", interactive=True)
+        assigned = gateway.server_of(await gateway.text(turn))
+        assigned.action_error = "[503] not now"
+        with pytest.raises(Unavailable, match="not now"):
+            await pool.end_session("s")
+        # What has been ended does not go on, neither here nor as if it were new elsewhere.
+        asked = sum(len(server.requests) for server in gateway.servers)
+        with pytest.raises(Unavailable, match="not now"):
+            await gateway.text(turn)
+        assert sum(len(server.requests) for server in gateway.servers) == asked
+        assigned.action_error = ""
+        await until(lambda: ("end_session", "s") in assigned.actions, "it is told again")
+        assert await gateway.text(turn) == assigned.target
+        assert assigned.actions == [("end_session", "s")]
+
+
+async def test_of_sessions_that_went_on_elsewhere_none_is_left_out_when_telling_fails() -> None:
+    async with several(2) as gateway:
+        first = gateway.servers[0]
+        (endpoint,) = [one for one in gateway.pool.endpoints if one.target == first.target]
+        first.ready = False
+        await gateway.until_all_are(State.DOWN, first)
+        sessions = [f"s{number}" for number in range(40)]
+        for session_id in sessions:
+            endpoint.stale_sessions.remember(session_id, None)
+        first.action_error = "[503] not yet"
+        first.ready = True
+        await gateway.until_all_are(State.UP)
+        assert sorted(endpoint.stale_sessions) == sorted(sessions)
+        first.action_error = ""
+        await until(lambda: not endpoint.stale_sessions, "all are told")
+        assert sorted(first.actions) == sorted(("end_session", session_id) for session_id in sessions)
+
+
+async def test_checks_go_on_after_an_error_of_the_gateways_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with several(2) as gateway:
+        endpoint, failed = gateway.pool.endpoints[0], asyncio.Event()
+
+        async def fails(timeout_s: float) -> None:
+            failed.set()
+            raise RuntimeError("a bug")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(endpoint.client, "check", fails)
+            await asyncio.wait_for(failed.wait(), HANG_S)
+        server = gateway.server_of(endpoint.target)
+        server.ready = False
+        await gateway.until_all_are(State.DOWN, server)
+        server.ready = True
+        await gateway.until_all_are(State.UP)
+
+
 async def test_leaving_a_request_cancels_it_where_it_is() -> None:
     async with several() as gateway:
         for server in gateway.servers:

@@ -130,7 +130,7 @@ def test_what_the_hub_does_not_give_is_said_with_the_remedy(model: Path, hub: Hu
             (hub.url, "them/nothing", ("no model of that name", "check the name")),
             (hub.url, "them/empty", ("no weights on the hub", "pytorch_model.bin")),
             (nobody, "them/small", ("cannot be downloaded", "check the network", "HF_ENDPOINT")),
-            (hub.url, "no/hub/id", ("is no hub id (owner/name)",)),
+            (hub.url, "no/hub/id", ("is no hub id (owner/name",)),
         ):
             code, out, err = plan(endpoint, tmp_path / "home", name, *CPU)
             assert code == 1 and out == "" and "Traceback" not in err

@@ -72,6 +72,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.exiting = False  # refuses to be asked whether it lives
         self.requests: list[pb.ModelInferRequest] = []  # to the ensemble
         self.actions: list[tuple[str, str]] = []  # (stop, cancel or end_session; request id or session id)
+        self.action_error = ""  # what it answers to stop, cancel and end_session in place of doing them
         self.behaviour: Behaviour = self.say_name
         self._awake = asyncio.Event()
         self._awake.set()
@@ -114,6 +115,9 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         async for request in requests:
             if request.model_name == "engine":
                 await self._awake.wait()
+                if self.action_error:
+                    yield error(self.action_error)
+                    continue
                 self.actions.append((request.inputs[0].name, request.id or input_text(request, "session_id")))
                 continue
             self.requests.append(request)

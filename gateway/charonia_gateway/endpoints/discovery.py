@@ -70,7 +70,10 @@ class Discovery:
         """Calls `use` with the servers every `interval_s` seconds, if they can change."""
         while self._changes:
             await asyncio.sleep(interval_s)
-            use(await self.targets())
+            try:
+                use(await self.targets())
+            except Exception:
+                log.exception("looking for endpoints had an error of the gateway's own; the next look follows")
 
     async def _targets_of(self, entry: str) -> list[str]:
         try:

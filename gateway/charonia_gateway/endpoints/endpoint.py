@@ -7,7 +7,15 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from charonia_client import CharoniaError, Client, ConnectionLost, GenerateRequest, GenerateResponse, Unresponsive
+from charonia_client import (
+    CharoniaError,
+    Client,
+    ConnectionLost,
+    GenerateRequest,
+    GenerateResponse,
+    Unavailable,
+    Unresponsive,
+)
 
 from charonia_gateway.endpoints import load
 from charonia_gateway.endpoints.affinity import Recent
@@ -64,11 +72,12 @@ class Endpoint:
         self.turn = 0  # when it was chosen last: of equals the one that waits longest is next
         self.broken = False  # a check found that its connection broke, and none has found it well since
         self.busy_until = 0.0  # on the chooser's clock: when its Retry-After ends
-        # Sessions that continued elsewhere while it was down: its histories of them are out of date.
+        # Sessions that went on elsewhere or ended, which it was not told: its histories of them are out of date.
         self.stale_sessions: Recent[str, None] = Recent(_MAX_STALE_SESSIONS)
         self._changed = changed
         self._wake = asyncio.Event()
         self._checking = False
+        self._told_all = True  # or it has been said that it could not be told
         self._checked = asyncio.Event()  # set, and replaced, when a check ends
 
     @property
@@ -114,6 +123,7 @@ class Endpoint:
                     with contextlib.suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(self._wake.wait(), interval_s)
         finally:
+            self._checking = False
             self._tell_checked()
 
     def _tell_checked(self) -> None:
@@ -133,14 +143,35 @@ class Endpoint:
             await self._forget_stale_sessions()  # before it can be chosen for them again
             self.health.well()
 
-    async def _forget_stale_sessions(self) -> None:
-        async def tell() -> None:
-            while self.stale_sessions:
-                session_id, _ = self.stale_sessions.popitem()
-                await self.client.end_session(session_id)
+    async def forget_stale_session(self, session_id: str) -> None:
+        """Raises CharoniaError where that fails; the next check tries again what the server could not take."""
+        try:
+            await self.client.end_session(session_id)
+        except Unavailable:
+            raise
+        except CharoniaError:
+            self.stale_sessions.pop(session_id, None)  # it would say the same again
+            raise
+        self.stale_sessions.pop(session_id, None)
 
-        if self.stale_sessions:
-            try:
-                await asyncio.gather(*(tell() for _ in range(_TELLERS)))
-            except CharoniaError as error:
-                log.warning("endpoint %s could not be told which sessions went on elsewhere: %s", self.target, error)
+    async def _forget_stale_sessions(self) -> None:
+        waiting = list(self.stale_sessions)
+
+        async def tell() -> None:
+            while waiting:
+                session_id = waiting.pop()
+                if session_id in self.stale_sessions:
+                    await self.forget_stale_session(session_id)
+
+        outcomes = await asyncio.gather(*(tell() for _ in range(min(_TELLERS, len(waiting)))), return_exceptions=True)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        for error in errors:
+            if not isinstance(error, CharoniaError):
+                raise error
+        if errors and self._told_all:
+            log.warning(
+                "endpoint %s could not be told which sessions went on elsewhere or ended, and is told again: %s",
+                self.target,
+                errors[0],
+            )
+        self._told_all = not errors

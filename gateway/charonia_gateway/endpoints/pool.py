@@ -114,6 +114,7 @@ class Pool:
             )
             entry = InFlight(endpoint, id, request)
             try:
+                await self._settle_session(endpoint, request)
                 first = [await anext(parts)]
                 entry.note(first[0])
                 if not request.stream:
@@ -149,12 +150,22 @@ class Pool:
         session_id = request.session_id
         if session_id is None or choice.reason != "session":
             return
-        choice.endpoint.stale_sessions.pop(session_id, None)
         if choice.moved_from:
             log.warning("a session moves from %s, which is gone, to %s", choice.moved_from, choice.endpoint.target)
             for endpoint in self.endpoints:
                 if endpoint.target == choice.moved_from:
                     endpoint.stale_sessions.remember(session_id, None)
+
+    async def _settle_session(self, endpoint: Endpoint, request: GenerateRequest) -> None:
+        """No turn goes on with a history that is out of date: the server forgets it first. A request with the whole
+        conversation replaces it."""
+        session_id = request.session_id
+        if session_id is None or session_id not in endpoint.stale_sessions:
+            return
+        if request.interactive:
+            await endpoint.forget_stale_session(session_id)
+        else:
+            del endpoint.stale_sessions[session_id]
 
     def _told(self, failures: list[CharoniaError]) -> CharoniaError:
         """What the client hears: when to come again, if any server has said so, else why the last one did not."""
@@ -167,13 +178,18 @@ class Pool:
         return "; ".join(f"{endpoint.target}: {endpoint.health.reason}" for endpoint in self.endpoints) or "none known"
 
     async def end_session(self, session_id: str) -> None:
-        """Forgets a session. A server that is down is told when it comes back."""
+        """Forgets a session. A server that is down is told when it comes back. Where a server cannot be told, that is
+        raised, and it is told again after its next good check."""
         server = self._server_of(session_id)
         if server and len(self.endpoints) > 1 and not server.usable:
             server.stale_sessions.remember(session_id, None)
             del self._chooser.sessions[session_id]
             return
-        await self._tell(session_id, lambda client: client.end_session(session_id))
+        await self._tell(
+            session_id,
+            lambda client: client.end_session(session_id),
+            lambda endpoint: endpoint.stale_sessions.remember(session_id, None),
+        )
 
     async def stop_session(self, session_id: str) -> None:
         await self._tell(session_id, lambda client: client.stop(session_id=session_id))
@@ -185,14 +201,23 @@ class Pool:
         target = self._chooser.sessions.get(session_id)
         return next((endpoint for endpoint in self.endpoints if endpoint.target == target), None)
 
-    async def _tell(self, session_id: str, action: Callable[[Client], Awaitable[None]]) -> None:
-        """Tells the session's server. Where that is not known, tells all: servers ignore unknown sessions."""
+    async def _tell(
+        self,
+        session_id: str,
+        action: Callable[[Client], Awaitable[None]],
+        missed: Callable[[Endpoint], None] = lambda _: None,
+    ) -> None:
+        """Tells the session's server. Where that is not known, tells all: servers ignore unknown sessions. `missed`
+        gets those that could not be told."""
         server = self._server_of(session_id)
         known = [server] if server else self.endpoints
         told = [endpoint for endpoint in known if endpoint.usable] or known
         if not told:
             raise self._told([])
         outcomes = await asyncio.gather(*(action(endpoint.client) for endpoint in told), return_exceptions=True)
+        for endpoint, outcome in zip(told, outcomes, strict=True):
+            if isinstance(outcome, Unavailable):
+                missed(endpoint)
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if len(errors) == len(outcomes):
             raise errors[0]
@@ -227,11 +252,15 @@ class Pool:
                     endpoint.client.abort(id, f"endpoint {endpoint.target} is down: {endpoint.health.reason}")
 
     async def _watch(self, endpoint: Endpoint) -> None:
-        try:
-            await endpoint.watch(self._check_interval_s, self._check_timeout_s)
-        except Exception:
-            log.exception("the checks of endpoint %s ended with an error of the gateway's own", endpoint.target)
-            raise
+        while True:
+            try:
+                await endpoint.watch(self._check_interval_s, self._check_timeout_s)
+                break
+            except Exception:
+                log.exception(
+                    "a check of endpoint %s had an error of the gateway's own; the next follows", endpoint.target
+                )
+                await asyncio.sleep(self._check_interval_s)
         # It was removed and has no request left.
         self.endpoints.remove(endpoint)
         del self._watches[endpoint.target]

@@ -1,0 +1,79 @@
+"""owner/name@revision: which files of the hub are meant, and what is said of a name that is none."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hub_double import COMMIT, HubDouble
+
+from charonia.errors import ModelError
+from charonia.weights.hub import parse_id, pinned_id
+
+DOWNLOAD = """
+import sys
+from charonia.errors import ModelError
+from charonia.weights.hub import download, pinned_id
+try:
+    folder = download(sys.argv[1])
+    print(folder.name, pinned_id(sys.argv[1], folder))
+except ModelError as error:
+    sys.exit(str(error))
+"""
+V1 = "d" * 40
+
+
+def download(endpoint: str, home: Path, model: str) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", DOWNLOAD, model],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"},
+    )
+    return done.stdout.strip(), done.stderr.strip()
+
+
+def test_a_revision_names_the_files_of_its_commit(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(bytes(8))
+    with HubDouble({"them/small": model}) as hub:
+        for name, said in (
+            ("them/small", f"{COMMIT} them/small@{COMMIT}"),
+            ("them/small@v1", f"{V1} them/small@{V1}"),
+            (f"them/small@{V1}", f"{V1} None"),
+        ):
+            out, err = download(hub.url, tmp_path / "home", name)
+            assert out == said, err
+        out, err = download(hub.url, tmp_path / "home", "them/small@v9")
+        assert out == ""
+        assert "the hub's them/small has no revision v9: name a branch, a tag or a whole commit" in err
+
+
+def test_an_id_is_its_repository_and_its_revision() -> None:
+    assert parse_id("Qwen/Qwen2.5-0.5B") == ("Qwen/Qwen2.5-0.5B", None)
+    assert parse_id(f"a/b@{V1}") == ("a/b", V1)
+    assert parse_id("a/b@refs/pr/7") == ("a/b", "refs/pr/7")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a", "a/", "/b", "a/b/c", "a@v1", "../b", "a b/c", "a/b--c", "a/b.git", "a/b@", "a/b@v 1", "a/b@../c", "a/b@v1@2"],
+)
+def test_what_is_no_hub_id_is_said_with_its_form(name: str) -> None:
+    with pytest.raises(ModelError, match=re.escape(f"{name!r} is no hub id (owner/name or owner/name@revision)")):
+        parse_id(name)
+
+
+def test_a_folder_is_not_pinned(tmp_path: Path) -> None:
+    folder = tmp_path / "snapshots" / V1
+    folder.mkdir(parents=True)
+    assert pinned_id(str(folder), folder) is None
+    assert pinned_id("a/b", tmp_path) is None
