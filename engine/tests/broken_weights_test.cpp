@@ -34,12 +34,17 @@ class BrokenWeightsTest : public EngineFixture {
     write_tiny_workspace(weights(), model);
     ASSERT_TRUE(done);
   }
+  // On a busy machine the first ones may not have the cause yet.
   static std::string error_of_request(Engine& engine) {
-    Collector out;
-    engine.submit(request({5, 6, 7}, 4), out.callback());
-    const auto result = out.last();
-    EXPECT_EQ(result.finish_reason, FinishReason::error);
-    return result.error;
+    std::string error;
+    do {
+      Collector out;
+      engine.submit(request({5, 6, 7}, 4), out.callback());
+      const auto result = out.last();
+      EXPECT_EQ(result.finish_reason, FinishReason::error);
+      error = result.error;
+    } while (error.find("are being read") != std::string::npos);
+    return error;
   }
   std::string find_broken(DType weight_type, int ranks = 1) const {
     return model::WeightFiles(weights(), ranks).find_broken(weight_type, {});
@@ -70,13 +75,18 @@ TEST_P(BrokenWeightsTest, WhereAllWeightsAreFiniteItSaysSo) {
   EXPECT_NE(error.find("all weights are finite"), std::string::npos) << error;
 }
 
-TEST_P(BrokenWeightsTest, FilesThatAreGoneAreSaidToBe) {
+TEST_P(BrokenWeightsTest, OnlyTheFilesOfTensorsHaveToBeThere) {
   replace("norm.weight", kNaN);
-  const auto broken = engine();
-  std::filesystem::remove(weights() / "manifest.json");
-  const auto error = error_of_request(*broken);
-  EXPECT_NE(error.find("the weights cannot be read again"), std::string::npos) << error;
-  EXPECT_NE(error.find("manifest.json is missing"), std::string::npos) << error;
+  for (const bool all : {false, true}) {
+    const auto broken = engine();
+    if (all) std::filesystem::remove(weights() / "rank-0.safetensors");
+    std::filesystem::remove(weights() / "token_table.safetensors");
+    std::filesystem::remove(weights() / "manifest.json");
+    const auto error = error_of_request(*broken);
+    const auto* const expected = all ? "the weights cannot be read again" : "tensor norm.weight of";
+    EXPECT_NE(error.find(expected), std::string::npos) << error;
+    replace("norm.weight", kNaN);
+  }
 }
 
 TEST_P(BrokenWeightsTest, OtherErrorsAreAsTheyWere) {

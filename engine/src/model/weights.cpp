@@ -3,7 +3,9 @@
 #include <array>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <system_error>
 
 #include "base/text.h"
@@ -65,19 +67,28 @@ ops::HostMatrix WeightFiles::view(std::string_view name, const Part& part) const
   return {tensor.data.data() + first, tensor.dtype, last_row - first_row, last_col - first_col, cols};
 }
 
-WeightFiles::WeightFiles(const std::filesystem::path& weights_dir, int ranks) : dir_(weights_dir) {
-  const auto manifest_file = weights_dir / "manifest.json";
-  std::ifstream in(manifest_file);
-  if (!in) refuse(dir_, "manifest.json is missing");
+std::string WeightFiles::read_manifest(const std::filesystem::path& weights_dir) {
+  std::ifstream in(weights_dir / "manifest.json");
+  if (!in) refuse(weights_dir, "manifest.json is missing");
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+WeightFiles::WeightFiles(const std::filesystem::path& weights_dir, int ranks, const std::string& text, bool all_files)
+    : dir_(weights_dir) {
   try {
-    const auto manifest = nlohmann::json::parse(in);
+    const auto manifest = nlohmann::json::parse(text);
     if (const int version = manifest.at("format_version").get<int>(); version != kFormatVersion) {
       refuse(dir_, cat("its format_version is ", version, ", this engine reads ", kFormatVersion));
     }
     if (const int stored = manifest.at("ranks").get<int>(); stored != ranks) {
       refuse(dir_, cat("it was converted for tensor_para_size = ", stored, ", and that is now ", ranks), ranks);
     }
+    std::set<std::string> needed;
+    for (const auto& parts : manifest.at("tensors")) {
+      for (const auto& part : parts) needed.insert(part.at("file").get<std::string>());
+    }
     for (const auto& [name, entry] : manifest.at("files").items()) {
+      if (!all_files && !needed.contains(name)) continue;
       const std::filesystem::path path = dir_ / name;  // an absolute name replaces dir_
       std::error_code error;
       const auto bytes = std::filesystem::file_size(path, error);

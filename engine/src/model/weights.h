@@ -22,7 +22,13 @@ class WeightFiles {
  public:
   // Throws Error(invalid_argument) when the manifest is missing, of another format version, for another number of
   // ranks, or when a file is missing or has another size; the message says which command mends it.
-  WeightFiles(const std::filesystem::path& weights_dir, int ranks);
+  WeightFiles(const std::filesystem::path& weights_dir, int ranks)
+      : WeightFiles(weights_dir, ranks, read_manifest(weights_dir), true) {}
+  // With the text of a manifest that was read before. all_files: those without a tensor, as the token table, must be
+  // there as well.
+  WeightFiles(const std::filesystem::path& weights_dir, int ranks, const std::string& manifest, bool all_files);
+  // The text of manifest.json. Throws Error(invalid_argument).
+  static std::string read_manifest(const std::filesystem::path& weights_dir);
 
   bool has(std::string_view name) const;
   // The parts of a canonical tensor, in the order in which they are stacked: tensors of the files or ranges of them,
@@ -33,7 +39,7 @@ class WeightFiles {
   // Gives back the memory that what was read so far takes in this process; what was returned stays valid.
   void drop_pages() const;
   // Reads everything: the first tensor with values that are not finite, or that become so when a matrix is rounded to
-  // weight_type, and what is wrong with it; empty: none, or it was asked to stop.
+  // weight_type, what is wrong with it and what to do; empty: none, or it was asked to stop.
   std::string find_broken(DType weight_type, const std::stop_token& stop) const;
   // A vector [n] as float.
   std::vector<float> get_vector(std::string_view name, std::int64_t n) const;

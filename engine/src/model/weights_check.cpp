@@ -49,10 +49,13 @@ std::string WeightFiles::find_broken(DType weight_type, const std::stop_token& s
       if (stop.stop_requested()) return {};
       const auto values = view(name, part);
       const auto tensor = cat("tensor ", part.name, " of ", part.file->path().string());
-      if (any_infinite(values, values.dtype)) return cat(tensor, " has values that are not finite (NaN or infinity)");
+      if (any_infinite(values, values.dtype)) {
+        return cat(tensor, " has values that are not finite (NaN or infinity): download the model again");
+      }
       // Vectors are kept as float.
       if (values.cols > 1 && any_infinite(values, weight_type)) {
-        return cat(tensor, " has values that weight_type = ", to_string(weight_type), " cannot hold");
+        return cat(tensor, " has values that weight_type = ", to_string(weight_type),
+                   " cannot hold: use another --dtype");
       }
     }
     drop_pages();

@@ -14,8 +14,9 @@ namespace charonia::runtime {
 // Used by one thread.
 class WeightCheck {
  public:
-  WeightCheck(std::filesystem::path weights_dir, int ranks, std::string weight_type)
-      : dir_(std::move(weights_dir)), ranks_(ranks), weight_type_(std::move(weight_type)) {}
+  // The folder may be gone later, as the one that Python makes for a Hugging Face folder is. Its manifest is kept, which
+  // names the files of linked weights; those that were converted into the folder were found finite then.
+  WeightCheck(const std::filesystem::path& weights_dir, int ranks, std::string weight_type);
 
   // The error with what is known: the tensor that is not finite, or that none is. The first call begins to read the
   // weights, in a thread of its own, and waits some seconds for the answer; later calls do not wait. The answer is
@@ -24,6 +25,7 @@ class WeightCheck {
 
  private:
   std::filesystem::path dir_;
+  std::string manifest_;
   int ranks_;
   std::string weight_type_;
   std::shared_future<std::string> answer_;
