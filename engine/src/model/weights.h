@@ -12,7 +12,7 @@
 
 #include "base/safetensors.h"
 #include "charonia/config.h"
-#include "ops/ops.h"
+#include "ops/tensor.h"
 
 namespace charonia::model {
 
