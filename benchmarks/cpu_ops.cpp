@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "ops/cpu/bandwidth.h"
-#include "ops/ops.h"
+#include "ops/cpu/make_cpu_ops.h"
 
 using namespace charonia;
 
@@ -61,6 +61,7 @@ class Sequence {
     std::vector<float> values(static_cast<std::size_t>(kChunk * columns_));
     for (auto& x : values) x = normal(random);
     ops.upload(qkv_->data(), values.data(), values.size() * sizeof(float));
+    ops.prepare({.max_rows = kChunk, .max_sequences = 1, .max_positions = length}, [](const ops::StepShape&) {});
     for (int begin = 0; begin < length; begin += kChunk) step(begin, kChunk, true, false);
   }
 

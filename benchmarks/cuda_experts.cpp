@@ -21,6 +21,35 @@ struct Layer {
   const DeviceMemory &gate_up, &down;
 };
 
+// Row r takes the experts r * top_k, r * top_k + 1, ... modulo their number: an even load.
+std::vector<float> even_logits(const Layer& layer, std::int64_t rows) {
+  std::vector<float> logits(static_cast<std::size_t>(rows * layer.experts), -4);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (int i = 0; i < layer.top_k; ++i) {
+      logits[static_cast<std::size_t>(r * layer.experts + (r * layer.top_k + i) % layer.experts)] = 1;
+    }
+  }
+  return logits;
+}
+
+cuda::RouteParams route_params(const Layer& layer, const cuda::ExpertsWorkspace& workspace, const DeviceMemory& logits,
+                               std::byte* memory, std::int64_t rows) {
+  const int tile_rows = cuda::expert_tile_rows(kType, workspace.assignments, layer.experts);
+  const auto ints = [&](std::size_t offset) { return reinterpret_cast<std::int32_t*>(memory + offset); };
+  return {.logits = logits.as<float>(),
+          .stride = layer.experts,
+          .rows = static_cast<int>(rows),
+          .experts = layer.experts,
+          .top_k = layer.top_k,
+          .tile_rows = tile_rows,
+          .num_tiles = static_cast<int>(cuda::max_expert_tiles(workspace.assignments, layer.experts, tile_rows)),
+          .chosen = ints(workspace.chosen),
+          .weights = reinterpret_cast<float*>(memory + workspace.weights),
+          .places = ints(workspace.places),
+          .rows_of = ints(workspace.rows_of),
+          .tiles = reinterpret_cast<ExpertTile*>(memory + workspace.tiles)};
+}
+
 void measure_one(Bench& bench, const Layer& layer, std::int64_t rows) {
   const ops::ExpertsShape shape{layer.experts, layer.top_k, layer.hidden, layer.inter, kType};
   const cuda::ExpertsWorkspace workspace(shape, rows);
@@ -28,29 +57,9 @@ void measure_one(Bench& bench, const Layer& layer, std::int64_t rows) {
   auto* const memory = scratch.as<std::byte>();
   const auto in = bench.random_values(kType, rows * layer.hidden);
   const DeviceMemory out(static_cast<std::size_t>(rows * layer.hidden) * size_of(kType));
-  // Row r takes the experts r * top_k, r * top_k + 1, ... modulo their number: an even load.
-  std::vector<float> logits(static_cast<std::size_t>(rows * layer.experts), -4);
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (int i = 0; i < layer.top_k; ++i) {
-      logits[static_cast<std::size_t>(r * layer.experts + (r * layer.top_k + i) % layer.experts)] = 1;
-    }
-  }
-  const auto logits_there = bench.uploaded(logits);
-  const int tile_rows = cuda::expert_tile_rows(kType, workspace.assignments, layer.experts);
-  const auto ints = [&](std::size_t offset) { return reinterpret_cast<std::int32_t*>(memory + offset); };
-  const cuda::RouteParams route{
-      .logits = logits_there.as<float>(),
-      .stride = layer.experts,
-      .rows = static_cast<int>(rows),
-      .experts = layer.experts,
-      .top_k = layer.top_k,
-      .tile_rows = tile_rows,
-      .num_tiles = static_cast<int>(cuda::max_expert_tiles(workspace.assignments, layer.experts, tile_rows)),
-      .chosen = ints(workspace.chosen),
-      .weights = reinterpret_cast<float*>(memory + workspace.weights),
-      .places = ints(workspace.places),
-      .rows_of = ints(workspace.rows_of),
-      .tiles = reinterpret_cast<ExpertTile*>(memory + workspace.tiles)};
+  const auto logits_there = bench.uploaded(even_logits(layer, rows));
+  const auto route = route_params(layer, workspace, logits_there, memory, rows);
+  const int tile_rows = route.tile_rows;
 
   const auto assignments = static_cast<double>(workspace.assignments), hidden = static_cast<double>(layer.hidden),
              inter = static_cast<double>(layer.inter);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <random>
 
@@ -368,117 +369,145 @@ struct User {
   std::vector<PrefixNode> nodes;  // of the inserted blocks
 };
 
-class RandomUse : public testing::TestWithParam<std::uint64_t> {
- protected:
-  int below(int n) { return std::uniform_int_distribution<int>(0, n - 1)(random); }
-  std::mt19937_64 random{GetParam()};
-};
-
-// The model of the index: what was inserted, by everything that makes it what it is. An entry may be evicted at any
+// Keeps a model of the index: what was inserted, by everything that makes it what it is. An entry may be evicted at any
 // allocation, so it is a bound: what matches must be in it, with this block and unique id. While a node's whole chain
 // is in use it cannot be evicted, and must match.
-TEST_P(RandomUse, OnlyWhatWasInsertedMatchesAndWhatIsInUseAlwaysDoes) {
+class RandomUse : public testing::TestWithParam<std::uint64_t> {
+ protected:
   using Key = std::pair<std::uint64_t, std::vector<TokenId>>;  // salt, all tokens of the chain
+
+  int below(int n) { return std::uniform_int_distribution<int>(0, n - 1)(random_); }
+  User& any_user() { return users_[static_cast<std::size_t>(below(static_cast<int>(users_.size())))]; }
+
+  // Of the user's first `blocks` blocks.
+  Key key_of(const User& user, std::size_t blocks) const {
+    const auto end = static_cast<std::ptrdiff_t>(blocks * static_cast<std::size_t>(length_));
+    return {user.salt, {user.tokens.begin(), user.tokens.begin() + end}};
+  }
+
+  void start(int length, int num_blocks) {
+    length_ = length;
+    pool_ = std::make_unique<BlockManager>(num_blocks, length, true);
+    inserted_.clear();
+    users_.clear();
+  }
+
+  void check_match(const User& user, const PrefixMatch& match) {
+    ASSERT_EQ(match.num_tokens, static_cast<std::int32_t>(match.blocks.size()) * length_);
+    for (std::size_t i = 0; i < match.blocks.size(); ++i) {
+      const auto known = inserted_.find(key_of(user, i + 1));
+      ASSERT_TRUE(known != inserted_.end()) << "matched what was never inserted";
+      ASSERT_EQ(known->second.block, match.blocks[i]);
+      const bool is_last = i + 1 == match.blocks.size();
+      ASSERT_TRUE(!is_last || known->second.unique_id == match.last().unique_id);
+    }
+  }
+
+  // A new user with a random text over few tokens, so that many share beginnings.
+  void add_user() {
+    User user;
+    user.salt = static_cast<std::uint64_t>(below(2));
+    const int full = below(6);
+    for (int i = 0; i < full * length_; ++i) user.tokens.push_back(below(2));
+    // Often it does not look the whole of it up, and computes copies of blocks that are there.
+    const int looked_up = below(2) == 0 ? full * length_ : below(full * length_ + 1);
+    auto match = pool_->match(user.tokens, looked_up, user.salt);
+    ASSERT_NO_FATAL_FAILURE(check_match(user, match));
+    ASSERT_LE(match.num_tokens, looked_up);
+    user.blocks = match.blocks;
+    for (std::size_t i = 0; i < match.blocks.size(); ++i) user.nodes.push_back(inserted_.at(key_of(user, i + 1)));
+    const int missing = full - static_cast<int>(user.blocks.size()) + below(2);
+    const int available = pool_->num_available();
+    const bool given = pool_->allocate(missing, user.blocks);
+    ASSERT_EQ(given, missing <= available);
+    if (given) {
+      ASSERT_EQ(pool_->num_available(), available - missing);
+      users_.push_back(std::move(user));
+    } else {
+      pool_->release(user.blocks);
+    }
+  }
+
+  // The user's next full block, if it has one.
+  void insert_block(User& user) {
+    const auto index = user.nodes.size(), length = static_cast<std::size_t>(length_);
+    if ((index + 1) * length > user.tokens.size()) return;
+    const auto parent = index == 0 ? PrefixNode{} : user.nodes.back();
+    const auto tokens = std::span<const TokenId>(user.tokens).subspan(index * length, length);
+    const auto node = pool_->insert(parent, user.blocks[index], tokens, user.salt);
+    user.nodes.push_back(node);
+    if (node.unique_id == parent.unique_id) return;  // the parent was evicted
+    const auto key = key_of(user, index + 1);
+    if (node.block == user.blocks[index]) {
+      inserted_[key] = node;
+      return;
+    }
+    ASSERT_EQ(inserted_.at(key).unique_id, node.unique_id);
+    if (below(2) == 0) {  // go over to the block that is there
+      pool_->retain({&node.block, 1});
+      pool_->release({&user.blocks[index], 1});
+      user.blocks[index] = node.block;
+    }
+  }
+
+  void remove_user() {
+    const auto index = static_cast<std::size_t>(below(static_cast<int>(users_.size())));
+    pool_->release(users_[index].blocks);
+    users_.erase(users_.begin() + static_cast<std::ptrdiff_t>(index));
+  }
+
+  void check_integrity() {
+    std::vector<std::int32_t> use(static_cast<std::size_t>(pool_->num_blocks()), 0);
+    for (const auto& user : users_) {
+      for (const auto id : user.blocks) ++use[static_cast<std::size_t>(id)];
+    }
+    ASSERT_NO_THROW(pool_->check_integrity(use));
+  }
+
+  void look_up(const User& user) {
+    std::size_t certain = 0;  // inserted blocks of the user's own: in use, so still there
+    while (certain < user.nodes.size() && user.nodes[certain].block == user.blocks[certain]) ++certain;
+    const auto match = pool_->match(user.tokens, static_cast<std::int32_t>(user.tokens.size()), user.salt);
+    ASSERT_NO_FATAL_FAILURE(check_match(user, match));
+    ASSERT_GE(match.blocks.size(), certain);
+    pool_->release(match.blocks);
+  }
+
+  void release_all() {
+    for (const auto& user : users_) pool_->release(user.blocks);
+    users_.clear();
+  }
+
+  std::mt19937_64 random_{GetParam()};
+  int length_ = 0;
+  std::unique_ptr<BlockManager> pool_;
+  std::map<Key, PrefixNode> inserted_;
+  std::vector<User> users_;
+};
+
+TEST_P(RandomUse, OnlyWhatWasInsertedMatchesAndWhatIsInUseAlwaysDoes) {
   for (int round = 0; round < 12; ++round) {
     const int length = 1 + below(3), num_blocks = 1 + below(48);
-    BlockManager pool(num_blocks, length, true);
-    std::map<Key, PrefixNode> inserted;
-    std::vector<User> users;
-
-    const auto check_match = [&](const User& user, const PrefixMatch& match) {
-      ASSERT_EQ(match.num_tokens, static_cast<std::int32_t>(match.blocks.size()) * length);
-      Key key{user.salt, {}};
-      for (std::size_t i = 0; i < match.blocks.size(); ++i) {
-        const auto end = static_cast<std::ptrdiff_t>((i + 1) * static_cast<std::size_t>(length));
-        key.second.assign(user.tokens.begin(), user.tokens.begin() + end);
-        const auto known = inserted.find(key);
-        ASSERT_TRUE(known != inserted.end()) << "matched what was never inserted";
-        ASSERT_EQ(known->second.block, match.blocks[i]);
-        const bool is_last = i + 1 == match.blocks.size();
-        ASSERT_TRUE(!is_last || known->second.unique_id == match.last().unique_id);
-      }
-    };
-
+    start(length, num_blocks);
     for (int step = 0; step < 4000; ++step) {
       const int action = below(10);
-      if (action < 4 || users.empty()) {
-        // A new user with a random text over few tokens, so that many share beginnings.
-        User user;
-        user.salt = static_cast<std::uint64_t>(below(2));
-        const int full = below(6);
-        for (int i = 0; i < full * length; ++i) user.tokens.push_back(below(2));
-        // Often it does not look the whole of it up, and computes copies of blocks that are there.
-        const int looked_up = below(2) == 0 ? full * length : below(full * length + 1);
-        auto match = pool.match(user.tokens, looked_up, user.salt);
-        check_match(user, match);
-        ASSERT_LE(match.num_tokens, looked_up);
-        user.blocks = match.blocks;
-        for (std::size_t i = 0; i < match.blocks.size(); ++i) {
-          user.nodes.push_back(inserted.at(
-              {user.salt, {user.tokens.begin(), user.tokens.begin() + static_cast<std::ptrdiff_t>(i + 1) * length}}));
-        }
-        const int missing = full - static_cast<int>(user.blocks.size()) + below(2);
-        const int available = pool.num_available();
-        const bool given = pool.allocate(missing, user.blocks);
-        ASSERT_EQ(given, missing <= available);
-        if (given) {
-          ASSERT_EQ(pool.num_available(), available - missing);
-          users.push_back(std::move(user));
-        } else {
-          pool.release(user.blocks);
-        }
+      if (action < 4 || users_.empty()) {
+        ASSERT_NO_FATAL_FAILURE(add_user());
       } else if (action < 7) {
-        auto& user = users[static_cast<std::size_t>(below(static_cast<int>(users.size())))];
-        const auto index = user.nodes.size();
-        if ((index + 1) * static_cast<std::size_t>(length) <= user.tokens.size()) {
-          const auto parent = index == 0 ? PrefixNode{} : user.nodes.back();
-          const auto tokens = std::span<const TokenId>(user.tokens)
-                                  .subspan(index * static_cast<std::size_t>(length), static_cast<std::size_t>(length));
-          const auto node = pool.insert(parent, user.blocks[index], tokens, user.salt);
-          const bool stale = node.unique_id == parent.unique_id;
-          if (!stale) {
-            Key key{user.salt,
-                    {user.tokens.begin(), user.tokens.begin() + static_cast<std::ptrdiff_t>(index + 1) * length}};
-            if (node.block == user.blocks[index]) {
-              inserted[key] = node;
-            } else {
-              ASSERT_EQ(inserted.at(key).unique_id, node.unique_id);
-              if (below(2) == 0) {  // go over to the block that is there
-                pool.retain({&node.block, 1});
-                pool.release({&user.blocks[index], 1});
-                user.blocks[index] = node.block;
-              }
-            }
-          }
-          user.nodes.push_back(node);
-        }
+        ASSERT_NO_FATAL_FAILURE(insert_block(any_user()));
       } else {
-        const auto index = static_cast<std::size_t>(below(static_cast<int>(users.size())));
-        pool.release(users[index].blocks);
-        users.erase(users.begin() + static_cast<std::ptrdiff_t>(index));
+        remove_user();
       }
-
-      std::vector<std::int32_t> use(static_cast<std::size_t>(num_blocks), 0);
-      for (const auto& user : users) {
-        for (const auto id : user.blocks) ++use[static_cast<std::size_t>(id)];
-      }
-      ASSERT_NO_THROW(pool.check_integrity(use));
-
-      if (users.empty()) continue;
-      const auto& user = users[static_cast<std::size_t>(below(static_cast<int>(users.size())))];
-      std::size_t certain = 0;  // inserted blocks of the user's own: in use, so still there
-      while (certain < user.nodes.size() && user.nodes[certain].block == user.blocks[certain]) ++certain;
-      const auto match = pool.match(user.tokens, static_cast<std::int32_t>(user.tokens.size()), user.salt);
-      check_match(user, match);
-      ASSERT_GE(match.blocks.size(), certain);
-      pool.release(match.blocks);
-      ASSERT_NO_THROW(pool.check_integrity(use));
+      ASSERT_NO_FATAL_FAILURE(check_integrity());
+      if (users_.empty()) continue;
+      ASSERT_NO_FATAL_FAILURE(look_up(any_user()));
+      ASSERT_NO_FATAL_FAILURE(check_integrity());
     }
-    for (const auto& user : users) pool.release(user.blocks);
-    EXPECT_EQ(pool.num_available(), num_blocks);
+    release_all();
+    EXPECT_EQ(pool_->num_available(), num_blocks);
     std::vector<BlockId> all;
-    EXPECT_TRUE(pool.allocate(num_blocks, all));
-    EXPECT_NO_THROW(pool.check_integrity());
+    EXPECT_TRUE(pool_->allocate(num_blocks, all));
+    EXPECT_NO_THROW(pool_->check_integrity());
   }
 }
 

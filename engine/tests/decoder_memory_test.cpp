@@ -10,6 +10,7 @@
 #include "forwarding_ops.h"
 #include "model/decoder.h"
 #include "model/memory_needs.h"
+#include "ops/cpu/make_cpu_ops.h"
 #include "runtime/executor.h"
 #include "runtime/settings.h"
 #include "runtime/step_sizes.h"

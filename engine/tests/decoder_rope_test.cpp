@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/decoder.h"
+#include "ops/cpu/make_cpu_ops.h"
 #include "runtime/executor.h"
 #include "runtime/settings.h"
 #include "runtime/step_sizes.h"

@@ -41,10 +41,7 @@ class ForwardingOps : public ops::Ops {
     return to_->make_kv_cache(layout, num_blocks, committed);
   }
 
-  void prepare(const ops::StepLimits& limits, std::span<const ops::Linear* const> linears,
-               const Issue& issue) override {
-    to_->prepare(limits, linears, issue);
-  }
+  void prepare(const ops::StepLimits& limits, const Issue& issue) override { to_->prepare(limits, issue); }
   void begin_step(const ops::StepInput& input) override { to_->begin_step(input); }
   void run_step(const Issue& issue) override { to_->run_step(issue); }
   std::vector<ops::Sampled> collect() override { return to_->collect(); }

@@ -52,15 +52,18 @@ struct Blocks {
       rows.push_back(std::make_unique<DeviceMatrix>(ops, scaled));
       out.push_back(std::make_unique<DeviceMatrix>(ops, precision.activation, qkv.rows, kHeads * kDim));
     }
-    ops.begin_step({.ids = ids, .attention = {starts, positions, table, 1}, .logits_rows = {}, .sample = {}});
-    if (!copies.empty()) ops.copy_blocks(*cache, copies);
-    ops.run_step([&](const StepShape&) {
+    const auto issue = [&](const StepShape&) {
       for (int layer = 0; layer < kLayers; ++layer) {
         const auto i = static_cast<std::size_t>(layer);
         ops.rotary_store(rows[i]->tensor(), {.cos_sin = turns.floats(), .rotary_dim = kDim}, *cache, layer, kHeads);
         ops.attention(out[i]->tensor(), rows[i]->tensor(), *cache, layer, kHeads, {.scale = 0.25F});
       }
-    });
+    };
+    const StepInput input{.ids = ids, .attention = {starts, positions, table, 1}, .logits_rows = {}, .sample = {}};
+    ops.prepare(limits_of(input), issue);
+    ops.begin_step(input);
+    if (!copies.empty()) ops.copy_blocks(*cache, copies);
+    ops.run_step(issue);
     ops.collect();
     std::vector<Matrix> result;
     for (const auto& matrix : out) result.push_back(matrix->host());
@@ -120,6 +123,7 @@ TEST_P(CacheTest, a_block_that_is_not_there_is_not_copied) {
   const auto ops = make(1);
   Blocks blocks(*ops, DType::f32, bits());
   const std::vector<std::int32_t> ids = {0};
+  ops->prepare({.max_rows = 1, .max_sequences = 1, .max_positions = 1}, [](const StepShape&) {});
   for (const auto& pair : Copies{{-1, 0}, {0, -1}, {Blocks::kCount, 0}, {0, Blocks::kCount}}) {
     ops->begin_step({.ids = ids, .attention = {}, .logits_rows = {}, .sample = {}});
     try {

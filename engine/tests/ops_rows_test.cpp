@@ -281,8 +281,8 @@ TEST_P(RowsTest, a_token_that_the_step_before_sampled_is_embedded_unseen) {
   EXPECT_EQ(sampled[0].token, 31);
   EXPECT_EQ(sampled[1].token, 7);
   EXPECT_FALSE(sampled[2].error.empty());
-  run_step(*ops, {.ids = second, .attention = {}, .logits_rows = {}, .sample = {}},
-           [&] { ops->embed(residual.tensor(), *embedding, 1); });
+  run_prepared_step(*ops, {.ids = second, .attention = {}, .logits_rows = {}, .sample = {}},
+                    [&] { ops->embed(residual.tensor(), *embedding, 1); });
   const auto out = residual.host();
   const std::array expected = {7, 4, 31};
   for (int r = 0; r < 3; ++r) {
@@ -294,6 +294,7 @@ TEST_P(RowsTest, what_a_step_refers_to_must_be_there) {
   const auto ops = make_ops(GetParam(), 1);
   const std::vector<std::int32_t> ids = {1, 2}, unknown = {1, -1}, beyond = {2}, descending = {1, 0};
   const std::vector<SampleRow> one(1), two(2);
+  ops->prepare({.max_rows = 2, .max_sequences = 2, .max_positions = 6}, [](const StepShape&) {});
   EXPECT_THROW(ops->begin_step({.ids = unknown, .attention = {}, .logits_rows = {}, .sample = {}}), Error);
   EXPECT_THROW(ops->begin_step({.ids = ids, .attention = {}, .logits_rows = beyond, .sample = one}), Error);
   EXPECT_THROW(ops->begin_step({.ids = ids, .attention = {}, .logits_rows = descending, .sample = two}), Error);
@@ -303,6 +304,33 @@ TEST_P(RowsTest, what_a_step_refers_to_must_be_there) {
       ops->begin_step({.ids = ids, .attention = {starts, positions, table, 2}, .logits_rows = {}, .sample = {}}),
       Error);
   EXPECT_THROW(ops->run_step([](const StepShape&) {}), Error) << "no step was begun";
+}
+
+TEST_P(RowsTest, steps_are_prepared_and_stay_within_their_limits) {
+  const auto ops = make_ops(GetParam(), 1);
+  const std::vector<std::int32_t> one = {1}, two = {1, 2}, rows = {0, 1}, starts = {0, 1}, table = {0}, third = {2},
+                                  fourth = {3};
+  const std::vector<SampleRow> samples(2);
+  const auto refused = [&](const StepInput& input, std::string_view why) {
+    try {
+      ops->begin_step(input);
+      ADD_FAILURE() << "taken: " << why;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::internal);
+      EXPECT_NE(std::string_view(error.what()).find(why), std::string_view::npos) << error.what();
+    }
+  };
+  const auto nothing = [](const StepShape&) {};
+  refused({.ids = one, .attention = {}, .logits_rows = {}, .sample = {}}, "not prepared");
+  for (const StepLimits& limits : {StepLimits{0, 1, 1}, StepLimits{1, 0, 1}, StepLimits{1, 1, 0}}) {
+    EXPECT_THROW(ops->prepare(limits, nothing), Error);
+  }
+  ops->prepare({.max_rows = 1, .max_sequences = 1, .max_positions = 3}, nothing);
+  refused({.ids = two, .attention = {}, .logits_rows = {}, .sample = {}}, "2 rows");
+  refused({.ids = one, .attention = {starts, fourth, table, 1}, .logits_rows = {}, .sample = {}}, "position 3 of 3");
+  run_prepared_step(*ops, {.ids = one, .attention = {starts, third, table, 1}, .logits_rows = {}, .sample = {}}, [] {});
+  ops->prepare({.max_rows = 2, .max_sequences = 1, .max_positions = 3}, nothing);
+  refused({.ids = two, .attention = {}, .logits_rows = rows, .sample = samples}, "2 rows of logits");
 }
 
 TEST_P(RowsTest, buffers_are_zero_and_hold_what_is_uploaded) {

@@ -75,15 +75,12 @@ class FailedMask : public TokenMask {
 class SampleMaskTest : public testing::TestWithParam<std::string> {
  protected:
   std::vector<Sampled> sample(const Matrix& logits, std::span<SampleRow> rows) {
-    const DeviceMatrix device(*ops_, logits);
-    std::vector<std::int32_t> all(rows.size());
-    std::iota(all.begin(), all.end(), 0);
     for (auto& row : rows) row.sequence = ++sequences_;
-    return run_step(*ops_, {.ids = all, .attention = {}, .logits_rows = all, .sample = rows},
-                    [&] { ops_->sample(device.tensor()); });
+    return steps_.run(logits, rows);
   }
   std::uint64_t sequences_ = 0;
   std::unique_ptr<Ops> ops_ = make_ops(GetParam(), 2);
+  SamplingSteps steps_{*ops_};
 };
 INSTANTIATE_TEST_SUITE_P(Device, SampleMaskTest, testing::ValuesIn(device_names()),
                          [](const auto& i) { return i.param; });
@@ -277,14 +274,20 @@ TEST_P(SampleMaskTest, a_target_is_what_the_next_step_finds) {
   Random random(78);
   const auto table = Matrix::random(random, DType::f32, 50, 8);
   const auto embedding = ops_->make_embedding(table.host(), DType::f32);
-  const auto logits = Matrix::random(random, DType::f32, 1, 50, 4);
+  const DeviceMatrix logits(*ops_, Matrix::random(random, DType::f32, 1, 50, 4));
   SampleRow row;
   row.target = 33;
-  ASSERT_EQ(sample(logits, std::span(&row, 1))[0].token, 33);
   const DeviceMatrix residual(*ops_, ops_->precision(DType::f32).residual, 1, 8);
-  const std::vector<std::int32_t> ids = {-1};
-  run_step(*ops_, {.ids = ids, .attention = {}, .logits_rows = {}, .sample = {}},
-           [&] { ops_->embed(residual.tensor(), *embedding, 1); });
+  const std::vector<std::int32_t> first = {0}, second = {-1};
+  const auto embed = [&] { ops_->embed(residual.tensor(), *embedding, 1); };
+  const auto embed_and_sample = [&] {
+    embed();
+    ops_->sample(logits.tensor());
+  };
+  const auto sampled = run_step(
+      *ops_, {.ids = first, .attention = {}, .logits_rows = first, .sample = std::span(&row, 1)}, embed_and_sample);
+  ASSERT_EQ(sampled[0].token, 33);
+  run_prepared_step(*ops_, {.ids = second, .attention = {}, .logits_rows = {}, .sample = {}}, embed);
   const auto out = residual.host();
   for (int c = 0; c < 8; ++c) EXPECT_EQ(out.at(0, c), table.at(33, c));
 }

@@ -23,11 +23,7 @@ class SampleTest : public testing::TestWithParam<std::string> {
   std::vector<Sampled> sample(const std::vector<float>& logits, std::span<const SampleRow> rows) {
     Matrix matrix(DType::f32, std::ssize(rows), std::ssize(logits) / std::ssize(rows));
     std::memcpy(matrix.bytes.data(), logits.data(), matrix.bytes.size());
-    const DeviceMatrix device(*ops_, matrix);
-    std::vector<std::int32_t> all(rows.size());
-    std::iota(all.begin(), all.end(), 0);
-    return run_step(*ops_, {.ids = all, .attention = {}, .logits_rows = all, .sample = rows},
-                    [&] { ops_->sample(device.tensor()); });
+    return steps_.run(matrix, rows);
   }
   // A row of a sequence of its own.
   Sampled sample(const std::vector<float>& logits, SampleRow row) {
@@ -36,6 +32,7 @@ class SampleTest : public testing::TestWithParam<std::string> {
   }
   std::uint64_t sequences_ = 0;
   std::unique_ptr<Ops> ops_ = make_ops(GetParam(), 2);
+  SamplingSteps steps_{*ops_};
 };
 INSTANTIATE_TEST_SUITE_P(Device, SampleTest, testing::ValuesIn(device_names()), [](const auto& i) { return i.param; });
 

@@ -11,8 +11,11 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <memory>
+#include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -145,12 +148,59 @@ inline int trials(std::string_view device, int usual) {
   return std::max(1, static_cast<int>(std::ceil(traits(device).effort * usual)));
 }
 
-// Runs one step: `issue` calls operations on tensors that have the input's numbers of rows.
+// The least that a step is within.
+inline StepLimits limits_of(const StepInput& input) {
+  const auto& batch = input.attention;
+  const auto sequences = std::max<std::ptrdiff_t>(std::ssize(batch.query_start) - 1, std::ssize(input.logits_rows));
+  const auto last = batch.positions.empty() ? 0 : *std::max_element(batch.positions.begin(), batch.positions.end());
+  return {.max_rows = std::max(1, static_cast<int>(input.ids.size())),
+          .max_sequences = std::max(1, static_cast<int>(sequences)),
+          .max_positions = std::max(1, last + 1)};
+}
+
+// Runs a step that was prepared: `issue` calls operations on tensors that have the input's numbers of rows.
 template <class Issue>
-std::vector<Sampled> run_step(Ops& ops, const StepInput& input, Issue issue) {
+std::vector<Sampled> run_prepared_step(Ops& ops, const StepInput& input, Issue issue) {
   ops.begin_step(input);
   ops.run_step([&](const StepShape&) { issue(); });
   return ops.collect();
 }
+
+// Prepares for one step alone and runs it. What the step before sampled is not known to it.
+template <class Issue>
+std::vector<Sampled> run_step(Ops& ops, const StepInput& input, Issue issue) {
+  ops.prepare(limits_of(input), [&](const StepShape&) { issue(); });
+  return run_prepared_step(ops, input, issue);
+}
+
+// Steps that do nothing but sample. They are prepared again for another vocabulary or more rows only, so that the
+// device knows from step to step what a sequence has sampled.
+class SamplingSteps {
+ public:
+  explicit SamplingSteps(Ops& ops) : ops_(ops) {}
+
+  // logits: [rows, vocab]
+  std::vector<Sampled> run(const Matrix& logits, std::span<const SampleRow> rows) {
+    const DeviceMatrix device(ops_, logits);
+    const int count = static_cast<int>(rows.size());
+    if (logits.cols != vocab_ || count > max_rows_) {
+      vocab_ = logits.cols;
+      max_rows_ = std::max(max_rows_, count);
+      ops_.prepare({.max_rows = max_rows_, .max_sequences = max_rows_, .max_positions = 1},
+                   [&](const StepShape& shape) {
+                     ops_.sample({device.tensor().data, DType::f32, shape.logits_rows, logits.cols, logits.stride});
+                   });
+    }
+    std::vector<std::int32_t> all(rows.size());
+    std::iota(all.begin(), all.end(), 0);
+    return run_prepared_step(ops_, {.ids = all, .attention = {}, .logits_rows = all, .sample = rows},
+                             [&] { ops_.sample(device.tensor()); });
+  }
+
+ private:
+  Ops& ops_;
+  std::int64_t vocab_ = 0;
+  int max_rows_ = 64;
+};
 
 }  // namespace charonia::ops

@@ -6,7 +6,8 @@
 
 #include "charonia/config.h"
 #include "model/shard.h"
-#include "ops/ops.h"
+#include "ops/device.h"
+#include "ops/step.h"
 
 namespace charonia::model {
 

@@ -7,14 +7,7 @@ namespace charonia::model {
 void Decoder::prepare(ops::KvCache& cache) {
   cache_ = &cache;
   issue_ = [this](const ops::StepShape& shape) { issue(shape); };
-  std::vector<const ops::Linear*> linears;
-  for (const auto& layer : layers_) {
-    for (const auto* linear : {&layer.qkv, &layer.attention_out, &layer.gate_up, &layer.down, &layer.router}) {
-      if (*linear) linears.push_back(linear->get());
-    }
-  }
-  linears.push_back(output_.get());
-  ops_.prepare(limits_, linears, issue_);
+  ops_.prepare(limits_, issue_);
 }
 
 void Decoder::launch(const ops::StepInput& input) {

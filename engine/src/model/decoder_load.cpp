@@ -115,8 +115,9 @@ ops::Activation activation_of(const std::string& name) {
   return name == "gelu_tanh" ? ops::Activation::gelu_tanh : ops::Activation::silu;
 }
 
-std::size_t scratch_bytes(const ModelConfig& config, const Shard& shard, const ops::Ops& ops, DType weight, int rows) {
-  return shard.expert_inter == 0 ? 0 : ops.experts_scratch_bytes(experts_shape(config, shard, weight), rows);
+std::size_t scratch_bytes(const ModelConfig& config, const Shard& shard, const ops::Device& device, DType weight,
+                          int rows) {
+  return shard.expert_inter == 0 ? 0 : device.experts_scratch_bytes(experts_shape(config, shard, weight), rows);
 }
 
 }  // namespace

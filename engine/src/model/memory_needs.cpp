@@ -31,10 +31,12 @@ Elements elements_of(const ModelConfig& config, const Shard& shard) {
 
 }  // namespace
 
-DeviceSizes sizes_of(const ops::Ops& ops) {
-  return {[&ops](DType weight) { return ops.precision(weight); },
-          [&ops](const ops::KvLayout& layout) { return ops.kv_block_bytes(layout); },
-          [&ops](const ops::ExpertsShape& shape, std::int64_t rows) { return ops.experts_scratch_bytes(shape, rows); }};
+DeviceSizes sizes_of(const ops::Device& device) {
+  return {[&device](DType weight) { return device.precision(weight); },
+          [&device](const ops::KvLayout& layout) { return device.kv_block_bytes(layout); },
+          [&device](const ops::ExpertsShape& shape, std::int64_t rows) {
+            return device.experts_scratch_bytes(shape, rows);
+          }};
 }
 
 MemoryNeeds memory_needs(const ModelConfig& config, const Shard& shard, const DeviceSizes& sizes,

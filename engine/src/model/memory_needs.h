@@ -7,7 +7,8 @@
 
 #include "charonia/config.h"
 #include "model/shard.h"
-#include "ops/ops.h"
+#include "ops/device.h"
+#include "ops/step.h"
 
 namespace charonia::model {
 
@@ -17,7 +18,7 @@ struct DeviceSizes {
   std::function<std::size_t(const ops::KvLayout&)> kv_block_bytes;
   std::function<std::size_t(const ops::ExpertsShape&, std::int64_t rows)> experts_scratch_bytes;
 };
-DeviceSizes sizes_of(const ops::Ops& ops);
+DeviceSizes sizes_of(const ops::Device& device);
 
 struct MemoryNeeds {
   std::size_t weights = 0;      // bytes; without the padding of the device's layout

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "charonia/config.h"
-#include "ops/ops.h"
+#include "ops/step.h"
 
 namespace charonia::model {
 

@@ -13,7 +13,7 @@
 
 #include "base/safetensors.h"
 #include "charonia/config.h"
-#include "ops/ops.h"
+#include "ops/tensor.h"
 
 namespace charonia::model {
 

@@ -1,4 +1,5 @@
 #include "runtime/device_sizes.h"
+#include "ops/cpu/make_cpu_ops.h"
 
 #include <memory>
 

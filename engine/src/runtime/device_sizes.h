@@ -7,7 +7,7 @@
 #include "charonia/config.h"
 #include "model/memory_needs.h"
 #include "model/shard.h"
-#include "ops/ops.h"
+#include "ops/step.h"
 
 namespace charonia::runtime {
 

@@ -7,6 +7,7 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "ops/cpu/make_cpu_ops.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "runtime/step_sizes.h"
 

@@ -17,7 +17,7 @@
 
 #include "cache/block_manager.h"
 #include "charonia/engine.h"
-#include "ops/ops.h"
+#include "ops/step.h"
 #include "runtime/admission.h"
 #include "runtime/delivery.h"
 #include "runtime/executor.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "charonia/config.h"
-#include "ops/ops.h"
+#include "ops/step.h"
 #include "runtime/rank.h"
 #include "runtime/rank_threads.h"
 

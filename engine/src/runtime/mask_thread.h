@@ -12,7 +12,7 @@
 
 #include "charonia/token_mask.h"
 #include "charonia/types.h"
-#include "ops/ops.h"
+#include "ops/step.h"
 
 namespace charonia::runtime {
 

@@ -9,6 +9,7 @@
 #include "charonia/error.h"
 #include "model/memory_needs.h"
 #include "model/weights.h"
+#include "ops/cpu/make_cpu_ops.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "runtime/cache_size.h"
 #include "runtime/device_sizes.h"

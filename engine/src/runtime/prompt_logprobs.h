@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "charonia/types.h"
-#include "ops/ops.h"
+#include "ops/step.h"
 
 namespace charonia::runtime {
 

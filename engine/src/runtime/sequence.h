@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "charonia/types.h"
-#include "ops/ops.h"
+#include "ops/step.h"
 #include "runtime/mask_thread.h"
 #include "runtime/prompt_logprobs.h"
 #include "text/text_stream.h"

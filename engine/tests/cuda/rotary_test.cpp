@@ -34,103 +34,122 @@ struct Case {
 
 constexpr int kPositions = 50;
 
-void check(Random& random, const Case& c) {
-  const int dim = c.dim, half = c.rotary_dim / 2, kv_heads = c.kv_heads, heads = c.heads, rows = c.rows;
-  const float eps = 1e-3F;
-  const auto qkv = Matrix::random(random, c.type, rows, (heads + 2 * kv_heads) * dim, 1, c.gap);
-  const auto cos_sin = Matrix::random(random, DType::f32, kPositions, std::max(1, c.rotary_dim));
-  const auto q_norm = Matrix::random(random, DType::f32, 1, dim), k_norm = Matrix::random(random, DType::f32, 1, dim);
-  const auto q_scale = Matrix::random(random, DType::f32, 1, kPositions);
-  std::vector<std::int32_t> slots(static_cast<std::size_t>(c.blocks * c.block_len)), at, turns;
+constexpr float kEps = 1e-3F;
+
+// A slot of the cache for each row, no two the same; the last of several rows is stored nowhere.
+std::vector<std::int32_t> random_slots(Random& random, const Case& c) {
+  std::vector<std::int32_t> slots(static_cast<std::size_t>(c.blocks * c.block_len));
   std::iota(slots.begin(), slots.end(), 0);
   std::shuffle(slots.begin(), slots.end(), random);
-  slots.resize(static_cast<std::size_t>(rows));
-  for (int r = 0; r < rows; ++r) {
-    at.push_back(uniform(random, 0, kPositions - 1));
-    turns.push_back(uniform(random, 0, kPositions - 1));
-  }
-  if (rows > 1) slots.back() = -1;
-  constexpr float kUntouched = 77;
-  Matrix cache(c.type, std::int64_t{c.blocks} * 2 * kv_heads * c.block_len, dim);
-  for (std::int64_t r = 0; r < cache.rows; ++r) {
-    for (int d = 0; d < dim; ++d) cache.set(r, d, kUntouched);
+  slots.resize(static_cast<std::size_t>(c.rows));
+  if (c.rows > 1) slots.back() = -1;
+  return slots;
+}
+
+// Null where it is not wanted.
+const float* floats(const MatrixOnDevice& matrix, bool wanted) {
+  return wanted ? static_cast<const float*>(matrix.tensor().data) : nullptr;
+}
+
+struct Inputs {
+  Inputs(Random& random, const Case& c)
+      : qkv(Matrix::random(random, c.type, c.rows, (c.heads + 2 * c.kv_heads) * c.dim, 1, c.gap)),
+        cos_sin(Matrix::random(random, DType::f32, kPositions, std::max(1, c.rotary_dim))),
+        q_norm(Matrix::random(random, DType::f32, 1, c.dim)),
+        k_norm(Matrix::random(random, DType::f32, 1, c.dim)),
+        q_scale(Matrix::random(random, DType::f32, 1, kPositions)),
+        slots(random_slots(random, c)) {
+    for (int r = 0; r < c.rows; ++r) {
+      at.push_back(uniform(random, 0, kPositions - 1));
+      turns.push_back(uniform(random, 0, kPositions - 1));
+    }
   }
 
+  // A head as it must become, and for each element the sum of what was added up in it, without signs.
+  std::pair<std::vector<double>, std::vector<double>> expected(const Case& c, int row, int head) const {
+    const int dim = c.dim, half = c.rotary_dim / 2;
+    std::vector<double> x(static_cast<std::size_t>(dim)), magnitude;
+    double squares = 0;
+    for (int d = 0; d < dim; ++d) {
+      x[static_cast<std::size_t>(d)] = qkv.at(row, head * dim + d);
+      squares += x[static_cast<std::size_t>(d)] * x[static_cast<std::size_t>(d)];
+    }
+    const bool is_q = head < c.heads, is_v = head >= c.heads + c.kv_heads;
+    if (!is_v && c.normed) {
+      const double factor = 1 / std::sqrt(squares / dim + static_cast<double>(kEps));
+      for (int d = 0; d < dim; ++d) {
+        x[static_cast<std::size_t>(d)] *= factor * static_cast<double>((is_q ? q_norm : k_norm).at(0, d));
+      }
+    }
+    for (const double one : x) magnitude.push_back(std::abs(one));
+    for (int d = 0; !is_v && d < half; ++d) {
+      const auto turn = turns[static_cast<std::size_t>(row)];
+      const double cosine = cos_sin.at(turn, d), sine = cos_sin.at(turn, half + d);
+      auto &a = x[static_cast<std::size_t>(d)], &b = x[static_cast<std::size_t>(half + d)];
+      const double before = a;
+      magnitude[static_cast<std::size_t>(d)] = std::abs(a * cosine) + std::abs(b * sine);
+      magnitude[static_cast<std::size_t>(half + d)] = std::abs(b * cosine) + std::abs(a * sine);
+      a = a * cosine - b * sine;
+      b = b * cosine + before * sine;
+    }
+    for (std::size_t d = 0; is_q && c.scaled && d < x.size(); ++d) {
+      const double scale = q_scale.at(0, at[static_cast<std::size_t>(row)]);
+      x[d] *= scale;
+      magnitude[d] *= std::abs(scale);
+    }
+    return {x, magnitude};
+  }
+
+  // Row r of `got`, from element `first` on, is that head.
+  void expect_head(const Case& c, const Matrix& got, std::int64_t r, int first, int row, int head) const {
+    const auto [want, magnitude] = expected(c, row, head);
+    for (int d = 0; d < c.dim; ++d) {
+      const auto i = static_cast<std::size_t>(d);
+      ASSERT_NEAR(got.at(r, first + d), want[i],
+                  1e-6 * magnitude[i] + 1.001 * ops::rounding(c.type) * std::abs(want[i]) + 0x1p-24)
+          << "head size " << c.dim << ", of which " << c.rotary_dim << " turn, norm " << c.normed << ", element " << d
+          << " of head " << head;
+    }
+  }
+
+  Matrix qkv, cos_sin, q_norm, k_norm, q_scale;
+  std::vector<std::int32_t> slots, at, turns;
+};
+
+void check(Random& random, const Case& c) {
+  const Inputs in(random, c);
+  constexpr float kUntouched = 77;
+  Matrix cache(c.type, std::int64_t{c.blocks} * 2 * c.kv_heads * c.block_len, c.dim);
+  for (std::int64_t r = 0; r < cache.rows; ++r) {
+    for (int d = 0; d < c.dim; ++d) cache.set(r, d, kUntouched);
+  }
   in_both_orders([&] {
     Stream stream;
-    const MatrixOnDevice qkv_there(stream, qkv), cos_sin_there(stream, cos_sin), cache_there(stream, cache),
-        q_norm_there(stream, q_norm), k_norm_there(stream, k_norm), q_scale_there(stream, q_scale);
-    const DeviceArray<std::int32_t> slots_there(stream, slots), at_there(stream, at), turns_there(stream, turns);
-    const CacheLayer layer{cache_there.tensor().data, c.type, kv_heads, dim, c.block_len};
-    const auto floats = [](const MatrixOnDevice& m, bool there) {
-      return there ? static_cast<const float*>(m.tensor().data) : nullptr;
-    };
-    const ops::RotaryParams how{.cos_sin = floats(cos_sin_there, c.rotary_dim > 0),
+    const MatrixOnDevice qkv(stream, in.qkv), cos_sin(stream, in.cos_sin), cache_there(stream, cache),
+        q_norm(stream, in.q_norm), k_norm(stream, in.k_norm), q_scale(stream, in.q_scale);
+    const DeviceArray<std::int32_t> slots(stream, in.slots), at(stream, in.at), turns(stream, in.turns);
+    const CacheLayer layer{cache_there.tensor().data, c.type, c.kv_heads, c.dim, c.block_len};
+    const ops::RotaryParams how{.cos_sin = floats(cos_sin, c.rotary_dim > 0),
                                 .rotary_dim = c.rotary_dim,
-                                .q_norm = floats(q_norm_there, c.normed),
-                                .k_norm = floats(k_norm_there, c.normed),
-                                .norm_eps = eps,
-                                .q_scale = floats(q_scale_there, c.scaled)};
-    rotary_store(stream, qkv_there.tensor(), how, layer, heads, at_there.data(), turns_there.data(),
-                 slots_there.data());
-    const auto rotated = qkv_there.host(), stored = cache_there.host();
-
-    // A head as it must become, and for each element the sum of what was added up in it, without signs.
-    const auto expected = [&](int row, int head) {
-      std::vector<double> x(static_cast<std::size_t>(dim)), magnitude;
-      double squares = 0;
-      for (int d = 0; d < dim; ++d) {
-        x[static_cast<std::size_t>(d)] = qkv.at(row, head * dim + d);
-        squares += x[static_cast<std::size_t>(d)] * x[static_cast<std::size_t>(d)];
-      }
-      const bool is_q = head < heads, is_v = head >= heads + kv_heads;
-      if (!is_v && c.normed) {
-        const double factor = 1 / std::sqrt(squares / dim + static_cast<double>(eps));
-        for (int d = 0; d < dim; ++d) {
-          x[static_cast<std::size_t>(d)] *= factor * static_cast<double>((is_q ? q_norm : k_norm).at(0, d));
-        }
-      }
-      for (const double one : x) magnitude.push_back(std::abs(one));
-      for (int d = 0; !is_v && d < half; ++d) {
-        const auto turn = turns[static_cast<std::size_t>(row)];
-        const double cosine = cos_sin.at(turn, d), sine = cos_sin.at(turn, half + d);
-        auto &a = x[static_cast<std::size_t>(d)], &b = x[static_cast<std::size_t>(half + d)];
-        const double before = a;
-        magnitude[static_cast<std::size_t>(d)] = std::abs(a * cosine) + std::abs(b * sine);
-        magnitude[static_cast<std::size_t>(half + d)] = std::abs(b * cosine) + std::abs(a * sine);
-        a = a * cosine - b * sine;
-        b = b * cosine + before * sine;
-      }
-      for (std::size_t d = 0; is_q && c.scaled && d < x.size(); ++d) {
-        const double scale = q_scale.at(0, at[static_cast<std::size_t>(row)]);
-        x[d] *= scale;
-        magnitude[d] *= std::abs(scale);
-      }
-      return std::pair(x, magnitude);
-    };
-    const auto near = [&](const Matrix& got, std::int64_t r, int first, int row, int head) {
-      const auto [want, magnitude] = expected(row, head);
-      for (int d = 0; d < dim; ++d) {
-        const auto i = static_cast<std::size_t>(d);
-        ASSERT_NEAR(got.at(r, first + d), want[i],
-                    1e-6 * magnitude[i] + 1.001 * ops::rounding(c.type) * std::abs(want[i]) + 0x1p-24)
-            << "head size " << dim << ", of which " << c.rotary_dim << " turn, norm " << c.normed << ", element " << d
-            << " of head " << head;
-      }
-    };
+                                .q_norm = floats(q_norm, c.normed),
+                                .k_norm = floats(k_norm, c.normed),
+                                .norm_eps = kEps,
+                                .q_scale = floats(q_scale, c.scaled)};
+    rotary_store(stream, qkv.tensor(), how, layer, c.heads, at.data(), turns.data(), slots.data());
+    const auto rotated = qkv.host(), stored = cache_there.host();
     std::set<std::int64_t> written;
-    for (int row = 0; row < rows; ++row) {
-      for (int head = 0; head < heads; ++head) near(rotated, row, head * dim, row, head);
-      const int slot = slots[static_cast<std::size_t>(row)];
+    for (int row = 0; row < c.rows; ++row) {
+      for (int head = 0; head < c.heads; ++head) in.expect_head(c, rotated, row, head * c.dim, row, head);
+      const int slot = in.slots[static_cast<std::size_t>(row)];
       if (slot < 0) continue;
-      for (int head = 0; head < 2 * kv_heads; ++head) {
-        const auto to = (std::int64_t{slot / c.block_len} * 2 * kv_heads + head) * c.block_len + slot % c.block_len;
+      for (int head = 0; head < 2 * c.kv_heads; ++head) {
+        const auto to = (std::int64_t{slot / c.block_len} * 2 * c.kv_heads + head) * c.block_len + slot % c.block_len;
         written.insert(to);
-        near(stored, to, 0, row, heads + head);
+        in.expect_head(c, stored, to, 0, row, c.heads + head);
       }
     }
     for (std::int64_t r = 0; r < stored.rows; ++r) {
-      for (int d = 0; d < dim && written.count(r) == 0; ++d) ASSERT_EQ(stored.at(r, d), kUntouched);
+      for (int d = 0; d < c.dim && written.count(r) == 0; ++d) ASSERT_EQ(stored.at(r, d), kUntouched);
     }
   });
 }
@@ -198,39 +217,34 @@ void check_quantised(Random& random, const Case& c, int bits) {
   const auto cos_sin = Matrix::random(random, DType::f32, kPositions, std::max(1, c.rotary_dim));
   const auto norm = Matrix::random(random, DType::f32, 1, dim),
              q_scale = Matrix::random(random, DType::f32, 1, kPositions);
-  std::vector<std::int32_t> slots(static_cast<std::size_t>(c.blocks * c.block_len)), at;
-  std::iota(slots.begin(), slots.end(), 0);
-  std::shuffle(slots.begin(), slots.end(), random);
-  slots.resize(static_cast<std::size_t>(c.rows));
+  const auto slots = random_slots(random, c);
+  std::vector<std::int32_t> at;
   for (int r = 0; r < c.rows; ++r) at.push_back(uniform(random, 0, kPositions - 1));
-  if (c.rows > 1) slots.back() = -1;
 
   in_both_orders([&] {
     Stream stream;
     const MatrixOnDevice in_float(stream, floats_of_qkv), plain(stream, qkv), quantised(stream, qkv),
         turns(stream, cos_sin), norm_there(stream, norm), q_scale_there(stream, q_scale);
     const DeviceArray<std::int32_t> slots_there(stream, slots), at_there(stream, at);
-    CacheLayer floats{nullptr, DType::f32, c.kv_heads, dim, c.block_len},
+    CacheLayer as_floats{nullptr, DType::f32, c.kv_heads, dim, c.block_len},
         integers{nullptr, c.type, c.kv_heads, dim, c.block_len, bits};
-    const DeviceArray<float> floats_there(stream,
-                                          std::vector<float>(static_cast<std::size_t>(c.blocks * floats.block_size())));
+    const DeviceArray<float> floats_there(
+        stream, std::vector<float>(static_cast<std::size_t>(c.blocks * as_floats.block_size())));
     const DeviceArray<std::byte> integers_there(
         stream, std::vector<std::byte>(static_cast<std::size_t>(c.blocks * integers.block_bytes()), std::byte{0x5a}));
     const DeviceArray<std::byte> as_is_there(
-        stream, std::vector<std::byte>(static_cast<std::size_t>(c.blocks * floats.block_size()) * size_of(c.type)));
+        stream, std::vector<std::byte>(static_cast<std::size_t>(c.blocks * as_floats.block_size()) * size_of(c.type)));
     const CacheLayer as_is{as_is_there.data(), c.type, c.kv_heads, dim, c.block_len};
-    floats.data = floats_there.data();
+    as_floats.data = floats_there.data();
     integers.data = integers_there.data();
-    const auto pointer = [](const MatrixOnDevice& m, bool there) {
-      return there ? static_cast<const float*>(m.tensor().data) : nullptr;
-    };
-    const ops::RotaryParams how{.cos_sin = pointer(turns, c.rotary_dim > 0),
+    const ops::RotaryParams how{.cos_sin = floats(turns, c.rotary_dim > 0),
                                 .rotary_dim = c.rotary_dim,
-                                .q_norm = pointer(norm_there, c.normed),
-                                .k_norm = pointer(norm_there, c.normed),
-                                .norm_eps = 1e-3F,
-                                .q_scale = pointer(q_scale_there, c.scaled)};
-    rotary_store(stream, in_float.tensor(), how, floats, c.heads, at_there.data(), at_there.data(), slots_there.data());
+                                .q_norm = floats(norm_there, c.normed),
+                                .k_norm = floats(norm_there, c.normed),
+                                .norm_eps = kEps,
+                                .q_scale = floats(q_scale_there, c.scaled)};
+    rotary_store(stream, in_float.tensor(), how, as_floats, c.heads, at_there.data(), at_there.data(),
+                 slots_there.data());
     rotary_store(stream, plain.tensor(), how, as_is, c.heads, at_there.data(), at_there.data(), slots_there.data());
     rotary_store(stream, quantised.tensor(), how, integers, c.heads, at_there.data(), at_there.data(),
                  slots_there.data());
@@ -243,7 +257,7 @@ void check_quantised(Random& random, const Case& c, int bits) {
     if (!c.normed) std::fill(expected.begin(), expected.end(), std::byte{0x5a});
     for (const int slot : slots) {
       for (int head = 0; slot >= 0 && head < 2 * c.kv_heads; ++head) {
-        const auto from = static_cast<std::size_t>(floats.k_at(slot / c.block_len, head, slot % c.block_len));
+        const auto from = static_cast<std::size_t>(as_floats.k_at(slot / c.block_len, head, slot % c.block_len));
         const std::span<const float> x(stored.data() + from, static_cast<std::size_t>(dim));
         const QuantisedHead want(x, bits);
         if (!c.normed) {

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "charonia/error.h"
+#include "ops/check_step.h"
 #include "ops/cuda/graph/decode_buckets.h"
 
 namespace charonia::cuda {
@@ -19,7 +20,7 @@ using Random = std::mt19937;
 
 constexpr int kBlockLen = 4, kBlocks = 50;
 constexpr int kVocab = 100, kPositions = 64;
-constexpr StepFacts kFacts{.vocab = kVocab, .block_len = kBlockLen, .num_blocks = kBlocks, .max_positions = kPositions};
+constexpr ops::StepFacts kFacts{.vocab = kVocab, .block_len = kBlockLen, .num_blocks = kBlocks, .max_positions = kPositions};
 
 int uniform(Random& random, int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); }
 

@@ -9,7 +9,8 @@
 #include "ops/cpu/gemm_kernel.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/packed_linear.h"
-#include "ops/ops.h"
+#include "ops/device.h"
+#include "ops/operations.h"
 
 namespace charonia::ops::cpu {
 

@@ -9,8 +9,8 @@
 #include <cstddef>
 
 #include "base/huge_memory.h"
+#include "ops/device.h"
 #include "ops/kv_quant.h"
-#include "ops/ops.h"
 
 namespace charonia::ops::cpu {
 

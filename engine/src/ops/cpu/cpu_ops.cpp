@@ -9,6 +9,7 @@
 #include "charonia/error.h"
 #include "ops/cpu/cpu_kv_cache.h"
 #include "ops/cpu/free_memory.h"
+#include "ops/cpu/make_cpu_ops.h"
 #include "ops/cpu/packed_linear.h"
 
 namespace charonia::ops {

@@ -9,6 +9,7 @@
 
 #include "base/huge_memory.h"
 #include "base/thread_pool.h"
+#include "ops/check_step.h"
 #include "ops/cpu/cpu_experts.h"
 #include "ops/cpu/dispatch.h"
 #include "ops/cpu/gemm_kernel.h"
@@ -42,6 +43,7 @@ class CpuOps : public Ops {
   std::unique_ptr<Experts> make_experts(std::span<const ExpertSource> experts, DType weight) override;
   std::size_t experts_scratch_bytes(const ExpertsShape& shape, std::int64_t rows) const override;
 
+  void prepare(const StepLimits& limits, const Issue& issue) override;
   void begin_step(const StepInput& input) override;
   void run_step(const Issue& issue) override;
   std::vector<Sampled> collect() override;
@@ -112,6 +114,8 @@ class CpuOps : public Ops {
   std::unique_ptr<HugeMemory> widened_;  // activations of the call in progress
   std::shared_ptr<ProcessGroup> group_;  // null: alone
   int rank_ = 0;
+  bool prepared_ = false;
+  StepFacts facts_;
   StepInput input_;  // of the step begun last
   bool begun_ = false;
   std::vector<std::int32_t> ids_;              // its token ids, those that the step before sampled filled in

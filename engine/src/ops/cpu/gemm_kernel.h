@@ -6,7 +6,7 @@
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/packed_linear.h"
-#include "ops/ops.h"
+#include "ops/tensor.h"
 
 namespace charonia::ops::cpu {
 

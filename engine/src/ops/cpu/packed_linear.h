@@ -6,7 +6,7 @@
 
 #include "base/huge_memory.h"
 #include "base/thread_pool.h"
-#include "ops/ops.h"
+#include "ops/device.h"
 
 namespace charonia::ops::cpu {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "ops/ops.h"
+#include "ops/tensor.h"
 
 namespace charonia::ops {
 

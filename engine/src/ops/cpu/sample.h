@@ -7,7 +7,7 @@
 
 #include "ops/cpu/candidates.h"
 #include "ops/cpu/kernels.h"
-#include "ops/ops.h"
+#include "ops/step.h"
 
 namespace charonia::ops::cpu {
 

@@ -6,7 +6,7 @@
 
 #include "ops/cuda/cuda_weights.h"
 #include "ops/cuda/device/runtime.h"
-#include "ops/ops.h"
+#include "ops/device.h"
 
 namespace charonia::cuda {
 

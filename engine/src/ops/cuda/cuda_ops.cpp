@@ -5,7 +5,6 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/collectives/nccl.h"
-#include "ops/cuda/graph/kept_step.h"
 #include "ops/cuda/kernels/collective.h"
 #include "ops/cuda/kernels/rows.h"
 
@@ -41,8 +40,7 @@ CudaOps::CudaOps(const ops::CudaOptions& options, std::shared_ptr<ops::NcclGroup
       instruction_set_(cat("sm_", device_.major, device_.minor)),
       group_(std::move(group)),
       rank_(rank),
-      gemms_(device_, options.reproducible),
-      no_samples_(sizeof(std::int32_t)) {}
+      gemms_(device_, options.reproducible) {}
 
 CudaOps::~CudaOps() {
   const OnDevice on(device_.index);
@@ -125,15 +123,16 @@ void CudaOps::embed(const Tensor& out, const ops::Embedding& table, float scale)
   const auto& t = static_cast<const CudaEmbedding&>(table);
   require(out.cols == t.cols() && is_float(out.dtype), "embed",
           [&] { return cat("out ", shape_of(out), " and a table of ", t.cols(), " columns do not fit together"); });
-  if (needs_.facts.vocab != t.rows()) {
-    require(!prepared_, "embed", [&] { return "another table than the one that steps were prepared with"; });
+  if (tracing_) {
     needs_.facts.vocab = t.rows();
-    if (!tracing_) pack_again();
+    return;
   }
-  if (tracing_) return;
+  require(needs_.facts.vocab == t.rows(), "embed",
+          [&] { return "another table than the one that steps were prepared with"; });
   require_step("embed", out.rows, begun_.capacity.rows);
+  // Without a sampler no id refers to a sample.
   cuda::embed(stream_, out, t.table(), t.type(), uploaded<std::int32_t>(begun_.layout.ids),
-              sampler_ ? sampler_->sampled() : no_samples_.as<std::int32_t>(), scale);
+              sampler_ ? sampler_->sampled() : nullptr, scale);
 }
 
 void CudaOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight, float eps,
@@ -278,12 +277,12 @@ void CudaOps::resume_collectives() {
   if (group_) group_->resume();
 }
 
-DeviceMemory& CudaOps::collective_memory(std::size_t bytes) {
+const DeviceMemory& CudaOps::collective_memory(std::size_t bytes) {
   if (tracing_) {
     trace_.collective_bytes = std::max(trace_.collective_bytes, bytes);
   } else if (collective_.bytes() < bytes) {
-    stream_.wait("growth of the ranks' memory");
-    collective_ = DeviceMemory(bytes, "the ranks' shards");
+    throw Error(ErrorCode::internal, cat("a collective of ", bytes, " bytes of all ranks, and ", collective_.bytes(),
+                                         " is what steps were prepared for"));
   }
   return collective_;
 }

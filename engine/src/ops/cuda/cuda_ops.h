@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ops/check_step.h"
 #include "ops/cuda/cuda_weights.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/gemm/gemm_runner.h"
@@ -29,8 +30,6 @@
 #include "ops/ops.h"
 
 namespace charonia::cuda {
-
-class KeptStep;
 
 class CudaOps final : public ops::Ops {
  public:
@@ -60,7 +59,7 @@ class CudaOps final : public ops::Ops {
   std::unique_ptr<ops::Experts> make_experts(std::span<const ops::ExpertSource> experts, DType weight) override;
   std::size_t experts_scratch_bytes(const ops::ExpertsShape& shape, std::int64_t rows) const override;
 
-  void prepare(const ops::StepLimits& limits, std::span<const ops::Linear* const> linears, const Issue& issue) override;
+  void prepare(const ops::StepLimits& limits, const Issue& issue) override;
   void begin_step(const ops::StepInput& input) override;
   void run_step(const Issue& issue) override;
   std::vector<ops::Sampled> collect() override;
@@ -93,9 +92,9 @@ class CudaOps final : public ops::Ops {
 
  private:
   // What must be known of a step's operations before its arrays are packed. prepare() learns it from a call of `issue`
-  // that issues nothing; before prepare() every operation adds what it needs, and the step is packed again.
+  // that issues nothing.
   struct Needs {
-    StepFacts facts;
+    ops::StepFacts facts;
     std::optional<AttentionShape> attention;
     int sampled_vocab = 0;
   };
@@ -131,9 +130,8 @@ class CudaOps final : public ops::Ops {
     bool open = false;  // and it was not run
     std::int64_t rows = 0, logits_rows = 0;
     bool attention = false, decode = false;
-    bool samples = false;         // its samples are to be packed
-    bool packed_samples = false;  // `packed` and sampling_ are of this step
-    bool sampled = false;         // sample() was called
+    bool samples = false;  // it has rows to sample: `packed` and sampling_ are of this step
+    bool sampled = false;  // sample() was called
     StepCapacity capacity;
     StepLayout layout;
     SamplePacked packed;
@@ -146,14 +144,12 @@ class CudaOps final : public ops::Ops {
 
   // cuda_step.cpp
   void pack(const ops::StepInput& input);
-  void pack_again();
   void choose_captured();
   void send(const ops::StepInput& input, std::span<const std::byte> sampling);
   void sample_rows(const ops::Tensor& logits);
   void need_cache(const ops::KvCache& cache);
   void need_attention(const AttentionShape& shape);
   void need_sampler(int vocab, std::int64_t rows);
-  void make_attention(const AttentionBounds& bounds);
   template <class T>
   const T* uploaded(std::size_t at) const {
     return reinterpret_cast<const T*>(begun_.device + at);
@@ -169,7 +165,7 @@ class CudaOps final : public ops::Ops {
   CapturedStep capture(const StepCapacity& capacity, const SamplePacked& packed, std::span<const std::byte> sampling,
                        const Issue& issue);
 
-  DeviceMemory& collective_memory(std::size_t bytes);
+  const DeviceMemory& collective_memory(std::size_t bytes);
 
   ops::CudaOptions options_;
   DeviceInfo device_;
@@ -189,7 +185,6 @@ class CudaOps final : public ops::Ops {
 
   std::unique_ptr<Sampler> sampler_;
   int sampler_rows_ = 0;
-  DeviceMemory no_samples_;           // [1] i32: what ids refer to before there is a sampler
   DeviceMemory upload_;               // of steps that fit, captured ones among them
   DeviceMemory long_upload_;          // of others; grows
   DeviceMemory attention_;            // partial results
@@ -200,7 +195,6 @@ class CudaOps final : public ops::Ops {
   std::size_t slot_ = 0;  // of the step begun last
   std::deque<std::size_t> in_flight_;
   Begun begun_;
-  std::unique_ptr<KeptStep> kept_;  // before prepare(), to pack it again
   std::int64_t steps_ = 0, replayed_steps_ = 0;
   std::int64_t sampled_before_ = 0;
 

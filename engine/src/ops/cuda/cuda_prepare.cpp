@@ -8,7 +8,6 @@
 #include "ops/cuda/collectives/nccl.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/graph/decode_buckets.h"
-#include "ops/cuda/graph/kept_step.h"
 
 namespace charonia::cuda {
 namespace {
@@ -32,17 +31,21 @@ std::vector<std::string> CudaOps::report() const {
   return lines;
 }
 
-void CudaOps::prepare(const ops::StepLimits& limits, std::span<const ops::Linear* const>, const Issue& issue) {
+void CudaOps::prepare(const ops::StepLimits& limits, const Issue& issue) {
   const OnDevice on(device_.index);
   set_step("the preparation of steps");
+  ops::check_limits(limits);
   if (!in_flight_.empty()) throw Error(ErrorCode::internal, "ops::prepare: steps are in flight");
   weights_upload_.reset();
   prepared_ = false;
-  kept_.reset();
   begun_ = {};
+  sampled_before_ = 0;
   captured_.clear();
   trace(limits, issue);
   measure_gemms(limits);
+  sampler_.reset();
+  attention_ = {};
+  collective_ = {};
   if (needs_.sampled_vocab > 0) sampler_ = std::make_unique<Sampler>(needs_.sampled_vocab, sampler_rows_);
   if (trace_.collective_bytes > 0) collective_ = DeviceMemory(trace_.collective_bytes, "the ranks' shards");
   make_uploads(limits);
@@ -56,9 +59,11 @@ void CudaOps::prepare(const ops::StepLimits& limits, std::span<const ops::Linear
 }
 
 // Has `issue` call the operations of the largest step, which issue nothing but note what they were called with: the
-// types and rows of GEMMs, the heads, the cache, the vocabulary. The list of weights alone does not say these.
+// types and rows of GEMMs, the heads, the cache, the vocabulary.
 void CudaOps::trace(const ops::StepLimits& limits, const Issue& issue) {
   needs_ = {};
+  needs_.facts.max_rows = limits.max_rows;
+  needs_.facts.max_sequences = limits.max_sequences;
   needs_.facts.max_positions = limits.max_positions;
   sampler_rows_ = 0;
   trace_ = {};
@@ -111,8 +116,8 @@ void CudaOps::make_uploads(const ops::StepLimits& limits) {
     const auto bounds = attention_bounds(shape, limits.max_rows, limits.max_sequences, limits.max_positions);
     capacity.decode = bounds.decode_items;
     capacity.prefill = bounds.prefill_items;
-    attention_bounds_ = {};
-    make_attention(bounds);
+    attention_bounds_ = bounds;
+    attention_ = DeviceMemory(attention_workspace_bytes(shape, bounds), "partial results of attention");
     tables = static_cast<std::size_t>(limits.max_sequences) *
              static_cast<std::size_t>((limits.max_positions + shape.block_len - 1) / shape.block_len);
     plan_.decode.reserve(static_cast<std::size_t>(bounds.decode_items));
@@ -162,7 +167,7 @@ CudaOps::CapturedStep CudaOps::capture(const StepCapacity& capacity, const Sampl
                    .padding = {sampling.begin(), sampling.end()},
                    .logits = {}};
   begun_ = {};
-  begun_.any = begun_.attention = begun_.decode = begun_.packed_samples = true;
+  begun_.any = begun_.attention = begun_.decode = begun_.samples = true;
   begun_.capacity = out.capacity;
   begun_.layout = out.layout;
   begun_.packed = packed;

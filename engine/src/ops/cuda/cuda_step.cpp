@@ -7,15 +7,12 @@
 #include "ops/cuda/collectives/nccl.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/graph/decode_buckets.h"
-#include "ops/cuda/graph/kept_step.h"
 
 namespace charonia::cuda {
 
 using ops::StepInput;
 
 namespace {
-
-constexpr int kFirstSamplerRows = 64;  // of a sampler that is made before the limits are known
 
 template <class Memory>
 void grow(Memory& memory, std::size_t bytes) {
@@ -38,16 +35,13 @@ void CudaOps::begin_step(const StepInput& input) {
                 cat("ops::begin_step: results of ", in_flight_.size(), " steps were not collected"));
   }
   begun_ = {};
-  if (!prepared_) {  // other operations than those of the step before may come
-    needs_.facts = {};
-    needs_.attention.reset();
-  }
+  if (!prepared_) throw Error(ErrorCode::internal, "ops::begin_step: steps were not prepared");
   check_step(input, needs_.facts, sampled_before_);
   begun_.rows = static_cast<std::int64_t>(input.ids.size());
   begun_.logits_rows = static_cast<std::int64_t>(input.logits_rows.size());
   begun_.attention = !input.attention.positions.empty();
   begun_.decode = begun_.attention && is_decode(input);
-  begun_.samples = prepared_ && sampler_ != nullptr && begun_.logits_rows > 0;
+  begun_.samples = sampler_ != nullptr && begun_.logits_rows > 0;
   auto& slot = slots_[slot_];
   ++steps_;
   slot.text = begun_.decode ? cat("step ", steps_, " (decode of ", begun_.rows, " rows)")
@@ -55,7 +49,6 @@ void CudaOps::begin_step(const StepInput& input) {
                                   begun_.attention ? input.attention.query_start.size() - 1 : 0, " sequences)");
   slot.samples = 0;
   set_step(slot.text);
-  if (!prepared_) kept_ = std::make_unique<KeptStep>(input, sampled_before_);
   pack(input);
   begun_.any = begun_.open = true;
 }
@@ -67,9 +60,8 @@ void CudaOps::pack(const StepInput& input) {
   plan_.decode.clear();
   plan_.prefill.clear();
   plan_.num_partials = 0;
-  const auto block_len = needs_.facts.block_len;
-  if (step.attention && block_len > 0) {
-    flatten_tables(input.attention, block_len, tables_);
+  if (step.attention && needs_.facts.block_len > 0) {
+    flatten_tables(input.attention, needs_.facts.block_len, tables_);
     if (needs_.attention) plan_attention(*needs_.attention, input.attention, tables_.begin, plan_);
   }
   step.captured = nullptr;
@@ -81,10 +73,9 @@ void CudaOps::pack(const StepInput& input) {
       if (index < captured_.size()) step.captured = &captured_[index];
     }
   }
-  if (step.samples && !step.packed_samples) {
-    sampling_.clear();
+  sampling_.clear();
+  if (step.samples) {
     step.packed = sampler_->pack(input.sample, step.capacity.logits_rows, sampling_, slots_[slot_].notes);
-    step.packed_samples = true;
   }
   choose_captured();
   if (step.captured != nullptr) {
@@ -93,15 +84,10 @@ void CudaOps::pack(const StepInput& input) {
   } else {
     step.capacity.decode = static_cast<std::int64_t>(plan_.decode.size());
     step.capacity.prefill = static_cast<std::int64_t>(plan_.prefill.size());
-    step.capacity.sampling_bytes = step.packed_samples ? sampling_.size() : 0;
+    step.capacity.sampling_bytes = sampling_.size();
     step.layout = step_layout(step.capacity);
   }
-  if (!prepared_ && needs_.attention && step.attention) {
-    const auto last = *std::max_element(input.attention.positions.begin(), input.attention.positions.end());
-    make_attention(attention_bounds(*needs_.attention, static_cast<int>(step.rows),
-                                    static_cast<int>(tables_.begin.size()), last + 1));
-  }
-  send(input, step.packed_samples ? std::span<const std::byte>(sampling_) : std::span<const std::byte>{});
+  send(input, sampling_);
 }
 
 // Keeps the captured step of the bucket where it serves this step. Rows with lists, penalties or masks are sampled by
@@ -143,47 +129,25 @@ void CudaOps::send(const StepInput& input, std::span<const std::byte> sampling) 
   stream_.upload(begun_.device, host.data(), bytes, "upload of a step");
 }
 
-// Never less than before.
-void CudaOps::make_attention(const AttentionBounds& bounds) {
-  auto& all = attention_bounds_;
-  all = {.decode_items = std::max(all.decode_items, bounds.decode_items),
-         .prefill_items = std::max(all.prefill_items, bounds.prefill_items),
-         .partials = std::max(all.partials, bounds.partials)};
-  const auto bytes = attention_workspace_bytes(*needs_.attention, all);
-  stream_.wait("growth of attention's memory");
-  if (bytes > attention_.bytes()) attention_ = DeviceMemory(bytes, "partial results of attention");
-}
-
-// Before prepare(): an operation has told what the arrays of the step that was begun must hold.
-void CudaOps::pack_again() {
-  if (!begun_.any || kept_ == nullptr) return;
-  const auto input = kept_->input();
-  check_step(input, needs_.facts, kept_->sampled_before());
-  stream_.wait("upload of a step");  // the host memory is written again
-  pack(input);
-}
-
 void CudaOps::need_cache(const ops::KvCache& cache) {
   auto& facts = needs_.facts;
-  if (facts.block_len == cache.layout().block_len && facts.num_blocks == cache.num_blocks()) return;
-  if (prepared_) throw Error(ErrorCode::internal, "another KV cache than the one that steps were prepared with");
-  facts.block_len = cache.layout().block_len;
-  facts.num_blocks = cache.num_blocks();
-  if (!tracing_) pack_again();
+  if (tracing_) {
+    facts.block_len = cache.layout().block_len;
+    facts.num_blocks = cache.num_blocks();
+  } else if (facts.block_len != cache.layout().block_len || facts.num_blocks != cache.num_blocks()) {
+    throw Error(ErrorCode::internal, "another KV cache than the one that steps were prepared with");
+  }
 }
 
 // Layers have the same heads; the widest of their windows is what the step's items are made for.
 void CudaOps::need_attention(const AttentionShape& shape) {
   const bool known = needs_.attention && same(*needs_.attention, shape);
   if (known && covers(needs_.attention->window, shape.window)) return;
-  if (prepared_) {
+  if (!tracing_) {
     throw Error(ErrorCode::internal, known ? "a wider attention window than those that steps were prepared with"
                                            : "other attention heads than those that steps were prepared with");
   }
   needs_.attention = shape;
-  attention_ = {};  // its counters are where other heads had results
-  attention_bounds_ = {};
-  if (!tracing_) pack_again();
 }
 
 void CudaOps::need_sampler(int vocab, std::int64_t rows) {
@@ -192,23 +156,9 @@ void CudaOps::need_sampler(int vocab, std::int64_t rows) {
     sampler_rows_ = static_cast<int>(rows);
     return;
   }
-  const bool fits = needs_.sampled_vocab == vocab && rows <= sampler_rows_;
-  if (prepared_) {
-    if (fits) return;
-    throw Error(ErrorCode::internal, cat("ops::sample: [", rows, ", ", vocab, "], and [", sampler_rows_, ", ",
-                                         needs_.sampled_vocab, "] is what steps were prepared for"));
-  }
-  if (!fits) {
-    stream_.wait("the sampler before");
-    needs_.sampled_vocab = vocab;
-    sampler_rows_ = std::max({kFirstSamplerRows, static_cast<int>(rows), sampler_rows_});
-    sampler_ = std::make_unique<Sampler>(vocab, sampler_rows_);
-  } else if (begun_.packed_samples) {
-    return;
-  }
-  begun_.packed_samples = false;
-  begun_.samples = rows > 0;
-  pack_again();
+  if (needs_.sampled_vocab == vocab && rows <= sampler_rows_) return;
+  throw Error(ErrorCode::internal, cat("ops::sample: [", rows, ", ", vocab, "], and [", sampler_rows_, ", ",
+                                       needs_.sampled_vocab, "] is what steps were prepared for"));
 }
 
 void CudaOps::run_step(const Issue& issue) {
@@ -217,7 +167,7 @@ void CudaOps::run_step(const Issue& issue) {
   auto& slot = slots_[slot_];
   set_step(slot.text);
   begun_.open = false;
-  sampled_before_ = begun_.logits_rows;  // what the next step may refer to, also where this one fails
+  sampled_before_ = sampler_ ? begun_.logits_rows : 0;  // what the next step may refer to, also where this one fails
   try {
     if (group_) group_->check();
     if (begun_.captured != nullptr) {
@@ -231,7 +181,6 @@ void CudaOps::run_step(const Issue& issue) {
     if (begun_.sampled) {
       slot.samples = begun_.logits_rows;
       const auto bytes = sampler_->result_bytes(begun_.packed);
-      grow(slot.results, bytes);
       stream_.download(slot.results.data(), sampler_->results(), bytes, "download of a step");
     }
     slot.done.record(stream_);

@@ -9,7 +9,7 @@
 #include "ops/cuda/device/growing_memory.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/kernels/rows.h"
-#include "ops/ops.h"
+#include "ops/device.h"
 
 namespace charonia::cuda {
 

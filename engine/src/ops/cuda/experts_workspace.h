@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "ops/cuda/emulated/host_device.h"
-#include "ops/ops.h"
+#include "ops/device.h"
 
 namespace charonia::cuda {
 

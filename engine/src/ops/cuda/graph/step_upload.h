@@ -19,21 +19,9 @@
 #include <vector>
 
 #include "ops/cuda/kernels/attention.h"
-#include "ops/ops.h"
+#include "ops/step.h"
 
 namespace charonia::cuda {
-
-// What is known of an engine's steps and cache. 0: not known, and not checked.
-struct StepFacts {
-  std::int64_t vocab = 0;  // of the embedding
-  int block_len = 0;
-  int num_blocks = 0;
-  int max_positions = 0;  // of a sequence
-};
-
-// Throws Error(internal) when an array's size, an id, a position, a table or a row is out of its range.
-// sampled_before: the number of sample rows of the step before.
-void check_step(const ops::StepInput& input, const StepFacts& facts, std::int64_t sampled_before);
 
 // Whether every sequence has one row, and every row is sampled.
 bool is_decode(const ops::StepInput& input);

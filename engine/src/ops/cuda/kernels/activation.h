@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/cuda/device/portable.h"
-#include "ops/ops.h"
+#include "ops/operations.h"
 
 namespace charonia::cuda {
 

@@ -37,7 +37,8 @@
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/emulated/host_device.h"
 #include "ops/cuda/kernels/rows.h"
-#include "ops/ops.h"
+#include "ops/operations.h"
+#include "ops/step.h"
 
 namespace charonia::cuda {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/cuda/device/runtime.h"
-#include "ops/ops.h"
+#include "ops/tensor.h"
 
 namespace charonia::cuda {
 

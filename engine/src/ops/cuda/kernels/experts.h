@@ -9,7 +9,7 @@
 #include "base/dtype.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/experts_workspace.h"
-#include "ops/ops.h"
+#include "ops/operations.h"
 
 namespace charonia::cuda {
 

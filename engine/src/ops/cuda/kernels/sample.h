@@ -7,7 +7,7 @@
 
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/emulated/host_device.h"
-#include "ops/ops.h"
+#include "ops/step.h"
 
 namespace charonia::cuda {
 

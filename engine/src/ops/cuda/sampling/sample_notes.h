@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/ops.h"
+#include "ops/step.h"
 
 namespace charonia::cuda {
 

@@ -20,7 +20,8 @@
 
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/sampling/sample_notes.h"
-#include "ops/ops.h"
+#include "ops/step.h"
+#include "ops/tensor.h"
 
 namespace charonia::cuda {
 

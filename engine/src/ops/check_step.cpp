@@ -1,0 +1,103 @@
+#include "ops/check_step.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "base/text.h"
+#include "charonia/error.h"
+
+namespace charonia::ops {
+namespace {
+
+void require(bool holds, std::string_view what) {
+  if (!holds) throw Error(ErrorCode::internal, cat("ops::begin_step: ", what));
+}
+
+std::int64_t count(const auto& span) { return static_cast<std::int64_t>(span.size()); }
+
+// `text` is called for the message alone: these checks run over every row of every step.
+template <class Text>
+void require_that(bool holds, Text text) {
+  if (!holds) [[unlikely]]
+    require(false, text());
+}
+
+void check_attention(const AttentionBatch& batch, std::int64_t rows, const StepFacts& facts) {
+  if (batch.query_start.empty() && batch.positions.empty()) return;  // a step without attention
+  require(!batch.query_start.empty() && batch.query_start.front() == 0 && batch.query_start.back() == rows &&
+              count(batch.positions) == rows,
+          "query_start must run from 0 to the number of rows, and every row needs a position");
+  require(batch.rotary_rows.empty() || count(batch.rotary_rows) == rows,
+          "rotary_rows must be one for every row, or none");
+  for (const auto row : batch.rotary_rows) {
+    require_that(row >= 0, [&] { return cat("rotary row ", row, " is in no table"); });
+  }
+  const auto sequences = count(batch.query_start) - 1;
+  require(batch.table_stride >= 0 && count(batch.block_tables) >= sequences * batch.table_stride,
+          "block_tables must be [sequences, table_stride]");
+  for (std::int64_t s = 0; s < sequences; ++s) {
+    const auto begin = batch.query_start[static_cast<std::size_t>(s)];
+    const auto end = batch.query_start[static_cast<std::size_t>(s + 1)];
+    require(begin <= end && end <= rows, "query_start must not descend");
+    if (begin == end) continue;
+    const auto first = batch.positions[static_cast<std::size_t>(begin)];
+    for (auto row = begin; row < end; ++row) {
+      const auto position = batch.positions[static_cast<std::size_t>(row)];
+      require_that(position >= 0 && position - first == row - begin, [&] {
+        return cat("row ", row, " stands at position ", position, ": positions must ascend by one within a sequence");
+      });
+    }
+    const auto last = first + (end - 1 - begin);
+    require_that(facts.max_positions == 0 || last < facts.max_positions,
+                 [&] { return cat("position ", last, " of ", facts.max_positions); });
+    if (facts.block_len == 0) continue;
+    const auto blocks = last / facts.block_len + 1;
+    require_that(blocks <= batch.table_stride, [&] {
+      return cat("position ", last, " of sequence ", s, " is beyond its table of ", batch.table_stride, " blocks");
+    });
+    for (std::int64_t i = 0; i < blocks; ++i) {
+      const auto block = batch.block_tables[static_cast<std::size_t>(s * batch.table_stride + i)];
+      require_that(block >= 0 && (facts.num_blocks == 0 || block < facts.num_blocks),
+                   [&] { return cat("block ", block, " of ", facts.num_blocks, " in the table of sequence ", s); });
+    }
+  }
+}
+
+}  // namespace
+
+void check_limits(const StepLimits& limits) {
+  if (limits.max_rows >= 1 && limits.max_sequences >= 1 && limits.max_positions >= 1) return;
+  throw Error(ErrorCode::internal, cat("ops::prepare: ", limits.max_rows, " rows, ", limits.max_sequences,
+                                       " sequences and ", limits.max_positions, " positions must all be at least 1"));
+}
+
+void check_step(const StepInput& input, const StepFacts& facts, std::int64_t sampled_before) {
+  const auto rows = count(input.ids), logits_rows = count(input.logits_rows);
+  require_that(facts.max_rows == 0 || rows <= facts.max_rows,
+               [&] { return cat(rows, " rows, and at most ", facts.max_rows, " were prepared for"); });
+  const auto sequences = std::max<std::int64_t>(count(input.attention.query_start) - 1, 0);
+  require_that(facts.max_sequences == 0 || std::max(sequences, logits_rows) <= facts.max_sequences, [&] {
+    return cat(sequences, " sequences and ", logits_rows, " rows of logits, and at most ", facts.max_sequences,
+               " were prepared for");
+  });
+  for (const auto id : input.ids) {
+    require_that(id < 0 || facts.vocab == 0 || id < facts.vocab,
+                 [&] { return cat("token id ", id, " is not in the table of ", facts.vocab); });
+    require_that(id >= 0 || -1 - std::int64_t{id} < sampled_before, [&] {
+      return cat("token of sample row ", -1 - std::int64_t{id}, " of the step before, which sampled ", sampled_before);
+    });
+  }
+  check_attention(input.attention, rows, facts);
+  require(std::is_sorted(input.logits_rows.begin(), input.logits_rows.end()) &&
+              (input.logits_rows.empty() || input.logits_rows.front() >= 0),
+          "logits_rows must ascend");
+  require(input.logits_rows.empty() || input.logits_rows.back() < rows, "logits_rows must be rows of the step");
+  require(input.sample.size() == input.logits_rows.size(), "every row of logits needs a SampleRow");
+  for (const auto& row : input.sample) {
+    require_that(row.pending < sampled_before, [&] {
+      return cat("sample row ", row.pending, " of the step before, which sampled ", sampled_before);
+    });
+  }
+}
+
+}  // namespace charonia::ops

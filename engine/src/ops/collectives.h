@@ -1,0 +1,28 @@
+// Collectives between tensor parallel ranks. All ranks issue the same operations in the same order, each on its own
+// thread: a rank waits in a collective until the others have come.
+#pragma once
+
+#include <string_view>
+
+#include "ops/tensor.h"
+
+namespace charonia::ops {
+
+class Collectives {
+ public:
+  virtual ~Collectives() = default;
+
+  virtual int ranks() const = 0;
+  virtual int rank() const = 0;
+  // tensor [rows, cols] = the sum of all ranks' tensors, added in the order of the ranks.
+  virtual void all_reduce(const Tensor& tensor) = 0;
+  // out [rows, ranks * cols] = the ranks' in [rows, cols] side by side.
+  virtual void all_gather(const Tensor& out, const Tensor& in) = 0;
+  // This rank's step has failed and it will not come to the next collective: the ranks that wait for it get an
+  // Error(internal) with `why`, as do all that come before resume_collectives(). That is called on every rank once all
+  // of them are out of the step, and throws Error(device_failed) where collectives cannot be resumed.
+  virtual void abort_collectives(std::string_view why) noexcept = 0;
+  virtual void resume_collectives() = 0;
+};
+
+}  // namespace charonia::ops

@@ -1,0 +1,98 @@
+// The operations that a step is made of.
+//
+// All operations of one step are issued from one thread, in order. Rows are tokens of the step, in batch order. Every
+// output row depends on that row's inputs alone, in an order of operations fixed by the row, never by the number of
+// rows, the number of threads or a row's place in the batch (DESIGN.md section 3); on CUDA that holds bitwise in the
+// reproducible mode. Operations that need host arrays (embed, rotary_store, attention, gather_rows, sample) take those
+// of the step that was begun last.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/tensor.h"
+
+namespace charonia::ops {
+
+class Embedding;
+class Experts;
+class KvCache;
+class Linear;
+
+// What rotary_store() does to the heads of q and k before k and v are stored. Pointers are the device's.
+struct RotaryParams {
+  const float* cos_sin = nullptr;  // [table rows, rotary_dim]: cosines in the first half of a row, sines in the second;
+                                   // null: nothing is rotated (ALiBi)
+  int rotary_dim = 0;              // even, 2 .. head_dim: pairs (d, d + rotary_dim / 2); the elements beyond stay
+  const float* q_norm = nullptr;   // [head_dim] with k_norm: RMS norm of every head, before the rotation; null: none
+  const float* k_norm = nullptr;
+  float norm_eps = 0;
+  const float* q_scale = nullptr;  // [positions]: q at position p is multiplied by q_scale[p], last (log-n); null: none
+};
+
+// How attention() weighs a key at position j for a query at position i >= j:
+//   x = scale * q k;  x = soft_cap * tanh(x / soft_cap) where there is a cap;  x += alibi[head] * (j - i) where there
+//   are slopes;  a key with i - j >= window is not seen where there is a window.
+struct AttentionParams {
+  float scale = 1;
+  int window = 0;                // keys that a query sees, itself among them; 0: all
+  float soft_cap = 0;            // 0: none
+  const float* alibi = nullptr;  // [heads of this rank] on the device; null: none
+};
+
+enum class Activation { silu, gelu_tanh };
+
+// How a mixture-of-experts layer chooses: the `top_k` experts of greatest router logits (ties: the lowest index), with
+// the softmax of the logits over all experts as weights; with `renormalize` these are divided by their sum.
+struct RouterParams {
+  int top_k = 0;
+  bool renormalize = true;
+};
+
+class Operations {
+ public:
+  virtual ~Operations() = default;
+
+  // out [rows, hidden] residual type <- table rows of the step's ids, times `scale`.
+  virtual void embed(const Tensor& out, const Embedding& table, float scale) = 0;
+
+  // norm(x, w) = x / sqrt(mean(x^2) + eps) * w. residual += delta (when delta has data), or residual +=
+  // norm(delta, delta_weight) where that is not null; out = norm(residual, weight).
+  // residual [rows, hidden] residual type; delta [rows, hidden] GEMM type; weight, delta_weight [hidden] f32; out
+  // [rows, hidden] activation type.
+  virtual void rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight, float eps,
+                        const float* delta_weight = nullptr) = 0;
+
+  // out [rows, n] GEMM type or f32 = in [rows, k] activation type * weight^T + bias.
+  virtual void linear(const Tensor& out, const Tensor& in, const Linear& weight) = 0;
+
+  // qkv [rows, (heads + 2 * kv_heads) * head_dim] GEMM type: q heads, then k heads, then v heads. Normalises, rotates
+  // and scales q and k in place as `how` says. Stores k and v of every row of the step into the cache of `layer`.
+  virtual void rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& cache, int layer, int heads) = 0;
+
+  // out [rows, heads * head_dim] activation type = the values, weighted by the softmax of what AttentionParams says,
+  // over the cache; q as rotary_store left it. All layers of a model have the same heads; their AttentionParams may
+  // differ.
+  virtual void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
+                         const AttentionParams& how) = 0;
+
+  // out [rows, inter] activation type = activation(gate_up[:, :inter]) * gate_up[:, inter:]; gate_up GEMM type.
+  // gelu_tanh(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
+  virtual void gated_activation(const Tensor& out, const Tensor& gate_up, Activation activation) = 0;
+
+  // out [rows, hidden] GEMM type = the sum over the experts e that the router chooses for a row, in the order of e, of
+  // w_e * down_e(activation(gate_e(in)) * up_e(in)). in [rows, hidden] activation type; router [rows, experts] f32
+  // logits; scratch: Device::experts_scratch_bytes() of the device's memory.
+  virtual void experts(const Tensor& out, const Tensor& in, const Tensor& router, const Experts& weights,
+                       const RouterParams& how, Activation activation, void* scratch) = 0;
+
+  // logits [rows, cols] f32 = cap * tanh(logits / cap).
+  virtual void soft_cap(const Tensor& logits, float cap) = 0;
+
+  // out [logits rows, cols] = in[the step's logits_rows, :], same element type.
+  virtual void gather_rows(const Tensor& out, const Tensor& in) = 0;
+
+  // logits [logits rows, vocab] f32, by the step's SampleRows. Overwrites logits. May wait for the rows' masks.
+  virtual void sample(const Tensor& logits) = 0;
+};
+
+}  // namespace charonia::ops
