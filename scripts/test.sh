@@ -28,7 +28,7 @@ cuda_compiles() {
   if [ -z "$architectures" ] && [ "${CI:-}" != true ]; then architectures=90a-real; fi
   cuda_settings=(-DCHARONIA_CUDA_CHECK=ON "-DCHARONIA_CUDA_HEADERS=$headers" -DCHARONIA_CUDA_DEVICE_TESTS=$device_tests
     ${architectures:+"-DCHARONIA_CUDA_ARCHITECTURES=$architectures"})
-  configure && build --target charonia_cuda charonia_cuda_links &&
+  configure && build --target charonia_cuda charonia_cuda_links charonia_cuda_kernels &&
     python scripts/check_spills.py build/engine/CMakeFiles/charonia_cuda.dir
 }
 
