@@ -8,7 +8,15 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextman
 from typing import Any
 
 import pytest
-from charonia_client import BadRequest, DeadlineExceeded, GenerateRequest, GenerateResponse, Overloaded, Unavailable
+from charonia_client import (
+    BadRequest,
+    DeadlineExceeded,
+    GenerateRequest,
+    GenerateResponse,
+    Overloaded,
+    ServerError,
+    Unavailable,
+)
 from charonia_gateway.endpoints import EndpointMetrics, Pool
 from charonia_gateway.endpoints.health import State
 from charonia_gateway.engine import Engine
@@ -340,16 +348,17 @@ async def test_a_sessions_end_is_told_where_it_is() -> None:
         assert assigned.actions[4:] == [("end_session", "s")]
 
 
-async def test_a_session_whose_end_could_not_be_told_is_ended_later() -> None:
+@pytest.mark.parametrize(("said", "raised"), [("[503] not now", Unavailable), ("not now", ServerError)])
+async def test_a_session_whose_end_could_not_be_told_is_ended_later(said: str, raised: type[Exception]) -> None:
     async with several() as gateway:
         pool, turn = gateway.pool, ask(session_id="s", interactive=True)
         assigned = gateway.server_of(await gateway.text(turn))
-        assigned.action_error = "[503] not now"
-        with pytest.raises(Unavailable, match="not now"):
+        assigned.action_error = said
+        with pytest.raises(raised, match="not now"):
             await pool.end_session("s")
         # What has been ended does not go on, neither here nor as if it were new elsewhere.
         asked = sum(len(server.requests) for server in gateway.servers)
-        with pytest.raises(Unavailable, match="not now"):
+        with pytest.raises(raised, match="not now"):
             await gateway.text(turn)
         assert sum(len(server.requests) for server in gateway.servers) == asked
         assigned.action_error = ""

@@ -8,12 +8,12 @@ import logging
 from collections.abc import Callable
 
 from charonia_client import (
+    BadRequest,
     CharoniaError,
     Client,
     ConnectionLost,
     GenerateRequest,
     GenerateResponse,
-    Unavailable,
     Unresponsive,
 )
 
@@ -147,9 +147,7 @@ class Endpoint:
         """Raises CharoniaError where that fails; the next check tries again what the server could not take."""
         try:
             await self.client.end_session(session_id)
-        except Unavailable:
-            raise
-        except CharoniaError:
+        except BadRequest:
             self.stale_sessions.pop(session_id, None)  # it would say the same again
             raise
         self.stale_sessions.pop(session_id, None)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from charonia_client import (
+    BadRequest,
     CharoniaError,
     Client,
     ConnectionLost,
@@ -216,7 +217,7 @@ class Pool:
             raise self._told([])
         outcomes = await asyncio.gather(*(action(endpoint.client) for endpoint in told), return_exceptions=True)
         for endpoint, outcome in zip(told, outcomes, strict=True):
-            if isinstance(outcome, Unavailable):
+            if isinstance(outcome, CharoniaError) and not isinstance(outcome, BadRequest):
                 missed(endpoint)
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if len(errors) == len(outcomes):
