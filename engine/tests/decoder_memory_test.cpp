@@ -57,7 +57,7 @@ class DecoderMemory : public ::testing::Test {
     write_tiny_workspace(dir_, model);
     auto settings = runtime::read_settings(dir_, overrides);
     runtime::resolve_step_sizes(settings.config, {"cpu"});
-    const auto limits = runtime::step_limits(settings.model, settings.config);
+    const auto limits = runtime::step_limits(settings.config);
     CountingOps ops(ops::make_cpu_ops(1));
     const auto needs =
         model::memory_needs(settings.model, model::Shard(settings.model, 0, 1), model::sizes_of(ops), limits);

@@ -38,7 +38,7 @@ class DecoderRope : public ::testing::TestWithParam<const char*> {
   std::vector<float> logprobs(int cut, int prompt = kPrompt) const {
     auto settings = runtime::read_settings(dir_, {{"threads", "1"}});
     runtime::resolve_step_sizes(settings.config, {"cpu"});
-    const auto limits = runtime::step_limits(settings.model, settings.config);
+    const auto limits = runtime::step_limits(settings.config);
     const auto ops = ops::make_cpu_ops(1);
     model::Decoder decoder(settings.model, model::WeightFiles(dir_, 1), *ops, limits);
     const auto cache = ops->make_kv_cache(decoder.kv_layout(limits.block_len), 50);

@@ -68,7 +68,7 @@ TEST(StepSizes, NothingComputesWithSizesThatAreNotResolved) {
   no_budget.max_batch_size = no_batch.token_budget = 1;
   no_budget.session_len = no_batch.session_len = 10;
   for (const auto& [config, name] : {std::pair{no_budget, "token_budget"}, std::pair{no_batch, "max_batch_size"}}) {
-    refused([](const EngineConfig& c) { step_limits({}, c); }, config, name);
+    refused([](const EngineConfig& c) { step_limits(c); }, config, name);
     refused([](const EngineConfig& c) { blocks_that_fit(c, {1000, 100'000, 1}); }, config, name);
     refused([](const EngineConfig& c) { check_model_fits(c, {"cpu", 1, 1, 1, 100}); }, config, name);
   }

@@ -92,8 +92,7 @@ struct StepLimits {
   int max_rows = 0;       // token budget
   int max_sequences = 0;  // in a step, and rows of logits
   int max_positions = 0;  // of a sequence: session_len
-  int vocab = 0;
-  int block_len = 0;
+  int block_len = 0;      // of the KV cache; 0: any
   int kv_quant_bits = 0;  // KvLayout's
 };
 
@@ -111,7 +110,7 @@ class Steps {
   // Before the first step, between steps to change the limits. Makes what steps need (a step within the limits
   // allocates nothing, but for long histories), measures which kernel candidate of a GEMM is fastest, captures the
   // steps that will be replayed. `issue` is what every run_step() will be called with; it is called with any StepShape
-  // within the limits. Throws Error(internal) where `limits` are not at least 1.
+  // within the limits. Throws Error(internal) when max_rows, max_sequences or max_positions is less than 1.
   virtual void prepare(const StepLimits& limits, const Issue& issue) = 0;
 
   // Throws Error(internal) when nothing was prepared, when the step is beyond the limits, and when an id, a position, a

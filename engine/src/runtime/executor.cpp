@@ -12,12 +12,11 @@
 #include "runtime/step_sizes.h"
 
 namespace charonia::runtime {
-ops::StepLimits step_limits(const ModelConfig& model, const EngineConfig& config) {
+ops::StepLimits step_limits(const EngineConfig& config) {
   require_step_sizes(config);
   return {.max_rows = config.token_budget,
           .max_sequences = config.max_batch_size,
           .max_positions = config.session_len,
-          .vocab = model.vocab_size,
           .block_len = config.cache_block_seq_len,
           .kv_quant_bits = config.quant_policy};
 }
@@ -26,7 +25,7 @@ Executor::Executor(const std::filesystem::path& weights_dir, const ModelConfig& 
   for (auto& device : make_devices(config)) ranks_.push_back(std::make_unique<Rank>(std::move(device)));
   asynchronous_ = std::ranges::all_of(ranks_, [](const auto& rank) { return rank->ops().asynchronous(); });
   threads_ = std::make_unique<RankThreads>(static_cast<int>(ranks_.size()));
-  const auto limits = step_limits(model, config);
+  const auto limits = step_limits(config);
   const model::WeightFiles files(weights_dir, config.tensor_para_size);
   on_ranks([&](int rank) { of(rank).check_memory(model, config, limits); });
   on_ranks([&](int rank) { of(rank).load(model, files, limits); });

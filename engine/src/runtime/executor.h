@@ -16,7 +16,7 @@
 namespace charonia::runtime {
 
 // What bounds the steps of an engine. Throws Error(internal) where their sizes are not resolved (step_sizes.h).
-ops::StepLimits step_limits(const ModelConfig& model, const EngineConfig& config);
+ops::StepLimits step_limits(const EngineConfig& config);
 
 class Executor {
  public:

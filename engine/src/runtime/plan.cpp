@@ -73,7 +73,7 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   const auto free = free_memory(choice, ranks, memory_bytes);
   const int sms = memory_bytes > 0 ? runtime::kUsualSms : runtime::sms_of(choice.gpus);
   runtime::resolve_step_sizes(out.config, {out.device, sms, *std::ranges::min_element(free)});
-  const auto limits = runtime::step_limits(out.model, config);
+  const auto limits = runtime::step_limits(config);
   int blocks = std::numeric_limits<int>::max();
   for (int rank = 0; rank < ranks; ++rank) {
     const model::Shard shard(out.model, rank, ranks);

@@ -27,8 +27,7 @@ using ops::SampleRow;
 using ops::StepInput;
 
 constexpr int kBlockLen = 4, kBlocks = 80, kVocab = 40;
-constexpr ops::StepLimits kLimits{
-    .max_rows = 40, .max_sequences = 20, .max_positions = 64, .vocab = kVocab, .block_len = kBlockLen};
+constexpr ops::StepLimits kLimits{.max_rows = 40, .max_sequences = 20, .max_positions = 64, .block_len = kBlockLen};
 
 // Prepared for as many sequences as a test has, so that its decodes fill a bucket and need no padding.
 class Exact : public testing::ForwardingOps {
