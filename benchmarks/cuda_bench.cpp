@@ -264,7 +264,7 @@ void Bench::write() {
 }
 
 std::vector<ModelShape> model_shapes(Size size) {
-  if (size == Size::tiny) return {{"tiny-mha", 64, 2, 2, 32, 96, 300}, {"tiny-gqa", 64, 2, 1, 32, 96, 300}};
+  if (size == Size::tiny) return {{"tiny-mha", 64, 2, 2, 32, 104, 300}, {"tiny-gqa", 64, 2, 1, 32, 104, 300}};
   ModelShape llama2{"llama2-7b", 4096, 32, 32, 128, 11008, 32000}, llama3{"llama3-8b", 4096, 32, 8, 128, 14336, 128256};
   if (size == Size::quick) return {llama3};
   return {llama2, llama3};

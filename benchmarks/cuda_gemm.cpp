@@ -97,6 +97,16 @@ void measure_one(Bench& bench, cuda::Blas* blas, const Weight& weight, std::int6
           what, [&](int index) { cuda::gemm(bench.stream, bench.device, with_copy(index), tactic, workspace.data()); });
     };
     measure();
+    if (tactic.kernel == cuda::GemmTactic::Kernel::stream && weight.name == "gate_up") {
+      auto gated = what;
+      gated.kernel = "gemm_gated";
+      gated.bytes -= static_cast<double>(rows * weight.n / 2) * static_cast<double>(out_element);
+      gemm.gate = cuda::Gate::silu;
+      std::swap(what, gated);
+      measure();
+      std::swap(what, gated);
+      gemm.gate = cuda::Gate::none;
+    }
     // The same numbers taken for a packed weight: what differs is the order in which they are read.
     const bool whole = weight.n % cuda::kPackedRows == 0 && weight.k % cuda::kPackedK == 0;
     if (tactic.kernel != cuda::GemmTactic::Kernel::stream || !whole) continue;

@@ -86,6 +86,29 @@ TEST_P(LinearTest, equals_a_product_in_double) {
   }
 }
 
+TEST_P(LinearTest, a_gated_linear_has_the_bits_of_a_linear_and_its_activation) {
+  Random random(5);
+  const auto ops = make_ops(GetParam(), 2);
+  for (const auto type : kWeightTypes) {
+    for (const int rows : {1, 3, 16, 40}) {
+      const std::int64_t inter = uniform(random, 1, 90), k = 8 * uniform(random, 1, 60);
+      const Case c(random, type, {inter, inter}, k, rows == 3);
+      const auto linear = ops->make_linear(c.hosts, c.bias_hosts, type);
+      const auto precision = ops->precision(type);
+      const DeviceMatrix in(*ops, Matrix::random(random, precision.activation, rows, k, 1, 8));
+      const DeviceMatrix gate_up(*ops, precision.gemm_out, rows, 2 * inter, 2);
+      const DeviceMatrix expected(*ops, precision.activation, rows, inter, 5);
+      const DeviceMatrix found(*ops, precision.activation, rows, inter, 5);
+      for (const auto activation : {Activation::silu, Activation::gelu_tanh}) {
+        ops->linear(gate_up.tensor(), in.tensor(), *linear);
+        ops->gated_activation(expected.tensor(), gate_up.tensor(), activation);
+        ops->gated_linear(found.tensor(), gate_up.tensor(), in.tensor(), *linear, activation);
+        ASSERT_EQ(found.host().bytes, expected.host().bytes) << rows << " rows, " << to_string(type);
+      }
+    }
+  }
+}
+
 TEST_P(LinearTest, a_row_alone_equals_the_row_in_any_batch_bit_by_bit) {
   if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
   Random random(2);

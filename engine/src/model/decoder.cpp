@@ -91,8 +91,7 @@ void Decoder::issue_feed_forward(const Layer& layer, const ops::Tensor& delta, c
     return;
   }
   const auto gate_up = view(activations_.gate_up, shape.rows), gated = view(activations_.gated, shape.rows);
-  ops_.linear(gate_up, normed, *layer.gate_up);
-  ops_.gated_activation(gated, gate_up, activation_);
+  ops_.gated_linear(gated, gate_up, normed, *layer.gate_up, activation_);
   ops_.linear(delta, gated, *layer.down);
 }
 

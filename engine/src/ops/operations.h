@@ -79,6 +79,14 @@ class Operations {
   // gelu_tanh(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
   virtual void gated_activation(const Tensor& out, const Tensor& gate_up, Activation activation) = 0;
 
+  // linear(gate_up, in, weight) and gated_activation(out, gate_up, activation), with their bits. A device that does
+  // both at once leaves gate_up as it is.
+  virtual void gated_linear(const Tensor& out, const Tensor& gate_up, const Tensor& in, const Linear& weight,
+                            Activation activation) {
+    linear(gate_up, in, weight);
+    gated_activation(out, gate_up, activation);
+  }
+
   // out [rows, hidden] GEMM type = the sum over the experts e that the router chooses for a row, in the order of e, of
   // w_e * down_e(activation(gate_e(in)) * up_e(in)). in [rows, hidden] activation type; router [rows, experts] f32
   // logits; scratch: Device::experts_scratch_bytes() of the device's memory.

@@ -401,6 +401,34 @@ TEST_F(GemmRunnerTest, a_library_that_rejects_while_it_is_measured_is_not_chosen
   EXPECT_EQ(runner.rejected(), 0) << "nothing that was chosen was rejected";
 }
 
+// Where the kernel that gates is the choice, and only there.
+TEST_F(GemmRunnerTest, gates_go_to_the_kernel_that_has_them_or_nowhere) {
+  const auto issued = [&](GemmRunner& runner, const Case& c) {
+    GemmProblem problem(c);
+    problem.clear_out();
+    auto gemm = problem.gemm();
+    gemm.gate = Gate::silu;
+    log_.runs.clear();
+    const bool taken = runner.run_gated(problem.stream, gemm);
+    problem.out.download(problem.stream);
+    EXPECT_NE(std::isnan(problem.out.at(0, 0)), taken);
+    EXPECT_TRUE(log_.runs.empty());
+    return taken;
+  };
+  GemmRunner own(device_info(0), options(false));
+  EXPECT_TRUE(issued(own, {.rows = 1, .n = 24, .k = 72}));
+  EXPECT_TRUE(issued(own, {.rows = 16, .n = 24, .k = 72}));
+  EXPECT_FALSE(issued(own, {.rows = 17, .n = 24, .k = 72})) << "goes by tiles";
+  EXPECT_FALSE(issued(own, {.rows = 1, .n = 24, .k = 72, .in_offset = 1}));
+  EXPECT_FALSE(issued(own, {.out_type = DType::f32, .rows = 1, .n = 24, .k = 72}));
+  EXPECT_FALSE(issued(own, {.type = DType::f32, .out_type = DType::f32, .rows = 1, .n = 24, .k = 72}));
+  GemmRunner with(device_info(0), options());
+  GemmProblem problem({.rows = 4, .n = 24, .k = 72});
+  const auto gemm = problem.gemm();
+  with.prepare(problem.stream, {&gemm, 1}, 4);
+  EXPECT_FALSE(issued(with, {.rows = 4, .n = 24, .k = 72})) << "the library was faster";
+}
+
 TEST_F(GemmRunnerTest, who_multiplies_is_named) {
   EXPECT_EQ(GemmRunner(device_info(0), options(true, "library 7")).library(), "library 7");
   auto with = options(true);

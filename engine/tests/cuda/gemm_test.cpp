@@ -12,15 +12,16 @@
 #include "charonia/error.h"
 #include "cuda/gemm_problem.h"
 #include "ops/cuda/kernels/gemm_params.h"
+#include "ops/cuda/kernels/rows.h"
 
 namespace charonia::cuda {
 namespace {
 
 std::string describe(const Case& c, const GemmTactic& tactic) {
   return cat(to_string(c.type), " -> ", to_string(c.out_type), " rows ", c.rows, " n ", c.n, " k ", c.k, " gaps ",
-             c.in_gap, " ", c.out_gap, c.packed ? " packed" : "", " offsets ", c.in_offset, " ", c.out_offset, ": kernel ",
-             static_cast<int>(tactic.kernel), " ", tactic.tile_rows, " x ", tactic.tile_columns, " stages ",
-             tactic.stages, " blocks ", tactic.k_blocks, " sums ", static_cast<int>(tactic.sums));
+             c.in_gap, " ", c.out_gap, c.packed ? " packed" : "", " offsets ", c.in_offset, " ", c.out_offset,
+             ": kernel ", static_cast<int>(tactic.kernel), " ", tactic.tile_rows, " x ", tactic.tile_columns,
+             " stages ", tactic.stages, " blocks ", tactic.k_blocks, " sums ", static_cast<int>(tactic.sums));
 }
 
 // All tactics that a weight's GEMMs may go: those of any number of rows.
@@ -202,12 +203,69 @@ TEST_F(GemmTest, any_shape_stride_and_address_will_do) {
   }
 }
 
+TEST_F(GemmTest, a_gated_gemm_has_the_bits_of_a_gemm_and_a_gated_activation) {
+  for (const auto& c : {Case{.rows = 1, .n = 2 * 37, .k = 1096, .bias = true}, Case{.rows = 8, .n = 2 * 130, .k = 64},
+                        Case{.type = DType::f16, .out_type = DType::f16, .rows = 15, .n = 2 * 24, .k = 328},
+                        Case{.rows = 19, .n = 2 * 5, .k = 520, .bias = true, .packed = true},
+                        Case{.rows = 3, .n = 2 * 44, .k = 2048, .in_gap = 8, .packed = true}}) {
+    GemmProblem problem(c);
+    const auto inter = c.n / 2, stride = inter + 3;
+    for (const auto& tactic : all_tactics(problem.gemm())) {
+      if (tactic.kernel != GemmTactic::Kernel::stream) continue;
+      SCOPED_TRACE(describe(c, tactic));
+      problem.run(tactic);
+      problem.check();
+      for (const bool silu : {true, false}) {
+        Matrix expected(c.type, c.rows, inter, stride), found(c.type, c.rows, inter, stride);
+        expected.upload(problem.stream);
+        gated_activation(problem.stream, {expected.data(), c.type, c.rows, inter, stride},
+                         {problem.out.data(), c.type, c.rows, c.n, problem.out.stride},
+                         silu ? ops::Activation::silu : ops::Activation::gelu_tanh);
+        expected.download(problem.stream);
+        auto gemm = problem.gemm();
+        gemm.gate = silu ? Gate::silu : Gate::gelu_tanh;
+        gemm.out = found.data();
+        gemm.out_stride = stride;
+        DeviceMemory workspace(kGemmCounterBytes);
+        in_both_orders([&] {
+          found.upload(problem.stream);
+          cuda::gemm(problem.stream, device_info(0), gemm, tactic, workspace.data());
+          std::vector<std::byte> bytes(found.host.size());
+          problem.stream.download(bytes.data(), found.device.data(), bytes.size(), "test");
+          problem.stream.wait("test");
+          ASSERT_EQ(bytes, expected.host) << "and between the rows nothing was written";
+        });
+      }
+    }
+  }
+}
+
+TEST_F(GemmTest, gates_that_no_kernel_has_are_rejected) {
+  GemmProblem problem({.rows = 2, .n = 24, .k = 72});
+  DeviceMemory workspace(kGemmCounterBytes);
+  const auto stream = gemm_tactics(device_info(0), problem.gemm()).front();
+  ASSERT_EQ(stream.kernel, GemmTactic::Kernel::stream);
+  const GemmTactic tile{GemmTactic::Kernel::tile, 32, 64, 6};
+  const auto rejected = [&](Gemm gemm, const GemmTactic& tactic) {
+    gemm.gate = Gate::silu;
+    EXPECT_THROW(cuda::gemm(problem.stream, device_info(0), gemm, tactic, workspace.data()), Error);
+  };
+  rejected(problem.gemm(), tile);
+  auto gemm = problem.gemm();
+  gemm.out_type = DType::f32;
+  rejected(gemm, stream);
+  gemm = problem.gemm();
+  gemm.n = 23;
+  rejected(gemm, stream);
+}
+
 // Wherever the sums of blocks meet, and in whatever order blocks come, they are added in theirs.
 TEST_F(GemmTest, blocks_of_a_tile_give_the_same_bits_in_a_cluster_and_in_the_workspace) {
   using Kernel = GemmTactic::Kernel;
   using Sums = GemmTactic::Sums;
   for (const auto type : {DType::bf16, DType::f32}) {
-    GemmProblem problem({.type = type, .out_type = DType::f32, .rows = 21, .n = 70, .k = 2496, .out_gap = 1, .bias = true});
+    GemmProblem problem(
+        {.type = type, .out_type = DType::f32, .rows = 21, .n = 70, .k = 2496, .out_gap = 1, .bias = true});
     ASSERT_EQ(split_k(2496).parts, 8);
     GemmTactic tactic{Kernel::tile, 32, 64, 6};
     if (type == DType::f32) tactic = {Kernel::plain, 8, 64, 3};
@@ -277,9 +335,9 @@ TEST_F(GemmTest, packed_weights_that_no_kernel_reads_are_rejected) {
   GemmProblem problem({.rows = 2, .n = 24, .k = 72});
   const auto rejected = [&](const Gemm& gemm) {
     DeviceMemory workspace(kGemmCounterBytes);
-    EXPECT_THROW(cuda::gemm(problem.stream, device_info(0), gemm, gemm_tactics(device_info(0), gemm).front(),
-                            workspace.data()),
-                 Error);
+    EXPECT_THROW(
+        cuda::gemm(problem.stream, device_info(0), gemm, gemm_tactics(device_info(0), gemm).front(), workspace.data()),
+        Error);
   };
   auto stride = problem.gemm();
   stride.packed = true;
@@ -292,8 +350,8 @@ TEST_F(GemmTest, packed_weights_that_no_kernel_reads_are_rejected) {
 }
 
 #if defined(CHARONIA_CUDA_ON_HOST)
-// What a warp of the stream kernel reads at once: of a packed weight 512 bytes on end, one instruction behind the other;
-// of rows 8 times 64. Either way every byte once.
+// What a warp of the stream kernel reads at once: of a packed weight 512 bytes on end, one instruction behind the
+// other; of rows 8 times 64. Either way every byte once.
 TEST_F(GemmTest, a_warp_reads_512_bytes_of_a_packed_weight_on_end) {
   for (const bool packed : {true, false}) {
     for (const std::int64_t rows : {1, 8, 16}) {
@@ -305,8 +363,8 @@ TEST_F(GemmTest, a_warp_reads_512_bytes_of_a_packed_weight_on_end) {
         std::map<std::pair<unsigned, unsigned>, std::map<unsigned, std::vector<std::int64_t>>> warps;
         host_grid::watch_streaming_loads([&](const host_grid::Place& by, const void* at, std::size_t bytes) {
           ASSERT_EQ(bytes, 16U);
-          warps[{by.block.x, by.thread.x / 32}][by.thread.x % 32].push_back(
-              static_cast<const std::byte*>(at) - static_cast<const std::byte*>(gemm.weight));
+          warps[{by.block.x, by.thread.x / 32}][by.thread.x % 32].push_back(static_cast<const std::byte*>(at) -
+                                                                            static_cast<const std::byte*>(gemm.weight));
         });
         problem.run(tactic);
         host_grid::watch_streaming_loads({});

@@ -298,7 +298,8 @@ CHARONIA_KERNEL(64, 1) void cluster_kernel(const ClusterParams p) {
   dependency_wait();
   auto* const mine = reinterpret_cast<int*>(dynamic_shared());
   const int thread = static_cast<int>(threadIdx.x);
-  const int rank = cluster_rank(), block = static_cast<int>((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x);
+  const int rank = cluster_rank(),
+            block = static_cast<int>((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x);
   mine[thread] = elsewhere[thread] = 1 << block;
   if (p.fault == 3 && rank == 1) return;
   if (p.fault == 1) {
@@ -308,7 +309,8 @@ CHARONIA_KERNEL(64, 1) void cluster_kernel(const ClusterParams p) {
   }
   int sum = 0;
   for (int other = 0; other < 4; ++other) {
-    sum += *map_shared_rank((p.fault == 4 ? elsewhere : mine) + (thread + other) % 64, p.fault == 5 ? other + 1 : other);
+    sum +=
+        *map_shared_rank((p.fault == 4 ? elsewhere : mine) + (thread + other) % 64, p.fault == 5 ? other + 1 : other);
   }
   p.out[block * 64 + thread] = sum;
   if (p.fault != 2) cluster_sync();
@@ -369,7 +371,9 @@ TEST(HostGridTest, launches_that_a_device_refuses_are_refused) {
   EXPECT_TRUE(says(error({.grid_z = 65536}), "a grid of (1, 1, 65536) blocks"));
   EXPECT_TRUE(says(error({.dynamic_shared_bytes = (227 << 10) + 1}), "232449 bytes of dynamic shared memory"));
   EXPECT_EQ(error({.grid_x = 0}), "no error") << "launch() takes it for no work";
-  EXPECT_TRUE(says(error_of([] { host_grid::check({.grid = {1, 0, 1}, .block = {32, 1, 1}, .what = "empty"}); }),
+  EXPECT_TRUE(says(error_of([] {
+                     host_grid::check({.grid = {1, 0, 1}, .block = {32, 1, 1}, .what = "empty"});
+                   }),
                    "empty: a grid of (1, 0, 1) blocks"));
 }
 
@@ -500,8 +504,9 @@ TEST(HostGridTest, every_thread_has_to_wait_for_the_kernel_before) {
   alignas(16) int data[4] = {};
   std::vector<int> out(64);
   const auto error = [&](void (*kernel)(DependentParams), int before, bool early, bool overlap) {
-    return error_of(
-        [&] { run({.threads = 64, .overlap = overlap}, kernel, DependentParams{data, out.data(), before, early}); });
+    return error_of([&] {
+      run({.threads = 64, .overlap = overlap}, kernel, DependentParams{data, out.data(), before, early});
+    });
   };
   EXPECT_EQ(error(some_wait_kernel, 0, false, true), "no error");
   EXPECT_TRUE(says(error(some_wait_kernel, 1, false, true),

@@ -144,7 +144,8 @@ void CudaOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& 
   if (!tracing_) cuda::rms_norm(stream_, out, residual, delta, weight, eps, delta_weight);
 }
 
-void CudaOps::linear(const Tensor& out, const Tensor& in, const ops::Linear& weight) {
+// The GEMM of linear(), whose arguments it checks.
+Gemm CudaOps::gemm_of(const Tensor& out, const Tensor& in, const ops::Linear& weight) {
   const auto& w = static_cast<const CudaLinear&>(weight);
   require(in.dtype == w.type() && (out.dtype == w.type() || out.dtype == DType::f32), "linear", [&] {
     return cat("in ", shape_of(in), " must be of the weight's type ", to_string(w.type()), ", out ", shape_of(out),
@@ -154,20 +155,24 @@ void CudaOps::linear(const Tensor& out, const Tensor& in, const ops::Linear& wei
     return cat("in ", shape_of(in), ", out ", shape_of(out), " and a weight [", w.out_features(), ", ", w.in_features(),
                "] do not fit together");
   });
+  return {.out = out.data,
+          .out_type = out.dtype,
+          .out_stride = out.stride,
+          .in = in.data,
+          .in_stride = in.stride,
+          .weight = w.weight(),
+          .type = w.type(),
+          .weight_stride = w.stride(),
+          .packed = w.packed(),
+          .bias = w.bias(),
+          .rows = in.rows,
+          .n = out.cols,
+          .k = in.cols};
+}
+
+void CudaOps::linear(const Tensor& out, const Tensor& in, const ops::Linear& weight) {
+  const auto gemm = gemm_of(out, in, weight);
   if (in.rows == 0) return;
-  const Gemm gemm{.out = out.data,
-                  .out_type = out.dtype,
-                  .out_stride = out.stride,
-                  .in = in.data,
-                  .in_stride = in.stride,
-                  .weight = w.weight(),
-                  .type = w.type(),
-                  .weight_stride = w.stride(),
-                  .packed = w.packed(),
-                  .bias = w.bias(),
-                  .rows = in.rows,
-                  .n = out.cols,
-                  .k = in.cols};
   if (tracing_) {
     trace_.gemms.push_back(gemm);
   } else {
@@ -234,6 +239,19 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
                    .block_tables = uploaded<std::int32_t>(at.tables),
                    .workspace = attention_.data(),
                    .max_partials = attention_bounds_.partials});
+}
+
+void CudaOps::gated_linear(const Tensor& out, const Tensor& gate_up, const Tensor& in, const ops::Linear& weight,
+                           ops::Activation activation) {
+  if (!tracing_ && in.rows > 0 && out.dtype == gate_up.dtype && gate_up.cols == 2 * out.cols &&
+      gate_up.rows == out.rows) {
+    auto gemm = gemm_of(gate_up, in, weight);
+    gemm.out = out.data;
+    gemm.out_stride = out.stride;
+    gemm.gate = activation == ops::Activation::silu ? Gate::silu : Gate::gelu_tanh;
+    if (gemms_.run_gated(stream_, gemm)) return;
+  }
+  Ops::gated_linear(out, gate_up, in, weight, activation);
 }
 
 void CudaOps::gated_activation(const Tensor& out, const Tensor& gate_up, ops::Activation activation) {

@@ -73,6 +73,8 @@ class CudaOps final : public ops::Ops {
                     int heads) override;
   void attention(const ops::Tensor& out, const ops::Tensor& qkv, const ops::KvCache& cache, int layer, int heads,
                  const ops::AttentionParams& how) override;
+  void gated_linear(const ops::Tensor& out, const ops::Tensor& gate_up, const ops::Tensor& in,
+                    const ops::Linear& weight, ops::Activation activation) override;
   void gated_activation(const ops::Tensor& out, const ops::Tensor& gate_up, ops::Activation activation) override;
   void experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router, const ops::Experts& weights,
                const ops::RouterParams& how, ops::Activation activation, void* scratch) override;
@@ -98,6 +100,8 @@ class CudaOps final : public ops::Ops {
     std::optional<AttentionShape> attention;
     int sampled_vocab = 0;
   };
+
+  static Gemm gemm_of(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight);
 
   // What prepare()'s call of `issue` finds beside that.
   struct Trace {

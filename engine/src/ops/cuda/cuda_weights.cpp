@@ -44,8 +44,9 @@ void MatrixUpload::in_chunks(std::byte* to, std::size_t row_bytes, std::int64_t 
 
 void MatrixUpload::copy(std::byte* to, DType type, std::int64_t stride, const ops::HostMatrix& from) {
   if (from.row_stride() != from.cols || stride != from.cols) {
-    copy_rows(to, type, stride, from.rows, from.cols,
-              [&](std::int64_t row) -> SourceRow { return {from.row(row), from.dtype}; });
+    copy_rows(to, type, stride, from.rows, from.cols, [&](std::int64_t row) -> SourceRow {
+      return {from.row(row), from.dtype};
+    });
     return;
   }
   in_chunks(to, static_cast<std::size_t>(stride) * size_of(type), from.rows,

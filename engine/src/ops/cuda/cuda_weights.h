@@ -64,8 +64,8 @@ class CudaBuffer : public ops::Buffer {
 // (kernels/gemm.h).
 class CudaLinear : public ops::Linear {
  public:
-  CudaLinear(std::span<const ops::HostMatrix> parts, std::span<const ops::HostMatrix> bias, DType weight,
-             bool packed, MatrixUpload& upload);
+  CudaLinear(std::span<const ops::HostMatrix> parts, std::span<const ops::HostMatrix> bias, DType weight, bool packed,
+             MatrixUpload& upload);
   DType type() const { return type_; }
   bool packed() const { return packed_; }
   std::int64_t stride() const { return stride_; }

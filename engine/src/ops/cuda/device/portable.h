@@ -184,7 +184,8 @@ CHARONIA_DEVICE void dependency_trigger() {
 // block of that rank has what lies at `own` in this block's dynamic shared memory; that block must not have ended.
 CHARONIA_DEVICE void cluster_sync() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
+  // Not .aligned: lanes may come to it one by one, out of a loop with different numbers of turns.
+  asm volatile("barrier.cluster.arrive;\n\tbarrier.cluster.wait;" ::: "memory");
 #else
   __trap();
 #endif

@@ -204,7 +204,7 @@ struct Launch {
   unsigned threads = 32;  // of a block, whole warps
   std::size_t dynamic_shared_bytes = 0;
   unsigned cluster_y = 1;  // blocks of a cluster, neighbours along y; more than 1: compute capability 9
-  bool overlap = true;  // programmatic dependent launch, where the device has it (compute capability 9)
+  bool overlap = true;     // programmatic dependent launch, where the device has it (compute capability 9)
 };
 
 #if defined(CHARONIA_CUDA_ON_HOST)

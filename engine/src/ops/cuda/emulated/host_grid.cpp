@@ -312,7 +312,8 @@ void Block::run(bool early) {
     return;
   }
   fail(cat(shape_->what, ": of ", threads_, " threads ", at_barrier_, " wait at __syncthreads(), ",
-           at_cluster_barrier_ > 0 ? cat(at_cluster_barrier_, " at cluster_sync(), ") : "", done_, " have ended and the others wait for lanes of their warp that do not come"));
+           at_cluster_barrier_ > 0 ? cat(at_cluster_barrier_, " at cluster_sync(), ") : "", done_,
+           " have ended and the others wait for lanes of their warp that do not come"));
 }
 
 void Block::resume(Fiber& fiber) {

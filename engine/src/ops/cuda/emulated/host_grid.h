@@ -3,8 +3,8 @@
 //   - missing barriers: shared memory (static and dynamic) and the targets of unfinished asynchronous copies hold NaN
 //     until they are written, and threads and blocks run in an order that is drawn by lot
 //   - barriers that not all threads reach, and warp functions that not all lanes take part in
-//   - clusters whose blocks do not all meet, and shared memory of a block that is read before it is written or after the
-//     block has ended
+//   - clusters whose blocks do not all meet, and shared memory of a block that is read before it is written or after
+//     the block has ended
 //   - launches that a device of compute capability 9.0 refuses (check())
 //   - addresses that are not aligned, or not in shared memory where they must be, in the functions of portable.h and
 //     tensor_core.h; accesses by the 8 or 16 bytes elsewhere with -fsanitize=alignment (scripts/sanitize.sh grid)

@@ -52,8 +52,11 @@ GemmCandidate decode(const json& from) {
   GemmCandidate tactic;
   tactic.microseconds = from.at("microseconds").get<double>();
   const auto& own = from.at("own");
-  tactic.own = {static_cast<GemmTactic::Kernel>(own.at("kernel").get<std::uint8_t>()), own.at("tile_rows").get<int>(),
-                own.at("tile_columns").get<int>(), own.at("stages").get<int>(), own.at("k_blocks").get<int>(),
+  tactic.own = {static_cast<GemmTactic::Kernel>(own.at("kernel").get<std::uint8_t>()),
+                own.at("tile_rows").get<int>(),
+                own.at("tile_columns").get<int>(),
+                own.at("stages").get<int>(),
+                own.at("k_blocks").get<int>(),
                 static_cast<GemmTactic::Sums>(own.at("sums").get<std::uint8_t>())};
   if (from.contains("blas")) {
     const auto& blas = from.at("blas");

@@ -66,9 +66,9 @@ struct GemmRunner::Impl {
   Impl(const DeviceInfo& device, Options options)
       : device(device),
         options(std::move(options)),
-        memory(this->options.memory, cat(device.name, ", sm_", device.major, device.minor, ", ", device.sms, " SMs, ",
-                                         driver_version(), ", ", blas() ? blas()->version() : "own kernels",
-                                         this->options.reproducible ? ", packed weights" : "")),
+        memory(this->options.memory,
+               cat(device.name, ", sm_", device.major, device.minor, ", ", device.sms, " SMs, ", driver_version(), ", ",
+                   blas() ? blas()->version() : "own kernels", this->options.reproducible ? ", packed weights" : "")),
         own_workspace(kOwnWorkspaceBytes, "the workspace of GEMMs"),
         seconds_left(this->options.seconds) {
     if (blas() != nullptr) blas_workspace = DeviceMemory(kBlasWorkspaceBytes, "cuBLASLt's workspace");
@@ -132,6 +132,14 @@ struct GemmRunner::Impl {
     cuda::gemm(stream, device, gemm, as_chosen ? tactic.own : own_tactics(gemm).front(), own_workspace.data());
   }
 
+  bool issue_gated(Stream& stream, const Gemm& gemm) {
+    if (gemm.type == DType::f32 || gemm.out_type != gemm.type || !vectors(gemm)) return false;
+    const auto& tactic = candidate_of(chosen[shape_of(gemm)], gemm);
+    if ((tactic.blas && blas() != nullptr) || tactic.own.kernel != GemmTactic::Kernel::stream) return false;
+    if (gemm.rows > 0) cuda::gemm(stream, device, gemm, tactic.own, own_workspace.data());
+    return true;
+  }
+
   void note_rejection(const GemmShape& shape, std::int64_t rows, Rejected& of_shape) {
     of_shape.min_rows = of_shape.count == 0 ? rows : std::min(of_shape.min_rows, rows);
     of_shape.max_rows_seen = std::max(of_shape.max_rows_seen, rows);
@@ -153,6 +161,7 @@ struct GemmRunner::Impl {
     if (!tactic) {
       auto largest = gemm;
       largest.rows = kBuckets[bucket_of(gemm.rows)];
+      largest.gate = Gate::none;
       tactic = by_rule(largest);
     }
     return *tactic;
@@ -187,8 +196,7 @@ struct GemmRunner::Impl::Operands {
     return std::clamp<std::size_t>(3 * device.l2_bytes / one + 1, 1, kMaxTimedGemms);
   }
   static std::size_t bytes(const DeviceInfo& device, const Gemm& gemm) {
-    return copies(device, gemm) * weight_bytes_of(gemm) +
-           matrix_bytes(gemm.type, gemm.rows, round_up(gemm.k, 8)) +
+    return copies(device, gemm) * weight_bytes_of(gemm) + matrix_bytes(gemm.type, gemm.rows, round_up(gemm.k, 8)) +
            matrix_bytes(gemm.out_type, gemm.rows, round_up(gemm.n, 8));
   }
 
@@ -356,13 +364,16 @@ void GemmRunner::run(Stream& stream, const Gemm& gemm) {
   impl_->issue(stream, gemm);
 }
 
+bool GemmRunner::run_gated(Stream& stream, const Gemm& gemm) { return impl_->issue_gated(stream, gemm); }
+
 std::string to_string(const GemmTactic& tactic) {
   constexpr std::array kNames{"stream", "tile", "plain"};
   constexpr std::array kSums{"", ", one sum each", ", a cluster"};
   return cat(kNames[static_cast<std::size_t>(tactic.kernel)], " ", tactic.tile_rows, " x ", tactic.tile_columns, ", ",
-             tactic.stages, " stages", tactic.k_blocks > 1 ? cat(", ", tactic.k_blocks, " blocks over k",
-                                        kSums[static_cast<std::size_t>(tactic.sums)])
-                                  : "");
+             tactic.stages, " stages",
+             tactic.k_blocks > 1
+                 ? cat(", ", tactic.k_blocks, " blocks over k", kSums[static_cast<std::size_t>(tactic.sums)])
+                 : "");
 }
 
 std::vector<std::string> GemmRunner::report() const {

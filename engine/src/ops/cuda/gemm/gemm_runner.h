@@ -53,6 +53,10 @@ class GemmRunner {
   // Also of what was not prepared: then by rules. Never allocates device memory, waits or measures.
   void run(Stream& stream, const Gemm& gemm);
 
+  // The same of a GEMM with a gate, where its kernel is one that gates: that which was chosen for the GEMM without it.
+  // Otherwise false, and nothing is issued.
+  bool run_gated(Stream& stream, const Gemm& gemm);
+
   // What was chosen, a line each, for people to read:
   // "rows 1..8 n 4096 k 4096 bf16 -> bf16: own stream 8 x 16, 4 stages, 8.0 us, 4.19 TB/s". Behind a shape's lines,
   // where the library rejected what it had been chosen for: "n 4096 k 4096 bf16 -> bf16: cuBLASLt rejected 3 GEMMs
@@ -63,8 +67,8 @@ class GemmRunner {
   // is captured, not when it is replayed. From any thread.
   std::int64_t rejected() const;
 
-  // Whether weights of this type should be packed (gemm.h): in reproducible mode, where our own kernels alone read them.
-  // The library reads rows only, and a weight lies in memory once.
+  // Whether weights of this type should be packed (gemm.h): in reproducible mode, where our own kernels alone read
+  // them. The library reads rows only, and a weight lies in memory once.
   bool packs(DType weight) const;
 
   // "cublasLt 130200", or "own kernels only" and, where there is one, the reason.

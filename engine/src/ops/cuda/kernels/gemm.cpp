@@ -37,8 +37,8 @@ std::int64_t sums_of_tile(const GemmTactic& tactic, const Gemm& gemm) {
 }
 
 // Adds a tile with the numbers of thread blocks that may share its parts of K: more of them as long as there are fewer
-// than two blocks per SM. First that which just fills the device. Each with the places where sums may meet in that order:
-// where a block has one part its sum is the part's.
+// than two blocks per SM. First that which just fills the device. Each with the places where sums may meet in that
+// order: where a block has one part its sum is the part's.
 void add_tile(std::vector<GemmTactic>& tactics, GemmTactic tactic, const DeviceInfo& device, const Gemm& gemm,
               SumOrder order) {
   const auto parts = split_k(gemm.k).parts;
@@ -74,7 +74,8 @@ std::vector<GemmTactic> gemm_tactics(const DeviceInfo& device, const Gemm& gemm,
   const auto rows = gemm.rows;
   const auto tile = [&](int tile_rows, int columns, int stages) {
     const auto bytes = static_cast<std::size_t>(stages) * static_cast<std::size_t>(columns + tile_rows) * 128;
-    if (bytes <= device.shared_bytes) add_tile(tactics, {Kernel::tile, tile_rows, columns, stages, 1}, device, gemm, order);
+    if (bytes <= device.shared_bytes)
+      add_tile(tactics, {Kernel::tile, tile_rows, columns, stages, 1}, device, gemm, order);
   };
   if (gemm.type == DType::f32) {
     add_tile(tactics, {Kernel::plain, rows <= 16 ? 8 : 64, 64, 3, 1}, device, gemm, order);
@@ -117,10 +118,11 @@ void gemm(Stream& stream, const DeviceInfo&, const Gemm& gemm, const GemmTactic&
   if (gemm.rows > kMax / 2 || gemm.n > kMax / 2 || gemm.k < 1 || gemm.k > kMax / 2 || gemm.in_stride > kMax ||
       gemm.weight_stride > kMax || gemm.weight_stride % (gemm.packed ? kPackedK : 8) != 0 ||
       (gemm.packed && gemm.type == DType::f32) ||
+      (gemm.gate != Gate::none && (tactic.kernel != Kernel::stream || gemm.out_type != gemm.type || gemm.n % 2 != 0)) ||
       (gemm.out_type != gemm.type && gemm.out_type != DType::f32)) {
     throw Error(ErrorCode::internal, cat("a GEMM of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k,
                                          " (stride ", gemm.weight_stride, gemm.packed ? ", packed" : "",
-                                         ") that no kernel takes"));
+                                         gemm.gate != Gate::none ? ", gated" : "", ") that no kernel takes"));
   }
   const auto split = split_k(gemm.k);
   GemmParams p{};
@@ -149,6 +151,7 @@ void gemm(Stream& stream, const DeviceInfo&, const Gemm& gemm, const GemmTactic&
   p.row_tiles = static_cast<int>(divide_up(gemm.rows, tactic.tile_rows));
   p.column_tiles = static_cast<int>(divide_up(gemm.n, tactic.tile_columns));
   p.packed = gemm.packed;
+  p.gate = gemm.gate;
   p.out_f32 = gemm.out_type == DType::f32;
   p.out_vectors = aligned(gemm.out, gemm.out_stride, gemm.out_type);
   bool known = false;

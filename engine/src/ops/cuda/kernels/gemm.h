@@ -3,9 +3,9 @@
 // Order of adding. K is cut into parts (split_k), the same for every GEMM of a weight. A part is added up on its
 // own, from its first element to its last, and the parts are added in their order, then the bias. 16-bit types go over
 // tensor cores, which take the weight as their A and the input as their B operand, always 16 elements of K at a time,
-// the same 16. So all tactics of a weight that keep this order (SumOrder::fixed) give the same bits, and a row's bits do
-// not depend on the number of rows or on its place. Reproducible mode takes no others. With SumOrder::any a thread block
-// adds up all of K that it has, and only the sums of blocks that share a tile are added together.
+// the same 16. So all tactics of a weight that keep this order (SumOrder::fixed) give the same bits, and a row's bits
+// do not depend on the number of rows or on its place. Reproducible mode takes no others. With SumOrder::any a thread
+// block adds up all of K that it has, and only the sums of blocks that share a tile are added together.
 #pragma once
 
 #include <algorithm>
@@ -28,9 +28,15 @@ CHARONIA_HD std::int64_t packed_at(std::int64_t row, std::int64_t k, std::int64_
          row % kPackedRows * kPackedK + k % kPackedK;
 }
 
+// What becomes of the outputs: with an activation, out [rows, n / 2] = activation(first half) * second half, each half
+// rounded to out's type before, as gated_activation() (rows.h) has it from the outputs: with its bits. The stream
+// kernel does that, where out has the weight's type.
+enum class Gate : std::uint8_t { none, silu, gelu_tanh };
+
 // out [rows, n] = in [rows, k] * weight [n, k]^T + bias [n]. in and weight have the same type; out that type or f32.
 // Strides in elements. weight rows are `weight_stride` apart (a multiple of 8, zero-filled beyond k), the first one
-// aligned to 16 bytes; or the weight is packed, of a 16-bit type, whole blocks of it, its stride a multiple of 32. Fastest where in and out are aligned to 16 bytes, their strides too, and k is a multiple of 8.
+// aligned to 16 bytes; or the weight is packed, of a 16-bit type, whole blocks of it, its stride a multiple of 32.
+// Fastest where in and out are aligned to 16 bytes, their strides too, and k is a multiple of 8.
 struct Gemm {
   void* out = nullptr;
   DType out_type = DType::f32;
@@ -43,6 +49,7 @@ struct Gemm {
   bool packed = false;
   const float* bias = nullptr;  // null: none
   std::int64_t rows = 0, n = 0, k = 0;
+  Gate gate = Gate::none;
 };
 
 // Rows of the weight that lie in memory.

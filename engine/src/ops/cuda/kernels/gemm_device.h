@@ -52,8 +52,9 @@ struct PartSums {
     clear();
   }
 
-  // After the last part: leaves the sums of all parts in `before`; in a cluster, of the block's own. Of several blocks that share a tile the last to come
-  // does that; the others get false. `shared`: an int of shared memory that nothing else uses now.
+  // After the last part: leaves the sums of all parts in `before`; in a cluster, of the block's own. Of several blocks
+  // that share a tile the last to come does that; the others get false. `shared`: an int of shared memory that nothing
+  // else uses now.
   CHARONIA_DEVICE bool gather(const GemmParams& p, int tile, int* shared) {
     if (p.k_blocks == 1 || p.cluster) return true;
     __threadfence();

@@ -22,6 +22,7 @@ struct GemmParams {
   int k_blocks, parts_of_block;
   bool cluster;  // the k_blocks blocks of a tile are one
   int row_tiles, column_tiles;
+  Gate gate;
   bool packed;                // the weight is
   bool out_f32, out_vectors;  // out_vectors: 16 bytes of a row's outputs may be stored at once
 };

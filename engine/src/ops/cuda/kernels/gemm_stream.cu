@@ -20,6 +20,11 @@
 // 0.7 us ago. At 4.8 TB/s that would be an opening in 5 ns in each of the 192 channels of an H200, where one in 40 ns
 // is enough. Whether the memory controller's queue makes up for it is to be measured (the benchmark has both orders).
 //
+// Gated (Gate): a warp's groups of 8 outputs are, in turn, of the first half of the weight and of the second, the same
+// ones, so that both meet in the sums. That saves the kernel behind it: for Llama-2-7B at one row 88 KB of 180 MB,
+// which is nothing, but a launch of 2 us for 43 us, less what the next GEMM's loads hide of it: 32 of them are 64 us of
+// some 3300 a token. Predicted: 0 to 2 % of a decode, to be measured.
+//
 // Bound: memory. A weight is read once, 2 n k bytes. What else moves is the input, which every warp reads through the
 // L1 cache, of which it takes rows / (16 kM) of the weight's bytes, and the outputs. kRing steps are under way
 // at a time, kRing * kM KB a warp: with (kM, kRing) = (1, 4) and at most 80 registers 24 warps fit an SM,
@@ -28,6 +33,7 @@
 // where the launch overlaps the kernel before it, for the ring is filled before dependency_wait(). Predicted: 87 % of
 // the bandwidth that a copy reaches for the former, 95 % for the latter.
 #include "ops/cuda/device/tensor_core.h"
+#include "ops/cuda/kernels/activation.h"
 #include "ops/cuda/kernels/gemm_device.h"
 
 namespace charonia::cuda {
@@ -69,10 +75,13 @@ void stream_kernel(const GemmParams p) {
   int left = k_left - 8 * t;  // elements of the lane's next chunk and behind it
 
   // Outputs beyond n compute the last one again.
+  const bool gated = p.gate != Gate::none;
+  const int inter = p.n / 2;  // outputs of a half
   const T* weight[2 * kM];
   CHARONIA_UNROLL
   for (int i = 0; i < 2 * kM; ++i) {
-    const int output = min(first_output + 8 * i + g, p.n - 1);
+    const int output = gated ? i % 2 * inter + min((first_output + 8 * i) / 16 * 8 + g, inter - 1)
+                             : min(first_output + 8 * i + g, p.n - 1);
     const auto at = S::kPacked ? packed_at(output, k_begin, p.weight_stride)
                                : static_cast<std::int64_t>(output) * p.weight_stride + k_begin;
     weight[i] = static_cast<const T*>(p.weight) + at + 8 * t;
@@ -163,14 +172,33 @@ void stream_kernel(const GemmParams p) {
   }
   __syncthreads();
   const int rows = min(S::kRows, p.rows - first_row);
+  const auto total = [&](const float* from) {
+    float sum = from[0];
+    for (int part_of = 1; part_of < p.parts; ++part_of) sum += from[part_of * S::kRows * S::kPitch];
+    return sum;
+  };
+  if (gated) {
+    constexpr int kOutputs = S::kOutputs / 2;
+    for (int i = static_cast<int>(threadIdx.x); i < groups * rows * kOutputs; i += static_cast<int>(blockDim.x)) {
+      const int output = i % kOutputs, row = i / kOutputs % rows, of_group = i / kOutputs / rows;
+      const int column = (static_cast<int>(blockIdx.x) * groups + of_group) * kOutputs + output;
+      if (column >= inter) continue;
+      const float* const from = sums + (of_group * p.parts * S::kRows + row) * S::kPitch + output / 8 * 16 + output % 8;
+      float gate = total(from), up = total(from + 8);
+      if (p.bias != nullptr) gate += p.bias[column], up += p.bias[inter + column];
+      gate = to_float(from_float<T>(gate)), up = to_float(from_float<T>(up));
+      gate =
+          p.gate == Gate::silu ? activation<ops::Activation::silu>(gate) : activation<ops::Activation::gelu_tanh>(gate);
+      static_cast<T*>(p.out)[(first_row + row) * p.out_stride + column] = from_float<T>(gate * up);
+    }
+    return;
+  }
   for (int i = static_cast<int>(threadIdx.x); i < groups * rows * S::kOutputs; i += static_cast<int>(blockDim.x)) {
     const int output = i % S::kOutputs, row = i / S::kOutputs % rows, of_group = i / S::kOutputs / rows;
     const int column = (static_cast<int>(blockIdx.x) * groups + of_group) * S::kOutputs + output;
     if (column >= p.n) continue;
     const float* const from = sums + (of_group * p.parts * S::kRows + row) * S::kPitch + output;
-    float total = from[0];
-    for (int part_of = 1; part_of < p.parts; ++part_of) total += from[part_of * S::kRows * S::kPitch];
-    store_out<T>(p, first_row + row, column, total);
+    store_out<T>(p, first_row + row, column, total(from));
   }
 }
 

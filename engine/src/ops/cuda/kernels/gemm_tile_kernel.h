@@ -11,14 +11,14 @@
 //
 // The sums of a part are closed when it ends, and added to those before it in registers, or, where k_blocks blocks
 // share the parts of a tile, left in the workspace for the block that comes last. Where the order of adding is free a
-// block leaves one sum for all its parts; in a cluster it leaves it in its own shared memory, and each block adds up and
-// stores its share of the tile out of the memory of all. With s sums of a tile (8 parts, or 2 to 8 blocks) that is
+// block leaves one sum for all its parts; in a cluster it leaves it in its own shared memory, and each block adds up
+// and stores its share of the tile out of the memory of all. With s sums of a tile (8 parts, or 2 to 8 blocks) that is
 // 4 s kRows kColumns bytes that are neither written to the L2 cache nor read from it, and no fence, no counter and no
 // block that works alone at the end: 64 rows of 4096 x 4096 in 128 x 64 with 4 blocks write 8.4 MB and read them
 // again as parts, 4.2 MB as blocks' sums; of a cluster 3.1 MB go from SM to SM. Predicted: 2 us less of some 11, to be
 // measured.
 //
-// Of a packed weight a stage is kColumns / 8 pieces of 1 KB instead of kColumns rows of 128 bytes. Both are whole lines.
+// Of a packed weight a stage is kColumns / 8 pieces of 1 KB, not kColumns rows of 128 bytes. Both are whole lines.
 //
 // Bound: up to some 64 rows memory. Per SM 2 or 3 blocks keep (kStages - 1) * kColumns * 128 bytes of
 // weight under way each: 120 KB (64 x 16), 120 KB (64 x 32), 128 KB (128 x 32), 96 KB (128 x 64), against the 29 KB
