@@ -43,11 +43,12 @@ constexpr int kWarps = 8, kThreads = kWarps * kWarp;
 // Slots of the ring. A warp can tell six groups of loads under way apart; two are for the input.
 constexpr int kSlots = 4;
 
-template <class T_, int kM_, int kN_, int kRing_, int kBlocks_, bool kPacked_>
+template <class T_, int kM_, int kN_, int kRing_, int kBlocks_, bool kPacked_, bool kGated_>
 struct StreamShape {
   using T = T_;
   static constexpr int kM = kM_, kN = kN_, kRing = kRing_, kBlocks = kBlocks_;
   static constexpr bool kPacked = kPacked_;
+  static constexpr bool kGated = kGated_;  // not asked at run time, which would cost the largest shape registers
   static constexpr int kStep = kPacked ? kPackedRows * kPackedK : kPackedK;  // elements of the weight from step to step
   static constexpr int kAhead = kM * kN < 4 ? 1 : 0;
   static constexpr int kSlotSteps = kRing / kSlots;  // steps whose weights are asked for together
@@ -75,13 +76,12 @@ void stream_kernel(const GemmParams p) {
   int left = k_left - 8 * t;  // elements of the lane's next chunk and behind it
 
   // Outputs beyond n compute the last one again.
-  const bool gated = p.gate != Gate::none;
-  const int inter = p.n / 2;  // outputs of a half
+  [[maybe_unused]] const int inter = p.n / 2;  // outputs of a half
   const T* weight[2 * kM];
   CHARONIA_UNROLL
   for (int i = 0; i < 2 * kM; ++i) {
-    const int output = gated ? i % 2 * inter + min((first_output + 8 * i) / 16 * 8 + g, inter - 1)
-                             : min(first_output + 8 * i + g, p.n - 1);
+    const int output = S::kGated ? i % 2 * inter + min((first_output + 8 * i) / 16 * 8 + g, inter - 1)
+                                 : min(first_output + 8 * i + g, p.n - 1);
     const auto at = S::kPacked ? packed_at(output, k_begin, p.weight_stride)
                                : static_cast<std::int64_t>(output) * p.weight_stride + k_begin;
     weight[i] = static_cast<const T*>(p.weight) + at + 8 * t;
@@ -177,7 +177,7 @@ void stream_kernel(const GemmParams p) {
     for (int part_of = 1; part_of < p.parts; ++part_of) sum += from[part_of * S::kRows * S::kPitch];
     return sum;
   };
-  if (gated) {
+  if constexpr (S::kGated) {
     constexpr int kOutputs = S::kOutputs / 2;
     for (int i = static_cast<int>(threadIdx.x); i < groups * rows * kOutputs; i += static_cast<int>(blockDim.x)) {
       const int output = i % kOutputs, row = i / kOutputs % rows, of_group = i / kOutputs / rows;
@@ -191,14 +191,14 @@ void stream_kernel(const GemmParams p) {
           p.gate == Gate::silu ? activation<ops::Activation::silu>(gate) : activation<ops::Activation::gelu_tanh>(gate);
       static_cast<T*>(p.out)[(first_row + row) * p.out_stride + column] = from_float<T>(gate * up);
     }
-    return;
-  }
-  for (int i = static_cast<int>(threadIdx.x); i < groups * rows * S::kOutputs; i += static_cast<int>(blockDim.x)) {
-    const int output = i % S::kOutputs, row = i / S::kOutputs % rows, of_group = i / S::kOutputs / rows;
-    const int column = (static_cast<int>(blockIdx.x) * groups + of_group) * S::kOutputs + output;
-    if (column >= p.n) continue;
-    const float* const from = sums + (of_group * p.parts * S::kRows + row) * S::kPitch + output;
-    store_out<T>(p, first_row + row, column, total(from));
+  } else {
+    for (int i = static_cast<int>(threadIdx.x); i < groups * rows * S::kOutputs; i += static_cast<int>(blockDim.x)) {
+      const int output = i % S::kOutputs, row = i / S::kOutputs % rows, of_group = i / S::kOutputs / rows;
+      const int column = (static_cast<int>(blockIdx.x) * groups + of_group) * S::kOutputs + output;
+      if (column >= p.n) continue;
+      const float* const from = sums + (of_group * p.parts * S::kRows + row) * S::kPitch + output;
+      store_out<T>(p, first_row + row, column, total(from));
+    }
   }
 }
 
@@ -214,10 +214,16 @@ void launch_shape(Stream& stream, const GemmParams& p) {
 
 template <class T, int kM, int kN, int kRing, int kBlocks>
 bool launch_if(Stream& stream, const GemmParams& p, const GemmTactic& tactic) {
-  using Rows = StreamShape<T, kM, kN, kRing, kBlocks, false>;
-  using Packed = StreamShape<T, kM, kN, kRing, kBlocks, true>;
+  using Rows = StreamShape<T, kM, kN, kRing, kBlocks, false, false>;
+  using RowsGated = StreamShape<T, kM, kN, kRing, kBlocks, false, true>;
+  using Packed = StreamShape<T, kM, kN, kRing, kBlocks, true, false>;
+  using PackedGated = StreamShape<T, kM, kN, kRing, kBlocks, true, true>;
   if (tactic.tile_rows != Rows::kRows || tactic.tile_columns != Rows::kOutputs || tactic.stages != kRing) return false;
-  p.packed ? launch_shape<Packed>(stream, p) : launch_shape<Rows>(stream, p);
+  if (p.gate == Gate::none) {
+    p.packed ? launch_shape<Packed>(stream, p) : launch_shape<Rows>(stream, p);
+  } else {
+    p.packed ? launch_shape<PackedGated>(stream, p) : launch_shape<RowsGated>(stream, p);
+  }
   return true;
 }
 
