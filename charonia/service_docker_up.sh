@@ -87,8 +87,9 @@ while IFS= read -r variable; do
 done < <(compgen -e CHARONIA_)
 
 # Requests may go on for the drain time twice: those of the ensemble, then those of the engine alone. Then Triton unloads.
-drain=${CHARONIA_DRAIN_TIMEOUT_S:-$(sed -n 's/^drain_timeout_s *= *//p' "$workspace/triton_models/weights/config.ini")}
-stop_timeout=$(awk -v drain="${drain:-30}" 'BEGIN { printf "%d", int(2 * drain + 15.999) }')
+drain=${CHARONIA_DRAIN_TIMEOUT_S:-$(sed -n 's/^drain_timeout_s *= *//p' "$workspace/triton_models/weights/config.ini" 2>/dev/null || true)}
+LC_ALL=C printf -v drain_ms %.0f "${drain:-30}e3" 2>/dev/null || fail "drain_timeout_s = $drain is no number of seconds"
+stop_timeout=$(((2 * drain_ms + 999) / 1000 + 15))
 
 exec docker run --rm --name "$name" --stop-timeout "$stop_timeout" --read-only --tmpfs /tmp --cap-drop ALL \
   --security-opt no-new-privileges --shm-size "$shm_size" \

@@ -44,7 +44,8 @@ class SamplingFields:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     # log probabilities of the sampled token and of this many top tokens; unset: none; in [0, 20]
     logprobs: int | None = None
-    # the same for every token of the prompt but the first; in [0, 20]
+    # log probabilities of the tokens of the prompt from the second on, and of this many top tokens; unset: none;
+    # in [0, 20]
     prompt_logprobs: int | None = None
     # sequences to return; they share the prompt's KV blocks. Sequence i has the seed `seed + i`; in [1, 128]
     n: int = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import math
 import signal
@@ -272,12 +273,13 @@ class _Stack:
         )
 
     def _say(self, text: str, level: str = "info", *, of: str = "") -> None:
-        """of: the process that said it first."""
-        if self._settings.log_format == "json":
-            logs.write(level, f"{of}: {text}" if of else text)
-            return
-        whose = f"{level} of {of}: " if of else "" if level == "info" else f"{level}: "
-        self._console.print(escape(whose + text))
+        """of: the process that said it first. Whoever read this may be gone; the service and its orderly end go on."""
+        with contextlib.suppress(OSError, SystemExit):  # rich ends the program where a pipe is broken
+            if self._settings.log_format == "json":
+                logs.write(level, f"{of}: {text}" if of else text)
+                return
+            whose = f"{level} of {of}: " if of else "" if level == "info" else f"{level}: "
+            self._console.print(escape(whose + text))
 
 
 def _model_name(workspace: Path) -> str:

@@ -122,13 +122,16 @@ class Child:
                 if log and (rendered := self._render(text)) is not None:
                     log.write(rendered)
                 self._on_line(text)
-            except Exception as error:  # if this thread ended, the process would stop as soon as its pipe is full
+            except (
+                Exception,
+                SystemExit,
+            ) as error:  # if this thread ended, the process would stop as soon as its pipe is full
                 self._tell(f"a line of {self.name} is lost ({error!r}): {text[:200]}")
         if log:
             log.end()
 
     def _tell(self, text: str) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception, SystemExit):
             self._complain(text)
 
     @property

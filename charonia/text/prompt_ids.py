@@ -22,6 +22,7 @@ Message = dict[str, Any]
 
 # Of JSON, the gateway's own limit: what takes values apart level by level needs a part of Python's stack for each.
 MAX_DEPTH = 200
+MAX_BAD_WORDS = 1000  # the engine compares each with the end of every sequence at every step
 _MAX_SHOWN = 80  # characters of a wrong value in an error
 # Stands for an answer whose tokens the engine has: what a chat template writes after it is what follows the answer. No
 # template changes it, since it has neither spaces nor markup, and nobody writes it.
@@ -317,6 +318,8 @@ def encode_bad_words(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
 
     A tokenizer may have yet other ways to spell a word (in the middle of another one); those are not found.
     """
+    if len(words) > MAX_BAD_WORDS:
+        raise PromptError("bad_words", f"of {len(words)} words", f"send at most {MAX_BAD_WORDS}")
     sequences: list[list[int]] = []
     for index, word in enumerate(words):
         field = f"bad_words[{index}]"
@@ -325,4 +328,4 @@ def encode_bad_words(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
         spellings = [encode(tokenizer, field, text, special=False) for text in (word, " " + word)]
         spellings.append(_after_newline(tokenizer, field, word))
         sequences.extend(ids for ids in spellings if ids)
-    return [ids for number, ids in enumerate(sequences) if ids not in sequences[:number]]
+    return [list(ids) for ids in dict.fromkeys(map(tuple, sequences))]

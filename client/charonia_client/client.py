@@ -140,7 +140,9 @@ class Client:
             self._watch = asyncio.create_task(self._watch_server())
         deadline = None
         if timeout_s is not None:
-            late = DeadlineExceeded(f"Triton at {self.target} did not answer in time ({timeout_s:.3g} s)")
+            late = DeadlineExceeded(
+                f"Triton at {self.target} did not answer in time ({max(0, round(timeout_s, 2)):g} s)"
+            )
             deadline = asyncio.get_running_loop().call_later(timeout_s, stream.fail, late)
         running = request.n or 1  # answers that have not ended
         try:

@@ -36,7 +36,8 @@ class ScalarFields:
     seed: int | None = None
     # end ids do not end the sequence
     ignore_eos: bool | None = None
-    # the same for every token of the prompt but the first; in [0, 20]
+    # log probabilities of the tokens of the prompt from the second on, and of this many top tokens; unset: none;
+    # in [0, 20]
     prompt_logprobs: int | None = None
     # sequences to return; they share the prompt's KV blocks. Sequence i has the seed `seed + i`; in [1, 128]
     n: int | None = None

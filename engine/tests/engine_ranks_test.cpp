@@ -251,6 +251,46 @@ TEST_P(EngineRanksTest, AnErrorOfARankEndsTheStepOnAllAndTheEngineLives) {
   }
 }
 
+// Rank 0 has too little memory to prepare. Rank 1, which waits for it in a collective, can go on no more after the abort,
+// as with NCCL.
+class UnpreparedOps : public testing::ForwardingOps {
+ public:
+  UnpreparedOps(std::unique_ptr<ops::Ops> to, std::shared_ptr<std::atomic<bool>> aborted)
+      : ForwardingOps(std::move(to)), aborted_(std::move(aborted)) {}
+  void prepare(const ops::StepLimits&, const Issue&) override {
+    if (rank() == 0) throw Error(ErrorCode::resource_exhausted, "no memory is left");
+    aborted_->wait(false);
+    throw Error(ErrorCode::device_failed, "the collective was aborted");
+  }
+  void abort_collectives(std::string_view why) noexcept override {
+    *aborted_ = true;
+    aborted_->notify_all();
+    ForwardingOps::abort_collectives(why);
+  }
+
+ private:
+  std::shared_ptr<std::atomic<bool>> aborted_;
+};
+
+TEST(EngineRanksLoadTest, ALoadThatFailsSaysTheCauseAndNotThatADeviceHasFailed) {
+  const auto dir = testing::test_folder();
+  TinyModel model;
+  model.ranks = 2;
+  write_tiny_workspace(dir, model);
+  runtime::wrap_devices_for_tests([aborted = std::make_shared<std::atomic<bool>>(false)](std::unique_ptr<ops::Ops> ops) {
+    return std::make_unique<UnpreparedOps>(std::move(ops), aborted);
+  });
+  try {
+    Engine engine(dir);
+    ADD_FAILURE() << "it loads";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::resource_exhausted) << error.what();
+    EXPECT_STREQ(error.what(), "rank 0: no memory is left");
+  }
+  runtime::wrap_devices_for_tests(nullptr);
+  std::filesystem::remove_all(dir);
+}
+
 TEST(EngineRanksRejectionTest, AnotherNumberOfRanksIsRejectedWithTheCommand) {
   const auto dir = testing::test_folder();
   const auto rejection = [&](const TinyModel& model, const Settings& settings) -> std::string {

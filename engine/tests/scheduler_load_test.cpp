@@ -148,7 +148,12 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
   void maybe_one_leaves() {
     if (!clients_.empty() && one_in(80)) {
       const auto id = std::next(clients_.begin(), below(static_cast<int>(clients_.size())))->first;
-      if (one_in(2)) remember(id);
+      if (one_in(2)) {
+        remember(id);
+      } else if (one_in(3)) {  // its logits were not finite
+        scheduler_.forget_prefix(id);
+        ASSERT_NO_THROW(scheduler_.check_integrity());
+      }
       ++cancelled_;
       leave(id);
     }

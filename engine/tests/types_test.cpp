@@ -37,6 +37,8 @@ TEST(SamplingParams, EveryRangeIsCheckedAndTheFieldNamed) {
       {"stop_words", [](auto& s) { s.stop_words = {""}; }},
       {"stop_words", [](auto& s) { s.stop_words.assign(65, "x"); }},
       {"stop_words", [](auto& s) { s.stop_words = {std::string(1025, 'x')}; }},
+      {"bad_words", [](auto& s) { s.bad_words.assign(4097, {1}); }},
+      {"bad_words", [](auto& s) { s.bad_words = {std::vector<TokenId>(257, 1)}; }},
       {"end_id", [](auto& s) { s.end_ids = {10}; }},
       {"bad_words", [](auto& s) { s.bad_words = {{}}; }},
       {"bad_words", [](auto& s) { s.bad_words = {{1, -1}}; }},

@@ -91,6 +91,8 @@ class MetricsMiddleware:
             if scope.get("state", {}).get("disconnected"):
                 metrics.disconnects.inc()
                 status = status or 499
+            if record := scope.get("state", {}).get("record"):  # a stream that failed is no success
+                status = record.failed_status or status
             # Only paths of the application are labels: what clients make up is not.
             route = getattr(scope.get("route"), "path", "other")
             metrics.requests.labels(route, str(status or 500)).inc()

@@ -34,6 +34,7 @@ class Record:
         "_given",
         "_name",
         "error",
+        "failed_status",
         "first_byte_s",
         "model",
         "operation",
@@ -54,6 +55,7 @@ class Record:
         self.status = 0  # of HTTP; 0: no answer has begun
         self.first_byte_s: float | None = None
         self.error: str | None = None  # its code
+        self.failed_status = 0  # of an error that came after the status had been sent; 0: none did
         self.trace_id: str | None = None  # 32 hexadecimal digits
 
     def name(self, prefix: str) -> str:

@@ -135,6 +135,7 @@ class EventStream(Response):
             await asyncio.wait(tasks)
         if error:
             record_of(scope).error = error.code or error.type
+            record_of(scope).failed_status = error.status if self._started else 0
         if error and self._started:
             await send({"type": "http.response.body", "body": self._format.error(error), "more_body": False})
         elif error:

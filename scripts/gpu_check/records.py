@@ -97,7 +97,7 @@ class Results:
         if file.is_file():
             content = json.loads(file.read_text(encoding="utf-8"))
             self.machine, self.commit = content["machine"], content["commit"]
-            for name, values in content["stages"].items():
+            for name, values in content.get("stages", {}).items():
                 outcome = Outcome.from_json(values.pop("outcome"))
                 self.records[name] = Record(outcome, **values)
 

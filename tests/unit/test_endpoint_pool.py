@@ -348,6 +348,30 @@ async def test_a_sessions_end_is_told_where_it_is() -> None:
         assert assigned.actions[4:] == [("end_session", "s")]
 
 
+async def test_the_end_of_a_session_of_unknown_place_is_told_to_all_also_to_one_that_is_down() -> None:
+    async with several() as gateway:
+        away = gateway.servers[0]
+        away.ready = False
+        await gateway.until_all_are(State.DOWN, away)
+        await gateway.pool.end_session("unknown")
+        assert away.actions == []
+        away.ready = True
+        await until(lambda: away.actions == [("end_session", "unknown")], "it is told when it is back")
+
+
+async def test_a_request_that_is_not_taken_does_not_replace_a_history_that_was_to_end() -> None:
+    async with several() as gateway:
+        assigned = gateway.server_of(await gateway.text(ask(session_id="s", interactive=True)))
+        assigned.action_error = "[503] not now"
+        with pytest.raises(Unavailable):
+            await gateway.pool.end_session("s")
+        answering, assigned.behaviour = assigned.behaviour, refuse("[400] top_p = 7: send at most 1")
+        with pytest.raises(BadRequest):
+            await gateway.text(ask(session_id="s"))
+        assigned.behaviour, assigned.action_error = answering, ""
+        await until(lambda: ("end_session", "s") in assigned.actions, "it is still told to forget it")
+
+
 @pytest.mark.parametrize(("said", "raised"), [("[503] not now", Unavailable), ("not now", ServerError)])
 async def test_a_session_whose_end_could_not_be_told_is_ended_later(said: str, raised: type[Exception]) -> None:
     async with several() as gateway:

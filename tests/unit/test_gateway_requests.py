@@ -272,6 +272,11 @@ MANY = 300_000
         (ChatRequest, {"messages": [{"role": "user", "content": [1] * MANY}]}, "300000 parts are too many"),
         (ChatRequest, {"messages": USER, "logit_bias": {str(token): 1 for token in range(MANY)}}, "at most 262144"),
         (ChatRequest, {"messages": USER, "temperature": [[1] * MANY]}, "temperature = [[1, 1, 1,"),
+        (
+            ChatRequest,
+            {"messages": USER, "bad_words": ["a"] * MANY},
+            "300000 bad words are too many: send at most 1000",
+        ),
         (InteractiveRequest, {"prompt": [1] * MANY}, "prompt[0] is not a JSON object"),
         (InteractiveRequest, {"prompt": [{"role": "user", "content": ""}] * MANY}, "at most 10000 items"),
     ],

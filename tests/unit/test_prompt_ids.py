@@ -14,7 +14,7 @@ from test_preprocessing import TEMPLATE, write_tokenizer
 from test_tiktoken_vocabulary import vocabulary
 from test_tiktoken_vocabulary import write as write_vocabulary
 
-from charonia.text.prompt_ids import encode_bad_words, encode_chat
+from charonia.text.prompt_ids import PromptError, encode_bad_words, encode_chat
 from charonia.text.prompts import encode
 from charonia.text.tokenizer import copy_tokenizer, load_tokenizer
 from charonia.weights.convert import link_workspace
@@ -128,3 +128,15 @@ def test_python_and_the_served_model_make_the_same_ids(cases: dict[str, Case], k
 def test_tools_reach_the_template(cases: dict[str, Case]) -> None:
     plain = encode_chat(cases["plain"].tokenizer, CHATS[0])
     assert cases["plain"].served[-1][0] != plain.token_ids
+
+
+def test_bad_words_are_bounded_and_each_is_sent_once() -> None:
+    class Letters:
+        """A token for each letter."""
+
+        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+            return {"input_ids": [ord(letter) for letter in text]}
+
+    assert encode_bad_words(Letters(), ["ab", "ab", "c"]) == [[97, 98], [32, 97, 98], [99], [32, 99]]
+    with pytest.raises(PromptError, match="send at most 1000"):
+        encode_bad_words(Letters(), ["a"] * 1001)

@@ -61,6 +61,11 @@ async def sent_by(events: AsyncGenerator[bytes, None], format: Format, heartbeat
         if sample.name == "charonia_gateway_time_to_first_byte_seconds_sum"
     ]
     assert first_byte == pytest.approx(record_of(scope).first_byte_s, abs=0.05)
+    counted = metrics.registry.get_sample_value(
+        "charonia_gateway_requests_total",
+        {"route": "other", "status": str(record_of(scope).failed_status or sent[0]["status"])},
+    )
+    assert counted == 1, "once, and under the status that it came to"
     return sent, record_of(scope)
 
 
@@ -109,8 +114,9 @@ async def test_an_error_has_its_own_status_until_the_first_heartbeat(heartbeat_s
         raise DeadlineExceeded("late")
         yield b""
 
-    sent, _ = await sent_by(fails(), EVENTS, heartbeat_s)
+    sent, record = await sent_by(fails(), EVENTS, heartbeat_s)
     assert sent[0]["status"] == status
+    assert record.failed_status == (504 if status == 200 else 0)
     assert b'"code":"deadline_exceeded"' in sent[-1]["body"].replace(b": ", b":")
     assert sent[-1]["body"].startswith(b"event: error\n") is (status == 200)
 

@@ -27,6 +27,7 @@ void require(bool holds, std::string_view field, T value, std::string_view range
 
 constexpr int kMaxStopWords = 64;
 constexpr std::size_t kMaxStopWordBytes = 1024;
+constexpr std::size_t kMaxBadWords = 4096, kMaxBadWordTokens = 256;  // each is looked for at every step
 
 }  // namespace
 
@@ -48,8 +49,11 @@ void SamplingParams::validate(int vocab_size) const {
             cat("at most ", kMaxStopWordBytes, " bytes"));
   }
   for (const auto id : end_ids) token("end_id", id);
+  require(bad_words.size() <= kMaxBadWords, "the number of bad_words", bad_words.size(), cat("at most ", kMaxBadWords));
   for (const auto& word : bad_words) {
     require(!word.empty(), "bad_words", "[]", "without empty words");
+    require(word.size() <= kMaxBadWordTokens, "the length of a word of bad_words", word.size(),
+            cat("at most ", kMaxBadWordTokens, " tokens"));
     for (const auto id : word) token("bad_words", id);
   }
   for (const auto& [id, bias] : logit_bias) {

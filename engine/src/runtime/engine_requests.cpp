@@ -209,7 +209,12 @@ void Engine::Impl::take(Inbox& inbox) {
     const auto end = inbox.ends.front();
     inbox.ends.pop_front();
     const auto found = groups_.find(end.handle);
-    if (found == groups_.end()) continue;
+    if (found == groups_.end()) {  // it has ended, or memory did not suffice to take it in
+      const std::lock_guard lock(mutex_);
+      live_.erase(end.handle);
+      if (live_.empty()) drained_.notify_all();
+      continue;
+    }
     found->second->keep_turn = end.keep;
     end_request(*found->second, FinishReason::cancelled);
     observe(Metric::cancel_to_free_seconds, seconds(Clock::now() - end.asked));

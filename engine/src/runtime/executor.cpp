@@ -31,7 +31,19 @@ Executor::Executor(const std::filesystem::path& weights_dir, const ModelConfig& 
   on_ranks([&](int rank) { of(rank).load(model, files, limits); });
   num_blocks_ = blocks_of_all(config);
   chunk_blocks_ = blocks_per_chunk(config.cache_chunk_size, num_blocks_);
-  on_ranks([&](int rank) { of(rank).make_cache(num_blocks_, chunk_blocks_); });
+  prepare_ranks();
+}
+
+// Where a rank cannot get what steps need, those that wait for it in a collective are told by an abort, after which they
+// call their device failed. Before the first step the cause alone counts: too little memory is no failed device.
+void Executor::prepare_ranks() {
+  try {
+    on_ranks([&](int rank) { of(rank).make_cache(num_blocks_, chunk_blocks_); });
+  } catch (const Error& error) {
+    const Error cause = threads_->first_error();
+    if (is_device_failure(error) && !is_device_failure(cause)) throw cause;
+    throw;
+  }
 }
 
 int Executor::blocks_of_all(const EngineConfig& config) const {

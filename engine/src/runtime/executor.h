@@ -57,6 +57,7 @@ class Executor {
 
  private:
   // Runs a task on every rank's thread; an error of one aborts the collectives of all.
+  void prepare_ranks();
   void on_ranks(const RankThreads::Task& task);
   // After an error: waits for all that is in flight and resumes the collectives.
   void recover();

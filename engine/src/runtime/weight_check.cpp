@@ -40,11 +40,17 @@ std::string WeightCheck::explain(const std::string& error) {
   if (first) {
     std::promise<std::string> promise;
     answer_ = promise.get_future().share();
-    thread_ = std::jthread([this, promise = std::move(promise)](const std::stop_token& stop) mutable {
-      auto answer = check(dir_, ranks_, manifest_, weight_type_, stop);
-      if (!stop.stop_requested()) log({LogLevel::error, cat("logits are not finite: ", answer), "", {}});
-      promise.set_value(std::move(answer));
-    });
+    try {
+      thread_ = std::jthread([this, promise = std::move(promise)](const std::stop_token& stop) mutable {
+        auto answer = check(dir_, ranks_, manifest_, weight_type_, stop);
+        if (!stop.stop_requested()) log({LogLevel::error, cat("logits are not finite: ", answer), "", {}});
+        promise.set_value(std::move(answer));
+      });
+    } catch (const std::exception& no_thread) {
+      std::promise<std::string> known;
+      answer_ = known.get_future().share();
+      known.set_value(cat("the cause cannot be looked for: ", no_thread.what()));
+    }
   }
   if (answer_.wait_for(first ? kWait : std::chrono::seconds{0}) == std::future_status::ready) {
     return cat(error, " (", answer_.get(), ")");

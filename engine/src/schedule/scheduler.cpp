@@ -192,7 +192,11 @@ void Scheduler::restart() {
 }
 
 void Scheduler::forget_prefix(SeqId id) {
-  for (const auto& node : impl_->at(id).nodes) impl_->pool.forget_prefix(node);
+  // By its tokens, since one that was preempted has no blocks of its own any more.
+  const auto& seq = impl_->at(id);
+  const auto match = impl_->pool.match(seq.tokens, seq.num_tokens(), seq.salt);
+  for (const auto& node : match.nodes) impl_->pool.forget_prefix(node);
+  impl_->pool.release(match.blocks);
 }
 
 bool Scheduler::remove(SeqId id) {

@@ -117,7 +117,8 @@ class Scheduler {
   void restart();
 
   // What the blocks of a known sequence hold is in doubt (it gave logits that are not finite): they leave the prefix
-  // index, with all behind the first of them, so that no later sequence begins with them.
+  // index, with all behind the first of them, so that no later sequence begins with them. Those that it shares leave it
+  // too, as they may be the cause; who uses them now goes on, and indexes nothing more.
   void forget_prefix(SeqId id);
 
   // Forgets a sequence, in any state, and releases its blocks. False if it is not known.

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema, PydanticCustomError
 
 MAX_STOPS = 4
+MAX_BAD_WORDS = 1000  # as preprocessing has it
 # Far above what conversations have. The event loop does nothing else while it checks a body, so no list is endless.
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
@@ -44,7 +45,10 @@ def _stop_or_end(value: Any) -> list[str] | bool | None:
 
 
 def _bad_words(value: Any) -> list[str] | None:
-    return _texts(value, "a string or a list of strings, none of them empty")
+    texts = _texts(value, f"a string or a list of at most {MAX_BAD_WORDS} strings, none of them empty")
+    if texts is not None and len(texts) > MAX_BAD_WORDS:
+        raise wrong(f"{len(texts)} bad words are too many: send at most {MAX_BAD_WORDS}")
+    return texts
 
 
 def _logit_bias(value: Any) -> dict[int, float] | None:
@@ -129,7 +133,9 @@ StopOrEnd = Annotated[
     BeforeValidator(_stop_or_end),
     _schema({"type": "boolean"}, _STRING, {**_STRINGS, "maxItems": MAX_STOPS}),
 ]
-BadWords = Annotated[list[str] | None, BeforeValidator(_bad_words), _schema(_STRING, _STRINGS)]
+BadWords = Annotated[
+    list[str] | None, BeforeValidator(_bad_words), _schema(_STRING, {**_STRINGS, "maxItems": MAX_BAD_WORDS})
+]
 LogitBias = Annotated[
     dict[int, float] | None,
     BeforeValidator(_logit_bias),

@@ -48,7 +48,8 @@ struct SamplingParams : RowSampling {
   std::vector<std::pair<std::int32_t, float>> logit_bias;
   // log probabilities of the sampled token and of this many top tokens; unset: none; in [0, 20]
   int logprobs = -1;
-  // the same for every token of the prompt but the first; in [0, 20]
+  // log probabilities of the tokens of the prompt from the second on, and of this many top tokens; unset: none;
+  // in [0, 20]
   int prompt_logprobs = -1;
   // sequences to return; they share the prompt's KV blocks. Sequence i has the seed `seed + i`; in [1, 128]
   int n = 1;

@@ -205,6 +205,21 @@ int device_count(std::string& why) {
   return 0;
 }
 
+namespace {
+
+__global__ void probe_kernel() {}
+
+// The compute capability, times ten, of the code that a device runs: of the virtual architecture that its code was
+// compiled for, or from.
+int compiled_for(int index) {
+  const OnDevice on(index);
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, probe_kernel), cat("device ", index, ": its kernels"));
+  return attributes.ptxVersion;
+}
+
+}  // namespace
+
 DeviceInfo device_info(int index) {
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, index), cat("device ", index));
@@ -212,6 +227,7 @@ DeviceInfo device_info(int index) {
           .name = properties.name,
           .major = properties.major,
           .minor = properties.minor,
+          .clusters = properties.major >= 9 && compiled_for(index) >= 90,
           .sms = properties.multiProcessorCount,
           .shared_bytes = properties.sharedMemPerBlockOptin,
           .l2_bytes = static_cast<std::size_t>(std::max(properties.l2CacheSize, 0)),

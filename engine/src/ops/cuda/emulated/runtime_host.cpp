@@ -47,6 +47,7 @@ DeviceInfo device_info(int index) {
           .name = "host",
           .major = 9,
           .minor = 0,
+          .clusters = true,
           .sms = 6,
           .shared_bytes = host_grid::kMaxSharedBytes,
           .l2_bytes = std::size_t{50} << 20,

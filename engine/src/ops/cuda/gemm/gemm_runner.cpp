@@ -261,8 +261,11 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
           cuda::gemm(stream, device, timed, tactic.own, own_workspace.data());
         }
       });
-    } catch (const Error&) {  // an algorithm of the library that fails here is one that is not chosen
-      if (!tactic.blas) throw;
+    } catch (const Error& error) {
+      // An algorithm of the library that fails here is one that is not chosen, and so is a cluster that this device has
+      // no room for.
+      const bool optional = tactic.blas || tactic.own.sums == GemmTactic::Sums::cluster;
+      if (!optional || is_device_failure(error)) throw;
       rejected = true;
     }
     seconds_left -= std::chrono::duration<double>(Clock::now() - begin).count();

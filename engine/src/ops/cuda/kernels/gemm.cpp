@@ -53,7 +53,7 @@ void add_tile(std::vector<GemmTactic>& tactics, GemmTactic tactic, const DeviceI
     tactic.sums = of_parts || order == SumOrder::fixed ? Sums::parts : Sums::blocks;
     found.push_back(tactic);
     const auto size = static_cast<unsigned>(tactic.k_blocks);
-    if (size > 1 && std::has_single_bit(size) && device.major >= 9 && (of_parts || order == SumOrder::any)) {
+    if (size > 1 && std::has_single_bit(size) && device.clusters && (of_parts || order == SumOrder::any)) {
       tactic.sums = Sums::cluster;
       found.push_back(tactic);
     }

@@ -101,7 +101,8 @@ void tile_kernel(const GemmParams p) {
     // Of a packed weight, the 8 lines of two blocks, one for each of their rows.
     const auto at = p.packed ? packed_at(column, k, p.weight_stride) + column % kPackedRows * kPackedK
                              : static_cast<std::int64_t>(column) * p.weight_stride + k;
-    if (column < p.n && k < k_end) prefetch_l2(static_cast<const T*>(p.weight) + at);
+    const int last_k = p.packed ? k + column % kPackedRows / 4 * kPackedK : k;  // where that line begins
+    if (column < p.n && last_k < k_end) prefetch_l2(static_cast<const T*>(p.weight) + at);
   }
   dependency_trigger();
   dependency_wait();
