@@ -78,6 +78,7 @@ class Endpoint:
         self._wake = asyncio.Event()
         self._checking = False
         self._told_all = True  # or it has been said that it could not be told
+        self._forgetting: dict[str, asyncio.Task[None]] = {}  # by session
         self._checked = asyncio.Event()  # set, and replaced, when a check ends
 
     @property
@@ -144,13 +145,27 @@ class Endpoint:
             self.health.well()
 
     async def forget_stale_session(self, session_id: str) -> None:
-        """Raises CharoniaError where that fails; the next check tries again what the server could not take."""
+        """Raises CharoniaError where that fails; the next check tries again what the server could not take.
+
+        A session is told once at a time: what came second could end the turn that had begun after the first."""
+        task = self._forgetting.get(session_id)
+        if task is None:
+            task = self._forgetting[session_id] = asyncio.create_task(self._forget_stale_session(session_id))
+            task.add_done_callback(lambda done: self._forgotten(session_id, done))
+        await asyncio.shield(task)
+
+    async def _forget_stale_session(self, session_id: str) -> None:
         try:
             await self.client.end_session(session_id)
         except BadRequest:
             self.stale_sessions.pop(session_id, None)  # it would say the same again
             raise
         self.stale_sessions.pop(session_id, None)
+
+    def _forgotten(self, session_id: str, task: asyncio.Task[None]) -> None:
+        del self._forgetting[session_id]
+        if not task.cancelled():
+            task.exception()  # who waits for it raises it; nobody may be left
 
     async def _forget_stale_sessions(self) -> None:
         waiting = list(self.stale_sessions)

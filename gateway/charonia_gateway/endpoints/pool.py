@@ -114,9 +114,9 @@ class Pool:
                 asked, request_id=id, timeout_s=None if timeout_s is None else timeout_s - gone_s
             )
             entry = InFlight(endpoint, id, request)
-            replaces = False
+            replaced: str | None = None
             try:
-                replaces = await self._settle_session(endpoint, request)
+                replaced = await self._settle_session(endpoint, request)
                 first = [await anext(parts)]
                 entry.note(first[0])
                 if not request.stream:
@@ -124,14 +124,14 @@ class Pool:
                 return Answer(entry, first, parts)
             except Overloaded as error:
                 entry.close()
-                if replaces:
-                    endpoint.stale_sessions.remember(request.session_id, None)
+                if replaced:
+                    endpoint.stale_sessions.remember(replaced, None)
                 endpoint.busy_until = time.monotonic() + error.retry_after
                 failures.append(error)
             except Unavailable as error:
                 entry.close()
-                if replaces:
-                    endpoint.stale_sessions.remember(request.session_id, None)
+                if replaced:
+                    endpoint.stale_sessions.remember(replaced, None)
                 failures.append(error)
                 if timeout_s is not None and time.monotonic() - began >= timeout_s:
                     raise
@@ -144,8 +144,8 @@ class Pool:
                     await endpoint.checked()  # whether the session's server is down
             except BaseException:
                 entry.close()
-                if replaces:
-                    endpoint.stale_sessions.remember(request.session_id, None)
+                if replaced:
+                    endpoint.stale_sessions.remember(replaced, None)
                 await parts.aclose()
                 raise
         raise self._told(failures)
@@ -164,18 +164,18 @@ class Pool:
                 if endpoint.target == choice.moved_from:
                     endpoint.stale_sessions.remember(session_id, None)
 
-    async def _settle_session(self, endpoint: Endpoint, request: GenerateRequest) -> bool:
+    async def _settle_session(self, endpoint: Endpoint, request: GenerateRequest) -> str | None:
         """No turn goes on with a history that is out of date: the server forgets it first. A request with the whole
-        conversation replaces it once the server has taken it: then true, and if it is not taken, the history stays out
-        of date."""
+        conversation replaces it once the server has taken it. Then the session's id is returned: if the request is not
+        taken, its history stays out of date."""
         session_id = request.session_id
         if session_id is None or session_id not in endpoint.stale_sessions:
-            return False
+            return None
         if request.interactive:
             await endpoint.forget_stale_session(session_id)
-            return False
+            return None
         del endpoint.stale_sessions[session_id]
-        return True
+        return session_id
 
     def _told(self, failures: list[CharoniaError]) -> CharoniaError:
         """What the client hears: when to come again, if any server has said so, else why the last one did not."""
