@@ -1,4 +1,4 @@
-# Generated from definitions/service_settings.toml by `make generate`; do not edit.
+# Generated from definitions/service_settings.toml and definitions/environment.toml by `make generate`; do not edit.
 """The fields of the launcher's settings."""
 
 from __future__ import annotations
@@ -117,4 +117,47 @@ SHARED = (
     "access_log",
     "log_format",
     "log_prompts",
+)
+
+# What the gateway, the engine and scripts read themselves.
+OTHERS = (
+    "CHARONIA_CACHE_DIR",
+    "CHARONIA_CCACHE",
+    "CHARONIA_CONTAINER",
+    "CHARONIA_CUBLASLT",
+    "CHARONIA_CUDA",
+    "CHARONIA_CUDA_ARCHITECTURES",
+    "CHARONIA_CUDA_CARVEOUT",
+    "CHARONIA_CUDA_MEASURE_S",
+    "CHARONIA_CUDA_PDL",
+    "CHARONIA_CUDA_SYNC",
+    "CHARONIA_DRAIN_TIMEOUT_S",
+    "CHARONIA_EMULATED_CUDA_FAULT",
+    "CHARONIA_EMULATED_ORDER",
+    "CHARONIA_EMULATED_STREAMS",
+    "CHARONIA_ENDPOINT_CHECK_INTERVAL_S",
+    "CHARONIA_ENDPOINT_CHECK_TIMEOUT_S",
+    "CHARONIA_GATEWAY_ACCESS_LOG",
+    "CHARONIA_GATEWAY_ADDRESS",
+    "CHARONIA_GATEWAY_HEARTBEAT_S",
+    "CHARONIA_GATEWAY_LOG_LEVEL",
+    "CHARONIA_GATEWAY_MAX_BODY_BYTES",
+    "CHARONIA_GATEWAY_MAX_CHOICES",
+    "CHARONIA_GATEWAY_REQUEST_TIMEOUT_S",
+    "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S",
+    "CHARONIA_GATEWAY_WRITE_TIMEOUT_S",
+    "CHARONIA_IMAGE",
+    "CHARONIA_ISA",
+    "CHARONIA_LEAVE_OUT",
+    "CHARONIA_MODELS",
+    "CHARONIA_NCCL",
+    "CHARONIA_SERVER_CPUS",
+    "CHARONIA_SERVER_MEMORY",
+    "CHARONIA_SHM_SIZE",
+    "CHARONIA_STOP_GRACE_PERIOD",
+    "CHARONIA_TAG",
+    "CHARONIA_TEST_CUDA_ARCHITECTURES",
+    "CHARONIA_TEST_DOCKER_UP",
+    "CHARONIA_TRITON_ENDPOINTS",
+    "CHARONIA_TRITON_HOST",
 )

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsConfigDict
 
 from charonia.errors import InvalidRequestError
-from charonia.serve_fields import SHARED, ServeFields
+from charonia.serve_fields import OTHERS, SHARED, ServeFields
 
 ENV_FILE = Path(".env")
 PREFIX = "CHARONIA_"
@@ -93,7 +93,7 @@ def misspelled() -> list[str]:
     known |= {env_name(field) for field in ServeSettings.model_fields}
     warnings = []
     for name in sorted(environment()):
-        if name.startswith(PREFIX) and name not in known:
+        if name.startswith(PREFIX) and name not in known and name not in OTHERS:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
             if near:
                 warnings.append(f"{name} is not known and ignored; did you mean {near[0]}?")

@@ -137,8 +137,13 @@ def fields(reader: str) -> str:
     if reader == "serve":
         rows = "".join(f"    {literal(field)},\n" for field in shared)
         tail = f"\n\n# What every process of the stack reads.\nSHARED = (\n{rows})\n"
+        names = {one.name for one in variables()}
+        for one in service_settings():
+            names |= {one.name, *one.gateway_names}
+        rows = "".join(f"    {literal(name)},\n" for name in sorted(names - {one.name for one in own}))
+        tail += f"\n# What the gateway, the engine and scripts read themselves.\nOTHERS = (\n{rows})\n"
     return (
-        head("#", _SOURCE)
+        head("#", _SOURCE, *(["environment.toml"] if reader == "serve" else []))
         + f'"""The fields of {"the launcher" if reader == "serve" else "the gateway"}\'s settings."""\n\n'
         + "\n".join(line for line in imports if line)
         + f"class {name}(BaseSettings):\n"
