@@ -39,6 +39,13 @@ class ServeFields(BaseSettings):
         description="Triton's HTTP port answers inference (`generate`, `generate_stream`, `infer`) too; one deeply "
         "nested body ends Triton then",
     )
+    max_restarts: int = Field(
+        5,
+        ge=0,
+        validation_alias="CHARONIA_MAX_RESTARTS",
+        description="how often in ten minutes a Triton that died is started again; one more ends the service. 0: its "
+        "end is the service's, for what supervises that",
+    )
     http_port: int = Field(
         33336,
         ge=1,

@@ -45,6 +45,7 @@ def serve_command(
     triton_dir: Annotated[Path | None, _option("triton_dir")] = None,
     text_instances: Annotated[int | None, _option("text_instances")] = None,
     start_timeout_s: Annotated[float | None, _option("start_timeout_s")] = None,
+    max_restarts: Annotated[int | None, _option("max_restarts")] = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Serve a model: Triton with its four models, and the OpenAI-compatible gateway.
@@ -70,6 +71,7 @@ def serve_command(
         triton_dir=triton_dir,
         text_instances=text_instances,
         start_timeout_s=start_timeout_s,
+        max_restarts=max_restarts,
     )
     with reported(chosen.log_format):
         serve(chosen, spell_settings(settings or {}), exits=True)

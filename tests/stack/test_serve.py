@@ -194,8 +194,10 @@ def test_a_dead_gateway_ends_the_stack_with_a_message(make_stack: Callable[..., 
     nothing_is_left(stack)
 
 
-async def test_a_killed_server_gives_every_client_an_error_and_no_hang(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack(CHARONIA_STREAM_INTERVAL_MS="0").start()
+async def test_a_killed_server_gives_every_client_an_error_and_is_started_again_once(
+    make_stack: Callable[..., Stack],
+) -> None:
+    stack = make_stack(CHARONIA_STREAM_INTERVAL_MS="0", CHARONIA_MAX_RESTARTS="1").start()
     flowing = [asyncio.Event() for _ in range(12)]
 
     async def through_the_gateway(begun: asyncio.Event) -> None:
@@ -234,8 +236,38 @@ async def test_a_killed_server_gives_every_client_an_error_and_no_hang(make_stac
     for result in results:
         clear = isinstance(result, openai.APIError | InferenceServerException)
         assert clear or (isinstance(result, grpc.aio.AioRpcError) and result.code() == grpc.StatusCode.UNAVAILABLE)
+
+    async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as client:
+        body = {"model": "babbler", "prompt": "talk", "max_tokens": 4}
+        answer = await client.post("/v1/completions", json=body)
+        assert answer.status_code == 503 and int(answer.headers["Retry-After"]) >= 1, answer.text
+        await wait_until(lambda: answers(f"{stack.gateway}/health/ready"), "it is ready again")
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+    text = stack.log_file.read_text()
+    assert "Triton was killed by SIGKILL" in text and "(restart 1 of at most 1 in 10 minutes)" in text
+    await wait_until(lambda: "Triton is ready again" in stack.log_file.read_text(), "it says so")
+    os.kill(stack.pid_of("tritonserver"), signal.SIGKILL)
     assert stack.wait() == 1
-    assert "Triton was killed by SIGKILL" in stack.log_file.read_text()
+    assert "Triton died 2 times in 10 minutes" in stack.log_file.read_text()
+    await wait_until(lambda: stack.processes() == [], "all processes are gone")
+
+
+async def test_calls_that_grpc_cancelled_and_a_triton_that_hangs_in_its_exit_do_not_hold_up_the_end(
+    make_stack: Callable[..., Stack],
+) -> None:
+    """Triton counts a cancelled call of the ensemble for ever, and waits for it when it exits."""
+    stack = make_stack(CHARONIA_DRAIN_TIMEOUT_S="600").start()
+    fields = {"messages": "talk", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    async with triton.InferenceServerClient(stack.grpc) as client:
+        responses = triton_stream(client, fields, request_id="cancelled")
+        await anext(responses)
+        await responses.aclose()
+    await engine_metrics.until(stack.metrics, lambda metrics: metrics.running == 0, "it runs no more")
+    stack.signal(signal.SIGTERM)
+    assert stack.wait() == 0
+    text = stack.log_file.read_text()
+    assert "the engine has had nothing to do for 10 s" in text
+    assert "Triton has not ended by itself and is killed" in text
     await wait_until(lambda: stack.processes() == [], "all processes are gone")
 
 
