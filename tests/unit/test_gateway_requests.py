@@ -136,6 +136,11 @@ def test_an_interactive_request_takes_stop_words_and_none() -> None:
         ({"stop": True, "cancel": True, "session_id": 1}, "cancel and stop are both true"),
         ({"request_output_len": 0}, "request_output_len = 0"),
         ({"session_id": 1.5}, "session_id"),
+        ({"session_id": -1.0}, "session_id"),
+        ({"prompt": False, "session_id": 3}, "prompt = false: it should be"),
+        ({"prompt": 0, "session_id": 3}, "prompt = 0: it should be"),
+        ({"prompt": {}, "session_id": 3}, "prompt = {}: it should be"),
+        ({"prompt": [], "session_id": 3}, "at least 1 item"),
         ({"session_id": "x" * 257}, "at most 256 bytes"),
         ({"stop": 5}, "a string or a list"),
         ({"temperature": 3}, "less than or equal to 2"),
@@ -393,6 +398,14 @@ def test_completion_logprobs_offsets_count_characters_over_the_stream() -> None:
     assert first["text_offset"] == [0, 2, 2]
     assert first["top_logprobs"][0] == {" a": -0.5, "<|end|>": -3.0}
     assert logprobs.of(answer_with_logprobs())["text_offset"] == [3, 5, 5]
+
+
+def test_offsets_also_count_what_is_no_character() -> None:
+    """Each stands for one character of the text, a replacement."""
+    response = GenerateResponse("", (1,) * 6, logprobs=(-1.0,) * 6, top_logprobs=[[]] * 6)
+    response.tokens = [b"\xa9", b"a\xc3", b"b", b"\xe4\xb8", b"\xad\xff", b"c"]
+    assert b"".join(response.tokens).decode(errors="replace") == "\ufffda\ufffdb\u4e2d\ufffdc"
+    assert CompletionLogprobs().of(response)["text_offset"] == [0, 1, 3, 4, 4, 6]
 
 
 def prompt_part(tokens: list[bytes], special: list[bool]) -> GenerateResponse:
