@@ -141,6 +141,7 @@ SHARED = (
 
 # What the gateway, the engine and scripts read themselves.
 OTHERS = (
+    "CHARONIA_ADVISORIES_URL",
     "CHARONIA_CACHE_DIR",
     "CHARONIA_CCACHE",
     "CHARONIA_CONTAINER",
