@@ -254,16 +254,19 @@ class _Stack:
     def _check_alive(self, children: Sequence[Child]) -> None:
         for child in children:
             if child.exit_status() is not None:
-                raise self._death_of(child)
+                raise self._death_of(
+                    child, ". Start it again; where it is supervised, as in containers, that happens by itself"
+                )
 
-    def _death_of(self, child: Child) -> ServeError:
+    def _death_of(self, child: Child, remedy: str = "") -> ServeError:
+        """remedy: against a device that has failed."""
         status = child.exit_status()
         errors = triton.explain_failure(child.tail())
         log = f"its log is {child.log_file}, and says" if child.log_file else "its log says"
         if child is self._children[0] and child.exit_code == DeviceFailure.exit_code:
             # What else it says are consequences.
             cause = next((text for text in errors if "the device has failed" in text), "nothing of it")
-            return DeviceFailure(f"the device has failed, and {child.name} {status}; {log}:\n  {cause}")
+            return DeviceFailure(f"the device has failed, and {child.name} {status}{remedy}; {log}:\n  {cause}")
         lines = "\n".join(f"  {text}" for text in errors)
         return ServeError(f"{child.name} {status}; {log}:\n{lines}")
 
