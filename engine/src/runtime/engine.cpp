@@ -103,8 +103,10 @@ void Engine::Impl::make_sessions() {
 }
 
 void Engine::Impl::close() {
+  if (!delivery_.on_this_thread()) weight_check_->stop();  // else shutdown() throws
   shutdown(0);
   const std::lock_guard one(shutdown_mutex_);
+  weight_check_->join();  // no request is left that would ask it
   delivery_.close();
 }
 
