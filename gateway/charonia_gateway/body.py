@@ -54,11 +54,13 @@ def ignored_fields(body: BaseModel) -> list[str]:
     """Names of the fields that the gateway does not know, fit for a header; each is logged once."""
     names = []
     for name in islice(body.model_extra or (), _MAX_REMEMBERED):
-        if re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII):
-            names.append(name)
+        # Anything else is perhaps no name but text of somebody's, which no log gets.
+        if not re.fullmatch(r"[A-Za-z_][\w.-]{0,63}", name, re.ASCII):
+            continue
+        names.append(name)
         if name not in _warned and len(_warned) < _MAX_REMEMBERED:
             _warned.add(name)
-            log.warning("requests have the field %r, which is unknown here and ignored", name[:64])
+            log.warning("requests have the field %r, which is unknown here and ignored", name)
     return names[:20]
 
 
