@@ -16,11 +16,12 @@ from pathlib import Path
 from gpu_check import machine, packages, records
 from gpu_check.commands import Done
 from gpu_check.commands import run as run_command
-from gpu_check.context import HOST, ROOT, Context, cuda_folders
+from gpu_check.context import HOST, ROOT, Context, cuda_folders, find_tool
 from gpu_check.records import Failure, Outcome
 
 _ERROR_LINE = re.compile(r"(error|fatal|undefined reference|Error \d|FAILED:)", re.IGNORECASE)
 _STAMP = "made_of.json"
+_PACK = "scripts/gpu_check.sh --pack .whl"
 _SMOKE_TEST = "CudaRowsTest.*"
 
 
@@ -181,22 +182,21 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if not has_charonia(finde
 def _missing(context: Context) -> str:
     """What the build needs and the machine lacks, in one line."""
     for tool in ("cmake", "ninja", *(() if context.architecture == HOST else ("nvcc",))):
-        if shutil.which(tool, path=_path()) is None:
-            return f"{tool} is not on the PATH"
+        if find_tool(tool) is None:
+            return f"{tool} is not on the PATH: install it, or bring along what was compiled, {_PACK} --build-for 90a"
     for module, wheel in (("nlohmann_json", "nlohmann-json"), ("pybind11", "pybind11")):
         if importlib.util.find_spec(module) is None and not list(context.packages.glob(f"{module}*")):
-            return f"the Python package {wheel} is missing: bring it along, scripts/gpu_check.sh --pack .whl"
+            return f"the Python package {wheel} is missing: bring it along, {_PACK}"
+    if context.architecture == HOST and not _googletest(context):
+        return (
+            "GoogleTest is missing, and the emulated device is compiled with its tests: scripts/get_googletest.sh "
+            "fetches it; --brought has it where --pack has packed it"
+        )
     return ""
 
 
-def _path() -> str:
-    """CUDA's usual place counts, and that of this Python's programs."""
-    places = [os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin", str(Path(sys.executable).parent)]
-    return os.pathsep.join(places)
-
-
 def _tool(name: str) -> str:
-    return shutil.which(name, path=_path()) or name
+    return find_tool(name) or name
 
 
 def _configure(context: Context, cmake_folder: Path) -> list[str | Path]:

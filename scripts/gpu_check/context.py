@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,12 @@ HOST = "host"
 _KEPT = ("CHARONIA_CUDA_", "CHARONIA_CUBLASLT", "CHARONIA_NCCL")
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def find_tool(name: str) -> str | None:
+    """A program's place. CUDA's usual place counts, and that of this Python's programs."""
+    places = [os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin", str(Path(sys.executable).parent)]
+    return shutil.which(name, path=os.pathsep.join(places))
 
 
 def cuda_folders(kind: str, *names: str) -> list[str]:

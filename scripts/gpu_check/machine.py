@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import platform
 import re
@@ -13,8 +14,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gpu_check.context import Context
-from gpu_check.records import Outcome
+from gpu_check.context import Context, find_tool
+from gpu_check.packages import MODULES
+from gpu_check.records import DEVICE, Failure, Outcome
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "nvidia-cublas", "nvidia-nccl-cu13", "nvidia-pytriton")
 
@@ -22,10 +24,25 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "nvidia-cublas", "n
 def run(context: Context, session: object, size: str) -> Outcome:
     facts = read(context)
     gpu = facts["gpu"] or "no GPU"
-    summary = f"{gpu}, driver {facts['driver']}, nvcc {facts['nvcc']}, {facts['processors']} processors"
+    python = facts["python"].partition(" ")[0]
+    summary = (
+        f"{gpu}, driver {facts['driver'] or 'none'}, nvcc {facts['nvcc']}, {facts['processors']} processors, "
+        f"Python {python}"
+    )
+    if lacking := _lacking(context):
+        summary += f"; not here: {', '.join(lacking)}"
     if not context.rehearse and not facts["gpu"]:
-        return Outcome("failed", "nvidia-smi shows no GPU; a machine without one can --rehearse")
+        told = "nvidia-smi shows no GPU; a machine without one can --rehearse"
+        return Outcome("failed", f"{told}; {summary}", failures=[Failure("machine", told, DEVICE)])
     return Outcome("passed", summary)
+
+
+def _lacking(context: Context) -> list[str]:
+    """What stages use and this machine has not, beside what was brought along; they say what follows from it."""
+    tools = ("cmake", "ninja", *(() if context.rehearse else ("nvcc", "compute-sanitizer")))
+    found = [tool for tool in tools if find_tool(tool) is None]
+    found += [name for name in MODULES if importlib.util.find_spec(name) is None]
+    return found + ([] if (Path(sysconfig.get_path("include")) / "Python.h").is_file() else ["Python.h"])
 
 
 def read(context: Context) -> dict[str, Any]:

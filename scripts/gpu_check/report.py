@@ -67,7 +67,7 @@ def terminal(results: Results, skips: Sequence[Skip], file: Path, options: Seque
         record = results.records.get(stage.name)
         if record:
             lines.append(
-                f"{stage.name:14} {record.outcome.status:8} {record.seconds:5.0f} s  {record.outcome.summary[:150]}"
+                f"{stage.name:14} {record.outcome.status:8} {record.seconds:5.0f} s  {record.outcome.summary[:200]}"
             )
     if skips:
         lines += ["", "== left out", *(f"{skip.stage.name:14} {skip.why}" for skip in skips)]

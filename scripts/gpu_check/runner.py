@@ -74,8 +74,12 @@ class Runner:
                 self._say(f"{stage.name}: {record.outcome.status} in {record.seconds:.0f} s: {record.outcome.summary}")
                 if record.outcome.status == "skipped":
                     skips.append(Skip(stage, record.outcome.summary))
-        finally:
-            self._leave()
+        except BaseException:  # who asks this process to end does not wait for a stage
+            if self._worker is not None:
+                self._worker.kill()
+                self._worker = None
+            raise
+        self._leave()
         return skips
 
     def sources_of(self, stage: Stage) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +20,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
-from gpu_check import cpp_tests, packages, peers, python_tests, report, runner  # noqa: E402
-from gpu_check.__main__ import _copy_out  # noqa: E402
+from gpu_check import cpp_tests, machine, packages, peers, python_tests, report, runner  # noqa: E402
+from gpu_check.__main__ import _copy_out, main  # noqa: E402
 from gpu_check.commands import Done  # noqa: E402
 from gpu_check.context import HOST, Context  # noqa: E402
 from gpu_check.cpp_tests import parse  # noqa: E402
@@ -90,10 +93,84 @@ def test_a_folder_that_cannot_be_written_to_is_said_once_and_ends_nothing(tmp_pa
     assert json.loads(results.read_text())["stages"]["machine"]["outcome"]["status"] == "passed"
 
 
-def test_unknown_stages_are_refused() -> None:
-    done = gpu_check("bench9")
-    assert done.returncode == 2
-    assert "--list" in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("bench9", "'bench9' is no stage; --list says which there are"),
+        ("--budget-s -5", "--budget-s: -5: expected seconds, at least 1"),
+        ("--jobs 0", "--jobs: 0: expected a number, at least 1"),
+        ("--requests 0", "--requests: 0: expected"),
+        ("--trace /no/trace.csv", "--trace: there is no file or folder /no/trace.csv"),
+        ("--brought /no/whl", "--brought: there is no file or folder /no/whl"),
+        ("--build-for 9.0", "--build-for: 9.0: expected a compute capability without its dot: 80, 89, 90a"),
+        ("--pack .whl call1", "--pack does nothing else: leave out call1"),
+        ("--along /", "--along is for --pack"),
+        ("--set threads", "--set threads: expected KEY=VALUE"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_what_is_expected(
+    arguments: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_check", *arguments.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_without_a_gpu_nothing_is_run_but_a_rehearsal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "gpu_of", lambda: None)
+    work, results = tmp_path / "work", tmp_path / "results.json"
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--work", str(work), "--results", str(results), "call1"])
+    assert main() == 1
+    told = capsys.readouterr().err
+    assert "no GPU" in told and "--rehearse" in told and "--build-for" in told
+    assert not list(tmp_path.iterdir())
+    outcome = machine.run(context_of(tmp_path, rehearse=False), None, "")
+    assert outcome.status == "failed" and "nvidia-smi shows no GPU" in outcome.failures[0].text
+
+
+def test_a_results_file_that_cannot_be_written_is_said_before_anything_is_run(tmp_path: Path) -> None:
+    (tmp_path / "results.tmp").mkdir()
+    done = gpu_check("--rehearse", "--work", tmp_path / "work", "--results", tmp_path / "results.json", "machine")
+    assert done.returncode == 1
+    assert "results cannot be written" in done.stderr and "--results" in done.stderr
+    assert "machine" not in done.stdout
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_when_it_is_stopped_what_was_found_is_kept_and_nothing_runs_on(how: signal.Signals, tmp_path: Path) -> None:
+    work, results = tmp_path / "work", tmp_path / "results.json"
+    program, begun = work / "compiled" / "charonia_cuda_tests_on_host", tmp_path / "begun"
+    script(program, LIST + f"""case "$1" in
+*Fine*) printf '[ RUN      ] Fine.A\\n[       OK ] Fine.A (0 ms)\\n';;
+*) echo $$ > {begun}.new; mv {begun}.new {begun}; exec sleep 600;; esac
+""")  # fmt: skip
+    command = [ROOT / "scripts" / "gpu_check.sh", "--rehearse", "--again", "--jobs", "1", "--work", work]
+    check = subprocess.Popen(
+        [*command, "--results", results, "ops"],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHON": sys.executable},
+    )  # fmt: skip
+    wait_until(begun.is_file)
+    check.send_signal(how)
+    told, _ = check.communicate(timeout=60)
+    wait_until(lambda: not Path(f"/proc/{begun.read_text().strip()}").exists())
+    outcome = Results(results).records["ops"].outcome
+    assert (outcome.status, outcome.figures) == ("failed", {"passed": 1, "skipped": 0})
+    if how is signal.SIGTERM:
+        assert check.returncode == 128 + how
+        assert "stopped by SIGTERM" in told
+        [following] = [line for line in told.splitlines() if line.startswith("next: ")]
+        assert following.endswith(" call1") and "--again" not in following
+
+
+def wait_until(true: Callable[[], bool], limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_the_help_says_what_to_bring_along() -> None:
@@ -248,7 +325,14 @@ echo '========= Error: Race reported between Write access at sum() and Read acce
         "passes: alone, CHARONIA_CUDA_PDL=0; memcheck; synccheck. "
         "Fails: alone; alone, CHARONIA_CUDA_SYNC=1; racecheck.",
         "racecheck: ========= Error: Race reported between Write access at sum() and Read access at norm()",
+        "Look at a kernel that reads what the one before it still writes.",
     ]
+    rehearsed = cpp_tests.why(replace(context, rehearse=True, architecture=HOST), Session(nothing), "")
+    assert (rehearsed.summary, rehearsed.failures) == ("no C++ test has failed", [])  # there is no such program
+    script(cpp_tests.test_program(replace(context, architecture=HOST)), LIST + "exit 0\n")
+    rehearsed = cpp_tests.why(replace(context, rehearse=True, architecture=HOST), Session(nothing), "")
+    # What has not failed is run again to rehearse it, and is no failure.
+    assert (rehearsed.summary, [each.where for each in rehearsed.failures]) == ("2 tests run again", ["Race.B"])
     assert report.terminal(results_with(tmp_path, why=outcome), [], Path("x")).count("Race reported") == 1
 
 
@@ -312,6 +396,12 @@ def test_what_is_brought_along_in_trips_is_whole_again(tmp_path: Path) -> None:
     carried = tmp_path / "carried"
     packages.gather(trips[0], carried)
     assert packages.unpacked(carried, packages.COMPILED) is None
+    assert packages.incomplete(carried) == [
+        "compiled.tar.xz is not whole: 1 of 3 parts are here; bring the other trips along too"
+    ]
+    script(tmp_path / "trips" / "all" / "of_packing", "exit 0\n")
+    packages.gather(tmp_path / "trips", tmp_path / "of_all")  # the folder of the trips itself
+    assert sorted(file.name for file in (tmp_path / "of_all").iterdir()) == ["a.whl", "compiled.tar.xz"]
     for trip in trips[1:]:
         packages.gather(trip, carried)
     folder = packages.unpacked(carried, packages.COMPILED)
@@ -404,7 +494,8 @@ def test_few_and_small_files_come_back(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "gemms.json").write_bytes(bytes(17 << 20))
     context.results.write_text("{}")
-    _copy_out(context, tmp_path / "out", context.results)
+    [failure] = _copy_out(context, tmp_path / "out", context.results)
+    assert failure.startswith("gemms.json is not copied") and "16 MiB" in failure
     back = {file.name: file.stat().st_size for file in (tmp_path / "out").iterdir()}
     assert back.keys() == {"results.json", "logs.tar.gz"}
     with tarfile.open(tmp_path / "out" / "logs.tar.gz") as logs:
