@@ -89,6 +89,7 @@ ENV PATH=/opt/charonia/app/bin:/opt/charonia/venv/bin:$PATH \
     CHARONIA_GATEWAY=0 \
     CHARONIA_LOGS=stderr \
     CHARONIA_RUN_DIR=/var/lib/charonia \
+    CHARONIA_TRITON_ADDRESS=0.0.0.0 \
     CHARONIA_TRITON_DIR=${TRITON_IMAGE:+/opt/tritonserver}
 COPY docker/health.py /usr/local/bin/health
 COPY models/demo/model /usr/share/charonia/demo

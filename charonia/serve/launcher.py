@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -18,8 +18,7 @@ from types import FrameType
 from rich.console import Console
 from rich.markup import escape
 
-from charonia.serve import checks, logs, run_folder, triton
-from charonia.serve.drain import ModelControl
+from charonia.serve import access, checks, drain, logs, run_folder, triton
 from charonia.serve.errors import DeviceFailure, ServeError
 from charonia.serve.model import prepare
 from charonia.serve.process import Child
@@ -94,7 +93,7 @@ class _Stack:
         self._ready = False
         self._drain_s = 0.0  # how long requests may go on at the end
         self._device: list[str] = []  # what the engine said of where it runs
-        self._models = ModelControl()
+        self._models = drain.ModelControl()
         self._children: list[Child] = []  # in the order in which they were started
 
     def run(self) -> None:
@@ -106,7 +105,7 @@ class _Stack:
         checks.check_python()
         root = settings.run_dir.expanduser().absolute()
         with run_folder.held(root, settings.grpc_port) as own:
-            checks.check_ports(settings.host, settings.ports)
+            checks.check_ports(access.ports(settings))
             workspace = prepare(settings.model, root, self._inference, self._say)
             try:
                 if not self._start(own, workspace):
@@ -117,6 +116,7 @@ class _Stack:
                     self._check_alive()
             finally:
                 self._stop()
+                self._models.close()
 
     def _start(self, own: Path, workspace: Path) -> bool:
         """Starts Triton, then the gateway; false when a signal came first. own: the folder of this stack."""
@@ -141,12 +141,16 @@ class _Stack:
                 repository,
                 triton.make_backend_folder(own / "backends", distribution),
                 self._drain_s,
-                self._models.options(),
+                [*drain.OPTIONS, *access.triton_options(settings)],
             ),
-            triton.environment(distribution, {**base, "CHARONIA_DRAIN_TIMEOUT_S": str(self._drain_s)}),
+            triton.environment(
+                distribution,
+                {**base, **self._models.environment(), "CHARONIA_DRAIN_TIMEOUT_S": str(self._drain_s)},
+            ),
             log_file,
+            [self._models.descriptor],
         )
-        http = f"{self._triton_url()}/v2"
+        http = f"{self._triton_url(settings.http_port)}/v2"
         urls = [f"{http}/health/ready", *(f"{http}/models/{name}/ready" for name in TRITON_MODELS)]
         if not self._until_ready(server, urls):
             return False
@@ -159,7 +163,7 @@ class _Stack:
                 **base,
                 "CHARONIA_HOST": settings.host,
                 "CHARONIA_GATEWAY_PORT": str(settings.gateway_port),
-                "CHARONIA_TRITON_HOST": _loopback(settings.host),
+                "CHARONIA_TRITON_HOST": _loopback(settings.triton_address),
                 "CHARONIA_GRPC_PORT": str(settings.grpc_port),
                 "CHARONIA_MODEL_NAME": settings.model_name or _model_name(workspace),
                 "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": str(self._drain_s),
@@ -171,11 +175,19 @@ class _Stack:
     def _log_file(self, folder: Path, name: str) -> Path | None:
         return folder / f"{name}.log" if self._settings.logs == "files" else None
 
-    def _spawn(self, name: str, command: list[str], env: Mapping[str, str], log_file: Path | None) -> Child:
+    def _spawn(
+        self,
+        name: str,
+        command: list[str],
+        env: Mapping[str, str],
+        log_file: Path | None,
+        inherits: Sequence[int] = (),
+    ) -> Child:
         render = logs.renderer(self._settings.log_format, "gateway" if name == "the gateway" else "triton")
 
         def show(line: str) -> None:
             self._device += triton.device_of(line)
+            self._models.see(line)
             if log_file is None:
                 if not triton.is_noise(line) and (shown := render(line)) is not None:
                     logs.show(shown)
@@ -185,7 +197,7 @@ class _Stack:
             if level == "warning" or (level and self._ready):
                 self._say(text, level, of=name)
 
-        child = Child(name, command, env, log_file, show, render, lambda text: self._say(text, "warning"))
+        child = Child(name, command, env, log_file, show, render, lambda text: self._say(text, "warning"), inherits)
         self._children.append(child)
         return child
 
@@ -232,14 +244,20 @@ class _Stack:
 
         for child in reversed(self._children):
             if child is self._children[0] and self._ready and child.exit_status() is None and not hurry():
-                self._models.drain(self._triton_url(), self._drain_s, hurry)
+                lost = self._models.drain(self._metrics_url(), self._drain_s, hurry)
+                if lost:
+                    self._say(lost, "warning")
+                    limit = _KILL_AFTER_S
             child.terminate()
             if not child.wait(limit, hurry):
                 self._say(f"{child.name} has not ended by itself and is killed")
             child.kill_group()
 
-    def _triton_url(self) -> str:
-        return f"http://{_bracketed(_loopback(self._settings.host))}:{self._settings.http_port}"
+    def _triton_url(self, port: int) -> str:
+        return f"http://{_bracketed(_loopback(self._settings.triton_address))}:{port}"
+
+    def _metrics_url(self) -> str:
+        return f"{self._triton_url(self._settings.metrics_port)}/metrics"
 
     def _gateway_url(self) -> str:
         return f"http://{_bracketed(_loopback(self._settings.host))}:{self._settings.gateway_port}"
@@ -247,7 +265,9 @@ class _Stack:
     def _announce(self, workspace: Path, seconds: float) -> None:
         settings, url = self._settings, self._gateway_url()
         name = settings.model_name or _model_name(workspace)
-        host = url.removeprefix("http://").rpartition(":")[0]
+        for text in access.warnings(settings):
+            self._say(text, "warning")
+        host = _bracketed(_loopback(settings.triton_address))
         ready = f"{name} is ready after {seconds:.1f} s"
         if not settings.gateway:
             self._say(
@@ -268,7 +288,7 @@ class _Stack:
                 -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
   Chat        triton_client {host}:{settings.grpc_port}   (in a checkout: make chat)
   API docs    {url}/docs
-  Metrics     {url}/metrics   http://{host}:{settings.metrics_port}/metrics
+  Metrics     {url}/metrics   {self._metrics_url()}
 """
         )
 

@@ -73,7 +73,8 @@ class _LogFile(RotatingFileHandler):
 
 class Child:
     """A running command. Its output goes, line by line, to `on_line` and, as `render` writes it, to a log file
-    where there is one. Of a log file that cannot be written `complain` is told; the command is read on.
+    where there is one. Of a log file that cannot be written `complain` is told; the command is read on. It has
+    the file descriptors `inherits`, too.
 
     Start it from the main thread: the kernel ties the child's life to the thread that starts it.
     """
@@ -87,6 +88,7 @@ class Child:
         on_line: Callable[[str], None] = lambda _: None,
         render: Callable[[str], str | None] = lambda line: line,
         complain: Callable[[str], None] = lambda _: None,
+        inherits: Sequence[int] = (),
     ) -> None:
         self.name = name
         self.log_file = log_file
@@ -103,6 +105,7 @@ class Child:
             text=True,
             errors="replace",
             start_new_session=True,
+            pass_fds=inherits,
             preexec_fn=_die_with(os.getpid()),
         )
         self._reader = threading.Thread(target=self._read, name=f"{name}-log", daemon=True)

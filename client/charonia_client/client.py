@@ -28,6 +28,7 @@ from charonia_client.errors import (
     BadRequest,
     CharoniaError,
     DeadlineExceeded,
+    NotReady,
     ServerError,
     Unavailable,
     Unresponsive,
@@ -286,13 +287,14 @@ class Client:
 
     async def check(self, timeout_s: float = _UNARY_TIMEOUT_S) -> None:
         """Returns when the server answers and both of its models can take requests. Raises Unresponsive when one of the
-        questions has no answer within `timeout_s`, and Unavailable or ServerError with what else is wrong."""
+        questions has no answer within `timeout_s`, NotReady when it answers that a model takes none, and Unavailable or
+        ServerError with what else is wrong."""
         try:
             if not (await self._stub.ServerLive(pb.ServerLiveRequest(), timeout=timeout_s)).live:
                 raise Unavailable(f"Triton at {self.target} is not live")
             for model in (self.model, self.engine):
                 if not (await self._stub.ModelReady(pb.ModelReadyRequest(name=model), timeout=timeout_s)).ready:
-                    raise Unavailable(f"model {model!r} of Triton at {self.target} is not ready")
+                    raise NotReady(f"model {model!r} of Triton at {self.target} is not ready")
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
 

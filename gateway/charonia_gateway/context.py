@@ -22,6 +22,7 @@ from charonia_gateway.settings import Settings
 from charonia_gateway.usage import Usage
 
 Body = TypeVar("Body", bound=Sampling | InteractiveRequest)
+_MAX_MODEL_CHARACTERS = 100  # of a client's name for a model, in logs, spans and errors
 
 
 @dataclass
@@ -43,9 +44,10 @@ class Gateway:
     def check_model(self, name: str) -> None:
         """ApiError 404 for a model that is not served."""
         if name != self.settings.model_name:
+            shown = name[:_MAX_MODEL_CHARACTERS]
             raise ApiError(
                 404,
-                f"the model {name[:100]!r} does not exist; this server has {self.settings.model_name!r}",
+                f"the model {shown!r} does not exist; this server has {self.settings.model_name!r}",
                 param="model",
                 code="model_not_found",
             )
@@ -55,7 +57,7 @@ class Gateway:
         body = parse(model, await read_body(request, self.settings.max_body_bytes))
         record = record_of(request.scope)
         record.operation = body.operation
-        record.model = body.model
+        record.model = None if body.model is None else body.model[:_MAX_MODEL_CHARACTERS]
         if self.settings.log_prompts:
             record.prompt = body.model_dump(include={"messages", "prompt"}, exclude_none=True)
         if body.model is not None:

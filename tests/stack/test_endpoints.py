@@ -263,11 +263,11 @@ async def until_served(stack: Stack) -> None:
     await engine_metrics.until(stack.metrics, lambda now: now.generated_tokens > before, "it serves again")
 
 
-async def interactive(own: GatewayProcess, session_id: str, text: str) -> dict[str, Any]:
+async def interactive(own: GatewayProcess, session_id: str, text: str, *, status: int = 200) -> dict[str, Any]:
     async with httpx.AsyncClient(base_url=own.url, verify=False, trust_env=False, timeout=HANG_S) as http:
         body = {"prompt": text, "session_id": session_id, "interactive_mode": True, "request_output_len": 8}
         answer = await http.post("/v1/chat/interactive", json=body)
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == status, answer.text
     found: dict[str, Any] = answer.json()
     return found
 
@@ -320,7 +320,9 @@ async def test_a_killed_server_takes_with_it_only_streams_that_had_begun(
         assert (await asyncio.wait_for(reads, HANG_S)).error is not None
         await until_up(behind, *others)
         await load.answered(2 * WORKERS)
-        # The history went with the server: the conversation begins anew, and says so.
+        # The history went with the server: this is said, and the conversation begins anew.
+        lost = await interactive(behind, session_id, "Hello", status=410)
+        assert lost["error"]["code"] == "session_lost"
         assert (await interactive(behind, session_id, "Hello"))["history_tokens"] == 0
         assert (await interactive(behind, session_id, "Hello"))["history_tokens"] > 0
         await asyncio.to_thread(one.stop)

@@ -337,7 +337,7 @@ def test_a_workspace_elsewhere_is_served_split_with_a_quantised_cache_and_anothe
 
     expected = answer_of(quant_policy=8)
     assert expected.logprobs != answer_of().logprobs
-    env = {"CHARONIA_TEXT_INSTANCES": "1", "CHARONIA_QUANT_POLICY": "8"}
+    env = {"CHARONIA_TEXT_INSTANCES": "1", "CHARONIA_QUANT_POLICY": "8", "CHARONIA_HTTP_INFERENCE": "1"}
     with running(Stack(workspace, tmp_path / "run", env)) as stack:
         fields = {"text_input": "What is a conch?", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
         answer = httpx.post(
