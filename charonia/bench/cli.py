@@ -305,6 +305,19 @@ def soak(
         raise typer.Exit(1)
 
 
+@app.command(context_settings={"ignore_unknown_options": True})
+def program(
+    file: Annotated[Path, typer.Argument(help="A program of benchmarks/, such as build/charonia_scheduler.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """A C++ benchmark (cmake -DCHARONIA_BENCHMARKS=ON): the scheduler, token masks, the CPU's kernels."""
+    from charonia.bench.program import run_program
+
+    given = arguments or []
+    _show(Console(), json_file, {"program": file.name, "arguments": given}, run_program(file, given))
+
+
 @app.command("make-model")
 def make_model(
     folder: Annotated[Path, typer.Argument(help="The Hugging Face folder to write.")],

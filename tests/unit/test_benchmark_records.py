@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from charonia.bench import records
+from charonia.bench.program import run_program
 from charonia.bench.records import Record
 from charonia.errors import InvalidRequestError
 
@@ -63,3 +65,22 @@ def test_many_figures_are_lines_and_their_cases_columns() -> None:
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in records.markdown_table(table)]
     assert lines[0] == ["a, b", "1 c"]
     assert lines[-1] == ["figure 11, ms", "11"]
+
+
+def test_a_program_prints_records_and_what_is_none_is_refused(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+
+    def printing(text: str, code: int = 0) -> Path:
+        program.write_text(f"#!/bin/sh\necho '{text}'\nexit {code}\n")
+        program.chmod(0o755)
+        return program
+
+    line = json.dumps({**vars(SOME[1]), "case": {"load": "no room"}})
+    assert run_program(printing(line), ["1"]) == [replace(SOME[1], case={"load": "no room"})]
+    with pytest.raises(InvalidRequestError, match="ended with exit code 2"):
+        run_program(printing(line, 2), [])
+    for other in ("running 256", "[1]", '{"name": "x"}'):
+        with pytest.raises(InvalidRequestError, match="is no benchmark of benchmarks/"):
+            run_program(printing(other), [])
+    with pytest.raises(InvalidRequestError, match="cannot be run"):
+        run_program(tmp_path / "none", [])
