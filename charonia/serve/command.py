@@ -10,6 +10,7 @@ import typer
 from charonia.api.engine import spell_settings
 from charonia.api.options import with_engine_options
 from charonia.settings import ServeSettings, env_name, inference_settings, read_settings
+from charonia.text import prompt_ids
 
 app = typer.Typer()
 
@@ -73,6 +74,7 @@ def serve_command(
         start_timeout_s=start_timeout_s,
         max_restarts=max_restarts,
     )
+    prompt_ids.tokenizers_alone = True
     with reported(chosen.log_format):
         serve(chosen, spell_settings(settings or {}), exits=True)
 
@@ -93,6 +95,7 @@ def prepare_command(
     from charonia.serve.model import prepare
 
     chosen = read_settings(model=model, run_dir=run_dir)
+    prompt_ids.tokenizers_alone = True
     print(
         prepare(
             chosen.model,

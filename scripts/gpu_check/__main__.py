@@ -14,9 +14,12 @@ import subprocess
 import sys
 import tarfile
 import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from gpu_check import build, emulated, machine, packages, records, report
+from charonia.bench import machine
+from charonia.errors import InvalidRequestError
+from gpu_check import build, emulated, packages, records, report
 from gpu_check.context import HOST, ROOT, Context
 from gpu_check.plan import ALIASES, BUDGET_S, CALLS, STAGES, select
 from gpu_check.records import Results
@@ -54,7 +57,7 @@ def main() -> int:
     options = _parse()
     try:
         return _run(options)
-    except (OSError, subprocess.CalledProcessError) as error:
+    except (OSError, subprocess.CalledProcessError, InvalidRequestError) as error:
         print(f"scripts/gpu_check.sh: {error}", file=sys.stderr)
         return 1
 
@@ -101,7 +104,7 @@ def _run(options: argparse.Namespace) -> int:
 def _check(context: Context, options: argparse.Namespace) -> int:
     began = time.monotonic()
     results = Results(context.results)
-    results.machine, results.commit = machine.read(context), records.commit()
+    results.machine, results.commit = machine.read(), records.commit()
 
     not_copied: set[str] = set()
 
@@ -126,6 +129,8 @@ def _check(context: Context, options: argparse.Namespace) -> int:
                 say(failure)
             not_copied.add(failure)
 
+    if not context.site.is_dir() and not (context.rehearse and _installed("charonia")):
+        build.make_site(context.site)  # the stage build adds what is compiled
     try:
         write()
     except OSError as error:
@@ -151,6 +156,14 @@ def _check(context: Context, options: argparse.Namespace) -> int:
         return 128 + stopped
     chosen = {stage.name for stages in calls for stage in select(stages)}
     return int(any(results.records[name].outcome.status == "failed" for name in chosen & results.records.keys()))
+
+
+def _installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _stop(number: int, frame: object) -> None:

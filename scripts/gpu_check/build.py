@@ -13,10 +13,11 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from gpu_check import machine, packages, records
+from charonia.bench import machine
+from gpu_check import packages, records
 from gpu_check.commands import Done
 from gpu_check.commands import run as run_command
-from gpu_check.context import HOST, ROOT, Context, cuda_folders, find_tool
+from gpu_check.context import HOST, ROOT, SITE_CUSTOMIZE, Context, cuda_folders, find_tool
 from gpu_check.records import Failure, Outcome
 
 _ERROR_LINE = re.compile(r"(error|fatal|undefined reference|Error \d|FAILED:)", re.IGNORECASE)
@@ -132,7 +133,7 @@ def make_site(site: Path) -> Path:
     shutil.rmtree(site, ignore_errors=True)
     package = site / "charonia"
     package.mkdir(parents=True)
-    (site / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="utf-8")
+    shutil.copy2(SITE_CUSTOMIZE / "sitecustomize.py", site)
     for file in (ROOT / "charonia").iterdir():
         if file.suffix != ".so" and file.name != "__pycache__":
             (package / file.name).symlink_to(file)
@@ -164,19 +165,6 @@ def _python_module(context: Context) -> Done:
         return done
     linked = run_command(linking, context.logs / "python_module_link.log", limit_s=90, env=context.environment())
     return Done(linked.code, linked.text, done.seconds + linked.seconds)
-
-
-# The package of an editable installation would otherwise come first.
-_SITECUSTOMIZE = """import sys
-
-
-def has_charonia(finder):
-    modules = (*getattr(finder, "known_source_files", ()), *getattr(finder, "known_wheel_files", ()))
-    return any(name.partition(".")[0] == "charonia" for name in modules)
-
-
-sys.meta_path[:] = [finder for finder in sys.meta_path if not has_charonia(finder)]
-"""
 
 
 def _missing(context: Context) -> str:

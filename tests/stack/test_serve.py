@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import re
@@ -123,15 +124,6 @@ NO_CUDA = pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 
 
 @NO_CUDA
-async def test_the_device_is_printed_with_the_reason_for_the_cpu(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack().start()
-    await wait_until(lambda: "Metrics " in stack.log_file.read_text(), "announced")
-    text = stack.log_file.read_text()
-    assert re.search(r"Runs on     cpu, 2 threads, \w+; weights [\d.]+ MB; KV cache", text)
-    assert "because " in text
-
-
-@NO_CUDA
 def test_a_gpu_that_is_asked_for_and_not_there_ends_in_one_message(make_stack: Callable[..., Stack]) -> None:
     text = refused(make_stack(CHARONIA_DEVICE="cuda"))
     said = [line for line in text.splitlines() if "device = cuda" in line]
@@ -160,11 +152,18 @@ def test_an_env_file_sets_ports_and_the_environment_wins(make_stack: Callable[..
     assert "nonsense" in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_everything(make_stack: Callable[..., Stack], number: signal.Signals) -> None:
+def test_the_start_is_announced_and_an_interrupt_ends_everything(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack().start()
-    assert len(stack.processes()) >= 5  # the launcher, Triton, a process of each Python model, the gateway
-    stack.signal(number)
+    asyncio.run(wait_until(lambda: "Metrics " in stack.log_file.read_text(), "announced"))
+    if not has_gpu():
+        text = stack.log_file.read_text()
+        assert re.search(r"Runs on     cpu, 2 threads, \w+; weights [\d.]+ MB; KV cache", text)
+        assert "because " in text
+    processes = stack.processes()
+    assert len(processes) >= 5  # the launcher, Triton, a process of each Python model, the gateway
+    assert importlib.util.find_spec("torch"), "it is installed, and nobody loads what takes seconds and is of no use"
+    assert not [pid for pid in processes if "libtorch" in Path(f"/proc/{pid}/maps").read_text()]
+    stack.signal(signal.SIGINT)
     assert stack.wait() == 0
     nothing_is_left(stack)
 
@@ -322,6 +321,7 @@ def test_an_installed_triton_is_served_alone_with_its_log_on_stderr(
     assert str(installed_triton / "bin" / "tritonserver") in programs
     stack.signal(signal.SIGTERM)
     assert stack.wait() == 0
+    nothing_is_left(stack)
     assert "successfully loaded 'engine'" in stack.log_file.read_text()
     assert list(stack.run_dir.glob("port-*/*.log")) == []
 

@@ -384,7 +384,7 @@ def answer_with_logprobs() -> GenerateResponse:
 
 
 def test_chat_logprobs_join_to_the_text() -> None:
-    entries = chat_logprobs(answer_with_logprobs())
+    entries = list(chat_logprobs(answer_with_logprobs()))
     assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == " aé"
     assert [entry["token"] for entry in entries] == [" a", "\\xc3", "\\xa9"]
     assert entries[2]["logprob"] == -9999.0

@@ -17,16 +17,20 @@ from pathlib import Path
 
 import pytest
 
+from charonia.bench import machine
+from charonia.bench.records import Record
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
-from gpu_check import cpp_tests, machine, packages, peers, python_tests, report, runner  # noqa: E402
+from gpu_check import cpp_tests, packages, peers, python_tests, report, runner, speed  # noqa: E402
+from gpu_check import machine as machine_stage  # noqa: E402
 from gpu_check.__main__ import _copy_out, main  # noqa: E402
 from gpu_check.commands import Done  # noqa: E402
 from gpu_check.context import HOST, Context  # noqa: E402
 from gpu_check.cpp_tests import parse  # noqa: E402
 from gpu_check.plan import ALIASES, BUDGET_S, BY_NAME, CALLS, STAGES, Stage, select  # noqa: E402
-from gpu_check.records import ASSERTION, CRASH, DEVICE, Bar, Failure, Outcome, Record, Results  # noqa: E402
+from gpu_check.records import ASSERTION, CRASH, DEVICE, Failure, Outcome, Results, StageRecord, bar  # noqa: E402
 from gpu_check.runner import Runner, Skip  # noqa: E402
 from gpu_check.worker import Session  # noqa: E402
 
@@ -55,7 +59,8 @@ def test_a_rehearsal_runs_the_stages_writes_the_results_and_goes_on_where_it_sto
         "bench4": "passed",
     }
     assert content["commit"]
-    assert content["stages"]["bench4"]["outcome"]["figures"]["runs"]["all at once"]["errors"] == 0
+    measured = [Record(**values) for values in content["stages"]["bench4"]["outcome"]["records"]]
+    assert [record.value for record in measured if record.name == "errors"] == [0, 0, 0]
     assert "llama2-7b, batch 1" in (out / "results.md").read_text()
     assert (out / "results.json").read_bytes() == results.read_bytes()
     with tarfile.open(out / "logs.tar.gz") as logs:
@@ -128,7 +133,7 @@ def test_without_a_gpu_nothing_is_run_but_a_rehearsal(
     told = capsys.readouterr().err
     assert "no GPU" in told and "--rehearse" in told and "--build-for" in told
     assert not list(tmp_path.iterdir())
-    outcome = machine.run(context_of(tmp_path, rehearse=False), None, "")
+    outcome = machine_stage.run(context_of(tmp_path, rehearse=False), None, "")
     assert outcome.status == "failed" and "nvidia-smi shows no GPU" in outcome.failures[0].text
 
 
@@ -138,6 +143,15 @@ def test_a_results_file_that_cannot_be_written_is_said_before_anything_is_run(tm
     assert done.returncode == 1
     assert "results cannot be written" in done.stderr and "--results" in done.stderr
     assert "machine" not in done.stdout
+
+
+def test_a_results_file_of_another_version_is_refused_and_left(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    results.write_text('{"machine": {}, "stages": {}}')
+    done = gpu_check("--rehearse", "--work", tmp_path / "work", "--results", results, "machine")
+    assert done.returncode == 1
+    assert "is no results file of this version (KeyError('commit')): move it away" in done.stderr
+    assert results.read_text() == '{"machine": {}, "stages": {}}'
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -316,7 +330,7 @@ echo '========= Error: Race reported between Write access at sum() and Read acce
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     results = Results(context.results)
     failures = [Failure("Race.B", "0.5 vs 0.001"), Failure("tests/unit/test_engine_api.py::test_x", "")]
-    results.records = {"ops": Record(Outcome("failed", "", failures=failures), "", 1.0, "")}
+    results.records = {"ops": StageRecord(Outcome("failed", "", failures=failures), "", 1.0, "")}
     results.save()
     outcome = cpp_tests.why(context, Session(nothing), "")
     [failure] = outcome.failures
@@ -511,11 +525,15 @@ def test_every_call_says_what_the_next_is(tmp_path: Path) -> None:
     results.records["build"].outcome.status = "failed"
     assert report.next_command(results, [], []) == "when the build is mended: scripts/gpu_check.sh call2"
     for stage in STAGES:
-        results.records[stage.name] = Record(Outcome("passed", ""), "abc", 1.0, "")
+        results.records[stage.name] = StageRecord(Outcome("passed", ""), "abc", 1.0, "")
     assert report.next_command(results, [], []) == "nothing: all calls are done"
-    assert "| call1 | in all, of 520 | | 8 |" in report.calls_table(results)
+    assert "call1 in all, of 520 8" in rows_of(report.calls_table(results))
     results.machine = {}  # a rehearsal, which compiles what is brought along elsewhere
-    assert "| call1 | in all, of 520 | | 7 |" in report.calls_table(results)
+    assert "call1 in all, of 520 7" in rows_of(report.calls_table(results))
+
+
+def rows_of(table: list[str]) -> list[str]:
+    return [" ".join(line.replace("|", " ").split()) for line in table]
 
 
 def test_llama_cpp_is_measured_where_it_was_brought_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,7 +556,7 @@ def results_with(tmp_path: Path, **outcomes: Outcome) -> Results:
     results = Results(tmp_path / "results.json")
     results.machine = {"gpu": "NVIDIA Test"}
     results.records = {
-        name.replace("_", "-"): Record(outcome, "abc", 1.0, "2026-01-01") for name, outcome in outcomes.items()
+        name.replace("_", "-"): StageRecord(outcome, "abc", 1.0, "2026-01-01") for name, outcome in outcomes.items()
     }
     results.save()
     return Results(results.file)
@@ -550,22 +568,22 @@ def test_the_most_telling_failure_is_the_last_thing_said(tmp_path: Path) -> None
         ops=Outcome(
             "failed", "2 failed", failures=[Failure("a", "assertion", ASSERTION), Failure("b", "error 700", DEVICE)]
         ),
-        bench1=Outcome("passed", "", bars=[Bar("1", "share", 75.0, "%", 80.0), Bar("1", "other", 81.0, "%", 80.0)]),
+        bench1=Outcome("passed", "", records=[bar("1", "share", 75.0, "%", 80.0), bar("1", "other", 81.0, "%", 80.0)]),
     )
     text = report.terminal(results, [], results.file)
     assert text.splitlines()[-1].strip() == "error 700"
     assert "NOT MET" in text
-    page = report.markdown(results)
+    page = " ".join(report.markdown(results).split())
     assert "| 1 | share | 80 % | 75 % | NOT MET |" in page
     assert "| 1 | other | 80 % | 81 % | met |" in page
 
 
 def test_the_peers_rate_is_compared_with_the_table_of_the_same_results(tmp_path: Path) -> None:
-    table = {"rows": [{"batch": 32, "total_output_tokens_per_s": 6000.0}]}
+    table = [Record.of("static", speed.TABLE_RATE, "tokens/s", 6000.0, case={"batch": 32})]
     peer = {"batch": 32, "output_tokens_per_s": 1000.0, "what": "transformers"}
-    results = results_with(tmp_path, bench2=Outcome("passed", "", table), peer=Outcome("passed", "", peer))
-    [(_, bar)] = report.bars_of(results)
-    assert (bar.measured, bar.asked, bar.met) == (6.0, 5.0, True)
+    results = results_with(tmp_path, bench2=Outcome("passed", "", records=table), peer=Outcome("passed", "", peer))
+    [times] = report.bars_of(results)
+    assert (times.value, times.asked, times.met) == (6.0, 5.0, True)
 
 
 def test_a_large_wheel_is_packed_without_what_is_not_used(tmp_path: Path) -> None:
