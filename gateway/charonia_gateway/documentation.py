@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI
@@ -30,8 +32,10 @@ def describe(
     answer: type[BaseModel],
     examples: dict[str, dict[str, Any]],
     stream: str = "with stream = true server-sent events, the last of them `data: [DONE]`",
+    errors: Mapping[int, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Arguments of a route's decorator. The model's name is put into the examples when they are served."""
+    """Arguments of a route's decorator. `errors` are those that the other routes have not. The model's name is put into
+    the examples when they are served."""
     content = {
         "application/json": {
             "schema": {"$ref": _REF.format(model=request.__name__)},
@@ -43,9 +47,9 @@ def describe(
         "description": f"the answer; {stream}",
         "content": {"text/event-stream": {}},
     }
-    errors = {status: {"model": ErrorBody, "description": text} for status, text in _ERRORS.items()}
+    described = {status: {"model": ErrorBody, "description": text} for status, text in {**_ERRORS, **errors}.items()}
     return {
-        "responses": {200: ok, **errors},
+        "responses": {200: ok, **described},
         "openapi_extra": {"requestBody": {"required": True, "content": content}},
     }
 

@@ -19,7 +19,7 @@ class GatewayFields(BaseSettings):
     host: str = Field(
         "127.0.0.1",
         validation_alias=AliasChoices("charonia_host", "host"),
-        description="address to listen on",
+        description="address that the gateway listens on",
     )
     grpc_port: int = Field(
         33337,

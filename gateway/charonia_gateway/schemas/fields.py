@@ -105,7 +105,7 @@ def _prompt(value: Any) -> list[str]:
 
 def _session_id(value: Any) -> str | None:
     """LMDeploy's clients send whole numbers, -1 where there is no session; a number is the text that spells it."""
-    if value is None or value == NO_SESSION:
+    if value is None or (isinstance(value, int) and value == NO_SESSION):
         return None
     if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
         raise wrong("send a text or a whole number, or -1 for none")
