@@ -231,8 +231,8 @@ TEST_P(EngineLimitsTest, ANewEngineSetsAllGaugesThatTheOneBeforeItHasLeft) {
   }
 }
 
-// Lets the end id through alone, so that its sequence ends at once; its clone, which another sequence has, all others. It
-// goes slowly: the engine thread is still at it when the request's last result has been delivered.
+// Lets the end id through alone, so that its sequence ends at once; its clone, which another sequence has, all others.
+// It goes slowly: the engine thread is still at it when the request's last result has been delivered.
 class SlowToGo : public testing::MaskOf {
  public:
   SlowToGo() : MaskOf(40, [](TokenId token, auto) { return token == 5; }) {}
