@@ -54,7 +54,7 @@ std::string WeightFiles::find_broken(DType weight_type, const std::stop_token& s
   for (const auto& [name, parts] : tensors_) {
     for (const auto& part : parts) {
       if (stop.stop_requested()) return {};
-      const auto values = view(name, part);
+      const auto& values = view(part);
       const auto tensor = cat("tensor ", part.name, " of ", part.file->path().string());
       if (any_infinite(values, values.dtype, stop)) {
         return cat(tensor, " has values that are not finite (NaN or infinity): download the model again");

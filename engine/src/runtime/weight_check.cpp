@@ -32,7 +32,7 @@ std::string check(const std::filesystem::path& dir, int ranks, const std::string
 
 WeightCheck::WeightCheck(const std::filesystem::path& weights_dir, int ranks, std::string weight_type)
     : dir_(weights_dir),
-      manifest_(model::WeightFiles::read_manifest(weights_dir)),
+      manifest_(model::Manifest::read(weights_dir)),
       ranks_(ranks),
       weight_type_(std::move(weight_type)) {}
 
