@@ -72,12 +72,14 @@ def describe_run(settings: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def write(file: Path | None, run: dict[str, Any], records: Iterable[Record]) -> None:
-    """Writes a benchmark's file, if the user asked for one."""
+    """Writes a benchmark's file, if the user asked for one; replaces it as a whole."""
     if file is None:
         return
     lines = [{"run": run}, *(asdict(record) for record in records)]
+    part = file.with_name(f"{file.name}.part")
     try:
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        part.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        part.replace(file)
     except OSError as error:
         raise InvalidRequestError(f"{file} cannot be written: {error.strerror}") from error
 
