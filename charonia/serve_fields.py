@@ -39,6 +39,13 @@ class ServeFields(BaseSettings):
         description="Triton's HTTP port answers inference (`generate`, `generate_stream`, `infer`) too; one deeply "
         "nested body ends Triton then",
     )
+    max_restarts: int = Field(
+        5,
+        ge=0,
+        validation_alias="CHARONIA_MAX_RESTARTS",
+        description="how often in ten minutes a Triton that died is started again; one more ends the service. 0: its "
+        "end is the service's, for what supervises that",
+    )
     http_port: int = Field(
         33336,
         ge=1,
@@ -154,10 +161,12 @@ OTHERS = (
     "CHARONIA_ENDPOINT_CHECK_TIMEOUT_S",
     "CHARONIA_GATEWAY_ACCESS_LOG",
     "CHARONIA_GATEWAY_ADDRESS",
+    "CHARONIA_GATEWAY_ALLOWED_ORIGINS",
     "CHARONIA_GATEWAY_HEARTBEAT_S",
     "CHARONIA_GATEWAY_LOG_LEVEL",
     "CHARONIA_GATEWAY_MAX_BODY_BYTES",
     "CHARONIA_GATEWAY_MAX_CHOICES",
+    "CHARONIA_GATEWAY_READ_TIMEOUT_S",
     "CHARONIA_GATEWAY_REQUEST_TIMEOUT_S",
     "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S",
     "CHARONIA_GATEWAY_WRITE_TIMEOUT_S",

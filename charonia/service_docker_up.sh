@@ -84,10 +84,14 @@ address=${CHARONIA_TRITON_ADDRESS:-127.0.0.1}
 case $address in *:*) address="[$address]" ;; esac
 while IFS= read -r variable; do
   case $variable in
-    CHARONIA_IMAGE | CHARONIA_CONTAINER | CHARONIA_HOST | CHARONIA_TRITON_ADDRESS | CHARONIA_LOGS | CHARONIA_*_DIR | CHARONIA_*_PORT) ;;
+    CHARONIA_IMAGE | CHARONIA_CONTAINER | CHARONIA_HOST | CHARONIA_TRITON_ADDRESS | CHARONIA_*_PORT) ;;
+    CHARONIA_MAX_RESTARTS | CHARONIA_LOGS | CHARONIA_*_DIR) ;;
     *) options+=(--env "$variable") ;;
   esac
 done < <(compgen -e CHARONIA_)
+
+# Nothing supervises this container: charonia serve starts a Triton that died again, which the image leaves to others.
+options+=(--env "CHARONIA_MAX_RESTARTS=${CHARONIA_MAX_RESTARTS:-5}")
 
 # Requests may go on for the drain time twice: those of the ensemble, then those of the engine alone. Then Triton unloads.
 drain=${CHARONIA_DRAIN_TIMEOUT_S:-$(sed -n 's/^drain_timeout_s *= *//p' "$workspace/triton_models/weights/config.ini" 2>/dev/null || true)}

@@ -15,6 +15,7 @@ import triton_python_backend_utils as pb_utils
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import prompt
+import prompt_ids
 from context_length import context_length
 from model_log import ModelLog
 from prompt_ids import PromptError, TokenizerError, encode_bad_words, load_tokenizer
@@ -30,6 +31,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self.log = ModelLog("preprocessing", pb_utils.Logger.log_info, pb_utils.Logger.log_error)
         folder = Path(args["model_repository"]) / args["model_version"] / "tokenizer"
+        prompt_ids.tokenizers_alone = True
         try:
             self.tokenizer = load_tokenizer(folder)
         except TokenizerError as error:

@@ -22,6 +22,7 @@ from charonia.serve import access, checks, drain, logs, run_folder, triton
 from charonia.serve.errors import DeviceFailure, ServeError
 from charonia.serve.model import prepare
 from charonia.serve.process import Child
+from charonia.serve.restarts import WINDOW_S, Restarts
 from charonia.settings import ServeSettings, environment, inference_settings, misspelled, shared_environment
 from charonia.weights.workspace import TRITON_MODELS
 
@@ -94,7 +95,9 @@ class _Stack:
         self._drain_s = 0.0  # how long requests may go on at the end
         self._device: list[str] = []  # what the engine said of where it runs
         self._models = drain.ModelControl()
-        self._children: list[Child] = []  # in the order in which they were started
+        self._restarts = Restarts(settings.max_restarts)
+        self._start_server: Callable[[], Child]  # set by _start()
+        self._children: list[Child] = []  # Triton, then the gateway
 
     def run(self) -> None:
         began = time.monotonic()
@@ -113,7 +116,8 @@ class _Stack:
                 self._ready = True
                 self._announce(workspace, time.monotonic() - began)
                 while not self._signals.wait(_POLL_S * 2):
-                    self._check_alive()
+                    if self._children[0].exit_status() is None or not self._restart():
+                        self._check_alive(self._children)
             finally:
                 self._stop()
                 self._models.close()
@@ -133,26 +137,19 @@ class _Stack:
         }
         log_file = self._log_file(own, "triton")
         self._say(f"Starting Triton with {_model_name(workspace)}" + (f"; log: {log_file}" if log_file else ""))
-        server = self._spawn(
-            "Triton",
-            triton.command(
-                distribution,
-                settings,
-                repository,
-                triton.make_backend_folder(own / "backends", distribution),
-                self._drain_s,
-                [*drain.OPTIONS, *access.triton_options(settings)],
-            ),
-            triton.environment(
-                distribution,
-                {**base, **self._models.environment(), "CHARONIA_DRAIN_TIMEOUT_S": str(self._drain_s)},
-            ),
-            log_file,
-            [self._models.descriptor],
+        command = triton.command(
+            distribution,
+            settings,
+            repository,
+            triton.make_backend_folder(own / "backends", distribution),
+            self._drain_s,
+            [*drain.OPTIONS, *access.triton_options(settings)],
         )
-        http = f"{self._triton_url(settings.http_port)}/v2"
-        urls = [f"{http}/health/ready", *(f"{http}/models/{name}/ready" for name in TRITON_MODELS)]
-        if not self._until_ready(server, urls):
+        env = {**base, **self._models.environment(), "CHARONIA_DRAIN_TIMEOUT_S": str(self._drain_s)}
+        env = triton.environment(distribution, env)
+        self._start_server = lambda: self._spawn("Triton", command, env, log_file, [self._models.descriptor])
+        self._children.append(self._start_server())
+        if not self._until_server_ready():
             return False
         if not settings.gateway:
             return True
@@ -170,6 +167,7 @@ class _Stack:
             },
             self._log_file(own, "gateway"),
         )
+        self._children.append(gateway)
         return self._until_ready(gateway, [f"{self._gateway_url()}/health/ready"])
 
     def _log_file(self, folder: Path, name: str) -> Path | None:
@@ -197,16 +195,52 @@ class _Stack:
             if level == "warning" or (level and self._ready):
                 self._say(text, level, of=name)
 
-        child = Child(name, command, env, log_file, show, render, lambda text: self._say(text, "warning"), inherits)
-        self._children.append(child)
-        return child
+        return Child(name, command, env, log_file, show, render, lambda text: self._say(text, "warning"), inherits)
+
+    def _restart(self) -> bool:
+        """Starts a Triton that died again; false where it died too often. When this returns, it may have died anew or a
+        signal may have come. The gateway answers 503 meanwhile. Raises ServeError when the gateway has died, too."""
+        self._check_alive(self._children[1:])
+        delay = self._restarts.begin()
+        if delay is None:
+            if self._restarts.limit:
+                self._say(f"Triton died {self._restarts.limit + 1} times in {WINDOW_S // 60} minutes", "error")
+            return False
+        self._ready = False
+        self._say(
+            f"{self._death_of(self._children[0])}\n"
+            f"Triton is started again in {delay:g} s (restart {self._restarts.count} of at most {self._restarts.limit} "
+            f"in {WINDOW_S // 60} minutes)",
+            "error",
+        )
+        self._children[0].kill_group()
+        if self._signals.wait(delay):
+            return True
+        began = time.monotonic()
+        self._device.clear()
+        self._children[0] = self._start_server()
+        try:
+            self._ready = self._until_server_ready()
+        except ServeError as error:
+            self._check_alive(self._children[1:])
+            if self._children[0].exit_status() is None:  # not ready in time
+                self._say(str(error), "error")
+                self._children[0].kill_group()
+        if self._ready:
+            self._say(f"Triton is ready again after {time.monotonic() - began:.1f} s")
+        return True
+
+    def _until_server_ready(self) -> bool:
+        http = f"{self._triton_url(self._settings.http_port)}/v2"
+        urls = [f"{http}/health/ready", *(f"{http}/models/{name}/ready" for name in TRITON_MODELS)]
+        return self._until_ready(self._children[0], urls)
 
     def _until_ready(self, child: Child, urls: list[str]) -> bool:
         """True when every URL answers 200, false when a signal came first."""
         deadline = time.monotonic() + self._settings.start_timeout_s
         waiting = list(urls)
         while waiting:
-            self._check_alive()
+            self._check_alive(self._children)
             waiting = [url for url in waiting if not _answers(url)]
             if waiting and time.monotonic() > deadline:
                 raise ServeError(
@@ -217,21 +251,24 @@ class _Stack:
                 return False
         return True
 
-    def _check_alive(self) -> None:
-        for child in self._children:
-            status = child.exit_status()
-            if status is not None:
-                errors = triton.explain_failure(child.tail())
-                log = f"its log is {child.log_file}, and says" if child.log_file else "its log says"
-                if child is self._children[0] and child.exit_code == DeviceFailure.exit_code:
-                    # What else it says are consequences.
-                    cause = next((text for text in errors if "the device has failed" in text), "nothing of it")
-                    raise DeviceFailure(
-                        f"the device has failed, and {child.name} {status}. Start it again; where it is supervised, as "
-                        f"in containers, that happens by itself; {log}:\n  {cause}"
-                    )
-                lines = "\n".join(f"  {text}" for text in errors)
-                raise ServeError(f"{child.name} {status}; {log}:\n{lines}")
+    def _check_alive(self, children: Sequence[Child]) -> None:
+        for child in children:
+            if child.exit_status() is not None:
+                raise self._death_of(
+                    child, ". Start it again; where it is supervised, as in containers, that happens by itself"
+                )
+
+    def _death_of(self, child: Child, remedy: str = "") -> ServeError:
+        """remedy: against a device that has failed."""
+        status = child.exit_status()
+        errors = triton.explain_failure(child.tail())
+        log = f"its log is {child.log_file}, and says" if child.log_file else "its log says"
+        if child is self._children[0] and child.exit_code == DeviceFailure.exit_code:
+            # What else it says are consequences.
+            cause = next((text for text in errors if "the device has failed" in text), "nothing of it")
+            return DeviceFailure(f"the device has failed, and {child.name} {status}{remedy}; {log}:\n  {cause}")
+        lines = "\n".join(f"  {text}" for text in errors)
+        return ServeError(f"{child.name} {status}; {log}:\n{lines}")
 
     def _stop(self) -> None:
         """The gateway first, so that Triton has no caller of ours left; then what others call; then Triton."""

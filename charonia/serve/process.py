@@ -19,6 +19,7 @@ from pathlib import Path
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 _KEPT_LINES = 400
+_DEATH_S = 5  # that a killed process may take to be gone
 LOG_BYTES = 20 << 20  # of a log file; then it becomes NAME.1, and NAME.1 becomes NAME.2
 OLD_LOGS = 4
 
@@ -175,4 +176,5 @@ class Child:
         """Ends it and whatever is left of what it started, at once."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it in the kernel for ever
+            self._process.wait(_DEATH_S)

@@ -7,10 +7,12 @@ prompt has the same ids on both ways. So it imports nothing of charonia.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,11 @@ _MAX_SHOWN = 80  # characters of a wrong value in an error
 # Stands for an answer whose tokens the engine has: what a chat template writes after it is what follows the answer. No
 # template changes it, since it has neither spaces nor markup, and nobody writes it.
 _ANSWER = "charoniaXanswerXendsXhere"
+
+
+# True in a process that has no other use of transformers: it does not import PyTorch where that is installed. No
+# tokenizer needs it, and it takes two seconds and 250 MB of memory.
+tokenizers_alone = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """
     # Its advice on missing frameworks is not for people who serve: neither PyTorch nor another one is needed.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
+    with _without_torch() if tokenizers_alone else contextlib.nullcontext():
+        from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
 
     has_fast = (folder / "tokenizer.json").is_file()
     if not has_fast and not any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json")):
@@ -111,6 +119,22 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
             "convert it with transformers' save_pretrained, or pip install sentencepiece protobuf"
         )
     return tokenizer
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """No import finds PyTorch here, and transformers remembers that there is none."""
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]  # Python's way to say that it cannot be imported
+    try:
+        from transformers.utils.import_utils import is_torch_available
+
+        is_torch_available()  # keeps its answer
+        yield
+    finally:
+        del sys.modules["torch"]
 
 
 def has_own_code(folder: Path) -> bool:

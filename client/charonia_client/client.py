@@ -24,6 +24,7 @@ import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
+from charonia_client.aside import aside
 from charonia_client.errors import (
     BadRequest,
     CharoniaError,
@@ -145,10 +146,12 @@ class Client:
                 f"Triton at {self.target} did not answer in time ({max(0, round(timeout_s, 2)):g} s)"
             )
             deadline = asyncio.get_running_loop().call_later(timeout_s, stream.fail, late)
+        with_logprobs = request.logprobs is not None or request.prompt_logprobs is not None
         running = request.n or 1  # answers that have not ended
         try:
             while (answer := await stream.next()) is not None:
-                response = decode(answer)
+                # Of log probabilities, an answer that is sent whole may have hundreds of thousands.
+                response = await aside(answer.ByteSize() // 8 if with_logprobs else 0, decode, answer)
                 running -= response.finish_reason is not None
                 if response.logprobs or response.prompt_ids:
                     await self._tokens.name_tokens(response)

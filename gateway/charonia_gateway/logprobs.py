@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from charonia_client import GenerateResponse
 
 # JSON has no infinity; OpenAI writes this for a token that cannot be.
 MIN_LOGPROB = -9999.0
+
+# Log probabilities, the likeliest tokens' included, in one answer that is sent whole: some 20 MB of JSON.
+MAX_ENTRIES = 1 << 18
+
+
+def count_entries(response: GenerateResponse) -> int:
+    """Log probabilities of a response, its prompt's and the likeliest tokens' included."""
+    return sum(
+        len(logprobs) * (1 + (len(tops[0]) if tops else 0))
+        for logprobs, tops in (
+            (response.logprobs, response.top_logprobs),
+            (response.prompt_logprobs, response.prompt_top_logprobs),
+        )
+    )
 
 
 def _finite(logprob: float) -> float:
@@ -39,13 +53,11 @@ def _text(token: bytes) -> str:
     return token.decode() if text is None else f"bytes:{text}"
 
 
-def chat_logprobs(response: GenerateResponse) -> list[dict[str, Any]]:
+def chat_logprobs(response: GenerateResponse) -> Iterator[dict[str, Any]]:
     """One entry per token of the response that adds to the text."""
-    return [
-        {**_entry(token, logprob), "top_logprobs": [_entry(top.token, top.logprob) for top in tops]}
-        for token, logprob, tops in zip(response.tokens, response.logprobs, response.top_logprobs, strict=True)
-        if token
-    ]
+    for token, logprob, tops in zip(response.tokens, response.logprobs, response.top_logprobs, strict=True):
+        if token:
+            yield {**_entry(token, logprob), "top_logprobs": [_entry(top.token, top.logprob) for top in tops]}
 
 
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")

@@ -153,6 +153,7 @@ def test_options_and_linked_folders_reach_docker(workspace: Path, tmp_path: Path
     assert ("--gpus", "device=0,1") in pairs
     assert ("--env", "CHARONIA_TENSOR_PARA_SIZE=2") in pairs
     assert ("--shm-size", "3g") in pairs
+    assert ("--env", "CHARONIA_MAX_RESTARTS=5") in pairs
     assert ("--volume", "/models/a b:/models/a b:ro") in pairs
     assert ("--volume", f"{workspace}:/workspace:ro") in pairs
     for port in (33336, 33337, 33338):

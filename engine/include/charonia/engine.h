@@ -97,7 +97,7 @@ class Engine {
   // when nothing was known by that name. A request that is cancelled by id before it is submitted is not remembered.
   // Of a session, the turn is dropped: its history is what it was before.
   bool cancel(Handle handle);
-  bool cancel(std::string_view id);  // every request with this id
+  bool cancel(std::string_view id);  // every request with this id; "" names none
   // The same, but the turn stays in the session's history with what was generated of it.
   bool stop(Handle handle);
   bool stop(std::string_view id);

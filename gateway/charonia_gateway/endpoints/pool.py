@@ -29,6 +29,7 @@ from charonia_client import (
 from charonia_gateway.endpoints.chooser import Choice, Chooser, Reason
 from charonia_gateway.endpoints.endpoint import Endpoint, InFlight
 from charonia_gateway.endpoints.health import State
+from charonia_gateway.logprobs import MAX_ENTRIES, count_entries
 
 log = logging.getLogger("charonia_gateway")
 
@@ -128,8 +129,11 @@ class Pool:
                 first = [await anext(parts)]
                 entry.note(first[0])
                 self._chooser.answered(request, endpoint)
+                entries = _check_entries(0, first[0])
                 if not request.stream:
-                    first += [part async for part in parts]
+                    async for part in parts:
+                        entries = _check_entries(entries, part)
+                        first.append(part)
                 return Answer(entry, first, parts)
             except Overloaded as error:
                 entry.close()
@@ -298,6 +302,17 @@ class Pool:
         with contextlib.suppress(CharoniaError):
             await endpoint.client.close()
         log.info("endpoint %s has ended what it had and is gone", endpoint.target)
+
+
+def _check_entries(before: int, part: GenerateResponse) -> int:
+    """How many log probabilities there are with this part. BadRequest for more than an answer may have in one piece."""
+    entries = before + count_entries(part)
+    if entries > MAX_ENTRIES:
+        raise BadRequest(
+            f"logprobs: the answer has more than {MAX_ENTRIES} log probabilities, of which top_logprobs has its share; "
+            "ask for fewer, send max_tokens, or send stream = true and no echo"
+        )
+    return entries
 
 
 def _with_less_time(request: GenerateRequest, gone_s: float) -> GenerateRequest:
