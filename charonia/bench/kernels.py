@@ -3,8 +3,8 @@
 The binary runs once per suite, in a process of its own, so that what one suite does to the device is not another's.
 Then PyTorch is measured, where it is there and sees a GPU. The file of records is written after every suite. Its
 settings are what Results holds beside the rows; a record's details are a row as benchmarks/cuda_kernels.cpp says it.
-PyTorch's rows have its names as kernels ("torch.mm", "SDPA FlashAttention", "SDPA cuDNN") and the shapes of ours. `device` and
-`limits` are those of the first suite that ran; every suite has the limits of its own run.
+PyTorch's rows have its names as kernels ("torch.mm", "SDPA FlashAttention", "SDPA cuDNN") and the shapes of ours.
+`device` and `limits` are those of the first suite that ran; every suite has the limits of its own run.
 """
 
 from __future__ import annotations
