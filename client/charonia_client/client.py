@@ -24,10 +24,12 @@ import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
+from charonia_client.aside import aside
 from charonia_client.errors import (
     BadRequest,
     CharoniaError,
     DeadlineExceeded,
+    NotReady,
     ServerError,
     Unavailable,
     Unresponsive,
@@ -144,10 +146,12 @@ class Client:
                 f"Triton at {self.target} did not answer in time ({max(0, round(timeout_s, 2)):g} s)"
             )
             deadline = asyncio.get_running_loop().call_later(timeout_s, stream.fail, late)
+        with_logprobs = request.logprobs is not None or request.prompt_logprobs is not None
         running = request.n or 1  # answers that have not ended
         try:
             while (answer := await stream.next()) is not None:
-                response = decode(answer)
+                # Of log probabilities, an answer that is sent whole may have hundreds of thousands.
+                response = await aside(answer.ByteSize() // 8 if with_logprobs else 0, decode, answer)
                 running -= response.finish_reason is not None
                 if response.logprobs or response.prompt_ids:
                     await self._tokens.name_tokens(response)
@@ -286,13 +290,14 @@ class Client:
 
     async def check(self, timeout_s: float = _UNARY_TIMEOUT_S) -> None:
         """Returns when the server answers and both of its models can take requests. Raises Unresponsive when one of the
-        questions has no answer within `timeout_s`, and Unavailable or ServerError with what else is wrong."""
+        questions has no answer within `timeout_s`, NotReady when it answers that a model takes none, and Unavailable or
+        ServerError with what else is wrong."""
         try:
             if not (await self._stub.ServerLive(pb.ServerLiveRequest(), timeout=timeout_s)).live:
                 raise Unavailable(f"Triton at {self.target} is not live")
             for model in (self.model, self.engine):
                 if not (await self._stub.ModelReady(pb.ModelReadyRequest(name=model), timeout=timeout_s)).ready:
-                    raise Unavailable(f"model {model!r} of Triton at {self.target} is not ready")
+                    raise NotReady(f"model {model!r} of Triton at {self.target} is not ready")
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
 

@@ -32,6 +32,10 @@ class Unavailable(CharoniaError):
     """The server cannot be reached, is shutting down, or broke off in mid-answer."""
 
 
+class NotReady(Unavailable):
+    """The server answers, and takes no new request: it drains, or a model of it failed. What it has begun goes on."""
+
+
 class Unresponsive(Unavailable):
     """No answer came in time: the server hangs, its machine is gone, or it is only very busy."""
 

@@ -309,7 +309,7 @@ TEST_P(OverlapTest, BlocksThatAFailedStepShouldHaveFilledAreFoundByNobody) {
   const auto one = request(prompt, 20);
   const auto expected = outcomes(*engine(false), {one}).front();
   // The prompt's blocks are indexed when its step is launched, and the next step finds them for the second request.
-  const auto failing = engine(true, {{"token_budget", "21"}});
+  const auto failing = engine(true, {{"token_budget", "21"}, {"step_time_ms", "0"}});
   // While the engine waits for a step, both come; then one plan after the other has them.
   Collector before, first, second, third;
   faults_->hold = true;

@@ -21,6 +21,9 @@ IGNORED_HEADER = "charonia-ignored-fields"
 _MAX_NAMED_ERRORS = 3
 _SHOWN_CHARACTERS = 60
 _MAX_REMEMBERED = 1000
+# Lists, objects and what follows a comma in one body: more than all lists here may have. Each is an object in memory. A
+# body has room for millions of them, and the event loop stands still while they are made.
+MAX_VALUES = 1 << 19
 _warned: set[str] = set()
 
 
@@ -44,21 +47,45 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 def parse(model: type[Body], body: bytes) -> Body:
     """The checked body. ApiError 400 otherwise."""
+    if _has_too_many_values(body):
+        raise ApiError(
+            400,
+            f"the body has too many values: send at most {MAX_VALUES} lists, objects and entries of them",
+            code="invalid_value",
+        )
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
         raise _bad_request(error.errors(include_url=False, include_context=True)) from None
 
 
+def _has_too_many_values(body: bytes) -> bool:
+    """Without parsing it. Of what is no JSON the answer does not matter."""
+
+    def count(text: bytes) -> int:
+        return sum(text.count(mark) for mark in (b"[", b"{", b","))
+
+    if count(body) <= MAX_VALUES:
+        return False
+    # They may be in texts, which lie between quotes that no backslash comes before.
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    return bare.count(b'"') > 4 * MAX_VALUES or count(b"".join(bare.split(b'"')[::2])) > MAX_VALUES
+
+
 def ignored_fields(body: BaseModel) -> list[str]:
-    """Names of the fields that the gateway does not know, fit for a header; each is logged once."""
+    """Names of the fields that the gateway does not know, fit for a header; each is logged once. Drops the fields:
+    their values, which nobody reads, would last as long as the answer."""
     names = []
-    for name in islice(body.model_extra or (), _MAX_REMEMBERED):
-        if re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII):
-            names.append(name)
+    extra = body.model_extra or {}
+    for name in islice(extra, _MAX_REMEMBERED):
+        # Anything else is perhaps no name but text of somebody's, which no log gets.
+        if not re.fullmatch(r"[A-Za-z_][\w.-]{0,63}", name, re.ASCII):
+            continue
+        names.append(name)
         if name not in _warned and len(_warned) < _MAX_REMEMBERED:
             _warned.add(name)
-            log.warning("requests have the field %r, which is unknown here and ignored", name[:64])
+            log.warning("requests have the field %r, which is unknown here and ignored", name)
+    extra.clear()
     return names[:20]
 
 

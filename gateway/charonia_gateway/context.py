@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
+from charonia_client import GenerateRequest
 from fastapi import Depends, Request
 
 from charonia_gateway import __version__
@@ -14,6 +16,7 @@ from charonia_gateway.body import IGNORED_HEADER, ignored_fields, parse, read_bo
 from charonia_gateway.drain import Drain
 from charonia_gateway.engine import Engine
 from charonia_gateway.errors import ApiError
+from charonia_gateway.logprobs import MAX_ENTRIES
 from charonia_gateway.metrics import Metrics
 from charonia_gateway.record import REQUEST_ID_HEADER, record_of
 from charonia_gateway.schemas.interactive import InteractiveRequest
@@ -22,6 +25,7 @@ from charonia_gateway.settings import Settings
 from charonia_gateway.usage import Usage
 
 Body = TypeVar("Body", bound=Sampling | InteractiveRequest)
+_MAX_MODEL_CHARACTERS = 100  # of a client's name for a model, in logs, spans and errors
 
 
 @dataclass
@@ -43,9 +47,10 @@ class Gateway:
     def check_model(self, name: str) -> None:
         """ApiError 404 for a model that is not served."""
         if name != self.settings.model_name:
+            shown = name[:_MAX_MODEL_CHARACTERS]
             raise ApiError(
                 404,
-                f"the model {name[:100]!r} does not exist; this server has {self.settings.model_name!r}",
+                f"the model {shown!r} does not exist; this server has {self.settings.model_name!r}",
                 param="model",
                 code="model_not_found",
             )
@@ -55,7 +60,7 @@ class Gateway:
         body = parse(model, await read_body(request, self.settings.max_body_bytes))
         record = record_of(request.scope)
         record.operation = body.operation
-        record.model = body.model
+        record.model = None if body.model is None else body.model[:_MAX_MODEL_CHARACTERS]
         if self.settings.log_prompts:
             record.prompt = body.model_dump(include={"messages", "prompt"}, exclude_none=True)
         if body.model is not None:
@@ -70,6 +75,23 @@ class Gateway:
                 f"prompts times n (or best_of) are {choices} answers: ask for at most {self.settings.max_choices} at "
                 "once",
                 param="n",
+                code="invalid_value",
+            )
+
+    def check_logprobs(self, requests: Sequence[GenerateRequest]) -> None:
+        """ApiError 400 where answers that are sent whole could have too many log probabilities. Without max_tokens the
+        bound is applied to the answer itself (Pool.begin)."""
+        entries = sum(
+            (request.n or 1) * request.max_tokens * (request.logprobs + 1)
+            for request in requests
+            if request.logprobs is not None and request.max_tokens is not None
+        )
+        if entries > MAX_ENTRIES:
+            raise ApiError(
+                400,
+                f"answers times max_tokens times (top_logprobs + 1) are {entries} log probabilities: ask for at most "
+                f"{MAX_ENTRIES} in an answer that is sent whole, or send stream = true",
+                param="logprobs",
                 code="invalid_value",
             )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,7 +16,9 @@ from charonia_gateway.schemas.responses import ErrorBody
 _REF = "#/components/schemas/{model}"
 _ERRORS = {
     400: "the request is wrong: the text names the field and what would be right",
+    403: "a web page of another origin asks, which CHARONIA_GATEWAY_ALLOWED_ORIGINS does not name",
     404: "no such model",
+    408: "the body did not arrive in time",
     413: "the body is too large",
     415: "the body is not JSON",
     429: "too much to do; Retry-After says when to come again",
@@ -28,8 +32,10 @@ def describe(
     answer: type[BaseModel],
     examples: dict[str, dict[str, Any]],
     stream: str = "with stream = true server-sent events, the last of them `data: [DONE]`",
+    errors: Mapping[int, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Arguments of a route's decorator. The model's name is put into the examples when they are served."""
+    """Arguments of a route's decorator. `errors` are those that the other routes have not. The model's name is put into
+    the examples when they are served."""
     content = {
         "application/json": {
             "schema": {"$ref": _REF.format(model=request.__name__)},
@@ -39,11 +45,11 @@ def describe(
     ok: dict[str, Any] = {
         "model": answer,
         "description": f"the answer; {stream}",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {}},
     }
-    errors = {status: {"model": ErrorBody, "description": text} for status, text in _ERRORS.items()}
+    described = {status: {"model": ErrorBody, "description": text} for status, text in {**_ERRORS, **errors}.items()}
     return {
-        "responses": {200: ok, **errors},
+        "responses": {200: ok, **described},
         "openapi_extra": {"requestBody": {"required": True, "content": content}},
     }
 

@@ -15,6 +15,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from charonia_gateway.endpoints import SessionLost
 from charonia_gateway.record import record_of
 
 
@@ -89,6 +90,8 @@ def from_engine(error: CharoniaError) -> ApiError:
             return ApiError(504, text, type="timeout_error", code="deadline_exceeded")
         case Unavailable():
             return unavailable(text)
+        case SessionLost():
+            return ApiError(410, text, param="session_id", code="session_lost")
     return ApiError(500, text, type="server_error", code="engine_error")
 
 

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from charonia_client import GenerateResponse
 
 # JSON has no infinity; OpenAI writes this for a token that cannot be.
 MIN_LOGPROB = -9999.0
+
+# Log probabilities, the likeliest tokens' included, in one answer that is sent whole: some 20 MB of JSON.
+MAX_ENTRIES = 1 << 18
+
+
+def count_entries(response: GenerateResponse) -> int:
+    """Log probabilities of a response, its prompt's and the likeliest tokens' included."""
+    return sum(
+        len(logprobs) * (1 + (len(tops[0]) if tops else 0))
+        for logprobs, tops in (
+            (response.logprobs, response.top_logprobs),
+            (response.prompt_logprobs, response.prompt_top_logprobs),
+        )
+    )
 
 
 def _finite(logprob: float) -> float:
@@ -38,20 +53,36 @@ def _text(token: bytes) -> str:
     return token.decode() if text is None else f"bytes:{text}"
 
 
-def chat_logprobs(response: GenerateResponse) -> list[dict[str, Any]]:
+def chat_logprobs(response: GenerateResponse) -> Iterator[dict[str, Any]]:
     """One entry per token of the response that adds to the text."""
-    return [
-        {**_entry(token, logprob), "top_logprobs": [_entry(top.token, top.logprob) for top in tops]}
-        for token, logprob, tops in zip(response.tokens, response.logprobs, response.top_logprobs, strict=True)
-        if token
-    ]
+    for token, logprob, tops in zip(response.tokens, response.logprobs, response.top_logprobs, strict=True):
+        if token:
+            yield {**_entry(token, logprob), "top_logprobs": [_entry(top.token, top.logprob) for top in tops]}
+
+
+_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class _Characters:
+    """Counts the characters of a text that comes in bytes; those that are none make U+FFFD, as in the text."""
+
+    def __init__(self, count: int = 0) -> None:
+        self._count = count
+        self._decoder = _utf8_decoder("replace")
+
+    def begin_of(self, token: bytes) -> int:
+        """Takes the token, which is not empty. The index of the character in which it begins."""
+        self._count += len(self._decoder.decode(token[:1]))
+        begin = self._count if self._decoder.getstate()[0] else self._count - 1
+        self._count += len(self._decoder.decode(token[1:]))
+        return begin
 
 
 class CompletionLogprobs:
     """The older form. Offsets count the characters of the choice's text, so there is one of these per choice."""
 
     def __init__(self) -> None:
-        self._characters = 0
+        self._characters = _Characters()
 
     def of(self, response: GenerateResponse) -> dict[str, list[Any]]:
         """tokens, token_logprobs, top_logprobs and text_offset of the tokens that add to the text."""
@@ -66,9 +97,7 @@ class CompletionLogprobs:
             tokens.append(_text(token))
             logprobs.append(_finite(logprob))
             tops.append({_text(entry.token): _finite(entry.logprob) for entry in reversed(top)})
-            # A token that begins inside a character is at that character.
-            offsets.append(self._characters - _is_continuation(token[0]))
-            self._characters += sum(not _is_continuation(byte) for byte in token)
+            offsets.append(self._characters.begin_of(token))
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
     def of_prompt(self, response: GenerateResponse, prompt: str) -> dict[str, list[Any]]:
@@ -101,16 +130,10 @@ class CompletionLogprobs:
             tokens.append(_text(token))
             logprobs.append(None if logprob is None else _finite(logprob))
             tops.append(None if top is None else {_text(one.token): _finite(one.logprob) for one in reversed(top)})
-            offsets.append(self._characters - _is_continuation(token[0]))
-            self._characters += sum(not _is_continuation(byte) for byte in token)
+            offsets.append(self._characters.begin_of(token))
             at += len(token)
-        self._characters = len(prompt)
+        self._characters = _Characters(len(prompt))
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
-
-
-def _is_continuation(byte: int) -> bool:
-    """Whether a UTF-8 byte is not a character's first."""
-    return byte & 0xC0 == 0x80
 
 
 def joined(parts: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:

@@ -14,7 +14,9 @@ import engine_metrics
 import httpx
 import pytest
 import tritonclient.grpc.aio as triton
+from charonia_gateway.endpoints.affinity import rendezvous
 from gateway_process import GatewayProcess, gateway
+from prometheus_client.parser import text_string_to_metric_families
 from stack import HANG_S, Stack, running
 from tritonclient.utils import InferenceServerException
 
@@ -119,21 +121,62 @@ async def test_the_whole_stack_ends_when_its_streams_have(slow_model: Path, tmp_
         assert stack.processes() == []
 
 
-async def test_a_server_ends_when_the_streams_of_gateways_elsewhere_have(slow_model: Path, tmp_path: Path) -> None:
-    """It is not ready any more at once, and refuses what is new so that it can go to another server."""
+async def retries(http: httpx.AsyncClient) -> float:
+    (sample,) = [
+        sample
+        for family in text_string_to_metric_families((await http.get("/metrics")).text)
+        for sample in family.samples
+        if sample.name == "charonia_gateway_retries_total"
+    ]
+    return sample.value
+
+
+async def test_a_server_ends_when_what_gateways_elsewhere_have_there_has(
+    slow: Stack, slow_model: Path, tmp_path: Path
+) -> None:
+    """It is not ready any more at once, and refuses what is new so that it can go to another server. What it has begun
+    it ends, streams and whole answers, and no turn goes on at another server as if it had its history there."""
     env = {"CHARONIA_STREAM_INTERVAL_MS": "0", "CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S)}
     with (
         running(Stack(slow_model, tmp_path / "run", env)) as stack,
         gateway(stack.grpc, tmp_path / "gateway.log") as elsewhere,
+        gateway(
+            "127.0.0.1:1",
+            tmp_path / "two.log",
+            CHARONIA_TRITON_ENDPOINTS=f"{stack.grpc},{slow.grpc}",
+            CHARONIA_ENDPOINT_CHECK_INTERVAL_S="0.1",
+            CHARONIA_ENDPOINT_CHECK_TIMEOUT_S=str(HANG_S),
+        ) as two,
     ):
-        async with httpx.AsyncClient(base_url=elsewhere.url, timeout=HANG_S) as http:
+        sessions = (id for at in range(1000) if rendezvous(id := f"s{at}", [stack.grpc, slow.grpc]) == stack.grpc)
+        async with (
+            httpx.AsyncClient(base_url=elsewhere.url, timeout=HANG_S) as http,
+            httpx.AsyncClient(base_url=two.url, timeout=HANG_S) as of_two,
+        ):
+
+            async def turn(session_id: str, **fields: Any) -> httpx.Response:
+                asked = {"prompt": "Hello", "session_id": session_id, "interactive_mode": True, **fields}
+                return await of_two.post("/v1/chat/interactive", json={"request_output_len": 2, **asked})
+
+            kept, long = next(sessions), next(sessions)
+            for begun in (False, True):
+                assert ((await turn(kept)).json()["history_tokens"] > 0) is begun
             streams = await begin_streams(http, body("model", TOKENS, logprobs=True))
+            whole = asyncio.create_task(turn(long, request_output_len=TOKENS))
+            await engine_metrics.until(stack.metrics, lambda now: now.running == STREAMS + 1, "all of it runs there")
             stack.signal(signal.SIGTERM)
             await until_draining(http)
             refused = await http.post("/v1/chat/completions", json={**body("model", 1), "stream": False})
             assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1, refused.text
+            lost = await turn(kept)
+            assert (lost.status_code, lost.json()["error"]["code"]) == (410, "session_lost"), lost.text
+            assert (await turn(kept)).json()["history_tokens"] == 0, "the turn after that begins anew"
+            retried = await retries(of_two)
             for reason, last in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
                 assert (reason, last) == ("length", "data: [DONE]")
+            ended = (await asyncio.wait_for(whole, HANG_S)).json()
+            assert (ended["finish_reason"], ended["tokens"]) == ("length", TOKENS)
+            assert await retries(of_two) == retried, "the whole answer was not begun again elsewhere"
         assert await asyncio.to_thread(stack.wait) == 0
         assert stack.processes() == []
 

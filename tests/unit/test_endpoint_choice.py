@@ -45,7 +45,7 @@ def name_of(choice: Any) -> str:
     return str(choice.endpoint.target)
 
 
-@given(st.lists(st.sampled_from(["well", "unresponsive", "away", "suspect"])))
+@given(st.lists(st.sampled_from(["well", "unresponsive", "away", "not_ready", "suspect"])))
 def test_health_turns_only_on_what_its_rules_name(events: list[str]) -> None:
     health, history = Health(), []
     for event in events:
@@ -54,12 +54,16 @@ def test_health_turns_only_on_what_its_rules_name(events: list[str]) -> None:
         method() if event == "well" else method("why")
         checks = [past for past in [*history, event] if past != "suspect"]
         history.append(event)
-        if before is State.DOWN and health.state is not State.DOWN:
+        unusable = State.DOWN, State.NOT_READY
+        if before in unusable and health.state not in unusable:
             needed = 1 if checks == ["well"] else ANSWERS_UNTIL_UP
             assert checks[-needed:] == ["well"] * needed
             assert health.state is State.UP
         if before is not State.DOWN and health.state is State.DOWN:
             assert event == "away" or checks[-TIMEOUTS_UNTIL_DOWN:] == ["unresponsive"] * TIMEOUTS_UNTIL_DOWN
+        assert (event == "not_ready") <= (health.state is State.NOT_READY)
+        assert (event == "not_ready" or before is State.NOT_READY) >= (health.state is State.NOT_READY)
+        assert health.usable is (health.state not in unusable)
         if event in ("unresponsive", "suspect"):
             assert health.state is not State.UP
         assert bool(health.reason) is (health.state is not State.UP)

@@ -17,7 +17,8 @@ from charonia_client import (
     ServerError,
     Unavailable,
 )
-from charonia_gateway.endpoints import EndpointMetrics, Pool
+from charonia_gateway.endpoints import EndpointMetrics, Pool, SessionLost
+from charonia_gateway.endpoints.affinity import rendezvous
 from charonia_gateway.endpoints.health import State
 from charonia_gateway.engine import Engine
 from triton_double import Behaviour, Double, error, input_number, part, process_that_dies_of_requests
@@ -84,6 +85,12 @@ class Gateway:
 
     def other(self, *servers: Double) -> Double:
         return next(server for server in self.servers if server not in servers)
+
+    def sessions_of(self, server: Double, count: int) -> list[str]:
+        """Session ids that begin on that server."""
+        targets = [one.target for one in self.servers]
+        found = (id for at in range(10_000) if rendezvous(id := f"begins-{at}", targets) == server.target)
+        return [next(found) for _ in range(count)]
 
     def server_of(self, target: str) -> Double:
         return next(server for server in self.servers if server.target == target)
@@ -208,7 +215,7 @@ async def test_a_killed_server_takes_no_request_with_it_that_had_not_begun() -> 
         assert await gateway.pool.why_not_ready() is None
 
 
-@pytest.mark.parametrize("how", ["hangs", "is not ready"])
+@pytest.mark.parametrize("how", ["hangs", "ends"])
 async def test_what_waits_at_a_server_that_is_found_down_moves_and_what_has_begun_stays(how: str) -> None:
     release = asyncio.Event()
     async with several() as gateway:
@@ -229,7 +236,7 @@ async def test_what_waits_at_a_server_that_is_found_down_moves_and_what_has_begu
             if how == "hangs":
                 down.fall_asleep()
             else:
-                down.ready = False
+                down.exiting = True
             answers = await asyncio.wait_for(asyncio.gather(*waiting), HANG_S)
             assert down.target not in answers
             assert gateway.state(down) is State.DOWN
@@ -238,10 +245,69 @@ async def test_what_waits_at_a_server_that_is_found_down_moves_and_what_has_begu
             down.wake_up()
             for stream in begun:
                 assert "".join([piece.text async for piece in stream]) == "end"
-        down.ready = True
+        down.exiting = False
         await gateway.until_all_are(State.UP)
         # What went elsewhere was cancelled there.
         await until(lambda: any(action == "cancel" for action, _ in down.actions), "a cancel")
+
+
+async def test_a_server_that_drains_keeps_what_it_has_begun() -> None:
+    async with several() as gateway:
+        draining, *others = gateway.servers
+        release = asyncio.Event()
+        draining.behaviour = hold(release)
+        asked = [ask(stream=bool(at % 2), session_id=f"s{at}") for at in range(40)]
+        waiting = [asyncio.create_task(gateway.text(request)) for request in asked]
+        await until(lambda: sum(task.done() for task in waiting) + len(draining.requests) == 40, "the rest waits there")
+        assert len(draining.requests) > 1
+        draining.ready = False
+        await gateway.until_all_are(State.NOT_READY, draining)
+        # What is new goes elsewhere, what it has waits on there.
+        assert {await gateway.text(ask()) for _ in range(4)} == {server.target for server in others}
+        release.set()
+        answers = await asyncio.wait_for(asyncio.gather(*waiting), HANG_S)
+        assert answers.count("end") == len(draining.requests)
+        assert gateway.retries == 0 and not draining.actions
+
+
+@pytest.mark.parametrize("how", ["drains", "goes", "is removed"])
+async def test_a_turn_whose_history_is_on_a_server_that_is_away_is_refused_once(how: str) -> None:
+    async with several() as gateway:
+        pool, turn = gateway.pool, ask(session_id="s", interactive=True)
+        assigned = gateway.server_of(await gateway.text(turn))
+        # Of the others the one has ended, and the other was never answered there: nothing is lost with them.
+        ended, fresh = gateway.sessions_of(assigned, 2)
+        await gateway.text(ask(session_id=ended, interactive=True))
+        await pool.end_session(ended)
+        answering, assigned.behaviour = assigned.behaviour, refuse("[429] the queue is full; retry after 9 s")
+        with pytest.raises(Overloaded):
+            await gateway.text(ask(session_id=fresh, interactive=True))
+        assigned.behaviour = answering
+        if how == "drains":
+            assigned.ready = False
+            await gateway.until_all_are(State.NOT_READY, assigned)
+        elif how == "goes":
+            await assigned.go()
+            await gateway.until_all_are(State.DOWN, assigned)
+        else:
+            pool.set_targets([server.target for server in gateway.servers if server is not assigned])
+        for session_id in (ended, fresh):
+            assert await gateway.text(ask(session_id=session_id, interactive=True)) != assigned.target
+        asked = sum(len(server.requests) for server in gateway.servers)
+        with pytest.raises(SessionLost, match="history of session 's' is lost"):
+            await gateway.text(turn)
+        assert sum(len(server.requests) for server in gateway.servers) == asked
+        moved = await gateway.text(turn)
+        assert moved != assigned.target and await gateway.text(turn) == moved
+        assert gateway.retries == 0
+
+
+async def test_a_conversation_that_is_sent_whole_goes_on_elsewhere_when_its_server_drains() -> None:
+    async with several() as gateway:
+        assigned = gateway.server_of(await gateway.text(ask(session_id="s")))
+        assigned.ready = False
+        await gateway.until_all_are(State.NOT_READY, assigned)
+        assert await gateway.text(ask(session_id="s")) != assigned.target
 
 
 async def test_when_all_hang_requests_wait_for_the_first_that_comes_back() -> None:
@@ -320,8 +386,10 @@ async def test_a_session_whose_home_is_lost_moves_and_the_old_home_forgets_it() 
         turn = ask(session_id="s", interactive=True)
         assigned = gateway.server_of(await gateway.text(turn))
         assigned.fall_asleep()
-        moved = gateway.server_of(await asyncio.wait_for(gateway.text(turn), HANG_S))
-        assert moved is not assigned and gateway.retries == 1
+        with pytest.raises(SessionLost):
+            await asyncio.wait_for(gateway.text(turn), HANG_S)
+        moved = gateway.server_of(await gateway.text(turn))
+        assert moved is not assigned and gateway.retries == 0
         assigned.wake_up()
         await gateway.until_all_are(State.UP)
         assert ("end_session", "s") in assigned.actions
@@ -340,7 +408,7 @@ async def test_a_sessions_end_is_told_where_it_is() -> None:
         assert assigned.actions[1:] == [("stop", "s"), ("cancel", "s"), ("end_session", "s")]
         assert all(len(server.actions) == 1 for server in gateway.servers if server is not assigned)
         assigned.ready = False
-        await gateway.until_all_are(State.DOWN, assigned)
+        await gateway.until_all_are(State.NOT_READY, assigned)
         await pool.end_session("s")
         assert len(assigned.actions) == 4
         assigned.ready = True
@@ -352,7 +420,7 @@ async def test_the_end_of_a_session_of_unknown_place_is_told_to_all_also_to_one_
     async with several() as gateway:
         away = gateway.servers[0]
         away.ready = False
-        await gateway.until_all_are(State.DOWN, away)
+        await gateway.until_all_are(State.NOT_READY, away)
         await gateway.pool.end_session("unknown")
         assert away.actions == []
         away.ready = True
@@ -396,7 +464,7 @@ async def test_of_sessions_that_went_on_elsewhere_none_is_left_out_when_telling_
         first = gateway.servers[0]
         (endpoint,) = [one for one in gateway.pool.endpoints if one.target == first.target]
         first.ready = False
-        await gateway.until_all_are(State.DOWN, first)
+        await gateway.until_all_are(State.NOT_READY, first)
         sessions = [f"s{number}" for number in range(40)]
         for session_id in sessions:
             endpoint.stale_sessions.remember(session_id, None)
@@ -422,7 +490,7 @@ async def test_checks_go_on_after_an_error_of_the_gateways_own(monkeypatch: pyte
             await asyncio.wait_for(failed.wait(), HANG_S)
         server = gateway.server_of(endpoint.target)
         server.ready = False
-        await gateway.until_all_are(State.DOWN, server)
+        await gateway.until_all_are(State.NOT_READY, server)
         server.ready = True
         await gateway.until_all_are(State.UP)
 
@@ -475,7 +543,7 @@ async def test_metrics_show_each_servers_state_and_load() -> None:
         waiting = asyncio.create_task(gateway.text(ask(max_tokens=100)))
         await until(lambda: bool(gateway.servers[0].requests), "asked")
         gateway.servers[1].ready = False
-        await gateway.until_all_are(State.DOWN, gateway.servers[1])
+        await gateway.until_all_are(State.NOT_READY, gateway.servers[1])
         values = {
             (sample.name.removeprefix("charonia_gateway_endpoint_"), sample.labels["endpoint"]): sample.value
             for family in EndpointMetrics(gateway.pool).collect()
@@ -492,7 +560,7 @@ async def test_one_server_is_asked_whatever_its_checks_say() -> None:
     async with several(1) as gateway:
         (only,) = gateway.servers
         only.ready = False
-        await gateway.until_all_are(State.DOWN)
+        await gateway.until_all_are(State.NOT_READY)
         assert "is not ready" in str(await gateway.pool.why_not_ready())
         assert await gateway.text(ask(session_id="s")) == only.target
         await gateway.pool.end_session("s")

@@ -9,6 +9,7 @@ import time
 import pytest
 from charonia_client import BadRequest, DeadlineExceeded, GenerateResponse, Overloaded, ServerError, Unavailable
 from charonia_client.types import TopToken
+from charonia_gateway import body
 from charonia_gateway.body import ignored_fields, parse
 from charonia_gateway.drain import Drain
 from charonia_gateway.errors import ApiError, from_engine
@@ -135,6 +136,11 @@ def test_an_interactive_request_takes_stop_words_and_none() -> None:
         ({"stop": True, "cancel": True, "session_id": 1}, "cancel and stop are both true"),
         ({"request_output_len": 0}, "request_output_len = 0"),
         ({"session_id": 1.5}, "session_id"),
+        ({"session_id": -1.0}, "session_id"),
+        ({"prompt": False, "session_id": 3}, "prompt = false: it should be"),
+        ({"prompt": 0, "session_id": 3}, "prompt = 0: it should be"),
+        ({"prompt": {}, "session_id": 3}, "prompt = {}: it should be"),
+        ({"prompt": [], "session_id": 3}, "at least 1 item"),
         ({"session_id": "x" * 257}, "at most 256 bytes"),
         ({"stop": 5}, "a string or a list"),
         ({"temperature": 3}, "less than or equal to 2"),
@@ -177,6 +183,36 @@ def test_a_tool_call_in_the_history_reaches_the_template() -> None:
 
 def test_unknown_fields_are_named_when_they_fit_a_header() -> None:
     assert ignored_fields(chat(frobnicate=1, **{"x\r\ny": 2})) == ["frobnicate"]
+
+
+def test_of_unknown_fields_nothing_large_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    warned: set[str] = set()
+    monkeypatch.setattr(body, "_warned", warned)
+    request = chat(**{"a" * 1_000_000: 1, "a" * 1_000_001: [1, 2]}, metadata={"b": "c"})
+    assert ignored_fields(request) == []
+    assert warned == {"a" * 64}
+    assert not request.model_extra and request.metadata is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "fits"),
+    [
+        ({"z": [[]] * (body.MAX_VALUES // 3)}, True),
+        ({"z": [[]] * body.MAX_VALUES}, False),
+        ({"z": [{}] * body.MAX_VALUES}, False),
+        ({"z": [""] * (2 * body.MAX_VALUES)}, False),
+        ({"messages": "[," * body.MAX_VALUES}, True),
+        ({"messages": '\\",{' * body.MAX_VALUES, "z": "\\"}, True),
+        ({"messages": "\\", "z": [[]] * body.MAX_VALUES}, False),
+    ],
+)
+def test_a_body_has_no_more_values_than_its_lists_may_have(fields: dict[str, object], fits: bool) -> None:
+    if fits:
+        chat(**fields)
+    else:
+        with pytest.raises(ApiError, match="too many values: send at most 524288") as caught:
+            chat(**fields)
+        assert caught.value.status == 400
 
 
 @pytest.mark.parametrize(
@@ -257,7 +293,7 @@ def test_what_is_no_json_object_is_a_bad_request(body: bytes) -> None:
     assert caught.value.status == 400
 
 
-MANY = 300_000
+MANY = 150_000
 
 
 @pytest.mark.parametrize(
@@ -269,13 +305,13 @@ MANY = 300_000
         (ChatRequest, {"messages": USER, "tools": [{}] * MANY}, "at most 1000 items"),
         (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [1] * MANY}]}, "messages[0].tool_calls[0] = 1"),
         (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * MANY}]}, "at most 1000 items"),
-        (ChatRequest, {"messages": [{"role": "user", "content": [1] * MANY}]}, "300000 parts are too many"),
-        (ChatRequest, {"messages": USER, "logit_bias": {str(token): 1 for token in range(MANY)}}, "at most 262144"),
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * MANY}]}, f"{MANY} parts are too many"),
+        (ChatRequest, {"messages": USER, "logit_bias": {str(token): 1 for token in range(2 * MANY)}}, "at most 262144"),
         (ChatRequest, {"messages": USER, "temperature": [[1] * MANY]}, "temperature = [[1, 1, 1,"),
         (
             ChatRequest,
             {"messages": USER, "bad_words": ["a"] * MANY},
-            "300000 bad words are too many: send at most 1000",
+            f"{MANY} bad words are too many: send at most 1000",
         ),
         (InteractiveRequest, {"prompt": [1] * MANY}, "prompt[0] is not a JSON object"),
         (InteractiveRequest, {"prompt": [{"role": "user", "content": ""}] * MANY}, "at most 10000 items"),
@@ -348,7 +384,7 @@ def answer_with_logprobs() -> GenerateResponse:
 
 
 def test_chat_logprobs_join_to_the_text() -> None:
-    entries = chat_logprobs(answer_with_logprobs())
+    entries = list(chat_logprobs(answer_with_logprobs()))
     assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == " aé"
     assert [entry["token"] for entry in entries] == [" a", "\\xc3", "\\xa9"]
     assert entries[2]["logprob"] == -9999.0
@@ -362,6 +398,14 @@ def test_completion_logprobs_offsets_count_characters_over_the_stream() -> None:
     assert first["text_offset"] == [0, 2, 2]
     assert first["top_logprobs"][0] == {" a": -0.5, "<|end|>": -3.0}
     assert logprobs.of(answer_with_logprobs())["text_offset"] == [3, 5, 5]
+
+
+def test_offsets_also_count_what_is_no_character() -> None:
+    """Each stands for one character of the text, a replacement."""
+    response = GenerateResponse("", (1,) * 6, logprobs=(-1.0,) * 6, top_logprobs=[[]] * 6)
+    response.tokens = [b"\xa9", b"a\xc3", b"b", b"\xe4\xb8", b"\xad\xff", b"c"]
+    assert b"".join(response.tokens).decode(errors="replace") == "\ufffda\ufffdb\u4e2d\ufffdc"
+    assert CompletionLogprobs().of(response)["text_offset"] == [0, 1, 3, 4, 4, 6]
 
 
 def prompt_part(tokens: list[bytes], special: list[bool]) -> GenerateResponse:

@@ -45,6 +45,23 @@ def part(text: str, reason: str = "", index: int = 0) -> pb.ModelStreamInferResp
     return pb.ModelStreamInferResponse(infer_response=answer)
 
 
+def with_logprobs(answer: pb.ModelStreamInferResponse, tokens: int, tops: int) -> pb.ModelStreamInferResponse:
+    """The same response with that many tokens, each with its log probability and those of the likeliest."""
+    message = answer.infer_response
+    ids = range(tokens)
+    at = [tensor.name for tensor in message.outputs].index("output_ids")
+    message.raw_output_contents[at] = struct.pack(f"<{tokens}i", *ids)
+    for name, raw in {
+        "output_log_probs": struct.pack(f"<{tokens}f", *(-0.5 for _ in ids)),
+        "top_log_prob_ids": struct.pack(f"<{tokens * tops}i", *range(tokens * tops)),
+        "top_log_probs": struct.pack(f"<{tokens * tops}f", *(-0.5 for _ in range(tokens * tops))),
+        "text_span": struct.pack("<2i", 0, 1 << 30),
+    }.items():
+        message.outputs.add(name=name)
+        message.raw_output_contents.append(raw)
+    return answer
+
+
 def error(text: str) -> pb.ModelStreamInferResponse:
     return pb.ModelStreamInferResponse(error_message=text)
 
@@ -110,6 +127,23 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     async def ModelReady(self, request: Any, context: Any) -> pb.ModelReadyResponse:
         await self._awake.wait()
         return pb.ModelReadyResponse(ready=self.ready)
+
+    async def ModelInfer(self, request: Any, context: Any) -> pb.ModelInferResponse:
+        """The bytes of tokens: each one's number."""
+        (ids,) = [
+            raw
+            for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)
+            if tensor.name == "output_ids"
+        ]
+        names = [str(token).encode() for (token,) in struct.iter_unpack("<i", ids)]
+        answer = pb.ModelInferResponse()
+        for name, raw in {
+            "token_bytes": b"".join(struct.pack("<I", len(text)) + text for text in names),
+            "token_special": bytes(len(names)),
+        }.items():
+            answer.outputs.add(name=name)
+            answer.raw_output_contents.append(raw)
+        return answer
 
     async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[pb.ModelStreamInferResponse]:
         async for request in requests:

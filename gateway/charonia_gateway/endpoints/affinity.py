@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from charonia_client import GenerateRequest
 
@@ -33,8 +33,15 @@ class Recent(OrderedDict[Key, Value]):
             self.popitem(last=False)
 
 
-class SessionAffinity(Recent[str, str]):
-    """The server (its target) of each session, by session id."""
+class Home(NamedTuple):
+    """The server of a session."""
+
+    target: str
+    answered: bool  # the session has had an answer there, and so has a history there
+
+
+class SessionAffinity(Recent[str, Home]):
+    """The server of each session, by session id."""
 
     def __init__(self, limit: int = _MAX_SESSIONS) -> None:
         super().__init__(limit)

@@ -1,13 +1,14 @@
 """Which endpoint a request goes to.
 
 1. A request of a session goes to the session's server, which has its history and its KV blocks. A session that has no
-   server, or whose server is down or removed, gets one by rendezvous hashing, which is remembered.
+   server, or whose server is down, not ready or removed, gets one by rendezvous hashing, which is remembered. The
+   choice says whether the request would go on with a history that is not there.
 2. Another goes to the server that has computed the longest beginning of its prompt, as long as that one's outstanding
    tokens are not far above the least.
 3. Else it goes to the server with the least outstanding tokens, of equals to the one that was not chosen for longest.
 
-Servers that are down or removed are never chosen, and suspect ones only when no other is left or when they have the
-session. A gateway with one server always uses it: the request itself is then the best check.
+Servers that are down, not ready or removed are never chosen, and suspect ones only when no other is left or when they
+have the session. A gateway with one server always uses it: the request itself is then the best check.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Literal
 from charonia_client import GenerateRequest
 
 from charonia_gateway.endpoints import load
-from charonia_gateway.endpoints.affinity import Prefixes, SessionAffinity, prefix_keys, rendezvous
+from charonia_gateway.endpoints.affinity import Home, Prefixes, SessionAffinity, prefix_keys, rendezvous
 from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.health import State
 
@@ -35,6 +36,7 @@ class Choice:
     endpoint: Endpoint
     reason: Reason
     moved_from: str | None = None  # the target of the session's server before
+    loses_history: bool = False  # the request goes on with the session's history, which is on that server
 
 
 class Chooser:
@@ -52,7 +54,7 @@ class Chooser:
             if endpoints[0].target in tried:
                 return None
             if request.session_id is not None:  # there may be more of them later
-                self.sessions.remember(request.session_id, endpoints[0].target)
+                self._assign(request.session_id, endpoints[0])
             return Choice(endpoints[0], "only")
         usable = {endpoint.target: endpoint for endpoint in endpoints if endpoint.usable}
         untried = {target: endpoint for target, endpoint in usable.items() if target not in tried}
@@ -67,6 +69,22 @@ class Chooser:
             choice.endpoint.turn = self._turn
         return choice
 
+    def _assign(self, session_id: str, endpoint: Endpoint) -> None:
+        home = self.sessions.get(session_id)
+        same = home is not None and home.target == endpoint.target
+        self.sessions.remember(session_id, home if home and same else Home(endpoint.target, answered=False))
+
+    def answered(self, request: GenerateRequest, endpoint: Endpoint) -> None:
+        """The request's answer has begun there: its session, if it goes on, has a history there."""
+        session_id = request.session_id
+        if session_id is not None and (home := self.sessions.get(session_id)) and home.target == endpoint.target:
+            self.sessions[session_id] = home._replace(answered=not request.end_session)
+
+    def ended(self, session_id: str) -> None:
+        """The session has no history any more."""
+        if home := self.sessions.get(session_id):
+            self.sessions[session_id] = home._replace(answered=False)
+
     def _by_session(
         self,
         request: GenerateRequest,
@@ -76,11 +94,11 @@ class Chooser:
     ) -> Choice | None:
         session_id = request.session_id
         assert session_id is not None
-        assigned = self.sessions.get(session_id)
-        if assigned in usable:
-            if assigned not in tried:
-                self.sessions.remember(session_id, assigned)
-                return Choice(usable[assigned], "session")
+        home = self.sessions.get(session_id)
+        if home and home.target in usable:
+            if home.target not in tried:
+                self._assign(session_id, usable[home.target])
+                return Choice(usable[home.target], "session")
             # The server is up but has rejected this request. Elsewhere an interactive turn would lack its history.
             if request.interactive or not candidates:
                 return None
@@ -88,8 +106,10 @@ class Chooser:
         if not candidates:
             return None
         chosen = candidates[rendezvous(session_id, candidates)]
-        self.sessions.remember(session_id, chosen.target)
-        return Choice(chosen, "session", moved_from=assigned)
+        self._assign(session_id, chosen)
+        if home is None:
+            return Choice(chosen, "session")
+        return Choice(chosen, "session", home.target, loses_history=home.answered and bool(request.interactive))
 
     def _by_prefix_or_load(self, request: GenerateRequest, candidates: dict[str, Endpoint]) -> Choice | None:
         if not candidates:

@@ -14,6 +14,7 @@ from charonia_client import (
     ConnectionLost,
     GenerateRequest,
     GenerateResponse,
+    NotReady,
     Unresponsive,
 )
 
@@ -83,7 +84,7 @@ class Endpoint:
 
     @property
     def usable(self) -> bool:
-        return not self.removed and self.health.state is not State.DOWN
+        return not self.removed and self.health.usable
 
     def check_integrity(self) -> None:
         """AssertionError unless the outstanding tokens are those of the requests that run."""
@@ -136,6 +137,9 @@ class Endpoint:
             await self.client.check(timeout_s)
         except Unresponsive as error:
             self.health.unresponsive(str(error))
+        except NotReady as error:
+            self.broken = False
+            self.health.not_ready(str(error))
         except CharoniaError as error:
             self.broken = self.broken or isinstance(error, ConnectionLost)
             self.health.away(str(error))

@@ -1,7 +1,8 @@
 """All endpoints: chooses one for each request, and tries another when the first one fails.
 
 A request may go to another endpoint until the first part of its answer: when its server fails, rejects it as
-overloaded, or is found down while the request waits there. After the first part it stays where it is.
+overloaded, or is found down while the request waits there. After the first part it stays where it is. A server that is
+only not ready, as one that drains, keeps all that it has.
 """
 
 from __future__ import annotations
@@ -28,11 +29,17 @@ from charonia_client import (
 from charonia_gateway.endpoints.chooser import Choice, Chooser, Reason
 from charonia_gateway.endpoints.endpoint import Endpoint, InFlight
 from charonia_gateway.endpoints.health import State
+from charonia_gateway.logprobs import MAX_ENTRIES, count_entries
 
 log = logging.getLogger("charonia_gateway")
 
 # A request may itself crash its server. It must not crash all of them.
 _MAX_LOST_CONNECTIONS = 2
+
+
+class SessionLost(CharoniaError):
+    """A turn would go on with a history that is on a server that takes no requests. The session's next turn begins
+    anew."""
 
 
 @dataclass
@@ -99,13 +106,15 @@ class Pool:
 
     async def begin(self, request: GenerateRequest, id: str, timeout_s: float | None = None) -> Answer:
         """Sends the request, and returns once its answer has begun: with the first part, or, where nothing is sent to
-        the client before the end (`stream=False`), with all. Raises the client's errors when no endpoint could."""
+        the client before the end (`stream=False`), with all. Raises the client's errors when no endpoint could,
+        and SessionLost when one could that has not the history that the request goes on with."""
         began = time.monotonic()
         tried: list[str] = []
         failures: list[CharoniaError] = []
         lost_connections = 0
         while choice := self._chooser.choose(request, self.endpoints, tried):
-            self._note(choice, request, retry=bool(tried))
+            self._note_move(choice, request)
+            self._note(choice, retry=bool(tried))
             endpoint = choice.endpoint
             tried.append(endpoint.target)
             gone_s = time.monotonic() - began
@@ -119,8 +128,12 @@ class Pool:
                 replaced = await self._settle_session(endpoint, request)
                 first = [await anext(parts)]
                 entry.note(first[0])
+                self._chooser.answered(request, endpoint)
+                entries = _check_entries(0, first[0])
                 if not request.stream:
-                    first += [part async for part in parts]
+                    async for part in parts:
+                        entries = _check_entries(entries, part)
+                        first.append(part)
                 return Answer(entry, first, parts)
             except Overloaded as error:
                 entry.close()
@@ -150,19 +163,27 @@ class Pool:
                 raise
         raise self._told(failures)
 
-    def _note(self, choice: Choice, request: GenerateRequest, *, retry: bool) -> None:
+    def _note(self, choice: Choice, *, retry: bool) -> None:
         if retry:
             self._on_retry()
         if choice.reason != "only":
             self._on_choice(choice.reason)
-        session_id = request.session_id
-        if session_id is None or choice.reason != "session":
+
+    def _note_move(self, choice: Choice, request: GenerateRequest) -> None:
+        """A session's old server is to forget it. Raises SessionLost where the request needs what is there."""
+        session_id, before = request.session_id, choice.moved_from
+        if session_id is None or before is None:
             return
-        if choice.moved_from:
-            log.warning("a session moves from %s, which is gone, to %s", choice.moved_from, choice.endpoint.target)
-            for endpoint in self.endpoints:
-                if endpoint.target == choice.moved_from:
-                    endpoint.stale_sessions.remember(session_id, None)
+        old = next((endpoint for endpoint in self.endpoints if endpoint.target == before), None)
+        why = f"is {old.health.state.value}: {old.health.reason}" if old and not old.removed else "was removed"
+        log.warning("a session moves from %s, which %s, to %s", before, why, choice.endpoint.target)
+        if old:
+            old.stale_sessions.remember(session_id, None)
+        if choice.loses_history:
+            raise SessionLost(
+                f"the history of session {session_id!r} is lost: it was on the server {before}, which {why}; send this "
+                "turn again to begin anew, with what the conversation has to know of it"
+            )
 
     async def _settle_session(self, endpoint: Endpoint, request: GenerateRequest) -> str | None:
         """No turn goes on with a history that is out of date: the server forgets it first. A request with the whole
@@ -200,6 +221,7 @@ class Pool:
             lambda client: client.end_session(session_id),
             lambda endpoint: endpoint.stale_sessions.remember(session_id, None),
         )
+        self._chooser.ended(session_id)
 
     async def stop_session(self, session_id: str) -> None:
         await self._tell(session_id, lambda client: client.stop(session_id=session_id))
@@ -208,8 +230,8 @@ class Pool:
         await self._tell(session_id, lambda client: client.cancel(session_id=session_id))
 
     def _server_of(self, session_id: str) -> Endpoint | None:
-        target = self._chooser.sessions.get(session_id)
-        return next((endpoint for endpoint in self.endpoints if endpoint.target == target), None)
+        home = self._chooser.sessions.get(session_id)
+        return next((endpoint for endpoint in self.endpoints if home and endpoint.target == home.target), None)
 
     async def _tell(
         self,
@@ -280,6 +302,17 @@ class Pool:
         with contextlib.suppress(CharoniaError):
             await endpoint.client.close()
         log.info("endpoint %s has ended what it had and is gone", endpoint.target)
+
+
+def _check_entries(before: int, part: GenerateResponse) -> int:
+    """How many log probabilities there are with this part. BadRequest for more than an answer may have in one piece."""
+    entries = before + count_entries(part)
+    if entries > MAX_ENTRIES:
+        raise BadRequest(
+            f"logprobs: the answer has more than {MAX_ENTRIES} log probabilities, of which top_logprobs has its share; "
+            "ask for fewer, send max_tokens, or send stream = true and no echo"
+        )
+    return entries
 
 
 def _with_less_time(request: GenerateRequest, gone_s: float) -> GenerateRequest:

@@ -6,17 +6,17 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from charonia_client import GenerateRequest, GenerateResponse
+from charonia_client import GenerateRequest
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from charonia_gateway.context import Gateway, GatewayState, Head
 from charonia_gateway.documentation import describe
 from charonia_gateway.engine import Engine
-from charonia_gateway.logprobs import chat_logprobs
+from charonia_gateway.logprobs import chat_logprobs, count_entries
 from charonia_gateway.schemas.requests import ChatRequest
 from charonia_gateway.schemas.responses import ChatCompletion
 from charonia_gateway.sse import DONE, EventStream, event, while_connected
+from charonia_gateway.whole import whole_answer
 
 router = APIRouter()
 
@@ -48,6 +48,8 @@ async def chat_completions(request: Request, gateway: GatewayState) -> Response:
     body = await gateway.read(request, ChatRequest)
     gateway.check_choices(body.choices_made)
     requests = [body.engine_request()]
+    if not body.stream:
+        gateway.check_logprobs(requests)
     if body.renew_session and body.session_id is not None:
         await gateway.engine.pool.end_session(body.session_id)
     head = Head(gateway, request, body, "chatcmpl")
@@ -55,29 +57,27 @@ async def chat_completions(request: Request, gateway: GatewayState) -> Response:
         return EventStream(
             _stream(gateway.engine, body, requests, head), head.headers, heartbeat_s=gateway.settings.heartbeat_s
         )
-    return JSONResponse(await while_connected(request, _whole(gateway, body, requests, head)), headers=head.headers)
+    return await while_connected(request, _whole(gateway, body, requests, head))
 
 
-async def _whole(
-    gateway: Gateway, body: ChatRequest, requests: Sequence[GenerateRequest], head: Head
-) -> dict[str, Any]:
+async def _whole(gateway: Gateway, body: ChatRequest, requests: Sequence[GenerateRequest], head: Head) -> Response:
     usage = head.usage(body.choices_per_prompt, body.choices_per_prompt)
-    choices = []
-    for index, answer in enumerate(await gateway.engine.complete(requests, head.engine_id)):
+    answers = await gateway.engine.complete(requests, head.engine_id)
+    for index, answer in enumerate(answers):
         usage.see(index, answer)
-        choices.append(
+    choices = (
+        (
             {
                 "index": index,
                 "message": {"role": "assistant", "content": answer.text, "refusal": None},
-                "logprobs": _logprobs(body, answer),
                 "finish_reason": answer.finish_reason,
-            }
+            },
+            {"content": chat_logprobs(answer), "refusal": None} if body.logprobs else None,
         )
-    return head.of("chat.completion", choices=choices, usage=usage.to_json(), **head.timings(usage))
-
-
-def _logprobs(body: ChatRequest, answer: GenerateResponse) -> dict[str, Any] | None:
-    return {"content": chat_logprobs(answer), "refusal": None} if body.logprobs else None
+        for index, answer in enumerate(answers)
+    )
+    fields = head.of("chat.completion", usage=usage.to_json(), **head.timings(usage))
+    return await whole_answer(fields, choices, sum(map(count_entries, answers)), head.headers)
 
 
 async def _stream(
@@ -103,7 +103,7 @@ async def _stream(
                 events += event(chunk)
             if part.text:
                 choice["delta"] = {"content": part.text}
-                choice["logprobs"] = _logprobs(body, part)
+                choice["logprobs"] = {"content": list(chat_logprobs(part)), "refusal": None} if body.logprobs else None
                 events += event(chunk)
                 choice["logprobs"] = None
             if part.finish_reason:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from charonia_client import GenerateRequest, GenerateResponse
+from charonia_client.aside import aside
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from charonia_gateway.context import Gateway, GatewayState, Head
 from charonia_gateway.documentation import describe
 from charonia_gateway.engine import Engine
-from charonia_gateway.logprobs import CompletionLogprobs, joined
+from charonia_gateway.logprobs import CompletionLogprobs, count_entries, joined
 from charonia_gateway.schemas.requests import CompletionRequest
 from charonia_gateway.schemas.responses import Completion
 from charonia_gateway.sse import DONE, EventStream, event, while_connected
+from charonia_gateway.whole import whole_answer
 
 router = APIRouter()
 
@@ -41,12 +42,14 @@ async def completions(request: Request, gateway: GatewayState) -> Response:
     body = await gateway.read(request, CompletionRequest)
     gateway.check_choices(body.choices_made)
     requests = body.engine_requests()
+    if not body.stream:
+        gateway.check_logprobs(requests)
     head = Head(gateway, request, body, "cmpl")
     if body.stream:
         return EventStream(
             _stream(gateway.engine, body, requests, head), head.headers, heartbeat_s=gateway.settings.heartbeat_s
         )
-    return JSONResponse(await while_connected(request, _whole(gateway, body, requests, head)), headers=head.headers)
+    return await while_connected(request, _whole(gateway, body, requests, head))
 
 
 class _Choices:
@@ -98,18 +101,21 @@ class _Choices:
 
 async def _whole(
     gateway: Gateway, body: CompletionRequest, requests: Sequence[GenerateRequest], head: Head
-) -> dict[str, Any]:
+) -> Response:
     shown = _Choices(body)
     usage = head.usage(body.choices_per_prompt, shown.count, prompt_only=body.prompt_only)
-    choices = []
-    for place, whole in enumerate(await gateway.engine.complete(requests, head.engine_id)):
+    answers = await gateway.engine.complete(requests, head.engine_id)
+    for place, whole in enumerate(answers):
         usage.see(place, whole)
-        for index, answer in shown.ready(place, whole):
-            text, logprobs = shown.of(index, answer)
-            choices.append(
-                {"index": index, "text": text, "logprobs": logprobs, "finish_reason": shown.finish_reason(answer)}
-            )
-    return head.of("text_completion", choices=choices, usage=usage.to_json(), **head.timings(usage))
+
+    def choices() -> Iterator[tuple[dict[str, Any], dict[str, list[Any]] | None]]:
+        for place, whole in enumerate(answers):
+            for index, answer in shown.ready(place, whole):
+                text, logprobs = shown.of(index, answer)
+                yield {"index": index, "text": text, "finish_reason": shown.finish_reason(answer)}, logprobs
+
+    fields = head.of("text_completion", usage=usage.to_json(), **head.timings(usage))
+    return await whole_answer(fields, choices(), sum(map(count_entries, answers)), head.headers)
 
 
 async def _stream(
@@ -129,7 +135,7 @@ async def _stream(
             usage.see(*one)
             for index, part in shown.ready(*one):
                 choice["index"] = index
-                choice["text"], choice["logprobs"] = shown.of(index, part)
+                choice["text"], choice["logprobs"] = await aside(count_entries(part), shown.of, index, part)
                 choice["finish_reason"] = shown.finish_reason(part)
                 if choice["finish_reason"] and usage.ended:
                     chunk |= head.timings(usage)

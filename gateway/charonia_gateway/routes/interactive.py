@@ -31,10 +31,12 @@ router = APIRouter()
             "without a session": {"prompt": "Hello", "request_output_len": 32},
         },
         stream="with stream = true one such object a line",
+        errors={410: "the session's history is on a server that takes no requests; sent again, the turn begins anew"},
     ),
 )
 async def chat_interactive(request: Request, gateway: GatewayState) -> Response:
-    """LMDeploy's interactive chat. A conversation that the server does not know (any more) begins with this prompt."""
+    """LMDeploy's interactive chat. A conversation that the server does not know (any more) begins with this prompt.
+    One whose server is known to be gone, or to drain, has the error 410 first."""
     body = await gateway.read(request, InteractiveRequest)
     head = Head(gateway, request, body, "interactive")
     if body.acts or body.ends:

@@ -14,7 +14,10 @@ from charonia_gateway.schemas.responses import TimingsBody
 
 
 def _prompt(value: Any) -> Any:
-    return [{"role": "user", "content": value}] if isinstance(value, str) and value else value or None
+    """An empty text is no prompt, as is null."""
+    if not isinstance(value, str):
+        return value
+    return [{"role": "user", "content": value}] if value else None
 
 
 class InteractiveRequest(BaseModel):
@@ -24,7 +27,7 @@ class InteractiveRequest(BaseModel):
     operation: ClassVar[str] = "chat"
 
     model: str | None = Field(None, description="a name that /v1/models lists; there is only one")
-    prompt: Annotated[Messages | None, BeforeValidator(_prompt), OrText()] = Field(
+    prompt: Annotated[Annotated[Messages, Field(min_length=1)] | None, BeforeValidator(_prompt), OrText()] = Field(
         None, description="what is new in the conversation: the user's text, or messages"
     )
     session_id: SessionId = Field(None, description="the conversation; -1: none, so nothing is kept")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from charonia_client import GenerateRequest
 from charonia_client.contract import SCALARS
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from charonia_gateway.schemas.fields import (
     MAX_MESSAGES,
@@ -29,7 +29,7 @@ TIMINGS = "`timings` in the answer, in a stream in its last chunk: where the tim
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     include_usage: bool | None = Field(None, description="a last chunk with `usage` and no choices")
 
@@ -56,7 +56,9 @@ class Sampling(BaseModel):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: LogitBias = Field(None, description="token id to a bias from -100 to 100")
     user: str | None = Field(None, description="taken, without effect")
-    metadata: dict[str, Any] | None = Field(None, description="taken, without effect")
+    metadata: Annotated[dict[str, Any] | None, AfterValidator(lambda _: None)] = Field(
+        None, description="taken, without effect"
+    )
     store: bool | None = Field(None, description="taken; nothing is stored")
     service_tier: str | None = Field(None, description="taken, without effect")
 
@@ -153,7 +155,7 @@ def _messages(value: Any) -> Any:
 
 
 class ResponseFormat(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     type: str
 

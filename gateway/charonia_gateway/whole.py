@@ -1,0 +1,49 @@
+"""Answers that are sent whole, as JSON. Where they have many log probabilities that is megabytes, which are made in a
+thread and a piece at a time: between two pieces the event loop goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+from charonia_client.aside import aside
+from fastapi import Response
+from pydantic_core import to_json
+
+_PIECE = 100  # entries of a list
+
+
+def listed(values: Iterable[Any]) -> bytes:
+    """A JSON list, made a piece at a time."""
+    rest = iter(values)
+    pieces = []
+    while piece := list(islice(rest, _PIECE)):
+        pieces.append(to_json(piece)[1:-1])
+    return b"[" + b",".join(pieces) + b"]"
+
+
+def _choice(choice: Mapping[str, Any], logprobs: Mapping[str, Iterable[Any] | None] | None) -> bytes:
+    made = b"null"
+    if logprobs is not None:
+        lists = (
+            to_json(name) + b":" + (b"null" if values is None else listed(values)) for name, values in logprobs.items()
+        )
+        made = b"{" + b",".join(lists) + b"}"
+    return to_json(choice)[:-1] + b',"logprobs":' + made + b"}"
+
+
+async def whole_answer(
+    fields: Mapping[str, Any],
+    choices: Iterable[tuple[Mapping[str, Any], Mapping[str, Iterable[Any] | None] | None]],
+    entries: int,
+    headers: Mapping[str, str],
+) -> Response:
+    """The answer with `fields` and `choices`, each with its log probabilities by name. `entries`: how many log
+    probabilities there are; `choices` is gone through in a thread where they are many."""
+
+    def make() -> bytes:
+        made = b",".join(_choice(choice, logprobs) for choice, logprobs in choices)
+        return to_json(fields)[:-1] + b',"choices":[' + made + b"]}"
+
+    return Response(await aside(entries, make), headers=dict(headers), media_type="application/json")

@@ -1,0 +1,126 @@
+"""The whole application over HTTP, in front of a server that does what a test tells it to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from threading import get_ident
+from typing import Any
+
+import httpx
+import pytest
+from charonia_client.aside import aside
+from charonia_gateway.app import create_app
+from charonia_gateway.endpoints import pool
+from charonia_gateway.settings import Settings
+from triton_double import Double, part, with_logprobs
+from tritonclient.grpc import service_pb2 as pb
+
+MODEL = "the-model"
+CHAT: dict[str, Any] = {"model": MODEL, "messages": "hi"}
+
+
+@asynccontextmanager
+async def gateway(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Double]]:
+    """Its client, and the one server behind it."""
+    async with Double() as server:
+        app = create_app(Settings(_env_file=None, triton_endpoints=server.target, model_name=MODEL, **settings))
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://g") as web:
+            yield web, server
+
+
+async def test_of_a_wrong_models_name_the_log_has_the_beginning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "charonia_gateway.access"):
+        async with gateway(access_log=True) as (web, _):
+            answer = await web.post("/v1/chat/completions", json={**CHAT, "model": "m" * 1_000_000})
+    assert answer.status_code == 404
+    (line,) = [record for record in caplog.records if record.name == "charonia_gateway.access"]
+    assert line.__dict__["model"] == "m" * 100
+
+
+@pytest.mark.parametrize("tokens", [3, 1500])  # the latter are made in a thread, and in pieces
+async def test_answers_with_log_probabilities_are_whole_however_many_they_are(tokens: int) -> None:
+    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        yield with_logprobs(part("x", "stop"), tokens, 2)
+
+    async with gateway() as (web, server):
+        server.behaviour = answer
+        chat = await web.post("/v1/chat/completions", json={**CHAT, "logprobs": True, "top_logprobs": 2})
+        text = await web.post("/v1/completions", json={"model": MODEL, "prompt": "hi", "logprobs": 2})
+    assert chat.headers["content-type"] == "application/json" and chat.headers["x-request-id"]
+    assert chat.json()["object"] == "chat.completion" and chat.json()["usage"]["prompt_tokens"] == 5
+    (choice,) = chat.json()["choices"]
+    assert choice["message"]["content"] == "x" and choice["finish_reason"] == "stop"
+    entries = choice["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == [str(token) for token in range(tokens)]
+    last = [
+        {"token": str(top), "logprob": -0.5, "bytes": list(str(top).encode())}
+        for top in (tokens * 2 - 2, tokens * 2 - 1)
+    ]
+    assert entries[-1]["top_logprobs"] == last
+    assert choice["logprobs"]["refusal"] is None
+    (choice,) = text.json()["choices"]
+    assert choice["text"] == "x"
+    assert choice["logprobs"]["tokens"] == [str(token) for token in range(tokens)]
+    assert choice["logprobs"]["token_logprobs"] == [-0.5] * tokens
+    assert choice["logprobs"]["top_logprobs"][1] == {"2": -0.5, "3": -0.5}
+    assert len(choice["logprobs"]["text_offset"]) == tokens
+
+
+async def test_without_log_probabilities_an_answer_has_none() -> None:
+    async with gateway() as (web, server):
+        answer = (await web.post("/v1/chat/completions", json=CHAT)).json()
+        assert answer["choices"] == [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": server.target, "refusal": None},
+                "finish_reason": "stop",
+                "logprobs": None,
+            }
+        ]
+
+
+async def test_work_on_much_is_done_beside_the_event_loop() -> None:
+    assert await aside(10, get_ident) == get_ident()
+    assert await aside(10_000, get_ident) != get_ident()
+
+
+MANY: dict[str, Any] = {"logprobs": True, "top_logprobs": 20, "max_tokens": 32768}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**CHAT, **MANY}),
+        ("/v1/chat/completions", {**CHAT, **MANY, "max_tokens": 1024, "n": 20}),
+        ("/v1/completions", {"model": MODEL, "prompt": ["a"] * 13, "max_tokens": 1024, "logprobs": 19}),
+    ],
+)
+async def test_more_log_probabilities_than_one_answer_has_are_for_streams(path: str, body: dict[str, Any]) -> None:
+    async with gateway() as (web, server):
+        refused = await web.post(path, json=body)
+        assert not server.requests
+        streamed = await web.post(path, json={**body, "n": 1, "stream": True})
+        fewer = await web.post(path, json={**body, "n": 1, "max_tokens": 100})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "logprobs"
+    assert "at most 262144" in refused.json()["error"]["message"]
+    assert (streamed.status_code, fewer.status_code) == (200, 200)
+
+
+@pytest.mark.parametrize("answers", [1, 3])
+async def test_an_answer_of_unknown_length_is_held_to_the_same_bound(
+    answers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        for index in range(answers):
+            yield with_logprobs(part("x", "stop", index), 12 // answers, 4)
+
+    async with gateway() as (web, server):
+        server.behaviour = answer
+        body = {**CHAT, "logprobs": True, "top_logprobs": 4, "n": answers}
+        monkeypatch.setattr(pool, "MAX_ENTRIES", 60)
+        assert (await web.post("/v1/chat/completions", json=body)).status_code == 200
+        monkeypatch.setattr(pool, "MAX_ENTRIES", 59)
+        refused = await web.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "logprobs"
