@@ -145,7 +145,7 @@ def _weights(model: str | os.PathLike[str], dtype: str, notes: list[str]) -> Ite
 
     notes: gets what the plan takes for granted.
     """
-    if Path(model).expanduser().exists():
+    if workspace.existing(model) is not None:
         location = workspace.locate(model)
         if location.weights is not None:
             if dtype != "auto":
