@@ -1,12 +1,12 @@
 // What the CPU's GEMMs and its attention reach, against the machine's read bandwidth measured in the same run.
 //
 //     cmake -S . -B build -DCHARONIA_BENCHMARKS=ON ... && cmake --build build --target charonia_cpu_ops
-//     build/charonia_cpu_ops [threads [gemm | attention]]
+//     charonia benchmark program build/charonia_cpu_ops [threads [gemm | attention]]
 //
 // GEMMs: few rows: weights of about 0.9 GB in all (layers of 4096 x 1536), so that caches do not help; GB/s of
 // weights read. Many rows: 512 rows of the same shape; GFLOP/s. Attention: one new token of a sequence of 32,768 in 4
 // layers (32 heads of 128, 8 or 32 of them of k and v), and 512 rows of a prefill behind 3,584; KV as bf16 and as
-// integers; GB/s of KV read, and the time against bf16's. Medians of several rounds.
+// integers; GB/s of KV read, and the time against bf16's. Several rounds of each.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -17,8 +17,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/text.h"
 #include "ops/cpu/bandwidth.h"
 #include "ops/cpu/make_cpu_ops.h"
+#include "record.h"
 
 using namespace charonia;
 
@@ -27,7 +29,7 @@ namespace {
 constexpr std::int64_t kN = 4096, kK = 1536;
 constexpr std::int64_t kTotalBytes = 900'000'000;
 
-double median_seconds(int rounds, const std::function<void()>& run) {
+std::vector<double> seconds_of(int rounds, const std::function<void()>& run) {
   std::vector<double> times;
   run();
   for (int i = 0; i < rounds; ++i) {
@@ -35,8 +37,19 @@ double median_seconds(int rounds, const std::function<void()>& run) {
     run();
     times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - before).count());
   }
-  std::nth_element(times.begin(), times.begin() + rounds / 2, times.end());
-  return times[static_cast<std::size_t>(rounds / 2)];
+  return times;
+}
+
+// What takes so long each: `work` a second, in units of `unit`.
+std::vector<double> rates_of(const std::vector<double>& seconds, double work, double unit) {
+  std::vector<double> rates;
+  for (const double one : seconds) rates.push_back(work / one / unit);
+  return rates;
+}
+
+std::vector<double> times(std::vector<double> values, double factor) {
+  for (auto& one : values) one *= factor;
+  return values;
 }
 
 ops::Tensor tensor(const ops::Buffer& buffer, DType type, std::int64_t rows, std::int64_t cols) {
@@ -93,23 +106,22 @@ class Sequence {
 };
 
 void measure_attention(ops::Ops& ops, double limit) {
-  std::printf("%-9s %6s %7s %10s %10s %8s %14s %8s\n", "kv heads", "bits", "MB", "decode ms", "GB/s", "share",
-              "512 rows ms", "decode");
   constexpr int kLength = 32768, kPrefillFrom = 3584;
   for (const int kv_heads : {8, Sequence::kHeads}) {
     double plain = 0;
     for (const int bits : {0, 8, 4}) {
       Sequence sequence(ops, kv_heads, bits, kLength);
-      const double decode = median_seconds(15, [&] { sequence.step(kLength - 1, 1, false, true); });
-      const double prefill = median_seconds(5, [&] { sequence.step(kPrefillFrom, Sequence::kChunk, false, true); });
-      if (bits == 0) plain = decode;
+      const auto decode = seconds_of(15, [&] { sequence.step(kLength - 1, 1, false, true); });
+      const auto prefill = seconds_of(5, [&] { sequence.step(kPrefillFrom, Sequence::kChunk, false, true); });
+      if (bits == 0) plain = std::ranges::min(decode);
       const double bytes = sequence.bytes(kLength);
-      std::printf("%-9d %6s %7.0f %10.2f %10.1f %7.0f%% %14.1f %7.2fx\n", kv_heads,
-                  bits == 0   ? "bf16"
-                  : bits == 8 ? "int8"
-                              : "int4",
-                  bytes / 1e6, decode * 1e3, bytes / decode / 1e9, 100 * bytes / decode / 1e9 / limit, prefill * 1e3,
-                  plain / decode);
+      const bench::Case of{"cpu_attention", {{"kv heads", kv_heads}, {"kv", bits == 0 ? "bf16" : cat(bits, " bits")}}};
+      bench::print_figure(of, "read", "MB", {bytes / 1e6});
+      bench::print_figure(of, "decode", "ms", times(decode, 1e3));
+      bench::print_figure(of, "decode", "GB/s", rates_of(decode, bytes, 1e9));
+      bench::print_figure(of, "of the bandwidth", "%", rates_of(decode, bytes, 1e7 * limit));
+      bench::print_figure(of, "512 rows of prefill", "ms", times(prefill, 1e3));
+      bench::print_figure(of, "the fastest decode, of bf16's", "times", {plain / std::ranges::min(decode)});
     }
   }
 }
@@ -122,10 +134,9 @@ int main(int argc, char** argv) {
   const double limit = ops::cpu::measure_read_bandwidth(std::size_t{2} << 30, threads);
   const auto ops = ops::make_cpu_ops(threads);
   const auto isa = ops->instruction_set();
-  std::printf("read bandwidth %.1f GB/s; instruction set %.*s\n", limit, static_cast<int>(isa.size()), isa.data());
+  bench::print_figure({"cpu_limits", {{"instruction set", isa}}}, "read bandwidth", "GB/s", {limit});
   if (what != "gemm") measure_attention(*ops, limit);
   if (what == "attention") return 0;
-  std::printf("%-6s %6s %10s %10s %12s\n", "type", "rows", "GB/s", "share", "GFLOP/s");
 
   std::mt19937 random(1);
   std::normal_distribution<float> normal(0, 1);
@@ -146,7 +157,7 @@ int main(int argc, char** argv) {
       ops->upload(in->data(), activation == DType::bf16 ? static_cast<const void*>(bits.data()) : values.data(),
                   static_cast<std::size_t>(rows * kK) * size_of(activation));
       const auto used = rows == 512 ? std::min<std::int64_t>(layers, 4) : layers;
-      const double seconds = median_seconds(rows == 512 ? 5 : 15, [&] {
+      const auto seconds = seconds_of(rows == 512 ? 5 : 15, [&] {
         for (std::int64_t i = 0; i < used; ++i) {
           ops->linear(tensor(*out, DType::f32, rows, kN), tensor(*in, activation, rows, kK),
                       *weights[static_cast<std::size_t>(i)]);
@@ -154,10 +165,10 @@ int main(int argc, char** argv) {
       });
       const double bytes = static_cast<double>(used) * static_cast<double>(weights[0]->bytes());
       const double flops = 2.0 * static_cast<double>(used * rows * kN * kK);
-      const auto name = to_string(type);
-      std::printf("%-6.*s %6lld %10.1f %9.0f%% %12.0f\n", static_cast<int>(name.size()), name.data(),
-                  static_cast<long long>(rows), bytes / seconds / 1e9, 100 * bytes / seconds / 1e9 / limit,
-                  flops / seconds / 1e9);
+      const bench::Case of{"cpu_gemm", {{"type", to_string(type)}, {"rows", rows}}};
+      bench::print_figure(of, "weights", "GB/s", rates_of(seconds, bytes, 1e9));
+      bench::print_figure(of, "of the bandwidth", "%", rates_of(seconds, bytes, 1e7 * limit));
+      bench::print_figure(of, "arithmetic", "GFLOP/s", rates_of(seconds, flops, 1e9));
     }
   }
   return 0;

@@ -1,7 +1,7 @@
 // What the scheduler costs per step: 256 sequences run, 10,000 wait.
 //
 //     cmake -S . -B build -DCHARONIA_BENCHMARKS=ON ... && cmake --build build --target charonia_scheduler
-//     build/charonia_scheduler [steps]
+//     charonia benchmark program build/charonia_scheduler [steps]
 //
 // A step is plan(), advance() and resolve(), in the order in which the engine overlaps them. Prompts have 2,000 tokens,
 // of which 1,000 are the same for all; a block has 64. Three loads:
@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "cache/block_manager.h"
+#include "record.h"
 #include "schedule/scheduler.h"
 
 using namespace charonia;
@@ -123,13 +124,17 @@ void measure(const Load& load, int steps) {
     running_sum += scheduler.num_running();
     ++step;
   }
-  std::printf("%-10s %9.0f %9d %8.1f %8.1f %8.1f", load.name, running_sum / steps, scheduler.num_waiting(),
-              percentile(step_us, 0.5), percentile(step_us, 0.99), percentile(step_us, 1));
-  if (load.ends) {
-    std::printf(" %10.2f %8.2f %8.2f %8lld", static_cast<double>(ended) / steps, percentile(add_us, 0.5),
-                percentile(remove_us, 0.5), static_cast<long long>(scheduler.num_preemptions()));
-  }
-  std::printf("\n");
+  const bench::Case of{"scheduler", {{"load", load.name}}};
+  bench::print_figure(of, "running", "", {running_sum / steps});
+  bench::print_figure(of, "waiting", "", {static_cast<double>(scheduler.num_waiting())});
+  bench::print_figure(of, "step", "us", step_us);
+  bench::print_figure(of, "step, 99th", "us", {percentile(step_us, 0.99)});
+  bench::print_figure(of, "step, longest", "us", {percentile(step_us, 1)});
+  if (!load.ends) return;
+  bench::print_figure(of, "ends in a step", "", {static_cast<double>(ended) / steps});
+  bench::print_figure(of, "add", "us", add_us);
+  bench::print_figure(of, "remove", "us", remove_us);
+  bench::print_figure(of, "preemptions", "", {static_cast<double>(scheduler.num_preemptions())});
 }
 
 }  // namespace
@@ -140,8 +145,6 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "steps = %s: it must be at least 1\n", argv[1]);
     return 2;
   }
-  std::printf("%-10s %9s %9s %8s %8s %8s %10s %8s %8s %8s\n", "load", "running", "waiting", "p50, us", "p99, us",
-              "max, us", "ends/step", "add, us", "remove", "preempt");
   for (const auto& load : {Load{"decode", kMany, kRunning, false}, Load{"turnover", kFew, kRunning, true},
                            Load{"no room", kTooFew, 2 * kRunning, true}}) {
     measure(load, steps);

@@ -1,8 +1,8 @@
 // What a token mask costs a decode step: the same requests with and without a provider that allows digits alone, in
-// turns, on one engine. Prints the medians of the time per step and of their ratios, and the fastest rounds, which
-// other programs of the machine have disturbed the least; DESIGN.md's bound is 1.02.
+// turns, on one engine: times per step, their ratios, and that of the fastest rounds, which other programs of the
+// machine have disturbed the least; DESIGN.md's bound is 1.02.
 //
-//     charonia_token_mask WEIGHTS [ROUNDS] [BATCH] [TOKENS] [THREADS]
+//     charonia benchmark program build/charonia_token_mask WEIGHTS [ROUNDS] [BATCH] [TOKENS] [THREADS]
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "charonia/engine.h"
+#include "record.h"
 
 namespace {
 
@@ -71,11 +72,6 @@ double seconds_per_step(Engine& engine, int batch, int tokens, const std::shared
   return std::chrono::duration<double>(last - first).count() / (tokens - 1);
 }
 
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -96,11 +92,15 @@ int main(int argc, char** argv) {
       with.push_back(seconds_per_step(engine, batch, tokens, digits));
       ratios.push_back(with.back() / without.back());
     }
-    std::printf(
-        "batch %d, %d tokens, %d rounds: %.1f us a step without a mask, %.1f us with; median of the ratios %.4f; "
-        "fastest %.1f and %.1f us\n",
-        batch, tokens, rounds, 1e6 * median(without), 1e6 * median(with), median(ratios),
-        1e6 * std::ranges::min(without), 1e6 * std::ranges::min(with));
+    const bench::Case of{"token_mask", {{"batch", batch}, {"tokens", tokens}}};
+    for (auto* const seconds : {&without, &with}) {
+      for (auto& one : *seconds) one *= 1e6;
+    }
+    bench::print_figure(of, "step without a mask", "us", without);
+    bench::print_figure(of, "step with a mask", "us", with);
+    bench::print_figure(of, "with of without", "times", ratios);
+    bench::print_figure(of, "the fastest, with of without", "times",
+                        {std::ranges::min(with) / std::ranges::min(without)});
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

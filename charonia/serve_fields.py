@@ -24,7 +24,27 @@ class ServeFields(BaseSettings):
     host: str = Field(
         "0.0.0.0",
         validation_alias="CHARONIA_HOST",
-        description="address to listen on",
+        description="address that the gateway listens on",
+    )
+    triton_address: str = Field(
+        "127.0.0.1",
+        min_length=1,
+        validation_alias="CHARONIA_TRITON_ADDRESS",
+        description="address that Triton's ports listen on: without keys, so only where all who reach it may use it "
+        "(docs/security.md)",
+    )
+    http_inference: bool = Field(
+        False,
+        validation_alias="CHARONIA_HTTP_INFERENCE",
+        description="Triton's HTTP port answers inference (`generate`, `generate_stream`, `infer`) too; one deeply "
+        "nested body ends Triton then",
+    )
+    max_restarts: int = Field(
+        5,
+        ge=0,
+        validation_alias="CHARONIA_MAX_RESTARTS",
+        description="how often in ten minutes a Triton that died is started again; one more ends the service. 0: its "
+        "end is the service's, for what supervises that",
     )
     http_port: int = Field(
         33336,
@@ -125,6 +145,7 @@ OTHERS = (
     "CHARONIA_CACHE_DIR",
     "CHARONIA_CCACHE",
     "CHARONIA_CONTAINER",
+    "CHARONIA_CONTROL_FD",
     "CHARONIA_CUBLASLT",
     "CHARONIA_CUDA",
     "CHARONIA_CUDA_ARCHITECTURES",
@@ -140,10 +161,12 @@ OTHERS = (
     "CHARONIA_ENDPOINT_CHECK_TIMEOUT_S",
     "CHARONIA_GATEWAY_ACCESS_LOG",
     "CHARONIA_GATEWAY_ADDRESS",
+    "CHARONIA_GATEWAY_ALLOWED_ORIGINS",
     "CHARONIA_GATEWAY_HEARTBEAT_S",
     "CHARONIA_GATEWAY_LOG_LEVEL",
     "CHARONIA_GATEWAY_MAX_BODY_BYTES",
     "CHARONIA_GATEWAY_MAX_CHOICES",
+    "CHARONIA_GATEWAY_READ_TIMEOUT_S",
     "CHARONIA_GATEWAY_REQUEST_TIMEOUT_S",
     "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S",
     "CHARONIA_GATEWAY_WRITE_TIMEOUT_S",

@@ -12,7 +12,8 @@
 #   --detach           return as soon as it has started
 #   --help
 #
-# Environment: CHARONIA_HTTP_PORT, CHARONIA_GRPC_PORT and CHARONIA_METRICS_PORT are this machine's ports; every other
+# Environment: CHARONIA_HTTP_PORT, CHARONIA_GRPC_PORT and CHARONIA_METRICS_PORT are this machine's ports, at its address
+# CHARONIA_TRITON_ADDRESS (127.0.0.1, so that no other machine reaches them: they ask for no key). Every other
 # CHARONIA_<KEY>, the inference parameters of triton_models/weights/config.ini, is handed in. docker stop waits for twice
 # CHARONIA_DRAIN_TIMEOUT_S and 15 s.
 set -euo pipefail
@@ -78,13 +79,19 @@ while IFS= read -r folder; do
 done < <(grep -o '"/[^"]*\.safetensors"' "$workspace/triton_models/weights/manifest.json" | tr -d '"' |
   xargs --no-run-if-empty --delimiter '\n' dirname | sort -u)
 
-# Every setting of ours goes through; the ports are this machine's, not the container's.
+# Every setting of ours goes through; address and ports are this machine's, not the container's.
+address=${CHARONIA_TRITON_ADDRESS:-127.0.0.1}
+case $address in *:*) address="[$address]" ;; esac
 while IFS= read -r variable; do
   case $variable in
-    CHARONIA_IMAGE | CHARONIA_CONTAINER | CHARONIA_HOST | CHARONIA_LOGS | CHARONIA_*_DIR | CHARONIA_*_PORT) ;;
+    CHARONIA_IMAGE | CHARONIA_CONTAINER | CHARONIA_HOST | CHARONIA_TRITON_ADDRESS | CHARONIA_*_PORT) ;;
+    CHARONIA_MAX_RESTARTS | CHARONIA_LOGS | CHARONIA_*_DIR) ;;
     *) options+=(--env "$variable") ;;
   esac
 done < <(compgen -e CHARONIA_)
+
+# Nothing supervises this container: charonia serve starts a Triton that died again, which the image leaves to others.
+options+=(--env "CHARONIA_MAX_RESTARTS=${CHARONIA_MAX_RESTARTS:-5}")
 
 # Requests may go on for the drain time twice: those of the ensemble, then those of the engine alone. Then Triton unloads.
 drain=${CHARONIA_DRAIN_TIMEOUT_S:-$(sed -n 's/^drain_timeout_s *= *//p' "$workspace/triton_models/weights/config.ini" 2>/dev/null || true)}
@@ -93,8 +100,8 @@ stop_timeout=$(((2 * drain_ms + 999) / 1000 + 15))
 
 exec docker run --rm --name "$name" --stop-timeout "$stop_timeout" --read-only --tmpfs /tmp --cap-drop ALL \
   --security-opt no-new-privileges --shm-size "$shm_size" \
-  --publish "${CHARONIA_HTTP_PORT:-33336}:33336" \
-  --publish "${CHARONIA_GRPC_PORT:-33337}:33337" \
-  --publish "${CHARONIA_METRICS_PORT:-33338}:33338" \
+  --publish "$address:${CHARONIA_HTTP_PORT:-33336}:33336" \
+  --publish "$address:${CHARONIA_GRPC_PORT:-33337}:33337" \
+  --publish "$address:${CHARONIA_METRICS_PORT:-33338}:33338" \
   --volume "$workspace:/workspace:ro" --env MODEL=/workspace \
   ${options[@]+"${options[@]}"} "$@" "$image"

@@ -30,12 +30,6 @@ class ServeSettings(ServeFields):
         env_file=ENV_FILE, env_file_encoding="utf-8", env_ignore_empty=True, extra="ignore", populate_by_name=True
     )
 
-    @property
-    def ports(self) -> dict[str, int]:
-        """By the environment variable that sets it."""
-        names = ["http_port", "grpc_port", "metrics_port", *(["gateway_port"] if self.gateway else [])]
-        return {env_name(name): getattr(self, name) for name in names}
-
 
 def shared_environment(settings: ServeSettings) -> dict[str, str]:
     """For the processes: the settings that all of them read."""

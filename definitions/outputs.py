@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from definitions import docs, engine, sampling, services, tensors
+from definitions import docs, engine, limits, sampling, services, tensors
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -15,6 +15,7 @@ FILES: dict[str, Callable[[], str]] = {
     **sampling.FILES,
     **tensors.FILES,
     **services.FILES,
+    **limits.FILES,
     **docs.FILES,
 }
 

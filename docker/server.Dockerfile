@@ -88,7 +88,9 @@ ENV PATH=/opt/charonia/app/bin:/opt/charonia/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     CHARONIA_GATEWAY=0 \
     CHARONIA_LOGS=stderr \
+    CHARONIA_MAX_RESTARTS=0 \
     CHARONIA_RUN_DIR=/var/lib/charonia \
+    CHARONIA_TRITON_ADDRESS=0.0.0.0 \
     CHARONIA_TRITON_DIR=${TRITON_IMAGE:+/opt/tritonserver}
 COPY docker/health.py /usr/local/bin/health
 COPY models/demo/model /usr/share/charonia/demo

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
 import time
 from pathlib import Path
@@ -13,8 +15,14 @@ import triton_python_backend_utils as pb_utils
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import prompt
+import prompt_ids
+from context_length import context_length
 from model_log import ModelLog
 from prompt_ids import PromptError, TokenizerError, encode_bad_words, load_tokenizer
+
+# Characters of a request's text from which on the memory that it took is given back. The C library keeps what is free
+# between what is not.
+_LARGE = 1 << 20
 
 
 class TritonPythonModel:
@@ -23,13 +31,22 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self.log = ModelLog("preprocessing", pb_utils.Logger.log_info, pb_utils.Logger.log_error)
         folder = Path(args["model_repository"]) / args["model_version"] / "tokenizer"
+        prompt_ids.tokenizers_alone = True
         try:
             self.tokenizer = load_tokenizer(folder)
         except TokenizerError as error:
             raise pb_utils.TritonModelException(str(error)) from error
+        engine_config = Path(args["model_repository"]).parent / "engine" / "config.pbtxt"
+        self.limit = context_length(folder.resolve().parent / "weights", engine_config, os.environ)
+        self.large = False  # one of the requests in work
+        self.trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)  # glibc's
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        return [self._answer(request) for request in requests]
+        responses = [self._answer(request) for request in requests]
+        if self.large:
+            self.large = False
+            self.trim(0)
+        return responses
 
     def _answer(self, request: Any) -> Any:
         try:
@@ -47,13 +64,9 @@ class TritonPythonModel:
         interactive = flag(request, "interactive", False)
         if interactive and not text(request, "session_id"):
             raise PromptError("interactive", "true without a session", "send the session's session_id")
-        chat = prompt.build_prompt(
-            self.tokenizer,
-            text(request, "text_input"),
-            text(request, "messages"),
-            text(request, "tools"),
-            interactive=interactive,
-        )
+        given = [text(request, name) for name in ("text_input", "messages", "tools")]
+        self.large |= sum(len(one or "") for one in given) > _LARGE
+        chat = prompt.build_prompt(self.tokenizer, *given, interactive=interactive, limit=self.limit)
         texts(request, "stop_words")  # the engine matches them; here they are only held to be text
         bad_words = encode_bad_words(self.tokenizer, texts(request, "bad_words"))
         bias = text(request, "logit_bias")

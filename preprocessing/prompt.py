@@ -61,10 +61,17 @@ def _no_json(name: str) -> None:
 
 
 def build_prompt(
-    tokenizer: Any, text_input: str | None, messages: str | None, tools: str | None, *, interactive: bool = False
+    tokenizer: Any,
+    text_input: str | None,
+    messages: str | None,
+    tools: str | None,
+    *,
+    interactive: bool = False,
+    limit: int | None = None,
 ) -> Encoded:
     """Exactly one of text_input and messages; the others as JSON. interactive: the input is what is new in a session,
-    so it is also given as what follows the session's history."""
+    so it is also given as what follows the session's history. limit: the context's length, beyond which no text is
+    tokenized to its end."""
     if (text_input is None) == (messages is None):
         problem = "neither was sent" if text_input is None else "both were sent"
         raise PromptError("text_input, messages", problem, "send exactly one of the two")
@@ -73,11 +80,11 @@ def build_prompt(
             raise PromptError("tools", "they are part of a chat", "send messages in place of text_input")
         if not text_input:
             raise PromptError("text_input", "empty", "send at least one character")
-        return encode_text(tokenizer, "text_input", text_input, interactive=interactive)
+        return encode_text(tokenizer, "text_input", text_input, interactive=interactive, limit=limit)
     assert messages is not None
     conversation = parse_messages(messages)
     given_tools = None if tools is None else parse_json("tools", tools, "send a JSON list of objects")
-    return encode_chat(tokenizer, conversation, given_tools, interactive=interactive)
+    return encode_chat(tokenizer, conversation, given_tools, interactive=interactive, limit=limit)
 
 
 def pack_bad_words(sequences: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -10,4 +10,4 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3}
 if [ -z "${PYTHON:-}" ] && [ -x .venv/bin/python ]; then python=.venv/bin/python; fi
-PYTHONPATH="$PWD/scripts${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -u -m gpu_check "$@"
+PYTHONPATH="$PWD/scripts/gpu_check/site:$PWD/scripts:$PWD${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -u -m gpu_check "$@"

@@ -103,7 +103,7 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a text (with the tokenizer's beginning token) or of a chat (through its template)."""
-        return self._encode(prompt).token_ids
+        return encode(lambda: self.tokenizer, prompt).token_ids
 
     def generate(
         self,
@@ -258,8 +258,9 @@ class Engine:
             raise EngineClosedError("the engine is closed")
         return native
 
-    def _encode(self, prompt: Prompt, session: Session | None = None) -> Encoded:
-        return encode(lambda: self.tokenizer, prompt, interactive=session is not None and session.goes_on)
+    def _encode(self, prompt: Prompt, session: Session) -> Encoded:
+        limit = self.info.session_len
+        return encode(lambda: self.tokenizer, prompt, interactive=session.goes_on, limit=limit)
 
     def _streaming(
         self,

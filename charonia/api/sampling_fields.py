@@ -34,7 +34,7 @@ class SamplingFields:
     # texts that end the sequence and are not output; matched as UTF-8 within and across tokens; at most 64 of 1 to 1024
     # bytes
     stop: str | bytes | Sequence[str | bytes] | None = None
-    # tokens that end the sequence; empty: the model's own
+    # tokens that end the sequence, at most 256; empty: the model's own
     end_ids: Sequence[int] = ()
     # end ids do not end the sequence
     ignore_eos: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
@@ -15,11 +16,12 @@ from charonia.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from charonia.api.engine import Engine
+    from charonia.bench.records import Record
     from charonia.bench.targets import OpenTarget
 
 app = typer.Typer(help="Measure speed.", no_args_is_help=True, pretty_exceptions_enable=False)
 
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the figures here, a line of JSON each.")]
 DtypeOption = Annotated[str, typer.Option(help="Type of the weights: auto (the model's own), bf16, fp16 or fp32.")]
 ModelArgument = Annotated[str, typer.Argument(help="A workspace, a Hugging Face model folder or a hub id.")]
 
@@ -52,6 +54,23 @@ def _open(
     return targets.in_process(engine), engine
 
 
+def _show(console: Console, file: Path | None, about: dict[str, Any], records: Sequence[Record]) -> None:
+    from charonia.bench.figures import print_errors
+    from charonia.bench.records import print_records
+
+    print_records(console, records)
+    print_errors(console, records)
+    _write(file, about, records)
+
+
+def _write(file: Path | None, about: dict[str, Any], records: Sequence[Record]) -> None:
+    """about: the settings of what was measured."""
+    from charonia.bench.records import describe_run, write
+
+    if file is not None:
+        write(file, describe_run(about), records)
+
+
 @app.command()
 @with_engine_options(environment=True)
 def static(
@@ -66,7 +85,6 @@ def static(
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Batches of equal length in this process, against the device's limits measured in the same run."""
-    from charonia.bench.figures import write_json
     from charonia.bench.static import print_report, run_static
 
     console = Console()
@@ -81,7 +99,7 @@ def static(
         console=console,
     )
     print_report(console, report, verbose=verbose)
-    write_json(json_file, report.to_json())
+    _write(json_file, {**(settings or {}), **report.about()}, report.records)
 
 
 @app.command()
@@ -111,7 +129,7 @@ def serving(
     from dataclasses import replace
 
     from charonia.bench import workload
-    from charonia.bench.figures import as_json, print_figures, write_json
+    from charonia.bench.figures import records
     from charonia.bench.serving import run_serving
 
     if (prompts is None) == (trace is None):
@@ -133,8 +151,8 @@ def serving(
         elif trace is None and concurrency is None:
             concurrency = 8
         figures = run_serving(opened, jobs, concurrency=concurrency, warmup=warmup, console=console)
-    print_figures(console, [(target.value, figures)])
-    write_json(json_file, {"target": target.value, "model": model, **as_json(figures)})
+    _show(console, json_file, {"model": model, **(settings or {})},
+          records("serving", [figures], {"target": target.value}))  # fmt: skip
     if figures.errors == figures.requests:
         raise typer.Exit(1)
 
@@ -174,8 +192,7 @@ def compare(
 ) -> None:
     """The same requests in this process, through Triton and through the gateway, one after the other."""
     from charonia.bench import workload
-    from charonia.bench.compare import print_summary, run_compare, summary
-    from charonia.bench.figures import write_json
+    from charonia.bench.compare import compare_records, run_compare
 
     console = Console()
     jobs: dict[int, list[workload.Job]] = {}
@@ -186,8 +203,8 @@ def compare(
         else:
             jobs[level] = workload.random_jobs(model, count, 32, max_tokens, seed=level)
     results = run_compare(model, jobs, rounds=rounds, settings=settings or {}, console=console, processes=processes)
-    print_summary(console, results)
-    write_json(json_file, {"model": model, "max_tokens": max_tokens, **summary(results)})
+    about = {"model": model, "max_tokens": max_tokens, **(settings or {})}
+    _show(console, json_file, about, compare_records(results))
 
 
 @app.command()
@@ -204,8 +221,7 @@ def endpoints(
 ) -> None:
     """The same requests through a gateway with one server and with several, all of them on this machine."""
     from charonia.bench import workload
-    from charonia.bench.endpoints import print_summary, run_endpoints, summary
-    from charonia.bench.figures import write_json
+    from charonia.bench.endpoints import endpoint_records, run_endpoints
 
     console = Console()
     results = run_endpoints(
@@ -217,9 +233,8 @@ def endpoints(
         settings=settings or {},
         console=console,
     )
-    print_summary(console, results)
-    content = {"model": model, "max_tokens": max_tokens, "concurrency": concurrency, "servers": summary(results)}
-    write_json(json_file, content)
+    about = {"model": model, "max_tokens": max_tokens, "concurrency": concurrency, **(settings or {})}
+    _show(console, json_file, about, endpoint_records(results))
 
 
 @app.command()
@@ -237,8 +252,7 @@ def prefix(
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Time to first token with and without a prefix that an earlier prompt had."""
-    from charonia.bench.figures import write_json
-    from charonia.bench.prefix import print_report, run_prefix
+    from charonia.bench.prefix import run_prefix
 
     console = Console()
     with ExitStack() as stack:
@@ -249,7 +263,7 @@ def prefix(
                 f"--prefix-tokens {prefix_tokens} and --question-tokens {question_tokens} do not fit the "
                 f"context of {session_len} tokens: lower one of them, or raise --session-len"
             )
-        report = run_prefix(
+        records = run_prefix(
             opened,
             tokenizer,
             prefix_tokens=prefix_tokens,
@@ -257,8 +271,7 @@ def prefix(
             prefixes=prefixes,
             seed=seed,
         )
-    print_report(console, report)
-    write_json(json_file, {"target": target.value, "model": model, **report.to_json()})
+    _show(console, json_file, {"target": target.value, "model": model, **(settings or {})}, records)
 
 
 @app.command()
@@ -276,8 +289,7 @@ def soak(
 ) -> None:
     """A long mixed load through Triton with clients that disconnect; exit code 1 when anything leaks or is lost."""
     from charonia.bench.compare import serving as served
-    from charonia.bench.figures import write_json
-    from charonia.bench.soak import print_report, run_soak
+    from charonia.bench.soak import run_soak
 
     console = Console()
     with served(model, settings or {}) as server:
@@ -285,10 +297,25 @@ def soak(
             server.triton, server.metrics, server.pid, seconds=seconds, clients=clients, seed=seed, console=console
         )
     faults = report.faults(growth_limit)
-    print_report(console, report, faults)
-    write_json(json_file, {"model": model, **report.to_json(), "faults": faults})
+    about = {"model": model, "seconds": seconds, "clients": clients, "faults": faults, **(settings or {})}
+    _show(console, json_file, about, report.records())
+    for fault in faults:
+        console.print(fault, style="red", markup=False)
     if faults:
         raise typer.Exit(1)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def program(
+    file: Annotated[Path, typer.Argument(help="A program of benchmarks/, such as build/charonia_scheduler.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """A C++ benchmark (cmake -DCHARONIA_BENCHMARKS=ON): the scheduler, token masks, the CPU's kernels."""
+    from charonia.bench.program import run_program
+
+    given = arguments or []
+    _show(Console(), json_file, {"program": file.name, "arguments": given}, run_program(file, given))
 
 
 @app.command("make-model")

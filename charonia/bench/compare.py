@@ -9,6 +9,7 @@ import functools
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,12 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from charonia.api.engine import Engine, Setting, spell_settings
-from charonia.bench.figures import Figures, as_json
+from charonia.bench.figures import Figures, records
+from charonia.bench.records import Record
 from charonia.bench.serving import run_in_processes, run_serving
 from charonia.bench.targets import OpenTarget, gateway, in_process, triton
 from charonia.bench.workload import Job
@@ -150,43 +150,18 @@ def run_compare(
     return results
 
 
-def _throughput(rounds: Sequence[Figures]) -> float:
-    return float(np.median([figures.output_tokens_per_s for figures in rounds]))
-
-
-def summary(results: Mapping[int, Mapping[str, Sequence[Figures]]]) -> dict[str, Any]:
-    """For the JSON file: figures of every round, median throughput, and its ratio to the engine's in process."""
-    levels = {}
+def compare_records(results: Mapping[int, Mapping[str, Sequence[Figures]]]) -> list[Record]:
+    """Of every concurrency and target, with the median output beside the engine's in process."""
+    found = []
     for level, targets in results.items():
-        base = _throughput(targets["in-process"])
-        levels[str(level)] = {
-            name: {
-                "output_tokens_per_s": _throughput(rounds),
-                "ratio": _throughput(rounds) / base if base else None,
-                "rounds": [as_json(figures) for figures in rounds],
-            }
-            for name, rounds in targets.items()
-        }
-    return {"concurrency": levels}
+        base = _output(targets["in-process"])
+        for name, rounds in targets.items():
+            case = {"requests at once": level, "target": name}
+            found += records("compare", rounds, case)
+            if base:
+                found.append(Record.of("compare", "of in process", "%", 100 * (_output(rounds) / base), case=case))
+    return found
 
 
-def print_summary(console: Console, results: Mapping[int, Mapping[str, Sequence[Figures]]]) -> None:
-    """Output tokens per second and the ratio to the engine's, one line for each concurrency."""
-    names = list(next(iter(results.values())))
-    table = Table("requests at once", title="Output tokens/s, and of the engine's in process")
-    for name in names:
-        table.add_column(name, justify="right")
-    table.add_column("errors", justify="right")
-    for level, targets in results.items():
-        base = _throughput(targets["in-process"])
-        cells = [
-            f"{_throughput(targets[name]):.1f} ({100 * _throughput(targets[name]) / base:.0f} %)" for name in names
-        ]
-        errors = sum(figures.errors for rounds in targets.values() for figures in rounds)
-        table.add_row(str(level), *cells, str(errors))
-    console.print(table)
-    texts = {
-        text for targets in results.values() for rounds in targets.values() for f in rounds for text in f.error_texts
-    }
-    for text in sorted(texts):
-        console.print(text, style="red", markup=False)
+def _output(rounds: Sequence[Figures]) -> float:
+    return statistics.median(figures.output_tokens_per_s for figures in rounds)

@@ -15,15 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
 
-import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from charonia.api.engine import Setting
 from charonia.bench.compare import Served, free_ports, serving, wait_until_ready
-from charonia.bench.figures import Figures, as_json
+from charonia.bench.figures import Figures, records
+from charonia.bench.records import Record
 from charonia.bench.serving import run_serving
 from charonia.bench.targets import gateway
 from charonia.bench.workload import Job
@@ -110,45 +109,17 @@ def _generated(server: Served) -> float:
     )
 
 
-def _median(rounds: Sequence[Round]) -> float:
-    return float(np.median([one.figures.output_tokens_per_s for one in rounds]))
-
-
-def summary(results: Mapping[int, Sequence[Round]]) -> dict[str, Any]:
-    """For the JSON file: each round's figures, and the median throughput against the first level's."""
-    base = _median(next(iter(results.values())))
-    return {
-        str(level): {
-            "output_tokens_per_s": _median(rounds),
-            "ratio": _median(rounds) / base if base else None,
-            "rounds": [{**as_json(one.figures), "shares": one.shares} for one in rounds],
-        }
-        for level, rounds in results.items()
-    }
-
-
-def print_summary(console: Console, results: Mapping[int, Sequence[Round]]) -> None:
-    base = _median(next(iter(results.values())))
-    columns = (
-        "output tokens/s",
-        "of the first",
-        "ms to first token, p50",
-        "p99",
-        "most and least of a server",
-        "errors",
-    )
-    table = Table("servers", *columns, title="Through one gateway; medians of the rounds")
+def endpoint_records(results: Mapping[int, Sequence[Round]]) -> list[Record]:
+    """Of every number of servers, with the median output beside the first number's, and what each has done."""
+    medians = {level: median(one.figures.output_tokens_per_s for one in rounds) for level, rounds in results.items()}
+    base = next(iter(medians.values()))
+    found = []
     for level, rounds in results.items():
-        firsts = [one.figures.ttft_ms for one in rounds]
-        table.add_row(
-            str(level),
-            f"{_median(rounds):.1f}",
-            f"{100 * _median(rounds) / base:.0f} %" if base else "-",
-            f"{np.median([first.median or np.nan for first in firsts]):.0f}",
-            f"{np.median([first.p99 or np.nan for first in firsts]):.0f}",
-            f"{100 * max(one.shares[0] for one in rounds):.0f} %, {100 * min(one.shares[-1] for one in rounds):.0f} %",
-            str(sum(one.figures.errors for one in rounds)),
-        )
-    console.print(table)
-    for text in sorted({text for rounds in results.values() for one in rounds for text in one.figures.error_texts}):
-        console.print(text, style="red", markup=False)
+        case = {"servers": level}
+        found += records("endpoints", [one.figures for one in rounds], case)
+        if base:
+            found.append(Record.of("endpoints", "of the first", "%", 100 * (medians[level] / base), case=case))
+        for name, place in (("most of a server", 0), ("least of a server", -1)):
+            shares = [100 * one.shares[place] for one in rounds]
+            found.append(Record.of("endpoints", name, "% of the tokens", shares, case=case))
+    return found

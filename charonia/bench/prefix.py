@@ -5,53 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from rich.console import Console
-from rich.table import Column, Table
+from statistics import median
+from typing import TYPE_CHECKING
 
 from charonia.bench.figures import Trace
+from charonia.bench.records import Record
 from charonia.bench.targets import OpenTarget, clock
 from charonia.bench.workload import Job, random_text
 from charonia.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-
-@dataclass(frozen=True)
-class Requests:
-    """Medians over one kind of request. ttft_ms: from sending to the first token."""
-
-    ttft_ms: float
-    input_tokens: int
-    cached_tokens: int
-
-    @classmethod
-    def of(cls, traces: Sequence[Trace]) -> Requests:
-        return cls(
-            float(np.median([1e3 * (trace.arrivals[0] - trace.began) for trace in traces])),
-            int(np.median([trace.input_tokens for trace in traces])),
-            int(np.median([trace.cached_tokens for trace in traces])),
-        )
-
-
-@dataclass(frozen=True)
-class Report:
-    """first: requests with a prefix that nobody has sent before. shared: the next with it and another question."""
-
-    prefixes: int
-    first: Requests
-    shared: Requests
-
-    @property
-    def ratio(self) -> float:
-        return self.first.ttft_ms / self.shared.ttft_ms
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "ratio": self.ratio}
 
 
 def run_prefix(
@@ -62,14 +26,17 @@ def run_prefix(
     question_tokens: int,
     prefixes: int,
     seed: int,
-) -> Report:
-    """For each of `prefixes` random prefixes two requests with different questions, one after the other."""
+) -> list[Record]:
+    """For each of `prefixes` random prefixes two requests with different questions, one after the other.
+
+    Records of the first requests, whose prefix nobody has sent before, and of the next with it; and how many times
+    shorter the median time to the first token is for the latter."""
     generator = random.Random(seed)
 
     def text(tokens: int) -> str:
         return random_text(tokenizer, tokens, generator)
 
-    async def run() -> Report:
+    async def run() -> list[Record]:
         first: list[Trace] = []
         shared: list[Trace] = []
         async with open_target() as target:
@@ -82,17 +49,28 @@ def run_prefix(
                         raise ModelError("the target answered without a token")
                     if index >= 0:
                         traces.append(trace)
-        return Report(prefixes, Requests.of(first), Requests.of(shared))
+        return [*_records(_FIRST, first), *_records(_SHARED, shared), _shorter(first, shared)]
 
     return asyncio.run(run())
 
 
-def print_report(console: Console, report: Report) -> None:
-    headings = ("time to first token, ms", "prompt tokens", "of them cached")
-    table = Table("request", *(Column(heading, justify="right") for heading in headings))
-    for name, requests in (("first with its prefix", report.first), ("next with it", report.shared)):
-        table.add_row(name, f"{requests.ttft_ms:.1f}", str(requests.input_tokens), str(requests.cached_tokens))
-    console.print(table)
-    console.print(
-        f"{report.ratio:.1f} times shorter with a shared prefix ({report.prefixes} prefixes, medians)", highlight=False
+_FIRST, _SHARED = "first with its prefix", "next with it"
+
+
+def _records(request: str, traces: Sequence[Trace]) -> list[Record]:
+    values = (
+        ("time to first token", "ms", _times(traces)),
+        ("prompt tokens", "", [trace.input_tokens for trace in traces]),
+        ("of them cached", "", [trace.cached_tokens for trace in traces]),
     )
+    return [Record.of("prefix", name, unit, several, case={"request": request}) for name, unit, several in values]
+
+
+def _shorter(first: Sequence[Trace], shared: Sequence[Trace]) -> Record:
+    return Record.of(
+        "prefix", "shorter", "times", median(_times(first)) / median(_times(shared)), case={"request": _SHARED}
+    )
+
+
+def _times(traces: Sequence[Trace]) -> list[float]:
+    return [1e3 * (trace.arrivals[0] - trace.began) for trace in traces]

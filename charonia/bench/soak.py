@@ -13,14 +13,15 @@ import random
 import time
 import urllib.request
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+
+from charonia.bench.records import Record
 
 _SAMPLE_S = 1.0
 _IDLE_LIMIT_S = 120.0
@@ -105,8 +106,25 @@ class Report:
             found.append(f"resident memory grew by {100 * self.memory.growth:.1f} %")
         return found
 
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "memory_growth": self.memory.growth if self.memory else None, "faults": self.faults()}
+    def records(self) -> list[Record]:
+        counts = {
+            "sent": self.sent,
+            "ended for the client": self.ended,
+            "ended in the engine": self.counted,
+            "KV blocks": self.blocks,
+        }
+        found = [
+            Record.of("soak", "count", "", number, case={"of": f"{what}: {name}"})
+            for what, several in counts.items()
+            for name, number in sorted(several.items())
+        ]
+        if self.memory:
+            memory, case = self.memory, {"of": "resident memory"}
+            found.append(Record.of("soak", "after a tenth", "MiB", memory.early_bytes / 2**20, case=case))
+            samples = {"bytes_each_second": self.memory_bytes}
+            found.append(Record.of("soak", "at the end", "MiB", memory.late_bytes / 2**20, case=case, details=samples))
+            found.append(Record.of("soak", "growth", "%", 100 * memory.growth, case=case))
+        return found
 
 
 def run_soak(
@@ -255,21 +273,3 @@ def resident_bytes(pid: int) -> int:
         with contextlib.suppress(psutil.NoSuchProcess):
             total += one.memory_info().rss
     return total
-
-
-def print_report(console: Console, report: Report, faults: list[str]) -> None:
-    table = Table("", "", title=f"{report.seconds:.0f} s, {report.clients} clients", show_header=False)
-    for name, counts in (
-        ("sent", report.sent),
-        ("ended for the client", report.ended),
-        ("in the engine", report.counted),
-    ):
-        listed = ", ".join(f"{key} {value}" for key, value in sorted(counts.items()))
-        table.add_row(name, f"{sum(counts.values())}: {listed}")
-    table.add_row("KV blocks", ", ".join(f"{key} {value}" for key, value in report.blocks.items()))
-    if report.memory:
-        early, late = report.memory.early_bytes / 2**20, report.memory.late_bytes / 2**20
-        table.add_row("resident memory", f"{early:.1f} MiB, then {late:.1f} MiB ({100 * report.memory.growth:+.2f} %)")
-    console.print(table)
-    for fault in faults:
-        console.print(f"[red]{fault}[/red]")

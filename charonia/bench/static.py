@@ -7,17 +7,17 @@ prefill against the rate of a large GEMM.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from charonia import _engine
 from charonia.api.engine import Engine, Setting
 from charonia.api.results import Output, SamplingParams
 from charonia.bench.limits import Limits, measure_limits
+from charonia.bench.records import Record, print_records
 from charonia.errors import InvalidRequestError
 
 _WARMUP_TOKENS = 32
@@ -25,31 +25,11 @@ _TYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True)
-class Row:
-    """One batch size and pair of lengths; medians over the runs.
-
-    prefill: prompt tokens per second until the last sequence's first token. decode: output tokens per second after it.
-    bandwidth_share: bytes of weights that the steps read per second, of the bandwidth measured in the same run;
-    bandwidth_share_with_kv: with the keys and values of contexts of mean length. gemm_share: operations per second of
-    the layers' GEMMs with weights during prefill, of the rate measured in the same run; those of attention and of
-    the output layer are not counted. None: without that measurement.
-    """
-
-    batch: int
-    prompt_tokens: int
-    output_tokens: int
-    prefill_tokens_per_s: float
-    decode_tokens_per_s: float
-    total_output_tokens_per_s: float
-    bandwidth_share: float | None
-    bandwidth_share_with_kv: float | None
-    gemm_share: float | None
-
-
-@dataclass(frozen=True)
 class Report:
-    """bandwidth in bytes per second, gemm_flops in operations per second; the better of a measurement before and one
-    after the batches. kernel_report: which kernels the device's operations went to, a line each, after the batches;
+    """records: of every batch size and pair of lengths, which are their case; see _records().
+
+    bandwidth in bytes per second, gemm_flops in operations per second; the better of a measurement before and one after
+    the batches. kernel_report: which kernels the device's operations went to, a line each, after the batches;
     gemms_rejected: how many GEMMs cuBLASLt rejected, which own kernels took."""
 
     model: str
@@ -60,12 +40,17 @@ class Report:
     weight_bytes_per_step: int
     bandwidth: float | None
     gemm_flops: float | None
-    rows: tuple[Row, ...]
+    records: tuple[Record, ...]
     kernel_report: tuple[str, ...] = ()
     gemms_rejected: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def about(self) -> dict[str, Any]:
+        """All but the records."""
+        return {name: value for name, value in vars(self).items() if name != "records"}
+
+    def value(self, name: str, **case: int) -> float | None:
+        """Of the first record with this name, and a case with these values; None where that was not measured."""
+        return next((r.value for r in self.records if r.name == name and case.items() <= r.case.items()), None)
 
 
 def run_static(
@@ -123,7 +108,7 @@ def measure_static(
         info.weight_bytes_per_step,
         limits.bandwidth,
         limits.gemm_flops,
-        tuple(_row(info, limits, *case) for case in measured),
+        tuple(record for case in measured for record in _records(info, limits, *case)),
         tuple(engine.kernel_report()),
         engine.stats().gemms_rejected,
     )
@@ -134,16 +119,15 @@ def _check(batches: Sequence[int], prompts: Sequence[int], outputs: Sequence[int
         raise InvalidRequestError("batch sizes, prompt lengths and runs must be at least 1, output lengths at least 2")
 
 
-def _measure(engine: Engine, batch: int, prompt: int, output: int, runs: int) -> tuple[float, float]:
-    """Medians of the seconds to the last first token and from there to the end."""
+def _measure(engine: Engine, batch: int, prompt: int, output: int, runs: int) -> list[tuple[float, float]]:
+    """Of every run the seconds to the last first token and from there to the end."""
     generator = np.random.default_rng(0)
     seconds = []
     for tokens in (min(output, _WARMUP_TOKENS), *[output] * runs):
         sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
         prompts: list[list[int]] = generator.integers(3, engine.info.vocab_size, (batch, prompt)).tolist()
         seconds.append(_phases(engine.generate(prompts, sampling)))
-    prefill, decode = np.median(np.array(seconds[1:]), axis=0)
-    return float(prefill), float(decode)
+    return seconds[1:]
 
 
 def _phases(outputs: Sequence[Output]) -> tuple[float, float]:
@@ -151,30 +135,39 @@ def _phases(outputs: Sequence[Output]) -> tuple[float, float]:
     return first, max(output.timings.total_ms for output in outputs) / 1e3 - first
 
 
-def _row(
-    info: _engine.EngineInfo, limits: Limits, batch: int, prompt: int, output: int, seconds: tuple[float, float]
-) -> Row:
-    prefill, decode = seconds
+def _records(
+    info: _engine.EngineInfo, limits: Limits, batch: int, prompt: int, output: int, runs: Sequence[tuple[float, float]]
+) -> list[Record]:
+    """prefill: prompt tokens per second until the last sequence's first token. decode: output tokens per second after
+    it. output: output tokens per second in all. weights: bytes of weights that the steps of decoding read per second,
+    of the bandwidth measured in the same run; weights and KV: with the keys and values of contexts of mean length.
+    GEMMs: operations per second of the layers' GEMMs with weights during prefill, of the rate measured in the same run;
+    those of attention and of the output layer are not counted. No share without the measurement of its limit."""
     # The sequence that began last takes one step for each of its tokens after the first.
-    steps_per_s = (output - 1) / decode
+    steps = [(output - 1) / decode for _, decode in runs]
     weights = info.weight_bytes_per_step
     kv_token = info.kv_cache_bytes / (info.num_blocks * info.cache_block_seq_len)
     contexts = batch * (prompt + output / 2) * kv_token
     # The output layer works on the last row of a prompt alone.
     layers = weights / _TYPE_BYTES[info.weight_type] - info.vocab_size * info.hidden_units
-    prefill_flops = 2.0 * layers * batch * prompt / prefill
-    bandwidth, gemm = limits.bandwidth, limits.gemm_flops
-    return Row(
-        batch=batch,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        prefill_tokens_per_s=batch * prompt / prefill,
-        decode_tokens_per_s=batch * steps_per_s,
-        total_output_tokens_per_s=batch * output / (prefill + decode),
-        bandwidth_share=steps_per_s * weights / bandwidth if bandwidth else None,
-        bandwidth_share_with_kv=steps_per_s * (weights + contexts) / bandwidth if bandwidth else None,
-        gemm_share=prefill_flops / gemm if gemm else None,
-    )
+    case = {"batch": batch, "prompt": prompt, "output": output}
+
+    def record(name: str, unit: str, values: Sequence[float]) -> Record:
+        return Record.of("static", name, unit, values, case=case)
+
+    found = [
+        record("prefill", "tokens/s", [batch * prompt / prefill for prefill, _ in runs]),
+        record("decode", "tokens/s", [batch * rate for rate in steps]),
+        record("output in all", "tokens/s", [batch * output / (prefill + decode) for prefill, decode in runs]),
+    ]
+    if limits.gemm_flops:
+        operations = 2.0 * layers * batch * prompt
+        shares = [100 * operations / prefill / limits.gemm_flops for prefill, _ in runs]
+        found.append(record("GEMMs", "% of their rate", shares))
+    if limits.bandwidth:
+        for name, read in (("weights", weights), ("weights and KV", weights + contexts)):
+            found.append(record(name, "% of the bandwidth", [100 * rate * read / limits.bandwidth for rate in steps]))
+    return found
 
 
 def print_report(console: Console, report: Report, *, verbose: bool = False) -> None:
@@ -190,29 +183,10 @@ def print_report(console: Console, report: Report, *, verbose: bool = False) -> 
     console.print(what, highlight=False, soft_wrap=True)
     if not report.bandwidth:
         console.print("shares need PyTorch, which measures the device: pip install torch", highlight=False)
-    table = Table("batch", "prompt", "output", title="Static; tokens/s, and shares of what was measured")
-    for heading in ("prefill", "of GEMMs", "decode", "output in all", "weights", "weights and KV"):
-        table.add_column(heading, justify="right")
-    for row in report.rows:
-        table.add_row(
-            str(row.batch),
-            str(row.prompt_tokens),
-            str(row.output_tokens),
-            f"{row.prefill_tokens_per_s:.1f}",
-            _percent(row.gemm_share),
-            f"{row.decode_tokens_per_s:.1f}",
-            f"{row.total_output_tokens_per_s:.1f}",
-            _percent(row.bandwidth_share),
-            _percent(row.bandwidth_share_with_kv),
-        )
-    console.print(table)
+    print_records(console, report.records)
     if report.gemms_rejected:
         text = f"cuBLASLt rejected {report.gemms_rejected} GEMMs, which own kernels took"
         console.print(text if verbose else f"{text}; --verbose says which", highlight=False, soft_wrap=True)
     if verbose:
         for line in report.kernel_report or ("the CPU device has no kernels to choose from",):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f} %"

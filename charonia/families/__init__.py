@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from charonia.errors import ModelError, UnsupportedError
 from charonia.families import baichuan, experts, gemma, internlm, llama, mistral, phi3, qwen, qwen2, yi
-from charonia.families.spec import Family, HfConfig, ModelConfig, ModelSpec, TensorMap, TensorPart
+from charonia.families.spec import Family, HfConfig, ModelConfig, ModelSpec, TensorMap, TensorPart, stacked_shape
 
-__all__ = ["FAMILIES", "Family", "HfConfig", "ModelConfig", "ModelSpec", "TensorMap", "TensorPart", "describe"]
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "HfConfig",
+    "ModelConfig",
+    "ModelSpec",
+    "TensorMap",
+    "TensorPart",
+    "describe",
+    "stacked_shape",
+]
 
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,

@@ -60,6 +60,11 @@ class TensorPart:
 TensorMap = dict[str, tuple[TensorPart, ...]]
 
 
+def stacked_shape(parts: tuple[TensorPart, ...]) -> tuple[int, ...]:
+    """The shape of a canonical tensor."""
+    return (sum(part.taken[0] for part in parts), *parts[0].taken[1:])
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A model as the engine will run it."""

@@ -8,9 +8,10 @@ import importlib.util
 import socket
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Sequence
 from importlib.metadata import version
 
+from charonia.serve.access import Port
 from charonia.serve.errors import ServeError
 
 
@@ -44,27 +45,27 @@ def check_packages(*, own_triton: bool, gateway: bool) -> None:
             )
 
 
-def check_ports(host: str, ports: Mapping[str, int]) -> None:
-    """ports: number by the variable that sets it. All must be free and different."""
+def check_ports(ports: Sequence[Port]) -> None:
+    """All must be free and different."""
     by_number: dict[int, str] = {}
-    for name, port in ports.items():
-        if port in by_number:
-            raise ServeError(f"{by_number[port]} and {name} are both {port}; give them different ports")
-        by_number[port] = name
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for address, number, address_name, name in ports:
+        if number in by_number:
+            raise ServeError(f"{by_number[number]} and {name} are both {number}; give them different ports")
+        by_number[number] = name
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((host, port))
+                probe.bind((address, number))
             except PermissionError:
-                raise ServeError(f"port {port} needs root: set {name} to a port from 1024 on") from None
+                raise ServeError(f"port {number} needs root: set {name} to a port from 1024 on") from None
             except socket.gaierror as error:
-                raise ServeError(f"CHARONIA_HOST={host} is no address of this machine ({error.strerror})") from None
+                raise ServeError(f"{address_name}={address} is no address of this machine ({error.strerror})") from None
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise ServeError(
-                        f"cannot listen on {host}:{port} ({error.strerror}): check CHARONIA_HOST"
+                        f"cannot listen on {address}:{number} ({error.strerror}): check {address_name}"
                     ) from None
                 raise ServeError(
-                    f"port {port} is in use by another process: stop that one, or choose another port with {name}"
+                    f"port {number} is in use by another process: stop that one, or choose another port with {name}"
                 ) from None

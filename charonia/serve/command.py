@@ -10,6 +10,7 @@ import typer
 from charonia.api.engine import spell_settings
 from charonia.api.options import with_engine_options
 from charonia.settings import ServeSettings, env_name, inference_settings, read_settings
+from charonia.text import prompt_ids
 
 app = typer.Typer()
 
@@ -33,6 +34,8 @@ def serve_command(
     ] = None,
     model_name: Annotated[str | None, _option("model_name")] = None,
     host: Annotated[str | None, _option("host")] = None,
+    triton_address: Annotated[str | None, _option("triton_address")] = None,
+    http_inference: Annotated[bool | None, _option("http_inference", "--http-inference/--no-http-inference")] = None,
     http_port: Annotated[int | None, _option("http_port")] = None,
     grpc_port: Annotated[int | None, _option("grpc_port")] = None,
     metrics_port: Annotated[int | None, _option("metrics_port")] = None,
@@ -43,6 +46,7 @@ def serve_command(
     triton_dir: Annotated[Path | None, _option("triton_dir")] = None,
     text_instances: Annotated[int | None, _option("text_instances")] = None,
     start_timeout_s: Annotated[float | None, _option("start_timeout_s")] = None,
+    max_restarts: Annotated[int | None, _option("max_restarts")] = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Serve a model: Triton with its four models, and the OpenAI-compatible gateway.
@@ -56,6 +60,8 @@ def serve_command(
         model=model,
         model_name=model_name,
         host=host,
+        triton_address=triton_address,
+        http_inference=http_inference,
         http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,
@@ -66,7 +72,9 @@ def serve_command(
         triton_dir=triton_dir,
         text_instances=text_instances,
         start_timeout_s=start_timeout_s,
+        max_restarts=max_restarts,
     )
+    prompt_ids.tokenizers_alone = True
     with reported(chosen.log_format):
         serve(chosen, spell_settings(settings or {}), exits=True)
 
@@ -87,6 +95,7 @@ def prepare_command(
     from charonia.serve.model import prepare
 
     chosen = read_settings(model=model, run_dir=run_dir)
+    prompt_ids.tokenizers_alone = True
     print(
         prepare(
             chosen.model,

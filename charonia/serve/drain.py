@@ -3,61 +3,93 @@
 When it is asked to shut down, Triton 24.10 stops all models at once, and the calls of the ensemble that
 are in flight lose their text. A model that is unloaded takes no new request and is not ready, but its calls in flight
 go on. So the ensemble is unloaded first.
+
+Triton's own API for that is closed to everybody: its key would stand in a command line. The engine's backend unloads
+the ensemble when this process tells it to, through a pipe.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
-import json
-import secrets
+import os
+import re
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
 
+from charonia.serve import logs
+
 ENSEMBLE = "ensemble"
-_HEADER = "charonia-control"
+# Explicitly, or no model can be unloaded. All of the repository are loaded at the start, as without these options.
+OPTIONS = ("--model-control-mode=explicit", "--load-model=*")
+_UNLOADED = f"successfully unloaded '{ENSEMBLE}'"
+_BUSY = re.compile(rb"^charonia_num_requests_(?:running|waiting)\{[^}]*\} (?!0(?:\.0*)?$)", re.MULTILINE)
+_KNOWN = b"charonia_num_requests_running{"
 _POLL_S = 0.05
-_ANSWER_S = 5  # what Triton takes at most to answer about its models
+_LOOK_S = 1  # between two looks at the engine's metrics, and what an answer may take
+IDLE_S = 10  # after which calls of an ensemble whose engine has nothing to do are taken for lost
 
 
 class ModelControl:
-    """Triton's API that loads and unloads models, for this process alone: callers have to know a key."""
+    """Has one Triton after the other unload the ensemble, by a pipe that the engine's backend reads."""
 
     def __init__(self) -> None:
-        self._key = secrets.token_hex(16)
+        self._pipe, self._orders = os.pipe()
+        self._unloaded = threading.Event()
 
-    def options(self) -> dict[str, str]:
-        """The server's options for it. All models of the repository are loaded at the start, as without them."""
-        restricted = f"model-repository:{_HEADER}={self._key}"
-        return {
-            "model-control-mode": "explicit",
-            "load-model": "*",
-            "http-restricted-api": restricted,
-            "grpc-restricted-protocol": restricted,
-        }
+    @property
+    def descriptor(self) -> int:
+        """Of the pipe that the server has to inherit."""
+        return self._pipe
 
-    def drain(self, url: str, limit_s: float, hurry: Callable[[], bool]) -> bool:
-        """Unloads the ensemble of the Triton at `url` and returns once its calls have ended (true), or false after
-        limit_s, when hurry() says so, or when Triton does not answer."""
-        deadline = time.monotonic() + limit_s
-        try:
-            # Answered at once: the calls end afterwards.
-            self._post(f"{url}/v2/repository/models/{ENSEMBLE}/unload")
-            while self._is_unloading(url):
-                if hurry() or time.monotonic() > deadline:
-                    return False
-                time.sleep(_POLL_S)
-        except (http.client.HTTPException, OSError):
-            return False
-        return True
+    def environment(self) -> dict[str, str]:
+        return {"CHARONIA_CONTROL_FD": str(self._pipe)}
 
-    def _is_unloading(self, url: str) -> bool:
-        models = json.loads(self._post(f"{url}/v2/repository/index"))
-        return any(model["name"] == ENSEMBLE and model.get("state") == "UNLOADING" for model in models)
+    def see(self, line: str) -> None:
+        """A line of the server's log."""
+        if _UNLOADED in line and (entry := logs.parse(line)) and entry.message.startswith(_UNLOADED):
+            self._unloaded.set()
 
-    def _post(self, url: str) -> bytes:
-        request = urllib.request.Request(url, b"{}", {_HEADER: self._key, "Content-Type": "application/json"})
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=_ANSWER_S) as answer:
-            body: bytes = answer.read()
-            return body
+    def drain(self, metrics_url: str, limit_s: float, hurry: Callable[[], bool]) -> str:
+        """Unloads the ensemble of the Triton with these metrics, and returns once its calls have ended, or when hurry()
+        says so. Returns why calls are left, for people; empty where none is, or where there is no need to say.
+
+        Triton counts a call of the ensemble that was cancelled by gRPC as in flight for ever. So it is not waited for
+        when the engine has had nothing to do for IDLE_S.
+        """
+        with contextlib.suppress(OSError):  # it has ended
+            os.write(self._orders, f"{ENSEMBLE}\n".encode())
+        now = time.monotonic()
+        deadline, idle_since, next_look = now + limit_s, now, now + _LOOK_S
+        while not self._unloaded.wait(_POLL_S):
+            now = time.monotonic()
+            if hurry() or now > deadline:
+                return ""
+            if now < next_look:
+                continue
+            if not _is_idle(metrics_url):
+                idle_since = now
+            elif now - idle_since > IDLE_S:
+                return (
+                    f"Triton still counts calls of the ensemble, and the engine has had nothing to do for {IDLE_S} s: "
+                    "clients cancelled them by gRPC (docs/contracts.md). They are not waited for"
+                )
+            next_look = time.monotonic() + _LOOK_S
+        return ""
+
+    def close(self) -> None:
+        for descriptor in (self._pipe, self._orders):
+            os.close(descriptor)
+
+
+def _is_idle(metrics_url: str) -> bool:
+    """Whether the engine says that it has no request; false where it says nothing."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(metrics_url, timeout=_LOOK_S) as answer:
+            text: bytes = answer.read()
+    except (http.client.HTTPException, OSError):
+        return False
+    return _KNOWN in text and _BUSY.search(text) is None

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -18,11 +18,11 @@ from types import FrameType
 from rich.console import Console
 from rich.markup import escape
 
-from charonia.serve import checks, logs, run_folder, triton
-from charonia.serve.drain import ModelControl
+from charonia.serve import access, checks, drain, logs, run_folder, triton
 from charonia.serve.errors import DeviceFailure, ServeError
 from charonia.serve.model import prepare
 from charonia.serve.process import Child
+from charonia.serve.restarts import WINDOW_S, Restarts
 from charonia.settings import ServeSettings, environment, inference_settings, misspelled, shared_environment
 from charonia.weights.workspace import TRITON_MODELS
 
@@ -94,8 +94,10 @@ class _Stack:
         self._ready = False
         self._drain_s = 0.0  # how long requests may go on at the end
         self._device: list[str] = []  # what the engine said of where it runs
-        self._models = ModelControl()
-        self._children: list[Child] = []  # in the order in which they were started
+        self._models = drain.ModelControl()
+        self._restarts = Restarts(settings.max_restarts)
+        self._start_server: Callable[[], Child]  # set by _start()
+        self._children: list[Child] = []  # Triton, then the gateway
 
     def run(self) -> None:
         began = time.monotonic()
@@ -106,7 +108,7 @@ class _Stack:
         checks.check_python()
         root = settings.run_dir.expanduser().absolute()
         with run_folder.held(root, settings.grpc_port) as own:
-            checks.check_ports(settings.host, settings.ports)
+            checks.check_ports(access.ports(settings))
             workspace = prepare(settings.model, root, self._inference, self._say)
             try:
                 if not self._start(own, workspace):
@@ -114,9 +116,11 @@ class _Stack:
                 self._ready = True
                 self._announce(workspace, time.monotonic() - began)
                 while not self._signals.wait(_POLL_S * 2):
-                    self._check_alive()
+                    if self._children[0].exit_status() is None or not self._restart():
+                        self._check_alive(self._children)
             finally:
                 self._stop()
+                self._models.close()
 
     def _start(self, own: Path, workspace: Path) -> bool:
         """Starts Triton, then the gateway; false when a signal came first. own: the folder of this stack."""
@@ -133,22 +137,19 @@ class _Stack:
         }
         log_file = self._log_file(own, "triton")
         self._say(f"Starting Triton with {_model_name(workspace)}" + (f"; log: {log_file}" if log_file else ""))
-        server = self._spawn(
-            "Triton",
-            triton.command(
-                distribution,
-                settings,
-                repository,
-                triton.make_backend_folder(own / "backends", distribution),
-                self._drain_s,
-                self._models.options(),
-            ),
-            triton.environment(distribution, {**base, "CHARONIA_DRAIN_TIMEOUT_S": str(self._drain_s)}),
-            log_file,
+        command = triton.command(
+            distribution,
+            settings,
+            repository,
+            triton.make_backend_folder(own / "backends", distribution),
+            self._drain_s,
+            [*drain.OPTIONS, *access.triton_options(settings)],
         )
-        http = f"{self._triton_url()}/v2"
-        urls = [f"{http}/health/ready", *(f"{http}/models/{name}/ready" for name in TRITON_MODELS)]
-        if not self._until_ready(server, urls):
+        env = {**base, **self._models.environment(), "CHARONIA_DRAIN_TIMEOUT_S": str(self._drain_s)}
+        env = triton.environment(distribution, env)
+        self._start_server = lambda: self._spawn("Triton", command, env, log_file, [self._models.descriptor])
+        self._children.append(self._start_server())
+        if not self._until_server_ready():
             return False
         if not settings.gateway:
             return True
@@ -159,23 +160,32 @@ class _Stack:
                 **base,
                 "CHARONIA_HOST": settings.host,
                 "CHARONIA_GATEWAY_PORT": str(settings.gateway_port),
-                "CHARONIA_TRITON_HOST": _loopback(settings.host),
+                "CHARONIA_TRITON_HOST": _loopback(settings.triton_address),
                 "CHARONIA_GRPC_PORT": str(settings.grpc_port),
                 "CHARONIA_MODEL_NAME": settings.model_name or _model_name(workspace),
                 "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": str(self._drain_s),
             },
             self._log_file(own, "gateway"),
         )
+        self._children.append(gateway)
         return self._until_ready(gateway, [f"{self._gateway_url()}/health/ready"])
 
     def _log_file(self, folder: Path, name: str) -> Path | None:
         return folder / f"{name}.log" if self._settings.logs == "files" else None
 
-    def _spawn(self, name: str, command: list[str], env: Mapping[str, str], log_file: Path | None) -> Child:
+    def _spawn(
+        self,
+        name: str,
+        command: list[str],
+        env: Mapping[str, str],
+        log_file: Path | None,
+        inherits: Sequence[int] = (),
+    ) -> Child:
         render = logs.renderer(self._settings.log_format, "gateway" if name == "the gateway" else "triton")
 
         def show(line: str) -> None:
             self._device += triton.device_of(line)
+            self._models.see(line)
             if log_file is None:
                 if not triton.is_noise(line) and (shown := render(line)) is not None:
                     logs.show(shown)
@@ -185,16 +195,52 @@ class _Stack:
             if level == "warning" or (level and self._ready):
                 self._say(text, level, of=name)
 
-        child = Child(name, command, env, log_file, show, render, lambda text: self._say(text, "warning"))
-        self._children.append(child)
-        return child
+        return Child(name, command, env, log_file, show, render, lambda text: self._say(text, "warning"), inherits)
+
+    def _restart(self) -> bool:
+        """Starts a Triton that died again; false where it died too often. When this returns, it may have died anew or a
+        signal may have come. The gateway answers 503 meanwhile. Raises ServeError when the gateway has died, too."""
+        self._check_alive(self._children[1:])
+        delay = self._restarts.begin()
+        if delay is None:
+            if self._restarts.limit:
+                self._say(f"Triton died {self._restarts.limit + 1} times in {WINDOW_S // 60} minutes", "error")
+            return False
+        self._ready = False
+        self._say(
+            f"{self._death_of(self._children[0])}\n"
+            f"Triton is started again in {delay:g} s (restart {self._restarts.count} of at most {self._restarts.limit} "
+            f"in {WINDOW_S // 60} minutes)",
+            "error",
+        )
+        self._children[0].kill_group()
+        if self._signals.wait(delay):
+            return True
+        began = time.monotonic()
+        self._device.clear()
+        self._children[0] = self._start_server()
+        try:
+            self._ready = self._until_server_ready()
+        except ServeError as error:
+            self._check_alive(self._children[1:])
+            if self._children[0].exit_status() is None:  # not ready in time
+                self._say(str(error), "error")
+                self._children[0].kill_group()
+        if self._ready:
+            self._say(f"Triton is ready again after {time.monotonic() - began:.1f} s")
+        return True
+
+    def _until_server_ready(self) -> bool:
+        http = f"{self._triton_url(self._settings.http_port)}/v2"
+        urls = [f"{http}/health/ready", *(f"{http}/models/{name}/ready" for name in TRITON_MODELS)]
+        return self._until_ready(self._children[0], urls)
 
     def _until_ready(self, child: Child, urls: list[str]) -> bool:
         """True when every URL answers 200, false when a signal came first."""
         deadline = time.monotonic() + self._settings.start_timeout_s
         waiting = list(urls)
         while waiting:
-            self._check_alive()
+            self._check_alive(self._children)
             waiting = [url for url in waiting if not _answers(url)]
             if waiting and time.monotonic() > deadline:
                 raise ServeError(
@@ -205,21 +251,24 @@ class _Stack:
                 return False
         return True
 
-    def _check_alive(self) -> None:
-        for child in self._children:
-            status = child.exit_status()
-            if status is not None:
-                errors = triton.explain_failure(child.tail())
-                log = f"its log is {child.log_file}, and says" if child.log_file else "its log says"
-                if child is self._children[0] and child.exit_code == DeviceFailure.exit_code:
-                    # What else it says are consequences.
-                    cause = next((text for text in errors if "the device has failed" in text), "nothing of it")
-                    raise DeviceFailure(
-                        f"the device has failed, and {child.name} {status}. Start it again; where it is supervised, as "
-                        f"in containers, that happens by itself; {log}:\n  {cause}"
-                    )
-                lines = "\n".join(f"  {text}" for text in errors)
-                raise ServeError(f"{child.name} {status}; {log}:\n{lines}")
+    def _check_alive(self, children: Sequence[Child]) -> None:
+        for child in children:
+            if child.exit_status() is not None:
+                raise self._death_of(
+                    child, ". Start it again; where it is supervised, as in containers, that happens by itself"
+                )
+
+    def _death_of(self, child: Child, remedy: str = "") -> ServeError:
+        """remedy: against a device that has failed."""
+        status = child.exit_status()
+        errors = triton.explain_failure(child.tail())
+        log = f"its log is {child.log_file}, and says" if child.log_file else "its log says"
+        if child is self._children[0] and child.exit_code == DeviceFailure.exit_code:
+            # What else it says are consequences.
+            cause = next((text for text in errors if "the device has failed" in text), "nothing of it")
+            return DeviceFailure(f"the device has failed, and {child.name} {status}{remedy}; {log}:\n  {cause}")
+        lines = "\n".join(f"  {text}" for text in errors)
+        return ServeError(f"{child.name} {status}; {log}:\n{lines}")
 
     def _stop(self) -> None:
         """The gateway first, so that Triton has no caller of ours left; then what others call; then Triton."""
@@ -232,14 +281,20 @@ class _Stack:
 
         for child in reversed(self._children):
             if child is self._children[0] and self._ready and child.exit_status() is None and not hurry():
-                self._models.drain(self._triton_url(), self._drain_s, hurry)
+                lost = self._models.drain(self._metrics_url(), self._drain_s, hurry)
+                if lost:
+                    self._say(lost, "warning")
+                    limit = _KILL_AFTER_S
             child.terminate()
             if not child.wait(limit, hurry):
                 self._say(f"{child.name} has not ended by itself and is killed")
             child.kill_group()
 
-    def _triton_url(self) -> str:
-        return f"http://{_bracketed(_loopback(self._settings.host))}:{self._settings.http_port}"
+    def _triton_url(self, port: int) -> str:
+        return f"http://{_bracketed(_loopback(self._settings.triton_address))}:{port}"
+
+    def _metrics_url(self) -> str:
+        return f"{self._triton_url(self._settings.metrics_port)}/metrics"
 
     def _gateway_url(self) -> str:
         return f"http://{_bracketed(_loopback(self._settings.host))}:{self._settings.gateway_port}"
@@ -247,7 +302,9 @@ class _Stack:
     def _announce(self, workspace: Path, seconds: float) -> None:
         settings, url = self._settings, self._gateway_url()
         name = settings.model_name or _model_name(workspace)
-        host = url.removeprefix("http://").rpartition(":")[0]
+        for text in access.warnings(settings):
+            self._say(text, "warning")
+        host = _bracketed(_loopback(settings.triton_address))
         ready = f"{name} is ready after {seconds:.1f} s"
         if not settings.gateway:
             self._say(
@@ -268,7 +325,7 @@ class _Stack:
                 -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
   Chat        triton_client {host}:{settings.grpc_port}   (in a checkout: make chat)
   API docs    {url}/docs
-  Metrics     {url}/metrics   http://{host}:{settings.metrics_port}/metrics
+  Metrics     {url}/metrics   {self._metrics_url()}
 """
         )
 

@@ -19,6 +19,7 @@ from pathlib import Path
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 _KEPT_LINES = 400
+_DEATH_S = 5  # that a killed process may take to be gone
 LOG_BYTES = 20 << 20  # of a log file; then it becomes NAME.1, and NAME.1 becomes NAME.2
 OLD_LOGS = 4
 
@@ -73,7 +74,8 @@ class _LogFile(RotatingFileHandler):
 
 class Child:
     """A running command. Its output goes, line by line, to `on_line` and, as `render` writes it, to a log file
-    where there is one. Of a log file that cannot be written `complain` is told; the command is read on.
+    where there is one. Of a log file that cannot be written `complain` is told; the command is read on. It has
+    the file descriptors `inherits`, too.
 
     Start it from the main thread: the kernel ties the child's life to the thread that starts it.
     """
@@ -87,6 +89,7 @@ class Child:
         on_line: Callable[[str], None] = lambda _: None,
         render: Callable[[str], str | None] = lambda line: line,
         complain: Callable[[str], None] = lambda _: None,
+        inherits: Sequence[int] = (),
     ) -> None:
         self.name = name
         self.log_file = log_file
@@ -103,6 +106,7 @@ class Child:
             text=True,
             errors="replace",
             start_new_session=True,
+            pass_fds=inherits,
             preexec_fn=_die_with(os.getpid()),
         )
         self._reader = threading.Thread(target=self._read, name=f"{name}-log", daemon=True)
@@ -172,4 +176,5 @@ class Child:
         """Ends it and whatever is left of what it started, at once."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it in the kernel for ever
+            self._process.wait(_DEATH_S)

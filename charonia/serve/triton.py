@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,22 +122,21 @@ def command(
     repository: Path,
     backend_folder: Path,
     drain_s: float,
-    more: Mapping[str, str] | None = None,
+    more: Sequence[str] = (),
 ) -> list[str]:
-    """drain_s: how long requests may go on at the end, the engine's setting drain_timeout_s. more: options by name."""
+    """drain_s: how long requests may go on at the end, the engine's setting drain_timeout_s. more: further options."""
     options = {
         "model-repository": repository,
         "backend-directory": backend_folder,
-        "http-address": settings.host,
+        "http-address": settings.triton_address,
         "http-port": settings.http_port,
-        "grpc-address": settings.host,
+        "grpc-address": settings.triton_address,
         "grpc-port": settings.grpc_port,
-        "metrics-address": settings.host,
+        "metrics-address": settings.triton_address,
         "metrics-port": settings.metrics_port,
         # The engine ends what still runs after drain_s; the server must not leave before it has.
         "exit-timeout-secs": math.ceil(drain_s) + EXIT_MARGIN_S,
         "backend-config": "python,stub-timeout-seconds=120",
-        **(more or {}),
     }
     if not has_gpu():
         options |= {"allow-gpu-metrics": "false", "pinned-memory-pool-byte-size": 0}
@@ -147,6 +146,7 @@ def command(
         "--disable-auto-complete-config",
         *(f"--{name}={value}" for name, value in options.items()),
         *(f"--trace-config={setting}" for setting in _trace_config(settings)),
+        *more,
     ]
 
 

@@ -7,10 +7,12 @@ prompt has the same ids on both ways. So it imports nothing of charonia.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,11 +24,23 @@ Message = dict[str, Any]
 
 # Of JSON, the gateway's own limit: what takes values apart level by level needs a part of Python's stack for each.
 MAX_DEPTH = 200
-MAX_BAD_WORDS = 1000  # the engine compares each with the end of every sequence at every step
+# generated: request limits, from definitions/ by `make generate`
+# words of a request's bad_words: the engine compares each with the end of every sequence at every step
+MAX_BAD_WORDS = 1000
+# bytes of a bad word in UTF-8, as of a stop word: each is tokenized three times
+MAX_BAD_WORD_BYTES = 1024
+# end of generated: request limits
+# Characters that are tokenized at once of a text that is perhaps too long.
+_SLICE = 1 << 15
 _MAX_SHOWN = 80  # characters of a wrong value in an error
 # Stands for an answer whose tokens the engine has: what a chat template writes after it is what follows the answer. No
 # template changes it, since it has neither spaces nor markup, and nobody writes it.
 _ANSWER = "charoniaXanswerXendsXhere"
+
+
+# True in a process that has no other use of transformers: it does not import PyTorch where that is installed. No
+# tokenizer needs it, and it takes two seconds and 250 MB of memory.
+tokenizers_alone = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,17 @@ class PromptError(ValueError):
         super().__init__(f"{field}: {problem}; {remedy}")
 
 
+class PromptTooLongError(PromptError):
+    """More tokens than the context holds. The engine says the same of what it is given."""
+
+    def __init__(self, limit: int) -> None:
+        ValueError.__init__(
+            self,
+            f"the prompt does not fit: it has more than {limit} tokens and the context (session_len) holds {limit}, "
+            "one of them to be generated. Shorten the prompt",
+        )
+
+
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """The fast tokenizer of a Hugging Face folder or of a workspace's `tokenizer` folder. Runs no code of the model's
     and downloads nothing.
@@ -62,7 +87,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """
     # Its advice on missing frameworks is not for people who serve: neither PyTorch nor another one is needed.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
+    with _without_torch() if tokenizers_alone else contextlib.nullcontext():
+        from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
 
     has_fast = (folder / "tokenizer.json").is_file()
     if not has_fast and not any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json")):
@@ -93,6 +119,22 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
             "convert it with transformers' save_pretrained, or pip install sentencepiece protobuf"
         )
     return tokenizer
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """No import finds PyTorch here, and transformers remembers that there is none."""
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]  # Python's way to say that it cannot be imported
+    try:
+        from transformers.utils.import_utils import is_torch_available
+
+        is_torch_available()  # keeps its answer
+        yield
+    finally:
+        del sys.modules["torch"]
 
 
 def has_own_code(folder: Path) -> bool:
@@ -143,23 +185,35 @@ def show(value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
-def encode_text(tokenizer: Any, field: str, text: str, *, interactive: bool = False) -> Encoded:
+def encode_text(
+    tokenizer: Any, field: str, text: str, *, interactive: bool = False, limit: int | None = None
+) -> Encoded:
     """A text as the tokenizer does it on its own, with its beginning token if it has one.
 
-    field: what errors call it. interactive: it may go on from a session's history.
+    field: what errors call it. interactive: it may go on from a session's history. limit: as check_length has it.
     """
+    check_length(tokenizer, field, text, limit)
     token_ids = encode(tokenizer, field, text, special=True)
     added = encode_inner(tokenizer, field, text) if interactive else []
     return Encoded(token_ids, False, added, text)
 
 
-def encode_chat(tokenizer: Any, messages: Sequence[Any], tools: Any = None, *, interactive: bool = False) -> Encoded:
+def encode_chat(
+    tokenizer: Any,
+    messages: Sequence[Any],
+    tools: Any = None,
+    *,
+    interactive: bool = False,
+    limit: int | None = None,
+) -> Encoded:
     """A chat through the model's template, which writes special tokens itself. messages, tools: as OpenAI has them.
 
-    interactive: the messages may go on from a session's history; `encode_continuation` says how.
+    interactive: the messages may go on from a session's history; `encode_continuation` says how. limit: as check_length
+    has it.
     """
     checked = check_messages(messages)
     text = render_chat(tokenizer, checked, None if tools is None else check_tools(tools))
+    check_length(tokenizer, "messages", text, limit)
     added = encode_continuation(tokenizer, checked) if interactive else []
     return Encoded(encode(tokenizer, "messages", text, special=False), True, added, text)
 
@@ -294,9 +348,35 @@ def _cannot_continue(what: str) -> PromptError:
     )
 
 
+def check_length(tokenizer: Any, field: str, text: str, limit: int | None) -> None:
+    """Raises PromptTooLongError for a text that is far beyond `limit` tokens, the context's length, without tokenizing
+    all of it. Time and memory follow from `limit`, whatever comes. None: no limit.
+
+    What has four characters a token at most goes to the engine, which counts exactly. Of what is longer, slices are
+    tokenized until they have twice the limit: a cut changes the tokens at its edge alone, so the whole has more than
+    the limit, too. No bound in bytes would do. Vocabularies have tokens of 128 spaces and more, and some tokenizers
+    drop white space behind special tokens, or make one token of all that they do not know. Only such a run of more than
+    a slice can be told too long where its whole would fit.
+    """
+    if limit is None or len(text) <= max(_SLICE, 4 * limit):
+        return
+    count = 0
+    for begin in range(0, len(text), _SLICE):
+        count += len(_token_ids(tokenizer, field, text[begin : begin + _SLICE], special=False))
+        if count > 2 * limit:
+            raise PromptTooLongError(limit)
+
+
 def encode(tokenizer: Any, field: str, text: str, *, special: bool) -> list[int]:
     """At least one id. special: with the tokens that the tokenizer puts around a text, such as its beginning token; a
     chat template writes these itself."""
+    ids = _token_ids(tokenizer, field, text, special=special)
+    if not ids:
+        raise PromptError(field, "no token is left of it", "send a text that is not empty")
+    return ids
+
+
+def _token_ids(tokenizer: Any, field: str, text: str, *, special: bool) -> list[int]:
     try:
         ids = tokenizer(text, add_special_tokens=special, return_attention_mask=False)["input_ids"]
     except UnicodeEncodeError as error:
@@ -305,8 +385,6 @@ def encode(tokenizer: Any, field: str, text: str, *, special: bool) -> list[int]
         raise PromptError(
             field, "text that is not valid Unicode", "send whole characters, no lone surrogates"
         ) from None
-    if not ids:
-        raise PromptError(field, "no token is left of it", "send a text that is not empty")
     return [int(token) for token in ids]
 
 
@@ -334,6 +412,9 @@ def encode_bad_words(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
         field = f"bad_words[{index}]"
         if not word:
             raise PromptError(field, "empty", "leave it out")
+        size = len(word.encode("utf-8", "surrogatepass"))
+        if size > MAX_BAD_WORD_BYTES:
+            raise PromptError(field, f"of {size} bytes", f"send at most {MAX_BAD_WORD_BYTES} bytes")
         spellings = [encode(tokenizer, field, text, special=False) for text in (word, " " + word)]
         spellings.append(_after_newline(tokenizer, field, word))
         sequences.extend(ids for ids in spellings if ids)

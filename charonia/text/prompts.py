@@ -29,18 +29,21 @@ def split(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(cast("Sequence[Prompt]", prompts))
 
 
-def encode(tokenizer: Callable[[], Any], prompt: Prompt, *, interactive: bool = False) -> Encoded:
+def encode(
+    tokenizer: Callable[[], Any], prompt: Prompt, *, interactive: bool = False, limit: int | None = None
+) -> Encoded:
     """A prompt as prompt_ids.py has it; token ids as they are. interactive: with what the prompt adds to a session.
+    limit: the context's length, beyond which a text is not tokenized to its end.
 
     tokenizer: called only where one is needed; returns the Hugging Face tokenizer.
     """
     with _refused():
         if isinstance(prompt, str):
-            return encode_text(tokenizer(), "prompt", prompt, interactive=interactive)
+            return encode_text(tokenizer(), "prompt", prompt, interactive=interactive, limit=limit)
         if not isinstance(prompt, Sequence):
             raise InvalidRequestError(f"{prompt!r} is no prompt; expected a text, token ids or chat messages")
         if prompt and isinstance(prompt[0], Mapping):
-            return encode_chat(tokenizer(), prompt, interactive=interactive)
+            return encode_chat(tokenizer(), prompt, interactive=interactive, limit=limit)
     for position, token in enumerate(prompt):
         # NumPy's integers too. Whether an id is in the vocabulary, the engine checks, which has 32 bits for it.
         if not isinstance(token, Integral) or not -(2**31) <= int(token) < 2**31:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
-from charonia.families import ModelSpec, TensorMap, TensorPart, describe
+from charonia.families import ModelSpec, TensorMap, TensorPart, describe, stacked_shape
 from charonia.progress import Progress
 from charonia.text import prompt_ids
 from charonia.text.token_table import build_token_table
@@ -23,7 +22,7 @@ from charonia.text.tokenizer import copy_tokenizer, load_tokenizer
 from charonia.weights import workspace
 from charonia.weights.checkpoint import DTYPES, WEIGHT_TYPES, Array, Checkpoint, TensorInfo, open_checkpoint, read_json
 from charonia.weights.safetensors_writer import write_safetensors
-from charonia.weights.tensor_parallel import rank_of, ranks_of, split
+from charonia.weights.tensor_parallel import output_rows, rank_of, ranks_of, split
 
 # Values of generation_config.json that leave config.json's as it is. 0 is none of them: it is a token id.
 _UNSAID: tuple[Any, ...] = (None, [], "")
@@ -151,7 +150,7 @@ def _write_tensors(file: Path, source: Source, tensors: TensorMap, progress: Pro
     """Writes a rank's file, one tensor in memory at a time; returns its entry for the manifest."""
     dtype_name = WEIGHT_TYPES[source.spec.config.weight_type]
     dtype = DTYPES[dtype_name]
-    shapes = {name: (sum(part.taken[0] for part in parts), *parts[0].taken[1:]) for name, parts in tensors.items()}
+    shapes = {name: stacked_shape(parts) for name, parts in tensors.items()}
 
     def values(name: str) -> Iterator[Array]:
         for part in tensors[name]:
@@ -224,23 +223,53 @@ def write_weights(
     if link:
         _link_tensors(source.checkpoint, tensors, manifest)
     else:
-        for rank in range(ranks):
-            file = f"rank-{rank}.safetensors"
-            mine = {name: parts for name, parts in tensors.items() if rank_of(name) == rank}
-            manifest.files[file] = _write_tensors(weights / file, source, mine, progress)
-            manifest.tensors |= {name: [{"file": file, "name": name}] for name in mine}
-    (weights / "manifest.json").write_text(json.dumps(manifest.to_json(), indent=1) + "\n", encoding="utf-8")
+        _copy_tensors(weights, source, tensors, manifest, progress)
+    manifest.save(weights)
+
+
+def _file_of(rank: int) -> str:
+    return f"rank-{rank}.safetensors"
+
+
+def _copy_tensors(
+    weights: Path, source: Source, tensors: TensorMap, manifest: workspace.Manifest, progress: Progress
+) -> None:
+    """Writes a file for each rank. An output layer that is tied to the embedding is read from where that is."""
+    config = source.spec.config
+    dtype = WEIGHT_TYPES[config.weight_type]
+    for rank in range(manifest.ranks):
+        file, output = _file_of(rank), f"output.{rank}.weight"
+        mine = {name: parts for name, parts in tensors.items() if (rank_of(name) or 0) == rank}
+        if config.tie_word_embeddings:
+            rows = output_rows(config, rank, manifest.ranks)
+            place = {"file": _file_of(0), "name": "tok_embeddings.weight", "rows": rows}
+            manifest.add(output, dtype, stacked_shape(mine.pop(output)), [place])
+        manifest.files[file] = _write_tensors(weights / file, source, mine, progress)
+        for name, parts in mine.items():
+            manifest.add(name, dtype, stacked_shape(parts), [{"file": file, "name": name}])
 
 
 def _link_tensors(checkpoint: Checkpoint, tensors: TensorMap, manifest: workspace.Manifest) -> None:
     for name, parts in tensors.items():
-        manifest.tensors[name] = []
+        dtype = checkpoint.tensors[parts[0].name].dtype
+        places = []
         for part in parts:
-            file = checkpoint.tensors[part.name].file.resolve()
+            info = checkpoint.tensors[part.name]
+            file = info.file.resolve()
             manifest.files[str(file)] = {"bytes": file.stat().st_size}
-            ranges = {"rows": part.rows, "cols": part.cols}
-            entry = {"file": str(file), "name": part.name}
-            manifest.tensors[name].append(entry | {key: list(value) for key, value in ranges.items() if value})
+            place: dict[str, Any] = {"file": str(file), "name": part.name}
+            differs = {"dtype": info.dtype if info.dtype != dtype else None, "rows": part.rows, "cols": part.cols}
+            places.append(place | {key: value for key, value in differs.items() if value})
+        manifest.add(name, dtype, stacked_shape(parts), places)
+
+
+def write_description(spec: ModelSpec, weights: Path, ranks: int) -> None:
+    """Writes config.ini and a manifest without files: what a model takes can be computed from them, not the model."""
+    workspace.write_config_ini(weights / "config.ini", spec.config.settings())
+    manifest = workspace.Manifest(spec.config.model_name, ranks)
+    for name, parts in split(spec.tensors, spec.config, ranks).items():
+        manifest.add(name, WEIGHT_TYPES[spec.config.weight_type], stacked_shape(parts))
+    manifest.save(weights)
 
 
 def convert(

@@ -19,7 +19,8 @@ from charonia.errors import InvalidRequestError
 from charonia.families import ModelSpec
 from charonia.weights import hub, workspace
 from charonia.weights.checkpoint import WEIGHT_TYPES, read_json
-from charonia.weights.convert import check_spec, read_config, read_source
+from charonia.weights.convert import check_spec, read_config, read_source, write_description
+from charonia.weights.tensor_parallel import ranks_of
 
 LEAST_CONTEXT = 2048  # of the contexts that are listed when none is asked for; each is four times the one before
 _TORCH_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -134,14 +135,15 @@ def make_plan(
     """
     overrides = {**_engine.settings_from_environment(), **spell_settings(settings or {})}
     notes: list[str] = []
-    with _weights(model, dtype, notes) as folder:
+    with _weights(model, dtype, ranks_of(overrides), notes) as folder:
         made = Plan(**_engine.plan_memory(folder, overrides, memory))
     return replace(made, warnings=[*notes, *made.warnings])
 
 
 @contextmanager
-def _weights(model: str | os.PathLike[str], dtype: str, notes: list[str]) -> Iterator[Path]:
-    """A weights folder with the model's config.ini; of a Hugging Face model it has nothing else.
+def _weights(model: str | os.PathLike[str], dtype: str, ranks: int, notes: list[str]) -> Iterator[Path]:
+    """A weights folder with the model's config.ini and manifest; of a Hugging Face model it has nothing else.
+    ranks: that such a model is described for.
 
     notes: gets what the plan takes for granted.
     """
@@ -157,7 +159,7 @@ def _weights(model: str | os.PathLike[str], dtype: str, notes: list[str]) -> Ite
         spec = _spec_on_hub(str(model), dtype, notes)
     with tempfile.TemporaryDirectory(prefix="charonia-") as folder:
         weights = Path(folder)
-        workspace.write_config_ini(weights / "config.ini", spec.config.settings())
+        write_description(spec, weights, ranks)
         yield weights
 
 

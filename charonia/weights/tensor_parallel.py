@@ -2,7 +2,8 @@
 
 Column and row parallel in turn, so that a layer needs two sums over the ranks (Shoeybi et al., Megatron-LM, 2019): q,
 k, v, gate and up by their output features, o and down by their input features. Experts are split like dense layers:
-every rank has a share of each of them.
+every rank has a share of each of them. The output layer is split by its rows. The engine reads all of this from the
+shapes in the manifest.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from charonia import _engine
 from charonia.errors import UnsupportedError
 from charonia.families import ModelConfig, TensorMap, TensorPart
 
+_LOGITS_ALIGNMENT = 4  # of a rank's share: 16 bytes of logits
 _LAYER_TENSOR = re.compile(
     r"(layers\.\d+\.(?:attention|feed_forward(?:\.experts\.\d+)?)\.)(w_qkv|wo|w1|w2|w3)\.0\.(weight|bias)"
 )
@@ -43,6 +45,8 @@ def _obstacle(config: ModelConfig, ranks: int) -> str:
             return f"{key} = {getattr(config, key)} is no multiple of {ranks}"
     if config.kv_head_num % ranks and ranks % config.kv_head_num:
         return f"kv_head_num = {config.kv_head_num} is neither a multiple nor a divisor of {ranks}"
+    if output_rows(config, ranks - 1, ranks)[0] >= config.vocab_size:
+        return f"vocab_size = {config.vocab_size} leaves the last rank no rows of the output layer"
     return ""
 
 
@@ -52,15 +56,29 @@ def _widths(config: ModelConfig) -> list[str]:
     return ["inter_size"] * dense + ["expert_inter_size"] * bool(config.num_experts)
 
 
+def output_rows(config: ModelConfig, rank: int, ranks: int) -> tuple[int, int]:
+    """[begin, end) of a rank's rows of the output layer: equal shares, of which the last one may be shorter."""
+    unit = ranks * _LOGITS_ALIGNMENT if ranks > 1 else 1
+    share = -(-config.vocab_size // unit) * unit // ranks
+    return rank * share, min(config.vocab_size, (rank + 1) * share)
+
+
 def split(tensors: TensorMap, config: ModelConfig, ranks: int) -> TensorMap:
     """The tensors of all ranks by canonical name; those of the whole model, which name rank 0, are what is given.
 
     With more ranks than KV heads, several ranks hold the same one. Biases that are added after the sum over the ranks
-    are rank 0's alone. What has no rank in its name (embedding, norms, router, output) is there once for all.
+    are rank 0's alone. What has no rank in its name (embedding, norms, router) is there once for all. The output layer
+    is `output.<rank>.weight`; where it is tied to the embedding, these are ranges of that.
     """
     check_ranks(config, ranks)
     split_tensors: TensorMap = {}
+    whole_output = tensors.get("output.weight", tensors["tok_embeddings.weight"])
+    for rank in range(ranks):
+        rows = output_rows(config, rank, ranks)
+        split_tensors[f"output.{rank}.weight"] = whole_output if ranks == 1 else _stacked_rows(whole_output, *rows)
     for name, parts in tensors.items():
+        if name == "output.weight":
+            continue
         match = _LAYER_TENSOR.fullmatch(name)
         if not match:
             split_tensors[name] = parts
@@ -118,7 +136,7 @@ def _share(part: TensorPart, dimension: int, index: int, count: int) -> TensorPa
     return part.take(dimension, index * size, (index + 1) * size)
 
 
-def rank_of(name: str) -> int:
-    """The rank in a canonical name; 0 for what is there once for all."""
+def rank_of(name: str) -> int | None:
+    """The rank in a canonical name; None for what is there once for all."""
     match = re.search(r"\.(\d+)\.(?:weight|bias)$", name)
-    return int(match.group(1)) if match else 0
+    return int(match.group(1)) if match else None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,9 @@ from charonia import __version__, _engine
 from charonia.errors import ModelError
 from charonia.weights import hub
 from charonia.weights.checkpoint import read_json
+from charonia.weights.tensor_parallel import rank_of
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 TRITON_MODELS = ("preprocessing", "engine", "postprocessing", "ensemble")
 WEIGHTS = Path("triton_models", "weights")
 TOKENIZER = Path("triton_models", "tokenizer")
@@ -31,11 +33,21 @@ class Manifest:
     source: str
     ranks: int = 1
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes and, where it was computed, sha256
-    # canonical name -> parts: file, name and, where not the whole, rows and cols; stacked
-    tensors: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    tensors: dict[str, dict[str, Any]] = field(default_factory=dict)  # by canonical name
 
-    def to_json(self) -> dict[str, Any]:
-        return {
+    def add(self, name: str, dtype: str, shape: Sequence[int], parts: Sequence[Mapping[str, Any]] = ()) -> None:
+        """A tensor of safetensors' type `dtype`. parts, which are stacked: file, name and, where they differ from the
+        whole tensor of that name, dtype, rows and cols; none in a manifest that says only how large a model is."""
+        rank = rank_of(name)
+        self.tensors[name] = {
+            **({} if rank is None else {"rank": rank}),
+            "dtype": dtype,
+            "shape": list(shape),
+            **({"parts": list(parts)} if parts else {}),
+        }
+
+    def save(self, weights: Path) -> None:
+        content = {
             "format_version": FORMAT_VERSION,
             "charonia_version": __version__,
             "source": self.source,
@@ -43,6 +55,7 @@ class Manifest:
             "files": self.files,
             "tensors": self.tensors,
         }
+        (weights / "manifest.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)

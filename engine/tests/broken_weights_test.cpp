@@ -1,13 +1,19 @@
 // Weights that no model can compute with: loading does not look at values, the first request says which tensor it is.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <stop_token>
 #include <string>
+#include <thread>
 #include <utility>
 
+#include "base/text.h"
 #include "engine_fixture.h"
 #include "model/weights.h"
+#include "runtime/weight_check.h"
 
 namespace charonia {
 namespace {
@@ -135,6 +141,42 @@ TEST_P(BrokenWeightsTest, ItEndsWhenItIsAskedTo) {
   std::stop_source stop;
   stop.request_stop();
   EXPECT_EQ(model::WeightFiles(weights(), 1).find_broken(DType::f32, stop.get_token()), "");
+}
+
+int threads_here() {
+  return static_cast<int>(std::distance(std::filesystem::directory_iterator("/proc/self/task"), {}));
+}
+
+// One tensor of 4 GiB, a file that takes no room on the disk: to read it takes a second or more.
+TEST(WeightCheckTest, ItEndsInTheMiddleOfATensorAndJoinsItsThread) {
+  const auto dir = testing::test_folder();
+  const std::int64_t rows = 1 << 20, cols = 1024;
+  const auto header = cat(R"({"output.weight": {"dtype": "F32", "shape": [)", rows, ", ", cols,
+                          R"(], "data_offsets": [0, )", rows * cols * 4, "]}}");
+  std::filesystem::create_directories(dir);
+  {
+    std::ofstream file(dir / "big.safetensors", std::ios::binary);
+    const auto length = static_cast<std::uint64_t>(header.size());
+    file.write(reinterpret_cast<const char*>(&length), sizeof length);
+    file << header;
+  }
+  const auto bytes = sizeof(std::uint64_t) + header.size() + static_cast<std::size_t>(rows * cols) * 4;
+  std::filesystem::resize_file(dir / "big.safetensors", bytes);
+  std::ofstream(dir / "manifest.json")
+      << R"({"format_version": 1, "ranks": 1, "files": {"big.safetensors": {"bytes": )" << bytes
+      << R"(}}, "tensors": {"output.weight": [{"file": "big.safetensors", "name": "output.weight"}]}})";
+  const auto before = threads_here();
+  runtime::WeightCheck check(dir, 1, "fp32");
+  std::string error;
+  std::thread asks([&] { error = check.explain("broken"); });
+  while (threads_here() < before + 2) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds{50});  // it reads
+  check.stop();
+  asks.join();
+  EXPECT_EQ(error, "broken (the engine was closed before all weights were read for the cause)");
+  check.join();
+  EXPECT_EQ(threads_here(), before);
+  std::filesystem::remove_all(dir);
 }
 
 }  // namespace

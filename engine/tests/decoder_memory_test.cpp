@@ -59,9 +59,10 @@ class DecoderMemory : public ::testing::Test {
     runtime::resolve_step_sizes(settings.config, {"cpu"});
     const auto limits = runtime::step_limits(settings.config);
     CountingOps ops(ops::make_cpu_ops(1));
-    const auto needs =
-        model::memory_needs(settings.model, model::Shard(settings.model, 0, 1), model::sizes_of(ops), limits);
     const model::WeightFiles files(dir_, 1);
+    const auto& manifest = files.manifest();
+    const auto needs = model::memory_needs(settings.model, manifest, model::Shard(settings.model, manifest, 0),
+                                           model::sizes_of(ops), limits);
     const model::Decoder decoder(settings.model, files, ops, limits);
     EXPECT_EQ(needs.weights + needs.activations,
               static_cast<std::size_t>(decoder.weight_bytes()) + ops.allocated + ops.biases)

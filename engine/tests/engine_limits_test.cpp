@@ -180,6 +180,38 @@ TEST_P(EngineLimitsTest, EveryStepTellsItsTimeItsBatchAndItsTokens) {
   EXPECT_GT(recorder_->sum_observed(Metric::engine_step_seconds), 0);
 }
 
+// A device whose steps take longer than the bound allows: each gets as little of the prompt as there is.
+TEST_P(EngineLimitsTest, ABoundOnTheTimeOfAStepCutsPromptsBesideDecodesAndChangesNoToken) {
+  lengthen();
+  faults_->step_ms = 2;  // of the asynchronous device
+  std::vector<TokenId> prompt(900);
+  for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<TokenId>(i * i % 37 + 1);
+  std::vector<std::vector<TokenId>> tokens;
+  std::vector<std::int64_t> steps;
+  for (const auto* step_time_ms : {"0", "1"}) {
+    const auto one = engine({{"step_time_ms", step_time_ms}, {"enable_prefix_caching", "False"}});
+    Collector decodes, asked;
+    const auto handle = one->submit(request({1, 2, 3}, 15'000), decodes.callback());
+    decodes.wait_for(1);
+    const auto before = one->stats().num_steps;
+    one->submit(request(prompt, 1), asked.callback());
+    tokens.push_back(asked.tokens());
+    steps.push_back(one->stats().num_steps - before);
+    one->cancel(handle);
+    asked.wait();
+    decodes.wait();
+    one->shutdown(1000);
+    Collector alone;
+    const auto fresh = engine({{"step_time_ms", step_time_ms}});
+    fresh->submit(request(prompt, 1), alone.callback());
+    EXPECT_EQ(alone.tokens(), tokens.back());
+    EXPECT_LE(fresh->stats().num_steps, 3) << "without decodes there is no bound";
+  }
+  EXPECT_EQ(tokens[0], tokens[1]);
+  EXPECT_LE(steps[0], 8);
+  EXPECT_GE(steps[1], GetParam() ? 900 / 16 : 2);
+}
+
 TEST_P(EngineLimitsTest, OfThoseThatWaitTheHigherPriorityGoesFirstAndThenTheEarlier) {
   lengthen();
   const auto one = engine({{"max_batch_size", "1"}});

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <random>
 #include <string>
+#include <thread>
 
 #include "charonia/engine.h"
 #include "engine_support.h"
@@ -192,6 +194,49 @@ TEST_P(OverlapTest, ARequestWhoseSamplingNeedsTheLastTokenIsNotOverlapped) {
   EXPECT_EQ(faults_->most_in_flight, 2);
 }
 
+// Where they come from, in whatever order: end ids, words of one token and of several. (StepCopy looks at every step.)
+TEST_P(OverlapTest, BansReachTheDeviceAscending) {
+  const auto one = engine(true);
+  auto banned = request({1, 2, 3}, 30);
+  banned.sampling.ignore_eos = false;
+  banned.sampling.min_tokens = 20;
+  banned.sampling.end_ids = {30, 7, 30, 21};
+  banned.sampling.bad_words = {{22}, {3, 39}, {9}, {3, 4}, {22}};
+  Collector out;
+  one->submit(banned, out.callback());
+  const auto tokens = out.tokens();
+  EXPECT_GE(tokens.size(), 20U);
+  for (const TokenId id : {22, 9}) EXPECT_EQ(std::ranges::count(tokens, id), 0) << id;
+  for (const TokenId id : {30, 7, 21}) EXPECT_LE(std::ranges::count(tokens, id), 1) << id << " ends the sequence";
+}
+
+// It is cancelled while the step that samples runs, whose row is the first to show what its KV is worth.
+TEST_P(OverlapTest, ARequestThatIsGoneWhenItsLogitsAreNotFiniteLeavesNoPrefix) {
+  constexpr TokenId kPoison = 39;
+  testing::TinyModel broken;
+  broken.ranks = GetParam();
+  int element = 0;
+  broken.change = [&](const std::string& name, float value) {
+    const bool poisoned = name == "tok_embeddings.weight" && element++ / broken.hidden == kPoison;
+    return poisoned ? std::numeric_limits<float>::quiet_NaN() : value;
+  };
+  write_tiny_workspace(dir_, broken);
+  const auto one = engine(true, {{"token_budget", "8"}});
+  const auto poisoned = request({1, 2, kPoison, 3, 4, 5, 6, 7, 8, 9, 10}, 5);
+  faults_->hold = true;
+  Collector gone, again;
+  const auto handle = one->submit(poisoned, gone.callback());
+  while (faults_->most_in_flight < 2) std::this_thread::yield();
+  EXPECT_TRUE(one->cancel(handle));
+  faults_->hold = false;
+  faults_->hold.notify_all();
+  EXPECT_EQ(gone.last().finish_reason, FinishReason::cancelled);
+  one->submit(poisoned, again.callback());
+  EXPECT_EQ(again.last().finish_reason, FinishReason::error);
+  EXPECT_EQ(again.last().num_cached_tokens, 0);
+  one->check_integrity();
+}
+
 TEST_P(OverlapTest, CancelsLeaveTheOthersAsTheyAre) {
   auto all = requests(60);
   for (auto& one : all) {
@@ -264,7 +309,7 @@ TEST_P(OverlapTest, BlocksThatAFailedStepShouldHaveFilledAreFoundByNobody) {
   const auto one = request(prompt, 20);
   const auto expected = outcomes(*engine(false), {one}).front();
   // The prompt's blocks are indexed when its step is launched, and the next step finds them for the second request.
-  const auto failing = engine(true, {{"token_budget", "21"}});
+  const auto failing = engine(true, {{"token_budget", "21"}, {"step_time_ms", "0"}});
   // While the engine waits for a step, both come; then one plan after the other has them.
   Collector before, first, second, third;
   faults_->hold = true;

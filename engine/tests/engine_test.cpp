@@ -185,6 +185,8 @@ TEST_P(EngineTest, CancelByHandleAndByIdGivesOneLastResultAndFreesBlocks) {
   engine.submit(long_one, by_id.callback());
   by_handle.wait_for(1);
   by_id.wait_for(1);
+  for (const bool keeps : {false, true}) EXPECT_FALSE(keeps ? engine.stop("") : engine.cancel("")) << "it names nobody";
+  EXPECT_FALSE(by_handle.ended());
   EXPECT_TRUE(engine.cancel(handle));
   EXPECT_TRUE(engine.cancel(std::string_view("mine")));
   EXPECT_EQ(by_handle.wait().back().finish_reason, FinishReason::cancelled);

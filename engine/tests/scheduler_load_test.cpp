@@ -50,7 +50,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
  protected:
   static constexpr int kSteps = 1500;
 
-  RandomLoad() : pool_(make_pool()), scheduler_(load_.limits, *pool_), device_(*pool_) {}
+  RandomLoad() : pool_(make_pool()), scheduler_(load_.limits, *pool_, &step_time_), device_(*pool_) {}
 
   int below(int n) { return std::uniform_int_distribution<int>(0, n - 1)(random_); }
   bool one_in(int n) { return below(n) == 0; }
@@ -284,6 +284,9 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     if (in_flight_ && one_in(100)) return fail_in_flight();
     if (in_flight_) settle();
     if (fails || HasFailure()) return;  // the step is planned anew
+    // However long steps took: it changes how much is computed together, and nothing else.
+    std::uniform_int_distribution<int> any(0, 40);
+    step_time_.measured({any(times_), any(times_), any(times_)}, any(times_));
     scheduler_.advance(*plan);
     ASSERT_NO_THROW(scheduler_.check_integrity());
     in_flight_ = InFlight{std::move(*plan), std::move(result)};
@@ -292,7 +295,10 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
 
   Load load_ = std::get<0>(GetParam());
   std::mt19937_64 random_{std::get<1>(GetParam())};
+  std::mt19937_64 times_{random_};
   std::unique_ptr<BlockManager> pool_;
+  // Every other seed: no bound.
+  StepTime step_time_{std::get<1>(GetParam()) % 2 == 0 ? 0 : -1, 0, load_.limits.token_budget};
   Scheduler scheduler_;
   FakeDevice device_;
   const int most_ = std::min(load_.max_total, load_.num_blocks* load_.block_len);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -47,7 +48,16 @@ class TinyWeights {
  public:
   explicit TinyWeights(const TinyModel& model) : model_(model) {
     once("tok_embeddings.weight", model.vocab, model.hidden, 0, 1);
-    if (!model.tied) once("output.weight", model.vocab, model.hidden, 0, 0.5F);
+    if (!model.tied) tensor("output.weight", model.vocab, model.hidden, 0, 0.5F);
+    for (int rank = 0; rank < model.ranks; ++rank) {
+      constexpr int kAlignment = 4;
+      const int unit = model.ranks == 1 ? 1 : kAlignment * model.ranks;
+      const int share = (model.vocab + unit - 1) / unit * unit / model.ranks;
+      const int first = rank * share;
+      stack(cat("output.", rank, ".weight"), rank,
+            {range(model.tied ? "tok_embeddings.weight" : "output.weight", "rows", first,
+                   std::min(share, model.vocab - first))});
+    }
     once("norm.weight", model.hidden, 1, 1, 0.1F);
     for (int i = 0; i < model.layers; ++i) add_layer(i);
   }
@@ -56,6 +66,8 @@ class TinyWeights {
   std::uintmax_t write(const std::filesystem::path& file) const { return weights_.write(file); }
 
  private:
+  static constexpr int kEvery = -1;
+
   void tensor(const std::string& name, std::int64_t rows, std::int64_t cols, float mean, float deviation,
               std::vector<std::int64_t> shape = {}) {
     std::normal_distribution<float> normal(mean, deviation);
@@ -63,6 +75,7 @@ class TinyWeights {
     for (auto& value : values) value = model_.change(name, normal(random_));
     if (shape.empty()) shape = cols > 1 ? std::vector{rows, cols} : std::vector{rows};
     weights_.add(name, shape, "F32", bytes_of(values));
+    sizes_[name] = {{"rows", {0, rows}}, {"cols", {0, cols}}};
   }
 
   // The parts of a canonical tensor: each all of a tensor, or `size` of its rows or columns from `first` on.
@@ -73,9 +86,27 @@ class TinyWeights {
     return part;
   }
 
-  void once(const std::string& name, std::int64_t rows, std::int64_t cols, float mean, float deviation) {
+  // A canonical tensor of a rank; kEvery: all ranks read it.
+  void stack(const std::string& name, int rank, const std::vector<nlohmann::json>& parts) {
+    std::int64_t rows = 0, cols = 0;
+    for (const auto& part : parts) {
+      const auto& all = sizes_.at(part.at("name"));
+      const auto size = [&](const char* dimension) {
+        const auto ends = part.value(dimension, all.at(dimension));
+        return ends[1].get<std::int64_t>() - ends[0].get<std::int64_t>();
+      };
+      rows += size("rows");
+      cols = size("cols");
+    }
+    auto& out = tensors_[name] = {{"dtype", "F32"}, {"parts", parts}};
+    out["shape"] = cols > 1 ? std::vector{rows, cols} : std::vector{rows};
+    if (rank != kEvery) out["rank"] = rank;
+  }
+
+  void once(const std::string& name, std::int64_t rows, std::int64_t cols, float mean, float deviation,
+            int rank = kEvery) {
     tensor(name, rows, cols, mean, deviation);
-    tensors_[name] = nlohmann::json::array({whole(name)});
+    stack(name, rank, {whole(name)});
   }
 
   void add_layer(int index) {
@@ -121,22 +152,22 @@ class TinyWeights {
       for (int rank = 0; rank < model_.ranks; ++rank) {
         const std::string name = cat(at, "feed_forward.experts.", e, "."), end = cat(".", rank, ".weight");
         const int first = 2 * e * size + rank * share;
-        tensors_[name + "w1" + end] = nlohmann::json::array({range(gate_up, "rows", first, share)});
-        tensors_[name + "w3" + end] = nlohmann::json::array({range(gate_up, "rows", first + size, share)});
+        stack(name + "w1" + end, rank, {range(gate_up, "rows", first, share)});
+        stack(name + "w3" + end, rank, {range(gate_up, "rows", first + size, share)});
         auto down = range(downs, "rows", e * model_.hidden, model_.hidden);
         down["cols"] = {rank * share, (rank + 1) * share};
-        tensors_[name + "w2" + end] = nlohmann::json::array({down});
+        stack(name + "w2" + end, rank, {down});
       }
     }
   }
 
   void add_biases(const std::string& at, bool sparse) {
     tensor(at + "attention.w_qkv.0.bias", q_ + 2 * kv_, 1, 0, 0.3F);
-    once(at + "attention.wo.0.bias", model_.hidden, 1, 0, 0.3F);
+    once(at + "attention.wo.0.bias", model_.hidden, 1, 0, 0.3F, 0);
     if (sparse) return;
     tensor(at + "feed_forward.w1.0.bias", model_.inter, 1, 0, 0.3F);
     tensor(at + "feed_forward.w3.0.bias", model_.inter, 1, 0, 0.3F);
-    once(at + "feed_forward.w2.0.bias", model_.hidden, 1, 0, 0.3F);
+    once(at + "feed_forward.w2.0.bias", model_.hidden, 1, 0, 0.3F, 0);
   }
 
   // Of attention and of a dense feed-forward. With more ranks than KV heads several ranks have the same one.
@@ -147,26 +178,26 @@ class TinyWeights {
     for (const std::string kind : {".weight", ".bias"}) {
       if (kind == ".bias" && !model_.biases) continue;
       const std::string qkv = at + "attention.w_qkv.0" + kind;
-      tensors_[at + "attention.w_qkv" + number + kind] = {range(qkv, "rows", rank * q_rows, q_rows),
-                                                          range(qkv, "rows", k_first, kv_rows),
-                                                          range(qkv, "rows", k_first + kv_, kv_rows)};
+      stack(at + "attention.w_qkv" + number + kind, rank,
+            {range(qkv, "rows", rank * q_rows, q_rows), range(qkv, "rows", k_first, kv_rows),
+             range(qkv, "rows", k_first + kv_, kv_rows)});
       if (sparse) continue;
       for (const auto* name : {"feed_forward.w1", "feed_forward.w3"}) {
-        tensors_[at + name + number + kind] =
-            nlohmann::json::array({range(at + name + ".0" + kind, "rows", rank * inter, inter)});
+        stack(at + name + number + kind, rank, {range(at + name + ".0" + kind, "rows", rank * inter, inter)});
       }
     }
-    tensors_[at + "attention.wo" + number + ".weight"] =
-        nlohmann::json::array({range(at + "attention.wo.0.weight", "cols", rank * q_rows, q_rows)});
+    stack(at + "attention.wo" + number + ".weight", rank,
+          {range(at + "attention.wo.0.weight", "cols", rank * q_rows, q_rows)});
     if (sparse) return;
-    tensors_[at + "feed_forward.w2" + number + ".weight"] =
-        nlohmann::json::array({range(at + "feed_forward.w2.0.weight", "cols", rank * inter, inter)});
+    stack(at + "feed_forward.w2" + number + ".weight", rank,
+          {range(at + "feed_forward.w2.0.weight", "cols", rank * inter, inter)});
   }
 
   const TinyModel& model_;
   const int q_ = model_.heads * model_.head_dim, kv_ = model_.kv_heads * model_.head_dim;
   std::mt19937_64 random_{7};
   SafetensorsWriter weights_;
+  std::map<std::string, nlohmann::json> sizes_;  // of the file's tensors: rows and cols, both [0, size]
   nlohmann::json tensors_ = nlohmann::json::object();
 };
 
@@ -213,7 +244,7 @@ void write_tiny_workspace(const std::filesystem::path& dir, const TinyModel& mod
   const TinyWeights weights(model);
   const auto bytes = weights.write(dir / "rank-0.safetensors");
   write_token_table(dir / "token_table.safetensors", model);
-  const nlohmann::json manifest = {{"format_version", 1},
+  const nlohmann::json manifest = {{"format_version", 2},
                                    {"charonia_version", "test"},
                                    {"source", "random"},
                                    {"ranks", model.ranks},

@@ -40,6 +40,7 @@ TEST(SamplingParams, EveryRangeIsCheckedAndTheFieldNamed) {
       {"bad_words", [](auto& s) { s.bad_words.assign(4097, {1}); }},
       {"bad_words", [](auto& s) { s.bad_words = {std::vector<TokenId>(257, 1)}; }},
       {"end_id", [](auto& s) { s.end_ids = {10}; }},
+      {"end_id", [](auto& s) { s.end_ids.assign(257, 1); }},
       {"bad_words", [](auto& s) { s.bad_words = {{}}; }},
       {"bad_words", [](auto& s) { s.bad_words = {{1, -1}}; }},
       {"logit_bias", [](auto& s) { s.logit_bias = {{11, 1.0F}}; }},

@@ -2,6 +2,8 @@
 // fails when it is told to.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -51,6 +53,7 @@ class StepCopy {
       row.prompt = keep(row.prompt);
       row.output = keep(row.output);
       row.banned = keep(row.banned);
+      EXPECT_TRUE(std::ranges::is_sorted(row.banned));
       biases_.emplace_back(row.bias.begin(), row.bias.end());
       row.bias = biases_.back();
     }

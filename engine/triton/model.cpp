@@ -83,7 +83,8 @@ Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, const M
     : standing_(server_of(model), identity, options.warmup),
       engine_(load(identity, gather_settings(identity, options), make_metrics_sink(families, identity.name))),
       watcher_(server_of(model), identity.name, standing_, engine_, calls_, withdrawal_,
-               [this](const std::string& why) { end_all(why); }) {
+               [this](const std::string& why) { end_all(why); }),
+      control_(server_of(model)) {
   engine_.on_failure([this] { calls_.rouse(); });
   log_loaded(identity.name + " version " + std::to_string(identity.version));
 }

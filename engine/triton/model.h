@@ -7,6 +7,7 @@
 
 #include "calls.h"
 #include "charonia/engine.h"
+#include "control_pipe.h"
 #include "metrics_sink.h"
 #include "model_config.h"
 #include "model_options.h"
@@ -56,6 +57,7 @@ class Model {
   // Destroyed in this order: the watcher, which uses the engine; the engine, whose last results use the rest.
   Engine engine_;
   Watcher watcher_;
+  ControlPipe control_;
 };
 
 }  // namespace charonia::triton

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from charonia_gateway.app import create_app
+from charonia_gateway.connection import bounded
 from charonia_gateway.drain import Drain, DrainingServer
 from charonia_gateway.logs import configure_logging
 from charonia_gateway.settings import Settings
@@ -37,7 +38,8 @@ def main() -> None:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=bounded(settings.read_timeout_s),
+        ws="none",
         log_config=None,
         access_log=False,  # the gateway has its own
         server_header=False,

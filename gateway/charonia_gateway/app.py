@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager
 from charonia_client import CharoniaError
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from charonia_gateway import __version__
+from charonia_gateway.body import IGNORED_HEADER
 from charonia_gateway.context import Gateway
 from charonia_gateway.documentation import complete_schema
 from charonia_gateway.drain import Drain, DrainMiddleware
@@ -20,7 +22,8 @@ from charonia_gateway.endpoints import Discovery, EndpointMetrics, Pool
 from charonia_gateway.engine import Engine
 from charonia_gateway.errors import ApiError, handle_api_error, handle_engine_error, handle_http_error
 from charonia_gateway.metrics import Metrics, MetricsMiddleware
-from charonia_gateway.record import RecordMiddleware
+from charonia_gateway.origins import OriginMiddleware
+from charonia_gateway.record import REQUEST_ID_HEADER, RecordMiddleware
 from charonia_gateway.routes import chat, completions, interactive, models, service
 from charonia_gateway.settings import Settings
 from charonia_gateway.tracing import Tracing, TracingMiddleware
@@ -70,6 +73,15 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
     for module in (chat, completions, interactive, models, service):
         app.include_router(module.router)
     app.add_middleware(DrainMiddleware, drain=draining)
+    app.add_middleware(OriginMiddleware, allowed=settings.origins)
+    if settings.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=sorted(settings.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID_HEADER, IGNORED_HEADER, "Retry-After"],
+        )
     app.add_middleware(MetricsMiddleware, metrics=metrics)
     if tracing:
         app.add_middleware(TracingMiddleware, tracing=tracing)

@@ -21,7 +21,6 @@ IGNORED_HEADER = "charonia-ignored-fields"
 _MAX_NAMED_ERRORS = 3
 _SHOWN_CHARACTERS = 60
 _MAX_REMEMBERED = 1000
-_MAX_NAME_CHARACTERS = 64
 # Lists, objects and what follows a comma in one body: more than all lists here may have. Each is an object in memory. A
 # body has room for millions of them, and the event loop stands still while they are made.
 MAX_VALUES = 1 << 19
@@ -79,12 +78,13 @@ def ignored_fields(body: BaseModel) -> list[str]:
     names = []
     extra = body.model_extra or {}
     for name in islice(extra, _MAX_REMEMBERED):
-        shown = name[:_MAX_NAME_CHARACTERS]
-        if shown == name and re.fullmatch(r"[\w.-]+", name, re.ASCII):
-            names.append(name)
-        if shown not in _warned and len(_warned) < _MAX_REMEMBERED:
-            _warned.add(shown)
-            log.warning("requests have the field %r, which is unknown here and ignored", shown)
+        # Anything else is perhaps no name but text of somebody's, which no log gets.
+        if not re.fullmatch(r"[A-Za-z_][\w.-]{0,63}", name, re.ASCII):
+            continue
+        names.append(name)
+        if name not in _warned and len(_warned) < _MAX_REMEMBERED:
+            _warned.add(name)
+            log.warning("requests have the field %r, which is unknown here and ignored", name)
     extra.clear()
     return names[:20]
 

@@ -16,7 +16,9 @@ from charonia_gateway.schemas.responses import ErrorBody
 _REF = "#/components/schemas/{model}"
 _ERRORS = {
     400: "the request is wrong: the text names the field and what would be right",
+    403: "a web page of another origin asks, which CHARONIA_GATEWAY_ALLOWED_ORIGINS does not name",
     404: "no such model",
+    408: "the body did not arrive in time",
     413: "the body is too large",
     415: "the body is not JSON",
     429: "too much to do; Retry-After says when to come again",
@@ -43,7 +45,7 @@ def describe(
     ok: dict[str, Any] = {
         "model": answer,
         "description": f"the answer; {stream}",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {}},
     }
     described = {status: {"model": ErrorBody, "description": text} for status, text in {**_ERRORS, **errors}.items()}
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import logging.config
+import traceback
 from datetime import datetime, timezone
 from typing import Any
 
@@ -12,14 +13,35 @@ from charonia_gateway.settings import Settings
 
 
 class RequestContext(logging.Filter):
-    """Gives what is logged while a request is in work that request's id, and its trace's."""
+    """Gives what is logged while a request is in work that request's id, and its trace's. Of an exception it leaves
+    where it came from: its text may quote the request. `prompts`: that text may be in the log."""
+
+    def __init__(self, prompts: bool = False) -> None:
+        super().__init__()
+        self._prompts = prompts
 
     def filter(self, record: logging.LogRecord) -> bool:
         if request := current_record.get():
+            if record.exc_info and record.exc_info[1] is not None and not self._prompts:
+                record.exc_text = without_text(record.exc_info[1])
+                record.exc_info = None
             record.request_id = request.request_id
             if request.trace_id:
                 record.trace_id = request.trace_id
         return True
+
+
+def without_text(error: BaseException) -> str:
+    """The traceback of an exception and of what it came from, with the kinds of the exceptions alone."""
+    parts: list[str] = []
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        lines = "".join(traceback.format_tb(current.__traceback__))
+        parts.append(f"Traceback (most recent call last):\n{lines}{type(current).__name__}")
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return "\n\nwhich led to:\n\n".join(reversed(parts))
 
 
 class TextFormatter(logging.Formatter):
@@ -67,7 +89,7 @@ def configure_logging(settings: Settings) -> None:
         {
             "version": 1,
             "disable_existing_loggers": False,
-            "filters": {"request": {"()": RequestContext}},
+            "filters": {"request": {"()": RequestContext, "prompts": settings.log_prompts}},
             "formatters": {"line": formatter},
             "handlers": {
                 "stderr": {

@@ -19,7 +19,7 @@ class GatewayFields(BaseSettings):
     host: str = Field(
         "127.0.0.1",
         validation_alias=AliasChoices("charonia_host", "host"),
-        description="address to listen on",
+        description="address that the gateway listens on",
     )
     grpc_port: int = Field(
         33337,
@@ -82,6 +82,20 @@ class GatewayFields(BaseSettings):
         ge=0,
         validation_alias=AliasChoices("charonia_gateway_heartbeat_s", "heartbeat_s"),
         description="seconds of silence after which a stream sends a heartbeat, below what proxies wait; 0 for none",
+    )
+    read_timeout_s: float = Field(
+        60,
+        ge=0,
+        le=86400,
+        validation_alias=AliasChoices("charonia_gateway_read_timeout_s", "read_timeout_s"),
+        description="seconds for which a request may take to arrive, body included, before its connection ends with "
+        "408, 0 for any",
+    )
+    allowed_origins: str = Field(
+        "",
+        validation_alias=AliasChoices("charonia_gateway_allowed_origins", "allowed_origins"),
+        description="origins of web pages that may use the gateway, such as https://chat.example.com, separated by "
+        "commas; * for all; default: only its own, under an IP address or localhost",
     )
     write_timeout_s: float = Field(
         60,

@@ -6,6 +6,7 @@ from pydantic import field_validator
 from pydantic_settings import SettingsConfigDict
 
 from charonia_gateway.endpoints import discovery
+from charonia_gateway.origins import parse_origins
 from charonia_gateway.setting_fields import GatewayFields
 
 
@@ -25,6 +26,17 @@ class Settings(GatewayFields):
     def _readable(cls, text: str) -> str:
         discovery.entries(text)
         return text
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _are_origins(cls, text: str) -> str:
+        parse_origins(text)
+        return text
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """The web pages that may use the gateway beside its own."""
+        return parse_origins(self.allowed_origins)
 
     @property
     def endpoints(self) -> str:

@@ -90,7 +90,7 @@ def _requests() -> list[Panel]:
         graph(
             "Cancel to free",
             SECONDS,
-            "Longer than two steps: steps are long; lower token_budget. It holds blocks that others wait for.",
+            "Longer than two steps: steps are long; see step_time_ms. It holds blocks that others wait for.",
             quantiles("charonia_cancel_to_free_seconds", SERVERS),
         ),
     ]
@@ -181,7 +181,7 @@ def _steps() -> list[Panel]:
         graph(
             "Tokens per step",
             TOKENS,
-            "Near token_budget all the time: prompts fill the steps and answers stutter; lower token_budget.",
+            "Near token_budget while answers run: prompts fill the steps and answers stutter; see step_time_ms.",
             [
                 *quantiles("charonia_engine_step_tokens", SERVERS, (0.5, 0.95)),
                 Query(mean("charonia_engine_step_tokens", SERVERS, "instance"), "mean, {{instance}}"),

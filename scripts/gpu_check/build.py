@@ -13,14 +13,16 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from gpu_check import machine, packages, records
+from charonia.bench import machine
+from gpu_check import packages, records
 from gpu_check.commands import Done
 from gpu_check.commands import run as run_command
-from gpu_check.context import HOST, ROOT, Context, cuda_folders
+from gpu_check.context import HOST, ROOT, SITE_CUSTOMIZE, Context, cuda_folders, find_tool
 from gpu_check.records import Failure, Outcome
 
 _ERROR_LINE = re.compile(r"(error|fatal|undefined reference|Error \d|FAILED:)", re.IGNORECASE)
 _STAMP = "made_of.json"
+_PACK = "scripts/gpu_check.sh --pack .whl"
 _SMOKE_TEST = "CudaRowsTest.*"
 
 
@@ -131,7 +133,7 @@ def make_site(site: Path) -> Path:
     shutil.rmtree(site, ignore_errors=True)
     package = site / "charonia"
     package.mkdir(parents=True)
-    (site / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="utf-8")
+    shutil.copy2(SITE_CUSTOMIZE / "sitecustomize.py", site)
     for file in (ROOT / "charonia").iterdir():
         if file.suffix != ".so" and file.name != "__pycache__":
             (package / file.name).symlink_to(file)
@@ -165,38 +167,24 @@ def _python_module(context: Context) -> Done:
     return Done(linked.code, linked.text, done.seconds + linked.seconds)
 
 
-# The package of an editable installation would otherwise come first.
-_SITECUSTOMIZE = """import sys
-
-
-def has_charonia(finder):
-    modules = (*getattr(finder, "known_source_files", ()), *getattr(finder, "known_wheel_files", ()))
-    return any(name.partition(".")[0] == "charonia" for name in modules)
-
-
-sys.meta_path[:] = [finder for finder in sys.meta_path if not has_charonia(finder)]
-"""
-
-
 def _missing(context: Context) -> str:
     """What the build needs and the machine lacks, in one line."""
     for tool in ("cmake", "ninja", *(() if context.architecture == HOST else ("nvcc",))):
-        if shutil.which(tool, path=_path()) is None:
-            return f"{tool} is not on the PATH"
+        if find_tool(tool) is None:
+            return f"{tool} is not on the PATH: install it, or bring along what was compiled, {_PACK} --build-for 90a"
     for module, wheel in (("nlohmann_json", "nlohmann-json"), ("pybind11", "pybind11")):
         if importlib.util.find_spec(module) is None and not list(context.packages.glob(f"{module}*")):
-            return f"the Python package {wheel} is missing: bring it along, scripts/gpu_check.sh --pack .whl"
+            return f"the Python package {wheel} is missing: bring it along, {_PACK}"
+    if context.architecture == HOST and not _googletest(context):
+        return (
+            "GoogleTest is missing, and the emulated device is compiled with its tests: scripts/get_googletest.sh "
+            "fetches it; --brought has it where --pack has packed it"
+        )
     return ""
 
 
-def _path() -> str:
-    """CUDA's usual place counts, and that of this Python's programs."""
-    places = [os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin", str(Path(sys.executable).parent)]
-    return os.pathsep.join(places)
-
-
 def _tool(name: str) -> str:
-    return shutil.which(name, path=_path()) or name
+    return find_tool(name) or name
 
 
 def _configure(context: Context, cmake_folder: Path) -> list[str | Path]:

@@ -50,7 +50,7 @@ def run(command: Sequence[str | Path], log: Path, *, limit_s: float, env: Mappin
 
 
 def kill_tree(pid: int) -> None:
-    """Kills a process and all that descend from it."""
+    """Kills a process and all that descend from it, also the one that calls this, which is then the last."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -60,6 +60,6 @@ def kill_tree(pid: int) -> None:
     wanted = [pid]
     for each in wanted:
         wanted += children.get(each, [])
-    for each in wanted:
+    for each in sorted(wanted, key=lambda each: each == os.getpid()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)

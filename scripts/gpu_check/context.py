@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,13 @@ HOST = "host"
 _KEPT = ("CHARONIA_CUDA_", "CHARONIA_CUBLASLT", "CHARONIA_NCCL")
 
 ROOT = Path(__file__).resolve().parents[2]
+SITE_CUSTOMIZE = ROOT / "scripts" / "gpu_check" / "site"
+
+
+def find_tool(name: str) -> str | None:
+    """A program's place. CUDA's usual place counts, and that of this Python's programs."""
+    places = [os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin", str(Path(sys.executable).parent)]
+    return shutil.which(name, path=os.pathsep.join(places))
 
 
 def cuda_folders(kind: str, *names: str) -> list[str]:
@@ -78,7 +86,9 @@ class Context:
         if triton:
             paths.append(self.triton_packages)
         paths += [self.site, self.packages, ROOT / "client", ROOT / "gateway"]
-        before = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+        # The checkout's own charonia, which this process uses, has nothing compiled in it.
+        own = ("", str(ROOT), str(SITE_CUSTOMIZE))
+        before = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part not in own]
         libraries = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if part]
         kept = {
             name: value
@@ -90,8 +100,7 @@ class Context:
             "PYTHONPATH": os.pathsep.join([*(str(path) for path in paths if path.exists()), *before]),
             "PYTHONUNBUFFERED": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
-            # The checkout's own charonia has nothing compiled in it.
-            "PYTHONSAFEPATH": "1",
+            "PYTHONSAFEPATH": "1",  # or charonia would be the checkout's in the checkout's folder
             "CHARONIA_DEVICE": self.device,
             "CHARONIA_CACHE_DIR": str(self.work / "cache"),
             "LD_LIBRARY_PATH": os.pathsep.join([*cuda_folders("lib", "libcublasLt.so*", "libnccl.so*"), *libraries]),

@@ -16,9 +16,10 @@ from gpu_check.commands import run
 from gpu_check.context import ROOT, Context
 
 # What the build and the tests need beside what such machines have: nvcc, cmake, ninja, PyTorch, transformers,
-# tokenizers, safetensors, ml-dtypes, jinja2, huggingface-hub, typer, rich, pybind11, pytest, pytest-timeout and -xdist.
+# tokenizers, safetensors, ml-dtypes, jinja2, huggingface-hub, typer, rich, pytest, pytest-timeout and -xdist.
 GENERAL = [
     "nlohmann-json",
+    "pybind11",
     "pytest-asyncio",
     "pydantic==2.14.3",
     "pydantic-core==2.50.4",
@@ -30,6 +31,9 @@ GENERAL = [
     "wcwidth",
     "gguf",
 ]
+# Of what such machines have, the modules to look for.
+MODULES = ("torch", "transformers", "tokenizers", "safetensors", "ml_dtypes", "jinja2", "huggingface_hub", "typer",
+           "rich", "pytest", "pytest_timeout", "xdist")  # fmt: skip
 # What the Triton server, its Python models, the gateway and the client need; used by the stage bench5 alone.
 TRITON = [
     "nvidia-pytriton==0.7.0",
@@ -73,6 +77,7 @@ def pack(folder: Path, python: str, compiled: Path | None, more: Sequence[Path])
     subprocess.run([sys.executable, "-m", *download_command(str(staging), python)], check=True)
     wheels = sorted(staging.glob("*.whl"), key=_for_triton)
     for wheel in wheels:
+        print(f"packing {wheel.name}", flush=True)  # large ones take minutes
         slim(wheel, python)
     _copy_googletest(staging / GOOGLETEST)
     folders = [(compiled, COMPILED), (staging / GOOGLETEST, GOOGLETEST)]
@@ -82,6 +87,7 @@ def pack(folder: Path, python: str, compiled: Path | None, more: Sequence[Path])
     others = [_archive(each, staging / each.name) if each.is_dir() else each for each in more]
     general = sum(not _for_triton(wheel) for wheel in wheels)
     trips = lay_out([*archives, *wheels[:general], *others, *wheels[general:]], folder)
+    shutil.rmtree(staging)
     for trip in trips:
         size = sum(file.stat().st_size for file in trip.iterdir())
         print(f"{trip}: {len(list(trip.iterdir()))} files, {size / 2**20:.1f} MiB")
@@ -121,7 +127,9 @@ def gather(brought: Path, carried: Path) -> None:
     """Keeps what was brought along beside what was before, in place of other versions of the same, and joins files of
     which all parts are there."""
     carried.mkdir(parents=True, exist_ok=True)
-    files = [file for file in brought.rglob("*") if file.is_file()] if brought.is_dir() else []
+    # One trip, or the folder of all of them as pack() has laid it out.
+    folders = [brought, *sorted(brought.glob("[0-9]*"))]
+    files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir()) if file.is_file()]
     for file in files:
         for other in carried.iterdir():
             if other.name != file.name and _replaces(file.name, other.name):
@@ -137,6 +145,18 @@ def gather(brought: Path, carried: Path) -> None:
                 for part in parts:
                     whole.write(part.read_bytes())
                     part.unlink()
+
+
+def incomplete(carried: Path) -> list[str]:
+    """Files of which some parts only are there, a line each."""
+    seen: dict[str, list[re.Match[str]]] = {}
+    for file in sorted(carried.iterdir()) if carried.is_dir() else ():
+        if found := _PART.fullmatch(file.name):
+            seen.setdefault(found["file"], []).append(found)
+    return [
+        f"{name} is not whole: {len(parts)} of {int(parts[0]['count'])} parts are here; bring the other trips along too"
+        for name, parts in seen.items()
+    ]
 
 
 # As lay_out() names them; the digest is the whole file's.
@@ -226,4 +246,5 @@ def install(context: Context) -> str:
         log = context.logs / f"pip_{target.name}.log"
         if files and (done := run(command, log, limit_s=120, env=context.environment())).code != 0:
             raise RuntimeError(f"pip {done.how}:\n{done.text[-1500:]}")
-    return f"{len(wheels[False])} + {len(wheels[True])} wheels"
+    sys.path.append(str(context.packages))  # of this process, which began before they were there
+    return "; ".join([f"{len(wheels[False])} + {len(wheels[True])} wheels", *incomplete(context.carried)])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from charonia.bench import machine
+from charonia.bench.records import Record
+from charonia.errors import InvalidRequestError
 from gpu_check.context import ROOT
 
 # What the compiled programs are made of, and what else decides about tests and figures.
@@ -21,19 +23,17 @@ _ALL = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A figure that was asked for. asked None: a figure without a bar."""
+def bar(number: str, what: str, value: float, unit: str, asked: float | None = None) -> Record:
+    """number: of the list of bars in benchmarks/README.md: "1", "6.1"."""
+    return Record.of(_BAR + number, what, unit, value, asked=asked)
 
-    number: str  # of the list in benchmarks/README.md: "1", "6.1"
-    what: str
-    measured: float
-    unit: str
-    asked: float | None = None
 
-    @property
-    def met(self) -> bool | None:
-        return None if self.asked is None else self.measured >= self.asked
+def bar_number(record: Record) -> str:
+    """Empty where it is a figure of no bar."""
+    return record.benchmark.removeprefix(_BAR) if record.benchmark.startswith(_BAR) else ""
+
+
+_BAR = "bar "
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,13 @@ EXPLAINED, COMPILER, DEVICE, CRASH, ASSERTION, OTHER = 95, 90, 80, 70, 60, 20
 
 @dataclass
 class Outcome:
-    """status: passed | failed | skipped. summary: one line. figures: anything JSON has."""
+    """status: passed | failed | skipped. summary: one line. records: all figures, those of bar() among them.
+    figures: what else belongs to them, anything JSON has."""
 
     status: str
     summary: str
     figures: dict[str, Any] = field(default_factory=dict)
-    bars: list[Bar] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -67,7 +68,7 @@ class Outcome:
             values["status"],
             values["summary"],
             values["figures"],
-            [Bar(**bar) for bar in values["bars"]],
+            [Record(**record) for record in values["records"]],
             [Failure(**failure) for failure in values["failures"]],
         )
 
@@ -77,7 +78,7 @@ def skipped(why: str) -> Outcome:
 
 
 @dataclass
-class Record:
+class StageRecord:
     """An outcome, of which sources (a hash) and when, and how long it took."""
 
     outcome: Outcome
@@ -93,13 +94,18 @@ class Results:
         self.file = file
         self.machine: dict[str, Any] = {}
         self.commit = ""
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, StageRecord] = {}
         if file.is_file():
-            content = json.loads(file.read_text(encoding="utf-8"))
-            self.machine, self.commit = content["machine"], content["commit"]
-            for name, values in content.get("stages", {}).items():
-                outcome = Outcome.from_json(values.pop("outcome"))
-                self.records[name] = Record(outcome, **values)
+            try:
+                content = json.loads(file.read_text(encoding="utf-8"))
+                self.machine, self.commit = content["machine"], content["commit"]
+                for name, values in content.get("stages", {}).items():
+                    outcome = Outcome.from_json(values.pop("outcome"))
+                    self.records[name] = StageRecord(outcome, **values)
+            except (ValueError, KeyError, TypeError) as error:
+                raise InvalidRequestError(
+                    f"{file} is no results file of this version ({error!r}): move it away, or say --results FILE"
+                ) from error
 
     def save(self) -> None:
         content = {
@@ -140,13 +146,4 @@ def _counts(file: Path) -> bool:
 
 def commit() -> str:
     """The commit, with + where the working tree differs from it."""
-    told = os.environ.get("GPU_CHECK_COMMIT", "")
-    if told or not (ROOT / ".git").exists():
-        return told or "unknown"
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    head = git("rev-parse", "--short=12", "HEAD") or "unknown"
-    return head + ("+" if git("status", "--porcelain", "--", *_ALL) else "")
+    return os.environ.get("GPU_CHECK_COMMIT") or machine.commit(*_ALL)

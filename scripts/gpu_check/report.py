@@ -6,9 +6,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from charonia.bench.records import Record, make_table, markdown_table, number, tables
 from gpu_check.plan import BUDGET_S, CALLS, STAGES
-from gpu_check.records import Bar, Results
+from gpu_check.records import Results, bar, bar_number
 from gpu_check.runner import Skip
+from gpu_check.speed import TABLE_RATE
 
 _FAILURES = 6
 _FAILURE_LINES = 14
@@ -16,23 +18,23 @@ _FAILURE_LINES = 14
 _PEER_TIMES = 5.0
 
 
-def bars_of(results: Results) -> list[tuple[str, Bar]]:
-    """All figures with their stages, in the order of the bars, and the one that follows from two stages."""
-    found = [(name, bar) for name, record in results.records.items() for bar in record.outcome.bars]
+def bars_of(results: Results) -> list[Record]:
+    """All figures of bars, in their order, and those that follow from two stages."""
+    found = [record for stage in results.records.values() for record in stage.outcome.records if bar_number(record)]
     table = results.records.get("bench2")
-    rates = (
-        {row["batch"]: row["total_output_tokens_per_s"] for row in table.outcome.figures.get("rows", [])}
-        if table
-        else {}
-    )
+    rates = {
+        record.case["batch"]: record.value
+        for record in (table.outcome.records if table else ())
+        if record.name == TABLE_RATE
+    }
     for name in ("peer", "peer-compiled", "peer-llama"):
         peer = results.records.get(name)
         if peer and peer.outcome.status == "passed" and peer.outcome.figures["batch"] in rates:
             figures = peer.outcome.figures
             times = rates[figures["batch"]] / figures["output_tokens_per_s"]
             what = f"Llama-2-7B, batch {figures['batch']}: times {figures['what']}"
-            found.append((name, Bar("2", what, times, "times", _PEER_TIMES if name == "peer" else None)))
-    return sorted(found, key=lambda entry: entry[1].number)
+            found.append(bar("2", what, times, "times", _PEER_TIMES if name == "peer" else None))
+    return sorted(found, key=bar_number)
 
 
 def next_command(results: Results, skips: Sequence[Skip], options: Sequence[str]) -> str:
@@ -52,13 +54,13 @@ def next_command(results: Results, skips: Sequence[Skip], options: Sequence[str]
 
 def calls_table(results: Results) -> list[str]:
     """Seconds of the stages by calls. Compiling counts only where it is done in the call."""
-    lines = ["| call | stage | | seconds |", "|---|---|---|---:|"]
+    rows = []
     for call, names in CALLS.items():
         known = [(name, results.records[name]) for name in names if name in results.records]
-        lines += [f"| {call} | {name} | {record.outcome.status} | {record.seconds:.0f} |" for name, record in known]
-        counted = sum(record.seconds for name, record in known if name != "build" or results.machine.get("gpu"))
-        lines.append(f"| {call} | in all, of {BUDGET_S} | | {counted:.0f} |")
-    return lines
+        rows += [(call, name, stage.outcome.status, f"{stage.seconds:.0f}") for name, stage in known]
+        counted = sum(stage.seconds for name, stage in known if name != "build" or results.machine.get("gpu"))
+        rows.append((call, f"in all, of {BUDGET_S}", "", f"{counted:.0f}"))
+    return markdown_table(make_table(("call", "stage", "", "seconds"), rows))
 
 
 def terminal(results: Results, skips: Sequence[Skip], file: Path, options: Sequence[str] = ()) -> str:
@@ -67,14 +69,17 @@ def terminal(results: Results, skips: Sequence[Skip], file: Path, options: Seque
         record = results.records.get(stage.name)
         if record:
             lines.append(
-                f"{stage.name:14} {record.outcome.status:8} {record.seconds:5.0f} s  {record.outcome.summary[:150]}"
+                f"{stage.name:14} {record.outcome.status:8} {record.seconds:5.0f} s  {record.outcome.summary[:200]}"
             )
     if skips:
         lines += ["", "== left out", *(f"{skip.stage.name:14} {skip.why}" for skip in skips)]
     bars = bars_of(results)
     if bars:
         lines += ["", "== figures"]
-        lines += [f"{_verdict(results, bar):8} {bar.number:4} {bar.what[:100]}: {_value(bar)}" for _, bar in bars]
+        lines += [
+            f"{_verdict(results, one):8} {bar_number(one):4} {one.name[:100]}: {number(one.value)} {one.unit}"
+            for one in bars
+        ]
     lines += ["", f"results: {file}", f"next: {next_command(results, skips, options)}", ""]
     failures = sorted(
         (failure for record in results.records.values() for failure in record.outcome.failures),
@@ -92,7 +97,7 @@ def terminal(results: Results, skips: Sequence[Skip], file: Path, options: Seque
 
 def markdown(results: Results) -> str:
     """The results file as a page."""
-    machine = results.machine
+    machine, bars = results.machine, bars_of(results)
     packages = ", ".join(f"{name} {version}" for name, version in machine.get("packages", {}).items())
     lines = [
         f"# {machine.get('gpu') or 'Rehearsal without a GPU'}",
@@ -103,23 +108,19 @@ def markdown(results: Results) -> str:
         f"{machine.get('nvcc')}; {machine.get('processor')}, {machine.get('processors')} processors; Python "
         f"{str(machine.get('python', '')).partition(' ')[0]}, {packages}.",
         "",
-        "| bar | what | asked | measured | |",
-        "|---|---|---:|---:|---|",
+        *markdown_table(make_table(("bar", "what", "asked", "measured", ""), [_bar_row(results, one) for one in bars])),
     ]
-    for _, bar in bars_of(results):
-        asked = "" if bar.asked is None else f"{bar.asked:g} {bar.unit}"
-        lines.append(f"| {bar.number} | {bar.what} | {asked} | {_value(bar)} | {_verdict(results, bar)} |")
-    for name, record in results.records.items():
-        rows = record.outcome.figures.get("rows")
-        if rows:
-            lines += ["", f"## {name}", "", *_limits(record.outcome.figures), *_table(rows)]
-    lines += ["", "## Stages", "", "| stage | | seconds | what | sources | at (UTC) |", "|---|---|---:|---|---|---|"]
-    for stage in STAGES:
-        found = results.records.get(stage.name)
-        if found:
-            summary = found.outcome.summary.replace("|", "\\|")
-            cells = (stage.name, found.outcome.status, f"{found.seconds:.0f}", summary, found.sources, found.at)
-            lines.append(f"| {' | '.join(cells)} |")
+    for name, stage in results.records.items():
+        figures = [record for record in stage.outcome.records if not bar_number(record)]
+        for table in tables(figures):
+            lines += ["", f"## {name}", "", *_limits(stage.outcome.figures), *markdown_table(table)]
+    rows = [
+        (stage.name, found.outcome.status, f"{found.seconds:.0f}", found.outcome.summary, found.sources, found.at)
+        for stage in STAGES
+        if (found := results.records.get(stage.name))
+    ]
+    headings = ("stage", "", "seconds", "what", "sources", "at (UTC)")
+    lines += ["", "## Stages", "", *markdown_table(make_table(headings, rows))]
     lines += ["", "## Calls", ""]
     if not machine.get("gpu"):
         lines += ["A rehearsal's seconds; what it compiles is brought along elsewhere and is not counted.", ""]
@@ -141,30 +142,11 @@ def _limits(figures: dict[str, object]) -> list[str]:
     return [f"Measured in the same run: {', '.join(parts)}.", ""] if parts else []
 
 
-def _table(rows: list[dict[str, float | None]]) -> list[str]:
-    lines = [
-        "| batch | in | out | prefill, tokens/s | of GEMMs | decode, tokens/s | in all, tokens/s | weights, of the "
-        "bandwidth | with KV |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        shares = [_percent(row[key]) for key in ("gemm_share", "bandwidth_share", "bandwidth_share_with_kv")]
-        lines.append(
-            f"| {row['batch']} | {row['prompt_tokens']} | {row['output_tokens']} | {row['prefill_tokens_per_s']:.0f} | "
-            f"{shares[0]} | {row['decode_tokens_per_s']:.1f} | {row['total_output_tokens_per_s']:.1f} | {shares[1]} | "
-            f"{shares[2]} |"
-        )
-    return lines
+def _bar_row(results: Results, one: Record) -> tuple[str, ...]:
+    asked = "" if one.asked is None else f"{number(one.asked)} {one.unit}"
+    return bar_number(one), one.name, asked, f"{number(one.value)} {one.unit}", _verdict(results, one)
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f} %"
-
-
-def _value(bar: Bar) -> str:
-    return f"{bar.measured:.0f} {bar.unit}" if abs(bar.measured) >= 1000 else f"{bar.measured:.3g} {bar.unit}"
-
-
-def _verdict(results: Results, bar: Bar) -> str:
+def _verdict(results: Results, one: Record) -> str:
     """Figures of a rehearsal say nothing."""
-    return {None: "", True: "met", False: "NOT MET"}[bar.met if results.machine.get("gpu") else None]
+    return {None: "", True: "met", False: "NOT MET"}[one.met if results.machine.get("gpu") else None]

@@ -17,7 +17,7 @@ from gpu_check import records
 from gpu_check.commands import kill_tree
 from gpu_check.context import Context
 from gpu_check.plan import BY_NAME, Stage
-from gpu_check.records import Failure, Outcome, Record, Results
+from gpu_check.records import Failure, Outcome, Results, StageRecord
 
 _ENDING_S = 20
 _LOG_LINES = 25
@@ -74,8 +74,12 @@ class Runner:
                 self._say(f"{stage.name}: {record.outcome.status} in {record.seconds:.0f} s: {record.outcome.summary}")
                 if record.outcome.status == "skipped":
                     skips.append(Skip(stage, record.outcome.summary))
-        finally:
-            self._leave()
+        except BaseException:  # who asks this process to end does not wait for a stage
+            if self._worker is not None:
+                self._worker.kill()
+                self._worker = None
+            raise
+        self._leave()
         return skips
 
     def sources_of(self, stage: Stage) -> str:
@@ -85,7 +89,7 @@ class Runner:
         """Passed, with the sources as they are; what was built must still be there."""
         record = self._results.records.get(stage.name)
         done = record is not None and record.outcome.status == "passed" and record.sources == self.sources_of(stage)
-        return done and (stage.name != "build" or (self._context.site / "charonia").is_dir())
+        return done and (stage.name != "build" or any((self._context.site / "charonia").glob("_engine.*.so")))
 
     def _counts(self, stage: Stage) -> bool:
         """Whether its seconds are of the budget: what a rehearsal compiles is brought along elsewhere."""
@@ -105,12 +109,12 @@ class Runner:
             return f"not run: about {guess:.0f} s and {max(left, 0):.0f} s of the budget are left"
         return ""
 
-    def _measure(self, stage: Stage) -> Record:
+    def _measure(self, stage: Stage) -> StageRecord:
         began = time.monotonic()
 
-        def record(outcome: Outcome) -> Record:
+        def record(outcome: Outcome) -> StageRecord:
             at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
-            return Record(outcome, self.sources_of(stage), round(time.monotonic() - began, 1), at)
+            return StageRecord(outcome, self.sources_of(stage), round(time.monotonic() - began, 1), at)
 
         def keep(partial: Outcome) -> None:
             self._results.records[stage.name] = record(_unfinished(partial, "not done when this was written"))
@@ -151,7 +155,7 @@ class Runner:
 
 def _unfinished(partial: Outcome, why: str) -> Outcome:
     summary = f"{why}; so far: {partial.summary}"
-    return Outcome("failed", summary, partial.figures, partial.bars, list(partial.failures))
+    return Outcome("failed", summary, partial.figures, partial.records, list(partial.failures))
 
 
 _DONE = "done before, with these sources"

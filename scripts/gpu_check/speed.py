@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import io
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_check.context import Context
-from gpu_check.records import Bar, Failure, Outcome, skipped
+from gpu_check.records import Failure, Outcome, bar, skipped
 from gpu_check.worker import Session
 
 if TYPE_CHECKING:
     from charonia import Engine
     from charonia.bench.random_model import Shape
+    from charonia.bench.records import Record
+    from charonia.bench.static import Report
 
 _SHAPES = {"7b": "llama2-7b", "8b": "llama3-8b"}
 _TABLE = (1, 16, 32, 64)
+TABLE_RATE = "output in all"  # of the static benchmark, which peers are compared with
 
 
 def shape_of(context: Context, size: str) -> Shape:
@@ -69,8 +73,8 @@ def _number(bar: str, size: str) -> str:
 
 def _static(
     context: Context, session: Session, size: str, batches: tuple[int, ...], prompt: int, output: int, runs: int
-) -> dict[str, Any]:
-    """charonia benchmark static's report, with what the engine is."""
+) -> tuple[Report, dict[str, Any]]:
+    """charonia benchmark static's report, and what else the engine is."""
     from rich.console import Console
 
     from charonia.bench.static import measure_static, print_report
@@ -80,58 +84,55 @@ def _static(
         batches, prompt, output = tuple(min(batch, 4) for batch in batches), min(prompt, 32), min(output, 8)
     report = measure_static(engine, batches, [prompt], [output], runs=runs, console=Console(file=io.StringIO()))
     print_report(Console(width=140), report)
-    figures = report.to_json()
-    figures["num_blocks"] = engine.info.num_blocks
-    figures["warnings"] = list(engine.info.warnings)
-    return figures
+    about = {**report.about(), "num_blocks": engine.info.num_blocks, "warnings": list(engine.info.warnings)}
+    return report, about
 
 
 def bench1(context: Context, session: Session, size: str) -> Outcome:
-    figures = _static(context, session, size, (1,), 1, 512, 3)
-    [row] = figures["rows"]
-    summary = f"{row['decode_tokens_per_s']:.1f} tokens/s"
-    if row["bandwidth_share"] is None:
-        return Outcome("failed", f"{summary}; the bandwidth was not measured: PyTorch is missing", figures)
-    share = 100 * row["bandwidth_share"]
-    bar = Bar(_number("1", size), f"{figures['model']}, batch 1, 1 in, 512 out: share of the bandwidth", share, "%", 80)
-    limit = figures["bandwidth"] / 1e9
-    return Outcome("passed", f"{summary}, {share:.1f} % of {limit:.0f} GB/s", figures, [bar])
+    report, about = _static(context, session, size, (1,), 1, 512, 3)
+    summary, share = f"{report.value('decode'):.1f} tokens/s", report.value("weights")
+    if share is None or report.bandwidth is None:
+        told = f"{summary}; the bandwidth was not measured: PyTorch is missing"
+        return Outcome("failed", told, about, list(report.records))
+    share_of = bar(
+        _number("1", size), f"{report.model}, batch 1, 1 in, 512 out: share of the bandwidth", share, "%", 80
+    )
+    told = f"{summary}, {share:.1f} % of {report.bandwidth / 1e9:.0f} GB/s"
+    return Outcome("passed", told, about, [*report.records, share_of])
 
 
 def bench2(context: Context, session: Session, size: str) -> Outcome:
-    rows: list[dict[str, Any]] = []
+    found: list[Record] = []
     outcome = skipped("no batch was measured")
     for batch in _TABLE:
-        figures = _static(context, session, size, (batch,), 1, 2048, 1)
-        rows += figures["rows"]
+        report, about = _static(context, session, size, (batch,), 1, 2048, 1)
+        found += report.records
+        rates = [record for record in found if record.name == TABLE_RATE]
         bars = [
-            Bar(
+            bar(
                 _number("2", size),
-                f"{figures['model']}, batch {row['batch']}, {row['prompt_tokens']} in, {row['output_tokens']} out",
-                row["total_output_tokens_per_s"],
+                f"{report.model}, batch {rate.case['batch']}, {rate.case['prompt']} in, {rate.case['output']} out",
+                rate.value,
                 "tokens/s",
             )
-            for row in rows
+            for rate in rates
         ]
-        told = ", ".join(f"{bar.measured:.0f}" for bar in bars)
-        outcome = Outcome("passed", f"{told} tokens/s", {**figures, "rows": rows}, bars)
+        told = ", ".join(f"{rate.value:.0f}" for rate in rates)
+        outcome = Outcome("passed", f"{told} tokens/s", about, [*found, *bars])
         session.tell(outcome)
     return outcome
 
 
 def bench3(context: Context, session: Session, size: str) -> Outcome:
-    figures = _static(context, session, size, (8,), 2048, 2, 3)
-    [row] = figures["rows"]
-    summary = f"{row['prefill_tokens_per_s']:.0f} prompt tokens/s"
-    if row["gemm_share"] is None:
+    report, about = _static(context, session, size, (8,), 2048, 2, 3)
+    summary, share = f"{report.value('prefill'):.0f} prompt tokens/s", report.value("GEMMs")
+    if share is None or report.gemm_flops is None:
         # On the CPU nothing measures GEMMs, and the rehearsal ends here.
-        return Outcome("passed" if context.rehearse else "failed", f"{summary}; GEMMs were not measured", figures)
-    share = 100 * row["gemm_share"]
-    bar = Bar(
-        _number("3", size), f"{figures['model']}, prefill of 8 x 2048 tokens: share of a GEMM's rate", share, "%", 55
-    )
-    limit = figures["gemm_flops"] / 1e12
-    return Outcome("passed", f"{summary}, {share:.1f} % of {limit:.0f} TFLOP/s", figures, [bar])
+        status = "passed" if context.rehearse else "failed"
+        return Outcome(status, f"{summary}; GEMMs were not measured", about, list(report.records))
+    what = f"{report.model}, prefill of 8 x 2048 tokens: share of a GEMM's rate"
+    told = f"{summary}, {share:.1f} % of {report.gemm_flops / 1e12:.0f} TFLOP/s"
+    return Outcome("passed", told, about, [*report.records, bar(_number("3", size), what, share, "%", 55)])
 
 
 def bench7(context: Context, session: Session, size: str) -> Outcome:
@@ -147,8 +148,8 @@ def bench7(context: Context, session: Session, size: str) -> Outcome:
         info = engine.info
         kv_token = info.kv_cache_bytes / (info.num_blocks * info.cache_block_seq_len)
         report = measure_static(engine, [batch], [1, prompt], [output], runs=runs, console=Console(file=io.StringIO()))
-        short, long = report.rows
-        step_s = [batch / row.decode_tokens_per_s for row in (short, long)]
+        short, long = (report.value("decode", prompt=length) or 0.0 for length in (1, prompt))
+        step_s = [batch / rate for rate in (short, long)]
         read = batch * (prompt - 1) * kv_token
         attention_s = step_s[1] - step_s[0]
         name = f"{policy} bits" if policy else "16 bits"
@@ -159,11 +160,11 @@ def bench7(context: Context, session: Session, size: str) -> Outcome:
             "bandwidth": report.bandwidth,
         }
         what = f"{info.model_name}, batch {batch}, {prompt} in: decode with KV in {name}"
-        bars.append(Bar(_number("7", size), what, long.decode_tokens_per_s, "tokens/s"))
+        bars.append(bar(_number("7", size), what, long, "tokens/s"))
         if attention_s > 0:
             what = f"{info.model_name}, batch {batch}, {prompt} in: KV in {name} read"
-            bars.append(Bar(_number("7", size), what, read / attention_s / 1e9, "GB/s"))
-        told.append(f"{name}: {long.decode_tokens_per_s:.0f} tokens/s")
+            bars.append(bar(_number("7", size), what, read / attention_s / 1e9, "GB/s"))
+        told.append(f"{name}: {long:.0f} tokens/s")
         session.tell(Outcome("passed", ", ".join(told), {"runs": rows}, bars))
     return Outcome("passed", ", ".join(told), {"runs": rows}, bars)
 
@@ -178,7 +179,8 @@ def bench4(context: Context, session: Session, size: str) -> Outcome:
     from rich.console import Console
 
     from charonia.bench import targets, workload
-    from charonia.bench.figures import as_json, print_figures
+    from charonia.bench.figures import print_errors, records
+    from charonia.bench.records import print_records
     from charonia.bench.serving import run_serving
 
     engine = engine_of(context, session, size)
@@ -188,47 +190,42 @@ def bench4(context: Context, session: Session, size: str) -> Outcome:
     jobs = workload.jobs_from_trace(trace, count, engine.tokenizer, longest, 0)
     console = Console(width=140)
 
-    def measure(name: str, speed: float | None) -> dict[str, Any]:
+    def measure(name: str, speed: float | None) -> list[Record]:
         timed = [replace(job, arrival_s=job.arrival_s / speed if speed else 0.0) for job in jobs]
         figures = run_serving(targets.in_process(engine), timed, concurrency=None, warmup=2, console=console)
-        print_figures(console, [(name, figures)])
-        measured = {"speed": speed, **as_json(figures)}
-        session.tell(Outcome("passed", name, {"runs": {name: measured}}))
+        measured = records("trace", [figures], {"arrival": name})
+        print_records(console, measured)
+        print_errors(console, measured)
+        session.tell(Outcome("passed", name, {"speed": speed}, measured))
         return measured
 
-    at_once = measure("all at once", None)
+    found = measure("all at once", None)
+    at_once = {(record.name, record.unit): record.value for record in found}
     recorded = len(jobs) / max(jobs[-1].arrival_s, 1e-9)
-    rows = {"all at once": at_once}
     for load in (0.7, 1.0):
-        speed = load * at_once["requests_per_s"] / recorded
-        rows[f"{load:g} of that rate"] = measure(f"{load:g} of that rate", speed)
-    errors = sum(row["errors"] for row in rows.values())
+        found += measure(f"{load:g} of that rate", load * at_once["requests", "1/s"] / recorded)
     model = engine.info.model_name
     bars = [
-        bar
-        for name, row in rows.items()
-        for bar in (
-            Bar(_number("4", size), f"{model}, trace, {name}: requests", row["requests_per_s"], "requests/s"),
-            Bar(_number("4", size), f"{model}, trace, {name}: output", row["output_tokens_per_s"], "tokens/s"),
-            Bar(
-                _number("4", size),
-                f"{model}, trace, {name}: time to first token, median",
-                row["ttft_ms"]["median"],
-                "ms",
-            ),
-            Bar(
-                _number("4", size),
-                f"{model}, trace, {name}: inter-token latency, median",
-                row["itl_ms"]["median"],
-                "ms",
-            ),
-            Bar(_number("4", size), f"{model}, trace, {name}: inter-token latency, 99th", row["itl_ms"]["p99"], "ms"),
-        )
-        if bar.measured is not None
+        bar(_number("4", size), f"{model}, trace, {record.case['arrival']}: {record.name}", record.value, record.unit)
+        for record in found
+        if (record.name, record.unit) in _OF_A_TRACE
     ]
-    figures = {"model": model, "requests": len(jobs), "recorded_requests_per_s": recorded, "runs": rows}
-    summary = f"{at_once['requests_per_s']:.1f} requests/s, {at_once['output_tokens_per_s']:.0f} tokens/s at once"
-    if errors:
-        texts = sorted({text for row in rows.values() for text in row["error_texts"]})
-        return Outcome("failed", f"{errors} errors; {summary}", figures, bars, [Failure("trace", "\n".join(texts))])
-    return Outcome("passed", summary, figures, bars)
+    about = {"model": model, "requests": len(jobs), "recorded_requests_per_s": recorded}
+    summary = f"{at_once['requests', '1/s']:.1f} requests/s, {at_once['output', 'tokens/s']:.0f} tokens/s at once"
+    return told_errors("trace", found, Outcome("passed", summary, about, [*found, *bars]))
+
+
+def told_errors(what: str, found: Sequence[Record], outcome: Outcome) -> Outcome:
+    """The outcome, failed if requests of these records ended with errors."""
+    counts = [record for record in found if record.name == "errors"]
+    if errors := sum(record.maximum for record in counts):
+        texts = sorted({text for record in counts for text in record.details["texts"]})
+        outcome.status, outcome.summary = "failed", f"{errors:.0f} errors; {outcome.summary}"
+        outcome.failures.append(Failure(what, "\n".join(texts)))
+    return outcome
+
+
+_OF_A_TRACE = {
+    ("requests", "1/s"), ("output", "tokens/s"), ("time to first token", "ms"), ("inter-token latency", "ms"),
+    ("inter-token latency, 99th", "ms"),
+}  # fmt: skip

@@ -6,8 +6,8 @@ import importlib.util
 from typing import Any
 
 from gpu_check.context import Context
-from gpu_check.records import Bar, Failure, Outcome, skipped
-from gpu_check.speed import model_of
+from gpu_check.records import Outcome, bar, skipped
+from gpu_check.speed import model_of, told_errors
 from gpu_check.worker import Session
 
 _NEEDED = {
@@ -24,7 +24,9 @@ def bench5(context: Context, session: Session, size: str) -> Outcome:
     from rich.console import Console
 
     from charonia.bench import workload
-    from charonia.bench.compare import print_summary, run_compare, summary
+    from charonia.bench.compare import compare_records, run_compare
+    from charonia.bench.figures import print_errors
+    from charonia.bench.records import print_records
 
     levels, tokens, prompt = ((1, 4), 16, 8) if context.rehearse else ((1, 32, 128, 256), 128, 32)
     settings: dict[str, Any] = {"max_batch_size": max(levels), "session_len": 1024, "device": context.device}
@@ -44,19 +46,15 @@ def bench5(context: Context, session: Session, size: str) -> Outcome:
         processes=1 if context.rehearse else 4,
         serve_options=[] if context.rehearse else ["--text-instances", "4"],
     )
-    print_summary(console, results)
-    figures = summary(results)
-    bars, errors = [], []
-    for level, targets in figures["concurrency"].items():
-        share = targets["triton"]["ratio"]
-        bars.append(
-            Bar("5", f"through Triton's gRPC at {level} at once: share of in process", 100 * (share or 0), "%", 95)
-        )
-        for target in targets.values():
-            errors += [text for one in target["rounds"] for text in one["error_texts"]]
-    told = ", ".join(f"{bar.measured:.0f} %" for bar in bars)
-    if errors:
-        return Outcome("failed", f"errors; {told}", figures, bars, [Failure("bench5", "\n".join(sorted(set(errors))))])
-    return Outcome(
-        "passed", f"{told} of the tokens/s in process at {', '.join(map(str, levels))} at once", figures, bars
-    )
+    found = compare_records(results)
+    print_records(console, found)
+    print_errors(console, found)
+    bars = [
+        bar("5", f"through Triton's gRPC at {record.case['requests at once']} at once: share of in process",
+            record.value, "%", 95)
+        for record in found
+        if record.name == "of in process" and record.case["target"] == "triton"
+    ]  # fmt: skip
+    told = ", ".join(f"{one.value:.0f} %" for one in bars)
+    summary = f"{told} of the tokens/s in process at {', '.join(map(str, levels))} at once"
+    return told_errors("bench5", found, Outcome("passed", summary, settings, [*found, *bars]))

@@ -7,11 +7,14 @@ import importlib
 import json
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from gpu_check.commands import kill_tree
 from gpu_check.context import Context
 from gpu_check.records import DEVICE, OTHER, Failure, Outcome
 
@@ -51,7 +54,15 @@ def describe(error: BaseException) -> Failure:
     return Failure(type(error).__name__, f"{str(error)[:1500]}\n{frames}", DEVICE if device else OTHER)
 
 
+def _end_with(parent: int) -> None:
+    """Ends this process and all that it started when the one that started it is gone."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    kill_tree(os.getpid())
+
+
 def main() -> None:
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     answers = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
     context = Context.from_json(sys.argv[2])
 
@@ -69,6 +80,10 @@ def main() -> None:
             outcome = run(context, session, asked["size"])
         except Exception as error:
             traceback.print_exc()
+            if isinstance(error, ModuleNotFoundError) and error.name:
+                error.msg += (
+                    f": bring a wheel of it along, scripts/gpu_check.sh --pack .whl --along {error.name}-....whl"
+                )
             failure = describe(error)
             outcome = Outcome("failed", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
                               failures=[failure])  # fmt: skip

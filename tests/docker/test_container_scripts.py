@@ -45,7 +45,13 @@ def test_a_workspace_serves_itself_in_a_container(images: None, workspace: Path,
     names = ("CHARONIA_HTTP_PORT", "CHARONIA_GRPC_PORT", "CHARONIA_METRICS_PORT")
     env = {name: str(port) for name, port in zip(names, ports, strict=True)}
     options = ("--detach", "--name", container, "--tp", "2", "--shm-size", "512m", "--gpus", "none")
-    up(workspace / "service_docker_up.sh", *options, CHARONIA_CACHE_MAX_ENTRY_COUNT="64", **env)
+    up(
+        workspace / "service_docker_up.sh",
+        *options,
+        CHARONIA_CACHE_MAX_ENTRY_COUNT="64",
+        CHARONIA_HTTP_INFERENCE="1",
+        **env,
+    )
     url = f"http://127.0.0.1:{ports[0]}/v2"
     deadline = time.monotonic() + HANG_S
     while not answers(f"{url}/health/ready"):

@@ -32,10 +32,12 @@ def kind(request: pytest.FixtureRequest) -> TokenizerKind:
 
 @pytest.fixture(scope="session")
 def parrot(kind: TokenizerKind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A parrot of tiny_models.py with either kind of tokenizer; a token is a response of its own where it can be."""
+    """A parrot of tiny_models.py with either kind of tokenizer; a token is a response of its own where it can be. Its
+    HTTP port answers inference."""
     folder = tmp_path_factory.mktemp(f"parrot_{kind}")
     write_model(folder / "parrot", kind, "parrot")
-    with running(Stack(folder / "parrot", folder / "run", {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
+    env = {"CHARONIA_STREAM_INTERVAL_MS": "0", "CHARONIA_HTTP_INFERENCE": "1"}
+    with running(Stack(folder / "parrot", folder / "run", env)) as served:
         yield served
 
 

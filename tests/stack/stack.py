@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -111,6 +112,7 @@ class Stack:
             "CHARONIA_THREADS": "2",
             "CHARONIA_CACHE_MAX_ENTRY_COUNT": "512",
             "CHARONIA_DRAIN_TIMEOUT_S": "2",
+            "CHARONIA_MAX_RESTARTS": "0",  # a Triton that dies unasked for fails the test
             "CHARONIA_TEXT_INSTANCES": "1",  # each loads the tokenizer anew, which most of a start's time goes to
             **{f"CHARONIA_{name}": str(port) for name, port in zip(names, self.ports, strict=True)},
             **self.env,
@@ -160,6 +162,19 @@ class Stack:
         found = [pid for pid in self.processes() if Path(f"/proc/{pid}/exe").resolve().name == name]
         assert len(found) == 1, found
         return found[0]
+
+    def memory_mib(self, what: str = "VmRSS") -> dict[str, int]:
+        """Of the processes that requests go through: resident memory, or with VmHWM the most that it has ever been."""
+        found = {}
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+                name = re.search(r"preprocessing|postprocessing|tritonserver|charonia_gateway", command)
+                lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+                size = next((line.split()[1] for line in lines if line.startswith(f"{what}:")), None)
+                if name and size:
+                    found[f"{name.group()} {pid}"] = int(size) >> 10
+        return found
 
     def stop(self) -> None:
         """Ends the stack in order; whatever is left is killed, so that a failed test leaves nothing behind."""

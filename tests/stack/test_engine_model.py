@@ -105,7 +105,7 @@ class Server:
 @contextlib.contextmanager
 def running(repository: Path, folder: Path, drain_s: int = 1) -> Iterator[Server]:
     http, grpc, metrics = free_ports(3)
-    settings = read_settings(host="127.0.0.1", http_port=http, grpc_port=grpc, metrics_port=metrics)
+    settings = read_settings(http_port=http, grpc_port=grpc, metrics_port=metrics)
     distribution = serving.Distribution.find()
     command = serving.command(
         distribution, settings, repository, serving.make_backend_folder(folder / "backends", distribution), drain_s

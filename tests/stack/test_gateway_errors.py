@@ -69,6 +69,22 @@ def test_what_does_not_fit_says_the_numbers(http: httpx.Client, model: str, stre
     assert error["code"] == "context_length_exceeded" and "1000000" in error["message"]
 
 
+def test_texts_far_too_long_are_refused_without_being_tokenized_whole(
+    stack: Stack, http: httpx.Client, model: str
+) -> None:
+    before = stack.memory_mib()
+    assert any(name.startswith("preprocessing") for name in before)
+    for fields in ({"prompt": "word " * 1_600_000}, {"prompt": " " * 8_000_000}):
+        error = error_of(http.post("/v1/completions", json={"model": model, **fields}), 400)
+        assert error["code"] == "context_length_exceeded" and "2048" in error["message"]
+    messages = [{"role": "user", "content": "word " * 800_000}] * 2
+    error = error_of(http.post("/v1/chat/completions", json={"model": model, "messages": messages}), 400)
+    assert error["code"] == "context_length_exceeded"
+    peaks = stack.memory_mib("VmHWM")
+    # Tokenized whole, each takes 1 to 2 GiB.
+    assert all(peaks[name] - size < 300 for name, size in before.items()), (before, peaks)
+
+
 def test_what_only_the_engine_can_know_is_the_clients_error_too(http: httpx.Client, model: str) -> None:
     body = {"model": model, "messages": USER, "logit_bias": {"99999999": 1}}
     error = error_of(http.post("/v1/chat/completions", json=body), 400)

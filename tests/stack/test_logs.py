@@ -17,6 +17,13 @@ from stack import DEMO_MODEL, HANG_S, Stack, running
 # In a prompt, and in nothing else that anybody logs.
 SECRET = "quokka"
 CHAT = {"messages": [{"role": "user", "content": f'Is "{SECRET}" an animal?\nSay it.'}], "max_tokens": 12}
+WRONG: list[dict[str, Any]] = [
+    {"messages": [{"role": SECRET, "content": SECRET}]},
+    {"messages": [{"role": "user", "content": [{"type": SECRET}]}], "temperature": SECRET},
+    {"messages": SECRET, "tools": [SECRET], "bad_words": [SECRET * 200]},
+    {"messages": f"{SECRET}\ud800", "stop": [f"{SECRET}\ud800"], "session_id": f"{SECRET}\ud800"},
+    {"messages": CHAT["messages"], f"say {SECRET}": 1},
+]
 LEVELS = {"debug", "info", "warning", "error", "critical"}
 
 
@@ -44,7 +51,7 @@ def post(stack: Stack, route: str, body: dict[str, Any], request_id: str) -> htt
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    env = {"CHARONIA_LOG_FORMAT": "json", "CHARONIA_ACCESS_LOG": "1"}
+    env = {"CHARONIA_LOG_FORMAT": "json", "CHARONIA_ACCESS_LOG": "1", "CHARONIA_GATEWAY_LOG_LEVEL": "debug"}
     with running(Stack(DEMO_MODEL, tmp_path_factory.mktemp("logged"), env)) as served:
         yield served
 
@@ -105,10 +112,15 @@ def test_what_is_refused_has_its_line(logged: Stack) -> None:
     assert post(logged, "chat/completions", {**CHAT, "temperature": 9}, "refused-1").status_code == 400
     gateway = of_request(logged, "refused-1", "gateway")["gateway"]
     assert (gateway["status"], gateway["error"]) == (400, "invalid_value")
-    body = {"prompt": f"{SECRET} " * 5000, "max_tokens": 1}
+    body = {"prompt": f"{SECRET} " * 4000, "max_tokens": 1}
     assert post(logged, "completions", body, "refused-2").status_code == 400
     events = of_request(logged, "refused-2", "gateway", "engine")
     assert events["engine"]["error"] == "invalid_argument"
+    assert events["gateway"]["error"] == "context_length_exceeded"
+    body = {"prompt": f"{SECRET} " * 8000, "max_tokens": 1}  # far too long to be tokenized whole
+    assert post(logged, "completions", body, "refused-3").status_code == 400
+    events = of_request(logged, "refused-3", "gateway", "preprocessing")
+    assert events["preprocessing"]["error"] == "invalid_argument"
     assert events["gateway"]["error"] == "context_length_exceeded"
 
 
@@ -118,6 +130,12 @@ def test_no_text_of_prompts_is_in_any_log(logged: Stack, stack: Stack) -> None:
         post(served, "chat/completions", {**CHAT, "stream": True, "stop": [SECRET, ""]}, "private-2")
         post(served, "completions", {"prompt": f"A {SECRET}", "max_tokens": 4, "echo": True}, "private-3")
         post(served, "completions", {"prompt": [1, SECRET]}, "private-4")
+        for wrong in WRONG:
+            body = json.dumps({"model": "demo", "max_tokens": 1, **wrong})
+            headers = {"Content-Type": "application/json"}
+            httpx.post(f"{served.gateway}/v1/chat/completions", content=body, headers=headers, timeout=HANG_S)
+            tensors = {"messages": json.dumps(wrong["messages"]), "stop_words": [SECRET * 500], "tools": SECRET}
+            httpx.post(f"{served.http}/v2/models/ensemble/generate", json=tensors, timeout=HANG_S)
         post(served, "chat/interactive", {"prompt": SECRET, "request_output_len": 4}, "private-5")
     of_request(logged, "private-5", "gateway", "engine")
     for served in (logged, stack):

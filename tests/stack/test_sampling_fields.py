@@ -16,6 +16,9 @@ from triton_stream import collect
 
 from charonia import Engine, Output, SamplingParams
 
+# No tokenizer changes how a parameter arrives: one server is enough.
+pytestmark = pytest.mark.parametrize("kind", ["byte_level"], indirect=True, scope="session")
+
 PROMPT = "What is a conch?"
 # A few tokens are likelier than the others, so that an answer repeats them: what a token's first repetition costs and
 # what each costs are not the same.

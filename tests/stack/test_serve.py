@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import re
@@ -123,15 +124,6 @@ NO_CUDA = pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 
 
 @NO_CUDA
-async def test_the_device_is_printed_with_the_reason_for_the_cpu(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack().start()
-    await wait_until(lambda: "Metrics " in stack.log_file.read_text(), "announced")
-    text = stack.log_file.read_text()
-    assert re.search(r"Runs on     cpu, 2 threads, \w+; weights [\d.]+ MB; KV cache", text)
-    assert "because " in text
-
-
-@NO_CUDA
 def test_a_gpu_that_is_asked_for_and_not_there_ends_in_one_message(make_stack: Callable[..., Stack]) -> None:
     text = refused(make_stack(CHARONIA_DEVICE="cuda"))
     said = [line for line in text.splitlines() if "device = cuda" in line]
@@ -160,11 +152,18 @@ def test_an_env_file_sets_ports_and_the_environment_wins(make_stack: Callable[..
     assert "nonsense" in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_everything(make_stack: Callable[..., Stack], number: signal.Signals) -> None:
+def test_the_start_is_announced_and_an_interrupt_ends_everything(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack().start()
-    assert len(stack.processes()) >= 5  # the launcher, Triton, a process of each Python model, the gateway
-    stack.signal(number)
+    asyncio.run(wait_until(lambda: "Metrics " in stack.log_file.read_text(), "announced"))
+    if not has_gpu():
+        text = stack.log_file.read_text()
+        assert re.search(r"Runs on     cpu, 2 threads, \w+; weights [\d.]+ MB; KV cache", text)
+        assert "because " in text
+    processes = stack.processes()
+    assert len(processes) >= 5  # the launcher, Triton, a process of each Python model, the gateway
+    assert importlib.util.find_spec("torch"), "it is installed, and nobody loads what takes seconds and is of no use"
+    assert not [pid for pid in processes if "libtorch" in Path(f"/proc/{pid}/maps").read_text()]
+    stack.signal(signal.SIGINT)
     assert stack.wait() == 0
     nothing_is_left(stack)
 
@@ -194,8 +193,10 @@ def test_a_dead_gateway_ends_the_stack_with_a_message(make_stack: Callable[..., 
     nothing_is_left(stack)
 
 
-async def test_a_killed_server_gives_every_client_an_error_and_no_hang(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack(CHARONIA_STREAM_INTERVAL_MS="0").start()
+async def test_a_killed_server_gives_every_client_an_error_and_is_started_again_once(
+    make_stack: Callable[..., Stack],
+) -> None:
+    stack = make_stack(CHARONIA_STREAM_INTERVAL_MS="0", CHARONIA_MAX_RESTARTS="1").start()
     flowing = [asyncio.Event() for _ in range(12)]
 
     async def through_the_gateway(begun: asyncio.Event) -> None:
@@ -234,8 +235,38 @@ async def test_a_killed_server_gives_every_client_an_error_and_no_hang(make_stac
     for result in results:
         clear = isinstance(result, openai.APIError | InferenceServerException)
         assert clear or (isinstance(result, grpc.aio.AioRpcError) and result.code() == grpc.StatusCode.UNAVAILABLE)
+
+    async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as client:
+        body = {"model": "babbler", "prompt": "talk", "max_tokens": 4}
+        answer = await client.post("/v1/completions", json=body)
+        assert answer.status_code == 503 and int(answer.headers["Retry-After"]) >= 1, answer.text
+        await wait_until(lambda: answers(f"{stack.gateway}/health/ready"), "it is ready again")
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+    text = stack.log_file.read_text()
+    assert "Triton was killed by SIGKILL" in text and "(restart 1 of at most 1 in 10 minutes)" in text
+    await wait_until(lambda: "Triton is ready again" in stack.log_file.read_text(), "it says so")
+    os.kill(stack.pid_of("tritonserver"), signal.SIGKILL)
     assert stack.wait() == 1
-    assert "Triton was killed by SIGKILL" in stack.log_file.read_text()
+    assert "Triton died 2 times in 10 minutes" in stack.log_file.read_text()
+    await wait_until(lambda: stack.processes() == [], "all processes are gone")
+
+
+async def test_calls_that_grpc_cancelled_and_a_triton_that_hangs_in_its_exit_do_not_hold_up_the_end(
+    make_stack: Callable[..., Stack],
+) -> None:
+    """Triton counts a cancelled call of the ensemble for ever, and waits for it when it exits."""
+    stack = make_stack(CHARONIA_DRAIN_TIMEOUT_S="600").start()
+    fields = {"messages": "talk", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    async with triton.InferenceServerClient(stack.grpc) as client:
+        responses = triton_stream(client, fields, request_id="cancelled")
+        await anext(responses)
+        await responses.aclose()
+    await engine_metrics.until(stack.metrics, lambda metrics: metrics.running == 0, "it runs no more")
+    stack.signal(signal.SIGTERM)
+    assert stack.wait() == 0
+    text = stack.log_file.read_text()
+    assert "the engine has had nothing to do for 10 s" in text
+    assert "Triton has not ended by itself and is killed" in text
     await wait_until(lambda: stack.processes() == [], "all processes are gone")
 
 
@@ -290,6 +321,7 @@ def test_an_installed_triton_is_served_alone_with_its_log_on_stderr(
     assert str(installed_triton / "bin" / "tritonserver") in programs
     stack.signal(signal.SIGTERM)
     assert stack.wait() == 0
+    nothing_is_left(stack)
     assert "successfully loaded 'engine'" in stack.log_file.read_text()
     assert list(stack.run_dir.glob("port-*/*.log")) == []
 
@@ -337,7 +369,7 @@ def test_a_workspace_elsewhere_is_served_split_with_a_quantised_cache_and_anothe
 
     expected = answer_of(quant_policy=8)
     assert expected.logprobs != answer_of().logprobs
-    env = {"CHARONIA_TEXT_INSTANCES": "1", "CHARONIA_QUANT_POLICY": "8"}
+    env = {"CHARONIA_TEXT_INSTANCES": "1", "CHARONIA_QUANT_POLICY": "8", "CHARONIA_HTTP_INFERENCE": "1"}
     with running(Stack(workspace, tmp_path / "run", env)) as stack:
         fields = {"text_input": "What is a conch?", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
         answer = httpx.post(

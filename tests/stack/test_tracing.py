@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -61,18 +61,47 @@ def named(spans: list[Span], name: str) -> Span:
     return found[0]
 
 
-def complete(spans: list[Span]) -> bool:
-    """The gateway's span ends last; Triton ends its outermost after all that are below it."""
-    return bool(of_gateway(spans)) and any(span.name == "InferRequest" for span in spans)
+def calls_in(spans: list[Span]) -> int:
+    """The calls of which Triton has sent all spans: it ends the outermost after all that are below it."""
+    return sum(span.name == "InferRequest" for span in spans)
+
+
+def recorded(receiver: Receiver, traced: Stack, ask: Callable[[], str], calls: int = 1) -> list[Span]:
+    """All spans of the trace of a request that `ask` makes, in which Triton is called so often.
+
+    Triton does not read the parent of about one call in a thousand (charonia_gateway/tracing.py), and has no span of
+    that call then: such a request is made again. It is known to be one when spans of a later request have come.
+    """
+
+    def complete(trace: str, count: int = 1) -> list[Span]:
+        spans = receiver.trace(trace)
+        return spans if of_gateway(spans) and calls_in(spans) == count else []
+
+    for _ in range(3):
+        trace = ask()
+        later = secrets.token_hex(16)
+        body: dict[str, object] = {"messages": QUESTION, "max_tokens": 2}
+        assert post(traced.gateway, body, traceparent(later)).status_code == 200
+        receiver.wait_until(lambda trace=trace, later=later: complete(trace, calls) or complete(later))
+        if spans := complete(trace, calls):
+            return spans
+        lacking = receiver.trace(trace)
+        assert sum(span.name == "ensemble" for span in lacking) == calls_in(lacking), "no spans at all of a call"
+    raise AssertionError(f"three times Triton has not recorded all calls: {lacking}")
 
 
 def test_a_request_is_one_trace_with_queue_prefill_and_decode(receiver: Receiver, traced: Stack) -> None:
-    trace = secrets.token_hex(16)
-    headers = {**traceparent(trace), "x-request-id": "shop-42"}
-    answer = post(traced.gateway, {"messages": QUESTION, "max_tokens": 24, "temperature": 0}, headers)
-    assert answer.status_code == 200, answer.text
+    def ask() -> str:
+        nonlocal answer
+        trace = secrets.token_hex(16)
+        headers = {**traceparent(trace), "x-request-id": "shop-42"}
+        answer = post(traced.gateway, {"messages": QUESTION, "max_tokens": 24, "temperature": 0}, headers)
+        assert answer.status_code == 200, answer.text
+        return trace
+
+    answer: httpx.Response
+    spans = recorded(receiver, traced, ask)
     usage = answer.json()["usage"]
-    spans = receiver.wait_for(trace, complete)
 
     server = named(spans, "POST /v1/chat/completions")
     assert server.service == "charonia-gateway" and server.parent == "00f067aa0ba902b7" and not server.failed
@@ -106,30 +135,32 @@ def test_a_request_is_one_trace_with_queue_prefill_and_decode(receiver: Receiver
 
 
 def test_without_a_parent_a_trace_begins_at_the_gateway(receiver: Receiver, traced: Stack) -> None:
-    # Triton may lose the spans of one of two requests that it traces at the same time (seen once).
-    for tries_left in (2, 1, 0):
+    def ask() -> str:
         before = len(receiver.named("POST /v1/completions"))
         body: dict[str, object] = {"prompt": ["One, two,", "Red, green,"], "max_tokens": 4, "stream": True}
         assert post(traced.gateway, body, {}, "completions").text.endswith("data: [DONE]\n\n")
-        server = receiver.wait_until(lambda before=before: receiver.named("POST /v1/completions")[before:])[0]
-        assert server.parent == ""
-        try:
-            spans = receiver.wait_for(server.trace, lambda spans: sum(one.name == "InferRequest" for one in spans) == 2)
-            break
-        except AssertionError:
-            if not tries_left:
-                raise
+        return receiver.wait_until(lambda: receiver.named("POST /v1/completions")[before:])[0].trace
+
+    spans = recorded(receiver, traced, ask, calls=2)
+    server = named(spans, "POST /v1/completions")
+    assert server.parent == ""
     assert {span.parent for span in spans if span.name == "InferRequest"} == {server.id}, "one for each prompt"
     for name in ("queue", "prefill", "decode"):
         assert sum(span.name == name for span in spans) == 2, name
 
 
 def test_a_trace_that_its_client_does_not_sample_is_not_recorded(receiver: Receiver, traced: Stack) -> None:
-    left_out, recorded = secrets.token_hex(16), secrets.token_hex(16)
-    for headers in (traceparent(left_out, flags="00"), traceparent(recorded)):
-        assert post(traced.gateway, {"messages": QUESTION, "max_tokens": 2}, headers).status_code == 200
-    receiver.wait_for(recorded, complete)
-    assert receiver.trace(left_out) == []
+    left_out = []
+
+    def ask() -> str:
+        left_out.append(secrets.token_hex(16))
+        sampled = secrets.token_hex(16)
+        for headers in (traceparent(left_out[-1], flags="00"), traceparent(sampled)):
+            assert post(traced.gateway, {"messages": QUESTION, "max_tokens": 2}, headers).status_code == 200
+        return sampled
+
+    recorded(receiver, traced, ask)
+    assert not any(receiver.trace(trace) for trace in left_out)
 
 
 def test_a_refused_request_is_a_span_with_its_error(receiver: Receiver, traced: Stack) -> None:
@@ -143,27 +174,33 @@ def test_a_refused_request_is_a_span_with_its_error(receiver: Receiver, traced: 
 
 
 def test_what_the_engine_refuses_has_no_queue(receiver: Receiver, traced: Stack) -> None:
-    trace = secrets.token_hex(16)
-    body: dict[str, object] = {"prompt": "word " * 5000, "max_tokens": 1}
-    assert post(traced.gateway, body, traceparent(trace), "completions").status_code == 400
-    spans = receiver.wait_for(trace, complete)
+    def ask() -> str:
+        trace = secrets.token_hex(16)
+        body: dict[str, object] = {"prompt": "word " * 5000, "max_tokens": 1}
+        assert post(traced.gateway, body, traceparent(trace), "completions").status_code == 400
+        return trace
+
+    spans = recorded(receiver, traced, ask)
     assert {"engine", "preprocessing"} <= {span.name for span in spans}
     assert not {"queue", "prefill", "decode"} & {span.name for span in spans}
 
 
 def test_a_client_that_leaves_ends_its_trace(receiver: Receiver, traced: Stack) -> None:
-    trace = secrets.token_hex(16)
-    body = {"model": "demo", "messages": QUESTION, "stream": True, "ignore_eos": True}
-    url = f"{traced.gateway}/v1/chat/completions"
-    with httpx.stream("POST", url, json=body, headers=traceparent(trace), timeout=HANG_S) as answer:
-        assert next(answer.iter_lines()).startswith("data: ")
-    spans = receiver.wait_for(trace, complete)
+    def ask() -> str:
+        trace = secrets.token_hex(16)
+        body = {"model": "demo", "messages": QUESTION, "stream": True, "ignore_eos": True}
+        url = f"{traced.gateway}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, headers=traceparent(trace), timeout=HANG_S) as answer:
+            assert next(answer.iter_lines()).startswith("data: ")
+        return trace
+
+    spans = recorded(receiver, traced, ask)
     assert {"queue", "prefill", "decode"} <= {span.name for span in spans}
     assert named(spans, "engine").end >= named(spans, "decode").end
 
 
 def test_nothing_is_sent_when_tracing_is_off(receiver: Receiver, stack: Stack, tmp_path: Path) -> None:
-    assert httpx.get(f"{stack.http}/v2/trace/setting").json()["trace_level"] == ["OFF"]
+    assert b"--trace-config" not in Path(f"/proc/{stack.pid_of('tritonserver')}/cmdline").read_bytes()
     with receiving() as other:
         # OpenTelemetry's own variable does not turn it on.
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": other.url, "CHARONIA_TRACING_ENDPOINT": "", "CHARONIA_MODEL_NAME": "demo"}

@@ -6,6 +6,7 @@ import io
 
 from rich.console import Console
 
+from charonia.bench.records import Record
 from charonia.bench.static import Report, print_report
 
 LINES = ("device 0: a GPU, sm_90", "rows 1..8 n 64 k 32 bf16 -> bf16: cuBLASLt, 1.0 us")
@@ -13,7 +14,9 @@ LINES = ("device 0: a GPU, sm_90", "rows 1..8 n 64 k 32 bf16 -> bf16: cuBLASLt, 
 
 def printed(*, verbose: bool, rejected: int = 0, lines: tuple[str, ...] = LINES) -> str:
     console = Console(file=io.StringIO(), width=200)
-    report = Report("a model", "bf16", "cuda", "sm_90", 1, 1000, 4e12, 8e14, (), lines, rejected)
+    found = (Record.of("static", "decode", "tokens/s", [90.0, 120.0, 100.0], case={"batch": 8}),)
+    report = Report("a model", "bf16", "cuda", "sm_90", 1, 1000, 4e12, 8e14, found, lines, rejected)
+    assert report.value("decode", batch=8) == 100 and report.value("decode", batch=9) is None
     print_report(console, report, verbose=verbose)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from charonia import _engine
+from charonia.bench import records
 from charonia.bench.random_model import SHAPES, write_random_model
 
 COMMAND = [sys.executable, "-m", "charonia"]
@@ -183,14 +184,15 @@ def test_benchmark_static_reports_rates_and_the_share_of_the_bandwidth(model: Pa
         *("--runs", "1", "--json", file, "--verbose"),
     )
     assert code == 0, err
-    report = json.loads(file.read_text())
-    (row,) = report["rows"]
-    assert (row["batch"], row["prompt_tokens"], row["output_tokens"]) == (2, 8, 16)
-    assert row["decode_tokens_per_s"] > 0 and row["bandwidth_share"] > 0 and report["bandwidth"] > 1e8
-    assert row["bandwidth_share_with_kv"] > row["bandwidth_share"]
-    assert row["gemm_share"] is None and report["gemm_flops"] is None  # measured on a GPU alone
-    assert "memory reads" in out
-    assert "the CPU device has no kernels to choose from" in out and report["kernel_report"] == []
+    run, found = records.read(file)
+    assert {tuple(record.case.items()) for record in found} == {(("batch", 2), ("prompt", 8), ("output", 16))}
+    value = {record.name: record.value for record in found}
+    assert value.keys() == {"prefill", "decode", "output in all", "weights", "weights and KV"}  # GEMMs: on a GPU alone
+    assert value["decode"] > 0 and 0 < value["weights"] < value["weights and KV"]
+    about = run["settings"]
+    assert about["bandwidth"] > 1e8 and about["gemm_flops"] is None and about["kernel_report"] == []
+    assert run["machine"]["processors"] and run["commit"] and run["command"][:3] == ["charonia", "benchmark", "static"]
+    assert "memory reads" in out and "the CPU device has no kernels to choose from" in out
 
 
 @pytest.mark.parametrize("when", [["--concurrency", "3"], ["--request-rate", "200"]])
@@ -202,10 +204,15 @@ def test_benchmark_serving_of_prompts_in_process(model: Path, tmp_path: Path, wh
         *("--json", file, *when),
     )
     assert code == 0, err
-    figures = json.loads(file.read_text())
-    assert (figures["requests"], figures["errors"], figures["output_tokens"]) == (7, 0, 63)
-    assert figures["input_tokens"] == 4 * 3 + 3 * 9
-    assert 0 < figures["ttft_ms"]["median"] <= figures["e2e_ms"]["p99"]
+    value = counts(file)
+    assert (value["requests"], value["errors"], value["output tokens"]) == (7, 0, 63)
+    assert value["input tokens"] == 4 * 3 + 3 * 9
+    assert 0 < value["time to first token"] <= value["end to end, 99th"]
+
+
+def counts(file: Path) -> dict[str, float]:
+    """Values by their names; of "requests" the count."""
+    return {record.name: record.value for record in records.read(file)[1]}
 
 
 def test_benchmark_serving_of_a_trace(model: Path, tmp_path: Path) -> None:
@@ -218,8 +225,8 @@ def test_benchmark_serving_of_a_trace(model: Path, tmp_path: Path) -> None:
     )
     code, _, err = charonia("benchmark", "serving", model, "--trace", trace, "--speed", "50", "--json", file)
     assert code == 0, err
-    figures = json.loads(file.read_text())
-    assert (figures["requests"], figures["errors"], figures["output_tokens"]) == (3, 0, 20)
+    value = counts(file)
+    assert (value["requests"], value["errors"], value["output tokens"]) == (3, 0, 20)
 
 
 def test_benchmark_serving_counts_errors(model: Path, tmp_path: Path) -> None:
@@ -230,7 +237,7 @@ def test_benchmark_serving_counts_errors(model: Path, tmp_path: Path) -> None:
         *("--session-len", "64", "--json", file),
     )
     assert code == 0 and "does not fit" in out
-    assert json.loads(file.read_text())["errors"] == 2
+    assert counts(file)["errors"] == 2
 
 
 def test_make_model_writes_what_the_engine_runs(tmp_path: Path) -> None:

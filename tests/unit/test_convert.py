@@ -92,10 +92,14 @@ def test_the_tensors_are_the_models(model: Path, tmp_path: Path) -> None:
     ours, theirs = SafetensorsCheckpoint([weights / "rank-0.safetensors"]), open_checkpoint(model)
     qkv = [theirs.read(f"model.layers.1.self_attn.{part}_proj.weight") for part in "qkv"]
     assert np.array_equal(ours.read("layers.1.attention.w_qkv.0.weight"), np.concatenate(qkv))
-    assert np.array_equal(ours.read("output.weight"), theirs.read("lm_head.weight"))
+    assert np.array_equal(ours.read("output.0.weight"), theirs.read("lm_head.weight"))
     manifest = json.loads((weights / "manifest.json").read_text())
-    assert (manifest["format_version"], manifest["ranks"]) == (1, 1)
+    assert (manifest["format_version"], manifest["ranks"]) == (2, 1)
     assert manifest["tensors"].keys() == ours.tensors.keys()
+    for name, entry in manifest["tensors"].items():
+        assert (entry["dtype"], tuple(entry["shape"])) == (ours.tensors[name].dtype, ours.tensors[name].shape)
+        assert entry["parts"] == [{"file": "rank-0.safetensors", "name": name}]
+        assert entry.get("rank") == (0 if ".0." in name.removeprefix("layers.0.") else None)
     for name, entry in manifest["files"].items():
         assert (weights / name).stat().st_size == entry["bytes"]
         assert workspace.sha256(weights / name) == entry["sha256"]
@@ -115,7 +119,7 @@ def test_weights_are_rounded_to_nearest_at_conversion_and_when_linked_alike(
 ) -> None:
     weights = convert(model, tmp_path / "w", dtype=dtype) / workspace.WEIGHTS
     numpy_type = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}[dtype]
-    ours = SafetensorsCheckpoint([weights / "rank-0.safetensors"]).read("output.weight")
+    ours = SafetensorsCheckpoint([weights / "rank-0.safetensors"]).read("output.0.weight")
     assert np.array_equal(ours, open_checkpoint(model).read("lm_head.weight").astype(numpy_type))
     linked = link_workspace(model, tmp_path / "l", dtype)
     assert answers(linked) == answers(tmp_path / "w")
@@ -161,7 +165,7 @@ def test_the_largest_finite_weights_are_converted(model: Path, tmp_path: Path) -
     largest = np.finfo(np.float16).max
     rewrite(model, lambda tensors: tensors["lm_head.weight"].__setitem__((0, 0), -largest), "F16")
     weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
-    assert SafetensorsCheckpoint([weights / "rank-0.safetensors"]).read("output.weight")[0, 0] == -largest
+    assert SafetensorsCheckpoint([weights / "rank-0.safetensors"]).read("output.0.weight")[0, 0] == -largest
 
 
 def test_sharded_files_are_one_model(model: Path, tmp_path: Path) -> None:
@@ -323,7 +327,7 @@ def test_a_damaged_workspace_is_found_and_the_command_that_mends_it_named(model:
         Engine.from_pretrained(tmp_path / "w")
 
 
-@pytest.mark.parametrize(("key", "value"), [("format_version", 2), ("ranks", 2)])
+@pytest.mark.parametrize(("key", "value"), [("format_version", 1), ("ranks", 2)])
 def test_a_workspace_of_another_kind_is_refused_with_the_command_that_mends_it(
     model: Path, tmp_path: Path, key: str, value: int
 ) -> None:
@@ -378,8 +382,9 @@ def test_the_ranks_tensors_make_the_whole(model: Path, tmp_path: Path, ranks: in
             v[first : first + head],
         ]
         assert np.array_equal(mine, np.concatenate(expected))
-    # The embedding, the norms and the output layer are there once.
-    assert np.array_equal(ours[0].read("output.weight"), theirs.read("lm_head.weight"))
+    outputs = [ours[rank].read(f"output.{rank}.weight") for rank in range(ranks)]
+    assert np.array_equal(np.concatenate(outputs), theirs.read("lm_head.weight"))
+    # The embedding and the norms are there once.
     assert all(name.split(".")[-2] == str(rank) for rank in range(1, ranks) for name in ours[rank].tensors)
 
 
@@ -393,11 +398,17 @@ def test_a_linked_workspace_names_the_ranges_that_a_converted_one_holds(
     copied = json.loads((copy / "manifest.json").read_text())["tensors"]
     assert linked.keys() == copied.keys()
     theirs = open_checkpoint(model)
-    for name, parts in linked.items():
-        pieces = [taken(theirs, TensorPart(part["name"], (), part.get("rows"), part.get("cols"))) for part in parts]
-        (place,) = copied[name]
+    for name, entry in linked.items():
+        pieces = [
+            taken(theirs, TensorPart(part["name"], (), part.get("rows"), part.get("cols"))) for part in entry["parts"]
+        ]
+        (place,) = copied[name]["parts"]
         ours = SafetensorsCheckpoint([copy / place["file"]]).read(place["name"])
         assert np.array_equal(np.concatenate(pieces), ours)
+        assert {key: entry.get(key) for key in ("rank", "dtype", "shape")} == {
+            key: copied[name].get(key) for key in ("rank", "dtype", "shape")
+        }
+        assert entry["shape"] == list(ours.shape)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -447,7 +458,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "packed for slopes": {**TINY, "model_type": "baichuan", "model_max_length": 64, "max_position_embeddings": None},
     "packed also gate and up": {**TINY, "model_type": "phi3"},
     "norms of heads": {**TINY, "model_type": "qwen3", "head_dim": 16},
-    "norms after": {**TINY, "model_type": "gemma2", "head_dim": 16},
+    "norms after, tied": {**TINY, "model_type": "gemma2", "head_dim": 16, "tie_word_embeddings": True},
     "experts": {**TINY, "model_type": "mixtral", "num_local_experts": 3},
     "experts and dense layers": {
         **{**TINY, "model_type": "qwen3_moe", "head_dim": 16, "moe_intermediate_size": 32},
@@ -473,8 +484,12 @@ def test_the_ranks_of_every_layout_hold_each_row_and_column_that_is_split_once(l
     spec = describe(LAYOUTS[layout], "m")
     tensors = split(spec.tensors, spec.config, ranks)
     whole = {name for name in spec.tensors if ".0." not in name.replace("layers.0.", "").replace("experts.0.", "")}
+    whole -= {"output.weight"}
     assert all(tensors[name] == spec.tensors[name] for name in whole)
-    for name in spec.tensors.keys() - whole:
+    output = [part for rank in range(ranks) for part in tensors[f"output.{rank}.weight"]]
+    (undivided,) = spec.tensors.get("output.weight", spec.tensors["tok_embeddings.weight"])
+    assert [row for part in output for row in rows_of(part, 0)] == rows_of(undivided, 0)
+    for name in spec.tensors.keys() - whole - {"output.weight"}:
         if name.endswith("bias") and (".wo." in name or ".w2." in name):
             continue
         place, module, kind = name[: -len(kind_of(name)) - 3], name.split(".")[-3], kind_of(name)
@@ -520,6 +535,23 @@ def test_a_model_of_experts_alone_is_split_by_their_width() -> None:
         split(spec.tensors, spec.config, 4)
 
 
+def test_every_rank_has_rows_of_the_output_layer_or_the_model_is_not_split() -> None:
+    shares = {(ranks, vocab): [len(range(*rows)) for rows in outputs(ranks, vocab)] for ranks, vocab in SHARES}
+    assert shares == SHARES
+    with pytest.raises(UnsupportedError, match=r"vocab_size = 12 leaves the last rank no rows.*--tp 1 or 2"):
+        outputs(4, 12)
+
+
+# Of (ranks, vocab_size): the ranks' rows. Shares of several ranks are multiples of 4, but for the last.
+SHARES = {(1, 13): [13], (2, 13): [8, 5], (4, 320): [80] * 4, (4, 13): [4, 4, 4, 1]}
+
+
+def outputs(ranks: int, vocab: int) -> list[tuple[int, int]]:
+    spec = describe({**TINY, "vocab_size": vocab, "tie_word_embeddings": True}, "m")
+    parts = [split(spec.tensors, spec.config, ranks)[f"output.{rank}.weight"] for rank in range(ranks)]
+    return [one.rows or (0, vocab) for (one,) in parts]
+
+
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixes(prefix: str, tmp_path: Path) -> None:
     text = {**TINY, "model_type": "gemma3_text", "head_dim": 16, "tie_word_embeddings": True}
@@ -561,7 +593,9 @@ def test_a_bias_after_the_sum_over_the_ranks_is_rank_0s_alone() -> None:
     for name in ("attention.wo", "feed_forward.w2"):
         assert tensors[f"layers.0.{name}.0.bias"] == spec.tensors[f"layers.0.{name}.0.bias"]
         assert f"layers.0.{name}.1.bias" not in tensors
-    assert split(spec.tensors, spec.config, 1) == spec.tensors
+    whole = split(spec.tensors, spec.config, 1)
+    assert whole.pop("output.0.weight") == spec.tensors["output.weight"]
+    assert whole == {name: parts for name, parts in spec.tensors.items() if name != "output.weight"}
 
 
 @pytest.mark.parametrize(("ranks", "key"), [(3, "head_num = 4"), (8, "head_num = 4")])

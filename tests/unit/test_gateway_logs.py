@@ -41,6 +41,29 @@ def test_an_exception_is_in_the_line() -> None:
     assert "\n" not in line and "RuntimeError: broken" in json.loads(line)["exc_info"]
 
 
+def test_an_exception_in_a_request_is_logged_without_its_text(request_record: Record) -> None:
+    def fail(said: str) -> None:
+        try:
+            raise KeyError(said)
+        except KeyError as error:
+            raise RuntimeError(said) from error
+
+    token = current_record.set(request_record)
+    lines = []
+    try:
+        fail("-".join("secret"))
+    except RuntimeError:
+        for prompts in (False, True):
+            for formatter in (json_formatter(), TextFormatter("%(message)s")):
+                logged = event("failed", exc_info=sys.exc_info())
+                assert RequestContext(prompts).filter(logged)
+                lines.append(formatter.format(logged))
+    finally:
+        current_record.reset(token)
+    assert [text in line for line in lines for text in ("KeyError", "RuntimeError", "in fail")] == [True] * 12
+    assert [line.count("s-e-c-r-e-t") for line in lines] == [0, 0, 2, 2]
+
+
 def test_what_is_logged_of_a_request_has_its_id_and_its_trace(request_record: Record) -> None:
     token = current_record.set(request_record)
     try:

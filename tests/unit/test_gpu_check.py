@@ -5,25 +5,32 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from charonia.bench import machine
+from charonia.bench.records import Record
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
-from gpu_check import cpp_tests, packages, peers, python_tests, report, runner  # noqa: E402
-from gpu_check.__main__ import _copy_out  # noqa: E402
+from gpu_check import cpp_tests, packages, peers, python_tests, report, runner, speed  # noqa: E402
+from gpu_check import machine as machine_stage  # noqa: E402
+from gpu_check.__main__ import _copy_out, main  # noqa: E402
 from gpu_check.commands import Done  # noqa: E402
 from gpu_check.context import HOST, Context  # noqa: E402
 from gpu_check.cpp_tests import parse  # noqa: E402
 from gpu_check.plan import ALIASES, BUDGET_S, BY_NAME, CALLS, STAGES, Stage, select  # noqa: E402
-from gpu_check.records import ASSERTION, CRASH, DEVICE, Bar, Failure, Outcome, Record, Results  # noqa: E402
+from gpu_check.records import ASSERTION, CRASH, DEVICE, Failure, Outcome, Results, StageRecord, bar  # noqa: E402
 from gpu_check.runner import Runner, Skip  # noqa: E402
 from gpu_check.worker import Session  # noqa: E402
 
@@ -52,7 +59,8 @@ def test_a_rehearsal_runs_the_stages_writes_the_results_and_goes_on_where_it_sto
         "bench4": "passed",
     }
     assert content["commit"]
-    assert content["stages"]["bench4"]["outcome"]["figures"]["runs"]["all at once"]["errors"] == 0
+    measured = [Record(**values) for values in content["stages"]["bench4"]["outcome"]["records"]]
+    assert [record.value for record in measured if record.name == "errors"] == [0, 0, 0]
     assert "llama2-7b, batch 1" in (out / "results.md").read_text()
     assert (out / "results.json").read_bytes() == results.read_bytes()
     with tarfile.open(out / "logs.tar.gz") as logs:
@@ -90,10 +98,93 @@ def test_a_folder_that_cannot_be_written_to_is_said_once_and_ends_nothing(tmp_pa
     assert json.loads(results.read_text())["stages"]["machine"]["outcome"]["status"] == "passed"
 
 
-def test_unknown_stages_are_refused() -> None:
-    done = gpu_check("bench9")
-    assert done.returncode == 2
-    assert "--list" in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("bench9", "'bench9' is no stage; --list says which there are"),
+        ("--budget-s -5", "--budget-s: -5: expected seconds, at least 1"),
+        ("--jobs 0", "--jobs: 0: expected a number, at least 1"),
+        ("--requests 0", "--requests: 0: expected"),
+        ("--trace /no/trace.csv", "--trace: there is no file or folder /no/trace.csv"),
+        ("--brought /no/whl", "--brought: there is no file or folder /no/whl"),
+        ("--build-for 9.0", "--build-for: 9.0: expected a compute capability without its dot: 80, 89, 90a"),
+        ("--pack .whl call1", "--pack does nothing else: leave out call1"),
+        ("--along /", "--along is for --pack"),
+        ("--set threads", "--set threads: expected KEY=VALUE"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_what_is_expected(
+    arguments: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_check", *arguments.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_without_a_gpu_nothing_is_run_but_a_rehearsal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "gpu_of", lambda: None)
+    work, results = tmp_path / "work", tmp_path / "results.json"
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--work", str(work), "--results", str(results), "call1"])
+    assert main() == 1
+    told = capsys.readouterr().err
+    assert "no GPU" in told and "--rehearse" in told and "--build-for" in told
+    assert not list(tmp_path.iterdir())
+    outcome = machine_stage.run(context_of(tmp_path, rehearse=False), None, "")
+    assert outcome.status == "failed" and "nvidia-smi shows no GPU" in outcome.failures[0].text
+
+
+def test_a_results_file_that_cannot_be_written_is_said_before_anything_is_run(tmp_path: Path) -> None:
+    (tmp_path / "results.tmp").mkdir()
+    done = gpu_check("--rehearse", "--work", tmp_path / "work", "--results", tmp_path / "results.json", "machine")
+    assert done.returncode == 1
+    assert "results cannot be written" in done.stderr and "--results" in done.stderr
+    assert "machine" not in done.stdout
+
+
+def test_a_results_file_of_another_version_is_refused_and_left(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    results.write_text('{"machine": {}, "stages": {}}')
+    done = gpu_check("--rehearse", "--work", tmp_path / "work", "--results", results, "machine")
+    assert done.returncode == 1
+    assert "is no results file of this version (KeyError('commit')): move it away" in done.stderr
+    assert results.read_text() == '{"machine": {}, "stages": {}}'
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_when_it_is_stopped_what_was_found_is_kept_and_nothing_runs_on(how: signal.Signals, tmp_path: Path) -> None:
+    work, results = tmp_path / "work", tmp_path / "results.json"
+    program, begun = work / "compiled" / "charonia_cuda_tests_on_host", tmp_path / "begun"
+    script(program, LIST + f"""case "$1" in
+*Fine*) printf '[ RUN      ] Fine.A\\n[       OK ] Fine.A (0 ms)\\n';;
+*) echo $$ > {begun}.new; mv {begun}.new {begun}; exec sleep 600;; esac
+""")  # fmt: skip
+    command = [ROOT / "scripts" / "gpu_check.sh", "--rehearse", "--again", "--jobs", "1", "--work", work]
+    check = subprocess.Popen(
+        [*command, "--results", results, "ops"],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHON": sys.executable},
+    )  # fmt: skip
+    wait_until(begun.is_file)
+    check.send_signal(how)
+    told, _ = check.communicate(timeout=60)
+    wait_until(lambda: not Path(f"/proc/{begun.read_text().strip()}").exists())
+    outcome = Results(results).records["ops"].outcome
+    assert (outcome.status, outcome.figures) == ("failed", {"passed": 1, "skipped": 0})
+    if how is signal.SIGTERM:
+        assert check.returncode == 128 + how
+        assert "stopped by SIGTERM" in told
+        [following] = [line for line in told.splitlines() if line.startswith("next: ")]
+        assert following.endswith(" call1") and "--again" not in following
+
+
+def wait_until(true: Callable[[], bool], limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_the_help_says_what_to_bring_along() -> None:
@@ -239,7 +330,7 @@ echo '========= Error: Race reported between Write access at sum() and Read acce
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     results = Results(context.results)
     failures = [Failure("Race.B", "0.5 vs 0.001"), Failure("tests/unit/test_engine_api.py::test_x", "")]
-    results.records = {"ops": Record(Outcome("failed", "", failures=failures), "", 1.0, "")}
+    results.records = {"ops": StageRecord(Outcome("failed", "", failures=failures), "", 1.0, "")}
     results.save()
     outcome = cpp_tests.why(context, Session(nothing), "")
     [failure] = outcome.failures
@@ -248,7 +339,14 @@ echo '========= Error: Race reported between Write access at sum() and Read acce
         "passes: alone, CHARONIA_CUDA_PDL=0; memcheck; synccheck. "
         "Fails: alone; alone, CHARONIA_CUDA_SYNC=1; racecheck.",
         "racecheck: ========= Error: Race reported between Write access at sum() and Read access at norm()",
+        "Look at a kernel that reads what the one before it still writes.",
     ]
+    rehearsed = cpp_tests.why(replace(context, rehearse=True, architecture=HOST), Session(nothing), "")
+    assert (rehearsed.summary, rehearsed.failures) == ("no C++ test has failed", [])  # there is no such program
+    script(cpp_tests.test_program(replace(context, architecture=HOST)), LIST + "exit 0\n")
+    rehearsed = cpp_tests.why(replace(context, rehearse=True, architecture=HOST), Session(nothing), "")
+    # What has not failed is run again to rehearse it, and is no failure.
+    assert (rehearsed.summary, [each.where for each in rehearsed.failures]) == ("2 tests run again", ["Race.B"])
     assert report.terminal(results_with(tmp_path, why=outcome), [], Path("x")).count("Race reported") == 1
 
 
@@ -312,6 +410,12 @@ def test_what_is_brought_along_in_trips_is_whole_again(tmp_path: Path) -> None:
     carried = tmp_path / "carried"
     packages.gather(trips[0], carried)
     assert packages.unpacked(carried, packages.COMPILED) is None
+    assert packages.incomplete(carried) == [
+        "compiled.tar.xz is not whole: 1 of 3 parts are here; bring the other trips along too"
+    ]
+    script(tmp_path / "trips" / "all" / "of_packing", "exit 0\n")
+    packages.gather(tmp_path / "trips", tmp_path / "of_all")  # the folder of the trips itself
+    assert sorted(file.name for file in (tmp_path / "of_all").iterdir()) == ["a.whl", "compiled.tar.xz"]
     for trip in trips[1:]:
         packages.gather(trip, carried)
     folder = packages.unpacked(carried, packages.COMPILED)
@@ -404,7 +508,8 @@ def test_few_and_small_files_come_back(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "gemms.json").write_bytes(bytes(17 << 20))
     context.results.write_text("{}")
-    _copy_out(context, tmp_path / "out", context.results)
+    [failure] = _copy_out(context, tmp_path / "out", context.results)
+    assert failure.startswith("gemms.json is not copied") and "16 MiB" in failure
     back = {file.name: file.stat().st_size for file in (tmp_path / "out").iterdir()}
     assert back.keys() == {"results.json", "logs.tar.gz"}
     with tarfile.open(tmp_path / "out" / "logs.tar.gz") as logs:
@@ -420,11 +525,15 @@ def test_every_call_says_what_the_next_is(tmp_path: Path) -> None:
     results.records["build"].outcome.status = "failed"
     assert report.next_command(results, [], []) == "when the build is mended: scripts/gpu_check.sh call2"
     for stage in STAGES:
-        results.records[stage.name] = Record(Outcome("passed", ""), "abc", 1.0, "")
+        results.records[stage.name] = StageRecord(Outcome("passed", ""), "abc", 1.0, "")
     assert report.next_command(results, [], []) == "nothing: all calls are done"
-    assert "| call1 | in all, of 520 | | 8 |" in report.calls_table(results)
+    assert "call1 in all, of 520 8" in rows_of(report.calls_table(results))
     results.machine = {}  # a rehearsal, which compiles what is brought along elsewhere
-    assert "| call1 | in all, of 520 | | 7 |" in report.calls_table(results)
+    assert "call1 in all, of 520 7" in rows_of(report.calls_table(results))
+
+
+def rows_of(table: list[str]) -> list[str]:
+    return [" ".join(line.replace("|", " ").split()) for line in table]
 
 
 def test_llama_cpp_is_measured_where_it_was_brought_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +556,7 @@ def results_with(tmp_path: Path, **outcomes: Outcome) -> Results:
     results = Results(tmp_path / "results.json")
     results.machine = {"gpu": "NVIDIA Test"}
     results.records = {
-        name.replace("_", "-"): Record(outcome, "abc", 1.0, "2026-01-01") for name, outcome in outcomes.items()
+        name.replace("_", "-"): StageRecord(outcome, "abc", 1.0, "2026-01-01") for name, outcome in outcomes.items()
     }
     results.save()
     return Results(results.file)
@@ -459,22 +568,22 @@ def test_the_most_telling_failure_is_the_last_thing_said(tmp_path: Path) -> None
         ops=Outcome(
             "failed", "2 failed", failures=[Failure("a", "assertion", ASSERTION), Failure("b", "error 700", DEVICE)]
         ),
-        bench1=Outcome("passed", "", bars=[Bar("1", "share", 75.0, "%", 80.0), Bar("1", "other", 81.0, "%", 80.0)]),
+        bench1=Outcome("passed", "", records=[bar("1", "share", 75.0, "%", 80.0), bar("1", "other", 81.0, "%", 80.0)]),
     )
     text = report.terminal(results, [], results.file)
     assert text.splitlines()[-1].strip() == "error 700"
     assert "NOT MET" in text
-    page = report.markdown(results)
+    page = " ".join(report.markdown(results).split())
     assert "| 1 | share | 80 % | 75 % | NOT MET |" in page
     assert "| 1 | other | 80 % | 81 % | met |" in page
 
 
 def test_the_peers_rate_is_compared_with_the_table_of_the_same_results(tmp_path: Path) -> None:
-    table = {"rows": [{"batch": 32, "total_output_tokens_per_s": 6000.0}]}
+    table = [Record.of("static", speed.TABLE_RATE, "tokens/s", 6000.0, case={"batch": 32})]
     peer = {"batch": 32, "output_tokens_per_s": 1000.0, "what": "transformers"}
-    results = results_with(tmp_path, bench2=Outcome("passed", "", table), peer=Outcome("passed", "", peer))
-    [(_, bar)] = report.bars_of(results)
-    assert (bar.measured, bar.asked, bar.met) == (6.0, 5.0, True)
+    results = results_with(tmp_path, bench2=Outcome("passed", "", records=table), peer=Outcome("passed", "", peer))
+    [times] = report.bars_of(results)
+    assert (times.value, times.asked, times.met) == (6.0, 5.0, True)
 
 
 def test_a_large_wheel_is_packed_without_what_is_not_used(tmp_path: Path) -> None:

@@ -153,7 +153,20 @@ def test_options_and_linked_folders_reach_docker(workspace: Path, tmp_path: Path
     assert ("--gpus", "device=0,1") in pairs
     assert ("--env", "CHARONIA_TENSOR_PARA_SIZE=2") in pairs
     assert ("--shm-size", "3g") in pairs
+    assert ("--env", "CHARONIA_MAX_RESTARTS=5") in pairs
     assert ("--volume", "/models/a b:/models/a b:ro") in pairs
     assert ("--volume", f"{workspace}:/workspace:ro") in pairs
     for port in (33336, 33337, 33338):
-        assert ("--publish", f"{port}:{port}") in pairs
+        assert ("--publish", f"127.0.0.1:{port}:{port}") in pairs
+
+
+def test_ports_of_a_container_are_opened_by_an_address_that_stays_here(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHARONIA_TRITON_ADDRESS", "::")
+    monkeypatch.setenv("CHARONIA_GRPC_PORT", "5000")
+    path = programs(tmp_path / "bin", docker='[ "$1" = run ] && printf "%s\\n" "$@" || echo runc')
+    done = up("--workspace", workspace, path=path)
+    assert done.returncode == 0, done.stderr
+    assert "[::]:5000:33337" in done.stdout.splitlines()
+    assert "CHARONIA_TRITON_ADDRESS" not in done.stdout

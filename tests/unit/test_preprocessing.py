@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "charonia" / "text"), str(ROOT / "preprocessing")]
 
 import prompt  # noqa: E402
+from context_length import context_length  # noqa: E402
 from prompt_ids import PromptError, encode_bad_words, load_tokenizer  # noqa: E402
 
 TEMPLATE = (
@@ -285,3 +286,21 @@ def test_a_session_does_not_go_on_with_system_messages_alone(tokenizer: Any) -> 
     messages = json.dumps([{"role": "system", "content": "Be brief."}])
     with pytest.raises(PromptError, match="one of the user's"):
         build(tokenizer, messages=messages, interactive=True)
+
+
+def test_the_context_is_as_long_as_the_engine_takes_it_to_be(tmp_path: Path) -> None:
+    ini, config = tmp_path / "config.ini", tmp_path / "config.pbtxt"
+    parameter = 'parameters {{ key: "session_len" value: {{ string_value: "{}" }} }}\n'
+
+    def length(environment: str = "") -> int | None:
+        return context_length(tmp_path, config, {"CHARONIA_SESSION_LEN": environment})
+
+    assert length() is None
+    ini.write_text("[llama]\nmax_position_embeddings = 4096\n# a comment\nsession_len = 0\n")
+    assert (length(), length("512")) == (4096, 512)
+    ini.write_text("[llama]\nmax_position_embeddings = 4096\nsession_len = 1024\n")
+    assert (length(), length("0")) == (1024, 4096)
+    config.write_text("#" + parameter.format(7) + parameter.format(2048))
+    assert (length(), length("512")) == (2048, 512)
+    config.write_text("#" + parameter.format(7))
+    assert length() == 1024

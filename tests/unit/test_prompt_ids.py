@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from test_preprocessing import TEMPLATE, write_tokenizer
 from test_tiktoken_vocabulary import vocabulary
 from test_tiktoken_vocabulary import write as write_vocabulary
 
-from charonia.text.prompt_ids import PromptError, encode_bad_words, encode_chat
+from charonia.text.prompt_ids import PromptError, PromptTooLongError, check_length, encode_bad_words, encode_chat
 from charonia.text.prompts import encode
 from charonia.text.tokenizer import copy_tokenizer, load_tokenizer
 from charonia.weights.convert import link_workspace
@@ -130,13 +131,44 @@ def test_tools_reach_the_template(cases: dict[str, Case]) -> None:
     assert cases["plain"].served[-1][0] != plain.token_ids
 
 
+class Letters:
+    """A token for each letter. It counts them."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        self.seen += len(text)
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+def test_a_text_far_beyond_the_context_is_tokenized_as_far_as_the_context_goes() -> None:
+    letters = Letters()
+    with pytest.raises(PromptTooLongError, match=r"does not fit: it has more than 50000 tokens .*\(session_len\)"):
+        check_length(letters, "prompt", "a" * 8_000_000, 50_000)
+    assert letters.seen <= 2 * 50_000 + (1 << 15)
+    check_length(letters, "prompt", "a" * 200_000, 50_000)  # the engine counts these
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_text_that_fits_is_told_too_long(cases: dict[str, Case], kind: str) -> None:
+    """Texts whose tokens are long or have none of their own: the limit is the least that they fit into."""
+    tokenizer = cases[kind].tokenizer
+    rng = random.Random(0)
+    samples = [
+        *("he said " * 20_000, " " * 100_000, "\n" * 100_000, "-" * 100_000, "中文" * 40_000, "e\u0301" * 60_000),
+        "<|im_start|>" * 20_000,
+        "".join(rng.choice(TEXTS) for _ in range(20_000)),
+        "".join(chr(rng.randrange(0x20, 0xD800)) for _ in range(80_000)),
+    ]
+    for text in samples:
+        count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+        check_length(tokenizer, "prompt", text, count)
+
+
 def test_bad_words_are_bounded_and_each_is_sent_once() -> None:
-    class Letters:
-        """A token for each letter."""
-
-        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-            return {"input_ids": [ord(letter) for letter in text]}
-
     assert encode_bad_words(Letters(), ["ab", "ab", "c"]) == [[97, 98], [32, 97, 98], [99], [32, 99]]
     with pytest.raises(PromptError, match="send at most 1000"):
         encode_bad_words(Letters(), ["a"] * 1001)
+    with pytest.raises(PromptError, match=r"bad_words\[1\]: of 1026 bytes; send at most 1024"):
+        encode_bad_words(Letters(), ["a", "é" * 513])

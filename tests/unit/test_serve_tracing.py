@@ -1,10 +1,11 @@
-"""What `charonia serve` tells its processes of traces and logs."""
+"""What `charonia serve` tells its processes of traces and logs, and what the gateway tells Triton of traces."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from charonia_gateway.tracing import Tracing
 
 from charonia.errors import InvalidRequestError
 from charonia.serve.triton import Distribution, command
@@ -33,6 +34,18 @@ def test_without_an_endpoint_the_server_is_told_nothing_of_traces(monkeypatch: p
 def test_an_endpoint_that_is_no_url_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequestError, match="CHARONIA_TRACING_ENDPOINT='collector:4318'"):
         read_settings(tracing_endpoint="collector:4318")
+
+
+def test_a_calls_parent_is_not_the_last_entry_of_its_head() -> None:
+    """Triton would read beyond it."""
+    tracing = Tracing("http://127.0.0.1:1")
+    try:
+        with tracing.tracer.start_as_current_span("a request"):
+            names = [name for name, _ in tracing.metadata()]
+        assert "traceparent" in names[:-1]
+        assert tracing.metadata() == [], "there is nothing to be below"
+    finally:
+        tracing.close()
 
 
 def test_all_processes_read_the_same_settings() -> None:

@@ -124,11 +124,14 @@ async def test_an_error_has_its_own_status_until_the_first_heartbeat(heartbeat_s
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel cannot bound a stalled write")
 async def test_a_client_that_stops_reading_is_disconnected_and_its_work_ends() -> None:
     ended = asyncio.Event()
+    made = 0
 
     async def endless() -> AsyncGenerator[bytes, None]:
+        nonlocal made
         try:
             while True:
                 await asyncio.sleep(0)
+                made += 65536
                 yield b"x" * 65536
         finally:
             ended.set()
@@ -148,6 +151,7 @@ async def test_a_client_that_stops_reading_is_disconnected_and_its_work_ends() -
             stalled.connect(server.servers[0].sockets[0].getsockname())
             stalled.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             await asyncio.wait_for(ended.wait(), HANG_S)
+        assert made < 16 << 20, "what is not read waits in memory"
     finally:
         server.should_exit = True
         with contextlib.suppress(asyncio.TimeoutError):

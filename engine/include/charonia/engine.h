@@ -97,7 +97,7 @@ class Engine {
   // when nothing was known by that name. A request that is cancelled by id before it is submitted is not remembered.
   // Of a session, the turn is dropped: its history is what it was before.
   bool cancel(Handle handle);
-  bool cancel(std::string_view id);  // every request with this id
+  bool cancel(std::string_view id);  // every request with this id; "" names none
   // The same, but the turn stays in the session's history with what was generated of it.
   bool stop(Handle handle);
   bool stop(std::string_view id);
@@ -136,8 +136,9 @@ class Engine {
 };
 
 // Throws Error as Engine's constructor does for files and settings that are wrong; that something does not fit is no
-// error, but a warning, and num_blocks is 0. manifest.json may be missing. memory_bytes > 0: of each GPU, or of the
-// machine for the CPU, in place of what is free here; device = cuda then needs no GPU.
+// error, but a warning, and num_blocks is 0. Of the folder it reads config.ini and manifest.json; a manifest without files
+// describes weights that are not here. memory_bytes > 0: of each GPU, or of the machine for the CPU, in place of what is
+// free here; device = cuda then needs no GPU.
 MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings& overrides = {},
                        std::int64_t memory_bytes = 0);
 

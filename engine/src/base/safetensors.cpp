@@ -109,6 +109,13 @@ class SafetensorsFile::Mapping {
 
 void SafetensorsFile::drop_pages() const { mapping_->drop_pages(); }
 
+void SafetensorsFile::prefetch(std::span<const std::byte> part) const { mapping_->prefetch(part); }
+
+std::optional<DType> SafetensorsFile::type_named(std::string_view name) {
+  const auto* type = find_type(name);
+  return type == nullptr ? std::nullopt : type->type;
+}
+
 void SafetensorsFile::Unmap::operator()(const Mapping* mapping) const { delete mapping; }
 
 void SafetensorsFile::refuse(const std::string& what) const {
@@ -219,13 +226,12 @@ TensorView SafetensorsFile::tensor(std::string_view name) const {
                                                  near.empty() ? "" : cat("; the nearest name is ", near)));
   }
   const auto& entry = found->second;
-  const auto* type = find_type(entry.dtype);
-  if (type == nullptr || !type->type) {
+  const auto type = type_named(entry.dtype);
+  if (!type) {
     throw Error(ErrorCode::unsupported, cat("tensor ", name, " of ", path_.string(), " has type ", entry.dtype,
                                             ", which is not supported; it must be one of ", readable_types()));
   }
-  mapping_->prefetch(entry.data);
-  return {*type->type, entry.shape, entry.data};
+  return {*type, entry.shape, entry.data};
 }
 
 std::vector<std::string_view> SafetensorsFile::names() const {

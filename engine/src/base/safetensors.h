@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,6 +34,10 @@ class SafetensorsFile {
   // Throws Error(invalid_argument), with the nearest name, for one that is not there; Error(unsupported) for a type
   // that DType does not have. (A file may hold such tensors as long as nobody asks for them.)
   TensorView tensor(std::string_view name) const;
+  // Has the system read ahead bytes of a view that will be used soon.
+  void prefetch(std::span<const std::byte> part) const;
+  // The type that the format calls so ("BF16"); none: DType does not have it.
+  static std::optional<DType> type_named(std::string_view name);
   bool has(std::string_view name) const { return entries_.find(name) != entries_.end(); }
   std::vector<std::string_view> names() const;  // in alphabetical order
   const std::map<std::string, std::string, std::less<>>& metadata() const { return metadata_; }

@@ -27,6 +27,7 @@ void require(bool holds, std::string_view field, T value, std::string_view range
 
 constexpr int kMaxStopWords = 64;
 constexpr std::size_t kMaxStopWordBytes = 1024;
+constexpr std::size_t kMaxEndIds = 256;
 constexpr std::size_t kMaxBadWords = 4096, kMaxBadWordTokens = 256;  // each is looked for at every step
 
 }  // namespace
@@ -48,6 +49,7 @@ void SamplingParams::validate(int vocab_size) const {
     require(word.size() <= kMaxStopWordBytes, "the length of a word of stop_words", word.size(),
             cat("at most ", kMaxStopWordBytes, " bytes"));
   }
+  require(end_ids.size() <= kMaxEndIds, "the number of end_id", end_ids.size(), cat("at most ", kMaxEndIds));
   for (const auto id : end_ids) token("end_id", id);
   require(bad_words.size() <= kMaxBadWords, "the number of bad_words", bad_words.size(), cat("at most ", kMaxBadWords));
   for (const auto& word : bad_words) {

@@ -17,19 +17,6 @@ std::vector<ops::HostMatrix> stacked(std::vector<ops::HostMatrix> first, const s
   return first;
 }
 
-// Rows [begin, end) of the parts as they are stacked.
-std::vector<ops::HostMatrix> rows_of(const std::vector<ops::HostMatrix>& parts, std::int64_t begin, std::int64_t end) {
-  std::vector<ops::HostMatrix> out;
-  for (const auto& part : parts) {
-    const auto first = std::clamp<std::int64_t>(begin, 0, part.rows),
-               last = std::clamp<std::int64_t>(end, 0, part.rows);
-    if (first < last) out.push_back({part.row(first), part.dtype, last - first, part.cols, part.stride});
-    begin -= part.rows;
-    end -= part.rows;
-  }
-  return out;
-}
-
 ops::HostMatrix single(std::vector<ops::HostMatrix> parts, const std::string& name) {
   if (parts.size() != 1) throw Error(ErrorCode::unsupported, cat(name, " is split into ", parts.size(), " parts"));
   return parts.front();
@@ -124,7 +111,7 @@ std::size_t scratch_bytes(const ModelConfig& config, const Shard& shard, const o
 
 Decoder::Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits)
     : config_(config),
-      shard_(config, ops.rank(), ops.ranks()),
+      shard_(config, files.manifest(), ops.rank()),
       ops_(ops),
       limits_(limits),
       precision_(ops.precision(weight_dtype(config.weight_type))),
@@ -224,15 +211,14 @@ void Decoder::load_feed_forward(const WeightFiles& files, int index, Layer& laye
 }
 
 void Decoder::load_output(const WeightFiles& files) {
-  const std::int64_t hidden = config_.hidden_units, vocab = config_.vocab_size;
+  const std::int64_t hidden = config_.hidden_units;
   const std::string table = "tok_embeddings.weight";
-  embedding_ = ops_.make_embedding(single(files.get(table, vocab, hidden), table), precision_.weight);
+  embedding_ = ops_.make_embedding(single(files.get(table, config_.vocab_size, hidden), table), precision_.weight);
   files.drop_pages();
   weight_bytes_ += static_cast<std::int64_t>(embedding_->bytes());
   final_norm_ = norm(files, "norm.weight", hidden);
-  const auto all = files.get(config_.tie_word_embeddings ? table : "output.weight", vocab, hidden);
-  const auto mine = rows_of(all, shard_.first_logit, shard_.first_logit + shard_.logits);
-  output_ = config_.normalize_output ? linear({UnitRows(mine, precision_.weight).matrix()}, {}) : linear(mine, {});
+  const auto weight = files.get(cat("output.", shard_.rank, ".weight"), shard_.logits, hidden);
+  output_ = config_.normalize_output ? linear({UnitRows(weight, precision_.weight).matrix()}, {}) : linear(weight, {});
   files.drop_pages();
 }
 

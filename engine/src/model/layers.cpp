@@ -50,6 +50,10 @@ void check_rotation(const ModelConfig& config) {
 }  // namespace
 
 void check_model(const ModelConfig& config) {
+  if (config.kv_head_num < 1 || config.head_num % config.kv_head_num != 0) {
+    refuse(ErrorCode::invalid_argument, "head_num = ", config.head_num,
+           " is no multiple of kv_head_num = ", config.kv_head_num);
+  }
   check_rotation(config);
   check_letters(config, "layer_windows", config.layer_windows);
   check_letters(config, "layer_experts", config.layer_experts);

@@ -25,8 +25,9 @@ struct MemoryNeeds {
   std::size_t activations = 0;  // bytes
   std::size_t kv_block = 0;     // bytes of one block in all layers
 };
-MemoryNeeds memory_needs(const ModelConfig& config, const Shard& shard, const DeviceSizes& sizes,
-                         const ops::StepLimits& limits);
+// Of a rank of the model that the manifest describes.
+MemoryNeeds memory_needs(const ModelConfig& config, const Manifest& manifest, const Shard& shard,
+                         const DeviceSizes& sizes, const ops::StepLimits& limits);
 
 // Of one rank's experts of a layer.
 ops::ExpertsShape experts_shape(const ModelConfig& config, const Shard& shard, DType weight);

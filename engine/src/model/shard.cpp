@@ -1,48 +1,59 @@
 #include "model/shard.h"
 
-#include <algorithm>
-
 #include "base/text.h"
-#include "charonia/error.h"
 #include "model/layers.h"
 
 namespace charonia::model {
+namespace {
 
-Shard::Shard(const ModelConfig& config, int of, int count) : rank(of), ranks(count) {
+constexpr std::int64_t kLogitsAlignment = 4;  // of the ranks' shares: 16 bytes
+
+}  // namespace
+
+Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank(of), ranks(manifest.ranks()) {
   check_model(config);
-  if (config.kv_head_num < 1 || config.head_num % config.kv_head_num != 0) {
-    throw Error(ErrorCode::invalid_argument,
-                cat("head_num = ", config.head_num, " is no multiple of kv_head_num = ", config.kv_head_num));
-  }
-  const auto refuse = [&](const auto&... what) {
-    throw Error(ErrorCode::invalid_argument,
-                cat("tensor_para_size = ", ranks, ": the model cannot be split so, ", what...));
+  const auto expect = [&](bool fits, const std::string& name, const auto&... what) {
+    if (fits) return;
+    manifest.refuse(cat("tensor ", name, " of ", ranks, " ranks has shape ", manifest.tensor(name).shape(),
+                        ", expected ", what...));
   };
-  if (config.head_num % ranks != 0) refuse("head_num = ", config.head_num, " is no multiple of it");
-  const auto layers = layers_of(config);
-  if (layers.dense > 0) {
-    if (config.inter_size % ranks != 0) refuse("inter_size = ", config.inter_size, " is no multiple of it");
-    inter = config.inter_size / ranks;
-  }
-  if (layers.experts > 0) {
-    const int size = config.expert_inter_size;
-    if (size % ranks != 0) refuse("expert_inter_size = ", size, " is no multiple of it");
-    expert_inter = size / ranks;
-  }
-  if (config.kv_head_num % ranks != 0 && ranks % config.kv_head_num != 0) {
-    refuse("kv_head_num = ", config.kv_head_num, " is neither a multiple nor a divisor of it");
-  }
-  heads = config.head_num / ranks;
-  kv_heads = std::max(1, config.kv_head_num / ranks);
-  q_size = std::int64_t{heads} * config.size_per_head;
-  qkv_size = q_size + 2 * std::int64_t{kv_heads} * config.size_per_head;
+  const auto name = [&](int layer, const char* module) {
+    return cat("layers.", layer, ".", module, ".", rank, ".weight");
+  };
 
-  constexpr std::int64_t kAlignment = 4;  // of logits: 16 bytes
-  const std::int64_t vocab = config.vocab_size;
-  logits_share = ranks == 1 ? vocab : (vocab + ranks * kAlignment - 1) / (ranks * kAlignment) * kAlignment;
-  if ((ranks - 1) * logits_share >= vocab) refuse("vocab_size = ", vocab, " leaves the last rank nothing");
-  first_logit = rank * logits_share;
-  logits = std::min(logits_share, vocab - first_logit);
+  const std::int64_t dim = config.size_per_head;
+  const auto out = name(0, "attention.wo"), qkv = name(0, "attention.w_qkv");
+  q_size = manifest.tensor(out).cols;
+  expect(q_size % dim == 0 && q_size / dim * ranks == config.head_num, out, "a share of head_num = ", config.head_num,
+         " heads of size_per_head = ", dim, " columns");
+  heads = static_cast<int>(q_size / dim);
+  qkv_size = manifest.tensor(qkv).rows;
+  // With more ranks than KV heads each has one, which is that of several.
+  const int kv = ranks > config.kv_head_num ? 1 : config.kv_head_num / ranks;
+  expect(qkv_size == q_size + 2 * kv * dim && heads % kv == 0 && (kv * ranks) % config.kv_head_num == 0, qkv,
+         "rows of ", heads, " q heads and of ", kv, " k and v heads each (kv_head_num = ", config.kv_head_num, ")");
+  kv_heads = kv;
+
+  for (int layer = 0; layer < config.num_layer && (inter == 0 || expert_inter == 0); ++layer) {
+    const bool experts = has_experts(config, layer);
+    auto& size = experts ? expert_inter : inter;
+    if (size > 0) continue;
+    const auto gate = name(layer, experts ? "feed_forward.experts.0.w1" : "feed_forward.w1");
+    const int all = experts ? config.expert_inter_size : config.inter_size;
+    size = manifest.tensor(gate).rows;
+    expect(size * ranks == all, gate, "a share of ", experts ? "expert_inter_size" : "inter_size", " = ", all, " rows");
+  }
+
+  const auto output = [](int one) { return cat("output.", one, ".weight"); };
+  logits_share = manifest.tensor(output(0)).rows;
+  expect(ranks == 1 || logits_share % kLogitsAlignment == 0, output(0), "a multiple of ", kLogitsAlignment, " rows");
+  const std::int64_t last = config.vocab_size - (ranks - 1) * logits_share;
+  for (int one = 0; one < ranks; ++one) {
+    const auto rows = one + 1 < ranks ? logits_share : last;
+    expect(rows <= logits_share && manifest.tensor(output(one)).rows == rows, output(one), rows,
+           " rows, its share of vocab_size = ", config.vocab_size);
+  }
+  logits = rank + 1 < ranks ? logits_share : last;
 }
 
 }  // namespace charonia::model

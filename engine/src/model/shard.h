@@ -1,10 +1,11 @@
 // What one of the tensor-parallel ranks computes of a model: attention heads, columns of the feed-forward layer and
-// rows of the vocabulary. charonia/weights/tensor_parallel.py splits the weights by the same rules.
+// rows of the vocabulary. charonia/weights/tensor_parallel.py splits a model; here it is read from the tensors' shapes.
 #pragma once
 
 #include <cstdint>
 
 #include "charonia/config.h"
+#include "model/manifest.h"
 
 namespace charonia::model {
 
@@ -15,12 +16,12 @@ struct Shard {
   std::int64_t qkv_size = 0;      // and with its k and v heads
   std::int64_t inter = 0;         // of a dense feed-forward layer; 0: the model has none
   std::int64_t expert_inter = 0;  // of an expert; 0: the model has none
-  std::int64_t first_logit = 0;   // token id of the rank's first row of the output layer
-  std::int64_t logits = 0;        // and how many it has
+  std::int64_t logits = 0;        // rows of the output layer, from token rank * logits_share on
   std::int64_t logits_share = 0;  // columns of a rank's part of the gathered logits; the last one may fill fewer
 
-  // Throws Error(invalid_argument), with the numbers, when the model cannot be split so.
-  Shard(const ModelConfig& config, int rank, int ranks);
+  // Throws Error as check_model does, and invalid_argument, with the tensor and its shape, when the shares of the ranks
+  // do not make the model.
+  Shard(const ModelConfig& config, const Manifest& manifest, int rank);
 };
 
 }  // namespace charonia::model

@@ -1,26 +1,16 @@
 #include "model/weights.h"
 
-#include <array>
+#include <algorithm>
 #include <cstring>
-#include <fstream>
-#include <iterator>
-#include <nlohmann/json.hpp>
-#include <set>
+#include <span>
 #include <system_error>
+#include <tuple>
+#include <utility>
 
 #include "base/text.h"
-#include "charonia/error.h"
 
 namespace charonia::model {
 namespace {
-
-constexpr int kFormatVersion = 1;
-
-[[noreturn]] void refuse(const std::filesystem::path& dir, const std::string& what, int ranks = 1) {
-  throw Error(ErrorCode::invalid_argument, cat("the workspace at ", dir.string(), " cannot be used: ", what,
-                                               ". Make it anew with: charonia convert MODEL --dst-path WORKSPACE ",
-                                               ranks > 1 ? cat("--tp ", ranks, " ") : "", "--force"));
-}
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::string out = "[";
@@ -36,21 +26,94 @@ T read(const std::byte* data) {
   return out;
 }
 
-// [begin, end) of a dimension, or nothing for all of it.
-WeightFiles::Range range_of(const nlohmann::json& part, const char* key) {
-  const auto found = part.find(key);
-  if (found == part.end()) return {};
-  const auto ends = found->get<std::array<std::int64_t, 2>>();
-  return {{ends[0], ends[1]}};
+// From the first byte of a matrix to its last.
+std::span<const std::byte> bytes_of(const ops::HostMatrix& matrix) {
+  const auto* const first = matrix.row(0);
+  const auto* const last = matrix.row(matrix.rows - 1) + static_cast<std::size_t>(matrix.cols) * size_of(matrix.dtype);
+  return {first, last};
+}
+
+bool intersect(const Manifest::Range& a, const Manifest::Range& b) {
+  return !a || !b || (a->first < b->second && b->first < a->second);
+}
+
+// Two parts that have elements in common; nulls where there are none.
+std::pair<const Manifest::Part*, const Manifest::Part*> overlap(const std::vector<Manifest::Part>& parts) {
+  std::vector<const Manifest::Part*> sorted;
+  for (const auto& part : parts) sorted.push_back(&part);
+  std::ranges::sort(sorted, {}, [](const auto* part) { return std::tie(part->file, part->name, part->rows); });
+  for (std::size_t i = 1; i < sorted.size(); ++i) {
+    const auto &a = *sorted[i - 1], &b = *sorted[i];
+    if (a.file == b.file && a.name == b.name && intersect(a.rows, b.rows) && intersect(a.cols, b.cols)) return {&a, &b};
+  }
+  return {};
 }
 
 }  // namespace
 
-ops::HostMatrix WeightFiles::view(std::string_view name, const Part& part) const {
-  const auto tensor = part.file->tensor(part.name);
+WeightFiles::WeightFiles(const std::filesystem::path& weights_dir, int ranks, const std::string& text, bool all_files)
+    : manifest_(weights_dir, ranks, text) {
+  open_files(all_files);
+  for (const auto& [name, tensor] : manifest_.tensors()) tensors_.emplace(name, find_parts(name, tensor));
+}
+
+void WeightFiles::open_files(bool all_files) {
+  const auto& files = manifest_.files();
+  std::vector<bool> needed(files.size(), all_files);
+  for (const auto& [name, tensor] : manifest_.tensors()) {
+    for (const auto& part : tensor.parts) needed[part.file] = true;
+  }
+  files_.resize(files.size());
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    if (!needed[i]) continue;
+    const std::filesystem::path path = manifest_.dir() / files[i].path;  // an absolute path replaces the folder's
+    std::error_code error;
+    const auto bytes = std::filesystem::file_size(path, error);
+    if (error) manifest_.refuse(cat("its file ", path.string(), " is missing"));
+    if (bytes != files[i].bytes) {
+      manifest_.refuse(
+          cat("its file ", path.string(), " has ", bytes, " bytes where ", files[i].bytes, " were written"));
+    }
+    files_[i] = std::make_unique<SafetensorsFile>(SafetensorsFile::open(path));
+  }
+}
+
+std::vector<WeightFiles::Part> WeightFiles::find_parts(const std::string& name, const Manifest::Tensor& tensor) const {
+  std::vector<Part> out;
+  std::int64_t stacked = 0;
+  for (const auto& part : tensor.parts) {
+    out.push_back({files_[part.file].get(), part.name, find(name, part)});
+    const auto& values = out.back().values;
+    stacked += values.rows;  // of bytes that are there: no overflow in a list of parts that fits in memory
+    if (values.cols != tensor.cols) {
+      manifest_.refuse(cat("tensor ", name, " has shape ", tensor.shape(), ", and its part ", part.name, " has ",
+                           values.cols, " columns"));
+    }
+  }
+  if (stacked != tensor.rows) {
+    manifest_.refuse(cat("tensor ", name, " has shape ", tensor.shape(), ", and its ", out.size(), " parts have ",
+                         stacked, " rows"));
+  }
+  if (const auto [first, second] = overlap(tensor.parts); first != nullptr) {
+    manifest_.refuse(cat("tensor ", name, " has elements of ", first->name, " in two parts"));
+  }
+  return out;
+}
+
+ops::HostMatrix WeightFiles::find(const std::string& name, const Manifest::Part& part) const {
+  const auto& file = *files_[part.file];
+  if (!file.has(part.name)) {
+    manifest_.refuse(cat("tensor ", name, " is to be ", part.name, " of ", file.path().string(), ", which has no such "
+                         "tensor"));
+  }
+  const auto tensor = file.tensor(part.name);
   const auto dimensions = tensor.shape.size();
   if (dimensions < 1 || dimensions > 3) {
-    refuse(dir_, cat("tensor ", name, " (", part.name, ") has shape ", shape_text(tensor.shape)));
+    manifest_.refuse(cat("tensor ", name, " (", part.name, ") has shape ", shape_text(tensor.shape)));
+  }
+  if (tensor.dtype != part.dtype) {
+    manifest_.refuse(cat("tensor ", name, " (", part.name, ") has type ", to_string(tensor.dtype), " in ",
+                         file.path().string(), ", expected ", to_string(part.dtype)));
   }
   const std::int64_t rows = tensor.shape[0] * (dimensions == 3 ? tensor.shape[1] : 1);
   const std::int64_t cols = dimensions == 1 ? 1 : tensor.shape.back();
@@ -60,78 +123,34 @@ ops::HostMatrix WeightFiles::view(std::string_view name, const Part& part) const
     return 0 <= begin && begin < end && end <= size;
   };
   if (!within(first_row, last_row, rows) || !within(first_col, last_col, cols)) {
-    refuse(dir_, cat("tensor ", name, " is rows [", first_row, ", ", last_row, ") and columns [", first_col, ", ",
-                     last_col, ") of ", part.name, ", which has shape ", shape_text(tensor.shape)));
+    manifest_.refuse(cat("tensor ", name, " is rows [", first_row, ", ", last_row, ") and columns [", first_col, ", ",
+                         last_col, ") of ", part.name, ", which has shape ", shape_text(tensor.shape)));
   }
   const auto first = static_cast<std::size_t>(first_row * cols + first_col) * size_of(tensor.dtype);
   return {tensor.data.data() + first, tensor.dtype, last_row - first_row, last_col - first_col, cols};
 }
 
-std::string WeightFiles::read_manifest(const std::filesystem::path& weights_dir) {
-  std::ifstream in(weights_dir / "manifest.json");
-  if (!in) refuse(weights_dir, "manifest.json is missing");
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-WeightFiles::WeightFiles(const std::filesystem::path& weights_dir, int ranks, const std::string& text, bool all_files)
-    : dir_(weights_dir) {
-  try {
-    const auto manifest = nlohmann::json::parse(text);
-    if (const int version = manifest.at("format_version").get<int>(); version != kFormatVersion) {
-      refuse(dir_, cat("its format_version is ", version, ", this engine reads ", kFormatVersion));
-    }
-    if (const int stored = manifest.at("ranks").get<int>(); stored != ranks) {
-      refuse(dir_, cat("it was converted for tensor_para_size = ", stored, ", and that is now ", ranks), ranks);
-    }
-    std::set<std::string> needed;
-    for (const auto& parts : manifest.at("tensors")) {
-      for (const auto& part : parts) needed.insert(part.at("file").get<std::string>());
-    }
-    for (const auto& [name, entry] : manifest.at("files").items()) {
-      if (!all_files && !needed.contains(name)) continue;
-      const std::filesystem::path path = dir_ / name;  // an absolute name replaces dir_
-      std::error_code error;
-      const auto bytes = std::filesystem::file_size(path, error);
-      if (error) refuse(dir_, cat("its file ", path.string(), " is missing"));
-      if (const auto expected = entry.at("bytes").get<std::uintmax_t>(); bytes != expected) {
-        refuse(dir_, cat("its file ", path.string(), " has ", bytes, " bytes where ", expected, " were written"));
-      }
-      files_.emplace(name, std::make_unique<SafetensorsFile>(SafetensorsFile::open(path)));
-    }
-    for (const auto& [name, parts] : manifest.at("tensors").items()) {
-      auto& list = tensors_[name];
-      for (const auto& part : parts) {
-        const auto file = files_.find(part.at("file").get<std::string>());
-        if (file == files_.end()) refuse(dir_, cat("tensor ", name, " is in a file that manifest.json does not list"));
-        list.push_back(
-            {file->second.get(), part.at("name").get<std::string>(), range_of(part, "rows"), range_of(part, "cols")});
-      }
-    }
-  } catch (const nlohmann::json::exception& error) {
-    refuse(dir_, cat("manifest.json is not valid (", error.what(), ")"));
-  }
-}
-
-bool WeightFiles::has(std::string_view name) const { return tensors_.contains(name); }
-
 std::vector<ops::HostMatrix> WeightFiles::get(std::string_view name, std::int64_t rows, std::int64_t cols) const {
-  const auto found = tensors_.find(name);
-  if (found == tensors_.end()) refuse(dir_, cat("tensor ", name, " is missing"));
-  std::vector<ops::HostMatrix> parts;
-  std::int64_t stacked = 0;
-  for (const auto& part : found->second) {
-    parts.push_back(view(name, part));
-    stacked += parts.back().rows;
-    if (parts.back().cols != cols) {
-      refuse(dir_, cat("tensor ", name, " (", part.name, ") has ", parts.back().cols, " columns, expected ", cols));
-    }
+  const auto& tensor = manifest_.tensor(name);
+  if (tensor.rows != rows || tensor.cols != cols) {
+    manifest_.refuse(cat("tensor ", name, " has shape ", tensor.shape(), ", expected ",
+                         tensor.vector ? cat("[", rows, "]") : cat("[", rows, ", ", cols, "]"),
+                         " by the model's attributes in config.ini"));
   }
-  if (stacked != rows) refuse(dir_, cat("tensor ", name, " has ", stacked, " rows, expected ", rows));
-  return parts;
+  std::vector<ops::HostMatrix> out;
+  for (const auto& part : tensors_.find(name)->second) out.push_back(view(part));
+  return out;
+}
+
+const ops::HostMatrix& WeightFiles::view(const Part& part) {
+  part.file->prefetch(bytes_of(part.values));
+  return part.values;
 }
 
 void WeightFiles::drop_pages() const {
-  for (const auto& [name, file] : files_) file->drop_pages();
+  for (const auto& file : files_) {
+    if (file) file->drop_pages();
+  }
 }
 
 std::vector<float> WeightFiles::get_vector(std::string_view name, std::int64_t n) const {
@@ -146,11 +165,8 @@ std::vector<float> WeightFiles::get_vector(std::string_view name, std::int64_t n
         case DType::bf16:
           out.push_back(bf16_to_float(read<std::uint16_t>(part.row(i))));
           break;
-        case DType::f16:
+        default:  // the manifest has no other type
           out.push_back(f16_to_float(read<std::uint16_t>(part.row(i))));
-          break;
-        default:
-          refuse(dir_, cat("tensor ", name, " has type ", to_string(part.dtype), ", expected a float type"));
       }
     }
   }

@@ -8,13 +8,19 @@
 namespace charonia::model {
 namespace {
 
+// Read between two looks at whether to stop: a millisecond from memory, and from most disks some dozens.
+constexpr std::int64_t kBlockBytes = std::int64_t{4} << 20;
+
 // Whether a value's bits without its sign are `limit` or more: they rise with the magnitude, and infinities and NaN are
 // at their end. Unaligned, as files are.
 template <class Bits>
-bool any_from(const ops::HostMatrix& matrix, Bits limit) {
+bool any_from(const ops::HostMatrix& matrix, Bits limit, const std::stop_token& stop) {
   constexpr auto kMagnitude = static_cast<Bits>(static_cast<Bits>(~Bits{0}) >> 1U);
+  const auto rows_at_once = std::max<std::int64_t>(1, kBlockBytes / static_cast<std::int64_t>(sizeof(Bits)) /
+                                                          std::max<std::int64_t>(1, matrix.cols));
   Bits greatest = 0;
   for (std::int64_t row = 0; row < matrix.rows; ++row) {
+    if (row % rows_at_once == 0 && stop.stop_requested()) return false;
     const auto* const data = matrix.row(row);
     for (std::int64_t i = 0; i < matrix.cols; ++i) {
       Bits bits = 0;
@@ -26,16 +32,17 @@ bool any_from(const ops::HostMatrix& matrix, Bits limit) {
 }
 
 // `held` is the type that the weights are rounded to: the least magnitude that becomes infinite in it counts as well.
-bool any_infinite(const ops::HostMatrix& matrix, DType held) {
+bool any_infinite(const ops::HostMatrix& matrix, DType held, const std::stop_token& stop) {
   switch (matrix.dtype) {
     case DType::f32:
       return any_from<std::uint32_t>(matrix, held == DType::f16    ? 0x477ff000U  // 65520
                                              : held == DType::bf16 ? 0x7f7f8000U
-                                                                   : 0x7f800000U);
+                                                                   : 0x7f800000U,
+                                     stop);
     case DType::bf16:
-      return any_from<std::uint16_t>(matrix, held == DType::f16 ? 0x4780 : 0x7f80);  // 65536
+      return any_from<std::uint16_t>(matrix, held == DType::f16 ? 0x4780 : 0x7f80, stop);  // 65536
     case DType::f16:
-      return any_from<std::uint16_t>(matrix, 0x7c00);
+      return any_from<std::uint16_t>(matrix, 0x7c00, stop);
     default:
       return false;
   }
@@ -47,13 +54,13 @@ std::string WeightFiles::find_broken(DType weight_type, const std::stop_token& s
   for (const auto& [name, parts] : tensors_) {
     for (const auto& part : parts) {
       if (stop.stop_requested()) return {};
-      const auto values = view(name, part);
+      const auto& values = view(part);
       const auto tensor = cat("tensor ", part.name, " of ", part.file->path().string());
-      if (any_infinite(values, values.dtype)) {
+      if (any_infinite(values, values.dtype, stop)) {
         return cat(tensor, " has values that are not finite (NaN or infinity): download the model again");
       }
       // Vectors are kept as float.
-      if (values.cols > 1 && any_infinite(values, weight_type)) {
+      if (values.cols > 1 && any_infinite(values, weight_type, stop)) {
         return cat(tensor, " has values that weight_type = ", to_string(weight_type),
                    " cannot hold: use another --dtype");
       }

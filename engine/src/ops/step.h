@@ -52,7 +52,8 @@ struct SampleRow : RowSampling {  // where it is greedy, the lowest id wins a ti
   std::int32_t pending = -1;  // >= 0: the one after `output` is what row `pending` of the step before sampled
   // Added to logits first, by token, ascending, each once. -infinity bans a token.
   std::span<const std::pair<std::int32_t, float>> bias;
-  std::span<const std::int32_t> banned;  // token ids that must not be sampled (min_tokens' end ids, bad words)
+  // Token ids that must not be sampled (min_tokens' end ids, bad words), ascending.
+  std::span<const std::int32_t> banned;
   int logprobs = -1;                     // -1: none; n: sampled token's and the n likeliest, of the unmodified logits
   std::int32_t target = -1;  // >= 0: nothing is sampled: this token is reported, with the log probabilities asked for
   const TokenMask* mask = nullptr;  // asked as late as possible: a device waits for it when the logits are under way.

@@ -74,8 +74,10 @@ void Engine::Impl::make_scheduler() {
                                                   config.enable_prefix_caching, executor_->chunk_blocks(),
                                                   [this](int blocks) { executor_->commit_blocks(blocks); });
   // The decoder has room for a row of logits per sequence: prompts that want one for each of their tokens share it.
+  step_time_ =
+      std::make_unique<schedule::StepTime>(config.step_time_ms, config.stream_interval_ms, config.token_budget);
   scheduler_ = std::make_unique<schedule::Scheduler>(
-      schedule::Limits{config.max_batch_size, config.token_budget, config.max_batch_size}, *blocks_);
+      schedule::Limits{config.max_batch_size, config.token_budget, config.max_batch_size}, *blocks_, step_time_.get());
   if (scheduler_->capacity_tokens() < config.session_len) {
     info.warnings.push_back(cat("session_len is lowered from ", config.session_len, " to ",
                                 scheduler_->capacity_tokens(), ", which is what the ", info.num_blocks,
@@ -101,8 +103,10 @@ void Engine::Impl::make_sessions() {
 }
 
 void Engine::Impl::close() {
+  if (!delivery_.on_this_thread()) weight_check_->stop();  // else shutdown() throws
   shutdown(0);
   const std::lock_guard one(shutdown_mutex_);
+  weight_check_->join();  // no request is left that would ask it
   delivery_.close();
 }
 

@@ -155,6 +155,7 @@ class Engine::Impl {
   std::shared_ptr<MetricsSink> sink_;
   std::unique_ptr<runtime::Executor> executor_;
   std::unique_ptr<cache::BlockManager> blocks_;
+  std::unique_ptr<schedule::StepTime> step_time_;
   std::unique_ptr<schedule::Scheduler> scheduler_;
   std::unique_ptr<text::TokenTable> tokens_;
   std::unique_ptr<runtime::Admission> admission_;

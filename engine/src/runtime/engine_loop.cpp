@@ -217,16 +217,23 @@ bool Engine::Impl::settle(Step& step) {
 // How long the step took, from when it or, where it waited for the one before, that one was done.
 void Engine::Impl::measure(const Step& step) {
   const auto now = Clock::now();
-  std::int64_t prompt_tokens = 0, decodes = 0;
+  schedule::StepWork work;
+  std::int64_t positions = 0;
   for (const auto& part : step.plan.seqs) {
-    const bool decode = part.samples && part.num_tokens == 1;
-    (decode ? decodes : prompt_tokens) += part.num_tokens;
+    if (part.samples && part.num_tokens == 1) {
+      ++work.decodes;
+    } else {
+      work.prefill_tokens += part.num_tokens;
+      positions += std::int64_t{part.num_tokens} * part.first_position;
+    }
   }
+  if (work.prefill_tokens > 0) work.prefill_position = positions / work.prefill_tokens;
   const auto took_s = std::chrono::duration<double>(now - std::max(step.begun, last_settled_)).count();
-  admission_->step(prompt_tokens, decodes, took_s);
+  step_time_->measured(work, took_s);
+  admission_->step(work.prefill_tokens, work.decodes, took_s);
   observe(Metric::engine_step_seconds, took_s);
   observe(Metric::engine_step_sequences, static_cast<double>(step.plan.seqs.size()));
-  observe(Metric::engine_step_tokens, static_cast<double>(prompt_tokens + decodes));
+  observe(Metric::engine_step_tokens, static_cast<double>(work.prefill_tokens + work.decodes));
   last_settled_ = now;
 }
 
@@ -254,7 +261,10 @@ void Engine::Impl::deliver(const StepPlan& plan, const std::vector<ops::Sampled>
     const auto rows = rest.first(static_cast<std::size_t>(part.num_logits_rows()));
     rest = rest.subspan(rows.size());
     const auto found = sequences_.find(part.id);
-    if (found == sequences_.end()) continue;  // it ended while the step ran
+    if (found == sequences_.end()) {  // it ended while the step ran; which blocks it left is not known any more
+      if (std::ranges::any_of(rows, ops::has_broken_logit, &ops::Sampled::error)) blocks_->forget_prefixes();
+      continue;
+    }
     auto& sequence = *found->second;
     if (sequence.index == 0) admission_->computed(sequence.group.work, part.num_tokens);
     if (!take_prompt_rows(part, rows, sequence) || !part.samples) continue;

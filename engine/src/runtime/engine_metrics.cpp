@@ -8,6 +8,12 @@ void Engine::Impl::count_requests(EngineStats& stats) const {
   stats.num_running = scheduler_->num_running();
   stats.num_waiting = scheduler_->num_waiting() + num_parked_;
   for (const auto* group : several_) {
+    // One that has not begun to compute waits with all its sequences: they are not looked at one by one.
+    if (!group->first_scheduled && group->num_live == group->num_sequences() &&
+        scheduler_->blocks(group->sequences.front()->id).empty()) {
+      stats.num_waiting -= group->num_live - 1;
+      continue;
+    }
     int running = 0, waiting = 0;
     for (const auto& sequence : group->sequences) {
       if (!sequences_.contains(sequence->id)) continue;

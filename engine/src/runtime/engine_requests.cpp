@@ -3,6 +3,7 @@
 //     submitted -> (waits for its session's turn) -> begun: in the scheduler -> ended, sequence by sequence -> closed
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <new>
 #include <utility>
 
@@ -28,6 +29,24 @@ void sort_bias(std::vector<std::pair<TokenId, float>>& bias) {
     }
   }
   bias.erase(end, bias.end());
+}
+
+// Ascending, each once: as devices take them.
+void sort_ids(std::vector<TokenId>& ids) {
+  std::ranges::sort(ids);
+  const auto rest = std::ranges::unique(ids);
+  ids.erase(rest.begin(), rest.end());
+}
+
+// Takes the words of one token out of `words`: they are banned at every step.
+std::vector<TokenId> take_single(std::vector<std::vector<TokenId>>& words) {
+  std::vector<TokenId> out;
+  for (const auto& word : words) {
+    if (word.size() == 1) out.push_back(word.front());
+  }
+  std::erase_if(words, [](const auto& word) { return word.size() == 1; });
+  sort_ids(out);
+  return out;
 }
 
 ErrorCode code_of(const std::exception& error) {
@@ -95,7 +114,9 @@ void Engine::Impl::check_fits(const std::vector<TokenId>& input, const SamplingP
 }
 
 std::vector<TokenId> Engine::Impl::end_ids_of(const SamplingParams& sampling) const {
-  return sampling.end_ids.empty() ? info.model.end_ids : sampling.end_ids;
+  auto out = sampling.end_ids.empty() ? info.model.end_ids : sampling.end_ids;
+  sort_ids(out);
+  return out;
 }
 
 void Engine::Impl::reject(runtime::Rejection reason) { count(Metric::requests_rejected, 1, static_cast<int>(reason)); }
@@ -126,6 +147,8 @@ std::unique_ptr<Engine::Impl::Group> Engine::Impl::make_group(Request request, C
     group->stop_words = std::make_shared<const text::StopWords>(std::exchange(sampling.stop_words, {}));
   }
   sort_bias(sampling.logit_bias);
+  group->banned = take_single(sampling.bad_words);
+  std::ranges::set_union(group->banned, end_ids, std::back_inserter(group->banned_at_first));
   group->request = std::move(request);
   group->callback = std::make_shared<Callback>(std::move(callback));
   group->end_ids = std::move(end_ids);
@@ -182,6 +205,7 @@ bool Engine::Impl::end(Handle handle, bool keep) {
 }
 
 bool Engine::Impl::end(std::string_view id, bool keep) {
+  if (id.empty()) return false;  // requests without an id are not one request's name
   bool known = false;
   {
     const std::lock_guard lock(mutex_);
@@ -235,6 +259,7 @@ void Engine::Impl::take(std::unique_ptr<Group> taken) {
   auto& turns = turns_[session];
   turns.push_back(group.handle);
   sessions_->enter(session);
+  group.entered = true;
   if (turns.size() == 1) return begin(group);
   ++num_parked_;
 }
@@ -411,11 +436,12 @@ void Engine::Impl::close(Group& group, std::vector<Result> last) {
   std::string session;
   if (group.in_session()) {
     session = group.request.session_id;
-    auto& turns = turns_.at(session);
-    if (!group.begun && turns.front() != handle) --num_parked_;
-    std::erase(turns, handle);
+    if (const auto turns = turns_.find(session); turns != turns_.end()) {  // else memory did not suffice for the line
+      if (group.entered && !group.begun && turns->second.front() != handle) --num_parked_;
+      std::erase(turns->second, handle);
+    }
     if (group.request.end_session) sessions_->forget(session);
-    sessions_->leave(session);
+    if (group.entered) sessions_->leave(session);
     tidy_sessions();
   }
   {
@@ -430,6 +456,7 @@ void Engine::Impl::close(Group& group, std::vector<Result> last) {
 
 void Engine::Impl::begin_next_turn(const std::string& session_id) {
   const auto found = turns_.find(session_id);
+  if (found == turns_.end()) return;
   if (found->second.empty()) {
     turns_.erase(found);
     return;

@@ -27,7 +27,7 @@ Executor::Executor(const std::filesystem::path& weights_dir, const ModelConfig& 
   threads_ = std::make_unique<RankThreads>(static_cast<int>(ranks_.size()));
   const auto limits = step_limits(config);
   const model::WeightFiles files(weights_dir, config.tensor_para_size);
-  on_ranks([&](int rank) { of(rank).check_memory(model, config, limits); });
+  on_ranks([&](int rank) { of(rank).check_memory(model, files.manifest(), config, limits); });
   on_ranks([&](int rank) { of(rank).load(model, files, limits); });
   num_blocks_ = blocks_of_all(config);
   chunk_blocks_ = blocks_per_chunk(config.cache_chunk_size, num_blocks_);

@@ -18,9 +18,11 @@ namespace charonia::runtime {
 
 struct Group {
   Engine::Handle handle = 0;
-  Request request;  // input_ids: the whole prompt, once it has begun
+  Request request;  // input_ids: the whole prompt, once it has begun; bad_words: those of several tokens
   std::shared_ptr<Engine::Callback> callback;
-  std::vector<TokenId> end_ids;                           // that end its sequences
+  std::vector<TokenId> end_ids;                           // that end its sequences; ascending, each once
+  std::vector<TokenId> banned;                            // bad words of one token; ascending
+  std::vector<TokenId> banned_at_first;                   // these and end_ids: up to min_tokens; ascending
   std::shared_ptr<const text::StopWords> stop_words;      // null: none
   std::uint64_t seed = 0;                                 // of the first sequence
   std::vector<std::shared_ptr<TokenMaskProvider>> masks;  // one for each sequence, or none
@@ -29,6 +31,7 @@ struct Group {
   std::optional<Clock::time_point> deadline;
   Work work;
 
+  bool entered = false;  // of a session: it stands in the line for its turn
   bool begun = false;  // its sequences were made and are the scheduler's
   bool first_scheduled = false;
   std::vector<std::unique_ptr<Sequence>> sequences;

@@ -61,7 +61,8 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   out.config = std::move(settings.config);
   out.warnings = std::move(settings.warnings);
   const auto& config = out.config;
-  if (std::filesystem::exists(weights_dir / "manifest.json")) {
+  const model::Manifest manifest(weights_dir, config.tensor_para_size);
+  if (!manifest.files().empty()) {
     const model::WeightFiles checked(weights_dir, config.tensor_para_size);
   }
   const auto choice = choose(config, memory_bytes);
@@ -76,8 +77,8 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   const auto limits = runtime::step_limits(config);
   int blocks = std::numeric_limits<int>::max();
   for (int rank = 0; rank < ranks; ++rank) {
-    const model::Shard shard(out.model, rank, ranks);
-    const auto needs = model::memory_needs(out.model, shard, sizes, limits);
+    const model::Shard shard(out.model, manifest, rank);
+    const auto needs = model::memory_needs(out.model, manifest, shard, sizes, limits);
     const auto activations = needs.activations + runtime::step_bytes(out.device, out.model, shard, limits);
     const auto free_bytes = free[static_cast<std::size_t>(rank)];
     out.weight_bytes += static_cast<std::int64_t>(needs.weights);

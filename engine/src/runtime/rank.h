@@ -20,7 +20,8 @@ class Rank {
 
   // Throws Error(resource_exhausted) with the numbers and what to change where the weights, the activations and one KV
   // block do not fit into the device's memory. Before any of the ranks loads, as they may share it.
-  void check_memory(const ModelConfig& model, const EngineConfig& config, const ops::StepLimits& limits);
+  void check_memory(const ModelConfig& model, const model::Manifest& manifest, const EngineConfig& config,
+                    const ops::StepLimits& limits);
   // Uploads the weights.
   void load(const ModelConfig& model, const model::WeightFiles& files, const ops::StepLimits& limits);
 

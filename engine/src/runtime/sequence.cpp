@@ -31,15 +31,20 @@ ops::SampleRow Sequence::sample_row(std::span<const TokenId> tokens) {
   const auto prompt_size = group.request.input_ids.size();
   const TokenId pending = tokens.back() < 0 ? -1 - tokens.back() : -1;
   const auto known = tokens.first(tokens.size() - (pending >= 0 ? 1 : 0));
+  const bool at_first = std::ssize(tokens) - num_input() < sampling.min_tokens && !sampling.ignore_eos;
+  const auto& always = at_first ? group.banned_at_first : group.banned;
   banned_.clear();
-  if (std::ssize(tokens) - num_input() < sampling.min_tokens && !sampling.ignore_eos) {
-    banned_ = group.end_ids;
-  }
   for (const auto& word : sampling.bad_words) {
     const auto head = word.size() - 1;  // a word may begin in the prompt
     if (known.size() >= head && std::equal(word.begin(), word.end() - 1, known.end() - static_cast<long>(head))) {
       banned_.push_back(word.back());
     }
+  }
+  if (!banned_.empty()) {
+    std::ranges::sort(banned_);
+    const auto own = std::ssize(banned_);
+    banned_.insert(banned_.end(), always.begin(), always.end());
+    std::inplace_merge(banned_.begin(), banned_.begin() + own, banned_.end());
   }
   ops::SampleRow row;
   static_cast<RowSampling&>(row) = sampling;
@@ -49,14 +54,14 @@ ops::SampleRow Sequence::sample_row(std::span<const TokenId> tokens) {
   row.output = known.subspan(prompt_size);
   row.pending = pending;
   row.bias = sampling.logit_bias;
-  row.banned = banned_;
+  row.banned = banned_.empty() ? always : banned_;
   row.logprobs = scores(sampling) ? std::max(sampling.logprobs, 0) : -1;
   row.mask = mask.get();
   return row;
 }
 
 bool Sequence::needs_last_token() const {
-  return std::ranges::any_of(group.request.sampling.bad_words, [](const auto& word) { return word.size() > 1; });
+  return !group.request.sampling.bad_words.empty();
 }
 
 FinishReason Sequence::accept(const ops::Sampled& sampled, Clock::time_point now) {
@@ -69,7 +74,7 @@ FinishReason Sequence::accept(const ops::Sampled& sampled, Clock::time_point now
   for (const auto& [id, logprob] : sampled.top) info.top.push_back({id, logprob});
   unsent_.push_back(std::move(info));
 
-  const bool ends = !sampling.ignore_eos && std::ranges::find(group.end_ids, sampled.token) != group.end_ids.end();
+  const bool ends = !sampling.ignore_eos && std::ranges::binary_search(group.end_ids, sampled.token);
   if (ends) {
     text_.push_silent(sampled.token);
     return FinishReason::stop;

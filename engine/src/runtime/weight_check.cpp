@@ -21,6 +21,7 @@ std::string check(const std::filesystem::path& dir, int ranks, const std::string
     const model::WeightFiles files(dir, ranks, manifest, false);
     auto broken = files.find_broken(weight_dtype(weight_type), stop);
     if (!broken.empty()) return broken;
+    if (stop.stop_requested()) return "the engine was closed before all weights were read for the cause";
     return "all weights are finite: the computation overflows; where weight_type is fp16, use --dtype bf16";
   } catch (const std::exception& error) {
     return cat("the weights cannot be read again (", error.what(), ")");
@@ -31,7 +32,7 @@ std::string check(const std::filesystem::path& dir, int ranks, const std::string
 
 WeightCheck::WeightCheck(const std::filesystem::path& weights_dir, int ranks, std::string weight_type)
     : dir_(weights_dir),
-      manifest_(model::WeightFiles::read_manifest(weights_dir)),
+      manifest_(model::Manifest::read(weights_dir)),
       ranks_(ranks),
       weight_type_(std::move(weight_type)) {}
 
@@ -41,7 +42,8 @@ std::string WeightCheck::explain(const std::string& error) {
     std::promise<std::string> promise;
     answer_ = promise.get_future().share();
     try {
-      thread_ = std::jthread([this, promise = std::move(promise)](const std::stop_token& stop) mutable {
+      thread_ = std::thread([this, promise = std::move(promise)]() mutable {
+        const auto stop = stop_.get_token();
         auto answer = check(dir_, ranks_, manifest_, weight_type_, stop);
         if (!stop.stop_requested()) log({LogLevel::error, cat("logits are not finite: ", answer), "", {}});
         promise.set_value(std::move(answer));
@@ -56,6 +58,11 @@ std::string WeightCheck::explain(const std::string& error) {
     return cat(error, " (", answer_.get(), ")");
   }
   return cat(error, " (the weights are being read for the cause, which the log will have)");
+}
+
+void WeightCheck::join() {
+  stop();
+  if (thread_.joinable()) thread_.join();
 }
 
 }  // namespace charonia::runtime

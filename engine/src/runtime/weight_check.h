@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <future>
+#include <stop_token>
 #include <string>
 #include <thread>
 
@@ -11,17 +12,23 @@
 
 namespace charonia::runtime {
 
-// Used by one thread.
+// Used by one thread, but for stop().
 class WeightCheck {
  public:
   // The folder may be gone later, as the one that Python makes for a Hugging Face folder is. Its manifest is kept, which
   // names the files of linked weights; those that were converted into the folder were found finite then.
   WeightCheck(const std::filesystem::path& weights_dir, int ranks, std::string weight_type);
+  ~WeightCheck() { join(); }
 
   // The error with what is known: the tensor that is not finite, or that none is. The first call begins to read the
   // weights, in a thread of its own, and waits some seconds for the answer; later calls do not wait. The answer is
   // logged as well.
   std::string explain(const std::string& error);
+
+  // Has the reading end within some megabytes, and explain() with it; none begins later. Any thread may call.
+  void stop() { stop_.request_stop(); }
+  // The same, and waits for its thread. Not while explain() runs.
+  void join();
 
  private:
   std::filesystem::path dir_;
@@ -29,7 +36,8 @@ class WeightCheck {
   int ranks_;
   std::string weight_type_;
   std::shared_future<std::string> answer_;
-  std::jthread thread_;  // last: it is stopped before the rest goes
+  std::stop_source stop_;
+  std::thread thread_;
 };
 
 }  // namespace charonia::runtime

@@ -68,7 +68,8 @@ void Scheduler::Impl::insert_blocks(Seq& seq) {
 
 // ---- calls ----
 
-Scheduler::Scheduler(Limits limits, cache::BlockManager& blocks) : impl_(std::make_unique<Impl>(limits, blocks)) {
+Scheduler::Scheduler(Limits limits, cache::BlockManager& blocks, StepTime* step_time)
+    : impl_(std::make_unique<Impl>(limits, blocks, step_time)) {
   if (limits.max_batch_size < 1 || limits.token_budget < 1) {
     broken(cat("max_batch_size = ", limits.max_batch_size, " and token_budget = ", limits.token_budget,
                ": both must be at least 1"));

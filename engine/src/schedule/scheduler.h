@@ -7,8 +7,8 @@
 //
 // The rules ("before" means: higher priority, then earlier arrival):
 //   Decodes    All of them, in every step; prefill gets what they leave of the budget. There are never more decodes
-//   than
-//              the budget: a sequence becomes one only in a step in which all other decodes had their place.
+//              than the budget: a sequence becomes one only in a step in which all other decodes had their place.
+//   Time       (step_time.h) Prefill beside decodes may be bounded further, by the time that the step will take.
 //   Prefill    In the order of "before", running and waiting sequences alike. A waiting sequence that does not fit is
 //              not overtaken by another waiting one.
 //   Admission  (admission.cpp) A waiting sequence gets the blocks of all its tokens when it is admitted, and one block
@@ -39,6 +39,7 @@
 #include <vector>
 
 #include "cache/block_manager.h"
+#include "schedule/step_time.h"
 
 namespace charonia::schedule {
 
@@ -87,7 +88,8 @@ struct StepPlan {
 
 class Scheduler {
  public:
-  Scheduler(Limits limits, cache::BlockManager& blocks);
+  // step_time: bounds the prefill of steps with decodes; it outlives the scheduler. Null: the token budget alone does.
+  Scheduler(Limits limits, cache::BlockManager& blocks, StepTime* step_time = nullptr);
   ~Scheduler();
 
   // Queues a sequence. The prompt has >= 1 token. max_total_tokens bounds prompt plus sampled tokens; it is more than

@@ -15,9 +15,10 @@
 namespace charonia::schedule {
 
 struct Scheduler::Impl {
-  Impl(Limits limits_in, cache::BlockManager& pool_in)
+  Impl(Limits limits_in, cache::BlockManager& pool_in, StepTime* step_time)
       : limits(limits_in),
         pool(pool_in),
+        time(step_time),
         initial_blocks(pool_in.num_blocks()),
         known_blocks(initial_blocks),
         rows(limits.max_logits_rows) {}
@@ -35,7 +36,8 @@ struct Scheduler::Impl {
   void begin_plan();
   void plan_decodes(StepPlan& plan);
   void plan_prefill(StepPlan& plan);
-  bool schedule(Seq& seq, StepPlan& plan);
+  bool schedule_prefill(Seq& seq, StepPlan& plan);
+  bool schedule(Seq& seq, std::int32_t most_tokens, StepPlan& plan);
   bool reserve_blocks(Seq& seq, StepPlan& plan);
   void preempt(Seq& seq, StepPlan& plan);
 
@@ -61,6 +63,7 @@ struct Scheduler::Impl {
 
   Limits limits;
   cache::BlockManager& pool;
+  StepTime* time;      // null: no bound
   int initial_blocks;  // of the pool at construction
   int known_blocks;    // of the pool when notice_fewer_blocks() last looked
 

@@ -36,7 +36,7 @@ void Scheduler::Impl::plan_decodes(StepPlan& plan) {
   }
   // In the order of Before, so that blocks are never taken from a sequence that is in the plan already.
   for (auto* seq : collected) {
-    if (seq->state == State::running && reserve_blocks(*seq, plan)) schedule(*seq, plan);
+    if (seq->state == State::running && reserve_blocks(*seq, plan)) schedule(*seq, 1, plan);
   }
 }
 
@@ -49,9 +49,10 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
   notice_fewer_blocks();
   count_reserve();
   bool fits = plan.preempted.empty();  // what was preempted is not admitted again at once
+  if (time != nullptr) time->begin_prefill(plan.num_tokens);
   auto next = collected.begin();
   // Stalled decodes keep their place in the budget. Otherwise the next step could have more decodes than it allows.
-  while (plan.num_tokens + num_stalled < limits.token_budget) {
+  while (plan.num_tokens + num_stalled < limits.token_budget && (time == nullptr || time->any_left())) {
     // An admitted sequence may have only one token to compute, and that one samples.
     const bool may_admit =
         fits && rows.any_left() && !waiting.empty() && static_cast<int>(running.size()) < limits.max_batch_size;
@@ -60,22 +61,30 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
       if (cannot_fit(seq) && !seq.has_placeholder()) {
         mark_impossible(seq);
       } else if (admit(seq, plan)) {
-        schedule(seq, plan);
+        schedule_prefill(seq, plan);
       } else {
         fits = notice_fewer_blocks();
       }
     } else if (next != collected.end()) {
-      schedule(**next++, plan);
+      schedule_prefill(**next++, plan);
     } else {
       return;
     }
   }
 }
 
-// Plans as many of a running sequence's tokens as the budget and the rows of logits allow. False: none.
-bool Scheduler::Impl::schedule(Seq& seq, StepPlan& plan) {
-  const auto budget = limits.token_budget - num_stalled - plan.num_tokens;
-  const auto part = rows.take_part(seq, std::min(seq.gap(), budget));
+// Plans as many of a running sequence's tokens as the budget, the time and the rows of logits allow. False: none.
+bool Scheduler::Impl::schedule_prefill(Seq& seq, StepPlan& plan) {
+  auto most_tokens = std::min(seq.gap(), limits.token_budget - num_stalled - plan.num_tokens);
+  if (time != nullptr) most_tokens = time->fit(seq.computed, most_tokens);
+  if (!schedule(seq, most_tokens, plan)) return false;
+  if (time != nullptr) time->take(seq.computed, seq.planned);
+  return true;
+}
+
+// Plans as many of a running sequence's tokens as the rows of logits allow. False: none.
+bool Scheduler::Impl::schedule(Seq& seq, std::int32_t most_tokens, StepPlan& plan) {
+  const auto part = rows.take_part(seq, most_tokens);
   if (part.num_tokens == 0) return false;
   seq.planned = part.num_tokens;
   plan.num_tokens += part.num_tokens;

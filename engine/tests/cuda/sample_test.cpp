@@ -219,6 +219,7 @@ OwnedRow random_row(Random& random, int vocab, bool with_lists) {
   for (int i = uniform(random, 0, 3); i > 0; --i) biased.insert(uniform(random, 0, vocab - 1));
   for (const auto id : biased) out.bias.emplace_back(id, 2.0F);
   if (vocab > 20) out.banned = random_ids(random, 4, vocab);
+  std::ranges::sort(out.banned);
   return out;
 }
 

@@ -9,7 +9,12 @@ from pydantic import BeforeValidator, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema, PydanticCustomError
 
 MAX_STOPS = 4
-MAX_BAD_WORDS = 1000  # as preprocessing has it
+# generated: request limits, from definitions/ by `make generate`
+# words of a request's bad_words: the engine compares each with the end of every sequence at every step
+MAX_BAD_WORDS = 1000
+# bytes of a bad word in UTF-8, as of a stop word: each is tokenized three times
+MAX_BAD_WORD_BYTES = 1024
+# end of generated: request limits
 # Far above what conversations have. The event loop does nothing else while it checks a body, so no list is endless.
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
@@ -48,6 +53,8 @@ def _bad_words(value: Any) -> list[str] | None:
     texts = _texts(value, f"a string or a list of at most {MAX_BAD_WORDS} strings, none of them empty")
     if texts is not None and len(texts) > MAX_BAD_WORDS:
         raise wrong(f"{len(texts)} bad words are too many: send at most {MAX_BAD_WORDS}")
+    if any(len(text.encode("utf-8", "surrogatepass")) > MAX_BAD_WORD_BYTES for text in texts or ()):
+        raise wrong(f"one of them is too long: send at most {MAX_BAD_WORD_BYTES} bytes each")
     return texts
 
 

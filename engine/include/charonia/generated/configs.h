@@ -54,6 +54,10 @@ struct EngineConfig {
   // maximum number of tokens computed in one step; 0: by the device: 512 on a CPU, 512 to 8192 on a GPU by its SMs and
   // memory; >= 0; runtime/step_sizes.h has the rule
   int token_budget = 0;
+  // target in milliseconds for a step that computes prompts while other requests decode: it gets as many prompt tokens
+  // as fit, up to token_budget; -1: 3 times what such a step takes without prompts, or 3 times stream_interval_ms where
+  // that is more; 0: off; >= -1; schedule/step_time.h has the rule
+  int step_time_ms = -1;
   // maximum number of waiting requests; one more is rejected as overload; >= 1
   int max_queue_size = 512;
   // maximum number of prompt tokens of waiting requests; a request beyond it is rejected as overload; 0: no limit; >= 0

@@ -38,7 +38,7 @@ struct SamplingParams : RowSampling {
   // texts that end the sequence and are not output; matched as UTF-8 within and across tokens; at most 64 of 1 to 1024
   // bytes
   std::vector<std::string> stop_words;
-  // tokens that end the sequence; empty: the model's own
+  // tokens that end the sequence, at most 256; empty: the model's own
   std::vector<std::int32_t> end_ids;
   // end ids do not end the sequence
   bool ignore_eos = false;

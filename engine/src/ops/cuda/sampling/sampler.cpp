@@ -108,9 +108,8 @@ std::int32_t Sampler::Impl::list(const ops::SampleRow& row) {
   for (const auto id : row.banned) entries.push_back({checked(id), -std::numeric_limits<float>::infinity()});
   const auto first = entries.begin() + static_cast<std::ptrdiff_t>(begin);
   const auto banned = first + std::ssize(row.bias);
-  const auto by_id = [](const SampleEntry& a, const SampleEntry& b) { return a.id < b.id; };
-  std::sort(banned, entries.end(), by_id);
-  std::inplace_merge(first, banned, entries.end(), by_id);
+  std::inplace_merge(first, banned, entries.end(),
+                     [](const SampleEntry& a, const SampleEntry& b) { return a.id < b.id; });
   auto end = first;
   for (auto entry = first; entry != entries.end(); ++entry) {
     if (end != first && end[-1].id == entry->id) {

@@ -1,0 +1,180 @@
+"""Figures of benchmarks: one kind of record, one file format, one kind of table, for all that measures.
+
+A file is lines of JSON: first {"run": what all its records have in common}, then a record each. Nothing compiled is
+needed, and no other package until a table is made: scripts/gpu_check.sh uses this before anything is built.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from charonia.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+_MOST_COLUMNS = 8
+
+
+@dataclass(frozen=True)
+class Record:
+    """One figure: the median of `repeats` measurements, the least and the greatest of them.
+
+    benchmark: what measured it: "static", "scheduler". unit: of value, minimum, maximum and asked; "" for counts. case:
+    what varies between the lines of a table, by the heading of its column: {"batch": 8}. asked: what value should
+    reach; None: nothing. details: what belongs to it and is in no table, anything JSON has.
+    """
+
+    benchmark: str
+    name: str
+    unit: str
+    value: float
+    minimum: float
+    maximum: float
+    repeats: int = 1
+    case: dict[str, Any] = field(default_factory=dict)
+    asked: float | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, benchmark: str, name: str, unit: str, values: float | Sequence[float], **more: Any) -> Record:
+        """values: all measurements, at least one. more: case, asked, details."""
+        several = list(values) if isinstance(values, Sequence) else [values]
+        least, greatest = float(min(several)), float(max(several))
+        return cls(benchmark, name, unit, float(statistics.median(several)), least, greatest, len(several), **more)
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.asked is None else self.value >= self.asked
+
+
+def describe_run(settings: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The first line of a file. settings: of what was measured."""
+    from charonia.bench import machine
+
+    return {
+        "command": ["charonia", *sys.argv[1:]],
+        "machine": machine.read(),
+        "commit": machine.commit(),
+        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "settings": settings or {},
+    }
+
+
+def write(file: Path | None, run: dict[str, Any], records: Iterable[Record]) -> None:
+    """Writes a benchmark's file, if the user asked for one."""
+    if file is None:
+        return
+    lines = [{"run": run}, *(asdict(record) for record in records)]
+    try:
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequestError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def read(file: Path) -> tuple[dict[str, Any], list[Record]]:
+    """What write() wrote. Raises InvalidRequestError, which names the line, where it is something else."""
+    run: dict[str, Any] = {}
+    records = []
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            values = json.loads(line)
+            if number == 1:
+                run = values["run"]
+            else:
+                records.append(Record(**values))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidRequestError(
+                f"{file}, line {number}: {error}; a file that charonia benchmark --json has written is expected"
+            ) from error
+    return run, records
+
+
+def tables(records: Sequence[Record]) -> list[Table]:
+    """One for each benchmark: a line for each case, a column for each name; the other way about for many names."""
+    found = []
+    for benchmark in dict.fromkeys(record.benchmark for record in records):
+        some = [record for record in records if record.benchmark == benchmark]
+        varied = list(dict.fromkeys(name for record in some for name in record.case))
+        names = list(dict.fromkeys((record.name, record.unit) for record in some))
+        lines: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
+        for record in some:
+            case = tuple(str(record.case.get(name, "")) for name in varied)
+            lines.setdefault(case, {})[record.name, record.unit] = number(record.value)
+        headings = [f"{name}, {unit}" if unit else name for name, unit in names]
+        if len(names) <= _MOST_COLUMNS:
+            rows = [(*case, *(line.get(name, "-") for name in names)) for case, line in lines.items()]
+            found.append(make_table((*varied, *headings), rows, title=benchmark))
+        else:
+            columns = (", ".join(varied), *(" ".join(case) for case in lines))
+            rows = [
+                (heading, *(line.get(name, "-") for line in lines.values()))
+                for name, heading in zip(names, headings, strict=True)
+            ]
+            found.append(make_table(columns, rows, title=benchmark))
+    return found
+
+
+def make_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
+    """Columns of numbers are aligned to the right."""
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    def is_number(place: int) -> bool:
+        return all(row[place][:1].isdigit() or row[place] in ("", "-") for row in rows)
+
+    columns = [Column(heading, justify="right" if is_number(i) else "left") for i, heading in enumerate(headings)]
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*map(Text, row))  # as it is, brackets too
+    return table
+
+
+def print_records(console: Console, records: Sequence[Record]) -> None:
+    for table in tables(records):
+        console.print(table)
+    for record in records:
+        if record.met is False:
+            told = f"{record.name}: {number(record.value)} {record.unit}, asked {number(record.asked or 0)}"
+            console.print(told, style="yellow", markup=False, highlight=False)
+
+
+def markdown_table(table: Table) -> list[str]:
+    """The lines of a table in Markdown, without its title."""
+    from rich import box
+    from rich.console import Console
+    from rich.text import Text
+
+    table.box, table.title = box.MARKDOWN, None
+    for column in table.columns:
+        column.no_wrap = True
+        for cell in column.cells:
+            if isinstance(cell, Text):
+                cell.plain = cell.plain.replace("|", "\\|")
+    console = Console(file=io.StringIO(), width=100_000)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return [line.strip() for line in console.file.getvalue().splitlines() if line.strip()]
+
+
+def number(value: float) -> str:
+    """Four digits, and all of those before the point."""
+    if value != value or value in (float("inf"), float("-inf")):
+        return "-"
+    if float(value).is_integer():
+        return f"{value:.0f}"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,0 +1,72 @@
+"""Who may reach Triton, and what it answers them (docs/security.md)."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from charonia.settings import ServeSettings, env_name
+
+# What nobody needs who asks a model, and what reads, changes or loads things in the server's process.
+_CLOSED = ("shared-memory", "logging", "trace", "model-repository", "statistics")
+
+
+class Port(NamedTuple):
+    """A port that one of the processes listens on, and the variables that set it."""
+
+    address: str
+    number: int
+    address_name: str
+    number_name: str
+
+
+def ports(settings: ServeSettings) -> list[Port]:
+    """Triton's, then the gateway's where it is served."""
+    own = [("triton_address", f"{name}_port") for name in ("http", "grpc", "metrics")]
+    own += [("host", "gateway_port")] if settings.gateway else []
+    return [
+        Port(getattr(settings, address), getattr(settings, number), env_name(address), env_name(number))
+        for address, number in own
+    ]
+
+
+def triton_options(settings: ServeSettings) -> list[str]:
+    """The server's options that close what nobody is to use, on HTTP and gRPC, and inference over HTTP unless it is
+    wanted: the server reads the body of such a request with a JSON parser that overflows its stack.
+
+    The server can only ask for a header. This one's name has a colon, which neither HTTP nor gRPC can send: the server
+    refuses everybody, and it does not matter that a command line can be read by all users of the machine.
+    """
+    closed = ",".join(_CLOSED)
+    restricted = [
+        f"http-restricted-api={closed}:none: it is closed",
+        f"grpc-restricted-protocol={closed}:none: it is closed",
+    ]
+    if not settings.http_inference:
+        restricted.append(f"http-restricted-api=inference:none: {env_name('http_inference')} opens it")
+    return [f"--{option}={secrets.token_hex(16)}" for option in restricted]
+
+
+def warnings(settings: ServeSettings) -> Iterator[str]:
+    """What it means that ports are open to other machines. Nothing asks for a key yet."""
+    if not _is_local(settings.triton_address):
+        also = ", one deeply nested body to HTTP ends it" if settings.http_inference else ""
+        yield (
+            f"Triton listens on {settings.triton_address} without a key: everyone who reaches ports "
+            f"{settings.http_port}, {settings.grpc_port} and {settings.metrics_port} can use the model, continue, stop "
+            f"and end the sessions and requests whose ids they know{also} (docs/security.md)"
+        )
+    if settings.gateway and not _is_local(settings.host):
+        yield (
+            f"the gateway listens on {settings.host} without a key: everyone who reaches port {settings.gateway_port} "
+            f"can use the model; {env_name('host')}=127.0.0.1 keeps it to this machine (docs/security.md)"
+        )
+
+
+def _is_local(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

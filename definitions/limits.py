@@ -1,0 +1,32 @@
+"""What a request may hold at most: constants of the gateway and of what makes token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from definitions.text import comment, with_region
+from definitions.toml_files import entries
+
+_SOURCE = "request_limits.toml"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """An entry of request_limits.toml, whose head says what each key means."""
+
+    name: str
+    value: int
+    help: str
+
+
+def constants(path: str) -> str:
+    rows = (comment("#", one.help, 0) + f"MAX_{one.name.upper()} = {one.value}\n" for one in entries(_SOURCE, Limit))
+    return with_region(path, "request limits", "".join(rows))
+
+
+FILES: dict[str, Callable[[], str]] = {
+    path: partial(constants, path)
+    for path in ("charonia/text/prompt_ids.py", "gateway/charonia_gateway/schemas/fields.py")
+}

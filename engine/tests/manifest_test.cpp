@@ -1,0 +1,180 @@
+// Manifests that do not describe what is there, or not the model: each is refused with the name of the tensor.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "charonia/engine.h"
+#include "charonia/error.h"
+#include "model/weights.h"
+#include "test_folder.h"
+#include "tiny_workspace.h"
+
+namespace charonia {
+namespace {
+
+using nlohmann::json;
+
+const std::string kOut = "layers.0.attention.wo.1.weight", kQkv = "layers.0.attention.w_qkv.0.weight",
+                  kDown = "layers.1.feed_forward.w2.1.weight", kOutput = "output.1.weight";
+
+class ManifestTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = testing::test_folder();
+    testing::TinyModel model;
+    model.ranks = 2;
+    model.biases = true;
+    testing::write_tiny_workspace(dir_, model);
+    manifest_ = json::parse(model::Manifest::read(dir_));
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+
+  void write(const json& manifest) const { std::ofstream(dir_ / "manifest.json") << manifest.dump(); }
+  // What is said when the engine is to load the folder.
+  std::string error() const {
+    try {
+      const Engine engine(dir_);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
+      EXPECT_NE(std::string(error.what()).find("charonia convert"), std::string::npos) << error.what();
+      return error.what();
+    }
+    return "it was loaded";
+  }
+  // Changes the entry of a tensor, and expects an error with its name and `what`.
+  void expect_refused(const std::string& tensor, const json& patch, const std::string& what) const {
+    auto manifest = manifest_;
+    auto& entry = manifest["tensors"].at(tensor);
+    entry = entry.patch(patch);
+    write(manifest);
+    const auto message = error();
+    EXPECT_NE(message.find("tensor " + tensor), std::string::npos) << patch.dump() << ": " << message;
+    EXPECT_NE(message.find(what), std::string::npos) << patch.dump() << ": " << message;
+  }
+  static json set(const std::string& path, const json& value) {
+    return {{"op", "add"}, {"path", path}, {"value", value}};
+  }
+  void expect_refused(const std::string& tensor, const std::string& path, const json& value,
+                      const std::string& what) const {
+    expect_refused(tensor, json::array({set(path, value)}), what);
+  }
+
+  std::filesystem::path dir_;
+  json manifest_;
+};
+
+TEST_F(ManifestTest, ARangeOutsideOfItsTensorIsRefused) {
+  const json largest = json::parse("[0, 9223372036854775807]");
+  for (const auto& range : std::vector<json>{{16, 48}, {-8, 8}, {16, 16}, {32, 16}, {32, 48}, largest}) {
+    expect_refused(kOut, "/parts/0/cols", range, "which has shape [32, 32]");
+    expect_refused(kOut, "/parts/0/rows", range, "which has shape [32, 32]");
+  }
+  for (const auto* range : {"[0, 18446744073709551615]", "[0, 1e300]", "[0.5, 16]", "[0, \"16\"]", "[true, 16]"}) {
+    expect_refused(kOut, "/parts/0/cols", json::parse(range), "expected a whole number");
+  }
+  for (const auto* range : {"[0]", "[0, 8, 16]", "16", "null"}) {
+    expect_refused(kOut, "/parts/0/cols", json::parse(range), "expected [begin, end]");
+  }
+}
+
+TEST_F(ManifestTest, PartsThatDoNotMakeTheShapeAreRefused) {
+  expect_refused(kOut, "/shape", {32, 24}, "has shape [32, 24], and its part layers.0.attention.wo.0.weight has 16");
+  expect_refused(kOut, "/shape", {16, 16}, "has shape [16, 16], and its 1 parts have 32 rows");
+  expect_refused(kOut, "/parts", json::array(), "its 0 parts have 0 rows");
+  expect_refused(kQkv, "/parts/1/rows", {8, 16}, "has elements of layers.0.attention.w_qkv.0.weight in two parts");
+  for (const auto* shape : {"[0, 16]", "[32, -16]", "[4611686018427387904, 4]", "[3037000500, 3037000500]", "[]",
+                            "[32, 4, 4]", "32"}) {
+    expect_refused(kOut, "/shape", json::parse(shape), "expected [rows, columns] or [size]");
+  }
+  expect_refused(kOut, "/shape", {32.5, 16}, "expected a whole number");
+}
+
+TEST_F(ManifestTest, AnotherTypeOrPlaceThanTheFilesIsRefused) {
+  expect_refused(kOut, "/dtype", "BF16", "has type fp32 in");
+  expect_refused(kOut, "/parts/0/dtype", "F16", "expected fp16");
+  for (const json& type : {json("I32"), json("fp32"), json(4), json()}) {
+    expect_refused(kOut, "/dtype", type, "expected F32, F16 or BF16");
+  }
+  expect_refused(kOut, "/parts/0/file", "rank-1.safetensors", "`files` does not list");
+  expect_refused(kOut, "/parts/0/name", "layers.0.attention.wo", "which has no such tensor");
+  expect_refused(kOut, "/parts/0/name", 3, "is not valid");
+  expect_refused(kOut, "/rank", 2, "rank = 2, expected 0 to 1");
+  expect_refused(kOut, "/rank", -1, "rank = -1, expected 0 to 1");
+}
+
+TEST_F(ManifestTest, ATensorThatIsNotThereIsNamed) {
+  for (const auto& tensor : {kOut, kQkv, kDown, kOutput, std::string("norm.weight")}) {
+    auto manifest = manifest_;
+    manifest["tensors"].erase(tensor);
+    write(manifest);
+    EXPECT_NE(error().find("tensor " + tensor + " is missing"), std::string::npos) << error();
+  }
+}
+
+TEST_F(ManifestTest, ShapesThatAreNotTheModelsAreRefusedWithBoth) {
+  const auto cut = [](const char* dimension, int begin, int end, const std::vector<int>& shape) {
+    return json::array({set(std::string("/parts/0/") + dimension, {begin, end}), set("/shape", shape)});
+  };
+  expect_refused(kOut, cut("cols", 0, 8, {32, 8}), "has shape [32, 8], expected a share of head_num = 4 heads");
+  expect_refused(kQkv, cut("rows", 0, 8, {24, 32}), "expected rows of 2 q heads and of 1 k and v heads each");
+  expect_refused(kDown, cut("cols", 24, 32, {32, 8}), "has shape [32, 8], expected [32, 24]");
+  expect_refused("layers.0.feed_forward.w1.0.weight", cut("rows", 0, 8, {8, 32}), "inter_size = 48 rows");
+  expect_refused(kOutput, cut("rows", 20, 36, {16, 32}), "expected 20 rows, its share of vocab_size = 40");
+  expect_refused("output.0.weight", cut("rows", 0, 18, {18, 32}), "expected a multiple of 4 rows");
+  expect_refused("layers.1.ffn_norm.weight", cut("rows", 0, 31, {31}), "has shape [31], expected [32]");
+  expect_refused("layers.1.attention.w_qkv.1.bias", cut("rows", 16, 31, {31}), "has shape [31], expected [32]");
+}
+
+TEST_F(ManifestTest, WithoutFilesItIsEnoughForAPlan) {
+  const auto planned = plan_memory(dir_);
+  auto manifest = manifest_;
+  manifest["files"] = json::object();
+  for (auto& tensor : manifest["tensors"]) tensor.erase("parts");
+  write(manifest);
+  const auto without = plan_memory(dir_);
+  EXPECT_EQ(without.weight_bytes, planned.weight_bytes);
+  EXPECT_EQ(without.activation_bytes, planned.activation_bytes);
+  EXPECT_NE(error().find("its 0 parts have 0 rows"), std::string::npos) << error();
+  auto& huge = manifest["tensors"]["norm.weight"]["shape"];
+  huge = {std::int64_t{1} << 48};
+  write(manifest);
+  EXPECT_THROW(plan_memory(dir_), Error);
+}
+
+TEST_F(ManifestTest, ARankReadsItsOwnTensorsAndThoseOfAll) {
+  const model::Manifest manifest(dir_, 2);
+  // hidden 32, 4 heads and 2 KV heads of 8, inter 48, vocabulary 40, 2 layers.
+  const std::int64_t layer = 32 * 32 + 32 * 16 + 3 * 32 * 24;
+  const std::int64_t biases = 32 + 2 * 24, norms = 2 * 32;
+  for (const int rank : {0, 1}) {
+    const auto elements = manifest.elements(rank);
+    EXPECT_EQ(elements.matrices, 2 * layer + 40 * 32 + 20 * 32);
+    EXPECT_EQ(elements.vectors, 2 * (biases + norms + (rank == 0 ? 2 * 32 : 0)) + 32);
+  }
+}
+
+TEST_F(ManifestTest, AnotherVersionOrNumberOfRanksIsRefused) {
+  const std::vector<std::pair<json, std::string>> wrong = {
+      {{{"format_version", 1}}, "its format_version is 1, this engine reads 2"},
+      {{{"ranks", 4}}, "it was converted for tensor_para_size = 4, and that is now 2"},
+      {{{"ranks", "2"}}, "manifest.json has ranks = \"2\""},
+      {{{"tensors", nullptr}}, "is missing"},
+      {{{"files", {{"rank-0.safetensors", {{"bytes", -1}}}}}}, "file rank-0.safetensors has bytes = -1"}};
+  for (const auto& [change, what] : wrong) {
+    auto manifest = manifest_;
+    manifest.update(change);
+    write(manifest);
+    EXPECT_NE(error().find(what), std::string::npos) << error();
+  }
+  for (const auto* text : {"", "[]", "{", "{\"format_version\": 2}"}) {
+    std::ofstream(dir_ / "manifest.json") << text;
+    EXPECT_NE(error().find("manifest.json is not valid"), std::string::npos) << error();
+  }
+}
+
+}  // namespace
+}  // namespace charonia

@@ -1,0 +1,80 @@
+"""Which web pages may use the gateway: its own, and those that the settings name.
+
+Whoever has a web page open runs its code beside a server on localhost. Browsers say in `Origin` whose page it is that
+sends a request, and a page cannot change that. What is no browser sends no Origin, and is not meant here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from charonia_gateway.errors import ApiError
+from charonia_gateway.record import record_of
+
+ANY = "*"
+_SAFE = ("GET", "HEAD", "OPTIONS")  # they change nothing here, and the browser keeps the answer from another's page
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
+
+def parse_origins(text: str) -> frozenset[str]:
+    """Origins separated by commas or spaces. ValueError for what is none."""
+    origins = {part.rstrip("/").lower() for part in re.split(r"[,\s]+", text) if part}
+    for origin in origins:
+        if origin != ANY and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin):
+            raise ValueError(f"{origin!r} is no origin: expected * or http://HOST:PORT or https://HOST, without a path")
+    return frozenset(origins)
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Whether a page of `origin` came from the server that is now called `host`. Not where that is a name that anybody
+    may have pointed at this machine (DNS rebinding)."""
+    try:
+        parts, called = urlsplit(origin), urlsplit(f"//{host}")
+        name = called.hostname or ""
+        if parts.netloc.removesuffix(_DEFAULT_PORTS.get(parts.scheme, "")) != host.lower():
+            return False
+        if name == "localhost" or name.endswith(".localhost"):
+            return True
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class OriginMiddleware:
+    """Answers with 403 what a page of another origin asks to be done."""
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
+        self._app = app
+        self._allowed = allowed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        acts = scope["type"] == "http" and scope["method"] not in _SAFE
+        if acts and (problem := self._problem(Headers(scope=scope))):
+            error = ApiError(
+                403,
+                f"{problem}: name its origin in CHARONIA_GATEWAY_ALLOWED_ORIGINS if it may use this server",
+                type="permission_error",
+                code="origin_not_allowed",
+            )
+            record_of(scope).error = error.code
+            await error.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _problem(self, headers: Headers) -> str | None:
+        if ANY in self._allowed:
+            return None
+        origin = headers.get("origin")
+        if origin is not None:
+            known = origin.lower() in self._allowed or _is_own(origin.lower(), headers.get("host", ""))
+            return None if known else f"a web page of {origin[:100]!r} is none of this server's"
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return "the request comes from a web page of another server"
+        return None

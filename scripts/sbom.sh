@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Writes a software bill of materials of the container images' own layers: build/sbom/{server,gateway}.cdx.json (CycloneDX).
+#
+#   scripts/sbom.sh
+#
+# They list the packages of docker/requirements/ with versions and checksums, and with them what is compiled into the
+# engine. What the distribution installs is not in them: scan a built image for that.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+folder=build/sbom
+mkdir -p "$folder"
+
+# write NAME PYPROJECT: requirements from standard input
+write() {
+  PYTHONWARNINGS=ignore .venv/bin/cyclonedx-py requirements --pyproject "$2" --output-reproducible --no-validate \
+    --output-format JSON --output-file "$folder/$1.cdx.json" -
+  echo "$folder/$1.cdx.json"
+}
+
+# The engine's libraries are headers: of what its build needs, no more than these is in the image.
+compiled_in() { awk '/^[a-z]/ { wanted = /^(nlohmann-json|pybind11)==/ } wanted' docker/requirements/build.txt; }
+
+{ cat docker/requirements/server.txt docker/requirements/triton.txt; compiled_in; } | write server pyproject.toml
+write gateway gateway/pyproject.toml <docker/requirements/gateway.txt

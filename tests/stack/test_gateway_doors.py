@@ -1,0 +1,180 @@
+"""Who may talk to the gateway and for how long: slow senders, foreign web pages.
+
+The gateway is a process of its own, and no Triton is there: what would reach it is 503.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from gateway_process import GatewayProcess, gateway
+from stack import HANG_S, Stack, free_ports
+
+READ_TIMEOUT_S = 1.0
+FRIEND = "https://chat.example.com"
+CHAT = {"model": "model", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    env = {
+        "CHARONIA_GATEWAY_READ_TIMEOUT_S": str(READ_TIMEOUT_S),
+        "CHARONIA_GATEWAY_ALLOWED_ORIGINS": f"{FRIEND}, http://intranet:8080/",
+    }
+    with gateway(f"127.0.0.1:{free_ports(1)[0]}", tmp_path_factory.mktemp("doors") / "gateway.log", **env) as started:
+        yield started
+
+
+def connect(url: str) -> socket.socket:
+    address = httpx.URL(url)
+    return socket.create_connection((address.host, address.port or 80), timeout=HANG_S)
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """What comes until the server closes it."""
+    said = b""
+    while piece := connection.recv(65536):
+        said += piece
+    return said
+
+
+HEAD = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\r\n", HEAD, HEAD + b"Content-Length: 100\r\n\r\n{", HEAD + b"Transfer-Encoding: chunked\r\n\r\n"]
+)
+def test_a_request_that_does_not_arrive_ends_its_connection(own: GatewayProcess, sent: bytes) -> None:
+    with connect(own.url) as connection:
+        connection.sendall(sent)
+        began = time.monotonic()
+        answer = rest_of(connection)
+        assert time.monotonic() - began >= READ_TIMEOUT_S / 2
+    if sent:
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ") and b"connection: close" in head
+        assert json.loads(body)["error"]["code"] == "request_timeout"
+    else:
+        assert answer == b""
+
+
+@pytest.mark.parametrize("drip", [b"x", b"1\r\nx\r\n"])
+def test_a_request_that_drips_is_ended_too(own: GatewayProcess, drip: bytes) -> None:
+    """Each byte in time and the whole never: in the head, and in a body of chunks."""
+    with connect(own.url) as connection:
+        connection.sendall(HEAD + (b"Cookie: " if drip == b"x" else b"Transfer-Encoding: chunked\r\n\r\n"))
+        connection.settimeout(READ_TIMEOUT_S / 10)
+        began = time.monotonic()
+        answer = b""
+        while not answer:
+            assert time.monotonic() - began < HANG_S
+            connection.sendall(drip)
+            try:
+                answer = connection.recv(65536)
+            except TimeoutError:
+                continue
+        assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_body_for_nobody_is_not_waited_for(own: GatewayProcess) -> None:
+    """The answer has gone, the body goes on."""
+    with connect(own.url) as connection:
+        connection.sendall(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        answer = rest_of(connection)
+    assert answer.startswith(b"HTTP/1.1 404 ") and answer.count(b"HTTP/1.1") == 1
+
+
+def test_a_connection_lives_on_between_requests_and_stray_line_ends(own: GatewayProcess) -> None:
+    request = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    with connect(own.url) as connection:
+        for _ in range(2):
+            connection.sendall(request)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+            time.sleep(1.5 * READ_TIMEOUT_S)
+
+
+def test_a_head_has_a_limit(own: GatewayProcess) -> None:
+    with connect(own.url) as connection:
+        connection.sendall(HEAD + b"Cookie: ")
+        try:
+            for _ in range(1000):
+                connection.sendall(b"x" * 65536)
+        except OSError:  # it is closed before it has all
+            return
+        assert rest_of(connection).startswith(b"HTTP/1.1 431 ")
+
+
+def ask(url: str, body: bytes | None = None, **headers: str) -> httpx.Response:
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    content = json.dumps(CHAT).encode() if body is None else body
+    return httpx.post(f"{url}{PATH}", content=content, headers=given, timeout=HANG_S)
+
+
+JSON = "application/json"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example", "Content_Type": JSON},
+        {"Origin": "https://evil.example"},  # a Blob without a type has no Content-Type
+        {"Origin": "null", "Content_Type": JSON},
+        {"Origin": "http://localhost:1", "Content_Type": JSON},
+        {"Origin": "http://evil.example:23333", "Host": "evil.example:23333", "Content_Type": JSON},  # DNS rebinding
+        {"Origin": "http://[::1", "Host": "[::1", "Content_Type": JSON},
+        {"Sec_Fetch_Site": "cross-site", "Content_Type": JSON},
+        {"Sec_Fetch_Site": "same-site", "Content_Type": JSON},
+    ],
+)
+def test_a_foreign_page_does_nothing(own: GatewayProcess, headers: dict[str, str]) -> None:
+    answer = ask(own.url, **headers)
+    assert answer.status_code == 403, answer.text
+    assert answer.json()["error"]["code"] == "origin_not_allowed"
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
+def test_what_a_form_can_send_is_not_executed(own: GatewayProcess, kind: str) -> None:
+    assert ask(own.url, Content_Type=kind).status_code == 415
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Content_Type": JSON, "Host": "behind.a.proxy.example"},
+        {"Content_Type": JSON, "Origin": FRIEND, "Sec_Fetch_Site": "cross-site"},
+        {"Content_Type": JSON, "Origin": "http://intranet:8080"},
+        {"Content_Type": JSON, "Origin": "http://[::1]:23333", "Host": "[::1]:23333"},
+        {"Content_Type": JSON, "Origin": "http://localhost:23333", "Host": "localhost:23333"},
+        {"Content_Type": JSON, "Origin": "https://10.0.0.7", "Host": "10.0.0.7", "Sec_Fetch_Site": "same-origin"},
+    ],
+)
+def test_clients_pages_of_its_own_and_named_ones_come_through(own: GatewayProcess, headers: dict[str, str]) -> None:
+    assert ask(own.url, **headers).status_code == 503  # there is no Triton
+
+
+def test_named_pages_are_told_so_in_advance_and_others_not(own: GatewayProcess) -> None:
+    asked: dict[str, Any] = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    friend = httpx.options(f"{own.url}{PATH}", headers={"Origin": FRIEND, **asked}, timeout=HANG_S)
+    assert (friend.status_code, friend.headers["access-control-allow-origin"]) == (200, FRIEND)
+    answer = ask(own.url, Origin=FRIEND, Content_Type=JSON)
+    assert answer.headers["access-control-allow-origin"] == FRIEND
+    other = httpx.options(f"{own.url}{PATH}", headers={"Origin": "https://evil.example", **asked}, timeout=HANG_S)
+    assert other.status_code == 400 and "access-control-allow-origin" not in other.headers
+
+
+def test_by_default_no_page_but_its_own_may_ask(stack: Stack) -> None:
+    body = json.dumps({**CHAT, "model": "demo"}).encode()
+    preflight = {"Origin": FRIEND, "Access-Control-Request-Method": "POST"}
+    told = httpx.options(f"{stack.gateway}{PATH}", headers=preflight, timeout=HANG_S)
+    assert told.status_code == 405 and "access-control-allow-origin" not in told.headers
+    assert ask(stack.gateway, body, Origin=FRIEND, Content_Type=JSON).status_code == 403
+    assert ask(stack.gateway, body, Origin=stack.gateway, Content_Type=JSON).status_code == 200

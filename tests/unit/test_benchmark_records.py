@@ -1,0 +1,86 @@
+"""The records of all benchmarks: their file and their tables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from charonia.bench import records
+from charonia.bench.program import run_program
+from charonia.bench.records import Record
+from charonia.errors import InvalidRequestError
+
+SOME = [
+    Record.of("static", "decode", "tokens/s", [90, 120, 100], case={"batch": 1}, asked=110),
+    Record.of("static", "decode", "tokens/s", [720.25], case={"batch": 8}),
+    Record.of("static", "errors", "", 0, case={"batch": 8}, details={"texts": ["a | b"]}),
+]
+
+
+def test_a_record_is_the_median_with_its_range() -> None:
+    first = SOME[0]
+    assert (first.value, first.minimum, first.maximum, first.repeats) == (100, 90, 120, 3)
+    assert first.met is False
+    assert SOME[1].met is None
+
+
+def test_a_file_comes_back_and_every_line_of_it_is_json(tmp_path: Path) -> None:
+    file = tmp_path / "figures.jsonl"
+    run = records.describe_run({"threads": 2})
+    records.write(file, run, SOME)
+    assert records.read(file) == (run, SOME)
+    assert [json.loads(line).get("unit") for line in file.read_text().splitlines()] == [
+        None,
+        "tokens/s",
+        "tokens/s",
+        "",
+    ]
+    assert run["machine"]["processor"] and run["settings"] == {"threads": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("{}\n", 1), ('{"run": {}}\n{"name": "x"}\n', 2), ('{"run": {}}\nnone\n', 2)]
+)
+def test_another_file_is_refused_with_the_line(text: str, line: int, tmp_path: Path) -> None:
+    (tmp_path / "some.json").write_text(text)
+    with pytest.raises(InvalidRequestError, match=rf"some.json, line {line}: .*charonia benchmark --json"):
+        records.read(tmp_path / "some.json")
+    with pytest.raises(InvalidRequestError, match="cannot be written"):
+        records.write(tmp_path, {}, [])
+
+
+def test_a_table_has_a_line_for_each_case_and_says_what_was_not_measured() -> None:
+    [table] = records.tables(SOME)
+    heading, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in records.markdown_table(table))
+    assert heading == ["batch", "decode, tokens/s", "errors"]
+    assert lines == [["1", "100", "-"], ["8", "720.2", "0"]]
+
+
+def test_many_figures_are_lines_and_their_cases_columns() -> None:
+    many = [Record.of("x", f"figure {index}", "ms", index, case={"a": 1, "b": "c"}) for index in range(12)]
+    [table] = records.tables(many)
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in records.markdown_table(table)]
+    assert lines[0] == ["a, b", "1 c"]
+    assert lines[-1] == ["figure 11, ms", "11"]
+
+
+def test_a_program_prints_records_and_what_is_none_is_refused(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+
+    def printing(text: str, code: int = 0) -> Path:
+        program.write_text(f"#!/bin/sh\necho '{text}'\nexit {code}\n")
+        program.chmod(0o755)
+        return program
+
+    line = json.dumps({**vars(SOME[1]), "case": {"load": "no room"}})
+    assert run_program(printing(line), ["1"]) == [replace(SOME[1], case={"load": "no room"})]
+    with pytest.raises(InvalidRequestError, match="ended with exit code 2"):
+        run_program(printing(line, 2), [])
+    for other in ("running 256", "[1]", '{"name": "x"}'):
+        with pytest.raises(InvalidRequestError, match="is no benchmark of benchmarks/"):
+            run_program(printing(other), [])
+    with pytest.raises(InvalidRequestError, match="cannot be run"):
+        run_program(tmp_path / "none", [])

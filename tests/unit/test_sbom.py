@@ -1,0 +1,36 @@
+"""scripts/sbom.sh: what it lists is what the images' requirements pin."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+REQUIREMENTS = ROOT / "docker" / "requirements"
+
+
+def pinned(*names: str) -> set[tuple[str, str]]:
+    text = "\n".join((REQUIREMENTS / f"{name}.txt").read_text() for name in names)
+    return set(re.findall(r"^([\w.-]+)==([\w.+!-]+)", text, re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[str, set[tuple[str, str]]]:
+    subprocess.run([ROOT / "scripts" / "sbom.sh"], check=True, capture_output=True, text=True)
+    found = {}
+    for image in ("server", "gateway"):
+        bill = json.loads((ROOT / "build" / "sbom" / f"{image}.cdx.json").read_text())
+        assert bill["bomFormat"] == "CycloneDX"
+        found[image] = {(one["name"], one["version"]) for one in bill["components"]}
+    return found
+
+
+def test_the_bills_of_materials_have_every_package_of_the_images(written: dict[str, set[tuple[str, str]]]) -> None:
+    assert written["gateway"] == pinned("gateway")
+    compiled_in = {(name, version) for name, version in pinned("build") if name in ("nlohmann-json", "pybind11")}
+    assert len(compiled_in) == 2
+    assert written["server"] == pinned("server", "triton") | compiled_in
