@@ -169,7 +169,8 @@ def sha256(file: Path, progress: Callable[[int], None] = lambda _: None) -> str:
 def read_manifest(weights: Path) -> Manifest:
     """manifest.json of a weights folder; ModelError names the command that mends what does not fit."""
     content = read_json(weights / "manifest.json")
-    mend = "make it anew with: charonia convert MODEL --dst-path WORKSPACE --force"
+    source, ranks = content.get("source", "MODEL"), content.get("ranks")
+    mend = f"run: {convert_command(source, _workspace_of(weights), ranks if isinstance(ranks, int) else 1)}"
     version = content.get("format_version")
     if version != FORMAT_VERSION:
         raise ModelError(f"{weights} has format_version {version}, this version reads {FORMAT_VERSION}: {mend}")

@@ -336,6 +336,9 @@ def test_a_workspace_of_another_kind_is_refused_with_the_command_that_mends_it(
     (weights / "manifest.json").write_text(json.dumps({**manifest, key: value}))
     with pytest.raises(InvalidRequestError, match="charonia convert"):
         Engine.from_pretrained(tmp_path / "w")
+    if key == "format_version":
+        with pytest.raises(ModelError, match=rf"format_version 1,.* charonia convert {model} --dst-path {tmp_path}/w "):
+            workspace.read_manifest(weights)
 
 
 def test_a_linked_workspace_whose_model_has_gone_says_so(model: Path, tmp_path: Path) -> None:

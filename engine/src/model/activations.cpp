@@ -1,7 +1,5 @@
 #include "model/activations.h"
 
-#include "model/layers.h"
-
 namespace charonia::model {
 
 Activations::Activations(const ModelConfig& config, const Shard& shard, const ops::Precision& precision,
@@ -22,12 +20,11 @@ Activations::Activations(const ModelConfig& config, const Shard& shard, const op
   normed = place(limits.max_rows, hidden, act);
   qkv = place(limits.max_rows, shard.qkv_size, gemm_out);
   attended = place(limits.max_rows, shard.q_size, act);
-  const auto layers = layers_of(config);
-  if (layers.dense > 0) {
+  if (shard.inter > 0) {
     gate_up = place(limits.max_rows, 2 * shard.inter, gemm_out);
     gated = place(limits.max_rows, shard.inter, act);
   }
-  if (layers.experts > 0) {
+  if (shard.expert_inter > 0) {
     router = place(limits.max_rows, config.num_experts, DType::f32);
     experts_scratch = take(experts_scratch_bytes);
   }

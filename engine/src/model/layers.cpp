@@ -80,10 +80,4 @@ int window_of(const ModelConfig& config, int layer) {
   return letters.empty() || letters[static_cast<std::size_t>(layer)] == 's' ? config.sliding_window : 0;
 }
 
-LayerCounts layers_of(const ModelConfig& config) {
-  LayerCounts out;
-  for (int layer = 0; layer < config.num_layer; ++layer) ++(has_experts(config, layer) ? out.experts : out.dense);
-  return out;
-}
-
 }  // namespace charonia::model

@@ -13,9 +13,4 @@ bool has_experts(const ModelConfig& config, int layer);
 // Keys that a query of the layer sees; 0: all.
 int window_of(const ModelConfig& config, int layer);
 
-struct LayerCounts {
-  int dense = 0, experts = 0;
-};
-LayerCounts layers_of(const ModelConfig& config);
-
 }  // namespace charonia::model

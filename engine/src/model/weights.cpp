@@ -51,8 +51,7 @@ std::pair<const Manifest::Part*, const Manifest::Part*> overlap(const std::vecto
 
 }  // namespace
 
-WeightFiles::WeightFiles(const std::filesystem::path& weights_dir, int ranks, const std::string& text, bool all_files)
-    : manifest_(weights_dir, ranks, text) {
+WeightFiles::WeightFiles(Manifest manifest, bool all_files) : manifest_(std::move(manifest)) {
   open_files(all_files);
   for (const auto& [name, tensor] : manifest_.tensors()) tensors_.emplace(name, find_parts(name, tensor));
 }

@@ -21,11 +21,9 @@ class WeightFiles {
   // Throws Error(invalid_argument) as Manifest does, when a file is missing or has another size, and, with the name of
   // the tensor, when a part is not what the manifest says of it: not in its file, of another type or outside of what is
   // there. The message says which command mends it.
-  WeightFiles(const std::filesystem::path& weights_dir, int ranks)
-      : WeightFiles(weights_dir, ranks, Manifest::read(weights_dir), true) {}
-  // With the text of a manifest that was read before. all_files: those without a tensor, as the token table, must be
-  // there as well.
-  WeightFiles(const std::filesystem::path& weights_dir, int ranks, const std::string& manifest, bool all_files);
+  WeightFiles(const std::filesystem::path& weights_dir, int ranks) : WeightFiles(Manifest(weights_dir, ranks), true) {}
+  // all_files: those without a tensor, as the token table, must be there as well.
+  WeightFiles(Manifest manifest, bool all_files);
 
   const Manifest& manifest() const { return manifest_; }
   // The parts of a canonical tensor, in the order in which they are stacked, with the manifest's shapes: tensors of the

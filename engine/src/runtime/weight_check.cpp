@@ -18,7 +18,7 @@ constexpr std::chrono::seconds kWait{2};
 std::string check(const std::filesystem::path& dir, int ranks, const std::string& manifest,
                   const std::string& weight_type, const std::stop_token& stop) {
   try {
-    const model::WeightFiles files(dir, ranks, manifest, false);
+    const model::WeightFiles files(model::Manifest(dir, ranks, manifest), false);
     auto broken = files.find_broken(weight_dtype(weight_type), stop);
     if (!broken.empty()) return broken;
     if (stop.stop_requested()) return "the engine was closed before all weights were read for the cause";
