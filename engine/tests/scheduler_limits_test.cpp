@@ -28,9 +28,10 @@ TEST(SchedulerRows, DecodesHaveTheirRowsFirstAndPromptsShareTheOthersInOrder) {
   step(scheduler);
   scheduler.add(2, numbers(9, 200), 20, {.all_rows = true});
   scheduler.add(3, numbers(7, 300), 20);
-  expect_parts(step(scheduler), {part(1, 3, 1, true, false), part(2, 0, 5, false, true)});
-  expect_parts(step(scheduler), {part(1, 4, 1, true, false), part(2, 5, 4, true, true), part(3, 0, 7, true, false)});
-  expect_parts(step(scheduler), {part(1, 5, 1, true, false), part(2, 9, 1, true, false), part(3, 7, 1, true, false)});
+  // A quarter of all rows, here one, is left for those that come after.
+  expect_parts(step(scheduler), {part(1, 3, 1, true, false), part(2, 0, 4, false, true), part(3, 0, 7, true, false)});
+  expect_parts(step(scheduler), {part(1, 4, 1, true, false), part(3, 7, 1, true, false), part(2, 4, 3, false, true)});
+  expect_parts(step(scheduler), {part(1, 5, 1, true, false), part(3, 8, 1, true, false), part(2, 7, 2, true, true)});
 }
 
 TEST(SchedulerRows, WhoFindsNoRowComputesAllTokensButTheLast) {
@@ -38,12 +39,17 @@ TEST(SchedulerRows, WhoFindsNoRowComputesAllTokensButTheLast) {
   Scheduler scheduler({4, 12, 4}, pool);
   scheduler.add(1, numbers(20, 100), 30);
   scheduler.add(2, numbers(8, 200), 20, {.priority = 1, .all_rows = true});
-  expect_parts(step(scheduler), {part(2, 0, 4, false, true)});  // nobody is admitted where no row is left
-  scheduler.remove(2);
-  step(scheduler);
   scheduler.add(3, numbers(8, 300), 20, {.priority = 1, .all_rows = true});
-  expect_parts(step(scheduler), {part(3, 0, 4, false, true), part(1, 12, 7, false, false)});
-  expect_parts(step(scheduler), {part(1, 19, 1, true, false), part(3, 4, 3, false, true)});
+  // Nobody is admitted where no row is left.
+  expect_parts(step(scheduler), {part(2, 0, 3, false, true), part(3, 0, 1, false, true)});
+  scheduler.remove(2);
+  scheduler.remove(3);
+  step(scheduler);
+  scheduler.add(4, numbers(8, 400), 20, {.priority = 1, .all_rows = true});
+  scheduler.add(5, numbers(8, 500), 20, {.priority = 1, .all_rows = true});
+  expect_parts(step(scheduler),
+               {part(4, 0, 3, false, true), part(5, 0, 1, false, true), part(1, 12, 7, false, false)});
+  expect_parts(step(scheduler), {part(1, 19, 1, true, false), part(4, 3, 2, false, true), part(5, 1, 1, false, true)});
 }
 
 TEST(SchedulerRows, PlaceholdersCountTheRowsOfTheStep) {

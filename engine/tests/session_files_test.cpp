@@ -2,9 +2,13 @@
 #include "runtime/session_files.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <fstream>
+#include <thread>
 
 #include "base/log.h"
 #include "test_folder.h"
@@ -107,10 +111,18 @@ TEST_F(SessionFilesTest, OneEngineWritesAtATime) {
   second->write("a", history(4));
   second->flush();
   EXPECT_EQ(stored(*first), 3) << "nor write";
+  // As a child process has it that was forked while the first had the lock, and lives on.
+  const auto child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
   first.reset();
   const auto deadline = Clock::now() + std::chrono::seconds(30);
   while (stored(*second) != 4 && Clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_EQ(stored(*second), 4) << "until the first has ended";
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
   // An engine of another model has files of its own.
   std::vector<std::string> none;
   SessionFiles(folder_, "other", 100).read(1000, none);

@@ -172,7 +172,10 @@ SessionFiles::~SessionFiles() {
   }
   wake_.notify_one();
   thread_.join();
-  if (lock_ >= 0) ::close(lock_);
+  if (lock_ >= 0) {
+    if (owned_) flock(lock_, LOCK_UN);  // a process that was forked from this one has the file open too
+    ::close(lock_);
+  }
 }
 
 // A file system that has no locks, or a folder that cannot be written to, keeps nobody away.

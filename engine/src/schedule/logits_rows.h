@@ -3,7 +3,8 @@
 //
 // A sequence needs a row of logits when it samples, and for each row of its prompt with all_rows. Each decode has one:
 // the bound is at least max_batch_size, so those always fit. The other sequences share what is left, in the order of
-// the plan. One that finds no row left computes all its tokens but the last, and samples in a later step.
+// the plan. One that finds no row left computes all its tokens but the last, and samples in a later step. With all_rows
+// one takes at most what leaves a quarter of all rows, so that a long prompt does not keep others from being admitted.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +30,7 @@ class LogitsRows {
     if (seq.all_rows && in_prompt && seq.rows_given < seq.prompt_tokens) {
       // After a preemption the rows that have been given come first, without logits. A part has rows of one kind.
       part.all_rows = seq.computed >= seq.rows_given;
-      num_tokens = std::min(num_tokens, part.all_rows ? std::min(seq.prompt_tokens - seq.computed, left_)
+      num_tokens = std::min(num_tokens, part.all_rows ? std::min(seq.prompt_tokens - seq.computed, most_of_prompt())
                                                       : seq.rows_given - seq.computed);
     }
     if (!part.all_rows && num_tokens == seq.gap() && left_ == 0) --num_tokens;
@@ -40,6 +41,8 @@ class LogitsRows {
   }
 
  private:
+  int most_of_prompt() const { return std::min(left_, std::max(1, left_ - max_ / 4)); }
+
   int max_, left_;
 };
 
