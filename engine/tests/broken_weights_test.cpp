@@ -158,8 +158,9 @@ TEST(WeightCheckTest, ItEndsInTheMiddleOfATensor) {
   const auto bytes = sizeof(std::uint64_t) + header.size() + static_cast<std::size_t>(rows * cols) * 4;
   std::filesystem::resize_file(dir / "big.safetensors", bytes);
   std::ofstream(dir / "manifest.json")
-      << R"({"format_version": 1, "ranks": 1, "files": {"big.safetensors": {"bytes": )" << bytes
-      << R"(}}, "tensors": {"output.weight": [{"file": "big.safetensors", "name": "output.weight"}]}})";
+      << R"({"format_version": 2, "ranks": 1, "files": {"big.safetensors": {"bytes": )" << bytes
+      << R"(}}, "tensors": {"output.weight": {"shape": [)" << rows << ", " << cols << R"(], "dtype": "F32",)"
+      << R"("parts": [{"file": "big.safetensors", "name": "output.weight"}]}}})";
   runtime::WeightCheck check(dir, 1, "fp32");
   std::string error;
   std::thread asks([&] { error = check.explain("broken"); });
