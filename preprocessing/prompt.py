@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,12 +105,14 @@ def parse_logit_bias(text: str) -> tuple[list[int], list[float]]:
     ids: list[int] = []
     biases: list[float] = []
     for key, bias in value.items():
-        if not key.isascii() or not key.isdigit() or int(key) > 2**31 - 1:
-            raise PromptError("logit_bias", f"{key!r} is no token id", remedy)
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
+        # Ten digits at most: of many, Python makes neither an int nor a float.
+        if not re.fullmatch(r"0*\d{1,10}", key, re.ASCII) or int(key[-10:]) > 2**31 - 1:
+            raise PromptError("logit_bias", f"{show(key)} is no token id", remedy)
+        wrong = isinstance(bias, bool) or not isinstance(bias, int | float)
+        if wrong or (isinstance(bias, float) and not math.isfinite(bias)):
             raise PromptError(f"logit_bias[{key}]", f"{show(bias)} is no number", "send a number in [-100, 100]")
         if abs(bias) > LOGIT_BIAS_LIMIT:
-            raise PromptError(f"logit_bias[{key}]", f"{bias} is out of range", "send a number in [-100, 100]")
+            raise PromptError(f"logit_bias[{key}]", f"{show(bias)} is out of range", "send a number in [-100, 100]")
         ids.append(int(key))
         biases.append(float(bias))
     return ids, biases

@@ -293,6 +293,9 @@ class Engine:
         request_id: str = "",
     ) -> Callable[[Callable[[_engine.Result], None]], int]:
         native = self._open()
+        _check_text("request_id", request_id)
+        if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+            raise InvalidRequestError(f"priority = {priority!r} is not valid: it must be an integer of 32 bits")
         params = native_sampling(lambda: self.tokenizer, sampling)
         submit: Any = functools.partial(
             native.submit,
@@ -319,12 +322,22 @@ class Session:
     ends: bool
 
     def __post_init__(self) -> None:
+        _check_text("session_id", self.id)
         if not self.id and (self.begins or self.ends):
             raise InvalidRequestError("new_session and end_session need a session_id")
 
     @property
     def goes_on(self) -> bool:
         return bool(self.id) and not self.begins
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"{name} = {value!r} is not valid: it must be a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(f"{name} = {value!r} is not valid: it must have no lone surrogate") from None
 
 
 def _milliseconds(timeout: float) -> int:

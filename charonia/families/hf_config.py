@@ -8,9 +8,16 @@ from typing import Any, TypeVar, cast
 from charonia.errors import ModelError, UnsupportedError
 from charonia.families.spec import HfConfig
 
-# More than any model has. Each layer and expert has tensors of its own, listed before the files are looked at.
-_MOST = {"num_hidden_layers": 1000, "hidden_size": 1 << 24}
+# More than any model has. Each layer, expert and, in some families, head has tensors or parts of its own, listed before
+# the files are looked at.
+_MOST = {
+    "num_hidden_layers": 1000,
+    "hidden_size": 1 << 24,
+    "num_attention_heads": 1024,
+}
 MOST_EXPERTS = 100_000  # of all layers together
+MOST_KV_HEADS = 100_000  # likewise
+_MOST_OF_ANY = 1 << 53  # what a float holds exactly
 
 T = TypeVar("T", bound="int | float | bool")
 
@@ -35,9 +42,14 @@ def required(config: HfConfig, key: str) -> int:
     value = config.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise ModelError(f"config.json: {key} is {value!r}; it must be a positive integer")
-    if value > _MOST.get(key, value):
-        raise ModelError(f"config.json: {key} is {value}; it must be at most {_MOST[key]}")
+    most = _MOST.get(key, _MOST_OF_ANY)
+    if value > most:
+        raise ModelError(f"config.json: {key} is {_spelled(value)}; it must be at most {most}")
     return value
+
+
+def _spelled(value: int) -> str:
+    return str(value) if abs(value) <= _MOST_OF_ANY else f"an integer of {value.bit_length()} bits"
 
 
 def optional(config: HfConfig, key: str, default: T) -> T:
@@ -49,6 +61,8 @@ def optional(config: HfConfig, key: str, default: T) -> T:
     fits = isinstance(value, wanted) and isinstance(value, bool) == isinstance(default, bool)
     if not fits:
         raise ModelError(f"config.json: {key} is {value!r}; it must be of type {type(default).__name__}")
+    if isinstance(value, int) and not isinstance(default, float) and abs(value) > _MOST_OF_ANY:
+        raise ModelError(f"config.json: {key} is {_spelled(value)}; its magnitude must be at most {_MOST_OF_ANY}")
     if not isinstance(default, float):
         return cast(T, value)
     try:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from charonia.errors import ModelError
-from charonia.families.hf_config import activation, number, optional, refuse_unsupported, required, token_ids
+from charonia.families.hf_config import (
+    MOST_KV_HEADS,
+    activation,
+    number,
+    optional,
+    refuse_unsupported,
+    required,
+    token_ids,
+)
 from charonia.families.names import LLAMA_NAMES, Names, family_tensors
 from charonia.families.rope import rope_settings
 from charonia.families.spec import Family, HfConfig, ModelConfig, ModelSpec
@@ -35,6 +43,12 @@ def llama_config(
     hidden = required(config, "hidden_size")
     if kv_heads <= 0 or heads % kv_heads:
         raise ModelError(f"config.json: {heads} attention heads cannot be grouped over {kv_heads} key/value heads")
+    layers = required(config, "num_hidden_layers")
+    if kv_heads * layers > MOST_KV_HEADS:
+        raise ModelError(
+            f"config.json: {kv_heads} key/value heads in each of {layers} layers are more than {MOST_KV_HEADS}, the "
+            "most that are supported"
+        )
     explicit = optional(config, "head_dim", head_dim)
     if not explicit and hidden % heads:
         raise ModelError(f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
@@ -46,7 +60,7 @@ def llama_config(
         "size_per_head": size_per_head,
         "hidden_units": hidden,
         "inter_size": own.pop("inter_size", None) or required(config, "intermediate_size"),
-        "num_layer": required(config, "num_hidden_layers"),
+        "num_layer": layers,
         "vocab_size": required(config, "vocab_size"),
         "max_position_embeddings": required(config, "max_position_embeddings"),
         "norm_eps": number(config, "rms_norm_eps", norm_eps),

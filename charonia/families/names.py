@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from charonia.families.spec import ModelConfig, TensorMap, TensorPart
 
@@ -92,7 +93,7 @@ def _attention(made: _Map, config: ModelConfig, names: Names, ours: str, theirs:
     hidden, head = config.hidden_units, config.size_per_head
     q_size, kv_size = config.head_num * head, config.kv_head_num * head
     if len(names.qkv) == 1:
-        ranges = _interleaved(config) if names.qkv_interleaved else None
+        ranges = _interleaved(head, config.head_num, config.kv_head_num) if names.qkv_interleaved else None
         part = (theirs + names.qkv[0], q_size + 2 * kv_size, hidden)
         split = ((0, q_size), (q_size, q_size + kv_size), (q_size + kv_size, q_size + 2 * kv_size))
         made.linear(f"{ours}.w_qkv.0", config.attn_bias, part, rows=ranges or split)
@@ -105,10 +106,12 @@ def _attention(made: _Map, config: ModelConfig, names: Names, ours: str, theirs:
     made.linear(f"{ours}.wo.0", config.attn_output_bias, (theirs + names.attention_output, hidden, q_size))
 
 
-def _interleaved(config: ModelConfig) -> tuple[_Range, ...]:
-    """Rows of the q heads, then of the k heads, then of the v heads, where each KV head's group lies together."""
-    head, heads = config.size_per_head, config.head_num // config.kv_head_num
-    starts = [group * (heads + 2) * head for group in range(config.kv_head_num)]
+@lru_cache(1)  # the same in every layer
+def _interleaved(head: int, q_heads: int, kv_heads: int) -> tuple[_Range, ...]:
+    """Rows of the q heads, then of the k heads, then of the v heads, where each KV head's group lies together. `head`:
+    a head's size."""
+    heads = q_heads // kv_heads
+    starts = [group * (heads + 2) * head for group in range(kv_heads)]
     q = [(start, start + heads * head) for start in starts]
     k = [(end, end + head) for _, end in q]
     v = [(end, end + head) for _, end in k]

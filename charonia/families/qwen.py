@@ -31,6 +31,13 @@ _END_OF_TEXT = 151643
 _ENDS_OF_TURN = (151645, 151644)
 
 
+def _rotary_share(config: HfConfig) -> float:
+    share = number(config, "rotary_pct", 1.0)
+    if share > 1:
+        raise ModelError(f"config.json: rotary_pct is {share}; it must be from 0 to 1")
+    return share
+
+
 def _describe(config: HfConfig, model_name: str) -> ModelSpec:
     trained = optional(config, "seq_length", 2048)
     head_dim = optional(config, "kv_channels", 128)
@@ -55,7 +62,7 @@ def _describe(config: HfConfig, model_name: str) -> ModelSpec:
         attn_output_bias=bias,
         mlp_bias=bias,
         activation="silu",
-        rotary_embedding=int(head_dim * number(config, "rotary_pct", 1.0)),
+        rotary_embedding=int(head_dim * _rotary_share(config)),
         rope_theta=number(config, "rotary_emb_base", 10000.0),
         rope_scaling_type="qwen" if dynamic else "default",
         rope_original_max_position_embeddings=trained if dynamic else 0,

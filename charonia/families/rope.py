@@ -16,6 +16,7 @@ _NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
+_MAX_FACTOR = 1e30  # a float of 32 bits holds it
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -126,8 +127,9 @@ def _scaling(settings: dict[str, Any], config: HfConfig, rotated: int) -> dict[s
 def _factors(settings: dict[str, Any], key: str, count: int) -> tuple[float, ...]:
     values = settings[key]
     fits = isinstance(values, list) and len(values) == count
-    if not fits or not all(isinstance(value, int | float) and value > 0 for value in values):
+    if not fits or not all(isinstance(value, int | float) and 0 < value <= _MAX_FACTOR for value in values):
         raise ModelError(
-            f"config.json: rope scaling's {key} must be {count} positive numbers, one for each rotated pair"
+            f"config.json: rope scaling's {key} must be {count} positive numbers up to {_MAX_FACTOR:g}, one for each "
+            "rotated pair"
         )
     return tuple(float(value) for value in values)

@@ -300,7 +300,16 @@ def render_chat(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Any
                 list(messages), tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=True
             )
         )
-    except (jinja2.TemplateError, TypeError, KeyError, ValueError, RecursionError) as error:
+    # Whatever a template does with values that it did not expect, such as a number in place of a list of calls.
+    except (
+        jinja2.TemplateError,
+        TypeError,
+        LookupError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise PromptError(
             "messages", f"the model's chat template refuses them ({error})", "change the roles or their order"
         ) from error

@@ -45,7 +45,8 @@ def encode(
         if prompt and isinstance(prompt[0], Mapping):
             return encode_chat(tokenizer(), prompt, interactive=interactive, limit=limit)
     for position, token in enumerate(prompt):
-        if not isinstance(token, Integral):  # NumPy's too
+        # NumPy's integers too. Whether an id is in the vocabulary, the engine checks, which has 32 bits for it.
+        if not isinstance(token, Integral) or not -(2**31) <= int(token) < 2**31:
             raise InvalidRequestError(f"prompt[{position}] is {token!r}, which is no token id")
     token_ids = [int(token) for token in cast("Sequence[int]", prompt)]
     return Encoded(token_ids, continuation_ids=token_ids if interactive else [])
@@ -61,20 +62,35 @@ def _refused() -> Iterator[None]:
 
 
 def _bad_word_ids(tokenizer: Callable[[], Any], words: Sequence[str | Sequence[int]]) -> list[list[int]]:
+    if not isinstance(words, Sequence):
+        raise _wrong("bad_words", words)
     texts = [word for word in words if isinstance(word, str)]
     with _refused():
         spelled = encode_bad_words(tokenizer(), texts) if texts else []
-    return [*spelled, *(list(word) for word in words if not isinstance(word, str))]
+    return [*spelled, *(_listed("bad_words", word) for word in words if not isinstance(word, str))]
+
+
+def _wrong(name: str, value: Any) -> InvalidRequestError:
+    return InvalidRequestError(f"{name} = {value!r} is not valid: {EXPECTED[name]}")
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    try:
+        return list(value)
+    except TypeError:
+        raise _wrong(name, value) from None
 
 
 def native_sampling(tokenizer: Callable[[], Any], sampling: SamplingParams) -> _engine.SamplingParams:
     """The engine's form. Raises InvalidRequestError for a value of a wrong type; ranges are checked on submission."""
     stop = sampling.stop
+    if not isinstance(sampling.logit_bias, Mapping):
+        raise _wrong("logit_bias", sampling.logit_bias)
     values = {name: getattr(sampling, name) for name in VALUES}
     values = {name: VALUES[name] if value is None else value for name, value in values.items()}
     values |= {
-        "stop_words": [] if stop is None else [stop] if isinstance(stop, str | bytes) else list(stop),
-        "end_ids": list(sampling.end_ids),
+        "stop_words": [] if stop is None else [stop] if isinstance(stop, str | bytes) else _listed("stop_words", stop),
+        "end_ids": _listed("end_ids", sampling.end_ids),
         "bad_words": _bad_word_ids(tokenizer, sampling.bad_words),
         "logit_bias": list(sampling.logit_bias.items()),
     }
@@ -83,5 +99,5 @@ def native_sampling(tokenizer: Callable[[], Any], sampling: SamplingParams) -> _
         try:
             setattr(native, name, value)
         except (TypeError, ValueError) as error:  # ValueError: a text with a lone surrogate
-            raise InvalidRequestError(f"{name} = {value!r} is not valid: {EXPECTED[name]}") from error
+            raise _wrong(name, value) from error
     return native

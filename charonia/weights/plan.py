@@ -147,7 +147,7 @@ def _weights(model: str | os.PathLike[str], dtype: str, ranks: int, notes: list[
 
     notes: gets what the plan takes for granted.
     """
-    if Path(model).expanduser().exists():
+    if workspace.existing(model) is not None:
         location = workspace.locate(model)
         if location.weights is not None:
             if dtype != "auto":

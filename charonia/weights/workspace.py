@@ -76,8 +76,8 @@ def locate(model: str | os.PathLike[str]) -> Location:
 
     Raises ModelError saying what was looked for.
     """
-    path = Path(model).expanduser()
-    if not path.exists():
+    path = existing(model)
+    if path is None:
         return locate(hub.download(str(model)))
     if not path.is_dir():
         raise ModelError(f"{path} is a file; expected a workspace, a Hugging Face model folder or a hub id")
@@ -92,6 +92,15 @@ def locate(model: str | os.PathLike[str]) -> Location:
     raise ModelError(
         f"{path} is neither a workspace (no {WEIGHTS}/manifest.json) nor a Hugging Face model folder (no config.json)"
     )
+
+
+def existing(model: str | os.PathLike[str]) -> Path | None:
+    """The path that `model` is, None where there is none."""
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError):  # longer than a file's name may be; the home folder of nobody
+        return None
 
 
 def write_config_ini(file: Path, settings: Mapping[str, str]) -> None:

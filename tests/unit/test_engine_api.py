@@ -398,7 +398,11 @@ def test_more_prompts_than_the_queue_holds(model: Path) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop": ""}, "stop"),
         ({"stop": "\ud800"}, "stop_words"),
+        ({"stop": 5}, "stop_words = 5"),
         ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": [5]}, "bad_words = 5"),
+        ({"end_ids": 5}, "end_ids = 5"),
+        ({"logit_bias": 5}, "logit_bias = 5"),
         ({"logit_bias": {10**6: 1.0}}, "logit_bias"),
         ({"n": 0}, "n = 0"),
         ({"n": 4, "best_of": 3}, "best_of = 3"),
@@ -411,13 +415,27 @@ def test_a_wrong_value_is_named(engine: Engine, sampling: dict[str, object], nam
         engine.generate("x", SamplingParams(**sampling))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("prompt", [[], [10**6], [-1], [1.5], "\ud800", [[]], {"role": "user"}])
+@pytest.mark.parametrize("prompt", [[], [10**6], [-1], [2**31], [1.5], "\ud800", [[]], {"role": "user"}])
 def test_a_wrong_prompt_is_refused(engine: Engine, prompt: object) -> None:
     if prompt == []:
         assert engine.generate([]) == []
         return
     with pytest.raises(InvalidRequestError):
         engine.generate(prompt)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"priority": 2**31}, "priority = 2147483648"),
+        ({"session_id": "\ud800"}, "session_id"),
+        ({"session_id": 5}, "session_id = 5"),
+        ({"request_id": "\ud800"}, "request_id"),
+    ],
+)
+def test_a_wrong_argument_is_named(engine: Engine, arguments: dict[str, object], named: str) -> None:
+    with pytest.raises(InvalidRequestError, match=named):
+        engine.stream("x", GREEDY, **arguments)  # type: ignore[arg-type]
 
 
 def test_an_error_of_one_prompt_cancels_the_others(engine: Engine) -> None:

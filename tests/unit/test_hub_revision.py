@@ -13,6 +13,7 @@ from hub_double import COMMIT, HubDouble
 
 from charonia.errors import ModelError
 from charonia.weights.hub import parse_id, pinned_id
+from charonia.weights.workspace import existing, locate
 
 DOWNLOAD = """
 import sys
@@ -77,3 +78,10 @@ def test_a_folder_is_not_pinned(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     assert pinned_id(str(folder), folder) is None
     assert pinned_id("a/b", tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "x" * 5000])
+def test_what_can_be_no_path_is_looked_for_as_a_hub_id(name: str) -> None:
+    assert existing(name) is None
+    with pytest.raises(ModelError, match="is no hub id"):
+        locate(name)

@@ -105,6 +105,13 @@ def test_a_template_that_goes_too_deep_refuses_the_messages(tmp_path: Path) -> N
         build(tokenizer, messages="hi")
 
 
+@pytest.mark.parametrize("fails", ["messages[0].content.nothing.at_all()", "1 / 0", "2.0 ** 99999"])
+def test_what_a_template_fails_at_is_said_of_the_messages(tmp_path: Path, fails: str) -> None:
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "fails", f"{{{{ {fails} }}}}"))
+    with pytest.raises(PromptError, match="the model's chat template refuses them"):
+        build(tokenizer, messages="hi")
+
+
 @pytest.mark.parametrize("messages", ["what is it", '"what is it"', '[{"role": "user", "content": "what is it"}]'])
 def test_a_plain_string_is_the_users_message(tokenizer: Any, messages: str) -> None:
     assert build(tokenizer, messages=messages).text == "<|user|>what is it<|assistant|>"
@@ -207,7 +214,19 @@ def test_logit_bias_becomes_ids_and_values() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[1]", '{"a": 1}', '{"-1": 1}', '{"3": "x"}', '{"3": true}', '{"3": 101}', '{"3": NaN}', '{"4294967296": 1}'],
+    [
+        "",
+        "[1]",
+        '{"a": 1}',
+        '{"-1": 1}',
+        '{"3": "x"}',
+        '{"3": true}',
+        '{"3": 101}',
+        '{"3": NaN}',
+        '{"4294967296": 1}',
+        f'{{"3": 1{"0" * 400}}}',
+        f'{{"1{"0" * 5000}": 1}}',
+    ],
 )
 def test_a_wrong_logit_bias_is_refused(text: str) -> None:
     with pytest.raises(PromptError, match=r"^logit_bias"):
