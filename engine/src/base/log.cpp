@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "base/generated/log_settings.h"
 #include "base/text.h"
 
 namespace charonia {
@@ -81,8 +82,9 @@ std::string to_line(const LogEvent& event, LogFormat format) {
 }
 
 LogFormat log_format() {
-  const char* value = std::getenv("CHARONIA_LOG_FORMAT");
-  return value != nullptr && std::string_view(value) == "json" ? LogFormat::json : LogFormat::text;
+  const char* value = std::getenv(log_settings::kLogFormat);
+  const bool json = value != nullptr && value == log_settings::kLogFormatJson;
+  return json ? LogFormat::json : LogFormat::text;
 }
 
 void set_log_sink(LogSink new_sink) { sink() = std::move(new_sink); }
