@@ -181,8 +181,8 @@ class Pool:
             old.stale_sessions.remember(session_id, None)
         if choice.loses_history:
             raise SessionLost(
-                f"the history of session {session_id!r} is lost: it was on the server {before}, which {why}; send this "
-                "turn again to begin anew, with what the conversation has to know of it"
+                f"the history of session {session_id!r} is lost: it was on a server that takes no requests now; send "
+                "this turn again to begin anew, with what the conversation has to know of it"
             )
 
     async def _settle_session(self, endpoint: Endpoint, request: GenerateRequest) -> str | None:
