@@ -3,7 +3,7 @@
     python -m benchmarks.cuda_predictions
         writes benchmarks/cuda_predictions.md
     python -m benchmarks.cuda_predictions --results FILE
-        the same with the times of FILE, which charonia_cuda_kernels or scripts.gpu_check.kernels has written
+        the same with the times of FILE, which charonia benchmark kernels --json has written
     python -m benchmarks.cuda_predictions --against PROGRAM
         runs charonia_cuda_kernels_on_host with tiny shapes and compares its bytes and operations with the table's
 
@@ -549,7 +549,11 @@ def main() -> int:
         wrong = check_against(options.against)
         print("\n".join(wrong) or "bytes and operations are those of the table")
         return 1 if wrong else 0
-    results = json.loads(options.results.read_text(encoding="utf-8")) if options.results else None
+    results = None
+    if options.results:
+        from charonia.bench.kernels import read
+
+        results = read(options.results)
     options.out.write_text(markdown(results), encoding="utf-8")
     if results is not None:
         missing = sum(measured(one, results["rows"]) is None for one in predictions())

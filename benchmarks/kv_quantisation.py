@@ -17,7 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from charonia import Engine, SamplingParams
+from charonia.bench import records
 
 _DEMO = Path(__file__).resolve().parents[1] / "models" / "demo"
 _TEXTS, _LONGEST, _SEED = 200, 1000, 20
@@ -77,21 +80,28 @@ def measure(policy: int, threads: int) -> Figures:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=0, help="of the engine; 0: as many as there are processors")
+    parser.add_argument("--json", type=Path, help="also write the figures here, a line of JSON each")
     options = parser.parse_args()
     sys.path.insert(0, str(_DEMO))
     plain: Figures | None = None
-    print("| quant_policy | KV bytes per token | perplexity | mean difference | greatest | questions right |")
-    print("|---|---:|---:|---:|---:|---:|")
+    found: list[records.Record] = []
     for policy in (0, 8, 4):
         got = measure(policy, options.threads)
         plain = plain or got
         differences = [abs(a - b) for a, b in zip(got.logprobs, plain.logprobs, strict=True)]
-        mean = sum(differences) / len(differences)
-        print(
-            f"| {policy} | {got.bytes_per_token:.0f} | {got.perplexity:.4f} | {mean:.5f} | {max(differences):.3f} "
-            f"| {got.right} of {got.asked} |"
-        )
-    print(f"\n{len(plain.logprobs) if plain else 0} tokens")
+        found += [
+            records.Record.of("kv_quantisation", name, unit, value, case={"quant_policy": policy})
+            for name, unit, value in (
+                ("KV of a token", "bytes", got.bytes_per_token),
+                ("perplexity", "", got.perplexity),
+                ("mean difference", "", sum(differences) / len(differences)),
+                ("greatest difference", "", max(differences)),
+                ("right answers", f"of {got.asked}", got.right),
+                ("tokens", "", len(got.logprobs)),
+            )
+        ]
+    records.print_records(Console(), found)
+    records.write(options.json, records.describe_run({"threads": options.threads}), found)
     return 0
 
 

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from benchmarks.cpu_peers.engines import CHARONIA, PEERS, ROOT, EngineSpec, Environment, prepare
 from benchmarks.cpu_peers.models import ModelNotMadeError, form_for, make_model
 from benchmarks.cpu_peers.process import Worker, WorkerError
 from benchmarks.cpu_peers.table import EngineResult, Report, ShapeResult, markdown
 from charonia import _engine
+from charonia.bench import machine, records
 
 _BATCH, _DECODE_PROMPT = 8, 32
 
@@ -58,9 +57,9 @@ def main() -> int:
         places = {spec.name: forms[spec.name, shape] for spec in specs}
         _measure(measured, specs, environments, places, options.threads, options.rounds, folder)
         shapes.append(measured)
-    report = Report(_machine(), options.threads, options.rounds, options.quick, shapes)
+    report = Report(machine.read(), options.threads, options.rounds, options.quick, shapes)
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.with_suffix(".json").write_text(report.to_json(), encoding="utf-8")
+    records.write(options.output.with_suffix(".jsonl"), records.describe_run(report.about()), report.records())
     page = markdown(report)
     options.output.with_suffix(".md").write_text(page, encoding="utf-8")
     print(page)
@@ -136,22 +135,6 @@ def _round(worker: Worker, shape: ShapeResult, result: EngineResult) -> None:
     result.decode_8_s.append(worker.run(shape.batch, _DECODE_PROMPT, shape.decode_tokens).rest_s)
 
 
-def _machine() -> dict[str, Any]:
-    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    values = {line.split(":")[0].strip(): line.partition(":")[2].strip() for line in cpuinfo if ":" in line}
-    flags = set(values.get("flags", "").split())
-    wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
-    memory = int(Path("/proc/meminfo").read_text(encoding="utf-8").split()[1]) * 1024 / 1e9
-    return {
-        "processor": values.get("model name", platform.processor()),
-        "processors": os.cpu_count(),
-        "with": " ".join(name for name in wanted if name in flags) or "none of avx2, avx512, amx",
-        "memory": f"{memory:.0f} GB",
-        "kernel": platform.release(),
-        "Python": platform.python_version(),
-    }
-
-
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.cpu_peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -168,7 +151,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--prepare", action="store_true", help="install and make the models, measure nothing")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "peers", help="environments and models")
     parser.add_argument(
-        "--output", type=Path, default=ROOT / "benchmarks" / "results" / "cpu_peers", help="without .md and .json"
+        "--output", type=Path, default=ROOT / "benchmarks" / "results" / "cpu_peers", help="without .md and .jsonl"
     )
     options = parser.parse_args()
     options.shape = options.shape or ["m05", "m11"]

@@ -1,12 +1,13 @@
-"""Results of a comparison: what was measured, the bars it is held against, as JSON and as a page."""
+"""Results of a comparison: what was measured, the bars it is held against, as records and as a page."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
+
+from charonia.bench.records import Record, make_table, markdown_table, number, tables
 
 DECODE_SHARE_1, DECODE_SHARE_8 = 0.85, 0.80  # of the read limit
 DECODE_RATIO_8, PREFILL_RATIO = 1.15, 1.30  # times the best peer
@@ -48,22 +49,63 @@ class ShapeResult:
         """The best: other load can only have made one worse."""
         return max(self.limits)
 
-    def prefill_rate(self, engine: EngineResult) -> float | None:
-        return self.prompt_tokens / median(engine.prefill_s) if engine.prefill_s else None
+    def prefill_rates(self, engine: EngineResult) -> list[float]:
+        return [self.prompt_tokens / seconds for seconds in engine.prefill_s]
 
-    def decode_rate(self, engine: EngineResult, batch: int) -> float | None:
+    def decode_rates(self, engine: EngineResult, batch: int) -> list[float]:
         """Tokens per second over the steps after the first token."""
-        seconds = engine.decode_1_s if batch == 1 else engine.decode_8_s
-        return batch * (self.decode_tokens - 1) / median(seconds) if seconds else None
+        rounds = engine.decode_1_s if batch == 1 else engine.decode_8_s
+        return [batch * (self.decode_tokens - 1) / seconds for seconds in rounds]
 
-    def share(self, engine: EngineResult, batch: int) -> float | None:
-        """Bytes of bf16 weights that the steps have to read per second, of the read limit."""
-        rate = self.decode_rate(engine, batch)
-        return rate / batch * self.weight_bytes / self.limit() if rate else None
+    def shares(self, engine: EngineResult, batch: int) -> list[float]:
+        """Bytes of bf16 weights that the steps have to read per second, in percent of the read limit."""
+        return [100 * rate / batch * self.weight_bytes / self.limit() for rate in self.decode_rates(engine, batch)]
 
-    def best_peer(self, rates: Sequence[float | None]) -> float | None:
-        """Of the rates of the engines, in their order: the best of all but the first, which is Charonia."""
-        return max((rate for rate in rates[1:] if rate), default=None)
+    def records(self) -> list[Record]:
+        """Of every engine that was measured."""
+        found = []
+        for engine in self.engines:
+            case = {"model": self.shape, "engine": _with_versions(engine)}
+            figures = [("prefill", "tokens/s", self.prefill_rates(engine))]
+            for batch in (1, self.batch):
+                figures.append((f"decode, batch {batch}", "tokens/s", self.decode_rates(engine, batch)))
+                figures.append((f"batch {batch}", "% of the limit", self.shares(engine, batch)))
+            if engine.peak_mb:
+                figures += [("peak memory", "MB", [engine.peak_mb]), ("before the model", "MB", [engine.imports_mb])]
+            found += [
+                Record.of("cpu_peers", name, unit, values, case=case)
+                for name, unit, values in figures
+                if values and not engine.missing
+            ]
+        return found
+
+    def bars(self) -> list[Record]:
+        """What was asked of the first engine, which is Charonia; those that could be measured."""
+        ours, peers = self.engines[0], self.engines[1:]
+        found = []
+
+        def bar(name: str, unit: str, values: Sequence[float], asked: float, at_most: bool = False) -> None:
+            if values:
+                case = {"model": self.shape}
+                found.append(Record.of("cpu_peers bars", name, unit, values, case=case, asked=asked, at_most=at_most))
+
+        def times_the_best(rates: Callable[[EngineResult], list[float]]) -> list[float]:
+            theirs = [median(some) for peer in peers if (some := rates(peer)) and not peer.missing]
+            return [median(rates(ours)) / max(theirs)] if theirs and rates(ours) else []
+
+        bar("decode, batch 1", "% of the read limit", self.shares(ours, 1), 100 * DECODE_SHARE_1)
+        bar(f"decode, batch {self.batch}", "% of the read limit", self.shares(ours, self.batch), 100 * DECODE_SHARE_8)
+        decodes = times_the_best(lambda engine: self.decode_rates(engine, self.batch))
+        bar(f"decode, batch {self.batch}", "times the best peer", decodes, DECODE_RATIO_8)
+        bar(
+            f"prefill of {self.prompt_tokens}", "times the best peer", times_the_best(self.prefill_rates), PREFILL_RATIO
+        )
+        if ours.peak_mb:
+            above = ours.peak_mb - ours.info["weight_mb"] - ours.info["kv_mb"]
+            what = "peak memory above weights and KV cache"
+            bar(f"{what}, of the engine", "MB", [above - ours.imports_mb], MEMORY_ABOVE_MB, at_most=True)
+            bar(f"{what}, of the process with Python and its libraries", "MB", [above], MEMORY_ABOVE_MB, at_most=True)
+        return found
 
 
 @dataclass
@@ -74,90 +116,30 @@ class Report:
     quick: bool
     shapes: list[ShapeResult]
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2) + "\n"
+    def records(self) -> list[Record]:
+        return [record for shape in self.shapes for record in (*shape.records(), *shape.bars())]
 
-    @staticmethod
-    def from_json(text: str) -> Report:
-        data = json.loads(text)
-        for shape in data["shapes"]:
-            shape["engines"] = [EngineResult(**engine) for engine in shape["engines"]]
-        data["shapes"] = [ShapeResult(**shape) for shape in data["shapes"]]
-        return Report(**data)
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A promise: what was asked, what was measured; met is None where it could not be measured."""
-
-    what: str
-    asked: str
-    measured: str
-    met: bool | None
-
-
-def bars(shape: ShapeResult) -> list[Bar]:
-    """Of the first engine, which is Charonia."""
-    ours = shape.engines[0]
-    share_1, share_8 = shape.share(ours, 1), shape.share(ours, shape.batch)
-    decodes = [shape.decode_rate(engine, shape.batch) for engine in shape.engines]
-    prefills = [shape.prefill_rate(engine) for engine in shape.engines]
-    out = [
-        _bar("decode, batch 1, share of the read limit", share_1, DECODE_SHARE_1, _percent),
-        _bar(f"decode, batch {shape.batch}, share of the read limit", share_8, DECODE_SHARE_8, _percent),
-        _bar(f"decode, batch {shape.batch}, times the best peer", _ratio(shape, decodes), DECODE_RATIO_8, _times),
-        _bar(f"prefill of {shape.prompt_tokens}, times the best peer", _ratio(shape, prefills), PREFILL_RATIO, _times),
-    ]
-    if ours.peak_mb:
-        above = ours.peak_mb - ours.info["weight_mb"] - ours.info["kv_mb"]
-        engine_alone = above - ours.imports_mb
-        out.append(
-            Bar(
-                "peak memory above weights and KV cache, of the engine",
-                f"{MEMORY_ABOVE_MB:.0f} MB",
-                f"{engine_alone:.0f} MB",
-                engine_alone <= MEMORY_ABOVE_MB,
-            )
-        )
-        out.append(
-            Bar(
-                "the same, of the process with Python and its libraries",
-                f"{MEMORY_ABOVE_MB:.0f} MB",
-                f"{above:.0f} MB",
-                above <= MEMORY_ABOVE_MB,
-            )
-        )
-    return out
-
-
-def _ratio(shape: ShapeResult, rates: Sequence[float | None]) -> float | None:
-    best = shape.best_peer(rates)
-    return rates[0] / best if rates[0] and best else None
-
-
-def _bar(what: str, value: float | None, asked: float, spell: Any) -> Bar:
-    return Bar(what, spell(asked), spell(value), None if value is None else value >= asked)
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f} %"
-
-
-def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if not value else f"{value:.1f}"
+    def about(self) -> dict[str, Any]:
+        """For the file's first line: what is no figure."""
+        shapes = {
+            shape.shape: {
+                "weight_bytes": shape.weight_bytes,
+                "bytes_per_s_of_each_measurement": shape.limits,
+                "missing": {engine.name: engine.missing for engine in shape.engines if engine.missing},
+            }
+            for shape in self.shapes
+        }
+        return {"threads": self.threads, "rounds": self.rounds, "quick": self.quick, "shapes": shapes}
 
 
 def markdown(report: Report) -> str:
     """The page: one table for each shape, then the bars. Engines that were not measured are named with the reason."""
     lines = ["# Charonia and its peers on the CPU", ""]
-    machine = ", ".join(f"{key} {value}" for key, value in report.machine.items())
+    machine = report.machine
     lines += [
-        f"Machine: {machine}. {report.threads} threads; medians of {report.rounds} rounds in which the engines took "
-        "turns."
+        f"Machine: {machine.get('processor')}, {machine.get('processors')} processors, {machine.get('instructions')}, "
+        f"{machine.get('memory_gb')} GB. {report.threads} threads; medians of {report.rounds} rounds in which the "
+        "engines took turns."
     ]
     if report.quick:
         lines += ["", "**Quick: tiny models and few tokens, to see that it works. The figures say nothing of speed.**"]
@@ -169,28 +151,16 @@ def markdown(report: Report) -> str:
             f"rounds, of which the best is the limit: {shape.limit() / shape.weight_bytes:.1f} steps/s. "
             f"Prefill of {shape.prompt_tokens} tokens; decode of {shape.decode_tokens} tokens after a prompt of 32.",
             "",
-            "| engine | prefill, tokens/s | decode, batch 1 | share of the limit "
-            f"| decode, batch {shape.batch} | share of the limit | peak memory, MB | before the model, MB |",
-            "|---|---:|---:|---:|---:|---:|---:|---:|",
         ]
-        for engine in shape.engines:
-            if engine.missing:
-                lines.append(f"| {engine.label} | not measured: {_cell(engine.missing)} | | | | | | |")
-                continue
-            cells = [
-                _number(shape.prefill_rate(engine)),
-                _number(shape.decode_rate(engine, 1)),
-                _percent(shape.share(engine, 1)),
-                _number(shape.decode_rate(engine, shape.batch)),
-                _percent(shape.share(engine, shape.batch)),
-                f"{engine.peak_mb:.0f}",
-                f"{engine.imports_mb:.0f}",
-            ]
-            lines.append(f"| {_with_versions(engine)} | {' | '.join(cells)} |")
-        lines += ["", "| bar | asked | measured | met |", "|---|---:|---:|---|"]
-        for bar in bars(shape):
-            met = "not measured" if bar.met is None else "yes" if bar.met else "**no**"
-            lines.append(f"| {bar.what} | {bar.asked} | {bar.measured} | {met} |")
+        for table in tables(shape.records()):
+            lines += markdown_table(table)
+        missing = [f"- {engine.label}: not measured: {engine.missing}" for engine in shape.engines if engine.missing]
+        lines += ["", *(line.replace("\n", " ") for line in missing)] if missing else []
+        rows = [
+            (bar.name, bar.unit, number(bar.asked or 0), number(bar.value), "yes" if bar.met else "no")
+            for bar in shape.bars()
+        ]
+        lines += ["", *markdown_table(make_table(("bar", "unit", "asked", "measured", "met"), rows))]
     return "\n".join(lines) + "\n"
 
 
@@ -199,7 +169,3 @@ def _with_versions(engine: EngineResult) -> str:
     if "instruction_set" in engine.info:
         details.append(engine.info["instruction_set"])
     return f"{engine.label} ({', '.join(details)})" if details else engine.label
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

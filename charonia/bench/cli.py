@@ -39,6 +39,14 @@ class TargetKind(str, Enum):
     gateway = "gateway"
 
 
+class KernelSizes(str, Enum):
+    """Sizes of the shapes that single kernels are measured with."""
+
+    full = "full"
+    quick = "quick"
+    tiny = "tiny"
+
+
 def _open(
     stack: ExitStack, target: TargetKind, url: str | None, model: str, dtype: str, settings: dict[str, Any]
 ) -> tuple[OpenTarget, Engine | None]:
@@ -302,6 +310,27 @@ def soak(
     for fault in faults:
         console.print(fault, style="red", markup=False)
     if faults:
+        raise typer.Exit(1)
+
+
+@app.command()
+def kernels(
+    binary: Annotated[Path, typer.Argument(help="charonia_cuda_kernels, or charonia_cuda_kernels_on_host.")],
+    json_file: JsonOption = None,
+    size: Annotated[
+        KernelSizes, typer.Option(help="Of shapes; tiny: for charonia_cuda_kernels_on_host.")
+    ] = KernelSizes.full,
+    suite: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
+    limit: Annotated[float, typer.Option(min=1, help="Seconds after which a suite is killed.")] = 150,
+) -> None:
+    """Every CUDA kernel on its own, beside cuBLASLt and PyTorch; exit code 1 when something could not be measured."""
+    from charonia.bench.kernels import SUITES, measure
+
+    for name in suite or []:
+        if name not in SUITES:
+            raise InvalidRequestError(f"--suite {name}: expected one of {', '.join(SUITES)}")
+    console = Console(width=200)
+    if not measure(binary, json_file, size=size.value, suites=suite or [], limit_s=limit, console=console):
         raise typer.Exit(1)
 
 

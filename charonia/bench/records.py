@@ -32,7 +32,7 @@ class Record:
 
     benchmark: what measured it: "static", "scheduler". unit: of value, minimum, maximum and asked; "" for counts. case:
     what varies between the lines of a table, by the heading of its column: {"batch": 8}. asked: what value should
-    reach; None: nothing. details: what belongs to it and is in no table, anything JSON has.
+    reach, or with at_most not exceed; None: nothing. details: what belongs to it and is in no table, anything JSON has.
     """
 
     benchmark: str
@@ -44,18 +44,21 @@ class Record:
     repeats: int = 1
     case: dict[str, Any] = field(default_factory=dict)
     asked: float | None = None
+    at_most: bool = False
     details: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, benchmark: str, name: str, unit: str, values: float | Sequence[float], **more: Any) -> Record:
-        """values: all measurements, at least one. more: case, asked, details."""
+        """values: all measurements, at least one. more: case, asked, at_most, details."""
         several = list(values) if isinstance(values, Sequence) else [values]
         least, greatest = float(min(several)), float(max(several))
         return cls(benchmark, name, unit, float(statistics.median(several)), least, greatest, len(several), **more)
 
     @property
     def met(self) -> bool | None:
-        return None if self.asked is None else self.value >= self.asked
+        if self.asked is None:
+            return None
+        return self.value <= self.asked if self.at_most else self.value >= self.asked
 
 
 def describe_run(settings: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -72,12 +75,14 @@ def describe_run(settings: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def write(file: Path | None, run: dict[str, Any], records: Iterable[Record]) -> None:
-    """Writes a benchmark's file, if the user asked for one."""
+    """Writes a benchmark's file, if the user asked for one; replaces it as a whole."""
     if file is None:
         return
     lines = [{"run": run}, *(asdict(record) for record in records)]
+    part = file.with_name(f"{file.name}.part")
     try:
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        part.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        part.replace(file)
     except OSError as error:
         raise InvalidRequestError(f"{file} cannot be written: {error.strerror}") from error
 

@@ -6,6 +6,9 @@
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
+#include <pthread.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -28,7 +31,8 @@ using namespace charonia;
 
 namespace {
 
-// True while this thread runs a Python callback, that is on a delivery thread.
+// True while this thread runs a Python callback or drops one, that is on a thread of an engine (or, where a request is
+// rejected, on the one that submits).
 thread_local bool in_callback = false;
 
 // A Python callable that may be copied, called and destroyed on any thread without the GIL.
@@ -37,7 +41,10 @@ class Callback {
   explicit Callback(py::function function)
       : function_(new py::function(std::move(function)), [](py::function* held) {
           const py::gil_scoped_acquire gil;
+          // It may own the last reference to the engine.
+          const bool before = std::exchange(in_callback, true);
           delete held;
+          in_callback = before;
         }) {}
 
   void operator()(Result&& result) const {
@@ -92,13 +99,19 @@ class Registry {
   std::vector<std::thread> threads_;
 };
 
+// It outlives all that the process destroys at its end. A forked child gets an empty one: the engines of its parent
+// have no threads there, and locks may be held that nobody releases.
 Registry& registry() {
-  static auto* const one = new Registry;  // outlives all that the process destroys at its end
+  static Registry* one = [] {
+    pthread_atfork(nullptr, nullptr, [] { one = new Registry; });
+    return new Registry;
+  }();
   return *one;
 }
 
 // Owns an engine. Its last reference may be dropped anywhere, by the garbage collector even in a callback: there the
-// engine cannot join the very thread that it is on, so another one destroys it. The same holds for shutdown.
+// engine cannot join the very thread that it is on, so another one destroys it. The same holds for shutdown. In a
+// forked child it does nothing, and every call is rejected.
 class EngineHolder {
  public:
   EngineHolder(const std::filesystem::path& weights_dir, const Settings& overrides) {
@@ -110,24 +123,41 @@ class EngineHolder {
   EngineHolder& operator=(const EngineHolder&) = delete;
   ~EngineHolder() {
     const py::gil_scoped_release release;
-    if (in_callback) {
+    if (forked()) {
+      new std::shared_ptr<Engine>(std::move(engine_));  // never destroyed
+    } else if (in_callback) {
       registry().on_another_thread([engine = std::move(engine_)]() mutable { engine.reset(); });
     } else {
       engine_.reset();
     }
   }
 
-  Engine& get() { return *engine_; }
+  Engine& get() {
+    if (forked()) {
+      throw Error(ErrorCode::unavailable,
+                  cat("this engine belongs to process ", process_, ", which forked this one: make another one here, ",
+                      "or start processes with the start method spawn"));
+    }
+    return *engine_;
+  }
 
   void shutdown(int timeout_ms) {
+    if (forked()) return;
+    const auto work = [engine = engine_, timeout_ms] {
+      engine->shutdown(timeout_ms);
+      engine->close();
+    };
     if (in_callback) {
-      registry().on_another_thread([engine = engine_, timeout_ms] { engine->shutdown(timeout_ms); });
+      registry().on_another_thread(work);
     } else {
-      engine_->shutdown(timeout_ms);
+      work();
     }
   }
 
  private:
+  bool forked() const { return ::getpid() != process_; }
+
+  const pid_t process_ = ::getpid();
   std::shared_ptr<Engine> engine_;
 };
 

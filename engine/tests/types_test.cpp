@@ -44,6 +44,7 @@ TEST(SamplingParams, EveryRangeIsCheckedAndTheFieldNamed) {
       {"bad_words", [](auto& s) { s.bad_words = {{}}; }},
       {"bad_words", [](auto& s) { s.bad_words = {{1, -1}}; }},
       {"logit_bias", [](auto& s) { s.logit_bias = {{11, 1.0F}}; }},
+      {"logit_bias", [](auto& s) { s.logit_bias.assign(11, {1, 1.0F}); }},
       {"logit_bias", [](auto& s) { s.logit_bias = {{1, 101.0F}}; }},
       {"logit_bias", [&](auto& s) { s.logit_bias = {{1, nan}}; }},
   };
@@ -58,6 +59,22 @@ TEST(SamplingParams, EveryRangeIsCheckedAndTheFieldNamed) {
       EXPECT_NE(std::string(error.what()).find(field), std::string::npos) << error.what();
     }
   }
+}
+
+// What goes up at every step is bounded.
+TEST(SamplingParams, BiasesForAllTokensAreBoundedWhereEachSequenceHasItsOwn) {
+  constexpr int kVocab = 262'144;
+  SamplingParams sampling;
+  sampling.n = 128;
+  sampling.logit_bias.assign(kVocab, {1, 1.0F});
+  EXPECT_NO_THROW(sampling.validate(kVocab)) << "all sequences share one list";
+  sampling.logprobs = 0;
+  EXPECT_THROW(sampling.validate(kVocab), Error);
+  sampling.n = 8;
+  EXPECT_NO_THROW(sampling.validate(kVocab));
+  sampling.logprobs = -1;
+  sampling.best_of = 9;
+  EXPECT_THROW(sampling.validate(kVocab), Error);
 }
 
 TEST(Metrics, CatalogueIsInTheOrderOfTheEnumeration) {

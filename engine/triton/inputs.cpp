@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "error.h"
+#include "unpack.h"
 
 namespace charonia::triton {
 namespace {
@@ -181,7 +182,7 @@ std::optional<std::vector<std::int32_t>> Inputs::ids(std::string_view name) cons
   return std::nullopt;
 }
 
-std::optional<std::vector<std::string>> Inputs::strings(std::string_view name) const {
+std::optional<std::vector<std::string>> Inputs::strings(std::string_view name, std::size_t most) const {
   const auto raw = read(name);
   if (!raw) {
     const auto* found = parameter(name);
@@ -191,19 +192,7 @@ std::optional<std::vector<std::string>> Inputs::strings(std::string_view name) c
     return std::vector{*text};
   }
   check_type(name, raw->type, TRITONSERVER_TYPE_BYTES);
-  // Each element is its length in 4 bytes, little-endian, and its bytes.
-  std::vector<std::string> values;
-  std::string_view rest = raw->bytes;
-  while (!rest.empty()) {
-    std::uint32_t length = 0;
-    if (rest.size() < sizeof(length)) reject(name, "the BYTES tensor ends within an element's length");
-    std::memcpy(&length, rest.data(), sizeof(length));
-    rest.remove_prefix(sizeof(length));
-    if (rest.size() < length) reject(name, "the BYTES tensor ends within an element");
-    values.emplace_back(rest.substr(0, length));
-    rest.remove_prefix(length);
-  }
-  return values;
+  return unpack_strings(name, raw->bytes, most);
 }
 
 }  // namespace charonia::triton

@@ -2,6 +2,7 @@
 // that input is absent: JSON fields of HTTP generate that are no inputs arrive that way.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -37,8 +38,8 @@ class Inputs {
   // [n] or one INT parameter.
   std::optional<std::vector<std::int32_t>> ids(std::string_view name) const;
 
-  // BYTES of any shape, or one STRING parameter.
-  std::optional<std::vector<std::string>> strings(std::string_view name) const;
+  // BYTES of any shape with at most `most` elements, or one STRING parameter.
+  std::optional<std::vector<std::string>> strings(std::string_view name, std::size_t most) const;
 
  private:
   using Parameter = std::variant<std::int64_t, double, bool, std::string>;

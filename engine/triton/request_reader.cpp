@@ -1,11 +1,14 @@
 #include "request_reader.h"
 
+#include <cstdint>
 #include <optional>
+#include <span>
 #include <type_traits>
 #include <utility>
 
 #include "error.h"
 #include "inputs.h"
+#include "unpack.h"
 
 namespace charonia::triton {
 namespace {
@@ -33,7 +36,6 @@ void read_value(std::optional<T>& field, const Inputs& inputs, std::string_view 
   field = inputs.scalar<T>(tensor);
 }
 
-// bad_words_ids [2, n]: row 0 the sequences' ids joined, row 1 their end offsets, padded with -1.
 std::vector<std::vector<TokenId>> read_bad_words(const Inputs& inputs) {
   const auto sent = inputs.tensor<std::int32_t>("bad_words_ids");
   if (!sent) return {};
@@ -41,19 +43,9 @@ std::vector<std::vector<TokenId>> read_bad_words(const Inputs& inputs) {
     reject("bad_words_ids has shape " + shape_text(sent->shape) +
            " and must have [2, n]: row 0 the words' ids joined, row 1 where each ends");
   }
-  const auto columns = static_cast<std::ptrdiff_t>(sent->shape[1]);
-  const auto ids = sent->values.begin(), ends = ids + columns;
-  std::vector<std::vector<TokenId>> words;
-  std::int32_t begin = 0;
-  for (auto end = ends; end != sent->values.end() && *end != -1; ++end) {
-    if (*end <= begin || *end > columns) {
-      reject("bad_words_ids: the end offset " + std::to_string(*end) + " must be above " + std::to_string(begin) +
-             " and at most " + std::to_string(columns));
-    }
-    words.emplace_back(ids + begin, ids + *end);
-    begin = *end;
-  }
-  return words;
+  const std::span<const std::int32_t> values(sent->values);
+  const auto columns = values.size() / 2;
+  return unpack_bad_words(values.first(columns), values.subspan(columns));
 }
 
 std::vector<std::pair<TokenId, float>> read_logit_bias(const Inputs& inputs) {
@@ -95,7 +87,7 @@ SamplingParams read_sampling(const Inputs& inputs) {
     if (!tensor.empty()) read_value(sampling.*member, inputs, tensor);
   });
   sampling.end_ids = inputs.ids("end_id").value_or(std::vector<TokenId>{});
-  sampling.stop_words = inputs.strings("stop_words").value_or(std::vector<std::string>{});
+  sampling.stop_words = inputs.strings("stop_words", kMaxStopWords).value_or(std::vector<std::string>{});
   sampling.bad_words = read_bad_words(inputs);
   sampling.logit_bias = read_logit_bias(inputs);
   sampling.logprobs = read_logprobs(inputs);
@@ -104,9 +96,8 @@ SamplingParams read_sampling(const Inputs& inputs) {
 }
 
 std::string read_session_id(const Inputs& inputs) {
-  auto sent = inputs.strings("session_id");
+  auto sent = inputs.strings("session_id", 1);
   if (!sent || sent->empty()) return {};
-  if (sent->size() > 1) reject("session_id has " + std::to_string(sent->size()) + " elements and must have one");
   auto& id = sent->front();
   if (id.size() > kLongestSessionId) {
     reject("session_id has " + std::to_string(id.size()) + " bytes and must have at most " +
@@ -170,7 +161,8 @@ EngineCall read_call(TRITONBACKEND_Request* request) {
   call.request.priority = inputs.scalar<std::int32_t>("priority").value_or(0);
   call.request.stream = inputs.scalar<bool>("stream").value_or(false);
   call.request.strip_leading_space = inputs.scalar<bool>("strip_leading_space").value_or(false);
-  if (auto echo = inputs.strings("echo"); echo && !echo->empty()) call.echo = std::move(echo->front());
+  if (auto echo = inputs.strings("echo", 1); echo && !echo->empty()) call.echo = std::move(echo->front());
+  check_echo(call.echo, call.request.sampling.n);
   return call;
 }
 

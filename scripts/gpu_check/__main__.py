@@ -21,6 +21,7 @@ from charonia.bench import machine
 from charonia.errors import InvalidRequestError
 from gpu_check import build, emulated, packages, records, report
 from gpu_check.context import HOST, ROOT, Context
+from gpu_check.kernel_tables import KERNELS
 from gpu_check.plan import ALIASES, BUDGET_S, CALLS, STAGES, select
 from gpu_check.records import Results
 from gpu_check.runner import Runner
@@ -307,7 +308,7 @@ def _copy_out(context: Context, out: Path, *files: Path) -> list[str]:
         _archive_logs(context.logs, logs)
     except OSError as error:
         failures.append(f"{logs} is not written: {error.strerror or error}")
-    for file in (*files, context.work / "kernels.json", logs, context.work / "cache" / "gemms.json"):
+    for file in (*files, context.work / KERNELS, logs, context.work / "cache" / "gemms.json"):
         if not file.is_file():
             continue
         if file.stat().st_size >= _OUT_BYTES:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from charonia.bench import records
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-from benchmarks.cpu_peers.table import EngineResult, Report, ShapeResult, bars, markdown  # noqa: E402
+from benchmarks.cpu_peers.table import EngineResult, Report, ShapeResult, markdown  # noqa: E402
 
 
 def report() -> Report:
@@ -33,45 +34,40 @@ def report() -> Report:
 
 
 def test_rates_are_of_medians_and_shares_of_the_best_limit() -> None:
-    shape = report().shapes[0]
-    ours = shape.engines[0]
-    assert shape.prefill_rate(ours) == 512.0
-    assert shape.decode_rate(ours, 1) == pytest.approx(100 / 1.1)
-    assert shape.share(ours, 1) == pytest.approx(100 / 1.1 / 100)
-    assert shape.decode_rate(ours, 8) == 400.0
-    assert shape.share(ours, 8) == 0.5
+    ours = {(r.name, r.unit): r.value for r in report().records() if r.case.get("engine") == "Charonia (avx512)"}
+    assert ours["prefill", "tokens/s"] == 512.0
+    assert ours["decode, batch 1", "tokens/s"] == pytest.approx(100 / 1.1)
+    assert ours["batch 1", "% of the limit"] == pytest.approx(100 / 1.1)
+    assert ours["decode, batch 8", "tokens/s"] == 400.0
+    assert ours["batch 8", "% of the limit"] == 50
+    assert (ours["peak memory", "MB"], ours["before the model", "MB"]) == (400, 90)
 
 
 def test_bars_say_what_is_met_and_what_is_not() -> None:
-    measured = {bar.what: bar for bar in bars(report().shapes[0])}
-    assert measured["decode, batch 1, share of the read limit"].met is True
-    assert measured["decode, batch 8, share of the read limit"].met is False
-    assert measured["decode, batch 8, times the best peer"].measured == "1.25"
-    assert measured["decode, batch 8, times the best peer"].met is True
-    assert measured["prefill of 512, times the best peer"].measured == "0.80"
-    assert measured["prefill of 512, times the best peer"].met is False
+    measured = {(bar.name, bar.unit): (bar.value, bar.met) for bar in report().shapes[0].bars()}
+    assert measured["decode, batch 1", "% of the read limit"][1] is True
+    assert measured["decode, batch 8", "% of the read limit"] == (50, False)
+    assert measured["decode, batch 8", "times the best peer"] == (1.25, True)
+    assert measured["prefill of 512", "times the best peer"] == (pytest.approx(0.8), False)
     # 400 - 150 - 20 of the process, 90 of which were there before the model.
-    assert measured["peak memory above weights and KV cache, of the engine"].measured == "140 MB"
-    assert measured["peak memory above weights and KV cache, of the engine"].met is True
-    assert measured["the same, of the process with Python and its libraries"].met is False
+    above = "peak memory above weights and KV cache, of the"
+    assert measured[f"{above} engine", "MB"] == (140, True)
+    assert measured[f"{above} process with Python and its libraries", "MB"] == (230, False)
 
 
 def test_without_a_peer_its_bars_are_not_measured() -> None:
     shape = report().shapes[0]
     shape.engines = [shape.engines[0], shape.engines[2]]
-    assert [bar.met for bar in bars(shape) if "best peer" in bar.what] == [None, None]
-    assert markdown(Report({}, 2, 3, False, [shape])).count("not measured") == 3
+    assert not [bar for bar in shape.bars() if "best peer" in bar.unit]
+    assert markdown(Report({}, 2, 3, False, [shape])).count("not measured") == 1
 
 
-def test_the_page_names_what_is_missing_with_the_reason() -> None:
-    page = markdown(report())
-    assert "| Absent | not measured: pip install failed: no \\| wheel |" in page
-    assert "| Peer (peer 1.2) | 640.0 |" in page
-    assert "| decode, batch 8, share of the read limit | 80 % | 50 % | **no** |" in page
-
-
-def test_a_report_comes_back_from_json() -> None:
-    assert Report.from_json(report().to_json()) == report()
+def test_the_page_and_the_file_name_what_is_missing_with_the_reason() -> None:
+    page = " ".join(markdown(report()).split())
+    assert "- Absent: not measured: pip install failed: no | wheel" in page
+    assert "| m | Peer (peer 1.2) | 640 |" in page
+    assert "| decode, batch 8 | % of the read limit | 80 | 50 | no |" in page
+    assert report().about()["shapes"]["m"]["missing"] == {"absent": "pip install failed: no | wheel"}
 
 
 @pytest.mark.slow
@@ -80,10 +76,11 @@ def test_a_quick_run_measures_charonia_and_names_the_peers_that_are_not_installe
     command += ["--build", str(tmp_path), "--output", str(tmp_path / "result")]
     done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    engines = json.loads((tmp_path / "result.json").read_text())["shapes"][0]["engines"]
-    assert [engine["name"] for engine in engines] == ["charonia", "transformers", "llama_cpp", "openvino"]
-    ours, *peers = engines
-    assert not ours["missing"]
-    assert min(*ours["prefill_s"], *ours["decode_1_s"], *ours["decode_8_s"], ours["peak_mb"]) > 0
-    assert all(peer["missing"] == "not installed, and --no-install was given" for peer in peers)
+    run, found = records.read(tmp_path / "result.jsonl")
+    ours = {(record.name, record.unit): record.value for record in found if record.benchmark == "cpu_peers"}
+    assert {name for name, _ in ours} >= {"prefill", "decode, batch 1", "decode, batch 8", "peak memory"}
+    assert min(ours.values()) > 0
+    missing = run["settings"]["shapes"]["tiny"]["missing"]
+    assert list(missing) == ["transformers", "llama_cpp", "openvino"]
+    assert set(missing.values()) == {"not installed, and --no-install was given"}
     assert (tmp_path / "result.md").read_text() in done.stdout

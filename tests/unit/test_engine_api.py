@@ -530,3 +530,59 @@ def test_an_interpreter_that_exits_with_running_requests_exits_cleanly(model: Pa
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")
+
+
+def run_script(script: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_callback_that_owns_its_engine_ends_it_from_the_engines_own_thread(model: Path) -> None:
+    script = f"""
+        import functools, threading
+        from charonia import Engine, _engine
+        engine = Engine.from_pretrained({str(model)!r}, threads=1, cache_max_entry_count=1000)
+        engine._finalizer.detach()
+        native = engine._native
+        del engine
+        over = threading.Event()
+        def callback(owned, result):
+            if result.finish_reason:
+                over.set()
+        native.submit(
+            id="", input_ids=[5], sampling=_engine.SamplingParams(), priority=0, stream=True, strip_leading_space=False,
+            callback=functools.partial(callback, native),
+        )
+        del native
+        over.wait()
+        print("left")
+    """
+    assert run_script(script) == (0, "left\n", "")
+
+
+def test_a_forked_child_exits_and_is_told_that_the_engine_is_its_parents(model: Path) -> None:
+    script = f"""
+        import os, signal, sys, time
+        from charonia import Engine, EngineClosedError
+        engine = Engine.from_pretrained({str(model)!r}, threads=1, cache_max_entry_count=1000)
+        child = os.fork()
+        if child == 0:
+            try:
+                engine.stats()
+            except EngineClosedError as error:
+                assert f"belongs to process {{os.getppid()}}" in str(error), error
+                sys.exit(7)
+            sys.exit("the engine of the parent was used")
+        for _ in range(600):
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                break
+            time.sleep(0.1)
+        else:
+            os.kill(child, signal.SIGKILL)
+            sys.exit("the child hangs")
+        print(os.waitstatus_to_exitcode(status), engine.stats().num_running)
+    """
+    assert run_script(script) == (0, "7 0\n", "")

@@ -480,11 +480,11 @@ def test_what_cannot_be_copied_out_is_said_and_keeps_nothing_else_from_it(
 ) -> None:
     context, out = context_of(tmp_path), tmp_path / "out"
     context.results.write_text("{}")
-    (tmp_path / "kernels.json").write_text("[]")
+    (tmp_path / "kernels.jsonl").write_text("[]")
     (out / "results.json").mkdir(parents=True)  # nothing can be put in its place
     [failure] = _copy_out(context, out, context.results)
     assert failure.startswith(f"results.json is not copied to {out}: ")
-    assert sorted(file.name for file in out.iterdir()) == ["kernels.json", "logs.tar.gz", "results.json"]
+    assert sorted(file.name for file in out.iterdir()) == ["kernels.jsonl", "logs.tar.gz", "results.json"]
 
     def full(source: Path, to: Path) -> None:
         to.write_bytes(b"a part")
@@ -494,7 +494,7 @@ def test_what_cannot_be_copied_out_is_said_and_keeps_nothing_else_from_it(
     failures = _copy_out(context, out, context.results)
     assert [failure.partition(" is not copied")[0] for failure in failures] == [
         "results.json",
-        "kernels.json",
+        "kernels.jsonl",
         "logs.tar.gz",
     ]
     assert all(failure.endswith("No space left on device") for failure in failures)

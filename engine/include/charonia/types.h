@@ -1,6 +1,7 @@
 // What goes into the engine and what comes out: requests, sampling parameters, results.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -16,6 +17,9 @@
 namespace charonia {
 
 using TokenId = std::int32_t;
+
+// The longest lists of a request (SamplingParams::validate()).
+inline constexpr std::size_t kMaxStopWords = 64, kMaxBadWords = 4096, kMaxEndIds = 256;
 
 // Why a sequence ended. `none` while it runs.
 enum class FinishReason { none, stop, length, cancelled, error };

@@ -1,5 +1,6 @@
 #include "charonia/types.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/text.h"
@@ -20,44 +21,52 @@ std::string_view to_string(FinishReason reason) {
 
 namespace {
 
-template <class T>
-void require(bool holds, std::string_view field, T value, std::string_view range) {
-  if (!holds) throw Error(ErrorCode::invalid_argument, cat(field, " = ", value, " is out of range: it must be ", range));
+// `range`: what is right, in pieces, which become a text only where it is needed: lists are long.
+template <class T, class... Range>
+void require(bool holds, std::string_view field, const T& value, const Range&... range) {
+  if (!holds) {
+    throw Error(ErrorCode::invalid_argument, cat(field, " = ", value, " is out of range: it must be ", range...));
+  }
 }
 
-constexpr int kMaxStopWords = 64;
 constexpr std::size_t kMaxStopWordBytes = 1024;
-constexpr std::size_t kMaxEndIds = 256;
-constexpr std::size_t kMaxBadWords = 4096, kMaxBadWordTokens = 256;  // each is looked for at every step
+constexpr std::size_t kMaxBadWordTokens = 256;  // each is looked for at every step
+// Biases that one request may have go up at every step: once, or, with log probabilities, for each of its sequences.
+constexpr std::size_t kMaxBiases = std::size_t{2} << 20;
 
 }  // namespace
 
 void SamplingParams::validate(int vocab_size) const {
   const auto token = [&](std::string_view field, TokenId id) {
-    require(id >= 0 && id < vocab_size, field, id, cat("a token id in [0, ", vocab_size, ")"));
+    require(id >= 0 && id < vocab_size, field, id, "a token id in [0, ", vocab_size, ")");
   };
 #include "base/generated/sampling_checks.inc"
   if (max_tokens && min_tokens > *max_tokens) {
-    require(false, "min_tokens", min_tokens, cat("at most max_tokens (", *max_tokens, ")"));
+    require(false, "min_tokens", min_tokens, "at most max_tokens (", *max_tokens, ")");
   }
   require(best_of == 0 || (best_of >= n && best_of <= SamplingMaximum::best_of), "best_of", best_of,
-          cat("0, or in [n, ", SamplingMaximum::best_of, "] with n = ", n));
-  require(stop_words.size() <= kMaxStopWords, "the number of stop_words", stop_words.size(),
-          cat("at most ", kMaxStopWords));
+          "0, or in [n, ", SamplingMaximum::best_of, "] with n = ", n);
+  require(stop_words.size() <= kMaxStopWords, "the number of stop_words", stop_words.size(), "at most ",
+          kMaxStopWords);
   for (const auto& word : stop_words) {
     require(!word.empty(), "stop_words", "''", "without empty words");
     require(word.size() <= kMaxStopWordBytes, "the length of a word of stop_words", word.size(),
-            cat("at most ", kMaxStopWordBytes, " bytes"));
+            "at most ", kMaxStopWordBytes, " bytes");
   }
-  require(end_ids.size() <= kMaxEndIds, "the number of end_id", end_ids.size(), cat("at most ", kMaxEndIds));
+  require(end_ids.size() <= kMaxEndIds, "the number of end_id", end_ids.size(), "at most ", kMaxEndIds);
   for (const auto id : end_ids) token("end_id", id);
-  require(bad_words.size() <= kMaxBadWords, "the number of bad_words", bad_words.size(), cat("at most ", kMaxBadWords));
+  require(bad_words.size() <= kMaxBadWords, "the number of bad_words", bad_words.size(), "at most ", kMaxBadWords);
   for (const auto& word : bad_words) {
     require(!word.empty(), "bad_words", "[]", "without empty words");
     require(word.size() <= kMaxBadWordTokens, "the length of a word of bad_words", word.size(),
-            cat("at most ", kMaxBadWordTokens, " tokens"));
+            "at most ", kMaxBadWordTokens, " tokens");
     for (const auto id : word) token("bad_words", id);
   }
+  require(logit_bias.size() <= static_cast<std::size_t>(vocab_size), "the number of logit_bias", logit_bias.size(),
+          "at most the vocabulary's ", vocab_size);
+  const auto lists = static_cast<std::size_t>(logprobs >= 0 || best_of > 0 ? std::max(n, best_of) : 1);
+  require(logit_bias.size() * lists <= kMaxBiases, "the number of logit_bias", logit_bias.size(), "at most ",
+          kMaxBiases / lists, " for ", lists, " sequences with log probabilities or best_of; send fewer of either");
   for (const auto& [id, bias] : logit_bias) {
     token("logit_bias", id);
     require(bias >= -100 && bias <= 100, "logit_bias", bias, "in [-100, 100]");

@@ -106,6 +106,7 @@ void Engine::Impl::close() {
   if (!delivery_.on_this_thread()) weight_check_->stop();  // else shutdown() throws
   shutdown(0);
   const std::lock_guard one(shutdown_mutex_);
+  on_engine_thread([] {});  // it may still hold what the last requests owned, their callbacks among it
   weight_check_->join();  // no request is left that would ask it
   delivery_.close();
 }

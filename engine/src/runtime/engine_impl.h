@@ -192,6 +192,7 @@ class Engine::Impl {
   bool device_lost_ = false;   // failure_ is there: nothing is given to the device any more
   int num_sessions_ = 0;
   EngineStats reported_;        // what the metrics have seen
+  bool reported_any_ = false;
   int reported_committed_ = 0;  // KV blocks that have memory
 
   std::unique_ptr<runtime::WeightCheck> weight_check_;

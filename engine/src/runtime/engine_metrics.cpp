@@ -1,4 +1,6 @@
 // What the engine tells of itself: counts for stats() and metrics for the sink.
+#include <utility>
+
 #include "runtime/engine_impl.h"
 
 namespace charonia {
@@ -45,7 +47,9 @@ void Engine::Impl::report_gauges() {
     stats_ = now;
   }
   if (!sink_) return;
-  const auto changed = [&](auto EngineStats::* member) { return now.*member != reported_.*member; };
+  // The first time all are set: the sink may still have the values of an engine before this one, as after a reload.
+  const bool first = !std::exchange(reported_any_, true);
+  const auto changed = [&](auto EngineStats::* member) { return first || now.*member != reported_.*member; };
   const auto gauge = [&](int EngineStats::* member, Metric metric) {
     if (changed(member)) sink_->set(metric, now.*member);
   };
@@ -62,7 +66,7 @@ void Engine::Impl::report_gauges() {
   if (changed(&EngineStats::blocks_active)) {
     sink_->set(Metric::kv_cache_usage_perc, static_cast<double>(now.blocks_active) / now.blocks_total);
   }
-  if (const int committed = blocks_->num_committed(); committed != reported_committed_) {
+  if (const int committed = blocks_->num_committed(); first || committed != reported_committed_) {
     sink_->set(Metric::kv_blocks_committed, reported_committed_ = committed);
   }
   counter(&EngineStats::num_preemptions, Metric::num_preemptions);

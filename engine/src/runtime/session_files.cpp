@@ -1,7 +1,13 @@
 #include "runtime/session_files.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -17,6 +23,8 @@ namespace charonia::runtime {
 namespace {
 
 constexpr std::string_view kMagic = "CHSESS1\n";
+constexpr std::chrono::seconds kLockRetry{1};
+constexpr std::int64_t kClockSkew_s = 60;
 
 // Fowler, Noll and Vo.
 std::uint64_t fnv1a(std::string_view bytes, std::uint64_t hash = 0xcbf29ce484222325U) {
@@ -122,12 +130,29 @@ std::int64_t seconds_now() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+std::string error_text(int code) { return std::generic_category().message(code); }
+
+// On disk when it returns. Why it is not, or "".
+std::string write_file(const std::filesystem::path& path, const std::string& bytes) {
+  std::FILE* const file = std::fopen(path.c_str(), "wbe");
+  if (file == nullptr) return error_text(errno);
+  std::string why;
+  if (std::fwrite(bytes.data(), 1, bytes.size(), file) != bytes.size() || std::fflush(file) != 0 ||
+      fdatasync(fileno(file)) != 0) {
+    why = error_text(errno);
+  }
+  if (std::fclose(file) != 0 && why.empty()) why = error_text(errno);
+  return why;
+}
+
 }  // namespace
 
-SessionFiles::SessionFiles(std::filesystem::path folder, std::string_view model_name, int vocab_size)
+SessionFiles::SessionFiles(std::filesystem::path folder, std::string_view model_name, int vocab_size,
+                           std::chrono::milliseconds removal_delay)
     : folder_(std::move(folder)),
       suffix_(cat(".", hex(fnv1a(cat(model_name, "/", vocab_size))), ".session")),
-      vocab_size_(vocab_size) {
+      vocab_size_(vocab_size),
+      removal_delay_(removal_delay) {
   std::error_code error;
   std::filesystem::create_directories(folder_, error);
   if (!std::filesystem::is_directory(folder_)) {
@@ -135,6 +160,8 @@ SessionFiles::SessionFiles(std::filesystem::path folder, std::string_view model_
                 cat("session_dir = ", folder_.string(), " is no folder and cannot be made (", error.message(),
                     "); name a folder that the engine may write to, or leave session_dir empty"));
   }
+  lock_ = ::open((folder_ / cat("engine", suffix_, ".lock")).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  try_lock();
   thread_ = std::thread([this] { run(); });
 }
 
@@ -145,6 +172,13 @@ SessionFiles::~SessionFiles() {
   }
   wake_.notify_one();
   thread_.join();
+  if (lock_ >= 0) ::close(lock_);
+}
+
+// A file system that has no locks, or a folder that cannot be written to, keeps nobody away.
+bool SessionFiles::try_lock() {
+  if (!owned_) owned_ = lock_ < 0 || flock(lock_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+  return owned_;
 }
 
 // Names are bounded by the file system: a long id is told by its hash, and by what the file says.
@@ -155,48 +189,93 @@ std::filesystem::path SessionFiles::file_of(std::string_view id) const {
   return folder_ / cat(name, suffix_);
 }
 
-std::vector<SessionFiles::Stored> SessionFiles::read(double ttl_s, std::vector<std::string>& warnings) const {
-  std::vector<Stored> out;
-  const auto now = seconds_now();
-  std::error_code error;
+template <class Take>
+void SessionFiles::each_file(std::error_code& error, Take take) const {
   for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) {
     if (!entry.path().filename().string().ends_with(suffix_)) continue;
     std::ifstream file(entry.path(), std::ios::binary);
     const std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     auto decoded = decode(bytes, vocab_size_);
-    if (!decoded || file_of(decoded->id) != entry.path()) {
+    if (decoded && file_of(decoded->id) != entry.path()) decoded.reset();
+    take(entry.path(), std::move(decoded));
+  }
+}
+
+std::vector<SessionFiles::Stored> SessionFiles::read(double ttl_s, std::vector<std::string>& warnings) {
+  std::vector<Stored> out;
+  const auto now = seconds_now();
+  std::error_code error;
+  int num_old = 0, num_future = 0;
+  each_file(error, [&](const std::filesystem::path& path, std::optional<Decoded> decoded) {
+    if (!decoded) {
       warnings.push_back(
-          cat("session_dir: ", entry.path().string(), " is damaged or no session file, and is passed over; remove it"));
-      continue;
+          cat("session_dir: ", path.string(), " is damaged or no session file, and is passed over; remove it"));
+      return;
     }
+    if (decoded->ended_s > now + kClockSkew_s) ++num_future;
     const auto idle_s = static_cast<double>(std::max<std::int64_t>(0, now - decoded->ended_s));
     if (idle_s > ttl_s) {
-      std::filesystem::remove(entry.path(), error);
-      continue;
+      ++num_old;
+      return;
     }
     out.push_back({std::move(decoded->id), std::make_shared<const History>(std::move(decoded->history)), idle_s});
-  }
+  });
   if (error) warnings.push_back(cat("session_dir = ", folder_.string(), " cannot be read: ", error.message()));
+  if (num_future > 0) {
+    warnings.push_back(cat("session_dir = ", folder_.string(), ": ", num_future,
+                           " sessions ended in the future, and count as just ended; check the machine's clock"));
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (!owned_) {
+      warnings.push_back(cat("session_dir = ", folder_.string(), " is used by another engine with this model: ",
+                             "histories are not stored as long as it runs. Give each engine a folder of its own"));
+    } else if (num_old > 0) {
+      ttl_s_ = ttl_s;
+      remove_old_at_ = std::chrono::steady_clock::now() + removal_delay_;
+    }
+  }
+  wake_.notify_one();
   return out;
 }
 
-void SessionFiles::write(const std::string& id, std::shared_ptr<const History> history) {
-  change(id, {std::move(history), seconds_now()});
+void SessionFiles::remove_old() const {
+  const auto now = seconds_now();
+  std::error_code error;
+  each_file(error, [&](const std::filesystem::path& path, const std::optional<Decoded>& decoded) {
+    std::error_code ignored;  // it is tried again after the next start
+    if (decoded && static_cast<double>(now - decoded->ended_s) > ttl_s_) std::filesystem::remove(path, ignored);
+  });
 }
 
-void SessionFiles::erase(const std::string& id) { change(id, {}); }
-
-void SessionFiles::change(const std::string& id, Change change) {
+void SessionFiles::write(const std::string& id, std::shared_ptr<const History> history) {
   {
     const std::lock_guard lock(mutex_);
-    changes_.insert_or_assign(id, std::move(change));
+    changes_.insert_or_assign(id, Change{std::move(history), seconds_now()});
+  }
+  wake_.notify_one();
+}
+
+void SessionFiles::erase(const std::string& id) {
+  const auto file = file_of(id);
+  {
+    const std::lock_guard lock(mutex_);
+    std::error_code error;
+    // At once. The thread does it again: it may be writing the file.
+    if (owned_) std::filesystem::remove(file, error);
+    // What waits for the folder is bounded by what is there.
+    if (!owned_ && !std::filesystem::exists(file, error)) {
+      changes_.erase(id);
+      return;
+    }
+    changes_.insert_or_assign(id, Change{});
   }
   wake_.notify_one();
 }
 
 void SessionFiles::flush() {
   std::unique_lock lock(mutex_);
-  written_.wait(lock, [this] { return changes_.empty() && !writing_; });
+  written_.wait(lock, [this] { return (changes_.empty() || !owned_) && !writing_; });
 }
 
 void SessionFiles::run() {
@@ -204,8 +283,26 @@ void SessionFiles::run() {
     std::map<std::string, Change> changes;
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [this] { return stop_ || !changes_.empty(); });
+      const auto ready = [this] { return stop_ || !changes_.empty(); };
+      while (!ready() && !remove_old_at_) wake_.wait(lock, [&] { return ready() || remove_old_at_; });
+      if (!ready() && !wake_.wait_until(lock, *remove_old_at_, ready)) {
+        remove_old_at_.reset();
+        lock.unlock();
+        remove_old();
+        continue;
+      }
       if (changes_.empty()) return;
+      if (!try_lock()) {
+        if (stop_) {
+          log({LogLevel::warning,
+               cat("session_dir = ", folder_.string(), " is used by another engine: ", changes_.size(),
+                   " sessions are not stored"),
+               "", {}});
+          return;
+        }
+        wake_.wait_for(lock, kLockRetry, [this] { return stop_; });
+        continue;
+      }
       changes.swap(changes_);
       writing_ = true;
     }
@@ -220,21 +317,30 @@ void SessionFiles::run() {
 
 void SessionFiles::apply(const std::string& id, const Change& change) {
   const auto file = file_of(id);
-  std::error_code error;
-  if (!change.history) {
-    std::filesystem::remove(file, error);
-    return;
-  }
-  // Whole or not at all: written beside its place, then moved there.
   auto beside = file;
   beside += ".new";
-  std::ofstream out(beside, std::ios::binary | std::ios::trunc);
-  out << encode(id, *change.history, change.ended_s);
-  out.close();
-  if (out) std::filesystem::rename(beside, file, error);
-  if ((!out || error) && !std::exchange(warned_, true)) {
-    log({LogLevel::warning,
-         cat("session_dir: ", file.string(), " cannot be written; sessions will not survive a restart"), "", {}});
+  std::string why;
+  std::error_code error;
+  if (change.history) {
+    // Whole or not at all: written beside its place, then moved there.
+    why = write_file(beside, encode(id, *change.history, change.ended_s));
+    if (why.empty()) {
+      std::filesystem::rename(beside, file, error);
+      if (!error) {
+        warned_ = false;
+        return;
+      }
+      why = error.message();
+    }
+    why = cat("cannot be written (", why, "); the session does not survive a restart");
+  }
+  // What is there is not the session's history any more.
+  for (const auto& old : {beside, file}) {
+    std::filesystem::remove(old, error);
+    if (error) why = cat("cannot be removed (", error.message(), "); the session comes back after a restart as it was");
+  }
+  if (!why.empty() && !std::exchange(warned_, true)) {
+    log({LogLevel::warning, cat("session_dir: ", file.string(), " ", why), "", {}});
   }
 }
 

@@ -649,6 +649,35 @@ TEST(CudaSampleTest, rows_do_not_depend_on_each_other_nor_on_their_place_nor_on_
   });
 }
 
+// A bias of the whole vocabulary goes up once for a request, but for the rows that report log probabilities.
+TEST(CudaSampleTest, rows_of_one_request_share_their_list) {
+  in_both_orders([] {
+    constexpr int kVocab = 5000, kRows = 8;
+    Random random(30);
+    const auto logits = Logits::random(random, kRows, kVocab, 2);
+    Bias bias;
+    for (int id = 0; id < kVocab; ++id) bias.emplace_back(id, static_cast<float>(uniform(random, -3, 3)));
+    const Ids banned = {7, 2000}, other = {7, 2001};
+    Rows rows(kRows);
+    for (std::size_t r = 0; r < kRows; ++r) {
+      rows[r].seed = rows[r].sequence = r + 1;
+      rows[r].bias = bias;
+      rows[r].banned = r == 3 ? other : banned;
+      rows[r].logprobs = r == 1 || r == 6 ? 4 : -1;
+    }
+    Device device(kVocab, kRows);
+    std::vector<std::byte> bytes;
+    const auto packed = device.sampler().pack(rows, kRows, bytes, device.notes());
+    EXPECT_EQ(packed.list_entries, 4 * kVocab) << "one that is shared, that of other bans, and two";
+    const auto sampled = device.sample(logits, rows);
+    for (std::size_t r = 0; r < kRows; ++r) {
+      ASSERT_EQ(sampled[r].error, "");
+      EXPECT_TRUE(agrees(sampled[r].token, logits.row(r), rows[r])) << r;
+      check_logprobs(logits, r, rows[r], sampled[r]);
+    }
+  });
+}
+
 TEST(CudaSampleTest, a_captured_step_serves_rows_with_other_parameters) {
   constexpr int kVocab = 3000, kRows = 4;
   Random random(29);

@@ -43,7 +43,7 @@ CHARONIA_KERNEL(kScanThreads, 1) void scatter_kernel(const SampleKernelParams p)
     SampleEntry& entry = p.batch.entries[i];
     const float before = logits[entry.id];
     logits[entry.id] = before + entry.value;
-    entry.value = before;
+    if (params.logprobs >= 0) entry.value = before;  // else the entries may be of several rows
   }
 }
 

@@ -23,8 +23,8 @@ struct SampleParams : RowSampling {
 };
 static_assert(std::is_trivially_copyable_v<SampleParams>);  // it is uploaded as its bytes
 
-// Added to the logit of `id` (-infinity: a ban). A row names an id once. While a row is sampled, `value` is what the
-// logit was.
+// Added to the logit of `id` (-infinity: a ban). A row names an id once. While a row that reports log probabilities is
+// sampled, `value` is what the logit was: such a row has entries of its own, others may share theirs.
 struct SampleEntry {
   std::int32_t id = 0;
   float value = 0;

@@ -24,6 +24,18 @@ struct Slot {
   std::uint64_t last_used = 0;  // step
 };
 
+// Where the entries of a row's bias and bans begin and end.
+struct SharedList {
+  std::span<const std::pair<std::int32_t, float>> bias;
+  std::span<const std::int32_t> banned;
+  std::int32_t begin = 0, end = 0;
+
+  bool is_of(const ops::SampleRow& row) const {
+    return bias.data() == row.bias.data() && bias.size() == row.bias.size() && banned.data() == row.banned.data() &&
+           banned.size() == row.banned.size();
+  }
+};
+
 bool has_penalties(const ops::SampleRow& row) {
   return row.repetition_penalty != 1 || row.presence_penalty != 0 || row.frequency_penalty != 0;
 }
@@ -79,7 +91,8 @@ struct Sampler::Impl {
     return id;
   }
 
-  std::int32_t list(const ops::SampleRow& row);
+  void list(const ops::SampleRow& row, SampleParams& params);
+  void append(const ops::SampleRow& row);
   std::int32_t slot_of(const ops::SampleRow& row);
   void add_history(const ops::SampleRow& row, std::int32_t slot);
 
@@ -95,14 +108,33 @@ struct Sampler::Impl {
   // Of the step that is being packed.
   std::vector<SampleParams> params;
   std::vector<SampleEntry> entries;
+  std::vector<SharedList> shared;
   std::vector<SampleHistory> histories;
   std::vector<SampleCount> history_counts;
 
   std::vector<std::uint16_t> seen;  // [vocab] scratch, zeros between uses
 };
 
+// The row's entries. Rows with the same lists, as those of one request, have the same entries, unless they report log
+// probabilities (see SampleEntry).
+void Sampler::Impl::list(const ops::SampleRow& row, SampleParams& params) {
+  params.list_begin = params.list_end = static_cast<std::int32_t>(entries.size());
+  if (row.bias.empty() && row.banned.empty()) return;
+  const bool shares = row.logprobs < 0;
+  const auto same = [&](const SharedList& one) { return one.is_of(row); };
+  const auto found = shares ? std::ranges::find_if(shared, same) : shared.end();
+  if (found != shared.end()) {
+    params.list_begin = found->begin;
+    params.list_end = found->end;
+    return;
+  }
+  append(row);
+  params.list_end = static_cast<std::int32_t>(entries.size());
+  if (shares) shared.push_back({row.bias, row.banned, params.list_begin, params.list_end});
+}
+
 // Appends the row's bias and bans to the entries, each token once.
-std::int32_t Sampler::Impl::list(const ops::SampleRow& row) {
+void Sampler::Impl::append(const ops::SampleRow& row) {
   const auto begin = entries.size();
   for (const auto& [id, bias] : row.bias) entries.push_back({checked(id), bias});
   for (const auto id : row.banned) entries.push_back({checked(id), -std::numeric_limits<float>::infinity()});
@@ -119,7 +151,6 @@ std::int32_t Sampler::Impl::list(const ops::SampleRow& row) {
     }
   }
   entries.erase(end, entries.end());
-  return static_cast<std::int32_t>(entries.size());
 }
 
 // The slot of the row's sequence, which has then counted what the row says was sampled, and soon one more.
@@ -191,6 +222,7 @@ SamplePacked Sampler::pack(std::span<const ops::SampleRow> rows, std::int64_t pa
   ++own.step;
   own.params.assign(static_cast<std::size_t>(padded), {});
   own.entries.clear();
+  own.shared.clear();
   own.histories.clear();
   own.history_counts.clear();
   notes.take(rows, own.vocab);
@@ -210,10 +242,9 @@ SamplePacked Sampler::pack(std::span<const ops::SampleRow> rows, std::int64_t pa
     static_cast<RowSampling&>(params) = row;
     params.unit = ops::cpu::random_unit(row.seed, row.position);
     params.logprobs = row.logprobs;
-    params.list_begin = static_cast<std::int32_t>(own.entries.size());
     params.active = 1;
     params.mask = notes.mask_of(i);
-    params.list_end = own.list(row);
+    own.list(row, params);
     if (has_penalties(row)) params.slot = own.slot_of(row);
     packed.plain = packed.plain && params.slot < 0 && params.mask < 0 && params.list_begin == params.list_end;
   }

@@ -1,4 +1,4 @@
-"""The stage `kernels` of scripts/gpu_check, with a program that writes what the real one would."""
+"""`charonia benchmark kernels`, with a program that writes what the real one would."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from gpu_check import kernels  # noqa: E402
+from charonia.bench import kernels
+from charonia.bench.cli import app
 
 LIMITS = {
     "read_bytes_per_s": 4e12,
@@ -82,9 +81,10 @@ def program(folder: Path, *, suite: str = "", then: str = "") -> Path:
 
 
 def run(folder: Path, binary: Path, *more: str) -> tuple[int, dict[str, Any]]:
-    out = folder / "results" / "kernels.json"
-    code = kernels.main(["--binary", str(binary), "--out", str(out), "--quick", *more])
-    return code, json.loads(out.read_text())
+    out = folder / "kernels.jsonl"
+    done = CliRunner().invoke(app, ["kernels", str(binary), "--json", str(out), "--size", "quick", *more])
+    print(done.output)
+    return done.exit_code, kernels.read(out)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_suites_are_run_and_what_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found = run(tmp_path, program(tmp_path))
     assert code == 0
-    assert (found["format"], found["size"], found["errors"]) == (1, "quick", [])
+    assert (found["size"], found["errors"]) == ("quick", [])
     assert list(found["suites"]) == list(kernels.SUITES) == list(ROWS)
     assert found["rows"] == [one for rows in ROWS.values() for one in rows]
     assert found["limits"] == found["suites"]["rows"]["limits"] == LIMITS

@@ -1,35 +1,27 @@
 """Times of every CUDA kernel, beside cuBLASLt, torch.mm and PyTorch's attention on the same shapes.
 
-    python -m scripts.gpu_check.kernels --binary build/engine/charonia_cuda_kernels --out kernels.json [--quick]
-
 The binary runs once per suite, in a process of its own, so that what one suite does to the device is not another's.
-Then PyTorch is measured, where it is there and sees a GPU. The results file is written after every suite:
-
-    {"format": 1, "size": "full", "device": ..., "limits": ..., "suites": {name: {...}}, "rows": [...],
-     "skipped": [...], "errors": [...], "torch": {"version": ..., "left_out": why it was not measured, or null}}
-
-A row is what benchmarks/cuda_kernels.cpp says; PyTorch's have its names as kernels ("torch.mm", "SDPA FlashAttention",
-"SDPA cuDNN") and the shapes of ours. `device` and `limits` are those of the first suite that ran; every suite has the
-limits of its own run. `python -m benchmarks.cuda_predictions --results FILE` puts them beside the predictions.
-
-Exit code 1: something could not be measured; the file says what, under "errors".
+Then PyTorch is measured, where it is there and sees a GPU. The file of records is written after every suite. Its
+settings are what Results holds beside the rows; a record's details are a row as benchmarks/cuda_kernels.cpp says it.
+PyTorch's rows have its names as kernels ("torch.mm", "SDPA FlashAttention", "SDPA cuDNN") and the shapes of ours.
+`device` and `limits` are those of the first suite that ran; every suite has the limits of its own run.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+
+from charonia.bench.records import Record, describe_run, make_table, write
+from charonia.bench.records import read as read_records
 
 SUITES = ("gemm", "decode_attention", "prefill_attention", "rows", "sampling", "experts")
 _GEMM, _DECODE, _PREFILL = SUITES[:3]
@@ -43,9 +35,10 @@ Row = dict[str, Any]
 
 @dataclass
 class Results:
-    """What the file holds; save() replaces it as a whole."""
+    """What was found. size: full, quick, or tiny, for charonia_cuda_kernels_on_host. file: save() replaces it as a
+    whole; None: nowhere."""
 
-    file: Path
+    file: Path | None
     size: str
     device: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, Any] = field(default_factory=dict)
@@ -55,12 +48,24 @@ class Results:
     errors: list[Row] = field(default_factory=list)
     torch: dict[str, Any] = field(default_factory=dict)
 
+    run: dict[str, Any] = field(default_factory=dict)
+
     def save(self) -> None:
-        content = {"format": 1, **{name: value for name, value in vars(self).items() if name != "file"}}
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(self.file)
+        self.run = self.run or describe_run()
+        settings = {name: value for name, value in vars(self).items() if name not in ("file", "run", "rows")}
+        write(self.file, {**self.run, "settings": settings}, [record_of(row) for row in self.rows])
+
+
+def record_of(row: Row) -> Record:
+    """A row of the binary's; its time is the median of several graphs' times."""
+    case = {**row["shape"], "variant": row["variant"], "overlap": row["pdl"]}
+    return Record.of("kernels", row["kernel"], "us", row["microseconds"], case=case, details=row)
+
+
+def read(file: Path) -> dict[str, Any]:
+    """The settings of a file that Results has written, with its rows."""
+    run, records = read_records(file)
+    return {**run["settings"], "rows": [record.details for record in records]}
 
 
 def run_suite(binary: Path, suite: str, results: Results, limit_s: float) -> None:
@@ -268,9 +273,7 @@ def print_tables(console: Console, results: Results) -> None:
     for suite in results.suites:
         rows = [row for row in results.rows if row["suite"] == suite]
         others = [name for name in _NOT_OURS if any(row["kernel"] == name for row in rows)]
-        table = Table("kernel", "shape", "variant", title=suite)
-        for heading in ("us", "share", "no overlap", *others):
-            table.add_column(heading, justify="right")
+        lines = []
         for kernel, shape, variant in _lines(rows, others, suite):
             named = {"kernel": kernel, "shape": shape, **({} if suite == _GEMM else {"variant": variant})}
             fastest = best([row for row in rows if row["pdl"] is not False], **named)
@@ -279,9 +282,10 @@ def print_tables(console: Console, results: Results) -> None:
             without = best([row for row in rows if row["pdl"] is False], **{**named, "variant": fastest["variant"]})
             cells = [kernel, _text(shape), fastest["variant"], _us(fastest), f"{100 * fastest['share']:.0f} %"]
             beside = [best(rows, kernel=other, shape=shape) for other in others]
-            table.add_row(*cells, _us(without), *(_us(one) for one in beside))
-        if table.row_count:
-            console.print(table)
+            lines.append([*cells, _us(without), *(_us(one) for one in beside)])
+        if lines:
+            headings = ("kernel", "shape", "variant", "us", "share", "no overlap", *others)
+            console.print(make_table(headings, lines, title=suite))
     for one in results.errors:
         console.print(f"error: {json.dumps(one)}", style="red", markup=False, highlight=False, soft_wrap=True)
     if results.torch.get("left_out"):
@@ -311,23 +315,14 @@ def _us(row: Row | None) -> str:
     return "" if row is None else f"{row['microseconds']:.1f}"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.gpu_check.kernels", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--binary", type=Path, required=True, help="charonia_cuda_kernels, or its version for the CPU")
-    parser.add_argument("--out", type=Path, required=True, help="the results file")
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_const", dest="size", const="quick", help="fewer shapes, shorter")
-    size.add_argument(
-        "--tiny", action="store_const", dest="size", const="tiny", help="for charonia_cuda_kernels_on_host"
-    )
-    parser.add_argument("--suite", action="append", choices=SUITES, help="only this one; may be repeated")
-    parser.add_argument("--limit", type=float, default=150, help="seconds after which a suite is killed [%(default)s]")
-    options = parser.parse_args(arguments)
-    results = Results(options.out, options.size or "full")
-    console = Console(width=200)
-    for suite in options.suite or SUITES:
-        run_suite(options.binary, suite, results, options.limit)
+def measure(
+    binary: Path, file: Path | None, *, size: str, suites: Sequence[str], limit_s: float, console: Console
+) -> bool:
+    """Runs the suites and PyTorch, and prints the tables. limit_s: after which a suite is killed. Returns whether all
+    could be measured; the file says what could not, under "errors"."""
+    results = Results(file, size)
+    for suite in suites or SUITES:
+        run_suite(binary, suite, results, limit_s)
         told = results.suites[suite]
         console.print(
             f"{suite}: {told['rows']} measurements, {told['errors']} errors, {told['seconds']} s", highlight=False
@@ -344,8 +339,4 @@ def main(arguments: list[str] | None = None) -> int:
             results.errors.append({"suite": "torch", "error": f"{type(error).__name__}: {error}"})
             results.save()
     print_tables(console, results)
-    return 1 if results.errors else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return not results.errors

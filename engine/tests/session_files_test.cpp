@@ -1,0 +1,139 @@
+// Session histories on disk: what is there is what the session remembers, or nothing.
+#include "runtime/session_files.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <fstream>
+
+#include "base/log.h"
+#include "test_folder.h"
+
+namespace charonia::runtime {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+class SessionFilesTest : public ::testing::Test {
+ protected:
+  SessionFilesTest() {
+    set_log_sink([this](LogLevel, const std::string&) { ++num_logged_; });
+  }
+  ~SessionFilesTest() override {
+    set_log_sink(nullptr);
+    std::filesystem::remove_all(folder_);
+  }
+
+  std::unique_ptr<SessionFiles> open(std::chrono::milliseconds removal_delay = std::chrono::hours(1)) const {
+    return std::make_unique<SessionFiles>(folder_, "model", 100, removal_delay);
+  }
+  static std::shared_ptr<const History> history(TokenId last) {
+    return std::make_shared<const History>(History{{1, 2, last}, {0}});
+  }
+  // Of session "a": its name is that of the id in hexadecimal numbers.
+  std::filesystem::path file() const {
+    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+      const auto name = entry.path().filename().string();
+      if (name.starts_with("s61.") && name.ends_with(".session")) return entry.path();
+    }
+    return {};
+  }
+  // The last token of the only session, or -1.
+  static TokenId stored(SessionFiles& files, double ttl_s = 1000) {
+    std::vector<std::string> warnings;
+    const auto all = files.read(ttl_s, warnings);
+    return all.size() == 1 ? all.front().history->tokens.back() : -1;
+  }
+
+  const std::filesystem::path folder_ = charonia::testing::test_folder();
+  std::atomic<int> num_logged_{0};
+};
+
+TEST_F(SessionFilesTest, AHistoryThatCannotBeWrittenLeavesNoOlderOne) {
+  const auto files = open();
+  files->write("a", history(3));
+  files->flush();
+  const auto place = file();
+  auto beside = place;
+  beside += ".new";
+  for (int time = 1; time <= 2; ++time) {
+    std::filesystem::create_directory(beside);  // no file can be written there
+    for (const TokenId last : {4, 5}) {
+      if (last == 5) std::filesystem::create_directory(beside);
+      files->write("a", history(last));
+      files->flush();
+      EXPECT_FALSE(std::filesystem::exists(place)) << "it is not the session's history any more";
+      EXPECT_FALSE(std::filesystem::exists(beside));
+    }
+    EXPECT_EQ(num_logged_, time) << "once until something could be written";
+    files->write("a", history(6));
+    files->flush();
+    EXPECT_EQ(stored(*files), 6);
+  }
+}
+
+TEST_F(SessionFilesTest, WhatIsErasedIsGoneAtOnceAndAlsoWhatWasHalfWritten) {
+  const auto files = open();
+  files->write("a", history(3));
+  files->flush();
+  const auto place = file();
+  auto beside = place;
+  beside += ".new";
+  std::ofstream(beside) << "half";
+  files->erase("a");
+  EXPECT_FALSE(std::filesystem::exists(place)) << "before anything is flushed";
+  files->flush();
+  EXPECT_FALSE(std::filesystem::exists(beside));
+  EXPECT_EQ(num_logged_, 0);
+  std::filesystem::create_directories(place / "inside");
+  files->erase("a");
+  files->flush();
+  EXPECT_EQ(num_logged_, 1) << "it cannot be removed";
+}
+
+TEST_F(SessionFilesTest, OneEngineWritesAtATime) {
+  auto first = open();
+  first->write("a", history(3));
+  first->flush();
+  const auto second = open();
+  std::vector<std::string> warnings;
+  EXPECT_EQ(second->read(1000, warnings).size(), 1U) << "it reads";
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_NE(warnings[0].find("another engine"), std::string::npos) << warnings[0];
+  second->erase("a");
+  second->erase("b");
+  second->flush();
+  EXPECT_EQ(stored(*first), 3) << "it does not remove";
+  second->write("a", history(4));
+  second->flush();
+  EXPECT_EQ(stored(*first), 3) << "nor write";
+  first.reset();
+  const auto deadline = Clock::now() + std::chrono::seconds(30);
+  while (stored(*second) != 4 && Clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(stored(*second), 4) << "until the first has ended";
+  // An engine of another model has files of its own.
+  std::vector<std::string> none;
+  SessionFiles(folder_, "other", 100).read(1000, none);
+  EXPECT_TRUE(none.empty());
+}
+
+TEST_F(SessionFilesTest, WhatIsTooOldByAClockThatMayBeWrongIsRemovedLater) {
+  {
+    const auto files = open();
+    files->write("a", history(3));
+    files->flush();
+    EXPECT_EQ(stored(*files, -1), -1) << "older than that";
+  }
+  const auto place = file();
+  EXPECT_FALSE(place.empty()) << "it may be the clock";
+  const auto files = open(std::chrono::milliseconds(1));
+  EXPECT_EQ(stored(*files, -1), -1);
+  const auto deadline = Clock::now() + std::chrono::seconds(30);
+  while (std::filesystem::exists(place) && Clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_FALSE(std::filesystem::exists(place));
+}
+
+}  // namespace
+}  // namespace charonia::runtime

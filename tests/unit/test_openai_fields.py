@@ -1,0 +1,101 @@
+"""docs/openai_fields.md lists every request field of OpenAI's API once, and says of each what the gateway does."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from charonia_gateway.body import ignored_fields, parse
+from charonia_gateway.errors import ApiError
+from charonia_gateway.schemas.requests import ChatRequest, CompletionRequest
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "openai_fields.md"
+USER = {"role": "user", "content": "Hello"}
+ROUTES: dict[str, tuple[type[ChatRequest] | type[CompletionRequest], Any, dict[str, Any]]] = {
+    "/v1/chat/completions": (ChatRequest, chat_params, {"messages": [USER]}),
+    "/v1/completions": (CompletionRequest, completion_params, {"prompt": "Hello"}),
+}
+# A value of OpenAI's that the page says is refused.
+REFUSED: dict[str, list[dict[str, Any]]] = {
+    "/v1/chat/completions": [
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        {"response_format": {"type": "json_object"}},
+        {"stop": ["a", "b", "c", "d", "e"]},
+        {"n": 129},
+        {"messages": [USER] * 10_001},
+    ],
+    "/v1/completions": [
+        {"prompt": [1, 2]},
+        {"suffix": "the end"},
+        {"max_tokens": 0},
+        {"logprobs": 21},
+        {"best_of": 2, "n": 1, "stream": True},
+    ],
+}
+
+
+def rows(route: str) -> dict[str, str]:
+    """Field -> what is done with it."""
+    section = re.split(r"^## ", PAGE.read_text().partition(f"## {route}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    found = re.findall(r"^\| `(\w+)` \| (\w+) \|", section, re.MULTILINE)
+    assert len(dict(found)) == len(found), "a field has two rows"
+    return dict(found)
+
+
+def body(route: str, **fields: Any) -> bytes:
+    return json.dumps({"model": "m", **ROUTES[route][2], **fields}).encode()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_table_has_the_fields_of_the_openai_package(route: str) -> None:
+    params = ROUTES[route][1]
+    kinds = (params.CompletionCreateParamsBase, params.CompletionCreateParamsStreaming)
+    fields = {name for kind in kinds for name in kind.__annotations__}
+    assert set(rows(route)) == fields, "write down what becomes of the field"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_is_taken_and_what_is_ignored_is_so(route: str) -> None:
+    schema = ROUTES[route][0]
+    without_effect = set()
+    for name, kind in rows(route).items():
+        field = schema.model_fields.get(name)
+        if kind == "ignored" and field is None:
+            assert ignored_fields(parse(schema, body(route, **{name: "x"}))) == [name]
+        elif kind == "ignored":
+            without_effect.add(name)
+        else:
+            assert field is not None, f"{name} is {kind} and unknown to the gateway"
+    assert without_effect == {
+        name
+        for name, field in schema.model_fields.items()
+        if re.match("taken[,;]", field.description or "") and name in rows(route)
+    }
+
+
+@pytest.mark.parametrize(("route", "fields"), [(route, fields) for route in REFUSED for fields in REFUSED[route]])
+def test_what_is_refused_is_so(route: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as error:
+        parse(ROUTES[route][0], body(route, **fields))
+    assert error.value.status == 400 and error.value.param is not None
+
+
+def test_a_field_that_is_refused_outright_has_its_case() -> None:
+    for route, cases in REFUSED.items():
+        refused = {name for name, kind in rows(route).items() if kind == "refused"}
+        assert refused <= {name for fields in cases for name in fields}
+
+
+def test_the_page_names_the_fields_that_openai_does_not_have() -> None:
+    text = PAGE.read_text()
+    own = {name for route in ROUTES for name in set(ROUTES[route][0].model_fields) - set(rows(route))}
+    own -= {"metadata", "store", "service_tier"}  # OpenAI's, of the other route
+    (listed,) = re.findall(r"does not have \((.*?)\)", text, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", listed)) == own
