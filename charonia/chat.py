@@ -15,6 +15,8 @@ from charonia.api.results import Chunk, SamplingParams
 from charonia.errors import InvalidRequestError
 
 _EXIT = ("exit", "quit")
+# Of C0 a text has line ends and tabs. The rest, DEL and C1 tell a terminal what to do, which is not for a model to say.
+_CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t")
 
 # Reads one message; None: the user leaves.
 ReadMessage = Callable[[], str | None]
@@ -72,7 +74,7 @@ class Conversation:
             with stream:
                 for last in stream:
                     answer.append(last.text)
-                    sys.stdout.write(last.text)
+                    sys.stdout.write(last.text.translate(_CONTROLS))
                     sys.stdout.flush()
         except KeyboardInterrupt:
             self._notes.print("\n(interrupted)", style="dim", end="")

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from charonia_client.client import Client
 from charonia_client.errors import BadRequest, CharoniaError, Overloaded
-from charonia_client.terminal import LEAVE, Reader
+from charonia_client.terminal import LEAVE, Reader, plain
 from charonia_client.types import GenerateRequest, GenerateResponse
 
 _INTERRUPTED = "(interrupted)"
@@ -82,7 +82,9 @@ class Chat:
             self._console.print(f"\n{_INTERRUPTED}", style="dim", markup=False)
         except CharoniaError as error:
             self._failed = True
-            self._console.print(f"{chr(10) if parts else ''}error: {_explained(error)}", style="red", markup=False)
+            self._console.print(
+                f"{chr(10) if parts else ''}error: {plain(_explained(error))}", style="red", markup=False
+            )
             return ""
         finally:
             loop.remove_signal_handler(signal.SIGINT)
@@ -96,7 +98,7 @@ class Chat:
         async with aclosing(self._client.generate(request, request_id=request_id)) as answer:
             async for part in answer:
                 parts.append(part.text)
-                self._console.out(part.text, end="", highlight=False)
+                self._console.out(plain(part.text), end="", highlight=False)
                 self._console.file.flush()
         if part is not None and part.finish_reason == "cancelled":
             self._console.print(f"\n{_INTERRUPTED}", style="dim", markup=False, end="")

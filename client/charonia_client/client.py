@@ -171,8 +171,10 @@ class Client:
                 told = self._disconnect(request_id, stream)
                 # The cancel goes its way whatever becomes of this task. But an event loop that ends does not wait for
                 # tasks that came after its last round of cancelling: it does for this one, which was there before.
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(told.wait(), _TOLD_TIMEOUT_S)
+                # Who has lost the connection may try another server, and does not wait for this one.
+                if not stream.task.done():
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(told.wait(), _TOLD_TIMEOUT_S)
 
     async def complete(
         self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
@@ -241,12 +243,19 @@ class Client:
     async def _cancel_until_over(self, request_id: str, stream: Stream, told: asyncio.Event) -> None:
         try:
             for patience_s in _STOP_PATIENCE_S:
-                # One that fails is said again: a server that is away has ended the call, a busy one may only be late.
+                # One that fails is said again: the server may only be late, or its connection may come back.
+                heard = False
                 with contextlib.suppress(CharoniaError):
                     await self.cancel(request_id)
+                    heard = True
                 told.set()
+                if stream.task.done() and not heard:
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(self._closing.wait(), patience_s)
+                        return
                 await asyncio.wait((stream.task,), timeout=patience_s)
-                if stream.task.done():
+                # Nothing more comes of a call whose connection broke, whatever the server does: it must have heard.
+                if stream.task.done() and (heard or stream.over):
                     return
         except asyncio.CancelledError:
             # The loop is being torn down and cancels all tasks, once: say it a last time, then obey.

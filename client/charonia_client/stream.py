@@ -19,7 +19,7 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
 
-from charonia_client.errors import CharoniaError, ServerError, from_rpc, from_triton
+from charonia_client.errors import CharoniaError, ConnectionLost, ServerError, Unresponsive, from_rpc, from_triton
 
 # Responses read ahead of a slow reader; more wait in gRPC's and Triton's buffers.
 _READ_AHEAD = 64
@@ -44,7 +44,7 @@ class Stream:
         self._error: CharoniaError | None = None
         self._ended = False
         self.begun = False  # a response has come
-        self.over = False  # the server has nothing more to do for this call, or is gone
+        self.over = False  # the server has nothing more to do for this call
         self._abandoned = False
         self._news = asyncio.Event()  # for the reader
         self._room = asyncio.Event()  # for the task
@@ -96,8 +96,10 @@ class Stream:
                         await self._room.wait()
             self.over = True
         except grpc.RpcError as error:
-            self.over = True
-            self.fail(from_rpc(error, self._target))
+            failure = from_rpc(error, self._target)
+            # Of a connection that broke nobody knows whether the server lives on, and works on.
+            self.over = not isinstance(failure, (ConnectionLost, Unresponsive))
+            self.fail(failure)
         except asyncio.CancelledError:
             # By a loop that ends, or because the call was cancelled here; whoever did the latter has set an error.
             self.fail(ServerError("the call was cancelled"))

@@ -10,6 +10,13 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 LEAVE = "exit"
+# Of C0 a text has line ends and tabs; the rest, DEL and C1 tell a terminal what to do.
+_CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t")
+
+
+def plain(text: str) -> str:
+    """`text` without control characters: no model or server moves the cursor or sets the clipboard."""
+    return text.translate(_CONTROLS)
 
 
 class Reader(Protocol):

@@ -69,7 +69,14 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
         if tracing:
             await asyncio.to_thread(tracing.close)
 
-    app = FastAPI(title="Charonia", version=__version__, description=_DESCRIPTION, lifespan=lifespan, redoc_url=None)
+    app = FastAPI(
+        title="Charonia",
+        version=__version__,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would name whatever host the request does
+    )
     for module in (chat, completions, interactive, models, service):
         app.include_router(module.router)
     app.add_middleware(DrainMiddleware, drain=draining)

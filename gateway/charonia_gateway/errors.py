@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from starlette.exceptions import HTTPException
 
 from charonia_gateway.endpoints import SessionLost
 from charonia_gateway.record import record_of
+
+log = logging.getLogger("charonia_gateway")
 
 
 class ApiError(Exception):
@@ -69,9 +72,26 @@ _FIELD = re.compile(r"^([a-z_]+)((?:\[\d+\]|\.[a-z_]+)*)(?=:| =| is\b)")
 _CONTEXT = re.compile(r"\bdo(?:es)? not fit\b.*session_len", re.DOTALL)
 
 
+# What errors say of servers, and what of it is for clients: no address, and nothing of what gRPC has to say.
+_PLACES = (
+    (re.compile(r"^(no server can take requests): .*", re.DOTALL), r"\1"),
+    (re.compile(r"^endpoint \S+ is down: .*", re.DOTALL), "the server went down"),
+    (re.compile(r"^.*\bTriton at \S+ ([^:]*).*", re.DOTALL), r"the server \1"),
+    (re.compile(r"^\S+ (is no Triton server): .*", re.DOTALL), r"the server \1"),
+)
+
+
+def _without_places(text: str) -> str:
+    for pattern, public in _PLACES:
+        if pattern.match(text):
+            log.warning("a request fails: %s", text)
+            return pattern.sub(public, text)
+    return text
+
+
 def from_engine(error: CharoniaError) -> ApiError:
-    """The answer for an error of the engine client."""
-    text = str(error)
+    """The answer for an error of the engine client. What it says of servers goes to the log."""
+    text = str(error) if isinstance(error, BadRequest) else _without_places(str(error))
     match error:
         case BadRequest():
             if _CONTEXT.search(text):

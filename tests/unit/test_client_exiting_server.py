@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from charonia_client import Client, GenerateRequest
+from charonia_client import Client, ConnectionLost, GenerateRequest
 from charonia_client.errors import Unresponsive
 from triton_double import Double, input_text, part
 from tritonclient.grpc import service_pb2 as pb
@@ -47,3 +47,70 @@ async def test_an_exiting_server_loses_only_the_answers_that_it_has_left(monkeyp
         assert not flowing.done()
         enough.set()
         assert await asyncio.wait_for(flowing, HANG_S) == "stop"
+
+
+class Proxy:
+    """A port in front of a server, whose connections a test cuts."""
+
+    def __init__(self, target: str) -> None:
+        self._host, self._port = target.split(":")
+        self._writers: list[asyncio.StreamWriter] = []
+        self._refuses = False
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cut()
+        self._server.close()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refuses:
+            writer.transport.abort()
+            return
+        far_reader, far_writer = await asyncio.open_connection(self._host, int(self._port))
+        self._writers.append(writer)  # the server's own connection stays, as behind a network that fails
+        await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+
+    def cut(self, *, refuses: bool = False) -> None:
+        self._refuses = refuses
+        while self._writers:
+            self._writers.pop().transport.abort()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    except ConnectionError:
+        pass
+
+
+async def test_a_request_whose_connection_broke_is_cancelled_when_the_server_can_be_reached_again() -> None:
+    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        yield part("begun")
+        await asyncio.Event().wait()
+
+    async def read(client: Client) -> None:
+        async for _ in client.generate(GenerateRequest(text="hi"), request_id="lost"):
+            begun.set()
+
+    async def cancelled() -> None:
+        while ("cancel", "lost") not in double.actions:
+            await asyncio.sleep(0.02)
+
+    begun = asyncio.Event()
+    async with Double() as double:
+        double.behaviour = answer
+        proxy = Proxy(double.target)
+        async with proxy as target, Client(target) as client:
+            reading = asyncio.create_task(read(client))
+            await asyncio.wait_for(begun.wait(), HANG_S)
+            proxy.cut(refuses=True)
+            with pytest.raises(ConnectionLost):
+                await asyncio.wait_for(reading, HANG_S)
+            assert double.actions == []
+            proxy.cut()
+            await asyncio.wait_for(cancelled(), HANG_S)

@@ -61,7 +61,7 @@ async def test_a_call_that_begins_while_the_server_dies_is_unavailable(attempt: 
                 assert (await stream.next()).id == "flowing"
             process.kill()
             late = []
-            while not any(stream.over for stream in flowing):
+            while not any(stream.task.done() for stream in flowing):
                 late += [Stream(call(pb.ModelInferRequest(id="late")), target) for _ in range(8)]
                 await asyncio.sleep(0)
             for stream in flowing + late:

@@ -19,7 +19,7 @@ from charonia_client import (
 )
 from charonia_client.errors import from_triton
 from charonia_client.tensors import decode, encode, encode_action
-from charonia_client.terminal import messages_of
+from charonia_client.terminal import messages_of, plain
 from charonia_client.types import TopToken
 from charonia_client.vocabulary import Vocabulary
 from hypothesis import given
@@ -282,3 +282,7 @@ async def test_a_server_that_goes_away_while_tokens_are_named_takes_no_names_alo
 )
 def test_lines_become_messages(lines: str, enter_sends: bool, messages: list[str]) -> None:
     assert list(messages_of(lines.splitlines(keepends=True), enter_sends)) == messages
+
+
+def test_of_a_models_text_no_control_reaches_the_terminal() -> None:
+    assert plain("a\tb\n\x1b]52;c;eA==\x07\x9b2Jc\r\x7fé\u00a0") == "a\tb\n]52;c;eA==2Jcé\u00a0"

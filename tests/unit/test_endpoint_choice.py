@@ -24,7 +24,7 @@ LONG = "You are a patient teacher of marine biology. " * 40
 
 
 def endpoint(name: str, state: State = State.UP, outstanding_tokens: int = 0, removed: bool = False) -> Endpoint:
-    made = Endpoint(cast(Client, SimpleNamespace(target=name)), lambda _: None)
+    made = Endpoint(cast(Client, SimpleNamespace(target=name)), lambda _: None, Recent(10))
     made.health.state = state
     made.outstanding_tokens = outstanding_tokens
     made.removed = removed

@@ -569,3 +569,33 @@ async def test_one_server_is_asked_whatever_its_checks_say() -> None:
         with pytest.raises(Overloaded, match="queue is full"):
             await gateway.text(ask())
         assert gateway.retries == 0 and gateway.choices == []
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_server_that_was_removed_is_told_of_the_end_when_it_comes_back(whole: bool) -> None:
+    async with several(2) as gateway:
+        pool, targets = gateway.pool, [server.target for server in gateway.servers]
+        assigned = gateway.server_of(await gateway.text(ask(session_id="s", interactive=True)))
+        other = gateway.other(assigned)
+        pool.set_targets([other.target])
+        await until(lambda: len(pool.endpoints) == 1, "it is gone")
+        if whole:  # the session goes on elsewhere
+            assert await gateway.text(ask(session_id="s")) == other.target
+        else:
+            await pool.end_session("s")
+        assert assigned.actions == []
+        pool.set_targets(targets)
+        await until(lambda: ("end_session", "s") in assigned.actions, "it is told")
+
+
+async def test_a_stream_that_is_left_does_not_replace_a_history_that_was_to_end() -> None:
+    async with several() as gateway:
+        assigned = gateway.server_of(await gateway.text(ask(session_id="s", interactive=True)))
+        assigned.action_error = "[503] not now"
+        with pytest.raises(Unavailable):
+            await gateway.pool.end_session("s")
+        answering, assigned.behaviour = assigned.behaviour, hold(asyncio.Event(), [part("begin ")])
+        async with aclosing(gateway.stream(ask(session_id="s", stream=True))) as parts:
+            await anext(parts)
+        assigned.behaviour, assigned.action_error = answering, ""
+        await until(lambda: ("end_session", "s") in assigned.actions, "it is still told to forget it")

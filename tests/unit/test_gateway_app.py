@@ -39,6 +39,12 @@ async def test_of_a_wrong_models_name_the_log_has_the_beginning(caplog: pytest.L
     assert line.__dict__["model"] == "m" * 100
 
 
+async def test_a_path_with_a_slash_more_is_no_redirect_to_another_host() -> None:
+    async with gateway() as (web, _):
+        answer = await web.post("/v1/chat/completions/", json=CHAT, headers={"Host": "elsewhere"})
+    assert answer.status_code == 404 and "location" not in answer.headers
+
+
 @pytest.mark.parametrize("tokens", [3, 1500])  # the latter are made in a thread, and in pieces
 async def test_answers_with_log_probabilities_are_whole_however_many_they_are(tokens: int) -> None:
     async def answer(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:

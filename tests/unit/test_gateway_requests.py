@@ -7,7 +7,15 @@ import math
 import time
 
 import pytest
-from charonia_client import BadRequest, DeadlineExceeded, GenerateResponse, Overloaded, ServerError, Unavailable
+from charonia_client import (
+    BadRequest,
+    CharoniaError,
+    DeadlineExceeded,
+    GenerateResponse,
+    Overloaded,
+    ServerError,
+    Unavailable,
+)
 from charonia_client.types import TopToken
 from charonia_gateway import body
 from charonia_gateway.body import ignored_fields, parse
@@ -373,6 +381,31 @@ def test_status_of_the_engines_errors(error: Exception, status: int, code: str, 
     assert (answer.status, answer.code, answer.param) == (status, code, param)
     if status == 429:
         assert answer.headers["Retry-After"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            Unavailable("Triton at 10.0.0.7:8001 cannot be reached or went away: ipv4:10.0.0.7:8001: refused"),
+            "the server cannot be reached or went away",
+        ),
+        (Unavailable("no server can take requests: 10.0.0.7:8001: it is away"), "no server can take requests"),
+        (Unavailable("endpoint 10.0.0.7:8001 is down: Triton at 10.0.0.7:8001 is away"), "the server went down"),
+        (Unavailable("model 'm' of Triton at 10.0.0.7:8001 is not ready"), "the server is not ready"),
+        (
+            DeadlineExceeded("Triton at 10.0.0.7:8001 did not answer in time (2 s)"),
+            "the server did not answer in time (2 s)",
+        ),
+        (ServerError("10.0.0.7:8001 is no Triton server: 10.0.0.7"), "the server is no Triton server"),
+        (Unavailable("the engine is shutting down"), "the engine is shutting down"),
+    ],
+)
+def test_where_servers_are_is_said_to_the_log_alone(
+    error: CharoniaError, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert from_engine(error).message == says
+    assert caplog.messages == ([] if str(error) == says else [f"a request fails: {error}"])
 
 
 def answer_with_logprobs() -> GenerateResponse:

@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 CHUNK_CHARACTERS = 256
 _MAX_CHARACTERS = 64 * CHUNK_CHARACTERS
 _MAX_PREFIXES = 200_000
-_MAX_SESSIONS = 100_000
+MAX_SESSIONS = 100_000
 
 
 class Recent(OrderedDict[Key, Value]):
@@ -43,7 +43,7 @@ class Home(NamedTuple):
 class SessionAffinity(Recent[str, Home]):
     """The server of each session, by session id."""
 
-    def __init__(self, limit: int = _MAX_SESSIONS) -> None:
+    def __init__(self, limit: int = MAX_SESSIONS) -> None:
         super().__init__(limit)
 
 

@@ -53,9 +53,12 @@ class Chooser:
         if len(endpoints) == 1 and not endpoints[0].removed:
             if endpoints[0].target in tried:
                 return None
-            if request.session_id is not None:  # there may be more of them later
+            before = None
+            if request.session_id is not None:  # there may be more of them later, or have been before
+                home = self.sessions.get(request.session_id)
+                before = home.target if home and home.target != endpoints[0].target else None
                 self._assign(request.session_id, endpoints[0])
-            return Choice(endpoints[0], "only")
+            return Choice(endpoints[0], "only", before)
         usable = {endpoint.target: endpoint for endpoint in endpoints if endpoint.usable}
         untried = {target: endpoint for target, endpoint in usable.items() if target not in tried}
         up = {target: endpoint for target, endpoint in untried.items() if endpoint.health.state is State.UP}
@@ -79,11 +82,6 @@ class Chooser:
         session_id = request.session_id
         if session_id is not None and (home := self.sessions.get(session_id)) and home.target == endpoint.target:
             self.sessions[session_id] = home._replace(answered=not request.end_session)
-
-    def ended(self, session_id: str) -> None:
-        """The session has no history any more."""
-        if home := self.sessions.get(session_id):
-            self.sessions[session_id] = home._replace(answered=False)
 
     def _by_session(
         self,

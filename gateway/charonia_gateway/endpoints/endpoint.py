@@ -24,19 +24,19 @@ from charonia_gateway.endpoints.health import Health, State
 
 log = logging.getLogger("charonia_gateway")
 
-_MAX_STALE_SESSIONS = 10_000
 _TELLERS = 16  # end_session requests at once
 
 
 class InFlight:
     """A request in flight at an endpoint, counted until it ends there."""
 
-    __slots__ = ("_answering", "_prompt_tokens", "endpoint", "id", "tokens")
+    __slots__ = ("_answering", "_prompt_tokens", "endpoint", "finished", "id", "tokens")
 
     def __init__(self, endpoint: Endpoint, id: str, request: GenerateRequest) -> None:
         self.endpoint = endpoint
         self.id = id
         self._answering = False
+        self.finished = False  # its answer came to its own end
         self._prompt_tokens = load.prompt_tokens(request)
         self.tokens = self._prompt_tokens + load.answer_tokens(request)  # outstanding
         endpoint.outstanding_tokens += self.tokens
@@ -44,6 +44,7 @@ class InFlight:
 
     def note(self, part: GenerateResponse) -> None:
         """Takes what has come off the outstanding tokens: the prompt with the first part, and each part's tokens."""
+        self.finished = part.finish_reason in ("stop", "length")
         done = len(part.token_ids)
         if not self._answering:
             self._answering = True
@@ -61,9 +62,10 @@ class InFlight:
 
 
 class Endpoint:
-    """`changed` is called when its state may have changed."""
+    """`changed` is called when its state may have changed. `stale_sessions`: sessions that went on elsewhere or ended,
+    which the server was not told: its histories of them are out of date."""
 
-    def __init__(self, client: Client, changed: Callable[[Endpoint], None]) -> None:
+    def __init__(self, client: Client, changed: Callable[[Endpoint], None], stale_sessions: Recent[str, None]) -> None:
         self.client = client
         self.target = client.target
         self.health = Health()
@@ -73,8 +75,7 @@ class Endpoint:
         self.turn = 0  # when it was chosen last: of equals the one that waits longest is next
         self.broken = False  # a check found that its connection broke, and none has found it well since
         self.busy_until = 0.0  # on the chooser's clock: when its Retry-After ends
-        # Sessions that went on elsewhere or ended, which it was not told: its histories of them are out of date.
-        self.stale_sessions: Recent[str, None] = Recent(_MAX_STALE_SESSIONS)
+        self.stale_sessions = stale_sessions
         self._changed = changed
         self._wake = asyncio.Event()
         self._checking = False
@@ -157,6 +158,11 @@ class Endpoint:
             task = self._forgetting[session_id] = asyncio.create_task(self._forget_stale_session(session_id))
             task.add_done_callback(lambda done: self._forgotten(session_id, done))
         await asyncio.shield(task)
+
+    async def forgotten(self, session_id: str) -> None:
+        """Returns when no end of that session is on its way to the server: it would end what begins now."""
+        if task := self._forgetting.get(session_id):
+            await asyncio.wait((task,))
 
     async def _forget_stale_session(self, session_id: str) -> None:
         try:

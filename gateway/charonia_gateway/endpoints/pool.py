@@ -26,6 +26,7 @@ from charonia_client import (
     Unavailable,
 )
 
+from charonia_gateway.endpoints.affinity import MAX_SESSIONS, Recent
 from charonia_gateway.endpoints.chooser import Choice, Chooser, Reason
 from charonia_gateway.endpoints.endpoint import Endpoint, InFlight
 from charonia_gateway.endpoints.health import State
@@ -35,6 +36,7 @@ log = logging.getLogger("charonia_gateway")
 
 # A request may itself crash its server. It must not crash all of them.
 _MAX_LOST_CONNECTIONS = 2
+_MAX_TARGETS = 1000  # of which it is remembered what they were not told
 
 
 class SessionLost(CharoniaError):
@@ -49,8 +51,11 @@ class Answer:
     in_flight: InFlight
     first: list[GenerateResponse]
     rest: AsyncGenerator[GenerateResponse, None]
+    replaced: str | None = None  # the session whose outdated history this replaces, once it has come to its end
 
     async def aclose(self) -> None:
+        if self.replaced and not self.in_flight.finished:
+            self.in_flight.endpoint.stale_sessions.remember(self.replaced, None)
         self.in_flight.close()
         await self.rest.aclose()
 
@@ -77,6 +82,8 @@ class Pool:
         self._chooser = Chooser()
         self._watches: dict[str, asyncio.Task[None]] = {}
         self.endpoints: list[Endpoint] = []
+        # By target: a server that leaves the list and comes back may have histories that are out of date.
+        self._stale: Recent[str, Recent[str, None]] = Recent(_MAX_TARGETS)
 
     async def __aenter__(self) -> Pool:
         self.set_targets(self._targets)
@@ -100,9 +107,15 @@ class Pool:
                 endpoint.look_again()
         for target in wanted:
             if target not in known:
-                endpoint = Endpoint(Client(target, metadata=self._metadata), self._changed)
+                client = Client(target, metadata=self._metadata)
+                endpoint = Endpoint(client, self._changed, self._stale_at(target))
                 self.endpoints.append(endpoint)
                 self._watches[target] = asyncio.create_task(self._watch(endpoint))
+
+    def _stale_at(self, target: str) -> Recent[str, None]:
+        stale = self._stale.get(target)
+        self._stale.remember(target, Recent(MAX_SESSIONS) if stale is None else stale)
+        return self._stale[target]
 
     async def begin(self, request: GenerateRequest, id: str, timeout_s: float | None = None) -> Answer:
         """Sends the request, and returns once its answer has begun: with the first part, or, where nothing is sent to
@@ -134,7 +147,8 @@ class Pool:
                     async for part in parts:
                         entries = _check_entries(entries, part)
                         first.append(part)
-                return Answer(entry, first, parts)
+                    entry.finished = first[-1].finish_reason in ("stop", "length")
+                return Answer(entry, first, parts, replaced)
             except Overloaded as error:
                 entry.close()
                 if replaced:
@@ -177,12 +191,11 @@ class Pool:
         old = next((endpoint for endpoint in self.endpoints if endpoint.target == before), None)
         why = f"is {old.health.state.value}: {old.health.reason}" if old and not old.removed else "was removed"
         log.warning("a session moves from %s, which %s, to %s", before, why, choice.endpoint.target)
-        if old:
-            old.stale_sessions.remember(session_id, None)
+        self._stale_at(before).remember(session_id, None)
         if choice.loses_history:
             raise SessionLost(
-                f"the history of session {session_id!r} is lost: it was on the server {before}, which {why}; send this "
-                "turn again to begin anew, with what the conversation has to know of it"
+                f"the history of session {session_id!r} is lost: it was on a server that takes no requests now; send "
+                "this turn again to begin anew, with what the conversation has to know of it"
             )
 
     async def _settle_session(self, endpoint: Endpoint, request: GenerateRequest) -> str | None:
@@ -192,8 +205,12 @@ class Pool:
         session_id = request.session_id
         if session_id is None or session_id not in endpoint.stale_sessions:
             return None
+        if not request.interactive:
+            await endpoint.forgotten(session_id)
         if request.interactive:
             await endpoint.forget_stale_session(session_id)
+            return None
+        if session_id not in endpoint.stale_sessions:
             return None
         del endpoint.stale_sessions[session_id]
         return session_id
@@ -212,6 +229,8 @@ class Pool:
         """Forgets a session. A server that is down is told when it comes back. Where a server cannot be told, that is
         raised, and it is told again after its next good check."""
         server = self._server_of(session_id)
+        if server is None and (home := self._chooser.sessions.get(session_id)):  # it may come back
+            self._stale_at(home.target).remember(session_id, None)
         if server and len(self.endpoints) > 1 and not server.usable:
             server.stale_sessions.remember(session_id, None)
             del self._chooser.sessions[session_id]
@@ -221,7 +240,7 @@ class Pool:
             lambda client: client.end_session(session_id),
             lambda endpoint: endpoint.stale_sessions.remember(session_id, None),
         )
-        self._chooser.ended(session_id)
+        self._chooser.sessions.pop(session_id, None)
 
     async def stop_session(self, session_id: str) -> None:
         await self._tell(session_id, lambda client: client.stop(session_id=session_id))
