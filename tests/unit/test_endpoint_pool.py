@@ -396,6 +396,22 @@ async def test_a_session_whose_home_is_lost_moves_and_the_old_home_forgets_it() 
         assert await gateway.text(turn) == moved.target
 
 
+async def test_a_turn_that_no_other_server_takes_leaves_the_session_where_it_is() -> None:
+    async with several() as gateway:
+        turn = ask(session_id="s", interactive=True)
+        assigned = gateway.server_of(await gateway.text(turn))
+        for server in gateway.servers:
+            if server is not assigned:
+                server.behaviour = refuse("[429] the queue is full; retry after 9 s")
+        assigned.fall_asleep()
+        with pytest.raises(Overloaded):
+            await asyncio.wait_for(gateway.text(ask(session_id="s")), HANG_S)
+        assigned.wake_up()
+        await gateway.until_all_are(State.UP)
+        assert await gateway.text(turn) == assigned.target
+        assert ("end_session", "s") not in assigned.actions
+
+
 async def test_a_sessions_end_is_told_where_it_is() -> None:
     async with several() as gateway:
         pool, turn = gateway.pool, ask(session_id="s", interactive=True)

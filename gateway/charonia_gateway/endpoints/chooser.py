@@ -57,7 +57,8 @@ class Chooser:
             if request.session_id is not None:  # there may be more of them later, or have been before
                 home = self.sessions.get(request.session_id)
                 before = home.target if home and home.target != endpoints[0].target else None
-                self._assign(request.session_id, endpoints[0])
+                if home is None or not (before and home.answered):
+                    self.assign(request.session_id, endpoints[0])
             return Choice(endpoints[0], "only", before)
         usable = {endpoint.target: endpoint for endpoint in endpoints if endpoint.usable}
         untried = {target: endpoint for target, endpoint in usable.items() if target not in tried}
@@ -72,7 +73,9 @@ class Chooser:
             choice.endpoint.turn = self._turn
         return choice
 
-    def _assign(self, session_id: str, endpoint: Endpoint) -> None:
+    def assign(self, session_id: str, endpoint: Endpoint) -> None:
+        """The session's requests go to this server from now on. Where a choice moves a session that has a history, its
+        caller does this once the server has taken the request: if it does not, the history is still where it was."""
         home = self.sessions.get(session_id)
         same = home is not None and home.target == endpoint.target
         self.sessions.remember(session_id, home if home and same else Home(endpoint.target, answered=False))
@@ -95,7 +98,7 @@ class Chooser:
         home = self.sessions.get(session_id)
         if home and home.target in usable:
             if home.target not in tried:
-                self._assign(session_id, usable[home.target])
+                self.assign(session_id, usable[home.target])
                 return Choice(usable[home.target], "session")
             # The server is up but has rejected this request. Elsewhere an interactive turn would lack its history.
             if request.interactive or not candidates:
@@ -104,7 +107,8 @@ class Chooser:
         if not candidates:
             return None
         chosen = candidates[rendezvous(session_id, candidates)]
-        self._assign(session_id, chosen)
+        if home is None or not home.answered:
+            self.assign(session_id, chosen)
         if home is None:
             return Choice(chosen, "session")
         return Choice(chosen, "session", home.target, loses_history=home.answered and bool(request.interactive))

@@ -141,6 +141,7 @@ class Pool:
                 replaced = await self._settle_session(endpoint, request)
                 first = [await anext(parts)]
                 entry.note(first[0])
+                self._move(choice, request)
                 self._chooser.answered(request, endpoint)
                 entries = _check_entries(0, first[0])
                 if not request.stream:
@@ -184,19 +185,25 @@ class Pool:
             self._on_choice(choice.reason)
 
     def _note_move(self, choice: Choice, request: GenerateRequest) -> None:
-        """A session's old server is to forget it. Raises SessionLost where the request needs what is there."""
+        """Raises SessionLost where the request needs what the session's old server has."""
         session_id, before = request.session_id, choice.moved_from
         if session_id is None or before is None:
             return
         old = next((endpoint for endpoint in self.endpoints if endpoint.target == before), None)
         why = f"is {old.health.state.value}: {old.health.reason}" if old and not old.removed else "was removed"
         log.warning("a session moves from %s, which %s, to %s", before, why, choice.endpoint.target)
-        self._stale_at(before).remember(session_id, None)
         if choice.loses_history:
+            self._move(choice, request)
             raise SessionLost(
                 f"the history of session {session_id!r} is lost: it was on a server that takes no requests now; send "
                 "this turn again to begin anew, with what the conversation has to know of it"
             )
+
+    def _move(self, choice: Choice, request: GenerateRequest) -> None:
+        """A session that has moved has its history on the new server, and its old one is to forget it."""
+        if request.session_id is not None and choice.moved_from is not None:
+            self._stale_at(choice.moved_from).remember(request.session_id, None)
+            self._chooser.assign(request.session_id, choice.endpoint)
 
     async def _settle_session(self, endpoint: Endpoint, request: GenerateRequest) -> str | None:
         """No turn goes on with a history that is out of date: the server forgets it first. A request with the whole
