@@ -82,7 +82,7 @@ Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, const M
              const ModelOptions& options)
     : standing_(server_of(model), identity, options.warmup),
       engine_(load(identity, gather_settings(identity, options), make_metrics_sink(families, identity.name))),
-      watcher_(server_of(model), identity.name, standing_, engine_, calls_, withdrawal_,
+      watcher_(server_of(model), identity.name, standing_, engine_, calls_, sending_, withdrawal_,
                [this](const std::string& why) { end_all(why); }),
       control_(server_of(model)) {
   engine_.on_failure([this] { calls_.rouse(); });
@@ -196,6 +196,7 @@ void Model::deliver(Call& call, const Result& result) noexcept {
   const bool last = result.finish_reason != FinishReason::none && --call.num_open == 0;
   call.totals.see(result);
   if (call.traced) call.traced->took(call.totals.timings);
+  sending_.begins();
   try {
     send(call, result, last);
   } catch (const std::exception& error) {
@@ -203,6 +204,7 @@ void Model::deliver(Call& call, const Result& result) noexcept {
     log_error(std::string("a response could not be made: ") + error.what());
     fail(call, error);
   }
+  sending_.ended();
   if (last) {
     request_log_.ended(call.id, call.totals);
     call.traced.reset();

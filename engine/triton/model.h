@@ -13,6 +13,7 @@
 #include "model_options.h"
 #include "request_log.h"
 #include "request_reader.h"
+#include "send_watch.h"
 #include "server_exit.h"
 #include "standing.h"
 #include "triton_api.h"
@@ -51,6 +52,7 @@ class Model {
   ModelStanding standing_;
   RequestLog request_log_;
   CallTable calls_;
+  SendWatch sending_;
   Withdrawal withdrawal_;
   std::mutex why_mutex_;
   std::string why_ended_;  // set before end_all() ends the requests

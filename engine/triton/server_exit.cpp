@@ -12,6 +12,12 @@ void exit_server() {
   std::_Exit(kDeviceFailedExitCode);
 }
 
+void exit_stuck_server() {
+  log_error("Triton has not taken a response for 30 s, as can happen when a client cancels a stream (docs/contracts.md): "
+            "the server ends with exit code " + std::to_string(kStuckExitCode) + ", to be started again");
+  std::_Exit(kStuckExitCode);
+}
+
 void Withdrawal::keep(FactoryPtr factory) {
   const std::lock_guard lock(mutex_);
   if (!factory_ && !ended_) factory_ = std::move(factory);

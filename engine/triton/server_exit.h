@@ -15,6 +15,12 @@ inline constexpr int kDeviceFailedExitCode = 75;
 // Ends this process at once, without destructors: what they would ask of the device fails, or hangs.
 [[noreturn]] void exit_server();
 
+// EX_SOFTWARE: `charonia serve` starts the server again.
+inline constexpr int kStuckExitCode = 70;
+
+// Ends this process at once when the server takes no responses any more.
+[[noreturn]] void exit_stuck_server();
+
 // Makes a model that can answer nothing not ready, for the server's health and the model's own, and keeps it loaded for
 // its metrics. Any thread.
 class Withdrawal {

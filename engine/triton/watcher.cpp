@@ -8,13 +8,14 @@
 namespace charonia::triton {
 
 Watcher::Watcher(TRITONSERVER_Server* server, std::string model, ModelStanding& standing, Engine& engine,
-                 CallTable& calls, Withdrawal& withdrawal, EndAll end_all)
+                 CallTable& calls, SendWatch& sending, Withdrawal& withdrawal, EndAll end_all)
     : server_(server),
       name_(std::move(model)),
       standing_(standing),
       drain_(engine.info().config.drain_timeout_s),
       engine_(engine),
       calls_(calls),
+      sending_(sending),
       withdrawal_(withdrawal),
       end_all_(std::move(end_all)),
       thread_([this](const std::stop_token& stop) { run(stop); }) {}
@@ -24,6 +25,7 @@ void Watcher::run(const std::stop_token& stop) {
     if (!engine_.failure().empty()) return after_failure(stop);
     for (const auto handle : calls_.take_abandoned()) engine_.cancel(handle);
     watch_standing();
+    if (sending_.stuck(Clock::now())) exit_stuck_server();
     calls_.pause(stop, kPollPeriod);
   }
 }

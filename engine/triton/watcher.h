@@ -9,6 +9,7 @@
 
 #include "calls.h"
 #include "charonia/engine.h"
+#include "send_watch.h"
 #include "server_exit.h"
 #include "standing.h"
 #include "triton_api.h"
@@ -18,6 +19,9 @@ namespace charonia::triton {
 // One thread per model. While requests are in flight it cancels those whose client has left (kPollPeriod at most after
 // it left), and asks the server whether the model is still served: an unload completes only when every request has
 // ended, and the backend's ModelFinalize comes only then. Without requests it sleeps.
+//
+// When the server does not take a response any more (send_watch.h), no request of any stream can go on, and nothing in
+// the process can help: the process ends, so that what supervises it starts a new one.
 //
 // When the engine's device has failed, all requests end. Once they have, the model is withdrawn, and with the setting
 // exit_on_device_failure the server's process ends kFarewell later: until then the responses go out on their
@@ -35,7 +39,7 @@ class Watcher {
 
   // When the server exits, requests may go on for the setting drain_timeout_s; an unload ends them at once.
   Watcher(TRITONSERVER_Server* server, std::string model, ModelStanding& standing, Engine& engine, CallTable& calls,
-          Withdrawal& withdrawal, EndAll end_all);
+          SendWatch& sending, Withdrawal& withdrawal, EndAll end_all);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -50,6 +54,7 @@ class Watcher {
   std::chrono::duration<double> drain_;
   Engine& engine_;
   CallTable& calls_;
+  SendWatch& sending_;
   Withdrawal& withdrawal_;
   EndAll end_all_;
 
