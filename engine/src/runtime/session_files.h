@@ -47,8 +47,8 @@ class SessionFiles {
   std::vector<Stored> read(double ttl_s, std::vector<std::string>& warnings);
 
   // Neither waits for a file to be written nor fails: what cannot be written is said on the error stream, once until
-  // something could be, and then no file of the session is left. The youngest call counts. at_once: the file is gone when
-  // erase() returns, unless it is being written; that waits for the file system.
+  // something could be, and then no file of the session is left. The youngest call counts. at_once: the file is gone
+  // when erase() returns, unless it is being written; that waits for the file system.
   void write(const std::string& id, std::shared_ptr<const History> history);
   void erase(const std::string& id, bool at_once);
   // Returns when everything is on disk that was asked for before; at once where another one holds the lock.
