@@ -35,27 +35,36 @@ namespace {
 // rejected, on the one that submits).
 thread_local bool in_callback = false;
 
+// Declared before the GIL is taken: to give that back may drop Python objects of this thread, an engine among them.
+class InCallback {
+ public:
+  InCallback() = default;
+  InCallback(const InCallback&) = delete;
+  InCallback& operator=(const InCallback&) = delete;
+  ~InCallback() { in_callback = before_; }
+
+ private:
+  const bool before_ = std::exchange(in_callback, true);
+};
+
 // A Python callable that may be copied, called and destroyed on any thread without the GIL.
 class Callback {
  public:
   explicit Callback(py::function function)
       : function_(new py::function(std::move(function)), [](py::function* held) {
+          const InCallback inside;  // it may own the last reference to the engine
           const py::gil_scoped_acquire gil;
-          // It may own the last reference to the engine.
-          const bool before = std::exchange(in_callback, true);
           delete held;
-          in_callback = before;
         }) {}
 
   void operator()(Result&& result) const {
+    const InCallback inside;
     const py::gil_scoped_acquire gil;
-    in_callback = true;
     try {
       (*function_)(std::move(result));
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("charonia: the callback of a request");
     }
-    in_callback = false;
   }
 
  private:
@@ -111,7 +120,7 @@ Registry& registry() {
 
 // Owns an engine. Its last reference may be dropped anywhere, by the garbage collector even in a callback: there the
 // engine cannot join the very thread that it is on, so another one destroys it. The same holds for shutdown. In a
-// forked child it does nothing, and every call is rejected.
+// forked child these do nothing, there is nothing to cancel or stop, and every other call is rejected.
 class EngineHolder {
  public:
   EngineHolder(const std::filesystem::path& weights_dir, const Settings& overrides) {
@@ -139,6 +148,16 @@ class EngineHolder {
                       "or start processes with the start method spawn"));
     }
     return *engine_;
+  }
+
+  // By handle or id. Objects cancel their requests when they are dropped, also in a forked child.
+  template <class Which>
+  bool cancel(Which which) {
+    return !forked() && engine_->cancel(which);
+  }
+  template <class Which>
+  bool stop(Which which) {
+    return !forked() && engine_->stop(which);
   }
 
   void shutdown(int timeout_ms) {
@@ -398,18 +417,18 @@ PYBIND11_MODULE(_engine, m) {
            py::arg("timeout_ms") = std::nullopt, py::arg("callback"),
            "Queues a request; callback(Result) is called on the delivery thread. Returns its handle.")
       .def(
-          "cancel", [](EngineHolder& holder, Engine::Handle handle) { return holder.get().cancel(handle); },
+          "cancel", [](EngineHolder& holder, Engine::Handle handle) { return holder.cancel(handle); },
           py::arg("handle"), py::call_guard<py::gil_scoped_release>())
       .def(
           "cancel_id",
-          [](EngineHolder& holder, const std::string& id) { return holder.get().cancel(std::string_view(id)); },
+          [](EngineHolder& holder, const std::string& id) { return holder.cancel(std::string_view(id)); },
           py::arg("id"), py::call_guard<py::gil_scoped_release>())
       .def(
-          "stop", [](EngineHolder& holder, Engine::Handle handle) { return holder.get().stop(handle); },
+          "stop", [](EngineHolder& holder, Engine::Handle handle) { return holder.stop(handle); },
           py::arg("handle"), py::call_guard<py::gil_scoped_release>())
       .def(
           "stop_id",
-          [](EngineHolder& holder, const std::string& id) { return holder.get().stop(std::string_view(id)); },
+          [](EngineHolder& holder, const std::string& id) { return holder.stop(std::string_view(id)); },
           py::arg("id"), py::call_guard<py::gil_scoped_release>())
       .def(
           "end_session", [](EngineHolder& holder, const std::string& id) { return holder.get().end_session(id); },

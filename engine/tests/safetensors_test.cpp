@@ -185,6 +185,12 @@ TEST_F(Safetensors, BrokenFilesAreRefusedWithTheReason) {
   }
 }
 
+TEST_F(Safetensors, AValueOfAMillionLevelsIsRefusedByItsType) {
+  const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  const auto header = R"({"t": {"dtype": "U8", "shape": )" + deep + R"(, "data_offsets": [0, 4]}})";
+  expect_refused([&] { open(header, "01234567"); }, "tensor t has shape = array");
+}
+
 TEST_F(Safetensors, AFolderIsRefused) {
   std::filesystem::create_directory(file_);
   expect_refused([&] { SafetensorsFile::open(file_); }, "not a regular file");

@@ -84,13 +84,13 @@ TEST_F(SessionFilesTest, WhatIsErasedIsGoneAtOnceAndAlsoWhatWasHalfWritten) {
   auto beside = place;
   beside += ".new";
   std::ofstream(beside) << "half";
-  files->erase("a");
+  files->erase("a", true);
   EXPECT_FALSE(std::filesystem::exists(place)) << "before anything is flushed";
   files->flush();
   EXPECT_FALSE(std::filesystem::exists(beside));
   EXPECT_EQ(num_logged_, 0);
   std::filesystem::create_directories(place / "inside");
-  files->erase("a");
+  files->erase("a", false);
   files->flush();
   EXPECT_EQ(num_logged_, 1) << "it cannot be removed";
 }
@@ -104,8 +104,8 @@ TEST_F(SessionFilesTest, OneEngineWritesAtATime) {
   EXPECT_EQ(second->read(1000, warnings).size(), 1U) << "it reads";
   ASSERT_EQ(warnings.size(), 1U);
   EXPECT_NE(warnings[0].find("another engine"), std::string::npos) << warnings[0];
-  second->erase("a");
-  second->erase("b");
+  second->erase("a", true);
+  second->erase("b", true);
   second->flush();
   EXPECT_EQ(stored(*first), 3) << "it does not remove";
   second->write("a", history(4));
@@ -145,6 +145,51 @@ TEST_F(SessionFilesTest, WhatIsTooOldByAClockThatMayBeWrongIsRemovedLater) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   EXPECT_FALSE(std::filesystem::exists(place));
+}
+
+TEST_F(SessionFilesTest, WhatTheOtherEngineWentOnWithIsNotChangedByWhatWasAskedForBefore) {
+  auto first = open();
+  for (const auto* id : {"a", "b"}) first->write(id, history(3));
+  first->flush();
+  auto second = open();
+  second->write("a", history(4));
+  second->erase("b", false);
+  // Times are in seconds.
+  std::this_thread::sleep_until(std::chrono::ceil<std::chrono::seconds>(std::chrono::system_clock::now()));
+  for (const auto* id : {"a", "b"}) first->write(id, history(5));
+  first.reset();
+  second.reset();
+  std::vector<std::string> warnings;
+  const auto all = open()->read(1000, warnings);
+  ASSERT_EQ(all.size(), 2U);
+  for (const auto& one : all) EXPECT_EQ(one.history->tokens.back(), 5) << one.id;
+}
+
+TEST_F(SessionFilesTest, WhatCannotBeReadEndsNothingAndWhatWasHalfWrittenIsRemoved) {
+  auto files = open();
+  files->write("a", history(3));
+  files->flush();
+  const auto place = file();
+  auto unreadable = place, unfinished = place;
+  unreadable.replace_filename("x" + place.filename().string());
+  unfinished += ".new";
+  std::filesystem::create_directory(unreadable);
+  std::ofstream(unfinished) << "half";
+  open();
+  EXPECT_TRUE(std::filesystem::exists(unfinished)) << "it may be about to have its name";
+  files.reset();
+  files = open(std::chrono::milliseconds(1));
+  EXPECT_FALSE(std::filesystem::exists(unfinished));
+  std::vector<std::string> warnings;
+  EXPECT_TRUE(files->read(-1, warnings).empty());
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_NE(warnings[0].find(unreadable.string()), std::string::npos) << warnings[0];
+  const auto deadline = Clock::now() + std::chrono::seconds(30);
+  while (std::filesystem::exists(place) && Clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_FALSE(std::filesystem::exists(place)) << "too old";
+  EXPECT_TRUE(std::filesystem::exists(unreadable));
 }
 
 }  // namespace

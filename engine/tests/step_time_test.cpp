@@ -171,6 +171,27 @@ TEST(StepTime, OneSlowStepMovesNothingAndASlowerDeviceIsNoticed) {
   EXPECT_LE(alone, 16);
 }
 
+// As where the first step loads what the device computes it with.
+TEST(StepTime, ASlowFirstMeasurementIsForgottenSoon) {
+  StepTime time(-1, 0, 512);
+  time.measured({.decodes = 4}, 5.0);
+  int steps = 0;
+  for (int alone = 1; alone < 14; ++steps) {
+    ASSERT_LT(steps, 1000);
+    time.begin_prefill(4);
+    if (time.any_left()) {
+      time.measured({.decodes = 4, .prefill_tokens = 100, .prefill_position = 50}, 0.2);
+    } else {
+      time.measured({.decodes = 4}, 0.05);
+      if (++alone == 2) {
+        EXPECT_EQ(steps, 8) << "steps with prefill before decodes are measured alone again";
+        EXPECT_DOUBLE_EQ(time.target_s(4), 0.15);
+      }
+    }
+  }
+  EXPECT_EQ(steps, 8 + 16 + 24 + 32 + 40 + 48 + 56 + 64 + 72 + 80 + 88 + 96 + 100 + 13) << "and the 13 alone";
+}
+
 TEST(StepTime, BoundsNothingWithoutDecodesOrWhereItIsOff) {
   for (const int target_ms : {-1, 0, 1}) {
     StepTime time(target_ms, 20, 512);
@@ -197,6 +218,15 @@ TEST(StepTime, PrefillGoesOnWhateverItCostsAndIfNothingIsEverMeasured) {
   EXPECT_EQ(slow.fit(0, 1000), 5) << "the second sequence fills that tile";
   slow.take(0, 6);
   EXPECT_FALSE(slow.any_left());
+
+  // Beside so many decodes 16 more tokens fill a tile after so few of them; the rest would wait for the next step.
+  for (const auto& [decodes, tokens] : {std::pair{8, 8}, {9, 16}, {15, 16}, {16, 16}, {31, 16}}) {
+    StepTime time(1, 0, 512);
+    time.measured({.decodes = decodes}, 2.0);
+    time.measured({.decodes = decodes, .prefill_tokens = 100}, 100.0);
+    time.begin_prefill(decodes);
+    EXPECT_EQ(time.fit(0, 1000), tokens) << decodes;
+  }
 
   std::vector<bool> any;
   for (int i = 0; i < 4; ++i) {

@@ -25,7 +25,11 @@ int control_descriptor() {
   const std::string_view text(value);
   int descriptor = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), descriptor);
-  if (error != std::errc() || end != text.data() + text.size() || ::fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0) {
+  const bool is_number = error == std::errc() && end == text.data() + text.size();
+  const int flags = is_number ? ::fcntl(descriptor, F_GETFL) : -1;
+  // A read that finds nothing after all must not keep the thread from its end.
+  if (flags < 0 || ::fcntl(descriptor, F_SETFL, flags | O_NONBLOCK) != 0 ||
+      ::fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0) {
     log_error("CHARONIA_CONTROL_FD=" + std::string(text) + " is no open file descriptor: models are not unloaded by it");
     return -1;
   }

@@ -565,10 +565,14 @@ def test_a_callback_that_owns_its_engine_ends_it_from_the_engines_own_thread(mod
 def test_a_forked_child_exits_and_is_told_that_the_engine_is_its_parents(model: Path) -> None:
     script = f"""
         import os, signal, sys, time
-        from charonia import Engine, EngineClosedError
+        from charonia import Engine, EngineClosedError, SamplingParams
         engine = Engine.from_pretrained({str(model)!r}, threads=1, cache_max_entry_count=1000)
+        stream = engine.stream("x", SamplingParams(max_tokens={ENDLESS_TOKENS}, ignore_eos=True), request_id="left")
+        next(stream)
         child = os.fork()
         if child == 0:
+            assert not stream.stop() and not engine.cancel("left") and not engine.stop("left")
+            del stream
             try:
                 engine.stats()
             except EngineClosedError as error:
@@ -585,4 +589,4 @@ def test_a_forked_child_exits_and_is_told_that_the_engine_is_its_parents(model: 
             sys.exit("the child hangs")
         print(os.waitstatus_to_exitcode(status), engine.stats().num_running)
     """
-    assert run_script(script) == (0, "7 0\n", "")
+    assert run_script(script) == (0, "7 1\n", ""), "and the request of the parent goes on"

@@ -14,6 +14,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/json_text.h"
 #include "base/text.h"
 #include "charonia/error.h"
 
@@ -164,7 +165,7 @@ void SafetensorsFile::read_header() {
       // As doubles or strings these would be converted silently.
       for (const auto* key : {"shape", "data_offsets"}) {
         for (const auto& number : value.at(key)) {
-          if (!number.is_number_unsigned()) refuse(cat("tensor ", name, " has ", key, " = ", value.at(key).dump()));
+          if (!number.is_number_unsigned()) refuse(cat("tensor ", name, " has ", key, " = ", json_text(value.at(key))));
         }
       }
       entries_.emplace(name, read_entry(name, value.at("dtype").get<std::string>(),

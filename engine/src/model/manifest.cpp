@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/json_text.h"
 #include "base/safetensors.h"
 #include "base/text.h"
 #include "charonia/error.h"
@@ -40,14 +41,14 @@ T number(const json& value, const char* key) {
       return static_cast<T>(wide);
     }
   }
-  throw Invalid{cat(key, " = ", value.dump(), ", expected a whole number from ", std::numeric_limits<T>::min(), " to ",
+  throw Invalid{cat(key, " = ", json_text(value), ", expected a whole number from ", std::numeric_limits<T>::min(), " to ",
                     std::numeric_limits<T>::max())};
 }
 
 DType dtype_of(const json& value) {
   const auto type = value.is_string() ? SafetensorsFile::type_named(value.get<std::string>()) : std::nullopt;
   if (!type || (*type != DType::f32 && *type != DType::f16 && *type != DType::bf16)) {
-    throw Invalid{cat("dtype = ", value.dump(), ", expected F32, F16 or BF16")};
+    throw Invalid{cat("dtype = ", json_text(value), ", expected F32, F16 or BF16")};
   }
   return *type;
 }
@@ -56,7 +57,7 @@ Manifest::Range range_of(const json& part, const char* key) {
   const auto found = part.find(key);
   if (found == part.end()) return {};
   if (!found->is_array() || found->size() != 2) {
-    throw Invalid{cat(key, " = ", found->dump(), ", expected [begin, end]")};
+    throw Invalid{cat(key, " = ", json_text(*found), ", expected [begin, end]")};
   }
   return {{number<std::int64_t>((*found)[0], key), number<std::int64_t>((*found)[1], key)}};
 }
@@ -72,7 +73,7 @@ void read_shape(const json& value, Manifest::Tensor& out) {
       return;
     }
   }
-  throw Invalid{cat("shape = ", value.dump(), ", expected [rows, columns] or [size], at least 1 each")};
+  throw Invalid{cat("shape = ", json_text(value), ", expected [rows, columns] or [size], at least 1 each")};
 }
 
 }  // namespace

@@ -3,6 +3,11 @@
 #include <utility>
 
 namespace charonia::runtime {
+namespace {
+
+thread_local const Delivery* of_this_thread = nullptr;
+
+}  // namespace
 
 Delivery::Delivery() : thread_([this] { run(); }) {}
 
@@ -27,7 +32,10 @@ void Delivery::wake() {
   if (std::exchange(pushed_, false)) wake_.notify_one();
 }
 
+bool Delivery::on_this_thread() const { return of_this_thread == this; }
+
 void Delivery::run() {
+  of_this_thread = this;
   std::deque<Item> batch;
   while (true) {
     {

@@ -23,7 +23,8 @@ class Delivery {
   // a thread costs as much as many results.
   void push(std::shared_ptr<Engine::Callback> callback, Result result);
   void wake();
-  bool on_this_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
+  // Whether this is its thread, as in a callback. Any thread may ask, also while another one closes it.
+  bool on_this_thread() const;
 
  private:
   struct Item {

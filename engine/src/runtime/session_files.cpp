@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <iterator>
 #include <optional>
@@ -23,6 +24,7 @@ namespace charonia::runtime {
 namespace {
 
 constexpr std::string_view kMagic = "CHSESS1\n";
+constexpr std::string_view kUnfinished = ".new";  // ends the name of a file that is being written
 constexpr std::chrono::seconds kLockRetry{1};
 constexpr std::int64_t kClockSkew_s = 60;
 
@@ -100,32 +102,6 @@ std::string encode(std::string_view id, const History& history, std::int64_t end
   return out;
 }
 
-struct Decoded {
-  std::string id;
-  History history;
-  std::int64_t ended_s = 0;
-};
-
-std::optional<Decoded> decode(std::string_view bytes, int vocab_size) {
-  if (bytes.size() < kMagic.size() + sizeof(std::uint64_t) || !bytes.starts_with(kMagic)) return std::nullopt;
-  const auto body = bytes.substr(0, bytes.size() - sizeof(std::uint64_t));
-  if (Reader(bytes.substr(body.size())).take<std::uint64_t>() != fnv1a(body)) return std::nullopt;
-  Reader reader(body.substr(kMagic.size()));
-  const auto length = reader.take<std::uint32_t>();
-  const auto id = length ? reader.bytes(*length) : std::nullopt;
-  const auto ended_s = reader.take<std::int64_t>();
-  auto turns = reader.list(), tokens = reader.list();
-  if (!id || !ended_s || !turns || !tokens || !reader.at_end() || tokens->empty() || turns->empty())
-    return std::nullopt;
-  const auto is_token = [&](auto token) { return token >= 0 && token < vocab_size; };
-  const auto size = static_cast<std::int64_t>(tokens->size());
-  if (!std::ranges::all_of(*tokens, is_token) || !std::ranges::is_sorted(*turns) || turns->front() < 0 ||
-      turns->back() > size) {
-    return std::nullopt;
-  }
-  return Decoded{std::string(*id), {std::move(*tokens), std::move(*turns)}, *ended_s};
-}
-
 std::int64_t seconds_now() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -147,6 +123,32 @@ std::string write_file(const std::filesystem::path& path, const std::string& byt
 
 }  // namespace
 
+struct SessionFiles::Decoded {
+  std::string id;
+  History history;
+  std::int64_t ended_s = 0;
+};
+
+std::optional<SessionFiles::Decoded> SessionFiles::decode(std::string_view bytes, int vocab_size) {
+  if (bytes.size() < kMagic.size() + sizeof(std::uint64_t) || !bytes.starts_with(kMagic)) return std::nullopt;
+  const auto body = bytes.substr(0, bytes.size() - sizeof(std::uint64_t));
+  if (Reader(bytes.substr(body.size())).take<std::uint64_t>() != fnv1a(body)) return std::nullopt;
+  Reader reader(body.substr(kMagic.size()));
+  const auto length = reader.take<std::uint32_t>();
+  const auto id = length ? reader.bytes(*length) : std::nullopt;
+  const auto ended_s = reader.take<std::int64_t>();
+  auto turns = reader.list(), tokens = reader.list();
+  if (!id || !ended_s || !turns || !tokens || !reader.at_end() || tokens->empty() || turns->empty())
+    return std::nullopt;
+  const auto is_token = [&](auto token) { return token >= 0 && token < vocab_size; };
+  const auto size = static_cast<std::int64_t>(tokens->size());
+  if (!std::ranges::all_of(*tokens, is_token) || !std::ranges::is_sorted(*turns) || turns->front() < 0 ||
+      turns->back() > size) {
+    return std::nullopt;
+  }
+  return Decoded{std::string(*id), {std::move(*tokens), std::move(*turns)}, *ended_s};
+}
+
 SessionFiles::SessionFiles(std::filesystem::path folder, std::string_view model_name, int vocab_size,
                            std::chrono::milliseconds removal_delay)
     : folder_(std::move(folder)),
@@ -162,6 +164,7 @@ SessionFiles::SessionFiles(std::filesystem::path folder, std::string_view model_
   }
   lock_ = ::open((folder_ / cat("engine", suffix_, ".lock")).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   try_lock();
+  if (locked_) remove_unfinished();
   thread_ = std::thread([this] { run(); });
 }
 
@@ -180,7 +183,10 @@ SessionFiles::~SessionFiles() {
 
 // A file system that has no locks, or a folder that cannot be written to, keeps nobody away.
 bool SessionFiles::try_lock() {
-  if (!owned_) owned_ = lock_ < 0 || flock(lock_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+  if (!owned_) {
+    locked_ = lock_ >= 0 && flock(lock_, LOCK_EX | LOCK_NB) == 0;
+    owned_ = locked_ || lock_ < 0 || errno != EWOULDBLOCK;
+  }
   return owned_;
 }
 
@@ -192,15 +198,24 @@ std::filesystem::path SessionFiles::file_of(std::string_view id) const {
   return folder_ / cat(name, suffix_);
 }
 
-template <class Take>
-void SessionFiles::each_file(std::error_code& error, Take take) const {
-  for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) {
-    if (!entry.path().filename().string().ends_with(suffix_)) continue;
-    std::ifstream file(entry.path(), std::ios::binary);
+// None where it cannot be read, as a folder or a file on a bad disk, or is not what it should be.
+std::optional<SessionFiles::Decoded> SessionFiles::read_file(const std::filesystem::path& path) const {
+  try {
+    std::ifstream file(path, std::ios::binary);
     const std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     auto decoded = decode(bytes, vocab_size_);
-    if (decoded && file_of(decoded->id) != entry.path()) decoded.reset();
-    take(entry.path(), std::move(decoded));
+    if (decoded && file_of(decoded->id) != path) decoded.reset();
+    return decoded;
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+template <class Take>
+void SessionFiles::each_path(std::string_view ending, std::error_code& error, Take take) const {
+  // Not by a range: its iterator would throw where the folder cannot be read on.
+  for (std::filesystem::directory_iterator at(folder_, error), end; !error && at != end; at.increment(error)) {
+    if (at->path().filename().string().ends_with(ending)) take(at->path());
   }
 }
 
@@ -209,7 +224,8 @@ std::vector<SessionFiles::Stored> SessionFiles::read(double ttl_s, std::vector<s
   const auto now = seconds_now();
   std::error_code error;
   int num_old = 0, num_future = 0;
-  each_file(error, [&](const std::filesystem::path& path, std::optional<Decoded> decoded) {
+  each_path(suffix_, error, [&](const std::filesystem::path& path) {
+    auto decoded = read_file(path);
     if (!decoded) {
       warnings.push_back(
           cat("session_dir: ", path.string(), " is damaged or no session file, and is passed over; remove it"));
@@ -245,33 +261,43 @@ std::vector<SessionFiles::Stored> SessionFiles::read(double ttl_s, std::vector<s
 void SessionFiles::remove_old() const {
   const auto now = seconds_now();
   std::error_code error;
-  each_file(error, [&](const std::filesystem::path& path, const std::optional<Decoded>& decoded) {
+  each_path(suffix_, error, [&](const std::filesystem::path& path) {
+    const auto decoded = read_file(path);
     std::error_code ignored;  // it is tried again after the next start
     if (decoded && static_cast<double>(now - decoded->ended_s) > ttl_s_) std::filesystem::remove(path, ignored);
+  });
+}
+
+// What was half written when its engine ended.
+void SessionFiles::remove_unfinished() const {
+  std::error_code error;
+  each_path(cat(suffix_, kUnfinished), error, [&](const std::filesystem::path& path) {
+    std::error_code ignored;
+    std::filesystem::remove(path, ignored);
   });
 }
 
 void SessionFiles::write(const std::string& id, std::shared_ptr<const History> history) {
   {
     const std::lock_guard lock(mutex_);
-    changes_.insert_or_assign(id, Change{std::move(history), seconds_now()});
+    changes_.insert_or_assign(id, Change{std::move(history), seconds_now(), owned_});
   }
   wake_.notify_one();
 }
 
-void SessionFiles::erase(const std::string& id) {
+void SessionFiles::erase(const std::string& id, bool at_once) {
   const auto file = file_of(id);
   {
     const std::lock_guard lock(mutex_);
     std::error_code error;
-    // At once. The thread does it again: it may be writing the file.
-    if (owned_) std::filesystem::remove(file, error);
+    // The thread does it again: it may be writing the file.
+    if (owned_ && at_once) std::filesystem::remove(file, error);
     // What waits for the folder is bounded by what is there.
     if (!owned_ && !std::filesystem::exists(file, error)) {
       changes_.erase(id);
       return;
     }
-    changes_.insert_or_assign(id, Change{});
+    changes_.insert_or_assign(id, Change{nullptr, seconds_now(), owned_});
   }
   wake_.notify_one();
 }
@@ -284,6 +310,7 @@ void SessionFiles::flush() {
 void SessionFiles::run() {
   while (true) {
     std::map<std::string, Change> changes;
+    bool lock_is_new = false;
     {
       std::unique_lock lock(mutex_);
       const auto ready = [this] { return stop_ || !changes_.empty(); };
@@ -291,10 +318,11 @@ void SessionFiles::run() {
       if (!ready() && !wake_.wait_until(lock, *remove_old_at_, ready)) {
         remove_old_at_.reset();
         lock.unlock();
-        remove_old();
+        guarded([this] { remove_old(); });
         continue;
       }
       if (changes_.empty()) return;
+      const bool was_locked = locked_;
       if (!try_lock()) {
         if (stop_) {
           log({LogLevel::warning,
@@ -306,10 +334,12 @@ void SessionFiles::run() {
         wake_.wait_for(lock, kLockRetry, [this] { return stop_; });
         continue;
       }
+      lock_is_new = locked_ && !was_locked;
       changes.swap(changes_);
       writing_ = true;
     }
-    for (const auto& [id, change] : changes) apply(id, change);
+    if (lock_is_new) guarded([this] { remove_unfinished(); });
+    for (const auto& [id, change] : changes) guarded([&] { apply(id, change); });
     {
       const std::lock_guard lock(mutex_);
       writing_ = false;
@@ -318,15 +348,34 @@ void SessionFiles::run() {
   }
 }
 
+// An exception would end the process.
+template <class Work>
+void SessionFiles::guarded(Work work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    warn(cat("session_dir = ", folder_.string(), ": ", error.what()));
+  }
+}
+
+void SessionFiles::warn(const std::string& message) {
+  if (!std::exchange(warned_, true)) log({LogLevel::warning, message, "", {}});
+}
+
 void SessionFiles::apply(const std::string& id, const Change& change) {
   const auto file = file_of(id);
+  if (!change.owned) {
+    // The engine that had the folder meanwhile may have gone on with the session.
+    const auto stored = read_file(file);
+    if (stored && stored->ended_s > change.asked_s) return;
+  }
   auto beside = file;
-  beside += ".new";
+  beside += kUnfinished;
   std::string why;
   std::error_code error;
   if (change.history) {
     // Whole or not at all: written beside its place, then moved there.
-    why = write_file(beside, encode(id, *change.history, change.ended_s));
+    why = write_file(beside, encode(id, *change.history, change.asked_s));
     if (why.empty()) {
       std::filesystem::rename(beside, file, error);
       if (!error) {
@@ -342,9 +391,7 @@ void SessionFiles::apply(const std::string& id, const Change& change) {
     std::filesystem::remove(old, error);
     if (error) why = cat("cannot be removed (", error.message(), "); the session comes back after a restart as it was");
   }
-  if (!why.empty() && !std::exchange(warned_, true)) {
-    log({LogLevel::warning, cat("session_dir: ", file.string(), " ", why), "", {}});
-  }
+  if (!why.empty()) warn(cat("session_dir: ", file.string(), " ", why));
 }
 
 }  // namespace charonia::runtime

@@ -2,7 +2,8 @@
 //
 // A file's name is made of the session's id and of the model, so that engines of several models may share a folder. Of
 // those of one model one alone writes: it holds a lock. Another one reads at its start, and writes as soon as that has
-// ended, as where a server loads a model again.
+// ended, as where a server loads a model again: what it was asked for before is not done to sessions that the other one
+// went on with since.
 // What it holds (little-endian): "CHSESS1\n"; u32 length and bytes of the id; i64 seconds since 1970 when the last turn
 // ended; u32 count and i32 begins of the turns; u32 count and i32 tokens; u64 FNV-1a of all bytes before.
 #pragma once
@@ -46,24 +47,32 @@ class SessionFiles {
   std::vector<Stored> read(double ttl_s, std::vector<std::string>& warnings);
 
   // Neither waits for a file to be written nor fails: what cannot be written is said on the error stream, once until
-  // something could be, and then no file of the session is left. What is erased is gone when erase() returns, unless
-  // the file is being written. The youngest call counts.
+  // something could be, and then no file of the session is left. The youngest call counts. at_once: the file is gone
+  // when erase() returns, unless it is being written; that waits for the file system.
   void write(const std::string& id, std::shared_ptr<const History> history);
-  void erase(const std::string& id);
+  void erase(const std::string& id, bool at_once);
   // Returns when everything is on disk that was asked for before; at once where another one holds the lock.
   void flush();
 
  private:
   struct Change {
     std::shared_ptr<const History> history;  // null: erase
-    std::int64_t ended_s = 0;
+    std::int64_t asked_s = 0;  // since 1970
+    bool owned = false;        // when it was asked for
   };
+  struct Decoded;
+  static std::optional<Decoded> decode(std::string_view bytes, int vocab_size);
   std::filesystem::path file_of(std::string_view id) const;
-  template <class Take>  // take(path, what it holds, or nothing), for each file of this model
-  void each_file(std::error_code& error, Take take) const;
+  std::optional<Decoded> read_file(const std::filesystem::path& path) const;
+  template <class Take>  // take(path), for each file whose name ends so
+  void each_path(std::string_view ending, std::error_code& error, Take take) const;
   bool try_lock();  // under mutex_
   void remove_old() const;
+  void remove_unfinished() const;  // with the lock
   void apply(const std::string& id, const Change& change);
+  template <class Work>
+  void guarded(Work work);
+  void warn(const std::string& message);  // once until something could be written
   void run();
 
   const std::filesystem::path folder_;
@@ -75,8 +84,9 @@ class SessionFiles {
   std::condition_variable wake_;
   std::condition_variable written_;
   std::map<std::string, Change> changes_;
-  bool owned_ = false;  // it has the lock
-  double ttl_s_ = 0;    // read()'s
+  bool locked_ = false;  // it has the lock
+  bool owned_ = false;   // it has the lock, or there is none to be had
+  double ttl_s_ = 0;     // read()'s
   std::optional<std::chrono::steady_clock::time_point> remove_old_at_;
   bool writing_ = false;
   bool stop_ = false;

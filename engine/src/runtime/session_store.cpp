@@ -41,10 +41,10 @@ SessionStore::Session& SessionStore::open(const std::string& id) {
   return at->second;
 }
 
-void SessionStore::forget(Sessions::iterator at) {
+void SessionStore::forget(Sessions::iterator at, bool at_once) {
   auto& nodes = at->second.nodes;
   released_.insert(released_.end(), nodes.begin(), nodes.end());
-  if (files_ && !at->second.history->tokens.empty()) files_->erase(at->first);
+  if (files_ && !at->second.history->tokens.empty()) files_->erase(at->first, at_once);
   sessions_.erase(at);
 }
 
@@ -54,12 +54,12 @@ bool SessionStore::forget(std::string_view id) {
   if (found == sessions_.end() || expired(found->second, Clock::now())) return false;
   auto& session = found->second;
   if (session.requests == 0) {
-    forget(found);
+    forget(found, true);
     return true;
   }
   // Its requests stay: the one that runs keeps nothing, and those that wait begin anew.
   released_.insert(released_.end(), session.nodes.begin(), session.nodes.end());
-  if (files_) files_->erase(found->first);
+  if (files_) files_->erase(found->first, true);
   session.nodes.clear();
   session.history = std::make_shared<const History>();
   session.number = next_number_++;
@@ -96,7 +96,7 @@ void SessionStore::flush() const {
 void SessionStore::enter(const std::string& id) {
   const std::lock_guard lock(mutex_);
   const auto found = sessions_.find(id);
-  if (found != sessions_.end() && expired(found->second, Clock::now())) forget(found);
+  if (found != sessions_.end() && expired(found->second, Clock::now())) forget(found, false);
   ++open(id).requests;
 }
 
@@ -107,7 +107,7 @@ void SessionStore::leave(const std::string& id) {
   auto& session = found->second;
   --session.requests;
   session.used = Clock::now();
-  if (session.requests == 0 && session.history->tokens.empty()) forget(found);
+  if (session.requests == 0 && session.history->tokens.empty()) forget(found, false);
 }
 
 SessionStore::Turn SessionStore::begin(const std::string& id) {
@@ -148,7 +148,7 @@ void SessionStore::make_space() {
   while (static_cast<int>(sessions_.size()) > limits_.max_sessions) {
     const auto longest = longest_idle([](const Session&) { return true; });
     if (longest == sessions_.end()) return;  // all are busy
-    forget(longest);
+    forget(longest, false);
   }
 }
 
@@ -176,7 +176,7 @@ void SessionStore::tidy() {
   const std::lock_guard lock(mutex_);
   for (auto at = sessions_.begin(); at != sessions_.end();) {
     const auto next = std::next(at);
-    if (expired(at->second, now)) forget(at);
+    if (expired(at->second, now)) forget(at, false);
     at = next;
   }
   unpin_released();

@@ -72,8 +72,9 @@ class SessionStore {
   Clock::time_point expiry_of(const Session& session) const;
   bool expired(const Session& session, Clock::time_point now) const;
   Session& open(const std::string& id);
-  // Under the lock; the pins go into released_.
-  void forget(Sessions::iterator at);
+  // Under the lock; the pins go into released_. at_once: its file is removed before it returns, which the engine thread
+  // does not wait for.
+  void forget(Sessions::iterator at, bool at_once);
   // The idle session that was used longest ago and of which `which` holds, or the end.
   template <class Which>
   Sessions::iterator longest_idle(Which which);

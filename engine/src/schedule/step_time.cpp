@@ -8,7 +8,9 @@ namespace {
 
 constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 // Steps with prefill after which decodes are measured alone again: a hundredth of the steps, at a third of their time.
-constexpr int kMaxAge = 100;
+// While there are few measurements it is sooner, so that a first one that was slow does not count for long.
+constexpr std::int64_t kMaxAge = 100;
+constexpr std::int64_t kMaxAgePerMeasurement = 8;
 // One step may be planned before the last one is measured.
 constexpr int kMaxProbes = 2;
 // Rows of a tile of the devices' GEMMs: a step that fills its last tile loses nothing.
@@ -55,7 +57,8 @@ void StepTime::begin_prefill(std::int32_t decodes) {
   left_s_ = kUnbounded;
   if (decodes == 0 || target_s_ == kUnbounded) return;
   auto& alone = decodes_[class_of(decodes)];
-  if ((alone.seconds.empty() || alone.age >= kMaxAge) && alone.probes < kMaxProbes) {
+  const auto max_age = std::min(kMaxAge, kMaxAgePerMeasurement * alone.seconds.count());
+  if (alone.age >= max_age && alone.probes < kMaxProbes) {
     ++alone.probes;
     left_s_ = 0;
     return;
@@ -85,7 +88,8 @@ std::int32_t StepTime::fit(std::int32_t first_position, std::int32_t num_tokens)
   }
   if (fits >= num_tokens) return num_tokens;
   const auto whole_tiles = (rows_ + fits) / kTile * kTile - rows_;
-  return whole_tiles > 0 ? whole_tiles : fits;
+  // Whole tiles must not leave the step with next to no prefill, as 1 token beside 15 decodes would be.
+  return whole_tiles > 0 && planned_ + whole_tiles >= kMinTokens / 2 ? whole_tiles : fits;
 }
 
 void StepTime::take(std::int32_t first_position, std::int32_t num_tokens) {

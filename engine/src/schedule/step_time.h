@@ -11,9 +11,10 @@
 // or 3 times what a client waits for a token without prefill: what the decodes take, and at least the time between two
 // responses of a request. All of these are medians, so one slow step moves nothing. docs/decisions.md says why 3.
 //
-// What is not known is found out: without a recent measurement of its decodes alone a step gets no prefill, and without
-// any rate it gets a 16th of the token budget. All other steps get at least kMinTokens, so that prefill always goes on.
-// Steps without decodes get the whole token budget.
+// What is not known is found out: without a recent measurement of its decodes alone a step gets no prefill (one in 100
+// steps, and more often while there are few measurements), and without any rate it gets a 16th of the token budget. All
+// other steps get at least half of kMinTokens, so that prefill always goes on: kMinTokens, or fewer where these fill a
+// tile of the GEMMs. Steps without decodes get the whole token budget.
 #pragma once
 
 #include <array>
@@ -63,6 +64,7 @@ class StepTime {
     void add(double value) { values_[static_cast<std::size_t>(count_++ % size)] = value; }
     void clear() { count_ = 0; }
     bool empty() const { return count_ == 0; }
+    std::int64_t count() const { return count_; }  // that were added, also those that others have replaced
     double median() const;  // of what is there, at least one; the lower one of two
 
    private:
