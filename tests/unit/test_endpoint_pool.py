@@ -432,6 +432,34 @@ async def test_a_sessions_end_is_told_where_it_is() -> None:
         assert assigned.actions[4:] == [("end_session", "s")]
 
 
+@pytest.mark.parametrize("away", [False, True])
+async def test_what_ends_a_session_that_moves_is_told_where_its_request_runs(away: bool) -> None:
+    async with several(2) as gateway:
+        pool = gateway.pool
+        assigned = gateway.server_of(await gateway.text(ask(session_id="s", interactive=True)))
+        moved, release = gateway.other(assigned), asyncio.Event()
+        moved.behaviour = hold(release)
+        assigned.ready = False
+        await gateway.until_all_are(State.NOT_READY, assigned)
+        whole = asyncio.create_task(gateway.text(ask(session_id="s")))
+        await until(lambda: len(moved.requests) == 1, "the new server has the request")
+        if not away:
+            assigned.ready = True
+            await gateway.until_all_are(State.UP)
+        await pool.stop_session("s")
+        await pool.cancel_session("s")
+        await pool.end_session("s")
+        assert moved.actions == [("stop", "s"), ("cancel", "s"), ("end_session", "s")]
+        release.set()
+        assert await whole == "end"
+        assigned.ready = True
+        await gateway.until_all_are(State.UP)
+        await until(lambda: ("end_session", "s") in assigned.actions, "the old server is told of the end, too")
+        # The answer came after the end, so it has not moved the session: the next turn begins where sessions do.
+        assert await gateway.text(ask(session_id="s", interactive=True)) == assigned.target
+        assert assigned.actions.count(("end_session", "s")) == 1
+
+
 async def test_the_end_of_a_session_of_unknown_place_is_told_to_all_also_to_one_that_is_down() -> None:
     async with several() as gateway:
         away = gateway.servers[0]
