@@ -365,7 +365,7 @@ async def test_the_time_of_a_request_is_that_of_all_its_tries() -> None:
         assert gateway.retries == retries
 
 
-async def test_an_interactive_turn_waits_for_its_own_server_while_that_is_up() -> None:
+async def test_an_interactive_turn_waits_for_its_own_server_while_that_is_up(caplog: pytest.LogCaptureFixture) -> None:
     async with several() as gateway:
         turn = ask(session_id="s", interactive=True)
         assigned = gateway.server_of(await gateway.text(turn))
@@ -375,10 +375,13 @@ async def test_an_interactive_turn_waits_for_its_own_server_while_that_is_up() -
         assigned.behaviour = refuse("[503] only this time")
         with pytest.raises(Unavailable, match="only this time"):
             await gateway.text(turn)
-        # A conversation that is sent whole is answered elsewhere, and it stays with its server.
-        assert await gateway.text(ask(session_id="s")) != assigned.target
+        # A conversation that is sent whole is answered elsewhere, and goes on there: the history at home is out of date.
+        moved = gateway.server_of(await gateway.text(ask(session_id="s")))
+        assert moved is not assigned
+        assert "which did not take the request, to" in caplog.text
         assigned.behaviour = assigned.say_name
-        assert await gateway.text(turn) == assigned.target
+        assert await gateway.text(turn) == moved.target
+        await until(lambda: ("end_session", "s") in assigned.actions, "the old server forgets it")
 
 
 async def test_a_session_whose_home_is_lost_moves_and_the_old_home_forgets_it() -> None:
@@ -613,6 +616,19 @@ async def test_one_server_is_asked_whatever_its_checks_say() -> None:
         with pytest.raises(Overloaded, match="queue is full"):
             await gateway.text(ask())
         assert gateway.retries == 0 and gateway.choices == []
+
+
+async def test_a_turn_whose_history_was_on_a_removed_server_is_refused_once_also_by_the_only_one_left() -> None:
+    async with several(2) as gateway:
+        turn = ask(session_id="s", interactive=True)
+        assigned = gateway.server_of(await gateway.text(turn))
+        other = gateway.other(assigned)
+        gateway.pool.set_targets([other.target])
+        await until(lambda: len(gateway.pool.endpoints) == 1, "it is gone")
+        with pytest.raises(SessionLost):
+            await gateway.text(turn)
+        assert other.requests == []
+        assert await gateway.text(turn) == other.target
 
 
 @pytest.mark.parametrize("whole", [False, True])

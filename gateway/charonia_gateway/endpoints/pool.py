@@ -191,7 +191,12 @@ class Pool:
         if session_id is None or before is None:
             return
         old = next((endpoint for endpoint in self.endpoints if endpoint.target == before), None)
-        why = f"is {old.health.state.value}: {old.health.reason}" if old and not old.removed else "was removed"
+        if old is None or old.removed:
+            why = "was removed"
+        elif choice.reason == "load":
+            why = "did not take the request"
+        else:
+            why = f"is {old.health.state.value}: {old.health.reason}"
         log.warning("a session moves from %s, which %s, to %s", before, why, choice.endpoint.target)
         if choice.loses_history:
             self._move(choice, request)
@@ -274,9 +279,9 @@ class Pool:
         action: Callable[[Client], Awaitable[None]],
         missed: Callable[[Endpoint], None] = lambda _: None,
     ) -> None:
-        """Tells the session's server and those that have a request of it in flight. Where its server is not known, tells
-        all: servers ignore unknown sessions. `missed` gets those that could not be told. Raises when none could be told,
-        or one not that has such a request."""
+        """Tells the session's server and those that have a request of it in flight. Where its server is not known,
+        tells all: servers ignore unknown sessions. `missed` gets those that could not be told. Raises when none could
+        be told, or when one could not that has such a request."""
         server = self._server_of(session_id)
         running = dict.fromkeys(entry.endpoint for entry in self._running(session_id))
         known = list(dict.fromkeys([server, *running])) if server else self.endpoints
