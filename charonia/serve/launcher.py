@@ -203,7 +203,9 @@ class _Stack:
         self._check_alive(self._children[1:])
         delay = self._restarts.begin()
         if delay is None:
-            if self._restarts.limit:
+            if 0 < self._restarts.limit <= self._restarts.unready:
+                self._say(f"Triton was started again {self._restarts.unready} times and never became ready", "error")
+            elif self._restarts.limit:
                 self._say(f"Triton died {self._restarts.limit + 1} times in {WINDOW_S // 60} minutes", "error")
             return False
         self._ready = False
@@ -227,6 +229,7 @@ class _Stack:
                 self._say(str(error), "error")
                 self._children[0].kill_group()
         if self._ready:
+            self._restarts.ready()
             self._say(f"Triton is ready again after {time.monotonic() - began:.1f} s")
         return True
 

@@ -375,7 +375,7 @@ async def test_an_interactive_turn_waits_for_its_own_server_while_that_is_up(cap
         assigned.behaviour = refuse("[503] only this time")
         with pytest.raises(Unavailable, match="only this time"):
             await gateway.text(turn)
-        # A conversation that is sent whole is answered elsewhere, and goes on there: the history at home is out of date.
+        # A conversation that is sent whole is answered elsewhere and goes on there: the old history is out of date.
         moved = gateway.server_of(await gateway.text(ask(session_id="s")))
         assert moved is not assigned
         assert "which did not take the request, to" in caplog.text
