@@ -631,6 +631,20 @@ async def test_a_turn_whose_history_was_on_a_removed_server_is_refused_once_also
         assert await gateway.text(turn) == other.target
 
 
+async def test_a_listed_server_is_told_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("charonia_gateway.endpoints.pool._MAX_TARGETS", 1)
+    async with several(2) as gateway:
+        first = gateway.servers[0]
+        (session_id,) = gateway.sessions_of(first, 1)
+        assert await gateway.text(ask(session_id=session_id, interactive=True)) == first.target
+        first.ready = False
+        await gateway.until_all_are(State.NOT_READY, first)
+        assert await gateway.text(ask(session_id=session_id)) != first.target
+        first.ready = True
+        await gateway.until_all_are(State.UP)
+        assert first.actions == [("end_session", session_id)]
+
+
 @pytest.mark.parametrize("whole", [False, True])
 async def test_a_server_that_was_removed_is_told_of_the_end_when_it_comes_back(whole: bool) -> None:
     async with several(2) as gateway:

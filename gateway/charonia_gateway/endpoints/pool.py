@@ -113,6 +113,10 @@ class Pool:
                 self._watches[target] = asyncio.create_task(self._watch(endpoint))
 
     def _stale_at(self, target: str) -> Recent[str, None]:
+        """What a server was not told. That of a listed one is its own, also where more targets came since."""
+        for endpoint in self.endpoints:
+            if endpoint.target == target:
+                return endpoint.stale_sessions
         stale = self._stale.get(target)
         self._stale.remember(target, Recent(MAX_SESSIONS) if stale is None else stale)
         return self._stale[target]
