@@ -463,6 +463,19 @@ async def test_what_ends_a_session_that_moves_is_told_where_its_request_runs(awa
         assert assigned.actions.count(("end_session", "s")) == 1
 
 
+async def test_an_end_does_not_wait_for_a_server_that_hangs_with_a_request_of_the_session() -> None:
+    async with several() as gateway:
+        assigned = gateway.server_of(await gateway.text(ask(session_id="s", interactive=True)))
+        assigned.behaviour = hold(asyncio.Event(), [part("begin ")])
+        async with aclosing(gateway.stream(ask(session_id="s", stream=True))) as parts:
+            await anext(parts)
+            assigned.fall_asleep()
+            await gateway.until_all_are(State.DOWN, assigned)
+            await asyncio.wait_for(gateway.pool.end_session("s"), HANG_S)
+        assigned.wake_up()
+        await until(lambda: ("end_session", "s") in assigned.actions, "it is told when it is back")
+
+
 async def test_the_end_of_a_session_of_unknown_place_is_told_to_all_also_to_one_that_is_down() -> None:
     async with several() as gateway:
         away = gateway.servers[0]

@@ -251,7 +251,8 @@ class Pool:
             entry.session_ended = True
         if server is None and (home := self._chooser.sessions.get(session_id)):  # it may come back
             self._stale_at(home.target).remember(session_id, None)
-        if server and len(self.endpoints) > 1 and not server.usable and not running:
+        reached = any(entry.endpoint.health.state is not State.DOWN for entry in running)
+        if server and len(self.endpoints) > 1 and not server.usable and not reached:
             server.stale_sessions.remember(session_id, None)
             del self._chooser.sessions[session_id]
             return
