@@ -81,7 +81,10 @@ done < <(grep -o '"/[^"]*\.safetensors"' "$workspace/triton_models/weights/manif
 
 # Every setting of ours goes through; address and ports are this machine's, not the container's.
 address=${CHARONIA_TRITON_ADDRESS:-127.0.0.1}
-case $address in *:*) address="[$address]" ;; esac
+case $address in
+  localhost) address=127.0.0.1 ;; # Docker takes addresses only
+  *:*) address="[$address]" ;;
+esac
 while IFS= read -r variable; do
   case $variable in
     CHARONIA_IMAGE | CHARONIA_CONTAINER | CHARONIA_HOST | CHARONIA_TRITON_ADDRESS | CHARONIA_*_PORT) ;;

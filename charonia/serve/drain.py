@@ -52,6 +52,10 @@ class ModelControl:
         if _UNLOADED in line and (entry := logs.parse(line)) and entry.message.startswith(_UNLOADED):
             self._unloaded.set()
 
+    def restarted(self) -> None:
+        """Another server takes the place of one whose log has been read to its end: it has unloaded nothing."""
+        self._unloaded.clear()
+
     def drain(self, metrics_url: str, limit_s: float, hurry: Callable[[], bool]) -> str:
         """Unloads the ensemble of the Triton with these metrics, and returns once its calls have ended, or when hurry()
         says so. Returns why calls are left, for people; empty where none is, or where there is no need to say.

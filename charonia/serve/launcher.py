@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import math
+import os
+import secrets
 import signal
 import sys
 import threading
@@ -95,6 +97,8 @@ class _Stack:
         self._drain_s = 0.0  # how long requests may go on at the end
         self._device: list[str] = []  # what the engine said of where it runs
         self._models = drain.ModelControl()
+        # Another container may have the same process id and the same /dev/shm.
+        self._shared_memory = f"charonia_{os.getpid()}_{secrets.token_hex(4)}_"
         self._restarts = Restarts(settings.max_restarts)
         self._start_server: Callable[[], Child]  # set by _start()
         self._children: list[Child] = []  # Triton, then the gateway
@@ -143,7 +147,7 @@ class _Stack:
             repository,
             triton.make_backend_folder(own / "backends", distribution),
             self._drain_s,
-            [*drain.OPTIONS, *access.triton_options(settings)],
+            [triton.shared_memory_option(self._shared_memory), *drain.OPTIONS, *access.triton_options(settings)],
         )
         env = {**base, **self._models.environment(), "CHARONIA_DRAIN_TIMEOUT_S": str(self._drain_s)}
         env = triton.environment(distribution, env)
@@ -203,7 +207,9 @@ class _Stack:
         self._check_alive(self._children[1:])
         delay = self._restarts.begin()
         if delay is None:
-            if self._restarts.limit:
+            if 0 < self._restarts.limit <= self._restarts.unready:
+                self._say(f"Triton was started again {self._restarts.unready} times and never became ready", "error")
+            elif self._restarts.limit:
                 self._say(f"Triton died {self._restarts.limit + 1} times in {WINDOW_S // 60} minutes", "error")
             return False
         self._ready = False
@@ -213,7 +219,8 @@ class _Stack:
             f"in {WINDOW_S // 60} minutes)",
             "error",
         )
-        self._children[0].kill_group()
+        self._kill_server()
+        self._models.restarted()
         if self._signals.wait(delay):
             return True
         began = time.monotonic()
@@ -225,8 +232,9 @@ class _Stack:
             self._check_alive(self._children[1:])
             if self._children[0].exit_status() is None:  # not ready in time
                 self._say(str(error), "error")
-                self._children[0].kill_group()
+                self._kill_server()
         if self._ready:
+            self._restarts.ready()
             self._say(f"Triton is ready again after {time.monotonic() - began:.1f} s")
         return True
 
@@ -288,7 +296,15 @@ class _Stack:
             child.terminate()
             if not child.wait(limit, hurry):
                 self._say(f"{child.name} has not ended by itself and is killed")
-            child.kill_group()
+            if child is self._children[0]:
+                self._kill_server()
+            else:
+                child.kill_group()
+
+    def _kill_server(self) -> None:
+        """Ends Triton and its Python models, and leaves nothing of them."""
+        self._children[0].kill_group()
+        triton.remove_shared_memory(self._shared_memory)
 
     def _triton_url(self, port: int) -> str:
         return f"http://{_bracketed(_loopback(self._settings.triton_address))}:{port}"

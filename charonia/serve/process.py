@@ -19,6 +19,7 @@ from pathlib import Path
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 _KEPT_LINES = 400
+_LAST_LINES_S = 2  # to read what an ended process has said
 _DEATH_S = 5  # that a killed process may take to be gone
 LOG_BYTES = 20 << 20  # of a log file; then it becomes NAME.1, and NAME.1 becomes NAME.2
 OLD_LOGS = 4
@@ -153,7 +154,7 @@ class Child:
     def tail(self) -> list[str]:
         """The last lines of its output; once it has ended, all of the last ones."""
         if self._process.poll() is not None:
-            self._reader.join(timeout=2)
+            self._reader.join(_LAST_LINES_S)
         return list(self._tail)
 
     def terminate(self) -> None:
@@ -173,8 +174,9 @@ class Child:
         return self._process.poll() is not None
 
     def kill_group(self) -> None:
-        """Ends it and whatever is left of what it started, at once."""
+        """Ends it and whatever is left of what it started, at once, and reads what it has said."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it in the kernel for ever
             self._process.wait(_DEATH_S)
+        self._reader.join(_LAST_LINES_S)

@@ -51,6 +51,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes = True, 0
         self._stop_timer()
         super().on_message_complete()
+        # uvicorn arms this when it has answered, and data disarms it: also the rest of a request that was answered
+        # before it was read. Then nobody else ends a connection on which no other request comes.
+        if self.cycle.response_complete and not self.timeout_keep_alive_task and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _expect_request(self) -> None:
         if self.read_timeout_s:

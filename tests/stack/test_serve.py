@@ -63,6 +63,11 @@ def refused(stack: Stack) -> str:
     return text
 
 
+def shared_memory_of(stack: Stack) -> list[Path]:
+    assert stack.process is not None
+    return list(Path("/dev/shm").glob(f"charonia_{stack.process.pid}_*"))
+
+
 def nothing_is_left(stack: Stack) -> None:
     """Returns once no process of the stack lives: one that was killed may take a moment to die."""
     asyncio.run(wait_until(lambda: stack.processes() == [], "all processes are gone"))
@@ -230,6 +235,8 @@ async def test_a_killed_server_gives_every_client_an_error_and_is_started_again_
     clients = [asyncio.create_task(kinds[index % 3](begun)) for index, begun in enumerate(flowing)]
     await asyncio.wait_for(asyncio.gather(*(begun.wait() for begun in flowing)), HANG_S)
     await engine_metrics.until(stack.metrics, lambda metrics: metrics.running == len(clients), "all run")
+    of_the_first = shared_memory_of(stack)
+    assert of_the_first != []
     os.kill(stack.pid_of("tritonserver"), signal.SIGKILL)
     results = await asyncio.wait_for(asyncio.gather(*clients, return_exceptions=True), HANG_S)
     for result in results:
@@ -245,10 +252,12 @@ async def test_a_killed_server_gives_every_client_an_error_and_is_started_again_
     text = stack.log_file.read_text()
     assert "Triton was killed by SIGKILL" in text and "(restart 1 of at most 1 in 10 minutes)" in text
     await wait_until(lambda: "Triton is ready again" in stack.log_file.read_text(), "it says so")
+    assert not set(shared_memory_of(stack)) & set(of_the_first)
     os.kill(stack.pid_of("tritonserver"), signal.SIGKILL)
     assert stack.wait() == 1
     assert "Triton died 2 times in 10 minutes" in stack.log_file.read_text()
     await wait_until(lambda: stack.processes() == [], "all processes are gone")
+    assert shared_memory_of(stack) == []
 
 
 async def test_calls_that_grpc_cancelled_and_a_triton_that_hangs_in_its_exit_do_not_hold_up_the_end(

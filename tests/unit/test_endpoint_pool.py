@@ -365,7 +365,7 @@ async def test_the_time_of_a_request_is_that_of_all_its_tries() -> None:
         assert gateway.retries == retries
 
 
-async def test_an_interactive_turn_waits_for_its_own_server_while_that_is_up() -> None:
+async def test_an_interactive_turn_waits_for_its_own_server_while_that_is_up(caplog: pytest.LogCaptureFixture) -> None:
     async with several() as gateway:
         turn = ask(session_id="s", interactive=True)
         assigned = gateway.server_of(await gateway.text(turn))
@@ -375,10 +375,13 @@ async def test_an_interactive_turn_waits_for_its_own_server_while_that_is_up() -
         assigned.behaviour = refuse("[503] only this time")
         with pytest.raises(Unavailable, match="only this time"):
             await gateway.text(turn)
-        # A conversation that is sent whole is answered elsewhere, and it stays with its server.
-        assert await gateway.text(ask(session_id="s")) != assigned.target
+        # A conversation that is sent whole is answered elsewhere and goes on there: the old history is out of date.
+        moved = gateway.server_of(await gateway.text(ask(session_id="s")))
+        assert moved is not assigned
+        assert "which did not take the request, to" in caplog.text
         assigned.behaviour = assigned.say_name
-        assert await gateway.text(turn) == assigned.target
+        assert await gateway.text(turn) == moved.target
+        await until(lambda: ("end_session", "s") in assigned.actions, "the old server forgets it")
 
 
 async def test_a_session_whose_home_is_lost_moves_and_the_old_home_forgets_it() -> None:
@@ -430,6 +433,47 @@ async def test_a_sessions_end_is_told_where_it_is() -> None:
         assigned.ready = True
         await gateway.until_all_are(State.UP)
         assert assigned.actions[4:] == [("end_session", "s")]
+
+
+@pytest.mark.parametrize("away", [False, True])
+async def test_what_ends_a_session_that_moves_is_told_where_its_request_runs(away: bool) -> None:
+    async with several(2) as gateway:
+        pool = gateway.pool
+        assigned = gateway.server_of(await gateway.text(ask(session_id="s", interactive=True)))
+        moved, release = gateway.other(assigned), asyncio.Event()
+        moved.behaviour = hold(release)
+        assigned.ready = False
+        await gateway.until_all_are(State.NOT_READY, assigned)
+        whole = asyncio.create_task(gateway.text(ask(session_id="s")))
+        await until(lambda: len(moved.requests) == 1, "the new server has the request")
+        if not away:
+            assigned.ready = True
+            await gateway.until_all_are(State.UP)
+        await pool.stop_session("s")
+        await pool.cancel_session("s")
+        await pool.end_session("s")
+        assert moved.actions == [("stop", "s"), ("cancel", "s"), ("end_session", "s")]
+        release.set()
+        assert await whole == "end"
+        assigned.ready = True
+        await gateway.until_all_are(State.UP)
+        await until(lambda: ("end_session", "s") in assigned.actions, "the old server is told of the end, too")
+        # The answer came after the end, so it has not moved the session: the next turn begins where sessions do.
+        assert await gateway.text(ask(session_id="s", interactive=True)) == assigned.target
+        assert assigned.actions.count(("end_session", "s")) == 1
+
+
+async def test_an_end_does_not_wait_for_a_server_that_hangs_with_a_request_of_the_session() -> None:
+    async with several() as gateway:
+        assigned = gateway.server_of(await gateway.text(ask(session_id="s", interactive=True)))
+        assigned.behaviour = hold(asyncio.Event(), [part("begin ")])
+        async with aclosing(gateway.stream(ask(session_id="s", stream=True))) as parts:
+            await anext(parts)
+            assigned.fall_asleep()
+            await gateway.until_all_are(State.DOWN, assigned)
+            await asyncio.wait_for(gateway.pool.end_session("s"), HANG_S)
+        assigned.wake_up()
+        await until(lambda: ("end_session", "s") in assigned.actions, "it is told when it is back")
 
 
 async def test_the_end_of_a_session_of_unknown_place_is_told_to_all_also_to_one_that_is_down() -> None:
@@ -585,6 +629,33 @@ async def test_one_server_is_asked_whatever_its_checks_say() -> None:
         with pytest.raises(Overloaded, match="queue is full"):
             await gateway.text(ask())
         assert gateway.retries == 0 and gateway.choices == []
+
+
+async def test_a_turn_whose_history_was_on_a_removed_server_is_refused_once_also_by_the_only_one_left() -> None:
+    async with several(2) as gateway:
+        turn = ask(session_id="s", interactive=True)
+        assigned = gateway.server_of(await gateway.text(turn))
+        other = gateway.other(assigned)
+        gateway.pool.set_targets([other.target])
+        await until(lambda: len(gateway.pool.endpoints) == 1, "it is gone")
+        with pytest.raises(SessionLost):
+            await gateway.text(turn)
+        assert other.requests == []
+        assert await gateway.text(turn) == other.target
+
+
+async def test_a_listed_server_is_told_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("charonia_gateway.endpoints.pool._MAX_TARGETS", 1)
+    async with several(2) as gateway:
+        first = gateway.servers[0]
+        (session_id,) = gateway.sessions_of(first, 1)
+        assert await gateway.text(ask(session_id=session_id, interactive=True)) == first.target
+        first.ready = False
+        await gateway.until_all_are(State.NOT_READY, first)
+        assert await gateway.text(ask(session_id=session_id)) != first.target
+        first.ready = True
+        await gateway.until_all_are(State.UP)
+        assert first.actions == [("end_session", session_id)]
 
 
 @pytest.mark.parametrize("whole", [False, True])

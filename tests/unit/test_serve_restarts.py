@@ -15,8 +15,25 @@ def test_restarts_are_forgotten_after_a_while() -> None:
     now = 0.0
     restarts = Restarts(2, lambda: now)
     assert [restarts.begin(), restarts.begin(), restarts.begin()] == [1, 2, None]
+    restarts.ready()
     now = WINDOW_S + 1
     assert restarts.count == 0
+    assert restarts.begin() == 1
+
+
+def test_restarts_that_never_become_ready_are_bounded_however_long_they_take() -> None:
+    now = 0.0
+    restarts = Restarts(2, lambda: now)
+    restarts.begin()
+    restarts.ready()
+    allowed = []
+    for _ in range(3):
+        now += WINDOW_S + 1
+        allowed.append(restarts.begin())
+    assert allowed == [1, 2, None]
+    assert restarts.unready == restarts.count == 2
+    restarts.ready()
+    now += WINDOW_S + 1
     assert restarts.begin() == 1
 
 

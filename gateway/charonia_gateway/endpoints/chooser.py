@@ -2,7 +2,8 @@
 
 1. A request of a session goes to the session's server, which has its history and its KV blocks. A session that has no
    server, or whose server is down, not ready or removed, gets one by rendezvous hashing, which is remembered. The
-   choice says whether the request would go on with a history that is not there.
+   choice says whether the request would go on with a history that is not there. Where the session's server is up but
+   did not take a request with the whole conversation, another one answers it, and has the session from then on.
 2. Another goes to the server that has computed the longest beginning of its prompt, as long as that one's outstanding
    tokens are not far above the least.
 3. Else it goes to the server with the least outstanding tokens, of equals to the one that was not chosen for longest.
@@ -53,13 +54,15 @@ class Chooser:
         if len(endpoints) == 1 and not endpoints[0].removed:
             if endpoints[0].target in tried:
                 return None
-            before = None
-            if request.session_id is not None:  # there may be more of them later, or have been before
-                home = self.sessions.get(request.session_id)
-                before = home.target if home and home.target != endpoints[0].target else None
-                if home is None or not (before and home.answered):
-                    self.assign(request.session_id, endpoints[0])
-            return Choice(endpoints[0], "only", before)
+            if request.session_id is None:
+                return Choice(endpoints[0], "only")
+            # There may be more of them later, or have been before.
+            home = self.sessions.get(request.session_id)
+            before = home.target if home and home.target != endpoints[0].target else None
+            answered = bool(before and home and home.answered)
+            if not answered:
+                self.assign(request.session_id, endpoints[0])
+            return Choice(endpoints[0], "only", before, loses_history=answered and bool(request.interactive))
         usable = {endpoint.target: endpoint for endpoint in endpoints if endpoint.usable}
         untried = {target: endpoint for target, endpoint in usable.items() if target not in tried}
         up = {target: endpoint for target, endpoint in untried.items() if endpoint.health.state is State.UP}
@@ -103,7 +106,7 @@ class Chooser:
             # The server is up but has rejected this request. Elsewhere an interactive turn would lack its history.
             if request.interactive or not candidates:
                 return None
-            return Choice(self._least_loaded(candidates), "load")
+            return Choice(self._least_loaded(candidates), "load", home.target)
         if not candidates:
             return None
         chosen = candidates[rendezvous(session_id, candidates)]

@@ -113,6 +113,10 @@ class Pool:
                 self._watches[target] = asyncio.create_task(self._watch(endpoint))
 
     def _stale_at(self, target: str) -> Recent[str, None]:
+        """What a server was not told. That of a listed one is its own, also where more targets came since."""
+        for endpoint in self.endpoints:
+            if endpoint.target == target:
+                return endpoint.stale_sessions
         stale = self._stale.get(target)
         self._stale.remember(target, Recent(MAX_SESSIONS) if stale is None else stale)
         return self._stale[target]
@@ -141,8 +145,9 @@ class Pool:
                 replaced = await self._settle_session(endpoint, request)
                 first = [await anext(parts)]
                 entry.note(first[0])
-                self._move(choice, request)
-                self._chooser.answered(request, endpoint)
+                if not entry.session_ended:
+                    self._move(choice, request)
+                    self._chooser.answered(request, endpoint)
                 entries = _check_entries(0, first[0])
                 if not request.stream:
                     async for part in parts:
@@ -190,7 +195,12 @@ class Pool:
         if session_id is None or before is None:
             return
         old = next((endpoint for endpoint in self.endpoints if endpoint.target == before), None)
-        why = f"is {old.health.state.value}: {old.health.reason}" if old and not old.removed else "was removed"
+        if old is None or old.removed:
+            why = "was removed"
+        elif choice.reason == "load":
+            why = "did not take the request"
+        else:
+            why = f"is {old.health.state.value}: {old.health.reason}"
         log.warning("a session moves from %s, which %s, to %s", before, why, choice.endpoint.target)
         if choice.loses_history:
             self._move(choice, request)
@@ -236,9 +246,13 @@ class Pool:
         """Forgets a session. A server that is down is told when it comes back. Where a server cannot be told, that is
         raised, and it is told again after its next good check."""
         server = self._server_of(session_id)
+        running = self._running(session_id)
+        for entry in running:
+            entry.session_ended = True
         if server is None and (home := self._chooser.sessions.get(session_id)):  # it may come back
             self._stale_at(home.target).remember(session_id, None)
-        if server and len(self.endpoints) > 1 and not server.usable:
+        reached = any(entry.endpoint.health.state is not State.DOWN for entry in running)
+        if server and len(self.endpoints) > 1 and not server.usable and not reached:
             server.stale_sessions.remember(session_id, None)
             del self._chooser.sessions[session_id]
             return
@@ -259,17 +273,28 @@ class Pool:
         home = self._chooser.sessions.get(session_id)
         return next((endpoint for endpoint in self.endpoints if home and endpoint.target == home.target), None)
 
+    def _running(self, session_id: str) -> list[InFlight]:
+        """Its requests in flight. One is at another server than the session's until it moves the session there."""
+        entries = (entry for endpoint in self.endpoints for entry in endpoint.in_flight.values())
+        return [entry for entry in entries if entry.session_id == session_id]
+
     async def _tell(
         self,
         session_id: str,
         action: Callable[[Client], Awaitable[None]],
         missed: Callable[[Endpoint], None] = lambda _: None,
     ) -> None:
-        """Tells the session's server. Where that is not known, tells all: servers ignore unknown sessions. `missed`
-        gets those that could not be told."""
+        """Tells the session's server and those that have a request of it in flight. Where its server is not known,
+        tells all: servers ignore unknown sessions. `missed` gets those that could not be told. Raises when none could
+        be told, or when one could not that has such a request."""
         server = self._server_of(session_id)
-        known = [server] if server else self.endpoints
-        told = [endpoint for endpoint in known if endpoint.usable] or known
+        running = dict.fromkeys(entry.endpoint for entry in self._running(session_id))
+        known = list(dict.fromkeys([server, *running])) if server else self.endpoints
+        told = [
+            endpoint
+            for endpoint in known
+            if endpoint.usable or (endpoint in running and endpoint.health.state is not State.DOWN)
+        ] or known
         if not told:
             raise self._told([])
         for endpoint in known:
@@ -279,9 +304,14 @@ class Pool:
         for endpoint, outcome in zip(told, outcomes, strict=True):
             if isinstance(outcome, CharoniaError) and not isinstance(outcome, BadRequest):
                 missed(endpoint)
-        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if len(errors) == len(outcomes):
-            raise errors[0]
+        errors = {
+            endpoint: outcome
+            for endpoint, outcome in zip(told, outcomes, strict=True)
+            if isinstance(outcome, BaseException)
+        }
+        for endpoint, error in errors.items():
+            if endpoint in running or len(errors) == len(told):
+                raise error
 
     async def why_not_ready(self) -> str | None:
         """None when requests can be served."""

@@ -1,4 +1,5 @@
-"""How long a container that is stopped has to end: twice drain_timeout_s, and 15 s."""
+"""What service_docker_up.sh asks of Docker: how long a container that is stopped has to end (twice drain_timeout_s, and
+15 s), and at which address its ports are."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if [ "$1" = run ]; then printf '%s\\n' "$@"; fi
 """
 
 
-def stop_timeout(tmp_path: Path, config: str, **env: str) -> int:
+def docker_run(tmp_path: Path, config: str, **env: str) -> list[str]:
     """What service_docker_up.sh tells Docker for a workspace with this config.ini."""
     docker = tmp_path / "bin" / "docker"
     docker.parent.mkdir()
@@ -37,8 +38,7 @@ def stop_timeout(tmp_path: Path, config: str, **env: str) -> int:
         timeout=60,
         check=True,
     )
-    words = done.stdout.splitlines()
-    return int(words[words.index("--stop-timeout") + 1])
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,20 @@ def stop_timeout(tmp_path: Path, config: str, **env: str) -> int:
 def test_docker_waits_as_long_as_a_drain_takes(
     config: str, env: dict[str, str], drain_s: float, tmp_path: Path
 ) -> None:
-    seconds = stop_timeout(tmp_path, config, **env)
+    words = docker_run(tmp_path, config, **env)
+    seconds = int(words[words.index("--stop-timeout") + 1])
     assert seconds == 2 * drain_s + 15
     # What charonia serve takes at most: for the ensemble, then for Triton.
     assert seconds >= drain_s + max(drain_s + EXIT_MARGIN_S, drain_s + _KILL_AFTER_S)
+
+
+@pytest.mark.parametrize(
+    ("given", "published"), [("localhost", "127.0.0.1"), ("0.0.0.0", "0.0.0.0"), ("::1", "[::1]"), ("", "127.0.0.1")]
+)
+def test_ports_are_published_at_addresses(given: str, published: str, tmp_path: Path) -> None:
+    words = docker_run(tmp_path, "[llama]\n", **({"CHARONIA_TRITON_ADDRESS": given} if given else {}))
+    ports = [words[at + 1] for at, word in enumerate(words) if word == "--publish"]
+    assert ports == [f"{published}:{port}:{port}" for port in (33336, 33337, 33338)]
 
 
 def test_compose_and_the_contracts_say_the_same() -> None:
