@@ -39,7 +39,7 @@ from charonia_client.errors import (
 from charonia_client.stream import Stream, stream_infer
 from charonia_client.tensors import Action, decode, decode_lookup, encode, encode_action, encode_lookup
 from charonia_client.types import GenerateRequest, GenerateResponse, ModelMetadata, ServerMetadata
-from charonia_client.vocabulary import Vocabulary
+from charonia_client.vocabulary import Lookup, Vocabulary
 
 _CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -71,7 +71,8 @@ class Client:
 
     `target` is HOST:PORT; `model` the ensemble that answers, `engine` the model that takes stop and cancel requests and
     `vocabulary` the one that knows the bytes of tokens. Any number of requests may run at once. `metadata` is asked for
-    each request what goes with its call as gRPC metadata, such as a `traceparent`.
+    each request what goes with its call as gRPC metadata, such as a `traceparent`. `lookup_elsewhere` is look_up() of
+    another server of the same model: it is asked where this one ends its answers without a vocabulary.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Client:
         engine: str = "engine",
         vocabulary: str = "postprocessing",
         metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
+        lookup_elsewhere: Lookup | None = None,
     ) -> None:
         self.target = target
         self.model = model
@@ -95,7 +97,7 @@ class Client:
         self._stops: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
-        self._tokens = Vocabulary(self._lookup)
+        self._tokens = Vocabulary(self.look_up, lookup_elsewhere)
 
     async def __aenter__(self) -> Client:
         return self
@@ -158,8 +160,6 @@ class Client:
                 yield response
             if running:
                 raise ServerError(f"Triton at {self.target} ended the answer without a finish reason")
-        except grpc.RpcError as error:  # of the tokens' lookup
-            raise from_rpc(error, self.target) from None
         except Unavailable:
             self._tokens.forget()
             raise
@@ -228,8 +228,13 @@ class Client:
         if said:
             raise from_triton(said)
 
-    async def _lookup(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
-        return decode_lookup(await self._stub.ModelInfer(encode_lookup(ids, self.vocabulary), timeout=_UNARY_TIMEOUT_S))
+    async def look_up(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
+        """The bytes of each token, and whether it is special (no part of a text). Raises Unavailable, ServerError."""
+        message = encode_lookup(ids, self.vocabulary)
+        try:
+            return decode_lookup(await self._stub.ModelInfer(message, timeout=_UNARY_TIMEOUT_S))
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.target) from None
 
     def _disconnect(self, request_id: str, stream: Stream) -> asyncio.Event:
         """Cancels the request on the server, in a task of its own. The event is set once it was sent or failed."""

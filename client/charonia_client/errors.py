@@ -56,9 +56,10 @@ class ServerError(CharoniaError):
 _PREFIX = re.compile(r"^(?:in ensemble '[^']*', |\[request id: [^\]]*\] )*")
 _CODE = re.compile(r"\[(\d{3})\] ")
 _RETRY = re.compile(r"retry after (\d+(?:\.\d+)?) s")
-# What Triton's core itself says about a model that is being unloaded or is not there, and about a full queue.
+# What Triton's core itself says where it or a model of it ends, of a model that is not there, and about a full queue.
+_ENDING = re.compile(r"no available versions|unloading|server is stopping|Server is exiting", re.IGNORECASE)
 _AWAY = re.compile(
-    r"unknown model|no available versions|is not ready|not found|unloading|server is stopping|Server is exiting"
+    r"unknown model|is not ready|not found"
     r"|Stub process .* is not healthy|stub process has exited|Failed to increase the shared memory pool",
     re.IGNORECASE,
 )
@@ -84,6 +85,8 @@ def from_triton(message: str) -> CharoniaError:
             return DeadlineExceeded(body)
     if _FULL.search(text):
         return Overloaded(text)
+    if _ENDING.search(text):
+        return Unavailable("the server is shutting down")
     if _AWAY.search(text):
         return Unavailable(text)
     return ServerError(text)

@@ -62,11 +62,12 @@ class Timings:
 
 @dataclass(slots=True)
 class TopToken:
-    """One of the likeliest tokens at a place. `token` are its bytes, a special token's name included."""
+    """One of the likeliest tokens at a place. `token` are its bytes, a special token's name included; None where they
+    cannot be known, as in `tokens` of GenerateResponse."""
 
     id: int
     logprob: float
-    token: bytes = b""
+    token: bytes | None = b""
 
 
 @dataclass(slots=True)
@@ -77,6 +78,8 @@ class GenerateResponse:
     for, there is one entry per token of `token_ids` in `logprobs`, `tokens` and `top_logprobs` (likeliest first).
     `tokens` are the bytes that each one adds to the text: none for special tokens and for what a stop word cut off, so
     that, joined, they are the text (where it has U+FFFD for bytes that are no character, they are those bytes).
+    None is a token whose bytes cannot be known, as the server ends and has no vocabulary any more. After one, the
+    others are whole, whatever a stop word cut off.
     """
 
     text: str
@@ -87,7 +90,7 @@ class GenerateResponse:
     num_cached_tokens: int = 0
     timings: Timings | None = None
     logprobs: tuple[float, ...] = ()
-    tokens: list[bytes] = field(default_factory=list)
+    tokens: list[bytes | None] = field(default_factory=list)
     top_logprobs: list[list[TopToken]] = field(default_factory=list)
     text_span: tuple[int, ...] = ()  # with logprobs: [begin, end) of the text in the joined bytes of the tokens
     index: int = 0  # which of the n answers this is a part of
@@ -96,7 +99,7 @@ class GenerateResponse:
     # With prompt_logprobs, on the first part of answer 0: an entry for each token of the prompt in prompt_ids,
     # prompt_tokens and prompt_special, and one for each from the second on in the others.
     prompt_ids: tuple[int, ...] = ()
-    prompt_tokens: list[bytes] = field(default_factory=list)  # each one's bytes, a special token's name included
+    prompt_tokens: list[bytes | None] = field(default_factory=list)  # a special token's name included; None: unknown
     prompt_special: list[bool] = field(default_factory=list)
     prompt_logprobs: tuple[float, ...] = ()
     prompt_top_logprobs: list[list[TopToken]] = field(default_factory=list)

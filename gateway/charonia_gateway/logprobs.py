@@ -30,6 +30,10 @@ def _finite(logprob: float) -> float:
     return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB
 
 
+# In place of a token whose bytes cannot be known: its server was ending.
+_UNKNOWN = "\ufffd"
+
+
 def _escaped(token: bytes) -> str | None:
     """The bytes as \\x.. when they are no whole characters, else None."""
     try:
@@ -39,7 +43,9 @@ def _escaped(token: bytes) -> str | None:
     return None
 
 
-def _entry(token: bytes, logprob: float) -> dict[str, Any]:
+def _entry(token: bytes | None, logprob: float) -> dict[str, Any]:
+    if token is None:
+        return {"token": _UNKNOWN, "logprob": _finite(logprob), "bytes": None}
     text = _escaped(token)
     return {
         "token": token.decode() if text is None else text,
@@ -48,7 +54,9 @@ def _entry(token: bytes, logprob: float) -> dict[str, Any]:
     }
 
 
-def _text(token: bytes) -> str:
+def _text(token: bytes | None) -> str:
+    if token is None:
+        return _UNKNOWN
     text = _escaped(token)
     return token.decode() if text is None else f"bytes:{text}"
 
@@ -56,7 +64,7 @@ def _text(token: bytes) -> str:
 def chat_logprobs(response: GenerateResponse) -> Iterator[dict[str, Any]]:
     """One entry per token of the response that adds to the text."""
     for token, logprob, tops in zip(response.tokens, response.logprobs, response.top_logprobs, strict=True):
-        if token:
+        if token is None or token:
             yield {**_entry(token, logprob), "top_logprobs": [_entry(top.token, top.logprob) for top in tops]}
 
 
@@ -70,8 +78,11 @@ class _Characters:
         self._count = count
         self._decoder = _utf8_decoder("replace")
 
-    def begin_of(self, token: bytes) -> int:
-        """Takes the token, which is not empty. The index of the character in which it begins."""
+    def begin_of(self, token: bytes | None) -> int:
+        """Takes the token, which is not empty. The index of the character in which it begins. None is as long as what
+        is shown in its place."""
+        if token is None:
+            token = _UNKNOWN.encode()
         self._count += len(self._decoder.decode(token[:1]))
         begin = self._count if self._decoder.getstate()[0] else self._count - 1
         self._count += len(self._decoder.decode(token[1:]))
@@ -92,7 +103,7 @@ class CompletionLogprobs:
         offsets: list[int] = []
         rows = zip(response.tokens, response.logprobs, response.top_logprobs, strict=True)
         for token, logprob, top in rows:
-            if not token:
+            if token == b"":
                 continue
             tokens.append(_text(token))
             logprobs.append(_finite(logprob))
@@ -121,6 +132,8 @@ class CompletionLogprobs:
             strict=True,
         )
         for token, special, logprob, top in rows:
+            if token is None:
+                token = _UNKNOWN.encode()
             if special and not text.startswith(token, at):
                 continue
             if at == 0 and not text.startswith(token) and token.startswith(b" "):

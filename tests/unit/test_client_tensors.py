@@ -194,7 +194,7 @@ def test_no_finish_reason_before_the_last() -> None:
         ("[429] busy", Overloaded, "busy"),
         ("in ensemble 'ensemble', [504] timeout_ms is over", DeadlineExceeded, "timeout_ms"),
         ("Request for unknown model: 'ensemble' is not found", Unavailable, "ensemble"),
-        ("Request for unknown model: 'ensemble' has no available versions", Unavailable, "ensemble"),
+        ("Request for unknown model: 'ensemble' has no available versions", Unavailable, "the server is shutting down"),
         ("Exceeds maximum queue size", Overloaded, "queue"),
         ("a text that quotes [400] in its middle", ServerError, "quotes [400]"),
         ("", ServerError, ""),
@@ -266,6 +266,32 @@ async def test_a_server_that_goes_away_while_tokens_are_named_takes_no_names_alo
         await vocabulary.name_tokens(response)
         assert response.tokens == [PIECES[token] for token in ids]
     assert asked == [[0], [1], [0]], "what was forgotten is asked for again"
+
+
+async def test_where_nobody_knows_names_those_heard_before_and_the_text_tell_what_they_can() -> None:
+    async def lookup(wanted: Sequence[int]) -> tuple[list[bytes], list[bool]]:
+        if gone:
+            raise Unavailable("the server is shutting down")
+        return [PIECES[token] for token in wanted], [False for _ in wanted]
+
+    async def tokens(text: str, *ids: int, begin: int = 0) -> list[bytes | None]:
+        span = (begin, begin + len(text.encode()))
+        response = GenerateResponse(text, ids, logprobs=(0.0,) * len(ids), text_span=span)
+        await vocabulary.name_tokens(response)
+        return response.tokens
+
+    gone = False
+    vocabulary = Vocabulary(lookup)
+    await tokens(" hello", 0)
+    gone = True
+    vocabulary.forget()
+    vocabulary.forget()
+    assert await tokens(" hello wor", 0, 1) == [b" hello", b" wor"]
+    assert await tokens("hello w", 0, 1, begin=1) == [b"hello", b" w"]
+    assert await tokens(" hello", 0, 5) == [b" hello", b""]
+    assert await tokens(" hello\ufffd", 0, 3) == [b" hello", None]
+    assert await tokens(" wor hello", 1, 0) == [None, b" hello"]
+    assert await tokens(" world", 1, 2) == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from charonia_gateway.endpoints import EndpointMetrics, Pool, SessionLost
 from charonia_gateway.endpoints.affinity import rendezvous
 from charonia_gateway.endpoints.health import State
 from charonia_gateway.engine import Engine
-from triton_double import Behaviour, Double, error, input_number, part, process_that_dies_of_requests
+from triton_double import Behaviour, Double, error, input_number, part, process_that_dies_of_requests, with_logprobs
 from tritonclient.grpc import service_pb2 as pb
 
 HANG_S = 60
@@ -686,3 +686,19 @@ async def test_a_stream_that_is_left_does_not_replace_a_history_that_was_to_end(
             await anext(parts)
         assigned.behaviour, assigned.action_error = answering, ""
         await until(lambda: ("end_session", "s") in assigned.actions, "it is still told to forget it")
+
+
+async def test_names_of_tokens_that_a_server_has_no_more_are_asked_of_another() -> None:
+    async def answer(request: pb.ModelInferRequest) -> Responses:
+        yield with_logprobs(part("012", "stop"), 3, 1)
+
+    async with several(2) as gateway:
+        for server in gateway.servers:
+            server.behaviour = answer
+        gateway.servers[0].vocabulary_gone = True
+        for _ in range(4):  # to each of them
+            (whole,) = await gateway.parts(ask(logprobs=1))
+            assert whole.tokens == [b"0", b"1", b"2"]
+            assert [top.token for (top,) in whole.top_logprobs] == [b"0", b"1", b"2"]
+        assert [len(server.requests) > 0 for server in gateway.servers] == [True, True]
+        assert [server.lookups for server in gateway.servers] == [1, 2], "each client asks once"

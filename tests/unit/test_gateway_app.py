@@ -13,7 +13,7 @@ from charonia_client.aside import aside
 from charonia_gateway.app import create_app
 from charonia_gateway.endpoints import pool
 from charonia_gateway.settings import Settings
-from triton_double import Double, part, with_logprobs
+from triton_double import Double, error, part, with_logprobs
 from tritonclient.grpc import service_pb2 as pb
 
 MODEL = "the-model"
@@ -72,6 +72,39 @@ async def test_answers_with_log_probabilities_are_whole_however_many_they_are(to
     assert choice["logprobs"]["token_logprobs"] == [-0.5] * tokens
     assert choice["logprobs"]["top_logprobs"][1] == {"2": -0.5, "3": -0.5}
     assert len(choice["logprobs"]["text_offset"]) == tokens
+
+
+async def test_an_answer_whose_server_has_no_vocabulary_any_more_is_not_lost() -> None:
+    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        yield with_logprobs(part("xy", "stop"), 2, 1)
+
+    async with gateway() as (web, server):
+        server.behaviour = answer
+        server.vocabulary_gone = True
+        chat = await web.post("/v1/chat/completions", json={**CHAT, "logprobs": True, "top_logprobs": 1})
+        text = await web.post("/v1/completions", json={"model": MODEL, "prompt": "hi", "logprobs": 1})
+    assert chat.status_code == text.status_code == 200
+    (choice,) = chat.json()["choices"]
+    unknown = {"token": "\ufffd", "logprob": -0.5, "bytes": None}
+    assert choice["message"]["content"] == "xy"
+    assert choice["logprobs"]["content"] == [{**unknown, "top_logprobs": [unknown]}] * 2
+    assert text.json()["choices"][0]["logprobs"] == {
+        "tokens": ["\ufffd"] * 2,
+        "token_logprobs": [-0.5] * 2,
+        "top_logprobs": [{"\ufffd": -0.5}] * 2,
+        "text_offset": [0, 1],
+    }
+
+
+async def test_a_request_to_a_server_that_drains_hears_so_in_no_words_of_tritons() -> None:
+    async def refuse(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        yield error("Request for unknown model: 'ensemble' has no available versions")
+
+    async with gateway() as (web, server):
+        server.behaviour = refuse
+        answer = await web.post("/v1/chat/completions", json=CHAT)
+    assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+    assert answer.json()["error"]["message"] == "the server is shutting down"
 
 
 async def test_without_log_probabilities_an_answer_has_none() -> None:

@@ -86,6 +86,8 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     def __init__(self) -> None:
         self.target = ""
         self.ready = True
+        self.vocabulary_gone = False  # as where it drains
+        self.lookups = 0
         self.exiting = False  # refuses to be asked whether it lives
         self.requests: list[pb.ModelInferRequest] = []  # to the ensemble
         self.actions: list[tuple[str, str]] = []  # (stop, cancel or end_session; request id or session id)
@@ -130,6 +132,10 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     async def ModelInfer(self, request: Any, context: Any) -> pb.ModelInferResponse:
         """The bytes of tokens: each one's number."""
+        self.lookups += 1
+        if self.vocabulary_gone:
+            text = "Request for unknown model: 'postprocessing' has no available versions"
+            await context.abort(grpc.StatusCode.NOT_FOUND, text)
         (ids,) = [
             raw
             for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from charonia_client import (
@@ -107,10 +108,18 @@ class Pool:
                 endpoint.look_again()
         for target in wanted:
             if target not in known:
-                client = Client(target, metadata=self._metadata)
+                elsewhere = partial(self._look_up_elsewhere, target)
+                client = Client(target, metadata=self._metadata, lookup_elsewhere=elsewhere)
                 endpoint = Endpoint(client, self._changed, self._stale_at(target))
                 self.endpoints.append(endpoint)
                 self._watches[target] = asyncio.create_task(self._watch(endpoint))
+
+    async def _look_up_elsewhere(self, target: str, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
+        """The names of tokens, for an answer of a server that ends and has them no more."""
+        for endpoint in [one for one in self.endpoints if one.usable and one.target != target]:
+            with contextlib.suppress(CharoniaError):
+                return await endpoint.client.look_up(ids)
+        raise Unavailable("no server knows the names of tokens")
 
     def _stale_at(self, target: str) -> Recent[str, None]:
         """What a server was not told. That of a listed one is its own, also where more targets came since."""
