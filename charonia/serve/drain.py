@@ -30,8 +30,8 @@ _KNOWN = b"charonia_num_requests_running{"
 _POLL_S = 0.05
 _LOOK_S = 1  # between two looks at the engine's metrics, and what an answer may take
 IDLE_S = 10  # after which calls of an ensemble whose engine has nothing to do are taken for lost
-# The same where the gateway has died: its calls ended with its connections. It leaves those of other clients the time
-# between two models of the ensemble, in which the engine has nothing to do.
+# The same where the gateway has died: Triton counts its calls for ever, as those that were cancelled. Other clients'
+# calls get this time between two models of the ensemble, in which the engine has nothing to do.
 ORPHANED_IDLE_S = 3
 
 

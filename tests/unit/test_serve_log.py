@@ -81,6 +81,10 @@ def test_where_the_engine_runs_is_read_from_its_line() -> None:
 
 def test_a_failure_without_errors_is_explained_by_the_last_lines() -> None:
     assert explain_failure([f"line {number}" for number in range(100)])[-1] == "line 99"
+    assert explain_failure(["the start", "+------+", "| exit_timeout | 7 |", "+------+", "", "the end"]) == [
+        "the start",
+        "the end",
+    ]
 
 
 def rendered(line: str, component: str = "triton") -> dict[str, Any]:
