@@ -8,6 +8,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=build/sbom
+if [[ ! -x .venv/bin/cyclonedx-py ]]; then
+  echo "scripts/sbom.sh needs the test environment: scripts/setup.sh test" >&2
+  exit 1
+fi
 mkdir -p "$folder"
 
 # write NAME PYPROJECT: requirements from standard input

@@ -50,13 +50,18 @@ def triton_options(settings: ServeSettings) -> list[str]:
 
 
 def warnings(settings: ServeSettings) -> Iterator[str]:
-    """What it means that ports are open to other machines. Nothing asks for a key yet."""
+    """What it means that ports are open to other machines, or to web pages. Nothing asks for a key yet."""
     if not _is_local(settings.triton_address):
         also = ", one deeply nested body to HTTP ends it" if settings.http_inference else ""
         yield (
             f"Triton listens on {settings.triton_address} without a key: everyone who reaches ports "
             f"{settings.http_port}, {settings.grpc_port} and {settings.metrics_port} can use the model, continue, stop "
             f"and end the sessions and requests whose ids they know{also} (docs/security.md)"
+        )
+    elif settings.http_inference:
+        yield (
+            f"Triton's HTTP port {settings.http_port} answers inference ({env_name('http_inference')}): a web page in "
+            "a browser on this machine can use it too, and one deeply nested body ends Triton (docs/security.md)"
         )
     if settings.gateway and not _is_local(settings.host):
         yield (

@@ -30,6 +30,9 @@ _KNOWN = b"charonia_num_requests_running{"
 _POLL_S = 0.05
 _LOOK_S = 1  # between two looks at the engine's metrics, and what an answer may take
 IDLE_S = 10  # after which calls of an ensemble whose engine has nothing to do are taken for lost
+# The same where the gateway has died: Triton counts its calls for ever, as those that were cancelled. Other clients'
+# calls get this time between two models of the ensemble, in which the engine has nothing to do.
+ORPHANED_IDLE_S = 3
 
 
 class ModelControl:
@@ -56,12 +59,12 @@ class ModelControl:
         """Another server takes the place of one whose log has been read to its end: it has unloaded nothing."""
         self._unloaded.clear()
 
-    def drain(self, metrics_url: str, limit_s: float, hurry: Callable[[], bool]) -> str:
+    def drain(self, metrics_url: str, limit_s: float, hurry: Callable[[], bool], idle_s: float = IDLE_S) -> str:
         """Unloads the ensemble of the Triton with these metrics, and returns once its calls have ended, or when hurry()
         says so. Returns why calls are left, for people; empty where none is, or where there is no need to say.
 
         Triton counts a call of the ensemble that was cancelled by gRPC as in flight for ever. So it is not waited for
-        when the engine has had nothing to do for IDLE_S.
+        when the engine has had nothing to do for idle_s.
         """
         with contextlib.suppress(OSError):  # it has ended
             os.write(self._orders, f"{ENSEMBLE}\n".encode())
@@ -75,10 +78,10 @@ class ModelControl:
                 continue
             if not _is_idle(metrics_url):
                 idle_since = now
-            elif now - idle_since > IDLE_S:
+            elif now - idle_since > idle_s:
                 return (
-                    f"Triton still counts calls of the ensemble, and the engine has had nothing to do for {IDLE_S} s: "
-                    "clients cancelled them by gRPC (docs/contracts.md). They are not waited for"
+                    f"Triton still counts calls of the ensemble, and the engine has had nothing to do for {idle_s:g} "
+                    "s: their clients cancelled them by gRPC or are gone (docs/contracts.md). They are not waited for"
                 )
             next_look = time.monotonic() + _LOOK_S
         return ""

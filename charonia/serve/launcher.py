@@ -25,11 +25,12 @@ from charonia.serve.errors import DeviceFailure, ServeError
 from charonia.serve.model import prepare
 from charonia.serve.process import Child
 from charonia.serve.restarts import WINDOW_S, Restarts
-from charonia.settings import ServeSettings, environment, inference_settings, misspelled, shared_environment
+from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled, shared_environment
 from charonia.weights.workspace import TRITON_MODELS
 
 _KILL_AFTER_S = 10  # what a process gets on top of drain_timeout_s before it is killed
 _POLL_S = 0.1
+_LAST_WORDS_S = 10  # before a death by signal: what a process said earlier has nothing to do with it
 # A signal to a whole process group comes twice where make or a shell passes it on: together they are one.
 _TOGETHER_S = 0.3
 
@@ -268,28 +269,43 @@ class _Stack:
 
     def _death_of(self, child: Child, remedy: str = "") -> ServeError:
         """remedy: against a device that has failed."""
-        status = child.exit_status()
-        errors = triton.explain_failure(child.tail())
+        status = f"{child.exit_status()}{self._hint_at(child)}"
+        killed = (child.exit_code or 0) < 0
+        errors = triton.explain_failure(child.tail(_LAST_WORDS_S) if killed else child.tail())
         log = f"its log is {child.log_file}, and says" if child.log_file else "its log says"
         if child is self._children[0] and child.exit_code == DeviceFailure.exit_code:
             # What else it says are consequences.
             cause = next((text for text in errors if "the device has failed" in text), "nothing of it")
             return DeviceFailure(f"the device has failed, and {child.name} {status}{remedy}; {log}:\n  {cause}")
-        lines = "\n".join(f"  {text}" for text in errors)
+        lines = "\n".join(f"  {text}" for text in errors or ["nothing of it"])
         return ServeError(f"{child.name} {status}; {log}:\n{lines}")
+
+    def _hint_at(self, child: Child) -> str:
+        """What often kills a process in the way that this one was killed; empty where nothing is known."""
+        if child.exit_code == -signal.SIGKILL:
+            return " (often the kernel's out-of-memory killer: see dmesg)"
+        if child.exit_code == -signal.SIGSEGV and child is self._children[0] and self._settings.http_inference:
+            opened = env_name("http_inference")
+            return f" (one deeply nested body to its HTTP port can do that, which {opened} opens: docs/security.md)"
+        return ""
 
     def _stop(self) -> None:
         """The gateway first, so that Triton has no caller of ours left; then what others call; then Triton."""
         if self._signals.count and self._children:
             self._say("Stopping; Ctrl-C again does not wait for running requests")
+        ended = [child for child in self._children if child.exit_status() is not None]
+        if 0 < len(ended) < len(self._children):  # to end the others may take a while
+            others = " and ".join(child.name for child in self._children if child not in ended)
+            self._say(f"{ended[0].name} {ended[0].exit_status()}; stopping {others}", "error")
         limit = self._drain_s + _KILL_AFTER_S
+        idle_s = drain.ORPHANED_IDLE_S if any(child in ended for child in self._children[1:]) else drain.IDLE_S
 
         def hurry() -> bool:
             return self._signals.count > 1
 
         for child in reversed(self._children):
             if child is self._children[0] and self._ready and child.exit_status() is None and not hurry():
-                lost = self._models.drain(self._metrics_url(), self._drain_s, hurry)
+                lost = self._models.drain(self._metrics_url(), self._drain_s, hurry, idle_s)
                 if lost:
                     self._say(lost, "warning")
                     limit = _KILL_AFTER_S

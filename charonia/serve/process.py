@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -94,7 +95,7 @@ class Child:
     ) -> None:
         self.name = name
         self.log_file = log_file
-        self._tail: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._tail: deque[tuple[float, str]] = deque(maxlen=_KEPT_LINES)
         self._on_line = on_line
         self._render = render
         self._complain = complain
@@ -122,7 +123,7 @@ class Child:
         log = _LogFile(self.log_file, self._tell) if self.log_file else None
         for line in self._process.stdout:
             text = line.rstrip("\n")
-            self._tail.append(text)
+            self._tail.append((time.monotonic(), text))
             try:
                 if log and (rendered := self._render(text)) is not None:
                     log.write(rendered)
@@ -151,11 +152,12 @@ class Child:
             return None
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
-    def tail(self) -> list[str]:
-        """The last lines of its output; once it has ended, all of the last ones."""
+    def tail(self, seconds: float = math.inf) -> list[str]:
+        """The last lines of its output, no older than `seconds`; once it has ended, all of the last ones."""
+        since = time.monotonic() - seconds
         if self._process.poll() is not None:
             self._reader.join(_LAST_LINES_S)
-        return list(self._tail)
+        return [text for read, text in self._tail.copy() if read >= since]
 
     def terminate(self) -> None:
         """Asks it to end; what it started itself is its own business."""

@@ -25,7 +25,14 @@ EXIT_MARGIN_S = 5
 BACKEND_LIBRARY = Path("backends", "charonia", "libtriton_charonia.so")
 
 # What the server says on a machine without a GPU, where it means nothing.
-_GPU_SOURCES = ("cuda_memory_manager.cc", "pinned_memory_manager.cc", "metrics.cc", "server.cc", "cuda_utils.cc")
+_GPU_SOURCES = (
+    "cuda_memory_manager.cc",
+    "cuda_utils.cc",
+    "ensemble_scheduler.cc",
+    "metrics.cc",
+    "pinned_memory_manager.cc",
+    "server.cc",
+)
 _GPU_NOISE = re.compile(r"cuda|nvml|dcgm|pinned.*memory|gpu|device", re.IGNORECASE)
 _NO_SUCH_GPU = re.compile(r"has kind KIND_GPU but no GPUs are available|invalid or unsupported gpu id")
 
@@ -222,6 +229,11 @@ def worth_showing(line: str) -> tuple[str, str] | None:
     return "warning" if entry.level == "warning" else "error", entry.message
 
 
+def _is_of_table(line: str) -> bool:
+    """Whether it is empty or of one of the server's tables, which list its options and models."""
+    return not line.strip() or line.startswith(("|", "+-"))
+
+
 def explain_failure(lines: list[str]) -> list[str]:
     """The lines of a log that say why a process ended: its errors, else its last lines."""
     found = [shown for line in lines if (shown := worth_showing(line))]
@@ -233,4 +245,4 @@ def explain_failure(lines: list[str]) -> list[str]:
             "The instance_group of the model's engine/config.pbtxt asks for a GPU that the server does not see: "
             "set it to [ { count: 1 kind: KIND_MODEL } ], with which the setting device decides, or check nvidia-smi"
         )
-    return (causes or errors)[-10:] or lines[-20:]
+    return (causes or errors)[-10:] or [line for line in lines if not is_noise(line) and not _is_of_table(line)][-20:]

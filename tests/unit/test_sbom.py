@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -34,3 +35,11 @@ def test_the_bills_of_materials_have_every_package_of_the_images(written: dict[s
     compiled_in = {(name, version) for name, version in pinned("build") if name in ("nlohmann-json", "pybind11")}
     assert len(compiled_in) == 2
     assert written["server"] == pinned("server", "triton") | compiled_in
+
+
+def test_without_the_test_environment_it_names_the_command_that_makes_it(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    script = shutil.copy(ROOT / "scripts" / "sbom.sh", tmp_path / "scripts")
+    ended = subprocess.run([script], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "needs the test environment: scripts/setup.sh test" in ended.stderr

@@ -41,10 +41,13 @@ def test_warnings_and_errors_are_shown(line: str, shown: tuple[str, str] | None)
         f'W{STAMP} pinned_memory_manager.cc:170] "failed to allocate pinned system memory: no pinned memory pool"',
         f'W{STAMP} metrics.cc:798] "DCGM unable to start: DCGM initialization error"',
         f'E{STAMP} server.cc:241] "CudaDriverHelper has not been initialized."',
+        f'E{STAMP} ensemble_scheduler.cc:1468] "unable to create stream for ensemble: CUDA driver version is '
+        'insufficient for CUDA runtime version"',
     ],
 )
 def test_what_a_machine_without_gpu_lacks_is_not_shown(line: str) -> None:
     assert worth_showing(line) is None
+    assert explain_failure([line, "the end"]) == ["the end"]
 
 
 def test_a_failure_is_explained_by_its_cause_alone() -> None:
@@ -78,6 +81,10 @@ def test_where_the_engine_runs_is_read_from_its_line() -> None:
 
 def test_a_failure_without_errors_is_explained_by_the_last_lines() -> None:
     assert explain_failure([f"line {number}" for number in range(100)])[-1] == "line 99"
+    assert explain_failure(["the start", "+------+", "| exit_timeout | 7 |", "+------+", "", "the end"]) == [
+        "the start",
+        "the end",
+    ]
 
 
 def rendered(line: str, component: str = "triton") -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""What a Triton that is started again finds of the one before it: nothing."""
+"""What a Triton that is started again finds of the one before it: nothing. What is told of a process that died."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from charonia.serve import drain, launcher
 from charonia.serve.errors import ServeError
 from charonia.serve.launcher import _Signals, _Stack
 from charonia.serve.process import Child
@@ -99,3 +101,67 @@ def test_servers_that_hang_are_not_started_again_for_ever(stack: _Stack, monkeyp
             break
     assert len(started) == 1 + stack._restarts.limit
     assert [child.exit_status() for child in started] == ["was killed by SIGKILL"] * 3
+
+
+def killed(name: str, number: signal.Signals, said: str = "") -> Child:
+    """A process that says something and dies by a signal."""
+    code = (
+        f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); print({said!r}, flush=True); "
+        f"os.kill(os.getpid(), {int(number)})"
+    )
+    child = Child(name, [sys.executable, "-c", code], os.environ, None)
+    assert child.wait(HANG_S)
+    return child
+
+
+@pytest.mark.parametrize(
+    ("number", "http_inference", "hint"),
+    [
+        (signal.SIGKILL, False, "SIGKILL (often the kernel's out-of-memory killer: see dmesg);"),
+        (signal.SIGSEGV, True, "SIGSEGV (one deeply nested body to its HTTP port can do that"),
+        (signal.SIGSEGV, False, "SIGSEGV;"),
+    ],
+)
+def test_a_death_by_signal_names_what_often_sends_it(
+    stack: _Stack, number: signal.Signals, http_inference: bool, hint: str
+) -> None:
+    stack._settings = ServeSettings(gateway=False, http_inference=http_inference)
+    stack._children[0] = killed("Triton", number)
+    assert f"Triton was killed by {hint}" in str(stack._death_of(stack._children[0]))
+
+
+def test_of_a_killed_process_only_its_last_words_are_quoted(stack: _Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = stack._children[0] = killed("Triton", signal.SIGKILL, "ERROR: something")
+    assert str(stack._death_of(child)).endswith("its log says:\n  something")
+    monkeypatch.setattr(launcher, "_LAST_WORDS_S", -1)
+    assert str(stack._death_of(child)).endswith("its log says:\n  nothing of it")
+
+
+def test_the_death_of_the_gateway_is_told_at_once_and_its_calls_are_not_waited_for(
+    stack: _Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    waited: list[float] = []
+
+    def drained(url: str, limit_s: float, hurry: Callable[[], bool], idle_s: float) -> str:
+        assert told == ["the gateway was killed by SIGKILL; stopping Triton"]
+        waited.append(idle_s)
+        return ""
+
+    monkeypatch.setattr(stack, "_say", lambda text, level="info", of="": told.append(text))
+    monkeypatch.setattr(stack._models, "drain", drained)
+    stack._ready = True
+    stack._children = [stack._start_server(), killed("the gateway", signal.SIGKILL)]
+    stack._stop()
+    assert waited == [drain.ORPHANED_IDLE_S]
+
+
+def test_calls_of_an_idle_engine_are_waited_for_no_longer_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "_is_idle", lambda url: True)
+    monkeypatch.setattr(drain, "_LOOK_S", 0.01)
+    control = drain.ModelControl()
+    try:
+        said = control.drain("http://127.0.0.1:9", HANG_S, lambda: False, 0.1)
+    finally:
+        control.close()
+    assert "nothing to do for 0.1 s" in said

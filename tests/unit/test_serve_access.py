@@ -1,0 +1,12 @@
+"""What `charonia serve` warns of because of who may reach its ports."""
+
+from __future__ import annotations
+
+from charonia.serve.access import warnings
+from charonia.settings import ServeSettings
+
+
+def test_inference_over_http_is_warned_of_on_this_machine_too() -> None:
+    assert list(warnings(ServeSettings(triton_address="127.0.0.1", host="127.0.0.1"))) == []
+    (warning,) = warnings(ServeSettings(triton_address="127.0.0.1", host="127.0.0.1", http_inference=True))
+    assert "web page" in warning and "CHARONIA_HTTP_INFERENCE" in warning
