@@ -132,7 +132,9 @@ def test_a_request_is_one_trace_with_queue_prefill_and_decode(receiver: Receiver
     for span in spans:
         if span is not server:
             above = by_id[span.parent]
-            assert above.begin - SKEW_NS <= span.begin <= span.end <= above.end + SKEW_NS, (span, above)
+            assert above.begin - SKEW_NS <= span.begin <= span.end, (span, above)
+            # Triton ends its span after it has sent the last response, with which the gateway ends its own.
+            assert above is server or span.end <= above.end + SKEW_NS, (span, above)
 
 
 def test_without_a_parent_a_trace_begins_at_the_gateway(receiver: Receiver, traced: Stack) -> None:
