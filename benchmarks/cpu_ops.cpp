@@ -1,20 +1,26 @@
 // What the CPU's GEMMs and its attention reach, against the machine's read bandwidth measured in the same run.
 //
 //     cmake -S . -B build -DCHARONIA_BENCHMARKS=ON ... && cmake --build build --target charonia_cpu_ops
-//     charonia benchmark program build/charonia_cpu_ops [threads [gemm | attention]]
+//     charonia benchmark program build/charonia_cpu_ops [threads [gemm | attention | quantised [format]]]
 //
 // GEMMs: few rows: weights of about 0.9 GB in all (layers of 4096 x 1536), so that caches do not help; GB/s of
 // weights read. Many rows: 512 rows of the same shape; GFLOP/s. Attention: one new token of a sequence of 32,768 in 4
 // layers (32 heads of 128, 8 or 32 of them of k and v), and 512 rows of a prefill behind 3,584; KV as bf16 and as
-// integers; GB/s of KV read, and the time against bf16's. Several rounds of each.
+// integers; GB/s of KV read, and the time against bf16's. Several rounds of each. Quantised: GEMMs of the same shape
+// with weights of 0.3 GB, in turns with those of bf16, by the time that a fifth of the GEMMs stay below: elapsed time,
+// from 64 rows on processor time for each of the threads (say how many).
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <functional>
 #include <memory>
 #include <random>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/text.h"
@@ -126,6 +132,107 @@ void measure_attention(ops::Ops& ops, double limit) {
   }
 }
 
+// Codes at random in one format, without zeros' worth of meaning.
+class RandomSource : public ops::QuantSource {
+ public:
+  explicit RandomSource(const ops::QuantFormat& format) {
+    rows_ = kN, cols_ = kK;
+    format_ = format;
+    std::mt19937 random(1);
+    codes_.resize(static_cast<std::size_t>(kN * kK));
+    for (auto& code : codes_) {
+      do {
+        code = static_cast<std::uint8_t>(random() & ((1U << bits_of(format.code)) - 1));
+      } while (std::isnan(number_of(format.code, code)));
+    }
+  }
+  void read(std::int64_t first, std::int64_t n, std::uint8_t* codes, float* scales, std::int8_t* zeros) const override {
+    std::copy_n(codes_.begin() + static_cast<std::ptrdiff_t>(first * kK), n * kK, codes);
+    std::fill_n(scales, n * groups(), 0.0078125F);
+    if (format_.zeros) std::fill_n(zeros, n * groups(), std::int8_t{7});
+  }
+  std::string name() const override { return "random"; }
+
+ private:
+  std::vector<std::uint8_t> codes_;
+};
+
+// So many layers of a weight, and how long the GEMMs with them took, each by itself.
+struct Layers {
+  std::vector<std::unique_ptr<ops::Linear>> weights;
+  std::vector<double> seconds;
+
+  double bytes() const { return static_cast<double>(weights[0]->bytes()); }
+  // Adds the times of a pass over the first `used` layers. Processor time of both threads is time in which they worked,
+  // whatever else the machine does; but few rows wait for memory, which is nobody's work.
+  void measure(ops::Ops& ops, std::int64_t used, std::int64_t rows, const ops::Buffer& in, const ops::Buffer& out,
+               bool processor_time, int threads) {
+    for (std::int64_t i = 0; i < used; ++i) {
+      const auto before = std::chrono::steady_clock::now();
+      const auto clock = std::clock();
+      ops.linear(tensor(out, DType::f32, rows, kN), tensor(in, DType::bf16, rows, kK),
+                 *weights[static_cast<std::size_t>(i)]);
+      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - before;
+      const double worked = static_cast<double>(std::clock() - clock) / CLOCKS_PER_SEC / threads;
+      seconds.push_back(processor_time ? worked : elapsed.count());
+    }
+  }
+  // A fifth of them took less: on a machine with other load a GEMM that nothing interrupted.
+  double quick() {
+    const auto fifth = seconds.begin() + std::ssize(seconds) / 5;
+    std::ranges::nth_element(seconds, fifth);
+    return *fifth;
+  }
+};
+
+void measure_quantised(ops::Ops& ops, int threads, std::string_view only) {
+  using ops::Code;
+  constexpr std::int64_t kBytes = 300'000'000;
+  const std::vector<float> values(static_cast<std::size_t>(kN * kK), 0.01F);
+  const ops::HostMatrix source{values.data(), DType::f32, kN, kK};
+  Layers dense;
+  for (std::int64_t i = 0; i < kBytes / (kN * kK * 2); ++i) {
+    dense.weights.push_back(ops.make_linear({&source, 1}, {}, DType::bf16));
+  }
+  const std::pair<std::string_view, ops::QuantFormat> formats[] = {
+      {"int4", {Code::u4, 128, false, DType::f16}},
+      {"int4 with zeros", {Code::u4, 128, true, DType::f16}},
+      {"int4 in groups of 32", {Code::u4, 32, false, DType::f16}},
+      {"mxfp4", {Code::f4_e2m1, 32, false, DType::bf16}},
+      {"int8", {Code::i8, kK, false, DType::f32}},
+      {"w8a8", {Code::i8, kK, false, DType::f32, ops::Activations::i8_token}},
+      {"fp8", {Code::f8_e4m3, 128, false, DType::f32}}};
+  for (const auto& [name, format] : formats) {
+    if (!only.empty() && only != name) continue;
+    const RandomSource random(format);
+    const ops::QuantSource* const part = &random;
+    Layers quantised;
+    do {
+      quantised.weights.push_back(ops.make_quantised_linear({&part, 1}, {}, DType::bf16));
+    } while (quantised.bytes() * static_cast<double>(quantised.weights.size()) < kBytes);
+    for (const std::int64_t rows : {1, 2, 4, 8, 16, 64, 512}) {
+      const auto in = ops.allocate(static_cast<std::size_t>(rows * kK) * 2);
+      const auto out = ops.allocate(static_cast<std::size_t>(rows * kN) * 4);
+      const std::vector<std::uint16_t> ones(static_cast<std::size_t>(rows * kK), float_to_bf16(1));
+      ops.upload(in->data(), ones.data(), ones.size() * 2);
+      const bool many = rows >= 64;
+      dense.seconds.clear(), quantised.seconds.clear();
+      for (int turn = 0; turn < 4; ++turn) {
+        for (Layers* const one : {&dense, &quantised}) {
+          one->measure(ops, many ? 4 : std::ssize(one->weights), rows, *in, *out, many, threads);
+        }
+      }
+      const double seconds = quantised.quick(), of_dense = dense.quick();
+      const bench::Case of{"cpu_quantised_gemm", {{"format", name}, {"rows", rows}}};
+      bench::print_figure(of, "weights", "GB/s", {quantised.bytes() / seconds / 1e9});
+      bench::print_figure(of, "bf16's weights", "GB/s", {dense.bytes() / of_dense / 1e9});
+      bench::print_figure(of, "of bf16's rate", "%", {100 * quantised.bytes() / seconds / (dense.bytes() / of_dense)});
+      bench::print_figure(of, "arithmetic", "GFLOP/s", {2.0 * static_cast<double>(rows * kN * kK) / seconds / 1e9});
+      bench::print_figure(of, "as fast as bf16", "times", {of_dense / seconds});
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -135,6 +242,10 @@ int main(int argc, char** argv) {
   const auto ops = ops::make_cpu_ops(threads);
   const auto isa = ops->instruction_set();
   bench::print_figure({"cpu_limits", {{"instruction set", isa}}}, "read bandwidth", "GB/s", {limit});
+  if (what == "quantised") {
+    measure_quantised(*ops, std::max(1, threads), argc > 3 ? argv[3] : "");
+    return 0;
+  }
   if (what != "gemm") measure_attention(*ops, limit);
   if (what == "attention") return 0;
 

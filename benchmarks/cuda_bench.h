@@ -112,5 +112,6 @@ void measure_prefill_attention(Bench& bench);  // cuda_attention.cpp
 void measure_rows(Bench& bench);               // cuda_rows.cpp
 void measure_sampling(Bench& bench);           // cuda_sampling.cpp
 void measure_experts(Bench& bench);            // cuda_experts.cpp
+void measure_quantised(Bench& bench);          // cuda_quant.cpp
 
 }  // namespace charonia::bench

@@ -4,8 +4,8 @@
 //     cmake --build build --target charonia_cuda_kernels
 //     build/charonia_cuda_kernels FILE.json [full | quick | tiny] [SUITE ...]
 //
-// Suites: gemm, decode_attention, prefill_attention, rows, sampling, experts; all of them without a name. FILE.json
-// is written after every suite and every few seconds. A row is one measurement: the suite, the kernel, the shape, the
+// Suites: gemm, decode_attention, prefill_attention, rows, sampling, experts, quantised; all of them without a
+// name. FILE.json is written after every suite and every few seconds. A row is one measurement: the suite, the kernel, the shape, the
 // variant, whether programmatic dependent launch was on (null: a library launched it), microseconds, bytes, operations,
 // which limit bounds it, and the share of that limit. What did not fit is under "skipped", what failed under "errors";
 // then the exit code is 1. charonia_cuda_kernels_on_host is the same program with the kernels on the CPU, for tests
@@ -35,6 +35,7 @@ constexpr Suite kSuites[] = {
     {"rows", bench::measure_rows},
     {"sampling", bench::measure_sampling},
     {"experts", bench::measure_experts},
+    {"quantised", bench::measure_quantised},
 };
 
 int run(const std::vector<std::string>& words) {

@@ -33,6 +33,7 @@ BANDWIDTH, GEMM_RATE = 4.3e12, 790e12
 
 Shape = Mapping[str, Any]
 _ELEMENT = {"bf16": 2, "fp16": 2, "fp32": 4}
+_CODE_BITS = {"int4": 4, "int8": 8, "fp8": 8, "mxfp4": 4}
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,38 @@ KERNELS = {
             1,
             "a row's experts lie apart, each is read by the 16 bytes",
         ),
+        Kernel(
+            "quant_stream",
+            ("quant_stream: stream_kernel",),
+            1.5,
+            0.75,
+            0.3,
+            "int4 codes at 4.9 TB/s would take every instruction that SMs issue: some 190 for 2048 codes of a warp",
+        ),
+        Kernel(
+            "quant_tile",
+            ("quant_tile: tile_kernel",),
+            2.5,
+            0.6,
+            0.35,
+            "as gemm_tile, less what codes take to become numbers; inputs of many rows are bound by the L2 cache",
+        ),
+        Kernel(
+            "quant_plain",
+            ("quant_plain: plain_kernel",),
+            2,
+            0.015,
+            1,
+            "float, made to be right: 32 columns at a time between barriers",
+        ),
+        Kernel(
+            "quant_inputs",
+            ("quant_inputs: input_kernel",),
+            2.5,
+            0.8,
+            1,
+            "a row is read twice, from the cache the second time",
+        ),
     )
 }
 # Of other makers, measured on the same shapes: the table shows the best of them beside ours.
@@ -202,6 +235,10 @@ def work(kernel: str, shape: Shape, variant: str) -> tuple[float, float]:
         n, k, element = shape["n"], shape["k"], _ELEMENT[shape["type"]]
         operations = 0 if shape["type"] == "fp32" else 2 * rows * n * k
         return (n * k + rows * k) * element + rows * n * _ELEMENT[shape["out"]], operations
+    if kernel == "quant_inputs":
+        return rows * (2 * 2 * shape["k"] + 4), 0
+    if kernel.startswith("quant"):
+        return _quantised(shape)
     if kernel.startswith("attention"):
         return _attention(shape)
     if kernel.startswith("experts"):
@@ -225,6 +262,14 @@ def work(kernel: str, shape: Shape, variant: str) -> tuple[float, float]:
         "side_by_side": lambda: rows * shape["ranks"] * shape["cols"] * 2 * 4,
     }
     return moved[kernel](), 0
+
+
+def _quantised(shape: Shape) -> tuple[float, float]:
+    n, k, rows = shape["n"], shape["k"], shape["rows"]
+    scales = n * k / shape["group"] * _ELEMENT[shape["scale"]]
+    inputs_outputs = rows * (n + k) * _ELEMENT[shape["type"]]
+    operations = 0 if shape["type"] == "fp32" else 2 * rows * n * k
+    return n * k * _CODE_BITS[shape["codes"]] / 8 + scales + inputs_outputs, operations
 
 
 def _head_bytes(dim: int, bits: int) -> float:
@@ -308,7 +353,7 @@ def predictions() -> list[Prediction]:
     """In the order of the suites of charonia_cuda_kernels, of whose shapes these are a part."""
     return [
         Prediction(KERNELS[kernel], shape, variant)
-        for suite in (_gemms, _attentions, _rows, _sampling, _mixture)
+        for suite in (_gemms, _attentions, _rows, _sampling, _mixture, _quantised_gemms)
         for kernel, shape, variant in suite()
     ]
 
@@ -395,6 +440,64 @@ def _mixture() -> Iterator[_Row]:
             yield kernel, {"model": "mixtral-8x7b", "rows": rows, **sizes}, ""
 
 
+# Codes, the columns of a group (0: a row), the type of scales: as kFormats of benchmarks/cuda_quant.cpp has them.
+_FORMATS = (("int4", 128, "bf16"), ("int8", 0, "bf16"), ("fp8", 128, "fp32"), ("mxfp4", 32, "bf16"))
+
+
+def _weights_of(m: _Model) -> dict[str, tuple[int, int]]:
+    return {
+        "qkv": ((m.heads + 2 * m.kv_heads) * m.head_dim, m.hidden),
+        "o": (m.hidden, m.heads * m.head_dim),
+        "gate_up": (2 * m.inter, m.hidden),
+        "down": (m.hidden, m.inter),
+    }
+
+
+def _quantised_shape(m: _Model, weight: str, rows: int, form: tuple[str, int, str], element: str = "bf16") -> Shape:
+    (n, k), (codes, group, scale) = _weights_of(m)[weight], form
+    shape = {"model": m.name, "weight": weight, "rows": rows, "n": n, "k": k, "codes": codes}
+    return {**shape, "group": group or k, "scale": scale, "type": element}
+
+
+def _quantised_gemms() -> Iterator[_Row]:
+    m = _MODELS[-1]
+    for weight in _weights_of(m):
+        for form in _FORMATS:
+            for rows in (1, 16, 64, 256):
+                yield "quant_stream" if rows <= 16 else "quant_tile", _quantised_shape(m, weight, rows, form), ""
+    yield "quant_plain", _quantised_shape(m, "o", 1, _FORMATS[0], "fp32"), ""
+    for rows in (1, 64, 256):
+        yield "quant_inputs", {"model": m.name, "rows": rows, "k": m.hidden}, ""
+
+
+# What a copy moves in a second: measured on an H200, and the same share of the datasheet's bandwidth of an H100.
+_DEVICES = (("H200", BANDWIDTH), ("H100", 3.0e12))
+_LAYERS = 32
+
+
+def _tokens() -> list[str]:
+    """Lines of a table: what all GEMMs of a token read and take at batch 1, by the type of the layers' weights."""
+    m = _MODELS[-1]
+    head = {"rows": 1, "n": m.vocab, "k": m.hidden, "type": "bf16", "out": "fp32"}
+    lines = []
+    for codes, group, scale in (("bf16", 0, ""), *_FORMATS):
+        gemms: list[tuple[str, Shape]] = [("gemm_stream", head)]
+        for weight, (n, k) in _weights_of(m).items():
+            if codes == "bf16":
+                shape: Shape = {"rows": 1, "n": n, "k": k, "type": "bf16", "out": "bf16"}
+                gemms += [("gemm_stream", shape)] * _LAYERS
+            else:
+                gemms += [("quant_stream", _quantised_shape(m, weight, 1, (codes, group, scale)))] * _LAYERS
+        moved = [(KERNELS[kernel], work(kernel, shape, "")[0]) for kernel, shape in gemms]
+        times = [
+            sum(kernel.fixed + 1e6 * read / (bandwidth * kernel.memory) for kernel, read in moved)
+            for _, bandwidth in _DEVICES
+        ]
+        columns = " | ".join(_number(time) for time in times)
+        lines.append(f"| {codes} | {_number(sum(read for _, read in moved) / 1e9)} | {columns} |")
+    return lines
+
+
 @dataclass(frozen=True)
 class Measured:
     """Of one prediction: with programmatic dependent launch (the share is of the limits of that run), without it, and
@@ -477,6 +580,15 @@ def markdown(results: Mapping[str, Any] | None = None) -> str:
             f"| {one.limit} | {_number(one.limit_us)} | {_number(one.expected_us)} "
             f"| {100 * one.limit_us / one.expected_us:.0f} % | {_columns(found)} |"
         )
+    lines += [
+        "",
+        f"All GEMMs of a token of {_MODELS[-1].name} at batch 1, its output layer in bf16, in microseconds; H100: with",
+        "3.0 TB/s, the same share of its datasheet's bandwidth:",
+        "",
+        f"| weights | GB | {' | '.join(f'expected on {name}, us' for name, _ in _DEVICES)} |",
+        f"|---|---:|{'---:|' * len(_DEVICES)}",
+        *_tokens(),
+    ]
     return "\n".join(lines) + "\n"
 
 

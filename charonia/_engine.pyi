@@ -4,6 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 class ConfigField:
     key: str
     kind: str
@@ -58,6 +61,8 @@ class Result:
     cumulative_logprob: float
     prompt_logprobs: list[float]
     prompt_top_logprobs: list[list[tuple[int, float]]]
+    prompt_logits: NDArray[np.float32]  # [rows, vocab_size], the first at position first_logits of the prompt
+    first_logits: int
     num_session_tokens: int
     num_input_tokens: int
     num_output_tokens: int
@@ -78,13 +83,16 @@ class EngineInfo:
     vocab_size: int
     hidden_units: int
     num_layer: int
-    weight_type: str
+    weight_type: str  # of most of the weights
+    data_type: str  # of activations and of the weights that are not quantised: bf16 | fp16 | fp32
+    group_size: int  # input features that share a scale; 0: all of an output feature, or not quantised
     start_id: int
     end_ids: list[int]
     session_len: int
     threads: int
     max_batch_size: int  # resolved, as is token_budget
     token_budget: int
+    quant_policy: int
     max_queue_size: int
     cache_block_seq_len: int
     device: str  # cpu | cuda
@@ -130,6 +138,7 @@ class Engine:
         continuation_ids: Sequence[int] = (),
         end_session: bool = False,
         timeout_ms: int | None = None,
+        prompt_logits: bool = False,
         callback: Callable[[Result], None],
     ) -> int: ...
     def cancel(self, handle: int) -> bool: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from charonia.api.options import with_engine_options
 from charonia.bench.cli import app as benchmark_app
 from charonia.errors import CharoniaError
 from charonia.serve.command import prepare_command, serve_command
+from charonia.text import prompt_ids
 
 app = typer.Typer(
     name="charonia",
@@ -30,7 +32,12 @@ app.command("serve")(serve_command)
 app.command("prepare")(prepare_command)
 
 ModelArgument = Annotated[str, typer.Argument(help="A workspace, a Hugging Face folder or a hub id.", metavar="MODEL")]
-DtypeOption = Annotated[str, typer.Option(help="Type of the weights: auto (the model's own), bf16, fp16 or fp32.")]
+DtypeOption = Annotated[
+    str,
+    typer.Option(
+        help="Type of the weights, or of what is not quantised in a model that is: auto (its own), bf16, fp16 or fp32."
+    ),
+]
 
 
 @app.command()
@@ -38,7 +45,12 @@ DtypeOption = Annotated[str, typer.Option(help="Type of the weights: auto (the m
 def convert(
     model: Annotated[str, typer.Argument(help="A Hugging Face model folder or a hub id.", metavar="MODEL")],
     dst_path: Annotated[Path, typer.Option(help="The workspace to write.")] = Path("workspace"),
-    model_format: Annotated[str, typer.Option(help="Format of the weights: hf.")] = "hf",
+    model_format: Annotated[
+        str,
+        typer.Option(
+            help="Format of the weights: auto (as found), hf (not quantised), compressed-tensors, awq, gptq, fp8."
+        ),
+    ] = "auto",
     dtype: DtypeOption = "auto",
     link: Annotated[bool, typer.Option("--link", help="Point into the model's files instead of copying them.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a workspace that is there.")] = False,
@@ -46,25 +58,18 @@ def convert(
 ) -> None:
     """Convert a Hugging Face model to a workspace. Inference parameters given here go into its config.ini; --tp also
     says over how many ranks the weights are split."""
-    from charonia.errors import UnsupportedError
-    from charonia.weights.convert import convert as run
+    from charonia.weights.convert import convert as copy
     from charonia.weights.convert import link_workspace
 
-    spelled = spell_settings(settings or {})
-    if link:
-        if model_format != "hf":
-            raise UnsupportedError("--link takes no --model-format")
-        path = link_workspace(model, dst_path, dtype, force=force, settings=spelled, show_progress=True)
-    else:
-        path = run(
-            model,
-            dst_path,
-            model_format=model_format,
-            dtype=dtype,
-            force=force,
-            settings=spelled,
-            show_progress=True,
-        )
+    path = (link_workspace if link else copy)(
+        model,
+        dst_path,
+        model_format=model_format,
+        dtype=dtype,
+        force=force,
+        settings=spell_settings(settings or {}),
+        show_progress=True,
+    )
     print(f"{path} is ready. Chat with it: charonia chat {dst_path}   Serve it: charonia serve {dst_path}")
 
 
@@ -159,6 +164,130 @@ def plan(
 
 
 @app.command()
+@with_engine_options(environment=True)
+def evaluate(
+    model: ModelArgument,
+    against: Annotated[
+        str | None, typer.Option(help="The 16-bit model to compare with, MODEL itself for what KV quantisation costs.")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="A text file for perplexity and comparison; by default a short one of ours.")
+    ] = None,
+    questions: Annotated[
+        Path | None,
+        typer.Option(help="Questions with answers, a JSON object a line; by default general ones of ours."),
+    ] = None,
+    ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Whether questions are asked.")] = True,
+    window: Annotated[int, typer.Option(help="Tokens of the text that are computed together.")] = 1024,
+    stride: Annotated[int, typer.Option(help="Tokens from one window to the next, at least 2.")] = 512,
+    dtype: DtypeOption = "auto",
+    save: Annotated[
+        bool, typer.Option("--save/--no-save", help="Keep the record beside the model, for plan and /v1/models.")
+    ] = True,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """Measure a model's quality: perplexity over a text, how far it is from its 16-bit model, answers right.
+
+    See docs/quantisation.md."""
+    import json
+
+    from charonia.quality.evaluate import evaluate as run
+    from charonia.quality.evaluate import show
+
+    record = run(
+        model,
+        against,
+        text=text,
+        questions=questions,
+        ask=ask,
+        window=window,
+        stride=stride,
+        dtype=dtype,
+        settings=settings,
+        save=save,
+        command=shlex.join(["charonia", *sys.argv[1:]]),
+        show_progress=True,
+    )
+    if json_output:
+        print(json.dumps(record.content(), indent=2))
+    else:
+        show(record, Console(soft_wrap=True))
+
+
+CalibrationOption = Annotated[
+    Path | None,
+    typer.Option(help="A text, or a JSON object a line with text or messages; by default a short text of ours."),
+]
+SamplesOption = Annotated[int, typer.Option(help="Samples of the calibration text, at most.")]
+MaxLengthOption = Annotated[int, typer.Option(help="Tokens of a sample, at most.")]
+
+
+@app.command()
+def quantize(
+    model: Annotated[str, typer.Argument(help="A Hugging Face folder or a hub id, 16-bit weights.", metavar="MODEL")],
+    scheme: Annotated[str, typer.Option(help="w4a16, w8a16, w8a8 or fp8.")],
+    dst: Annotated[Path, typer.Option(help="The folder to write.")],
+    method: Annotated[
+        str | None, typer.Option(help="awq, gptq, smoothquant or rtn; by default what suits the scheme.")
+    ] = None,
+    group_size: Annotated[
+        int | None, typer.Option(help="Input features that share a scale; 0: all. Default 128 for w4a16, else 0.")
+    ] = None,
+    calibration: CalibrationOption = None,
+    samples: SamplesOption = 128,
+    max_length: MaxLengthOption = 2048,
+) -> None:
+    """Quantise a model's weights with llm-compressor, in an environment of its own that is made when it is missing.
+
+    The folder is in compressed-tensors' format: Charonia, transformers and vLLM read it. See docs/quantisation.md."""
+    from charonia.quantize.command import quantize as run
+
+    path = run(
+        model,
+        dst,
+        scheme=scheme,
+        method=method,
+        group_size=group_size,
+        calibration=calibration,
+        samples=samples,
+        max_length=max_length,
+        command=shlex.join(["charonia", *sys.argv[1:]]),
+        say=lambda text: print(text, file=sys.stderr),
+    )
+    print(f"{path} is ready. Measure it: charonia evaluate {dst} --against {model}   Serve it: charonia serve {dst}")
+
+
+@app.command()
+def calibrate(
+    model: Annotated[str, typer.Argument(help="A Hugging Face folder or a hub id, 16-bit weights.", metavar="MODEL")],
+    calibration: CalibrationOption = None,
+    samples: SamplesOption = 128,
+    max_length: MaxLengthOption = 2048,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the ranges of keys, values and activations by layer, and what they advise for quant_policy.
+
+    It runs in the environment of charonia quantize. See docs/quantisation.md."""
+    import json
+
+    from charonia.quantize.calibrate import calibrate as run
+    from charonia.quantize.calibrate import show
+
+    ranges = run(
+        model,
+        calibration=calibration,
+        samples=samples,
+        max_length=max_length,
+        say=lambda text: print(text, file=sys.stderr),
+    )
+    if json_output:
+        print(json.dumps(ranges.content(), indent=2))
+    else:
+        show(ranges, Console(soft_wrap=True))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(__version__)
@@ -167,6 +296,7 @@ def version() -> None:
 def main() -> None:
     """Entry point: an error of ours is one message on stderr and its exit code, mostly 1."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    prompt_ids.tokenizers_alone = True
     try:
         app()
     except CharoniaError as error:

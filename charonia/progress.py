@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.progress import Progress as RichProgress
 
 log = logging.getLogger("charonia")
@@ -22,17 +31,24 @@ class Progress:
     def warn(self, text: str) -> None:
         """Says something that the user should know and that is no error."""
         if self._console:
-            self._console.print(f"[yellow]warning:[/yellow] {text}", highlight=False)
+            self._console.print(f"[yellow]warning:[/yellow] {escape(text)}", highlight=False)
         else:
             log.warning(text)
 
-    @contextmanager
-    def task(self, title: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    def task(self, title: str, total_bytes: int) -> AbstractContextManager[Callable[[int], None]]:
         """A bar over bytes; yields the function that advances it."""
+        return self._bar(title, total_bytes, DownloadColumn(), TransferSpeedColumn())
+
+    def count(self, title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+        """A bar over things that are counted; yields the function that advances it."""
+        return self._bar(title, total, MofNCompleteColumn())
+
+    @contextmanager
+    def _bar(self, title: str, total: int, *columns: ProgressColumn) -> Iterator[Callable[[int], None]]:
         if not self._console:
             yield lambda _: None
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with RichProgress(*columns, TimeRemainingColumn(), console=self._console) as bars:
-            task = bars.add_task(title, total=total_bytes)
+        described = TextColumn("{task.description}")
+        with RichProgress(described, BarColumn(), *columns, TimeRemainingColumn(), console=self._console) as bars:
+            task = bars.add_task(title, total=total)
             yield lambda done: bars.advance(task, done)

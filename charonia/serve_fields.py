@@ -46,6 +46,13 @@ class ServeFields(BaseSettings):
         description="how often in ten minutes a Triton that died is started again; one more ends the service. 0: its "
         "end is the service's, for what supervises that",
     )
+    hang_timeout_s: float = Field(
+        60,
+        ge=0,
+        validation_alias="CHARONIA_HANG_TIMEOUT_S",
+        description="seconds after which a Triton that lives and does nothing any more is killed, and is started "
+        "again as one that died; 0: never",
+    )
     http_port: int = Field(
         33336,
         ge=1,
@@ -175,6 +182,7 @@ OTHERS = (
     "CHARONIA_LEAVE_OUT",
     "CHARONIA_MODELS",
     "CHARONIA_NCCL",
+    "CHARONIA_QUANTIZE_PYTHON",
     "CHARONIA_SERVER_CPUS",
     "CHARONIA_SERVER_MEMORY",
     "CHARONIA_SHM_SIZE",

@@ -48,6 +48,7 @@ _GROUPS = {
     "device": "The engine reads these variables from its environment alone. Most of them are for diagnosis.",
     "compose": "docker-compose.yml reads these variables, also from `.env`.",
     "script": "`service_docker_up.sh` reads these variables.",
+    "quantize": "`charonia quantize` reads this variable, and CHARONIA_RUN_DIR.",
     "build": "`make` and the Dockerfiles read these variables.",
     "tests": "`make test` and `.ci/run` read these variables. The last ones are for tests of the emulated CUDA device.",
 }
@@ -55,6 +56,7 @@ _TITLES = {
     "device": "The engine's environment",
     "compose": "Docker compose",
     "script": "A workspace in a container",
+    "quantize": "Quantising weights",
     "build": "Building",
     "tests": "Tests",
 }

@@ -6,6 +6,8 @@ order. No tokenizer is loaded: its decoder cannot decode a text in pieces.
 
 from __future__ import annotations
 
+import functools
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,9 @@ from model_log import ModelLog
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self.log = ModelLog("postprocessing", pb_utils.Logger.log_info, pb_utils.Logger.log_error)
-        file = Path(args["model_repository"]) / args["model_version"] / "tokenizer" / "token_table.safetensors"
+        folder = Path(args["model_repository"]) / args["model_version"] / "tokenizer"
+        self.manifest = folder.resolve().parent / "weights" / "manifest.json"
+        file = folder / "token_table.safetensors"
         try:
             self.table = TokenTable.load(file)
         except Exception as error:
@@ -58,4 +62,24 @@ class TritonPythonModel:
             token_bytes, special = self.table.lookup(ids)
             tensors.append(pb_utils.Tensor("token_bytes", np.array([token_bytes], np.object_)))
             tensors.append(pb_utils.Tensor("token_special", np.array([special], np.bool_)))
+        if "model_quality" in wanted:
+            records = json.dumps(quality_records(self.manifest)).encode()
+            tensors.append(pb_utils.Tensor("model_quality", np.array([[records]], np.object_)))
         return tensors
+
+
+def quality_records(manifest: Path) -> list[Any]:
+    """What `charonia evaluate` has measured, as it is now: it may measure while this runs. None where there is none."""
+    try:
+        status = manifest.stat()
+        return _records_of(manifest, (status.st_ino, status.st_mtime_ns, status.st_size))
+    except (OSError, ValueError):  # the engine says so when it loads
+        return []
+
+
+@functools.lru_cache(maxsize=1)
+def _records_of(manifest: Path, version: tuple[int, ...]) -> list[Any]:
+    """That of a model with many experts has tens of megabytes, and texts wait while it is read."""
+    content = json.loads(manifest.read_text(encoding="utf-8"))
+    records = content.get("quality", []) if isinstance(content, dict) else []
+    return records if isinstance(records, list) else []

@@ -53,6 +53,26 @@ cuda_settings() {
   fi
 }
 
+# with_progress COMMAND...: runs it, and says every ten seconds how far it is. pip is silent, for minutes the first time.
+with_progress() {
+  local began=$SECONDS rules=build/engine/build.ninja compiled all
+  "$@" &
+  local pid=$!
+  trap 'kill "$pid" 2>/dev/null || true' EXIT
+  while sleep 0.2 && kill -0 "$pid" 2>/dev/null; do
+    (((SECONDS - began) % 10 == 9)) || continue
+    if [ -e "$rules" ] && all=$(grep -cE '^build .*: (CXX|CUDA)_COMPILER_' "$rules"); then
+      compiled=$(find build/engine -name '*.o' -newer build/step-began | wc -l)
+      say "$((SECONDS - began)) s: $compiled files compiled, of at most $all"
+    else
+      say "$((SECONDS - began)) s: installing packages"
+    fi
+    sleep 1
+  done
+  trap - EXIT
+  wait "$pid"
+}
+
 # --no-build-isolation: the build folder under build/ stays valid, so a change compiles what it touches and no more.
 install_engine() {
   local settings
@@ -82,9 +102,9 @@ if outdated packages "${sources[@]}" ||
   { [ "$purpose" = test ] && outdated test "${sources[@]}" scripts/requirements-test.txt; }; then
   begin
   say "installing packages and building the engine (the first time takes some minutes)"
-  pip install --requirement scripts/requirements-build.txt
+  with_progress pip install --requirement scripts/requirements-build.txt
   # shellcheck disable=SC2086  # two words or none
-  install_engine ${tools:-} --editable "${extras:-.[serve]}" --editable client --editable gateway
+  with_progress install_engine ${tools:-} --editable "${extras:-.[serve]}" --editable client --editable gateway
   done_at packages
   done_at engine
   if [ "$purpose" = test ]; then done_at test; fi
@@ -93,6 +113,6 @@ fi
 if outdated engine engine CMakeLists.txt || [ "$(cat "$stamps/cuda" 2>/dev/null || echo OFF)" != "$cuda" ]; then
   begin
   say "building what has changed in the engine"
-  install_engine --no-deps --editable .
+  with_progress install_engine --no-deps --editable .
   done_at engine
 fi

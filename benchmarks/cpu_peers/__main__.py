@@ -1,6 +1,7 @@
-"""Measures Charonia, transformers, llama.cpp and OpenVINO GenAI on random models of the same shapes, in one run.
+"""Measures Charonia and its peers on random models of the same shapes, in one run.
 
     python -m benchmarks.cpu_peers                    m05 and m11, 2 threads where there are 2 processors
+    python -m benchmarks.cpu_peers --bits 4           with weights of 4 bits (or 8)
     python -m benchmarks.cpu_peers --quick            a tiny model and few tokens: does it work?
 
 The first time it installs the peers from PyPI into environments under build/peers/ (llama.cpp is compiled) and makes
@@ -15,10 +16,10 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.cpu_peers.engines import CHARONIA, PEERS, ROOT, EngineSpec, Environment, prepare
+from benchmarks.cpu_peers.engines import OURS, PEERS, ROOT, EngineSpec, Environment, prepare
 from benchmarks.cpu_peers.models import ModelNotMadeError, form_for, make_model
 from benchmarks.cpu_peers.process import Worker, WorkerError
-from benchmarks.cpu_peers.table import EngineResult, Report, ShapeResult, markdown
+from benchmarks.cpu_peers.table import EngineResult, Report, ShapeResult, bars_for, markdown
 from charonia import _engine
 from charonia.bench import machine, records
 
@@ -33,7 +34,8 @@ def main() -> int:
         prefill, decode = 512, 128
     folder: Path = options.build
     folder.mkdir(parents=True, exist_ok=True)
-    specs = [CHARONIA, *(spec for spec in PEERS if spec.name in options.peer)]
+    of_bits = [spec for spec in (*OURS, *PEERS) if spec.bits == options.bits]
+    specs = [spec for spec in of_bits if spec in OURS or not options.peer or spec.name in options.peer]
     environments = {spec.name: prepare(spec, folder, not options.no_install, _say) for spec in specs}
     sources = {shape: make_model(shape, folder / "models") for shape in options.shape}
     forms = {
@@ -53,7 +55,7 @@ def main() -> int:
             )
             for spec in specs
         ]
-        measured = ShapeResult(shape, 0.0, prefill, decode, _BATCH, [], results)
+        measured = ShapeResult(shape, 0.0, prefill, decode, _BATCH, [], results, bars_for(options.bits, machine.read()))
         places = {spec.name: forms[spec.name, shape] for spec in specs}
         _measure(measured, specs, environments, places, options.threads, options.rounds, folder)
         shapes.append(measured)
@@ -100,7 +102,7 @@ def _measure(
                 worker = stack.enter_context(
                     Worker(
                         environments[spec.name].python, spec.worker, place, threads, longest, _BATCH,
-                        folder / f"{spec.name}-{shape.shape}.log",
+                        folder / f"{spec.name}-{shape.shape}.log", spec.option,
                     )
                 )  # fmt: skip
                 for batch in (1, _BATCH):
@@ -111,7 +113,7 @@ def _measure(
                 result.missing = str(error)
         shape.weight_bytes = shape.engines[0].info.get("weight_mb_per_step", 0.0) * 1e6
         if not shape.weight_bytes:
-            raise SystemExit(f"Charonia cannot run {shape.shape}: {shape.engines[0].missing}")
+            raise SystemExit(f"{shape.engines[0].label} cannot run {shape.shape}: {shape.engines[0].missing}")
         for index in range(rounds):
             shape.limits.append(_engine.measure_read_bandwidth(threads))
             for result in shape.engines:
@@ -141,6 +143,7 @@ def _parse() -> argparse.Namespace:
     )
     names = [spec.name for spec in PEERS]
     parser.add_argument("--shape", action="append", help="m05, m11, ...; may be repeated (m05 and m11)")
+    parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="of the weights (16)")
     parser.add_argument("--peer", action="append", choices=names, help="measure only these (all)")
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each engine (all processors)"
@@ -150,12 +153,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--no-install", action="store_true", help="measure what is installed, and name what is not")
     parser.add_argument("--prepare", action="store_true", help="install and make the models, measure nothing")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "peers", help="environments and models")
-    parser.add_argument(
-        "--output", type=Path, default=ROOT / "benchmarks" / "results" / "cpu_peers", help="without .md and .jsonl"
-    )
+    parser.add_argument("--output", type=Path, help="without .md and .jsonl (benchmarks/results/cpu_peers...)")
     options = parser.parse_args()
     options.shape = options.shape or ["m05", "m11"]
-    options.peer = options.peer or names
+    name = "cpu_peers" if options.bits == 16 else f"cpu_peers_int{options.bits}"
+    options.output = options.output or ROOT / "benchmarks" / "results" / name
     return options
 
 

@@ -7,20 +7,25 @@ import subprocess
 import sys
 import venv
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = Path(__file__).parent / "workers"
 # The CPU build of this version is taken where there is one; the parity tests run on the same.
-_TORCH = (ROOT / "scripts" / "requirements-test.txt").read_text(encoding="utf-8").split()[-1]
+_TORCH = next(
+    line
+    for line in (ROOT / "scripts" / "requirements-test.txt").read_text(encoding="utf-8").split()
+    if line.startswith("torch==")
+)
 
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """worker: the script in workers/ that runs it. model: what it reads, hf | gguf | openvino. packages: what pip
-    installs into an environment of its own; none: it runs in this one. build: environment variables for packages that
-    are built."""
+    """worker: the script in workers/ that runs it. model: what it reads, hf | gguf | openvino | ctranslate2. packages:
+    what pip installs into an environment of its own; none: it runs in this one. build: environment variables for
+    packages that are built. bits: of most weights. variant: how they are quantised, as the engine calls it. option:
+    what the worker is told beside the model. environment: the name of the engine whose environment it shares."""
 
     name: str
     label: str
@@ -30,10 +35,25 @@ class EngineSpec:
     build: tuple[tuple[str, str], ...] = ()
     # Packages that the ones above bring along and that do not fit the CPU build of PyTorch.
     unwanted: tuple[str, ...] = ()
+    bits: int = 16
+    variant: str = ""
+    option: str = ""
+    environment: str = ""
+
+
+def _ours(scheme: str, bits: int, label: str) -> EngineSpec:
+    return EngineSpec(f"charonia_{scheme}", label, "charonia_engine.py", "hf", bits=bits, variant=scheme)
 
 
 CHARONIA = EngineSpec("charonia", "Charonia, bf16", "charonia_engine.py", "hf")
-PEERS = (
+OURS = (
+    CHARONIA,
+    _ours("w8a8", 8, "Charonia, W8A8 int8"),
+    _ours("w8a16", 8, "Charonia, W8A16 int8"),
+    _ours("fp8", 8, "Charonia, FP8"),
+    _ours("w4a16", 4, "Charonia, W4A16, groups of 128"),
+)
+_PEERS_16 = (
     EngineSpec(
         "transformers",
         "transformers, bf16",
@@ -63,6 +83,49 @@ PEERS = (
 )
 
 
+_LLAMA_CPP, _OPENVINO = _PEERS_16[1], _PEERS_16[2]
+
+
+def _gguf(ftype: str, bits: int) -> EngineSpec:
+    name, label = f"llama_cpp_{ftype}", f"llama.cpp, {ftype}"
+    return replace(_LLAMA_CPP, name=name, label=label, bits=bits, variant=ftype, environment=_LLAMA_CPP.name)
+
+
+def _openvino(bits: int, hint: str) -> EngineSpec:
+    """hint: the arithmetic that OpenVINO is asked for; each is fast where the other one is slow."""
+    return replace(
+        _OPENVINO,
+        name=f"openvino_int{bits}_{hint}",
+        label=f"OpenVINO GenAI, int{bits}, {hint} arithmetic",
+        packages=(*_OPENVINO.packages, "nncf"),
+        bits=bits,
+        variant=f"int{bits}",
+        option=hint,
+        environment="openvino_nncf",
+    )
+
+
+PEERS = (
+    *_PEERS_16,
+    _gguf("q8_0", 8),
+    _openvino(8, "bf16"),
+    _openvino(8, "f32"),
+    EngineSpec(
+        "ctranslate2",
+        "CTranslate2, int8",
+        "ctranslate2_model.py",
+        "ctranslate2",
+        packages=("ctranslate2", "transformers", _TORCH),
+        bits=8,
+        variant="int8",
+    ),
+    _gguf("q4_0", 4),
+    _gguf("q4_K_M", 4),
+    _openvino(4, "bf16"),
+    _openvino(4, "f32"),
+)
+
+
 @dataclass(frozen=True)
 class Environment:
     """python: what runs the worker. versions: of its packages, as pip names them. missing: why there is none."""
@@ -73,10 +136,10 @@ class Environment:
 
 
 def prepare(spec: EngineSpec, folder: Path, install: bool, say: Callable[[str], None]) -> Environment:
-    """The engine's environment in `folder`/<name>, made and filled if need be."""
+    """The engine's environment in `folder`, made and filled if need be."""
     if not spec.packages:
         return Environment(Path(sys.executable), _versions(Path(sys.executable), ("charonia",)))
-    place = folder / spec.name
+    place = folder / (spec.environment or spec.name)
     python = place / "bin" / "python"
     stamp = place / "installed.txt"
     wanted = "\n".join(spec.packages)

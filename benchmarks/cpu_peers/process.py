@@ -1,6 +1,7 @@
 """An engine in a process of its own that answers one measurement after the other.
 
-A worker is called as `worker.py MODEL THREADS LONGEST BATCH` (the longest sequence, the most sequences at once).
+A worker is called as `worker.py MODEL THREADS LONGEST BATCH OPTION` (the longest sequence, the most sequences at once,
+EngineSpec.option).
 It prints lines of JSON: {"imports_mb"} once its libraries are loaded and before the model is; {...} with what it has to
 say of the model when that is loaded; then for every line {"batch", "prompt", "new"} that it reads a line
 {"first_s", "rest_s"}: seconds until the last sequence's first token, and from there until all `new` tokens of all
@@ -32,11 +33,21 @@ class Run:
 class Worker:
     """Ends with close(), or as a context manager."""
 
-    def __init__(self, python: Path, script: str, model: Path, threads: int, longest: int, batch: int, log: Path):
+    def __init__(
+        self,
+        python: Path,
+        script: str,
+        model: Path,
+        threads: int,
+        longest: int,
+        batch: int,
+        log: Path,
+        option: str = "",
+    ):
         self._log = log
         with log.open("w", encoding="utf-8") as errors:
             self._process = subprocess.Popen(
-                [str(python), str(WORKERS / script), str(model), str(threads), str(longest), str(batch)],
+                [str(python), str(WORKERS / script), str(model), str(threads), str(longest), str(batch), option],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

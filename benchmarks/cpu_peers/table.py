@@ -9,9 +9,28 @@ from typing import Any
 
 from charonia.bench.records import Record, make_table, markdown_table, number, tables
 
-DECODE_SHARE_1, DECODE_SHARE_8 = 0.85, 0.80  # of the read limit
-DECODE_RATIO_8, PREFILL_RATIO = 1.15, 1.30  # times the best peer
 MEMORY_ABOVE_MB = 150.0  # weights and KV cache
+
+
+@dataclass(frozen=True)
+class Bars:
+    """What is asked: shares of the read limit at batch 1 and 8, and how many times as fast as the best peer with as
+    many bits; 0: nothing."""
+
+    share_1: float
+    share_8: float
+    ratio_1: float
+    ratio_8: float
+    prefill: float
+
+
+_BARS = {16: Bars(0.85, 0.80, 0, 1.15, 1.30), 8: Bars(0.85, 0.70, 1.5, 2, 1.3), 4: Bars(0.75, 0.50, 1.35, 2, 1.3)}
+# With AMX peers are faster, and memory is the limit of all.
+_BARS_AMX = {**_BARS, 8: Bars(0.85, 0.70, 1.1, 1.3, 1.3), 4: Bars(0.75, 0.50, 1.2, 1.3, 1.3)}
+
+
+def bars_for(bits: int, machine: dict[str, Any]) -> Bars:
+    return (_BARS_AMX if "amx" in str(machine.get("instructions")) else _BARS)[bits]
 
 
 @dataclass
@@ -35,7 +54,8 @@ class EngineResult:
 
 @dataclass
 class ShapeResult:
-    """One shape. limits: bytes per second of every measurement of the memory; weight_bytes: read per step."""
+    """One shape. limits: bytes per second of every measurement of the memory; weight_bytes: read per step by the first
+    engine, which is Charonia; what is asked of it."""
 
     shape: str
     weight_bytes: float
@@ -44,6 +64,7 @@ class ShapeResult:
     batch: int
     limits: list[float]
     engines: list[EngineResult]
+    asked: Bars = _BARS[16]
 
     def limit(self) -> float:
         """The best: other load can only have made one worse."""
@@ -58,8 +79,10 @@ class ShapeResult:
         return [batch * (self.decode_tokens - 1) / seconds for seconds in rounds]
 
     def shares(self, engine: EngineResult, batch: int) -> list[float]:
-        """Bytes of bf16 weights that the steps have to read per second, in percent of the read limit."""
-        return [100 * rate / batch * self.weight_bytes / self.limit() for rate in self.decode_rates(engine, batch)]
+        """Bytes of weights that the steps have to read per second, in percent of the read limit. Engines that do not
+        say how many they read are taken to read as many as the first one."""
+        weight_bytes = 1e6 * engine.info.get("weight_mb_per_step", self.weight_bytes / 1e6)
+        return [100 * rate / batch * weight_bytes / self.limit() for rate in self.decode_rates(engine, batch)]
 
     def records(self) -> list[Record]:
         """Of every engine that was measured."""
@@ -79,27 +102,35 @@ class ShapeResult:
             ]
         return found
 
+    def ours(self) -> list[EngineResult]:
+        return [engine for engine in self.engines if engine.name.startswith("charonia")]
+
     def bars(self) -> list[Record]:
-        """What was asked of the first engine, which is Charonia; those that could be measured."""
-        ours, peers = self.engines[0], self.engines[1:]
+        """What was asked of Charonia, for each form of it; those that could be measured."""
+        return [bar for engine in self.ours() if not engine.missing for bar in self._bars_of(engine)]
+
+    def _bars_of(self, ours: EngineResult) -> list[Record]:
+        peers = [engine for engine in self.engines if engine not in self.ours() and not engine.missing]
+        case = {"model": self.shape} | ({"engine": ours.label} if len(self.ours()) > 1 else {})
         found = []
 
         def bar(name: str, unit: str, values: Sequence[float], asked: float, at_most: bool = False) -> None:
-            if values:
-                case = {"model": self.shape}
+            if values and asked:
                 found.append(Record.of("cpu_peers bars", name, unit, values, case=case, asked=asked, at_most=at_most))
 
         def times_the_best(rates: Callable[[EngineResult], list[float]]) -> list[float]:
-            theirs = [median(some) for peer in peers if (some := rates(peer)) and not peer.missing]
+            theirs = [median(some) for peer in peers if (some := rates(peer))]
             return [median(rates(ours)) / max(theirs)] if theirs and rates(ours) else []
 
-        bar("decode, batch 1", "% of the read limit", self.shares(ours, 1), 100 * DECODE_SHARE_1)
-        bar(f"decode, batch {self.batch}", "% of the read limit", self.shares(ours, self.batch), 100 * DECODE_SHARE_8)
-        decodes = times_the_best(lambda engine: self.decode_rates(engine, self.batch))
-        bar(f"decode, batch {self.batch}", "times the best peer", decodes, DECODE_RATIO_8)
-        bar(
-            f"prefill of {self.prompt_tokens}", "times the best peer", times_the_best(self.prefill_rates), PREFILL_RATIO
-        )
+        for batch, share, ratio in (
+            (1, self.asked.share_1, self.asked.ratio_1),
+            (self.batch, self.asked.share_8, self.asked.ratio_8),
+        ):
+            times = times_the_best(lambda engine, batch=batch: self.decode_rates(engine, batch))  # type: ignore[misc]
+            bar(f"decode, batch {batch}", "% of the read limit", self.shares(ours, batch), 100 * share)
+            bar(f"decode, batch {batch}", "times the best peer", times, ratio)
+        prefill = times_the_best(self.prefill_rates)
+        bar(f"prefill of {self.prompt_tokens}", "times the best peer", prefill, self.asked.prefill)
         if ours.peak_mb:
             above = ours.peak_mb - ours.info["weight_mb"] - ours.info["kv_mb"]
             what = "peak memory above weights and KV cache"
@@ -147,8 +178,9 @@ def markdown(report: Report) -> str:
         lines += ["", f"## {shape.shape}", ""]
         lows = f"{min(shape.limits) / 1e9:.1f} to {max(shape.limits) / 1e9:.1f}"
         lines += [
-            f"A step reads {shape.weight_bytes / 1e6:.0f} MB of bf16 weights; memory reads {lows} GB/s over the "
-            f"rounds, of which the best is the limit: {shape.limit() / shape.weight_bytes:.1f} steps/s. "
+            f"A step of {shape.engines[0].label} reads {shape.weight_bytes / 1e6:.0f} MB of weights; "
+            f"memory reads {lows} GB/s over the rounds, of which the best is the limit: "
+            f"{shape.limit() / shape.weight_bytes:.1f} steps/s. "
             f"Prefill of {shape.prompt_tokens} tokens; decode of {shape.decode_tokens} tokens after a prompt of 32.",
             "",
         ]
@@ -157,10 +189,13 @@ def markdown(report: Report) -> str:
         missing = [f"- {engine.label}: not measured: {engine.missing}" for engine in shape.engines if engine.missing]
         lines += ["", *(line.replace("\n", " ") for line in missing)] if missing else []
         rows = [
-            (bar.name, bar.unit, number(bar.asked or 0), number(bar.value), "yes" if bar.met else "no")
+            (
+                str(bar.case.get("engine", shape.engines[0].label)), bar.name, bar.unit,
+                number(bar.asked or 0), number(bar.value), "yes" if bar.met else "no",
+            )
             for bar in shape.bars()
-        ]
-        lines += ["", *markdown_table(make_table(("bar", "unit", "asked", "measured", "met"), rows))]
+        ]  # fmt: skip
+        lines += ["", *markdown_table(make_table(("of", "bar", "unit", "asked", "measured", "met"), rows))]
     return "\n".join(lines) + "\n"
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
+import queue
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from charonia import _engine
 from charonia.api.results import Chunk, Messages, Output, SamplingParams
-from charonia.api.streams import AsyncStream, Gathering, Stream
+from charonia.api.streams import AsyncStream, Gathering, Stream, chunk_of
 from charonia.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError
 from charonia.progress import Progress
 from charonia.text.prompt_ids import Encoded
@@ -25,6 +26,8 @@ from charonia.weights import workspace
 from charonia.weights.convert import read_source, write_weights
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerFast
 
 __all__ = ["AsyncStream", "Engine", "Stream"]
@@ -70,7 +73,8 @@ class Engine:
     ) -> Engine:
         """Loads a workspace, a Hugging Face folder or a hub id.
 
-        dtype: auto | bf16 | fp16 | fp32, for a Hugging Face folder; a workspace has its own. config: config.ini's keys.
+        dtype: auto | bf16 | fp16 | fp32, for a Hugging Face folder; a workspace has its own. Of a quantised model it is
+        the type of activations and of what is not quantised. config: config.ini's keys.
         Raises ModelError, UnsupportedError or InvalidRequestError saying what would be right.
         """
         location = workspace.locate(model)
@@ -207,6 +211,37 @@ class Engine:
         """The answer to a conversation. With a session_id the messages are the new ones only: the engine keeps the
         others, and a session that it does not have begins with these."""
         return self.generate(messages, sampling, session_id=session_id)[0]
+
+    def prompt_logits(self, token_ids: Sequence[int]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Whole rows of logits of a prompt, in pieces as they are computed: (position, rows [n, vocab_size]).
+
+        Row i is at position + i of the prompt and says what follows there. Every position but the last has one row, in
+        order. A piece has at most max_batch_size rows. What is not read yet is kept in memory. Leaving early cancels.
+        """
+        native = self._open()
+        results: queue.SimpleQueue[_engine.Result] = queue.SimpleQueue()
+        handle = native.submit(
+            id="",
+            input_ids=self._encode(token_ids, Session("", False, False)).token_ids,
+            sampling=native_sampling(lambda: self.tokenizer, SamplingParams(max_tokens=1, prompt_logprobs=0)),
+            priority=0,
+            stream=True,
+            strip_leading_space=False,
+            prompt_logits=True,
+            callback=results.put,
+        )
+        try:
+            while True:
+                result = results.get()
+                if chunk_of(result).finish_reason == "cancelled":
+                    raise EngineClosedError("the engine was closed while it computed a prompt's logits")
+                rows = result.prompt_logits
+                if len(rows):
+                    yield result.first_logits, rows
+                if result.finish_reason:
+                    return
+        finally:
+            native.cancel(handle)
 
     def end_session(self, session_id: str) -> bool:
         """Forgets a session; False when there is none. A request of it that runs goes on without one."""

@@ -358,6 +358,10 @@ def make_model(
         ),
     ] = "m05",
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    scheme: Annotated[
+        str,
+        typer.Option(help="Quantised weights of the layers: w4a16, w4a16-zeros, w8a16, w8a8, fp8 or mxfp4."),
+    ] = "",
     seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
     quick: Annotated[
         bool, typer.Option("--quick", help="Repeat one random block: seconds instead of minutes for a large model.")
@@ -368,5 +372,7 @@ def make_model(
 
     if folder.exists() and any(folder.iterdir()):
         raise InvalidRequestError(f"{folder} is not empty: choose another folder")
-    write_random_model(folder, parse_shape(shape), weight_type=dtype, seed=seed, quick=quick, show_progress=True)
+    write_random_model(
+        folder, parse_shape(shape), weight_type=dtype, scheme=scheme, seed=seed, quick=quick, show_progress=True
+    )
     print(f"{folder} is ready")

@@ -23,7 +23,7 @@ from rich.console import Console
 from charonia.bench.records import Record, describe_run, make_table, write
 from charonia.bench.records import read as read_records
 
-SUITES = ("gemm", "decode_attention", "prefill_attention", "rows", "sampling", "experts")
+SUITES = ("gemm", "decode_attention", "prefill_attention", "rows", "sampling", "experts", "quantised")
 _GEMM, _DECODE, _PREFILL = SUITES[:3]
 CUBLAS, TORCH_MM, FLASH, CUDNN = "cuBLASLt", "torch.mm", "SDPA FlashAttention", "SDPA cuDNN"
 _NOT_OURS = (CUBLAS, TORCH_MM, FLASH, CUDNN)

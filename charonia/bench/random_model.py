@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +13,15 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from charonia.bench.random_schemes import RANDOM, Scheme, Tensor
 from charonia.errors import InvalidRequestError
-from charonia.families import describe
+from charonia.families import ModelSpec, describe
 from charonia.progress import Progress
-from charonia.weights.checkpoint import DTYPES, WEIGHT_TYPES, Array
+from charonia.weights.checkpoint import DTYPES, NUMPY_TYPES, WEIGHT_TYPES, Array
 from charonia.weights.safetensors_writer import write_safetensors
 
+# Canonical names of the weights that a scheme quantises.
+_LINEAR = re.compile(r"layers\.\d+\.(?:attention\.(?:w_qkv|wo)|feed_forward\.(?:experts\.\d+\.)?w[123])\.0\.weight")
 _SPECIAL = ("<unk>", "<s>", "</s>")
 _CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -89,6 +94,7 @@ def write_random_model(
     shape: Shape | Mapping[str, Any],
     *,
     weight_type: str = "bf16",
+    scheme: str = "",
     seed: int = 0,
     scale: float = 0.02,
     quick: bool = False,
@@ -97,59 +103,89 @@ def write_random_model(
     """Writes config.json, model.safetensors and a tokenizer that spells texts byte by byte.
 
     shape: sizes of a Llama-shaped model, or the config.json of any supported family; its vocabulary must have at least
-    259 tokens. weight_type: bf16 | fp16 | fp32. scale: standard deviation of the weights. quick: all tensors are cut
-    out of one random block, each beginning elsewhere in it, so that a model of billions of parameters is written as
-    fast as the disk takes it.
+    259 tokens. weight_type: bf16 | fp16 | fp32. scheme: of random_schemes.SCHEMES, how the weights of the layers are
+    quantised, with random codes and one scale for all; empty: not. scale: standard deviation of the weights. quick: all
+    tensors are cut out of one random block, each beginning elsewhere in it, so that a model of billions of parameters
+    is written as fast as the disk takes it.
     """
     if weight_type not in WEIGHT_TYPES:
         raise InvalidRequestError(f"dtype {weight_type!r} is not known; expected {', '.join(WEIGHT_TYPES)}")
-    folder.mkdir(parents=True, exist_ok=True)
     config = dict(shape.config() if isinstance(shape, Shape) else shape)
     config["torch_dtype"] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[weight_type]
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     spec = describe(config, folder.name)
+    dtype_name = WEIGHT_TYPES[weight_type]
+    tensors = {
+        part.name: Tensor(dtype_name, part.shape, _norm_value(spec, canonical))
+        for canonical, parts in spec.tensors.items()
+        for part in parts
+    }
+    if scheme:
+        linear = {
+            part.name: part.shape
+            for canonical, parts in spec.tensors.items()
+            for part in parts
+            if _LINEAR.fullmatch(canonical)
+        }
+        made = Scheme(scheme, (cols for _, cols in linear.values()), scale, dtype_name)
+        config["quantization_config"] = made.config()
+        for name, (rows, cols) in linear.items():
+            del tensors[name]
+            tensors |= made.tensors(name.removesuffix(".weight"), rows, cols)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     write_byte_tokenizer(folder, spec.config.vocab_size)
+    _write_tensors(folder / "model.safetensors", tensors, seed, scale, quick, show_progress)
 
-    shapes = {part.name: part.shape for parts in spec.tensors.values() for part in parts}
-    norms = {parts[0].name for canonical, parts in spec.tensors.items() if canonical.endswith("norm.weight")}
-    norm_value = 0 if spec.config.norm_unit_offset else 1
-    dtype = DTYPES[WEIGHT_TYPES[weight_type]]
+
+def _norm_value(spec: ModelSpec, canonical: str) -> float | None:
+    """What all weights of a norm are."""
+    if not canonical.endswith("norm.weight"):
+        return RANDOM
+    return 0 if spec.config.norm_unit_offset else 1
+
+
+def _write_tensors(
+    file: Path, tensors: dict[str, Tensor], seed: int, scale: float, quick: bool, show_progress: bool
+) -> None:
     generator = np.random.default_rng(seed)
 
-    def random(*size: int) -> Array:
-        return (generator.standard_normal(size, dtype=np.float32) * np.float32(scale)).astype(dtype)
+    def random(dtype: str, *size: int) -> Array:
+        """Normally distributed numbers; of integers any."""
+        kind = NUMPY_TYPES[dtype]
+        if dtype in DTYPES or dtype == "F8_E4M3":
+            deviation = np.float32(scale if dtype in DTYPES else 1)
+            return (generator.standard_normal(size, dtype=np.float32) * deviation).astype(kind)
+        return generator.integers(0, 256, (*size[:-1], size[-1] * kind.itemsize), np.uint8).view(kind)
+
+    sizes = {name: math.prod(tensor.shape) for name, tensor in tensors.items()}
+    types = {name: tensor.dtype for name, tensor in tensors.items()}
+    longest: dict[str, int] = {}
+    for name, dtype in types.items():
+        longest[dtype] = max(sizes[name], longest.get(dtype, 0))
+    drawn = {tensor.dtype for tensor in tensors.values() if tensor.value is RANDOM}
+    blocks = {dtype: random(dtype, min(_BLOCK, longest[dtype])) for dtype in longest if quick and dtype in drawn}
+    places = {name: index * _STRIDE for index, name in enumerate(tensors)}
 
     def values(name: str) -> Iterator[Array]:
-        if name in norms:
-            yield np.full(shapes[name], norm_value, dtype)
-            return
-        rows = shapes[name][0]
-        for first in range(0, rows, 4096):
-            yield random(min(4096, rows - first), *shapes[name][1:])
+        tensor = tensors[name]
+        if tensor.value is not RANDOM:
+            yield np.broadcast_to(np.array(tensor.value).astype(NUMPY_TYPES[tensor.dtype]), tensor.shape)
+        elif quick:
+            block = blocks[tensor.dtype]
+            left, place = sizes[name], places[name] % len(block)
+            while left:
+                piece = block[place : place + left]
+                yield piece
+                left, place = left - len(piece), 0
+        else:
+            rows = tensor.shape[0]
+            for first in range(0, rows, 4096):
+                yield random(tensor.dtype, min(4096, rows - first), *tensor.shape[1:])
 
-    sizes = {name: int(np.prod(size)) for name, size in shapes.items()}
-    block = random(min(_BLOCK, max(sizes.values()))) if quick else np.empty(0, dtype)
-    places = {name: index * _STRIDE % max(1, len(block)) for index, name in enumerate(sizes)}
-
-    def cut_out(name: str) -> Iterator[Array]:
-        if name in norms:
-            yield np.full(shapes[name], norm_value, dtype)
-            return
-        left, place = sizes[name], places[name]
-        while left:
-            piece = block[place : place + left]
-            yield piece
-            left, place = left - len(piece), 0
-
-    with Progress(show_progress).task("writing random weights", sum(sizes.values()) * dtype.itemsize) as advance:
-        write_safetensors(
-            folder / "model.safetensors",
-            shapes,
-            WEIGHT_TYPES[weight_type],
-            cut_out if quick else values,
-            advance,
-            checksum=False,
-        )
+    total = sum(sizes[name] * NUMPY_TYPES[types[name]].itemsize for name in tensors)
+    with Progress(show_progress).task("writing random weights", total) as advance:
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        write_safetensors(file, shapes, types, values, advance, checksum=False)
 
 
 def write_byte_tokenizer(folder: Path, vocab: int) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 _MOST_COLUMNS = 8
+_ANY_WIDTH = 100_000  # characters: as much as a table wants
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,12 @@ def make_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: st
     def is_number(place: int) -> bool:
         return all(row[place][:1].isdigit() or row[place] in ("", "-") for row in rows)
 
-    columns = [Column(heading, justify="right" if is_number(i) else "left") for i, heading in enumerate(headings)]
+    # Where there is little room, rich would cut words sooner than it breaks lines between them.
+    widths = [max(map(len, heading.split()), default=0) for heading in headings]
+    columns = [
+        Column(heading, justify="right" if is_number(i) else "left", min_width=width)
+        for i, (heading, width) in enumerate(zip(headings, widths, strict=True))
+    ]
     table = Table(*columns, title=title)
     for row in rows:
         table.add_row(*map(Text, row))  # as it is, brackets too
@@ -150,7 +156,12 @@ def make_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: st
 
 
 def print_records(console: Console, records: Sequence[Record]) -> None:
+    from rich import box
+    from rich.measure import Measurement
+
     for table in tables(records):
+        if Measurement.get(console, console.options.update(width=_ANY_WIDTH), table).minimum > console.width:
+            table.box, table.padding = box.SIMPLE, (0, 0)  # its lines and margins take no room
         console.print(table)
     for record in records:
         if record.met is False:
@@ -170,7 +181,7 @@ def markdown_table(table: Table) -> list[str]:
         for cell in column.cells:
             if isinstance(cell, Text):
                 cell.plain = cell.plain.replace("|", "\\|")
-    console = Console(file=io.StringIO(), width=100_000)
+    console = Console(file=io.StringIO(), width=_ANY_WIDTH)
     console.print(table)
     assert isinstance(console.file, io.StringIO)
     return [line.strip() for line in console.file.getvalue().splitlines() if line.strip()]

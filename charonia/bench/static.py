@@ -142,14 +142,13 @@ def _records(
     it. output: output tokens per second in all. weights: bytes of weights that the steps of decoding read per second,
     of the bandwidth measured in the same run; weights and KV: with the keys and values of contexts of mean length.
     GEMMs: operations per second of the layers' GEMMs with weights during prefill, of the rate measured in the same run;
-    those of attention and of the output layer are not counted. No share without the measurement of its limit."""
+    those of attention and of the output layer are not counted. No share without the measurement of its limit; none of
+    GEMMs with quantised weights, whose number the bytes alone do not tell."""
     # The sequence that began last takes one step for each of its tokens after the first.
     steps = [(output - 1) / decode for _, decode in runs]
     weights = info.weight_bytes_per_step
     kv_token = info.kv_cache_bytes / (info.num_blocks * info.cache_block_seq_len)
     contexts = batch * (prompt + output / 2) * kv_token
-    # The output layer works on the last row of a prompt alone.
-    layers = weights / _TYPE_BYTES[info.weight_type] - info.vocab_size * info.hidden_units
     case = {"batch": batch, "prompt": prompt, "output": output}
 
     def record(name: str, unit: str, values: Sequence[float]) -> Record:
@@ -160,7 +159,9 @@ def _records(
         record("decode", "tokens/s", [batch * rate for rate in steps]),
         record("output in all", "tokens/s", [batch * output / (prefill + decode) for prefill, decode in runs]),
     ]
-    if limits.gemm_flops:
+    if limits.gemm_flops and info.weight_type in _TYPE_BYTES:
+        # The output layer works on the last row of a prompt alone.
+        layers = weights / _TYPE_BYTES[info.weight_type] - info.vocab_size * info.hidden_units
         operations = 2.0 * layers * batch * prompt
         shares = [100 * operations / prefill / limits.gemm_flops for prefill, _ in runs]
         found.append(record("GEMMs", "% of their rate", shares))

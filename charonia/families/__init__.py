@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from charonia.errors import ModelError, UnsupportedError
 from charonia.families import baichuan, experts, gemma, internlm, llama, mistral, phi3, qwen, qwen2, yi
-from charonia.families.spec import Family, HfConfig, ModelConfig, ModelSpec, TensorMap, TensorPart, stacked_shape
+from charonia.families.spec import (
+    Family,
+    HfConfig,
+    ModelConfig,
+    ModelSpec,
+    Quantised,
+    Quantization,
+    TensorMap,
+    TensorPart,
+    stacked_shape,
+)
 
 __all__ = [
     "FAMILIES",
@@ -12,6 +22,8 @@ __all__ = [
     "HfConfig",
     "ModelConfig",
     "ModelSpec",
+    "Quantised",
+    "Quantization",
     "TensorMap",
     "TensorPart",
     "describe",

@@ -108,10 +108,3 @@ def refuse_unsupported(config: HfConfig, computed: tuple[str, ...] = ()) -> None
         value = config.get(key)
         if key not in computed and value is not None and value not in harmless:
             raise UnsupportedError(f"config.json: {key} {value!r} is not supported for this family")
-    quantization = config.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-        raise UnsupportedError(
-            f"config.json: quantization_config (method {method}) is not supported yet; "
-            "convert the model's 16-bit original instead"
-        )

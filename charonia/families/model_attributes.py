@@ -115,7 +115,9 @@ class ModelAttributes:
     renormalize_experts: bool = True
     # layers with experts (m) and dense ones (d); empty: all m; letters m and d
     layer_experts: str = ""
-    # type of the weights; bf16 | fp16 | fp32
+    # type of most of the weights; bf16 | fp16 | fp32 | int4 | int8 | fp8 | mxfp4
     weight_type: str = "bf16"
-    # quantisation group; 0: not quantised; >= 0
+    # type of activations and of weights that are not quantised; empty: weight_type;  | bf16 | fp16 | fp32
+    data_type: str = ""
+    # input features that share a scale of a quantised weight; 0: all of an output feature, or not quantised; >= 0
     group_size: int = 0

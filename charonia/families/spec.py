@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from charonia.families.model_attributes import ModelAttributes
+
+if TYPE_CHECKING:
+    from charonia.weights.quantization_settings import QuantizationConfig
 
 HfConfig = Mapping[str, Any]
 
@@ -29,14 +32,56 @@ def _spell(value: Any) -> str:
 
 
 @dataclass(frozen=True)
+class Quantization:
+    """How a weight is quantised and stored: a quantised tensor's `dtype` and `quantization` in the manifest."""
+
+    layout: str  # rows | packed-rows | awq | gptq | mxfp4
+    dtype: str  # of the codes: U4 | I8 | F8_E4M3 | F4_E2M1
+    group_size: int = 0  # columns that share a scale; 0: all
+    zeros: bool = False
+    activations: str = ""  # int8-token | int8-tensor | fp8-token | fp8-tensor; empty: as they are
+    group_rows: int = 1  # rows that share a scale
+    zero_offset: int = 1  # gptq: what the stored zeros are less than the zeros
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return 4 if self.dtype in ("U4", "F4_E2M1") else 8
+
+    def entry(self) -> dict[str, Any]:
+        """`quantization` of the manifest: what differs from its defaults."""
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "dtype"}
+        defaults = {item.name: item.default for item in fields(self)}
+        return {key: value for key, value in values.items() if value != defaults[key]}
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A quantised weight's quantisation and the names of its tensors beside the codes; empty: there is none."""
+
+    how: Quantization
+    scales: str
+    zeros: str = ""
+    order: str = ""  # the group of each column
+    input_scale: str = ""
+
+    @property
+    def beside(self) -> dict[str, str]:
+        """Names by what they are called in the manifest."""
+        names = {kind: getattr(self, kind) for kind in ("scales", "zeros", "order", "input_scale")}
+        return {kind: name for kind, name in names.items() if name}
+
+
+@dataclass(frozen=True)
 class TensorPart:
     """A Hugging Face tensor or a range of it: its name and the whole tensor's shape that the config promises,
-    `(out, in)` or `(out,)`."""
+    `(out, in)` or `(out,)`. Of a quantised weight the name is that of its codes, and the shape still the weight's."""
 
     name: str
     shape: tuple[int, ...]
     rows: tuple[int, int] | None = None  # [begin, end) of dimension 0; None: all
     cols: tuple[int, int] | None = None  # [begin, end) of dimension 1; None: all
+    quantised: Quantised | None = None
 
     @property
     def taken(self) -> tuple[int, ...]:
@@ -74,6 +119,7 @@ class ModelSpec:
     # What the files may call the tensors otherwise: (how a name begins there, how it begins in `tensors`).
     prefixes: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()  # how names of tensors begin that the language model does not need
+    quantization: QuantizationConfig | None = None  # as config.json has it; None: it says nothing of any
 
 
 @dataclass(frozen=True)

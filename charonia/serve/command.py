@@ -10,7 +10,6 @@ import typer
 from charonia.api.engine import spell_settings
 from charonia.api.options import with_engine_options
 from charonia.settings import ServeSettings, env_name, inference_settings, read_settings
-from charonia.text import prompt_ids
 
 app = typer.Typer()
 
@@ -47,6 +46,7 @@ def serve_command(
     text_instances: Annotated[int | None, _option("text_instances")] = None,
     start_timeout_s: Annotated[float | None, _option("start_timeout_s")] = None,
     max_restarts: Annotated[int | None, _option("max_restarts")] = None,
+    hang_timeout_s: Annotated[float | None, _option("hang_timeout_s")] = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Serve a model: Triton with its four models, and the OpenAI-compatible gateway.
@@ -73,8 +73,8 @@ def serve_command(
         text_instances=text_instances,
         start_timeout_s=start_timeout_s,
         max_restarts=max_restarts,
+        hang_timeout_s=hang_timeout_s,
     )
-    prompt_ids.tokenizers_alone = True
     with reported(chosen.log_format):
         serve(chosen, spell_settings(settings or {}), exits=True)
 
@@ -95,7 +95,6 @@ def prepare_command(
     from charonia.serve.model import prepare
 
     chosen = read_settings(model=model, run_dir=run_dir)
-    prompt_ids.tokenizers_alone = True
     print(
         prepare(
             chosen.model,

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import math
-import os
-import secrets
 import signal
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +16,9 @@ from types import FrameType
 from rich.console import Console
 from rich.markup import escape
 
-from charonia.serve import access, checks, drain, logs, run_folder, triton
+from charonia.serve import access, checks, drain, hang, logs, run_folder, shared_memory, triton
 from charonia.serve.errors import DeviceFailure, ServeError
+from charonia.serve.fetch import answers
 from charonia.serve.model import prepare
 from charonia.serve.process import Child
 from charonia.serve.restarts import WINDOW_S, Restarts
@@ -29,6 +26,8 @@ from charonia.settings import ServeSettings, env_name, environment, inference_se
 from charonia.weights.workspace import TRITON_MODELS
 
 _KILL_AFTER_S = 10  # what a process gets on top of drain_timeout_s before it is killed
+_HUNG_EXIT_S = 5  # what a Triton that hangs gets to end by itself: the engine may still end its requests in order
+_LOST_EXIT_S = 2  # what a Triton gets to end whose engine has ended, and which waits for calls that never end
 _POLL_S = 0.1
 _LAST_WORDS_S = 10  # before a death by signal: what a process said earlier has nothing to do with it
 # A signal to a whole process group comes twice where make or a shell passes it on: together they are one.
@@ -98,11 +97,12 @@ class _Stack:
         self._drain_s = 0.0  # how long requests may go on at the end
         self._device: list[str] = []  # what the engine said of where it runs
         self._models = drain.ModelControl()
-        # Another container may have the same process id and the same /dev/shm.
-        self._shared_memory = f"charonia_{os.getpid()}_{secrets.token_hex(4)}_"
+        self._shared_memory = shared_memory.new_prefix()
         self._restarts = Restarts(settings.max_restarts)
         self._start_server: Callable[[], Child]  # set by _start()
         self._children: list[Child] = []  # Triton, then the gateway
+        self._watch: hang.Watch | None = None  # of the Triton that is ready
+        self._hung = ""  # how the Triton that was ended hung, in words
 
     def run(self) -> None:
         began = time.monotonic()
@@ -112,15 +112,16 @@ class _Stack:
         checks.check_packages(own_triton=settings.triton_dir is None, gateway=settings.gateway)
         checks.check_python()
         root = settings.run_dir.expanduser().absolute()
-        with run_folder.held(root, settings.grpc_port) as own:
+        with run_folder.held(root, settings.grpc_port) as own, shared_memory.owned(self._shared_memory):
             checks.check_ports(access.ports(settings))
             workspace = prepare(settings.model, root, self._inference, self._say)
             try:
                 if not self._start(own, workspace):
                     return
-                self._ready = True
+                self._is_ready()
                 self._announce(workspace, time.monotonic() - began)
                 while not self._signals.wait(_POLL_S * 2):
+                    self._end_hung_server()
                     if self._children[0].exit_status() is None or not self._restart():
                         self._check_alive(self._children)
             finally:
@@ -148,7 +149,7 @@ class _Stack:
             repository,
             triton.make_backend_folder(own / "backends", distribution),
             self._drain_s,
-            [triton.shared_memory_option(self._shared_memory), *drain.OPTIONS, *access.triton_options(settings)],
+            [shared_memory.option(self._shared_memory), *drain.OPTIONS, *access.triton_options(settings)],
         )
         env = {**base, **self._models.environment(), "CHARONIA_DRAIN_TIMEOUT_S": str(self._drain_s)}
         env = triton.environment(distribution, env)
@@ -188,6 +189,8 @@ class _Stack:
     ) -> Child:
         render = logs.renderer(self._settings.log_format, "gateway" if name == "the gateway" else "triton")
 
+        repeats = logs.Repeats()
+
         def show(line: str) -> None:
             self._device += triton.device_of(line)
             self._models.see(line)
@@ -197,10 +200,37 @@ class _Stack:
                 return
             level, text = triton.worth_showing(line) or ("", "")
             # Errors of the start are shown together, if it fails.
-            if level == "warning" or (level and self._ready):
-                self._say(text, level, of=name)
+            shows = level == "warning" or (level and self._ready)
+            if shows and (passed := repeats.passed(text)) is not None:
+                self._say(passed, level, of=name)
 
         return Child(name, command, env, log_file, show, render, lambda text: self._say(text, "warning"), inherits)
+
+    def _is_ready(self) -> None:
+        """Triton takes requests, and is watched from now on."""
+        self._ready = True
+        if self._settings.hang_timeout_s:
+            host, settings = _bracketed(_loopback(self._settings.triton_address)), self._settings
+            ports = (f"{host}:{port}" for port in (settings.http_port, settings.grpc_port, settings.metrics_port))
+            self._watch = hang.Watch(hang.Server(self._children[0].pid, *ports), settings.hang_timeout_s)
+
+    def _is_not_ready(self) -> None:
+        self._ready = False
+        if self._watch:
+            self._watch.stop()
+            self._watch = None
+
+    def _end_hung_server(self) -> None:
+        """Ends a Triton that hangs, as if it had died."""
+        if not self._watch or not self._watch.found:
+            return
+        self._hung = f"hung ({self._watch.found} for {self._settings.hang_timeout_s:g} s)"
+        self._is_not_ready()
+        server = self._children[0]
+        if server.exit_status() is None:
+            server.terminate()
+            server.wait(_HUNG_EXIT_S, lambda: self._signals.count > 0)
+            server.kill_group()
 
     def _restart(self) -> bool:
         """Starts a Triton that died again; false where it died too often. When this returns, it may have died anew or a
@@ -213,7 +243,7 @@ class _Stack:
             elif self._restarts.limit:
                 self._say(f"Triton died {self._restarts.limit + 1} times in {WINDOW_S // 60} minutes", "error")
             return False
-        self._ready = False
+        self._is_not_ready()
         self._say(
             f"{self._death_of(self._children[0])}\n"
             f"Triton is started again in {delay:g} s (restart {self._restarts.count} of at most {self._restarts.limit} "
@@ -221,6 +251,7 @@ class _Stack:
             "error",
         )
         self._kill_server()
+        self._hung = ""
         self._models.restarted()
         if self._signals.wait(delay):
             return True
@@ -228,7 +259,8 @@ class _Stack:
         self._device.clear()
         self._children[0] = self._start_server()
         try:
-            self._ready = self._until_server_ready()
+            if self._until_server_ready():
+                self._is_ready()
         except ServeError as error:
             self._check_alive(self._children[1:])
             if self._children[0].exit_status() is None:  # not ready in time
@@ -250,7 +282,7 @@ class _Stack:
         waiting = list(urls)
         while waiting:
             self._check_alive(self._children)
-            waiting = [url for url in waiting if not _answers(url)]
+            waiting = [url for url in waiting if not answers(url)]
             if waiting and time.monotonic() > deadline:
                 raise ServeError(
                     f"{child.name} is not ready after {self._settings.start_timeout_s:g} s ({waiting[0]} does not "
@@ -270,6 +302,8 @@ class _Stack:
     def _death_of(self, child: Child, remedy: str = "") -> ServeError:
         """remedy: against a device that has failed."""
         status = f"{child.exit_status()}{self._hint_at(child)}"
+        if self._hung and child is self._children[0]:
+            status = f"{self._hung} and was ended"
         killed = (child.exit_code or 0) < 0
         errors = triton.explain_failure(child.tail(_LAST_WORDS_S) if killed else child.tail())
         log = f"its log is {child.log_file}, and says" if child.log_file else "its log says"
@@ -291,6 +325,8 @@ class _Stack:
 
     def _stop(self) -> None:
         """The gateway first, so that Triton has no caller of ours left; then what others call; then Triton."""
+        if self._watch:
+            self._watch.stop()
         if self._signals.count and self._children:
             self._say("Stopping; Ctrl-C again does not wait for running requests")
         ended = [child for child in self._children if child.exit_status() is not None]
@@ -306,9 +342,10 @@ class _Stack:
         for child in reversed(self._children):
             if child is self._children[0] and self._ready and child.exit_status() is None and not hurry():
                 lost = self._models.drain(self._metrics_url(), self._drain_s, hurry, idle_s)
+                if lost is not None:
+                    limit = _LOST_EXIT_S
                 if lost:
                     self._say(lost, "warning")
-                    limit = _KILL_AFTER_S
             child.terminate()
             if not child.wait(limit, hurry):
                 self._say(f"{child.name} has not ended by itself and is killed")
@@ -320,7 +357,7 @@ class _Stack:
     def _kill_server(self) -> None:
         """Ends Triton and its Python models, and leaves nothing of them."""
         self._children[0].kill_group()
-        triton.remove_shared_memory(self._shared_memory)
+        shared_memory.remove(self._shared_memory)
 
     def _triton_url(self, port: int) -> str:
         return f"http://{_bracketed(_loopback(self._settings.triton_address))}:{port}"
@@ -397,12 +434,3 @@ def _loopback(host: str) -> str:
 def _bracketed(host: str) -> str:
     """As URLs have it."""
     return f"[{host}]" if ":" in host else host
-
-
-def _answers(url: str) -> bool:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=5) as response:
-            return bool(response.status == 200)
-    except (http.client.HTTPException, OSError):
-        return False

@@ -4,8 +4,10 @@ line: {"time": ..., "level": ..., "component": ..., "message": ...}, and request
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +20,9 @@ _PYTHON_LINE = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+(.*)$")
 # Severity, month and day, time (UTC), thread, file and line, text.
 _TRITON_LINE = re.compile(r"^([IWEF])(\d{4} \d\d:\d\d:\d\d\.\d+) \d+ (?:(\S+):\d+\] )?(.*)$")
 _TRITON_LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "critical"}
+REPEATED_S = 60  # between two lines on the terminal that are alike
+_VARIABLE = re.compile(r"\[[^\]]*\]|\b\w*\d\w*")  # a request's id, numbers and what has digits
+_MAX_KINDS = 1000  # of lines that are remembered
 _ENGINE_SOURCE = "charonia"  # what the backend gives as the file of its lines
 
 
@@ -94,6 +99,29 @@ def _with_year(stamp: str, now: datetime | None = None) -> str:
     if said > now + timedelta(days=1):  # the last lines of a year, read in the next
         said = said.replace(year=now.year - 1)
     return said.isoformat(timespec="milliseconds")
+
+
+class Repeats:
+    """Lets one of several lines pass that differ in ids and numbers alone, once in REPEATED_S: that many requests fail
+    is said once, and all of them are in the log file. For one thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._shown: dict[str, float] = {}  # when, by what the lines have in common
+        self._held: dict[str, int] = {}  # how many since then
+
+    def passed(self, text: str) -> str | None:
+        """The line, with the number of those that were held back since the last one like it; None to hold it back."""
+        now, common = self._clock(), _VARIABLE.sub("", text)
+        if now - self._shown.get(common, -math.inf) < REPEATED_S:
+            self._held[common] = self._held.get(common, 0) + 1
+            return None
+        if len(self._shown) >= _MAX_KINDS:
+            self._shown.clear()
+            self._held.clear()
+        self._shown[common] = now
+        held = self._held.pop(common, 0)
+        return f"{text} ({held} more like this are in the log)" if held else text
 
 
 def renderer(log_format: Literal["text", "json"], component: str) -> Callable[[str], str | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import math
 import os
@@ -106,18 +105,6 @@ def make_backend_folder(folder: Path, distribution: Distribution) -> Path:
     library = backend_library()
     (folder / "charonia" / library.name).symlink_to(library)
     return folder
-
-
-def shared_memory_option(prefix: str) -> str:
-    """The option by which the names of all shared memory between the server and its Python models begin so."""
-    return f"--backend-config=python,shm-region-prefix-name={prefix}"
-
-
-def remove_shared_memory(prefix: str, folder: Path = Path("/dev/shm")) -> None:
-    """Removes what a server with this prefix has left: one that was killed removes nothing itself."""
-    for file in folder.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):
-            file.unlink()
 
 
 def with_text_instances(repository: Path, folder: Path, count: int) -> Path:

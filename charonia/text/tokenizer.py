@@ -13,7 +13,7 @@ from charonia.weights.checkpoint import read_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_NAMES = (
+TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
@@ -50,7 +50,7 @@ def copy_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerFast, destination
     """Writes a `tokenizer` folder that AutoTokenizer loads to an equal tokenizer, without code of the model's."""
     destination.mkdir(parents=True, exist_ok=True)
     if (folder / "tokenizer.json").is_file() and not prompt_ids.has_own_code(folder):
-        for name in _NAMES:
+        for name in TOKENIZER_FILES:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, destination / name)
         templates = folder / "additional_chat_templates"

@@ -24,6 +24,15 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+# And of the others that can be read: the tensors of quantised weights.
+NUMPY_TYPES: dict[str, np.dtype[Any]] = {
+    **DTYPES,
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # config.ini's weight_type to safetensors' name.
 WEIGHT_TYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
@@ -97,7 +106,7 @@ class SafetensorsCheckpoint:
         info, extent = self.tensors[name], self._extents[name]
         data = self._maps[info.file][extent.begin : extent.end]
         # frombuffer: the data of a file begins at any byte, a view would need alignment.
-        return np.frombuffer(data, dtype=DTYPES[info.dtype]).reshape(info.shape)
+        return np.frombuffer(data, dtype=NUMPY_TYPES[info.dtype]).reshape(info.shape)
 
 
 def _check_entry(info: TensorInfo, begin: Any, end: Any, size: int) -> None:
@@ -106,7 +115,7 @@ def _check_entry(info: TensorInfo, begin: Any, end: Any, size: int) -> None:
         raise ValueError(f"tensor {info.name} has no valid dtype, shape and data_offsets")
     if not begin <= end <= size:
         raise ValueError(f"tensor {info.name} ends after the file does")
-    dtype = DTYPES.get(info.dtype)
+    dtype = NUMPY_TYPES.get(info.dtype)
     if dtype is not None and math.prod(info.shape) * dtype.itemsize != end - begin:
         raise ValueError(f"tensor {info.name} has {end - begin} bytes, which is not what its shape takes")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,31 @@ from charonia.text import prompt_ids
 from charonia.text.token_table import build_token_table
 from charonia.text.tokenizer import copy_tokenizer, load_tokenizer
 from charonia.weights import workspace
-from charonia.weights.checkpoint import DTYPES, WEIGHT_TYPES, Array, Checkpoint, TensorInfo, open_checkpoint, read_json
+from charonia.weights.checkpoint import (
+    DTYPES,
+    NUMPY_TYPES,
+    WEIGHT_TYPES,
+    Array,
+    Checkpoint,
+    TensorInfo,
+    open_checkpoint,
+    read_json,
+)
+from charonia.weights.quality_record import records_of_folder
+from charonia.weights.quantised_copy import Cut, check_codes, cut_parts, names_in_copy
+from charonia.weights.quantised_tensors import CODES, Read, find_quantised, some
+from charonia.weights.quantization_config import read_quantization
+from charonia.weights.quantization_settings import DENSE, FORMATS
 from charonia.weights.safetensors_writer import write_safetensors
 from charonia.weights.tensor_parallel import output_rows, rank_of, ranks_of, split
 
+AUTO_FORMAT = "auto"
+BIN_REFUSAL = (
+    "{model}: quantised weights ({method}) in .bin files are not supported: take a copy with safetensors files"
+)
+_MODEL_FORMATS = (AUTO_FORMAT, DENSE, *FORMATS)
+_TORCH_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_CODE_TYPES = {"U4": "int4", "I8": "int8", "F8_E4M3": "fp8", "F4_E2M1": "mxfp4"}  # weight_type of quantised weights
 # Values of generation_config.json that leave config.json's as it is. 0 is none of them: it is a token id.
 _UNSAID: tuple[Any, ...] = (None, [], "")
 
@@ -38,14 +60,17 @@ class Source:
 
 
 def read_source(folder: Path, dtype: str = "auto") -> Source:
-    """Reads config.json and the headers of the weights; dtype: auto | bf16 | fp16 | fp32, auto is the model's own.
+    """Reads config.json and the headers of the weights; dtype: auto | bf16 | fp16 | fp32, auto is the model's own. Of
+    quantised weights it is the type of activations and of what is not quantised.
 
     Raises UnsupportedError for what the engine does not have, ModelError for tensors that are missing or have another
     shape than config.json says.
     """
     spec = read_config(folder, dtype)
     checkpoint = open_checkpoint(folder)
-    return Source(folder, check_spec(folder, spec, checkpoint.tensors, dtype), checkpoint)
+    if spec.quantization is not None and not checkpoint.linkable:
+        raise UnsupportedError(BIN_REFUSAL.format(model=folder, method=spec.quantization.method))
+    return Source(folder, check_spec(folder, spec, checkpoint.tensors, dtype, checkpoint.read), checkpoint)
 
 
 def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
@@ -60,23 +85,46 @@ def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
         # chat_format whether there are others.
         keys = ("eos_token_id", "chat_format")
         config |= {key: value for key, value in read_json(generation).items() if key in keys and value not in _UNSAID}
-    return describe(config, _model_name(folder))
+    spec = describe(config, _model_name(folder))
+    quantization = read_quantization(folder, config)
+    # What the quantised weights become beside each other has no tensor of its own to tell.
+    promised = promised_type(config) if quantization else ""
+    return replace(spec, config=replace(spec.config, data_type=promised), quantization=quantization)
 
 
-def check_spec(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorInfo], dtype: str = "auto") -> ModelSpec:
-    """The spec with the tensors' own names and weight type; raises as read_source does."""
-    spec = _as_named(spec, tensors)
-    _check_tensors(folder, spec, tensors)
-    weight_type = _own_type(spec, tensors) if dtype == "auto" else dtype
+def promised_type(config: Mapping[str, Any]) -> str:
+    """The weight type that a config.json names, of a model with images in text_config; empty: it names none."""
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, dict) else {}):
+        for key in ("dtype", "torch_dtype"):
+            if weight_type := _TORCH_TYPES.get(str(part.get(key))):
+                return weight_type
+    return ""
+
+
+def check_spec(
+    folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorInfo], dtype: str = "auto", read: Read | None = None
+) -> ModelSpec:
+    """The spec with the tensors' own names and types; raises as read_source does. read: a tensor's values, where they
+    are at hand."""
+    found = find_quantised(folder, _as_named(spec, tensors), tensors, read)
+    spec = found.spec
+    _check_tensors(folder, spec, tensors, found.known)
+    config = spec.config
+    data_type = (config.data_type or _own_type(spec, tensors)) if dtype == "auto" else dtype
+    weight_type, group_size = _quantised_type(spec) or (data_type, 0)
     # The scale is a weight as well: models were trained with its rounded value.
-    scale = float(np.array(spec.config.embedding_scale, DTYPES[WEIGHT_TYPES[weight_type]]))
-    return replace(spec, config=replace(spec.config, weight_type=weight_type, embedding_scale=scale))
+    scale = float(np.array(config.embedding_scale, DTYPES[WEIGHT_TYPES[data_type]]))
+    config = replace(config, weight_type=weight_type, data_type=data_type, group_size=group_size, embedding_scale=scale)
+    return replace(spec, config=config)
 
 
 def _as_named(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> ModelSpec:
     """The spec with the names that these files have, where they begin otherwise (ModelSpec.prefixes)."""
     named: dict[str, str] = {}
-    for name in tensors:
+    for found in tensors:
+        module, _, kind = found.rpartition(".")
+        name = f"{module}.weight" if kind in CODES else found
         for theirs, ours in spec.prefixes:
             if name.startswith(theirs):
                 named.setdefault(ours + name.removeprefix(theirs), name)
@@ -98,16 +146,19 @@ def _model_name(folder: Path) -> str:
     return resolved.parent.name if resolved.name == "model" else resolved.name
 
 
-def _check_tensors(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> None:
-    """Every tensor is there, in the promised shape and a float type, and none is left over that would be ignored."""
+def _check_tensors(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorInfo], beside: set[str]) -> None:
+    """Every tensor is there, in the promised shape and a float type, and none is left over that would be ignored.
+    Quantised ones have been checked. beside: known tensors that are not of `spec.tensors`."""
     output = spec.tensors.get("output.weight")
     if output and output[0].name not in tensors:
         raise ModelError(f"{folder}: tensor {output[0].name} is missing, and config.json does not tie the embeddings")
     wanted = [part for parts in spec.tensors.values() for part in parts]
     missing = [part.name for part in wanted if part.name not in tensors]
     if missing:
-        raise ModelError(f"{folder}: {len(missing)} tensors are missing: {_some(missing)}")
+        raise ModelError(f"{folder}: {len(missing)} tensors are missing: {some(missing)}")
     for part in wanted:
+        if part.quantised:
+            continue
         info = tensors[part.name]
         if info.shape != part.shape:
             raise ModelError(
@@ -115,9 +166,10 @@ def _check_tensors(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
             )
         if info.dtype not in DTYPES:
             raise UnsupportedError(
-                f"{folder}: tensor {part.name} is of type {info.dtype}; supported: {', '.join(DTYPES)}"
+                f"{folder}: tensor {part.name} is of type {info.dtype}; supported: {', '.join(DTYPES)}, and others "
+                "where config.json has a quantization_config"
             )
-    known = {part.name for part in wanted}
+    known = beside | {part.name for part in wanted}
     # Tables that older versions of transformers saved and that follow from the config.
     unknown = [
         name
@@ -127,40 +179,85 @@ def _check_tensors(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
     if unknown:
         raise UnsupportedError(
             f"{folder}: {len(unknown)} tensors are unknown to family {spec.config.model_family} and results without "
-            f"them would be wrong: {_some(unknown)}"
+            f"them would be wrong: {some(unknown)}"
         )
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-
-
 def _own_type(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> str:
-    """The type of most weights; config.json's dtype is often that of another copy."""
+    """The type of most dense weights; config.json's dtype is often that of another copy."""
     counts: dict[str, int] = {}
     for parts in spec.tensors.values():
         for part in parts:
+            if part.quantised:
+                continue
             dtype = tensors[part.name].dtype
             counts[dtype] = counts.get(dtype, 0) + int(np.prod(part.shape))
     largest = max(counts, key=lambda dtype: counts[dtype])
     return next(name for name, dtype in WEIGHT_TYPES.items() if dtype == largest)
 
 
-def _write_tensors(file: Path, source: Source, tensors: TensorMap, progress: Progress) -> dict[str, Any]:
-    """Writes a rank's file, one tensor in memory at a time; returns its entry for the manifest."""
-    dtype_name = WEIGHT_TYPES[source.spec.config.weight_type]
-    dtype = DTYPES[dtype_name]
-    shapes = {name: stacked_shape(parts) for name, parts in tensors.items()}
+def _quantised_type(spec: ModelSpec) -> tuple[str, int] | None:
+    """weight_type and group_size of most of the quantised weights; None where there are none."""
+    counts: dict[tuple[str, int], int] = {}
+    for parts in spec.tensors.values():
+        for part in parts:
+            if part.quantised:
+                kind = (_CODE_TYPES[part.quantised.how.dtype], part.quantised.how.group_size)
+                counts[kind] = counts.get(kind, 0) + math.prod(part.taken)
+    return max(counts, key=lambda kind: counts[kind]) if counts else None
 
-    def values(name: str) -> Iterator[Array]:
-        for part in tensors[name]:
+
+def _write_tensors(
+    file: Path, source: Source, tensors: TensorMap, manifest: workspace.Manifest, progress: Progress
+) -> None:
+    """Writes a rank's file, one tensor in memory at a time, and adds it and its tensors to the manifest. Dense tensors
+    become one part of the type that the model is computed in; parts of quantised ones are copied as they are stored."""
+    dense_type = WEIGHT_TYPES[source.spec.config.data_type]
+    writers: dict[str, Callable[[], Iterator[Array]]] = {}
+    types: dict[str, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def dense(parts: tuple[TensorPart, ...]) -> Iterator[Array]:
+        for part in parts:
             values = _read(source.checkpoint, part)
             _check_finite(values, part.name)
-            yield _cast(values, dtype, part.name)
+            yield _cast(values, DTYPES[dense_type], part.name)
 
-    total = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
+    def copied(cut: Cut, name: str) -> Iterator[Array]:
+        values = cut.read()
+        if cut.dtype in DTYPES:
+            _check_finite(values, name)
+        check_codes(values, cut.dtype, name)
+        yield values
+
+    for name, parts in tensors.items():
+        if not parts[0].quantised:
+            pieces = {name: parts}
+            if name.endswith(".bias") and tensors[f"{name.removesuffix('bias')}weight"][0].quantised:
+                # A quantised weight stays in its parts, and each has its bias.
+                pieces = {f"{name}.{index}": (part,) for index, part in enumerate(parts)}
+            for piece, some_parts in pieces.items():
+                writers[piece] = partial(dense, some_parts)
+                types[piece], shapes[piece] = dense_type, stacked_shape(some_parts)
+            places: list[dict[str, Any]] = [{"file": file.name, "name": piece} for piece in pieces]
+            manifest.add(name, dense_type, stacked_shape(parts), places)
+            continue
+        how, cuts = cut_parts(source.checkpoint, parts)
+        places = []
+        for part, mine, names in zip(parts, cuts, names_in_copy(name, cuts), strict=True):
+            for kind, cut in mine.items():
+                writers[names[kind]] = partial(copied, cut, part.name)
+                types[names[kind]], shapes[names[kind]] = cut.dtype, cut.shape
+            beside = {kind: _place(file.name, names[kind], mine[kind].dtype) for kind in mine if kind != "codes"}
+            places.append({"file": file.name, "name": names["codes"], **beside})
+        manifest.add(name, how.dtype, stacked_shape(parts), places, how)
+    total = sum(math.prod(shape) * NUMPY_TYPES[types[name]].itemsize for name, shape in shapes.items())
     with progress.task(f"writing {file.name}", total) as advance:
-        return write_safetensors(file, shapes, dtype_name, values, advance)
+        manifest.files[file.name] = write_safetensors(file, shapes, types, lambda name: writers[name](), advance)
+
+
+def _place(file: str, name: str, dtype: str) -> dict[str, str]:
+    return {"file": file, "name": name, "dtype": dtype}
 
 
 def _read(checkpoint: Checkpoint, part: TensorPart) -> Array:
@@ -178,7 +275,7 @@ _PIECE_BYTES = 1 << 24
 def _check_finite(values: Array, name: str) -> None:
     """ModelError when a value is NaN or infinite: then all of its exponent's bits are set."""
     mask = {2: 0x7C00 if values.dtype == np.float16 else 0x7F80, 4: 0x7F800000}[values.dtype.itemsize]
-    bits = values.view({2: np.uint16, 4: np.uint32}[values.dtype.itemsize])
+    bits = values.reshape(-1).view({2: np.uint16, 4: np.uint32}[values.dtype.itemsize])
     for piece in np.array_split(bits, max(1, min(len(bits), values.nbytes // _PIECE_BYTES))):
         if ((piece & mask) == mask).any():
             raise ModelError(
@@ -218,13 +315,19 @@ def write_weights(
     build_token_table(tokenizer, spec.config.vocab_size).save(table)
     workspace.write_config_ini(weights / "config.ini", {**spec.config.settings(), **settings})
 
-    manifest = workspace.Manifest(str(source.folder.resolve()), ranks)
+    manifest = workspace.Manifest(str(source.folder.resolve()), ranks, quality=_quality_of(source.folder, spec))
     manifest.files[table.name] = {"bytes": table.stat().st_size, "sha256": workspace.sha256(table)}
     if link:
         _link_tensors(source.checkpoint, tensors, manifest)
     else:
         _copy_tensors(weights, source, tensors, manifest, progress)
     manifest.save(weights)
+
+
+def _quality_of(folder: Path, spec: ModelSpec) -> list[dict[str, Any]]:
+    """The quality that was measured of these weights, where they keep their type."""
+    records = records_of_folder(folder)
+    return [record.content() for record in records if record.weight_type == spec.config.weight_type]
 
 
 def _file_of(rank: int) -> str:
@@ -236,7 +339,7 @@ def _copy_tensors(
 ) -> None:
     """Writes a file for each rank. An output layer that is tied to the embedding is read from where that is."""
     config = source.spec.config
-    dtype = WEIGHT_TYPES[config.weight_type]
+    dtype = WEIGHT_TYPES[config.data_type]
     for rank in range(manifest.ranks):
         file, output = _file_of(rank), f"output.{rank}.weight"
         mine = {name: parts for name, parts in tensors.items() if (rank_of(name) or 0) == rank}
@@ -244,31 +347,40 @@ def _copy_tensors(
             rows = output_rows(config, rank, manifest.ranks)
             place = {"file": _file_of(0), "name": "tok_embeddings.weight", "rows": rows}
             manifest.add(output, dtype, stacked_shape(mine.pop(output)), [place])
-        manifest.files[file] = _write_tensors(weights / file, source, mine, progress)
-        for name, parts in mine.items():
-            manifest.add(name, dtype, stacked_shape(parts), [{"file": file, "name": name}])
+        _write_tensors(weights / file, source, mine, manifest, progress)
 
 
 def _link_tensors(checkpoint: Checkpoint, tensors: TensorMap, manifest: workspace.Manifest) -> None:
+    def linked(name: str) -> str:
+        """The file that a tensor lies in."""
+        file = checkpoint.tensors[name].file.resolve()
+        manifest.files[str(file)] = {"bytes": file.stat().st_size}
+        return str(file)
+
     for name, parts in tensors.items():
-        dtype = checkpoint.tensors[parts[0].name].dtype
+        how = parts[0].quantised.how if parts[0].quantised else None
+        dtype = how.dtype if how else checkpoint.tensors[parts[0].name].dtype
         places = []
         for part in parts:
-            info = checkpoint.tensors[part.name]
-            file = info.file.resolve()
-            manifest.files[str(file)] = {"bytes": file.stat().st_size}
-            place: dict[str, Any] = {"file": str(file), "name": part.name}
-            differs = {"dtype": info.dtype if info.dtype != dtype else None, "rows": part.rows, "cols": part.cols}
-            places.append(place | {key: value for key, value in differs.items() if value})
-        manifest.add(name, dtype, stacked_shape(parts), places)
+            place: dict[str, Any] = {"file": linked(part.name), "name": part.name, "rows": part.rows, "cols": part.cols}
+            if part.quantised:
+                for kind, other in part.quantised.beside.items():
+                    place[kind] = _place(linked(other), other, checkpoint.tensors[other].dtype)
+            elif checkpoint.tensors[part.name].dtype != dtype:
+                place["dtype"] = checkpoint.tensors[part.name].dtype
+            places.append({key: value for key, value in place.items() if value})
+        manifest.add(name, dtype, stacked_shape(parts), places, how)
 
 
-def write_description(spec: ModelSpec, weights: Path, ranks: int) -> None:
-    """Writes config.ini and a manifest without files: what a model takes can be computed from them, not the model."""
+def write_description(spec: ModelSpec, weights: Path, ranks: int, folder: Path | None = None) -> None:
+    """Writes config.ini and a manifest without files: what a model takes can be computed from them, not the model.
+    folder: the model's, where it is here."""
     workspace.write_config_ini(weights / "config.ini", spec.config.settings())
-    manifest = workspace.Manifest(spec.config.model_name, ranks)
+    quality = [] if folder is None else _quality_of(folder, spec)
+    manifest = workspace.Manifest(spec.config.model_name, ranks, quality=quality)
     for name, parts in split(spec.tensors, spec.config, ranks).items():
-        manifest.add(name, WEIGHT_TYPES[spec.config.weight_type], stacked_shape(parts))
+        how = parts[0].quantised.how if parts[0].quantised else None
+        manifest.add(name, how.dtype if how else WEIGHT_TYPES[spec.config.data_type], stacked_shape(parts), how=how)
     manifest.save(weights)
 
 
@@ -277,7 +389,7 @@ def convert(
     dst_path: str | os.PathLike[str] = "workspace",
     *,
     tp: int | None = None,
-    model_format: str = "hf",
+    model_format: str = AUTO_FORMAT,
     dtype: str = "auto",
     force: bool = False,
     settings: Mapping[str, str] | None = None,
@@ -285,7 +397,8 @@ def convert(
 ) -> Path:
     """Converts a Hugging Face folder or hub id to a workspace (docs/contracts.md) and returns its path.
 
-    tp: tensor-parallel ranks that the weights are split over, setting tensor_para_size by its short name. dtype: auto |
+    tp: tensor-parallel ranks that the weights are split over, setting tensor_para_size by its short name. model_format:
+    what the weights are, auto (as found) | hf (16 bits or fp32) | compressed-tensors | awq | gptq | fp8. dtype: auto |
     bf16 | fp16 | fp32. settings: inference parameters written to config.ini. Nothing is left behind when it fails.
     Raises UnsupportedError, ModelError or InvalidRequestError saying what would be right.
     """
@@ -294,9 +407,7 @@ def convert(
         raise InvalidRequestError(
             f"tp = {tp} and tensor_para_size = {settings['tensor_para_size']} contradict each other"
         )
-    if model_format != "hf":
-        raise UnsupportedError(f"--model-format {model_format!r} is not supported yet; supported: hf")
-    return _make(model, Path(dst_path), dtype, force, settings, link=False, show_progress=show_progress)
+    return _make(model, Path(dst_path), dtype, model_format, force, settings, link=False, show_progress=show_progress)
 
 
 def link_workspace(
@@ -304,6 +415,7 @@ def link_workspace(
     dst_path: str | os.PathLike[str],
     dtype: str = "auto",
     *,
+    model_format: str = AUTO_FORMAT,
     force: bool = False,
     settings: Mapping[str, str] | None = None,
     show_progress: bool = False,
@@ -313,25 +425,35 @@ def link_workspace(
     Weights of another type than the files' are converted when the engine loads them, .bin checkpoints are here. For
     several ranks (settings' tensor_para_size) the manifest names the ranges of the tensors that each one holds.
     """
-    return _make(model, Path(dst_path), dtype, force, settings or {}, link=True, show_progress=show_progress)
+    return _make(
+        model, Path(dst_path), dtype, model_format, force, settings or {}, link=True, show_progress=show_progress
+    )
 
 
 def _make(
     model: str | os.PathLike[str],
     destination: Path,
     dtype: str,
+    model_format: str,
     force: bool,
     settings: Mapping[str, str],
     *,
     link: bool,
     show_progress: bool,
 ) -> Path:
+    if model_format not in _MODEL_FORMATS:
+        raise UnsupportedError(
+            f"--model-format {model_format!r} is not supported; supported: {', '.join(_MODEL_FORMATS)}"
+        )
     location = workspace.locate(model)
     if location.is_workspace:
         raise ModelError(
             f"{location.path} is a workspace already; convert takes a Hugging Face model folder or a hub id"
         )
     source = read_source(location.path, dtype)
+    found = source.spec.quantization.method if source.spec.quantization else DENSE
+    if model_format not in (AUTO_FORMAT, found):
+        raise ModelError(f"--model-format {model_format}: the weights of {location.path} are {found}: leave it out")
     progress = Progress(show_progress)
     with workspace.atomic_folder(destination, force) as root:
         write_weights(

@@ -10,7 +10,7 @@ from pathlib import Path
 from charonia.errors import ModelError
 from charonia.weights.checkpoint import TensorInfo, open_checkpoint
 
-_CONFIG = ["config.json", "generation_config.json"]
+_CONFIG = ["config.json", "generation_config.json", "quantize_config.json", "quant_config.json"]
 _FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
 _BIN = "pytorch_model*.bin"
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/[\w.-]+)*", re.ASCII)
@@ -64,7 +64,8 @@ def download(model: str) -> Path:
 
 
 def download_config(model: str) -> Path:
-    """The folder of the hub's cache with config.json and, where the model has one, generation_config.json."""
+    """The folder of the hub's cache with config.json and, where the model has them, generation_config.json and what
+    older models say of their quantisation."""
     import huggingface_hub
 
     repository, revision = parse_id(model)

@@ -15,15 +15,22 @@ from rich.table import Table
 
 from charonia import _engine
 from charonia.api.engine import Setting, spell_settings
-from charonia.errors import InvalidRequestError
+from charonia.errors import InvalidRequestError, UnsupportedError
 from charonia.families import ModelSpec
 from charonia.weights import hub, workspace
 from charonia.weights.checkpoint import WEIGHT_TYPES, read_json
-from charonia.weights.convert import check_spec, read_config, read_source, write_description
+from charonia.weights.convert import (
+    BIN_REFUSAL,
+    check_spec,
+    promised_type,
+    read_config,
+    read_source,
+    write_description,
+)
+from charonia.weights.quality_record import parse_records, quality_table, records_of_weights
 from charonia.weights.tensor_parallel import ranks_of
 
 LEAST_CONTEXT = 2048  # of the contexts that are listed when none is asked for; each is four times the one before
-_TORCH_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,8 @@ class Plan:
 
     model_name: str
     weight_type: str
+    data_type: str  # of activations and of weights that are not quantised
+    group_size: int  # of quantised weights; 0: a scale for each output feature, or not quantised
     ranks: int
     device: str  # cpu | cuda
     device_note: str  # why device = auto is the CPU
@@ -46,6 +55,7 @@ class Plan:
     max_batch_size: int  # as computed with, as is token_budget
     token_budget: int
     warnings: list[str] = field(default_factory=list)
+    quality: list[dict[str, Any]] = field(default_factory=list)  # that was measured, of quality_record.py
 
     def blocks(self, tokens: int) -> int:
         """The blocks that a sequence of so many tokens takes."""
@@ -137,7 +147,8 @@ def make_plan(
     notes: list[str] = []
     with _weights(model, dtype, ranks_of(overrides), notes) as folder:
         made = Plan(**_engine.plan_memory(folder, overrides, memory))
-    return replace(made, warnings=[*notes, *made.warnings])
+        quality = [record.content() for record in records_of_weights(folder)]
+    return replace(made, warnings=[*notes, *made.warnings], quality=quality)
 
 
 @contextmanager
@@ -154,12 +165,12 @@ def _weights(model: str | os.PathLike[str], dtype: str, ranks: int, notes: list[
                 raise InvalidRequestError(f"dtype {dtype!r}: a workspace has its own weight type")
             yield location.weights
             return
-        spec = read_source(location.path, dtype).spec
+        spec, here = read_source(location.path, dtype).spec, location.path
     else:
-        spec = _spec_on_hub(str(model), dtype, notes)
+        spec, here = _spec_on_hub(str(model), dtype, notes), None
     with tempfile.TemporaryDirectory(prefix="charonia-") as folder:
         weights = Path(folder)
-        write_description(spec, weights, ranks)
+        write_description(spec, weights, ranks, here)
         yield weights
 
 
@@ -170,26 +181,19 @@ def _spec_on_hub(model: str, dtype: str, notes: list[str]) -> ModelSpec:
     tensors = hub.read_headers(model, folder)
     if tensors is not None:
         return check_spec(folder, spec, tensors, dtype)
-    weight_type = _promised_type(folder, model) if dtype == "auto" else dtype
+    if spec.quantization is not None:
+        raise UnsupportedError(BIN_REFUSAL.format(model=model, method=spec.quantization.method))
+    weight_type = promised_type(read_json(folder / "config.json")) if dtype == "auto" else dtype
+    if not weight_type:
+        raise InvalidRequestError(
+            f"{model} has .bin weights, and its config.json does not say their type (torch_dtype): name it with "
+            f"--dtype {' | '.join(WEIGHT_TYPES)}"
+        )
     notes.append(
         f"{model} has .bin weights, which cannot be checked before their download: the plan is what config.json says, "
         f"with weights in {weight_type}"
     )
-    return replace(spec, config=replace(spec.config, weight_type=weight_type))
-
-
-def _promised_type(folder: Path, model: str) -> str:
-    """The weight type that config.json names; of a model with images it is in text_config."""
-    config = read_json(folder / "config.json")
-    inner = config.get("text_config")
-    for part in (config, inner if isinstance(inner, dict) else {}):
-        for key in ("dtype", "torch_dtype"):
-            if weight_type := _TORCH_TYPES.get(str(part.get(key))):
-                return weight_type
-    raise InvalidRequestError(
-        f"{model} has .bin weights, and its config.json does not say their type (torch_dtype): name it with --dtype "
-        f"{' | '.join(WEIGHT_TYPES)}"
-    )
+    return replace(spec, config=replace(spec.config, weight_type=weight_type, data_type=weight_type))
 
 
 def show(plan: Plan, users: int | None, context: int | None, console: Console) -> None:
@@ -215,6 +219,8 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
     )
     if plan.device_note:
         console.print(f"The device is the CPU: {plan.device_note}.", highlight=False, markup=False)
+    if plan.quality:
+        console.print(quality_table(parse_records(plan.quality)))
     for warning in plan.warnings:
         console.print(f"warning: {warning}", highlight=False, markup=False)
     if plan.num_blocks == 0:

@@ -14,28 +14,29 @@ from typing import Any
 
 import numpy as np
 
-from charonia.weights.checkpoint import DTYPES, Array
+from charonia.weights.checkpoint import NUMPY_TYPES, Array
 
 
 def write_safetensors(
     file: Path,
     shapes: Mapping[str, tuple[int, ...]],
-    dtype: str,
+    dtype: str | Mapping[str, str],
     values: Callable[[str], Iterable[Array]],
     advance: Callable[[int], None] = lambda _: None,
     *,
     checksum: bool = True,
 ) -> dict[str, Any]:
-    """Writes the tensors of `shapes`, all of safetensors' type `dtype`, in that order.
+    """Writes the tensors of `shapes` in that order. dtype: safetensors' type of all of them, or of each by its name.
 
-    values(name): the tensor in pieces that follow each other along dimension 0, of that type. advance gets the bytes of
+    values(name): the tensor in pieces that follow each other along dimension 0, of its type. advance gets the bytes of
     each piece. Returns {"bytes", "sha256"} of the file; without `checksum`, which takes longer than writing, no sha256.
     """
     header: dict[str, Any] = {}
     offset = 0
+    types = {name: dtype if isinstance(dtype, str) else dtype[name] for name in shapes}
     for name, shape in shapes.items():
-        size = math.prod(shape) * DTYPES[dtype].itemsize
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        size = math.prod(shape) * NUMPY_TYPES[types[name]].itemsize
+        header[name] = {"dtype": types[name], "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % 64)  # the data begins at a multiple of 64 bytes
@@ -51,10 +52,10 @@ def write_safetensors(
         for name, shape in shapes.items():
             start = stream.tell()
             for piece in values(name):
-                if piece.dtype != DTYPES[dtype]:
-                    raise TypeError(f"{name} is of type {piece.dtype}, not {dtype}")
+                if piece.dtype != NUMPY_TYPES[types[name]]:
+                    raise TypeError(f"{name} is of type {piece.dtype}, not {types[name]}")
                 write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
                 advance(piece.nbytes)
-            if stream.tell() - start != math.prod(shape) * DTYPES[dtype].itemsize:
+            if stream.tell() - start != math.prod(shape) * NUMPY_TYPES[types[name]].itemsize:
                 raise ValueError(f"the pieces of {name} do not make {shape}")
         return {"bytes": stream.tell(), **({"sha256": digest.hexdigest()} if checksum else {})}

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from charonia import _engine
 from charonia.errors import UnsupportedError
 from charonia.families import ModelConfig, TensorMap, TensorPart
+from charonia.weights.quantised_tensors import cut_obstacle
 
 _LOGITS_ALIGNMENT = 4  # of a rank's share: 16 bytes of logits
 _LAYER_TENSOR = re.compile(
@@ -28,11 +29,15 @@ def ranks_of(settings: Mapping[str, str]) -> int:
     return int(settings.get("tensor_para_size", 1))
 
 
-def check_ranks(config: ModelConfig, ranks: int) -> None:
+def _check_ranks(tensors: TensorMap, config: ModelConfig, ranks: int) -> None:
     """Raises UnsupportedError, with the numbers of ranks that would do, when the model cannot be split into `ranks`."""
-    obstacle = _obstacle(config, ranks)
+
+    def obstacle_of(count: int) -> str:
+        return _obstacle(config, count) or _cut_obstacle(tensors, config, count)
+
+    obstacle = obstacle_of(ranks)
     if obstacle:
-        possible = [str(count) for count in range(1, config.head_num + 1) if not _obstacle(config, count)]
+        possible = [str(count) for count in range(1, config.head_num + 1) if not obstacle_of(count)]
         raise UnsupportedError(
             f"{config.model_name} cannot be split over {ranks} tensor-parallel ranks: {obstacle}. "
             f"Use --tp {' or '.join(possible)}"
@@ -48,6 +53,14 @@ def _obstacle(config: ModelConfig, ranks: int) -> str:
     if output_rows(config, ranks - 1, ranks)[0] >= config.vocab_size:
         return f"vocab_size = {config.vocab_size} leaves the last rank no rows of the output layer"
     return ""
+
+
+def _cut_obstacle(tensors: TensorMap, config: ModelConfig, ranks: int) -> str:
+    """Of the quantised weights: what is packed together or shares a scale stays together."""
+    if not any(part.quantised for parts in tensors.values() for part in parts):
+        return ""
+    obstacles = (cut_obstacle(part) for parts in _split(tensors, config, ranks).values() for part in parts)
+    return next(filter(None, obstacles), "")
 
 
 def _widths(config: ModelConfig) -> list[str]:
@@ -68,9 +81,14 @@ def split(tensors: TensorMap, config: ModelConfig, ranks: int) -> TensorMap:
 
     With more ranks than KV heads, several ranks hold the same one. Biases that are added after the sum over the ranks
     are rank 0's alone. What has no rank in its name (embedding, norms, router) is there once for all. The output layer
-    is `output.<rank>.weight`; where it is tied to the embedding, these are ranges of that.
+    is `output.<rank>.weight`; where it is tied to the embedding, these are ranges of that. Raises UnsupportedError,
+    with the numbers of ranks that would do, for a number that would not.
     """
-    check_ranks(config, ranks)
+    _check_ranks(tensors, config, ranks)
+    return _split(tensors, config, ranks)
+
+
+def _split(tensors: TensorMap, config: ModelConfig, ranks: int) -> TensorMap:
     split_tensors: TensorMap = {}
     whole_output = tensors.get("output.weight", tensors["tok_embeddings.weight"])
     for rank in range(ranks):

@@ -15,6 +15,7 @@ from typing import Any
 
 from charonia import __version__, _engine
 from charonia.errors import ModelError
+from charonia.families import Quantization
 from charonia.weights import hub
 from charonia.weights.checkpoint import read_json
 from charonia.weights.tensor_parallel import rank_of
@@ -34,15 +35,25 @@ class Manifest:
     ranks: int = 1
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes and, where it was computed, sha256
     tensors: dict[str, dict[str, Any]] = field(default_factory=dict)  # by canonical name
+    quality: list[dict[str, Any]] = field(default_factory=list)  # of quality_record.py
 
-    def add(self, name: str, dtype: str, shape: Sequence[int], parts: Sequence[Mapping[str, Any]] = ()) -> None:
-        """A tensor of safetensors' type `dtype`. parts, which are stacked: file, name and, where they differ from the
-        whole tensor of that name, dtype, rows and cols; none in a manifest that says only how large a model is."""
+    def add(
+        self,
+        name: str,
+        dtype: str,
+        shape: Sequence[int],
+        parts: Sequence[Mapping[str, Any]] = (),
+        how: Quantization | None = None,
+    ) -> None:
+        """A tensor of safetensors' type `dtype`; of a quantised one, `how`, that is the type of its codes. parts, which
+        are stacked: file, name and, where they differ from the whole tensor of that name, dtype, rows and cols; none in
+        a manifest that says only how large a model is."""
         rank = rank_of(name)
         self.tensors[name] = {
             **({} if rank is None else {"rank": rank}),
             "dtype": dtype,
             "shape": list(shape),
+            **({"quantization": how.entry()} if how else {}),
             **({"parts": list(parts)} if parts else {}),
         }
 
@@ -54,6 +65,7 @@ class Manifest:
             "ranks": self.ranks,
             "files": self.files,
             "tensors": self.tensors,
+            **({"quality": self.quality} if self.quality else {}),
         }
         (weights / "manifest.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
 
@@ -175,7 +187,9 @@ def read_manifest(weights: Path) -> Manifest:
     if version != FORMAT_VERSION:
         raise ModelError(f"{weights} has format_version {version}, this version reads {FORMAT_VERSION}: {mend}")
     try:
-        return Manifest(content["source"], content["ranks"], content["files"], content["tensors"])
+        return Manifest(
+            content["source"], content["ranks"], content["files"], content["tensors"], content.get("quality", [])
+        )
     except KeyError as error:
         raise ModelError(f"{weights / 'manifest.json'} has no {error}: {mend}") from error
 

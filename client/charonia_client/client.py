@@ -6,9 +6,9 @@ its own that outlives the caller's. Closing the iterator, cancelling the task, a
 end the work on the server.
 
 A server that fails. A killed process closes its connection, and every call ends at once. A server can also become
-unresponsive (its machine or network fails, its process is stopped). So a small call probes the server every few seconds
-while requests run. That traffic also keeps gRPC's keepalive pings away from a server that answers: Triton's default
-policy takes such pings for abuse.
+unresponsive (its machine or network fails, its process is stopped), or its one thread for streams can, while it answers
+every other call. So two small calls probe the server every few seconds while requests run. That traffic also keeps
+gRPC's keepalive pings away from a server that answers: Triton's default policy takes such pings for abuse.
 """
 
 from __future__ import annotations
@@ -37,7 +37,15 @@ from charonia_client.errors import (
     from_triton,
 )
 from charonia_client.stream import Stream, stream_infer
-from charonia_client.tensors import Action, decode, decode_lookup, encode, encode_action, encode_lookup
+from charonia_client.tensors import (
+    Action,
+    decode,
+    decode_lookup,
+    decode_quality,
+    encode,
+    encode_action,
+    encode_lookup,
+)
 from charonia_client.types import GenerateRequest, GenerateResponse, ModelMetadata, ServerMetadata
 from charonia_client.vocabulary import Lookup, Vocabulary
 
@@ -236,6 +244,15 @@ class Client:
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
 
+    async def quality(self, timeout_s: float = _UNARY_TIMEOUT_S) -> list[dict[str, Any]]:
+        """What `charonia evaluate` has measured of the model: the records of its manifest, [] where there are none.
+        Raises Unavailable, ServerError."""
+        message = encode_lookup([0], self.vocabulary, ("model_quality",))
+        try:
+            return decode_quality(await self._stub.ModelInfer(message, timeout=timeout_s))
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.target) from None
+
     def _disconnect(self, request_id: str, stream: Stream) -> asyncio.Event:
         """Cancels the request on the server, in a task of its own. The event is set once it was sent or failed."""
         stream.abandon()
@@ -285,6 +302,7 @@ class Client:
                 running = dict(self._active)
                 try:
                     await self._stub.ServerLive(pb.ServerLiveRequest(), timeout=_PROBE_TIMEOUT_S)
+                    await self._open_stream(_PROBE_TIMEOUT_S)
                     refused_at = None
                 except grpc.RpcError as error:
                     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -302,16 +320,22 @@ class Client:
         finally:
             self._watch = None
 
+    async def _open_stream(self, timeout_s: float) -> None:
+        """Opens a stream and ends it without a request. Triton's thread for streams has to take it and to end it."""
+        async for _ in self._stub.ModelStreamInfer(iter(()), timeout=timeout_s):
+            pass
+
     async def check(self, timeout_s: float = _UNARY_TIMEOUT_S) -> None:
-        """Returns when the server answers and both of its models can take requests. Raises Unresponsive when one of the
-        questions has no answer within `timeout_s`, NotReady when it answers that a model takes none, and Unavailable or
-        ServerError with what else is wrong."""
+        """Returns when the server answers, both of its models can take requests, and it takes streams. Raises
+        Unresponsive when one of the questions has no answer within `timeout_s`, NotReady when it answers that a model
+        takes none, and Unavailable or ServerError with what else is wrong."""
         try:
             if not (await self._stub.ServerLive(pb.ServerLiveRequest(), timeout=timeout_s)).live:
                 raise Unavailable(f"Triton at {self.target} is not live")
             for model in (self.model, self.engine):
                 if not (await self._stub.ModelReady(pb.ModelReadyRequest(name=model), timeout=timeout_s)).ready:
                     raise NotReady(f"model {model!r} of Triton at {self.target} is not ready")
+            await self._open_stream(timeout_s)
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
 

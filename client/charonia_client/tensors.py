@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -168,8 +169,8 @@ def _rows(count: int, ids: Sequence[int], logprobs: Sequence[float]) -> list[lis
     return [flat[width * at : width * (at + 1)] for at in range(count)]
 
 
-def encode_lookup(ids: Sequence[int], model: str) -> Any:
-    """Asks postprocessing for the bytes of tokens."""
+def encode_lookup(ids: Sequence[int], model: str, outputs: Sequence[str] = ("token_bytes", "token_special")) -> Any:
+    """Asks postprocessing for the bytes of tokens, or for another of its outputs."""
     message = pb.ModelInferRequest(model_name=model)
     message.inputs.add(name="output_ids", datatype="INT32", shape=[1, len(ids)])
     message.raw_input_contents.append(struct.pack(f"<{len(ids)}i", *ids))
@@ -177,9 +178,16 @@ def encode_lookup(ids: Sequence[int], model: str) -> Any:
     message.raw_input_contents.append(struct.pack("<2i", 0, 0))
     message.inputs.add(name="echo", datatype="BYTES", shape=[1, 1])
     message.raw_input_contents.append(struct.pack("<I", 0))
-    for name in ("token_bytes", "token_special"):
+    for name in outputs:
         message.outputs.add(name=name)
     return message
+
+
+def decode_quality(message: Any) -> list[dict[str, Any]]:
+    """The quality records of an answer to encode_lookup; those that are no objects are left out."""
+    (text,) = _unpack_texts(message.raw_output_contents[0])
+    records = json.loads(text)
+    return [record for record in records if isinstance(record, dict)] if isinstance(records, list) else []
 
 
 def decode_lookup(message: Any) -> tuple[list[bytes], list[bool]]:

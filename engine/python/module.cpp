@@ -2,6 +2,7 @@
 //
 // Locks: a method that may wait releases the GIL, and results take it on the delivery thread. So no thread ever waits
 // for an engine's lock with the GIL held, nor the other way round.
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
@@ -9,6 +10,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -24,6 +27,7 @@
 #include "charonia/engine.h"
 #include "charonia/error.h"
 #include "charonia/types.h"
+#include "model/layers.h"
 #include "ops/cpu/bandwidth.h"
 
 namespace py = pybind11;
@@ -209,7 +213,7 @@ void raise_error(const Error& error) {
 Engine::Handle submit(EngineHolder& holder, std::string id, std::vector<TokenId> input_ids, SamplingParams sampling,
                       int priority, bool stream, bool strip_leading_space, std::string session_id,
                       std::vector<TokenId> continuation_ids, bool end_session, std::optional<int> timeout_ms,
-                      py::function function) {
+                      bool prompt_logits, py::function function) {
   Request request;
   request.id = std::move(id);
   request.input_ids = std::move(input_ids);
@@ -221,6 +225,7 @@ Engine::Handle submit(EngineHolder& holder, std::string id, std::vector<TokenId>
   request.continuation_ids = std::move(continuation_ids);
   request.end_session = end_session;
   request.timeout_ms = timeout_ms;
+  request.prompt_logits = prompt_logits;
   Callback callback(std::move(function));
   const py::gil_scoped_release release;
   return holder.get().submit(std::move(request), std::move(callback));
@@ -234,6 +239,14 @@ LogprobRows pairs(const std::vector<std::vector<TokenLogprob>>& rows) {
     auto& entries = out.emplace_back();
     for (const auto& entry : row) entries.emplace_back(entry.id, entry.logprob);
   }
+  return out;
+}
+
+// [rows, vocab]; [0, 0] without rows.
+py::array_t<float> matrix(const std::vector<std::vector<float>>& rows) {
+  const auto cols = rows.empty() ? 0 : rows.front().size();
+  py::array_t<float> out({rows.size(), cols});
+  for (std::size_t r = 0; r < rows.size(); ++r) std::ranges::copy(rows[r], out.mutable_data() + r * cols);
   return out;
 }
 
@@ -288,6 +301,8 @@ void bind_plan(py::module_& m) {
         py::dict out;
         out["model_name"] = plan.model.model_name;
         out["weight_type"] = plan.model.weight_type;
+        out["data_type"] = to_string(model::data_type(plan.model));
+        out["group_size"] = plan.model.group_size;
         out["ranks"] = plan.config.tensor_para_size;
         out["device"] = plan.device;
         out["device_note"] = plan.device_note;
@@ -329,6 +344,8 @@ void bind_types(py::module_& m) {
       .def_readonly("prompt_logprobs", &Result::prompt_logprobs)
       .def_property_readonly("prompt_top_logprobs",
                              [](const Result& result) { return pairs(result.prompt_top_logprobs); })
+      .def_property_readonly("prompt_logits", [](const Result& result) { return matrix(result.prompt_logits); })
+      .def_readonly("first_logits", &Result::first_logits)
       .def_readonly("num_session_tokens", &Result::num_session_tokens)
       .def_readonly("num_input_tokens", &Result::num_input_tokens)
       .def_readonly("num_output_tokens", &Result::num_output_tokens)
@@ -353,12 +370,15 @@ void bind_info(py::module_& m) {
       .def_property_readonly("hidden_units", [](const EngineInfo& info) { return info.model.hidden_units; })
       .def_property_readonly("num_layer", [](const EngineInfo& info) { return info.model.num_layer; })
       .def_property_readonly("weight_type", [](const EngineInfo& info) { return info.model.weight_type; })
+      .def_property_readonly("data_type", [](const EngineInfo& info) { return to_string(model::data_type(info.model)); })
+      .def_property_readonly("group_size", [](const EngineInfo& info) { return info.model.group_size; })
       .def_property_readonly("start_id", [](const EngineInfo& info) { return info.model.start_id; })
       .def_property_readonly("end_ids", [](const EngineInfo& info) { return info.model.end_ids; })
       .def_property_readonly("session_len", [](const EngineInfo& info) { return info.config.session_len; })
       .def_property_readonly("threads", [](const EngineInfo& info) { return info.config.threads; })
       .def_property_readonly("max_batch_size", [](const EngineInfo& info) { return info.config.max_batch_size; })
       .def_property_readonly("token_budget", [](const EngineInfo& info) { return info.config.token_budget; })
+      .def_property_readonly("quant_policy", [](const EngineInfo& info) { return info.config.quant_policy; })
       .def_property_readonly("max_queue_size", [](const EngineInfo& info) { return info.config.max_queue_size; })
       .def_property_readonly("cache_block_seq_len",
                              [](const EngineInfo& info) { return info.config.cache_block_seq_len; })
@@ -414,7 +434,7 @@ PYBIND11_MODULE(_engine, m) {
       .def("submit", &submit, py::kw_only(), py::arg("id"), py::arg("input_ids"), py::arg("sampling"),
            py::arg("priority"), py::arg("stream"), py::arg("strip_leading_space"), py::arg("session_id") = "",
            py::arg("continuation_ids") = std::vector<TokenId>{}, py::arg("end_session") = false,
-           py::arg("timeout_ms") = std::nullopt, py::arg("callback"),
+           py::arg("timeout_ms") = std::nullopt, py::arg("prompt_logits") = false, py::arg("callback"),
            "Queues a request; callback(Result) is called on the delivery thread. Returns its handle.")
       .def(
           "cancel", [](EngineHolder& holder, Engine::Handle handle) { return holder.cancel(handle); },

@@ -124,12 +124,12 @@ TEST_P(BrokenWeightsTest, AMatrixWhoseValuesTheWeightTypeCannotHoldIsFound) {
   const std::string tensor = "layers.0.feed_forward.w1.0.weight";
   replace(tensor, -65520);  // the least that is rounded to an infinity
   EXPECT_NE(find_broken(DType::f16).find(tensor + " of "), std::string::npos);
-  EXPECT_NE(find_broken(DType::f16).find("weight_type = fp16 cannot hold"), std::string::npos);
+  EXPECT_NE(find_broken(DType::f16).find(" fp16 cannot hold"), std::string::npos);
   EXPECT_EQ(find_broken(DType::bf16), "");
   replace(tensor, 65519);
   EXPECT_EQ(find_broken(DType::f16), "");
   replace(tensor, std::numeric_limits<float>::max());
-  EXPECT_NE(find_broken(DType::bf16).find("weight_type = bf16 cannot hold"), std::string::npos);
+  EXPECT_NE(find_broken(DType::bf16).find(" bf16 cannot hold"), std::string::npos);
   EXPECT_EQ(find_broken(DType::f32), "");
   replace("norm.weight", 70'000);  // kept as float
   EXPECT_EQ(find_broken(DType::f16), "");
@@ -161,7 +161,7 @@ TEST(WeightCheckTest, ItEndsInTheMiddleOfATensor) {
       << R"({"format_version": 2, "ranks": 1, "files": {"big.safetensors": {"bytes": )" << bytes
       << R"(}}, "tensors": {"output.weight": {"shape": [)" << rows << ", " << cols << R"(], "dtype": "F32",)"
       << R"("parts": [{"file": "big.safetensors", "name": "output.weight"}]}}})";
-  runtime::WeightCheck check(dir, 1, "fp32");
+  runtime::WeightCheck check(dir, 1, DType::f32);
   std::string error;
   std::thread asks([&] { error = check.explain("broken"); });
   std::this_thread::sleep_for(std::chrono::milliseconds{100});  // it reads

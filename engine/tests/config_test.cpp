@@ -65,7 +65,7 @@ TEST(Config, OutOfRangeNamesKeyValueAndRange) {
                                            {"device", "tpu"},
                                            {"token_budget", "12x"},
                                            {"enable_prefix_caching", "maybe"},
-                                           {"weight_type", "fp8"},
+                                           {"weight_type", "int3"},
                                            {"end_id", "1,x"},
                                            {"quant_policy", "3"},
                                            {"cache_size", "8 gigs"},

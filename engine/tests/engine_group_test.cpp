@@ -22,6 +22,31 @@ Request sampled(std::vector<TokenId> ids, int max_tokens, std::uint64_t seed) {
   return out;
 }
 
+// What a request with prompt_logits got: rows in the order of positions, in so many results before all others.
+struct PromptRows {
+  std::vector<std::vector<float>> logits;
+  std::size_t results = 0;
+};
+
+PromptRows rows_of(const std::vector<Result>& results) {
+  PromptRows out;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const auto& result = results[i];
+    if (result.prompt_logits.empty()) continue;
+    EXPECT_EQ(i, out.results++);
+    EXPECT_TRUE(result.token_ids.empty() && result.finish_reason == FinishReason::none);
+    EXPECT_EQ(static_cast<std::size_t>(result.first_logits), out.logits.size());
+    out.logits.insert(out.logits.end(), result.prompt_logits.begin(), result.prompt_logits.end());
+  }
+  return out;
+}
+
+double log_softmax(const std::vector<float>& logits, TokenId id) {
+  double sum = 0;
+  for (const float x : logits) sum += std::exp(static_cast<double>(x));
+  return static_cast<double>(logits.at(static_cast<std::size_t>(id))) - std::log(sum);
+}
+
 TEST_P(EngineGroupTest, SequenceIHasTheTokensOfTheSeedPlusI) {
   for (const bool stream : {false, true}) {
     for (const auto* blocks :
@@ -149,6 +174,7 @@ TEST_P(EngineGroupTest, WhatCannotBeIsRejectedByName) {
   EXPECT_NE(rejected([](Request& r) { r.sampling.best_of = 2; }).find("stream = false"), std::string::npos);
   EXPECT_NE(rejected([](Request& r) { r.sampling.prompt_logprobs = 21; }).find("prompt_logprobs = 21"),
             std::string::npos);
+  EXPECT_NE(rejected([](Request& r) { r.prompt_logits = true; }).find("prompt_logprobs >= 0"), std::string::npos);
   EXPECT_NE(rejected([](Request& r) { r.timeout_ms = 0; }).find("timeout_ms = 0"), std::string::npos);
 }
 
@@ -172,17 +198,23 @@ TEST_P(EngineGroupTest, PromptLogprobsAreThoseOfTheTokensInTheirPlaces) {
       const auto asked_of = engine({{"token_budget", budget}, {"max_batch_size", batch}});
       auto asked = request(prompt, 8);
       asked.sampling.prompt_logprobs = 20;
+      asked.prompt_logits = true;
       for (int turn = 0; turn < 2; ++turn) {  // the second time the prefix index has it all
         Collector out, beside;
         asked_of->submit(request({9, 8, 7}, 30), beside.callback());
         asked_of->submit(asked, out.callback());
-        const auto& first = out.wait().front();
+        const auto rows = rows_of(out.wait());
+        const auto& first = out.wait().at(rows.results);
         EXPECT_EQ(out.tokens(), alone(request(prompt, 8)));
+        ASSERT_EQ(rows.logits.size(), prompt.size() - 1);
         ASSERT_EQ(first.prompt_logprobs.size(), prompt.size() - 1);
         ASSERT_EQ(first.prompt_top_logprobs.size(), prompt.size() - 1);
         for (std::size_t i = 0; i + 1 < prompt.size(); ++i) {
           ASSERT_EQ(first.prompt_top_logprobs[i].size(), 20U);
-          for (const auto& [id, logprob] : first.prompt_top_logprobs[i]) EXPECT_EQ(logprob, likeliest[i].at(id));
+          for (const auto& [id, logprob] : first.prompt_top_logprobs[i]) {
+            EXPECT_EQ(logprob, likeliest[i].at(id));
+            EXPECT_NEAR(logprob, log_softmax(rows.logits[i], id), 1e-5);
+          }
           const auto known = likeliest[i].find(prompt[i + 1]);
           if (known != likeliest[i].end()) {
             EXPECT_EQ(first.prompt_logprobs[i], known->second) << i;
@@ -190,7 +222,7 @@ TEST_P(EngineGroupTest, PromptLogprobsAreThoseOfTheTokensInTheirPlaces) {
             EXPECT_LE(first.prompt_logprobs[i], first.prompt_top_logprobs[i].back().logprob);
           }
         }
-        EXPECT_TRUE(out.wait().back().prompt_logprobs.empty() || out.wait().size() == 1);
+        EXPECT_TRUE(out.wait().back().prompt_logprobs.empty() || out.wait().size() == rows.results + 1);
         beside.wait();
       }
     }
@@ -204,7 +236,7 @@ TEST_P(EngineGroupTest, PromptLogprobsSurviveAPreemption) {
     for (TokenId i = 0; i < 10; ++i) prompt.push_back((5 * i + 7 * r + 2) % 40);
     requests.push_back(request(prompt, 45));
     requests.back().sampling.prompt_logprobs = 2;
-    requests.back().stream = r % 2 == 0;
+    requests.back().stream = requests.back().prompt_logits = r % 2 == 0;
   }
   const auto enough = engine();
   const auto few = engine({{"cache_max_entry_count", "22"}, {"session_len", "60"}, {"token_budget", "11"}});
@@ -219,6 +251,8 @@ TEST_P(EngineGroupTest, PromptLogprobsSurviveAPreemption) {
     EXPECT_EQ(got[i]->tokens(), expected[i]->tokens());
     EXPECT_EQ(got[i]->prompt_logprobs(), expected[i]->prompt_logprobs());
     EXPECT_EQ(got[i]->prompt_logprobs().size(), 9U);
+    EXPECT_EQ(rows_of(got[i]->wait()).logits, rows_of(expected[i]->wait()).logits);
+    EXPECT_EQ(rows_of(got[i]->wait()).logits.size(), requests[i].prompt_logits ? 9U : 0U);
   }
   EXPECT_GT(few->stats().num_preemptions, 0);
 }

@@ -6,6 +6,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "charonia/engine.h"
@@ -43,6 +44,12 @@ class OverlapTest : public ::testing::TestWithParam<int> {
     auto out = std::make_unique<Engine>(dir_, settings);
     runtime::wrap_devices_for_tests({});
     return out;
+  }
+
+  // Steps are planned without regard to ranks: one rank takes every combination, several, which wait for each other some
+  // times in each step, take two of them: large steps with many blocks and small steps with few.
+  static bool is_for_these_ranks(std::string_view blocks, std::string_view budget) {
+    return GetParam() == 1 || (blocks == "2000") == (budget == "200");
   }
 
   std::shared_ptr<Faults> faults_;
@@ -138,6 +145,7 @@ TEST_P(OverlapTest, EveryKindOfRequestGetsTheSameTokensAlsoWithPreemptionAndPref
   for (const auto* blocks : {"2000", "30"}) {
     for (const auto* batch : {"3", "16"}) {
       for (const auto* budget : {"7", "200"}) {
+        if (!is_for_these_ranks(blocks, budget)) continue;
         SCOPED_TRACE(std::string(blocks) + " blocks, batch " + batch + ", budget " + budget);
         const auto overlapping = engine(true, {{"cache_max_entry_count", blocks},
                                                {"max_batch_size", batch},
@@ -165,6 +173,7 @@ TEST_P(OverlapTest, AQuantisedCacheChangesTheTokensOfNoRequestByWhatElseRuns) {
     EXPECT_NE(expected, plain);
     for (const auto* blocks : {"2000", "30"}) {
       for (const auto* budget : {"7", "200"}) {
+        if (!is_for_these_ranks(blocks, budget)) continue;
         SCOPED_TRACE(std::string(policy) + " bits, " + blocks + " blocks, budget " + budget);
         const auto overlapping = engine(true, {{"quant_policy", policy},
                                                {"cache_max_entry_count", blocks},

@@ -50,6 +50,14 @@ class ForwardingOps : public ops::Ops {
   std::unique_ptr<ops::Experts> make_experts(std::span<const ops::ExpertSource> experts, DType weight) override {
     return to_->make_experts(experts, weight);
   }
+  std::unique_ptr<ops::Linear> make_quantised_linear(std::span<const ops::QuantSource* const> parts,
+                                                     std::span<const ops::HostMatrix> bias, DType data) override {
+    return to_->make_quantised_linear(parts, bias, data);
+  }
+  std::unique_ptr<ops::Experts> make_quantised_experts(std::span<const ops::QuantExpertSource> experts,
+                                                       DType data) override {
+    return to_->make_quantised_experts(experts, data);
+  }
   std::size_t experts_scratch_bytes(const ops::ExpertsShape& shape, std::int64_t rows) const override {
     return to_->experts_scratch_bytes(shape, rows);
   }

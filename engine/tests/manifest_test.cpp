@@ -5,6 +5,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "charonia/engine.h"
@@ -86,8 +87,8 @@ TEST_F(ManifestTest, PartsThatDoNotMakeTheShapeAreRefused) {
   expect_refused(kOut, "/shape", {16, 16}, "has shape [16, 16], and its 1 parts have 32 rows");
   expect_refused(kOut, "/parts", json::array(), "its 0 parts have 0 rows");
   expect_refused(kQkv, "/parts/1/rows", {8, 16}, "has elements of layers.0.attention.w_qkv.0.weight in two parts");
-  for (const auto* shape : {"[0, 16]", "[32, -16]", "[4611686018427387904, 4]", "[3037000500, 3037000500]", "[]",
-                            "[32, 4, 4]", "32"}) {
+  for (const auto* shape :
+       {"[0, 16]", "[32, -16]", "[4611686018427387904, 4]", "[3037000500, 3037000500]", "[]", "[32, 4, 4]", "32"}) {
     expect_refused(kOut, "/shape", json::parse(shape), "expected [rows, columns] or [size]");
   }
   expect_refused(kOut, "/shape", {32.5, 16}, "expected a whole number");
@@ -185,6 +186,111 @@ TEST_F(ManifestTest, AnotherVersionOrNumberOfRanksIsRefused) {
     std::ofstream(dir_ / "manifest.json") << text;
     EXPECT_NE(error().find("manifest.json is not valid"), std::string::npos) << error();
   }
+}
+
+// Manifests with a quantised tensor, whatever the files have: what is not a quantisation is refused before they are
+// looked at.
+class QuantisedManifestTest : public ManifestTest {
+ protected:
+  void SetUp() override {
+    ManifestTest::SetUp();
+    auto& entry = manifest_["tensors"].at(kOut);
+    entry["dtype"] = "U4";
+    entry["quantization"] = {{"layout", "gptq"}, {"group_size", 16}, {"zeros", true}, {"activations", "int8-tensor"}};
+    auto& part = entry["parts"][0];
+    const auto beside = [&](const char* name, const char* dtype) {
+      return json{{"file", part["file"]}, {"name", name}, {"dtype", dtype}};
+    };
+    part["scales"] = beside("wo.scales", "F16");
+    part["zeros"] = beside("wo.qzeros", "I32");
+    part["input_scale"] = beside("wo.input_scale", "BF16");
+  }
+  static json remove(const std::string& path) { return json::array({{{"op", "remove"}, {"path", path}}}); }
+};
+
+TEST_F(QuantisedManifestTest, IsRead) {
+  manifest_["tensors"].at(kOut)["quantization"]["zero_offset"] = 0;
+  write(manifest_);
+  const model::Manifest manifest(dir_, 2);
+  const auto& tensor = manifest.tensor(kOut);
+  ASSERT_TRUE(tensor.quantization.has_value());
+  EXPECT_EQ(tensor.quantization->layout, model::QuantLayout::gptq);
+  EXPECT_EQ(tensor.quantization->code, ops::Code::u4);
+  EXPECT_EQ(tensor.quantization->group_size, 16);
+  EXPECT_EQ(tensor.quantization->zero_offset, 0);
+  EXPECT_EQ(tensor.quantization->activations, ops::Activations::i8_tensor);
+  EXPECT_TRUE(tensor.quantization->zeros);
+  const auto& part = tensor.parts.at(0);
+  EXPECT_EQ(part.dtype, DType::i32);
+  EXPECT_EQ(part.scales->name, "wo.scales");
+  EXPECT_EQ(part.scales->dtype, DType::f16);
+  EXPECT_EQ(part.zeros->name, "wo.qzeros");
+  EXPECT_EQ(part.input_scale->dtype, DType::bf16);
+  EXPECT_FALSE(part.order.has_value());
+  EXPECT_FALSE(manifest.tensor(kQkv).quantization.has_value());
+  for (const auto* layout : {"gptq", "packed-rows"}) {
+    auto ordered = manifest_;
+    auto& entry = ordered["tensors"].at(kOut);
+    entry["quantization"] = {{"layout", layout}, {"group_size", 16}, {"zeros", true}, {"activations", "int8-tensor"}};
+    entry["parts"][0]["order"] = entry["parts"][0]["zeros"];
+    write(ordered);
+    EXPECT_EQ(model::Manifest(dir_, 2).tensor(kOut).parts.at(0).order->name, "wo.qzeros");
+  }
+  // The tensor is [32, 16]: half a byte for each code, two for a group's scale and one for its zero.
+  write(
+      json::parse(R"({"format_version": 2, "ranks": 2, "files": {}, "tensors": {"a": {"dtype": "U4", "shape": [32, 64],
+      "quantization": {"layout": "awq", "group_size": 32, "zeros": true}}}})"));
+  EXPECT_EQ(model::Manifest(dir_, 2).elements(0).quantised_bytes, 32 * 32 + 32 * 2 * 3);
+  EXPECT_EQ(model::Manifest(dir_, 2).elements(0).matrices, 0);
+}
+
+TEST_F(QuantisedManifestTest, WhatIsNoQuantisationIsRefused) {
+  const std::vector<std::tuple<std::string, json, std::string>> wrong = {
+      {"/dtype", "BF16", "dtype = \"BF16\", expected U4, I8, F8_E4M3 or F4_E2M1"},
+      {"/dtype", "F8_E4M3", "dtype = \"F8_E4M3\" in layout gptq, expected U4 or I8"},
+      {"/quantization", "gptq", "quantization = \"gptq\", expected an object"},
+      {"/quantization/layout", "marlin", "layout = \"marlin\", expected rows, packed-rows, awq, gptq or mxfp4"},
+      {"/quantization/layout", "awq", "order, expected only with layout gptq"},
+      {"/quantization/layout", "mxfp4", "dtype = \"U4\" in layout mxfp4, expected F4_E2M1"},
+      {"/quantization/group_size", 0, "group_size = 0, expected 1 to"},
+      {"/quantization/group_size", "128", "group_size = \"128\", expected a whole number"},
+      {"/quantization/group_rows", 128, "group_rows = 128, expected 1 to 1"},
+      {"/quantization/zero_offset", 2, "zero_offset = 2, expected 0 to 1"},
+      {"/quantization/zeros", 1, "zeros = 1, expected true or false"},
+      {"/quantization/zeros", false, "with zeros, expected only with zeros = true"},
+      {"/quantization/activations", "int4", "activations = \"int4\", expected int8-token, int8-tensor, fp8-token or"},
+      {"/quantization/activations", "int8-token", "with input_scale, expected only with activations = int8-tensor or"},
+      {"/shape", {32}, "shape = [32] and is quantised, expected [rows, columns]"},
+      {"/parts/0/dtype", "I8", "dtype = \"I8\" in a part, expected \"U4\""},
+      {"/parts/0/scales/dtype", "I32", "scales with dtype = \"I32\", expected F32, F16 or BF16"},
+      {"/parts/0/scales/file", "other", "scales with file = other, which `files` does not list"},
+      {"/parts/0/zeros/dtype", "I8", "zeros with dtype = \"I8\", expected I32"},
+      {"/parts/0/order/dtype", "I64", "order with dtype = \"I64\", expected I32"}};
+  auto& part = manifest_["tensors"].at(kOut)["parts"][0];
+  part["order"] = part["zeros"];
+  for (const auto& [path, value, what] : wrong) expect_refused(kOut, path, value, what);
+  for (const auto* path : {"scales", "zeros", "input_scale"}) {
+    expect_refused(kOut, remove(std::string("/parts/0/") + path), std::string(" without ") + path + ", expected with ");
+  }
+  expect_refused(kOut, remove("/quantization"), "dtype = \"U4\", expected F32, F16 or BF16");
+  expect_refused(kOut, remove("/quantization/layout"), "is not valid");
+  expect_refused(kOut, remove("/parts/0/scales/name"), "is not valid");
+  expect_refused(kOut, json::array({set("/dtype", "F4_E2M1"), set("/quantization", {{"layout", "mxfp4"}})}),
+                 "no group_size, expected 32 in layout mxfp4");
+  expect_refused(kOut, json::array({set("/dtype", "I8"), set("/quantization", {{"layout", "rows"}, {"zeros", true}})}),
+                 "zeros = true in layout rows, expected none");
+}
+
+TEST_F(QuantisedManifestTest, WhatTheFilesDoNotHaveIsRefusedWithTheCanonicalName) {
+  expect_refused(kOut, json::array(), "has type fp32 in");
+  const std::string codes = "layers.0.attention.wo.0.weight";
+  auto& part = manifest_["tensors"].at(kOut)["parts"][0];
+  manifest_["tensors"].at(kOut)["dtype"] = "I8";
+  part.erase("input_scale");
+  part.erase("zeros");
+  manifest_["tensors"].at(kOut)["quantization"] = {{"layout", "rows"}};
+  expect_refused(kOut, json::array(), "(" + codes + ") has type fp32 in");
+  expect_refused(kOut, "/parts/0/name", "wo", "is to be wo of");
 }
 
 }  // namespace

@@ -239,16 +239,16 @@ TEST_P(SampleMaskTest, a_mask_of_the_wrong_length_is_refused) {
   EXPECT_NE(sample(logits, std::span(&row, 1))[0].error.find("mask"), std::string::npos);
 }
 
-TEST_P(SampleMaskTest, a_target_is_reported_with_the_log_probabilities_of_the_unmodified_logits) {
+TEST_P(SampleMaskTest, a_target_is_reported_with_the_unmodified_logits_and_their_log_probabilities) {
   Random random(77);
   for (int trial = 0; trial < trials(GetParam(), 20); ++trial) {
     const int vocab = trial % 4 == 0 ? 3000 : uniform(random, 2, 200);
-    const auto logits = Matrix::random(random, DType::f32, 2, vocab, 4);
-    const std::int32_t target = uniform(random, 0, vocab - 1);
+    const auto logits = Matrix::random(random, DType::f32, 3, vocab, 4);
+    const std::int32_t target = uniform(random, 1, vocab - 1);
     const std::vector<std::int32_t> banned = {target};
-    const std::vector<std::pair<std::int32_t, float>> bias = {{target, -kInfinity}, {0, 9.0F}};
+    const std::vector<std::pair<std::int32_t, float>> bias = {{0, 9.0F}, {target, -kInfinity}};
     const FailedMask never_asked;
-    std::vector<SampleRow> rows(2);
+    std::vector<SampleRow> rows(3);
     // What changes the logits of a row that is sampled does nothing to a target.
     rows[0].target = target;
     rows[0].logprobs = trial % 3 == 0 ? 0 : 4;
@@ -256,8 +256,18 @@ TEST_P(SampleMaskTest, a_target_is_reported_with_the_log_probabilities_of_the_un
     rows[0].bias = bias;
     rows[0].mask = &never_asked;
     rows[1].temperature = 0;
+    if (trial % 2 == 1) rows[1].bias = bias;
+    rows[2].target = target;
+    rows[2].logits = true;
+    rows[0].logits = trial % 2 == 0;
     const auto sampled = sample(logits, rows);
     ASSERT_EQ(sampled[0].error, "");
+    for (const std::size_t r : {0U, 1U, 2U}) {
+      ASSERT_EQ(sampled[r].logits.size(), rows[r].logits ? static_cast<std::size_t>(vocab) : 0U);
+      for (std::size_t c = 0; c < sampled[r].logits.size(); ++c) {
+        ASSERT_EQ(sampled[r].logits[c], logits.at(static_cast<std::int64_t>(r), static_cast<std::int64_t>(c)));
+      }
+    }
     ASSERT_EQ(sampled[0].token, target);
     ASSERT_NEAR(sampled[0].logprob, log_softmax(logits, 0, target), 1e-5);
     ASSERT_EQ(sampled[0].top.size(), static_cast<std::size_t>(std::min(rows[0].logprobs, vocab)));
@@ -266,7 +276,11 @@ TEST_P(SampleMaskTest, a_target_is_reported_with_the_log_probabilities_of_the_un
       ASSERT_NEAR(logprob, log_softmax(logits, 0, id), 1e-5);
       ASSERT_TRUE(i == 0 || sampled[0].top[i - 1].second >= logprob);
     }
-    for (int c = 0; c < vocab; ++c) ASSERT_LE(logits.at(1, c), logits.at(1, sampled[1].token));
+    const auto biased = [&](int c) {
+      if (rows[1].bias.empty()) return logits.at(1, c);
+      return c == target ? -kInfinity : logits.at(1, c) + (c == 0 ? 9.0F : 0.0F);
+    };
+    for (int c = 0; c < vocab; ++c) ASSERT_LE(biased(c), biased(sampled[1].token));
   }
 }
 

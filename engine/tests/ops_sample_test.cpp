@@ -156,7 +156,8 @@ TEST_P(SampleTest, frequencies_follow_the_probabilities) {
   std::vector<double> weights;
   double sum = 0;
   for (const float x : logits) sum += weights.emplace_back(std::exp(static_cast<double>(x)));
-  const int draws = trials(GetParam(), 20000);
+  // Where a draw takes long, what is drawn is also held against the CPU's draws (cuda/sample_test.cpp).
+  const int draws = traits(GetParam()).effort < 1 ? 600 : 20000;
   std::vector<int> counts(logits.size());
   for (row.position = 0; row.position < draws; ++row.position) {
     ++counts[static_cast<std::size_t>(sample(logits, row).token)];

@@ -78,7 +78,8 @@ TEST_F(Safetensors, TensorsAndMetadataAreRead) {
 TEST_F(Safetensors, EveryTypeOfTheEngineIsRead) {
   const std::vector<std::pair<std::string, DType>> types = {
       {"F32", DType::f32}, {"F16", DType::f16}, {"BF16", DType::bf16}, {"I32", DType::i32},
-      {"I64", DType::i64}, {"U8", DType::u8},   {"I8", DType::i8}};
+      {"I64", DType::i64}, {"U8", DType::u8},   {"I8", DType::i8},     {"F8_E4M3", DType::f8_e4m3},
+      {"F8_E4M3FN", DType::f8_e4m3}, {"F8_E8M0", DType::f8_e8m0}};
   for (const auto& [name, type] : types) {
     const auto bytes = std::to_string(3 * size_of(type));
     const auto file = open(R"({"t": {"dtype": ")" + name + R"(", "shape": [3], "data_offsets": [0, )" + bytes + "]}}",

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "quant_files.h"
 
 namespace charonia::testing {
 namespace {
@@ -48,7 +49,7 @@ class TinyWeights {
  public:
   explicit TinyWeights(const TinyModel& model) : model_(model) {
     once("tok_embeddings.weight", model.vocab, model.hidden, 0, 1);
-    if (!model.tied) tensor("output.weight", model.vocab, model.hidden, 0, 0.5F);
+    if (!model.tied) weight("output.weight", model.vocab, model.hidden, 0.5F);
     for (int rank = 0; rank < model.ranks; ++rank) {
       constexpr int kAlignment = 4;
       const int unit = model.ranks == 1 ? 1 : kAlignment * model.ranks;
@@ -70,12 +71,48 @@ class TinyWeights {
 
   void tensor(const std::string& name, std::int64_t rows, std::int64_t cols, float mean, float deviation,
               std::vector<std::int64_t> shape = {}) {
-    std::normal_distribution<float> normal(mean, deviation);
-    std::vector<float> values(static_cast<std::size_t>(rows * cols));
-    for (auto& value : values) value = model_.change(name, normal(random_));
+    auto values = random_values(name, rows * cols, mean, deviation);
     if (shape.empty()) shape = cols > 1 ? std::vector{rows, cols} : std::vector{rows};
     weights_.add(name, shape, "F32", bytes_of(values));
     sizes_[name] = {{"rows", {0, rows}}, {"cols", {0, cols}}};
+  }
+
+  std::vector<float> random_values(const std::string& name, std::int64_t n, float mean, float deviation) {
+    std::normal_distribution<float> normal(mean, deviation);
+    std::vector<float> values(static_cast<std::size_t>(n));
+    for (auto& value : values) value = model_.change(name, normal(random_));
+    return values;
+  }
+
+  // A matrix that is quantised where the model is; then it has two dimensions.
+  void weight(const std::string& name, std::int64_t rows, std::int64_t cols, float deviation,
+              std::vector<std::int64_t> shape = {}) {
+    if (!model_.quantised) return tensor(name, rows, cols, 0, deviation, std::move(shape));
+    const auto& how = *model_.quantised;
+    const auto group = how.group == 0 ? cols : how.group;
+    std::vector<int> groups(static_cast<std::size_t>(cols));
+    for (std::size_t c = 0; c < groups.size(); ++c) groups[c] = static_cast<int>(static_cast<std::int64_t>(c) / group);
+    if (how.shuffled) std::shuffle(groups.begin(), groups.end(), std::mt19937(static_cast<unsigned>(cols)));
+    const auto plain =
+        quantise(how.dtype, rows, cols, group, how.zeros, groups, random_values(name, rows * cols, 0, deviation));
+    sizes_[name] = {{"rows", {0, rows}}, {"cols", {0, cols}}};
+    if (how.as_floats) {
+      std::vector<float> values;
+      for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t c = 0; c < cols; ++c) values.push_back(static_cast<float>(plain.value(r, c)));
+      }
+      weights_.add(name, {rows, cols}, "F32", bytes_of(values));
+      return;
+    }
+    const auto packed = pack(how.layout, plain);
+    const auto add = [&](const std::string& to, const FileTensor& from) {
+      weights_.add(to, from.shape, from.dtype, from.bytes);
+      return nlohmann::json{{"file", "rank-0.safetensors"}, {"name", to}, {"dtype", from.dtype}};
+    };
+    add(name, packed.codes);
+    auto& beside = beside_[name] = {{"scales", add(name + ".scales", packed.scales)}};
+    if (packed.zeros) beside["zeros"] = add(name + ".zeros", *packed.zeros);
+    if (packed.order) beside["order"] = add(name + ".order", *packed.order);
   }
 
   // The parts of a canonical tensor: each all of a tensor, or `size` of its rows or columns from `first` on.
@@ -87,9 +124,10 @@ class TinyWeights {
   }
 
   // A canonical tensor of a rank; kEvery: all ranks read it.
-  void stack(const std::string& name, int rank, const std::vector<nlohmann::json>& parts) {
+  void stack(const std::string& name, int rank, std::vector<nlohmann::json> parts) {
     std::int64_t rows = 0, cols = 0;
-    for (const auto& part : parts) {
+    bool quantised = false;
+    for (auto& part : parts) {
       const auto& all = sizes_.at(part.at("name"));
       const auto size = [&](const char* dimension) {
         const auto ends = part.value(dimension, all.at(dimension));
@@ -97,8 +135,18 @@ class TinyWeights {
       };
       rows += size("rows");
       cols = size("cols");
+      if (const auto beside = beside_.find(part.at("name")); beside != beside_.end()) {
+        part.update(beside->second);
+        quantised = true;
+      }
     }
     auto& out = tensors_[name] = {{"dtype", "F32"}, {"parts", parts}};
+    if (quantised) {
+      const auto& how = *model_.quantised;
+      out["dtype"] = how.dtype;
+      out["quantization"] = {{"layout", how.layout}, {"zeros", how.zeros}};
+      if (how.group != 0) out["quantization"]["group_size"] = how.group;
+    }
     out["shape"] = cols > 1 ? std::vector{rows, cols} : std::vector{rows};
     if (rank != kEvery) out["rank"] = rank;
   }
@@ -114,14 +162,14 @@ class TinyWeights {
     const bool sparse =
         model_.experts > 0 && (model_.layer_experts.empty() || model_.layer_experts[std::size_t(index)] == 'm');
     add_norms(at);
-    tensor(at + "attention.w_qkv.0.weight", q_ + 2 * kv_, model_.hidden, 0, 0.3F);
-    tensor(at + "attention.wo.0.weight", model_.hidden, q_, 0, 0.3F);
+    weight(at + "attention.w_qkv.0.weight", q_ + 2 * kv_, model_.hidden, 0.3F);
+    weight(at + "attention.wo.0.weight", model_.hidden, q_, 0.3F);
     if (sparse) {
       add_experts(at);
     } else {
-      tensor(at + "feed_forward.w1.0.weight", model_.inter, model_.hidden, 0, 0.3F);
-      tensor(at + "feed_forward.w3.0.weight", model_.inter, model_.hidden, 0, 0.3F);
-      tensor(at + "feed_forward.w2.0.weight", model_.hidden, model_.inter, 0, 0.3F);
+      weight(at + "feed_forward.w1.0.weight", model_.inter, model_.hidden, 0.3F);
+      weight(at + "feed_forward.w3.0.weight", model_.inter, model_.hidden, 0.3F);
+      weight(at + "feed_forward.w2.0.weight", model_.hidden, model_.inter, 0.3F);
     }
     if (model_.biases) add_biases(at, sparse);
     for (int rank = 0; rank < model_.ranks; ++rank) name_shards(at, sparse, rank);
@@ -145,9 +193,9 @@ class TinyWeights {
     once(at + "feed_forward.gate.weight", model_.experts, model_.hidden, 0, 0.5F);
     const int size = model_.expert_inter, share = size / model_.ranks;
     const std::string gate_up = at + "experts.gate_up", downs = at + "experts.down";
-    tensor(gate_up, std::int64_t{model_.experts} * 2 * size, model_.hidden, 0, 0.3F,
+    weight(gate_up, std::int64_t{model_.experts} * 2 * size, model_.hidden, 0.3F,
            {model_.experts, 2 * size, model_.hidden});
-    tensor(downs, std::int64_t{model_.experts} * model_.hidden, size, 0, 0.3F, {model_.experts, model_.hidden, size});
+    weight(downs, std::int64_t{model_.experts} * model_.hidden, size, 0.3F, {model_.experts, model_.hidden, size});
     for (int e = 0; e < model_.experts; ++e) {
       for (int rank = 0; rank < model_.ranks; ++rank) {
         const std::string name = cat(at, "feed_forward.experts.", e, "."), end = cat(".", rank, ".weight");
@@ -197,7 +245,8 @@ class TinyWeights {
   const int q_ = model_.heads * model_.head_dim, kv_ = model_.kv_heads * model_.head_dim;
   std::mt19937_64 random_{7};
   SafetensorsWriter weights_;
-  std::map<std::string, nlohmann::json> sizes_;  // of the file's tensors: rows and cols, both [0, size]
+  std::map<std::string, nlohmann::json> sizes_;   // of the file's tensors: rows and cols, both [0, size]
+  std::map<std::string, nlohmann::json> beside_;  // of the file's quantised tensors: where the others of them are
   nlohmann::json tensors_ = nlohmann::json::object();
 };
 
@@ -217,6 +266,17 @@ void write_token_table(const std::filesystem::path& file, const TinyModel& model
   table.write(file);
 }
 
+// With the lines that a quantised model has besides.
+std::string weight_type(const TinyModel& model) {
+  if (!model.quantised || model.quantised->as_floats) return "fp32";
+  const auto& dtype = model.quantised->dtype;
+  return cat(dtype == "U4"        ? "int4"
+             : dtype == "I8"      ? "int8"
+             : dtype == "F8_E4M3" ? "fp8"
+                                  : "mxfp4",
+             "\ndata_type = fp32\ngroup_size = ", model.quantised->group);
+}
+
 void write_config(const std::filesystem::path& file, const TinyModel& model) {
   std::ofstream(file) << "[llama]\nmodel_name = tiny\nmodel_family = llama\nhead_num = " << model.heads
                       << "\nkv_head_num = " << model.kv_heads << "\nsize_per_head = " << model.head_dim
@@ -226,7 +286,7 @@ void write_config(const std::filesystem::path& file, const TinyModel& model) {
                       << "\nrotary_embedding = " << model.head_dim << "\nattn_bias = " << model.biases
                       << "\nattn_output_bias = " << model.biases << "\nmlp_bias = " << model.biases
                       << "\ntie_word_embeddings = " << model.tied << "\ntensor_para_size = " << model.ranks
-                      << "\nweight_type = fp32\n"
+                      << "\nweight_type = " << weight_type(model) << "\n"
                       << "qk_norm = " << model.qk_norm << "\npost_norms = " << model.post_norms
                       << "\nnum_experts = " << model.experts
                       << "\nexperts_per_token = " << (model.experts > 0 ? model.experts_per_token : 0)

@@ -3,9 +3,20 @@
 
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 
 namespace charonia::testing {
+
+// How the matrices of attention, feed-forward, experts and output are quantised. Sizes of ranks' shares must be whole
+// groups.
+struct TinyQuant {
+  std::string layout, dtype;  // as in the manifest
+  int group = 16;             // 0: a scale for a row
+  bool zeros = false;
+  bool shuffled = false;   // layout gptq: groups are of columns all over a matrix
+  bool as_floats = false;  // the same values, not quantised
+};
 
 struct TinyModel {
   int hidden = 32, inter = 48, layers = 2, heads = 4, kv_heads = 2, head_dim = 8, vocab = 40, positions = 256;
@@ -15,6 +26,7 @@ struct TinyModel {
   int experts = 0, experts_per_token = 2, expert_inter = 24;  // 0 experts: all layers are dense
   std::string layer_experts;                                  // as in config.ini; empty: all layers have experts
   std::string more;                                           // lines of config.ini
+  std::optional<TinyQuant> quantised;
   // Changes a value on its way into a tensor, by canonical name.
   std::function<float(const std::string& name, float value)> change = [](const std::string&, float value) {
     return value;

@@ -91,11 +91,14 @@ Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, const M
 
 void Model::log_loaded(const std::string& name) const {
   const auto& info = engine_.info();
+  const auto& model = info.model;
+  const bool quantised = !model.data_type.empty() && model.data_type != model.weight_type;
+  const auto type = quantised ? model.weight_type + " weights, " + model.data_type : model.weight_type;
   const auto where = info.device == "cuda" ? "GPU " + info.config.device_ids
                                            : info.device + ", " + std::to_string(info.config.threads) + " threads";
-  log_info(name + ": " + info.model.model_name + " (" + info.model.model_family + ", " + info.model.weight_type +
-           ") on " + where + ", " + info.instruction_set + "; weights " + megabytes(info.weight_bytes) +
-           "; KV cache " + megabytes(info.kv_cache_bytes) + " in " + std::to_string(info.num_blocks) + " blocks of " +
+  log_info(name + ": " + model.model_name + " (" + model.model_family + ", " + type + ") on " + where + ", " +
+           info.instruction_set + "; weights " + megabytes(info.weight_bytes) + "; KV cache " +
+           megabytes(info.kv_cache_bytes) + " in " + std::to_string(info.num_blocks) + " blocks of " +
            std::to_string(info.config.cache_block_seq_len) + " = " +
            std::to_string(std::int64_t{info.num_blocks} * info.config.cache_block_seq_len) + " tokens; context " +
            std::to_string(info.config.session_len) + " tokens; steps of at most " +

@@ -15,6 +15,7 @@ from charonia_gateway.errors import ApiError
 
 # Far above what clients send (8 KiB is usual in proxies); cookies of other services on the same host are part of it.
 MAX_HEAD_BYTES = 1 << 16
+_HEAD_PIECE = 1 << 12  # by so much, the head of a request may be larger that came behind another one in one piece
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -37,11 +38,17 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._timer is None:
             self._expect_request()
-        if self._in_head:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse(ApiError(431, f"the request's head is larger than {MAX_HEAD_BYTES} bytes", code="too_large"))
+        # The parser does not say where in the data a head ends. So it gets one in pieces, none of which pass the limit.
+        while data and not self.transport.is_closing():
+            piece = data
+            if self._in_head:
+                piece = data[: min(_HEAD_PIECE, MAX_HEAD_BYTES - self._head_bytes)]
+                if not piece:
+                    text = f"the request's head is larger than {MAX_HEAD_BYTES} bytes"
+                    return self._refuse(ApiError(431, text, code="too_large"))
+                self._head_bytes += len(piece)
+            super().data_received(piece)
+            data = data[len(piece) :]
 
     def on_headers_complete(self) -> None:
         self._in_head = False

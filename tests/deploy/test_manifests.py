@@ -38,14 +38,19 @@ def cores_of(quantity: str) -> float:
     return float(quantity[:-1]) / 1000 if quantity.endswith("m") else float(quantity)
 
 
-@pytest.fixture(params=[*OVERLAYS, *(f"cpu with {name}" for name in COMPONENTS)])
-def rendered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Manifests:
+@pytest.fixture(scope="module", params=[*OVERLAYS, *(f"cpu with {name}" for name in COMPONENTS)])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Each overlay, and each component on top of the overlay cpu as a user would add it."""
     overlay, _, component = request.param.partition(" with ")
     folder = KUSTOMIZE / "overlays" / overlay
     if component:
         own = tmp_path_factory.mktemp("overlay")
         folder = write_overlay(own, [folder], [KUSTOMIZE / "components" / component])
+    return folder
+
+
+@pytest.fixture
+def rendered(folder: Path) -> Manifests:
     return render(folder)
 
 
@@ -65,7 +70,7 @@ def test_a_misspelt_field_is_refused_in_every_object() -> None:
     for item in render(KUSTOMIZE / "overlays" / "autoscale").objects:
         wrong = copy.deepcopy(item)
         wrong.setdefault("spec", wrong)["replikas"] = 2
-        with pytest.raises((schemas.kubernetes_validate.ValidationError, schemas.UnknownField)):
+        with pytest.raises(schemas.NotTakenError):
             schemas.check(wrong, schemas.OLDEST)
 
 

@@ -107,20 +107,6 @@ async def test_a_second_signal_does_not_wait(slow: Stack, alone: GatewayProcess)
     await engine_metrics.idle(slow.metrics)
 
 
-async def test_the_whole_stack_ends_when_its_streams_have(slow_model: Path, tmp_path: Path) -> None:
-    env = {"CHARONIA_STREAM_INTERVAL_MS": "0", "CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S)}
-    with running(Stack(slow_model, tmp_path / "run", env)) as stack:
-        async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as http:
-            streams = await begin_streams(http, body("slow", TOKENS, logprobs=True))
-            stack.signal(signal.SIGTERM)
-            await until_draining(http)
-            await check_refused(http, body("slow", 1))
-            for reason, last in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
-                assert (reason, last) == ("length", "data: [DONE]")
-        assert await asyncio.to_thread(stack.wait) == 0
-        assert stack.processes() == []
-
-
 async def retries(http: httpx.AsyncClient) -> float:
     (sample,) = [
         sample
@@ -131,11 +117,12 @@ async def retries(http: httpx.AsyncClient) -> float:
     return sample.value
 
 
-async def test_a_server_ends_when_what_gateways_elsewhere_have_there_has(
+async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_there_have(
     slow: Stack, slow_model: Path, tmp_path: Path
 ) -> None:
-    """It is not ready any more at once, and refuses what is new so that it can go to another server. What it has begun
-    it ends, streams and whole answers, and no turn goes on at another server as if it had its history there."""
+    """Neither its gateway nor its server is ready any more at once, and both refuse what is new so that it can go to
+    another server. What has begun ends, streams and whole answers, and no turn goes on at another server as if it had
+    its history there."""
     env = {"CHARONIA_STREAM_INTERVAL_MS": "0", "CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S)}
     with (
         running(Stack(slow_model, tmp_path / "run", env)) as stack,
@@ -150,6 +137,7 @@ async def test_a_server_ends_when_what_gateways_elsewhere_have_there_has(
     ):
         sessions = (id for at in range(1000) if rendezvous(id := f"s{at}", [stack.grpc, slow.grpc]) == stack.grpc)
         async with (
+            httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as its_own,
             httpx.AsyncClient(base_url=elsewhere.url, timeout=HANG_S) as http,
             httpx.AsyncClient(base_url=two.url, timeout=HANG_S) as of_two,
         ):
@@ -161,10 +149,18 @@ async def test_a_server_ends_when_what_gateways_elsewhere_have_there_has(
             kept, long = next(sessions), next(sessions)
             for begun in (False, True):
                 assert ((await turn(kept)).json()["history_tokens"] > 0) is begun
-            streams = await begin_streams(http, body("model", TOKENS, logprobs=True))
+            begun_streams = await asyncio.gather(
+                begin_streams(http, body("model", TOKENS, logprobs=True)),
+                begin_streams(its_own, body("slow", TOKENS, logprobs=True)),
+            )
+            streams = [stream for some in begun_streams for stream in some]
             whole = asyncio.create_task(turn(long, request_output_len=TOKENS))
-            await engine_metrics.until(stack.metrics, lambda now: now.running == STREAMS + 1, "all of it runs there")
+            await engine_metrics.until(
+                stack.metrics, lambda now: now.running == 2 * STREAMS + 1, "all of it runs there"
+            )
             stack.signal(signal.SIGTERM)
+            await until_draining(its_own)
+            await check_refused(its_own, body("slow", 1))
             await until_draining(http)
             refused = await http.post("/v1/chat/completions", json={**body("model", 1), "stream": False})
             assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1, refused.text
@@ -195,14 +191,28 @@ async def test_nobody_else_may_unload_a_servers_models(stack: Stack) -> None:
 
 
 async def test_the_whole_stack_cancels_what_takes_longer_than_it_may(slow_model: Path, tmp_path: Path) -> None:
+    """What its own gateway has, and what one has that runs elsewhere: the engine ends that, before Triton does."""
     env = {"CHARONIA_STREAM_INTERVAL_MS": "0", "CHARONIA_DRAIN_TIMEOUT_S": "0"}
-    with running(Stack(slow_model, tmp_path / "run", env)) as stack:
-        async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as http:
-            streams = await begin_streams(http, body("slow", ENDLESS))
+    with (
+        running(Stack(slow_model, tmp_path / "run", env)) as stack,
+        gateway(stack.grpc, tmp_path / "gateway.log") as elsewhere,
+    ):
+        async with (
+            httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as own,
+            httpx.AsyncClient(base_url=elsewhere.url, timeout=HANG_S) as other,
+        ):
+            streams = await begin_streams(own, body("slow", ENDLESS))
+            others = await begin_streams(other, body("model", ENDLESS))
+            whole = asyncio.create_task(
+                other.post("/v1/chat/completions", json={**body("model", ENDLESS), "stream": False})
+            )
+            await engine_metrics.until(stack.metrics, lambda now: now.running == 2 * STREAMS + 1, "all of it runs")
             stack.signal(signal.SIGTERM)
-            for reason, last in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
-                assert reason is None
-                error = json.loads(last.removeprefix("data: "))["error"]
-                assert error["code"] == "service_unavailable" and "shutting down" in error["message"]
+            for tasks, says in ((streams, "shutting down"), (others, "the request was ended after")):
+                for reason, last in await asyncio.wait_for(asyncio.gather(*tasks), HANG_S):
+                    assert reason is None
+                    error = json.loads(last.removeprefix("data: "))["error"]
+                    assert error["code"] == "service_unavailable" and says in error["message"]
+            answer = await asyncio.wait_for(whole, HANG_S)
+            assert answer.status_code == 503 and "the request was ended after" in answer.text
         assert await asyncio.to_thread(stack.wait) == 0
-        assert "killed" not in stack.log_file.read_text()

@@ -259,6 +259,19 @@ def test_a_gateway_finds_its_servers_by_a_name(stack: Stack, tmp_path: Path) -> 
         answer = httpx.post(f"{own.url}/v1/completions", json=body, timeout=HANG_S)
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == 2
+        check_quality(stack, own.url)
+
+
+def check_quality(stack: Stack, url: str) -> None:
+    """What is measured of the model while it is served is in its entry."""
+    (manifest,) = stack.run_dir.glob("workspaces/*/triton_models/weights/manifest.json")
+    before = manifest.read_text()
+    record = {"text": {"perplexity": 5.5}, "quant_policy": 8}
+    try:
+        manifest.write_text(json.dumps({**json.loads(before), "quality": [record | {"command": "of its files"}]}))
+        assert httpx.get(f"{url}/v1/models", timeout=HANG_S).json()["data"][0]["quality"] == [record]
+    finally:
+        manifest.write_text(before)
 
 
 def metrics_of(url: str) -> str:

@@ -64,10 +64,12 @@ def with_prompts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def of_request(stack: Stack, request_id: str, *components: str) -> dict[str, dict[str, Any]]:
-    """The lines of one request by component, once each of `components` has one."""
+    """The lines of one request by component, once each of `components` has one. Of the gateway's it is the one that
+    says how the request ended: others may come before."""
 
     def found() -> dict[str, dict[str, Any]]:
-        return {event["component"]: event for event in events_of(stack) if event.get("request_id") == request_id}
+        own = [event for event in events_of(stack) if event.get("request_id") == request_id]
+        return {event["component"]: event for event in own if event["component"] != "gateway" or "status" in event}
 
     wait_until(lambda: set(components) <= set(found()))
     return found()

@@ -27,6 +27,7 @@ from triton_stream import stream as triton_stream
 from tritonclient.utils import InferenceServerException
 
 from charonia import Engine, Output, SamplingParams
+from charonia.serve import shared_memory
 from charonia.serve.triton import Distribution, has_gpu
 from charonia.weights.convert import link_workspace
 
@@ -187,21 +188,34 @@ def test_a_killed_launcher_leaves_nothing_behind(make_stack: Callable[..., Stack
     stack.signal(signal.SIGKILL)
     assert stack.wait() == -signal.SIGKILL
     nothing_is_left(stack)
+    assert stack.process is not None
+    of_it = f"*charonia_{stack.process.pid}_*"  # whose it is, and what its Triton had no time to remove
+    assert list(shared_memory.FOLDER.glob(of_it)) != []
+    shared_memory.remove_left()  # as the next start does
+    assert list(shared_memory.FOLDER.glob(of_it)) == []
 
 
 def test_a_dead_gateway_ends_the_stack_with_a_message(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack().start()
+    """Its calls never end in Triton. They hold up the end for no longer than they may run, and some seconds."""
+    stack = make_stack(CHARONIA_DRAIN_TIMEOUT_S="1", CHARONIA_STREAM_INTERVAL_MS="0").start()
     (gateway,) = [pid for pid in stack.processes() if b"charonia_gateway" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(gateway, signal.SIGKILL)
-    assert stack.wait() == 1
+    body = {"model": "babbler", "prompt": "talk", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with (
+        httpx.Client(timeout=HANG_S) as client,
+        client.stream("POST", f"{stack.gateway}/v1/completions", json=body) as answer,
+    ):
+        next(answer.iter_lines())
+        os.kill(gateway, signal.SIGKILL)
+        assert stack.wait() == 1
+    assert "Triton has not ended by itself and is killed" in stack.log_file.read_text(), "it was not waited for"
     assert "the gateway was killed by SIGKILL" in stack.log_file.read_text()
     nothing_is_left(stack)
 
 
-async def test_a_killed_server_gives_every_client_an_error_and_is_started_again_once(
+async def test_a_server_that_is_killed_or_hangs_gives_every_client_an_error_and_is_started_again_once(
     make_stack: Callable[..., Stack],
 ) -> None:
-    stack = make_stack(CHARONIA_STREAM_INTERVAL_MS="0", CHARONIA_MAX_RESTARTS="1").start()
+    stack = make_stack(CHARONIA_STREAM_INTERVAL_MS="0", CHARONIA_MAX_RESTARTS="1", CHARONIA_HANG_TIMEOUT_S="8").start()
     flowing = [asyncio.Event() for _ in range(12)]
 
     async def through_the_gateway(begun: asyncio.Event) -> None:
@@ -253,9 +267,15 @@ async def test_a_killed_server_gives_every_client_an_error_and_is_started_again_
     assert "Triton was killed by SIGKILL" in text and "(restart 1 of at most 1 in 10 minutes)" in text
     await wait_until(lambda: "Triton is ready again" in stack.log_file.read_text(), "it says so")
     assert not set(shared_memory_of(stack)) & set(of_the_first)
-    os.kill(stack.pid_of("tritonserver"), signal.SIGKILL)
-    assert stack.wait() == 1
-    assert "Triton died 2 times in 10 minutes" in stack.log_file.read_text()
+    running = asyncio.create_task(unstreamed(asyncio.Event()))
+    await engine_metrics.until(stack.metrics, lambda metrics: metrics.running == 1, "it runs")
+    os.kill(stack.pid_of("tritonserver"), signal.SIGSTOP)
+    with pytest.raises(InferenceServerException, match="503"):
+        await asyncio.wait_for(running, HANG_S)
+    assert await asyncio.to_thread(stack.wait) == 1
+    text = stack.log_file.read_text()
+    assert "Triton died 2 times in 10 minutes" in text
+    assert "Triton hung (its HTTP port does not answer for 8 s) and was ended" in text
     await wait_until(lambda: stack.processes() == [], "all processes are gone")
     assert shared_memory_of(stack) == []
 

@@ -59,6 +59,7 @@ ROWS = {
     "rows": [row("rows", "embed", {"model": "m", "rows": 1, "hidden": 8}, 3.0)],
     "sampling": [],
     "experts": [],
+    "quantised": [],
 }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from charonia.bench import records
 from charonia.bench.program import run_program
@@ -65,6 +67,25 @@ def test_many_figures_are_lines_and_their_cases_columns() -> None:
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in records.markdown_table(table)]
     assert lines[0] == ["a, b", "1 c"]
     assert lines[-1] == ["figure 11, ms", "11"]
+
+
+def test_no_word_of_a_heading_is_cut_in_80_columns() -> None:
+    units = {
+        "prefill": "tokens/s",
+        "decode": "tokens/s",
+        "output in all": "tokens/s",
+        "GEMMs": "% of their rate",
+        "weights": "% of the bandwidth",
+        "weights and KV": "% of the bandwidth",
+    }
+    case = {"batch": 16, "prompt": 1024, "output": 256}
+    console = Console(file=io.StringIO(), width=80)
+    records.print_records(console, [Record.of("static", *item, 12345.6, case=case) for item in units.items()])
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    words = {word for item in units.items() for word in ", ".join(item).split()}
+    assert words | set(case) <= set(text.split()) and "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_program_prints_records_and_what_is_none_is_refused(tmp_path: Path) -> None:

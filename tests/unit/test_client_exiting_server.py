@@ -1,4 +1,4 @@
-"""A server that ends while answers run: those that get something go on, those that get nothing any more end."""
+"""A server that ends or hangs while answers run: those that get something go on, those that get nothing end."""
 
 from __future__ import annotations
 
@@ -47,6 +47,20 @@ async def test_an_exiting_server_loses_only_the_answers_that_it_has_left(monkeyp
         assert not flowing.done()
         enough.set()
         assert await asyncio.wait_for(flowing, HANG_S) == "stop"
+
+
+async def test_an_answer_ends_where_only_streams_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton has one thread for them, which can lock itself up. Everything else is answered then."""
+    monkeypatch.setattr("charonia_client.client._PROBE_INTERVAL_S", 0.05)
+    monkeypatch.setattr("charonia_client.client._PROBE_TIMEOUT_S", 0.5)
+    async with Double() as double, Client(double.target) as client:
+        await client.check()
+        double.streams_hang = True
+        assert await client.server_live() and await client.model_ready()
+        with pytest.raises(Unresponsive, match="did not answer in time"):
+            await client.check(0.5)
+        with pytest.raises(Unresponsive, match=r"did not answer for 0.5 s"):
+            await asyncio.wait_for(client.complete(GenerateRequest(text="hi", stream=False)), HANG_S)
 
 
 class Proxy:

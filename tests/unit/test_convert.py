@@ -288,8 +288,12 @@ def test_a_failed_replacement_leaves_the_old_workspace(model: Path, tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a-model", "w"]
 
 
-def test_what_is_not_there_yet_is_refused_by_name(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="'awq'"):
+def test_what_cannot_be_is_refused_by_name(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        UnsupportedError, match=r"'gguf' is not supported; supported: auto, hf, compressed-tensors, awq"
+    ):
+        convert(model, tmp_path / "w", model_format="gguf")
+    with pytest.raises(ModelError, match=r"--model-format awq: the weights of .* are hf"):
         convert(model, tmp_path / "w", model_format="awq")
     with pytest.raises(InvalidRequestError, match="'int8'"):
         convert(model, tmp_path / "w", dtype="int8")

@@ -66,7 +66,7 @@ def test_the_page_and_the_file_name_what_is_missing_with_the_reason() -> None:
     page = " ".join(markdown(report()).split())
     assert "- Absent: not measured: pip install failed: no | wheel" in page
     assert "| m | Peer (peer 1.2) | 640 |" in page
-    assert "| decode, batch 8 | % of the read limit | 80 | 50 | no |" in page
+    assert "| Charonia | decode, batch 8 | % of the read limit | 80 | 50 | no |" in page
     assert report().about()["shapes"]["m"]["missing"] == {"absent": "pip install failed: no | wheel"}
 
 

@@ -455,12 +455,29 @@ async def test_what_ends_a_session_that_moves_is_told_where_its_request_runs(awa
         assert moved.actions == [("stop", "s"), ("cancel", "s"), ("end_session", "s")]
         release.set()
         assert await whole == "end"
+        await until(lambda: moved.actions.count(("end_session", "s")) == 2, "the first end may have come too early")
         assigned.ready = True
         await gateway.until_all_are(State.UP)
         await until(lambda: ("end_session", "s") in assigned.actions, "the old server is told of the end, too")
         # The answer came after the end, so it has not moved the session: the next turn begins where sessions do.
         assert await gateway.text(ask(session_id="s", interactive=True)) == assigned.target
         assert assigned.actions.count(("end_session", "s")) == 1
+
+
+async def test_an_end_is_not_said_again_where_the_session_has_begun_anew() -> None:
+    async with several(1) as gateway:
+        (server,), release = gateway.servers, asyncio.Event()
+        server.behaviour = hold(release)
+        before = asyncio.create_task(gateway.text(ask(session_id="s")))
+        await until(lambda: len(server.requests) == 1, "it has the request")
+        await gateway.pool.end_session("s")
+        after = asyncio.create_task(gateway.text(ask(session_id="s", interactive=True)))
+        await until(lambda: len(server.requests) == 2, "it has the next one")
+        release.set()
+        await asyncio.gather(before, after)
+        for _ in range(2):
+            await gateway.pool.endpoints[0].checked()
+        assert server.actions == [("end_session", "s")]
 
 
 async def test_an_end_does_not_wait_for_a_server_that_hangs_with_a_request_of_the_session() -> None:
@@ -686,6 +703,16 @@ async def test_a_stream_that_is_left_does_not_replace_a_history_that_was_to_end(
             await anext(parts)
         assigned.behaviour, assigned.action_error = answering, ""
         await until(lambda: ("end_session", "s") in assigned.actions, "it is still told to forget it")
+
+
+async def test_the_models_quality_is_asked_of_a_server_that_works_and_remembered() -> None:
+    async with several(2) as gateway:
+        gone, working = gateway.servers
+        await gone.go()
+        working.quality = [{"perplexity": 5.0}, "no record"]
+        assert await gateway.pool.quality() == [{"perplexity": 5.0}]
+        working.quality = []
+        assert await gateway.pool.quality() == [{"perplexity": 5.0}]
 
 
 async def test_names_of_tokens_that_a_server_has_no_more_are_asked_of_another() -> None:

@@ -383,7 +383,6 @@ def test_every_layers_tensors_are_made_and_none_is_used_twice() -> None:
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"hidden_act": ["silu"]}, "hidden_act ['silu']"),
         ({"model_type": "qwen2", "layer_types": [["full_attention"], {}]}, "layer_types has ['full_attention']"),
-        ({"quantization_config": {"quant_method": "awq"}}, "method awq"),
         ({"model_type": "qwen2", "layer_types": ["full_attention", "linear_attention"]}, "'linear_attention'"),
         ({"model_type": "internlm", "rotary": {"type": "xpos"}}, "'xpos'"),
     ],

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import uvicorn
-from charonia_gateway.connection import bounded
+from charonia_gateway.connection import MAX_HEAD_BYTES, bounded
 
 HANG_S = 20
 KEEP_ALIVE_S = 1
@@ -18,10 +20,11 @@ async def answers_before_it_reads(scope: dict[str, Any], receive: Any, send: Any
     await send({"type": "http.response.body", "body": b"no"})
 
 
-@pytest.mark.parametrize("read_timeout_s", [0, 10 * HANG_S])
-async def test_a_connection_ends_whose_body_came_after_the_answer(read_timeout_s: float) -> None:
+@asynccontextmanager
+async def served(app: Any, read_timeout_s: float) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a server of `app`."""
     config = uvicorn.Config(
-        answers_before_it_reads,
+        app,
         port=0,
         lifespan="off",
         log_config=None,
@@ -33,13 +36,46 @@ async def test_a_connection_ends_whose_body_came_after_the_answer(read_timeout_s
     while not server.started:
         await asyncio.sleep(0.01)
     try:
-        address = server.servers[0].sockets[0].getsockname()
-        reader, writer = await asyncio.open_connection(*address)
-        writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n")
-        assert (await asyncio.wait_for(reader.readuntil(b"no"), HANG_S)).startswith(b"HTTP/1.1 413 ")
-        writer.write(b"body")
-        assert await asyncio.wait_for(reader.read(), HANG_S) == b""
+        reader, writer = await asyncio.open_connection(*server.servers[0].sockets[0].getsockname())
+        yield reader, writer
         writer.close()
     finally:
         server.should_exit = True
         await asyncio.wait_for(running, HANG_S)
+
+
+@pytest.mark.parametrize("read_timeout_s", [0, 10 * HANG_S])
+async def test_a_connection_ends_whose_body_came_after_the_answer(read_timeout_s: float) -> None:
+    async with served(answers_before_it_reads, read_timeout_s) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readuntil(b"no"), HANG_S)).startswith(b"HTTP/1.1 413 ")
+        writer.write(b"body")
+        assert await asyncio.wait_for(reader.read(), HANG_S) == b""
+
+
+async def says_how_long_the_body_is(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size, more = size + len(message["body"]), message["more_body"]
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"6")]})
+    await send({"type": "http.response.body", "body": f"{size:6}".encode()})
+
+
+@pytest.mark.parametrize("size", [MAX_HEAD_BYTES, MAX_HEAD_BYTES + 1, 100_000])
+@pytest.mark.parametrize("body", [0, 200_000])
+async def test_a_head_may_have_so_many_bytes_and_not_one_more_also_when_it_comes_in_one_piece(
+    size: int, body: int
+) -> None:
+    start, end = b"POST / HTTP/1.1\r\nHost: localhost\r\nX: ", f"\r\nContent-Length: {body}\r\n\r\n".encode()
+    head = start + b"x" * (size - len(start) - len(end)) + end
+    assert len(head) == size
+    async with served(says_how_long_the_body_is, 0) as (reader, writer):
+        for _ in range(2 if size <= MAX_HEAD_BYTES else 1):
+            writer.write(head + b"b" * body)
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANG_S)
+            if size > MAX_HEAD_BYTES:
+                assert answer.startswith(b"HTTP/1.1 431 ")
+            else:
+                assert answer.startswith(b"HTTP/1.1 200 ")
+                assert int(await reader.readexactly(6)) == body

@@ -124,6 +124,12 @@ def test_an_interactive_request_for_nothing_ends_its_session(prompt: object) -> 
     assert body.ends and not body.acts
 
 
+def test_an_interactive_request_takes_openais_name_for_its_length() -> None:
+    assert interactive(max_tokens=5).engine_request().max_tokens == 5
+    assert interactive(max_tokens=5, request_output_len=5).engine_request().max_tokens == 5
+    assert interactive(session_id=3, max_tokens=0).ends
+
+
 @pytest.mark.parametrize("act", [{"cancel": True}, {"stop": True}])
 def test_an_interactive_request_may_end_an_answer(act: dict[str, object]) -> None:
     body = interactive(prompt="", session_id=3, **act)
@@ -143,11 +149,13 @@ def test_an_interactive_request_takes_stop_words_and_none() -> None:
         ({"cancel": True}, "session_id is missing"),
         ({"stop": True, "cancel": True, "session_id": 1}, "cancel and stop are both true"),
         ({"request_output_len": 0}, "request_output_len = 0"),
+        ({"request_output_len": 2, "max_tokens": 3}, "max_tokens = 3 and request_output_len = 2"),
+        ({"max_tokens": -1}, "max_tokens = -1"),
         ({"session_id": 1.5}, "session_id"),
         ({"session_id": -1.0}, "session_id"),
-        ({"prompt": False, "session_id": 3}, "prompt = false: it should be"),
-        ({"prompt": 0, "session_id": 3}, "prompt = 0: it should be"),
-        ({"prompt": {}, "session_id": 3}, "prompt = {}: it should be"),
+        ({"prompt": False, "session_id": 3}, "prompt = false: send the user's text, or a list of messages"),
+        ({"prompt": 0, "session_id": 3}, "prompt = 0: send the user's text, or a list of messages"),
+        ({"prompt": {}, "session_id": 3}, "prompt = {}: send the user's text, or a list of messages"),
         ({"prompt": [], "session_id": 3}, "at least 1 item"),
         ({"session_id": "x" * 257}, "at most 256 bytes"),
         ({"stop": 5}, "a string or a list"),
@@ -250,7 +258,7 @@ def test_a_body_has_no_more_values_than_its_lists_may_have(fields: dict[str, obj
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "'system'"),
         ({"messages": [{"role": "user"}]}, "messages[0]", "content is missing"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content", "'image_url'"),
-        ({"messages": 5}, "messages", "valid array"),
+        ({"messages": 5}, "messages", "messages = 5: send the user's text, or a list of messages"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs = true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream = true only"),

@@ -22,6 +22,8 @@ PLAIN = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "200"}
 SMALL = Plan(
     model_name="small",
     weight_type="bf16",
+    data_type="bf16",
+    group_size=0,
     ranks=1,
     device="cpu",
     device_note="",
@@ -103,6 +105,8 @@ def test_a_plan_is_what_the_engine_has(model: Path, tmp_path: Path) -> None:
             # A plan says what was asked for; the engine lowers it to what the blocks hold.
             assert min(made.session_len, 21 * 16) == engine.info.session_len
             assert made.weight_type == engine.info.weight_type == "bf16"
+            assert made.data_type == engine.info.data_type == "bf16"
+            assert made.group_size == engine.info.group_size == 0
             assert made.token_budget == engine.info.token_budget == 512
             assert made.max_batch_size == engine.info.max_batch_size == 64
         assert made.refusal(3, 100) is None

@@ -59,6 +59,22 @@ def test_a_plan_takes_the_headers_of_the_weights_and_no_more(model: Path, hub: H
     assert set(hub.sent) <= {"config.json", "generation_config.json", weights.name}
 
 
+def test_quantised_weights_are_planned_from_their_headers_too(model: Path, hub: HubDouble, tmp_path: Path) -> None:
+    folder = tmp_path / "quantised"
+    write_random_model(folder, Shape(2, 256, 4, 2, 512, 8192), scheme="w4a16")
+    hub.models["them/quantised"] = folder
+    code, out, err = plan(hub.url, tmp_path / "home", "them/quantised", *CPU)
+    assert code == 0, err
+    said = json.loads(out)
+    assert said == json.loads(json.dumps(make_plan(folder, {"device": "cpu"}, memory="4GiB").answers(None, None)))
+    # Of the layers' weights 4 bits and 2 bytes for each group of 128 in place of 2 bytes; all else is as it was.
+    layers = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256)
+    dense = make_plan(model, {"device": "cpu"}, memory="4GiB")
+    assert said["weight_type"] == "int4"
+    assert dense.weight_bytes - said["weight_bytes"] == pytest.approx(layers * (2 - 4 / 8 - 2 / 128), rel=0.01)
+    assert hub.sent["model.safetensors"] <= 100_001
+
+
 def test_each_file_of_a_model_that_is_in_several_is_asked_for_its_header(
     model: Path, hub: HubDouble, tmp_path: Path
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import sys
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +19,8 @@ from safetensors.numpy import save_file
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def load_module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("detokenize", ROOT / "postprocessing" / "detokenize.py")
+def load_module(name: str = "detokenize") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "postprocessing" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -77,3 +79,24 @@ def test_a_table_loads_from_its_file(tmp_path: Path) -> None:
 def test_a_table_whose_parts_do_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="do not fit together"):
         detokenize.TokenTable(np.array([0, 9]), np.zeros(3, np.uint8), np.zeros(1, np.uint8))
+
+
+def test_quality_records_are_those_of_the_manifest_now_which_is_read_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "model_repository")])
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", ModuleType("triton_python_backend_utils"))
+    monkeypatch.setitem(sys.modules, "detokenize", detokenize)
+    records = load_module("model").quality_records
+    manifest, read = tmp_path / "manifest.json", []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: read.append(text) or loads(text))  # type: ignore[func-returns-value]
+    assert records(manifest) == []
+    for content, expected in (({}, []), ({"quality": [{"a": 1}]}, [{"a": 1}]), ({"quality": "x"}, []), ([], [])):
+        (tmp_path / "new").write_text(json.dumps(content))
+        (tmp_path / "new").replace(manifest)
+        read.clear()
+        assert [records(manifest) for _ in range(3)] == [expected] * 3
+        assert len(read) == 1
+    manifest.write_text("{")
+    assert records(manifest) == []

@@ -11,8 +11,9 @@ import pytest
 from charonia import cli
 from charonia.errors import CharoniaError
 from charonia.serve.errors import DeviceFailure, ServeError
-from charonia.serve.logs import _with_year, parse, renderer, reported
+from charonia.serve.logs import REPEATED_S, Repeats, _with_year, parse, renderer, reported
 from charonia.serve.triton import device_of, explain_failure, has_gpu, worth_showing
+from charonia.text import prompt_ids
 
 STAMP = "1121 07:33:19.808406 27217"
 CAUSE = "failed to load 'engine' version 1: Unsupported: device = cuda: this build has no CUDA"
@@ -32,6 +33,18 @@ FOLLOWS = "Invalid argument: ensemble 'ensemble' depends on 'engine' which has n
 )
 def test_warnings_and_errors_are_shown(line: str, shown: tuple[str, str] | None) -> None:
     assert worth_showing(line) == shown
+
+
+def test_of_many_requests_that_fail_alike_one_is_shown_in_a_while() -> None:
+    now = 0.0
+    repeats = Repeats(lambda: now)
+    lines = [f"a request fails: Triton at 127.0.0.1:{port} went away [cmpl-{port:x}ab]" for port in range(33330, 33340)]
+    assert [repeats.passed(line) for line in lines] == [lines[0], *[None] * 9]
+    assert repeats.passed("endpoint 127.0.0.1:33337 is up") is not None, "that is something else"
+    now = REPEATED_S
+    assert repeats.passed(lines[1]) == f"{lines[1]} (9 more like this are in the log)"
+    now = 2 * REPEATED_S
+    assert repeats.passed(lines[2]) == lines[2]
 
 
 @pytest.mark.skipif(has_gpu(), reason="what is said of a GPU matters here")
@@ -149,6 +162,7 @@ def test_an_error_ends_a_command_with_its_code(
         raise error
 
     monkeypatch.setattr(cli, "app", fails)
+    monkeypatch.setattr(prompt_ids, "tokenizers_alone", False)  # main() sets it for a process of its own
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == code

@@ -15,6 +15,12 @@ HANG_S = 60
 LINES = 20_000  # more than a pipe holds
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded machine reads the last lines late; how long is waited for them is not what is tested."""
+    monkeypatch.setattr(process, "_LAST_LINES_S", HANG_S)
+
+
 def child(log_file: Path, **options: object) -> Child:
     command = [sys.executable, "-c", f"for number in range({LINES}): print(f'line {{number}}')"]
     return Child("the child", command, os.environ, log_file, **options)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -143,10 +144,10 @@ def test_the_death_of_the_gateway_is_told_at_once_and_its_calls_are_not_waited_f
     told: list[str] = []
     waited: list[float] = []
 
-    def drained(url: str, limit_s: float, hurry: Callable[[], bool], idle_s: float) -> str:
+    def drained(url: str, limit_s: float, hurry: Callable[[], bool], idle_s: float) -> str | None:
         assert told == ["the gateway was killed by SIGKILL; stopping Triton"]
         waited.append(idle_s)
-        return ""
+        return None
 
     monkeypatch.setattr(stack, "_say", lambda text, level="info", of="": told.append(text))
     monkeypatch.setattr(stack._models, "drain", drained)
@@ -156,12 +157,40 @@ def test_the_death_of_the_gateway_is_told_at_once_and_its_calls_are_not_waited_f
     assert waited == [drain.ORPHANED_IDLE_S]
 
 
-def test_calls_of_an_idle_engine_are_waited_for_no_longer_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def control() -> Iterator[drain.ModelControl]:
+    one = drain.ModelControl()
+    yield one
+    one.close()
+
+
+def test_calls_of_an_idle_engine_are_waited_for_no_longer_than_asked(
+    control: drain.ModelControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(drain, "_is_idle", lambda url: True)
     monkeypatch.setattr(drain, "_LOOK_S", 0.01)
-    control = drain.ModelControl()
-    try:
-        said = control.drain("http://127.0.0.1:9", HANG_S, lambda: False, 0.1)
-    finally:
-        control.close()
-    assert "nothing to do for 0.1 s" in said
+    monkeypatch.setattr(drain, "_LAST_WORDS_S", 0.1)
+    said = control.drain("http://127.0.0.1:9", HANG_S, lambda: False, 0.1)
+    assert said is not None and "nothing to do for 0.1 s" in said
+
+
+@pytest.mark.parametrize("ended", ["engine", "ensemble"])
+def test_calls_that_have_had_their_time_are_ended_by_the_engine(
+    control: drain.ModelControl, ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the engine has ended and Triton still counts calls, they are left."""
+    monkeypatch.setattr(drain, "_CUT_OFF_S", HANG_S)
+    monkeypatch.setattr(drain, "_LAST_WORDS_S", 0.1)
+    orders = b""
+
+    def look() -> bool:
+        nonlocal orders
+        os.set_blocking(control.descriptor, False)
+        with contextlib.suppress(BlockingIOError):
+            orders += os.read(control.descriptor, 100)
+        if orders == b"ensemble\nengine\n":
+            control.see(UNLOADED.replace("ensemble", ended))
+        return False
+
+    assert control.drain("http://127.0.0.1:9", 0, look) == ("" if ended == "engine" else None)
+    assert orders == b"ensemble\nengine\n"

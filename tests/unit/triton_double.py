@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import struct
 import subprocess
@@ -88,7 +89,9 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.ready = True
         self.vocabulary_gone = False  # as where it drains
         self.lookups = 0
+        self.quality: list[Any] = []  # the records of its model
         self.exiting = False  # refuses to be asked whether it lives
+        self.streams_hang = False  # as where its thread for streams waits for ever; it answers other calls
         self.requests: list[pb.ModelInferRequest] = []  # to the ensemble
         self.actions: list[tuple[str, str]] = []  # (stop, cancel or end_session; request id or session id)
         self.action_error = ""  # what it answers to stop, cancel and end_session in place of doing them
@@ -132,6 +135,12 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     async def ModelInfer(self, request: Any, context: Any) -> pb.ModelInferResponse:
         """The bytes of tokens: each one's number."""
+        if [output.name for output in request.outputs] == ["model_quality"]:
+            text = json.dumps(self.quality).encode()
+            answer = pb.ModelInferResponse()
+            answer.outputs.add(name="model_quality")
+            answer.raw_output_contents.append(struct.pack("<I", len(text)) + text)
+            return answer
         self.lookups += 1
         if self.vocabulary_gone:
             text = "Request for unknown model: 'postprocessing' has no available versions"
@@ -152,6 +161,8 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return answer
 
     async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        if self.streams_hang:
+            await asyncio.Event().wait()
         async for request in requests:
             if request.model_name == "engine":
                 await self._awake.wait()
@@ -165,6 +176,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
             async for answer in self.behaviour(request):
                 await self._awake.wait()
                 yield answer
+        await self._awake.wait()
 
 
 @contextlib.contextmanager

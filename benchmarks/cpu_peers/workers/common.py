@@ -26,8 +26,13 @@ def say_imports() -> None:
 
 def arguments() -> tuple[Path, int, int, int]:
     """Model, threads, longest sequence, most sequences at once."""
-    model, threads, longest, batch = sys.argv[1:]
+    model, threads, longest, batch, _ = sys.argv[1:]
     return Path(model), int(threads), int(longest), int(batch)
+
+
+def option() -> str:
+    """What the engine is told beside the model; empty: nothing."""
+    return sys.argv[-1]
 
 
 def serve(vocab: int, run: Callable[[list[list[int]], int], tuple[float, float]]) -> None:

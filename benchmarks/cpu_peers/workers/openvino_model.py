@@ -3,11 +3,14 @@ from __future__ import annotations
 import numpy as np
 import openvino as ov
 import openvino_genai
-from common import arguments, config_of, say, say_imports, serve
+from common import arguments, config_of, option, say, say_imports, serve
 
 path, threads, _, _ = arguments()
 say_imports()
-pipeline = openvino_genai.LLMPipeline(str(path), "CPU", INFERENCE_NUM_THREADS=threads, PERFORMANCE_HINT="LATENCY")
+properties = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+if option():
+    properties["INFERENCE_PRECISION_HINT"] = option()
+pipeline = openvino_genai.LLMPipeline(str(path), "CPU", **properties)
 say()
 
 

@@ -46,6 +46,10 @@ struct Request {
   std::vector<TokenId> continuation_ids;
   bool end_session = false;        // forget the session when this request has ended
 
+  // Report whole rows of the prompt's logits, in results of their own, as the steps give them (Result::prompt_logits). Needs
+  // stream and sampling.prompt_logprobs.
+  bool prompt_logits = false;
+
   std::optional<int> timeout_ms;   // >= 1, from submit(): then the request ends with ErrorCode::deadline_exceeded
   std::shared_ptr<TokenMaskProvider> mask;  // null: every token may follow
 };
@@ -81,6 +85,11 @@ struct Result {
   // Per token of the prompt from the second on, if asked for; with the first result of sequence 0.
   std::vector<float> prompt_logprobs;
   std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;  // likeliest first
+  // Of a request with prompt_logits, in results without tokens, before the first token of sequence 0: rows [vocab_size]
+  // of logits, unchanged by the sampling parameters. Row i is at position first_logits + i of the prompt and says what
+  // follows there. Rows come in order, each once, but for that of the prompt's last token.
+  std::vector<std::vector<float>> prompt_logits;
+  int first_logits = 0;
   int num_session_tokens = 0;       // of num_input_tokens: the session's history that went before the input
   int num_input_tokens = 0;
   int num_output_tokens = 0;        // so far, end id included

@@ -21,6 +21,10 @@ std::string_view to_string(DType type) {
       return "uint8";
     case DType::i8:
       return "int8";
+    case DType::f8_e4m3:
+      return "fp8_e4m3";
+    case DType::f8_e8m0:
+      return "fp8_e8m0";
   }
   return "";
 }

@@ -8,7 +8,8 @@
 
 namespace charonia {
 
-enum class DType : std::uint8_t { f32, f16, bf16, i32, i64, u8, i8 };
+// The 8-bit floats are only stored: E4M3 as codes of weights (ops/quant_weight.h), E8M0, exponents of 2, as their scales.
+enum class DType : std::uint8_t { f32, f16, bf16, i32, i64, u8, i8, f8_e4m3, f8_e8m0 };
 
 constexpr std::size_t size_of(DType type) {
   switch (type) {
@@ -18,7 +19,9 @@ constexpr std::size_t size_of(DType type) {
     case DType::bf16: return 2;
     case DType::i64: return 8;
     case DType::u8:
-    case DType::i8: return 1;
+    case DType::i8:
+    case DType::f8_e4m3:
+    case DType::f8_e8m0: return 1;
   }
   return 0;
 }

@@ -33,11 +33,24 @@ struct TypeName {
   std::optional<DType> type;
 };
 constexpr TypeName kTypes[] = {
-    {"F32", 4, DType::f32},       {"F16", 2, DType::f16},    {"BF16", 2, DType::bf16},     {"I32", 4, DType::i32},
-    {"I64", 8, DType::i64},       {"U8", 1, DType::u8},      {"I8", 1, DType::i8},         {"F64", 8, std::nullopt},
-    {"U64", 8, std::nullopt},     {"C64", 8, std::nullopt},  {"U32", 4, std::nullopt},     {"I16", 2, std::nullopt},
-    {"U16", 2, std::nullopt},     {"BOOL", 1, std::nullopt}, {"F8_E4M3", 1, std::nullopt}, {"F8_E5M2", 1, std::nullopt},
-    {"F8_E8M0", 1, std::nullopt},
+    {"F32", 4, DType::f32},
+    {"F16", 2, DType::f16},
+    {"BF16", 2, DType::bf16},
+    {"I32", 4, DType::i32},
+    {"I64", 8, DType::i64},
+    {"U8", 1, DType::u8},
+    {"I8", 1, DType::i8},
+    {"F8_E4M3", 1, DType::f8_e4m3},
+    {"F8_E8M0", 1, DType::f8_e8m0},
+    {"F8_E4M3FN", 1, DType::f8_e4m3},  // the same by the name that PyTorch has for it
+    {"F64", 8, std::nullopt},
+    {"U64", 8, std::nullopt},
+    {"C64", 8, std::nullopt},
+    {"U32", 4, std::nullopt},
+    {"I16", 2, std::nullopt},
+    {"U16", 2, std::nullopt},
+    {"BOOL", 1, std::nullopt},
+    {"F8_E5M2", 1, std::nullopt},
 };
 
 const TypeName* find_type(std::string_view name) {

@@ -54,8 +54,18 @@ class Decoder {
   void make_tables();
   void set_params(int index, Layer& layer) const;
 
-  std::unique_ptr<ops::Linear> linear(const std::vector<ops::HostMatrix>& weight,
+  // A weight by its canonical name and what its shape must be.
+  struct Wanted {
+    std::string name;
+    std::int64_t rows = 0, cols = 0;
+  };
+  // The weights on top of one another: all quantised, of one format, or none of them.
+  std::unique_ptr<ops::Linear> linear(const WeightFiles& files, std::span<const Wanted> weights,
                                       const std::vector<ops::HostMatrix>& bias);
+  std::unique_ptr<ops::Linear> count(std::unique_ptr<ops::Linear> made);
+  std::unique_ptr<ops::Experts> dense_experts(const WeightFiles& files, std::span<const std::array<Wanted, 3>> experts);
+  std::unique_ptr<ops::Experts> quantised_experts(const WeightFiles& files,
+                                                  std::span<const std::array<Wanted, 3>> experts);
   Vector norm(const WeightFiles& files, const std::string& name, std::int64_t n);
   Vector device_vector(std::span<const float> values);
 

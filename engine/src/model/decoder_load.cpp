@@ -17,9 +17,46 @@ std::vector<ops::HostMatrix> stacked(std::vector<ops::HostMatrix> first, const s
   return first;
 }
 
-ops::HostMatrix single(std::vector<ops::HostMatrix> parts, const std::string& name) {
+template <class Part>
+Part single(std::vector<Part> parts, const std::string& name) {
   if (parts.size() != 1) throw Error(ErrorCode::unsupported, cat(name, " is split into ", parts.size(), " parts"));
-  return parts.front();
+  return std::move(parts.front());
+}
+
+using QuantParts = std::vector<std::unique_ptr<QuantPart>>;
+
+std::vector<QuantPart*> pointers(const QuantParts& parts) {
+  std::vector<QuantPart*> out;
+  for (const auto& part : parts) out.push_back(part.get());
+  return out;
+}
+
+// Gives parts that are to be of one format the same form of it; `why`: they are to be.
+void make_one_format(const std::vector<QuantPart*>& parts, const char* why) {
+  QuantPart::unify(parts);
+  const auto& first = *parts.front();
+  for (const auto* part : parts) {
+    if (part->format() == first.format()) continue;
+    throw Error(ErrorCode::unsupported,
+                cat("tensor ", first.name(), " is quantised to ", ops::to_string(first.format()), ", and ",
+                    part->name(), " to ", ops::to_string(part->format()), ": ", why, " must be of one format"));
+  }
+}
+
+void check_one_order(const QuantPart& a, const QuantPart& b) {
+  if (std::ranges::equal(a.order(), b.order())) return;
+  throw Error(
+      ErrorCode::unsupported,
+      cat("tensor ", a.name(), " and ", b.name(), " have their columns in groups of different orders (desc_act), ",
+          "and have the same inputs: use a checkpoint that was quantised with desc_act = false or ",
+          "static_groups = true"));
+}
+
+[[noreturn]] void refuse_mixed(const WeightFiles& files, const std::string& a, const std::string& b) {
+  const auto& [quantised, other] = files.quantised(a) ? std::pair{a, b} : std::pair{b, a};
+  throw Error(ErrorCode::unsupported,
+              cat("tensor ", quantised, " is quantised, and ", other,
+                  " is not: they are computed together. Take a checkpoint that quantises both or neither"));
 }
 
 std::uint16_t half_at(const std::byte* data, std::size_t index) {
@@ -114,7 +151,7 @@ Decoder::Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& 
       shard_(config, files.manifest(), ops.rank()),
       ops_(ops),
       limits_(limits),
-      precision_(ops.precision(weight_dtype(config.weight_type))),
+      precision_(ops.precision(data_type(config))),
       activation_(activation_of(config.activation)),
       embedding_scale_(rounded(config.embedding_scale, precision_.weight)),
       tables_(config, limits.max_positions, limits.max_rows),
@@ -133,12 +170,32 @@ Decoder::Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& 
   activation_memory_ = ops_.allocate(activations_.bytes);
 }
 
-std::unique_ptr<ops::Linear> Decoder::linear(const std::vector<ops::HostMatrix>& weight,
+std::unique_ptr<ops::Linear> Decoder::count(std::unique_ptr<ops::Linear> made) {
+  weight_bytes_ += static_cast<std::int64_t>(made->bytes());
+  weight_bytes_per_step_ += static_cast<std::int64_t>(made->bytes());
+  return made;
+}
+
+std::unique_ptr<ops::Linear> Decoder::linear(const WeightFiles& files, std::span<const Wanted> weights,
                                              const std::vector<ops::HostMatrix>& bias) {
-  auto out = ops_.make_linear(weight, bias, precision_.weight);
-  weight_bytes_ += static_cast<std::int64_t>(out->bytes());
-  weight_bytes_per_step_ += static_cast<std::int64_t>(out->bytes());
-  return out;
+  const bool quantised = files.quantised(weights.front().name);
+  for (const auto& one : weights) {
+    if (files.quantised(one.name) != quantised) refuse_mixed(files, weights.front().name, one.name);
+  }
+  if (!quantised) {
+    std::vector<ops::HostMatrix> parts;
+    for (const auto& one : weights) parts = stacked(std::move(parts), files.get(one.name, one.rows, one.cols));
+    return count(ops_.make_linear(parts, bias, precision_.weight));
+  }
+  QuantParts parts;
+  for (const auto& one : weights) {
+    for (auto& part : files.get_quantised(one.name, one.rows, one.cols)) parts.push_back(std::move(part));
+  }
+  make_one_format(pointers(parts), "weights on top of one another");
+  for (const auto& part : parts) check_one_order(*parts.front(), *part);
+  std::vector<const ops::QuantSource*> sources;
+  for (const auto& part : parts) sources.push_back(part.get());
+  return count(ops_.make_quantised_linear(sources, bias, precision_.weight));
 }
 
 Decoder::Vector Decoder::norm(const WeightFiles& files, const std::string& name, std::int64_t n) {
@@ -169,8 +226,8 @@ void Decoder::load_attention(const WeightFiles& files, int index, Layer& layer) 
   if (config_.attn_bias) qkv_bias = files.get(qkv + number + ".bias", shard_.qkv_size, 1);
   // The biases of GEMMs that are summed over the ranks are rank 0's to add.
   if (config_.attn_output_bias && shard_.rank == 0) out_bias = files.get(out + ".0.bias", hidden, 1);
-  layer.qkv = linear(files.get(qkv + number + ".weight", shard_.qkv_size, hidden), qkv_bias);
-  layer.attention_out = linear(files.get(out + number + ".weight", hidden, shard_.q_size), out_bias);
+  layer.qkv = linear(files, {{{qkv + number + ".weight", shard_.qkv_size, hidden}}}, qkv_bias);
+  layer.attention_out = linear(files, {{{out + number + ".weight", hidden, shard_.q_size}}}, out_bias);
 }
 
 void Decoder::load_feed_forward(const WeightFiles& files, int index, Layer& layer) {
@@ -181,7 +238,7 @@ void Decoder::load_feed_forward(const WeightFiles& files, int index, Layer& laye
   if (config_.post_norms) layer.ffn_post_norm = norm(files, at + "ffn_post_norm.weight", hidden);
   if (!has_experts(config_, index)) {
     const auto weight = [&](const char* name, std::int64_t n, std::int64_t k) {
-      return files.get(forward + name + number + ".weight", n, k);
+      return Wanted{forward + name + number + ".weight", n, k};
     };
     std::vector<ops::HostMatrix> gate_up_bias, down_bias;
     if (config_.mlp_bias) {
@@ -189,25 +246,60 @@ void Decoder::load_feed_forward(const WeightFiles& files, int index, Layer& laye
                              files.get(forward + "w3" + number + ".bias", inter, 1));
       if (shard_.rank == 0) down_bias = files.get(forward + "w2.0.bias", hidden, 1);
     }
-    layer.gate_up = linear(stacked(weight("w1", inter, hidden), weight("w3", inter, hidden)), gate_up_bias);
-    layer.down = linear(weight("w2", hidden, inter), down_bias);
+    layer.gate_up = linear(files, {{weight("w1", inter, hidden), weight("w3", inter, hidden)}}, gate_up_bias);
+    layer.down = linear(files, {{weight("w2", hidden, inter)}}, down_bias);
     return;
   }
-  layer.router = linear(files.get(forward + "gate.weight", config_.num_experts, hidden), {});
-  std::vector<ops::ExpertSource> sources;
+  layer.router =
+      count(ops_.make_linear(files.get(forward + "gate.weight", config_.num_experts, hidden), {}, precision_.weight));
+  std::vector<std::array<Wanted, 3>> experts;
   for (int e = 0; e < config_.num_experts; ++e) {
-    const std::string expert = cat(forward, "experts.", e, ".");
-    const auto part = [&](const char* name, std::int64_t n, std::int64_t k) {
-      const auto full = cat(expert, name, number, ".weight");
-      return single(files.get(full, n, k), full);
+    const auto weight = [&](const char* name, std::int64_t n, std::int64_t k) {
+      return Wanted{cat(forward, "experts.", e, ".", name, number, ".weight"), n, k};
     };
-    sources.push_back({part("w1", shard_.expert_inter, hidden), part("w3", shard_.expert_inter, hidden),
-                       part("w2", hidden, shard_.expert_inter)});
+    const auto size = shard_.expert_inter;
+    experts.push_back({weight("w1", size, hidden), weight("w3", size, hidden), weight("w2", hidden, size)});
   }
-  layer.experts = ops_.make_experts(sources, precision_.weight);
+  const auto& first = experts.front().front().name;
+  const bool quantised = files.quantised(first);
+  for (const auto& expert : experts) {
+    for (const auto& one : expert) {
+      if (files.quantised(one.name) != quantised) refuse_mixed(files, first, one.name);
+    }
+  }
+  layer.experts = quantised ? quantised_experts(files, experts) : dense_experts(files, experts);
   const auto bytes = static_cast<std::int64_t>(layer.experts->bytes());
   weight_bytes_ += bytes;
   weight_bytes_per_step_ += bytes / config_.num_experts * config_.experts_per_token;
+}
+
+std::unique_ptr<ops::Experts> Decoder::dense_experts(const WeightFiles& files,
+                                                     std::span<const std::array<Wanted, 3>> experts) {
+  std::vector<ops::ExpertSource> sources;
+  const auto get = [&](const Wanted& one) { return single(files.get(one.name, one.rows, one.cols), one.name); };
+  for (const auto& [gate, up, down] : experts) sources.push_back({get(gate), get(up), get(down)});
+  return ops_.make_experts(sources, precision_.weight);
+}
+
+std::unique_ptr<ops::Experts> Decoder::quantised_experts(const WeightFiles& files,
+                                                         std::span<const std::array<Wanted, 3>> experts) {
+  QuantParts gate_up, down;
+  const auto get = [&](const Wanted& one) {
+    return single(files.get_quantised(one.name, one.rows, one.cols), one.name);
+  };
+  for (const auto& expert : experts) {
+    gate_up.push_back(get(expert[0]));
+    gate_up.push_back(get(expert[1]));
+    down.push_back(get(expert[2]));
+    check_one_order(*gate_up[gate_up.size() - 2], *gate_up.back());
+  }
+  make_one_format(pointers(gate_up), "gate and up of a layer's experts");
+  make_one_format(pointers(down), "the last matrices of a layer's experts");
+  std::vector<ops::QuantExpertSource> sources;
+  for (std::size_t e = 0; e < experts.size(); ++e) {
+    sources.push_back({gate_up[2 * e].get(), gate_up[2 * e + 1].get(), down[e].get()});
+  }
+  return ops_.make_quantised_experts(sources, precision_.weight);
 }
 
 void Decoder::load_output(const WeightFiles& files) {
@@ -217,8 +309,13 @@ void Decoder::load_output(const WeightFiles& files) {
   files.drop_pages();
   weight_bytes_ += static_cast<std::int64_t>(embedding_->bytes());
   final_norm_ = norm(files, "norm.weight", hidden);
-  const auto weight = files.get(cat("output.", shard_.rank, ".weight"), shard_.logits, hidden);
-  output_ = config_.normalize_output ? linear({UnitRows(weight, precision_.weight).matrix()}, {}) : linear(weight, {});
+  const Wanted output{cat("output.", shard_.rank, ".weight"), shard_.logits, hidden};
+  if (config_.normalize_output) {
+    const UnitRows unit(files.get(output.name, output.rows, output.cols), precision_.weight);
+    output_ = count(ops_.make_linear({{unit.matrix()}}, {}, precision_.weight));
+  } else {
+    output_ = linear(files, {{output}}, {});
+  }
   files.drop_pages();
 }
 

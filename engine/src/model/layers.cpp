@@ -70,6 +70,15 @@ void check_model(const ModelConfig& config) {
   }
 }
 
+DType data_type(const ModelConfig& config) {
+  if (!config.data_type.empty()) return weight_dtype(config.data_type);
+  const auto& type = config.weight_type;
+  if (type != "bf16" && type != "fp16" && type != "fp32") {
+    refuse(ErrorCode::unsupported, "weight_type = ", type, " needs data_type = bf16, fp16 or fp32, and it is empty");
+  }
+  return weight_dtype(type);
+}
+
 bool has_experts(const ModelConfig& config, int layer) {
   if (config.num_experts == 0) return false;
   return config.layer_experts.empty() || config.layer_experts[static_cast<std::size_t>(layer)] == 'm';

@@ -1,12 +1,16 @@
 // What kind each layer of a model is, by its configuration.
 #pragma once
 
+#include "base/dtype.h"
 #include "charonia/config.h"
 
 namespace charonia::model {
 
 // Throws Error(unsupported or invalid_argument), with key and value, for a model that no decoder can be made of.
 void check_model(const ModelConfig& config);
+
+// The type of activations and of the weights that are not quantised. Throws Error(unsupported) where none is given.
+DType data_type(const ModelConfig& config);
 
 // Whether the layer's feed-forward is a mixture of experts.
 bool has_experts(const ModelConfig& config, int layer);

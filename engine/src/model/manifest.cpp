@@ -1,5 +1,6 @@
 #include "model/manifest.h"
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -41,16 +42,110 @@ T number(const json& value, const char* key) {
       return static_cast<T>(wide);
     }
   }
-  throw Invalid{cat(key, " = ", json_text(value), ", expected a whole number from ", std::numeric_limits<T>::min(), " to ",
-                    std::numeric_limits<T>::max())};
+  throw Invalid{cat(key, " = ", json_text(value), ", expected a whole number from ", std::numeric_limits<T>::min(),
+                    " to ", std::numeric_limits<T>::max())};
 }
 
-DType dtype_of(const json& value) {
+constexpr DType kFloats[] = {DType::f32, DType::f16, DType::bf16};
+
+DType dtype_of(const json& value, std::span<const DType> allowed, const char* expected) {
   const auto type = value.is_string() ? SafetensorsFile::type_named(value.get<std::string>()) : std::nullopt;
-  if (!type || (*type != DType::f32 && *type != DType::f16 && *type != DType::bf16)) {
-    throw Invalid{cat("dtype = ", json_text(value), ", expected F32, F16 or BF16")};
+  if (!type || std::ranges::find(allowed, *type) == allowed.end()) {
+    throw Invalid{cat("dtype = ", json_text(value), ", expected ", expected)};
   }
   return *type;
+}
+
+DType dtype_of(const json& value) { return dtype_of(value, kFloats, "F32, F16 or BF16"); }
+
+// The value that a name stands for.
+template <class T>
+struct Named {
+  const char* name;
+  T value;
+};
+
+template <class T, std::size_t n>
+T choice(const json& value, const char* key, const Named<T> (&names)[n]) {
+  std::string all;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (value == names[i].name) return names[i].value;
+    all += cat(i == 0 ? "" : i + 1 == n ? " or " : ", ", names[i].name);
+  }
+  throw Invalid{cat(key, " = ", json_text(value), ", expected ", all)};
+}
+
+// A number from `least` to `greatest`, or, where the key is not there, `otherwise`.
+std::int64_t number_in(const json& object, const char* key, std::int64_t least, std::int64_t greatest,
+                       std::int64_t otherwise) {
+  const auto found = object.find(key);
+  if (found == object.end()) return otherwise;
+  const auto value = number<std::int64_t>(*found, key);
+  if (value < least || value > greatest) {
+    throw Invalid{cat(key, " = ", value, ", expected ", least, " to ", greatest)};
+  }
+  return value;
+}
+
+constexpr Named<ops::Code> kCodes[] = {
+    {"U4", ops::Code::u4}, {"I8", ops::Code::i8}, {"F8_E4M3", ops::Code::f8_e4m3}, {"F4_E2M1", ops::Code::f4_e2m1}};
+constexpr Named<QuantLayout> kLayouts[] = {{"rows", QuantLayout::rows},
+                                           {"packed-rows", QuantLayout::packed_rows},
+                                           {"awq", QuantLayout::awq},
+                                           {"gptq", QuantLayout::gptq},
+                                           {"mxfp4", QuantLayout::mxfp4}};
+constexpr Named<ops::Activations> kActivations[] = {{"int8-token", ops::Activations::i8_token},
+                                                    {"int8-tensor", ops::Activations::i8_tensor},
+                                                    {"fp8-token", ops::Activations::f8_token},
+                                                    {"fp8-tensor", ops::Activations::f8_tensor}};
+
+// Codes that a layout can hold, as the manifest calls them.
+std::vector<std::string_view> codes_of(QuantLayout layout) {
+  switch (layout) {
+    case QuantLayout::rows:
+      return {"I8", "F8_E4M3"};
+    case QuantLayout::packed_rows:
+    case QuantLayout::gptq:
+      return {"U4", "I8"};
+    case QuantLayout::awq:
+      return {"U4"};
+    case QuantLayout::mxfp4:
+      return {"F4_E2M1"};
+  }
+  return {};
+}
+
+// Of a tensor with `quantization`.
+Quantization quantization_of(const json& value, const json& dtype) {
+  if (!value.is_object()) throw Invalid{cat("quantization = ", json_text(value), ", expected an object")};
+  Quantization out;
+  out.code = choice(dtype, "dtype", kCodes);
+  out.layout = choice(value.at("layout"), "layout", kLayouts);
+  const auto codes = codes_of(out.layout);
+  if (std::ranges::find(codes, dtype.get_ref<const std::string&>()) == codes.end()) {
+    throw Invalid{cat("dtype = ", json_text(dtype), " in layout ", to_string(out.layout), ", expected ", codes.front(),
+                      codes.size() > 1 ? cat(" or ", codes.back()) : "")};
+  }
+  constexpr std::int64_t kMxGroup = 32;
+  const bool mx = out.layout == QuantLayout::mxfp4;
+  out.group_size = number_in(value, "group_size", mx ? kMxGroup : 1, mx ? kMxGroup : kMaxElements, 0);
+  if (mx && out.group_size == 0) throw Invalid{"no group_size, expected 32 in layout mxfp4"};
+  out.group_rows = number_in(value, "group_rows", 1, out.layout == QuantLayout::rows ? kMaxElements : 1, 1);
+  const bool has_offset = out.layout == QuantLayout::gptq;
+  out.zero_offset = static_cast<int>(number_in(value, "zero_offset", has_offset ? 0 : 1, 1, 1));
+  if (const auto zeros = value.find("zeros"); zeros != value.end()) {
+    const bool can = out.layout == QuantLayout::packed_rows || out.layout == QuantLayout::awq || has_offset;
+    if (!zeros->is_boolean() || (zeros->get<bool>() && !can)) {
+      throw Invalid{cat("zeros = ", json_text(*zeros),
+                        can ? ", expected true or false"
+                            : cat(" in layout ", to_string(out.layout), ", expected none: it has no zeros"))};
+    }
+    out.zeros = zeros->get<bool>();
+  }
+  if (const auto how = value.find("activations"); how != value.end()) {
+    out.activations = choice(*how, "activations", kActivations);
+  }
+  return out;
 }
 
 Manifest::Range range_of(const json& part, const char* key) {
@@ -76,6 +171,47 @@ void read_shape(const json& value, Manifest::Tensor& out) {
   throw Invalid{cat("shape = ", json_text(value), ", expected [rows, columns] or [size], at least 1 each")};
 }
 
+// The tensors beside a quantised part's codes.
+template <class FileOf>
+void read_beside(const json& part, const Quantization& how, const FileOf& file_of, Manifest::Part& out) {
+  constexpr DType kExponents[] = {DType::u8, DType::f8_e8m0}, kWhole[] = {DType::i32};
+  const auto read = [&](const char* key, bool there, const std::string& why, std::span<const DType> types,
+                        const char* names, bool optional = false) -> std::optional<Manifest::Beside> {
+    const auto found = part.find(key);
+    if (found == part.end()) {
+      if (there && !optional) throw Invalid{cat("a part, ", out.name, ", without ", key, ", expected with ", why)};
+      return {};
+    }
+    if (!there) throw Invalid{cat("a part, ", out.name, ", with ", key, ", expected only with ", why)};
+    try {
+      return Manifest::Beside{file_of(*found), found->at("name").template get<std::string>(),
+                              dtype_of(found->at("dtype"), types, names)};
+    } catch (const Invalid& invalid) {
+      throw Invalid{cat(key, " with ", invalid.what)};
+    }
+  };
+  const bool mx = how.layout == QuantLayout::mxfp4;
+  out.scales = mx ? read("scales", true, "a quantisation", kExponents, "U8 or F8_E8M0")
+                  : read("scales", true, "a quantisation", kFloats, "F32, F16 or BF16");
+  out.zeros = read("zeros", how.zeros, "zeros = true", kWhole, "I32");
+  const bool can_have_order = how.layout == QuantLayout::gptq || how.layout == QuantLayout::packed_rows;
+  out.order = read("order", can_have_order, "layout gptq or packed-rows", kWhole, "I32", true);
+  out.input_scale = read("input_scale", how.has_input_scale(), "activations = int8-tensor or fp8-tensor", kFloats,
+                         "F32, F16 or BF16");
+}
+
+// Of codes, scales and zeros, as devices keep them. Without parts the type of the scales is not known: it is the usual
+// one.
+std::int64_t quantised_bytes(const Manifest::Tensor& tensor) {
+  const auto& how = *tensor.quantization;
+  const bool four_bits = ops::bits_of(how.code) == 4;
+  const auto groups = how.group_size == 0 ? 1 : std::max<std::int64_t>(1, tensor.cols / how.group_size);
+  DType scale = four_bits ? DType::bf16 : DType::f32;
+  if (!tensor.parts.empty() && how.layout != QuantLayout::mxfp4) scale = tensor.parts.front().scales->dtype;
+  return (tensor.rows * tensor.cols + (four_bits ? 1 : 0)) / (four_bits ? 2 : 1) +
+         tensor.rows * groups * (static_cast<std::int64_t>(size_of(scale)) + (how.zeros ? 1 : 0));
+}
+
 }  // namespace
 
 std::string Manifest::Tensor::shape() const { return vector ? cat("[", rows, "]") : cat("[", rows, ", ", cols, "]"); }
@@ -86,8 +222,7 @@ std::string Manifest::read(const std::filesystem::path& weights_dir) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-Manifest::Manifest(std::filesystem::path weights_dir, int ranks)
-    : Manifest(weights_dir, ranks, read(weights_dir)) {}
+Manifest::Manifest(std::filesystem::path weights_dir, int ranks) : Manifest(weights_dir, ranks, read(weights_dir)) {}
 
 Manifest::Manifest(std::filesystem::path weights_dir, int ranks, const std::string& text)
     : dir_(std::move(weights_dir)), ranks_(ranks) {
@@ -111,7 +246,16 @@ Manifest::Manifest(std::filesystem::path weights_dir, int ranks, const std::stri
       place = cat("tensor ", name);
       auto& tensor = tensors_[name];
       read_shape(entry.at("shape"), tensor);
-      const auto dtype = dtype_of(entry.at("dtype"));
+      DType dtype = DType::f32;
+      if (const auto quantization = entry.find("quantization"); quantization != entry.end()) {
+        tensor.quantization = quantization_of(*quantization, entry.at("dtype"));
+        dtype = tensor.quantization->codes_dtype();
+        if (tensor.vector) {
+          throw Invalid{cat("shape = ", tensor.shape(), " and is quantised, expected [rows, columns]")};
+        }
+      } else {
+        dtype = dtype_of(entry.at("dtype"));
+      }
       if (const auto rank = entry.find("rank"); rank != entry.end()) {
         tensor.rank = number<int>(*rank, "rank");
         if (*tensor.rank < 0 || *tensor.rank >= ranks) {
@@ -120,14 +264,29 @@ Manifest::Manifest(std::filesystem::path weights_dir, int ranks, const std::stri
       }
       const auto parts = entry.find("parts");
       if (parts == entry.end()) continue;
-      for (const auto& part : *parts) {
-        const auto& path = part.at("file").get_ref<const std::string&>();
+      const auto file_of = [&](const json& in) {
+        const auto& path = in.at("file").get_ref<const std::string&>();
         const auto file = index.find(path);
         if (file == index.end()) throw Invalid{cat("file = ", path, ", which `files` does not list")};
+        return file->second;
+      };
+      for (const auto& part : *parts) {
+        auto& added = tensor.parts.emplace_back();
+        added.file = file_of(part);
+        added.name = part.at("name").get<std::string>();
+        added.dtype = dtype;
+        added.rows = range_of(part, "rows");
+        added.cols = range_of(part, "cols");
         const auto own = part.find("dtype");
-        tensor.parts.push_back({file->second, part.at("name").get<std::string>(),
-                                own == part.end() ? dtype : dtype_of(*own), range_of(part, "rows"),
-                                range_of(part, "cols")});
+        if (!tensor.quantization) {
+          if (own != part.end()) added.dtype = dtype_of(*own);
+          continue;
+        }
+        if (own != part.end() && *own != entry.at("dtype")) {
+          throw Invalid{cat("dtype = ", json_text(*own), " in a part, expected ", json_text(entry.at("dtype")),
+                            ": all parts have one quantisation")};
+        }
+        read_beside(part, *tensor.quantization, file_of, added);
       }
     }
   } catch (const Invalid& invalid) {
@@ -147,8 +306,14 @@ Manifest::Elements Manifest::elements(int rank) const {
   Elements out;
   for (const auto& [name, tensor] : tensors_) {
     if (tensor.rank.value_or(rank) != rank) continue;
-    (tensor.vector ? out.vectors : out.matrices) += tensor.rows * tensor.cols;
-    if (out.vectors + out.matrices > kMaxElements) refuse(cat("its tensors up to ", name, " have too many elements"));
+    if (tensor.quantization) {
+      out.quantised_bytes += quantised_bytes(tensor);
+    } else {
+      (tensor.vector ? out.vectors : out.matrices) += tensor.rows * tensor.cols;
+    }
+    if (out.vectors + out.matrices + out.quantised_bytes > kMaxElements) {
+      refuse(cat("its tensors up to ", name, " have too many elements"));
+    }
   }
   return out;
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "model/quant_layouts.h"
 
 namespace charonia::model {
 
@@ -24,12 +25,19 @@ class Manifest {
     std::string path;  // relative to the folder, or absolute
     std::uint64_t bytes = 0;
   };
-  // A tensor of a file or a range of it.
+  // A whole tensor of a file, beside the codes of a quantised part.
+  struct Beside {
+    std::size_t file = 0;  // index in files()
+    std::string name;      // in that file
+    DType dtype = DType::f32;
+  };
+  // A tensor of a file or a range of it. Of a quantised tensor these are the codes, and rows and cols are the weight's.
   struct Part {
     std::size_t file = 0;  // index in files()
     std::string name;      // in that file
     DType dtype = DType::f32;
     Range rows, cols;
+    std::optional<Beside> scales, zeros, order, input_scale;  // of a quantised tensor
   };
   // A tensor as the model has it: its parts, stacked along dimension 0.
   struct Tensor {
@@ -37,12 +45,14 @@ class Manifest {
     bool vector = false;      // of one dimension; then cols = 1
     std::optional<int> rank;  // the only one that reads it; none: all do
     std::vector<Part> parts;  // none in a manifest without files
+    std::optional<Quantization> quantization;
 
     std::string shape() const;  // "[rows, cols]", "[rows]"
   };
-  // Numbers of elements.
+  // Numbers of elements that are not quantised, and bytes of what is: of codes, scales and zeros, a byte each of these.
   struct Elements {
     std::int64_t matrices = 0, vectors = 0;
+    std::int64_t quantised_bytes = 0;
   };
 
   // Throws Error(invalid_argument), with the command that mends it, when the manifest is missing, not valid, of another

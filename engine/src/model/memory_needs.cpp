@@ -1,6 +1,7 @@
 #include "model/memory_needs.h"
 
 #include "model/activations.h"
+#include "model/layers.h"
 #include "model/rope.h"
 
 namespace charonia::model {
@@ -14,7 +15,7 @@ DeviceSizes sizes_of(const ops::Device& device) {
 
 MemoryNeeds memory_needs(const ModelConfig& config, const Manifest& manifest, const Shard& shard,
                          const DeviceSizes& sizes, const ops::StepLimits& limits) {
-  const auto precision = sizes.precision(weight_dtype(config.weight_type));
+  const auto precision = sizes.precision(data_type(config));
   const auto elements = manifest.elements(shard.rank);
   auto floats = static_cast<std::size_t>(elements.vectors);
   if (config.logn_length > 0) floats += static_cast<std::size_t>(limits.max_positions);
@@ -22,7 +23,8 @@ MemoryNeeds memory_needs(const ModelConfig& config, const Manifest& manifest, co
   const auto scratch = shard.expert_inter > 0 ? sizes.experts_scratch_bytes(
                                                     experts_shape(config, shard, precision.weight), limits.max_rows)
                                               : 0;
-  return {.weights = static_cast<std::size_t>(elements.matrices) * size_of(precision.weight) + floats * sizeof(float) +
+  return {.weights = static_cast<std::size_t>(elements.matrices) * size_of(precision.weight) +
+                     static_cast<std::size_t>(elements.quantised_bytes) + floats * sizeof(float) +
                      RotaryTables(config, limits.max_positions, limits.max_rows).bytes(),
           .activations = Activations(config, shard, precision, limits, scratch).bytes,
           .kv_block = sizes.kv_block_bytes({.num_layers = config.num_layer,

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "charonia/error.h"
 
 namespace charonia::model {
 namespace {
@@ -60,7 +61,12 @@ void WeightFiles::open_files(bool all_files) {
   const auto& files = manifest_.files();
   std::vector<bool> needed(files.size(), all_files);
   for (const auto& [name, tensor] : manifest_.tensors()) {
-    for (const auto& part : tensor.parts) needed[part.file] = true;
+    for (const auto& part : tensor.parts) {
+      needed[part.file] = true;
+      for (const auto* const beside : {&part.scales, &part.zeros, &part.order, &part.input_scale}) {
+        if (*beside) needed[(*beside)->file] = true;
+      }
+    }
   }
   files_.resize(files.size());
   for (std::size_t i = 0; i < files.size(); ++i) {
@@ -81,12 +87,18 @@ std::vector<WeightFiles::Part> WeightFiles::find_parts(const std::string& name, 
   std::vector<Part> out;
   std::int64_t stacked = 0;
   for (const auto& part : tensor.parts) {
-    out.push_back({files_[part.file].get(), part.name, find(name, part)});
-    const auto& values = out.back().values;
-    stacked += values.rows;  // of bytes that are there: no overflow in a list of parts that fits in memory
-    if (values.cols != tensor.cols) {
-      manifest_.refuse(cat("tensor ", name, " has shape ", tensor.shape(), ", and its part ", part.name, " has ",
-                           values.cols, " columns"));
+    auto& added = out.emplace_back(Part{files_[part.file].get(), part.name, {}, {}});
+    if (tensor.quantization) {
+      added.quantised = find_quantised(name, *tensor.quantization, part);
+    } else {
+      added.values = find_matrix(name, part);
+    }
+    const auto rows = added.quantised ? added.quantised->rows() : added.values.rows;
+    const auto cols = added.quantised ? added.quantised->cols() : added.values.cols;
+    stacked += rows;  // of bytes that are there: no overflow in a list of parts that fits in memory
+    if (cols != tensor.cols) {
+      manifest_.refuse(
+          cat("tensor ", name, " has shape ", tensor.shape(), ", and its part ", part.name, " has ", cols, " columns"));
     }
   }
   if (stacked != tensor.rows) {
@@ -99,20 +111,45 @@ std::vector<WeightFiles::Part> WeightFiles::find_parts(const std::string& name, 
   return out;
 }
 
-ops::HostMatrix WeightFiles::find(const std::string& name, const Manifest::Part& part) const {
-  const auto& file = *files_[part.file];
-  if (!file.has(part.name)) {
-    manifest_.refuse(cat("tensor ", name, " is to be ", part.name, " of ", file.path().string(), ", which has no such "
-                         "tensor"));
+TensorView WeightFiles::find_tensor(const std::string& name, std::size_t file, const std::string& in_file,
+                                    DType dtype) const {
+  const auto& from = *files_[file];
+  if (!from.has(in_file)) {
+    manifest_.refuse(
+        cat("tensor ", name, " is to be ", in_file, " of ", from.path().string(), ", which has no such tensor"));
   }
-  const auto tensor = file.tensor(part.name);
+  auto tensor = from.tensor(in_file);
+  if (tensor.dtype != dtype) {
+    manifest_.refuse(cat("tensor ", name, " (", in_file, ") has type ", to_string(tensor.dtype), " in ",
+                         from.path().string(), ", expected ", to_string(dtype)));
+  }
+  return tensor;
+}
+
+QuantPart WeightFiles::find_quantised(const std::string& name, const Quantization& how,
+                                      const Manifest::Part& part) const {
+  const auto beside = [&](const std::optional<Manifest::Beside>& one) -> std::optional<QuantTensor> {
+    if (!one) return {};
+    return QuantTensor{one->name, find_tensor(name, one->file, one->name, one->dtype)};
+  };
+  QuantTensors tensors{.path = files_[part.file]->path().string(),
+                       .codes = {part.name, find_tensor(name, part.file, part.name, part.dtype)},
+                       .scales = *beside(part.scales),  // the manifest has them for every part
+                       .zeros = beside(part.zeros),
+                       .order = beside(part.order),
+                       .input_scale = beside(part.input_scale)};
+  try {
+    return {how, std::move(tensors), part.rows, part.cols};
+  } catch (const Error& error) {
+    manifest_.refuse(cat("tensor ", name, " (", part.name, ") ", error.what()));
+  }
+}
+
+ops::HostMatrix WeightFiles::find_matrix(const std::string& name, const Manifest::Part& part) const {
+  const auto tensor = find_tensor(name, part.file, part.name, part.dtype);
   const auto dimensions = tensor.shape.size();
   if (dimensions < 1 || dimensions > 3) {
     manifest_.refuse(cat("tensor ", name, " (", part.name, ") has shape ", shape_text(tensor.shape)));
-  }
-  if (tensor.dtype != part.dtype) {
-    manifest_.refuse(cat("tensor ", name, " (", part.name, ") has type ", to_string(tensor.dtype), " in ",
-                         file.path().string(), ", expected ", to_string(part.dtype)));
   }
   const std::int64_t rows = tensor.shape[0] * (dimensions == 3 ? tensor.shape[1] : 1);
   const std::int64_t cols = dimensions == 1 ? 1 : tensor.shape.back();
@@ -129,15 +166,39 @@ ops::HostMatrix WeightFiles::find(const std::string& name, const Manifest::Part&
   return {tensor.data.data() + first, tensor.dtype, last_row - first_row, last_col - first_col, cols};
 }
 
-std::vector<ops::HostMatrix> WeightFiles::get(std::string_view name, std::int64_t rows, std::int64_t cols) const {
+void WeightFiles::check_shape(std::string_view name, std::int64_t rows, std::int64_t cols) const {
   const auto& tensor = manifest_.tensor(name);
   if (tensor.rows != rows || tensor.cols != cols) {
     manifest_.refuse(cat("tensor ", name, " has shape ", tensor.shape(), ", expected ",
                          tensor.vector ? cat("[", rows, "]") : cat("[", rows, ", ", cols, "]"),
                          " by the model's attributes in config.ini"));
   }
+}
+
+std::vector<ops::HostMatrix> WeightFiles::get(std::string_view name, std::int64_t rows, std::int64_t cols) const {
+  check_shape(name, rows, cols);
+  if (const auto& how = manifest_.tensor(name).quantization) {
+    throw Error(ErrorCode::unsupported,
+                cat("tensor ", name, " is quantised (", ops::to_string(how->code),
+                    "), and is only read as fp32, fp16 or bf16: take a checkpoint that leaves it out of quantisation"));
+  }
   std::vector<ops::HostMatrix> out;
   for (const auto& part : tensors_.find(name)->second) out.push_back(view(part));
+  return out;
+}
+
+std::vector<std::unique_ptr<QuantPart>> WeightFiles::get_quantised(std::string_view name, std::int64_t rows,
+                                                                   std::int64_t cols) const {
+  check_shape(name, rows, cols);
+  std::vector<std::unique_ptr<QuantPart>> out;
+  for (const auto& part : tensors_.find(name)->second) out.push_back(opened(part));
+  return out;
+}
+
+std::unique_ptr<QuantPart> WeightFiles::opened(const Part& part) {
+  part.file->prefetch(part.quantised->codes_bytes());
+  auto out = std::make_unique<QuantPart>(*part.quantised);
+  out->open();
   return out;
 }
 

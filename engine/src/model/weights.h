@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <string_view>
@@ -28,27 +29,38 @@ class WeightFiles {
   const Manifest& manifest() const { return manifest_; }
   // The parts of a canonical tensor, in the order in which they are stacked, with the manifest's shapes: tensors of the
   // files or ranges of them, whose rows may be further apart than they are long. One-dimensional tensors have cols = 1.
-  // Throws Error(invalid_argument), naming both shapes, when the tensor's is not [rows, cols], which is what the model's
-  // attributes and the rank's share make of it.
+  // Throws Error(invalid_argument), naming both shapes, when the tensor's is not [rows, cols], which is what the
+  // model's attributes and the rank's share make of it.
   std::vector<ops::HostMatrix> get(std::string_view name, std::int64_t rows, std::int64_t cols) const;
+  // Whether a tensor is quantised; get() refuses such ones by name.
+  bool quantised(std::string_view name) const { return manifest_.tensor(name).quantization.has_value(); }
+  // The same of a quantised tensor. Throws what QuantPart::open() does as well.
+  std::vector<std::unique_ptr<QuantPart>> get_quantised(std::string_view name, std::int64_t rows,
+                                                        std::int64_t cols) const;
   // A vector [n] as float.
   std::vector<float> get_vector(std::string_view name, std::int64_t n) const;
   // Gives back the memory that what was read so far takes in this process; what was returned stays valid.
   void drop_pages() const;
-  // Reads everything: the first tensor with values that are not finite, or that become so when a matrix is rounded to
-  // weight_type, what is wrong with it and what to do; empty: none, or it was asked to stop.
-  std::string find_broken(DType weight_type, const std::stop_token& stop) const;
+  // Reads everything: the first tensor with values that are not finite, or that become so when a matrix that is not
+  // quantised is rounded to `data`, what is wrong with it and what to do; empty: none, or it was asked to stop.
+  std::string find_broken(DType data, const std::stop_token& stop) const;
 
  private:
   struct Part {
     const SafetensorsFile* file;
-    std::string_view name;  // in the file; the manifest's text
-    ops::HostMatrix values;
+    std::string_view name;               // in the file; the manifest's text
+    ops::HostMatrix values;              // of a dense tensor
+    std::optional<QuantPart> quantised;  // not opened
   };
 
   void open_files(bool all_files);
   std::vector<Part> find_parts(const std::string& name, const Manifest::Tensor& tensor) const;
-  ops::HostMatrix find(const std::string& name, const Manifest::Part& part) const;
+  TensorView find_tensor(const std::string& name, std::size_t file, const std::string& in_file, DType dtype) const;
+  ops::HostMatrix find_matrix(const std::string& name, const Manifest::Part& part) const;
+  QuantPart find_quantised(const std::string& name, const Quantization& how, const Manifest::Part& part) const;
+  void check_shape(std::string_view name, std::int64_t rows, std::int64_t cols) const;
+  static std::unique_ptr<QuantPart> opened(const Part& part);  // which will be read now
+  static std::string find_broken(const Part& part, const std::stop_token& stop);
   static const ops::HostMatrix& view(const Part& part);  // which will be read now
 
   Manifest manifest_;

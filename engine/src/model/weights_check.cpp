@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/text.h"
+#include "charonia/error.h"
 #include "model/weights.h"
 
 namespace charonia::model {
@@ -50,19 +51,40 @@ bool any_infinite(const ops::HostMatrix& matrix, DType held, const std::stop_tok
 
 }  // namespace
 
-std::string WeightFiles::find_broken(DType weight_type, const std::stop_token& stop) const {
+// Reading looks at scales, zeros and codes.
+std::string WeightFiles::find_broken(const Part& part, const std::stop_token& stop) {
+  try {
+    const auto source = opened(part);
+    const auto rows = std::max<std::int64_t>(1, kBlockBytes / source->cols());
+    const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+    std::vector<std::uint8_t> codes(size(rows * source->cols()));
+    std::vector<float> scales(size(rows * source->groups()));
+    std::vector<std::int8_t> zeros(scales.size());
+    for (std::int64_t first = 0; first < source->rows() && !stop.stop_requested(); first += rows) {
+      source->read(first, std::min(rows, source->rows() - first), codes.data(), scales.data(), zeros.data());
+    }
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+std::string WeightFiles::find_broken(DType data, const std::stop_token& stop) const {
   for (const auto& [name, parts] : tensors_) {
     for (const auto& part : parts) {
       if (stop.stop_requested()) return {};
+      if (part.quantised) {
+        if (auto broken = find_broken(part, stop); !broken.empty()) return broken;
+        continue;
+      }
       const auto& values = view(part);
       const auto tensor = cat("tensor ", part.name, " of ", part.file->path().string());
       if (any_infinite(values, values.dtype, stop)) {
         return cat(tensor, " has values that are not finite (NaN or infinity): download the model again");
       }
       // Vectors are kept as float.
-      if (values.cols > 1 && any_infinite(values, weight_type, stop)) {
-        return cat(tensor, " has values that weight_type = ", to_string(weight_type),
-                   " cannot hold: use another --dtype");
+      if (values.cols > 1 && any_infinite(values, data, stop)) {
+        return cat(tensor, " has values that ", to_string(data), " cannot hold: use another --dtype");
       }
     }
     drop_pages();

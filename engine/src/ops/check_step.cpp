@@ -97,6 +97,7 @@ void check_step(const StepInput& input, const StepFacts& facts, std::int64_t sam
     require_that(row.pending < sampled_before, [&] {
       return cat("sample row ", row.pending, " of the step before, which sampled ", sampled_before);
     });
+    require(!row.logits || row.target >= 0, "a row reports its logits only with a target");
   }
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "ops/quant_weight.h"
 #include "ops/tensor.h"
 
 namespace charonia::ops {
@@ -118,6 +119,13 @@ class Device {
                                               DType weight) = 0;
   virtual std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight) = 0;
   virtual std::unique_ptr<Experts> make_experts(std::span<const ExpertSource> experts, DType weight) = 0;
+  // The same of quantised weights, which stay quantised. Parts are of one format, and of one order() where they have
+  // one; where their input scales differ the greatest holds for all. `data`: the weight type that precision() is asked
+  // for elsewhere: inputs and outputs have its types. Sources are read and not kept. Throws Error(unsupported), naming
+  // the weight and what would work, for a format that the device does not have.
+  virtual std::unique_ptr<Linear> make_quantised_linear(std::span<const QuantSource* const> parts,
+                                                        std::span<const HostMatrix> bias, DType data) = 0;
+  virtual std::unique_ptr<Experts> make_quantised_experts(std::span<const QuantExpertSource> experts, DType data) = 0;
   // Bytes of the scratch memory that Operations::experts() takes for up to `rows` rows.
   virtual std::size_t experts_scratch_bytes(const ExpertsShape& shape, std::int64_t rows) const = 0;
 

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "model/layers.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "runtime/engine_impl.h"
 #include "runtime/settings.h"
@@ -47,7 +48,7 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   const bool automatic = config.device == "auto";
   executor_ = std::make_unique<runtime::Executor>(weights_dir, info.model, config);
   weight_check_ =
-      std::make_unique<runtime::WeightCheck>(weights_dir, config.tensor_para_size, info.model.weight_type);
+      std::make_unique<runtime::WeightCheck>(weights_dir, config.tensor_para_size, model::data_type(info.model));
   info.device = executor_->device();
   if (automatic && info.device == "cpu") ops::cuda_devices(info.device_note);
   if (auto warning = executor_->warning(); !warning.empty()) info.warnings.push_back(std::move(warning));

@@ -136,9 +136,9 @@ class Engine::Impl {
   void measure(const Step& step);
   void drop_launched();
   std::vector<ops::Sampled> collect();
-  void deliver(const schedule::StepPlan& plan, const std::vector<ops::Sampled>& sampled);
+  void deliver(const schedule::StepPlan& plan, std::vector<ops::Sampled> sampled);
   void fail_row(SeqId id, const std::string& error);
-  bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<const ops::Sampled> rows, Sequence& sequence);
+  bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<ops::Sampled> rows, Sequence& sequence);
   void accept(Sequence& sequence, const ops::Sampled& token, Clock::time_point now);
   void fail(const schedule::StepPlan& plan, const std::string& error);
   void fail_all(const std::exception& error);

@@ -168,7 +168,7 @@ void Engine::Impl::fill_rows(Step& step, const ScheduledSeq& part, Sequence& seq
     const bool samples = part.samples && i == part.num_tokens - 1;
     step.sample_rows.push_back(samples ? sequence.sample_row(tokens)
                                        : runtime::PromptLogprobs::row(part.first_position + i, tokens,
-                                                                      sequence.group.request.sampling.prompt_logprobs));
+                                                                      sequence.group.request));
     step.sample_rows.back().sequence = part.id;
     if (samples && sequence.mask) step.masks.push_back(sequence.mask);
   }
@@ -210,7 +210,7 @@ bool Engine::Impl::settle(Step& step) {
   if (!executor_->asynchronous()) scheduler_->advance(step.plan);
   scheduler_->resolve(step.plan, tokens);
   measure(step);
-  deliver(step.plan, sampled);
+  deliver(step.plan, std::move(sampled));
   return true;
 }
 
@@ -253,9 +253,9 @@ std::vector<ops::Sampled> Engine::Impl::collect() {
   return executor_->collect();
 }
 
-void Engine::Impl::deliver(const StepPlan& plan, const std::vector<ops::Sampled>& sampled) {
+void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampled) {
   const auto now = Clock::now();
-  std::span<const ops::Sampled> rest(sampled);
+  std::span<ops::Sampled> rest(sampled);
   int accepted = 0;
   for (const auto& part : plan.seqs) {
     const auto rows = rest.first(static_cast<std::size_t>(part.num_logits_rows()));
@@ -288,17 +288,22 @@ void Engine::Impl::fail_row(SeqId id, const std::string& error) {
 }
 
 // False when one could not be computed: then the sequence has ended.
-bool Engine::Impl::take_prompt_rows(const ScheduledSeq& part, std::span<const ops::Sampled> rows, Sequence& sequence) {
+bool Engine::Impl::take_prompt_rows(const ScheduledSeq& part, std::span<ops::Sampled> rows, Sequence& sequence) {
   if (!part.all_rows) return true;
   const auto reports = rows.first(rows.size() - (part.samples ? 1 : 0));
+  Result logits;
   for (std::size_t i = 0; i < reports.size(); ++i) {
     if (!reports[i].error.empty()) {
       fail_row(part.id, reports[i].error);
       return false;
     }
     if (!sequence.prompt_logprobs) continue;  // delivered; this is computed again
-    sequence.prompt_logprobs->take(part.first_position + static_cast<std::int32_t>(i), reports[i]);
+    const auto position = part.first_position + static_cast<std::int32_t>(i);
+    if (!sequence.prompt_logprobs->take(position, reports[i]) || reports[i].logits.empty()) continue;
+    if (logits.prompt_logits.empty()) logits.first_logits = position;
+    logits.prompt_logits.push_back(std::move(reports[i].logits));
   }
+  if (!logits.prompt_logits.empty()) delivery_.push(sequence.group.callback, std::move(logits));
   return true;
 }
 

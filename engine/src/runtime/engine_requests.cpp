@@ -81,6 +81,9 @@ void Engine::Impl::check(const Request& request) const {
     reject("best_of = ", sampling.best_of, " with n = ", sampling.n,
            " cannot be streamed: the best are known when all have ended. Send stream = false, or best_of = n");
   }
+  if (request.prompt_logits && (!request.stream || sampling.prompt_logprobs < 0)) {
+    reject("prompt_logits come in results of their own: they need stream = true and prompt_logprobs >= 0");
+  }
   if (request.timeout_ms && *request.timeout_ms < 1) {
     reject("timeout_ms = ", *request.timeout_ms, " is out of range: it must be >= 1");
   }

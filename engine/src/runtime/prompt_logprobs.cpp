@@ -12,21 +12,24 @@ PromptLogprobs::PromptLogprobs(int prompt_tokens, int top)
       known_(logprobs_.size()),
       missing_(static_cast<std::int64_t>(logprobs_.size())) {}
 
-ops::SampleRow PromptLogprobs::row(std::int32_t position, std::span<const TokenId> tokens, int top) {
+ops::SampleRow PromptLogprobs::row(std::int32_t position, std::span<const TokenId> tokens, const Request& request) {
   ops::SampleRow row;
   row.target = tokens[static_cast<std::size_t>(position) + 1];
-  row.logprobs = top;
+  row.logprobs = request.sampling.prompt_logprobs;
+  row.logits = request.prompt_logits;
   return row;
 }
 
-void PromptLogprobs::take(std::int32_t position, const ops::Sampled& sampled) {
+bool PromptLogprobs::take(std::int32_t position, const ops::Sampled& sampled) {
   const auto at = static_cast<std::size_t>(position);
-  if (at >= known_.size() || known_[at]) return;
+  if (at >= known_.size() || known_[at]) return false;
   known_[at] = true;
   --missing_;
   logprobs_[at] = sampled.logprob;
-  if (top_ == 0) return;
-  for (const auto& [id, logprob] : sampled.top) top_logprobs_[at].push_back({id, logprob});
+  if (top_ > 0) {
+    for (const auto& [id, logprob] : sampled.top) top_logprobs_[at].push_back({id, logprob});
+  }
+  return true;
 }
 
 void PromptLogprobs::move_to(Result& result) {

@@ -16,10 +16,11 @@ class PromptLogprobs {
   PromptLogprobs(int prompt_tokens, int top);
 
   // What the row at `position`, with `tokens` [prompt and output so far], is to report: the token after it, and the
-  // `top` likeliest.
-  static ops::SampleRow row(std::int32_t position, std::span<const TokenId> tokens, int top);
-  // The report of that row. A row that is computed again, after a preemption, says the same again.
-  void take(std::int32_t position, const ops::Sampled& sampled);
+  // log probabilities and logits that `request` asks for.
+  static ops::SampleRow row(std::int32_t position, std::span<const TokenId> tokens, const Request& request);
+  // The report of that row. False where it was known: a row that is computed again, after a preemption, says the same
+  // again.
+  bool take(std::int32_t position, const ops::Sampled& sampled);
   // Moves them into a result. Nothing where the prompt is not computed whole.
   void move_to(Result& result);
 

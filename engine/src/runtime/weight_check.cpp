@@ -4,7 +4,6 @@
 #include <exception>
 #include <utility>
 
-#include "base/dtype.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "model/weights.h"
@@ -16,10 +15,10 @@ namespace {
 constexpr std::chrono::seconds kWait{2};
 
 std::string check(const std::filesystem::path& dir, int ranks, const std::string& manifest,
-                  const std::string& weight_type, const std::stop_token& stop) {
+                  DType data, const std::stop_token& stop) {
   try {
     const model::WeightFiles files(model::Manifest(dir, ranks, manifest), false);
-    auto broken = files.find_broken(weight_dtype(weight_type), stop);
+    auto broken = files.find_broken(data, stop);
     if (!broken.empty()) return broken;
     if (stop.stop_requested()) return "the engine was closed before all weights were read for the cause";
     return "all weights are finite: the computation overflows; where weight_type is fp16, use --dtype bf16";
@@ -30,11 +29,11 @@ std::string check(const std::filesystem::path& dir, int ranks, const std::string
 
 }  // namespace
 
-WeightCheck::WeightCheck(const std::filesystem::path& weights_dir, int ranks, std::string weight_type)
+WeightCheck::WeightCheck(const std::filesystem::path& weights_dir, int ranks, DType data)
     : dir_(weights_dir),
       manifest_(model::Manifest::read(weights_dir)),
       ranks_(ranks),
-      weight_type_(std::move(weight_type)) {}
+      data_(data) {}
 
 std::string WeightCheck::explain(const std::string& error) {
   const bool first = !answer_.valid();
@@ -44,7 +43,7 @@ std::string WeightCheck::explain(const std::string& error) {
     try {
       thread_ = std::thread([this, promise = std::move(promise)]() mutable {
         const auto stop = stop_.get_token();
-        auto answer = check(dir_, ranks_, manifest_, weight_type_, stop);
+        auto answer = check(dir_, ranks_, manifest_, data_, stop);
         if (!stop.stop_requested()) log({LogLevel::error, cat("logits are not finite: ", answer), "", {}});
         promise.set_value(std::move(answer));
       });

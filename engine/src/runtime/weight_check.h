@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 
-#include "charonia/config.h"
+#include "base/dtype.h"
 
 namespace charonia::runtime {
 
@@ -17,7 +17,8 @@ class WeightCheck {
  public:
   // The folder may be gone later, as the one that Python makes for a Hugging Face folder is. Its manifest is kept, which
   // names the files of linked weights; those that were converted into the folder were found finite then.
-  WeightCheck(const std::filesystem::path& weights_dir, int ranks, std::string weight_type);
+  // data: what weights that are not quantised are rounded to.
+  WeightCheck(const std::filesystem::path& weights_dir, int ranks, DType data);
   ~WeightCheck() { join(); }
 
   // The error with what is known: the tensor that is not finite, or that none is. The first call begins to read the
@@ -34,7 +35,7 @@ class WeightCheck {
   std::filesystem::path dir_;
   std::string manifest_;
   int ranks_;
-  std::string weight_type_;
+  DType data_;
   std::shared_future<std::string> answer_;
   std::stop_source stop_;
   std::thread thread_;

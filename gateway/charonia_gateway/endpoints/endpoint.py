@@ -30,13 +30,24 @@ _TELLERS = 16  # end_session requests at once
 class InFlight:
     """A request in flight at an endpoint, counted until it ends there."""
 
-    __slots__ = ("_answering", "_prompt_tokens", "endpoint", "finished", "id", "session_ended", "session_id", "tokens")
+    __slots__ = (
+        "_answering",
+        "_prompt_tokens",
+        "endpoint",
+        "finished",
+        "followed",
+        "id",
+        "session_ended",
+        "session_id",
+        "tokens",
+    )
 
     def __init__(self, endpoint: Endpoint, id: str, request: GenerateRequest) -> None:
         self.endpoint = endpoint
         self.id = id
         self.session_id = request.session_id
         self.session_ended = False  # since it was sent: its answer begins no history
+        self.followed = False  # another request of its session was sent later
         self._answering = False
         self.finished = False  # its answer came to its own end
         self._prompt_tokens = load.prompt_tokens(request)

@@ -37,6 +37,8 @@ log = logging.getLogger("charonia_gateway")
 
 # A request may itself crash its server. It must not crash all of them.
 _MAX_LOST_CONNECTIONS = 2
+_QUALITY_AGE_S = 10.0
+_QUALITY_TIMEOUT_S = 1.0
 _MAX_TARGETS = 1000  # of which it is remembered what they were not told
 
 
@@ -83,6 +85,7 @@ class Pool:
         self._chooser = Chooser()
         self._watches: dict[str, asyncio.Task[None]] = {}
         self.endpoints: list[Endpoint] = []
+        self._quality: tuple[float, list[dict[str, Any]]] | None = None  # when it was asked for, and the answer
         # By target: a server that leaves the list and comes back may have histories that are out of date.
         self._stale: Recent[str, Recent[str, None]] = Recent(_MAX_TARGETS)
 
@@ -121,6 +124,20 @@ class Pool:
                 return await endpoint.client.look_up(ids)
         raise Unavailable("no server knows the names of tokens")
 
+    async def quality(self) -> list[dict[str, Any]]:
+        """The quality records of the model, asked of one server and remembered for a while. [] where none can say."""
+        if self._quality and self._quality[0] > time.monotonic() - _QUALITY_AGE_S:
+            return self._quality[1]
+        records: list[dict[str, Any]] = []
+        usable = [one for one in self.endpoints if one.usable]
+        for endpoint in usable:
+            with contextlib.suppress(CharoniaError):
+                records = await endpoint.client.quality(_QUALITY_TIMEOUT_S)
+                break
+        if usable:  # also where none of them could say: the next one shall not wait as long
+            self._quality = (time.monotonic(), records)
+        return records
+
     def _stale_at(self, target: str) -> Recent[str, None]:
         """What a server was not told. That of a listed one is its own, also where more targets came since."""
         for endpoint in self.endpoints:
@@ -149,12 +166,15 @@ class Pool:
                 asked, request_id=id, timeout_s=None if timeout_s is None else timeout_s - gone_s
             )
             entry = InFlight(endpoint, id, request)
+            self._note_follower(entry)
             replaced: str | None = None
             try:
                 replaced = await self._settle_session(endpoint, request)
                 first = [await anext(parts)]
                 entry.note(first[0])
-                if not entry.session_ended:
+                if entry.session_ended:
+                    self._end_again(entry)
+                else:
                     self._move(choice, request)
                     self._chooser.answered(request, endpoint)
                 entries = _check_entries(0, first[0])
@@ -271,6 +291,18 @@ class Pool:
             lambda endpoint: endpoint.stale_sessions.remember(session_id, None),
         )
         self._chooser.sessions.pop(session_id, None)
+
+    def _note_follower(self, entry: InFlight) -> None:
+        if entry.session_id is not None:
+            for other in self._running(entry.session_id):
+                other.followed = other is not entry
+
+    def _end_again(self, entry: InFlight) -> None:
+        """The end of its session may have reached the server before this request, which then began the session anew.
+        A later request of the session is one that the end was not for."""
+        if entry.session_id is not None and not entry.followed:
+            entry.endpoint.stale_sessions.remember(entry.session_id, None)
+            entry.endpoint.look_again()
 
     async def stop_session(self, session_id: str) -> None:
         await self._tell(session_id, lambda client: client.stop(session_id=session_id))

@@ -12,19 +12,22 @@ from charonia_gateway.schemas.responses import ErrorBody, Model, ModelList
 router = APIRouter(tags=["OpenAI"])
 
 
-def _model(gateway: Gateway) -> dict[str, Any]:
+async def _model(gateway: Gateway) -> dict[str, Any]:
+    records = await gateway.engine.pool.quality()
     return {
         "id": gateway.settings.model_name,
         "object": "model",
         "created": gateway.started,
         "owned_by": "charonia",
+        # Without the command: it names files of the machine that measured.
+        "quality": [{key: value for key, value in record.items() if key != "command"} for record in records],
     }
 
 
 @router.get("/v1/models", summary="List the models", response_model=ModelList)
 async def list_models(gateway: GatewayState) -> dict[str, Any]:
     """The model that this server serves."""
-    return {"object": "list", "data": [_model(gateway)]}
+    return {"object": "list", "data": [await _model(gateway)]}
 
 
 @router.get(
@@ -36,4 +39,4 @@ async def list_models(gateway: GatewayState) -> dict[str, Any]:
 async def get_model(model: str, gateway: GatewayState) -> dict[str, Any]:
     """A model by its name, which may contain slashes."""
     gateway.check_model(model)
-    return _model(gateway)
+    return await _model(gateway)

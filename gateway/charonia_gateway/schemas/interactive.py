@@ -9,15 +9,13 @@ from charonia_client import GenerateRequest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from charonia_gateway.schemas.fields import OrText, SessionId, StopOrEnd, wrong
-from charonia_gateway.schemas.requests import INT32, MAX_TIMEOUT_S, TIMINGS, Messages, engine_top_p
+from charonia_gateway.schemas.requests import INT32, MAX_TIMEOUT_S, TIMINGS, Messages, engine_top_p, messages_of
 from charonia_gateway.schemas.responses import TimingsBody
 
 
 def _prompt(value: Any) -> Any:
     """An empty text is no prompt, as is null."""
-    if not isinstance(value, str):
-        return value
-    return [{"role": "user", "content": value}] if value else None
+    return None if value is None or value == "" else messages_of(value)
 
 
 class InteractiveRequest(BaseModel):
@@ -49,6 +47,7 @@ class InteractiveRequest(BaseModel):
         le=INT32,
         description="longest answer in tokens; default: what the context holds; 0 generates nothing",
     )
+    max_tokens: int | None = Field(None, ge=0, le=INT32, description="OpenAI's name of request_output_len")
     top_p: float = Field(0.8, ge=0, le=1)
     top_k: int = Field(40, ge=-1, le=INT32, description="the k likeliest tokens; 0 or -1: all")
     temperature: float = Field(0.8, ge=0, le=2, description="0 is greedy")
@@ -69,6 +68,13 @@ class InteractiveRequest(BaseModel):
             raise wrong("session_id is missing: say whose answer is to end")
         if self.cancel and self.stop is True:
             raise wrong("cancel and stop are both true: stop keeps the turn, cancel drops it; send one")
+        if self.max_tokens is not None:
+            if self.request_output_len not in (None, self.max_tokens):
+                raise wrong(
+                    f"max_tokens = {self.max_tokens} and request_output_len = {self.request_output_len} mean the same "
+                    "and differ: send one"
+                )
+            self.request_output_len = self.max_tokens
         if self.acts or self.ends:
             return self
         if self.prompt is None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from charonia_client import GenerateRequest
 from charonia_client.contract import SCALARS
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 
 from charonia_gateway.schemas.fields import (
     MAX_MESSAGES,
@@ -150,7 +151,10 @@ class Message(BaseModel):
 Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)]
 
 
-def _messages(value: Any) -> Any:
+def messages_of(value: Any) -> Any:
+    """A plain text is the user's only message."""
+    if not isinstance(value, str | list):
+        raise PydanticCustomError("messages", "send the user's text, or a list of messages")
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
@@ -173,7 +177,7 @@ class ChatRequest(Sampling):
 
     operation: ClassVar[str] = "chat"
 
-    messages: Annotated[Messages, Field(min_length=1), BeforeValidator(_messages), OrText()] = Field(
+    messages: Annotated[Messages, Field(min_length=1), BeforeValidator(messages_of), OrText()] = Field(
         description="the conversation; one plain string is the user's only message"
     )
     max_completion_tokens: int | None = Field(

@@ -89,6 +89,9 @@ class Model(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    quality: list[dict[str, Any]] = Field(
+        [], description="what `charonia evaluate` measured of the model: perplexity, distance from its 16-bit form"
+    )
 
 
 class ModelList(BaseModel):

@@ -189,9 +189,11 @@ struct ModelConfig {
   bool renormalize_experts = true;
   // layers with experts (m) and dense ones (d); empty: all m; letters m and d
   std::string layer_experts;
-  // type of the weights; bf16 | fp16 | fp32
+  // type of most of the weights; bf16 | fp16 | fp32 | int4 | int8 | fp8 | mxfp4
   std::string weight_type = "bf16";
-  // quantisation group; 0: not quantised; >= 0
+  // type of activations and of weights that are not quantised; empty: weight_type;  | bf16 | fp16 | fp32
+  std::string data_type;
+  // input features that share a scale of a quantised weight; 0: all of an output feature, or not quantised; >= 0
   int group_size = 0;
 };
 

@@ -18,15 +18,16 @@ namespace {
 
 #if defined(__x86_64__) && defined(__linux__)
 
+constexpr unsigned kAmxBf16 = 1U << 22, kAmxInt8 = 1U << 25;
 constexpr unsigned kTileConfigState = 17, kTileDataState = 18;  // bits of XCR0
 
 // Bits of processor features (CPUID leaf 7) and of the states that the system saves (XCR0).
-bool processor_has_amx() {
+bool processor_has_amx(unsigned kind) {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & bit_OSXSAVE) == 0) return false;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
-  constexpr unsigned kAmxBf16 = 1U << 22, kAmxTile = 1U << 24;
-  if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
+  constexpr unsigned kAmxTile = 1U << 24;
+  if ((d & kind) == 0 || (d & kAmxTile) == 0) return false;
   unsigned low = 0, high = 0;
   asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   constexpr unsigned kTiles = 1U << kTileConfigState | 1U << kTileDataState;
@@ -51,7 +52,42 @@ std::uint16_t random_eighths(std::uint32_t& state) {
 
 bool has_amx() {
 #if defined(__x86_64__) && defined(__linux__)
-  static const bool has = processor_has_amx() && ask_for_tiles();
+  // All processors with AMX have VBMI too, which their kernels use; an emulator might not.
+  static const bool has = processor_has_amx(kAmxBf16) && __builtin_cpu_supports("avx512vbmi") && ask_for_tiles();
+  return has;
+#else
+  return false;
+#endif
+}
+
+bool has_amx_int8() {
+#if defined(__x86_64__) && defined(__linux__)
+  static const bool has = has_amx() && processor_has_amx(kAmxInt8);
+  return has;
+#else
+  return false;
+#endif
+}
+
+bool has_avx512_vnni() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512vnni") != 0;
+#else
+  return false;
+#endif
+}
+
+// Whether AVX2's registers are saved is asked by the compiler's question; AVX-VNNI is not among those of every
+// compiler.
+bool has_avx_vnni() {
+#if defined(__x86_64__) && defined(__linux__)
+  static const bool has = [] {
+    __builtin_cpu_init();
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    constexpr unsigned kAvxVnni = 1U << 4;
+    return __builtin_cpu_supports("avx2") != 0 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kAvxVnni) != 0;
+  }();
   return has;
 #else
   return false;

@@ -9,6 +9,8 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/packed_linear.h"
+#include "ops/cpu/quant_linear.h"
 
 namespace charonia::ops::cpu {
 namespace {
@@ -23,7 +25,7 @@ std::byte* row_at(const Tensor& tensor, std::int64_t row) {
   return static_cast<std::byte*>(tensor.data) + static_cast<std::size_t>(row * tensor.stride) * size_of(tensor.dtype);
 }
 
-std::string shape_of(const HostMatrix& m) { return cat("[", m.rows, ", ", m.cols, "]"); }
+std::string text_of(const std::array<std::int64_t, 2>& shape) { return cat("[", shape[0], ", ", shape[1], "]"); }
 
 // A packed matrix [rows, cols] in scratch memory.
 Tensor matrix_at(void* scratch, std::size_t offset, DType type, std::int64_t rows, std::int64_t cols) {
@@ -38,24 +40,41 @@ Tensor rows_of(const Tensor& tensor, std::int64_t begin, std::int64_t end) {
 
 CpuExperts::CpuExperts(std::span<const ExpertSource> experts, DType weight, ThreadPool& pool, HugeArena& arena)
     : type_(weight) {
-  if (experts.empty()) throw Error(ErrorCode::invalid_argument, "a layer of experts needs at least one expert");
-  count_ = static_cast<int>(experts.size());
-  hidden_ = experts[0].gate.cols;
-  inter_ = experts[0].gate.rows;
-  gate_up_.reserve(experts.size());
-  down_.reserve(experts.size());
-  for (std::size_t e = 0; e < experts.size(); ++e) {
-    const auto& [gate, up, down] = experts[e];
-    if (gate.rows != inter_ || gate.cols != hidden_ || up.rows != inter_ || up.cols != hidden_ ||
-        down.rows != hidden_ || down.cols != inter_) {
-      throw Error(ErrorCode::invalid_argument,
-                  cat("expert ", e, " has gate ", shape_of(gate), ", up ", shape_of(up), " and down ", shape_of(down),
-                      ": gate and up must be [", inter_, ", ", hidden_, "], down the other way round"));
-    }
-    gate_up_.emplace_back(std::array{gate, up}, std::span<const HostMatrix>{}, weight, pool, arena);
-    down_.emplace_back(std::array{down}, std::span<const HostMatrix>{}, weight, pool, arena);
-    bytes_ += gate_up_.back().bytes() + down_.back().bytes();
+  for (const auto& [gate, up, down] : experts) {
+    add({gate.rows, gate.cols}, {up.rows, up.cols}, {down.rows, down.cols}, [&] {
+      gate_up_.push_back(
+          std::make_unique<PackedLinear>(std::array{gate, up}, std::span<const HostMatrix>{}, weight, pool, arena));
+      down_.push_back(
+          std::make_unique<PackedLinear>(std::array{down}, std::span<const HostMatrix>{}, weight, pool, arena));
+    });
   }
+  if (count_ == 0) throw Error(ErrorCode::invalid_argument, "a layer of experts needs at least one expert");
+}
+
+CpuExperts::CpuExperts(std::span<const QuantExpertSource> experts, DType data, ThreadPool& pool, HugeArena& arena)
+    : type_(data) {
+  for (const auto& [gate, up, down] : experts) {
+    const std::array gate_up{gate, up};
+    const std::array down_alone{down};
+    add({gate->rows(), gate->cols()}, {up->rows(), up->cols()}, {down->rows(), down->cols()}, [&] {
+      gate_up_.push_back(make_quantised(gate_up, {}, data, pool, arena));
+      down_.push_back(make_quantised(down_alone, {}, data, pool, arena));
+    });
+  }
+  if (count_ == 0) throw Error(ErrorCode::invalid_argument, "a layer of experts needs at least one expert");
+}
+
+template <class Pack>
+void CpuExperts::add(Shape gate, Shape up, Shape down, Pack pack) {
+  if (count_ == 0) inter_ = gate[0], hidden_ = gate[1];
+  if (gate != Shape{inter_, hidden_} || up != gate || down != Shape{hidden_, inter_}) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("expert ", count_, " has gate ", text_of(gate), ", up ", text_of(up), " and down ", text_of(down),
+                    ": gate and up must be [", inter_, ", ", hidden_, "], down the other way round"));
+  }
+  pack();
+  bytes_ += gate_up_.back()->bytes() + down_.back()->bytes();
+  ++count_;
 }
 
 void Routing::choose(const float* logits, std::int64_t row, bool renormalize, const Kernels& kernels) {
@@ -130,6 +149,10 @@ std::unique_ptr<Experts> CpuOps::make_experts(std::span<const ExpertSource> expe
   return std::make_unique<CpuExperts>(experts, weight, pool_, weights_);
 }
 
+std::unique_ptr<Experts> CpuOps::make_quantised_experts(std::span<const QuantExpertSource> experts, DType data) {
+  return std::make_unique<CpuExperts>(experts, data, pool_, weights_);
+}
+
 std::size_t CpuOps::experts_scratch_bytes(const ExpertsShape& shape, std::int64_t rows) const {
   return ExpertsWorkspace(shape, precision(shape.weight).activation, rows).bytes;
 }
@@ -147,7 +170,7 @@ void CpuOps::experts(const Tensor& out, const Tensor& in, const Tensor& router, 
   require(how.top_k >= 1 && how.top_k <= w.count(), cat("top_k ", how.top_k, " must be in [1, ", w.count(), "]"));
   if (in.rows == 0) return;
   plain_gemms_.clear();
-  widened_gemms_.clear();
+  prepared_gemms_.clear();
   routing_.route(router, how, kernels_, pool_);
   const ExpertsWorkspace workspace({w.count(), how.top_k, w.hidden(), w.inter(), w.type()}, act, in.rows);
   for (std::int64_t row = 0; row < out.rows; ++row) {
@@ -162,17 +185,17 @@ void CpuOps::experts(const Tensor& out, const Tensor& in, const Tensor& router, 
   }
 }
 
-// GEMMs that take the activations as they are, are all computed at once; those that take widened ones in turns of no
+// GEMMs that take the activations as they are, are all computed at once; those that take prepared ones in turns of no
 // more rows than there is room for.
-void CpuOps::add_expert_gemm(const Tensor& out, const Tensor& in, const PackedLinear& weight) {
-  const auto gemm = gemm_kernel_for(kernels_, weight.type(), in.rows);
-  if (!gemm.widened) return plain_gemms_.add({gemm, &weight, out, in});
-  reserve_widened(kWidenedRows, in.cols);
-  for (std::int64_t begin = 0; begin < in.rows; begin += kWidenedRows) {
-    const auto end = std::min(in.rows, begin + kWidenedRows);
-    if (widened_gemms_.rows + end - begin > kWidenedRows) multiply_experts(widened_gemms_);
-    const auto wide = widen(rows_of(in, begin, end), widened_gemms_.rows);
-    widened_gemms_.add({gemm, &weight, rows_of(out, begin, end), wide});
+void CpuOps::add_expert_gemm(const Tensor& out, const Tensor& in, const CpuLinear& weight) {
+  const auto gemm = weight.gemm(kernels_, in.rows);
+  if (gemm.prepared_bytes == 0) return plain_gemms_.add({gemm, &weight, out, gemm_rows(in)});
+  reserve_prepared(kPreparedRows, gemm);
+  for (std::int64_t begin = 0; begin < in.rows; begin += kPreparedRows) {
+    const auto end = std::min(in.rows, begin + kPreparedRows);
+    if (prepared_gemms_.rows + end - begin > kPreparedRows) multiply_experts(prepared_gemms_);
+    const auto rows = prepare(rows_of(in, begin, end), weight, gemm, prepared_gemms_.rows);
+    prepared_gemms_.add({gemm, &weight, rows_of(out, begin, end), rows});
   }
 }
 
@@ -181,16 +204,16 @@ void CpuOps::multiply_experts(ExpertGemms& gemms) {
   if (parts.empty()) return;
   // Panels of an expert are neighbours: its rows stay in the cache while threads take one panel after the other.
   const auto rows = std::max<std::int64_t>(1, gemms.rows / static_cast<std::int64_t>(parts.size()));
-  const auto grain = std::max<std::int64_t>(1, kSmallGemm / work_of_panel(rows, parts.front().in.cols));
+  const auto grain = std::max<std::int64_t>(1, kSmallGemm / work_of_panel(rows, parts.front().weight->in_features()));
   pool_.parallel_for(gemms.chunks, grain, [&](std::int64_t chunk, std::int64_t end) {
     auto part = std::ranges::upper_bound(parts, chunk, {}, &ExpertGemm::first_chunk) - 1;
     for (; chunk < end; ++chunk) {
       while (part + 1 != parts.end() && (part + 1)->first_chunk <= chunk) ++part;
       const auto panel = (chunk - part->first_chunk) * part->gemm.panels;
-      const RowBlocks blocks(part->gemm, part->in.rows);
-      for (std::int64_t row = 0; row < part->in.rows; row += blocks.size) {
-        multiply_panels(part->gemm, *part->weight, panel, part->out, part->in, row,
-                        std::min(blocks.size, part->in.rows - row));
+      const RowBlocks blocks(part->gemm, part->in.count);
+      for (std::int64_t row = 0; row < part->in.count; row += blocks.size) {
+        part->weight->multiply(part->gemm, panel, part->out, part->in, row,
+                               std::min(blocks.size, part->in.count - row));
       }
     }
   });
@@ -216,11 +239,11 @@ void CpuOps::expert_group(const Tensor& out, const Tensor& in, const CpuExperts&
       add_expert_gemm(rows_of(to, rows_begin, rows_end), rows_of(from, rows_begin, rows_end), weight_of(e));
     }
     multiply_experts(plain_gemms_);
-    multiply_experts(widened_gemms_);
+    multiply_experts(prepared_gemms_);
   };
-  multiply(gate_up, gathered, [&](int e) -> const PackedLinear& { return w.gate_up(e); });
+  multiply(gate_up, gathered, [&](int e) -> const CpuLinear& { return w.gate_up(e); });
   gated_activation(gated, gate_up, activation);
-  multiply(down, gated, [&](int e) -> const PackedLinear& { return w.down(e); });
+  multiply(down, gated, [&](int e) -> const CpuLinear& { return w.down(e); });
   for_rows(out.rows, routing_.top_k() * w.hidden(), [&](std::int64_t row) {
     const auto assignments = routing_.assignments(row);
     const auto factors = routing_.weights(row);

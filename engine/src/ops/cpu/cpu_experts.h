@@ -1,14 +1,16 @@
 // Mixture of experts on the CPU: the weights, which rows go to which expert, and where a step works.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
-#include "ops/cpu/gemm_kernel.h"
+#include "base/huge_memory.h"
+#include "ops/cpu/cpu_linear.h"
 #include "ops/cpu/kernels.h"
-#include "ops/cpu/packed_linear.h"
 #include "ops/device.h"
 #include "ops/operations.h"
 
@@ -18,14 +20,20 @@ class CpuExperts : public Experts {
  public:
   // Throws Error(invalid_argument) when shapes do not fit together.
   CpuExperts(std::span<const ExpertSource> experts, DType weight, ThreadPool& pool, HugeArena& arena);
+  CpuExperts(std::span<const QuantExpertSource> experts, DType data, ThreadPool& pool, HugeArena& arena);
 
   DType type() const { return type_; }
-  const PackedLinear& gate_up(int expert) const { return gate_up_[static_cast<std::size_t>(expert)]; }
-  const PackedLinear& down(int expert) const { return down_[static_cast<std::size_t>(expert)]; }
+  const CpuLinear& gate_up(int expert) const { return *gate_up_[static_cast<std::size_t>(expert)]; }
+  const CpuLinear& down(int expert) const { return *down_[static_cast<std::size_t>(expert)]; }
 
  private:
+  using Shape = std::array<std::int64_t, 2>;
+  // Packs another expert.
+  template <class Pack>
+  void add(Shape gate, Shape up, Shape down, Pack pack);
+
   DType type_;
-  std::vector<PackedLinear> gate_up_, down_;  // [experts]: gate above up
+  std::vector<std::unique_ptr<CpuLinear>> gate_up_, down_;  // [experts]: gate above up
 };
 
 // Which rows go to which expert. An assignment is a row with one of its experts.
@@ -61,15 +69,16 @@ class Routing {
 // a time.
 struct ExpertGemm {
   GemmKernel gemm;
-  const PackedLinear* weight = nullptr;
-  Tensor out, in;
+  const CpuLinear* weight = nullptr;
+  Tensor out;
+  GemmRows in;
   std::int64_t first_chunk = 0;
 };
 struct ExpertGemms {
   void add(ExpertGemm part) {
     part.first_chunk = chunks;
     chunks += (part.weight->panels() + part.gemm.panels - 1) / part.gemm.panels;
-    rows += part.in.rows;
+    rows += part.in.count;
     parts.push_back(part);
   }
   void clear() {

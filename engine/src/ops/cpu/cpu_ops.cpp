@@ -11,6 +11,7 @@
 #include "ops/cpu/free_memory.h"
 #include "ops/cpu/make_cpu_ops.h"
 #include "ops/cpu/packed_linear.h"
+#include "ops/cpu/quant_linear.h"
 
 namespace charonia::ops {
 namespace cpu {
@@ -28,10 +29,6 @@ T* row_of(const Tensor& tensor, std::int64_t row) {
 std::byte* bytes_of(const Tensor& tensor, std::int64_t row) {
   return static_cast<std::byte*>(tensor.data) + static_cast<std::size_t>(row * tensor.stride) * size_of(tensor.dtype);
 }
-
-// Floats from one widened row to the next: a line more than a row has, so that the rows of a tile do not fall into the
-// same few sets of the L1 cache.
-std::int64_t widened_stride(std::int64_t cols) { return (cols + 15) / 16 * 16 + 16; }
 
 // Rows [begin, begin + rows).
 Tensor rows_of(const Tensor& tensor, std::int64_t begin, std::int64_t rows) {
@@ -109,6 +106,11 @@ void CpuOps::download(void* host, const void* device, std::size_t bytes) { std::
 std::unique_ptr<Linear> CpuOps::make_linear(std::span<const HostMatrix> parts, std::span<const HostMatrix> bias,
                                             DType weight) {
   return std::make_unique<PackedLinear>(parts, bias, weight, pool_, weights_);
+}
+
+std::unique_ptr<Linear> CpuOps::make_quantised_linear(std::span<const QuantSource* const> parts,
+                                                      std::span<const HostMatrix> bias, DType data) {
+  return make_quantised(parts, bias, data, pool_, weights_);
 }
 
 std::unique_ptr<Embedding> CpuOps::make_embedding(const HostMatrix& table, DType weight) {
@@ -200,46 +202,48 @@ void CpuOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& d
 }
 
 void CpuOps::linear(const Tensor& out, const Tensor& in, const Linear& weight) {
-  const auto& w = static_cast<const PackedLinear&>(weight);
+  const auto& w = static_cast<const CpuLinear&>(weight);
   require(in.dtype == precision(w.type()).activation && out.dtype == DType::f32, "linear",
           "in must be of the weight's activation type, out f32");
   require(in.cols == w.in_features() && out.cols == w.out_features() && in.rows == out.rows, "linear",
           cat("in [", in.rows, ", ", in.cols, "], out [", out.rows, ", ", out.cols, "] and weight [", w.out_features(),
               ", ", w.in_features(), "] do not fit together"));
   if (in.rows == 0) return;
-  const auto gemm = gemm_kernel_for(kernels_, w.type(), in.rows);
-  if (!gemm.widened) return multiply(out, in, w, gemm);
-  // Activations are widened once for all panels.
-  reserve_widened(std::min(in.rows, kWidenedRows), in.cols);
-  for (std::int64_t begin = 0; begin < in.rows; begin += kWidenedRows) {
-    const auto rows = std::min(kWidenedRows, in.rows - begin);
-    multiply(rows_of(out, begin, rows), widen(rows_of(in, begin, rows), 0), w, gemm);
+  const auto gemm = w.gemm(kernels_, in.rows);
+  if (gemm.prepared_bytes == 0) return multiply(out, gemm_rows(in), w, gemm);
+  // Activations are prepared once for all panels.
+  reserve_prepared(std::min(in.rows, kPreparedRows), gemm);
+  for (std::int64_t begin = 0; begin < in.rows; begin += kPreparedRows) {
+    const auto rows = std::min(kPreparedRows, in.rows - begin);
+    multiply(rows_of(out, begin, rows), prepare(rows_of(in, begin, rows), w, gemm, 0), w, gemm);
   }
 }
 
-void CpuOps::reserve_widened(std::int64_t rows, std::int64_t cols) {
-  const auto bytes = static_cast<std::size_t>(rows * widened_stride(cols)) * sizeof(float);
-  if (widened_ == nullptr || widened_->bytes() < bytes) widened_ = std::make_unique<HugeMemory>(bytes);
+void CpuOps::reserve_prepared(std::int64_t rows, const GemmKernel& gemm) {
+  const auto bytes = static_cast<std::size_t>(rows * gemm.prepared_bytes);
+  if (prepared_rows_ == nullptr || prepared_rows_->bytes() < bytes) {
+    prepared_rows_ = std::make_unique<HugeMemory>(bytes);
+  }
 }
 
-Tensor CpuOps::widen(const Tensor& in, std::int64_t first) {
-  const auto stride = widened_stride(in.cols);
-  const Tensor wide{reinterpret_cast<float*>(widened_->data()) + first * stride, DType::f32, in.rows, in.cols, stride};
+GemmRows CpuOps::prepare(const Tensor& in, const CpuLinear& w, const GemmKernel& gemm, std::int64_t first) {
+  auto* const to = prepared_rows_->data() + first * gemm.prepared_bytes;
   for_rows(in.rows, in.cols,
-           [&](std::int64_t row) { kernels_.f32_from_bf16(row_of<float>(wide, row), row_of<Bf16>(in, row), in.cols); });
-  return wide;
+           [&](std::int64_t row) { w.prepare_row(kernels_, gemm, bytes_of(in, row), to + row * gemm.prepared_bytes); });
+  return {to, gemm.prepared_bytes, in.rows};
 }
 
-void CpuOps::multiply(const Tensor& out, const Tensor& in, const PackedLinear& w, const GemmKernel& gemm) {
+void CpuOps::multiply(const Tensor& out, const GemmRows& in, const CpuLinear& w, const GemmKernel& gemm) {
   // All row blocks of a panel one after the other, while it is in the cache.
-  const RowBlocks blocks(gemm, in.rows);
+  const RowBlocks blocks(gemm, in.count);
   const std::int64_t chunks = (w.panels() + gemm.panels - 1) / gemm.panels * blocks.count;
-  std::int64_t grain = std::max<std::int64_t>(1, kSmallGemm / (gemm.panels * work_of_panel(blocks.size, in.cols)));
+  const std::int64_t work = gemm.panels * work_of_panel(blocks.size, w.in_features());
+  std::int64_t grain = std::max<std::int64_t>(1, kSmallGemm / work);
   if (chunks >= 8 * blocks.count * pool_.size()) grain = std::max(grain, blocks.count);
   pool_.parallel_for(chunks, grain, [&](std::int64_t begin, std::int64_t end) {
     for (auto chunk = begin; chunk < end; ++chunk) {
       const auto row = chunk % blocks.count * blocks.size;
-      multiply_panels(gemm, w, chunk / blocks.count * gemm.panels, out, in, row, std::min(blocks.size, in.rows - row));
+      w.multiply(gemm, chunk / blocks.count * gemm.panels, out, in, row, std::min(blocks.size, in.count - row));
     }
   });
 }

@@ -11,9 +11,8 @@
 #include "base/thread_pool.h"
 #include "ops/check_step.h"
 #include "ops/cpu/cpu_experts.h"
+#include "ops/cpu/cpu_linear.h"
 #include "ops/cpu/dispatch.h"
-#include "ops/cpu/gemm_kernel.h"
-#include "ops/cpu/packed_linear.h"
 #include "ops/cpu/process_group.h"
 #include "ops/cpu/sample.h"
 #include "ops/ops.h"
@@ -41,6 +40,9 @@ class CpuOps : public Ops {
   std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, int num_blocks, int committed = -1) override;
   void commit_blocks(KvCache& cache, int num_blocks) override;
   std::unique_ptr<Experts> make_experts(std::span<const ExpertSource> experts, DType weight) override;
+  std::unique_ptr<Linear> make_quantised_linear(std::span<const QuantSource* const> parts,
+                                                std::span<const HostMatrix> bias, DType data) override;
+  std::unique_ptr<Experts> make_quantised_experts(std::span<const QuantExpertSource> experts, DType data) override;
   std::size_t experts_scratch_bytes(const ExpertsShape& shape, std::int64_t rows) const override;
 
   void prepare(const StepLimits& limits, const Issue& issue) override;
@@ -82,16 +84,16 @@ class CpuOps : public Ops {
   }
 
   // The loop over panels and rows of a GEMM.
-  void multiply(const Tensor& out, const Tensor& in, const PackedLinear& w, const GemmKernel& gemm);
-  // Makes room for so many widened rows; and rows of bf16 as floats, from row `first` of that room on.
-  void reserve_widened(std::int64_t rows, std::int64_t cols);
-  Tensor widen(const Tensor& in, std::int64_t first);
+  void multiply(const Tensor& out, const GemmRows& in, const CpuLinear& w, const GemmKernel& gemm);
+  // Makes room for so many prepared rows; and prepares rows, from row `first` of that room on.
+  void reserve_prepared(std::int64_t rows, const GemmKernel& gemm);
+  GemmRows prepare(const Tensor& in, const CpuLinear& w, const GemmKernel& gemm, std::int64_t first);
 
   // What experts [first, last) add to out.
   void expert_group(const Tensor& out, const Tensor& in, const CpuExperts& weights, int first, int last,
                     Activation activation, const ExpertsWorkspace& workspace, void* scratch);
   // Collects a GEMM of an expert's, and computes what was collected.
-  void add_expert_gemm(const Tensor& out, const Tensor& in, const PackedLinear& weight);
+  void add_expert_gemm(const Tensor& out, const Tensor& in, const CpuLinear& weight);
   void multiply_experts(ExpertGemms& gemms);
 
   // Queries [begin, end) of (row, head of the group) of a sequence and a KV head; they see `splits` splits of their
@@ -111,7 +113,7 @@ class CpuOps : public Ops {
   const Kernels& kernels_;
   ThreadPool pool_;
   HugeArena weights_;
-  std::unique_ptr<HugeMemory> widened_;  // activations of the call in progress
+  std::unique_ptr<HugeMemory> prepared_rows_;  // activations of the call in progress
   std::shared_ptr<ProcessGroup> group_;  // null: alone
   int rank_ = 0;
   bool prepared_ = false;
@@ -127,7 +129,7 @@ class CpuOps : public Ops {
   std::vector<float> states_;                  // of the tiles whose splits several threads compute
   Routing routing_;                            // of the call in progress
   ExpertGemms plain_gemms_;                    // of experts, collected and not computed yet
-  ExpertGemms widened_gemms_;                  // the same, of widened activations
+  ExpertGemms prepared_gemms_;                 // the same, of prepared activations
   std::vector<std::int32_t> sequence_of_row_;  // of the step begun last
 };
 

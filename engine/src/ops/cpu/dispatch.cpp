@@ -58,6 +58,16 @@ std::vector<InstructionSet> instruction_sets() {
   return sets;
 }
 
+IntegerKernels integer_kernels(const Kernels& kernels) {
+#if defined(__x86_64__)
+  const bool has_vnni = &kernels == &avx2::kernels() ? has_avx_vnni() : has_avx512_vnni();
+  return {.linear = kernels.linear_i8_vnni != nullptr && has_vnni ? kernels.linear_i8_vnni : kernels.linear_i8,
+          .tiles = has_amx_int8() ? kernels.linear_i8_tiles : nullptr};
+#else
+  return {.linear = kernels.linear_i8};
+#endif
+}
+
 InstructionSet instruction_set(std::string_view name) {
   const auto sets = instruction_sets();
   if (name.empty()) return sets.back();

@@ -25,4 +25,12 @@ std::string instruction_set_warning();
 // Error(unsupported) for one that this processor lacks, listing those that would do.
 InstructionSet instruction_set(std::string_view name);
 
+// The GEMMs of 8-bit integers of an instruction set that this processor can run. They give the same bits; that of tiles
+// is the best for many rows.
+struct IntegerKernels {
+  void (*linear)(const IntegerLinearArgs&) = nullptr;
+  void (*tiles)(const IntegerLinearArgs&) = nullptr;  // null: there are none
+};
+IntegerKernels integer_kernels(const Kernels& kernels);
+
 }  // namespace charonia::ops::cpu

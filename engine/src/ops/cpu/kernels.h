@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "ops/quant_weight.h"
 
 namespace charonia::ops::cpu {
 
@@ -45,6 +46,104 @@ struct LinearArgs {
   std::int64_t k = 0;
   const void* panel = nullptr;
   int panels = 1;        // 2: another panel lies behind it; where Kernels::two_panel_rows allows it
+  float* out = nullptr;  // [rows, columns]
+  std::int64_t out_stride = 0;
+  int columns = 0;              // 1 .. 64, of two panels 65 .. 128
+  const float* bias = nullptr;  // [columns] or none
+};
+
+// A quantised weight (quant_weight.h) whose activations stay as they are, packed into panels of 64 output features too.
+// A panel is its groups, one behind the other; of each
+//   codes   [ceil(group / 8) * 8 * bits / 32][64] words of 32 bits: 8 codes of a feature, or 4. Those of even k
+//           are in the lower half, the first of them lowest, those of odd k in the upper half. i8 is stored as code +
+//           128. Behind the group's last k lie codes whose number is zero.
+//   scales  [64] f32, f16 or bf16
+//   zeros   [64] int8, where the weight has them; of u4 zero - 8
+// Lines of 64 bytes are not cut by any of these.
+struct QuantPanel {
+  Code code = Code::u4;
+  DType scale_type = DType::f32;
+  bool has_zeros = false;
+  std::int64_t k = 0, group = 0;
+
+  constexpr std::int64_t groups() const { return k / group; }
+  // Bytes of a group: of its codes; where its scales begin, and its zeros; all.
+  constexpr std::int64_t scales() const { return (group + 7) / 8 * kPanel * (code_bits() == 4 ? 4 : 8); }
+  constexpr std::int64_t zeros() const { return scales() + kPanel * (scale_type == DType::f32 ? 4 : 2); }
+  constexpr std::int64_t group_bytes() const { return zeros() + (has_zeros ? kPanel : 0); }
+  constexpr std::int64_t bytes() const { return groups() * group_bytes(); }
+  constexpr int code_bits() const { return code == Code::u4 || code == Code::f4_e2m1 ? 4 : 8; }
+};
+
+// Rows of such a GEMM that one call takes at most.
+inline constexpr int kQuantRowBlock = 256;
+// Where a group is no multiple of this, tiles read beyond its end, less than so many k, and multiply that with zeros:
+// behind the last k of a row there must be as many finite numbers.
+inline constexpr int kQuantAlign = 32;
+
+// out[r, c] = sum over groups g, ascending, of scale[g, c] * (sum over k of g of a[r, k] * number[k, c]
+//                                                             - zero[g, c] * sums[r, g]) + bias[c],
+// where number is that of the code, for u4 code - 8. The inner sum runs over k as that of LinearArgs does, from zero
+// on: one k after the other where a is f32, in steps of a pair or of a tile where it is bf16. It is rounded as these
+// steps round; then zero * sum is subtracted by one fma and scale * that added by another. Numbers and zeros are exact
+// in bf16 and scales in f32, so no weight is rounded.
+struct QuantLinearArgs {
+  const void* a = nullptr;  // [rows, k], bf16 for quant_linear_bf16, else f32
+  std::int64_t a_stride = 0;
+  const float* sums = nullptr;  // [rows, groups]: of a group's activations, where the weight has zeros
+  std::int64_t sums_stride = 0;
+  int rows = 0;  // 1 .. kQuantRowBlock
+  QuantPanel shape;
+  const void* panel = nullptr;
+  float* out = nullptr;  // [rows, columns]
+  std::int64_t out_stride = 0;
+  int columns = 0;              // 1 .. 64
+  const float* bias = nullptr;  // [columns] or none
+};
+
+// A weight of 8-bit integers that is multiplied with activations of 8-bit integers. Its panels of 64 output features
+// hold
+//   codes        [ceil(k / 4)][64][4] int8, zeros beyond k
+//   corrections  [groups][64] int32: -128 times the sum of a group's codes. Some dot products take activations
+//   unsigned,
+//                as code + 128, and begin with this.
+//   scales       [groups][64] f32
+//   zeros        [groups][64] int32, where the weight has zeros
+// A group that is not the whole row has a multiple of 4 columns.
+struct IntegerPanel {
+  std::int64_t k = 0, group = 0;
+  bool has_zeros = false;
+
+  constexpr std::int64_t groups() const { return k / group; }
+  constexpr std::int64_t corrections() const {
+    return (k + 3) / 4 * 4 * kPanel;
+  }  // bytes from the panel's beginning on
+  constexpr std::int64_t scales() const { return corrections() + groups() * kPanel * 4; }
+  constexpr std::int64_t zeros() const { return scales() + groups() * kPanel * 4; }
+  constexpr std::int64_t bytes() const { return zeros() + (has_zeros ? groups() * kPanel * 4 : 0); }
+};
+
+// The columns of a group, at most: 65536 * 127 * 255 is below 2^31.
+inline constexpr std::int64_t kIntegerGroup = 65536;
+// Rows of activations are padded with zeros to a multiple of this.
+inline constexpr std::int64_t kIntegerAlign = 64;
+// Rows that one call takes at most.
+inline constexpr int kIntegerRowBlock = 64;
+// Matrix tiles take 64 k at a time: they multiply with whole rows and with groups of a multiple of that.
+constexpr bool integer_tiles_take(const IntegerPanel& shape) { return shape.groups() == 1 || shape.group % 64 == 0; }
+
+// out[r, c] = scales[r] * (sum over groups, ascending, of scale[g, c] * d[r, g, c]) + bias[c], where d is the whole
+// number sum over k of a group of a[r, k] * (code[k, c] - zero[g, c]), converted to float: every instruction set gives
+// the same bits. A row whose scale is NaN gives NaN.
+struct IntegerLinearArgs {
+  const std::int8_t* a = nullptr;      // codes in [-127, 127]: [rows, k rounded up to kIntegerAlign], zeros beyond k
+  std::int64_t a_stride = 0;           // bytes, a multiple of 4; of the next two as well
+  const float* scales = nullptr;       // [rows]
+  const std::int32_t* sums = nullptr;  // [rows, groups]: of a group's codes; where the weight has zeros
+  int rows = 0;                        // 1 .. kIntegerRowBlock
+  IntegerPanel shape;
+  const void* panel = nullptr;
+  int panels = 1;        // 2: another panel lies behind it; where Kernels::two_integer_panel_rows allows it
   float* out = nullptr;  // [rows, columns]
   std::int64_t out_stride = 0;
   int columns = 0;              // 1 .. 64, of two panels 65 .. 128
@@ -121,6 +220,30 @@ struct Kernels {
   void (*linear_bf16_widened)(const LinearArgs&);
   void (*linear_f16)(const LinearArgs&);
   void (*linear_f32)(const LinearArgs&);
+
+  // By the type of the activations. Of bf16: null where the processor does not multiply pairs of bf16 itself; there
+  // activations are widened before, once for all panels.
+  void (*quant_linear_bf16)(const QuantLinearArgs&);
+  void (*quant_linear_f32)(const QuantLinearArgs&);
+  // sums[g] = the sum of a group's activations: in lanes of a vector, which are added at last.
+  void (*group_sums_bf16)(float* sums, const Bf16* a, std::int64_t group, std::int64_t groups);
+  void (*group_sums_f32)(float* sums, const float* a, std::int64_t group, std::int64_t groups);
+
+  // A GEMM of integers: by what every processor of the instruction set has; by its dot products of bytes (AVX512_VNNI,
+  // or AVX-VNNI for AVX2) and by matrix tiles of bytes (integer_tiles_take), which not all of them have. Null: not in
+  // this set.
+  void (*linear_i8)(const IntegerLinearArgs&);
+  void (*linear_i8_vnni)(const IntegerLinearArgs&);
+  void (*linear_i8_tiles)(const IntegerLinearArgs&);
+  // Up to how many rows the first two take two panels at once.
+  int two_integer_panel_rows;
+  // One row of activations: codes round(x / s), ties to even, in [-127, 127], and zeros behind them up to a multiple of
+  // kIntegerAlign. s = `scale`, or where that is 0 max |x| / 127. Returns s; where an x is not finite NaN, with codes
+  // of zero; a row of zeros has s = 0.
+  float (*integers_from_bf16)(std::int8_t* out, const Bf16* in, float scale, std::int64_t n);
+  float (*integers_from_f32)(std::int8_t* out, const float* in, float scale, std::int64_t n);
+  // out[g] = the sum of a group's codes.
+  void (*sum_integers)(std::int32_t* out, const std::int8_t* codes, std::int64_t group, std::int64_t groups);
 
   // By the cache's element type. A whole tile; or one split of it, whose state is stored.
   void (*attention_bf16)(const AttentionArgs&);

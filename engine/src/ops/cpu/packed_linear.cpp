@@ -90,8 +90,8 @@ void convert_to(void* out, DType to, const void* in, DType from, std::int64_t n)
 void convert(float* out, const void* in, DType type, std::int64_t n) { convert_to(out, DType::f32, in, type, n); }
 
 PackedLinear::PackedLinear(std::span<const HostMatrix> parts, std::span<const HostMatrix> bias, DType weight,
-                           ThreadPool& pool, HugeArena& arena)
-    : type_(weight) {
+                           ThreadPool& pool, HugeArena& arena) {
+  type_ = weight;
   if (parts.empty()) throw Error(ErrorCode::invalid_argument, "a linear weight needs at least one part");
   k_ = parts[0].cols;
   for (const auto& part : parts) {
@@ -101,14 +101,12 @@ PackedLinear::PackedLinear(std::span<const HostMatrix> parts, std::span<const Ho
     }
     n_ += part.rows;
   }
-  if (!bias.empty() && bias.size() != parts.size()) {
-    throw Error(ErrorCode::invalid_argument,
-                cat(bias.size(), " biases for ", parts.size(), " parts of a linear weight: one for each is needed"));
-  }
+  std::vector<std::int64_t> rows_of_parts;
+  for (const auto& part : parts) rows_of_parts.push_back(part.rows);
+  set_bias(rows_of_parts, bias);
   const std::int64_t rows_of_panel = weight == DType::bf16 ? (k_ + 1) / 2 * 2 : k_;
-  panels_ = (n_ + kPanel - 1) / kPanel;
   panel_bytes_ = static_cast<std::size_t>(rows_of_panel) * kPanel * size_of(weight);
-  bytes_ = panel_bytes_ * static_cast<std::size_t>(panels_);
+  bytes_ = panel_bytes_ * static_cast<std::size_t>(panels());
   data_ = arena.allocate(bytes_);
 
   struct Row {
@@ -116,7 +114,7 @@ PackedLinear::PackedLinear(std::span<const HostMatrix> parts, std::span<const Ho
     DType type = DType::f32;
   };
   constexpr std::int64_t kStrip = 64;  // of k: a strip of a panel stays in the L1 cache while it is written
-  pool.parallel_for(panels_, 1, [&](std::int64_t begin, std::int64_t end) {
+  pool.parallel_for(panels(), 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t p = begin; p < end; ++p) {
       std::array<Row, kPanel> rows;
       std::int64_t first = 0;
@@ -143,22 +141,37 @@ PackedLinear::PackedLinear(std::span<const HostMatrix> parts, std::span<const Ho
       });
     }
   });
+}
 
-  if (std::any_of(bias.begin(), bias.end(), [](const auto& b) { return b.data != nullptr; })) {
-    bias_.assign(static_cast<std::size_t>(n_), 0.0F);
-    std::int64_t first = 0;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (bias[i].data != nullptr) {
-        if (bias[i].rows * bias[i].cols != parts[i].rows) {
-          throw Error(ErrorCode::invalid_argument,
-                      cat("a bias of ", bias[i].rows * bias[i].cols, " elements for a weight of ", parts[i].rows,
-                          " output features"));
-        }
-        convert(bias_.data() + first, bias[i].data, bias[i].dtype, parts[i].rows);
-      }
-      first += parts[i].rows;
-    }
-  }
+GemmKernel PackedLinear::gemm(const Kernels& kernels, std::int64_t rows) const {
+  if (type_ == DType::f16) return {.dense = kernels.linear_f16};
+  if (type_ != DType::bf16) return {.dense = kernels.linear_f32};
+  if (rows <= kernels.two_panel_rows) return {.dense = kernels.linear_bf16, .panels = 2};
+  if (kernels.linear_bf16_widened == nullptr) return {.dense = kernels.linear_bf16};
+  return {.dense = kernels.linear_bf16_widened,
+          .row_block = rows >= kWidenedFrom ? kWidenedRowBlock : kRowBlock,
+          .prepared_bytes = prepared_row_bytes(k_, DType::f32)};
+}
+
+void PackedLinear::prepare_row(const Kernels& kernels, const GemmKernel& /*gemm*/, const void* in,
+                               std::byte* out) const {
+  kernels.f32_from_bf16(reinterpret_cast<float*>(out), static_cast<const Bf16*>(in), k_);
+}
+
+void PackedLinear::multiply(const GemmKernel& gemm, std::int64_t panel_index, const Tensor& out, const GemmRows& in,
+                            std::int64_t row, std::int64_t rows) const {
+  const auto first = panel_index * kPanel, columns = std::min(gemm.panels * kPanel, out.cols - first);
+  const bool halves = type_ == DType::bf16 && gemm.prepared_bytes == 0;
+  gemm.dense({.a = in.row(row),
+              .a_stride = in.stride / (halves ? 2 : 4),
+              .rows = static_cast<int>(rows),
+              .k = k_,
+              .panel = panel(panel_index),
+              .panels = static_cast<int>(std::min(gemm.panels, panels() - panel_index)),
+              .out = static_cast<float*>(out.data) + row * out.stride + first,
+              .out_stride = out.stride,
+              .columns = static_cast<int>(columns),
+              .bias = bias() == nullptr ? nullptr : bias() + first});
 }
 
 }  // namespace charonia::ops::cpu

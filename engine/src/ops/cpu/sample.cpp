@@ -174,6 +174,7 @@ Sampled sample_row(std::span<float> logits, const SampleRow& row, const Kernels&
   if (row.target >= 0) {
     changed.require_token(row.target);
     report(row.target);
+    if (row.logits) out.logits.assign(logits.begin(), logits.end());
     return out;
   }
   changed.change();

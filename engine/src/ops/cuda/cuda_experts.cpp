@@ -1,10 +1,14 @@
 #include "ops/cuda/cuda_experts.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/experts_workspace.h"
 #include "ops/cuda/kernels/experts.h"
+#include "ops/cuda/kernels/quant_gemm.h"
 
 namespace charonia::cuda {
 namespace {
@@ -23,14 +27,109 @@ bool aligned(const ops::Tensor& tensor) {
 
 }  // namespace
 
+void CudaExperts::check_count(std::size_t count) {
+  if (count == 0) throw Error(ErrorCode::invalid_argument, "a layer of experts needs at least one expert");
+  if (count > kMaxExperts) {
+    throw Error(ErrorCode::unsupported, cat("a layer of ", count, " experts; on CUDA it may have up to ", kMaxExperts));
+  }
+  count_ = static_cast<int>(count);
+}
+
+CudaExperts::CudaExperts(std::span<const ops::QuantExpertSource> experts, DType data, MatrixUpload& upload)
+    : type_(data), quantised_(true) {
+  check_count(experts.size());
+  const auto &gates = experts[0].gate->format(), &downs = experts[0].down->format();
+  hidden_ = experts[0].gate->cols();
+  inter_ = experts[0].gate->rows();
+  const auto check = [](const ops::QuantSource& one, std::int64_t rows, std::int64_t cols,
+                        const ops::QuantFormat& format) {
+    if (one.rows() != rows || one.cols() != cols) {
+      throw Error(ErrorCode::invalid_argument,
+                  cat(one.name(), " is [", one.rows(), ", ", one.cols(), "] and should be [", rows, ", ", cols,
+                      "] as the layer's first expert"));
+    }
+    if (one.format() != format || format.group < 1 || cols % format.group != 0) {
+      throw Error(ErrorCode::invalid_argument,
+                  cat(one.name(), " is of ", ops::to_string(one.format()), ", the layer's first expert of ",
+                      ops::to_string(format), ": they must be alike, and groups whole"));
+    }
+    const auto order = one.order();
+    if (!order.empty() && (std::ssize(order) != cols || std::ranges::any_of(order, [&](std::int32_t feature) {
+                             return feature < 0 || feature >= cols;
+                           }))) {
+      throw Error(ErrorCode::invalid_argument,
+                  cat(one.name(), ": the order of its columns must name ", cols, " input features below ", cols));
+    }
+  };
+  bool ordered = false;
+  for (const auto& expert : experts) {
+    check(*expert.gate, inter_, hidden_, gates);
+    check(*expert.up, inter_, hidden_, gates);
+    check(*expert.down, hidden_, inter_, downs);
+    if (!std::ranges::equal(expert.gate->order(), expert.up->order())) {
+      throw Error(ErrorCode::invalid_argument,
+                  cat(expert.up->name(), ": the order of its columns is not that of ", expert.gate->name()));
+    }
+    ordered = ordered || !expert.gate->order().empty();
+    gate_up_input_scale_ = std::max({gate_up_input_scale_, expert.gate->input_scale(), expert.up->input_scale()});
+    down_input_scale_ = std::max(down_input_scale_, expert.down->input_scale());
+  }
+  const auto hidden = round_up(hidden_, kExpertVector), inter = round_up(inter_, kExpertVector);
+  quant_gate_up_ = QuantMatrices(gates, std::ssize(experts), 2 * inter, hidden, hidden_, experts[0].gate->name());
+  quant_down_ = QuantMatrices(downs, std::ssize(experts), hidden, inter, inter_, experts[0].down->name());
+  bytes_ = quant_gate_up_.bytes() + quant_down_.bytes();
+  for (std::size_t e = 0; e < experts.size(); ++e) {
+    const auto index = static_cast<std::int64_t>(e);
+    // What down wants in another order, gate and up compute in that order.
+    const auto down_order = experts[e].down->order();
+    QuantReader gate(*experts[e].gate, !down_order.empty()), up(*experts[e].up, !down_order.empty());
+    QuantReader down(*experts[e].down);
+    quant_gate_up_.fill(
+        index,
+        [&](std::int64_t row) {
+          auto of = row / (2 * kExpertVector) * kExpertVector + row % kExpertVector;
+          if (of >= inter_) return QuantRow{};
+          if (!down_order.empty()) of = down_order[static_cast<std::size_t>(of)];
+          return (row % (2 * kExpertVector) < kExpertVector ? gate : up).at(of);
+        },
+        upload);
+    quant_down_.fill(index, [&](std::int64_t row) { return row < hidden_ ? down.at(row) : QuantRow{}; }, upload);
+  }
+  if (ordered) {
+    order_ = DeviceMemory(static_cast<std::size_t>(count_ * hidden_) * sizeof(std::int32_t), "the order of columns");
+    const auto row_bytes = static_cast<std::size_t>(hidden_) * sizeof(std::int32_t);
+    upload.in_chunks(order_.as<std::byte>(), row_bytes, count_,
+                     [&](std::byte* chunk, std::int64_t first, std::int64_t n) {
+                       auto* to = reinterpret_cast<std::int32_t*>(chunk);
+                       for (std::int64_t e = first; e < first + n; ++e, to += hidden_) {
+                         const auto order = experts[static_cast<std::size_t>(e)].gate->order();
+                         std::iota(to, to + hidden_, 0);
+                         std::ranges::copy(order, to);
+                       }
+                     });
+    bytes_ += order_.bytes();
+  }
+  upload.finish();
+}
+
+std::optional<QuantWeight> CudaExperts::gate_up_quant() const {
+  if (!quantised_) return std::nullopt;
+  auto quant = quant_gate_up_.weight();
+  quant.input_scale = gate_up_input_scale_;
+  quant.order = order_.as<std::int32_t>();
+  return quant;
+}
+
+std::optional<QuantWeight> CudaExperts::down_quant() const {
+  if (!quantised_) return std::nullopt;
+  auto quant = quant_down_.weight();
+  quant.input_scale = down_input_scale_;
+  return quant;
+}
+
 CudaExperts::CudaExperts(std::span<const ops::ExpertSource> experts, DType weight, MatrixUpload& upload)
     : type_(weight) {
-  if (experts.empty()) throw Error(ErrorCode::invalid_argument, "a layer of experts needs at least one expert");
-  if (experts.size() > kMaxExperts) {
-    throw Error(ErrorCode::unsupported,
-                cat("a layer of ", experts.size(), " experts; on CUDA it may have up to ", kMaxExperts));
-  }
-  count_ = static_cast<int>(experts.size());
+  check_count(experts.size());
   hidden_ = experts[0].gate.cols;
   inter_ = experts[0].gate.rows;
   for (std::size_t e = 0; e < experts.size(); ++e) {
@@ -70,6 +169,13 @@ std::unique_ptr<ops::Experts> CudaOps::make_experts(std::span<const ops::ExpertS
   return std::make_unique<CudaExperts>(experts, weight, *weights_upload_);
 }
 
+std::unique_ptr<ops::Experts> CudaOps::make_quantised_experts(std::span<const ops::QuantExpertSource> experts,
+                                                              DType data) {
+  const OnDevice on(device_.index);
+  if (!weights_upload_) weights_upload_ = std::make_unique<MatrixUpload>(stream_);
+  return std::make_unique<CudaExperts>(experts, data, *weights_upload_);
+}
+
 std::size_t CudaOps::experts_scratch_bytes(const ops::ExpertsShape& shape, std::int64_t rows) const {
   return ExpertsWorkspace(shape, rows).bytes;
 }
@@ -95,7 +201,11 @@ void CudaOps::experts(const ops::Tensor& out, const ops::Tensor& in, const ops::
   const ExpertsWorkspace workspace({w.count(), how.top_k, w.hidden(), w.inter(), w.type()}, in.rows);
   auto* const memory = static_cast<std::byte*>(scratch);
   const auto ints = [&](std::size_t offset) { return reinterpret_cast<std::int32_t*>(memory + offset); };
-  const int tile_rows = expert_tile_rows(w.type(), workspace.assignments, w.count());
+  const auto gate_up = w.gate_up_quant(), down = w.down_quant();
+  const int tile_rows = gate_up
+                            ? quant_expert_tile_rows(w.type(), {gate_up->format, workspace.hidden},
+                                                     {down->format, workspace.inter}, workspace.assignments, w.count())
+                            : expert_tile_rows(w.type(), workspace.assignments, w.count());
   RouteParams route{.logits = static_cast<const float*>(router.data),
                     .stride = router.stride,
                     .rows = static_cast<int>(in.rows),
@@ -114,8 +224,28 @@ void CudaOps::experts(const ops::Tensor& out, const ops::Tensor& in, const ops::
                     .rows_of = ints(workspace.rows_of),
                     .tiles = reinterpret_cast<ExpertTile*>(memory + workspace.tiles)};
   route_rows(stream_, route);
-  const bool readable = aligned(in) && in.cols == workspace.hidden;
-  if (!readable) pad_rows(stream_, in, memory + workspace.in, workspace.hidden);
+  const bool prepares = gate_up && (has_integer_inputs(gate_up->format) || gate_up->order != nullptr);
+  const bool by_place = gate_up && gate_up->order != nullptr;  // each expert has its own order
+  const bool readable = aligned(in) && in.cols == workspace.hidden && !prepares;
+  auto gate_up_weight = gate_up, down_weight = down;
+  // The outputs of down are not there yet.
+  auto* const padded_in = memory + (by_place ? workspace.down : workspace.in);
+  if (prepares) {
+    gate_up_weight = prepare_expert_inputs(stream_, w.type(), *gate_up,
+                                           {.in = in.data,
+                                            .in_stride = in.stride,
+                                            .rows = in.rows,
+                                            .cols = in.cols,
+                                            .out = padded_in,
+                                            .padded = workspace.hidden,
+                                            .scales = reinterpret_cast<float*>(memory + workspace.in_scales),
+                                            .tiles = by_place ? route.tiles : nullptr,
+                                            .rows_of = route.rows_of,
+                                            .num_tiles = route.num_tiles,
+                                            .tile_rows = tile_rows});
+  } else if (!readable) {
+    pad_rows(stream_, in, padded_in, workspace.hidden);
+  }
   const auto multiply = [&](ExpertGemm gemm) {
     gemm.type = w.type();
     gemm.tiles = route.tiles;
@@ -123,21 +253,33 @@ void CudaOps::experts(const ops::Tensor& out, const ops::Tensor& in, const ops::
     gemm.tile_rows = tile_rows;
     multiply_experts(stream_, device_, gemm);
   };
-  multiply({.in = readable ? in.data : memory + workspace.in,
+  multiply({.in = readable ? in.data : padded_in,
             .in_stride = readable ? in.stride : workspace.hidden,
-            .rows_of = route.rows_of,
+            .rows_of = by_place ? nullptr : route.rows_of,
             .weight = w.gate_up(),
             .out = memory + workspace.gated,
             .n = 2 * workspace.inter,
             .k = workspace.hidden,
             .gated = true,
-            .activation = activation});
+            .activation = activation,
+            .quant = gate_up_weight});
+  if (down && has_integer_inputs(down->format)) {
+    down_weight = prepare_expert_inputs(stream_, w.type(), *down,
+                                        {.in = memory + workspace.gated,
+                                         .in_stride = workspace.inter,
+                                         .rows = workspace.assignments,
+                                         .cols = workspace.inter,
+                                         .out = memory + workspace.gated,
+                                         .padded = workspace.inter,
+                                         .scales = reinterpret_cast<float*>(memory + workspace.gated_scales)});
+  }
   multiply({.in = memory + workspace.gated,
             .in_stride = workspace.inter,
             .weight = w.down(),
             .out = memory + workspace.down,
             .n = workspace.hidden,
-            .k = workspace.inter});
+            .k = workspace.inter,
+            .quant = down_weight});
   add_experts(stream_, {.out = out,
                         .type = w.type(),
                         .down = memory + workspace.down,

@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/collectives/nccl.h"
+#include "ops/cuda/cuda_quant_weights.h"
 #include "ops/cuda/kernels/collective.h"
 #include "ops/cuda/kernels/rows.h"
 
@@ -83,6 +84,15 @@ std::unique_ptr<ops::Linear> CudaOps::make_linear(std::span<const ops::HostMatri
   return std::make_unique<CudaLinear>(parts, bias, weight, gemms_.packs(weight), *weights_upload_);
 }
 
+std::unique_ptr<ops::Linear> CudaOps::make_quantised_linear(std::span<const ops::QuantSource* const> parts,
+                                                            std::span<const ops::HostMatrix> bias, DType data) {
+  const OnDevice on(device_.index);
+  if (!weights_upload_) weights_upload_ = std::make_unique<MatrixUpload>(stream_);
+  auto linear = std::make_unique<CudaQuantLinear>(parts, bias, data, *weights_upload_);
+  gemms_.reserve_inputs(linear->in_features());
+  return linear;
+}
+
 std::unique_ptr<ops::Embedding> CudaOps::make_embedding(const ops::HostMatrix& table, DType weight) {
   const OnDevice on(device_.index);
   if (!weights_upload_) weights_upload_ = std::make_unique<MatrixUpload>(stream_);
@@ -146,7 +156,7 @@ void CudaOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& 
 
 // The GEMM of linear(), whose arguments it checks.
 Gemm CudaOps::gemm_of(const Tensor& out, const Tensor& in, const ops::Linear& weight) {
-  const auto& w = static_cast<const CudaLinear&>(weight);
+  const auto& w = static_cast<const CudaGemmWeight&>(weight);
   require(in.dtype == w.type() && (out.dtype == w.type() || out.dtype == DType::f32), "linear", [&] {
     return cat("in ", shape_of(in), " must be of the weight's type ", to_string(w.type()), ", out ", shape_of(out),
                " of that or fp32");
@@ -155,19 +165,14 @@ Gemm CudaOps::gemm_of(const Tensor& out, const Tensor& in, const ops::Linear& we
     return cat("in ", shape_of(in), ", out ", shape_of(out), " and a weight [", w.out_features(), ", ", w.in_features(),
                "] do not fit together");
   });
-  return {.out = out.data,
-          .out_type = out.dtype,
-          .out_stride = out.stride,
-          .in = in.data,
-          .in_stride = in.stride,
-          .weight = w.weight(),
-          .type = w.type(),
-          .weight_stride = w.stride(),
-          .packed = w.packed(),
-          .bias = w.bias(),
-          .rows = in.rows,
-          .n = out.cols,
-          .k = in.cols};
+  auto gemm = w.gemm();
+  gemm.out = out.data;
+  gemm.out_type = out.dtype;
+  gemm.out_stride = out.stride;
+  gemm.in = in.data;
+  gemm.in_stride = in.stride;
+  gemm.rows = in.rows;
+  return gemm;
 }
 
 void CudaOps::linear(const Tensor& out, const Tensor& in, const ops::Linear& weight) {

@@ -57,6 +57,10 @@ class CudaOps final : public ops::Ops {
   std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, int num_blocks, int committed = -1) override;
   void commit_blocks(ops::KvCache& cache, int num_blocks) override;
   std::unique_ptr<ops::Experts> make_experts(std::span<const ops::ExpertSource> experts, DType weight) override;
+  std::unique_ptr<ops::Linear> make_quantised_linear(std::span<const ops::QuantSource* const> parts,
+                                                     std::span<const ops::HostMatrix> bias, DType data) override;
+  std::unique_ptr<ops::Experts> make_quantised_experts(std::span<const ops::QuantExpertSource> experts,
+                                                       DType data) override;
   std::size_t experts_scratch_bytes(const ops::ExpertsShape& shape, std::int64_t rows) const override;
 
   void prepare(const ops::StepLimits& limits, const Issue& issue) override;
@@ -122,6 +126,8 @@ class CudaOps final : public ops::Ops {
   // Host memory of a step in flight.
   struct Slot {
     PinnedMemory upload, results;
+    PinnedMemory logits;  // of the rows that report theirs, one after the other
+    std::vector<std::size_t> logits_of;  // which rows these are, ascending
     Event done;
     SampleNotes notes;
     std::string text;          // for messages: which step
@@ -151,6 +157,7 @@ class CudaOps final : public ops::Ops {
   void choose_captured();
   void send(const ops::StepInput& input, std::span<const std::byte> sampling);
   void sample_rows(const ops::Tensor& logits);
+  void download_logits(Slot& slot, const ops::Tensor& logits);
   void need_cache(const ops::KvCache& cache);
   void need_attention(const AttentionShape& shape);
   void need_sampler(int vocab, std::int64_t rows);

@@ -1,5 +1,6 @@
 // Before the first step: what steps need is found out, made, measured and captured.
 #include <algorithm>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -84,7 +85,8 @@ void CudaOps::trace(const ops::StepLimits& limits, const Issue& issue) {
 void CudaOps::measure_gemms(const ops::StepLimits& limits) {
   auto& all = trace_.gemms;
   const auto key = [](const Gemm& gemm) {
-    return std::tuple(gemm.rows, gemm.n, gemm.k, gemm.weight_stride, gemm.type, gemm.out_type, gemm.bias != nullptr);
+    return std::tuple(gemm.rows, gemm.n, gemm.k, gemm.weight_stride, gemm.type, gemm.out_type, gemm.bias != nullptr,
+                      gemm.quant ? std::optional(gemm.quant->format) : std::nullopt);
   };
   std::stable_sort(all.begin(), all.end(), [&](const Gemm& a, const Gemm& b) { return key(a) < key(b); });
   all.erase(std::unique(all.begin(), all.end(), [&](const Gemm& a, const Gemm& b) { return key(a) == key(b); }),

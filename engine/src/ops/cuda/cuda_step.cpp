@@ -1,5 +1,6 @@
 // A step on a CUDA device: packed, uploaded, issued or replayed, and its samples fetched.
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/text.h"
@@ -48,6 +49,10 @@ void CudaOps::begin_step(const StepInput& input) {
                             : cat("step ", steps_, " (", begun_.rows, " rows, ",
                                   begun_.attention ? input.attention.query_start.size() - 1 : 0, " sequences)");
   slot.samples = 0;
+  slot.logits_of.clear();
+  for (std::size_t row = 0; row < input.sample.size(); ++row) {
+    if (input.sample[row].logits) slot.logits_of.push_back(row);
+  }
   set_step(slot.text);
   pack(input);
   begun_.any = begun_.open = true;
@@ -182,6 +187,7 @@ void CudaOps::run_step(const Issue& issue) {
       slot.samples = begun_.logits_rows;
       const auto bytes = sampler_->result_bytes(begun_.packed);
       stream_.download(slot.results.data(), sampler_->results(), bytes, "download of a step");
+      download_logits(slot, begun_.captured != nullptr ? begun_.captured->logits : begun_.logits);
     }
     slot.done.record(stream_);
   } catch (const std::exception& error) {
@@ -205,6 +211,17 @@ void CudaOps::sample_rows(const ops::Tensor& logits) {
   begun_.sampled = true;
 }
 
+// Sampling leaves the logits of a row with a target as they were.
+void CudaOps::download_logits(Slot& slot, const ops::Tensor& logits) {
+  const auto bytes = static_cast<std::size_t>(logits.cols) * sizeof(float);
+  grow(slot.logits, slot.logits_of.size() * bytes);
+  for (std::size_t i = 0; i < slot.logits_of.size(); ++i) {
+    const auto* const row = static_cast<const float*>(logits.data) +
+                            static_cast<std::int64_t>(slot.logits_of[i]) * logits.stride;
+    stream_.download(slot.logits.data() + i * bytes, row, bytes, "download of logits");
+  }
+}
+
 std::vector<ops::Sampled> CudaOps::collect() {
   if (in_flight_.empty()) throw Error(ErrorCode::internal, "ops::collect: no step was run");
   const OnDevice on(device_.index);
@@ -212,8 +229,15 @@ std::vector<ops::Sampled> CudaOps::collect() {
   in_flight_.pop_front();
   set_step(slot.text);
   slot.done.wait("wait for the end of a step");
-  return slot.samples == 0 ? std::vector<ops::Sampled>{}
-                           : sampler_->parse(slot.results.data(), slot.samples, slot.notes);
+  if (slot.samples == 0) return {};
+  auto sampled = sampler_->parse(slot.results.data(), slot.samples, slot.notes);
+  const auto vocab = static_cast<std::size_t>(needs_.sampled_vocab);
+  for (std::size_t i = 0; i < slot.logits_of.size(); ++i) {
+    auto& row = sampled[slot.logits_of[i]];
+    row.logits.resize(vocab);
+    std::memcpy(row.logits.data(), slot.logits.data() + i * vocab * sizeof(float), vocab * sizeof(float));
+  }
+  return sampled;
 }
 
 void CudaOps::require_step(std::string_view op, std::int64_t rows, std::int64_t of) const {

@@ -15,6 +15,8 @@ namespace {
 constexpr std::size_t kChunkBytes = std::size_t{16} << 20;
 constexpr std::int64_t kStrideMultiple = 8;  // elements: rows begin at 16 bytes in any type
 
+[[noreturn]] void refuse(const std::string& what) { throw Error(ErrorCode::invalid_argument, "a weight: " + what); }
+
 }  // namespace
 
 MatrixUpload::MatrixUpload(Stream& stream) : stream_(stream) {
@@ -44,9 +46,8 @@ void MatrixUpload::in_chunks(std::byte* to, std::size_t row_bytes, std::int64_t 
 
 void MatrixUpload::copy(std::byte* to, DType type, std::int64_t stride, const ops::HostMatrix& from) {
   if (from.row_stride() != from.cols || stride != from.cols) {
-    copy_rows(to, type, stride, from.rows, from.cols, [&](std::int64_t row) -> SourceRow {
-      return {from.row(row), from.dtype};
-    });
+    copy_rows(to, type, stride, from.rows, from.cols,
+              [&](std::int64_t row) -> SourceRow { return {from.row(row), from.dtype}; });
     return;
   }
   in_chunks(to, static_cast<std::size_t>(stride) * size_of(type), from.rows,
@@ -91,26 +92,43 @@ void MatrixUpload::pack_rows(std::byte* to, DType type, std::int64_t stride, std
 
 void MatrixUpload::finish() { stream_.wait("upload of weights"); }
 
+void CudaGemmWeight::make_bias(std::span<const ops::HostMatrix> bias, std::span<const std::int64_t> rows,
+                               MatrixUpload& upload) {
+  if (bias.empty()) return;
+  if (bias.size() != rows.size()) {
+    refuse(cat(bias.size(), " biases for ", rows.size(), " parts; there must be one each, or none"));
+  }
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (bias[i].data != nullptr && bias[i].rows * bias[i].cols != rows[i]) {
+      refuse(cat("part ", i, " has ", rows[i], " rows and a bias of ", bias[i].rows * bias[i].cols));
+    }
+  }
+  bias_ = DeviceMemory(static_cast<std::size_t>(n_) * sizeof(float), "a bias");
+  auto* to = bias_.as<float>();
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (bias[i].data != nullptr) {
+      // A column of the parts' rows; its elements lie together.
+      upload.copy(reinterpret_cast<std::byte*>(to), DType::f32, rows[i], {bias[i].data, bias[i].dtype, 1, rows[i]});
+    }
+    to += rows[i];
+  }
+}
+
 CudaLinear::CudaLinear(std::span<const ops::HostMatrix> parts, std::span<const ops::HostMatrix> bias, DType weight,
                        bool packed, MatrixUpload& upload)
-    : type_(weight), packed_(packed) {
-  const auto refuse = [](const std::string& what) { throw Error(ErrorCode::invalid_argument, "a weight: " + what); };
+    : CudaGemmWeight(weight), packed_(packed) {
   if (parts.empty()) refuse("it has no part");
-  if (!bias.empty() && bias.size() != parts.size()) {
-    refuse(cat(bias.size(), " biases for ", parts.size(), " parts; there must be one each, or none"));
-  }
+  std::vector<std::int64_t> rows;
   k_ = parts.front().cols;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].rows < 1 || parts[i].cols != k_ || k_ < 1 || parts[i].data == nullptr) {
       refuse(cat("part ", i, " is [", parts[i].rows, ", ", parts[i].cols, "] and the first has ", k_, " columns"));
     }
-    if (!bias.empty() && bias[i].data != nullptr && bias[i].rows * bias[i].cols != parts[i].rows) {
-      refuse(cat("part ", i, " has ", parts[i].rows, " rows and a bias of ", bias[i].rows * bias[i].cols));
-    }
+    rows.push_back(parts[i].rows);
     n_ += parts[i].rows;
   }
   stride_ = round_up(k_, packed_ ? kPackedK : kStrideMultiple);
-  const auto row_bytes = static_cast<std::size_t>(stride_) * size_of(type_);
+  const auto row_bytes = static_cast<std::size_t>(stride_) * size_of(weight);
   bytes_ = static_cast<std::size_t>(packed_ ? round_up(n_, kPackedRows) : n_) * row_bytes;
   weight_ = DeviceMemory(bytes_, cat("a weight [", n_, ", ", k_, "]"));
   auto* at = weight_.as<std::byte>();
@@ -118,29 +136,28 @@ CudaLinear::CudaLinear(std::span<const ops::HostMatrix> parts, std::span<const o
     // A group of rows may begin in one part and end in the next.
     auto part = parts.begin();
     std::int64_t first = 0;  // row of `part`
-    upload.pack_rows(at, type_, stride_, n_, k_, [&](std::int64_t row) -> MatrixUpload::SourceRow {
+    upload.pack_rows(at, weight, stride_, n_, k_, [&](std::int64_t row) -> MatrixUpload::SourceRow {
       for (; row - first >= part->rows; ++part) first += part->rows;
       return {part->row(row - first), part->dtype};
     });
   } else {
     for (const auto& part : parts) {
-      upload.copy(at, type_, stride_, part);
+      upload.copy(at, weight, stride_, part);
       at += static_cast<std::size_t>(part.rows) * row_bytes;
     }
   }
-  if (!bias.empty()) {
-    bias_ = DeviceMemory(static_cast<std::size_t>(n_) * sizeof(float), "a bias");
-    auto* to = bias_.as<float>();
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (bias[i].data != nullptr) {
-        // A column of the parts' rows; its elements lie together.
-        upload.copy(reinterpret_cast<std::byte*>(to), DType::f32, parts[i].rows,
-                    {bias[i].data, bias[i].dtype, 1, parts[i].rows});
-      }
-      to += parts[i].rows;
-    }
-  }
+  make_bias(bias, rows, upload);
   upload.finish();
+}
+
+Gemm CudaLinear::gemm() const {
+  return {.weight = weight_.data(),
+          .type = type(),
+          .weight_stride = stride_,
+          .packed = packed_,
+          .bias = bias(),
+          .n = n_,
+          .k = k_};
 }
 
 CudaEmbedding::CudaEmbedding(const ops::HostMatrix& table, DType weight, MatrixUpload& upload)

@@ -8,6 +8,7 @@
 
 #include "ops/cuda/device/growing_memory.h"
 #include "ops/cuda/device/runtime.h"
+#include "ops/cuda/kernels/gemm.h"
 #include "ops/cuda/kernels/rows.h"
 #include "ops/device.h"
 
@@ -33,13 +34,12 @@ class MatrixUpload {
   // zeros.
   void pack_rows(std::byte* to, DType type, std::int64_t stride, std::int64_t rows, std::int64_t cols,
                  const std::function<SourceRow(std::int64_t row)>& row_of);
-  void finish();  // everything is there
-
- private:
   // Has rows [first, first + n) written into a chunk, and copied, until there are `rows`.
   void in_chunks(std::byte* to, std::size_t row_bytes, std::int64_t rows,
                  const std::function<void(std::byte* chunk, std::int64_t first, std::int64_t n)>& write);
+  void finish();  // everything is there
 
+ private:
   struct Chunk {
     PinnedMemory memory;
     Event copied;
@@ -60,23 +60,38 @@ class CudaBuffer : public ops::Buffer {
   DeviceMemory memory_;
 };
 
-// [n, k], the parts stacked: row-major, rows a multiple of 8 elements apart and zero-filled beyond k; or packed
-// (kernels/gemm.h).
-class CudaLinear : public ops::Linear {
+// A weight of a GEMM, and its bias [n] in float.
+class CudaGemmWeight : public ops::Linear {
  public:
-  CudaLinear(std::span<const ops::HostMatrix> parts, std::span<const ops::HostMatrix> bias, DType weight, bool packed,
-             MatrixUpload& upload);
-  DType type() const { return type_; }
-  bool packed() const { return packed_; }
-  std::int64_t stride() const { return stride_; }
-  const void* weight() const { return weight_.data(); }
-  const float* bias() const { return bias_.as<float>(); }  // [n]; null: none
+  virtual Gemm gemm() const = 0;                           // all of it that is the weight's
+  DType type() const { return type_; }                     // of inputs
+  const float* bias() const { return bias_.as<float>(); }  // null: none
+
+ protected:
+  explicit CudaGemmWeight(DType type) : type_(type) {}
+  // Throws Error(invalid_argument) for biases that do not fit. rows: of the parts.
+  void make_bias(std::span<const ops::HostMatrix> bias, std::span<const std::int64_t> rows, MatrixUpload& upload);
 
  private:
   DType type_;
+  DeviceMemory bias_;
+};
+
+// [n, k], the parts stacked: row-major, rows a multiple of 8 elements apart and zero-filled beyond k; or packed
+// (kernels/gemm.h).
+class CudaLinear : public CudaGemmWeight {
+ public:
+  CudaLinear(std::span<const ops::HostMatrix> parts, std::span<const ops::HostMatrix> bias, DType weight, bool packed,
+             MatrixUpload& upload);
+  Gemm gemm() const override;
+  bool packed() const { return packed_; }
+  std::int64_t stride() const { return stride_; }
+  const void* weight() const { return weight_.data(); }
+
+ private:
   bool packed_;
   std::int64_t stride_ = 0;
-  DeviceMemory weight_, bias_;
+  DeviceMemory weight_;
 };
 
 class CudaEmbedding : public ops::Embedding {

@@ -47,6 +47,8 @@ struct ExpertsWorkspace {
     in = place(rows * hidden, type);
     gated = place(assignments * inter, type);
     down = place(assignments * hidden, type);
+    in_scales = place(assignments, sizeof(float));
+    gated_scales = place(assignments, sizeof(float));
   }
 
   std::int64_t assignments, hidden, inter;  // hidden and inter: with padding
@@ -59,6 +61,9 @@ struct ExpertsWorkspace {
   std::size_t in = 0;       // [rows, hidden], of inputs that cannot be read 16 bytes at a time
   std::size_t gated = 0;    // [places, inter]
   std::size_t down = 0;     // [places, hidden]
+  // Of weights that take int8 codes, which lie in `in` (or `down`) and `gated` then:
+  std::size_t in_scales = 0;     // [rows or places] f32
+  std::size_t gated_scales = 0;  // [places] f32
   std::size_t bytes = 0;
 };
 

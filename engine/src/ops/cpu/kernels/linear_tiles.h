@@ -45,12 +45,26 @@ inline void prefetch_step(const char* ahead) {
   for (int line = 0; line < kTileStepBytes; line += 64) __builtin_prefetch(ahead + line);
 }
 
-// One row tile by all 64 features. a: `steps` times 32 k, rows a_stride bytes apart.
+// The sums of one row tile after another step of 32 k: its activations times the step's weights [16][64][2].
 template <class Tiles>
-void row_tile(const char* a, std::int64_t a_stride, std::int64_t steps, const char* weights, TileSums& sums,
-              bool fresh) {
-  constexpr std::int64_t kSumsStride = kPanel * sizeof(float);
+inline __attribute__((always_inline)) void tile_step(const char* a, std::int64_t a_stride, const char* weights) {
   constexpr std::int64_t kRow = kPanel * 4;  // bytes of a row of a panel: 64 pairs
+  Tiles::template load<kFirst>(a, a_stride);
+  Tiles::template load<kWeights>(weights, kRow);
+  Tiles::template multiply<0, kFirst, kWeights>();
+  Tiles::template load<kMoreWeights>(weights + kRow / 4, kRow);
+  Tiles::template multiply<1, kFirst, kMoreWeights>();
+  Tiles::template load<kWeights>(weights + kRow / 2, kRow);
+  Tiles::template multiply<2, kFirst, kWeights>();
+  Tiles::template load<kMoreWeights>(weights + 3 * kRow / 4, kRow);
+  Tiles::template multiply<3, kFirst, kMoreWeights>();
+}
+
+// One row tile by all 64 features. a: `steps` times 64 bytes, rows a_stride bytes apart. ReadAhead: of the weights.
+// Sums: TileSums, or of integers.
+template <class Tiles, bool ReadAhead = true, class Sums>
+void row_tile(const char* a, std::int64_t a_stride, std::int64_t steps, const char* weights, Sums& sums, bool fresh) {
+  constexpr std::int64_t kSumsStride = kPanel * sizeof(float);
   if (fresh) {
     Tiles::template zero<0>();
     Tiles::template zero<1>();
@@ -63,16 +77,8 @@ void row_tile(const char* a, std::int64_t a_stride, std::int64_t steps, const ch
     Tiles::template load<3>(sums[0] + 3 * kTileColumns, kSumsStride);
   }
   for (std::int64_t i = 0; i < steps; ++i) {
-    prefetch_step(weights + kTilePrefetch_bytes);
-    Tiles::template load<kFirst>(a, a_stride);
-    Tiles::template load<kWeights>(weights, kRow);
-    Tiles::template multiply<0, kFirst, kWeights>();
-    Tiles::template load<kMoreWeights>(weights + kRow / 4, kRow);
-    Tiles::template multiply<1, kFirst, kMoreWeights>();
-    Tiles::template load<kWeights>(weights + kRow / 2, kRow);
-    Tiles::template multiply<2, kFirst, kWeights>();
-    Tiles::template load<kMoreWeights>(weights + 3 * kRow / 4, kRow);
-    Tiles::template multiply<3, kFirst, kMoreWeights>();
+    if (ReadAhead) prefetch_step(weights + kTilePrefetch_bytes);
+    tile_step<Tiles>(a, a_stride, weights);
     a += 2 * kTileK;
     weights += kTileStepBytes;
   }
@@ -84,14 +90,14 @@ void row_tile(const char* a, std::int64_t a_stride, std::int64_t steps, const ch
 
 // Two row tiles by 64 features, 32 at a time: as many loads of tiles as multiplications, where row_tile has five for
 // four, and every load of weights serves both.
-template <class Tiles>
+template <class Tiles, class Sums>
 void two_row_tiles(const char* first, const char* second, std::int64_t a_stride, std::int64_t steps,
-                   const char* weights, TileSums& first_sums, TileSums& second_sums, bool fresh, bool read_ahead) {
+                   const char* weights, Sums& first_sums, Sums& second_sums, bool fresh, bool read_ahead) {
   constexpr std::int64_t kSumsStride = kPanel * sizeof(float);
   constexpr std::int64_t kRow = kPanel * 4;
   for (int half = 0; half < 2; ++half) {
-    float* const upper = first_sums[0] + half * 2 * kTileColumns;
-    float* const lower = second_sums[0] + half * 2 * kTileColumns;
+    auto* const upper = first_sums[0] + half * 2 * kTileColumns;
+    auto* const lower = second_sums[0] + half * 2 * kTileColumns;
     const char* w = weights + half * kRow / 2;
     if (fresh) {
       Tiles::template zero<0>();

@@ -7,6 +7,20 @@ void linear_bf16(const LinearArgs& args);
 void linear_bf16_widened(const LinearArgs& args);
 void linear_f16(const LinearArgs& args);
 void linear_f32(const LinearArgs& args);
+void quant_linear_bf16(const QuantLinearArgs& args);
+void quant_linear_f32(const QuantLinearArgs& args);
+void group_sums_bf16(float* sums, const Bf16* a, std::int64_t group, std::int64_t groups);
+void group_sums_f32(float* sums, const float* a, std::int64_t group, std::int64_t groups);
+void linear_i8(const IntegerLinearArgs& args);
+#if defined(__AVX2__)
+void linear_i8_vnni(const IntegerLinearArgs& args);
+#endif
+#if defined(CHARONIA_ISA_amx)
+void linear_i8_tiles(const IntegerLinearArgs& args);
+#endif
+float integers_from_bf16(std::int8_t* out, const Bf16* in, float scale, std::int64_t n);
+float integers_from_f32(std::int8_t* out, const float* in, float scale, std::int64_t n);
+void sum_integers(std::int32_t* out, const std::int8_t* codes, std::int64_t group, std::int64_t groups);
 void attention_bf16(const AttentionArgs& args);
 void attention_f16(const AttentionArgs& args);
 void attention_f32(const AttentionArgs& args);
@@ -44,6 +58,11 @@ constexpr int kTwoPanelRows = 3;
 #else
 constexpr int kTwoPanelRows = 0;  // too few registers; or tiles, which read four streams
 #endif
+#if defined(__AVX512F__)
+constexpr int kTwoIntegerPanelRows = 3;
+#else
+constexpr int kTwoIntegerPanelRows = 0;
+#endif
 
 const Kernels& kernels() {
   static constexpr Kernels table = {
@@ -56,6 +75,29 @@ const Kernels& kernels() {
 #endif
       .linear_f16 = linear_f16,
       .linear_f32 = linear_f32,
+#if defined(__AVX512BF16__)
+      .quant_linear_bf16 = quant_linear_bf16,
+#else
+      .quant_linear_bf16 = nullptr,
+#endif
+      .quant_linear_f32 = quant_linear_f32,
+      .group_sums_bf16 = group_sums_bf16,
+      .group_sums_f32 = group_sums_f32,
+      .linear_i8 = linear_i8,
+#if defined(__AVX2__)
+      .linear_i8_vnni = linear_i8_vnni,
+#else
+      .linear_i8_vnni = nullptr,
+#endif
+#if defined(CHARONIA_ISA_amx)
+      .linear_i8_tiles = linear_i8_tiles,
+#else
+      .linear_i8_tiles = nullptr,
+#endif
+      .two_integer_panel_rows = kTwoIntegerPanelRows,
+      .integers_from_bf16 = integers_from_bf16,
+      .integers_from_f32 = integers_from_f32,
+      .sum_integers = sum_integers,
       .attention_bf16 = attention_bf16,
       .attention_f16 = attention_f16,
       .attention_f32 = attention_f32,

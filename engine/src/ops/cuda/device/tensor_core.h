@@ -18,25 +18,27 @@ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_
   struct Operands {
     std::uint32_t a[4], b[2];
   };
-  const auto element = [](std::uint32_t pair, int half) {
-    return to_float(T{static_cast<std::uint16_t>(half == 0 ? pair & 0xffffU : pair >> 16)});
-  };
   const auto* lanes = host_grid::exchange(Operands{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}});
-  const auto a_at = [&](int row, int k) {
-    const auto& from = lanes[(row % 8) * 4 + (k % 8) / 2];
-    return element(from.a[(row >= 8 ? 1 : 0) + (k >= 8 ? 2 : 0)], k % 2);
+  const auto unpack = [](std::uint32_t pair, float* to) {
+    to[0] = to_float(T{static_cast<std::uint16_t>(pair)});
+    to[1] = to_float(T{static_cast<std::uint16_t>(pair >> 16)});
   };
-  const auto b_at = [&](int k, int col) {
-    const auto& from = lanes[col * 4 + (k % 8) / 2];
-    return element(from.b[k >= 8 ? 1 : 0], k % 2);
-  };
+  // The two rows of A and the two columns of B that this lane multiplies.
   const int g = lane_id() / 4, t = lane_id() % 4;
-  for (int i = 0; i < 4; ++i) {
-    const int row = g + (i >= 2 ? 8 : 0), col = 2 * t + i % 2;
-    float sum = 0;
-    for (int k = 0; k < 16; ++k) sum += a_at(row, k) * b_at(k, col);
-    d[i] += sum;
+  float rows[2][16], cols[2][16];
+  for (int pair = 0; pair < 4; ++pair) {
+    for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < 2; ++i) {
+        unpack(lanes[g * 4 + pair].a[i + 2 * half], &rows[i][8 * half + 2 * pair]);
+        unpack(lanes[(2 * t + i) * 4 + pair].b[half], &cols[i][8 * half + 2 * pair]);
+      }
+    }
   }
+  float sums[4] = {};
+  for (int k = 0; k < 16; ++k) {
+    for (int i = 0; i < 4; ++i) sums[i] += rows[i / 2][k] * cols[i % 2][k];
+  }
+  for (int i = 0; i < 4; ++i) d[i] += sums[i];
 }
 
 // Four 8x8 matrices of 16-bit elements: lane l gives the address (16-byte aligned, shared memory) of row l % 8 of

@@ -68,9 +68,11 @@ std::string to_text(const Index3& index) { return cat("(", index.x, ", ", index.
 // arrive().
 class StackSwitch {
  public:
-  // For good: what the sanitizer keeps for the stack that is left is dropped.
-  static void leave_for_good(const StackSwitch& to) { start(nullptr, to); }
-  void leave(const StackSwitch& to) { start(&kept_, to); }
+  void leave([[maybe_unused]] const StackSwitch& to) {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(&kept_, to.bottom_, to.bytes_);
+#endif
+  }
   // On this stack, after it was left. came_from: gets the bounds of the stack before.
   void arrive(StackSwitch* came_from = nullptr) {
 #if defined(__SANITIZE_ADDRESS__)
@@ -85,12 +87,6 @@ class StackSwitch {
   void set(const void* bottom, std::size_t bytes) { bottom_ = bottom, bytes_ = bytes, kept_ = nullptr; }
 
  private:
-  static void start([[maybe_unused]] void** kept, [[maybe_unused]] const StackSwitch& to) {
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(kept, to.bottom_, to.bytes_);
-#endif
-  }
-
   const void* bottom_ = nullptr;
   std::size_t bytes_ = 0;
   void* kept_ = nullptr;  // the sanitizer's
@@ -158,7 +154,10 @@ struct Variable {
   SharedMemory memory;
 };
 
-enum class State { ready, at_block_barrier, at_warp_barrier, at_cluster_barrier, at_dependency, done };
+enum class State : std::uint8_t { ready, at_block_barrier, at_warp_barrier, at_cluster_barrier, at_dependency, done };
+
+// Where a fiber stands: nowhere, or where it was given up; between two threads of blocks; in the midst of one.
+enum class Context { none, between, inside };
 
 struct Copy {
   void* to;
@@ -168,8 +167,8 @@ struct Copy {
 
 struct Fiber {
   Place place;
-  State state = State::ready;
-  bool started = false, waited = false;
+  Context context = Context::none;
+  bool waited = false;
   int exchanges = 0;
   std::vector<Copy> open_copies;               // not committed
   std::vector<std::vector<Copy>> copy_groups;  // committed, oldest first
@@ -217,14 +216,18 @@ class Block {
   [[noreturn]] void fail_here(std::string_view text) const;
 
  private:
-  void resume(Fiber& fiber);
-  void wait_at(State state);
-  void release(State from, std::size_t begin, std::size_t end);
-  void switch_to_scheduler();
-  Warp& warp_of(const Fiber& fiber) { return warps_[index_of(fiber) / kLanes]; }
-  std::size_t index_of(const Fiber& fiber) const { return static_cast<std::size_t>(&fiber - fibers_.data()); }
-  [[noreturn]] static void enter();
+  Fiber* next();
+  void run_fibers(Fiber& first);
+  void go_to(Fiber& fiber, StackSwitch& from);
+  void switch_away();
+  void arrive();
+  static void enter();
   void leave();
+  void wait_at(State state);
+  void set_state(std::size_t thread, State state);
+  void release(State from, std::size_t begin, std::size_t end);
+  Warp& warp_of(const Fiber& fiber) { return warps_[index_of(fiber) / kLanes]; }
+  static std::size_t index_of(const Fiber& fiber) { return fiber.place.thread.x; }
 
   const Shape* shape_ = nullptr;
   const std::function<void()>* body_ = nullptr;
@@ -234,9 +237,15 @@ class Block {
   std::vector<Variable> variables_;
   std::size_t static_bytes_ = 0;
   std::span<const unsigned> order_;
+  // Apart from the fibers, so that they are searched fast: [threads] the state and the turn, its place in the order, of
+  // each thread; [turns] whether the thread of each turn is ready.
+  std::vector<State> states_;
+  std::vector<unsigned> turns_;
+  std::vector<std::uint8_t> ready_;
+  std::size_t next_turn_ = 0;
   const Blocks* cluster_ = nullptr;
   std::size_t threads_ = 0, done_ = 0, at_barrier_ = 0, at_cluster_barrier_ = 0;
-  bool early_ = false;
+  bool early_ = false, from_scheduler_ = false;
   Fiber* current_ = nullptr;
   std::exception_ptr error_;
   jmp_buf scheduler_{};
@@ -249,7 +258,7 @@ thread_local Block* running = nullptr;
 thread_local LoadWatch load_watch;
 
 Block& block() {
-  if (running == nullptr) throw Error(ErrorCode::internal, "host_grid: a function of kernels outside of a kernel");
+  if (running == nullptr) fail_outside();
   return *running;
 }
 
@@ -265,6 +274,9 @@ void Block::prepare(const Shape& shape, const std::function<void()>& body, const
   body_ = &body;
   threads_ = shape.block.x;
   if (fibers_.size() < threads_) fibers_.resize(threads_);
+  states_.resize(threads_);
+  turns_.resize(threads_);
+  ready_.resize(threads_);
   warps_.resize(threads_ / kLanes);
   if (dynamic_.data() == nullptr || dynamic_.bytes() != shape.dynamic_shared_bytes) {
     dynamic_ = SharedMemory(shape.dynamic_shared_bytes, kSharedAlignment);
@@ -280,12 +292,15 @@ void Block::begin(Index3 at, std::span<const unsigned> threads) {
   for (std::size_t i = 0; i < threads_; ++i) {
     auto& fiber = fibers_[i];
     fiber.place = {{static_cast<unsigned>(i), 0, 0}, at, shape_->block, shape_->grid};
-    fiber.state = State::ready;
-    fiber.started = fiber.waited = false;
+    if (fiber.context == Context::inside) fiber.context = Context::none;
+    fiber.waited = false;
     fiber.exchanges = 0;
     fiber.open_copies.clear();
     fiber.copy_groups.clear();
   }
+  for (std::size_t turn = 0; turn < threads_; ++turn) turns_[order_[turn]] = static_cast<unsigned>(turn);
+  std::ranges::fill(states_, State::ready);
+  std::ranges::fill(ready_, std::uint8_t{1});
   for (auto& warp : warps_) warp.lanes = kLanes, warp.arrived = 0;
   done_ = at_barrier_ = at_cluster_barrier_ = 0;
   error_ = nullptr;
@@ -295,66 +310,96 @@ void Block::run(bool early) {
   if (running != nullptr) throw Error(ErrorCode::internal, "host_grid: a kernel launches a kernel");
   early_ = early;
   if (!early) release(State::at_dependency, 0, threads_);
-  bool any = true;
-  while (any && done_ < threads_) {
-    any = false;
-    for (const auto i : order_) {
-      auto& fiber = fibers_[i];
-      if (fiber.state != State::ready) continue;
-      any = true;
-      resume(fiber);
-      if (error_) std::rethrow_exception(std::exchange(error_, nullptr));  // the other fibers stay where they stand
-    }
-  }
+  next_turn_ = 0;
+  if (auto* const first = next()) run_fibers(*first);
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));  // the other fibers stay where they stand
   if (done_ == threads_ || at_cluster_barrier_ == threads_) return;
-  if (early && std::ranges::any_of(fibers_.begin(), fibers_.begin() + static_cast<std::ptrdiff_t>(threads_),
-                                   [](const Fiber& fiber) { return fiber.state == State::at_dependency; })) {
-    return;
-  }
+  if (early && std::ranges::find(states_, State::at_dependency) != states_.end()) return;
   fail(cat(shape_->what, ": of ", threads_, " threads ", at_barrier_, " wait at __syncthreads(), ",
            at_cluster_barrier_ > 0 ? cat(at_cluster_barrier_, " at cluster_sync(), ") : "", done_,
            " have ended and the others wait for lanes of their warp that do not come"));
 }
 
-void Block::resume(Fiber& fiber) {
-  current_ = &fiber;
+// The next fiber that is ready, round after round in the order of the threads; null: none is.
+Fiber* Block::next() {
+  const auto find = [&](std::size_t begin, std::size_t end) {
+    const auto* const at = end == begin ? nullptr : std::memchr(&ready_[begin], 1, end - begin);
+    return static_cast<const std::uint8_t*>(at);
+  };
+  const auto* found = find(next_turn_, threads_);
+  if (found == nullptr) found = find(0, next_turn_);
+  if (found == nullptr) return nullptr;
+  const auto turn = static_cast<std::size_t>(found - ready_.data());
+  next_turn_ = turn + 1;
+  return &fibers_[order_[turn]];
+}
+
+// Runs fibers, each of which goes on to the next one, until none is ready or one has failed.
+void Block::run_fibers(Fiber& first) {
   running = this;
   if (_setjmp(scheduler_) == 0) {
-    if (fiber.started) {
-      scheduler_stack_.leave(fiber.stack_switch);
-      _longjmp(fiber.at, 1);
-    }
-    fiber.started = true;
-    if (!fiber.stack) fiber.stack = std::make_unique<Stack>();
-    fiber.stack->forget();
-    fiber.stack_switch.set(fiber.stack->data(), kStackBytes);
-    ucontext_t context;
-    getcontext(&context);
-    context.uc_stack.ss_sp = fiber.stack->data();
-    // Not the same offset in all stacks, which are whole pages: their tops would share few lines of the caches.
-    context.uc_stack.ss_size = kStackBytes - index_of(fiber) * kStackShiftBytes % kMaxStackShiftBytes;
-    context.uc_link = nullptr;
-    makecontext(&context, &Block::enter, 0);
-    scheduler_stack_.leave(fiber.stack_switch);
-    setcontext(&context);
+    from_scheduler_ = true;
+    go_to(first, scheduler_stack_);
   }
   scheduler_stack_.arrive();
   current_ = nullptr;
+  current_place = nullptr;
   running = nullptr;
 }
 
+// Does not return: what was left is gone back to by a jump. from: of the stack that is left.
+void Block::go_to(Fiber& fiber, StackSwitch& from) {
+  current_ = &fiber;
+  current_place = &fiber.place;
+  if (std::exchange(fiber.context, Context::inside) != Context::none) {
+    from.leave(fiber.stack_switch);
+    _longjmp(fiber.at, 1);
+  }
+  if (!fiber.stack) fiber.stack = std::make_unique<Stack>();
+  fiber.stack->forget();
+  fiber.stack_switch.set(fiber.stack->data(), kStackBytes);
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = fiber.stack->data();
+  // Not the same offset in all stacks, which are whole pages: their tops would share few lines of the caches.
+  context.uc_stack.ss_size = kStackBytes - index_of(fiber) * kStackShiftBytes % kMaxStackShiftBytes;
+  context.uc_link = nullptr;
+  makecontext(&context, &Block::enter, 0);
+  from.leave(fiber.stack_switch);
+  setcontext(&context);
+}
+
+// To the next fiber, or back to run_fibers().
+void Block::switch_away() {
+  auto& fiber = *current_;
+  if (_setjmp(fiber.at) == 0) {
+    if (auto* const to = error_ ? nullptr : next()) {
+      from_scheduler_ = false;
+      go_to(*to, fiber.stack_switch);
+    }
+    fiber.stack_switch.leave(scheduler_bounds_);
+    _longjmp(scheduler_, 1);
+  }
+  arrive();
+}
+
+void Block::arrive() { current_->stack_switch.arrive(from_scheduler_ ? &scheduler_bounds_ : nullptr); }
+
+// A fiber: a thread of this block, then of the next one for which the block is used. A new context for each would cost
+// as much as many a thread.
 void Block::enter() {
   auto& self = *running;
-  self.current_->stack_switch.arrive(&self.scheduler_bounds_);
-  try {
-    (*self.body_)();
-    self.leave();
-  } catch (...) {
-    self.error_ = std::current_exception();
-    self.current_->state = State::done;
+  self.arrive();
+  while (true) {
+    try {
+      (*self.body_)();
+      self.leave();
+    } catch (...) {
+      self.error_ = std::current_exception();
+    }
+    self.current_->context = Context::between;
+    self.switch_away();
   }
-  StackSwitch::leave_for_good(self.scheduler_bounds_);
-  _longjmp(self.scheduler_, 1);
 }
 
 // A thread that ended is no longer waited for at the block's barriers, as on the device.
@@ -364,32 +409,28 @@ void Block::leave() {
     fail_here(
         "ends without dependency_wait(): the kernel behind this one could start before the one in front has ended");
   }
-  fiber.state = State::done;
+  set_state(index_of(fiber), State::done);
   ++done_;
   --warp_of(fiber).lanes;
   if (at_barrier_ > 0 && at_barrier_ + done_ == threads_) release(State::at_block_barrier, 0, threads_);
 }
 
+void Block::set_state(std::size_t thread, State state) {
+  states_[thread] = state;
+  ready_[turns_[thread]] = state == State::ready ? 1 : 0;
+}
+
 void Block::release(State from, std::size_t begin, std::size_t end) {
   for (auto i = begin; i < end; ++i) {
-    if (fibers_[i].state == from) fibers_[i].state = State::ready;
+    if (states_[i] == from) set_state(i, State::ready);
   }
   if (from == State::at_block_barrier) at_barrier_ = 0;
   if (from == State::at_cluster_barrier) at_cluster_barrier_ = 0;
 }
 
-void Block::switch_to_scheduler() {
-  auto& fiber = *current_;
-  if (_setjmp(fiber.at) == 0) {
-    fiber.stack_switch.leave(scheduler_bounds_);
-    _longjmp(scheduler_, 1);
-  }
-  fiber.stack_switch.arrive(&scheduler_bounds_);
-}
-
 void Block::wait_at(State state) {
   auto& fiber = *current_;
-  fiber.state = state;
+  set_state(index_of(fiber), state);
   if (state == State::at_block_barrier) {
     if (++at_barrier_ + done_ == threads_) {
       release(state, 0, threads_);
@@ -406,14 +447,14 @@ void Block::wait_at(State state) {
       return;
     }
   }
-  switch_to_scheduler();
+  switch_away();
 }
 
 void Block::wait_for_dependency() {
   current_->waited = true;
   if (!early_) return;
-  current_->state = State::at_dependency;
-  switch_to_scheduler();
+  set_state(index_of(*current_), State::at_dependency);
+  switch_away();
 }
 
 // Two buffers in turn: a lane that is one exchange ahead does not disturb those that still read.
@@ -594,7 +635,8 @@ void Run::finish() {
   }
 }
 
-const Place& place() { return block().fiber().place; }
+constinit thread_local const Place* current_place = nullptr;
+void fail_outside() { throw Error(ErrorCode::internal, "host_grid: a function of kernels outside of a kernel"); }
 void sync_block() { block().sync_block(); }
 void sync_warp() { block().sync_warp(); }
 void sync_cluster() { block().sync_cluster(); }

@@ -86,7 +86,12 @@ class Run {
 struct Place {
   Index3 thread, block, block_dim, grid_dim;
 };
-const Place& place();
+extern constinit thread_local const Place* current_place;  // null: none, outside of a kernel
+[[noreturn]] void fail_outside();
+inline const Place& place() {
+  if (current_place == nullptr) fail_outside();
+  return *current_place;
+}
 
 void sync_block();
 void sync_warp();

@@ -84,7 +84,8 @@ std::filesystem::path autotune_cache_path() {
 
 std::string to_string(const GemmShape& shape) {
   return cat("n ", shape.n, " k ", shape.k, " ", charonia::to_string(shape.type), " -> ",
-             charonia::to_string(shape.out_type));
+             charonia::to_string(shape.out_type), shape.quant ? ", " : "",
+             shape.quant ? ops::to_string(*shape.quant) : "");
 }
 
 AutotuneCache::AutotuneCache(std::filesystem::path path, std::string key)

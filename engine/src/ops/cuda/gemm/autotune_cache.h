@@ -20,9 +20,10 @@ namespace charonia::cuda {
 struct GemmShape {
   DType type = DType::bf16, out_type = DType::bf16;
   std::int64_t n = 0, k = 0;
+  std::optional<ops::QuantFormat> quant{};  // of the weight, where it is quantised
   auto operator<=>(const GemmShape&) const = default;
 };
-std::string to_string(const GemmShape& shape);  // "n 4096 k 4096 bf16 -> fp32"
+std::string to_string(const GemmShape& shape);  // "n 4096 k 4096 bf16 -> fp32", and ", int4, groups of 128"
 
 struct GemmCandidate {
   std::optional<BlasTactic> blas{};  // of the library; else `own`

@@ -13,6 +13,8 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/gemm/autotune_cache.h"
+#include "ops/cuda/kernels/quant_gemm.h"
+#include "ops/cuda/kernels/quant_layout.h"
 
 namespace charonia::cuda {
 namespace {
@@ -37,19 +39,27 @@ constexpr std::size_t kBlasWorkspaceBytes = std::size_t{32} << 20;  // what cuBL
 // Without measurements: as many rows go our own tactics, which read the weight as fast as memory gives it.
 constexpr std::int64_t kOwnRows = 32;
 
+// Inputs that are prepared for quantised weights: GEMMs of more rows go piece by piece.
+constexpr std::size_t kPreparedBytes = std::size_t{16} << 20;
+constexpr std::int64_t kMaxPreparedRows = 16384, kMinPreparedRows = 16;
+
 // Most that operands to measure with may take. GEMMs of more rows are chosen by rule.
 constexpr std::size_t kOperandBytes = std::size_t{2} << 30;
 
 std::size_t matrix_bytes(DType type, std::int64_t rows, std::int64_t stride) {
   return static_cast<std::size_t>(round_up(rows * stride * static_cast<std::int64_t>(size_of(type)), 256));
 }
-std::size_t weight_bytes_of(const Gemm& gemm) { return matrix_bytes(gemm.type, weight_rows(gemm), gemm.weight_stride); }
+std::size_t weight_bytes_of(const Gemm& gemm) {
+  return static_cast<std::size_t>(round_up(static_cast<std::int64_t>(weight_bytes(gemm)), 256));
+}
 
-GemmShape shape_of(const Gemm& gemm) { return {gemm.type, gemm.out_type, gemm.n, gemm.k}; }
+GemmShape shape_of(const Gemm& gemm) {
+  return {gemm.type, gemm.out_type, gemm.n, gemm.k, gemm.quant ? std::optional(gemm.quant->format) : std::nullopt};
+}
 
 // A guess in microseconds, by which measurements are kept short.
 double expected_microseconds(const Gemm& gemm) {
-  const double bytes = static_cast<double>(gemm.n * gemm.k) * static_cast<double>(size_of(gemm.type));
+  const auto bytes = static_cast<double>(weight_bytes(gemm));
   const double operations = 2.0 * static_cast<double>(gemm.rows * gemm.n) * static_cast<double>(gemm.k);
   return 2 + bytes / 3e6 + operations / (gemm.type == DType::f32 ? 4e7 : 5e8);
 }
@@ -91,6 +101,8 @@ struct GemmRunner::Impl {
   };
 
   Blas* blas() const { return options.reproducible ? nullptr : options.blas.get(); }
+  // Quantised weights are our own kernels'.
+  Blas* blas_for(const Gemm& gemm) const { return gemm.quant ? nullptr : blas(); }
 
   // Our own tactics that the workspace allows. The last resort, a tile whose sums stay in one block, needs none of it.
   std::vector<GemmTactic> own_tactics(const Gemm& gemm) const {
@@ -102,7 +114,7 @@ struct GemmRunner::Impl {
 
   GemmCandidate by_rule(const Gemm& gemm) const {
     GemmCandidate tactic{.own = own_tactics(gemm).front()};
-    if (blas() != nullptr && gemm.rows > kOwnRows) {
+    if (blas_for(gemm) != nullptr && gemm.rows > kOwnRows) {
       const auto tactics = blas()->tactics(gemm, kBlasWorkspaceBytes);
       if (!tactics.empty()) tactic.blas = tactics.front();
     }
@@ -113,10 +125,31 @@ struct GemmRunner::Impl {
   bool serves(const Gemm& gemm, const GemmCandidate& tactic) const {
     const auto own = own_tactics(gemm);
     if (std::ranges::find(own, tactic.own) == own.end()) return false;
-    return !tactic.blas || (blas() != nullptr && blas()->serves(gemm, *tactic.blas, kBlasWorkspaceBytes));
+    return !tactic.blas || (blas_for(gemm) != nullptr && blas()->serves(gemm, *tactic.blas, kBlasWorkspaceBytes));
+  }
+
+  // The inputs of a quantised weight as it wants them, piece by piece where there are more than there is room for.
+  void issue_prepared(Stream& stream, const Gemm& gemm) {
+    const auto stride = round_up(gemm.k, kQuantK), element = static_cast<std::int64_t>(size_of(gemm.type));
+    const auto most = std::min(kMaxPreparedRows, static_cast<std::int64_t>(prepared.bytes()) / (stride * element));
+    if (most < 1) throw Error(ErrorCode::internal, cat("no room for inputs of ", gemm.k, " columns"));
+    for (std::int64_t row = 0; row < gemm.rows; row += most) {
+      auto piece = gemm;
+      piece.rows = std::min(most, gemm.rows - row);
+      piece.in = static_cast<const std::byte*>(gemm.in) + row * gemm.in_stride * element;
+      piece.out =
+          static_cast<std::byte*>(gemm.out) + row * gemm.out_stride * static_cast<std::int64_t>(size_of(gemm.out_type));
+      prepare_quant_inputs(stream, piece, prepared.data(), stride, prepared_scales.as<float>());
+      piece.in = prepared.data();
+      piece.in_stride = stride;
+      piece.quant->prepared = true;
+      if (has_integer_inputs(piece.quant->format)) piece.quant->row_scales = prepared_scales.as<float>();
+      issue(stream, piece);
+    }
   }
 
   void issue(Stream& stream, const Gemm& gemm) {
+    if (gemm.quant && needs_prepared_inputs(gemm)) return issue_prepared(stream, gemm);
     const auto shape = shape_of(gemm);
     auto& choices = chosen[shape];
     const auto& tactic = candidate_of(choices, gemm);
@@ -128,12 +161,13 @@ struct GemmRunner::Impl {
       note_rejection(shape, gemm.rows, choices.rejected);
     }
     // A tactic was chosen for aligned operands and at most so many rows as there are in the last bucket.
-    const bool as_chosen = vectors(gemm) && gemm_workspace_bytes(tactic.own, gemm) <= kOwnWorkspaceBytes;
+    const bool as_chosen =
+        (gemm.quant || vectors(gemm)) && gemm_workspace_bytes(tactic.own, gemm) <= kOwnWorkspaceBytes;
     cuda::gemm(stream, device, gemm, as_chosen ? tactic.own : own_tactics(gemm).front(), own_workspace.data());
   }
 
   bool issue_gated(Stream& stream, const Gemm& gemm) {
-    if (gemm.type == DType::f32 || gemm.out_type != gemm.type || !vectors(gemm)) return false;
+    if (gemm.quant || gemm.type == DType::f32 || gemm.out_type != gemm.type || !vectors(gemm)) return false;
     const auto& tactic = candidate_of(chosen[shape_of(gemm)], gemm);
     if ((tactic.blas && blas() != nullptr) || tactic.own.kernel != GemmTactic::Kernel::stream) return false;
     if (gemm.rows > 0) cuda::gemm(stream, device, gemm, tactic.own, own_workspace.data());
@@ -179,6 +213,7 @@ struct GemmRunner::Impl {
   Options options;
   AutotuneCache memory;
   DeviceMemory own_workspace, blas_workspace;
+  DeviceMemory prepared, prepared_scales;  // inputs of quantised weights
   std::map<GemmShape, Choices> chosen;
   double seconds_left;
   std::string warning;
@@ -204,7 +239,7 @@ struct GemmRunner::Impl::Operands {
   Gemm lay_out(Stream& stream, const DeviceInfo& device, const Gemm& gemm) {
     auto out = gemm;
     const auto weight_bytes = weight_bytes_of(gemm);
-    const auto held_bytes = static_cast<std::size_t>(weight_rows(gemm) * gemm.weight_stride) * size_of(gemm.type);
+    const auto held_bytes = cuda::weight_bytes(gemm);
     auto* at = memory.as<std::byte>();
     out.weight = at;
     for (std::size_t i = 0; i < copies(device, gemm); ++i, at += weight_bytes) {
@@ -230,7 +265,7 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
   const auto own = own_tactics(gemm);
   std::vector<GemmCandidate> tactics;
   for (const auto& tactic : own) tactics.push_back({.own = tactic});
-  if (blas() != nullptr) {
+  if (blas_for(gemm) != nullptr) {
     // By turns, so that both sides are heard when time runs out.
     const auto theirs = blas()->tactics(gemm, kBlasWorkspaceBytes);
     for (std::size_t i = 0; i < theirs.size(); ++i) {
@@ -303,6 +338,10 @@ void GemmRunner::Impl::prepare(Stream& stream, std::span<const Gemm> shapes, int
       gemm.in = gemm.out = nullptr;
       gemm.in_stride = round_up(gemm.k, 8);
       gemm.out_stride = round_up(gemm.n, 8);
+      if (gemm.quant) {
+        gemm.quant->prepared = true;
+        if (has_integer_inputs(gemm.quant->format)) gemm.quant->row_scales = prepared_scales.as<float>();
+      }
       if (const auto known = memory.find(shape, kBuckets[of]); known && serves(gemm, *known)) {
         tactic = *known;
         continue;
@@ -362,6 +401,15 @@ void GemmRunner::prepare(Stream& stream, std::span<const Gemm> shapes, int max_r
   impl_->prepare(stream, shapes, max_rows);
 }
 
+void GemmRunner::reserve_inputs(std::int64_t k) {
+  const auto row = static_cast<std::size_t>(round_up(k, kQuantK)) * sizeof(float);
+  const auto bytes = std::max(kPreparedBytes, static_cast<std::size_t>(kMinPreparedRows) * row);
+  if (impl_->prepared.bytes() < bytes) impl_->prepared = DeviceMemory(bytes, "prepared inputs of GEMMs");
+  if (impl_->prepared_scales.bytes() == 0) {
+    impl_->prepared_scales = DeviceMemory(kMaxPreparedRows * sizeof(float), "scales of prepared inputs");
+  }
+}
+
 void GemmRunner::run(Stream& stream, const Gemm& gemm) {
   if (gemm.rows == 0) return;
   impl_->issue(stream, gemm);
@@ -397,7 +445,9 @@ std::vector<std::string> GemmRunner::report() const {
         line += cat("own ", to_string(tactic->own));
       }
       if (tactic->microseconds > 0) {
-        const double bytes = static_cast<double>(shape.n * shape.k) * static_cast<double>(size_of(shape.type));
+        const double bytes = shape.quant
+                                 ? static_cast<double>(quant_code_bytes(*shape.quant, shape.n, shape.k))
+                                 : static_cast<double>(shape.n * shape.k) * static_cast<double>(size_of(shape.type));
         const double operations = 2.0 * kBuckets[of] * static_cast<double>(shape.n) * static_cast<double>(shape.k);
         line += cat(", ", fixed(tactic->microseconds, 1), " us, ",
                     kBuckets[of] < 256 ? cat(fixed(bytes / tactic->microseconds / 1e6, 2), " TB/s")

@@ -50,6 +50,9 @@ class GemmRunner {
   // here. What was measured is remembered by device, versions of driver and library, shape and rows.
   void prepare(Stream& stream, std::span<const Gemm> shapes, int max_rows);
 
+  // Makes room for prepared inputs (quant_gemm.h) of k columns, which every GEMM with such a weight may need.
+  void reserve_inputs(std::int64_t k);
+
   // Also of what was not prepared: then by rules. Never allocates device memory, waits or measures.
   void run(Stream& stream, const Gemm& gemm);
 

@@ -5,10 +5,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "base/dtype.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/experts_workspace.h"
+#include "ops/cuda/kernels/gemm.h"
 #include "ops/operations.h"
 
 namespace charonia::cuda {
@@ -49,6 +51,7 @@ struct ExpertGemm {
   ops::Activation activation = ops::Activation::silu;
   const ExpertTile* tiles = nullptr;
   int num_tiles = 0, tile_rows = 0;
+  std::optional<QuantWeight> quant{};  // the weight is quantised, all experts alike (quant_gemm.h)
 };
 void multiply_experts(Stream& stream, const DeviceInfo& device, const ExpertGemm& gemm);
 

@@ -29,6 +29,7 @@
 #include "ops/cuda/kernels/activation.h"
 #include "ops/cuda/kernels/gemm.h"
 #include "ops/cuda/kernels/gemm_tile_device.h"
+#include "ops/cuda/kernels/quant_gemm.h"
 
 namespace charonia::cuda {
 namespace {
@@ -377,6 +378,7 @@ int expert_tile_rows(DType type, std::int64_t assignments, int experts) {
 }
 
 void multiply_experts(Stream& stream, const DeviceInfo& device, const ExpertGemm& gemm) {
+  if (gemm.quant) return multiply_quant_experts(stream, device, gemm);
   const auto split = split_k(gemm.k);
   ExpertGemmParams p;
   p.in = gemm.in;

@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/kernels/gemm_params.h"
+#include "ops/cuda/kernels/quant_gemm.h"
 
 namespace charonia::cuda {
 namespace {
@@ -36,11 +37,10 @@ std::int64_t sums_of_tile(const GemmTactic& tactic, const Gemm& gemm) {
   return tactic.sums == Sums::parts ? split_k(gemm.k).parts : k_blocks(tactic, gemm);
 }
 
-// Adds a tile with the numbers of thread blocks that may share its parts of K: more of them as long as there are fewer
-// than two blocks per SM. First that which just fills the device. Each with the places where sums may meet in that
-// order: where a block has one part its sum is the part's.
-void add_tile(std::vector<GemmTactic>& tactics, GemmTactic tactic, const DeviceInfo& device, const Gemm& gemm,
-              SumOrder order) {
+}  // namespace
+
+void add_tile_tactics(std::vector<GemmTactic>& tactics, GemmTactic tactic, const DeviceInfo& device, const Gemm& gemm,
+                      SumOrder order) {
   const auto parts = split_k(gemm.k).parts;
   const auto count = tiles(tactic, gemm);
   std::vector<GemmTactic> found;
@@ -65,20 +65,45 @@ void add_tile(std::vector<GemmTactic>& tactics, GemmTactic tactic, const DeviceI
   tactics.insert(tactics.end(), found.begin(), found.end());
 }
 
-}  // namespace
+void set_parts(GemmParams& p, const GemmTactic& tactic, const Gemm& gemm) {
+  const auto split = split_k(gemm.k);
+  p.parts = split.parts;
+  p.part_length = static_cast<int>(split.length);
+  p.k_blocks = static_cast<int>(k_blocks(tactic, gemm));
+  p.parts_of_block = static_cast<int>(divide_up(split.parts, p.k_blocks));
+  p.cluster = tactic.sums == Sums::cluster && p.k_blocks > 1;
+  if (tactic.sums != Sums::parts && p.k_blocks > 1) {  // all that a block has is one part
+    p.part_length *= p.parts_of_block;
+    p.parts = p.k_blocks;
+    p.parts_of_block = 1;
+  }
+  p.row_tiles = static_cast<int>(divide_up(gemm.rows, tactic.tile_rows));
+  p.column_tiles = static_cast<int>(divide_up(gemm.n, tactic.tile_columns));
+}
+
+void set_workspace(GemmParams& p, void* workspace) {
+  p.counters = static_cast<int*>(workspace);
+  p.sums = reinterpret_cast<float*>(static_cast<unsigned char*>(workspace) + kGemmCounterBytes);
+}
 
 bool vectors(const Gemm& gemm) { return aligned(gemm.in, gemm.in_stride, gemm.type) && gemm.k % 8 == 0; }
 
+std::size_t weight_bytes(const Gemm& gemm) {
+  if (gemm.quant) return quant_code_bytes(gemm.quant->format, gemm.n, gemm.k);
+  return static_cast<std::size_t>(weight_rows(gemm) * gemm.weight_stride) * size_of(gemm.type);
+}
+
 std::vector<GemmTactic> gemm_tactics(const DeviceInfo& device, const Gemm& gemm, SumOrder order) {
+  if (gemm.quant) return quant_tactics(device, gemm, order);
   std::vector<GemmTactic> tactics;
   const auto rows = gemm.rows;
   const auto tile = [&](int tile_rows, int columns, int stages) {
     const auto bytes = static_cast<std::size_t>(stages) * static_cast<std::size_t>(columns + tile_rows) * 128;
     if (bytes <= device.shared_bytes)
-      add_tile(tactics, {Kernel::tile, tile_rows, columns, stages, 1}, device, gemm, order);
+      add_tile_tactics(tactics, {Kernel::tile, tile_rows, columns, stages, 1}, device, gemm, order);
   };
   if (gemm.type == DType::f32) {
-    add_tile(tactics, {Kernel::plain, rows <= 16 ? 8 : 64, 64, 3, 1}, device, gemm, order);
+    add_tile_tactics(tactics, {Kernel::plain, rows <= 16 ? 8 : 64, 64, 3, 1}, device, gemm, order);
     return tactics;
   }
   if (!vectors(gemm)) {
@@ -115,6 +140,7 @@ std::size_t gemm_workspace_bytes(const GemmTactic& tactic, const Gemm& gemm) {
 void gemm(Stream& stream, const DeviceInfo&, const Gemm& gemm, const GemmTactic& tactic, void* workspace) {
   constexpr std::int64_t kMax = std::numeric_limits<int>::max();
   if (gemm.rows == 0 || gemm.n == 0) return;
+  if (gemm.quant) return quant_gemm(stream, gemm, tactic, workspace);
   if (gemm.rows > kMax / 2 || gemm.n > kMax / 2 || gemm.k < 1 || gemm.k > kMax / 2 || gemm.in_stride > kMax ||
       gemm.weight_stride > kMax || gemm.weight_stride % (gemm.packed ? kPackedK : 8) != 0 ||
       (gemm.packed && gemm.type == DType::f32) ||
@@ -124,32 +150,19 @@ void gemm(Stream& stream, const DeviceInfo&, const Gemm& gemm, const GemmTactic&
                                          " (stride ", gemm.weight_stride, gemm.packed ? ", packed" : "",
                                          gemm.gate != Gate::none ? ", gated" : "", ") that no kernel takes"));
   }
-  const auto split = split_k(gemm.k);
   GemmParams p{};
   p.out = gemm.out;
   p.in = gemm.in;
   p.weight = gemm.weight;
   p.bias = gemm.bias;
-  p.counters = static_cast<int*>(workspace);
-  p.sums = reinterpret_cast<float*>(static_cast<unsigned char*>(workspace) + kGemmCounterBytes);
+  set_workspace(p, workspace);
   p.out_stride = gemm.out_stride;
   p.in_stride = static_cast<int>(gemm.in_stride);
   p.weight_stride = static_cast<int>(gemm.weight_stride);
   p.rows = static_cast<int>(gemm.rows);
   p.n = static_cast<int>(gemm.n);
   p.k = static_cast<int>(gemm.k);
-  p.parts = split.parts;
-  p.part_length = static_cast<int>(split.length);
-  p.k_blocks = static_cast<int>(k_blocks(tactic, gemm));
-  p.parts_of_block = static_cast<int>(divide_up(split.parts, p.k_blocks));
-  p.cluster = tactic.sums == Sums::cluster && p.k_blocks > 1;
-  if (tactic.sums != Sums::parts && p.k_blocks > 1) {  // all that a block has is one part
-    p.part_length *= p.parts_of_block;
-    p.parts = p.k_blocks;
-    p.parts_of_block = 1;
-  }
-  p.row_tiles = static_cast<int>(divide_up(gemm.rows, tactic.tile_rows));
-  p.column_tiles = static_cast<int>(divide_up(gemm.n, tactic.tile_columns));
+  set_parts(p, tactic, gemm);
   p.packed = gemm.packed;
   p.gate = gemm.gate;
   p.out_f32 = gemm.out_type == DType::f32;

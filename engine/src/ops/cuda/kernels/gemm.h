@@ -11,11 +11,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/dtype.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/emulated/host_device.h"
+#include "ops/quant_weight.h"
 
 namespace charonia::cuda {
 
@@ -32,6 +34,17 @@ CHARONIA_HD std::int64_t packed_at(std::int64_t row, std::int64_t k, std::int64_
 // rounded to out's type before, as gated_activation() (rows.h) has it from the outputs: with its bits. The stream
 // kernel does that, where out has the weight's type.
 enum class Gate : std::uint8_t { none, silu, gelu_tanh };
+
+// What a quantised weight has beside its codes (quant_layout.h, quant_gemm.h). Device memory.
+struct QuantWeight {
+  ops::QuantFormat format;
+  const void* scales = nullptr;         // of the format's scale type
+  const void* zeros = nullptr;          // null: none
+  const std::int32_t* order = nullptr;  // [k] the input feature of each column; null: in order
+  float input_scale = 0;                // of i8_tensor
+  const float* row_scales = nullptr;    // [rows]: the inputs were prepared, and are to be multiplied by it; null: not
+  bool prepared = false;                // the inputs were
+};
 
 // out [rows, n] = in [rows, k] * weight [n, k]^T + bias [n]. in and weight have the same type; out that type or f32.
 // Strides in elements. weight rows are `weight_stride` apart (a multiple of 8, zero-filled beyond k), the first one
@@ -50,7 +63,12 @@ struct Gemm {
   const float* bias = nullptr;  // null: none
   std::int64_t rows = 0, n = 0, k = 0;
   Gate gate = Gate::none;
+  // The weight is quantised: `weight` are codes, their stride in columns, a multiple of 64; type: that of in.
+  std::optional<QuantWeight> quant{};
 };
+
+// Bytes of a weight in memory, the codes of one that is quantised.
+std::size_t weight_bytes(const Gemm& gemm);
 
 // Rows of the weight that lie in memory.
 inline std::int64_t weight_rows(const Gemm& gemm) { return gemm.packed ? round_up(gemm.n, kPackedRows) : gemm.n; }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "ops/cuda/emulated/host_device.h"
 #include "ops/cuda/kernels/gemm.h"
@@ -40,6 +41,15 @@ CHARONIA_HD TilePlace tile_place(int index, int row_tiles, int column_tiles) {
   const int within = index - first * column_tiles;
   return {first + within % rows, within / rows};
 }
+
+// Adds a tile with the numbers of thread blocks that may share its parts of K: more of them as long as there are fewer
+// than two blocks per SM. First that which just fills the device. Each with the places where sums may meet in that
+// order: where a block has one part its sum is the part's.
+void add_tile_tactics(std::vector<GemmTactic>& tactics, GemmTactic tactic, const DeviceInfo& device, const Gemm& gemm,
+                      SumOrder order);
+// How K is cut, and how many tiles there are; where sums meet.
+void set_parts(GemmParams& params, const GemmTactic& tactic, const Gemm& gemm);
+void set_workspace(GemmParams& params, void* workspace);
 
 // Each in its own file. False: there is no such tactic.
 bool launch_stream(Stream& stream, const GemmParams& params, const GemmTactic& tactic, DType type);

@@ -1,0 +1,138 @@
+"""Quantises the demo model in every scheme and measures each: the table of benchmarks/results/quantised_quality.md.
+
+    python -m benchmarks.quantised_quality [--folder build/quantised] [--result benchmarks/results/quantised_quality.md]
+
+It runs the real llm-compressor (`charonia quantize`), whose environment it makes where there is none. A folder that is
+there is measured as it is. The calibration text is drawn from the demo model's corpus with another seed than the text
+that is measured with.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+ROOT = Path(__file__).resolve().parents[1]
+DEMO = ROOT / "models" / "demo"
+CALIBRATION_CHARACTERS = 40_000
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row: options of charonia quantize (none: the model as it is), and the KV cache's quant_policy."""
+
+    name: str
+    options: tuple[str, ...] = ()
+    quant_policy: int = 0
+
+
+# 704, the demo model's intermediate size, is no multiple of 128.
+_W4 = ("--scheme", "w4a16", "--group-size", "64")
+VARIANTS = (
+    Variant("bf16"),
+    Variant("bf16", quant_policy=8),
+    Variant("bf16", quant_policy=4),
+    Variant("w8a16 rtn", ("--scheme", "w8a16")),
+    Variant("w8a8 smoothquant", ("--scheme", "w8a8", "--method", "smoothquant")),
+    Variant("w8a8 rtn", ("--scheme", "w8a8", "--method", "rtn")),
+    Variant("fp8 rtn", ("--scheme", "fp8")),
+    Variant("w4a16 awq", (*_W4, "--method", "awq")),
+    Variant("w4a16 gptq", (*_W4, "--method", "gptq")),
+    Variant("w4a16 rtn", (*_W4, "--method", "rtn")),
+    Variant("w4a16 gptq", (*_W4, "--method", "gptq"), quant_policy=8),
+)
+
+
+def calibration_text() -> str:
+    """Conversations of the kind that the model has learned."""
+    sys.path.insert(0, str(DEMO))
+    from demo_corpus.conversation import sample  # type: ignore[import-not-found]  # beside the demo model
+
+    rng, text = random.Random("calibration"), ""
+    while len(text) < CALIBRATION_CHARACTERS:
+        text += "".join(part for part, _ in sample(rng))
+    return text
+
+
+def charonia(*arguments: str | Path) -> tuple[int, str]:
+    """The exit code, and stdout or, of a failure, the last line of stderr."""
+    command = [sys.executable, "-m", "charonia", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return 0, done.stdout
+    return done.returncode, (done.stderr.strip().splitlines() or ["no message"])[-1]
+
+
+def measure(variant: Variant, folder: Path, calibration: Path) -> dict[str, Any] | str:
+    """charonia evaluate's record, with `seconds` of charonia quantize; or why there is none."""
+    model, seconds = DEMO / "model", 0.0
+    if variant.options:
+        model = folder / variant.name.replace(" ", "-")
+        if not model.exists():
+            began = time.monotonic()
+            options = (*variant.options, "--samples", "32", "--max-length", "512", "--calibration")
+            code, said = charonia("quantize", DEMO / "model", "--dst", model, *options, calibration)
+            seconds = time.monotonic() - began
+            if code:
+                return said
+    how: list[str | Path] = ["--against", DEMO / "model", "--text", DEMO / "text.txt", "--json", "--no-save"]
+    code, said = charonia("evaluate", model, *how, "--quant-policy", str(variant.quant_policy))
+    return said if code else {**json.loads(said), "seconds": seconds}
+
+
+def row(variant: Variant, record: dict[str, Any] | str) -> str:
+    kv = {0: "16 bits", 8: "int8", 4: "int4"}[variant.quant_policy]
+    if isinstance(record, str):
+        return f"| {variant.name} | {kv} | not measured: {record} | | | | | |"
+    reference, questions = record["reference"], record["questions"]
+    return (
+        f"| {variant.name} | {kv} | {record['weight_bytes']:,} | {record['text']['perplexity']:.4f} | "
+        f"{reference['kl_mean']:.5f} | {reference['kl_p99']:.5f} | {reference['top1_agreement']:.2%} | "
+        f"{questions['right']} of {questions['asked']} |"
+    )
+
+
+def main(
+    folder: Annotated[Path, typer.Option(help="Where the quantised folders go, and stay.")] = Path("build/quantised"),
+    result: Annotated[Path | None, typer.Option(help="The file for the table; it is printed in any case.")] = None,
+) -> None:
+    """Prints the table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    calibration = folder / "calibration.txt"
+    calibration.write_text(calibration_text(), encoding="utf-8")
+    rows, text, device = [], {}, ""
+    for variant in VARIANTS:
+        record = measure(variant, folder, calibration)
+        rows.append(row(variant, record))
+        print(rows[-1], file=sys.stderr, flush=True)
+        if not isinstance(record, str):
+            text, device = record["text"], record["device"]
+    lines = [
+        "# Quality of the demo model in every scheme",
+        "",
+        "`python -m benchmarks.quantised_quality --result benchmarks/results/quantised_quality.md`",
+        "",
+        f"{text.get('tokens')} tokens of models/demo/text.txt in windows of {text.get('window')}, stride "
+        f"{text.get('stride')}; against the bf16 model with a 16-bit KV cache; {device}. Weights of 4 bits are in "
+        "groups of 64. The embedding, which is the output layer too, stays in bf16.",
+        "",
+        "| weights | KV cache | bytes of weights | perplexity | KL mean | KL 99 % | same top token | right answers |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+        *rows,
+    ]
+    page = "\n".join(lines) + "\n"
+    print(page)
+    if result is not None:
+        result.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

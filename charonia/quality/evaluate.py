@@ -1,0 +1,226 @@
+"""`charonia evaluate`: perplexity, distance from the 16-bit model and answers right, and the record of them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from charonia import __version__
+from charonia.api.engine import Engine, Setting
+from charonia.errors import InvalidRequestError, ModelError
+from charonia.progress import Progress
+from charonia.quality.perplexity import Comparison, compare, perplexity, windows
+from charonia.quality.questions import Question, answers_right, check_prompts, read_questions
+from charonia.weights import workspace
+from charonia.weights.quality_record import (
+    QualityRecord,
+    QuestionScore,
+    ReferenceScore,
+    TextScore,
+    check_can_save,
+    quality_table,
+    save_record,
+)
+
+DEFAULT_WINDOW = 1024
+DEFAULT_STRIDE = 512
+# What is measured has few sequences at once: enough rows of logits in a step, and little memory for KV blocks, so that
+# two models fit side by side.
+_BATCH = 64
+_CACHE_TOKENS = 4096
+_CACHE_KEYS = ("cache_max_entry_count", "cache_size", "cache_users")
+# The reference is measured without what these say: they are part of what is compared.
+_NOT_FOR_REFERENCE = ("quant_policy",)
+
+
+def default_text() -> Path:
+    """The text that comes with the package."""
+    return _data("text.txt")
+
+
+def default_questions() -> Path:
+    """The questions that come with the package."""
+    return _data("questions.jsonl")
+
+
+def _data(name: str) -> Path:
+    return Path(str(resources.files("charonia.quality").joinpath("data").joinpath(name)))
+
+
+def evaluate(
+    model: str | os.PathLike[str],
+    against: str | os.PathLike[str] | None = None,
+    *,
+    text: Path | None = None,
+    questions: Path | None = None,
+    ask: bool = True,
+    window: int = DEFAULT_WINDOW,
+    stride: int = DEFAULT_STRIDE,
+    dtype: str = "auto",
+    settings: Mapping[str, Setting] | None = None,
+    save: bool = True,
+    command: str = "",
+    show_progress: bool = False,
+) -> QualityRecord:
+    """Measures `model` (a workspace, a Hugging Face folder or a hub id) and, with save, keeps the record beside it.
+
+    against: the 16-bit model to compare with, which is run with the same settings but without quant_policy. text,
+    questions: files; None: those of the package. ask: whether questions are asked. window, stride: tokens. dtype: for
+    Hugging Face folders, of both models. Raises CharoniaError saying what would be right.
+    """
+    text = text or default_text()
+    content = _read_text(text)
+    asked = _Asked.of(questions or default_questions()) if ask else None
+    settings = dict(settings or {})
+    progress = Progress(show_progress)
+    location = workspace.locate(model)
+    if save:
+        check_can_save(location)
+    with _load(location, dtype, settings, window) as engine:
+        ids = _encode(engine, content)
+        _check_window(engine, window)
+        # What is wrong is said before another model is loaded, and before anything is measured.
+        windows(len(ids), window, stride)
+        if asked:
+            check_prompts(engine, asked.questions)
+        reference: ReferenceScore | None = None
+        if against is None:
+            with progress.count("perplexity, tokens", len(ids)) as advance:
+                own = perplexity(engine, ids, window, stride, advance)
+        else:
+            others = {key: value for key, value in settings.items() if key not in _NOT_FOR_REFERENCE}
+            with _load(workspace.locate(against), dtype, {**others, "quant_policy": 0}, window) as other:
+                if _encode(other, content) != ids:
+                    raise InvalidRequestError(
+                        f"{against} has another tokenizer than {model}: only models that share one can be compared"
+                    )
+                _check_window(other, window)
+                if asked:
+                    check_prompts(other, asked.questions)
+                with progress.count("comparison, tokens", len(ids)) as advance:
+                    compared = compare(engine, other, ids, window, stride, advance)
+                own = compared.perplexity
+                right = asked.right_by(other, "questions to the reference", progress) if asked else None
+                reference = _reference_score(other, compared, right)
+        score = asked.score(asked.right_by(engine, "questions", progress)) if asked else None
+        info = engine.info
+    record = QualityRecord(
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        charonia_version=__version__,
+        command=command,
+        model=info.model_name,
+        weight_type=info.weight_type,
+        weight_bytes=info.weight_bytes,
+        quant_policy=info.quant_policy,
+        device=f"{info.device} ({info.instruction_set})",
+        text=TextScore(
+            name=text.name,
+            sha256=_sha256(content),
+            tokens=len(ids),
+            window=window,
+            stride=stride,
+            perplexity=own,
+        ),
+        reference=reference,
+        questions=score,
+    )
+    if save:
+        try:
+            save_record(location, record)
+        except ModelError as error:  # a disk that is full: what was measured is not lost for it
+            progress.warn(str(error))
+    return record
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The questions of a file."""
+
+    file: Path
+    questions: list[Question]
+
+    @classmethod
+    def of(cls, file: Path) -> _Asked:
+        return cls(file, read_questions(file))
+
+    def right_by(self, engine: Engine, title: str, progress: Progress) -> int:
+        with progress.count(title, len(self.questions)) as advance:
+            return answers_right(engine, self.questions, advance)
+
+    def score(self, right: int) -> QuestionScore:
+        sha256 = _sha256(_read_text(self.file))
+        return QuestionScore(name=self.file.name, sha256=sha256, asked=len(self.questions), right=right)
+
+
+def _reference_score(reference: Engine, found: Comparison, right: int | None) -> ReferenceScore:
+    return ReferenceScore(
+        model=reference.info.model_name,
+        weight_type=reference.info.weight_type,
+        perplexity=found.reference_perplexity,
+        kl_mean=found.kl_mean,
+        kl_p99=found.kl_p99,
+        kl_max=found.kl_max,
+        top1_agreement=found.top1_agreement,
+        questions_right=right,
+    )
+
+
+def _load(location: workspace.Location, dtype: str, settings: Mapping[str, Setting], window: int) -> Engine:
+    chosen: dict[str, Any] = {"max_batch_size": _BATCH, "stream_interval_ms": 0}
+    if not any(key in settings or f"CHARONIA_{key.upper()}" in os.environ for key in _CACHE_KEYS):
+        chosen |= {"cache_users": 1, "cache_user_tokens": max(_CACHE_TOKENS, window + 1)}
+    return Engine.from_pretrained(location.path, dtype=dtype, **{**chosen, **settings})
+
+
+def _encode(engine: Engine, content: str) -> list[int]:
+    """Without transformers' warning that the text is longer than the model's context: windows are not."""
+    log = logging.getLogger("transformers")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        return engine.encode(content)
+    finally:
+        log.setLevel(level)
+
+
+def _check_window(engine: Engine, window: int) -> None:
+    longest = engine.info.session_len - 1
+    if window > longest:
+        raise InvalidRequestError(
+            f"window = {window} is out of range: {engine.info.model_name} computes at most {longest} tokens of a text "
+            f"at once (session_len - 1)"
+        )
+
+
+def _read_text(file: Path) -> str:
+    try:
+        content = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"the text cannot be read from {file}: {error}") from None
+    if not content.strip():
+        raise InvalidRequestError(f"{file} has no text: name one of some thousand words, of the kind that users send")
+    return content
+
+
+def _sha256(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def show(record: QualityRecord, console: Console) -> None:
+    """Prints a record as a table, and what was measured with."""
+    console.print(quality_table([record]))
+    text = record.text
+    console.print(
+        f"{text.tokens} tokens in windows of {text.window}, stride {text.stride}; {record.device}.",
+        highlight=False,
+        markup=False,
+    )

@@ -1,0 +1,189 @@
+"""`charonia quantize`: a Hugging Face folder with quantised weights in compressed-tensors' format."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from charonia import __version__
+from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
+from charonia.quality.evaluate import default_text
+from charonia.quantize import environment
+from charonia.text.tokenizer import TOKENIZER_FILES
+from charonia.weights import workspace
+from charonia.weights.checkpoint import read_json
+from charonia.weights.convert import read_source
+
+RECORD_FILE = "charonia_quantize.json"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What a scheme makes of weights, and which methods it can be made with, the first by default."""
+
+    methods: tuple[str, ...]
+    share: float  # of the bytes of 16-bit weights, about
+    group_size: int = 0  # input features that share a scale; 0: all of an output feature
+    why: str = ""  # why it takes no other method
+
+
+SCHEMES = {
+    "w4a16": Scheme(("awq", "gptq", "rtn"), 0.35, 128, "activations stay in 16 bits, so there is nothing to smooth"),
+    "w8a16": Scheme(("rtn", "gptq"), 0.6, 0, "with 8 bits, rounding to the nearest loses next to nothing"),
+    "w8a8": Scheme(("smoothquant", "gptq", "rtn"), 0.6, 0, "AWQ scales weights for 16-bit activations"),
+    "fp8": Scheme(("rtn",), 0.6, 0, "its numbers are rounded to the nearest, and activations are scaled as they come"),
+}
+METHODS = {
+    "awq": "scales channels by what their activations need, then rounds with zero points",
+    "gptq": "rounds column by column and makes up for each error in the columns that follow",
+    "smoothquant": "moves the range of activations into the weights, then GPTQ",
+    "rtn": "rounds to the nearest; needs no calibration text",
+}
+
+
+def quantize(
+    model: str | os.PathLike[str],
+    destination: Path,
+    *,
+    scheme: str,
+    method: str | None = None,
+    group_size: int | None = None,
+    calibration: Path | None = None,
+    samples: int = 128,
+    max_length: int = 2048,
+    command: str = "",
+    say: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Writes `destination`, which must not exist, and returns it.
+
+    model: a Hugging Face folder or a hub id with 16-bit weights. method, group_size: None is the scheme's own.
+    calibration: a text, or a file with a JSON object a line that has `text` or `messages`; None is the
+    package's short text. samples: at most so many, of at most max_length tokens. say: is told what is being done.
+    Nothing is left behind when it fails, but the environment. Raises CharoniaError saying what would be right.
+    """
+    method = _method_of(scheme, method)
+    group = _group_of(scheme, group_size)
+    destination = destination.expanduser().absolute()
+    if destination.exists():
+        raise ModelError(f"{destination} exists: choose another --dst, or remove it")
+    if calibration is not None and not calibration.is_file():
+        raise InvalidRequestError(f"calibration = {calibration} is no file")
+    if samples < 1 or max_length < 2:
+        raise InvalidRequestError(f"samples = {samples} and max_length = {max_length}: at least 1 and 2 are needed")
+    folder = check_source(model)
+    _check_group(folder, scheme, group)
+    if method != "rtn" and calibration is None:
+        calibration = default_text()
+        say(
+            f"warning: no --calibration, so {method} gets the short text that comes with Charonia. Name a file of the "
+            "kind of text that your users send, with 128 samples or more"
+        )
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    weights = sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern))
+    environment.require_space(destination.parent, int(weights * SCHEMES[scheme].share), "the quantised model")
+
+    partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    job: dict[str, Any] = {
+        "task": "quantize",
+        "model": str(folder),
+        "output": str(partial / "model"),
+        "scheme": scheme,
+        "method": method,
+        "group_size": group,
+        "calibration": None if method == "rtn" else str(calibration),
+        "samples": samples,
+        "max_length": max_length,
+    }
+    try:
+        (partial / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        say(f"{folder} to {scheme} with {method}: {METHODS[method]}")
+        environment.run(partial / "job.json", say)
+        made = partial / "model"
+        _finish(made, folder, {**job, "command": command, "charonia_version": __version__})
+        made.rename(destination)
+    except KeyboardInterrupt:
+        say(
+            "interrupted: nothing was written. llm-compressor keeps nothing between layers, so the next run begins "
+            "with the first one again; its environment stays"
+        )
+        raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return destination
+
+
+def check_source(model: str | os.PathLike[str]) -> Path:
+    """The Hugging Face folder of a model with 16-bit weights. Raises what is wrong with it."""
+    location = workspace.locate(model)
+    if location.is_workspace:
+        raise ModelError(
+            f"{location.path} is a workspace; this takes the Hugging Face folder or hub id that it was made from"
+        )
+    config = read_json(location.path / "config.json")
+    # read_source finds what files beside config.json say, too, and whether the engine will know what comes of it.
+    if "quantization_config" in config or read_source(location.path).spec.quantization is not None:
+        raise UnsupportedError(f"{location.path} is quantised already: name the model with 16-bit weights")
+    return location.path
+
+
+def _method_of(scheme: str, method: str | None) -> str:
+    if scheme not in SCHEMES:
+        raise InvalidRequestError(f"scheme {scheme!r} is not known; expected {', '.join(SCHEMES)}")
+    known = SCHEMES[scheme]
+    if method is None:
+        return known.methods[0]
+    if method not in METHODS:
+        raise InvalidRequestError(f"method {method!r} is not known; expected {', '.join(METHODS)}")
+    if method not in known.methods:
+        raise InvalidRequestError(
+            f"{scheme} is not made with {method}: {known.why}; expected {', '.join(known.methods)}"
+        )
+    return method
+
+
+def _group_of(scheme: str, group_size: int | None) -> int:
+    if group_size is None:
+        return SCHEMES[scheme].group_size
+    if scheme not in ("w4a16", "w8a16"):
+        raise InvalidRequestError(f"group_size = {group_size}: {scheme} has one scale for each output feature")
+    if group_size != 0 and (group_size < 16 or group_size % 16 != 0):
+        raise InvalidRequestError(
+            f"group_size = {group_size} is not valid: it must be a multiple of 16, or 0 (one scale for each output "
+            "feature)"
+        )
+    return group_size
+
+
+def _check_group(folder: Path, scheme: str, group: int) -> None:
+    """Every layer's inputs must be whole groups; llm-compressor would say so after it has loaded the model."""
+    if not group:
+        return
+    for name, parts in read_source(folder).spec.tensors.items():
+        shape = parts[0].shape
+        if len(shape) != 2 or not name.startswith("layers.") or ".feed_forward.gate" in name:
+            continue
+        if shape[1] % group:
+            fitting = [size for size in (128, 64, 32, 16) if shape[1] % size == 0]
+            remedy = f"--group-size {fitting[0]}" if fitting else "--group-size 0"
+            raise InvalidRequestError(
+                f"{parts[0].name} has {shape[1]} input features, which is no multiple of group_size = {group}: use "
+                f"{remedy} ({scheme})"
+            )
+
+
+def _finish(made: Path, source: Path, record: dict[str, Any]) -> None:
+    """What llm-compressor has written becomes a folder that others read too: with the source's own tokenizer, which its
+    release of transformers may write in another way."""
+    for name in TOKENIZER_FILES:
+        if name != "config.json" and (source / name).is_file():
+            shutil.copyfile(source / name, made / name)
+    for file in filter(Path.is_file, made.iterdir()):
+        file.chmod(0o644)
+    kept = {key: value for key, value in record.items() if key not in ("task", "output")}
+    (made / RECORD_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,245 @@
+"""Quantises and calibrates with llm-compressor. It runs in the environment that environment.py makes, with that one's
+packages: it imports nothing of charonia.
+
+    python driver.py JOB.json
+
+The job is what command.py and calibrate.py write. Progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+# Modules that stay in 16 bits: the output layer, and the routers of experts, which are small and decide much.
+IGNORED = ["lm_head", "re:.*block_sparse_moe[.]gate$", "re:.*mlp[.]gate$", "re:.*router$"]
+SMOOTHING = 0.8  # SmoothQuant's strength for models with gated feed-forward, as in llm-compressor's examples
+
+
+def scheme_of(job: dict[str, Any]) -> dict[str, Any]:
+    """The configuration group of compressed-tensors: what weights and activations become."""
+    group = job["group_size"]
+    grouped = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
+    by_token = {"strategy": "token", "symmetric": True, "dynamic": True}
+    integer, floating = {"type": "int", "symmetric": True}, {"type": "float", "symmetric": True, "num_bits": 8}
+    weights: dict[str, Any]
+    activations: dict[str, Any] | None = None
+    match job["scheme"]:
+        case "w4a16":
+            # AWQ's rounding gains from zero points; GPTQ's does without.
+            weights = {**integer, "num_bits": 4, **grouped, "symmetric": job["method"] != "awq"}
+        case "w8a16":
+            weights = {**integer, "num_bits": 8, **grouped}
+        case "w8a8":
+            weights = {**integer, "num_bits": 8, "strategy": "channel"}
+            activations = {"type": "int", "num_bits": 8, **by_token}
+        case "fp8":
+            weights = {**floating, "strategy": "channel"}
+            activations = {"type": "float", "num_bits": 8, **by_token}
+        case other:
+            raise SystemExit(f"scheme {other} is not known")
+    return {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+
+
+def recipe_of(job: dict[str, Any]) -> list[Any]:
+    """llm-compressor's modifiers for the job."""
+    from llmcompressor.modifiers.gptq import GPTQModifier
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from llmcompressor.modifiers.transform.awq import AWQModifier
+    from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
+
+    how = {"config_groups": {"group_0": scheme_of(job)}, "ignore": IGNORED}
+    match job["method"]:
+        case "rtn":
+            return [QuantizationModifier(**how)]
+        case "awq":
+            return [AWQModifier(), QuantizationModifier(**how)]
+        case "gptq":
+            return [GPTQModifier(**how)]
+        case "smoothquant":
+            return [SmoothQuantModifier(smoothing_strength=SMOOTHING), GPTQModifier(**how)]
+        case other:
+            raise SystemExit(f"method {other} is not known")
+
+
+def samples_of(job: dict[str, Any], tokenizer: Any) -> list[list[int]]:
+    """Token ids [samples][at most max_length] of the calibration file: a JSON object a line with `text` or `messages`,
+    or a plain text, which is cut."""
+    file, length = Path(job["calibration"]), job["max_length"]
+    content = file.read_text(encoding="utf-8")
+    rows: list[list[int]] = []
+    if file.suffix in (".jsonl", ".json"):
+        # splitlines() would cut within texts, at U+2028 and others.
+        for number, line in enumerate(content.split("\n"), 1):
+            if not line.strip():
+                continue
+            entry = entry_of(line, f"{file}, line {number}")
+            if isinstance(entry.get("messages"), list):
+                text = tokenizer.apply_chat_template(entry["messages"], tokenize=False)
+                rows.append(tokenizer(text, add_special_tokens=False)["input_ids"][:length])
+            else:
+                rows.append(tokenizer(entry["text"])["input_ids"][:length])
+    else:
+        ids = tokenizer(content, verbose=False)["input_ids"]
+        rows = [ids[at : at + length] for at in range(0, len(ids), length)]
+    rows = [row for row in rows if len(row) > 1][: job["samples"]]
+    if not rows:
+        raise SystemExit(f"{file} has no text to calibrate with")
+    return rows
+
+
+def entry_of(line: str, place: str) -> dict[str, Any]:
+    """A line's JSON object."""
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise SystemExit(f"{place} is no JSON object: {error}") from None
+    if not isinstance(entry, dict) or not (
+        isinstance(entry.get("messages"), list) or isinstance(entry.get("text"), str)
+    ):
+        raise SystemExit(f"{place} must be a JSON object with a text, or a list of messages")
+    return entry
+
+
+def load(job: dict[str, Any]) -> tuple[Any, Any]:
+    """The model and its tokenizer. Code that comes with the model is not run; transformers would ask whether to."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(job["model"], trust_remote_code=False)
+    model: Any = AutoModelForCausalLM.from_pretrained(job["model"], dtype="auto", trust_remote_code=False)
+    return model.eval(), tokenizer
+
+
+def quantize(job: dict[str, Any]) -> None:
+    """Writes config.json and safetensors in compressed-tensors' format to job["output"]."""
+    from datasets import Dataset
+    from llmcompressor import oneshot
+
+    model, tokenizer = load(job)
+    given: dict[str, Any] = {}
+    if job["calibration"]:
+        rows = samples_of(job, tokenizer)
+        say(f"calibrating with {len(rows)} samples, {sum(map(len, rows))} tokens")
+        columns = {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}
+        given = {
+            "dataset": Dataset.from_dict(columns),
+            "max_seq_length": job["max_length"],
+            "num_calibration_samples": len(rows),
+            "shuffle_calibration_samples": False,
+        }
+    leave_memory_unpinned()
+    # By layers: a layer is calibrated with what the quantised ones before it give, and one is computed at a time.
+    pipeline = {"pipeline": "sequential"} if job["calibration"] else {}
+    oneshot(model=model, tokenizer=tokenizer, recipe=recipe_of(job), **given, **pipeline)
+    say("writing")
+    model.save_pretrained(job["output"], save_compressed=True)
+
+
+def calibrate(job: dict[str, Any]) -> None:
+    """Writes to job["output"] what linear layers get and what the KV cache holds, by layer."""
+    import torch
+
+    model, tokenizer = load(job)
+    rows = samples_of(job, tokenizer)
+    tokens = sum(map(len, rows))
+    say(f"running {len(rows)} samples, {tokens} tokens")
+    inputs: dict[str, Inputs] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and not name.endswith("lm_head"):
+            inputs[name] = Inputs()
+            module.register_forward_pre_hook(inputs[name].see)
+    caches: list[dict[str, Held]] = []
+    for number, row in enumerate(rows, 1):
+        with torch.inference_mode():
+            cache = model(torch.tensor([row]), use_cache=True).past_key_values
+        for index, layer in enumerate(cache.layers):
+            if index == len(caches):
+                caches.append({"k": Held(), "v": Held()})
+            caches[index]["k"].see(layer.keys)
+            caches[index]["v"].see(layer.values)
+        if number % 8 == 0 or number == len(rows):
+            say(f"{number} of {len(rows)} samples")
+    found = {
+        "tokens": tokens,
+        "inputs": {name: one.report() for name, one in inputs.items() if one.count},
+        "layers": [{kind: held.report() for kind, held in layer.items()} for layer in caches],
+    }
+    Path(job["output"]).write_text(json.dumps(found), encoding="utf-8")
+
+
+class Inputs:
+    """What one linear layer gets: the mean and the maximum of absolute values, by channel."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total: Any = 0
+        self.most: Any = None
+
+    def see(self, _: Any, arguments: tuple[Any, ...]) -> None:
+        rows = arguments[0].detach().reshape(-1, arguments[0].shape[-1]).float().abs()
+        if not len(rows):  # an expert that no token chose
+            return
+        most = rows.amax(0)
+        self.most = most if self.most is None else self.most.maximum(most)
+        self.total = self.total + rows.sum(0)
+        self.count += len(rows)
+
+    def report(self) -> dict[str, float]:
+        """outliers: how many times the median channel's maximum the greatest channel's is."""
+        median = float(self.most.median())
+        return {
+            "mean": float((self.total / self.count).mean()),
+            "max": float(self.most.max()),
+            "outliers": float(self.most.max()) / median if median > 0 else 0.0,
+        }
+
+
+class Held:
+    """Keys or values of one layer, as the cache holds them, and what integers make of them: each token and head has a
+    scale and a minimum, as engine/src/ops/kv_quant.h has it."""
+
+    def __init__(self) -> None:
+        self.least, self.most = float("inf"), float("-inf")
+        self.squares = 0.0
+        self.errors = {8: 0.0, 4: 0.0}
+
+    def see(self, x: Any) -> None:
+        """x [batch, heads, tokens, head_dim]."""
+        x = x.float()
+        low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+        self.least, self.most = min(self.least, float(low.min())), max(self.most, float(high.max()))
+        self.squares += float((x.double() ** 2).sum())
+        for bits in self.errors:
+            scale = ((high - low) / (2**bits - 1)).half().float().clamp(min=1e-12)
+            minimum = low.half().float()
+            restored = ((x - minimum) / scale).round().clamp(0, 2**bits - 1) * scale + minimum
+            self.errors[bits] += float(((x - restored).double() ** 2).sum())
+
+    def report(self) -> dict[str, float]:
+        """error8, error4: root mean square of the error, by that of the numbers."""
+        relative = {bits: (error / self.squares) ** 0.5 if self.squares else 0.0 for bits, error in self.errors.items()}
+        return {"min": self.least, "max": self.most, "error8": relative[8], "error4": relative[4]}
+
+
+def leave_memory_unpinned() -> None:
+    """llm-compressor 0.14 pins what AWQ keeps, for copies to a GPU, also where there is none, which PyTorch refuses."""
+    import torch
+    from llmcompressor.pipelines.cache import IntermediatesCache
+
+    if not torch.accelerator.is_available():
+        IntermediatesCache.pin_memory = lambda *_: None
+
+
+def say(text: str) -> None:
+    print(f"charonia: {text}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    {"quantize": quantize, "calibrate": calibrate}[job["task"]](job)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The shared memory of one stack: its name, whose it is, and its end.
+
+Between Triton and its Python models there are files in /dev/shm whose names begin with the stack's prefix. A stack that
+is killed removes none. So the owner of a prefix holds a lock on a file beside them. Where nobody holds it any more, the
+next stack that starts removes them. A process id would not do: another container may have the same one and the same
+/dev/shm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+FOLDER = Path("/dev/shm")
+_OWNER = "owner_of_"  # and the prefix: the name of the locked file
+# Every user of the machine can make files there: one of another name would stand for stacks that live.
+_PREFIX = re.compile(r"charonia_\d+_[0-9a-f]{8}_")
+
+
+def new_prefix() -> str:
+    """One that no other stack has."""
+    return f"charonia_{os.getpid()}_{secrets.token_hex(4)}_"
+
+
+def option(prefix: str) -> str:
+    """Triton's option by which the names of all shared memory between it and its Python models begin so."""
+    return f"--backend-config=python,shm-region-prefix-name={prefix}"
+
+
+@contextmanager
+def owned(prefix: str, folder: Path = FOLDER) -> Iterator[None]:
+    """Owns `prefix` until the context ends, and removes first what stacks have left that were killed. Where the folder
+    cannot be written, nobody owns it, and nobody removes what is left of it."""
+    remove_left(folder)
+    lock = folder / f"{_OWNER}{prefix}"
+    descriptor = None
+    with contextlib.suppress(OSError):
+        # It gets its name with its lock, so that nobody takes it for one that was left.
+        unnamed = lock.with_name(f".{lock.name}")
+        descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        unnamed.rename(lock)
+    try:
+        yield
+    finally:
+        remove(prefix, folder)
+        with contextlib.suppress(OSError):
+            lock.unlink(missing_ok=True)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def remove(prefix: str, folder: Path = FOLDER) -> None:
+    """Removes what a server with this prefix has left: one that was killed removes nothing itself."""
+    for file in folder.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def remove_left(folder: Path = FOLDER) -> None:
+    """Removes what has an owner's file that nobody holds."""
+    for lock in folder.glob(f"{_OWNER}charonia_*"):
+        prefix = lock.name.removeprefix(_OWNER)
+        if not _PREFIX.fullmatch(prefix):
+            continue
+        with contextlib.suppress(OSError):  # another user's, or held, or another stack removes it, too
+            descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove(prefix, folder)
+                lock.unlink()
+            finally:
+                os.close(descriptor)

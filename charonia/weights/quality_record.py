@@ -1,0 +1,201 @@
+"""Measured quality of a model's weights, kept beside them: in a workspace's manifest (`quality`), and in a file of its
+own in a Hugging Face folder. `charonia evaluate` measures it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from rich.table import Table
+from rich.text import Text
+
+from charonia.errors import ModelError
+from charonia.weights.checkpoint import read_json
+from charonia.weights.workspace import Location
+
+SIDE_FILE = "charonia_quality.json"
+
+
+class _Part(BaseModel):
+    # Of what a newer version wrote, what this one knows is read.
+    # JSON has no infinity and no NaN: the engine refuses a manifest with them.
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class TextScore(_Part):
+    """Perplexity over a text by a sliding window. name: of the file."""
+
+    name: str
+    sha256: str
+    tokens: int
+    window: int
+    stride: int
+    perplexity: float
+
+
+class ReferenceScore(_Part):
+    """The model that was compared with. Divergences are D(reference || model) in nats, over the scored tokens."""
+
+    model: str
+    weight_type: str
+    perplexity: float
+    kl_mean: float
+    kl_p99: float
+    kl_max: float
+    top1_agreement: float  # share of the places where both have the same likeliest token
+    questions_right: int | None = None
+
+
+class QuestionScore(_Part):
+    """Questions answered right. name: of the file."""
+
+    name: str
+    sha256: str
+    asked: int
+    right: int
+
+
+class QualityRecord(_Part):
+    """What `charonia evaluate` measured, once."""
+
+    date: str  # ISO 8601, UTC
+    charonia_version: str
+    command: str  # which /v1/models leaves out
+    model: str
+    weight_type: str
+    weight_bytes: int
+    quant_policy: int
+    device: str
+    text: TextScore
+    reference: ReferenceScore | None = None
+    questions: QuestionScore | None = None
+
+    def content(self) -> dict[str, Any]:
+        """As it is stored, and as users of `--json`, of the plan and of /v1/models see it."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+def parse_records(content: object) -> list[QualityRecord]:
+    """Those of a manifest's or a side file's list that this version understands."""
+    records = []
+    for entry in content if isinstance(content, Sequence) and not isinstance(content, str) else ():
+        try:
+            records.append(QualityRecord.model_validate(entry))
+        except ValidationError:
+            continue
+    return records
+
+
+def records_of_folder(folder: Path) -> list[QualityRecord]:
+    """Of a Hugging Face folder."""
+    file = folder / SIDE_FILE
+    return parse_records(read_json(file).get("records")) if file.is_file() else []
+
+
+def records_of_weights(weights: Path) -> list[QualityRecord]:
+    """Of a workspace's weights folder."""
+    return parse_records(read_json(weights / "manifest.json").get("quality"))
+
+
+def check_can_save(location: Location) -> None:
+    """ModelError where save_record() would find a folder that cannot be written: to be asked before hours of work."""
+    if not os.access(location.weights or location.path, os.W_OK):
+        raise _cannot_write(_file_of(location), "the folder cannot be written")
+
+
+def _file_of(location: Location) -> Path:
+    return location.path / SIDE_FILE if location.weights is None else location.weights / "manifest.json"
+
+
+def _cannot_write(file: Path, why: object) -> ModelError:
+    return ModelError(f"the quality record cannot be written to {file} ({why}): run with --no-save")
+
+
+def save_record(location: Location, record: QualityRecord) -> Path:
+    """Adds the record to those of the model; it replaces one that was taken with the same KV quantisation. Returns the
+    file that it is in. Raises ModelError where that cannot be written."""
+    file = _file_of(location)
+    if location.weights is not None:
+        key, content, known = "quality", read_json(file), records_of_weights(location.weights)
+    else:
+        key, content, known = "records", {}, records_of_folder(location.path)
+    kept = [one for one in known if one.quant_policy != record.quant_policy]
+    content[key] = [one.content() for one in (*kept, record)]
+    try:
+        _write(file, content)
+    except OSError as error:
+        raise _cannot_write(file, error.strerror or error) from None
+    return file
+
+
+def _write(file: Path, content: Mapping[str, Any]) -> None:
+    """At once, so that a reader finds the old content or the new."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    partial = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(json.dumps(content, indent=2 if file.name == SIDE_FILE else None) + "\n")
+        partial.chmod(0o644)
+        partial.replace(file)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def quality_table(records: Sequence[QualityRecord]) -> Table:
+    """A column for each record, with its reference before the first that has the same one."""
+    columns: list[tuple[str, list[str]]] = []
+    seen: list[ReferenceScore] = []
+    for record in records:
+        reference, asked = record.reference, record.questions.asked if record.questions else 0
+        text = record.text.name
+        if reference and not any(_same(reference, one) for one in seen):
+            seen.append(reference)
+            right = reference.questions_right
+            scores = [reference.weight_type, _kv(0), text, f"{reference.perplexity:.4f}", "", "", "", ""]
+            columns.append(
+                (f"{reference.model} (reference)", [*scores, "" if right is None else f"{right} of {asked}"])
+            )
+        scores = [record.weight_type, _kv(record.quant_policy), text, f"{record.text.perplexity:.4f}"]
+        if reference:
+            scores += [f"{value:.6f}" for value in (reference.kl_mean, reference.kl_p99, reference.kl_max)]
+            scores.append(f"{reference.top1_agreement:.2%}")
+        else:
+            scores += [""] * 4
+        columns.append((record.model, [*scores, f"{record.questions.right} of {asked}" if record.questions else ""]))
+    table = Table(title="Measured quality", title_justify="left")
+    table.add_column("")
+    for name, _ in columns:
+        table.add_column(Text(name), justify="right")  # as it is, brackets too
+    for number, what in enumerate(_ROWS):
+        values = [scores[number] for _, scores in columns]
+        if any(values):
+            table.add_row(what, *map(Text, values))
+    return table
+
+
+_ROWS = (
+    "weights",
+    "KV cache",
+    "text",
+    "perplexity",
+    "KL mean",
+    "KL 99 %",
+    "KL max",
+    "same top token",
+    "right answers",
+)
+
+
+def _same(one: ReferenceScore, other: ReferenceScore) -> bool:
+    """Whether both say the same of the reference itself."""
+    return (one.model, one.weight_type, one.perplexity) == (other.model, other.weight_type, other.perplexity)
+
+
+def _kv(quant_policy: int) -> str:
+    return {0: "16 bits", 8: "int8", 4: "int4"}.get(quant_policy, str(quant_policy))

@@ -1,0 +1,351 @@
+"""Finds the tensors of quantised weights in a checkpoint and holds them against what its configuration says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from charonia.errors import ModelError, UnsupportedError
+from charonia.families import ModelSpec, Quantised, Quantization, TensorMap, TensorPart
+from charonia.weights.checkpoint import DTYPES, NUMPY_TYPES, Array, TensorInfo
+from charonia.weights.quantization_settings import QuantizationConfig, Scheme
+
+CODES = ("weight_packed", "qweight")  # what a module has in place of its weight
+_CODE_TYPES = {"rows": ("I8", "F8_E4M3"), "mxfp4": ("U8",)}  # of files, by layout; others: I32
+_QUANTISED_TYPES = ("I8", "U8", "F8_E4M3", "I32")  # of a tensor `weight` that is no dense one
+# Tensors of quantised modules that repeat what is known: the weight's shape, and zeros where they say nothing.
+_BESIDE = ("weight_shape", "weight_zero_point", "weight_g_idx", "g_idx", "qzeros", "input_scale", "input_zero_point")
+_QUANTISABLE = re.compile(
+    r"output\.weight|layers\.\d+\.(?:attention\.(?:w_qkv|wo)|feed_forward\.(?:experts\.\d+\.)?w[123])\.0\.weight"
+)
+# Scales of keys and values, which the engine quantises with scales of its own (quant_policy).
+_KV_SCALE = re.compile(r".*\.(?:[kvq]_scale|kv_scale|[kv]_zero_point|[kv]_proj\.output_(?:scale|zero_point))$")
+
+Read = Callable[[str], Array]
+
+
+@dataclass
+class Found:
+    """A spec whose parts name the quantised tensors, and what belongs to them."""
+
+    spec: ModelSpec
+    known: set[str] = field(default_factory=set)  # names of tensors beside those of spec.tensors
+
+
+def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorInfo], read: Read | None = None) -> Found:
+    """Raises ModelError or UnsupportedError naming the tensor. read: the values, where they are at hand: then those
+    that decide how others are understood are checked too."""
+    config = spec.quantization
+    if config is None:
+        return Found(spec)
+    finder = _Finder(folder, config, tensors, read)
+    made = {name: tuple(finder.part(part) for part in parts) for name, parts in spec.tensors.items()}
+    if finder.missing:
+        raise ModelError(
+            f"{folder}: {len(finder.missing)} tensors are missing: {some(finder.missing)}: download the model again, "
+            f"or correct config.json, by which {config.method} weights have them"
+        )
+    for parts in made.values():
+        _check_alike(folder, parts)
+    if not finder.known:
+        raise ModelError(
+            f"{folder}: config.json says that the model is quantised ({config.method}), and no tensor is: download its "
+            "weights again, or remove quantization_config, or the quantize_config.json or quant_config.json beside it"
+        )
+    _check_places(folder, spec, made)
+    _check_together(folder, made)
+    known = finder.known | {name for name in tensors if _KV_SCALE.fullmatch(name)}
+    if config.method == "gptq":
+        known |= finder.empty_biases()
+    return Found(replace(spec, tensors=made), known)
+
+
+def some(names: Iterable[str]) -> str:
+    """The first names of a list."""
+    listed = list(names)
+    return ", ".join(listed[:5]) + (", ..." if len(listed) > 5 else "")
+
+
+class _Finder:
+    def __init__(
+        self, folder: Path, config: QuantizationConfig, tensors: Mapping[str, TensorInfo], read: Read | None
+    ) -> None:
+        self._folder = folder
+        self._config = config
+        self._tensors = tensors
+        self._read = read
+        self._done: dict[str, TensorPart] = {}  # by the name of the weight: fused modules are asked for several times
+        self._modules: list[str] = []
+        self.missing: dict[str, None] = {}
+        self.known: set[str] = set()
+
+    def part(self, part: TensorPart) -> TensorPart:
+        """The part with the names and the quantisation of its tensors; a dense one as it is."""
+        if part.name not in self._done:
+            self._done[part.name] = self._look_up(part)
+        found = self._done[part.name]
+        return replace(part, name=found.name, quantised=found.quantised)
+
+    def _look_up(self, part: TensorPart) -> TensorPart:
+        if len(part.shape) != 2:
+            return part
+        module = part.name.removesuffix(".weight")
+        codes = next((f"{module}.{name}" for name in CODES if f"{module}.{name}" in self._tensors), None)
+        info = self._tensors.get(part.name)
+        if codes is None and info is not None and info.dtype in _QUANTISED_TYPES:
+            codes = part.name
+        if codes is None and info is not None:
+            return part
+        scheme = self._config.scheme_of(_names(module))
+        if codes is None:
+            if scheme is not None and f"{module}.{scheme.codes}" != part.name:
+                self.missing[f"{module}.{scheme.codes}"] = None
+            return part
+        if scheme is None:
+            raise ModelError(
+                f"{self._folder}: tensor {codes} is quantised, and config.json says that {module} is not: download the "
+                "model's files again, all of one version"
+            )
+        if f"{module}.{scheme.codes}" != codes:
+            raise ModelError(
+                f"{self._folder}: tensor {codes} is not what config.json says of {module} ({self._config.method}, "
+                f"{module}.{scheme.codes})"
+            )
+        return self._quantised(part, module, scheme)
+
+    def _quantised(self, part: TensorPart, module: str, scheme: Scheme) -> TensorPart:
+        def named(names: tuple[str, ...]) -> str:
+            """The first that is there; of none the first is missed."""
+            full = [f"{module}.{name}" for name in names]
+            found = next((name for name in full if name in self._tensors), None)
+            if found is None:
+                self.missing[full[0]] = None
+            return found or full[0]
+
+        codes = f"{module}.{scheme.codes}"
+        scales = named(scheme.scales)
+        zeros = named((scheme.zeros,)) if scheme.how.zeros else ""
+        order = f"{module}.{scheme.order}" if scheme.order else ""
+        if scheme.order_expected:
+            named((scheme.order,))
+        input_scale = named(scheme.input_scale) if scheme.input_scale else ""
+        self.known |= {codes, *(f"{module}.{name}" for name in _BESIDE)}
+        self.known |= {scales, zeros, order, input_scale}
+        self._modules.append(module)
+        if self.missing:
+            return part
+        rows, cols = part.shape
+        how = scheme.how
+        self._check_divides(how, codes, rows, cols)
+        self._check(codes, [_code_shape(how, rows, cols)], _CODE_TYPES.get(how.layout, ("I32",)), part)
+        if how.layout == "rows" and self._tensors[codes].dtype != how.dtype:
+            raise ModelError(
+                f"{self._folder}: tensor {codes} is of type {self._tensors[codes].dtype} where config.json says "
+                f"{how.dtype}"
+            )
+        types = ("U8",) if how.layout == "mxfp4" else tuple(DTYPES)
+        self._check(scales, _scale_shapes(how, scheme.scale_shapes, rows, cols), types, part)
+        if zeros:
+            self._check(zeros, [_zero_shape(how, rows, cols)], ("I32",), part)
+        if input_scale:
+            self._check(input_scale, [(), (1,)], tuple(DTYPES), part)
+        if order and (order not in self._tensors or not self._is_order(order, how, scheme, part)):
+            order = ""
+        self._check_values(module, how, scheme, part)
+        return replace(part, name=codes, quantised=Quantised(how, scales, zeros, order, input_scale))
+
+    def _check_divides(self, how: Quantization, codes: str, rows: int, cols: int) -> None:
+        """Groups, and the numbers that codes and zeros are packed into, divide the weight."""
+        packed_cols = {"packed-rows": 32 // how.bits, "gptq": 32 // how.bits, "mxfp4": 2}.get(how.layout, 1)
+        packed_rows = 32 // how.bits if how.layout in ("awq", "gptq") else 1
+        for size, what, unit, units in (
+            (cols, "columns", how.group_size or 1, "groups"),
+            (cols, "columns", packed_cols, "packed numbers"),
+            (rows, "rows", packed_rows, "packed numbers"),
+        ):
+            if size % unit:
+                raise UnsupportedError(
+                    f"{self._folder}: tensor {codes} is of a weight with {size} {what}, which {units} of {unit} do not "
+                    "divide: this is not supported"
+                )
+
+    def _check(self, name: str, shapes: list[tuple[int, ...]], types: tuple[str, ...], part: TensorPart) -> None:
+        info = self._tensors[name]
+        if info.dtype not in types:
+            raise UnsupportedError(
+                f"{self._folder}: tensor {name} is of type {info.dtype}; supported: {', '.join(types)}"
+            )
+        if info.shape not in shapes:
+            said = " or ".join(str(list(shape)) for shape in shapes)
+            raise ModelError(
+                f"{self._folder}: tensor {name} has shape {list(info.shape)} where config.json says {said}, of a "
+                f"weight {list(part.shape)}"
+            )
+
+    def _is_order(self, order: str, how: Quantization, scheme: Scheme, part: TensorPart) -> bool:
+        """Whether columns are quantised in another order than their own."""
+        cols = part.shape[1]
+        self._check(order, [(cols,)], ("I32",), part)
+        if self._read is None:
+            return scheme.order_expected
+        groups, size = self._read(order), how.group_size or cols
+        if np.array_equal(groups, np.arange(cols) // size):
+            return False
+        if not scheme.order_expected:
+            raise ModelError(
+                f"{self._folder}: tensor {order} orders the columns, and config.json says that they are not (desc_act, "
+                "actorder)"
+            )
+        counts = np.bincount(np.clip(groups, 0, cols), minlength=cols // size)
+        if groups.min() < 0 or not np.array_equal(counts, [size] * (cols // size)):
+            raise ModelError(f"{self._folder}: tensor {order} has groups of other sizes than {size}")
+        return True
+
+    def _check_values(self, module: str, how: Quantization, scheme: Scheme, part: TensorPart) -> None:
+        zeros = f"{module}.{scheme.zeros}"
+        if self._read is None:
+            return
+        if scheme.symmetric_zero is not None and zeros in self._tensors:
+            self._check(zeros, [_zero_shape(how, *part.shape)], ("I32",), part)
+            # Some tools store the zero itself and call the file gptq all the same. Symmetric codes have one zero, so
+            # that either is understood.
+            spellings = {scheme.symmetric_zero, 2 ** (how.bits - 1)}
+            packed = [sum(zero << shift for shift in range(0, 32, how.bits)) for zero in spellings]
+            stored = self._read(zeros).view(np.uint32)
+            if not any((stored == words).all() for words in packed):
+                raise ModelError(
+                    f"{self._folder}: tensor {zeros} has other zeros than a symmetric quantisation's, and config.json "
+                    "says sym true: set it to false there"
+                )
+        unused = f"{module}.weight_zero_point"
+        if not how.zeros and unused in self._tensors and self._readable(unused) and self._read(unused).any():
+            raise ModelError(f"{self._folder}: tensor {unused} is not zero, and config.json says symmetric true")
+        shape = f"{module}.weight_shape"
+        if shape in self._tensors and self._readable(shape):
+            found = self._read(shape).tolist()
+            if found != list(part.shape):
+                raise ModelError(
+                    f"{self._folder}: tensor {shape} says {found} where config.json says {list(part.shape)}"
+                )
+
+    def _readable(self, name: str) -> bool:
+        return self._tensors[name].dtype in NUMPY_TYPES
+
+    def empty_biases(self) -> set[str]:
+        """Biases that GPTQ's tools add to modules without one."""
+        names = {f"{module}.bias" for module in self._modules} & self._tensors.keys()
+        if self._read is None:
+            return names
+        return {name for name in names if self._tensors[name].dtype in DTYPES and not self._read(name).any()}
+
+
+def _names(module: str) -> tuple[str, ...]:
+    """What a configuration may call a module of the files: of models with images the inner model's name too."""
+    for theirs, ours in (
+        ("model.language_model.", "model."),
+        ("language_model.model.", "model."),
+        ("language_model.", ""),
+    ):
+        if module.startswith(theirs):
+            return module, ours + module.removeprefix(theirs)
+    return (module,)
+
+
+def _groups(how: Quantization, cols: int) -> int:
+    return cols // how.group_size if how.group_size else 1
+
+
+def _code_shape(how: Quantization, rows: int, cols: int) -> tuple[int, int]:
+    per_number = 32 // how.bits
+    return {
+        "rows": (rows, cols),
+        "packed-rows": (rows, cols // per_number),
+        "awq": (cols, rows // per_number),
+        "gptq": (cols // per_number, rows),
+        "mxfp4": (rows, cols // 2),
+    }[how.layout]
+
+
+def _zero_shape(how: Quantization, rows: int, cols: int) -> tuple[int, int]:
+    groups, numbers = _groups(how, cols), -(-rows * how.bits // 32)
+    return (numbers, groups) if how.layout == "packed-rows" else (groups, numbers)
+
+
+def _scale_shapes(how: Quantization, kinds: tuple[str, ...], rows: int, cols: int) -> list[tuple[int, ...]]:
+    groups = _groups(how, cols)
+    if how.layout in ("awq", "gptq"):
+        return [(groups, rows)]
+    if how.layout != "rows":
+        return [(rows, groups)]
+    of_kinds: dict[str, list[tuple[int, ...]]] = {
+        "tensor": [(), (1,)],
+        "channel": [(rows, 1), (rows,)],
+        "group": [(rows, groups)],
+        "block": [(-(-rows // how.group_rows), groups)],
+    }
+    return [shape for kind in kinds for shape in of_kinds[kind]]
+
+
+def _check_alike(folder: Path, parts: tuple[TensorPart, ...]) -> None:
+    """Parts of a tensor have one quantisation, since the engine computes them together."""
+    if len({part.quantised.how if part.quantised else None for part in parts}) > 1:
+        raise _differently(folder, *(part.name for part in parts))
+
+
+def _check_places(folder: Path, spec: ModelSpec, tensors: TensorMap) -> None:
+    """Only the products of layers and the output layer are computed with quantised weights."""
+    for canonical, (part, *_) in tensors.items():
+        normalised = canonical == "output.weight" and spec.config.normalize_output
+        if part.quantised and (normalised or not _QUANTISABLE.fullmatch(canonical)):
+            what = "output layer of Baichuan 2" if normalised else canonical
+            raise UnsupportedError(
+                f"{folder}: tensor {part.name}: a quantised {what} is not supported: take a copy of the model that has "
+                "it in 16 bits"
+            )
+
+
+def _check_together(folder: Path, tensors: TensorMap) -> None:
+    """Gate and up of a layer are computed together, and so are those of all its experts, and their w2."""
+    seen: dict[str, tuple[str, Quantization | None]] = {}
+    for canonical, (part, *_) in tensors.items():
+        match = re.fullmatch(r"(layers\.\d+\.feed_forward)(?:\.experts\.\d+)?\.(w[123])\.0\.weight", canonical)
+        if not match:
+            continue
+        how = part.quantised.how if part.quantised else None
+        place = match[1] + (".down" if match[2] == "w2" else ".gate_up")
+        first, expected = seen.setdefault(place, (part.name, how))
+        if how != expected:
+            raise _differently(folder, first, part.name)
+
+
+def _differently(folder: Path, *names: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{folder}: tensors {some(names)} are computed together and quantised differently, which is not supported: "
+        "quantise them alike, or none of them"
+    )
+
+
+def cut_obstacle(part: TensorPart) -> str:
+    """Why the range of a quantised weight cannot be cut out of its tensors; empty: it can."""
+    if part.quantised is None:
+        return ""
+    how = part.quantised.how
+    if part.cols and part.cols != (0, part.shape[1]) and part.quantised.order:
+        return f"the columns of {part.name} are quantised in an order of their own (desc_act)"
+    per_number = 32 // how.bits
+    col_unit = {"rows": 1, "awq": 1, "mxfp4": 2}.get(how.layout, per_number)
+    group = how.group_size or 1
+    for bound in part.cols or ():
+        if bound % group:
+            return f"column {bound} of {part.name} is within a group of {group}"
+        if bound % col_unit:
+            return f"column {bound} of {part.name} is within the {col_unit} that are packed together"
+    row_unit = per_number if how.layout in ("awq", "gptq") or (how.layout == "packed-rows" and how.zeros) else 1
+    for bound in part.rows or ():
+        if bound % row_unit and bound != part.shape[0]:
+            return f"row {bound} of {part.name} is within the {row_unit} that are packed together"
+    return ""

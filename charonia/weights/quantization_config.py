@@ -1,0 +1,64 @@
+"""What a checkpoint says of its quantisation: `quantization_config` of config.json, and older places of the same.
+
+A config says how a module is quantised where it is; whether it is, its tensors say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from charonia.errors import ModelError, UnsupportedError
+from charonia.weights import quantization_methods as methods
+from charonia.weights.checkpoint import read_json
+from charonia.weights.quantization_settings import FORMATS, REMEDY, QuantizationConfig, Settings
+
+# Files of folders from before config.json said it, with the method that they are of unless they say another.
+_OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+
+
+def read_quantization(folder: Path, config: Mapping[str, Any]) -> QuantizationConfig | None:
+    """None for a model that is not quantised. config: config.json of the folder.
+
+    Raises UnsupportedError for a method that is not supported and ModelError for values that are missing or wrong.
+    """
+    found = _find(folder, config)
+    if found is None:
+        return None
+    place, settings, method = found
+    readers = {
+        "compressed-tensors": methods.compressed_tensors,
+        "awq": methods.awq,
+        "gptq": methods.gptq,
+        "fp8": methods.fp8,
+    }
+    if method not in readers:
+        raise UnsupportedError(
+            f"{place} is of method {method!r}, which is not supported; supported: {', '.join(FORMATS)}: {REMEDY}"
+        )
+    return readers[method](Settings(place, settings))
+
+
+def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str] | None:
+    """Where it stands, what it says and its method."""
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, dict) else {}):
+        for key in ("quantization_config", "compression_config"):
+            value = part.get(key)
+            if value is None or value == {}:
+                continue
+            if not isinstance(value, dict):
+                raise ModelError(f"config.json: {key} is {value!r}; it must be an object")
+            default = "compressed-tensors" if "config_groups" in value else _bits_and_bytes(value)
+            return f"config.json: {key}", value, str(value.get("quant_method") or default)
+    for name, default in _OLD_FILES.items():
+        if (folder / name).is_file():
+            value = read_json(folder / name)
+            return name, value, str(value.get("quant_method") or default)
+    return None
+
+
+def _bits_and_bytes(value: Mapping[str, Any]) -> str:
+    # The first folders of bitsandbytes name no method.
+    return "bitsandbytes" if value.get("load_in_4bit") or value.get("load_in_8bit") else "unknown"

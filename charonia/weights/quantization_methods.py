@@ -1,0 +1,310 @@
+"""The schemes of each method of quantisation, from what its configuration says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from charonia.families import Quantization
+from charonia.weights.quantization_settings import QuantizationConfig, Scheme, Settings
+
+_PACKED_TYPES = {4: "U4", 8: "I8"}
+_MX_GROUP = 32  # of OCP microscaling formats
+_MAX_SHOWN = 80  # characters of a wrong pattern in an error
+
+
+def awq(settings: Settings) -> QuantizationConfig:
+    """AutoAWQ's: 4 bits with zeros, packed for its GEMM kernel."""
+    bits = settings.integer("bits", "w_bit", default=4)
+    if bits != 4:
+        raise settings.unsupported("bits", bits, "4")
+    version = settings.text("version", "gemm").lower()
+    if version != "gemm":
+        raise settings.unsupported("version", version, "gemm, which AutoAWQ writes with version='GEMM'")
+    how = Quantization("awq", "U4", settings.group_size("group_size", "q_group_size", default=128), zeros=True)
+    scheme = Scheme(how, "qweight", ("scales",), ("group",), zeros="qzeros")
+    return QuantizationConfig("awq", lambda names: scheme)
+
+
+def gptq(settings: Settings) -> QuantizationConfig:
+    """AutoGPTQ's and GPTQModel's: 4 or 8 bits; `dynamic` may say otherwise of some modules."""
+    if settings.flag("is_marlin_format", False):
+        raise settings.unsupported("is_marlin_format", True, "checkpoint_format gptq and gptq_v2")
+    form = settings.get("checkpoint_format", "format") or "gptq"
+    if form not in ("gptq", "gptq_v2"):
+        raise settings.unsupported("checkpoint_format", form, "gptq, gptq_v2")
+    whole = _gptq_scheme(settings, form)
+    rules = _gptq_rules(settings, form)
+
+    def scheme_of(names: tuple[str, ...]) -> Scheme | None:
+        for pattern, scheme in rules:
+            if any(pattern.match(name) for name in names):
+                return scheme
+        return whole
+
+    return QuantizationConfig("gptq", scheme_of)
+
+
+def _gptq_scheme(settings: Settings, form: str) -> Scheme:
+    bits = settings.integer("bits")
+    if bits not in _PACKED_TYPES:
+        raise settings.unsupported("bits", bits, "4, 8")
+    offset = 1 if form == "gptq" else 0
+    symmetric = settings.flag("sym", True)
+    how = Quantization(
+        "gptq",
+        _PACKED_TYPES[bits],
+        settings.group_size("group_size", default=128),
+        zeros=not symmetric,
+        zero_offset=1 if symmetric else offset,
+    )
+    return Scheme(
+        how,
+        "qweight",
+        ("scales",),
+        ("group",),
+        zeros="qzeros",
+        order="g_idx",
+        order_expected=settings.flag("desc_act", False),
+        symmetric_zero=2 ** (bits - 1) - offset if symmetric else None,
+    )
+
+
+def _gptq_rules(settings: Settings, form: str) -> list[tuple[re.Pattern[str], Scheme | None]]:
+    """GPTQModel's `dynamic`: patterns of modules, with -: those that are not quantised, with +: or nothing what differs
+    for them."""
+    rules: list[tuple[re.Pattern[str], Scheme | None]] = []
+    dynamic = settings.inner("dynamic")
+    for key in dynamic.values if dynamic else ():
+        own = dynamic.inner(key) if dynamic else None
+        pattern = _pattern(settings, key.removeprefix("+:").removeprefix("-:"))
+        both = Settings(f"{settings.place}.dynamic", {**settings.values, **(own.values if own else {})})
+        rules.append((pattern, None if key.startswith("-:") else _gptq_scheme(both, form)))
+    return rules
+
+
+def _pattern(settings: Settings, text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+        raise settings.wrong("a pattern of modules", shown, f"a regular expression ({error})") from error
+
+
+def fp8(settings: Settings) -> QuantizationConfig:
+    """What DeepSeek and Qwen publish, with blocks of 128 x 128, and the older one of whole tensors or channels."""
+    kind = settings.text("fmt", "e4m3")
+    if kind not in ("e4m3", "float8_e4m3fn"):
+        raise settings.unsupported("fmt", kind, "e4m3")
+    activations = settings.text("activation_scheme", "dynamic")
+    if activations not in ("dynamic", "static"):
+        raise settings.unsupported("activation_scheme", activations, "dynamic, static")
+    block = settings.get("weight_block_size")
+    how = Quantization("rows", "F8_E4M3")
+    shapes: tuple[str, ...] = ("tensor", "channel")
+    if block is not None:
+        rows, columns = _block(settings, "weight_block_size", block)
+        how, shapes = replace(how, group_size=columns, group_rows=rows), ("block",)
+    static = activations == "static"
+    scheme = Scheme(
+        replace(how, activations="fp8-tensor" if static else "" if block is not None else "fp8-token"),
+        "weight",
+        ("weight_scale_inv", "weight_scale"),
+        shapes,
+        input_scale=("input_scale", "activation_scale") if static else (),
+    )
+    return QuantizationConfig("fp8", lambda names: scheme)
+
+
+def _block(settings: Settings, key: str, value: Any) -> tuple[int, int]:
+    fits = isinstance(value, list) and len(value) == 2
+    if not fits or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in value):
+        raise settings.wrong(key, value, "two positive numbers, rows and columns of a block")
+    return value[0], value[1]
+
+
+# compressed-tensors: what llm-compressor writes.
+
+_LINEAR = "Linear"
+_UNUSED = ("dense", None, "identity")
+
+
+def compressed_tensors(settings: Settings) -> QuantizationConfig:
+    """Groups of modules, each with a scheme, and modules that are left out."""
+    _refuse_beside(settings)
+    groups = settings.inner("config_groups")
+    if groups is None or not groups.values:
+        raise settings.wrong("config_groups", settings.get("config_groups"), "an object that names a scheme")
+    form = settings.text("format", "")
+    rules: list[tuple[tuple[str, ...], Scheme | None]] = []
+    for key in groups.values:
+        group = groups.inner(key)
+        if group is not None:
+            rules.append((group.names("targets"), _group_scheme(group, group.text("format", form))))
+    ignored = settings.names("ignore")
+    for name in (*ignored, *(target for targets, _ in rules for target in targets)):
+        if name.startswith("re:"):
+            _pattern(settings, name[3:])
+
+    def scheme_of(names: tuple[str, ...]) -> Scheme | None:
+        if any(_matches(names, name) for name in ignored):
+            return None
+        # The closest match counts: a name, then a pattern, then the class.
+        for closeness in (_is_name, _is_pattern, _is_class):
+            for targets, scheme in rules:
+                if any(closeness(names, target) for target in targets):
+                    return scheme
+        return None
+
+    return QuantizationConfig("compressed-tensors", scheme_of)
+
+
+def _is_name(names: tuple[str, ...], target: str) -> bool:
+    return target in names
+
+
+def _is_pattern(names: tuple[str, ...], target: str) -> bool:
+    return target.startswith("re:") and any(re.match(target[3:], name) for name in names)
+
+
+def _is_class(names: tuple[str, ...], target: str) -> bool:
+    """Every quantised module here is a linear layer."""
+    return target == _LINEAR or (target.startswith("re:") and re.match(target[3:], _LINEAR) is not None)
+
+
+def _matches(names: tuple[str, ...], target: str) -> bool:
+    return _is_name(names, target) or _is_pattern(names, target) or _is_class(names, target)
+
+
+def _refuse_beside(settings: Settings) -> None:
+    """What changes the weights otherwise."""
+    sparsity = settings.inner("sparsity_config")
+    if sparsity is not None and sparsity.get("format") not in _UNUSED:
+        raise sparsity.unsupported("format", sparsity.get("format"), "dense")
+    for key in ("transform_config", "moe_sparsity_config"):
+        if settings.get(key):
+            raise settings.unsupported(key, "..." if isinstance(settings.get(key), dict) else settings.get(key), "none")
+
+
+def _group_scheme(group: Settings, form: str) -> Scheme | None:
+    if group.get("output_activations") is not None:
+        raise group.unsupported("output_activations", "...", "weights and input_activations")
+    weights = group.inner("weights")
+    if weights is None:
+        return None
+    bits, kind = weights.integer("num_bits", default=8), weights.text("type", "int").lower()
+    makers = {
+        "pack-quantized": _packed,
+        "int-quantized": _integers,
+        "float-quantized": _floats,
+        "naive-quantized": _integers if kind == "int" else _floats,
+        "mxfp4-pack-quantized": _mxfp4,
+    }
+    if form not in makers:
+        raise group.unsupported("format", form, ", ".join(makers))
+    if weights.get("dynamic"):
+        raise weights.unsupported("dynamic", weights.get("dynamic"), "false")
+    return makers[form](group, weights, bits, kind)
+
+
+def _strategy(weights: Settings, *supported: str) -> str:
+    size = weights.get("group_size")
+    default = "tensor" if size is None else "channel" if size == -1 else "group"
+    strategy = weights.text("strategy", default).lower()
+    if strategy not in supported:
+        raise weights.unsupported("strategy", strategy, ", ".join(supported))
+    return strategy
+
+
+def _packed(group: Settings, weights: Settings, bits: int, kind: str) -> Scheme:
+    if kind != "int" or bits not in _PACKED_TYPES:
+        raise weights.unsupported("num_bits", f"{bits} ({kind})", "4 and 8, of type int")
+    strategy = _strategy(weights, "group", "channel")
+    size = weights.group_size("group_size") if strategy == "group" else 0
+    zeros = not weights.flag("symmetric", True)
+    activations = _activations(group, "int")
+    if bits == 4:
+        activations = ""  # stay as they are: rounding them loses precision and helps no kernel here
+    return Scheme(
+        Quantization("packed-rows", _PACKED_TYPES[bits], size, zeros, activations),
+        "weight_packed",
+        ("weight_scale",),
+        ("group",),
+        zeros="weight_zero_point" if zeros else "",
+        order="weight_g_idx",
+        order_expected=weights.get("actorder") in ("group", "dynamic", True),
+        input_scale=("input_scale",) if activations.endswith("-tensor") else (),
+    )
+
+
+def _integers(group: Settings, weights: Settings, bits: int, kind: str) -> Scheme:
+    if kind != "int" or bits not in (4, 8):
+        raise weights.unsupported("num_bits", f"{bits} ({kind})", "4 and 8, of type int")
+    if not weights.flag("symmetric", True):
+        raise weights.unsupported("symmetric", False, "true, or format pack-quantized")
+    return _rows(group, weights, "I8", "int")
+
+
+def _floats(group: Settings, weights: Settings, bits: int, kind: str) -> Scheme:
+    if kind != "float" or bits != 8:
+        raise weights.unsupported("num_bits", f"{bits} ({kind})", "8, of type float")
+    return _rows(group, weights, "F8_E4M3", "float")
+
+
+def _rows(group: Settings, weights: Settings, dtype: str, kind: str) -> Scheme:
+    strategy = _strategy(weights, "tensor", "channel", "group", "block")
+    how = Quantization("rows", dtype)
+    if strategy == "group":
+        how = replace(how, group_size=weights.group_size("group_size"))
+    if strategy == "block":
+        value = weights.get("block_structure")
+        if isinstance(value, str):  # as older files spell it: 128x128
+            value = [int(size) if size.isdecimal() else 0 for size in value.split("x")]
+        rows, columns = _block(weights, "block_structure", value)
+        how = replace(how, group_size=columns, group_rows=rows)
+    activations = _activations(group, kind)
+    return Scheme(
+        replace(how, activations=activations),
+        "weight",
+        ("weight_scale",),
+        (strategy,),
+        input_scale=("input_scale",) if activations.endswith("-tensor") else (),
+    )
+
+
+def _mxfp4(group: Settings, weights: Settings, bits: int, kind: str) -> Scheme:
+    if kind != "float" or bits != 4:
+        raise weights.unsupported("num_bits", f"{bits} ({kind})", "4, of type float")
+    size = weights.integer("group_size", default=_MX_GROUP)
+    if size != _MX_GROUP:
+        raise weights.unsupported("group_size", size, str(_MX_GROUP))
+    inputs = group.inner("input_activations")
+    if inputs is not None and not inputs.get("dynamic"):
+        raise inputs.unsupported("dynamic", inputs.get("dynamic"), "true")
+    return Scheme(Quantization("mxfp4", "F4_E2M1", _MX_GROUP), "weight_packed", ("weight_scale",), ("group",))
+
+
+def _activations(group: Settings, kind: str) -> str:
+    """The manifest's `activations`. Those that are dynamic by groups of columns stay as they are, which is more precise
+    and needs nothing from the file."""
+    inputs = group.inner("input_activations")
+    if inputs is None:
+        return ""
+    bits, found = inputs.integer("num_bits", default=8), inputs.text("type", "int").lower()
+    if bits != 8 or found != kind:
+        raise inputs.unsupported("num_bits", f"{bits} ({found})", f"8, of type {kind}")
+    if not inputs.flag("symmetric", True):
+        raise inputs.unsupported("symmetric", False, "true")
+    dynamic = inputs.get("dynamic")
+    if not isinstance(dynamic, bool) and dynamic is not None:
+        raise inputs.unsupported("dynamic", dynamic, "true, false")
+    name = {"int": "int8", "float": "fp8"}[kind]
+    strategy = inputs.text("strategy", "token" if dynamic else "tensor").lower()
+    if strategy == "group" and dynamic:
+        return ""
+    if strategy not in ("token", "tensor") or (strategy == "token" and not dynamic):
+        raise inputs.unsupported(
+            "strategy", f"{strategy} ({'dynamic' if dynamic else 'static'})", "token (dynamic), tensor"
+        )
+    return f"{name}-token" if dynamic else f"{name}-tensor"

@@ -1,0 +1,109 @@
+"""How modules are quantised, and how the values of a configuration that says so are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from charonia.errors import ModelError, UnsupportedError
+from charonia.families import Quantization
+
+FORMATS = ("compressed-tensors", "awq", "gptq", "fp8")
+DENSE = "hf"  # what --model-format calls weights that are not quantised
+REMEDY = (
+    "take the model's 16-bit original, or a copy that is quantised as compressed-tensors (llm-compressor writes them), "
+    "AWQ, GPTQ or FP8"
+)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a module's weight is quantised. Names are those of tensors behind the module's name; of several the first
+    counts that the module has."""
+
+    how: Quantization
+    codes: str  # their name
+    scales: tuple[str, ...]
+    scale_shapes: tuple[str, ...]  # of layout rows: tensor | channel | group | block, which may be found
+    zeros: str = ""
+    order: str = ""
+    order_expected: bool = False  # without it, an order that is there is the columns' own
+    input_scale: tuple[str, ...] = ()  # empty: none is needed
+    symmetric_zero: int | None = None  # gptq, without zeros: what the stored zeros must be
+
+
+@dataclass(frozen=True)
+class QuantizationConfig:
+    """method: of FORMATS. scheme_of(names of a module) raises UnsupportedError for a scheme that is not supported;
+    None: the module is not quantised."""
+
+    method: str
+    scheme_of: Callable[[tuple[str, ...]], Scheme | None]
+
+
+class Settings:
+    """Values of an object in a JSON file, of which errors name the place."""
+
+    def __init__(self, place: str, values: Mapping[str, Any]) -> None:
+        self.place = place
+        self.values = values
+
+    def get(self, *keys: str) -> Any:
+        """The value of the first key that is there and not null."""
+        return next((self.values[key] for key in keys if self.values.get(key) is not None), None)
+
+    def integer(self, *keys: str, default: int | None = None) -> int:
+        value = self.get(*keys)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.wrong(keys[0], value, "an integer")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.wrong(key, value, "true or false")
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.wrong(key, value, "a text")
+        return value
+
+    def names(self, key: str) -> tuple[str, ...]:
+        value = self.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.wrong(key, value, "a list of texts")
+        return tuple(value)
+
+    def inner(self, key: str) -> Settings | None:
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(key, value, "an object")
+        return Settings(f"{self.place}.{key}", value)
+
+    def group_size(self, *keys: str, default: int | None = None) -> int:
+        """Columns that share a scale, 0 for all: files say -1 for that."""
+        size = self.integer(*keys, default=default)
+        if size != -1 and size <= 0:
+            raise self.wrong(keys[0], size, "a positive number, or -1 for all columns")
+        return max(0, size)
+
+    def wrong(self, key: str, value: Any, expected: str) -> ModelError:
+        return ModelError(f"{self.place}: {key} is {value!r}; it must be {expected}")
+
+    def unsupported(self, key: str, value: Any, supported: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self.place}: {key} {value!r} is not supported; supported: {supported}. {REMEDY[0].upper()}{REMEDY[1:]}"
+        )

@@ -1,0 +1,31 @@
+#include "ops/cpu/cpu_linear.h"
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "ops/cpu/packed_linear.h"
+
+namespace charonia::ops::cpu {
+
+void CpuLinear::set_bias(std::span<const std::int64_t> rows, std::span<const HostMatrix> bias) {
+  if (!bias.empty() && bias.size() != rows.size()) {
+    throw Error(ErrorCode::invalid_argument,
+                cat(bias.size(), " biases for ", rows.size(), " parts of a linear weight: one for each is needed"));
+  }
+  if (std::none_of(bias.begin(), bias.end(), [](const auto& b) { return b.data != nullptr; })) return;
+  bias_.assign(static_cast<std::size_t>(n_), 0.0F);
+  std::int64_t first = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (bias[i].data != nullptr) {
+      if (bias[i].rows * bias[i].cols != rows[i]) {
+        throw Error(ErrorCode::invalid_argument, cat("a bias of ", bias[i].rows * bias[i].cols,
+                                                     " elements for a weight of ", rows[i], " output features"));
+      }
+      convert(bias_.data() + first, bias[i].data, bias[i].dtype, rows[i]);
+    }
+    first += rows[i];
+  }
+}
+
+}  // namespace charonia::ops::cpu

@@ -1,0 +1,89 @@
+// A weight on the CPU, packed for its kernels: what GEMMs and the experts know of it, whatever its format.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/thread_pool.h"
+#include "ops/cpu/kernels.h"
+#include "ops/device.h"
+#include "ops/tensor.h"
+
+namespace charonia::ops::cpu {
+
+// Rows that are prepared (CpuLinear::prepare_row) at a time: enough to keep the GEMMs busy.
+inline constexpr std::int64_t kPreparedRows = 2 * kWidenedRowBlock;
+
+// How a GEMM of so many rows is computed. What a row gets does not depend on it: all kernels of a weight compute an
+// element in the same order.
+struct GemmKernel {
+  // The one that the weight asked for.
+  void (*dense)(const LinearArgs&) = nullptr;
+  void (*quantised)(const QuantLinearArgs&) = nullptr;
+  void (*integer)(const IntegerLinearArgs&) = nullptr;
+  DType operand = DType::f32;          // what `quantised` takes activations as
+  std::int64_t row_block = kRowBlock;  // rows that one call takes at most
+  std::int64_t panels = 1;             // panels that one call takes at most
+  // Rows are prepared for it before, so many bytes each, a multiple of 64; 0: it takes them as they are.
+  std::int64_t prepared_bytes = 0;
+};
+
+// Rows as a kernel takes them: in place, or prepared.
+struct GemmRows {
+  const std::byte* data = nullptr;
+  std::int64_t stride = 0;  // bytes
+  std::int64_t count = 0;
+
+  const std::byte* row(std::int64_t index) const { return data + index * stride; }
+};
+
+inline GemmRows gemm_rows(const Tensor& in) {
+  return {static_cast<const std::byte*>(in.data), in.stride * static_cast<std::int64_t>(size_of(in.dtype)), in.rows};
+}
+
+class CpuLinear : public Linear {
+ public:
+  DType type() const { return type_; }  // the weight type that inputs and outputs go with
+  std::int64_t panels() const { return (n_ + kPanel - 1) / kPanel; }
+  const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }  // [out_features]
+
+  virtual GemmKernel gemm(const Kernels& kernels, std::int64_t rows) const = 0;
+  // One row [in_features] of the activation type into gemm.prepared_bytes bytes, 64-byte aligned.
+  virtual void prepare_row(const Kernels& kernels, const GemmKernel& gemm, const void* in, std::byte* out) const = 0;
+  // Rows [row, row + rows) of `in` times gemm.panels panels from `panel` on, or those that are left.
+  virtual void multiply(const GemmKernel& gemm, std::int64_t panel, const Tensor& out, const GemmRows& in,
+                        std::int64_t row, std::int64_t rows) const = 0;
+
+ protected:
+  // rows: of each part. Throws Error(invalid_argument) when biases do not fit them.
+  void set_bias(std::span<const std::int64_t> rows, std::span<const HostMatrix> bias);
+
+  DType type_ = DType::f32;
+  std::vector<float> bias_;
+};
+
+// Bytes of a prepared row of so many elements: a line more than they take, so that the rows of a tile do not fall into
+// the same few sets of the L1 cache.
+constexpr std::int64_t prepared_row_bytes(std::int64_t cols, DType type) {
+  constexpr std::int64_t kLine = 64;
+  return (cols * static_cast<std::int64_t>(size_of(type)) + kLine - 1) / kLine * kLine + kLine;
+}
+
+// How many blocks of equal size `rows` rows are cut into, and how many rows a block has; the last may have fewer.
+struct RowBlocks {
+  RowBlocks(const GemmKernel& gemm, std::int64_t rows)
+      : count((rows + gemm.row_block - 1) / gemm.row_block), size((rows + count - 1) / count) {}
+  std::int64_t count, size;
+};
+
+// Multiplications of a GEMM with one panel.
+inline std::int64_t work_of_panel(std::int64_t rows, std::int64_t in_features) { return rows * in_features * kPanel; }
+// GEMMs of fewer multiplications than this take less time than waking a thread.
+inline constexpr std::int64_t kSmallGemm = 65536;
+
+}  // namespace charonia::ops::cpu

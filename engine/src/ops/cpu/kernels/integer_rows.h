@@ -1,0 +1,17 @@
+// What a prepared row of a GEMM of integers has besides its codes. In an unnamed namespace, for vec.h's reasons.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cpu/kernels.h"
+
+namespace charonia::ops::cpu {
+namespace {
+
+inline float scale_of_row(const IntegerLinearArgs& args, int row) { return args.scales[row * (args.a_stride / 4)]; }
+inline const std::int32_t* sums_of_row(const IntegerLinearArgs& args, int row) {
+  return args.sums + row * (args.a_stride / 4);
+}
+
+}  // namespace
+}  // namespace charonia::ops::cpu

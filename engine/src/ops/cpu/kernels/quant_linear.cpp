@@ -1,0 +1,344 @@
+// A GEMM with a quantised weight whose activations stay as they are: one panel of 64 output features.
+//
+// Layout and order of operations: kernels.h. A chunk of the panel's codes is made into numbers in the L1 cache, which
+// all rows are multiplied with as with a panel of bf16 or of floats.
+#include "ops/cpu/kernels/panel_tile.h"
+#include "ops/cpu/kernels/quant_codes.h"
+#include "ops/cpu/kernels/quant_pieces.h"
+#if defined(CHARONIA_ISA_amx)
+#include "ops/cpu/kernels/amx_tiles.h"
+#include "ops/cpu/kernels/quant_tiles.h"
+#endif
+
+namespace charonia::ops::cpu::CHARONIA_ISA {
+namespace {
+
+// Where memory is asked for codes: into the L2 cache, since numbers and activations have the first.
+constexpr int kCodesAhead_bytes = 4096;
+inline void prefetch_codes(const char* from) {
+#pragma GCC unroll 4
+  for (int line = 0; line < 4 * kPanel; line += kLine_bytes) __builtin_prefetch(from + kCodesAhead_bytes + line, 0, 2);
+}
+
+// `words` words of each of the panel's features: numbers [k][64], of bf16 [k / 2][64][2].
+template <Code C>
+void unpack(const char* from, std::int64_t words, float* to) {
+  for (std::int64_t i = 0; i < words; ++i) {
+    prefetch_codes(from);
+    for (int j = 0; j < kPanel; j += kWidth) {
+      Vec numbers[kWordK<C>];
+      to_floats<C>(load_words(from + 4 * j), numbers);
+#pragma GCC unroll 8
+      for (int k = 0; k < kWordK<C>; ++k) store(to + k * kPanel + j, numbers[k]);
+    }
+    from += 4 * kPanel;
+    to += kWordK<C> * kPanel;
+  }
+}
+#if defined(CHARONIA_NATIVE_PAIRS)
+template <Code C>
+void unpack(const char* from, std::int64_t words, Bf16* to) {
+  for (std::int64_t i = 0; i < words; ++i) {
+    prefetch_codes(from);
+#pragma GCC unroll 4
+    for (int j = 0; j < kPanel; j += kWidth) {
+      PairVec pairs[kWordK<C> / 2];
+      to_pairs<C>(load_words(from + 4 * j), pairs);
+#pragma GCC unroll 4
+      for (int k = 0; k < kWordK<C> / 2; ++k) _mm512_storeu_si512(to + 2 * (k * kPanel + j), pairs[k].v);
+    }
+    from += 4 * kPanel;
+    to += kWordK<C> * kPanel;
+  }
+}
+#endif
+
+// The scales of a group, or its zeros, as floats.
+void load_scales(const QuantPanel& shape, const char* group, float* to) {
+  const char* const scales = group + shape.scales();
+  for (int j = 0; j < kPanel; j += kWidth) {
+    if (shape.scale_type == DType::f32) {
+      store(to + j, load(reinterpret_cast<const float*>(scales) + j));
+    } else if (shape.scale_type == DType::bf16) {
+      store(to + j, load(reinterpret_cast<const Bf16*>(scales) + j));
+    } else {
+      store(to + j, load(reinterpret_cast<const F16*>(scales) + j));
+    }
+  }
+}
+void load_zeros(const QuantPanel& shape, const char* group, float* to) {
+  const auto* const zeros = reinterpret_cast<const signed char*>(group + shape.zeros());
+  for (int j = 0; j < kPanel; ++j) to[j] = static_cast<float>(zeros[j]);
+}
+
+// totals [rows][64] += scales * (c - zeros * sum): sums[r * stride] of row r; zeros may be null.
+void add_group(const float* c, int rows, const float* scales, const float* zeros, const float* sums,
+               std::int64_t stride, float* totals) {
+  constexpr int V = kPanel / kWidth < 4 ? kPanel / kWidth : 4;  // that stay in registers for all rows
+  for (int j = 0; j < kPanel; j += V * kWidth) {
+    Vec scale[V], zero[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      scale[v] = load(scales + j + v * kWidth);
+      if (zeros != nullptr) zero[v] = load(zeros + j + v * kWidth);
+    }
+    for (int r = 0; r < rows; ++r) {
+      const Vec sum = set1(zeros != nullptr ? -sums[r * stride] : 0);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) {
+        const int at = r * kPanel + j + v * kWidth;
+        Vec x = load(c + at);
+        if (zeros != nullptr) x = fma(sum, zero[v], x);
+        store(totals + at, fma(scale[v], x, load(totals + at)));
+      }
+    }
+  }
+}
+
+#if defined(CHARONIA_ISA_amx)
+template <Code C>
+struct VectorCodes {
+  static void unpack(const char* from, std::int64_t words, Bf16* to) { CHARONIA_ISA::unpack<C>(from, words, to); }
+  static void load_scales(const QuantPanel& shape, const char* group, float* to) {
+    CHARONIA_ISA::load_scales(shape, group, to);
+  }
+  static void load_zeros(const QuantPanel& shape, const char* group, float* to) {
+    CHARONIA_ISA::load_zeros(shape, group, to);
+  }
+  static void add_group(const float* c, int rows, const float* scales, const float* zeros, const float* sums,
+                        std::int64_t stride, float* totals) {
+    CHARONIA_ISA::add_group(c, rows, scales, zeros, sums, stride, totals);
+  }
+};
+#endif
+
+void write_totals(const QuantLinearArgs& args, const float* totals) {
+  LinearArgs to;
+  to.rows = args.rows;
+  to.out = args.out;
+  to.out_stride = args.out_stride;
+  to.columns = args.columns;
+  to.bias = args.bias;
+  write_out(to, totals);
+}
+
+#if defined(__AVX2__)
+// Rows for which codes become numbers in registers, for as many vectors of features at once.
+#if defined(__AVX512F__)
+template <class W>
+constexpr int kFewRows = sizeof(W) == sizeof(float) ? 4 : 8;
+constexpr int few_vectors(int rows) { return rows <= 6 ? 4 : 2; }
+#else
+template <class W>
+constexpr int kFewRows = 1;
+constexpr int few_vectors(int) { return 4; }
+#endif
+
+// acc[m][v] += the products of one word of each of kWidth features: one k after the other, or in pairs.
+template <Code C, int M, int V>
+inline __attribute__((always_inline)) void few_step(Vec (&acc)[M][V], int v, const float* a, std::int64_t a_stride,
+                                                    const char* words) {
+  Vec numbers[kWordK<C>];
+  to_floats<C>(load_words(words), numbers);
+#pragma GCC unroll 8
+  for (int k = 0; k < kWordK<C>; ++k) {
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) acc[m][v] = fma(set1(a[m * a_stride + k]), numbers[k], acc[m][v]);
+  }
+}
+#if defined(CHARONIA_NATIVE_PAIRS)
+template <Code C, int M, int V>
+inline __attribute__((always_inline)) void few_step(Vec (&acc)[M][V], int v, const Bf16* a, std::int64_t a_stride,
+                                                    const char* words) {
+  PairVec pairs[kWordK<C> / 2];
+  to_pairs<C>(load_words(words), pairs);
+#pragma GCC unroll 8
+  for (int k = 0; k < kWordK<C> / 2; ++k) {
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) acc[m][v] = fma_pairs(set1_pair(a + m * a_stride + 2 * k), pairs[k], acc[m][v]);
+  }
+}
+#endif
+
+// c [M][64] (+)= the products of `words` words of V * kWidth features.
+template <Code C, int M, int V, bool Ahead, class W>
+inline __attribute__((always_inline)) void few_tile(const W* a, std::int64_t a_stride, std::int64_t words,
+                                                    const char* from, float* c, bool fresh) {
+  Vec acc[M][V];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) acc[m][v] = fresh ? zero() : load(c + m * kPanel + v * kWidth);
+  }
+  for (std::int64_t i = 0; i < words; ++i) {
+    if constexpr (Ahead) prefetch_codes(from);
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) few_step<C>(acc, v, a, a_stride, from + 4 * v * kWidth);
+    from += 4 * kPanel;
+    a += kWordK<C>;
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) store(c + m * kPanel + v * kWidth, acc[m][v]);
+  }
+}
+
+template <Code C, class W, int M>
+void few_rows(const QuantLinearArgs& args) {
+  using Pieces = QuantPieces<128>;
+  constexpr int V = few_vectors(M);
+  alignas(64) float c[M * kPanel];
+  alignas(64) float totals[M * kPanel];
+  alignas(64) float scales[kPanel];
+  alignas(64) float zeros[kPanel];
+  const QuantPanel& shape = args.shape;
+  for (int i = 0; i < M * kPanel; i += kWidth) store(totals + i, zero());
+  for (Pieces p(shape); !p.done(); p.next()) {
+    const W* a = static_cast<const W*>(args.a) + p.group * shape.group + p.begin;
+    const char* group = static_cast<const char*>(args.panel) + p.group * shape.group_bytes();
+    for (int g = 0; g < p.count; ++g, a += shape.group, group += shape.group_bytes()) {
+      const char* const from = group + p.begin / kWordK<C> * 4 * kPanel;
+      const std::int64_t words = p.length / kWordK<C>;
+      few_tile<C, M, V, true>(a, args.a_stride, words, from, c, p.begin == 0);
+      for (int j = V * kWidth; j < kPanel; j += V * kWidth) {
+        few_tile<C, M, V, false>(a, args.a_stride, words, from + 4 * j, c + j, p.begin == 0);
+      }
+      if (!p.last()) continue;
+      load_scales(shape, group, scales);
+      if (shape.has_zeros) load_zeros(shape, group, zeros);
+      const bool with_zeros = shape.has_zeros;
+      add_group(c, M, scales, with_zeros ? zeros : nullptr, with_zeros ? args.sums + p.group + g : nullptr,
+                args.sums_stride, totals);
+    }
+  }
+  write_totals(args, totals);
+}
+
+// Whether it was done: few rows, and no word lies in two groups.
+template <Code C, class W>
+bool quant_linear_few(const QuantLinearArgs& args) {
+  if (args.rows > kFewRows<W> || args.shape.group % kWordK<C> != 0) return false;
+  switch (args.rows) {
+    case 1:
+      return few_rows<C, W, 1>(args), true;
+    case 2:
+      return few_rows<C, W, 2>(args), true;
+    case 3:
+      return few_rows<C, W, 3>(args), true;
+    case 4:
+      return few_rows<C, W, 4>(args), true;
+    default:
+      if constexpr (kFewRows<W> == 8) {
+        if (args.rows == 5) return few_rows<C, W, 5>(args), true;
+        if (args.rows == 6) return few_rows<C, W, 6>(args), true;
+        if (args.rows == 7) return few_rows<C, W, 7>(args), true;
+        return few_rows<C, W, 8>(args), true;
+      }
+      return false;
+  }
+}
+#else
+template <Code, class>
+bool quant_linear_few(const QuantLinearArgs&) {
+  return false;
+}
+#endif
+
+// W: what codes become, Bf16 or float.
+template <Code C, class W>
+void quant_linear(const QuantLinearArgs& args) {
+  if (quant_linear_few<C, W>(args)) return;
+  using S = Steps<W>;
+  using Pieces = QuantPieces<128>;
+  alignas(64) W numbers[Pieces::kK * kPanel];
+  alignas(64) float c[kQuantRowBlock * kPanel];
+  alignas(64) float totals[kQuantRowBlock * kPanel];
+  alignas(64) float scales[Pieces::kGroups * kPanel];
+  alignas(64) float zeros[Pieces::kGroups * kPanel];
+  const auto* const a = static_cast<const W*>(args.a);
+  const QuantPanel& shape = args.shape;
+  const int tiles = (args.rows + kMaxRows - 1) / kMaxRows;
+  for (int i = 0; i < args.rows * kPanel; i += kWidth) store(totals + i, zero());
+  for (Pieces p(shape); !p.done(); p.next()) {
+    for (int g = 0; g < p.count; ++g) {
+      const char* const group = static_cast<const char*>(args.panel) + (p.group + g) * shape.group_bytes();
+      unpack<C>(group + p.begin / kWordK<C> * 4 * kPanel, (p.length + kWordK<C> - 1) / kWordK<C>,
+                numbers + g * p.stride * kPanel);
+      if (!p.last()) continue;
+      load_scales(shape, group, scales + g * kPanel);
+      if (shape.has_zeros) load_zeros(shape, group, zeros + g * kPanel);
+    }
+    for (int t = 0, row = 0; t < tiles; ++t) {
+      const int rows = args.rows / tiles + (t < args.rows % tiles ? 1 : 0);
+      for (int g = 0; g < p.count; ++g) {
+        const W* const x = a + row * args.a_stride + (p.group + g) * shape.group + p.begin;
+        float* const sums = c + row * kPanel;
+        tile_of<0, false, W>(rows, x, args.a_stride, p.length / S::kLength, numbers + g * p.stride * kPanel, sums,
+                             p.begin == 0, nullptr);
+        if (!p.last()) continue;
+        const bool with_zeros = shape.has_zeros;
+        add_group(sums, rows, scales + g * kPanel, with_zeros ? zeros + g * kPanel : nullptr,
+                  with_zeros ? args.sums + row * args.sums_stride + p.group + g : nullptr, args.sums_stride,
+                  totals + row * kPanel);
+      }
+      row += rows;
+    }
+  }
+  write_totals(args, totals);
+}
+
+template <class W>
+void group_sums(float* sums, const W* a, std::int64_t group, std::int64_t groups) {
+  for (std::int64_t g = 0; g < groups; ++g, a += group) {
+    Vec sum = zero();
+    std::int64_t i = 0;
+    for (; i + kWidth <= group; i += kWidth) sum = add(sum, load(a + i));
+    if (i < group) sum = add(sum, load_n(a + i, static_cast<int>(group - i)));
+    sums[g] = sum_of(sum);
+  }
+}
+
+}  // namespace
+
+#if defined(CHARONIA_NATIVE_PAIRS)
+void quant_linear_bf16(const QuantLinearArgs& args) {
+#if defined(CHARONIA_ISA_amx)
+#define CHARONIA_QUANT_LINEAR(code) quant_linear_tiles<AmxTiles, VectorCodes<code>>(args)
+#else
+#define CHARONIA_QUANT_LINEAR(code) quant_linear<code, Bf16>(args)
+#endif
+  switch (args.shape.code) {
+    case Code::u4:
+      return CHARONIA_QUANT_LINEAR(Code::u4);
+    case Code::i8:
+      return CHARONIA_QUANT_LINEAR(Code::i8);
+    case Code::f8_e4m3:
+      return CHARONIA_QUANT_LINEAR(Code::f8_e4m3);
+    case Code::f4_e2m1:
+      return CHARONIA_QUANT_LINEAR(Code::f4_e2m1);
+  }
+}
+#endif
+
+void quant_linear_f32(const QuantLinearArgs& args) {
+  switch (args.shape.code) {
+    case Code::u4:
+      return quant_linear<Code::u4, float>(args);
+    case Code::i8:
+      return quant_linear<Code::i8, float>(args);
+    case Code::f8_e4m3:
+      return quant_linear<Code::f8_e4m3, float>(args);
+    case Code::f4_e2m1:
+      return quant_linear<Code::f4_e2m1, float>(args);
+  }
+}
+
+void group_sums_bf16(float* sums, const Bf16* a, std::int64_t group, std::int64_t groups) {
+  group_sums(sums, a, group, groups);
+}
+void group_sums_f32(float* sums, const float* a, std::int64_t group, std::int64_t groups) {
+  group_sums(sums, a, group, groups);
+}
+
+}  // namespace charonia::ops::cpu::CHARONIA_ISA

@@ -1,0 +1,196 @@
+#include "ops/cuda/cuda_quant_weights.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "ops/cuda/kernels/quant_gemm.h"
+#include "ops/cuda/kernels/quant_layout.h"
+
+namespace charonia::cuda {
+namespace {
+
+constexpr std::int64_t kReadRows = 256;  // of a source at a time
+
+// Eight codes as the words of quant_layout.h.
+void pack_eight(const std::uint8_t* codes, int bits, std::uint32_t* words) {
+  const auto code = [&](int i) { return static_cast<std::uint32_t>(codes[i]); };
+  if (bits == 4) {
+    std::uint32_t word = 0;
+    for (int i = 0; i < 4; ++i) word |= (code(2 * i) & 15U) << 4 * i | (code(2 * i + 1) & 15U) << (16 + 4 * i);
+    words[0] = word;
+    return;
+  }
+  for (int i = 0; i < 2; ++i) {
+    words[i] = code(4 * i) << 8 | code(4 * i + 1) << 24 | code(4 * i + 2) | code(4 * i + 3) << 16;
+  }
+}
+
+void convert_scale(float scale, DType type, std::byte* to) {
+  if (type == DType::f32) {
+    std::memcpy(to, &scale, sizeof scale);
+    return;
+  }
+  const std::uint16_t bits = type == DType::f16 ? float_to_f16(scale) : float_to_bf16(scale);
+  std::memcpy(to, &bits, sizeof bits);
+}
+
+}  // namespace
+
+QuantRow QuantReader::at(std::int64_t row) {
+  const auto cols = source_->cols(), groups = source_->groups();
+  if (row < first_ || row >= first_ + count_) {
+    first_ = any_order_ ? 0 : row;
+    count_ = any_order_ ? source_->rows() : std::min(kReadRows, source_->rows() - row);
+    codes_.resize(static_cast<std::size_t>(count_ * cols));
+    scales_.resize(static_cast<std::size_t>(count_ * groups));
+    if (source_->format().zeros) zeros_.resize(scales_.size());
+    source_->read(first_, count_, codes_.data(), scales_.data(), zeros_.data());
+  }
+  const auto at = row - first_;
+  return {codes_.data() + at * cols, scales_.data() + at * groups,
+          zeros_.empty() ? nullptr : zeros_.data() + at * groups};
+}
+
+QuantMatrices::QuantMatrices(const ops::QuantFormat& format, std::int64_t count, std::int64_t n, std::int64_t k,
+                             std::int64_t cols, const std::string& name)
+    : format_(format), n_(n), k_(k), cols_(cols), source_groups_(cols / format.group) {
+  const bool integers = format.code == ops::Code::u4 || format.code == ops::Code::i8;
+  if (format.zeros && !integers) {
+    throw Error(ErrorCode::unsupported, cat(name, ": ", ops::to_string(format),
+                                            ": the CUDA device takes zeros with int4 and int8 only; quantise it "
+                                            "symmetrically"));
+  }
+  if (format.group == cols) format_.group = k;
+  const auto groups = quant_groups(format_, k);
+  code_bytes_ = quant_code_bytes(format_, n, k);
+  scale_elements_ = static_cast<std::size_t>(round_up(n, kQuantRows) * groups);
+  const auto all = static_cast<std::size_t>(count);
+  const auto what = cat("a weight of ", ops::to_string(format), " [", n, ", ", cols, "]");
+  codes_ = DeviceMemory(all * code_bytes_, what);
+  scales_ = DeviceMemory(all * scale_elements_ * size_of(format_.scale_type), what);
+  if (format_.zeros) zeros_ = DeviceMemory(all * scale_elements_, what);
+}
+
+QuantWeight QuantMatrices::weight() const {
+  return {.format = format_, .scales = scales_.data(), .zeros = zeros_.data()};
+}
+
+void QuantMatrices::fill(std::int64_t index, const std::function<QuantRow(std::int64_t row)>& row_of,
+                         MatrixUpload& upload) {
+  const int bits = ops::bits_of(format_.code);
+  const auto steps = divide_up(k_, kQuantK), units = divide_up(n_, kQuantRows), groups = quant_groups(format_, k_);
+  const auto unit_bytes = code_bytes_ / static_cast<std::size_t>(units), scale_bytes = size_of(format_.scale_type);
+  std::vector<std::byte> scales(scale_elements_ * scale_bytes);
+  std::vector<std::int8_t> zeros(format_.zeros ? scale_elements_ : 0);
+  const auto add_row = [&](std::byte* unit, std::int64_t row) {
+    const auto source = row < n_ ? row_of(row) : QuantRow{};
+    if (source.codes == nullptr) return;
+    const auto of_unit = row % kQuantRows;
+    for (std::int64_t c = 0; c < cols_; c += 8) {
+      std::array<std::uint8_t, 8> last{};
+      const auto* eight = source.codes + c;
+      if (cols_ - c < 8) {
+        std::copy_n(eight, cols_ - c, last.begin());
+        eight = last.data();
+      }
+      std::uint32_t words[2];
+      pack_eight(eight, bits, words);
+      std::memcpy(unit + code_place(of_unit, c, bits, steps).word * 4, words, static_cast<std::size_t>(bits));
+    }
+    for (std::int64_t g = 0; g < source_groups_; ++g) {
+      const auto at = static_cast<std::size_t>(scale_place(row, g, groups));
+      convert_scale(source.scales[g], format_.scale_type, scales.data() + at * scale_bytes);
+      if (format_.zeros) zeros[at] = source.zeros[g];
+    }
+  };
+  const auto at = static_cast<std::size_t>(index);
+  upload.in_chunks(codes_.as<std::byte>() + at * code_bytes_, unit_bytes, units,
+                   [&](std::byte* chunk, std::int64_t first, std::int64_t n) {
+                     std::memset(chunk, 0, static_cast<std::size_t>(n) * unit_bytes);
+                     for (std::int64_t r = 0; r < n * kQuantRows; ++r) {
+                       add_row(chunk + static_cast<std::size_t>(r / kQuantRows) * unit_bytes, first * kQuantRows + r);
+                     }
+                   });
+  const auto send = [&](std::byte* to, const void* from, std::size_t element) {
+    const auto row_bytes = static_cast<std::size_t>(groups * kQuantRows) * element;
+    upload.in_chunks(to, row_bytes, units, [&](std::byte* chunk, std::int64_t first, std::int64_t n) {
+      std::memcpy(chunk, static_cast<const std::byte*>(from) + static_cast<std::size_t>(first) * row_bytes,
+                  static_cast<std::size_t>(n) * row_bytes);
+    });
+  };
+  send(scales_.as<std::byte>() + at * scale_elements_ * scale_bytes, scales.data(), scale_bytes);
+  if (format_.zeros) {
+    send(zeros_.as<std::byte>() + at * scale_elements_, zeros.data(), sizeof(std::int8_t));
+  }
+}
+
+CudaQuantLinear::CudaQuantLinear(std::span<const ops::QuantSource* const> parts, std::span<const ops::HostMatrix> bias,
+                                 DType data, MatrixUpload& upload)
+    : CudaGemmWeight(data) {
+  if (parts.empty()) throw Error(ErrorCode::invalid_argument, "a quantised weight has no part");
+  const auto& first = *parts.front();
+  const auto& format = first.format();
+  k_ = first.cols();
+  const auto order = first.order();
+  std::vector<std::int64_t> rows;
+  for (const auto* const part : parts) {
+    const auto refuse = [&](const std::string& what) {
+      throw Error(ErrorCode::invalid_argument, cat(part->name(), ": ", what));
+    };
+    if (part->rows() < 1 || part->cols() != k_ || k_ < 1 || format.group < 1 || k_ % format.group != 0) {
+      refuse(cat("[", part->rows(), ", ", part->cols(), "] in groups of ", format.group, ", and ", first.name(),
+                 " has ", k_, " columns: they must be as many, and whole groups"));
+    }
+    if (part->format() != format || !std::ranges::equal(part->order(), order)) {
+      refuse(cat("its format or the order of its columns is not that of ", first.name(), ", with which it is stacked"));
+    }
+    n_ += part->rows();
+    rows.push_back(part->rows());
+    input_scale_ = std::max(input_scale_, part->input_scale());
+  }
+  if (!order.empty() && (std::ssize(order) != k_ || std::ranges::any_of(order, [&](std::int32_t feature) {
+                           return feature < 0 || feature >= k_;
+                         }))) {
+    throw Error(ErrorCode::invalid_argument,
+                cat(first.name(), ": the order of its columns must name ", k_, " input features below ", k_));
+  }
+  matrix_ = QuantMatrices(format, 1, n_, k_, k_, first.name());
+  std::vector<QuantReader> readers(parts.size(), QuantReader(first));
+  for (std::size_t i = 0; i < parts.size(); ++i) readers[i] = QuantReader(*parts[i]);
+  std::size_t part = 0;
+  std::int64_t begin = 0;  // row of `part`
+  matrix_.fill(
+      0,
+      [&](std::int64_t row) {
+        for (; row - begin >= rows[part]; ++part) begin += rows[part];
+        return readers[part].at(row - begin);
+      },
+      upload);
+  if (!order.empty()) {
+    order_ = DeviceMemory(order.size_bytes(), "the order of a weight's columns");
+    upload.in_chunks(order_.as<std::byte>(), order.size_bytes(), 1, [&](std::byte* chunk, std::int64_t, std::int64_t) {
+      std::memcpy(chunk, order.data(), order.size_bytes());
+    });
+  }
+  make_bias(bias, rows, upload);
+  upload.finish();
+  bytes_ = matrix_.bytes();
+}
+
+Gemm CudaQuantLinear::gemm() const {
+  auto quant = matrix_.weight();
+  quant.order = order_.as<std::int32_t>();
+  quant.input_scale = input_scale_;
+  return {.weight = matrix_.codes(),
+          .type = type(),
+          .weight_stride = round_up(k_, kQuantK),
+          .bias = bias(),
+          .n = n_,
+          .k = k_,
+          .quant = quant};
+}
+
+}  // namespace charonia::cuda

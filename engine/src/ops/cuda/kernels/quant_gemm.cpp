@@ -1,0 +1,193 @@
+// Which tactics a GEMM with a quantised weight may take, and the launch of one.
+#include "ops/cuda/kernels/quant_gemm.h"
+
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "ops/cuda/kernels/quant_layout.h"
+#include "ops/cuda/kernels/quant_params.h"
+
+namespace charonia::cuda {
+namespace {
+
+using ops::Activations;
+using ops::Code;
+using Kernel = GemmTactic::Kernel;
+
+// The tile kernel's shapes: to 64 rows, beyond, and from where there are many; the last needs so much shared memory.
+constexpr GemmTactic kSmallTile{Kernel::tile, 32, 64, 6}, kTile{Kernel::tile, 64, 64, 4},
+    kLargeTile{Kernel::tile, 128, 128, 4};
+constexpr std::size_t kLargeTileBytes = std::size_t{160} << 10;
+constexpr int kStreamRows = 8, kPlainRows = 8, kPlainColumns = 32;
+
+// After so many columns the fast kernels' sums meet their scale.
+int closing_columns(const ops::QuantFormat& format) {
+  const bool halves = format.code == Code::f4_e2m1 || (format.code != Code::f8_e4m3 && format.group == kQuantK / 2);
+  return halves ? kQuantK / 2 : kQuantK;
+}
+
+GemmTactic stream_tactic(const ops::QuantFormat& format, int rows, int columns) {
+  const int ring = quant_stream_ring(ops::bits_of(format.code), closing_columns(format), columns / 16, rows / 8);
+  return {Kernel::stream, rows, columns, ring, 1};
+}
+
+// What GEMMs and those of experts have in common.
+QuantParams quant_params(const QuantWeight& quant, std::int64_t k) {
+  const auto& format = quant.format;
+  QuantParams p{};
+  p.scales = quant.scales;
+  p.zeros = quant.zeros;
+  p.row_scales = quant.row_scales;
+  p.zero_pair = format.code == Code::u4 ? 0x0808U : 0;
+  p.groups = static_cast<int>(quant_groups(format, k));
+  p.group = static_cast<int>(format.group);
+  p.group_shift = p.groups == 1 ? 31 : std::countr_zero(static_cast<unsigned>(p.group));
+  p.scale_type = format.scale_type;
+  p.k = static_cast<int>(k);
+  p.weight_stride = static_cast<int>(round_up(k, kQuantK));
+  return p;
+}
+
+bool launch_quant(Stream& stream, const QuantParams& p, const GemmTactic& tactic, DType type,
+                  const ops::QuantFormat& format) {
+  if (tactic.kernel == Kernel::plain) return launch_quant_plain(stream, p, tactic, type, format.code);
+  if (!is_fast(format, type, p.k)) return false;
+  const int closes = closing_columns(format);
+  switch (format.code) {
+    case Code::u4:
+      return tactic.kernel == Kernel::tile ? launch_quant_tile_u4(stream, p, tactic, type, closes)
+                                           : launch_quant_stream_u4(stream, p, tactic, type, closes);
+    case Code::i8:
+      return tactic.kernel == Kernel::tile ? launch_quant_tile_i8(stream, p, tactic, type, closes)
+                                           : launch_quant_stream_i8(stream, p, tactic, type, closes);
+    case Code::f8_e4m3:
+      return tactic.kernel == Kernel::tile ? launch_quant_tile_f8(stream, p, tactic, type, closes)
+                                           : launch_quant_stream_f8(stream, p, tactic, type, closes);
+    case Code::f4_e2m1:
+      return tactic.kernel == Kernel::tile ? launch_quant_tile_f4(stream, p, tactic, type, closes)
+                                           : launch_quant_stream_f4(stream, p, tactic, type, closes);
+  }
+  return false;
+}
+
+[[noreturn]] void refuse(const ops::QuantFormat& format, const GemmTactic& tactic) {
+  throw Error(ErrorCode::internal,
+              cat("no kernel for a GEMM with ", ops::to_string(format), " in tiles of ", tactic.tile_rows, " x ",
+                  tactic.tile_columns, " with ", tactic.stages, " stages"));
+}
+
+}  // namespace
+
+std::int64_t quant_groups(const ops::QuantFormat& format, std::int64_t k) {
+  return format.group == k ? 1 : divide_up(round_up(k, kQuantK), format.group);
+}
+
+bool has_integer_inputs(const ops::QuantFormat& format) {
+  return format.activations == Activations::i8_token || format.activations == Activations::i8_tensor;
+}
+
+bool is_fast(const ops::QuantFormat& format, DType type, std::int64_t k) {
+  if (type == DType::f32) return false;
+  return format.group == k ||
+         (std::has_single_bit(static_cast<std::uint64_t>(format.group)) && format.group >= closing_columns(format));
+}
+
+bool needs_prepared_inputs(const Gemm& gemm) {
+  const auto& quant = *gemm.quant;
+  if (quant.prepared) return false;
+  return quant.order != nullptr || has_integer_inputs(quant.format) ||
+         (is_fast(quant.format, gemm.type, gemm.k) && !vectors(gemm));
+}
+
+std::vector<GemmTactic> quant_tactics(const DeviceInfo& device, const Gemm& gemm, SumOrder order) {
+  const auto& format = gemm.quant->format;
+  if (!is_fast(format, gemm.type, gemm.k)) return {{Kernel::plain, kPlainRows, kPlainColumns, 1, 1}};
+  std::vector<GemmTactic> tactics;
+  auto without_clusters = device;  // sums of the blocks of a tile meet in the workspace
+  without_clusters.clusters = false;
+  const auto tile = [&](const GemmTactic& one) { add_tile_tactics(tactics, one, without_clusters, gemm, order); };
+  const auto rows = gemm.rows;
+  if (rows <= kStreamRows) {
+    tactics.push_back(stream_tactic(format, kStreamRows, 16));
+    tactics.push_back(stream_tactic(format, kStreamRows, 32));
+  } else if (rows <= 2 * kStreamRows) {
+    tactics.push_back(stream_tactic(format, 2 * kStreamRows, 32));
+  }
+  if (rows > 128 && device.shared_bytes >= kLargeTileBytes && closing_columns(format) == kQuantK)
+    tactics.push_back(kLargeTile);
+  if (rows > kStreamRows && rows <= 64) tile(kSmallTile);
+  if (rows > 32) tile(kTile);
+  return tactics;
+}
+
+void quant_gemm(Stream& stream, const Gemm& gemm, const GemmTactic& tactic, void* workspace) {
+  constexpr std::int64_t kMax = std::numeric_limits<int>::max();
+  const auto& quant = *gemm.quant;
+  if (gemm.rows > kMax / 2 || gemm.n > kMax / 2 || gemm.k < 1 || gemm.k > kMax / 2 || gemm.in_stride > kMax ||
+      gemm.weight_stride != round_up(gemm.k, kQuantK) || gemm.packed || gemm.gate != Gate::none ||
+      needs_prepared_inputs(gemm) || (has_integer_inputs(quant.format) && quant.row_scales == nullptr) ||
+      quant_groups(quant.format, gemm.k) * round_up(gemm.n, kQuantRows) > kMax ||
+      (gemm.out_type != gemm.type && gemm.out_type != DType::f32)) {
+    throw Error(ErrorCode::internal, cat("a GEMM of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k, ", ",
+                                         ops::to_string(quant.format), ", that no kernel takes"));
+  }
+  auto p = quant_params(quant, gemm.k);
+  set_parts(p, tactic, gemm);
+  set_workspace(p, workspace);
+  p.out = gemm.out;
+  p.in = gemm.in;
+  p.weight = gemm.weight;
+  p.bias = gemm.bias;
+  p.out_stride = gemm.out_stride;
+  p.in_stride = static_cast<int>(gemm.in_stride);
+  p.rows = static_cast<int>(gemm.rows);
+  p.n = static_cast<int>(gemm.n);
+  p.out_f32 = gemm.out_type == DType::f32;
+  if (!launch_quant(stream, p, tactic, gemm.type, quant.format)) refuse(quant.format, tactic);
+}
+
+int quant_expert_tile_rows(DType type, const ExpertFormat& gate_up, const ExpertFormat& down, std::int64_t assignments,
+                           int experts) {
+  if (!is_fast(gate_up.format, type, gate_up.k) || !is_fast(down.format, type, down.k)) return kPlainRows;
+  const auto average = assignments / experts;
+  return average <= 4 ? kStreamRows : average <= 32 ? kSmallTile.tile_rows : kTile.tile_rows;
+}
+
+void multiply_quant_experts(Stream& stream, const DeviceInfo&, const ExpertGemm& gemm) {
+  const auto& quant = *gemm.quant;
+  const auto split = split_k(gemm.k);
+  auto p = quant_params(quant, gemm.k);
+  p.in = gemm.in;
+  p.rows_of = gemm.rows_of;
+  p.weight = gemm.weight;
+  p.out = gemm.out;
+  p.tiles = gemm.tiles;
+  p.expert_codes = static_cast<std::int64_t>(quant_code_bytes(quant.format, gemm.n, gemm.k));
+  p.expert_scales = round_up(gemm.n, kQuantRows) * p.groups;
+  p.in_stride = static_cast<int>(gemm.in_stride);
+  p.out_stride = gemm.gated ? gemm.n / 2 : gemm.n;
+  p.n = static_cast<int>(gemm.n);
+  p.parts = split.parts;
+  p.part_length = static_cast<int>(split.length);
+  p.k_blocks = 1;
+  p.parts_of_block = split.parts;
+  p.row_tiles = gemm.num_tiles;
+  p.gated = gemm.gated;
+  p.gate = gemm.activation == ops::Activation::silu ? Gate::silu : Gate::gelu_tanh;
+  const auto tactic = !is_fast(quant.format, gemm.type, gemm.k)
+                          ? GemmTactic{Kernel::plain, kPlainRows, kPlainColumns, 1}
+                      : gemm.tile_rows == kStreamRows          ? stream_tactic(quant.format, kStreamRows, 16)
+                      : gemm.tile_rows == kSmallTile.tile_rows ? kSmallTile
+                                                               : kTile;
+  p.column_tiles = static_cast<int>(divide_up(gemm.n, tactic.tile_columns));
+  if (!launch_quant(stream, p, tactic, gemm.type, quant.format)) refuse(quant.format, tactic);
+}
+
+std::size_t quant_code_bytes(const ops::QuantFormat& format, std::int64_t n, std::int64_t k) {
+  return static_cast<std::size_t>(round_up(n, kQuantRows) * round_up(k, kQuantK) * ops::bits_of(format.code) / 8);
+}
+
+}  // namespace charonia::cuda

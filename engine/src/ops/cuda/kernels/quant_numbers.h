@@ -1,0 +1,103 @@
+// Codes of quantised weights as 16-bit numbers, in registers, without tables and without rounding.
+//
+// A word of quant_layout.h becomes registers of two numbers each. Every step is exact in both types:
+//   int4   0x6400 (f16) is 1024 and 0x4300 (bf16) is 128, with room for four bits behind the last: the code is put
+//          there, and "code + 1024 + zero term" is one fused multiply-add. Its zero term is -1024 - zero.
+//   int8   f16 as int4, with the code's sign bit flipped: code + 1152. bf16 has room for seven bits: 128 + the low
+//          seven, less 128 or 256 by the sign bit, is the code. Zero terms: -1152 - zero, and -zero.
+//   fp8    sign, exponent and mantissa go to their places in the wider type. What is wrong then is the exponents' bias:
+//          a factor of 2^8 (f16) or 2^120 (bf16), by which subnormal codes come out right too.
+//   mxfp4  the same with 2^14 and 2^126.
+// Integers up to 256 are exact in bf16, and code - zero is at most 255. fp8 and mxfp4 have no zeros.
+// Instructions for a code: int4 1.4; int8 1 (f16), 2.3 (bf16); fp8 2.3; mxfp4 2.4. At an H200's bandwidth an SM meets
+// 43 codes of 4 bits or 21 of 8 a cycle, and issues 128 lanes' instructions: 47, 48 and 80 % of those at most.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "ops/cuda/device/portable.h"
+#include "ops/quant_weight.h"
+
+namespace charonia::cuda {
+
+// The type that codes become, for a data type: float is multiplied with what bf16 holds exactly.
+template <class T>
+using NumberType = std::conditional_t<std::is_same_v<T, float>, bf16, T>;
+
+// a * b + c, of two numbers each. For results that the type holds exactly.
+#if defined(CHARONIA_CUDA_ON_HOST)
+template <class T>
+std::uint32_t exact_fma2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  const auto half = [&](int shift) {
+    const auto of = [&](std::uint32_t x) { return to_float(T{static_cast<std::uint16_t>(x >> shift)}); };
+    return static_cast<std::uint32_t>(from_float<T>(std::fma(of(a), of(b), of(c))).bits) << shift;
+  };
+  return half(0) | half(16);
+}
+#else
+template <class T>
+CHARONIA_DEVICE std::uint32_t exact_fma2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t d;
+  if constexpr (std::is_same_v<T, f16>) {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  } else {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  }
+  return d;
+}
+#endif
+
+template <ops::Code code>
+inline constexpr int kCodeBits = ops::bits_of(code);
+
+// The zero term of a zero (a byte of two's complement; for int4 0 to 16), twice.
+template <class T, ops::Code code>
+CHARONIA_DEVICE std::uint32_t zero_term(std::uint32_t zero) {
+  using ops::Code;
+  constexpr bool kF16 = std::is_same_v<T, f16>;
+  const std::uint32_t both = zero | zero << 16;
+  if constexpr (code == Code::u4) {
+    return both | (kF16 ? 0xe400e400U : 0xc300c300U);  // -1024 - zero, -128 - zero
+  } else if constexpr (code == Code::i8 && kF16) {
+    return both ^ 0xe480e480U;  // -1024 - (128 + zero)
+  } else if constexpr (code == Code::i8) {
+    const std::uint32_t low = (both & 0x007f007fU) | 0x43004300U, sign = (both & 0x00800080U) | 0x43004300U;
+    return exact_fma2<T>(low, 0xbf80bf80U, sign);
+  } else {
+    return 0;
+  }
+}
+
+// The numbers of a word, less the zero: zero is a pair of zero terms. 8 / bits * 4 codes, columns in order.
+template <class T, ops::Code code>
+CHARONIA_DEVICE void numbers(std::uint32_t word, std::uint32_t zero, std::uint32_t (&out)[16 / kCodeBits<code>]) {
+  using ops::Code;
+  constexpr bool kF16 = std::is_same_v<T, f16>;
+  constexpr std::uint32_t kOne = kF16 ? 0x3c003c00U : 0x3f803f80U, kMinusOne = kOne | 0x80008000U;
+  CHARONIA_UNROLL
+  for (int i = 0; i < 16 / kCodeBits<code>; ++i) {
+    if constexpr (code == Code::u4) {
+      constexpr std::uint32_t kBase = kF16 ? 0x64006400U : 0x43004300U;
+      out[i] = exact_fma2<T>((word >> 4 * i & 0x000f000fU) | kBase, kOne, zero);
+    } else if constexpr (code == Code::i8) {
+      const std::uint32_t bytes = i == 0 ? word >> 8 : word;
+      if constexpr (kF16) {
+        out[i] = exact_fma2<T>((bytes & 0x00ff00ffU) ^ 0x64806480U, kOne, zero);
+      } else {
+        const std::uint32_t low = (bytes & 0x007f007fU) | 0x43004300U, sign = (bytes & 0x00800080U) | 0x43004300U;
+        out[i] = exact_fma2<T>(exact_fma2<T>(sign, kMinusOne, low), kOne, zero);
+      }
+    } else if constexpr (code == Code::f8_e4m3) {
+      const std::uint32_t bytes = i == 0 ? word : word << 8;  // each in the upper half of its 16 bits
+      const std::uint32_t rest = kF16 ? bytes >> 1 & 0x3f803f80U : bytes >> 4 & 0x07f007f0U;
+      out[i] = exact_fma2<T>(rest | (bytes & 0x80008000U), kF16 ? 0x5c005c00U : 0x7b807b80U, 0x80008000U);
+    } else {
+      const std::uint32_t nibbles = word << (12 - 4 * i);  // each at the top of its 16 bits
+      const std::uint32_t rest = kF16 ? nibbles >> 3 & 0x0e000e00U : nibbles >> 6 & 0x01c001c0U;
+      out[i] = exact_fma2<T>(rest | (nibbles & 0x80008000U), kF16 ? 0x74007400U : 0x7e807e80U, 0x80008000U);
+    }
+  }
+}
+
+}  // namespace charonia::cuda

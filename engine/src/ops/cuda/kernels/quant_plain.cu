@@ -1,0 +1,145 @@
+// GEMMs with a quantised weight in float, without tensor cores: for float inputs and for groups that the other kernels
+// do not take.
+//
+//   out [rows, n] = in [rows, k] * weight [n, k]^T + bias
+//
+// A block computes 32 outputs of 8 rows. Stages of 32 columns in shared memory, the weight's as numbers in float. The
+// products of a group are added up, one fused multiply-add after the other, and its sum enters the row's times the
+// scale. No parts of K. Made to be right: a weight in float is for checking, and no format has such groups.
+#include "ops/cuda/kernels/quant_device.h"
+
+namespace charonia::cuda {
+namespace {
+
+constexpr int kColumns = 32, kRows = 8, kChunk = 32, kPitch = kChunk + 1, kThreads = 128;
+constexpr int kThreadColumns = kColumns / 2, kSumPitch = kColumns + 1;
+
+// Numbers of codes in float, without their zero.
+template <class N, ops::Code code>
+CHARONIA_DEVICE void float_numbers(std::uint32_t word, float (&out)[32 / kCodeBits<code>]) {
+  std::uint32_t pairs[16 / kCodeBits<code>];
+  numbers<N, code>(word, zero_term<N, code>(0), pairs);
+  CHARONIA_UNROLL
+  for (int i = 0; i < 16 / kCodeBits<code>; ++i) {
+    out[2 * i] = to_float(N{static_cast<std::uint16_t>(pairs[i])});
+    out[2 * i + 1] = to_float(N{static_cast<std::uint16_t>(pairs[i] >> 16)});
+  }
+}
+
+CHARONIA_DEVICE float scale_of(const QuantParams& p, std::int64_t at) {
+  if (p.scale_type == DType::f32) return static_cast<const float*>(p.scales)[at];
+  const auto bits = static_cast<const std::uint16_t*>(p.scales)[at];
+  return p.scale_type == DType::bf16 ? to_float(bf16{bits}) : to_float(f16{bits});
+}
+
+template <class T, ops::Code code>
+CHARONIA_KERNEL(kThreads, 4)
+void plain_kernel(const QuantParams p) {
+  using N = NumberType<T>;
+  constexpr int kOfWord = 32 / kCodeBits<code>;
+  CHARONIA_SHARED(float, weight, [kColumns * kPitch]);
+  CHARONIA_SHARED(float, in, [kRows * kPitch]);
+  CHARONIA_SHARED(float, sums, [kRows * kSumPitch]);
+  dependency_trigger();
+  dependency_wait();
+  QuantRows tile{static_cast<int>(blockIdx.x) * kRows, 0};
+  std::int64_t codes_at = 0, scales_at = 0;
+  if (p.tiles != nullptr) {
+    const ExpertTile of = p.tiles[blockIdx.x];
+    if (of.rows == 0) return;
+    tile = {of.first, of.rows};
+    codes_at = of.expert * p.expert_codes;
+    scales_at = of.expert * p.expert_scales;
+  } else {
+    tile.rows = min(kRows, p.rows - tile.first_row);
+  }
+  const int first_column = static_cast<int>(blockIdx.y) * kColumns, tid = static_cast<int>(threadIdx.x);
+  const auto* const words =
+      reinterpret_cast<const std::uint32_t*>(static_cast<const unsigned char*>(p.weight) + codes_at);
+  const int column = tid % kThreadColumns, row = tid / kThreadColumns;
+
+  float total[2] = {0, 0}, sum[2] = {0, 0};
+  int group = 0, left = p.group;  // columns of the group that are still to come
+  for (int k = 0; k < p.k; k += kChunk) {
+    const int chunk = min(kChunk, p.k - k);
+    for (int i = tid; i < kColumns * (kChunk / kOfWord); i += kThreads) {
+      const int of = i / (kChunk / kOfWord), at = k + i % (kChunk / kOfWord) * kOfWord;
+      float eight[kOfWord] = {};
+      if (first_column + of < p.n && at < p.k) {
+        float_numbers<N, code>(
+            words[code_place(first_column + of, at, kCodeBits<code>, p.weight_stride / kQuantK).word], eight);
+        for (int j = 0; j < kOfWord && at + j < p.k; ++j) {
+          const auto place = scales_at + scale_place(first_column + of, (at + j) / p.group, p.groups);
+          const int zero = p.zeros == nullptr ? static_cast<int>(p.zero_pair & 0xffU)
+                                              : static_cast<const std::int8_t*>(p.zeros)[place];
+          eight[j] -= static_cast<float>(zero);
+        }
+      }
+      for (int j = 0; j < kOfWord; ++j) weight[of * kPitch + at - k + j] = eight[j];
+    }
+    for (int i = tid; i < kRows * kChunk; i += kThreads) {
+      const int of = i / kChunk, at = k + i % kChunk;
+      in[of * kPitch + at - k] =
+          of < tile.rows && at < p.k
+              ? to_float(static_cast<const T*>(p.in)[static_cast<std::int64_t>(tile.in_row(p, of)) * p.in_stride + at])
+              : 0.0F;
+    }
+    __syncthreads();
+    for (int at = 0; at < chunk; ++at) {
+      CHARONIA_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        sum[i] = fmaf(weight[(column + i * kThreadColumns) * kPitch + at], in[row * kPitch + at], sum[i]);
+      }
+      if (--left > 0) continue;
+      CHARONIA_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int of = first_column + column + i * kThreadColumns;
+        if (of < p.n) total[i] = fmaf(scale_of(p, scales_at + scale_place(of, group, p.groups)), sum[i], total[i]);
+        sum[i] = 0;
+      }
+      ++group;
+      left = p.group;
+    }
+    __syncthreads();
+  }
+  CHARONIA_UNROLL
+  for (int i = 0; i < 2; ++i) sums[row * kSumPitch + column + i * kThreadColumns] = total[i];
+  __syncthreads();
+  store_quant_outputs<T, kColumns>(p, tile, first_column, tid, kThreads,
+                                   [&](int r, int c) { return sums[r * kSumPitch + c]; });
+}
+
+template <class T>
+bool launch_typed(Stream& stream, const QuantParams& p, ops::Code code) {
+  const Launch shape{.grid_x = static_cast<unsigned>(p.row_tiles),
+                     .grid_y = static_cast<unsigned>(divide_up(p.n, kColumns)),
+                     .threads = kThreads};
+  const auto* const what = p.tiles != nullptr ? "experts: quantised GEMM (plain)" : "quantised GEMM (plain)";
+  switch (code) {
+    case ops::Code::u4:
+      launch(stream, what, shape, &plain_kernel<T, ops::Code::u4>, p);
+      return true;
+    case ops::Code::i8:
+      launch(stream, what, shape, &plain_kernel<T, ops::Code::i8>, p);
+      return true;
+    case ops::Code::f8_e4m3:
+      launch(stream, what, shape, &plain_kernel<T, ops::Code::f8_e4m3>, p);
+      return true;
+    case ops::Code::f4_e2m1:
+      launch(stream, what, shape, &plain_kernel<T, ops::Code::f4_e2m1>, p);
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool launch_quant_plain(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type,
+                        ops::Code code) {
+  if (tactic.tile_rows != kRows || tactic.tile_columns != kColumns) return false;
+  return type == DType::f32    ? launch_typed<float>(stream, params, code)
+         : type == DType::bf16 ? launch_typed<bf16>(stream, params, code)
+                               : launch_typed<f16>(stream, params, code);
+}
+
+}  // namespace charonia::cuda

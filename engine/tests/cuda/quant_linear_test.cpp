@@ -1,0 +1,343 @@
+// GEMMs with quantised weights on the CUDA device: every format against double precision, all kernels against each
+// other, and what they do not take.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include "device_arrays.h"
+#include "ops/cuda/cuda_quant_weights.h"
+#include "ops/cuda/gemm/gemm_runner.h"
+#include "ops/cuda/kernels/quant_gemm.h"
+#include "ops/cuda/kernels/quant_layout.h"
+#include "ops/cuda/kernels/quant_numbers.h"
+#include "ops/cuda/make_cuda_ops.h"
+#include "quant_support.h"
+
+namespace charonia::cuda {
+namespace {
+
+using ops::Activations;
+using ops::Code;
+using ops::Matrix;
+using ops::MemoryQuantSource;
+using ops::QuantFormat;
+using ops::Random;
+using ops::uniform;
+
+struct Format {
+  QuantFormat format;
+  bool ordered = false;
+};
+
+// The formats that models have, and some that none has.
+std::vector<Format> formats(std::int64_t k) {
+  using enum Activations;
+  std::vector<Format> all;
+  for (const bool zeros : {false, true}) {
+    all.push_back({{Code::u4, 128, zeros, DType::f16}});
+    all.push_back({{Code::u4, 32, zeros, DType::bf16}, zeros});
+    all.push_back({{Code::u4, 20, zeros, DType::f32}, !zeros});
+    all.push_back({{Code::u4, k, zeros, DType::f32}});
+    all.push_back({{Code::i8, k, zeros, DType::bf16}});
+    all.push_back({{Code::i8, 64, zeros, DType::f32}});
+    all.push_back({{Code::i8, 32, zeros, DType::f16}});
+  }
+  all.push_back({{Code::i8, k, false, DType::f32, i8_token}});
+  all.push_back({{Code::i8, k, false, DType::f32, i8_tensor}});
+  all.push_back({{Code::i8, 128, false, DType::f32, i8_token}, true});
+  all.push_back({{Code::u4, 128, false, DType::f32, i8_token}});
+  all.push_back({{Code::f8_e4m3, k, false, DType::bf16, f8_token}});
+  all.push_back({{Code::f8_e4m3, 128, false, DType::f32, f8_tensor}});
+  all.push_back({{Code::f8_e4m3, 32, false, DType::f32}});
+  all.push_back({{Code::f4_e2m1, 32, false, DType::bf16}});
+  all.push_back({{Code::f4_e2m1, 64, false, DType::f16}});
+  std::erase_if(all, [&](const Format& one) { return k % one.format.group != 0; });
+  return all;
+}
+
+MemoryQuantSource random_source(Random& random, std::int64_t n, std::int64_t k, const Format& format) {
+  auto source = MemoryQuantSource::random(random, n, k, format.format);
+  if (format.ordered) {
+    std::vector<std::int32_t> order(static_cast<std::size_t>(k));
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random);
+    source.set_order(std::move(order));
+  }
+  return source;
+}
+
+// The weight [n, k] in double precision, with its columns where the inputs are.
+std::vector<double> values(const MemoryQuantSource& source) {
+  const auto n = source.rows(), k = source.cols();
+  std::vector<double> out(static_cast<std::size_t>(n * k));
+  const auto& format = source.format();
+  const auto order = source.order();
+  for (std::int64_t r = 0; r < n; ++r) {
+    for (std::int64_t c = 0; c < k; ++c) {
+      const auto group = static_cast<std::size_t>(r * source.groups() + c / format.group);
+      const double zero = format.zeros ? source.zeros[group] : format.code == Code::u4 ? 8 : 0;
+      const auto to = order.empty() ? c : order[static_cast<std::size_t>(c)];
+      const double number = number_of(format.code, source.codes[static_cast<std::size_t>(r * k + c)]);
+      out[static_cast<std::size_t>(r * k + to)] = double{source.scales[group]} * (number - zero);
+    }
+  }
+  return out;
+}
+
+// Products are exact in float but for those of float inputs; k sums and a product with a scale for each group
+// round. bias: [n] or none.
+void check(const Matrix& out, const Matrix& in, std::span<const double> weight, const QuantFormat& format,
+           float input_scale, std::span<const float> bias, const std::string& what) {
+  const auto k = static_cast<std::size_t>(in.cols);
+  std::vector<float> row(k);
+  for (std::int64_t r = 0; r < out.rows; ++r) {
+    for (std::size_t c = 0; c < k; ++c) row[c] = in.at(r, static_cast<std::int64_t>(c));
+    const auto x = ops::quantised_activations(row, format.activations, input_scale);
+    for (std::int64_t o = 0; o < out.cols; ++o) {
+      double sum = 0, size = 0;
+      for (std::size_t c = 0; c < k; ++c) {
+        const double one = x[c] * weight[static_cast<std::size_t>(o) * k + c];
+        sum += one, size += std::abs(one);
+      }
+      const double added = bias.empty() ? 0 : bias[static_cast<std::size_t>(o)];
+      const double bound = ops::rounding(out.dtype) * std::abs(sum + added) +
+                           (8 + std::sqrt(static_cast<double>(k))) * 0x1p-23 * (size + std::abs(added));
+      ASSERT_NEAR(out.at(r, o), sum + added, bound) << what << ", row " << r << ", output " << o;
+    }
+  }
+}
+
+// Every code that there is, at every place of a word, with every zero.
+template <class T, Code code>
+void check_numbers() {
+  constexpr int kBits = kCodeBits<code>, kCodes = 32 / kBits;
+  const bool zeros = code == Code::u4 || code == Code::i8;
+  for (int zero = zeros ? (code == Code::u4 ? 0 : -128) : 0; zero <= (zeros ? (code == Code::u4 ? 16 : 127) : 0);
+       ++zero) {
+    const std::uint32_t term = zero_term<T, code>(static_cast<std::uint8_t>(zero));
+    for (int first = 0; first < 1 << kBits; ++first) {
+      std::uint32_t word = 0;
+      std::uint8_t codes[kCodes];
+      for (int i = 0; i < kCodes; ++i) {
+        codes[i] = static_cast<std::uint8_t>((first + 37 * i) % (1 << kBits));
+        const auto place = code_place(0, i, kBits, 1);
+        ASSERT_EQ(place.word, 0);
+        word |= static_cast<std::uint32_t>(codes[i]) << place.bit;
+      }
+      std::uint32_t pairs[kCodes / 2];
+      numbers<T, code>(word, term, pairs);
+      for (int i = 0; i < kCodes; ++i) {
+        const float expected = number_of(code, codes[i]) - static_cast<float>(zero);
+        if (std::isnan(expected)) continue;
+        ASSERT_EQ(to_float(T{static_cast<std::uint16_t>(pairs[i / 2] >> i % 2 * 16)}), expected)
+            << to_string(code) << " " << int{codes[i]} << " less " << zero << " at " << i;
+      }
+    }
+  }
+}
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+TEST(CudaQuantTest, every_code_becomes_its_number) {
+  check_numbers<bf16, Code::u4>();
+  check_numbers<f16, Code::u4>();
+  check_numbers<bf16, Code::i8>();
+  check_numbers<f16, Code::i8>();
+  check_numbers<bf16, Code::f8_e4m3>();
+  check_numbers<f16, Code::f8_e4m3>();
+  check_numbers<bf16, Code::f4_e2m1>();
+  check_numbers<f16, Code::f4_e2m1>();
+}
+#endif
+
+TEST(CudaQuantTest, every_code_and_scale_has_a_place_of_its_own) {
+  for (const int bits : {4, 8}) {
+    std::set<std::pair<std::int64_t, int>> seen;
+    for (std::int64_t row = 0; row < 32; ++row) {
+      for (std::int64_t column = 0; column < 128; ++column) {
+        const auto place = code_place(row, column, bits, 2);
+        EXPECT_LT(place.word, 32 * 128 * bits / 32);
+        EXPECT_EQ(place.bit % bits, 0);
+        seen.insert({place.word, place.bit});
+      }
+    }
+    EXPECT_EQ(seen.size(), 32U * 128U);
+  }
+  std::set<std::int64_t> seen;
+  for (std::int64_t row = 0; row < 48; ++row) {
+    for (std::int64_t group = 0; group < 5; ++group) seen.insert(scale_place(row, group, 5));
+  }
+  EXPECT_EQ(seen.size(), 48U * 5U);
+  EXPECT_EQ(*seen.rbegin(), 48 * 5 - 1);
+}
+
+// Through the device's operations: formats, types, numbers of rows and odd shapes, two parts with a bias, inputs and
+// outputs at any alignment.
+TEST(CudaQuantTest, every_format_is_its_product_in_double_precision) {
+  Random random(130);
+  const auto device = ops::make_cuda_ops({});
+  int turn = 0;
+  for (const std::int64_t k : {128, 100, 640}) {
+    for (const auto& format : formats(k)) {
+      for (const auto type : ops::kWeightTypes) {
+        if (format.format.group == 20 && type == DType::f16 && k > 100) continue;
+        const std::int64_t n = k == 640 ? 24 : 45;
+        const auto first = random_source(random, n, k, format);
+        auto second = MemoryQuantSource::random(random, 3, k, format.format);
+        if (format.ordered) second.set_order({first.order().begin(), first.order().end()});
+        if (first.input > 0) second.input = 2 * first.input;
+        const ops::QuantSource* const parts[] = {&first, &second};
+        const auto bias = Matrix::random(random, DType::f32, n, 1, 3);
+        const ops::HostMatrix biases[] = {bias.host(), {}};
+        const auto linear = device->make_quantised_linear(parts, biases, type);
+        ASSERT_EQ(linear->out_features(), n + 3);
+        auto weight = values(first);
+        const auto behind = values(second);
+        weight.insert(weight.end(), behind.begin(), behind.end());
+        std::vector<float> added;
+        for (std::int64_t r = 0; r < n + 3; ++r) added.push_back(r < n ? bias.at(r, 0) : 0);
+        const int gap = turn++ % 3;
+        const auto in = Matrix::random(random, type, 20, k, 1, gap == 2 ? 8 : gap);
+        const ops::DeviceMatrix on_device(*device, in);
+        for (const int rows : {1, 3, 16, 17}) {
+          if ((turn + rows) % 2 == 0 && rows != 3) continue;  // by turns
+          const auto out_type = turn % 2 == 0 ? type : DType::f32;
+          const ops::DeviceMatrix out(*device, out_type, rows, n + 3, gap);
+          device->linear(out.tensor(), on_device.slice(0, rows), *linear);
+          check(out.host(), in, weight, format.format, second.input, added,
+                ops::to_string(format.format) + ", " + std::string(charonia::to_string(type)) + ", k " +
+                    std::to_string(k));
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// All tactics, and all numbers of rows, of a weight that the fast kernels take.
+TEST(CudaQuantTest, all_tactics_of_a_weight_give_a_row_the_same_bits) {
+  Random random(131);
+  const auto info = device_info(0);
+  Stream stream;
+  MatrixUpload upload(stream);
+  constexpr std::int64_t kN = 72, kK = 896;  // three parts of K, one of them shorter
+  const Format chosen[] = {{{Code::u4, 128, true, DType::f16}},
+                           {{Code::u4, 32, false, DType::bf16}},
+                           {{Code::i8, kK, false, DType::f32}},
+                           {{Code::f8_e4m3, 128, false, DType::f32}},
+                           {{Code::f4_e2m1, 32, false, DType::bf16}}};
+  int turn = 0;
+  for (const auto& format : chosen) {
+    for (const auto type : {DType::bf16, DType::f16}) {
+      if (turn++ % 4 % 3 != 0) continue;  // by turns: bf16, f16, f16, bf16, ...
+      const auto source = random_source(random, kN, kK, format);
+      const ops::QuantSource* const part = &source;
+      const CudaQuantLinear linear({&part, 1}, {}, type, upload);
+      const auto weight = values(source);
+      const auto in = Matrix::random(random, type, 130, kK);
+      const MatrixOnDevice rows(stream, in);
+      std::optional<Matrix> expected;
+      for (const int n : {130, 40, 9, 1}) {
+        auto gemm = linear.gemm();
+        gemm.in = rows.tensor().data;
+        gemm.in_stride = kK;
+        gemm.rows = n;
+        for (const auto order : {SumOrder::fixed, SumOrder::any}) {
+          for (const auto& tactic : gemm_tactics(info, gemm, order)) {
+            if (expected && n == 130 && order == SumOrder::any && tactic.k_blocks == 1) continue;
+            const MatrixOnDevice out(stream, Matrix(type, n, kN, 0));
+            gemm.out = out.tensor().data;
+            gemm.out_type = type;
+            gemm.out_stride = kN;
+            DeviceMemory workspace(gemm_workspace_bytes(tactic, gemm));
+            cuda::gemm(stream, info, gemm, tactic, workspace.data());
+            const auto found = out.host();
+            if (!expected) {
+              check(found, in, weight, format.format, 0, {}, to_string(format.format));
+              if (HasFatalFailure()) return;
+              expected = found;
+            }
+            if (order == SumOrder::any) continue;
+            for (int r = 0; r < n; ++r) {
+              ASSERT_TRUE(found.same_bits(r, *expected, r))
+                  << to_string(format.format) << ", " << to_string(tactic) << ", row " << r << " of " << n;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// More rows than there is room for prepared inputs go piece by piece.
+TEST(CudaQuantTest, weights_with_an_order_take_any_number_of_rows) {
+  Random random(132);
+  const auto device = ops::make_cuda_ops({.reproducible = true});
+  constexpr std::int64_t kN = 3, kK = 32, kRows = 16390;
+  const auto source = random_source(random, kN, kK, {{Code::i8, kK, false, DType::f32, Activations::i8_token}, true});
+  const ops::QuantSource* const part = &source;
+  const auto linear = device->make_quantised_linear({&part, 1}, {}, DType::bf16);
+  const auto few = Matrix::random(random, DType::bf16, 7, kK);
+  Matrix in(DType::bf16, kRows, kK);
+  for (std::int64_t r = 0; r < kRows; ++r) {
+    for (std::int64_t c = 0; c < kK; ++c) in.set(r, c, few.at(r % 7, c));
+  }
+  const ops::DeviceMatrix on_device(*device, in), out(*device, DType::bf16, kRows, kN);
+  device->linear(out.tensor(), on_device.tensor(), *linear);
+  const auto found = out.host();
+  auto first = found;
+  first.rows = 7;
+  check(first, few, values(source), source.format(), 0, {}, "rows");
+  for (std::int64_t r = 7; r < kRows; ++r) ASSERT_TRUE(found.same_bits(r, found, r % 7)) << r;
+}
+
+TEST(CudaQuantTest, a_row_that_is_not_finite_does_not_become_one_by_its_codes) {
+  Random random(134);
+  const auto device = ops::make_cuda_ops({});
+  for (const auto how : {Activations::i8_token, Activations::i8_tensor}) {
+    const auto source = MemoryQuantSource::random(random, 40, 64, {Code::i8, 64, false, DType::f32, how});
+    const ops::QuantSource* const part = &source;
+    for (const auto type : {DType::bf16, DType::f32}) {
+      const auto linear = device->make_quantised_linear({&part, 1}, {}, type);
+      for (const float broken : {NAN, INFINITY, -INFINITY}) {
+        auto in = Matrix::random(random, type, 3, 64);
+        in.set(1, 11, broken);
+        const ops::DeviceMatrix on_device(*device, in), out(*device, DType::f32, 3, 40);
+        device->linear(out.tensor(), on_device.tensor(), *linear);
+        const auto found = out.host();
+        for (std::int64_t r = 0; r < 3; ++r) {
+          for (std::int64_t j = 0; j < 40; ++j) ASSERT_EQ(std::isnan(found.at(r, j)), r == 1) << broken;
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaQuantTest, what_no_kernel_takes_is_refused_by_name) {
+  Random random(133);
+  const auto device = ops::make_cuda_ops({});
+  const auto fails = [&](std::vector<const ops::QuantSource*> parts, ErrorCode code, const std::string& text) {
+    try {
+      device->make_quantised_linear(parts, {}, DType::bf16);
+      ADD_FAILURE() << "made, and should say " << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code);
+      EXPECT_NE(std::string(error.what()).find("test.weight"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  };
+  const MemoryQuantSource fp8(8, 64, {Code::f8_e4m3, 64, true}), one(8, 64, {Code::u4, 32}),
+      other(8, 64, {Code::u4, 64}), wide(8, 96, {Code::u4, 32}), uneven(8, 64, {Code::u4, 48});
+  MemoryQuantSource wrong_order(8, 64, {Code::u4, 32});
+  wrong_order.set_order(std::vector<std::int32_t>(64, 64));
+  fails({&fp8}, ErrorCode::unsupported, "zeros with int4 and int8 only");
+  fails({&one, &other}, ErrorCode::invalid_argument, "its format");
+  fails({&one, &wide}, ErrorCode::invalid_argument, "[8, 96]");
+  fails({&uneven}, ErrorCode::invalid_argument, "groups of 48");
+  fails({&wrong_order}, ErrorCode::invalid_argument, "input features below 64");
+}
+
+}  // namespace
+}  // namespace charonia::cuda

@@ -1,0 +1,192 @@
+// The engine with quantised weights: every layout makes the model that its values make when they are not quantised.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dequantising_ops.h"
+#include "engine_fixture.h"
+#include "model/weights.h"
+
+namespace charonia {
+namespace {
+
+using nlohmann::json;
+using testing::Collector;
+using testing::request;
+using testing::TinyModel;
+using testing::TinyQuant;
+using testing::write_tiny_workspace;
+
+class QuantEngine : public testing::EngineFixtureBase {
+ protected:
+  static TinyModel tiny(const TinyQuant& how) {
+    TinyModel out;
+    out.hidden = 64, out.inter = 128, out.head_dim = 16, out.expert_inter = 64;  // whole groups for two ranks
+    out.quantised = how;
+    return out;
+  }
+  static void dequantise() {
+    runtime::wrap_devices_for_tests(
+        [](std::unique_ptr<ops::Ops> ops) { return std::make_unique<testing::DequantisingOps>(std::move(ops)); });
+  }
+  struct Answer {
+    std::vector<TokenId> tokens;
+    std::vector<float> logprobs;
+  };
+  Answer answer(const TinyModel& model) const {
+    write_tiny_workspace(weights(), model);
+    const auto loaded = engine();
+    auto one = request({5, 6, 7, 8}, 12);
+    one.sampling.logprobs = 0;
+    Collector out;
+    loaded->submit(one, out.callback());
+    return {out.tokens(), out.logprobs()};
+  }
+  // With a device that has the dense values: the same bits.
+  void expect_same(TinyModel model) const {
+    const auto& how = *model.quantised;
+    const auto quantised = answer(model);
+    model.quantised->as_floats = true;
+    const auto dense = answer(model);
+    EXPECT_EQ(quantised.tokens.size(), 12U);
+    EXPECT_EQ(quantised.tokens, dense.tokens) << how.layout << " " << how.dtype;
+    EXPECT_EQ(quantised.logprobs, dense.logprobs) << how.layout << " " << how.dtype;
+  }
+  // Changes manifest.json.
+  void patch(const std::function<void(json& tensors)>& change) const {
+    auto manifest = json::parse(std::ifstream(weights() / "manifest.json"));
+    change(manifest["tensors"]);
+    std::ofstream(weights() / "manifest.json") << manifest.dump();
+  }
+  std::string error(ErrorCode code) const {
+    return testing::error_of([this] { engine(); }, code);
+  }
+};
+
+const std::vector<TinyQuant> kQuants = {
+    {"rows", "I8", 0},       {"rows", "F8_E4M3", 16},  {"packed-rows", "U4", 32, true}, {"packed-rows", "I8", 16},
+    {"awq", "U4", 16, true}, {"gptq", "U4", 32, true}, {"gptq", "I8", 16, true},        {"mxfp4", "F4_E2M1", 32}};
+
+TEST_F(QuantEngine, EveryLayoutMakesTheModelOfItsValues) {
+  dequantise();
+  for (const auto& how : kQuants) {
+    auto some = tiny(how);  // both ranks have parts of all that is cut, and of experts
+    some.ranks = 2;
+    some.experts = 4;
+    some.layer_experts = "md";
+    expect_same(some);
+  }
+}
+
+// With the kernels of the CPU, whose sums are in another order: 128 products of a row, some layers, logits of some
+// tens.
+TEST_F(QuantEngine, TheCpuComputesTheModelOfItsValues) {
+  constexpr float kTolerance = 1e-3F;
+  auto quants = kQuants;
+  quants.push_back({"gptq", "U4", 16, true, true});
+  for (const auto& how : quants) {
+    auto some = tiny(how);
+    some.biases = true;
+    const auto quantised = answer(some);
+    some.quantised->as_floats = true;
+    const auto dense = answer(some);
+    EXPECT_EQ(quantised.tokens, dense.tokens) << how.layout << " " << how.dtype;
+    ASSERT_EQ(quantised.logprobs.size(), dense.logprobs.size());
+    for (std::size_t i = 0; i < dense.logprobs.size(); ++i) {
+      EXPECT_NEAR(quantised.logprobs[i], dense.logprobs[i], kTolerance) << how.layout << " " << how.dtype;
+    }
+  }
+}
+
+TEST_F(QuantEngine, GroupsOfColumnsAllOverMakeTheSameModelOnOneRank) {
+  dequantise();
+  auto shuffled = tiny({"gptq", "U4", 16, true, true});
+  expect_same(shuffled);
+  shuffled.experts = 4;
+  expect_same(shuffled);
+  shuffled.ranks = 2;
+  write_tiny_workspace(weights(), shuffled);
+  const auto message = error(ErrorCode::unsupported);
+  EXPECT_NE(message.find("layers.0.attention.wo.0.weight"), std::string::npos) << message;
+  EXPECT_NE(message.find("tensor_para_size = 1"), std::string::npos) << message;
+}
+
+TEST_F(QuantEngine, WhatDoesNotGoTogetherIsRefusedByName) {
+  dequantise();
+  const std::string gate = "layers.1.feed_forward.w1.0.weight", up = "layers.1.feed_forward.w3.0.weight";
+  const auto expect = [&](const TinyModel& model, ErrorCode code, const std::vector<std::string>& what,
+                          const std::function<void(json & tensors)>& change) {
+    write_tiny_workspace(weights(), model);
+    patch(change);
+    const auto message = error(code);
+    for (const auto& part : what) EXPECT_NE(message.find(part), std::string::npos) << part << ": " << message;
+  };
+  auto four = tiny({"packed-rows", "U4", 32});
+  four.vocab = four.inter;
+  expect(four, ErrorCode::unsupported, {gate, up, "tensor " + up + " is quantised", "computed together"},
+         [&](json& tensors) { tensors[gate] = tensors["tok_embeddings.weight"]; });
+  expect(four, ErrorCode::unsupported, {"tensor tok_embeddings.weight is quantised (int4)", "leaves it out"},
+         [&](json& tensors) { tensors["tok_embeddings.weight"] = tensors["output.0.weight"]; });
+  auto normalised = four;
+  normalised.more = "normalize_output = 1\n";
+  expect(normalised, ErrorCode::unsupported, {"tensor output.0.weight is quantised (int4)"}, [](json&) {});
+  auto both = tiny({"rows", "I8", 0});
+  expect(both, ErrorCode::unsupported, {gate, up, "int8, groups of 64", "must be of one format"},
+         [&](json& tensors) { tensors[up]["quantization"]["activations"] = "int8-token"; });
+  both.experts = 4;
+  const std::string expert = "layers.0.feed_forward.experts.2.w3.0.weight";
+  expect(both, ErrorCode::unsupported, {"layers.0.experts.gate_up", "of a layer's experts must be of one format"},
+         [&](json& tensors) { tensors[expert]["quantization"]["activations"] = "int8-token"; });
+  expect(both, ErrorCode::invalid_argument, {"tensor " + expert, "of shape [512, 1], expected [512, 4]"},
+         [&](json& tensors) { tensors[expert]["quantization"]["group_size"] = 16; });
+}
+
+TEST_F(QuantEngine, TheTypeOfActivationsHasToBeKnown) {
+  dequantise();
+  write_tiny_workspace(weights(), tiny({"awq", "U4", 16, true}));
+  std::string config{std::istreambuf_iterator<char>(std::ifstream(weights() / "config.ini").rdbuf()), {}};
+  const std::string line = "data_type = fp32\n";
+  config.erase(config.find(line), line.size());
+  std::ofstream(weights() / "config.ini") << config;
+  const auto message = error(ErrorCode::unsupported);
+  EXPECT_NE(message.find("weight_type = int4 needs data_type = bf16, fp16 or fp32"), std::string::npos) << message;
+}
+
+TEST_F(QuantEngine, ScalesMayLieInAFileOfTheirOwn) {
+  write_tiny_workspace(weights(), tiny({"rows", "I8", 0}));
+  std::filesystem::copy_file(weights() / "rank-0.safetensors", weights() / "scales.safetensors");
+  auto manifest = json::parse(std::ifstream(weights() / "manifest.json"));
+  manifest["files"]["scales.safetensors"] = manifest["files"]["rank-0.safetensors"];
+  for (auto& tensor : manifest["tensors"]) {
+    for (auto& part : tensor["parts"]) {
+      if (part.contains("scales")) part["scales"]["file"] = "scales.safetensors";
+    }
+  }
+  for (const bool all_files : {true, false}) {
+    const model::WeightFiles files(model::Manifest(weights(), 1, manifest.dump()), all_files);
+    EXPECT_EQ(files.find_broken(DType::bf16, {}), "") << all_files;
+  }
+}
+
+TEST_F(QuantEngine, ABrokenScaleOrCodeIsFoundByName) {
+  auto broken = tiny({"rows", "F8_E4M3", 16});
+  broken.change = [](const std::string& name, float value) {
+    return name == "layers.1.feed_forward.w2.0.weight" ? value * std::numeric_limits<float>::infinity() : value;
+  };
+  write_tiny_workspace(weights(), broken);
+  const auto found = model::WeightFiles(weights(), 1).find_broken(DType::bf16, {});
+  EXPECT_NE(found.find("tensor layers.1.feed_forward.w2.0.weight of "), std::string::npos) << found;
+  EXPECT_NE(found.find("are not finite"), std::string::npos) << found;
+  broken.change = [](const std::string&, float value) { return value; };
+  write_tiny_workspace(weights(), broken);
+  EXPECT_EQ(model::WeightFiles(weights(), 1).find_broken(DType::bf16, {}), "");
+}
+
+}  // namespace
+}  // namespace charonia

@@ -1,0 +1,485 @@
+// The layouts that files have for quantised weights, each packed here as its publisher describes it: code by code.
+#include "model/quant_layouts.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "quant_files.h"
+
+namespace charonia::model {
+namespace {
+
+using ops::Activations;
+using ops::Code;
+using testing::file_tensor;
+using testing::FileQuant;
+using testing::FileTensor;
+using testing::pack;
+using testing::pack_awq;
+using testing::pack_gptq;
+using testing::pack_packed_rows;
+using Weight = testing::PlainQuant;
+
+// Tensors of a file, in memory that stays where it is.
+class Files {
+ public:
+  QuantTensor add(const std::string& name, const FileTensor& tensor) {
+    // Files align nothing.
+    const auto& bytes = bytes_.emplace_back(std::make_unique<std::string>(" " + tensor.bytes));
+    return {name,
+            {*SafetensorsFile::type_named(tensor.dtype), tensor.shape, std::as_bytes(std::span(*bytes)).subspan(1)}};
+  }
+  QuantTensors add(const FileQuant& all) {
+    QuantTensors out{.path = "model.safetensors",
+                     .codes = add("l.qweight", all.codes),
+                     .scales = add("l.scales", all.scales),
+                     .zeros = {},
+                     .order = {},
+                     .input_scale = {}};
+    if (all.zeros) out.zeros = add("l.qzeros", *all.zeros);
+    if (all.order) out.order = add("l.g_idx", *all.order);
+    return out;
+  }
+
+ private:
+  std::vector<std::unique_ptr<std::string>> bytes_;
+};
+
+// Codes 0 .. 2^bits - 1; scales that 16 bits hold.
+Weight random_weight(std::int64_t rows, std::int64_t cols, int bits, std::int64_t group, bool zeros) {
+  std::mt19937 random(5);
+  Weight out;
+  out.dtype = bits == 4 ? "U4" : "I8", out.rows = rows, out.cols = cols, out.group = group;
+  const auto some = [&](int least, int greatest) {
+    return std::uniform_int_distribution<int>(least, greatest)(random);
+  };
+  for (std::int64_t i = 0; i < rows * cols; ++i) out.codes.push_back(some(0, (1 << bits) - 1));
+  for (std::int64_t i = 0; i < rows * out.groups(); ++i) {
+    out.scales.push_back(static_cast<float>(some(1, 127)) / 256.0F);
+    if (zeros) out.zeros.push_back(some(1, (1 << bits) - 1));
+  }
+  for (std::int64_t c = 0; c < cols; ++c) out.column_group.push_back(static_cast<int>(c / group));
+  return out;
+}
+
+// All values of a part, where the weight's columns are; read so many rows at a time.
+std::vector<double> values_of(const ops::QuantSource& part, std::int64_t at_once) {
+  const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+  std::vector<double> out(size(part.rows() * part.cols()), std::numeric_limits<double>::quiet_NaN());
+  for (std::int64_t first = 0; first < part.rows(); first += at_once) {
+    const auto n = std::min(at_once, part.rows() - first);
+    std::vector<std::uint8_t> codes(size(n * part.cols()));
+    std::vector<float> scales(size(n * part.groups()));
+    std::vector<std::int8_t> zeros(scales.size(), part.format().code == Code::u4 ? 8 : 0);
+    part.read(first, n, codes.data(), scales.data(), part.format().zeros ? zeros.data() : nullptr);
+    for (std::int64_t r = 0; r < n; ++r) {
+      for (std::int64_t c = 0; c < part.cols(); ++c) {
+        const auto group = size(r * part.groups() + c / part.format().group);
+        const auto code = codes[size(r * part.cols() + c)];
+        EXPECT_LT(code, 1 << ops::bits_of(part.format().code));
+        const auto feature = part.order().empty() ? c : part.order()[size(c)];
+        out[size((first + r) * part.cols() + feature)] =
+            double{scales[group]} * (ops::number_of(part.format().code, code) - zeros[group]);
+      }
+    }
+  }
+  return out;
+}
+
+using Range = QuantPart::Range;
+using Element = std::function<double(std::int64_t row, std::int64_t col)>;
+
+QuantPart opened(const Quantization& how, const QuantTensors& tensors, const Range& rows = {}, const Range& cols = {}) {
+  QuantPart part(how, tensors, rows, cols);
+  part.open();
+  return part;
+}
+
+void expect_values(const QuantPart& part, const Element& element, std::int64_t first_row = 0,
+                   std::int64_t first_col = 0) {
+  for (const std::int64_t at_once : {std::int64_t{1}, std::int64_t{13}, part.rows()}) {
+    const auto values = values_of(part, at_once);
+    for (std::int64_t r = 0; r < part.rows(); ++r) {
+      for (std::int64_t c = 0; c < part.cols(); ++c) {
+        ASSERT_EQ(values[static_cast<std::size_t>(r * part.cols() + c)], element(first_row + r, first_col + c))
+            << "row " << r << ", column " << c << ", " << at_once << " rows at once";
+      }
+    }
+  }
+}
+
+// All of it, and ranges of rows and columns; these, [begin, end), are as groups allow.
+void expect_all_ranges(const Quantization& how, const QuantTensors& tensors, const Element& element,
+                       const std::vector<std::pair<std::int64_t, std::int64_t>>& columns) {
+  expect_values(opened(how, tensors), element);
+  const std::vector<Range> rows = {{{0, 8}}, {{8, 20}}, {{3, 14}}, {}};
+  for (const auto& some_rows : rows) {
+    const auto first = some_rows ? some_rows->first : 0;
+    expect_values(opened(how, tensors, some_rows), element, first);
+    for (const auto& some : columns) {
+      expect_values(opened(how, tensors, some_rows, some), element, first, some.first);
+    }
+  }
+}
+
+// An error of a refusal holds `what`.
+void expect_refused(const std::function<void()>& act, const std::string& what,
+                    ErrorCode code = ErrorCode::invalid_argument) {
+  try {
+    act();
+    ADD_FAILURE() << "was accepted, expected: " << what;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_NE(std::string(error.what()).find(what), std::string::npos) << error.what();
+  }
+}
+
+const std::vector<std::pair<std::int64_t, std::int64_t>> kGroups32 = {{0, 32}, {32, 128}, {64, 96}};
+
+TEST(QuantLayouts, PackedRowsHaveTheirLowestBitsFirst) {
+  for (const int bits : {4, 8}) {
+    for (const bool zeros : {false, true}) {
+      Files files;
+      const auto w = random_weight(20, 128, bits, 32, zeros);  // 20: not a whole number of numbers of zeros
+      const Quantization how{.layout = QuantLayout::packed_rows,
+                             .code = bits == 4 ? Code::u4 : Code::i8,
+                             .group_size = 32,
+                             .zeros = zeros};
+      const auto tensors = files.add(pack_packed_rows(w));
+      expect_all_ranges(
+          how, tensors, [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
+      const auto part = opened(how, tensors);
+      EXPECT_EQ(part.format(), (ops::QuantFormat{how.code, 32, zeros, DType::bf16, Activations::as_is}));
+      EXPECT_EQ(part.name(), "l.qweight");
+    }
+  }
+}
+
+TEST(QuantLayouts, AScaleOfAWholeRowAllowsRangesOfAnyColumns) {
+  for (const int bits : {4, 8}) {
+    Files files;
+    const auto w = random_weight(24, 64, bits, 64, true);
+    const Quantization how{.layout = QuantLayout::packed_rows, .code = bits == 4 ? Code::u4 : Code::i8, .zeros = true};
+    expect_all_ranges(how, files.add(pack_packed_rows(w)), [&](auto r, auto c) { return w.value(r, c); },
+                      {{0, 16}, {3, 21}, {8, 63}});
+    const auto part = opened(how, files.add(pack_packed_rows(w)), {}, {{3, 21}});
+    EXPECT_EQ(part.format().group, 18);
+  }
+}
+
+TEST(QuantLayouts, AwqHasEightRowsOfAColumnInItsOrder) {
+  Files files;
+  auto w = random_weight(24, 160, 4, 32, true);
+  w.zeros[3] = 0;
+  const Quantization how{.layout = QuantLayout::awq, .code = Code::u4, .group_size = 32, .zeros = true};
+  const auto tensors = files.add(pack_awq(w));
+  expect_all_ranges(
+      how, tensors, [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
+  EXPECT_EQ(opened(how, tensors).format(), (ops::QuantFormat{Code::u4, 32, true, DType::f16, Activations::as_is}));
+}
+
+TEST(QuantLayouts, GptqHasEightOrFourColumnsOfARow) {
+  for (const int bits : {4, 8}) {
+    for (const int offset : {0, 1}) {
+      Files files;
+      auto w = random_weight(24, 160, bits, 32, true);
+      const Quantization how{.layout = QuantLayout::gptq,
+                             .code = bits == 4 ? Code::u4 : Code::i8,
+                             .group_size = 32,
+                             .zeros = true,
+                             .zero_offset = offset};
+      expect_all_ranges(
+          how, files.add(pack_gptq(w, offset)), [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
+    }
+  }
+}
+
+// As AutoGPTQ's kernels have it, which add 1 after they cut four bits off.
+TEST(QuantLayouts, AStoredZeroOf15IsThatOf16) {
+  Files files;
+  auto w = random_weight(8, 32, 4, 32, true);
+  w.zeros[2] = 16;
+  const Quantization how{.layout = QuantLayout::gptq, .code = Code::u4, .group_size = 32, .zeros = true};
+  expect_values(opened(how, files.add(pack_gptq(w))), [&](auto r, auto c) { return w.value(r, c); });
+}
+
+TEST(QuantLayouts, GptqsOrderSortsColumnsByGroupAndSaysWhatTheyAre) {
+  for (const int bits : {4, 8}) {
+    Files files;
+    auto w = random_weight(24, 128, bits, 32, true);
+    std::mt19937 random(9);
+    std::ranges::shuffle(w.column_group, random);
+    const Quantization how{
+        .layout = QuantLayout::gptq, .code = bits == 4 ? Code::u4 : Code::i8, .group_size = 32, .zeros = true};
+    const auto tensors = files.add(pack_gptq(w));
+    expect_all_ranges(how, tensors, [&](auto r, auto c) { return w.value(r, c); }, {});
+    auto by_row = files.add(pack_packed_rows(w));  // as compressed-tensors has it with actorder = group
+    by_row.order = tensors.order;
+    const Quantization packed{.layout = QuantLayout::packed_rows, .code = how.code, .group_size = 32, .zeros = true};
+    expect_all_ranges(packed, by_row, [&](auto r, auto c) { return w.value(r, c); }, {});
+    const auto part = opened(how, tensors);
+    ASSERT_EQ(part.order().size(), 128U);
+    for (std::size_t c = 1; c < 128; ++c) {
+      const auto before = part.order()[c - 1], feature = part.order()[c];
+      EXPECT_EQ(w.column_group[static_cast<std::size_t>(feature)], static_cast<int>(c / 32));
+      EXPECT_TRUE(c % 32 == 0 || before < feature) << c;
+    }
+    expect_refused([&] { opened(how, tensors, {}, {{0, 64}}); }, "desc_act", ErrorCode::unsupported);
+    opened(how, tensors, {}, {{0, 128}});
+  }
+}
+
+TEST(QuantLayouts, AnOrderThatChangesNothingIsNone) {
+  Files files;
+  const auto w = random_weight(8, 128, 4, 32, true);
+  const Quantization how{.layout = QuantLayout::gptq, .code = Code::u4, .group_size = 32, .zeros = true};
+  EXPECT_TRUE(opened(how, files.add(pack_gptq(w))).order().empty());
+}
+
+TEST(QuantLayouts, ZerosOfSymmetricCodesAreNone) {
+  for (const int bits : {4, 8}) {
+    Files files;
+    auto w = random_weight(24, 64, bits, 32, true);
+    std::ranges::fill(w.zeros, bits == 4 ? 8 : 128);
+    const Quantization how{
+        .layout = QuantLayout::gptq, .code = bits == 4 ? Code::u4 : Code::i8, .group_size = 32, .zeros = true};
+    auto symmetric = opened(how, files.add(pack_gptq(w)));
+    EXPECT_FALSE(symmetric.format().zeros);
+    expect_values(symmetric, [&](auto r, auto c) { return w.value(r, c); });
+    // Beside a part that has zeros it has them too, and is the same.
+    const auto mixed = random_weight(24, 64, bits, 32, true);
+    auto other = opened(how, files.add(pack_gptq(mixed)));
+    std::vector<QuantPart*> parts = {&symmetric, &other};
+    QuantPart::unify(parts);
+    EXPECT_EQ(symmetric.format(), other.format());
+    EXPECT_TRUE(symmetric.format().zeros);
+    expect_values(symmetric, [&](auto r, auto c) { return w.value(r, c); });
+    // So is one without a tensor of zeros, whose scales are of another type.
+    w.zeros.clear();
+    Quantization without{.layout = QuantLayout::packed_rows, .code = how.code, .group_size = 32};
+    auto third = opened(without, files.add(pack_packed_rows(w)));
+    parts.push_back(&third);
+    QuantPart::unify(parts);
+    EXPECT_EQ(third.format(), other.format());
+    EXPECT_EQ(third.format().scale_type, DType::f32);
+    expect_values(third, [&](auto r, auto c) { return w.value(r, c); });
+  }
+}
+
+// Bytes of random codes; of FP8 none that is NaN.
+std::vector<std::uint8_t> random_bytes(std::int64_t n, bool f8) {
+  std::mt19937 random(3);
+  std::vector<std::uint8_t> out;
+  while (static_cast<std::int64_t>(out.size()) < n) {
+    const auto byte = static_cast<std::uint8_t>(std::uniform_int_distribution<int>(0, 255)(random));
+    if (!f8 || (byte & 0x7fU) != 0x7fU) out.push_back(byte);
+  }
+  return out;
+}
+
+TEST(QuantLayouts, RowsHaveScalesOfManyShapes) {
+  constexpr std::int64_t kRows = 20, kCols = 64;
+  struct Case {
+    std::vector<std::int64_t> shape;
+    std::int64_t group = 0, group_rows = 1;
+  };
+  const std::vector<Case> cases = {{{}},      {{1}},         {{1, 1}},        {{20}},
+                                   {{20, 1}}, {{20, 4}, 16}, {{3, 4}, 16, 8}, {{2, 1}, 64, 16}};
+  for (const auto& some : cases) {
+    for (const auto code : {Code::i8, Code::f8_e4m3}) {
+      for (const std::string type : {"F32", "F16", "BF16"}) {
+        Files files;
+        const auto bytes = random_bytes(kRows * kCols, code == Code::f8_e4m3);
+        std::int64_t count = 1;
+        for (const auto size : some.shape) count *= size;
+        std::vector<float> scales;
+        for (std::int64_t i = 0; i < count; ++i) scales.push_back(static_cast<float>(i + 1) / 64.0F);
+        QuantTensors tensors{.path = "f", .codes = {}, .scales = {}, .zeros = {}, .order = {}, .input_scale = {}};
+        tensors.codes = files.add("l.weight", file_tensor(code == Code::i8 ? "I8" : "F8_E4M3", {kRows, kCols}, bytes));
+        tensors.scales = files.add("l.scale", testing::file_floats(type, some.shape, scales));
+        const Quantization how{
+            .layout = QuantLayout::rows, .code = code, .group_size = some.group, .group_rows = some.group_rows};
+        const auto groups = some.group == 0 ? 1 : kCols / some.group;
+        const auto element = [&](std::int64_t r, std::int64_t c) {
+          const auto index = count == 1 ? 0 : r / some.group_rows * groups + (groups == 1 ? 0 : c / some.group);
+          const auto byte = bytes[static_cast<std::size_t>(r * kCols + c)];
+          return double{scales[static_cast<std::size_t>(index)]} *
+                 (code == Code::i8 ? static_cast<std::int8_t>(byte) : testing::f8_e4m3_value(byte));
+        };
+        expect_all_ranges(how, tensors, element,
+                          groups == 1 ? std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 32}, {5, 64}}
+                                      : std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 16}, {16, 64}});
+        EXPECT_EQ(opened(how, tensors).format().scale_type, SafetensorsFile::type_named(type));
+      }
+    }
+  }
+}
+
+TEST(QuantLayouts, MatricesAboveOneAnotherHaveTheirScalesAndBlocks) {
+  Files files;
+  const auto bytes = random_bytes(std::int64_t{3} * 16 * 32, true);
+  std::vector<float> scales;
+  for (int i = 0; i < 3 * 2 * 2; ++i) scales.push_back(static_cast<float>(i + 1));
+  QuantTensors tensors{.path = "f", .codes = {}, .scales = {}, .zeros = {}, .order = {}, .input_scale = {}};
+  tensors.codes = files.add("l.weight", file_tensor("F8_E4M3", {3, 16, 32}, bytes));
+  tensors.scales = files.add("l.scale", file_tensor("F32", {3, 2, 2}, scales));
+  const Quantization how{.layout = QuantLayout::rows, .code = Code::f8_e4m3, .group_size = 16, .group_rows = 8};
+  expect_values(
+      opened(how, tensors, {{16, 32}}),
+      [&](std::int64_t r, std::int64_t c) {
+        return double{scales[static_cast<std::size_t>(r / 8 * 2 + c / 16)]} *
+               testing::f8_e4m3_value(bytes[static_cast<std::size_t>(r * 32 + c)]);
+      },
+      16);
+  // Matrices of 15 rows: the second one's blocks would begin in the middle of one.
+  tensors.codes =
+      files.add("l.weight", file_tensor("F8_E4M3", {2, 15, 32}, random_bytes(std::int64_t{2} * 15 * 32, true)));
+  tensors.scales = files.add("l.scale", file_tensor("F32", {4, 2}, std::vector<float>(8, 1)));
+  expect_refused([&] { opened(how, tensors); }, "has scales l.scale of shape [4, 2], expected [4, 2]: blocks of 8");
+}
+
+TEST(QuantLayouts, Mxfp4HasPowersOfTwo) {
+  const auto bytes = random_bytes(std::int64_t{24} * 64, false);
+  std::vector<std::uint8_t> exponents;
+  for (int i = 0; i < 24 * 4; ++i) exponents.push_back(static_cast<std::uint8_t>(100 + i % 50));
+  exponents[0] = 0, exponents[1] = 254, exponents[2] = 1;
+  const auto element = [&](std::int64_t r, std::int64_t c) {
+    const auto byte = bytes[static_cast<std::size_t>(r * 64 + c / 2)];
+    const int four = c % 2 == 0 ? byte & 15 : byte >> 4U;
+    return testing::f4_e2m1_value(four) * std::pow(2.0, exponents[static_cast<std::size_t>(r * 4 + c / 32)] - 127);
+  };
+  const Quantization how{.layout = QuantLayout::mxfp4, .code = Code::f4_e2m1, .group_size = 32};
+  Files files;
+  for (const std::string type : {"U8", "F8_E8M0"}) {
+    QuantTensors tensors{.path = "f", .codes = {}, .scales = {}, .zeros = {}, .order = {}, .input_scale = {}};
+    tensors.codes = files.add("l.blocks", file_tensor("U8", {24, 64}, bytes));
+    tensors.scales = files.add("l.scales", file_tensor(type, {24, 4}, exponents));
+    expect_all_ranges(how, tensors, element, kGroups32);
+    tensors.codes = files.add("l.blocks", file_tensor("U8", {2, 12, 4, 16}, bytes));  // two experts' of GPT-OSS
+    tensors.scales = files.add("l.scales", file_tensor(type, {2, 12, 4}, exponents));
+    expect_all_ranges(how, tensors, element, kGroups32);
+    EXPECT_EQ(opened(how, tensors).format(),
+              (ops::QuantFormat{Code::f4_e2m1, 32, false, DType::bf16, Activations::as_is}));
+  }
+  exponents[77] = 255;
+  QuantTensors broken{.path = "f", .codes = {}, .scales = {}, .zeros = {}, .order = {}, .input_scale = {}};
+  broken.codes = files.add("l.blocks", file_tensor("U8", {24, 64}, bytes));
+  broken.scales = files.add("l.scales", file_tensor("U8", {24, 4}, exponents));
+  const auto part = opened(how, broken);
+  expect_refused([&] { values_of(part, 24); }, "tensor l.blocks of f has scales, l.scales, that are not finite");
+  expect_values(opened(how, broken, {{0, 19}}), element);
+}
+
+TEST(QuantLayouts, ShapesThatDoNotFitAreRefused) {
+  Files files;
+  const auto w = random_weight(24, 128, 4, 32, true);
+  const auto refused = [&](QuantLayout layout, const std::function<void(QuantTensors&, Quantization&)>& change,
+                           const std::string& what, const Range& rows = {}, const Range& cols = {}) {
+    auto tensors = files.add(pack(std::string(to_string(layout)), w));
+    Quantization how{.layout = layout, .code = Code::u4, .group_size = 32, .zeros = true};
+    change(tensors, how);
+    expect_refused([&] { const QuantPart part(how, tensors, rows, cols); }, what);
+  };
+  const auto group_of = [](std::int64_t size) { return [size](auto&, Quantization& how) { how.group_size = size; }; };
+  const auto none = [](auto&, auto&) {};
+  for (const auto layout : {QuantLayout::packed_rows, QuantLayout::awq, QuantLayout::gptq}) {
+    const bool by_row = layout == QuantLayout::packed_rows;
+    refused(layout, group_of(64), by_row ? "of shape [24, 4], expected [24, 2]" : "of shape [4, 24], expected [2, 24]");
+    refused(layout, group_of(0), by_row ? "of shape [24, 4], expected [24, 1]" : "of shape [4, 24], expected [1, 24]");
+    refused(layout, group_of(48), "has 128 columns in l.");
+    refused(layout, none, "rows [0, 25) and columns [0, 128) of l.", {{0, 25}});
+    refused(layout, none, "rows [0, 24) and columns [96, 160)", {}, {{96, 160}});
+    refused(layout, none, "rows [5, 5)", {{5, 5}});
+    refused(layout, none, "columns [16, 48) of l.", {}, {{16, 48}});
+    refused(layout, none, "expected a range that begins and ends at groups of 32 columns", {}, {{32, 100}});
+    refused(
+        layout, [](auto& tensors, auto&) { tensors.zeros->view.shape[0] -= 1; }, "has zeros l.");
+    refused(
+        layout,
+        [](auto& tensors, auto&) {
+          tensors.codes.view.shape.insert(tensors.codes.view.shape.begin(), 1),
+              tensors.codes.view.shape.insert(tensors.codes.view.shape.begin(), 1);
+        },
+        cat("has shape [1, 1, ", by_row                       ? 24
+                                 : layout == QuantLayout::awq ? 128
+                                                              : 16));
+  }
+  refused(
+      QuantLayout::gptq, [](auto& tensors, auto&) { tensors.order->view.shape = {127}; },
+      "l.g_idx of shape [127], expected [128]");
+}
+
+TEST(QuantLayouts, ValuesThatDoNotFitAreRefusedByName) {
+  Files files;
+  auto w = random_weight(24, 128, 8, 32, true);
+  const Quantization how{.layout = QuantLayout::gptq, .code = Code::i8, .group_size = 32, .zeros = true};
+  const auto with_order = [&](int column, int group) {
+    auto changed = w;
+    changed.column_group[static_cast<std::size_t>(column)] = group;
+    return files.add(pack_gptq(changed));
+  };
+  const std::string tensor = "tensor l.qweight of model.safetensors has ";
+  expect_refused([&] { opened(how, with_order(7, 4)); }, tensor + "column 7 in group 4 by l.g_idx, expected 0 to 3");
+  expect_refused([&] { opened(how, with_order(7, -1)); }, tensor + "column 7 in group -1 by l.g_idx, expected 0 to 3");
+  expect_refused([&] { opened(how, with_order(7, 1)); },
+                 tensor + "more columns in group 1 by l.g_idx than its group_size = 32");
+
+  w.zeros[13] = 256;  // row 3, group 1
+  expect_refused([&] { opened(how, files.add(pack_gptq(w))); },
+                 tensor + "zeros, l.qzeros, of which that of row 3 and group 1 is 256, expected 0 to 255");
+  w.zeros[13] = 7;
+  for (const float broken : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    auto changed = w;
+    changed.scales[23 * 4 + 3] = broken;
+    const auto part = opened(how, files.add(pack_gptq(changed)));
+    expect_refused([&] { values_of(part, 24); },
+                   tensor + "scales, l.scales, that are not finite (NaN or infinity) in row 23");
+    expect_values(opened(how, files.add(pack_gptq(changed)), {}, {{0, 96}}),
+                  [&](auto r, auto c) { return w.value(r, c); });
+  }
+
+  QuantTensors f8{.path = "f", .codes = {}, .scales = {}, .zeros = {}, .order = {}, .input_scale = {}};
+  f8.scales = files.add("l.scale", file_tensor("F32", {}, std::vector<float>{1}));
+  for (const std::uint8_t broken : {0x7f, 0xff}) {
+    auto bytes = random_bytes(20 * 64, true);
+    bytes[7 * 64 + 63] = broken;
+    f8.codes = files.add("l.weight", file_tensor("F8_E4M3", {20, 64}, bytes));
+    const auto part = opened({.layout = QuantLayout::rows, .code = Code::f8_e4m3}, f8);
+    expect_refused([&] { values_of(part, 20); }, "tensor l.weight of f has values that are not finite (NaN) in row 7");
+  }
+}
+
+TEST(QuantLayouts, TheInputsScaleIsReadAndChecked) {
+  Files files;
+  QuantTensors tensors{.path = "f", .codes = {}, .scales = {}, .zeros = {}, .order = {}, .input_scale = {}};
+  tensors.codes =
+      files.add("l.weight", file_tensor("I8", {2, 4}, std::vector<std::int8_t>{1, 2, 3, 4, -1, -2, -3, -4}));
+  tensors.scales = files.add("l.scale", file_tensor("F32", {2, 1}, std::vector<float>{1, 2}));
+  const Quantization how{.layout = QuantLayout::rows, .code = Code::i8, .activations = Activations::i8_tensor};
+  const auto with = [&](std::vector<std::int64_t> shape, std::vector<float> values) {
+    tensors.input_scale = files.add("l.input_scale", file_tensor("F32", std::move(shape), values));
+    return opened(how, tensors);
+  };
+  EXPECT_EQ(with({}, {0.25F}).input_scale(), 0.25F);
+  EXPECT_EQ(with({1}, {0.5F}).format().activations, Activations::i8_tensor);
+  for (const float wrong :
+       {0.0F, -1.0F, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    expect_refused([&] { with({1}, {wrong}); }, "tensor l.weight of f has the input's scale l.input_scale = ");
+  }
+  expect_refused([&] { with({2}, {1, 1}); }, "has the input's scale in l.input_scale of shape [2], expected one value");
+}
+
+}  // namespace
+}  // namespace charonia::model

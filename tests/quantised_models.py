@@ -1,0 +1,238 @@
+"""Small quantised checkpoints and the values that their weights stand for.
+
+compressed-tensors' formats are written and read by that package. AWQ, GPTQ and FP8 are written here with plain numpy
+from the descriptions of those formats; nothing here uses the engine's own code for them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationScheme
+from compressed_tensors.quantization.utils import calculate_qparams
+from safetensors.torch import load_file, save_file
+
+Array = np.ndarray[Any, Any]
+Tensors = dict[str, torch.Tensor]
+# (weight [out, in] in fp32, generator) -> the module's tensors by their last names, and what the weight has become
+Quantiser = Callable[[torch.Tensor, np.random.Generator], tuple[Tensors, torch.Tensor]]
+GROUP = 32
+
+
+def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None) -> Quantiser:
+    """A format of compressed-tensors; scales by the least and the greatest value, as its observers find them."""
+    scheme = QuantizationScheme.model_validate(
+        {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "format": form}
+    )
+    compressor = BaseCompressor.get_value_from_registry(form)
+
+    def quantise(weight: torch.Tensor, generator: np.random.Generator) -> tuple[Tensors, torch.Tensor]:
+        rows, cols = weight.shape
+        groups = {
+            "tensor": weight.reshape(1, -1),
+            "channel": weight.reshape(rows, 1, cols),
+            "group": weight.reshape(rows, -1, weights.get("group_size") or 1),
+            "block": weight.reshape(rows // GROUP, GROUP, cols // GROUP, GROUP).transpose(1, 2).flatten(2),
+        }[weights["strategy"]]
+        scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), scheme.weights)
+        if form == "mxfp4-pack-quantized":
+            scale = torch.exp2(torch.floor(torch.log2(groups.abs().amax(-1))) - 2)
+        else:
+            scale = scale.to(torch.bfloat16).to(torch.float32)
+        state = {"weight": weight, "weight_scale": scale, "weight_zero_point": zero.to(torch.int8)}
+        made = compressor.compress(dict(state), scheme)
+        meant = compressor.decompress({**made, "weight_scale": made["weight_scale"]}, scheme)["weight"]
+        if made["weight_scale"].dtype == torch.float32:
+            made["weight_scale"] = made["weight_scale"].to(torch.bfloat16)
+        if inputs is not None and not inputs["dynamic"]:
+            made["input_scale"] = torch.tensor([0.03], dtype=torch.bfloat16)
+        return made, meant.float()
+
+    return quantise
+
+
+def _pack(values: Array, bits: int) -> Array:
+    """Numbers of 32 bits along dimension 0, the first value in the lowest bits."""
+    per_number = 32 // bits
+    wide = values.astype(np.uint32).reshape(-1, per_number, *values.shape[1:])
+    shifts = (np.arange(per_number, dtype=np.uint32) * bits).reshape(1, per_number, *[1] * (values.ndim - 1))
+    return np.bitwise_or.reduce(wide << shifts, axis=1).view(np.int32)
+
+
+def _affine(weight: Array, group: int, bits: int, *, symmetric: bool) -> tuple[Array, Array, Array]:
+    """Codes [out, in], scales in fp16 [out, groups] and zeros [out, groups]."""
+    grouped = weight.reshape(len(weight), -1, group)
+    most = 2**bits - 1
+    if symmetric:
+        scales = np.abs(grouped).max(-1) * 2 / most
+        zeros = np.full(scales.shape, 2 ** (bits - 1))
+    else:
+        low, high = np.minimum(grouped.min(-1), 0), np.maximum(grouped.max(-1), 0)
+        scales = (high - low) / most
+        zeros = np.clip(np.round(-low / scales), 1, most)  # GPTQ's first format cannot spell a zero of 0
+    scales = scales.astype(np.float16)
+    codes = np.round(grouped / scales.astype(np.float32)[..., None]) + zeros[..., None]
+    return np.clip(codes, 0, most).reshape(weight.shape).astype(np.int64), scales, zeros.astype(np.int64)
+
+
+def _meant(codes: Array, scales: Array, zeros: Array, groups: Array) -> torch.Tensor:
+    """groups [in]: the group of each column."""
+    return torch.from_numpy(scales.astype(np.float32)[:, groups] * (codes - zeros[:, groups]).astype(np.float32))
+
+
+def _tensors(**arrays: Array) -> Tensors:
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+
+def _awq(weight: torch.Tensor, generator: np.random.Generator) -> tuple[Tensors, torch.Tensor]:
+    codes, scales, zeros = _affine(weight.numpy(), GROUP, 4, symmetric=False)
+
+    def packed(values: Array) -> Array:
+        """[n, out] to [n, out / 8]: within eight outputs 0, 2, 4, 6, 1, 3, 5, 7 follow each other."""
+        order = np.array([0, 2, 4, 6, 1, 3, 5, 7])
+        return _pack(values.reshape(len(values), -1, 8)[..., order].reshape(len(values), -1).T, 4).T
+
+    made = _tensors(qweight=packed(codes.T), qzeros=packed(zeros.T), scales=scales.T)
+    return made, _meant(codes, scales, zeros, np.arange(codes.shape[1]) // GROUP)
+
+
+def _gptq(bits: int, *, symmetric: bool, ordered: bool = False, offset: int = 1) -> Quantiser:
+    def quantise(weight: torch.Tensor, generator: np.random.Generator) -> tuple[Tensors, torch.Tensor]:
+        cols = weight.shape[1]
+        # By the number of inputs alone: modules with the same inputs have the same order.
+        order = np.random.default_rng(cols).permutation(cols) if ordered else np.arange(cols)
+        codes, scales, zeros = _affine(weight.numpy()[:, order], GROUP, bits, symmetric=symmetric)
+        groups = np.empty(cols, np.int32)
+        groups[order] = np.arange(cols) // GROUP
+        codes[:, order] = codes.copy()
+        made = _tensors(
+            qweight=_pack(codes.T, bits), qzeros=_pack((zeros - offset), bits).T, scales=scales.T, g_idx=groups
+        )
+        return made, _meant(codes, scales, zeros, groups)
+
+    return quantise
+
+
+def _fp8(block: int) -> Quantiser:
+    """Blocks of DeepSeek's and Qwen's; 0: one scale for all, as AutoFP8 has it."""
+
+    def quantise(weight: torch.Tensor, generator: np.random.Generator) -> tuple[Tensors, torch.Tensor]:
+        values = weight.numpy()
+        rows, cols = values.shape
+        if block == 0:
+            scale = np.float32(np.abs(values).max() / 448)
+            codes = (values / scale).astype(ml_dtypes.float8_e4m3fn)
+            made = {"weight_scale": torch.tensor(scale), "input_scale": torch.tensor(0.02)}
+            whole: Any = scale
+        else:
+            blocks = values.reshape(rows // block, block, cols // block, block)
+            scales = (np.abs(blocks).max((1, 3)) / 448).astype(np.float32)
+            whole = scales.repeat(block, 0).repeat(block, 1)
+            codes = (values / whole).astype(ml_dtypes.float8_e4m3fn)
+            made = _tensors(weight_scale_inv=scales)
+        made["weight"] = torch.from_numpy(codes.view(np.uint8)).view(torch.float8_e4m3fn)
+        return made, torch.from_numpy(codes.astype(np.float32) * whole)
+
+    return quantise
+
+
+def _scheme(
+    form: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], Quantiser]:
+    weights = {"symmetric": True, "dynamic": False, **weights}
+    if inputs is not None:
+        inputs = {"num_bits": 8, "symmetric": True, **inputs}
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": weights,
+                "input_activations": inputs,
+                "output_activations": None,
+            }
+        },
+        "ignore": ["lm_head", "re:.*mlp.gate$", "re:.*block_sparse_moe.gate$"],
+    }
+    return config, _compressed(form, weights, inputs)
+
+
+_INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
+_INT8 = {"num_bits": 8, "type": "int"}
+_FP8 = {"num_bits": 8, "type": "float"}
+_GPTQ = {"quant_method": "gptq", "group_size": GROUP, "desc_act": False, "sym": True, "checkpoint_format": "gptq"}
+# Name -> quantization_config and what makes the tensors.
+FORMATS: dict[str, tuple[dict[str, Any], Quantiser]] = {
+    "w4a16": _scheme("pack-quantized", _INT4),
+    "w4a16 zeros": _scheme("pack-quantized", {**_INT4, "symmetric": False}),
+    "w4a16 channels": _scheme("pack-quantized", {**_INT4, "strategy": "channel", "group_size": None}),
+    "w8a16": _scheme("pack-quantized", {**_INT4, "num_bits": 8}),
+    "w8a16 channels, zeros": _scheme("pack-quantized", {**_INT8, "strategy": "channel", "symmetric": False}),
+    "w8a8 dynamic": _scheme(
+        "int-quantized", {**_INT8, "strategy": "channel"}, {"type": "int", "strategy": "token", "dynamic": True}
+    ),
+    "w8a8 static": _scheme(
+        "int-quantized", {**_INT8, "strategy": "tensor"}, {"type": "int", "strategy": "tensor", "dynamic": False}
+    ),
+    "fp8 channels": _scheme(
+        "float-quantized", {**_FP8, "strategy": "channel"}, {"type": "float", "strategy": "token", "dynamic": True}
+    ),
+    "fp8 tensor": _scheme(
+        "float-quantized", {**_FP8, "strategy": "tensor"}, {"type": "float", "strategy": "tensor", "dynamic": False}
+    ),
+    "fp8 blocks": _scheme(
+        "float-quantized",
+        {**_FP8, "strategy": "block", "block_structure": [GROUP, GROUP]},
+        {"type": "float", "strategy": "group", "group_size": GROUP, "dynamic": True},
+    ),
+    "mxfp4": _scheme("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}, _awq),
+    "gptq": ({**_GPTQ, "bits": 4}, _gptq(4, symmetric=True)),
+    "gptq, its zero as it is": ({**_GPTQ, "bits": 4}, _gptq(4, symmetric=True, offset=0)),
+    "gptq zeros": ({**_GPTQ, "bits": 4, "sym": False}, _gptq(4, symmetric=False)),
+    "gptq order": ({**_GPTQ, "bits": 4, "desc_act": True}, _gptq(4, symmetric=True, ordered=True)),
+    "gptq 8 bits": ({**_GPTQ, "bits": 8}, _gptq(8, symmetric=True)),
+    "gptq_v2": (
+        {**_GPTQ, "bits": 4, "sym": False, "checkpoint_format": "gptq_v2"},
+        _gptq(4, symmetric=False, offset=0),
+    ),
+    "fp8 of DeepSeek": (
+        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [GROUP, GROUP]},
+        _fp8(GROUP),
+    ),
+    "fp8 of AutoFP8": ({"quant_method": "fp8", "activation_scheme": "static"}, _fp8(0)),
+}
+
+_LINEAR = re.compile(r".*\b(?:layers|h)\.\d+\..*(?:proj|W_pack|c_attn|wqkv|wo|w[123])\.weight")
+
+
+def quantise(source: Path, folder: Path, name: str) -> Tensors:
+    """Writes a copy of a folder of dense weights whose layers are quantised, and returns its weights as they are meant,
+    in fp32, by their dense names."""
+    config, quantiser = FORMATS[name]
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    generator = np.random.default_rng(0)
+    written: Tensors = {}
+    meant: Tensors = {}
+    for key, weight in load_file(source / "model.safetensors").items():
+        if not _LINEAR.fullmatch(key):
+            written[key], meant[key] = weight, weight.float()
+            continue
+        tensors, values = quantiser(weight.float(), generator)
+        meant[key] = values.contiguous()
+        written |= {f"{key.removesuffix('weight')}{last}": value.contiguous() for last, value in tensors.items()}
+    save_file(written, folder / "model.safetensors")
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": config}))
+    return meant

@@ -1,0 +1,361 @@
+"""What `charonia evaluate` measures, and where its records go."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from charonia import Engine, EngineClosedError
+from charonia.bench.random_model import SHAPES, write_random_model
+from charonia.errors import InvalidRequestError, ModelError
+from charonia.quality.evaluate import default_questions, default_text, evaluate
+from charonia.quality.perplexity import Perplexity, Window, compare, log_softmax, perplexity, windows
+from charonia.quality.questions import Question, answers_right, check_prompts, read_questions
+from charonia.weights import quality_record, workspace
+from charonia.weights.convert import convert, link_workspace
+from charonia.weights.plan import make_plan
+from charonia.weights.quality_record import (
+    SIDE_FILE,
+    parse_records,
+    quality_table,
+    records_of_folder,
+    records_of_weights,
+    save_record,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "models" / "demo"
+SETTINGS: dict[str, Any] = {"threads": 1, "cache_max_entry_count": 40, "max_batch_size": 16}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folders = [tmp_path_factory.mktemp("models") / name for name in ("one", "other")]
+    for seed, folder in enumerate(folders):
+        write_random_model(folder, SHAPES["tiny"], seed=seed, scale=0.2)
+    return folders
+
+
+@pytest.fixture(scope="module")
+def engine(models: list[Path]) -> Iterator[Engine]:
+    with Engine.from_pretrained(models[0], **SETTINGS) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Engine]:
+    with Engine.from_pretrained(DEMO / "model", threads=2, cache_max_entry_count=100) as engine:
+        yield engine
+
+
+def tokens(engine: Engine, count: int, seed: int = 0) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(3, engine.info.vocab_size, count)]
+
+
+def all_rows(engine: Engine, ids: list[int]) -> Any:
+    pieces = list(engine.prompt_logits(ids))
+    assert [position for position, _ in pieces] == list(np.cumsum([0, *(len(rows) for _, rows in pieces)])[:-1])
+    return np.concatenate([rows for _, rows in pieces])
+
+
+@given(st.integers(2, 300), st.integers(2, 60), st.data())
+def test_windows_are_those_of_transformers_documentation(count: int, length: int, data: st.DataObject) -> None:
+    stride = data.draw(st.integers(2, length))
+    expected, previous_end = [], 0
+    for begin in range(0, count, stride):
+        end = min(begin + length, count)
+        expected.append((begin, end, end - previous_end))
+        previous_end = end
+        if end == count:
+            break
+    found = windows(count, length, stride)
+    assert [(one.begin, one.end, one.scored) for one in found] == expected
+    assert sum(one.scored for one in found) == count
+
+
+@pytest.mark.parametrize(("count", "length", "stride"), [(1, 8, 8), (9, 8, 0), (9, 8, 1), (9, 8, 9), (9, 1, 1)])
+def test_windows_that_score_nothing_are_refused(count: int, length: int, stride: int) -> None:
+    with pytest.raises(InvalidRequestError, match="tokens"):
+        windows(count, length, stride)
+
+
+def test_prompt_logits_are_the_rows_whose_log_probabilities_are_reported(engine: Engine) -> None:
+    ids = tokens(engine, 70)
+    rows = all_rows(engine, ids)
+    assert rows.shape == (69, engine.info.vocab_size) and rows.dtype == np.float32
+    from charonia import SamplingParams
+
+    reported = engine.generate(ids, SamplingParams(max_tokens=1, prompt_logprobs=0))[0].prompt_logprobs
+    assert log_softmax(rows)[np.arange(69), ids[1:]] == pytest.approx(reported, abs=1e-5)
+
+
+def test_leaving_the_rows_early_ends_the_request(engine: Engine) -> None:
+    for _ in engine.prompt_logits(tokens(engine, 200)):
+        break
+    while engine.stats().num_running + engine.stats().num_waiting:
+        engine.generate([[5]])
+    engine.check_integrity()
+
+
+def test_a_prompt_of_one_token_has_no_rows(engine: Engine) -> None:
+    assert list(engine.prompt_logits([5])) == []
+
+
+def test_an_engine_that_closes_says_so_to_who_reads_rows(models: list[Path]) -> None:
+    engine = Engine.from_pretrained(models[0], **{**SETTINGS, "max_batch_size": 1})
+    rows = engine.prompt_logits(tokens(engine, 2000))
+    next(rows)
+    engine.close()
+    with pytest.raises(EngineClosedError):
+        for _ in rows:
+            pass
+
+
+def test_perplexity_is_that_of_the_windows_means(engine: Engine) -> None:
+    ids = tokens(engine, 100)
+    total, weight = 0.0, 0
+    for window in windows(100, 40, 15):
+        part = ids[window.begin : window.end]
+        wide = log_softmax(all_rows(engine, part).astype(np.float64))
+        scored = wide[np.arange(len(part) - 1), part[1:]][-window.scored :]
+        total -= (window.scored - 1) * scored.mean()
+        weight += window.scored - 1
+    assert perplexity(engine, ids, 40, 15) == pytest.approx(math.exp(total / weight), rel=1e-5)
+
+
+def test_a_comparison_is_of_whole_distributions(engine: Engine, models: list[Path]) -> None:
+    ids = tokens(engine, 90)
+    with Engine.from_pretrained(models[1], **SETTINGS) as other:
+        found = compare(engine, other, ids, 40, 25)
+        divergences, same = [], []
+        for window in windows(90, 40, 25):
+            part = ids[window.begin : window.end]
+            model, reference = (log_softmax(all_rows(one, part).astype(np.float64)) for one in (engine, other))
+            kl = (np.exp(reference) * (reference - model)).sum(axis=1)
+            divergences += list(kl[-window.scored :])
+            same += list((reference.argmax(axis=1) == model.argmax(axis=1))[-window.scored :])
+        assert len(divergences) == 89
+        assert found.kl_mean == pytest.approx(np.mean(divergences), rel=1e-4)
+        assert found.kl_p99 == pytest.approx(np.quantile(divergences, 0.99), rel=1e-4)
+        assert found.kl_max == pytest.approx(max(divergences), rel=1e-4)
+        assert found.top1_agreement == pytest.approx(np.mean(same))
+        assert found.perplexity == pytest.approx(perplexity(engine, ids, 40, 25), rel=1e-5)
+        assert found.reference_perplexity == pytest.approx(perplexity(other, ids, 40, 25), rel=1e-5)
+
+
+def test_a_model_is_as_itself(engine: Engine) -> None:
+    found = compare(engine, engine, tokens(engine, 80), 32, 16)
+    assert (found.kl_mean, found.kl_max, found.top1_agreement) == (0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "right"),
+    [
+        ("7", "3 plus 4 is 7.", True),
+        ("7", "等于7。", True),
+        ("7", "17", False),
+        ("7", "7.5", False),
+        ("7", "2.7", False),
+        ("20000", "That is 20,000 grams.", True),
+        ("2000", "That is 20,000 grams.", False),
+        ("oslo", "It is Oslo", True),
+        ("Oslo", "Osloer", False),
+        ("东京", "日本的首都是东京。", True),
+        (["Kyiv", "Kiev"], "kiev!", True),
+    ],
+)
+def test_an_answer_is_found_as_words(answer: Any, said: str, right: bool) -> None:
+    assert Question(prompt="?", answer=answer).passes(said) is right
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "line 2 is no JSON"),
+        ('{"prompt": "a"}', "answer"),
+        ('{"prompt": "a", "answer": 1}', "must be a text"),
+        ('{"prompt": "a", "answer": "x", "choices": ["x", "y"]}', "number of a choice, 0 to 1"),
+        ('{"prompt": "a", "answer": 2, "choices": ["x", "y"]}', "number of a choice, 0 to 1"),
+        ('{"prompt": "a", "answer": 0, "choices": ["x", " "]}', "choices must not be empty"),
+        ('{"prompt": "a", "answer": "x", "anwser": "y"}', "anwser"),
+    ],
+)
+def test_a_wrong_question_is_named_by_its_line(tmp_path: Path, line: str, problem: str) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"prompt": "fine", "answer": "yes"}\n' + line + "\n")
+    with pytest.raises(InvalidRequestError, match="line 2") as error:
+        read_questions(file)
+    assert problem in str(error.value)
+
+
+def test_a_line_ends_where_json_says(tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"prompt": "one\u2028two\x85", "answer": "yes"}\r\n', encoding="utf-8")
+    assert [question.prompt for question in read_questions(file)] == ["one\u2028two\x85"]
+
+
+def test_a_file_without_text_is_named_before_a_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text(" \n\n", encoding="utf-8")
+    with pytest.raises(InvalidRequestError, match=r"empty\.txt has no text"):
+        evaluate(tmp_path / "no_model", text=tmp_path / "empty.txt")
+
+
+def test_our_questions_do_not_hold_their_answers_and_were_never_learned() -> None:
+    sys.path.insert(0, str(DEMO))
+    try:
+        from demo_corpus.questions import held_out_wordings, wording
+    finally:
+        sys.path.remove(str(DEMO))
+    questions = read_questions(default_questions())
+    assert len(questions) == len({str(question.prompt) for question in questions}) == 120
+    assert [question.prompt for question in questions if question.passes(str(question.prompt))] == []
+    assert {wording(str(question.prompt)) for question in questions} <= held_out_wordings()
+
+
+def test_the_demo_model_knows_the_answers_and_chooses_the_likelier_one(demo: Engine) -> None:
+    asked = read_questions(default_questions())[::5]
+    assert answers_right(demo, asked) >= 0.9 * len(asked)
+    choices = ["The capital of Norway is Lima.", "The capital of Norway is Oslo."]
+    chosen = Question(prompt="Would you name Norway's capital?", choices=choices, answer=1)
+    wrong = Question(prompt="Would you name Norway's capital?", choices=choices, answer=0)
+    spoken = Question(prompt=[{"role": "user", "content": "Would you name Norway's capital?"}], answer="Oslo")
+    assert answers_right(demo, [chosen, spoken, wrong]) == 2
+
+
+def test_a_record_stays_with_a_folder_its_workspaces_and_their_plans(models: list[Path], tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(models[0], model)
+    (tmp_path / "text.txt").write_text(default_text().read_text(encoding="utf-8")[:2000], encoding="utf-8")
+    record = evaluate(
+        model, models[1], text=tmp_path / "text.txt", ask=False, window=64, stride=32, settings={"threads": 1}
+    )
+    assert record.reference is not None and record.reference.kl_mean > 0 and record.questions is None
+    assert records_of_folder(model) == [record]
+    again = evaluate(
+        model, text=tmp_path / "text.txt", ask=False, window=64, stride=32, settings={"threads": 1, "quant_policy": 8}
+    )
+    assert (again.quant_policy, again.reference) == (8, None)
+    assert records_of_folder(model) == [record, again]
+    assert [one["quant_policy"] for one in make_plan(model, {"device": "cpu"}).quality] == [0, 8]
+
+    copied = convert(model, tmp_path / "copied")
+    linked = link_workspace(model, tmp_path / "linked")
+    for made in (copied, linked):
+        assert records_of_weights(made / workspace.WEIGHTS) == [record, again]
+    other_type = convert(model, tmp_path / "fp16", dtype="fp16")
+    assert records_of_weights(other_type / workspace.WEIGHTS) == [], "they were measured of other weights"
+    # Of a workspace it is in the manifest, which is otherwise as it was.
+    before = json.loads((copied / workspace.WEIGHTS / "manifest.json").read_text())
+    changed = record.model_copy(update={"date": "2030-01-01T00:00:00+00:00"})
+    save_record(workspace.locate(copied), changed)
+    after = json.loads((copied / workspace.WEIGHTS / "manifest.json").read_text())
+    assert records_of_weights(copied / workspace.WEIGHTS) == [again, changed]
+    assert {**before, "quality": []} == {**after, "quality": []}
+    assert list(workspace.check(copied / workspace.WEIGHTS)) == []
+    assert make_plan(copied, {"device": "cpu"}).quality == [again.content(), changed.content()]
+
+
+def record_of(**changed: Any) -> dict[str, Any]:
+    text = {"name": "t[/x]", "sha256": "0", "tokens": 9, "window": 4, "stride": 2, "perplexity": 2.5}
+    head = {"date": "today", "charonia_version": "0", "command": "c", "model": "m[awq]", "weight_type": "bf16"}
+    return {**head, "weight_bytes": 1, "quant_policy": 0, "device": "cpu", "text": {**text, **changed}}
+
+
+def test_a_record_that_is_not_understood_is_left_out(tmp_path: Path) -> None:
+    # The engine refuses a manifest with infinity, which is no JSON.
+    wrong = [{"date": "today"}, record_of(perplexity=math.inf), record_of(perplexity=math.nan)]
+    (tmp_path / SIDE_FILE).write_text(json.dumps({"records": [*wrong, record_of()]}))
+    assert [record.content() for record in records_of_folder(tmp_path)] == [record_of()]
+
+
+def test_names_with_brackets_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(width=80).print(quality_table(parse_records([record_of()])))
+    shown = capsys.readouterr().out
+    assert "m[awq]" in shown and "t[/x]" in shown
+
+
+@pytest.mark.parametrize("log_probability", [-math.inf, math.nan, -1e5])
+def test_a_perplexity_that_is_no_number_is_an_error(log_probability: float) -> None:
+    found = Perplexity()
+    found.add(Window(0, 4, 4), np.array([-1.0, log_probability, -1.0]))
+    with pytest.raises(ModelError, match="of use"):
+        _ = found.value
+
+
+def test_a_result_that_cannot_be_saved_is_not_lost(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What can be known before is an error at once; a disk may also be full at the end."""
+    (tmp_path / "text.txt").write_text("a b c d")
+    given: dict[str, Any] = {"text": tmp_path / "text.txt", "ask": False, "window": 4, "stride": 2}
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(quality_record, "_write", full)
+    assert evaluate(models[0], **given, settings={"threads": 1}).text.perplexity > 1
+    assert "No space left on device" in caplog.text
+    monkeypatch.setattr(quality_record.os, "access", lambda *_: False)
+    monkeypatch.setattr(Engine, "from_pretrained", None)
+    with pytest.raises(ModelError, match="--no-save"):
+        evaluate(models[0], **given)
+
+
+def test_questions_longer_than_the_context_are_refused_before_anything_is_measured(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "generate", None)
+    long = "word " * engine.info.session_len
+    check_prompts(engine, [Question(prompt="short", answer="x")])
+    for question in (Question(prompt=long, answer="x"), Question(prompt="short", choices=["x", long], answer=0)):
+        with pytest.raises(InvalidRequestError, match=r"tokens.*session_len"):
+            check_prompts(engine, [question])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_named(models: list[Path], tmp_path: Path) -> None:
+    shutil.copytree(models[0], tmp_path / "model")
+    (tmp_path / "text.txt").write_text("a b c d")
+    (tmp_path / "model").chmod(0o555)
+    with pytest.raises(ModelError, match="--no-save"):
+        evaluate(tmp_path / "model", text=tmp_path / "text.txt", ask=False, window=64, stride=32)
+
+
+def test_models_that_do_not_fit_together_are_refused(models: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="tokenizer"):
+        evaluate(DEMO / "model", models[0], save=False, settings={"threads": 1})
+    with pytest.raises(InvalidRequestError, match="window = 9000"):
+        evaluate(models[0], ask=False, window=9000, save=False, settings={"threads": 1})
+    with pytest.raises(InvalidRequestError, match=r"none\.txt"):
+        evaluate(models[0], text=tmp_path / "none.txt", save=False)
+
+
+def test_the_command_prints_a_table_or_json(models: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(default_text().read_text(encoding="utf-8")[:1000], encoding="utf-8")
+    (tmp_path / "questions.jsonl").write_text('{"prompt": "a", "choices": ["x", "y"], "answer": 1}\n')
+    command = [sys.executable, "-m", "charonia", "evaluate", str(models[0]), "--no-save", "--window", "64"]
+    command += ["--stride", "32", "--text", str(tmp_path / "text.txt"), "--questions"]
+    command += [str(tmp_path / "questions.jsonl"), "--threads", "1", "--quant-policy", "4"]
+    plain = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "120"}
+    against = [*command, "--against", str(models[0])]
+    done = subprocess.run(against, capture_output=True, text=True, timeout=300, check=True, env=plain)
+    assert "one (reference)" in done.stdout and "KL mean" in done.stdout and "int4" in done.stdout
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=300, check=True, env=plain)
+    record = json.loads(done.stdout)
+    assert (record["quant_policy"], record["questions"]["asked"]) == (4, 1)
+    assert record["command"].startswith("charonia evaluate ") and record["text"]["perplexity"] > 1
+    assert not (models[0] / SIDE_FILE).exists()

@@ -1,0 +1,623 @@
+"""Quantised checkpoints: what the manifest says of them, how ranges of them are copied, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the quantised models are made with PyTorch")
+
+from quantised_models import FORMATS, GROUP, Tensors, quantise  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from charonia import InvalidRequestError, ModelError, UnsupportedError, _engine  # noqa: E402
+from charonia.bench.random_model import Shape, write_random_model  # noqa: E402
+from charonia.bench.random_schemes import SCHEMES  # noqa: E402
+from charonia.families import TensorMap  # noqa: E402
+from charonia.quantize.command import check_source  # noqa: E402
+from charonia.weights import workspace  # noqa: E402
+from charonia.weights.checkpoint import SafetensorsCheckpoint, open_checkpoint  # noqa: E402
+from charonia.weights.convert import convert, link_workspace, read_source  # noqa: E402
+from charonia.weights.plan import make_plan  # noqa: E402
+from charonia.weights.tensor_parallel import split  # noqa: E402
+
+Array = np.ndarray[Any, Any]
+SHAPE = Shape(1, 128, 4, 2, 192, 320)
+SMALL = {**SHAPE.config(), "torch_dtype": "bfloat16"}
+# Of every way in which a family's quantised tensors lie otherwise than Llama's.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "packed with a bias": {
+        **{**SMALL, "model_type": "qwen", "kv_channels": 32, "num_key_value_heads": None, "intermediate_size": 256}
+    },
+    "packed also gate and up": {**SMALL, "model_type": "phi3"},
+    "interleaved": {**SMALL, "model_type": "internlm2", "bias": True},
+    "tied": {**SMALL, "model_type": "gemma2", "head_dim": 32, "tie_word_embeddings": True},
+    "experts": {**SMALL, "model_type": "mixtral", "num_local_experts": 2},
+    "experts and dense layers": {
+        **{**SMALL, "model_type": "qwen3_moe", "head_dim": 32, "moe_intermediate_size": 64, "num_hidden_layers": 2},
+        **{"num_experts": 2, "num_experts_per_tok": 2, "mlp_only_layers": [0]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dense") / "m"
+    write_random_model(folder, SHAPE, weight_type="fp32", scale=0.2)
+    return folder
+
+
+def manifest_of(root: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((root / workspace.WEIGHTS / "manifest.json").read_text())
+    return content
+
+
+def unpacked(values: Array, bits: int) -> Array:
+    """Numbers of 32 bits along dimension 0: their fields, the lowest first."""
+    shifts = np.arange(0, 32, bits, dtype=np.uint32).reshape(1, -1, *[1] * (values.ndim - 1))
+    fields = (values.view(np.uint32)[:, None] >> shifts) & (2**bits - 1)
+    return fields.reshape(-1, *values.shape[1:]).astype(np.int64)
+
+
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def weight_of(folder: Path, entry: dict[str, Any]) -> Array:
+    """A tensor of a manifest in fp32, read as docs/contracts.md says."""
+
+    def tensor(place: dict[str, Any]) -> Array:
+        return np.asarray(SafetensorsCheckpoint([folder / place["file"]]).read(place["name"]))
+
+    how, bits = entry.get("quantization"), 4 if entry["dtype"] in ("U4", "F4_E2M1") else 8
+    pieces = []
+    for part in entry["parts"]:
+        if how is None:
+            values = tensor(part).astype(np.float32)
+        else:
+            values = np.asarray(decoded(tensor, part, how, bits), np.float32)
+        rows, cols = part.get("rows") or (0, len(values)), part.get("cols") or (0, values.shape[-1])
+        pieces.append(values[rows[0] : rows[1]] if values.ndim == 1 else values[slice(*rows), slice(*cols)])
+    assert list(np.concatenate(pieces).shape) == entry["shape"]
+    return np.concatenate(pieces)
+
+
+def decoded(tensor: Callable[[dict[str, Any]], Array], part: dict[str, Any], how: dict[str, Any], bits: int) -> Array:
+    layout, stored, scales = how["layout"], tensor(part), tensor(part["scales"])
+    middle = 2 ** (bits - 1)
+    zeros: Array | int = 0 if layout in ("rows", "mxfp4") else middle
+    if layout == "rows":
+        codes = stored.astype(np.float32)
+        scales = np.atleast_1d(scales.astype(np.float32))
+        scales = np.repeat(scales.reshape(len(scales), -1), how.get("group_rows", 1), axis=0)[: len(codes)]
+    elif layout == "packed-rows":
+        codes = unpacked(stored.T, bits).T
+        if "zeros" in part:
+            zeros = unpacked(tensor(part["zeros"]), bits)[: len(codes)]
+    elif layout == "mxfp4":
+        fields = np.stack([stored & 15, stored >> 4], axis=-1).reshape(len(stored), -1)
+        codes, scales = FP4[fields & 7] * np.where(fields & 8, -1, 1), 2.0 ** (scales.astype(np.int64) - 127)
+    elif layout == "gptq":
+        codes, scales = unpacked(stored, bits).T, scales.T
+        if "zeros" in part:
+            zeros = unpacked(tensor(part["zeros"]).T, bits) + how.get("zero_offset", 1)
+    else:
+        order = np.argsort([0, 2, 4, 6, 1, 3, 5, 7])
+
+        def outputs(values: Array) -> Array:
+            return unpacked(values.T, 4).reshape(-1, 8, len(values))[:, order].reshape(-1, len(values))
+
+        codes, scales, zeros = outputs(stored), scales.T, outputs(tensor(part["zeros"]))
+    cols = codes.shape[1]
+    groups = tensor(part["order"]) if "order" in part else np.arange(cols) // how.get("group_size", cols)
+    if not isinstance(zeros, int):
+        zeros = zeros[:, groups]
+    return (codes - zeros).astype(np.float32) * scales.astype(np.float32)[:, groups]
+
+
+def expected_of(tensors: TensorMap, meant: Tensors) -> dict[str, Array]:
+    """The canonical tensors of weights that are known by their dense names."""
+    stacked = {}
+    for name, parts in tensors.items():
+        pieces = [meant[part.name].numpy() for part in parts]
+        for index, part in enumerate(parts):
+            rows, cols = part.rows or (0, None), part.cols or (0, None)
+            piece = pieces[index]
+            pieces[index] = piece[slice(*rows)] if piece.ndim == 1 else piece[slice(*rows), slice(*cols)]
+        stacked[name] = np.concatenate(pieces)
+    return stacked
+
+
+def holds(source: Path, folder: Path, meant: Tensors, tmp_path: Path, ranks: int) -> None:
+    """Linked and converted alike, the manifest's tensors are what the checkpoint's weights mean."""
+    spec = read_source(source).spec
+    expected = expected_of(split(spec.tensors, spec.config, ranks), meant)
+    for root in (
+        link_workspace(folder, tmp_path / f"l{ranks}", settings={"tensor_para_size": str(ranks)}),
+        convert(folder, tmp_path / f"c{ranks}", tp=ranks, dtype="fp32"),
+    ):
+        tensors = manifest_of(root)["tensors"]
+        assert tensors.keys() == expected.keys()
+        layers = [name for name in tensors if "quantization" in tensors[name]]
+        assert any("attention.wo" in name for name in layers)
+        for name, values in expected.items():
+            found = weight_of(root / workspace.WEIGHTS, tensors[name])
+            assert np.abs(found - values).max() <= 1e-6 * np.abs(values).max(), name
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_described_and_copied_as_its_own_tools_understand_it(
+    name: str, dense: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "q"
+    meant = quantise(dense, folder, name)
+    holds(dense, folder, meant, tmp_path, 1)
+    if name != "gptq order":
+        holds(dense, folder, meant, tmp_path, 2)
+    settings = _engine.read_config_ini(tmp_path / "l1" / workspace.WEIGHTS / "config.ini")
+    kinds = {"mx": "mxfp4", "fp": "fp8", "w8": "int8", "gptq 8 bits": "int8"}
+    expected = kinds.get(name) or kinds.get(name[:2], "int4")
+    assert (settings["weight_type"], settings["data_type"]) == (expected, "fp32")
+    grouped = not any(word in name for word in ("channels", "tensor", "w8a8", "AutoFP8"))
+    assert settings["group_size"] == str(GROUP if grouped else 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["w4a16 zeros", "gptq zeros", "fp8 of DeepSeek"])
+def test_every_family_is_described_and_copied(family: str, name: str, tmp_path: Path) -> None:
+    source, folder = tmp_path / "m", tmp_path / "q"
+    write_random_model(source, FAMILIES[family], weight_type="bf16", scale=0.2)
+    meant = quantise(source, folder, name)
+    for ranks in (1, 2):
+        holds(source, folder, meant, tmp_path, ranks)
+    assert read_source(folder).spec.config.data_type == "bf16"
+    assert read_source(folder, "fp16").spec.config.data_type == "fp16"
+
+
+def test_rows_within_a_block_get_scales_of_their_own(tmp_path: Path) -> None:
+    source, folder = tmp_path / "m", tmp_path / "q"
+    # A rank of two has 48 rows of w1, one and a half blocks; of w2's columns it has whole groups.
+    config = {**FAMILIES["packed also gate and up"], "intermediate_size": 96}
+    write_random_model(source, config, weight_type="fp32", scale=0.2)
+    meant = quantise(source, folder, "fp8 of DeepSeek")
+    with pytest.raises(UnsupportedError, match=r"column 48 of .*down_proj.weight is within a group of 32\. Use --tp 1"):
+        convert(folder, tmp_path / "w", tp=2)
+    edit_tensors(folder, lambda tensors: unquantise(tensors, "model.layers.0.mlp.down_proj", meant))
+    holds(source, folder, meant, tmp_path, 2)
+
+
+def unquantise(tensors: Tensors, module: str, meant: Tensors) -> None:
+    for name in [name for name in tensors if name.startswith(module + ".")]:
+        del tensors[name]
+    tensors[f"{module}.weight"] = meant[f"{module}.weight"]
+
+
+def edit_tensors(folder: Path, change: Callable[[Tensors], Any]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
+
+
+def edit_config(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Of quantization_config."""
+    config = json.loads((folder / "config.json").read_text())
+    change(config["quantization_config"])
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="module")
+def quantised(dense: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A folder of a format, made once; tests change copies."""
+    root = tmp_path_factory.mktemp("quantised")
+
+    def made(name: str) -> Path:
+        folder = root / name.replace(" ", "-")
+        if not folder.exists():
+            quantise(dense, folder, name)
+        return folder
+
+    return made
+
+
+@pytest.fixture
+def copied(quantised: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    def made(name: str) -> Path:
+        return Path(shutil.copytree(quantised(name), tmp_path / "q"))
+
+    return made
+
+
+UP, OUT = "model.layers.0.mlp.up_proj", "model.layers.0.self_attn.o_proj"
+KEYS = "model.layers.0.self_attn.k_proj"
+HALF = torch.float16
+DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
+    ("w4a16", lambda t: t.pop(f"{UP}.weight_scale"), r"1 tensors are missing: .*up_proj\.weight_scale"),
+    ("w4a16", lambda t: t.pop(f"{KEYS}.weight_scale"), r"1 tensors are missing: .*k_proj\.weight_scale: download"),
+    ("w4a16", lambda t: t.pop(f"{UP}.weight_packed"), r"1 tensors are missing: .*up_proj\.weight_packed"),
+    ("w4a16 zeros", lambda t: t.pop(f"{UP}.weight_zero_point"), r"missing: .*up_proj\.weight_zero_point"),
+    ("w8a8 static", lambda t: t.pop(f"{UP}.input_scale"), r"missing: .*up_proj\.input_scale"),
+    ("gptq order", lambda t: t.pop(f"{UP}.g_idx"), r"missing: .*up_proj\.g_idx"),
+    ("awq", lambda t: t.pop(f"{UP}.qzeros"), r"missing: .*up_proj\.qzeros"),
+    ("fp8 of DeepSeek", lambda t: t.pop(f"{UP}.weight_scale_inv"), r"missing: .*up_proj\.weight_scale_inv"),
+    (
+        "w4a16",
+        lambda t: t.update({f"{UP}.weight_scale": torch.ones(192, 2)}),
+        r"up_proj\.weight_scale has shape \[192, 2\] where config\.json says \[192, 4\]",
+    ),
+    (
+        "w4a16",
+        lambda t: t.update({f"{UP}.weight_packed": torch.ones(192, 15, dtype=torch.int32)}),
+        r"up_proj\.weight_packed has shape \[192, 15\] where config\.json says \[192, 16\]",
+    ),
+    (
+        "gptq",
+        lambda t: t.update({f"{UP}.qweight": torch.ones(16, 192)}),
+        r"up_proj\.qweight is of type F32; supported: I32",
+    ),
+    (
+        "awq",
+        lambda t: t.update({f"{UP}.scales": torch.ones(4, 192, dtype=torch.int8)}),
+        r"up_proj\.scales is of type I8; supported: F32, F16, BF16",
+    ),
+    (
+        "gptq",
+        lambda t: t[f"{UP}.qzeros"].__setitem__((0, 0), 5),
+        r"up_proj\.qzeros has other zeros than a symmetric quantisation's.*set it to false",
+    ),
+    (
+        "gptq",
+        lambda t: t[f"{UP}.g_idx"].copy_(t[f"{UP}.g_idx"].flip(0)),
+        r"up_proj\.g_idx orders the columns, and config\.json says that they are not",
+    ),
+    ("gptq order", lambda t: t[f"{UP}.g_idx"].zero_(), r"up_proj\.g_idx has groups of other sizes than 32"),
+    (
+        "gptq order",
+        lambda t: t[f"{UP}.g_idx"].masked_fill_(t[f"{UP}.g_idx"] == 0, -1),
+        r"g_idx has groups of other sizes than 32",
+    ),
+    ("gptq", lambda t: t.update({f"{UP}.bias": torch.ones(192)}), r"unknown to family llama.*up_proj\.bias"),
+    (
+        "w4a16",
+        lambda t: t[f"{UP}.weight_shape"].fill_(5),
+        r"weight_shape says \[5, 5\] where config\.json says \[192, ",
+    ),
+    (
+        "w8a8 dynamic",
+        lambda t: t.update({f"{UP}.weight": t[f"{UP}.weight"].view(torch.float8_e4m3fn)}),
+        r"up_proj\.weight is of type F8_E4M3 where config\.json says I8",
+    ),
+    (
+        "w4a16",
+        lambda t: t.update({"lm_head.weight_packed": t.pop("lm_head.weight").int()}),
+        r"lm_head\.weight_packed is quantised, and config\.json says that lm_head is not",
+    ),
+    (
+        "awq",
+        lambda t: unquantise(
+            t, "model.layers.0.self_attn.v_proj", {"model.layers.0.self_attn.v_proj.weight": torch.ones(64, 128)}
+        ),
+        r"v_proj\.weight are computed together and quantised differently",
+    ),
+    (
+        "w8a8 dynamic",
+        lambda t: unquantise(t, UP, {f"{UP}.weight": torch.ones(192, 128)}),
+        r"gate_proj\.weight, .*up_proj\.weight are computed together and quantised differently",
+    ),
+    ("gptq", lambda t: t.update({"model.layers.0.mystery.qweight": torch.ones(1)}), r"unknown .*mystery\.qweight"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "said"), DAMAGE, ids=[said for _, _, said in DAMAGE])
+def test_an_inconsistent_checkpoint_is_refused_by_the_name_of_the_tensor(
+    name: str, change: Callable[[Tensors], Any], said: str, copied: Callable[[str], Path]
+) -> None:
+    folder = copied(name)
+    edit_tensors(folder, change)
+    with pytest.raises((ModelError, UnsupportedError), match=said):
+        read_source(folder)
+
+
+def group(config: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = config["config_groups"]["group_0"]
+    return found
+
+
+REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
+    *(
+        ("gptq", lambda c, method=method: c.update(quant_method=method), rf"is of method '{method}', which is not supp")
+        for method in ("bitsandbytes", "gguf", "hqq", "aqlm", "torchao", "modelopt")
+    ),
+    ("awq", lambda c: c.update(version="gemv"), r"version 'gemv' is not supported; supported: gemm"),
+    ("awq", lambda c: c.update(bits=3), r"bits 3 is not supported; supported: 4\. Take the model's 16-bit original"),
+    ("gptq", lambda c: c.update(bits=2), r"bits 2 is not supported; supported: 4, 8\."),
+    ("gptq", lambda c: c.update(checkpoint_format="marlin"), r"checkpoint_format 'marlin' is not supported"),
+    ("gptq", lambda c: c.update(is_marlin_format=True), r"is_marlin_format True is not supported"),
+    (
+        "gptq",
+        lambda c: c.update(group_size=64),
+        r"qzeros|scales has shape \[4, 128\] where config\.json says \[2, 128\]",
+    ),
+    ("gptq", lambda c: c.update(group_size=48), r"columns, which groups of 48 do not divide"),
+    ("gptq", lambda c: c.update(group_size="32"), r"group_size is '32'; it must be an integer"),
+    ("fp8 of DeepSeek", lambda c: c.update(fmt="e5m2"), r"fmt 'e5m2' is not supported; supported: e4m3"),
+    ("fp8 of DeepSeek", lambda c: c.update(weight_block_size=[32]), r"weight_block_size is \[32\]; it must be two"),
+    ("w4a16", lambda c: c.update(format="marlin-24"), r"format 'marlin-24' is not supported; supported: pack-quant"),
+    ("w4a16", lambda c: c.update(format="nvfp4-pack-quantized"), r"format 'nvfp4-pack-quantized' is not supported"),
+    ("w4a16", lambda c: group(c)["weights"].update(num_bits=2), r"num_bits '2 \(int\)' is not supported"),
+    ("w4a16", lambda c: group(c)["weights"].update(strategy="tensor_group"), r"strategy 'tensor_group' is not supp"),
+    (
+        "w4a16",
+        lambda c: c.update(sparsity_config={"format": "sparse-24-bitmask"}),
+        r"format 'sparse-24-bitmask' is not",
+    ),
+    (
+        "w4a16",
+        lambda c: c.update(transform_config={"config_groups": {}}),
+        r"transform_config '\.\.\.' is not supported",
+    ),
+    ("w4a16", lambda c: c.update(config_groups={}), r"config_groups is \{\}; it must be an object that names a scheme"),
+    ("w4a16", lambda c: c.update(ignore=["re:("]), r"a pattern of modules is '\('; it must be a regular expression"),
+    ("w4a16", lambda c: c.update(ignore=["re:a{99999999999999999999}"]), r"it must be a regular expression \(the repe"),
+    (
+        "w4a16",
+        lambda c: c.update(ignore=["re:" + "(" * 3000 + ")" * 3000]),
+        r"a regular expression \(maximum",
+    ),
+    (
+        "fp8 channels",
+        lambda c: group(c)["weights"].update(strategy="block", block_structure="32x\u00b2"),
+        r"block_structure is \[32, 0\]",
+    ),
+    (
+        "w4a16",
+        lambda c: group(c).update(targets=["re:.*q_proj"]),
+        r"k_proj\.weight_packed is quantised, and config\.js",
+    ),
+    (
+        "w8a8 dynamic",
+        lambda c: group(c)["input_activations"].update(symmetric=False),
+        r"input_activations: symmetric False is not supported; supported: true",
+    ),
+    ("w8a8 dynamic", lambda c: group(c)["weights"].update(symmetric=False), r"weights: symmetric False is not supp"),
+    ("w8a8 dynamic", lambda c: group(c).update(output_activations={"num_bits": 8}), r"output_activations"),
+    ("fp8 channels", lambda c: group(c)["input_activations"].update(type="int"), r"supported: 8, of type float"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "said"), REFUSED, ids=[said for _, _, said in REFUSED])
+def test_what_is_not_supported_is_refused_by_name_with_what_is(
+    name: str, change: Callable[[dict[str, Any]], Any], said: str, copied: Callable[[str], Path]
+) -> None:
+    folder = copied(name)
+    edit_config(folder, change)
+    with pytest.raises((ModelError, UnsupportedError), match=said):
+        read_source(folder)
+
+
+def test_a_model_without_quantised_tensors_is_not_a_quantised_one(dense: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(dense, tmp_path / "q"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": FORMATS["awq"][0]}))
+    with pytest.raises(ModelError, match=r"says that the model is quantised \(awq\), and no tensor is"):
+        read_source(folder)
+
+
+def test_quantised_tensors_that_config_json_does_not_explain_are_refused(copied: Callable[[str], Path]) -> None:
+    folder = copied("w8a8 dynamic")
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match=r"q_proj\.weight is of type I8; .*where config\.json has a quantizat"):
+        read_source(folder)
+
+
+def test_bin_files_of_quantised_weights_are_refused(copied: Callable[[str], Path]) -> None:
+    folder = copied("gptq")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedError, match=r"quantised weights \(gptq\) in \.bin files.*safetensors"):
+        read_source(folder)
+
+
+def test_biases_of_zeros_and_scales_of_the_cache_change_nothing(copied: Callable[[str], Path]) -> None:
+    folder = copied("gptq")
+    before = read_source(folder).spec.tensors
+    edit_tensors(folder, lambda tensors: tensors.update({f"{UP}.bias": torch.zeros(192, dtype=HALF)}))
+    assert read_source(folder).spec.tensors == before
+    scales = {f"model.layers.0.self_attn.{name}": torch.ones(1) for name in ("k_scale", "v_scale", "k_proj.k_scale")}
+    edit_tensors(folder, lambda tensors: tensors.update(scales))
+    assert read_source(folder).spec.tensors == before
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq"])
+def test_what_old_folders_say_beside_config_json_counts(name: str, copied: Callable[[str], Path]) -> None:
+    folder = copied(name)
+    before = read_source(folder).spec.tensors
+    config = json.loads((folder / "config.json").read_text())
+    said = config.pop("quantization_config")
+    said.pop("quant_method")
+    if name == "awq":
+        said = {"zero_point": True, "q_group_size": said["group_size"], "w_bit": 4, "version": "GEMM"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / {"gptq": "quantize_config.json", "awq": "quant_config.json"}[name]).write_text(json.dumps(said))
+    assert read_source(folder).spec.tensors == before
+    with pytest.raises(UnsupportedError, match="is quantised already"):
+        check_source(folder)
+
+
+def test_layers_differ_and_are_left_out_as_config_json_says(dense: Path, tmp_path: Path) -> None:
+    four, eight = (dict(FORMATS[name][0]["config_groups"]["group_0"]) for name in ("w4a16", "w8a8 dynamic"))
+    both, kept = tmp_path / "q", quantise(dense, tmp_path / "eight", "w8a8 dynamic")
+    quantise(dense, both, "w4a16")
+    down = "model.layers.0.mlp.down_proj"
+    others = load_file(tmp_path / "eight" / "model.safetensors")
+
+    def mix(tensors: Tensors) -> None:
+        unquantise(tensors, down, kept)
+        tensors.update({name: value for name, value in others.items() if name.startswith(down)})
+        unquantise(tensors, OUT, kept)
+
+    edit_tensors(both, mix)
+    edit_config(
+        both,
+        lambda config: config.update(
+            format="mixed-precision",
+            config_groups={
+                "group_0": {**four, "format": "pack-quantized"},
+                "group_1": {**eight, "format": "int-quantized", "targets": ["re:.*down_proj$"]},
+            },
+            ignore=["lm_head", OUT],
+        ),
+    )
+    tensors = manifest_of(link_workspace(both, tmp_path / "w"))["tensors"]
+    found = {
+        name: entry["dtype"] for name, entry in tensors.items() if name.startswith("layers.0") and "norm" not in name
+    }
+    assert found == {
+        "layers.0.attention.w_qkv.0.weight": "U4",
+        "layers.0.attention.wo.0.weight": "F32",
+        "layers.0.feed_forward.w1.0.weight": "U4",
+        "layers.0.feed_forward.w3.0.weight": "U4",
+        "layers.0.feed_forward.w2.0.weight": "I8",
+    }
+    edit_config(both, lambda config: config["config_groups"]["group_1"].update(targets=["re:.*layers.0.mlp.down_proj"]))
+    assert manifest_of(link_workspace(both, tmp_path / "v"))["tensors"] == tensors
+
+
+def test_modules_of_gptqs_dynamic_rules_differ(dense: Path, copied: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = copied("gptq")
+    quantise(dense, tmp_path / "eight", "gptq 8 bits")
+    others = load_file(tmp_path / "eight" / "model.safetensors")
+    edit_tensors(folder, lambda t: t.update({name: value for name, value in others.items() if "down_proj" in name}))
+    with pytest.raises(ModelError, match=r"down_proj\.qweight has shape"):
+        read_source(folder)
+    edit_config(folder, lambda config: config.update(dynamic={r"+:.*\.down_proj": {"bits": 8}, r"-:.*\.lm_head": {}}))
+    tensors = manifest_of(link_workspace(folder, tmp_path / "w"))["tensors"]
+    assert tensors["layers.0.feed_forward.w2.0.weight"]["dtype"] == "I8"
+
+
+def test_the_output_layer_may_be_quantised_and_the_embedding_may_not(
+    copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copied("w8a8 dynamic")
+
+    def quantise_module(tensors: Tensors, module: str) -> None:
+        tensors[f"{module}.weight"] = torch.ones(320, 128, dtype=torch.int8)
+        tensors[f"{module}.weight_scale"] = torch.ones(320, 1)
+
+    edit_tensors(folder, lambda tensors: quantise_module(tensors, "lm_head"))
+    edit_config(folder, lambda config: config.update(ignore=[]))
+    tensors = manifest_of(convert(folder, tmp_path / "w", tp=2))["tensors"]
+    assert (tensors["output.1.weight"]["dtype"], tensors["output.1.weight"]["shape"]) == ("I8", [160, 128])
+    edit_tensors(folder, lambda tensors: quantise_module(tensors, "model.embed_tokens"))
+    with pytest.raises(
+        UnsupportedError, match=r"embed_tokens\.weight: a quantised tok_embeddings\.weight is not supported"
+    ):
+        read_source(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "said"),
+    [
+        (
+            "gptq order",
+            2,
+            r"columns of .*o_proj\.qweight are quantised in an order of their own \(desc_act\)\. Use --tp 1$",
+        ),
+        ("w4a16", 4, r"column 48 of .*down_proj\.weight_packed is within a group of 32\. Use --tp 1 or 2$"),
+    ],
+)
+def test_ranks_that_would_cut_what_belongs_together_are_refused_with_those_that_do(
+    name: str, ranks: int, said: str, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copied(name)
+    for make in (
+        lambda: convert(folder, tmp_path / "w", tp=ranks),
+        lambda: make_plan(folder, {"tensor_para_size": ranks}),
+    ):
+        with pytest.raises(UnsupportedError, match=said):
+            make()
+
+
+def test_values_that_no_weight_can_have_are_refused_at_conversion(
+    copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copied("fp8 channels")
+    edit_tensors(folder, lambda tensors: tensors[f"{UP}.weight"].view(torch.uint8).__setitem__((3, 5), 0x7F))
+    with pytest.raises(ModelError, match=r"tensor .*up_proj\.weight has values that are not finite \(NaN\)"):
+        convert(folder, tmp_path / "w")
+    shutil.rmtree(folder)
+    folder = copied("w4a16")
+    edit_tensors(folder, lambda tensors: tensors[f"{UP}.weight_scale"].__setitem__((3, 1), float("inf")))
+    with pytest.raises(ModelError, match=r"tensor .*up_proj.* has values that are not finite"):
+        convert(folder, tmp_path / "w")
+
+
+@pytest.mark.parametrize("name", ["w4a16", "awq", "gptq", "fp8 of DeepSeek"])
+def test_a_format_that_is_named_must_be_the_one_that_is_found(
+    name: str, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copied(name)
+    found = {"w4a16": "compressed-tensors"}.get(name) or name.split()[0]
+    for wrong in {"hf", "awq", "gptq", "compressed-tensors", "fp8"} - {found}:
+        with pytest.raises(ModelError, match=rf"--model-format {wrong}: the weights of .* are {found}: leave it out"):
+            convert(folder, tmp_path / "w", model_format=wrong)
+    convert(folder, tmp_path / "w", model_format=found)
+    link_workspace(folder, tmp_path / "v", model_format=found)
+
+
+def test_read_values_are_those_of_the_file(copied: Callable[[str], Path]) -> None:
+    folder = copied("fp8 channels")
+    checkpoint, theirs = open_checkpoint(folder), load_file(folder / "model.safetensors")
+    name = f"{UP}.weight"
+    assert checkpoint.read(name).dtype == ml_dtypes.float8_e4m3fn
+    assert np.array_equal(checkpoint.read(name).view(np.uint8), theirs[name].view(torch.uint8).numpy())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("quick", [True, False])
+def test_random_quantised_models_have_weights_of_the_scale_that_was_asked_for(
+    scheme: str, quick: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "m"
+    write_random_model(folder, SHAPE, scheme=scheme, quick=quick, scale=0.05)
+    config = read_source(folder).spec.config
+    kinds = {"w4": ("int4", 64), "w8": ("int8", 64), "fp": ("fp8", 0), "mx": ("mxfp4", 32)}
+    expected = ("int8", 0) if scheme == "w8a8" else kinds[scheme[:2]]
+    assert (config.weight_type, config.group_size, config.data_type) == (*expected, "bf16")
+    root = link_workspace(folder, tmp_path / "w")
+    tensors = manifest_of(root)["tensors"]
+    assert sum("quantization" in entry for entry in tensors.values()) == 5
+    values = weight_of(root / workspace.WEIGHTS, tensors["layers.0.feed_forward.w2.0.weight"])
+    # mxfp4's scales are powers of two.
+    assert 0.05 / 1.5 < values.std() < 0.05 * 1.5 if scheme == "mxfp4" else values.std() == pytest.approx(0.05, rel=0.1)
+    with pytest.raises(InvalidRequestError, match=r"scheme 'w3a16' is not known; expected w4a16, "):
+        write_random_model(folder, SHAPE, scheme="w3a16")
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_text_part_of_a_model_with_images_is_found_quantised_too(prefix: str, tmp_path: Path) -> None:
+    text = {**SMALL, "model_type": "gemma3_text", "head_dim": 32, "tie_word_embeddings": True}
+    source, folder = tmp_path / "m", tmp_path / "q"
+    write_random_model(source, text, weight_type="fp32", scale=0.2)
+    meant = quantise(source, folder, "w4a16")
+    quantization = {**FORMATS["w4a16"][0], "ignore": ["re:.*vision_tower.*", OUT]}
+    config = {"model_type": "gemma3", "text_config": text, "quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps(config))
+
+    def rename(tensors: Tensors) -> None:
+        unquantise(tensors, OUT, meant)
+        for name in list(tensors):
+            tensors[prefix + name.removeprefix("model.")] = tensors.pop(name)
+
+    edit_tensors(folder, rename)
+    tensors = manifest_of(link_workspace(folder, tmp_path / "w"))["tensors"]
+    gate = tensors["layers.0.feed_forward.w1.0.weight"]
+    assert gate["parts"][0]["name"] == f"{prefix}layers.0.mlp.gate_proj.weight_packed"
+    assert "quantization" not in tensors["layers.0.attention.wo.0.weight"]

@@ -1,0 +1,307 @@
+"""`charonia quantize` around llm-compressor: what it refuses, what it hands on, what it leaves behind.
+
+llm-compressor itself is not installed here: a stand-in takes the job and writes a folder.
+`python -m benchmarks.quantised_quality` runs the real one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from charonia.bench.random_model import SHAPES, write_random_model
+from charonia.errors import CharoniaError, InvalidRequestError, ModelError, UnsupportedError
+from charonia.quality.evaluate import default_text
+from charonia.quantize import environment
+from charonia.quantize.calibrate import Held, Inputs, Ranges, calibrate, show
+from charonia.quantize.command import METHODS, RECORD_FILE, SCHEMES, quantize
+from charonia.weights.convert import convert
+
+DRIVER = Path(environment.__file__).with_name("driver.py")
+# In place of the environment's Python: called as `python driver.py JOB`, it copies the model and says what it got.
+STAND_IN = """#!{python}
+import json, os, pathlib, shutil, sys
+job = json.loads(pathlib.Path(sys.argv[2]).read_text())
+print("stand-in has the job", file=sys.stderr)
+if "{mode}" == "fails":
+    sys.exit(3)
+if "{mode}" == "killed":
+    os.kill(os.getpid(), 9)
+out = pathlib.Path(job["output"])
+out.mkdir()
+for name in ("config.json", "model.safetensors"):
+    shutil.copyfile(pathlib.Path(job["model"]) / name, out / name)
+(out / "model.safetensors").chmod(0o600)
+pathlib.Path("{seen}").write_text(json.dumps([job, sys.argv[1], dict(os.environ)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "small"
+    write_random_model(folder, SHAPES["tiny"], scale=0.2)
+    return folder
+
+
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "works") -> Path:
+    """Makes it the environment; returns the file in which it says what it got."""
+    program, seen = tmp_path / "python", tmp_path / "seen.json"
+    program.write_text(STAND_IN.format(python=sys.executable, mode=mode, seen=seen))
+    program.chmod(0o755)
+    monkeypatch.setenv(environment.PYTHON_VARIABLE, str(program))
+    return seen
+
+
+@pytest.fixture(scope="module")
+def driver() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("driver", DRIVER)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_folder_is_there_whole_with_the_models_own_tokenizer(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = stand_in(tmp_path, monkeypatch)
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    said: list[str] = []
+    made = quantize(model, tmp_path / "out" / "q", scheme="w4a16", group_size=32, command="a b", say=said.append)
+    assert made == tmp_path / "out" / "q"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["q"]
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (made / name).read_bytes() == (model / name).read_bytes()
+    assert oct((made / "model.safetensors").stat().st_mode)[-3:] == "644"
+    job, program, variables = json.loads(seen.read_text())
+    assert Path(program) == DRIVER and "PYTHONPATH" not in variables and variables["HF_HUB_OFFLINE"] == "1"
+    assert (job["scheme"], job["method"], job["group_size"]) == ("w4a16", "awq", 32)
+    assert job["calibration"] == str(default_text()) and any("no --calibration" in line for line in said)
+    record = json.loads((made / RECORD_FILE).read_text())
+    assert (record["scheme"], record["method"], record["command"]) == ("w4a16", "awq", "a b")
+
+
+@pytest.mark.parametrize(("mode", "problem"), [("fails", "exit code 3"), ("killed", "signal 9")])
+def test_a_failure_leaves_nothing_behind(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, problem: str
+) -> None:
+    stand_in(tmp_path, monkeypatch, mode)
+    with pytest.raises(environment.QuantizeError, match=problem):
+        quantize(model, tmp_path / "out" / "q", scheme="fp8")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("method", METHODS)
+def test_each_scheme_and_method_is_taken_or_refused_with_the_reason(
+    scheme: str, method: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = stand_in(tmp_path, monkeypatch)
+    group = 32 if scheme == "w4a16" else None
+    if method in SCHEMES[scheme].methods:
+        quantize(model, tmp_path / "q", scheme=scheme, method=method, group_size=group)
+        job = json.loads(seen.read_text())[0]
+        assert (job["method"], job["calibration"] is None) == (method, method == "rtn")
+    else:
+        with pytest.raises(InvalidRequestError, match=f"{scheme} is not made with {method}: .*expected"):
+            quantize(model, tmp_path / "q", scheme=scheme, method=method, group_size=group)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"scheme": "w3a16"}, "w3a16.*w4a16"),
+        ({"scheme": "fp8", "method": "magic"}, "magic.*awq"),
+        ({"scheme": "fp8", "group_size": 64}, "one scale for each"),
+        ({"scheme": "w4a16", "group_size": 12}, "multiple of 16"),
+        ({"scheme": "w4a16", "group_size": 4096}, "no multiple of group_size = 4096: use --group-size"),
+        ({"scheme": "fp8", "calibration": Path("/none")}, "/none is no file"),
+        ({"scheme": "fp8", "samples": 0}, "samples = 0"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    options: dict[str, Any], problem: str, model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidRequestError, match=problem):
+        quantize(model, tmp_path / "q", **options)
+
+
+def test_models_that_cannot_be_quantised_are_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch)
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ModelError, match="exists"):
+        quantize(model, tmp_path / "there", scheme="fp8")
+    with pytest.raises(ModelError, match="is a workspace"):
+        quantize(convert(model, tmp_path / "workspace"), tmp_path / "q", scheme="fp8")
+    shutil.copytree(model, tmp_path / "twice")
+    config = json.loads((model / "config.json").read_text())
+    (tmp_path / "twice" / "config.json").write_text(json.dumps({**config, "quantization_config": {}}))
+    with pytest.raises(UnsupportedError, match="already"):
+        quantize(tmp_path / "twice", tmp_path / "q", scheme="fp8")
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda _: os.statvfs_result([0] * 10) and _Full())
+    with pytest.raises(environment.QuantizeError, match=r"GB are free there"):
+        quantize(model, tmp_path / "q", scheme="fp8")
+
+
+class _Full:
+    free = 0
+
+
+def test_an_environment_that_cannot_be_installed_says_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No index answers; what was begun stays, and the next try goes on with it."""
+    monkeypatch.delenv(environment.PYTHON_VARIABLE, raising=False)
+    monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(environment, "_CPU_BYTES", 1)
+    monkeypatch.setattr(environment, "_CUDA_BYTES", 1)
+    monkeypatch.setattr(environment, "TORCH", "torch==0.0.0.dev0")
+    monkeypatch.setattr(environment, "CPU_INDEX", "http://127.0.0.1:9")
+    # Here pip would find PyTorch there already, which the driver does not see.
+    (tmp_path / "torch-0.0.0.dev0.dist-info").mkdir()
+    (tmp_path / "torch-0.0.0.dev0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torch\nVersion: 0.0.0.dev0\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(environment, "REQUIREMENTS", tmp_path / "requirements.txt")
+    (tmp_path / "requirements.txt").touch()
+    for name, value in (("PIP_NO_INDEX", "1"), ("PIP_CONFIG_FILE", os.devnull), ("PIP_RETRIES", "0")):
+        monkeypatch.setenv(name, value)
+    for _ in range(2):
+        with pytest.raises(CharoniaError, match=r"could not be installed.*PyPI.*again"):
+            environment.python(lambda _: None)
+    (folder,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
+    assert (folder / "bin" / "python").exists() and not (folder / "complete").exists()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_drivers_schemes_are_what_compressed_tensors_knows(driver: ModuleType, scheme: str) -> None:
+    quantization = pytest.importorskip("compressed_tensors.quantization")
+    for method in SCHEMES[scheme].methods:
+        job = {"scheme": scheme, "method": method, "group_size": SCHEMES[scheme].group_size}
+        found = quantization.QuantizationScheme.model_validate(driver.scheme_of(job))
+        bits = 4 if scheme == "w4a16" else 8
+        assert (found.weights.num_bits, found.weights.symmetric) == (bits, method != "awq")
+        assert found.weights.group_size == (SCHEMES[scheme].group_size or None)
+        assert (found.input_activations is None) == scheme.endswith("a16")
+        if found.input_activations:
+            assert found.input_activations.dynamic and found.input_activations.strategy == "token"
+
+
+def test_the_driver_cuts_a_text_and_takes_lines(driver: ModuleType, tmp_path: Path) -> None:
+    class Tokenizer:
+        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+            return {"input_ids": [ord(letter) for letter in text]}
+
+        def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
+            return "".join(message["content"] for message in messages)
+
+    def samples(name: str, content: str, count: int = 9) -> list[str]:
+        (tmp_path / name).write_text(content)
+        job = {"calibration": str(tmp_path / name), "samples": count, "max_length": 4}
+        return ["".join(map(chr, row)) for row in driver.samples_of(job, Tokenizer())]
+
+    assert samples("a.txt", "abcdefghi") == ["abcd", "efgh"], "a sample of one token has nothing to predict"
+    assert samples("a.txt", "abcdefghi", 1) == ["abcd"]
+    lines = [{"text": "hello"}, {"messages": [{"role": "user", "content": "yes"}]}]
+    assert samples("a.jsonl", "\n".join(map(json.dumps, lines)) + "\n\n") == ["hell", "yes"]
+    assert samples("a.jsonl", '{"text": "a\u2028b\x85"}\r\n{"text": "cd"}') == ["a\u2028b\x85", "cd"], "one line each"
+    with pytest.raises(SystemExit, match="no text"):
+        samples("a.jsonl", "\n")
+    for line in ("[", "[1]", '{"txt": "a"}', '{"text": 1}', '{"messages": "a"}'):
+        with pytest.raises(SystemExit, match=r"line 2.*JSON object"):
+            samples("a.jsonl", '{"text": "hello"}\n' + line)
+
+
+def test_the_driver_runs_no_code_that_comes_with_a_model(
+    driver: ModuleType, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="transformers loads models with PyTorch")
+    folder = Path(shutil.copytree(model, tmp_path / "m"))
+    config = json.loads((model / "config.json").read_text())
+    auto_map = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model", "AutoTokenizer": ["own.T", "own.T"]}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": auto_map}))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        driver.load({"model": str(folder)})
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_command_names_what_comes_next(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch)
+    command = [
+        sys.executable,
+        "-m",
+        "charonia",
+        "quantize",
+        str(model),
+        "--scheme",
+        "w8a8",
+        "--dst",
+        str(tmp_path / "q"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "charonia evaluate" in done.stdout and "stand-in has the job" in done.stderr
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1 and "exists" in done.stderr
+
+
+def test_calibrate_shows_the_ranges_of_what_the_model_computes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The real driver: of the environment's packages it needs PyTorch and transformers alone."""
+    torch = pytest.importorskip("torch", reason="the ranges are taken with PyTorch")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.setenv(environment.PYTHON_VARIABLE, sys.executable)
+    text = default_text().read_text(encoding="utf-8")[:300]
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    ranges = calibrate(model, calibration=tmp_path / "text.txt", samples=2, max_length=64)
+
+    ids = AutoTokenizer.from_pretrained(model)(text)["input_ids"][:128]
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
+    seen: list[Any] = []
+    reference.model.layers[1].mlp.down_proj.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with torch.inference_mode():
+        caches = [reference(torch.tensor([ids[at : at + 64]])).past_key_values for at in (0, 64)]
+    assert ranges.tokens == len(ids)
+    held = torch.cat([cache.layers[1].keys for cache in caches], dim=2).double()
+    assert (ranges.keys[1].min, ranges.keys[1].max) == (float(held.min()), float(held.max()))
+    low, high = held.amin(-1, keepdim=True), held.amax(-1, keepdim=True)
+    for bits, found in ((8, ranges.keys[1].error8), (4, ranges.keys[1].error4)):
+        scale = (high - low) / (2**bits - 1)
+        error = held - (((held - low) / scale).round() * scale + low)
+        assert found == pytest.approx(float((error**2).mean().sqrt() / (held**2).mean().sqrt()), rel=0.02)
+    rows = torch.cat(seen, dim=1).reshape(len(ids), -1).float().abs()
+    down = ranges.inputs["model.layers.1.mlp.down_proj"]
+    assert down.max == float(rows.max()) and down.mean == pytest.approx(float(rows.mean()), rel=1e-4)
+    assert down.outliers == pytest.approx(float(rows.amax(0).max() / rows.amax(0).median()), rel=1e-4)
+    assert "lm_head" not in ranges.inputs and len(ranges.inputs) == 14
+    show(ranges, Console(width=160))
+    shown = capsys.readouterr().out
+    assert "model.layers.1.mlp.down_proj" in shown and "quant_policy = " in shown
+
+
+@pytest.mark.parametrize(
+    ("error8", "error4", "policy"), [(0.001, 0.05, 4), (0.01, 0.2, 8), (0.001, 0.0801, 8), (0.03, 0.3, 0)]
+)
+def test_the_worst_layer_decides_the_advice(error8: float, error4: float, policy: int) -> None:
+    good, bad = Held(-1, 1, 0.0001, 0.01), Held(-1, 1, error8, error4)
+    ranges = Ranges("m", 9, [good, bad], [good, good], {"a": Inputs(1, 2, 3), "b": Inputs(1, 60, 40)})
+    assert ranges.quant_policy == policy
+    assert f"quant_policy = {policy}" in ranges.advice()[0] and "b: 40 times" in ranges.advice()[1]
+    assert "smoothquant" in ranges.advice()[1]

@@ -1,0 +1,143 @@
+"""What is taken for a Triton that hangs, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from triton_double import Double
+
+from charonia.serve.hang import Progress, Server, Suspicion, Watch
+
+HANG_S = 60
+LIMIT_S = 60.0
+
+
+def metrics(*, waiting: int = 0, done: int = 0, of: str = "postprocessing", running: int | None = 0) -> bytes:
+    """As Triton writes them. `running`: requests of the engine; None: it says nothing."""
+    lines = [
+        f'nv_inference_pending_request_count{{model="{of}",version="1"}} {waiting}',
+        f'nv_inference_pending_request_count{{model="engine",version="1"}} {running or 0}',
+        f'nv_inference_request_success{{model="{of}",version="1"}} {done}',
+        f'nv_inference_request_failure{{model="{of}",reason="OTHER",version="1"}} 0',
+        f'nv_inference_exec_count{{model="{of}",version="1"}} {done}',
+        'nv_inference_request_success{model="engine",version="1"} 7',
+    ]
+    if running is not None:
+        lines += [f'charonia_num_requests_running{{model="engine"}} {running}']
+        lines += ['charonia_num_requests_waiting{model="engine"} 0']
+    return "\n".join([*lines, ""]).encode()
+
+
+STUCK = "requests wait for {}, none ends, and the engine has nothing to do"
+
+
+@pytest.mark.parametrize("model", ["preprocessing", "postprocessing"])
+def test_requests_that_wait_while_none_ends_and_the_engine_is_idle_are_stuck(model: str) -> None:
+    progress = Progress()
+    assert progress.stuck(metrics(waiting=3, of=model)) == [], "there is nothing yet to compare with"
+    assert progress.stuck(metrics(waiting=3, of=model)) == [STUCK.format(model)]
+    assert progress.stuck(metrics(waiting=5, of=model)) == [STUCK.format(model)]
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        metrics(waiting=3, done=11),  # one has ended: load
+        metrics(waiting=3, done=10, running=1),  # a long prompt, or whatever else the engine does
+        metrics(waiting=0, done=10),  # nobody asks
+        metrics(waiting=3, done=10, running=None),  # the engine has not been loaded
+        metrics(waiting=3, done=10, of="another"),
+        b"",
+    ],
+)
+def test_what_waits_for_work_that_is_done_is_not_stuck(later: bytes) -> None:
+    progress = Progress()
+    progress.stuck(metrics(waiting=3, done=10))
+    assert progress.stuck(later) == []
+
+
+def test_a_suspicion_lasts_for_the_whole_limit_and_for_several_looks() -> None:
+    suspicion = Suspicion(LIMIT_S)
+    assert [suspicion.look(["a"], now) for now in (0.0, 15.0, 30.0, 59.0, 60.0)] == ["", "", "", "", "a"]
+
+
+def test_one_good_look_forgets_what_was_wrong() -> None:
+    suspicion = Suspicion(LIMIT_S)
+    for now in range(0, 58, 2):
+        assert suspicion.look(["a", "b"], now) == ""
+    assert suspicion.look(["b"], 58) == ""
+    assert suspicion.look(["a", "b"], 60) == "b"
+
+
+def test_a_machine_that_was_stopped_is_looked_at_several_times() -> None:
+    suspicion = Suspicion(LIMIT_S)
+    suspicion.look(["a"], 0)
+    assert [suspicion.look(["a"], 10_000 + number) for number in range(4)] == ["", "", "", "a"]
+
+
+class Port(http.server.BaseHTTPRequestHandler):
+    """Triton's HTTP and metrics ports in one."""
+
+    text = metrics()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.text if self.path == "/metrics" else b"")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def port() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Port) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def watching() -> Iterator[Callable[..., Watch]]:
+    watches: list[Watch] = []
+
+    def watch(port: str, target: str) -> Watch:
+        watches.append(Watch(Server(os.getpid(), port, target, port), 1.0))
+        return watches[-1]
+
+    yield watch
+    for one in watches:
+        one.stop()
+
+
+async def until_found(watch: Watch) -> str:
+    async def wait() -> str:
+        while not watch.found:
+            await asyncio.sleep(0.02)
+        return watch.found
+
+    return await asyncio.wait_for(wait(), HANG_S)
+
+
+async def test_a_server_whose_streams_hang_is_found_whatever_else_it_answers(
+    port: str, watching: Callable[..., Watch]
+) -> None:
+    async with Double() as double:
+        well = watching(port, double.target)
+        await asyncio.sleep(3)  # three times the limit
+        assert well.found == ""
+        double.streams_hang = True
+        assert await until_found(well) == "its gRPC port takes no streams"
+
+
+async def test_calls_that_are_stuck_are_found(
+    port: str, watching: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Port, "text", metrics(waiting=2))
+    async with Double() as double:
+        assert await until_found(watching(port, double.target)) == STUCK.format("postprocessing")
