@@ -12,7 +12,7 @@ from charonia_client.errors import (
     Unavailable,
     Unresponsive,
 )
-from charonia_client.types import GenerateRequest, GenerateResponse, ModelMetadata, ServerMetadata, Timings
+from charonia_client.types import GenerateRequest, GenerateResponse, Guide, ModelMetadata, ServerMetadata, Timings
 
 __all__ = [
     "BadRequest",
@@ -22,6 +22,7 @@ __all__ = [
     "DeadlineExceeded",
     "GenerateRequest",
     "GenerateResponse",
+    "Guide",
     "ModelMetadata",
     "NotReady",
     "Overloaded",

@@ -26,7 +26,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         {"tool_choice": "required"},
         {"tool_choice": {"type": "function", "function": {"name": "f"}}},
-        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema"}},
         {"stop": ["a", "b", "c", "d", "e"]},
         {"n": 129},
         {"messages": [USER] * 10_001},
