@@ -12,7 +12,16 @@ from charonia_client.errors import (
     Unavailable,
     Unresponsive,
 )
-from charonia_client.types import GenerateRequest, GenerateResponse, Guide, ModelMetadata, ServerMetadata, Timings
+from charonia_client.types import (
+    GenerateRequest,
+    GenerateResponse,
+    Guide,
+    ModelMetadata,
+    ServerMetadata,
+    Timings,
+    Tokenized,
+    TokenizeRequest,
+)
 
 __all__ = [
     "BadRequest",
@@ -29,6 +38,8 @@ __all__ = [
     "ServerError",
     "ServerMetadata",
     "Timings",
+    "TokenizeRequest",
+    "Tokenized",
     "Unavailable",
     "Unresponsive",
 ]
