@@ -302,7 +302,12 @@ def test_a_wrong_chat_field_is_named_with_what_would_be_right(fields: dict[str, 
         ({"response_format": {"type": "json_object"}}, Guide("json")),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, Guide("json")),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"é": 1}, "strict": True}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"é": 1}, "strict": True},
+                }
+            },
             Guide("json_schema", '{"é": 1}'),
         ),
         ({"structured_outputs": {"json": {"type": "null"}}}, Guide("json_schema", '{"type": "null"}')),
