@@ -18,6 +18,7 @@ import prompt
 import prompt_ids
 from context_length import context_length
 from model_log import ModelLog
+from parsing_options import AnswerFormats, check_tool_choice, names_of
 from prompt_ids import PromptError, TokenizerError, encode_bad_words, load_tokenizer
 
 # Characters of a request's text from which on the memory that it took is given back. The C library keeps what is free
@@ -36,6 +37,10 @@ class TritonPythonModel:
             self.tokenizer = load_tokenizer(folder)
         except TokenizerError as error:
             raise pb_utils.TritonModelException(str(error)) from error
+        try:
+            self.formats = AnswerFormats(self.tokenizer.chat_template, os.environ)
+        except ValueError as error:
+            raise pb_utils.TritonModelException(str(error)) from error
         engine_config = Path(args["model_repository"]).parent / "engine" / "config.pbtxt"
         self.limit = context_length(folder.resolve().parent / "weights", engine_config, os.environ)
         self.large = False  # one of the requests in work
@@ -50,6 +55,9 @@ class TritonPythonModel:
 
     def _answer(self, request: Any) -> Any:
         try:
+            if list(request.requested_output_names()) == ["answer_formats"]:
+                formats = np.array([self.formats.to_json().encode()], np.object_)
+                return pb_utils.InferenceResponse([pb_utils.Tensor("answer_formats", formats)])
             return pb_utils.InferenceResponse(output_tensors=self._outputs(request))
         except PromptError as error:
             text = f"[400] {error}"
@@ -64,9 +72,13 @@ class TritonPythonModel:
         interactive = flag(request, "interactive", False)
         if interactive and not text(request, "session_id"):
             raise PromptError("interactive", "true without a session", "send the session's session_id")
-        given = [text(request, name) for name in ("text_input", "messages", "tools")]
+        given = [text(request, name) for name in ("text_input", "messages", "tools", "chat_template_kwargs")]
         self.large |= sum(len(one or "") for one in given) > _LARGE
+        if not check_tool_choice(text(request, "tool_choice")):
+            given[2] = None
         chat = prompt.build_prompt(self.tokenizer, *given, interactive=interactive, limit=self.limit)
+        parallel = flag(request, "parallel_tool_calls", True)
+        options = self.formats.options(chat.text if given[0] is None else None, names_of(given[2]), parallel)
         texts(request, "stop_words")  # the engine matches them; here they are only held to be text
         bad_words = encode_bad_words(self.tokenizer, texts(request, "bad_words"))
         bias = text(request, "logit_bias")
@@ -83,6 +95,7 @@ class TritonPythonModel:
             pb_utils.Tensor("logit_bias_ids", np.array(bias_ids, np.int32)),
             pb_utils.Tensor("logit_bias_values", np.array(bias_values, np.float32)),
             pb_utils.Tensor("strip_leading_space", np.array([chat.strip_leading_space])),
+            pb_utils.Tensor("parsing_options", np.array([options.encode()], np.object_)),
             pb_utils.Tensor("echo", np.array([echo.encode()], np.object_)),
         ]
 

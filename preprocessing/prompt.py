@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from prompt_ids import Encoded, PromptError, encode_chat, encode_text, parse_json, show
+from prompt_ids import Encoded, PromptError, check_variables, encode_chat, encode_text, parse_json, show
 
 LOGIT_BIAS_LIMIT = 100.0
 
@@ -65,26 +65,34 @@ def build_prompt(
     text_input: str | None,
     messages: str | None,
     tools: str | None,
+    variables: str | None = None,
     *,
     interactive: bool = False,
     limit: int | None = None,
 ) -> Encoded:
-    """Exactly one of text_input and messages; the others as JSON. interactive: the input is what is new in a session,
-    so it is also given as what follows the session's history. limit: the context's length, beyond which no text is
-    tokenized to its end."""
+    """Exactly one of text_input and messages; the others as JSON. variables: of the chat template. interactive: the
+    input is what is new in a session, so it is also given as what follows the session's history. limit: the context's
+    length, beyond which no text is tokenized to its end."""
     if (text_input is None) == (messages is None):
         problem = "neither was sent" if text_input is None else "both were sent"
         raise PromptError("text_input, messages", problem, "send exactly one of the two")
     if text_input is not None:
         if tools is not None:
             raise PromptError("tools", "they are part of a chat", "send messages in place of text_input")
+        if variables is not None:
+            raise PromptError("chat_template_kwargs", "they are part of a chat", "send messages in place of text_input")
         if not text_input:
             raise PromptError("text_input", "empty", "send at least one character")
         return encode_text(tokenizer, "text_input", text_input, interactive=interactive, limit=limit)
     assert messages is not None
     conversation = parse_messages(messages)
     given_tools = None if tools is None else parse_json("tools", tools, "send a JSON list of objects")
-    return encode_chat(tokenizer, conversation, given_tools, interactive=interactive, limit=limit)
+    given_variables = None
+    if variables is not None:
+        given_variables = check_variables(parse_json("chat_template_kwargs", variables, "send a JSON object"))
+    return encode_chat(
+        tokenizer, conversation, given_tools, interactive=interactive, limit=limit, variables=given_variables
+    )
 
 
 def pack_bad_words(sequences: Sequence[Sequence[int]]) -> list[list[int]]:

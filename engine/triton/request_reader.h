@@ -22,6 +22,7 @@ struct EngineCall {
   // With stop and cancel: session_id, or where there is none id, says which requests. Everything else is then unset.
   Request request;
   std::string echo;   // goes out with each sequence's first response
+  std::string parsing_options;  // goes out with every response
   OutputSet outputs;  // what the client asked for
 };
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from charonia.text.answers.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from charonia.text.answers.formats import (
     CALL_FORMATS,
@@ -22,8 +25,6 @@ from charonia.text.answers.formats import (
 )
 from charonia.text.answers.parser import MAX_HELD, AnswerParser, special_marks
 from charonia.text.answers.scanners import MAX_DEPTH, GemmaScanner, JsonScanner
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 CASES = int(os.environ.get("CHARONIA_TEST_ANSWERS", "1000"))
 NAMES = ("get_weather", "add", "search")
