@@ -12,7 +12,14 @@ from charonia_client.errors import (
     Unavailable,
     Unresponsive,
 )
-from charonia_client.types import GenerateRequest, GenerateResponse, ModelMetadata, ServerMetadata, Timings
+from charonia_client.types import (
+    GenerateRequest,
+    GenerateResponse,
+    ModelMetadata,
+    ServerMetadata,
+    Timings,
+    ToolCallDelta,
+)
 
 __all__ = [
     "BadRequest",
@@ -28,6 +35,7 @@ __all__ = [
     "ServerError",
     "ServerMetadata",
     "Timings",
+    "ToolCallDelta",
     "Unavailable",
     "Unresponsive",
 ]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
 
 from charonia_client.contract import ALWAYS, ASKED_WITH, OUTPUTS, SCALARS
-from charonia_client.types import GenerateRequest, GenerateResponse, Timings, TopToken
+from charonia_client.types import GenerateRequest, GenerateResponse, Timings, ToolCallDelta, TopToken
 
 Action = Literal["stop", "cancel", "end_session"]
 
@@ -40,6 +40,12 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
         _texts(message, "messages", [request.messages_json()])
     if request.tools:
         _texts(message, "tools", [request.tools_json()])
+    if request.tool_choice is not None:
+        _texts(message, "tool_choice", [request.tool_choice.encode()])
+    if request.parallel_tool_calls is not None:
+        _numbers(message, "parallel_tool_calls", "BOOL", [request.parallel_tool_calls])
+    if request.chat_template_kwargs:
+        _texts(message, "chat_template_kwargs", [request.chat_template_kwargs_json()])
     for field, (name, datatype) in SCALARS.items():
         value = getattr(request, field)
         if value is not None:
@@ -151,6 +157,10 @@ def decode(message: Any) -> GenerateResponse:
     if len(values) > len(ALWAYS):
         response.index = values.get("sequence_index", 0)
         response.cum_logprob = values.get("cum_log_probs", 0.0)
+        response.content = values.get("content_output", "")
+        response.reasoning = values.get("reasoning_output", "")
+        response.tool_calls = [ToolCallDelta(**call) for call in json.loads(values.get("tool_calls") or "[]")]
+        response.num_reasoning_tokens = values.get("num_reasoning_tokens", 0)
         response.num_session_tokens = values.get("num_session_tokens", 0)
         response.prompt_ids = values.get("prompt_ids", ())
         response.prompt_logprobs = values.get("prompt_log_probs", ())
@@ -181,6 +191,20 @@ def encode_lookup(ids: Sequence[int], model: str, outputs: Sequence[str] = ("tok
     for name in outputs:
         message.outputs.add(name=name)
     return message
+
+
+def encode_formats_question() -> Any:
+    """Asks preprocessing for the formats of the model's answers."""
+    message = pb.ModelInferRequest(model_name="preprocessing")
+    _texts(message, "text_input", [b"x"])
+    message.outputs.add(name="answer_formats")
+    return message
+
+
+def decode_formats(message: Any) -> dict[str, str | None]:
+    """Of tool_calls and of reasoning; None where the model has none."""
+    (text,) = _unpack_texts(message.raw_output_contents[0])
+    return dict(json.loads(text))
 
 
 def decode_quality(message: Any) -> list[dict[str, Any]]:
