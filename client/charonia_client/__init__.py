@@ -18,6 +18,8 @@ from charonia_client.types import (
     ModelMetadata,
     ServerMetadata,
     Timings,
+    Tokenized,
+    TokenizeRequest,
     ToolCallDelta,
 )
 
@@ -35,6 +37,8 @@ __all__ = [
     "ServerError",
     "ServerMetadata",
     "Timings",
+    "TokenizeRequest",
+    "Tokenized",
     "ToolCallDelta",
     "Unavailable",
     "Unresponsive",

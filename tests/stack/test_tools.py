@@ -17,7 +17,7 @@ from charonia_client import BadRequest, Client, GenerateRequest, GenerateRespons
 from openai.types.chat import ChatCompletion
 from stack import Stack, running
 from tiny_models import write_model
-from triton_stream import collect, make_inputs
+from triton_stream import collect
 
 WEATHER = {"city": "Paris", "days": 3}
 TEXTS = [
@@ -170,7 +170,7 @@ async def test_a_choice_that_cannot_be_made_is_refused(client: Client) -> None:
 async def test_preprocessing_says_what_the_model_writes(caller: Stack) -> None:
     async with triton.InferenceServerClient(caller.grpc) as server:
         asked = [triton.InferRequestedOutput("answer_formats")]
-        answer = await server.infer("preprocessing", make_inputs({"text_input": "x"}), outputs=asked)
+        answer = await server.infer("preprocessing", [], outputs=asked)
     assert json.loads(answer.as_numpy("answer_formats")[0]) == {"tool_calls": "hermes", "reasoning": "think"}
 
 
