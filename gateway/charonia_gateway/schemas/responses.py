@@ -121,3 +121,41 @@ class TokenizerInfo(BaseModel):
     unk_token: str | None
     pad_token: str | None
     chat_template: str | None
+
+
+class AnthropicErrorDetail(BaseModel):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(BaseModel):
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+    request_id: str
+
+
+class AnthropicText(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class AnthropicUsage(BaseModel):
+    input_tokens: int = Field(description="of the prompt, without those that were in the cache")
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class AnthropicAnswer(BaseModel):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[AnthropicText]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
+    stop_sequence: str | None
+    usage: AnthropicUsage
+
+
+class TokenCount(BaseModel):
+    input_tokens: int
