@@ -45,7 +45,8 @@ def event(data: Any) -> bytes:
 
 def named_event(data: Mapping[str, Any]) -> bytes:
     """One event under the name that its `type` has, as Anthropic's and the newer of OpenAI's streams are."""
-    return b"event: " + data["type"].encode() + b"\ndata: " + _json(data) + b"\n\n"
+    kind: str = data["type"]
+    return b"event: " + kind.encode() + b"\ndata: " + _json(data) + b"\n\n"
 
 
 def line(data: Any) -> bytes:

@@ -78,7 +78,7 @@ class CountTokensRequest(BaseModel):
 
     def conversation(self) -> list[dict[str, Any]]:
         """For the chat template. Turns of one role that follow each other are one turn."""
-        turns = [{"role": "system", "content": self.system}] if self.system else []
+        turns: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         for message in self.messages:
             if turns and turns[-1]["role"] == message.role:
                 turns[-1] = {"role": message.role, "content": f"{turns[-1]['content']}\n\n{message.content}"}
