@@ -21,14 +21,16 @@ from charonia_gateway.metrics import Metrics
 from charonia_gateway.record import REQUEST_ID_HEADER, record_of
 from charonia_gateway.schemas.interactive import InteractiveRequest
 from charonia_gateway.schemas.messages import CountTokensRequest
+from charonia_gateway.schemas.openai_responses import ResponsesRequest
 from charonia_gateway.schemas.requests import Sampling
 from charonia_gateway.schemas.tokenizer import DetokenizeBody, TokenizeBody
 from charonia_gateway.settings import Settings
+from charonia_gateway.stored import ResponseStore
 from charonia_gateway.usage import Usage
 
-ForText = Sampling | InteractiveRequest | CountTokensRequest
+ForText = Sampling | InteractiveRequest | CountTokensRequest | ResponsesRequest
 Body = TypeVar("Body", bound=ForText | TokenizeBody | DetokenizeBody)
-_PROMPT_FIELDS = {"messages", "prompt", "system"}
+_PROMPT_FIELDS = {"messages", "prompt", "system", "instructions", "input"}
 _MAX_MODEL_CHARACTERS = 100  # of a client's name for a model, in logs, spans and errors
 
 
@@ -41,6 +43,7 @@ class Gateway:
     metrics: Metrics
     drain: Drain
     started: int  # seconds since the epoch
+    responses: ResponseStore
 
     @property
     def system_fingerprint(self) -> str:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from charonia_gateway.schemas.interactive import InteractiveRequest
 from charonia_gateway.schemas.messages import CountTokensRequest, MessagesRequest
+from charonia_gateway.schemas.openai_responses import ResponsesRequest
 from charonia_gateway.schemas.requests import ChatRequest, CompletionRequest
 from charonia_gateway.schemas.responses import ErrorBody
 from charonia_gateway.schemas.tokenizer import DetokenizeBody, TokenizeBody
@@ -19,6 +20,7 @@ _REF = "#/components/schemas/{model}"
 _REQUESTS: tuple[type[BaseModel], ...] = (
     ChatRequest,
     CompletionRequest,
+    ResponsesRequest,
     InteractiveRequest,
     MessagesRequest,
     CountTokensRequest,

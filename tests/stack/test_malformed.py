@@ -38,6 +38,15 @@ BODIES: dict[str, dict[str, Any]] = {
         "stream": True,
     },
     "/v1/completions": {"model": "demo", "prompt": ["Hello", "you"], "max_tokens": 2, "logprobs": 1, "n": 2},
+    "/v1/responses": {
+        "model": "demo",
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hello"}]}],
+        "instructions": "Be brief.",
+        "max_output_tokens": 2,
+        "metadata": {"a": "b"},
+        "store": True,
+        "stream": True,
+    },
     "/v1/messages": {
         "model": "demo",
         "system": [{"type": "text", "text": "Be brief."}],

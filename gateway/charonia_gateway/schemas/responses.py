@@ -159,3 +159,36 @@ class AnthropicAnswer(BaseModel):
 
 class TokenCount(BaseModel):
     input_tokens: int
+
+
+class ResponseBody(BaseModel):
+    """The answer of /v1/responses, as OpenAI has it."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    background: bool
+    error: None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    store: bool = Field(description="whether it is stored")
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str
+    tools: list[Any]
+    top_p: float
+    truncation: str
+    usage: dict[str, Any]
+
+
+class DeletedResponse(BaseModel):
+    id: str
+    object: Literal["response"]
+    deleted: bool
