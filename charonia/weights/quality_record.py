@@ -148,8 +148,8 @@ def _of_these_weights(records: list[QualityRecord], folder: Path, file: Path) ->
     kept = [record for record in records if record.weights == now]
     if len(kept) < len(records):
         log.warning(
-            "%d of the quality records in %s are of other weights than %s has now, and do not count: measure again with "
-            "charonia evaluate",
+            "%d of the quality records in %s are of other weights than %s has now, and do not count: measure again "
+            "with charonia evaluate",
             len(records) - len(kept),
             file,
             folder,
