@@ -32,7 +32,7 @@ CHARONIA_DEVICE int swizzled(int row, int chunk) { return row * kRowBytes + (chu
 // The GEMMs of a stage of 64 elements of K, added to sums [kM][kN][4]. The warp's own columns begin at warp_column
 // of `weight`, its rows at warp_row of `in`.
 template <class S>
-CHARONIA_DEVICE void multiply_stage(SumType<typename S::T> (&sums)[S::kM * S::kN * 4], const unsigned char* weight,
+CHARONIA_DEVICE void multiply_stage(float (&sums)[S::kM * S::kN * 4], const unsigned char* weight,
                                     const unsigned char* in, int warp_column, int warp_row) {
   constexpr int kM = S::kM, kN = S::kN;
   const int g = lane_id() / 4, t = lane_id() % 4;
@@ -47,32 +47,49 @@ CHARONIA_DEVICE void multiply_stage(SumType<typename S::T> (&sums)[S::kM * S::kN
     for (int j = 0; j < kN; ++j) {
       x[j] = *reinterpret_cast<const uint4*>(in + swizzled(warp_row + 8 * j + g, 4 * half + t));
     }
-    if constexpr (kIsPair<typename S::T>) {
+    CHARONIA_UNROLL
+    for (int quarter = 0; quarter < 2; ++quarter) {
       CHARONIA_UNROLL
       for (int i = 0; i < kM; ++i) {
         const uint4 upper = w[2 * i], lower = w[2 * i + 1];
-        const std::uint32_t a0[4] = {upper.x, lower.x, upper.y, lower.y}, a1[4] = {upper.z, lower.z, upper.w, lower.w};
+        const std::uint32_t a[4] = {quarter == 0 ? upper.x : upper.z, quarter == 0 ? lower.x : lower.z,
+                                    quarter == 0 ? upper.y : upper.w, quarter == 0 ? lower.y : lower.w};
         CHARONIA_UNROLL
         for (int j = 0; j < kN; ++j) {
-          const std::uint32_t b0[2] = {x[j].x, x[j].y}, b1[2] = {x[j].z, x[j].w};
-          multiply_chunk<typename S::T>(*reinterpret_cast<SumType<typename S::T>(*)[4]>(&sums[(i * kN + j) * 4]), a0,
-                                        a1, b0, b1);
+          const std::uint32_t b[2] = {quarter == 0 ? x[j].x : x[j].z, quarter == 0 ? x[j].y : x[j].w};
+          mma_m16n8k16<typename S::T>(*reinterpret_cast<float (*)[4]>(&sums[(i * kN + j) * 4]), a, b);
         }
       }
-    } else {
+    }
+  }
+}
+
+// The same of pairs of 8-bit numbers. Few operands are in registers at a time, since FP8 has a chunk's sums beside the
+// others.
+template <class S>
+CHARONIA_DEVICE void multiply_pairs(SumType<typename S::T> (&sums)[S::kM * S::kN * 4], const unsigned char* weight,
+                                    const unsigned char* in, int warp_column, int warp_row) {
+  using T = typename S::T;
+  constexpr int kN = S::kN;
+  const int g = lane_id() / 4, t = lane_id() % 4;
+  CHARONIA_UNROLL_BY(1)
+  for (int half = 0; half < 2; ++half) {
+    uint4 x[kN];
+    CHARONIA_UNROLL
+    for (int j = 0; j < kN; ++j) {
+      x[j] = *reinterpret_cast<const uint4*>(in + swizzled(warp_row + 8 * j + g, 4 * half + t));
+    }
+    CHARONIA_UNROLL
+    for (int i = 0; i < S::kM; ++i) {
+      const auto row = [&](int of) {
+        return *reinterpret_cast<const uint4*>(weight + swizzled(warp_column + 16 * i + of + g, 4 * half + t));
+      };
+      const uint4 upper = row(0), lower = row(8);
+      const std::uint32_t a0[4] = {upper.x, lower.x, upper.y, lower.y}, a1[4] = {upper.z, lower.z, upper.w, lower.w};
       CHARONIA_UNROLL
-      for (int quarter = 0; quarter < 2; ++quarter) {
-        CHARONIA_UNROLL
-        for (int i = 0; i < kM; ++i) {
-          const uint4 upper = w[2 * i], lower = w[2 * i + 1];
-          const std::uint32_t a[4] = {quarter == 0 ? upper.x : upper.z, quarter == 0 ? lower.x : lower.z,
-                                      quarter == 0 ? upper.y : upper.w, quarter == 0 ? lower.y : lower.w};
-          CHARONIA_UNROLL
-          for (int j = 0; j < kN; ++j) {
-            const std::uint32_t b[2] = {quarter == 0 ? x[j].x : x[j].z, quarter == 0 ? x[j].y : x[j].w};
-            mma_m16n8k16<typename S::T>(*reinterpret_cast<float (*)[4]>(&sums[(i * kN + j) * 4]), a, b);
-          }
-        }
+      for (int j = 0; j < kN; ++j) {
+        const std::uint32_t b0[2] = {x[j].x, x[j].y}, b1[2] = {x[j].z, x[j].w};
+        multiply_chunk<T>(*reinterpret_cast<SumType<T>(*)[4]>(&sums[(i * kN + j) * 4]), a0, a1, b0, b1);
       }
     }
   }

@@ -145,7 +145,11 @@ void tile_kernel(const ParamsOf<typename S::T> p) {
     fill(chunk + S::kStages - 1);
     const unsigned char* const weight = stages + chunk % S::kStages * S::kStageBytes;
     const unsigned char* const in = weight + S::kColumns * kRowBytes;
-    multiply_stage<S>(sums.now, weight, in, warp_column, warp_row);
+    if constexpr (kIsPair<T>) {
+      multiply_pairs<S>(sums.now, weight, in, warp_column, warp_row);
+    } else {
+      multiply_stage<S>(sums.now, weight, in, warp_column, warp_row);
+    }
     if (--part_left == 0 || chunk + 1 == chunks) {
       sums.end_part(p, tile, part, part == first_part);
       ++part;
@@ -188,14 +192,6 @@ bool launch_typed(Stream& stream, const GemmParams& p, const GemmTactic& tactic,
          launch_if<TileShape<T, 128, 128, 2, 4, 4, 1>>(stream, p, tactic, vectors) ||
          launch_if<TileShape<T, 128, 128, 2, 4, 3, 1>>(stream, p, tactic, vectors) ||
          launch_if<TileShape<T, 64, 32, 2, 1, 6, 3, false>>(stream, p, tactic, vectors);
-}
-
-// The same of 8-bit numbers (w8a8_gemm.h): fewer shapes, for what lies between them costs little.
-template <class T>
-bool launch_pairs(Stream& stream, const PairParams& p, const GemmTactic& tactic) {
-  return launch_if<TileShape<T, 64, 32, 2, 1, 6, 3>>(stream, p, tactic, true) ||
-         launch_if<TileShape<T, 128, 64, 4, 1, 4, 2>>(stream, p, tactic, true) ||
-         launch_if<TileShape<T, 128, 128, 2, 4, 3, 1>>(stream, p, tactic, true);
 }
 
 }  // namespace charonia::cuda::gemm_tile

@@ -41,15 +41,16 @@ std::vector<GemmTactic> w8a8_tactics(const DeviceInfo& device, const Gemm& gemm,
   std::vector<GemmTactic> tactics;
   const auto tile = [&](const GemmTactic& one) { add_tile_tactics(tactics, one, device, gemm, order); };
   const auto rows = gemm.rows;
+  const bool integers = gemm.quant->format.code == Code::i8;
   if (rows <= 8) {
     tactics.push_back({Kernel::stream, 8, 16, 4, 1});
-    tactics.push_back({Kernel::stream, 8, 32, 4, 1});
+    if (integers) tactics.push_back({Kernel::stream, 8, 32, 4, 1});
   } else if (rows <= 16) {
-    tactics.push_back({Kernel::stream, 16, 32, 4, 1});
+    tactics.push_back({Kernel::stream, 16, integers ? 32 : 16, 4, 1});
   }
-  if (rows > 256) tile(kLargeTile);
+  if (integers && rows > 256) tile(kLargeTile);
   if (rows > 32) tile(kTile);
-  if (rows > 64 && rows <= 256) tile(kLargeTile);
+  if (integers && rows > 64 && rows <= 256) tile(kLargeTile);
   if (rows > 4 && rows <= 64) tile(kSmallTile);
   return tactics;
 }
