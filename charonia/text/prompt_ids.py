@@ -186,16 +186,41 @@ def show(value: Any) -> str:
 
 
 def encode_text(
-    tokenizer: Any, field: str, text: str, *, interactive: bool = False, limit: int | None = None
+    tokenizer: Any,
+    field: str,
+    text: str,
+    *,
+    special: bool = True,
+    interactive: bool = False,
+    limit: int | None = None,
 ) -> Encoded:
-    """A text as the tokenizer does it on its own, with its beginning token if it has one.
+    """A text as the tokenizer does it on its own, with its beginning token if it has one and `special` asks for it.
 
     field: what errors call it. interactive: it may go on from a session's history. limit: as check_length has it.
     """
     check_length(tokenizer, field, text, limit)
-    token_ids = encode(tokenizer, field, text, special=True)
+    token_ids = encode(tokenizer, field, text, special=special)
     added = encode_inner(tokenizer, field, text) if interactive else []
     return Encoded(token_ids, False, added, text)
+
+
+def encode_ids(
+    tokenizer: Any, field: str, token_ids: Sequence[int], *, with_text: bool = False, interactive: bool = False
+) -> Encoded:
+    """Token ids as they are; with_text: and the text that they spell, special tokens included. Whether ids that need
+    no text are in the vocabulary, the engine checks."""
+    ids = list(token_ids)
+    if not ids:
+        raise PromptError(field, "empty", "send at least one token id")
+    text = ""
+    if with_text:
+        for position, token in enumerate(ids):
+            if not 0 <= token < len(tokenizer):
+                raise PromptError(
+                    f"{field}[{position}]", f"{token} is no token", f"send ids from 0 to {len(tokenizer) - 1}"
+                )
+        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return Encoded(ids, False, ids if interactive else [], text)
 
 
 def encode_chat(
@@ -203,10 +228,12 @@ def encode_chat(
     messages: Sequence[Any],
     tools: Any = None,
     *,
+    special: bool = False,
     interactive: bool = False,
     limit: int | None = None,
 ) -> Encoded:
-    """A chat through the model's template, which writes special tokens itself. messages, tools: as OpenAI has them.
+    """A chat through the model's template, which writes special tokens itself; special: the tokenizer adds its own to
+    them. messages, tools: as OpenAI has them.
 
     interactive: the messages may go on from a session's history; `encode_continuation` says how. limit: as check_length
     has it.
@@ -215,7 +242,7 @@ def encode_chat(
     text = render_chat(tokenizer, checked, None if tools is None else check_tools(tools))
     check_length(tokenizer, "messages", text, limit)
     added = encode_continuation(tokenizer, checked) if interactive else []
-    return Encoded(encode(tokenizer, "messages", text, special=False), True, added, text)
+    return Encoded(encode(tokenizer, "messages", text, special=special), True, added, text)
 
 
 def check_messages(messages: Sequence[Any]) -> list[Message]:

@@ -12,7 +12,15 @@ from charonia_client.errors import (
     Unavailable,
     Unresponsive,
 )
-from charonia_client.types import GenerateRequest, GenerateResponse, ModelMetadata, ServerMetadata, Timings
+from charonia_client.types import (
+    GenerateRequest,
+    GenerateResponse,
+    ModelMetadata,
+    ServerMetadata,
+    Timings,
+    Tokenized,
+    TokenizeRequest,
+)
 
 __all__ = [
     "BadRequest",
@@ -28,6 +36,8 @@ __all__ = [
     "ServerError",
     "ServerMetadata",
     "Timings",
+    "TokenizeRequest",
+    "Tokenized",
     "Unavailable",
     "Unresponsive",
 ]

@@ -12,15 +12,30 @@ from charonia_client.contract import ScalarFields
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
+class _Chat:
+    """The JSON that a chat is sent as."""
+
+    __slots__ = ()
+    messages: Sequence[Mapping[str, Any]] | None
+    tools: Sequence[Mapping[str, Any]] | None
+
+    def messages_json(self) -> bytes:
+        return json.dumps(self.messages, ensure_ascii=False).encode()
+
+    def tools_json(self) -> bytes:
+        return json.dumps(self.tools, ensure_ascii=False).encode()
+
+
 @dataclass(slots=True, kw_only=True)
-class GenerateRequest(ScalarFields):
-    """One request to the ensemble (docs/contracts.md): exactly one of `text` and `messages`, and the sampling
-    parameters and limits of ScalarFields.
+class GenerateRequest(ScalarFields, _Chat):
+    """One request to the ensemble (docs/contracts.md): exactly one of `text`, `prompt_token_ids` and `messages`, and
+    the sampling parameters and limits of ScalarFields.
 
     None, or an empty collection, is not sent: the server's default holds.
     """
 
     text: str | None = None
+    prompt_token_ids: Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None  # chat messages, {"role": ..., "content": ...}
     tools: Sequence[Mapping[str, Any]] | None = None
     stop_words: Sequence[str] = ()
@@ -36,19 +51,47 @@ class GenerateRequest(ScalarFields):
     end_session: bool = False  # forget the session afterwards
 
     def __post_init__(self) -> None:
-        if (self.text is None) == (self.messages is None):
-            raise ValueError("give exactly one of text and messages")
+        _check_prompt(self.text, self.prompt_token_ids, self.messages)
         if (self.interactive or self.end_session) and not self.session_id:
             raise ValueError("interactive and end_session need a session_id")
 
-    def messages_json(self) -> bytes:
-        return json.dumps(self.messages, ensure_ascii=False).encode()
-
-    def tools_json(self) -> bytes:
-        return json.dumps(self.tools, ensure_ascii=False).encode()
-
     def logit_bias_json(self) -> bytes:
         return json.dumps({str(token): bias for token, bias in (self.logit_bias or {}).items()}).encode()
+
+
+def _check_prompt(*forms: object) -> None:
+    if sum(form is not None for form in forms) != 1:
+        raise ValueError("give exactly one of text, prompt_token_ids and messages")
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenizeRequest(_Chat):
+    """What the server's tokenizer is asked: the tokens of exactly one of `text` and `messages`, or the text of
+    `prompt_token_ids`.
+
+    add_special_tokens: whether the tokenizer adds what it puts around a text; None: to a text, and not to messages.
+    """
+
+    text: str | None = None
+    prompt_token_ids: Sequence[int] | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    with_strings: bool = False  # the tokens as the vocabulary spells them
+
+    def __post_init__(self) -> None:
+        _check_prompt(self.text, self.prompt_token_ids, self.messages)
+
+
+@dataclass(slots=True)
+class Tokenized:
+    """text: of prompt_token_ids, special tokens included. context_length: tokens of the longest sequence; None where
+    the server does not know it."""
+
+    token_ids: list[int]
+    text: str
+    context_length: int | None
+    strings: list[str] | None  # where they were asked for
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from charonia_gateway.errors import ApiError, handle_api_error, handle_engine_er
 from charonia_gateway.metrics import Metrics, MetricsMiddleware
 from charonia_gateway.origins import OriginMiddleware
 from charonia_gateway.record import REQUEST_ID_HEADER, RecordMiddleware
-from charonia_gateway.routes import chat, completions, interactive, models, service
+from charonia_gateway.routes import chat, completions, embeddings, interactive, models, service, tokenizer
 from charonia_gateway.settings import Settings
 from charonia_gateway.tracing import Tracing, TracingMiddleware
 
@@ -77,7 +77,7 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name whatever host the request does
     )
-    for module in (chat, completions, interactive, models, service):
+    for module in (chat, completions, interactive, embeddings, models, tokenizer, service):
         app.include_router(module.router)
     app.add_middleware(DrainMiddleware, drain=draining)
     app.add_middleware(OriginMiddleware, allowed=settings.origins)

@@ -21,10 +21,11 @@ from charonia_gateway.metrics import Metrics
 from charonia_gateway.record import REQUEST_ID_HEADER, record_of
 from charonia_gateway.schemas.interactive import InteractiveRequest
 from charonia_gateway.schemas.requests import Sampling
+from charonia_gateway.schemas.tokenizer import DetokenizeBody, TokenizeBody
 from charonia_gateway.settings import Settings
 from charonia_gateway.usage import Usage
 
-Body = TypeVar("Body", bound=Sampling | InteractiveRequest)
+Body = TypeVar("Body", bound=Sampling | InteractiveRequest | TokenizeBody | DetokenizeBody)
 _MAX_MODEL_CHARACTERS = 100  # of a client's name for a model, in logs, spans and errors
 
 
@@ -56,7 +57,7 @@ class Gateway:
             )
 
     async def read(self, request: Request, model: type[Body]) -> Body:
-        """The checked body of a request for text. ApiError 400, 404, 413 or 415."""
+        """The checked body of a request for text or tokens. ApiError 400, 404, 413 or 415."""
         body = parse(model, await read_body(request, self.settings.max_body_bytes))
         record = record_of(request.scope)
         record.operation = body.operation

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from charonia_gateway.schemas.interactive import InteractiveRequest
 from charonia_gateway.schemas.requests import ChatRequest, CompletionRequest
 from charonia_gateway.schemas.responses import ErrorBody
+from charonia_gateway.schemas.tokenizer import DetokenizeBody, TokenizeBody
 
 _REF = "#/components/schemas/{model}"
 _ERRORS = {
@@ -31,22 +32,20 @@ def describe(
     request: type[BaseModel],
     answer: type[BaseModel],
     examples: dict[str, dict[str, Any]],
-    stream: str = "with stream = true server-sent events, the last of them `data: [DONE]`",
+    stream: str | None = "with stream = true server-sent events, the last of them `data: [DONE]`",
     errors: Mapping[int, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Arguments of a route's decorator. `errors` are those that the other routes have not. The model's name is put into
-    the examples when they are served."""
+    """Arguments of a route's decorator. `stream` says what a stream is, None where there is none; `errors` are those
+    that the other routes have not. The model's name is put into the examples when they are served."""
     content = {
         "application/json": {
             "schema": {"$ref": _REF.format(model=request.__name__)},
             "examples": {name: {"summary": name, "value": value} for name, value in examples.items()},
         }
     }
-    ok: dict[str, Any] = {
-        "model": answer,
-        "description": f"the answer; {stream}",
-        "content": {"text/event-stream": {}},
-    }
+    ok: dict[str, Any] = {"model": answer, "description": "the answer"}
+    if stream is not None:
+        ok |= {"description": f"the answer; {stream}", "content": {"text/event-stream": {}}}
     described = {status: {"model": ErrorBody, "description": text} for status, text in {**_ERRORS, **errors}.items()}
     return {
         "responses": {200: ok, **described},
@@ -63,7 +62,7 @@ def complete_schema(app: FastAPI, model_name: str) -> None:
             return app.openapi_schema
         schema = generate()
         components = schema.setdefault("components", {}).setdefault("schemas", {})
-        for model in (ChatRequest, CompletionRequest, InteractiveRequest):
+        for model in (ChatRequest, CompletionRequest, InteractiveRequest, TokenizeBody, DetokenizeBody):
             definition = model.model_json_schema(ref_template=_REF)
             components.update(definition.pop("$defs", {}))
             components[model.__name__] = definition

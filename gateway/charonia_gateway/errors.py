@@ -63,12 +63,14 @@ def unavailable(message: str, retry_after_s: int = 5) -> ApiError:
 # The engine's errors begin with the field's name; these have another name here.
 _PARAMS = {
     "text_input": "prompt",
+    "prompt_token_ids": "prompt",
+    "input_ids": "prompt",
     "stop_words": "stop",
     "return_log_probs": "logprobs",
     "prompt_logprobs": "logprobs",
     "timeout_ms": "timeout",
 }
-_FIELD = re.compile(r"^([a-z_]+)((?:\[\d+\]|\.[a-z_]+)*)(?=:| =| is\b)")
+_FIELD = re.compile(r"^([a-z_]+)((?:\[\d+\]|\.[a-z_]+)*)(?=:| =| is\b| holds\b)")
 _CONTEXT = re.compile(r"\bdo(?:es)? not fit\b.*session_len", re.DOTALL)
 
 

@@ -38,6 +38,8 @@ BODIES: dict[str, dict[str, Any]] = {
         "stream": True,
     },
     "/v1/completions": {"model": "demo", "prompt": ["Hello", "you"], "max_tokens": 2, "logprobs": 1, "n": 2},
+    "/tokenize": {"prompt": "Hello", "add_special_tokens": False, "return_token_strs": True},
+    "/detokenize": {"tokens": [5, 6]},
     "/v1/chat/interactive": {"prompt": "Hello", "session_id": 7, "interactive_mode": True, "request_output_len": 2},
 }
 TENSORS: dict[str, tuple[str, Any]] = {
@@ -50,6 +52,8 @@ TENSORS: dict[str, tuple[str, Any]] = {
     "session_id": ("BYTES", "s"),
     "echo": ("BYTES", "e"),
     "input_ids": ("INT32", 5),
+    "prompt_token_ids": ("INT32", 5),
+    "add_special_tokens": ("BOOL", True),
     "continuation_ids": ("INT32", 5),
     "bad_words_ids": ("INT32", 5),
     "output_ids": ("INT32", 5),

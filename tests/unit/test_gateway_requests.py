@@ -74,6 +74,13 @@ def test_all_choices_of_a_prompt_are_one_request() -> None:
     ]
 
 
+@pytest.mark.parametrize(("prompt", "expected"), [([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])])
+def test_token_ids_are_sent_as_they_are(prompt: list[object], expected: list[list[int]]) -> None:
+    requests = completion(prompt=prompt).engine_requests()
+    assert [request.prompt_token_ids for request in requests] == expected
+    assert all(request.text is None for request in requests)
+
+
 def test_an_echo_with_log_probabilities_asks_for_the_prompts() -> None:
     (request,) = completion(echo=True, logprobs=2).engine_requests()
     assert (request.logprobs, request.prompt_logprobs) == (2, 2)
@@ -278,10 +285,15 @@ def test_a_wrong_chat_field_is_named_with_what_would_be_right(fields: dict[str, 
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
-        ({"prompt": [1, 2]}, "prompt", "token ids"),
-        ({"prompt": [[1], [2]]}, "prompt", "token ids"),
-        ({"prompt": []}, "prompt", "a string or a list"),
-        ({"prompt": {"a": 1}}, "prompt", "a string or a list"),
+        ({"prompt": [1, "two"]}, "prompt", "entry 1 is no token id"),
+        ({"prompt": [[1], "two"]}, "prompt", "send a string, a list of strings"),
+        ({"prompt": [[1], []]}, "prompt", "none of them empty"),
+        ({"prompt": [True]}, "prompt", "send a string"),
+        ({"prompt": [1, True]}, "prompt", "entry 1 is no token id"),
+        ({"prompt": [-1]}, "prompt", "entry 0 is no token id"),
+        ({"prompt": [2**31]}, "prompt", "whole numbers from 0 on"),
+        ({"prompt": []}, "prompt", "a string, a list of strings"),
+        ({"prompt": {"a": 1}}, "prompt", "a string, a list of strings"),
         ({"n": 3, "best_of": 2}, "best_of", "less than n = 3"),
         ({"best_of": 3, "stream": True}, "best_of", "do not stream"),
         ({"max_tokens": 0}, "max_tokens", "echo = true only"),
@@ -476,6 +488,19 @@ def test_what_a_tokenizer_adds_to_a_prompt_is_not_in_its_echo() -> None:
     assert shown["tokens"] == ["Hi", "<s>", "!"]
     assert shown["token_logprobs"] == [-1.0, -2.0, -3.0]
     assert shown["text_offset"] == [0, 2, 5]
+
+
+def test_every_token_of_a_prompt_that_was_sent_as_tokens_is_in_its_echo() -> None:
+    """So that a client finds each of its tokens at its place; and those of the answer, though they add nothing."""
+    part = prompt_part([b"<s>", b" Hi", b"", b"!"], [True, False, False, False])
+    logprobs = CompletionLogprobs(every=True)
+    shown = logprobs.of_prompt(part, "<s> Hi!", exact=True)
+    assert shown["tokens"] == ["<s>", " Hi", "", "!"]
+    assert shown["token_logprobs"] == [None, -1.0, -2.0, -3.0]
+    answer = GenerateResponse("x", (1, 2), "stop", logprobs=(-1.0, -2.0), tokens=[b"x", b""], top_logprobs=[[], []])
+    shown = logprobs.of(answer)
+    assert (shown["tokens"], shown["token_logprobs"], shown["text_offset"]) == (["x", ""], [-1.0, -2.0], [7, 8])
+    assert CompletionLogprobs().of(answer)["tokens"] == ["x"]
 
 
 def test_a_prompt_of_one_token_has_no_log_probability() -> None:

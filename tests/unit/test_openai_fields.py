@@ -32,7 +32,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"messages": [USER] * 10_001},
     ],
     "/v1/completions": [
-        {"prompt": [1, 2]},
+        {"prompt": [1, "two"]},
         {"suffix": "the end"},
         {"max_tokens": 0},
         {"logprobs": 21},

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from charonia_client import (
     BadRequest,
@@ -24,6 +24,8 @@ from charonia_client import (
     GenerateRequest,
     GenerateResponse,
     Overloaded,
+    Tokenized,
+    TokenizeRequest,
     Unavailable,
 )
 
@@ -34,6 +36,7 @@ from charonia_gateway.endpoints.health import State
 from charonia_gateway.logprobs import MAX_ENTRIES, count_entries
 
 log = logging.getLogger("charonia_gateway")
+Asked = TypeVar("Asked")
 
 # A request may itself crash its server. It must not crash all of them.
 _MAX_LOST_CONNECTIONS = 2
@@ -123,6 +126,25 @@ class Pool:
             with contextlib.suppress(CharoniaError):
                 return await endpoint.client.look_up(ids)
         raise Unavailable("no server knows the names of tokens")
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokenized:
+        """What the tokenizer of one of the servers makes of it. Raises the client's errors."""
+        return await self._asked(lambda client: client.tokenize(request))
+
+    async def tokenizer_info(self) -> dict[str, Any]:
+        """What Client.tokenizer_info() of one of the servers says. Raises the client's errors."""
+        return await self._asked(Client.tokenizer_info)
+
+    async def _asked(self, action: Callable[[Client], Awaitable[Asked]]) -> Asked:
+        """What a server answers, that with the least work first; of several servers one that cannot is passed over."""
+        usable = [one for one in self.endpoints if one.usable or len(self.endpoints) == 1]
+        failure: CharoniaError | None = None
+        for endpoint in sorted(usable, key=lambda one: one.outstanding_tokens):
+            try:
+                return await action(endpoint.client)
+            except (Overloaded, Unavailable) as error:
+                failure = error
+        raise failure or self._told([])
 
     async def quality(self) -> list[dict[str, Any]]:
         """The quality records of the model, asked of one server and remembered for a while. [] where none can say."""

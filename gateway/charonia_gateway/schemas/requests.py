@@ -221,7 +221,7 @@ class CompletionRequest(Sampling):
 
     operation: ClassVar[str] = "text_completion"
 
-    prompt: Prompt = Field(description="a text or several")
+    prompt: Prompt = Field(description="a text or several, or token ids: one list, or a list of lists")
     max_tokens: int | None = Field(16, ge=0, le=INT32, description="longest answer in tokens; 0 with echo")
     logprobs: int | None = Field(
         None, ge=0, le=20, description="likeliest tokens at each place; with echo, of the prompt too"
@@ -261,7 +261,8 @@ class CompletionRequest(Sampling):
         """One per prompt."""
         return [
             self.to_engine(
-                text=prompt,
+                text=prompt if isinstance(prompt, str) else None,
+                prompt_token_ids=None if isinstance(prompt, str) else prompt,
                 max_tokens=1 if self.prompt_only else self.max_tokens,
                 best_of=self.best_of,
                 logprobs=self.logprobs,

@@ -97,3 +97,27 @@ class Model(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"]
     data: list[Model]
+
+
+class TokensBody(BaseModel):
+    """The answer of /tokenize."""
+
+    count: int
+    max_model_len: int | None = Field(description="tokens of the longest sequence; null where it is not known")
+    tokens: list[int]
+    token_strs: list[str] | None = Field(description="where return_token_strs asked for them")
+
+
+class PromptBody(BaseModel):
+    """The answer of /detokenize."""
+
+    prompt: str
+
+
+class TokenizerInfo(BaseModel):
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
+    chat_template: str | None
