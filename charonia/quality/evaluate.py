@@ -27,6 +27,7 @@ from charonia.weights.quality_record import (
     ReferenceScore,
     TextScore,
     check_can_save,
+    fingerprint_of,
     quality_table,
     save_record,
 )
@@ -77,14 +78,18 @@ def evaluate(
     questions: files; None: those of the package. ask: whether questions are asked. window, stride: tokens. dtype: for
     Hugging Face folders, of both models. Raises CharoniaError saying what would be right.
     """
+    if questions is not None and not ask:
+        raise InvalidRequestError(f"questions = {questions} and ask = false (--no-ask) contradict each other")
     text = text or default_text()
     content = _read_text(text)
     asked = _Asked.of(questions or default_questions()) if ask else None
     settings = dict(settings or {})
     progress = Progress(show_progress)
     location = workspace.locate(model)
+    weights = ""
     if save:
         check_can_save(location)
+        weights = fingerprint_of(location)  # before they are loaded: it is of those, whatever comes in their place
     with _load(location, dtype, settings, window) as engine:
         ids = _encode(engine, content)
         _check_window(engine, window)
@@ -122,8 +127,9 @@ def evaluate(
         weight_bytes=info.weight_bytes,
         quant_policy=info.quant_policy,
         device=f"{info.device} ({info.instruction_set})",
+        weights=weights,
         text=TextScore(
-            name=text.name,
+            name=_named(text, content),
             sha256=_sha256(content),
             tokens=len(ids),
             window=window,
@@ -157,8 +163,10 @@ class _Asked:
             return answers_right(engine, self.questions, advance)
 
     def score(self, right: int) -> QuestionScore:
-        sha256 = _sha256(_read_text(self.file))
-        return QuestionScore(name=self.file.name, sha256=sha256, asked=len(self.questions), right=right)
+        content = _read_text(self.file)
+        return QuestionScore(
+            name=_named(self.file, content), sha256=_sha256(content), asked=len(self.questions), right=right
+        )
 
 
 def _reference_score(reference: Engine, found: Comparison, right: int | None) -> ReferenceScore:
@@ -213,6 +221,11 @@ def _read_text(file: Path) -> str:
 
 def _sha256(content: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _named(file: Path, content: str) -> str:
+    """A name that tells files of the same name apart."""
+    return f"{file.name} ({_sha256(content)[:8]})"
 
 
 def show(record: QualityRecord, console: Console) -> None:

@@ -183,6 +183,8 @@ class Client:
                 running -= response.finish_reason is not None
                 if response.logprobs or response.prompt_ids:
                     await self._tokens.name_tokens(response)
+                if request.name_stop_word and response.finish_reason == "stop":
+                    response.stop_word = await self._tokens.stop_word(response, request.stop_words)
                 yield response
             if running:
                 raise ServerError(f"Triton at {self.target} ended the answer without a finish reason")

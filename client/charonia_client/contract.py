@@ -116,6 +116,7 @@ ASKED_WITH: dict[str, tuple[str, ...]] = {
         "top_log_probs",
         "cum_log_probs",
     ),
+    "name_stop_word": ("text_span",),
     "best_of": (
         "sequence_index",
         "cum_log_probs",

@@ -164,11 +164,11 @@ def decode(message: Any) -> GenerateResponse:
     logprobs = values.get("output_log_probs")
     if logprobs:
         response.logprobs = logprobs
-        response.text_span = values["text_span"]
         response.top_logprobs = _rows(
             len(logprobs), values.get("top_log_prob_ids", ()), values.get("top_log_probs", ())
         )
     if len(values) > len(ALWAYS):
+        response.text_span = values.get("text_span", ())
         response.index = values.get("sequence_index", 0)
         response.cum_logprob = values.get("cum_log_probs", 0.0)
         response.content = values.get("content_output", "")

@@ -47,6 +47,7 @@ class GenerateRequest(ScalarFields, _Chat):
     bad_words: Sequence[str] = ()
     logit_bias: Mapping[int, float] | None = None
     end_id: Sequence[int] = ()  # instead of the model's own
+    name_stop_word: bool | None = None  # say which of stop_words ended an answer
     logprobs: int | None = None  # of the token chosen and of this many likeliest, 0 to 20
     stream: bool = True  # False: one response with the whole text
     echo: bool = False  # begin with the prompt's text
@@ -159,7 +160,8 @@ class GenerateResponse:
     logprobs: tuple[float, ...] = ()
     tokens: list[bytes | None] = field(default_factory=list)
     top_logprobs: list[list[TopToken]] = field(default_factory=list)
-    text_span: tuple[int, ...] = ()  # with logprobs: [begin, end) of the text in the joined bytes of the tokens
+    # With logprobs or name_stop_word: [begin, end) of the text in the joined bytes of the tokens.
+    text_span: tuple[int, ...] = ()
     index: int = 0  # which of the n answers this is a part of
     cum_logprob: float = 0.0  # of the answer's tokens so far, where log probabilities or best_of were asked for
     # With parsed: of the text, what is neither reasoning nor a call; the reasoning; and the calls.
@@ -168,6 +170,7 @@ class GenerateResponse:
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     num_reasoning_tokens: int = 0  # of num_output_tokens
     num_session_tokens: int = 0  # of num_input_tokens: the session's history
+    stop_word: str | None = None  # with name_stop_word, on the last part: which one ended the answer, if any did
     # With prompt_logprobs, on the first part of answer 0: an entry for each token of the prompt in prompt_ids,
     # prompt_tokens and prompt_special, and one for each from the second on in the others.
     prompt_ids: tuple[int, ...] = ()

@@ -158,8 +158,7 @@ TEST(QuantLayouts, PackedRowsHaveTheirLowestBitsFirst) {
                              .group_size = 32,
                              .zeros = zeros};
       const auto tensors = files.add(pack_packed_rows(w));
-      expect_all_ranges(
-          how, tensors, [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
+      expect_all_ranges(how, tensors, [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
       const auto part = opened(how, tensors);
       EXPECT_EQ(part.format(), (ops::QuantFormat{how.code, 32, zeros, DType::bf16, Activations::as_is}));
       EXPECT_EQ(part.name(), "l.qweight");
@@ -185,8 +184,7 @@ TEST(QuantLayouts, AwqHasEightRowsOfAColumnInItsOrder) {
   w.zeros[3] = 0;
   const Quantization how{.layout = QuantLayout::awq, .code = Code::u4, .group_size = 32, .zeros = true};
   const auto tensors = files.add(pack_awq(w));
-  expect_all_ranges(
-      how, tensors, [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
+  expect_all_ranges(how, tensors, [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
   EXPECT_EQ(opened(how, tensors).format(), (ops::QuantFormat{Code::u4, 32, true, DType::f16, Activations::as_is}));
 }
 
@@ -200,8 +198,7 @@ TEST(QuantLayouts, GptqHasEightOrFourColumnsOfARow) {
                              .group_size = 32,
                              .zeros = true,
                              .zero_offset = offset};
-      expect_all_ranges(
-          how, files.add(pack_gptq(w, offset)), [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
+      expect_all_ranges(how, files.add(pack_gptq(w, offset)), [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
     }
   }
 }
@@ -278,6 +275,22 @@ TEST(QuantLayouts, ZerosOfSymmetricCodesAreNone) {
   }
 }
 
+TEST(QuantLayouts, PartsOfOneInputHaveTheGreatestOfItsScales) {
+  Files files;
+  const Quantization how{.layout = QuantLayout::rows, .code = Code::i8, .activations = ops::Activations::i8_tensor};
+  const auto part = [&](float input_scale) {
+    QuantTensors tensors{.path = "f", .codes = {}, .scales = {}, .zeros = {}, .order = {}, .input_scale = {}};
+    tensors.codes = files.add("l.weight", file_tensor("I8", {2, 16}, std::vector<std::uint8_t>(32, 1)));
+    tensors.scales = files.add("l.scale", file_tensor("F32", {2, 1}, std::vector<float>(2, 1)));
+    tensors.input_scale = files.add("l.input_scale", file_tensor("F32", {1}, std::vector<float>{input_scale}));
+    return opened(how, tensors);
+  };
+  auto a = part(0.25F), b = part(0.5F), c = part(0.125F);
+  std::vector<QuantPart*> parts = {&a, &b, &c};
+  QuantPart::unify(parts);
+  for (const auto* one : parts) EXPECT_EQ(one->input_scale(), 0.5F);
+}
+
 // Bytes of random codes; of FP8 none that is NaN.
 std::vector<std::uint8_t> random_bytes(std::int64_t n, bool f8) {
   std::mt19937 random(3);
@@ -343,11 +356,19 @@ TEST(QuantLayouts, MatricesAboveOneAnotherHaveTheirScalesAndBlocks) {
                testing::f8_e4m3_value(bytes[static_cast<std::size_t>(r * 32 + c)]);
       },
       16);
+  // As many values, in another order.
+  for (const auto& shape : {std::vector<std::int64_t>{2, 3, 2}, {2, 2, 3}, {6, 1, 2}}) {
+    tensors.scales = files.add("l.scale", file_tensor("F32", shape, scales));
+    expect_refused([&] { opened(how, tensors); }, "expected [6, 2] or [3, 2, 2]: blocks of 8");
+  }
+  tensors.scales = files.add("l.scale", file_tensor("F32", {6, 2}, scales));
+  EXPECT_EQ(opened(how, tensors).rows(), 48);
   // Matrices of 15 rows: the second one's blocks would begin in the middle of one.
   tensors.codes =
       files.add("l.weight", file_tensor("F8_E4M3", {2, 15, 32}, random_bytes(std::int64_t{2} * 15 * 32, true)));
   tensors.scales = files.add("l.scale", file_tensor("F32", {4, 2}, std::vector<float>(8, 1)));
-  expect_refused([&] { opened(how, tensors); }, "has scales l.scale of shape [4, 2], expected [4, 2]: blocks of 8");
+  expect_refused([&] { opened(how, tensors); },
+                 "has scales l.scale of shape [4, 2], expected [4, 2] or [2, 2, 2]: blocks of 8");
 }
 
 TEST(QuantLayouts, Mxfp4HasPowersOfTwo) {
@@ -404,8 +425,7 @@ TEST(QuantLayouts, ShapesThatDoNotFitAreRefused) {
     refused(layout, none, "rows [5, 5)", {{5, 5}});
     refused(layout, none, "columns [16, 48) of l.", {}, {{16, 48}});
     refused(layout, none, "expected a range that begins and ends at groups of 32 columns", {}, {{32, 100}});
-    refused(
-        layout, [](auto& tensors, auto&) { tensors.zeros->view.shape[0] -= 1; }, "has zeros l.");
+    refused(layout, [](auto& tensors, auto&) { tensors.zeros->view.shape[0] -= 1; }, "has zeros l.");
     refused(
         layout,
         [](auto& tensors, auto&) {
@@ -416,6 +436,13 @@ TEST(QuantLayouts, ShapesThatDoNotFitAreRefused) {
                                  : layout == QuantLayout::awq ? 128
                                                               : 16));
   }
+  constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max() / 2;
+  refused(
+      QuantLayout::packed_rows, [](auto& tensors, auto&) { tensors.codes.view.shape = {0, kHuge}; },
+      "a weight has no size of 0");
+  refused(
+      QuantLayout::packed_rows, [](auto& tensors, auto&) { tensors.codes.view.shape = {kHuge, kHuge, 0}; },
+      "a weight has no size of 0");
   refused(
       QuantLayout::gptq, [](auto& tensors, auto&) { tensors.order->view.shape = {127}; },
       "l.g_idx of shape [127], expected [128]");
