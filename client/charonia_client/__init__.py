@@ -21,6 +21,7 @@ from charonia_client.types import (
     Timings,
     Tokenized,
     TokenizeRequest,
+    ToolCallDelta,
 )
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "Timings",
     "TokenizeRequest",
     "Tokenized",
+    "ToolCallDelta",
     "Unavailable",
     "Unresponsive",
 ]

@@ -23,7 +23,6 @@ class InteractiveRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
     operation: ClassVar[str] = "chat"
-    guide_field: ClassVar[str | None] = None  # none of its fields says what the answer has to be
 
     model: str | None = Field(None, description="a name that /v1/models lists; there is only one")
     prompt: Annotated[Annotated[Messages, Field(min_length=1)] | None, BeforeValidator(_prompt), OrText()] = Field(
