@@ -42,6 +42,8 @@ Asked = TypeVar("Asked")
 _MAX_LOST_CONNECTIONS = 2
 _QUALITY_AGE_S = 10.0
 _QUALITY_TIMEOUT_S = 1.0
+# A chat waits for the answer. It changes only with the model, for which servers are started anew.
+_FORMATS_AGE_S = 300.0
 _MAX_TARGETS = 1000  # of which it is remembered what they were not told
 
 
@@ -89,7 +91,7 @@ class Pool:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self.endpoints: list[Endpoint] = []
         self._quality: tuple[float, list[dict[str, Any]]] | None = None  # when it was asked for, and the answer
-        self._formats: tuple[float, dict[str, str | None]] | None = None  # the same
+        self._formats: tuple[float, dict[str, str | None]] | None = None  # until when they hold, and what they are
         # By target: a server that leaves the list and comes back may have histories that are out of date.
         self._stale: Recent[str, Recent[str, None]] = Recent(_MAX_TARGETS)
 
@@ -162,18 +164,20 @@ class Pool:
         return records
 
     async def answer_formats(self) -> dict[str, str | None]:
-        """The formats of the model's `tool_calls` and `reasoning`, asked of one server and remembered for a while. None
-        where the model has none, and where no server can say."""
-        if self._formats and self._formats[0] > time.monotonic() - _QUALITY_AGE_S:
+        """The formats of the model's `tool_calls` and `reasoning`, asked of one server and remembered. None where the
+        model has none, and where no server can say."""
+        if self._formats and self._formats[0] > time.monotonic():
             return self._formats[1]
         formats = self._formats[1] if self._formats else {}
         usable = [one for one in self.endpoints if one.usable]
+        age_s = _QUALITY_AGE_S
         for endpoint in usable:
             with contextlib.suppress(CharoniaError):
                 formats = await endpoint.client.answer_formats(_QUALITY_TIMEOUT_S)
+                age_s = _FORMATS_AGE_S
                 break
         if usable:
-            self._formats = (time.monotonic(), formats)
+            self._formats = (time.monotonic() + age_s, formats)
         return formats
 
     def _stale_at(self, target: str) -> Recent[str, None]:
