@@ -19,6 +19,7 @@ from charonia.errors import (
 
 if TYPE_CHECKING:
     from charonia.api.engine import AsyncStream, Engine, Stream
+    from charonia.api.guides import Guide
     from charonia.api.results import Chunk, Output, SamplingParams, Timings
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ _LAZY = {
     "AsyncStream": "charonia.api.engine",
     "Chunk": "charonia.api.results",
     "Engine": "charonia.api.engine",
+    "Guide": "charonia.api.guides",
     "Output": "charonia.api.results",
     "SamplingParams": "charonia.api.results",
     "Stream": "charonia.api.engine",
@@ -42,6 +44,7 @@ __all__ = [
     "DeviceFailedError",
     "Engine",
     "EngineClosedError",
+    "Guide",
     "InternalError",
     "InvalidRequestError",
     "ModelError",

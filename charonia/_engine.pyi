@@ -139,6 +139,7 @@ class Engine:
         end_session: bool = False,
         timeout_ms: int | None = None,
         prompt_logits: bool = False,
+        guide: tuple[str, str] | None = None,  # type and text
         callback: Callable[[Result], None],
     ) -> int: ...
     def cancel(self, handle: int) -> bool: ...

@@ -21,8 +21,11 @@ write() {
   echo "$folder/$1.cdx.json"
 }
 
-# The engine's libraries are headers: of what its build needs, no more than these is in the image.
-compiled_in() { awk '/^[a-z]/ { wanted = /^(nlohmann-json|pybind11)==/ } wanted' docker/requirements/build.txt; }
+# Of what the engine's build needs, no more than these headers and xgrammar's sources is in the image.
+compiled_in() {
+  awk '/^[a-z]/ { wanted = /^(nlohmann-json|pybind11)==/ } wanted' docker/requirements/build.txt
+  grep '^xgrammar==' engine/third_party/xgrammar.txt
+}
 
 { cat docker/requirements/server.txt docker/requirements/triton.txt; compiled_in; } | write server pyproject.toml
 write gateway gateway/pyproject.toml <docker/requirements/gateway.txt

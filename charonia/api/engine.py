@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from charonia import _engine
+from charonia.api.guides import Guide
 from charonia.api.results import Chunk, Messages, Output, SamplingParams
 from charonia.api.streams import AsyncStream, Gathering, Stream, chunk_of
 from charonia.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError
@@ -119,6 +120,7 @@ class Engine:
         end_session: bool = False,
         timeout: float | None = None,
         priority: int = 0,
+        guide: Guide | None = None,
     ) -> list[Output]:
         """Runs all prompts together and waits; outputs in the order of the prompts. With n > 1 the n outputs of a
         prompt follow each other, as OpenAI's `choices` do: `index` says which is which.
@@ -129,7 +131,7 @@ class Engine:
         session_id: the one prompt is what a user says next in this session; the engine keeps what went before. A
         session that is new, or not kept any more, begins with the prompt. new_session: it begins anew in any case; then
         the prompt is the whole conversation. end_session: forget it afterwards. timeout: seconds until
-        DeadlineExceededError. priority: higher goes first.
+        DeadlineExceededError. priority: higher goes first. guide: what the text of all of them has to be.
         """
         given_prompts = split(prompts)
         if session_id and len(given_prompts) != 1:
@@ -149,7 +151,7 @@ class Engine:
         try:
             for index, (prompt, params) in enumerate(zip(encoded, each, strict=True)):
                 submit = self._submitter(
-                    prompt, params, stream=False, session=session, timeout=timeout, priority=priority
+                    prompt, params, stream=False, session=session, timeout=timeout, priority=priority, guide=guide
                 )
                 while index not in chunks:
                     try:
@@ -178,6 +180,7 @@ class Engine:
         end_session: bool = False,
         timeout: float | None = None,
         priority: int = 0,
+        guide: Guide | None = None,
     ) -> Stream:
         """Submits at once and iterates over the chunks. Leaving early (break, close, an exception) cancels.
 
@@ -186,7 +189,7 @@ class Engine:
         """
         params = sampling or SamplingParams()
         session = Session(session_id, new_session, end_session)
-        submit = self._streaming(prompt, params, session, request_id, timeout, priority)
+        submit = self._streaming(prompt, params, session, request_id, timeout, priority, guide)
         return Stream(self._open(), submit, self, params.n)
 
     def astream(
@@ -200,17 +203,25 @@ class Engine:
         end_session: bool = False,
         timeout: float | None = None,
         priority: int = 0,
+        guide: Guide | None = None,
     ) -> AsyncStream:
         """The same on the running event loop: `async for chunk in engine.astream(...)`."""
         params = sampling or SamplingParams()
         session = Session(session_id, new_session, end_session)
-        submit = self._streaming(prompt, params, session, request_id, timeout, priority)
+        submit = self._streaming(prompt, params, session, request_id, timeout, priority, guide)
         return AsyncStream(self._open(), submit, self, params.n)
 
-    def chat(self, messages: Messages, sampling: SamplingParams | None = None, *, session_id: str = "") -> Output:
+    def chat(
+        self,
+        messages: Messages,
+        sampling: SamplingParams | None = None,
+        *,
+        session_id: str = "",
+        guide: Guide | None = None,
+    ) -> Output:
         """The answer to a conversation. With a session_id the messages are the new ones only: the engine keeps the
         others, and a session that it does not have begins with these."""
-        return self.generate(messages, sampling, session_id=session_id)[0]
+        return self.generate(messages, sampling, session_id=session_id, guide=guide)[0]
 
     def prompt_logits(self, token_ids: Sequence[int]) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Whole rows of logits of a prompt, in pieces as they are computed: (position, rows [n, vocab_size]).
@@ -307,6 +318,7 @@ class Engine:
         request_id: str,
         timeout: float | None,
         priority: int,
+        guide: Guide | None,
     ) -> Callable[[Callable[[_engine.Result], None]], int]:
         return self._submitter(
             self._encode(prompt, session),
@@ -316,6 +328,7 @@ class Engine:
             session=session,
             timeout=timeout,
             priority=priority,
+            guide=guide,
         )
 
     def _submitter(
@@ -327,12 +340,15 @@ class Engine:
         session: Session,
         timeout: float | None,
         priority: int,
+        guide: Guide | None,
         request_id: str = "",
     ) -> Callable[[Callable[[_engine.Result], None]], int]:
         native = self._open()
         _check_text("request_id", request_id)
         if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
             raise InvalidRequestError(f"priority = {priority!r} is not valid: it must be an integer of 32 bits")
+        if guide is not None:
+            _check_text("guide", guide.text)
         params = native_sampling(lambda: self.tokenizer, sampling)
         submit: Any = functools.partial(
             native.submit,
@@ -346,6 +362,7 @@ class Engine:
             continuation_ids=prompt.continuation_ids,
             end_session=session.ends,
             timeout_ms=None if timeout is None else _milliseconds(timeout),
+            guide=None if guide is None else (guide.type, guide.text),
         )
         return lambda callback: int(submit(callback=callback))
 

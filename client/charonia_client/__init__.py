@@ -15,6 +15,7 @@ from charonia_client.errors import (
 from charonia_client.types import (
     GenerateRequest,
     GenerateResponse,
+    Guide,
     ModelMetadata,
     ServerMetadata,
     Timings,
@@ -31,6 +32,7 @@ __all__ = [
     "DeadlineExceeded",
     "GenerateRequest",
     "GenerateResponse",
+    "Guide",
     "ModelMetadata",
     "NotReady",
     "Overloaded",

@@ -64,6 +64,10 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
         value = getattr(request, field)
         if value is not None:
             _numbers(message, name, datatype, [value])
+    if request.guide is not None:
+        _texts(message, "guided_decoding_guide_type", [request.guide.type.encode()])
+        if request.guide.text:
+            _texts(message, "guided_decoding_guide", [request.guide.text.encode()])
     if request.end_id:
         _numbers(message, "end_id", "INT32", request.end_id)
     if request.stop_words:

@@ -12,6 +12,18 @@ from charonia_client.contract import ScalarFields
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
+GuideType = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag", "choice"]
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """Structured output (docs/structured_output.md): what the text has to be. text: the schema, expression, grammar or
+    tag, or a JSON list of choices; empty for json, which is any JSON object."""
+
+    type: GuideType
+    text: str = ""
+
+
 class _Chat:
     """The JSON that a chat is sent as."""
 
@@ -47,6 +59,7 @@ class GenerateRequest(ScalarFields, _Chat):
     bad_words: Sequence[str] = ()
     logit_bias: Mapping[int, float] | None = None
     end_id: Sequence[int] = ()  # instead of the model's own
+    guide: Guide | None = None  # what the text has to be
     name_stop_word: bool | None = None  # say which of stop_words ended an answer
     logprobs: int | None = None  # of the token chosen and of this many likeliest, 0 to 20
     stream: bool = True  # False: one response with the whole text

@@ -213,7 +213,8 @@ void raise_error(const Error& error) {
 Engine::Handle submit(EngineHolder& holder, std::string id, std::vector<TokenId> input_ids, SamplingParams sampling,
                       int priority, bool stream, bool strip_leading_space, std::string session_id,
                       std::vector<TokenId> continuation_ids, bool end_session, std::optional<int> timeout_ms,
-                      bool prompt_logits, py::function function) {
+                      bool prompt_logits, const std::optional<std::pair<std::string, std::string>>& guide,
+                      py::function function) {
   Request request;
   request.id = std::move(id);
   request.input_ids = std::move(input_ids);
@@ -226,6 +227,7 @@ Engine::Handle submit(EngineHolder& holder, std::string id, std::vector<TokenId>
   request.end_session = end_session;
   request.timeout_ms = timeout_ms;
   request.prompt_logits = prompt_logits;
+  if (guide) request.guide = Guide{guide_type(guide->first), guide->second};
   Callback callback(std::move(function));
   const py::gil_scoped_release release;
   return holder.get().submit(std::move(request), std::move(callback));
@@ -434,7 +436,8 @@ PYBIND11_MODULE(_engine, m) {
       .def("submit", &submit, py::kw_only(), py::arg("id"), py::arg("input_ids"), py::arg("sampling"),
            py::arg("priority"), py::arg("stream"), py::arg("strip_leading_space"), py::arg("session_id") = "",
            py::arg("continuation_ids") = std::vector<TokenId>{}, py::arg("end_session") = false,
-           py::arg("timeout_ms") = std::nullopt, py::arg("prompt_logits") = false, py::arg("callback"),
+           py::arg("timeout_ms") = std::nullopt, py::arg("prompt_logits") = false,
+           py::arg("guide") = std::nullopt, py::arg("callback"),
            "Queues a request; callback(Result) is called on the delivery thread. Returns its handle.")
       .def(
           "cancel", [](EngineHolder& holder, Engine::Handle handle) { return holder.cancel(handle); },

@@ -106,6 +106,16 @@ std::string read_session_id(const Inputs& inputs) {
   return std::move(id);
 }
 
+std::optional<Guide> read_guide(const Inputs& inputs) {
+  auto type = inputs.strings("guided_decoding_guide_type", 1);
+  auto guide = inputs.strings("guided_decoding_guide", 1);
+  if (!type || type->empty()) {
+    if (guide && !guide->empty()) reject("guided_decoding_guide needs guided_decoding_guide_type beside it");
+    return std::nullopt;
+  }
+  return Guide{guide_type(type->front()), guide && !guide->empty() ? std::move(guide->front()) : std::string()};
+}
+
 Action read_action(const Inputs& inputs, const Request& request, bool has_input) {
   const bool stop = inputs.scalar<bool>("stop").value_or(false);
   const bool cancel = inputs.scalar<bool>("cancel").value_or(false);
@@ -147,6 +157,7 @@ EngineCall read_call(TRITONBACKEND_Request* request) {
   }
   call.request.input_ids = std::move(ids->values);
   call.request.sampling = read_sampling(inputs);
+  call.request.guide = read_guide(inputs);
   if (auto more = inputs.tensor<std::int32_t>("continuation_ids")) {
     if (!more->values.empty() && call.request.session_id.empty()) {
       reject("continuation_ids has " + std::to_string(more->values.size()) +

@@ -117,8 +117,9 @@ def _without_places(text: str) -> str:
     return text
 
 
-def from_engine(error: CharoniaError) -> ApiError:
-    """The answer for an error of the engine client. What it says of servers goes to the log."""
+def from_engine(error: CharoniaError, guide_field: str | None = None) -> ApiError:
+    """The answer for an error of the engine client. What it says of servers goes to the log. guide_field: the request's
+    field that said what the answer has to be."""
     text = str(error) if isinstance(error, BadRequest) else _without_places(str(error))
     match error:
         case BadRequest():
@@ -126,6 +127,8 @@ def from_engine(error: CharoniaError) -> ApiError:
                 return ApiError(400, text, code="context_length_exceeded")
             if found := _FIELD.match(text):
                 name = _PARAMS.get(found.group(1), found.group(1))
+                if name == "guided_decoding_guide":
+                    name = guide_field or name
                 text = name + text[found.end(1) :]
                 return ApiError(400, text, param=name + found.group(2), code="invalid_value")
             return ApiError(400, text, code="invalid_value")
@@ -155,7 +158,7 @@ async def handle_api_error(request: Request, error: Exception) -> JSONResponse:
 
 async def handle_engine_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, CharoniaError)
-    return _answer(request, from_engine(error))
+    return _answer(request, from_engine(error, record_of(request.scope).guide_field))
 
 
 async def handle_http_error(request: Request, error: Exception) -> JSONResponse:

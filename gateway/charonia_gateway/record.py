@@ -38,6 +38,7 @@ class Record:
         "error",
         "failed_status",
         "first_byte_s",
+        "guide_field",
         "model",
         "operation",
         "prompt",
@@ -57,6 +58,7 @@ class Record:
         self.status = 0  # of HTTP; 0: no answer has begun
         self.first_byte_s: float | None = None
         self.error: str | None = None  # its code
+        self.guide_field: str | None = None  # the body's that says what the answer has to be
         self.failed_status = 0  # of an error that came after the status had been sent; 0: none did
         self.trace_id: str | None = None  # 32 hexadecimal digits
 

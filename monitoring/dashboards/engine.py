@@ -33,6 +33,7 @@ def board() -> builders.Dashboard:
             "KV cache": _cache(),
             "Steps": _steps(),
             "What is asked": _shapes(),
+            "Structured output": _grammars(),
         },
         [label_variable("instance", "Server", "charonia_kv_blocks_total", "instance")],
     )
@@ -214,5 +215,32 @@ def _shapes() -> list[Panel]:
             TOKENS,
             "Longer than usual: requests hold their blocks longer. Ask for max_tokens, or look at the answers.",
             quantiles("charonia_request_generation_tokens", SERVERS),
+        ),
+    ]
+
+
+def _grammars() -> list[Panel]:
+    def per_second(metric: str) -> str:
+        return f"sum by (instance) (rate({metric}{{{SERVERS}}}[$__rate_interval]))"
+
+    hits, misses = (per_second(f"charonia_guide_cache_{kind}_total") for kind in ("hits", "misses"))
+    return [
+        graph(
+            "Time to compile a grammar",
+            SECONDS,
+            "Near guide_timeout_s: requests with such guides are rejected; ask who sends them for simpler ones.",
+            quantiles("charonia_guide_compile_seconds", SERVERS),
+        ),
+        graph(
+            "Time of a token mask",
+            SECONDS,
+            "Longer than a forward pass: steps wait for it. Ambiguous grammars take long.",
+            quantiles("charonia_token_mask_seconds", SERVERS),
+        ),
+        graph(
+            "Grammars found",
+            RATIO,
+            "Falling: guides are new each time, or guide_cache_size does not hold those in use.",
+            [Query(f"{hits} / ({hits} + {misses})", "{{instance}}")],
         ),
     ]

@@ -108,7 +108,7 @@ def compile_all(context: Context, to: Path) -> Done:
     ]  # fmt: skip
     limit_s = 380 if context.jobs >= 8 else 3400  # a machine that is lent for minutes, and a workstation
     done = run_command(command, context.logs / "compiling.log", limit_s=limit_s, env=env)
-    libraries = ["libcharonia_engine.a", f"lib{device}.a", "libtriton_charonia.so"]
+    libraries = ["libcharonia_engine.a", "libcharonia_xgrammar.a", f"lib{device}.a", "libtriton_charonia.so"]
     for name in (*libraries, *targets[3:]):
         if (cmake_folder / name).is_file():
             shutil.copy2(cmake_folder / name, to)
@@ -145,7 +145,7 @@ def _python_module(context: Context) -> Done:
     import pybind11
 
     package, limit_s = make_site(context.site), 150 if context.jobs >= 8 else 900
-    libraries = [f"libcharonia_cuda{_suffix(context.architecture)}.a", "libcharonia_engine.a"]
+    libraries = [f"libcharonia_cuda{_suffix(context.architecture)}.a", "libcharonia_engine.a", "libcharonia_xgrammar.a"]
     if context.architecture != HOST:
         libraries.append("libcudart_static.a")
     compiler = [*shlex.split(os.environ.get("CMAKE_CXX_COMPILER_LAUNCHER", "")), os.environ.get("CXX", "c++")]
@@ -206,6 +206,8 @@ def _configure(context: Context, cmake_folder: Path) -> list[str | Path]:
         command.append(f"-DCMAKE_CUDA_COMPILER={_tool('nvcc')}")
         command.append(f"-DCHARONIA_CUDA_ARCHITECTURES={context.architecture}-real")
         command.append(f"-DCHARONIA_CUDA_HEADERS={';'.join(headers)}")
+    if xgrammar := packages.unpacked(context.carried, packages.XGRAMMAR):
+        command.append(f"-DCHARONIA_XGRAMMAR={xgrammar}")
     if googletest not in ("", "/usr"):
         command.append(f"-DCMAKE_PREFIX_PATH={googletest}")
     return command

@@ -58,6 +58,7 @@ PLATFORMS = ("manylinux_2_35_x86_64", "manylinux_2_28_x86_64", "manylinux_2_27_x
 TRIP_BYTES = 48 << 20
 # Archives whose content is used as a folder: what was compiled, what it needs to compile there, the peer llama.cpp.
 COMPILED, GOOGLETEST, CUDA_HEADERS, LLAMA_CPP = "compiled", "googletest", "cuda_headers", "llama_cpp"
+XGRAMMAR = "xgrammar"
 
 
 def download_command(folder: str, python: str = "3.12") -> list[str]:
@@ -68,8 +69,9 @@ def download_command(folder: str, python: str = "3.12") -> list[str]:
 
 
 def pack(folder: Path, python: str, compiled: Path | None, more: Sequence[Path]) -> list[Path]:
-    """Fetches the wheels, makes them small, adds the folder of what was compiled, GoogleTest, headers of CUDA and
-    `more` (folders as archives), and lays all of it out in trips: folder/1, folder/2, ..., first what is needed first.
+    """Fetches the wheels, makes them small, adds the folder of what was compiled, GoogleTest, xgrammar, headers of
+    CUDA and `more` (folders as archives), and lays all of it out in trips: folder/1, folder/2, ..., first what is
+    needed first.
     """
     staging = folder / "all"
     shutil.rmtree(staging, ignore_errors=True)  # two releases of a package would not install
@@ -80,7 +82,7 @@ def pack(folder: Path, python: str, compiled: Path | None, more: Sequence[Path])
         print(f"packing {wheel.name}", flush=True)  # large ones take minutes
         slim(wheel, python)
     _copy_googletest(staging / GOOGLETEST)
-    folders = [(compiled, COMPILED), (staging / GOOGLETEST, GOOGLETEST)]
+    folders = [(compiled, COMPILED), (staging / GOOGLETEST, GOOGLETEST), (_xgrammar(), XGRAMMAR)]
     # Where they had to be fetched for this machine's build, the other one may lack them too.
     folders.append((ROOT / "build" / "cuda_headers", CUDA_HEADERS))
     archives = [_archive(source, staging / name) for source, name in folders if source and source.is_dir()]
@@ -186,6 +188,12 @@ def unpacked(carried: Path, name: str) -> Path | None:
             content.extractall(folder, filter="data")
         archive.unlink()
     return folder if folder.is_dir() else None
+
+
+def _xgrammar() -> Path:
+    """Its sources, which the engine is compiled with."""
+    command = [sys.executable, ROOT / "scripts" / "get_xgrammar.py"]
+    return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
 
 
 def _copy_googletest(folder: Path) -> None:

@@ -13,6 +13,7 @@ from charonia_client import (
     CharoniaError,
     DeadlineExceeded,
     GenerateResponse,
+    Guide,
     Overloaded,
     ServerError,
     Unavailable,
@@ -292,7 +293,18 @@ def test_a_body_has_no_more_values_than_its_lists_may_have(fields: dict[str, obj
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream = true only"),
         ({"tool_choice": "required"}, "tool_choice", "cannot be forced"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type", "'json_schema'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "needs it"),
+        ({"response_format": {"type": "text", "json_schema": {"name": "a"}}}, "response_format", "belongs to"),
+        ({"structured_outputs": {}}, "structured_outputs", "exactly one of json, regex"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "not ['regex', 'choice']"),
+        ({"structured_outputs": {"regex": "a", "lark": "b"}}, "structured_outputs.lark", "structured_outputs.lark"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least 1 item"),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "structured_outputs",
+            "send one of them",
+        ),
         ({"skip_special_tokens": False}, "skip_special_tokens", "True"),
     ],
 )
@@ -302,6 +314,35 @@ def test_a_wrong_chat_field_is_named_with_what_would_be_right(fields: dict[str, 
     error = caught.value
     assert (error.status, error.type, error.param) == (400, "invalid_request_error", param), error.message
     assert says in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "guide"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Guide("json")),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, Guide("json")),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"é": 1}, "strict": True},
+                }
+            },
+            Guide("json_schema", '{"é": 1}'),
+        ),
+        ({"structured_outputs": {"json": {"type": "null"}}}, Guide("json_schema", '{"type": "null"}')),
+        ({"structured_outputs": {"json": '{"type":"null"}'}}, Guide("json_schema", '{"type":"null"}')),
+        ({"structured_outputs": {"json_object": True, "regex": None}}, Guide("json")),
+        ({"structured_outputs": {"regex": "a+"}}, Guide("regex", "a+")),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, Guide("choice", '["a", "b"]')),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Guide("ebnf_grammar", 'root ::= "a"')),
+        ({"structured_outputs": {"structural_tag": {"format": {}}}}, Guide("structural_tag", '{"format": {}}')),
+    ],
+)
+def test_structured_output_is_the_engines_guide(fields: dict[str, object], guide: Guide | None) -> None:
+    assert chat(**fields).engine_request().guide == guide
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"function_call": "auto"},
         {"modalities": ["text", "audio"]},
         {"audio": {"voice": "alloy", "format": "wav"}},
-        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema"}},
         {"stop": ["a", "b", "c", "d", "e"]},
         {"n": 129},
         {"messages": [USER] * 10_001},

@@ -33,7 +33,10 @@ def written() -> dict[str, set[tuple[str, str]]]:
 def test_the_bills_of_materials_have_every_package_of_the_images(written: dict[str, set[tuple[str, str]]]) -> None:
     assert written["gateway"] == pinned("gateway")
     compiled_in = {(name, version) for name, version in pinned("build") if name in ("nlohmann-json", "pybind11")}
-    assert len(compiled_in) == 2
+    compiled_in |= set(
+        re.findall(r"^(xgrammar)==([\d.]+)", (ROOT / "engine/third_party/xgrammar.txt").read_text(), re.M)
+    )
+    assert len(compiled_in) == 3
     assert written["server"] == pinned("server", "triton") | compiled_in
 
 

@@ -29,6 +29,8 @@ enum class Metric {
   num_preemptions,
   engine_steps,
   gemms_rejected,
+  guide_cache_hits,
+  guide_cache_misses,
   request_success,    // label finished_reason, in the order of FinishReason from stop on
   requests_rejected,  // label reason, see runtime/admission.h
   time_to_first_token_seconds,
@@ -41,6 +43,8 @@ enum class Metric {
   engine_step_seconds,
   engine_step_sequences,
   engine_step_tokens,
+  guide_compile_seconds,
+  token_mask_seconds,
 };
 
 struct MetricInfo {

@@ -27,6 +27,27 @@ enum class FinishReason { none, stop, length, cancelled, error };
 // "" | "stop" | "length" | "cancelled" | "error"
 std::string_view to_string(FinishReason reason);
 
+// What the text of a request has to be. The names of the first five are TensorRT-LLM's.
+enum class GuideType {
+  json,            // any JSON object
+  json_schema,     // a JSON value that is valid under a schema
+  regex,           // a text that a regular expression matches as a whole
+  ebnf_grammar,    // a text of a grammar in EBNF, from its rule `root`
+  structural_tag,  // tagged parts in free text, as xgrammar's structural tags describe them
+  choice,          // one of the texts of a JSON list
+};
+
+// "json" | "json_schema" | "regex" | "ebnf_grammar" | "structural_tag" | "choice"
+std::string_view to_string(GuideType type);
+// Throws Error(invalid_argument) for any other name.
+GuideType guide_type(std::string_view name);
+
+// Structured output. See docs/structured_output.md for what is supported.
+struct Guide {
+  GuideType type = GuideType::json;
+  std::string text;  // the schema, expression, grammar, tag or list; UTF-8. Of json: empty
+};
+
 struct Request {
   std::string id;                  // the caller's; Engine::cancel(id) takes it. May be empty; need not be unique
   std::vector<TokenId> input_ids;  // at least one, each in [0, vocab_size)
@@ -52,6 +73,11 @@ struct Request {
 
   std::optional<int> timeout_ms;   // >= 1, from submit(): then the request ends with ErrorCode::deadline_exceeded
   std::shared_ptr<TokenMaskProvider> mask;  // null: every token may follow
+
+  // The text has to be this; then an end id ends it, with FinishReason::stop. Its grammar is compiled while other requests
+  // go on, and what is wrong with it is an error of the request: FinishReason::error with ErrorCode::invalid_argument. Not
+  // with mask, sampling.ignore_eos or sampling.min_tokens.
+  std::optional<Guide> guide;
 };
 
 struct TokenLogprob {

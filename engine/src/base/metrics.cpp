@@ -17,6 +17,8 @@ constexpr std::array kTokenBuckets = {1.0,   2.0,   5.0,    10.0,   20.0,   50.0
 constexpr std::array kSequenceBuckets = {1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0};
 constexpr std::array kStepBuckets = {0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04,
                                      0.06,  0.08,  0.1,   0.15,  0.25,  0.5,  1.0,   2.5,  5.0,  10.0};
+constexpr std::array kMaskBuckets = {0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001,
+                                     0.0025,  0.005,    0.01,    0.025,  0.1,     0.5};
 constexpr std::array kCancelBuckets = {0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0};
 
 MetricInfo simple(Metric metric, MetricKind kind, std::string_view name, std::string_view help) {
@@ -58,6 +60,10 @@ std::span<const MetricInfo> metric_catalogue() {
       simple(engine_steps, kCounter, "charonia_engine_steps_total", "Forward passes"),
       simple(gemms_rejected, kCounter, "charonia_gemms_rejected_total",
              "GEMMs that cuBLASLt rejected and that ran on our own kernels"),
+      simple(guide_cache_hits, kCounter, "charonia_guide_cache_hits_total",
+             "Requests with structured output whose grammar was there or on its way"),
+      simple(guide_cache_misses, kCounter, "charonia_guide_cache_misses_total",
+             "Requests with structured output whose grammar had to be compiled"),
       MetricInfo{request_success,
                  kCounter,
                  "charonia_request_success_total",
@@ -91,6 +97,10 @@ std::span<const MetricInfo> metric_catalogue() {
                 kSequenceBuckets),
       histogram(engine_step_tokens, "charonia_engine_step_tokens",
                 "Tokens computed in a forward pass, of prompts and of completions", kTokenBuckets),
+      histogram(guide_compile_seconds, "charonia_guide_compile_seconds", "To compile the grammar of a structured output",
+                kStepBuckets),
+      histogram(token_mask_seconds, "charonia_token_mask_seconds",
+                "To work out which tokens a grammar allows next, for one sequence", kMaskBuckets),
   };
   return catalogue;
 }

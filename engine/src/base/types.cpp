@@ -1,6 +1,7 @@
 #include "charonia/types.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/text.h"
@@ -17,6 +18,26 @@ std::string_view to_string(FinishReason reason) {
     case FinishReason::error: return "error";
   }
   return "";
+}
+
+namespace {
+
+constexpr std::array<std::string_view, 6> kGuideTypes = {"json",         "json_schema",    "regex",
+                                                         "ebnf_grammar", "structural_tag", "choice"};
+
+}  // namespace
+
+std::string_view to_string(GuideType type) { return kGuideTypes.at(static_cast<std::size_t>(type)); }
+
+GuideType guide_type(std::string_view name) {
+  const auto found = std::ranges::find(kGuideTypes, name);
+  if (found == kGuideTypes.end()) {
+    std::string names;
+    for (const auto one : kGuideTypes) names += cat(names.empty() ? "" : ", ", one);
+    throw Error(ErrorCode::invalid_argument,
+                cat("guided_decoding_guide_type = '", name, "' is unknown: it is one of ", names));
+  }
+  return static_cast<GuideType>(found - kGuideTypes.begin());
 }
 
 namespace {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/bytes.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "model/layers.h"
@@ -13,10 +14,11 @@ namespace charonia {
 
 Engine::Impl::Impl(const std::filesystem::path& weights_dir, const Settings& overrides,
                    std::shared_ptr<MetricsSink> sink)
-    : sink_(std::move(sink)) {
+    : sink_(std::move(sink)), masks_([this](double seconds) { observe(Metric::token_mask_seconds, seconds); }) {
   load(weights_dir, overrides);
   make_scheduler();
   make_sessions();
+  make_guides();
   stats_.blocks_total = stats_.blocks_free = blocks_->num_blocks();
   if (sink_) {
     sink_->set(Metric::weight_bytes, static_cast<double>(info.weight_bytes));
@@ -103,11 +105,24 @@ void Engine::Impl::make_sessions() {
   tidy_sessions();
 }
 
+void Engine::Impl::make_guides() {
+  const auto cache = parse_bytes(info.config.guide_cache_size.empty() ? "256MiB" : info.config.guide_cache_size);
+  guides_ = std::make_unique<runtime::GuideThread>(*tokens_, info.model.vocab_size, info.model.end_ids, *cache, sink_,
+                                                    [this] {
+                                                      {
+                                                        const std::lock_guard lock(mutex_);
+                                                        inbox_.tasks.emplace_back([this] { begin_compiled(); });
+                                                      }
+                                                      wake_.notify_one();
+                                                    });
+}
+
 void Engine::Impl::close() {
   if (!delivery_.on_this_thread()) weight_check_->stop();  // else shutdown() throws
   shutdown(0);
   const std::lock_guard one(shutdown_mutex_);
   on_engine_thread([] {});  // it may still hold what the last requests owned, their callbacks among it
+  guides_->close();
   weight_check_->join();  // no request is left that would ask it
   delivery_.close();
 }

@@ -22,6 +22,7 @@
 #include "runtime/delivery.h"
 #include "runtime/executor.h"
 #include "runtime/group.h"
+#include "runtime/guide_thread.h"
 #include "runtime/mask_thread.h"
 #include "runtime/sequence.h"
 #include "runtime/session_store.h"
@@ -72,9 +73,9 @@ class Engine::Impl {
     bool empty() const { return submitted.empty() && ends.empty() && tasks.empty(); }
   };
 
-  // When a request has to have begun, or to have ended. The two may be the same point in time.
+  // When a request has to have begun, to have ended, or to have its grammar. They may be the same point in time.
   struct Timer {
-    enum class Kind : std::uint8_t { queue_deadline, deadline };
+    enum class Kind : std::uint8_t { queue_deadline, deadline, guide };
     Clock::time_point when;
     Handle handle;
     Kind kind;
@@ -94,10 +95,12 @@ class Engine::Impl {
   void load(const std::filesystem::path& weights_dir, const Settings& overrides);
   void make_scheduler();
   void make_sessions();
+  void make_guides();
   // Runs a task between two steps and waits for it; throws what it throws. Not from the engine thread.
   void on_engine_thread(const std::function<void()>& task);
   // engine_requests.cpp, the calling thread.
   void check(const Request& request) const;
+  void check_guide(const Request& request) const;
   void check_tokens(std::string_view field, const std::vector<TokenId>& ids) const;
   void check_fits(const std::vector<TokenId>& input, const SamplingParams& sampling) const;
   std::vector<TokenId> end_ids_of(const SamplingParams& sampling) const;
@@ -108,6 +111,10 @@ class Engine::Impl {
   void take(Inbox& inbox);
   void take(std::unique_ptr<Group> group);
   void begin(Group& group);
+  void wait_for_grammar(Group& group);
+  void begin_compiled();
+  void end_waiting_for_grammar(Group& group);
+  void reject_slow_grammar(Group& group);
   void make_sequences(Group& group);
   void set_prompt(Group& group);
   // Prompts of different classes do not share KV blocks: the model computes them differently.
@@ -183,7 +190,8 @@ class Engine::Impl {
   std::set<Group*> several_;                                   // groups of more than one sequence that have begun
   std::unordered_map<std::string, std::deque<Handle>> turns_;  // requests by session: the first has its turn
   int num_parked_ = 0;                                         // requests that wait for theirs
-  std::set<Timer> timers_;                                     // queue_deadline and deadline of all groups
+  std::set<Handle> compiling_;                                 // requests that wait for nothing but their grammar
+  std::set<Timer> timers_;                                     // queue_deadline, deadline, guide_deadline of all groups
   std::optional<Clock::time_point> next_expiry_;               // of a session
   Clock::time_point last_settled_{};
   std::array<Step, ops::kMaxStepsInFlight> steps_;
@@ -197,6 +205,7 @@ class Engine::Impl {
 
   std::unique_ptr<runtime::WeightCheck> weight_check_;
   runtime::MaskThread masks_;
+  std::unique_ptr<runtime::GuideThread> guides_;
 
   // Last, so that it delivers what is queued while everything above still lives.
   runtime::Delivery delivery_;

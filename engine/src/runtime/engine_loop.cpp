@@ -282,7 +282,11 @@ void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampl
 // Ends a sequence that could not be sampled from. Where its logits are not finite, its KV may not be either: no later
 // request may begin with it. The error names the tensor that is to blame.
 void Engine::Impl::fail_row(SeqId id, const std::string& error) {
-  if (!ops::has_broken_logit(error)) return finish(id, FinishReason::error, error);
+  if (!ops::has_broken_logit(error)) {
+    // With a grammar it is the request's own: it allows nothing here, or takes too long.
+    const bool guided = sequences_.at(id)->group.grammar != nullptr;
+    return finish(id, FinishReason::error, error, guided ? ErrorCode::invalid_argument : ErrorCode::internal);
+  }
   scheduler_->forget_prefix(id);
   finish(id, FinishReason::error, weight_check_->explain(error));
 }

@@ -8,7 +8,7 @@ namespace charonia {
 // The scheduler counts sequences; a request runs when one of its sequences does.
 void Engine::Impl::count_requests(EngineStats& stats) const {
   stats.num_running = scheduler_->num_running();
-  stats.num_waiting = scheduler_->num_waiting() + num_parked_;
+  stats.num_waiting = scheduler_->num_waiting() + num_parked_ + static_cast<int>(compiling_.size());
   for (const auto* group : several_) {
     // One that has not begun to compute waits with all its sequences: they are not looked at one by one.
     if (!group->first_scheduled && group->num_live == group->num_sequences() &&

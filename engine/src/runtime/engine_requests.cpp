@@ -1,6 +1,6 @@
 // The life of a request, from submission to its last result. Its sequences compute in engine_loop.cpp.
 //
-//     submitted -> (waits for its session's turn) -> begun: in the scheduler -> ended, sequence by sequence -> closed
+//     submitted -> (waits for its session's turn) -> (waits for its grammar) -> begun: in the scheduler -> ended, sequence by sequence -> closed
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "model/rope.h"
 #include "runtime/engine_impl.h"
+#include "text/utf8.h"
 
 namespace charonia {
 namespace {
@@ -87,6 +88,7 @@ void Engine::Impl::check(const Request& request) const {
   if (request.timeout_ms && *request.timeout_ms < 1) {
     reject("timeout_ms = ", *request.timeout_ms, " is out of range: it must be >= 1");
   }
+  if (request.guide) check_guide(request);
   if (continues && request.session_id.empty()) {
     reject("continuation_ids need a session_id: they are appended to that session's history");
   }
@@ -96,6 +98,31 @@ void Engine::Impl::check(const Request& request) const {
   }
   if (continues && !sessions_->enabled()) {
     reject("sessions are off (session_ttl_s = 0): send the whole conversation in input_ids, without continuation_ids");
+  }
+}
+
+void Engine::Impl::check_guide(const Request& request) const {
+  const auto reject = [](const auto&... text) { throw Error(ErrorCode::invalid_argument, cat(text...)); };
+  const auto& text = request.guide->text;
+  const auto type = to_string(request.guide->type);
+  if (request.mask) reject("a request has a guide or a token mask provider of its own, and not both");
+  if (request.sampling.ignore_eos || request.sampling.min_tokens > 0) {
+    reject("ignore_eos and min_tokens cannot be combined with structured output: its grammar says where the text ends");
+  }
+  if (end_ids_of(request.sampling).empty()) {
+    reject("structured output needs a token that ends the text: the model names none. Send end_id");
+  }
+  if (request.guide->type == GuideType::json && !text.empty()) {
+    reject("guided_decoding_guide_type = json takes no guided_decoding_guide: to give a schema, send json_schema");
+  }
+  if (request.guide->type != GuideType::json && text.empty()) {
+    reject("guided_decoding_guide: it is empty, and guided_decoding_guide_type = ", type, " needs one");
+  }
+  if (text.size() > static_cast<std::size_t>(info.config.guide_max_bytes)) {
+    reject("guided_decoding_guide: it has ", text.size(), " bytes, and guide_max_bytes is ", info.config.guide_max_bytes);
+  }
+  if (text.find('\0') != std::string::npos || text::to_valid_utf8(text) != text) {
+    reject("guided_decoding_guide: it is no UTF-8 text");
   }
 }
 
@@ -257,6 +284,11 @@ void Engine::Impl::take(std::unique_ptr<Group> taken) {
   auto& group = *groups_.emplace(taken->handle, std::move(taken)).first->second;
   if (group.queue_deadline) timers_.insert({*group.queue_deadline, group.handle, Timer::Kind::queue_deadline});
   if (group.deadline) timers_.insert({*group.deadline, group.handle, Timer::Kind::deadline});
+  if (auto& guide = group.request.guide) {
+    // Threads are nudged, and nothing is waited for.
+    group.grammar = guides_->find(*guide, group.request.strip_leading_space && tokens_->strip_leading_space());
+    guide.reset();
+  }
   if (!group.in_session()) return begin(group);
   const auto& session = group.request.session_id;
   auto& turns = turns_[session];
@@ -269,7 +301,13 @@ void Engine::Impl::take(std::unique_ptr<Group> taken) {
 
 // A request that cannot begin ends, and no other one does.
 void Engine::Impl::begin(Group& group) {
+  if (group.grammar && !group.grammar->done()) return wait_for_grammar(group);
   try {
+    if (group.grammar) {
+      const auto* const grammar = group.grammar->compiled();
+      if (grammar == nullptr) throw Error(group.grammar->error_code(), group.grammar->error());
+      for (int i = 0; i < group.num_sequences(); ++i) group.masks.push_back(grammar->provider(group.end_ids));
+    }
     make_sequences(group);
   } catch (const std::exception& error) {
     for (const auto& sequence : group.sequences) {
@@ -280,6 +318,43 @@ void Engine::Impl::begin(Group& group) {
     group.begun = false;
     end_request(group, FinishReason::error, error.what(), code_of(error));
   }
+}
+
+void Engine::Impl::wait_for_grammar(Group& group) {
+  group.guide_deadline = Clock::now() + duration_of(info.config.guide_timeout_s);
+  timers_.insert({*group.guide_deadline, group.handle, Timer::Kind::guide});
+  compiling_.insert(group.handle);
+}
+
+void Engine::Impl::end_waiting_for_grammar(Group& group) {
+  if (group.guide_deadline) {
+    timers_.erase({*std::exchange(group.guide_deadline, std::nullopt), group.handle, Timer::Kind::guide});
+  }
+  compiling_.erase(group.handle);
+}
+
+// A grammar is done, or several are.
+void Engine::Impl::begin_compiled() {
+  const std::vector<Handle> waiting(compiling_.begin(), compiling_.end());
+  for (const auto handle : waiting) {
+    const auto found = groups_.find(handle);
+    if (found == groups_.end() || !compiling_.contains(handle) || !found->second->grammar->done()) continue;
+    end_waiting_for_grammar(*found->second);
+    begin(*found->second);
+  }
+}
+
+void Engine::Impl::reject_slow_grammar(Group& group) {
+  const auto limit = info.config.guide_timeout_s;
+  if (guides_->overdue(group.grammar, limit)) {  // it ends when the thread has noticed
+    timers_.erase({*std::exchange(group.guide_deadline, std::nullopt), group.handle, Timer::Kind::guide});
+    return;
+  }
+  reject(runtime::Rejection::queue_time);
+  end_request(group, FinishReason::error,
+              cat("the request's grammar waited ", limit, " s (guide_timeout_s) behind others that are compiled; ",
+                  "retry after ", admission_->retry_after_s(), " s"),
+              ErrorCode::resource_exhausted);
 }
 
 // Its prompt is known from here on, and its sequences are the scheduler's.
@@ -348,6 +423,8 @@ void Engine::Impl::end_overdue(Clock::time_point now) {
           cat("the request did not end within its time limit: ",
               std::round(1000 * seconds(*group.deadline - group.submitted)), " ms (timeout_ms or request_timeout_s)"),
           ErrorCode::deadline_exceeded);
+    } else if (timers_.begin()->kind == Timer::Kind::guide) {
+      reject_slow_grammar(group);
     } else {
       reject(runtime::Rejection::queue_time);
       end_request(group, FinishReason::error,
@@ -433,6 +510,7 @@ void Engine::Impl::close(Group& group, std::vector<Result> last) {
   admission_->ended(group.work, group.num_output / group.num_sequences());
   if (group.queue_deadline) timers_.erase({*group.queue_deadline, handle, Timer::Kind::queue_deadline});
   if (group.deadline) timers_.erase({*group.deadline, handle, Timer::Kind::deadline});
+  end_waiting_for_grammar(group);
   several_.erase(&group);
   const auto owned = std::move(groups_.at(handle));
   groups_.erase(handle);

@@ -11,6 +11,7 @@
 
 #include "charonia/engine.h"
 #include "runtime/admission.h"
+#include "runtime/guide_thread.h"
 #include "runtime/sequence.h"
 #include "runtime/session_store.h"
 
@@ -26,9 +27,11 @@ struct Group {
   std::shared_ptr<const text::StopWords> stop_words;      // null: none
   std::uint64_t seed = 0;                                 // of the first sequence
   std::vector<std::shared_ptr<TokenMaskProvider>> masks;  // one for each sequence, or none
+  GuideThread::Handle grammar;                           // of the request's guide; null: none
   Clock::time_point submitted;
   std::optional<Clock::time_point> queue_deadline;  // it ends when it has not begun by then; unset once it has
   std::optional<Clock::time_point> deadline;
+  std::optional<Clock::time_point> guide_deadline;  // while nothing but its grammar is missing
   Work work;
 
   bool entered = false;  // of a session: it stands in the line for its turn

@@ -1,6 +1,7 @@
 #include "runtime/mask_thread.h"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <iterator>
 #include <utility>
@@ -86,7 +87,9 @@ void MaskThread::run() {
       std::swap(masks, asked_);
     }
     for (auto& mask : masks) {
+      const auto begun = std::chrono::steady_clock::now();
       mask->work();
+      worked_(std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count());
       // The last reference may be this one: then the sequence has ended, and the provider is destroyed here.
       mask.reset();
     }

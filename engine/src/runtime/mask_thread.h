@@ -3,11 +3,13 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "charonia/token_mask.h"
@@ -43,7 +45,8 @@ class SequenceMask : public ops::TokenMask {
 // for all sequences of a step, so that the thread is woken once.
 class MaskThread {
  public:
-  MaskThread() = default;
+  // worked: told how long each mask took, in seconds.
+  explicit MaskThread(std::function<void(double)> worked) : worked_(std::move(worked)) {}
   // Answers what was asked for first: a device may wait for it.
   ~MaskThread();
   MaskThread(const MaskThread&) = delete;
@@ -59,6 +62,7 @@ class MaskThread {
   using Masks = std::vector<std::shared_ptr<SequenceMask>>;
   void run();
 
+  const std::function<void(double)> worked_;
   Masks begun_;  // asked for and not handed over; the asking thread's
   std::mutex mutex_;
   std::condition_variable wake_;

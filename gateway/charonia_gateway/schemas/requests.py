@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, ClassVar, Literal
 
-from charonia_client import GenerateRequest
+from charonia_client import GenerateRequest, Guide
 from charonia_client.contract import SCALARS
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
@@ -25,6 +25,7 @@ from charonia_gateway.schemas.fields import (
     Tools,
     wrong,
 )
+from charonia_gateway.schemas.structured import ResponseFormat, StructuredOutputs
 
 INT32 = 2**31 - 1
 _UINT64 = 2**64 - 1
@@ -66,7 +67,10 @@ class Sampling(BaseModel):
     store: bool | None = Field(None, description="taken; nothing is stored")
     service_tier: str | None = Field(None, description="taken, without effect")
 
+    response_format: ResponseFormat | None = Field(None, description="JSON, with or without a schema")
+
     # What OpenAI does not have and other servers do.
+    structured_outputs: StructuredOutputs | None = Field(None, description="what the answer has to be")
     top_k: int | None = Field(None, ge=-1, le=INT32, description="the k likeliest tokens; 0 or -1: all")
     min_p: float | None = Field(None, ge=0, le=1, description="least probability relative to the likeliest token's")
     repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="over prompt and answer; 1 is none")
@@ -89,7 +93,23 @@ class Sampling(BaseModel):
     def _consistent(self) -> Sampling:
         if self.stream_options is not None and not self.stream:
             raise wrong("stream_options is for stream = true only: leave it out or stream")
+        if self.guide_field == "response_format" and self.structured_outputs is not None:
+            raise wrong("structured_outputs: response_format says what the answer has to be; send one of them")
         return self
+
+    @property
+    def guide_field(self) -> str | None:
+        """The field that says what the answer has to be, where one does."""
+        if self.response_format is not None and self.response_format.type != "text":
+            return "response_format"
+        return None if self.structured_outputs is None else "structured_outputs"
+
+    @property
+    def guide(self) -> Guide | None:
+        if self.guide_field == "response_format":
+            assert self.response_format is not None
+            return self.response_format.guide()
+        return None if self.structured_outputs is None else self.structured_outputs.guide()
 
     @property
     def choices_per_prompt(self) -> int:
@@ -116,6 +136,7 @@ class Sampling(BaseModel):
             session_id=None if several else self.session_id,
             timeout_ms=None if self.timeout is None else math.ceil(self.timeout * 1000),
             stream=bool(self.stream),
+            guide=self.guide,
             **more,
         )
 
@@ -161,20 +182,6 @@ def messages_of(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-class ResponseFormat(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    type: str
-
-    @model_validator(mode="after")
-    def _text(self) -> ResponseFormat:
-        if self.type != "text":
-            raise wrong(
-                f'{self.type[:40]!r} is not supported yet: send {{"type": "text"}}, and ask for JSON in the prompt'
-            )
-        return self
-
-
 class ChatRequest(Sampling):
     """POST /v1/chat/completions"""
 
@@ -202,7 +209,6 @@ class ChatRequest(Sampling):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables of the chat template, such as enable_thinking"
     )
-    response_format: ResponseFormat | None = None
     renew_session: bool | None = Field(None, description="forget first what is kept under session_id")
 
     @model_validator(mode="after")

@@ -71,6 +71,13 @@ struct EngineConfig {
   // Triton: the server's process ends with exit code 75 once the device has failed, so that its supervisor starts a new
   // one; False: it stays, with a model that is not ready
   bool exit_on_device_failure = true;
+  // longest schema, expression or grammar of a request with structured output, in bytes; >= 1
+  int guide_max_bytes = 65536;
+  // a request whose grammar is not compiled after this time, in seconds, is rejected; > 0
+  double guide_timeout_s = 10;
+  // memory for compiled grammars that are kept for later requests;
+  // bytes, with or without a unit: 256MiB; or empty for 256MiB
+  std::string guide_cache_size = "256MiB";
   // how long an idle session is kept, in seconds; 0: there are no sessions; >= 0
   double session_ttl_s = 3600.0;
   // maximum share of the KV blocks that sessions may pin; 0 to 1

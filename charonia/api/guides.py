@@ -1,0 +1,62 @@
+"""Structured output: what the text of an answer has to be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from charonia.errors import InvalidRequestError
+
+GuideType = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag", "choice"]
+
+
+@dataclass(frozen=True)
+class Guide:
+    """What the text has to be; docs/structured_output.md says what is supported. Made by one of the functions below.
+
+        engine.generate("A pet, as JSON:", guide=Guide.json_schema({"type": "object", "properties": ...}))
+
+    What is wrong with a guide is an InvalidRequestError of the request.
+    """
+
+    type: GuideType
+    text: str = ""
+
+    @classmethod
+    def json(cls) -> Guide:
+        """Any JSON object."""
+        return cls("json")
+
+    @classmethod
+    def json_schema(cls, schema: str | bool | Mapping[str, Any]) -> Guide:
+        """A JSON value that is valid under the schema, which is a mapping or its JSON text."""
+        return cls("json_schema", schema if isinstance(schema, str) else _json("json_schema", schema))
+
+    @classmethod
+    def regex(cls, expression: str) -> Guide:
+        """A text that the regular expression matches from its beginning to its end."""
+        return cls("regex", expression)
+
+    @classmethod
+    def grammar(cls, ebnf: str) -> Guide:
+        """A text of a grammar in EBNF, from its rule `root`."""
+        return cls("ebnf_grammar", ebnf)
+
+    @classmethod
+    def structural_tag(cls, tag: str | Mapping[str, Any]) -> Guide:
+        """Tagged parts in free text, as xgrammar's structural tags describe them."""
+        return cls("structural_tag", tag if isinstance(tag, str) else _json("structural_tag", tag))
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Guide:
+        """One of the texts."""
+        return cls("choice", _json("choice", list(texts)))
+
+
+def _json(name: str, value: Any) -> str:
+    try:
+        return json.dumps(dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{name} is not valid: it cannot be written as JSON: {error}") from None

@@ -1,0 +1,259 @@
+#include "grammar/guide_compiler.h"
+
+#include <dlpack/dlpack.h>
+#include <xgrammar/xgrammar.h>
+
+#include <algorithm>
+#include <ctime>
+#include <exception>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <variant>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "grammar/expression.h"
+#include "grammar/schema.h"
+#include "grammar/xgrammar_messages.h"
+
+namespace charonia::grammar {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Of one mask: the other sequences of its step wait for it.
+constexpr double kMaxMaskSeconds = 0.5;
+
+// Computing time of this thread: what it waits for does not count.
+double thread_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+struct Stopped {};
+
+thread_local const std::function<bool()>* stop_asked = nullptr;
+
+// While it lives, compile_step() on this thread asks `stopped`.
+class Stoppable {
+ public:
+  explicit Stoppable(const std::function<bool()>& stopped) { stop_asked = &stopped; }
+  ~Stoppable() { stop_asked = nullptr; }
+  Stoppable(const Stoppable&) = delete;
+  Stoppable& operator=(const Stoppable&) = delete;
+};
+
+[[noreturn]] void refuse(std::string_view what, std::string_view why) {
+  throw Error(ErrorCode::invalid_argument, cat(what, ": ", trim(why)));
+}
+
+// xgrammar's own errors have the place in its sources in front, in what() alone.
+std::string text_of(const std::exception& error) {
+  const auto* const runtime = dynamic_cast<const std::runtime_error*>(&error);
+  return runtime != nullptr ? runtime->std::runtime_error::what() : error.what();
+}
+
+// One line with a space after commas and colons: with white space as they like, small models go on with it for ever.
+xgrammar::Grammar of_schema(const std::string& schema) {
+  constexpr bool kAnyWhitespace = false, kStrict = false;
+  return xgrammar::Grammar::FromJSONSchema(schema, kAnyWhitespace, std::nullopt, std::nullopt, kStrict);
+}
+
+xgrammar::Grammar of_choices(const std::string& text) {
+  check_nesting(text, "the choices");
+  const auto choices = Json::parse(text, nullptr, false);
+  const bool texts = choices.is_array() && !choices.empty() &&
+                     std::ranges::all_of(choices, [](const auto& one) { return one.is_string(); });
+  if (!texts) refuse("the choices", "a JSON list of at least one text is expected");
+  std::string ebnf = "root ::= ";
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    if (i > 0) ebnf += " | ";
+    ebnf += ebnf_literal(choices[i].get<std::string>());
+  }
+  return xgrammar::Grammar::FromEBNF(ebnf);
+}
+
+// Checks the schemas, regular expressions and grammars inside.
+void check_parts(Json& part, const std::string& path) {
+  if (part.is_object()) {
+    for (auto& [key, value] : part.items()) {
+      const auto at = cat(path, "/", key);
+      if (key == "json_schema" || key == "schema") {
+        try {
+          value = Json::parse(checked_schema(value.dump()));
+        } catch (const Error& error) {
+          throw Error(error.code(), cat("in the structural tag, at ", at, ": ", error.what()));
+        }
+      } else if ((key == "pattern" || key == "grammar") && value.is_string()) {
+        check_expression(value.get<std::string>(), cat("the structural tag's ", at));
+      } else {
+        check_parts(value, at);
+      }
+    }
+  } else if (part.is_array()) {
+    for (std::size_t i = 0; i < part.size(); ++i) check_parts(part[i], cat(path, "/", i));
+  }
+}
+
+// The older form, {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, in today's.
+Json of_structures(const Json& old) {
+  Json tags = Json::array();
+  for (const auto& one : old["structures"]) {
+    if (!one.is_object() || !one.contains("begin") || !one.contains("schema") || !one.contains("end")) {
+      refuse("the structural tag", "each of structures has begin, schema and end");
+    }
+    tags.push_back({{"type", "tag"},
+                    {"begin", one["begin"]},
+                    {"content", {{"type", "json_schema"}, {"json_schema", one["schema"]}}},
+                    {"end", one["end"]}});
+  }
+  return {{"type", "structural_tag"},
+          {"format", {{"type", "triggered_tags"}, {"triggers", old["triggers"]}, {"tags", tags}}}};
+}
+
+xgrammar::Grammar of_structural_tag(const std::string& text, const xgrammar::TokenizerInfo& tokens) {
+  check_nesting(text, "the structural tag");
+  auto tag = Json::parse(text, nullptr, false);
+  if (!tag.is_object()) refuse("the structural tag", "a JSON object is expected");
+  if (tag.contains("structures") && tag["structures"].is_array() && tag.contains("triggers")) tag = of_structures(tag);
+  check_parts(tag, "");
+  auto grammar = xgrammar::Grammar::FromStructuralTag(tag.dump(), tokens);
+  if (const auto* const error = std::get_if<xgrammar::StructuralTagError>(&grammar)) {
+    std::visit([](const auto& one) { refuse("the structural tag", one.what()); }, *error);
+  }
+  return std::get<xgrammar::Grammar>(std::move(grammar));
+}
+
+xgrammar::Grammar grammar_of(const Guide& guide, const xgrammar::TokenizerInfo& tokens) {
+  switch (guide.type) {
+    case GuideType::json:
+      return of_schema(R"({"type": "object"})");
+    case GuideType::json_schema:
+      return of_schema(checked_schema(guide.text));
+    case GuideType::regex:
+      check_expression(guide.text, "the regular expression");
+      return xgrammar::Grammar::FromRegex(guide.text);
+    case GuideType::ebnf_grammar:
+      check_expression(guide.text, "the grammar");
+      return xgrammar::Grammar::FromEBNF(guide.text);
+    case GuideType::structural_tag:
+      return of_structural_tag(guide.text, tokens);
+    case GuideType::choice:
+      return of_choices(guide.text);
+  }
+  throw Error(ErrorCode::internal, "a guide without a type");
+}
+
+class Provider : public TokenMaskProvider {
+ public:
+  Provider(xgrammar::CompiledGrammar grammar, const std::vector<TokenId>& end_ids)
+      : grammar_(std::move(grammar)), end_ids_(end_ids) {}
+
+  void fill(std::span<const std::int32_t> output, std::span<std::uint32_t> mask) override {
+    const Messages messages;
+    const double begun = thread_seconds();
+    if (!matcher_) matcher_.emplace(grammar_, end_ids_);
+    for (; accepted_ < output.size(); ++accepted_) {
+      if (!matcher_->AcceptToken(output[accepted_])) {
+        throw Error(ErrorCode::internal,
+                    cat("token ", output[accepted_], " does not follow in the grammar. ", messages.warning()));
+      }
+    }
+    std::int64_t size = std::ssize(mask);
+    DLTensor tensor{.data = mask.data(),
+                    .device = {kDLCPU, 0},
+                    .ndim = 1,
+                    .dtype = xgrammar::GetBitmaskDLType(),
+                    .shape = &size,
+                    .strides = nullptr,
+                    .byte_offset = 0};
+    matcher_->FillNextTokenBitmask(&tensor);
+    const bool may_end = matcher_->IsCompleted();
+    for (const auto id : end_ids_) {
+      auto& word = mask[static_cast<std::size_t>(id) / 32];
+      const auto bit = 1U << (id % 32);
+      word = may_end ? word | bit : word & ~bit;
+    }
+    if (const double took = thread_seconds() - begun; took > kMaxMaskSeconds) {
+      throw Error(ErrorCode::invalid_argument, cat("the grammar is too ambiguous: to find what may follow took ", took,
+                                                   " s, and at most ", kMaxMaskSeconds, " s are allowed"));
+    }
+  }
+
+  std::unique_ptr<TokenMaskProvider> clone() const override { return std::make_unique<Provider>(grammar_, end_ids_); }
+
+ private:
+  const xgrammar::CompiledGrammar grammar_;
+  const std::vector<TokenId> end_ids_;
+  std::optional<xgrammar::GrammarMatcher> matcher_;  // made on the thread of masks
+  std::size_t accepted_ = 0;
+};
+
+class Compiled : public CompiledGuide {
+ public:
+  explicit Compiled(xgrammar::CompiledGrammar grammar) : grammar_(std::move(grammar)) {}
+  std::size_t bytes() const override { return grammar_.MemorySizeBytes(); }
+  std::unique_ptr<TokenMaskProvider> provider(const std::vector<TokenId>& end_ids) const override {
+    return std::make_unique<Provider>(grammar_, end_ids);
+  }
+
+ private:
+  const xgrammar::CompiledGrammar grammar_;
+};
+
+xgrammar::TokenizerInfo tokenizer_info(const text::TokenTable& table, int vocab_size,
+                                       const std::vector<TokenId>& end_ids) {
+  std::vector<std::string> tokens;
+  // Special tokens have no text: no grammar goes through them.
+  for (TokenId id = 0; id < std::min(vocab_size, table.size()); ++id) tokens.emplace_back(table.text_bytes(id));
+  return xgrammar::TokenizerInfo(tokens, xgrammar::VocabType::RAW, vocab_size, end_ids);
+}
+
+}  // namespace
+
+// Called by xgrammar's compiler before each state of a grammar (CMakeLists.txt).
+void compile_step();
+void compile_step() {
+  if (stop_asked != nullptr && *stop_asked && (*stop_asked)()) throw Stopped();
+}
+
+class GuideCompiler::Impl {
+ public:
+  Impl(const text::TokenTable& table, int vocab_size, const std::vector<TokenId>& end_ids)
+      : tokens(tokenizer_info(table, vocab_size, end_ids)), compiler(tokens, 1, false) {}
+
+  const xgrammar::TokenizerInfo tokens;
+  xgrammar::GrammarCompiler compiler;  // without a cache and threads: the engine has its own
+};
+
+GuideCompiler::GuideCompiler(const text::TokenTable& table, int vocab_size, const std::vector<TokenId>& end_ids)
+    : impl_(std::make_unique<Impl>(table, vocab_size, end_ids)) {}
+GuideCompiler::~GuideCompiler() = default;
+
+std::shared_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, bool after_space,
+                                                            const std::function<bool()>& stopped) const {
+  const auto name = to_string(guide.type);
+  const Stoppable stoppable(stopped);
+  const Messages messages;
+  try {
+    auto grammar = grammar_of(guide, impl_->tokens);
+    if (after_space) grammar = xgrammar::Grammar::Concat({xgrammar::Grammar::FromEBNF("root ::= \" \""), grammar});
+    if (!messages.warning().empty()) refuse(cat("the guide (", name, ") is not supported"), messages.warning());
+    auto compiled = impl_->compiler.CompileGrammar(grammar);
+    if (!messages.warning().empty()) refuse(cat("the guide (", name, ") is not supported"), messages.warning());
+    return std::make_shared<Compiled>(std::move(compiled));
+  } catch (const Stopped&) {
+    return nullptr;
+  } catch (const Error&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    refuse(cat("the guide (", name, ") cannot be compiled"), text_of(error));
+  }
+}
+
+}  // namespace charonia::grammar

@@ -1,0 +1,45 @@
+// Guides of requests, compiled into grammars that say which tokens may follow: xgrammar's work, on the engine's token
+// table.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "charonia/token_mask.h"
+#include "charonia/types.h"
+#include "text/token_table.h"
+
+namespace charonia::grammar {
+
+// Any number of sequences may use one at the same time.
+class CompiledGuide {
+ public:
+  virtual ~CompiledGuide() = default;
+  virtual std::size_t bytes() const = 0;  // about, in memory
+  // For one sequence. Of end_ids, ascending, each is allowed where the text may end, and nowhere else.
+  virtual std::unique_ptr<TokenMaskProvider> provider(const std::vector<TokenId>& end_ids) const = 0;
+};
+
+class GuideCompiler {
+ public:
+  // end_ids: the model's. Takes some tenths of a second for a large vocabulary. `table` is not used afterwards.
+  GuideCompiler(const text::TokenTable& table, int vocab_size, const std::vector<TokenId>& end_ids);
+  ~GuideCompiler();
+  GuideCompiler(const GuideCompiler&) = delete;
+  GuideCompiler& operator=(const GuideCompiler&) = delete;
+
+  // after_space: one space comes before the text, which the text stream drops. stopped: asked again and again; once it
+  // is true, the result is null. From any thread, several at a time. Throws Error(invalid_argument) where the guide is
+  // wrong, is not supported or is too much.
+  std::shared_ptr<const CompiledGuide> compile(const Guide& guide, bool after_space,
+                                               const std::function<bool()>& stopped = {}) const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace charonia::grammar

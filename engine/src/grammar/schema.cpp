@@ -1,0 +1,590 @@
+#include "grammar/schema.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "grammar/expression.h"
+
+namespace charonia::grammar {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Bounds that keep compilation and steps short.
+constexpr int kMaxDepth = 128;               // of schemas in schemas, references included
+constexpr std::int64_t kMaxCount = 100'000;  // of items and characters
+constexpr std::size_t kMaxSchemas = 10'000;
+constexpr std::int64_t kMaxMultipleOf = 1000;
+
+// Keywords that do not say what is valid.
+constexpr auto kAnnotations = std::to_array<std::string_view>(
+    {"$schema", "$id", "$comment", "$defs", "definitions", "title", "default", "deprecated", "readOnly", "writeOnly",
+     "description", "examples", "example", "$anchor", "discriminator", "contentEncoding", "contentMediaType",
+     "markdownDescription"});
+constexpr auto kTypes =
+    std::to_array<std::string_view>({"null", "boolean", "integer", "number", "string", "array", "object"});
+constexpr auto kOfNumbers =
+    std::to_array<std::string_view>({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"});
+constexpr auto kOfStrings = std::to_array<std::string_view>({"minLength", "maxLength", "pattern", "format"});
+constexpr auto kOfArrays =
+    std::to_array<std::string_view>({"items", "prefixItems", "minItems", "maxItems", "uniqueItems"});
+constexpr auto kOfObjects =
+    std::to_array<std::string_view>({"properties", "required", "additionalProperties", "patternProperties",
+                                     "propertyNames", "minProperties", "maxProperties", "unevaluatedProperties"});
+constexpr auto kFormats =
+    std::to_array<std::string_view>({"email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname",
+                                     "uuid", "uri", "uri-reference", "uri-template"});
+
+bool has(std::span<const std::string_view> names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+std::string joined(std::span<const std::string_view> names) {
+  std::string out;
+  for (const auto name : names) out += cat(out.empty() ? "" : ", ", name);
+  return out;
+}
+
+// A step of a JSON pointer.
+std::string escaped(std::string_view key) {
+  std::string out = "/";
+  for (const char c : key) out += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
+  return out;
+}
+
+bool is_type(const Json& value, std::string_view type) {
+  if (type == "null") return value.is_null();
+  if (type == "boolean") return value.is_boolean();
+  if (type == "string") return value.is_string();
+  if (type == "array") return value.is_array();
+  if (type == "object") return value.is_object();
+  if (type == "number") return value.is_number();
+  return value.is_number_integer() ||
+         (value.is_number_float() && std::floor(value.get<double>()) == value.get<double>());
+}
+
+class Checker {
+ public:
+  explicit Checker(Json schema) : root_(std::move(schema)) {}
+
+  std::string run() {
+    visit(root_, "", 0);
+    for (const auto& [path, key, value] : edits_) {
+      auto& at = root_[Json::json_pointer(path)];
+      if (value.is_discarded()) {
+        at.erase(key);
+      } else {
+        at[key] = value;
+      }
+    }
+    // The longest first: a path may lead through others. No reference does, as none leads through a list.
+    std::ranges::sort(exclusive_, {}, [](const auto& path) { return -std::ssize(path); });
+    for (const auto& path : exclusive_) {
+      auto& at = root_[Json::json_pointer(path)];
+      auto options = std::move(at["oneOf"]);
+      at.erase("oneOf");
+      at["anyOf"] = std::move(options);
+    }
+    return root_.dump();
+  }
+
+ private:
+  struct Edit {
+    std::string path, key;
+    Json value;  // discarded: it goes
+  };
+
+  template <class... Parts>
+  [[noreturn]] static void refuse(const std::string& path, const Parts&... parts) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("the JSON schema, at ", path.empty() ? "its root" : path, ": ", parts...));
+  }
+
+  void visit(const Json& schema, const std::string& path, int depth);
+  void visit_object_schema(const Json& schema, const std::string& path, int depth);
+  void visit_ref(const Json& schema, const std::string& path, int depth);
+  void visit_values(const Json& schema, const std::string& path);
+  void visit_options(const Json& schema, const std::string& path, const std::string& keyword, int depth);
+  void visit_types(const Json& schema, const std::string& path, int depth);
+  void visit_number(const Json& schema, const std::string& path, bool whole);
+  void visit_string(const Json& schema, const std::string& path);
+  void visit_array(const Json& schema, const std::string& path, int depth);
+  void visit_object(const Json& schema, const std::string& path, int depth);
+  void visit_properties(const Json& schema, const std::string& path, int depth);
+  void check_open_object(const Json& schema, const std::string& path, bool open);
+
+  // Nothing beside annotations and `with` may stand beside the keyword: it would be ignored.
+  static void alone(const Json& schema, const std::string& path, std::string_view keyword,
+                    std::span<const std::string_view> with = {});
+  static void check_pattern(const Json& pattern, const std::string& path);
+  static std::vector<std::string> types_of(const Json& schema, const std::string& path);
+  static std::optional<std::int64_t> count_of(const Json& schema, const std::string& path, const std::string& key);
+  const Json& target(const std::string& uri, const std::string& path) const;
+  const Json& resolved(const Json& schema, int depth = 0) const;
+  bool disjoint(const Json& left, const Json& right) const;
+
+  Json root_;
+  std::set<std::string> visited_;  // paths
+  std::set<std::string> through_;  // paths of schemas that are being visited with no value read since
+  std::vector<Edit> edits_;
+  std::vector<std::string> exclusive_;  // paths of schemas whose oneOf is as good as anyOf
+};
+
+void Checker::visit(const Json& schema, const std::string& path, int depth) {
+  if (through_.contains(path)) refuse(path, "it refers to itself and to nothing else");
+  if (!visited_.insert(path).second) return;
+  if (depth > kMaxDepth) refuse(path, "schemas are nested more than ", kMaxDepth, " deep, references included");
+  if (visited_.size() > kMaxSchemas) refuse(path, "there are more than ", kMaxSchemas, " schemas in it");
+  if (schema.is_boolean()) {
+    if (!schema.get<bool>()) refuse(path, "false allows no value");
+    return;
+  }
+  if (!schema.is_object()) refuse(path, "a schema is an object or true, and this is ", schema.type_name());
+  through_.insert(path);
+  visit_object_schema(schema, path, depth);
+  through_.erase(path);
+}
+
+void Checker::visit_object_schema(const Json& schema, const std::string& path, int depth) {
+  for (const auto& [key, value] : schema.items()) {
+    const bool known = has(kAnnotations, key) || has(kOfNumbers, key) || has(kOfStrings, key) || has(kOfArrays, key) ||
+                       has(kOfObjects, key) || key.starts_with("x-") || key == "type" || key == "$ref" ||
+                       key == "enum" || key == "const" || key == "anyOf" || key == "oneOf" || key == "allOf";
+    if (!known)
+      refuse(path + escaped(key), "the keyword ", key, " is not supported, and would be ignored: leave it out");
+  }
+  if (schema.contains("$id") && !path.empty()) {
+    refuse(path + "/$id", "$id is supported at the root only");
+  }
+  if (schema.contains("$ref")) return visit_ref(schema, path, depth);
+  if (schema.contains("const") || schema.contains("enum")) return visit_values(schema, path);
+  for (const auto* const keyword : {"anyOf", "oneOf", "allOf"}) {
+    if (schema.contains(keyword)) return visit_options(schema, path, keyword, depth);
+  }
+  visit_types(schema, path, depth);
+}
+
+void Checker::alone(const Json& schema, const std::string& path, std::string_view keyword,
+                    std::span<const std::string_view> with) {
+  for (const auto& [key, value] : schema.items()) {
+    if (key == keyword || has(kAnnotations, key) || has(with, key) || key.starts_with("x-")) continue;
+    refuse(path + escaped(key), key, " beside ", keyword, " is not supported: put both into one schema");
+  }
+}
+
+const Json& Checker::target(const std::string& uri, const std::string& path) const {
+  if (uri == "#") return root_;
+  if (!uri.starts_with("#/") || uri.find_first_of("~%") != std::string::npos || uri.ends_with('/') ||
+      uri.find("//") != std::string::npos) {
+    refuse(path, "the reference ", uri, " is not supported: it has to be # or #/<key>/<key>... in this schema, ",
+           "without ~ and %");
+  }
+  const auto* at = &root_;
+  for (std::size_t begin = 2; begin < uri.size();) {
+    const auto end = std::min(uri.find('/', begin), uri.size());
+    const auto key = uri.substr(begin, end - begin);
+    if (!at->is_object() || !at->contains(key)) refuse(path, "there is nothing at ", uri);
+    at = &at->at(key);
+    begin = end + 1;
+  }
+  return *at;
+}
+
+void Checker::visit_ref(const Json& schema, const std::string& path, int depth) {
+  if (!schema["$ref"].is_string()) refuse(path + "/$ref", "$ref is a string");
+  alone(schema, path, "$ref");
+  const auto uri = schema["$ref"].get<std::string>();
+  visit(target(uri, path + "/$ref"), uri.substr(1), depth + 1);
+}
+
+void Checker::visit_values(const Json& schema, const std::string& path) {
+  const std::string keyword = schema.contains("const") ? "const" : "enum";
+  alone(schema, path, keyword, std::to_array<std::string_view>({"type"}));
+  const auto types = types_of(schema, path);
+  const auto check = [&](const Json& value, const std::string& at) {
+    if (value.is_number_float() || value.is_number_unsigned() || value.is_number_integer()) {
+      if (std::abs(value.get<double>()) > 9e15) refuse(at, "numbers beyond 9e15 are not supported here");
+    }
+    if (types.empty()) return;
+    if (std::ranges::none_of(types, [&](const auto& type) { return is_type(value, type); })) {
+      refuse(at, "the value is not of the type that stands beside it");
+    }
+  };
+  if (keyword == "const") return check(schema["const"], path + "/const");
+  const auto& values = schema["enum"];
+  if (!values.is_array() || values.empty()) refuse(path + "/enum", "enum is a list of at least one value");
+  for (std::size_t i = 0; i < values.size(); ++i) check(values[i], cat(path, "/enum/", i));
+}
+
+// What a schema stands for, where references lead to it.
+const Json& Checker::resolved(const Json& schema, int depth) const {
+  if (depth > kMaxDepth || !schema.is_object() || !schema.contains("$ref") || !schema["$ref"].is_string())
+    return schema;
+  return resolved(target(schema["$ref"].get<std::string>(), ""), depth + 1);
+}
+
+// Whether it can be seen that no value is valid under both: other types, other values, or objects that need a property
+// with other values.
+bool Checker::disjoint(const Json& left_in, const Json& right_in) const {
+  const auto& left = resolved(left_in);
+  const auto& right = resolved(right_in);
+  if (!left.is_object() || !right.is_object()) return false;
+  const auto values = [](const Json& schema) -> std::optional<std::vector<Json>> {
+    if (schema.contains("const")) return std::vector<Json>{schema["const"]};
+    if (schema.contains("enum") && schema["enum"].is_array()) return schema["enum"].get<std::vector<Json>>();
+    return std::nullopt;
+  };
+  const auto types = [&](const Json& schema) {
+    auto out = types_of(schema, "");
+    if (out.empty() && schema.contains("properties") && !schema.contains("anyOf") && !schema.contains("oneOf") &&
+        !schema.contains("allOf")) {
+      out = {"object"};
+    }
+    return out;
+  };
+  const auto left_values = values(left), right_values = values(right);
+  if (left_values && right_values) {
+    return std::ranges::none_of(*left_values, [&](const Json& value) {
+      return std::ranges::find(*right_values, value) != right_values->end();
+    });
+  }
+  if (left_values || right_values) {
+    const auto other = types(left_values ? right : left);
+    return !other.empty() && std::ranges::none_of(left_values ? *left_values : *right_values, [&](const Json& value) {
+      return std::ranges::any_of(other, [&](const auto& type) { return is_type(value, type); });
+    });
+  }
+  const auto left_types = types(left), right_types = types(right);
+  if (left_types.empty() || right_types.empty()) return false;
+  const bool share_type = std::ranges::any_of(left_types, [&](const std::string& type) {
+    return std::ranges::any_of(right_types, [&](const std::string& other) {
+      return type == other || (type == "integer" && other == "number") || (type == "number" && other == "integer");
+    });
+  });
+  if (!share_type) return true;
+  const std::vector<std::string> objects{"object"};
+  if (left_types != objects || right_types != objects) return false;
+  const auto needs = [](const Json& schema, const std::string& name) {
+    return schema.contains("required") && schema["required"].is_array() &&
+           std::ranges::find(schema["required"], Json(name)) != schema["required"].end();
+  };
+  if (!left.contains("properties") || !left["properties"].is_object()) return false;
+  if (!right.contains("properties") || !right["properties"].is_object()) return false;
+  for (const auto& [name, property] : left["properties"].items()) {
+    const auto& others = right["properties"];
+    if (!needs(left, name) || !needs(right, name) || !others.contains(name)) continue;
+    const auto& mine = resolved(property);
+    const auto& theirs = resolved(others[name]);
+    if (values(mine) && values(theirs) && disjoint(mine, theirs)) return true;
+  }
+  return false;
+}
+
+void Checker::visit_options(const Json& schema, const std::string& path, const std::string& keyword, int depth) {
+  alone(schema, path, keyword);
+  const auto& options = schema[keyword];
+  const auto here = path + "/" + keyword;
+  if (!options.is_array() || options.empty()) refuse(here, keyword, " is a list of at least one schema");
+  if (keyword == "allOf" && options.size() > 1) {
+    refuse(here, "allOf with more than one schema is not supported: write them as one");
+  }
+  for (std::size_t i = 0; i < options.size(); ++i) visit(options[i], cat(here, "/", i), depth + 1);
+  if (keyword != "oneOf") return;
+  exclusive_.push_back(path);
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      if (disjoint(options[i], options[j])) continue;
+      refuse(cat(here, "/", i), "a value may be valid here and under ", here, "/", j,
+             ", which oneOf forbids: make them ",
+             "differ in type, or in a required property with const or enum; or write anyOf");
+    }
+  }
+}
+
+std::vector<std::string> Checker::types_of(const Json& schema, const std::string& path) {
+  if (!schema.contains("type")) return {};
+  const auto& type = schema["type"];
+  std::vector<std::string> out;
+  const auto take = [&](const Json& one) {
+    if (!one.is_string() || !has(kTypes, one.get<std::string>())) {
+      refuse(path + "/type", "type is one or more of ", joined(kTypes), ", and not ", one.dump());
+    }
+    out.push_back(one.get<std::string>());
+  };
+  if (type.is_array()) {
+    if (type.empty()) refuse(path + "/type", "type is an empty list");
+    for (const auto& one : type) take(one);
+  } else {
+    take(type);
+  }
+  return out;
+}
+
+void Checker::visit_types(const Json& schema, const std::string& path, int depth) {
+  auto types = types_of(schema, path);
+  if (types.empty()) {
+    // The compiler takes what has keywords of objects for an object, and of arrays for an array.
+    const auto any = [&](std::span<const std::string_view> keys) -> std::string {
+      for (const auto key : keys) {
+        if (schema.contains(key)) return std::string(key);
+      }
+      return {};
+    };
+    const bool object = schema.contains("properties") || schema.contains("additionalProperties");
+    const bool array = schema.contains("items") || schema.contains("prefixItems");
+    if (object != array) {
+      types = {object ? "object" : "array"};
+    } else {
+      for (const auto keys :
+           {std::span<const std::string_view>(kOfObjects), std::span<const std::string_view>(kOfArrays),
+            std::span<const std::string_view>(kOfStrings), std::span<const std::string_view>(kOfNumbers)}) {
+        if (const auto key = any(keys); !key.empty()) refuse(path + "/" + key, key, " needs a type beside it");
+      }
+    }
+  }
+  for (const auto& type : types) {
+    if (type == "integer" || type == "number") visit_number(schema, path, type == "integer");
+    if (type == "string") visit_string(schema, path);
+    if (type == "array") visit_array(schema, path, depth);
+    if (type == "object") visit_object(schema, path, depth);
+  }
+}
+
+void Checker::visit_number(const Json& schema, const std::string& path, bool whole) {
+  for (const auto key_view : kOfNumbers) {
+    const std::string key(key_view);
+    if (!schema.contains(key)) continue;
+    const auto& value = schema[key];
+    const auto at = path + "/" + key;
+    if (!value.is_number()) refuse(at, key, " is a number, and not ", value.dump());
+    if (std::abs(value.get<double>()) > 9e15) refuse(at, "bounds beyond 9e15 are not supported");
+    if (key == "multipleOf") {
+      if (!whole) refuse(at, "multipleOf is supported for integers only");
+      const double step = value.get<double>();
+      if (step < 1 || step > kMaxMultipleOf || step != std::floor(step)) {
+        refuse(at, "multipleOf is a whole number from 1 to ", kMaxMultipleOf);
+      }
+    } else if (whole && value.get<double>() != std::floor(value.get<double>())) {
+      refuse(at, key, " of an integer is a whole number");
+    }
+  }
+}
+
+std::optional<std::int64_t> Checker::count_of(const Json& schema, const std::string& path, const std::string& key) {
+  if (!schema.contains(key)) return std::nullopt;
+  const auto& value = schema[key];
+  if (!value.is_number_integer() || value.get<double>() < 0) {
+    refuse(path + "/" + key, key, " is a whole number from 0 on, and not ", value.dump());
+  }
+  if (value.get<double>() > kMaxCount)
+    refuse(path + "/" + key, key, " is at most ", kMaxCount, ", and not ", value.dump());
+  return value.get<std::int64_t>();
+}
+
+void Checker::check_pattern(const Json& pattern, const std::string& path) {
+  if (!pattern.is_string()) refuse(path, "a pattern is a string");
+  const auto text = pattern.get<std::string>();
+  check_expression(text, cat("the JSON schema's pattern at ", path));
+  if (!is_string_pattern(text)) {
+    refuse(path, "the pattern is not supported in a JSON string: use ASCII, without lookahead, back references, and ",
+           "quotes or backslashes that it must match");
+  }
+}
+
+void Checker::visit_string(const Json& schema, const std::string& path) {
+  const auto least = count_of(schema, path, "minLength"), most = count_of(schema, path, "maxLength");
+  if (schema.contains("format")) {
+    const auto& format = schema["format"];
+    if (!format.is_string() || !has(kFormats, format.get<std::string>())) {
+      refuse(path + "/format", "the format ", format.dump(), " is not supported: it is one of ", joined(kFormats));
+    }
+    if (schema.contains("pattern")) refuse(path + "/pattern", "pattern beside format is not supported");
+  }
+  if (schema.contains("pattern")) check_pattern(schema["pattern"], path + "/pattern");
+  if (!least && !most) return;
+  if (least && most && *least > *most) refuse(path, "minLength is greater than maxLength");
+  for (const auto* const other : {"pattern", "format"}) {
+    if (schema.contains(other)) refuse(path + "/" + other, other, " beside minLength or maxLength is not supported");
+  }
+  // As a pattern, whose characters are those that may stand in a JSON string.
+  edits_.push_back({path, "minLength", Json(Json::value_t::discarded)});
+  edits_.push_back({path, "maxLength", Json(Json::value_t::discarded)});
+  edits_.push_back(
+      {path, "pattern",
+       cat("^[^\"\\\\\\x00-\\x1f\\x7f]{", least.value_or(0), ",", most ? cat(*most) : std::string{}, "}$")});
+}
+
+void Checker::visit_array(const Json& schema, const std::string& path, int depth) {
+  const auto least = count_of(schema, path, "minItems"), most = count_of(schema, path, "maxItems");
+  if (least && most && *least > *most) refuse(path, "minItems is greater than maxItems");
+  if (schema.contains("uniqueItems") && schema["uniqueItems"] != Json(false)) {
+    refuse(path + "/uniqueItems", "uniqueItems is not supported, and would be ignored: leave it out");
+  }
+  // Values have been read when these begin, so that they may refer back.
+  const auto through = std::exchange(through_, {});
+  std::size_t first = 0;
+  if (schema.contains("prefixItems")) {
+    const auto& items = schema["prefixItems"];
+    if (!items.is_array()) refuse(path + "/prefixItems", "prefixItems is a list of schemas");
+    for (; first < items.size(); ++first) {
+      if (!items[first].is_object()) refuse(cat(path, "/prefixItems/", first), "a schema here is an object");
+      visit(items[first], cat(path, "/prefixItems/", first), depth + 1);
+    }
+  }
+  bool open = !schema.contains("prefixItems");
+  if (schema.contains("items")) {
+    const auto& items = schema["items"];
+    open = items != Json(false);
+    if (items.is_array()) refuse(path + "/items", "items is one schema: a list of them is called prefixItems");
+    if (open) visit(items, path + "/items", depth + 1);
+  } else {
+    edits_.push_back({path, "items", open});
+  }
+  if (!open && least && *least > static_cast<std::int64_t>(first)) {
+    refuse(path + "/minItems", "minItems is more than there can be: ", first);
+  }
+  through_ = through;
+}
+
+void Checker::visit_object(const Json& schema, const std::string& path, int depth) {
+  const auto least = count_of(schema, path, "minProperties"), most = count_of(schema, path, "maxProperties");
+  if (least && most && *least > *most) refuse(path, "minProperties is greater than maxProperties");
+  const auto through = std::exchange(through_, {});
+  visit_properties(schema, path, depth);
+  bool open = !schema.contains("properties") && !schema.contains("patternProperties");
+  if (schema.contains("unevaluatedProperties") && schema["unevaluatedProperties"] != Json(false)) {
+    refuse(path + "/unevaluatedProperties", "only false is supported");
+  }
+  if (schema.contains("additionalProperties")) {
+    const auto& other = schema["additionalProperties"];
+    open = other != Json(false);
+    if (open && schema.contains("properties") && !schema["properties"].empty()) {
+      // Those that are named suffice: what is left out is valid too. A name that is spelled in another way, with
+      // escapes, would be one of them again.
+      open = false;
+      edits_.push_back({path, "additionalProperties", false});
+    }
+    if (open) visit(other, path + "/additionalProperties", depth + 1);
+  } else if (schema.contains("unevaluatedProperties")) {
+    open = false;
+  } else {
+    edits_.push_back({path, "additionalProperties", open});
+  }
+  check_open_object(schema, path, open);
+  through_ = through;
+}
+
+void Checker::visit_properties(const Json& schema, const std::string& path, int depth) {
+  if (schema.contains("properties")) {
+    if (!schema["properties"].is_object()) refuse(path + "/properties", "properties is an object of schemas");
+    for (const auto& [name, property] : schema["properties"].items()) {
+      visit(property, path + "/properties" + escaped(name), depth + 1);
+    }
+  }
+  if (schema.contains("required")) {
+    const auto& required = schema["required"];
+    if (!required.is_array()) refuse(path + "/required", "required is a list of names");
+    for (std::size_t i = 0; i < required.size(); ++i) {
+      const auto at = cat(path, "/required/", i);
+      if (!required[i].is_string()) refuse(at, "required is a list of names");
+      if (!schema.contains("properties") || !schema["properties"].contains(required[i].get<std::string>())) {
+        refuse(at, required[i].dump(), " is not among properties: describe it there");
+      }
+    }
+  }
+  if (!schema.contains("patternProperties")) return;
+  const auto& patterns = schema["patternProperties"];
+  const auto at = path + "/patternProperties";
+  if (!patterns.is_object() || patterns.size() != 1)
+    refuse(at, "patternProperties with exactly one pattern is supported");
+  if (schema.contains("properties")) refuse(at, "patternProperties beside properties is not supported");
+  check_pattern(patterns.items().begin().key(), at);
+  visit(patterns.front(), at + escaped(patterns.items().begin().key()), depth + 1);
+}
+
+// Names that are not in the schema might come twice.
+void Checker::check_open_object(const Json& schema, const std::string& path, bool open) {
+  const bool named = schema.contains("properties") && !schema["properties"].empty();
+  if (open && schema.contains("patternProperties")) {
+    refuse(path + "/additionalProperties", "additionalProperties beside patternProperties is supported as false only");
+  }
+  if (schema.contains("propertyNames")) {
+    const auto at = path + "/propertyNames";
+    if (named || schema.contains("patternProperties")) {
+      refuse(at, "propertyNames beside properties or patternProperties is not supported");
+    }
+    const auto& names = schema["propertyNames"];
+    if (!names.is_object()) refuse(at, "propertyNames is a schema of strings");
+    if (names.contains("$ref") || names.contains("anyOf") || names.contains("oneOf") || names.contains("allOf") ||
+        names.contains("const") || names.contains("enum") ||
+        (names.contains("type") && names["type"] != Json("string"))) {
+      refuse(at, "propertyNames is supported with pattern, format, minLength and maxLength only");
+    }
+    visit_string(names, at);
+    for (const auto& [key, value] : names.items()) {
+      if (key != "type" && !has(kOfStrings, key) && !has(kAnnotations, key)) {
+        refuse(at + escaped(key), "the keyword ", key, " is not supported here");
+      }
+    }
+  }
+  const bool many = open || schema.contains("patternProperties");
+  if (many && schema.contains("minProperties") && schema["minProperties"] > Json(1)) {
+    refuse(path + "/minProperties",
+           "minProperties of more than 1 is supported for objects whose properties are all named");
+  }
+  if (!open && !schema.contains("patternProperties") && schema.contains("minProperties")) {
+    const auto count = schema.contains("properties") ? schema["properties"].size() : 0;
+    if (schema["minProperties"] > Json(count)) {
+      refuse(path + "/minProperties", "minProperties is more than there can be: ", count);
+    }
+  }
+}
+
+}  // namespace
+
+void check_nesting(std::string_view json, std::string_view what) {
+  int depth = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < json.size(); ++i) {
+    const char c = json[i];
+    if (in_string) {
+      if (c == '\\') {
+        ++i;
+      } else if (c == '"') {
+        in_string = false;
+      }
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      if (++depth > kMaxNesting) {
+        throw Error(ErrorCode::invalid_argument,
+                    cat(what, " is nested more than ", kMaxNesting, " levels deep, at byte ", i));
+      }
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+  }
+}
+
+std::string checked_schema(std::string_view schema) {
+  check_nesting(schema, "the JSON schema");
+  Json parsed;
+  try {
+    parsed = Json::parse(schema);
+  } catch (const Json::parse_error& error) {
+    throw Error(ErrorCode::invalid_argument, cat("the JSON schema is no JSON: at byte ", error.byte));
+  }
+  return Checker(std::move(parsed)).run();
+}
+
+}  // namespace charonia::grammar

@@ -1,0 +1,44 @@
+#include "grammar/xgrammar_messages.h"
+
+// Declares LogFatalImpl and LogMessageImpl, which XGRAMMAR_LOG_CUSTOMIZE asks for.
+#define XGRAMMAR_LOG_CUSTOMIZE 1
+#include <support/logging.h>
+
+#include "base/log.h"
+#include "base/text.h"
+
+namespace charonia::grammar {
+namespace {
+
+thread_local Messages* collecting = nullptr;
+
+}  // namespace
+
+Messages::Messages() : before_(collecting) { collecting = this; }
+Messages::~Messages() { collecting = before_; }
+
+void Messages::take(const std::string& warning) {
+  if (warning_.empty()) warning_ = warning;
+}
+
+}  // namespace charonia::grammar
+
+namespace xgrammar {
+
+[[noreturn]] void LogFatalImpl(const std::string& file, int lineno, const std::string& message) {
+  throw LogFatalError(file, lineno, message);
+}
+
+void LogMessageImpl(const std::string& file, int lineno, int level, const std::string& message) {
+  if (level < XGRAMMAR_LOG_LEVEL_WARNING) return;
+  if (charonia::grammar::collecting != nullptr) {
+    charonia::grammar::collecting->take(message);
+  } else {
+    charonia::log({charonia::LogLevel::warning,
+                   charonia::cat("xgrammar: ", message),
+                   "",
+                   {{"file", file}, {"line", std::int64_t{lineno}}}});
+  }
+}
+
+}  // namespace xgrammar

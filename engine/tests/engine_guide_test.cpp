@@ -1,0 +1,167 @@
+// Structured output in the engine: a request waits for its grammar, others do not, and the text is what was asked for.
+#include <chrono>
+#include <future>
+#include <regex>
+#include <string>
+#include <thread>
+
+#include "engine_fixture.h"
+
+namespace charonia {
+namespace {
+
+using testing::Collector;
+using testing::error_of;
+using testing::request;
+
+class EngineGuideTest : public testing::EngineFixture {
+ protected:
+  // The vocabulary is letters.
+  static Request guided(GuideType type, std::string text, int max_tokens = 100) {
+    auto out = request({1, 2, 3}, max_tokens);
+    out.sampling.ignore_eos = false;
+    out.sampling.temperature = 1.0F;
+    out.sampling.seed = 7;
+    out.guide = Guide{type, std::move(text)};
+    return out;
+  }
+  // Some seconds of compiling.
+  static std::string slow() {
+    std::string out = "root ::= a0\n";
+    for (int i = 0; i < 1200; ++i) {
+      const auto next = "a" + std::to_string((i + 1) % 1200);
+      out += "a" + std::to_string(i) + " ::= [a-z]{0,90} | " + next + " \"x\" " + next + "\n";
+    }
+    return out;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Device, EngineGuideTest, testing::kDevices, testing::device_name);
+
+TEST_P(EngineGuideTest, TheTextIsOneOfTheGuideAndEndsWithStop) {
+  const auto one = engine();
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    auto asked = guided(GuideType::regex, "(ab|c){3,5}z");
+    asked.sampling.seed = seed;
+    Collector out;
+    one->submit(asked, out.callback());
+    EXPECT_TRUE(std::regex_match(out.text(), std::regex("(ab|c){3,5}z"))) << out.text();
+    EXPECT_EQ(out.last().finish_reason, FinishReason::stop);
+    EXPECT_EQ(out.tokens().back(), 0);
+  }
+  one->check_integrity();
+}
+
+TEST_P(EngineGuideTest, ItWorksWithSeveralSequencesLogprobsStopWordsAndSessions) {
+  const auto one = engine();
+  auto several = guided(GuideType::regex, "[a-d]{10,20}z");
+  several.sampling.n = 3;
+  several.sampling.best_of = 4;
+  several.sampling.logprobs = 2;
+  several.stream = false;
+  Collector all(3);
+  one->submit(several, all.callback());
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(std::regex_match(all.text(i), std::regex("[a-d]{10,20}z"))) << all.text(i);
+    EXPECT_EQ(all.logprobs(i).size(), all.tokens(i).size());
+  }
+  auto stopped = guided(GuideType::regex, "abcdefg");
+  stopped.sampling.stop_words = {"de"};
+  Collector before;
+  one->submit(stopped, before.callback());
+  EXPECT_EQ(before.text(), "abc");
+  for (const char* const text : {"xyz", "klm"}) {
+    auto turn = guided(GuideType::choice, "[\"" + std::string(text) + "\"]");
+    turn.session_id = "s";
+    turn.continuation_ids = {4, 5};
+    Collector out;
+    one->submit(turn, out.callback());
+    EXPECT_EQ(out.text(), text);
+  }
+  one->check_integrity();
+}
+
+TEST_P(EngineGuideTest, APreemptedSequenceGoesOnInItsGrammar) {
+  const auto one = engine({{"cache_max_entry_count", "16"}, {"session_len", "60"}});
+  Collector before, out;
+  one->submit(request({9, 9, 9}, 50), before.callback());
+  one->submit(guided(GuideType::regex, "(abc){16}", 50), out.callback());
+  std::string expected;
+  for (int i = 0; i < 16; ++i) expected += "abc";
+  EXPECT_EQ(out.text(), expected);
+  EXPECT_EQ(before.tokens().size(), 50U);
+}
+
+TEST_P(EngineGuideTest, AGuideThatIsWrongEndsItsRequestAndNoOther) {
+  const auto one = engine();
+  Collector wrong, again, right;
+  one->submit(guided(GuideType::regex, "a(b"), wrong.callback());
+  one->submit(guided(GuideType::regex, "ab"), right.callback());
+  EXPECT_EQ(wrong.last().finish_reason, FinishReason::error);
+  EXPECT_EQ(wrong.last().error_code, ErrorCode::invalid_argument);
+  EXPECT_NE(wrong.last().error.find("regex"), std::string::npos) << wrong.last().error;
+  EXPECT_EQ(right.text(), "ab");
+  one->submit(guided(GuideType::regex, "a(b"), again.callback());
+  EXPECT_EQ(again.last().error, wrong.last().error);
+  // Nothing of it is a text of this vocabulary.
+  Collector none;
+  one->submit(guided(GuideType::regex, "[0-9]+"), none.callback());
+  EXPECT_EQ(none.last().error_code, ErrorCode::invalid_argument);
+  EXPECT_NE(none.last().error.find("allows no token"), std::string::npos) << none.last().error;
+  one->check_integrity();
+}
+
+TEST_P(EngineGuideTest, WhatContradictsAGuideIsRejectedAtOnce) {
+  const auto one = engine({{"guide_max_bytes", "20"}});
+  const auto rejected = [&](Request asked) {
+    Collector out;
+    return error_of([&] { one->submit(std::move(asked), out.callback()); }, ErrorCode::invalid_argument);
+  };
+  auto ignoring = guided(GuideType::regex, "a");
+  ignoring.sampling.ignore_eos = true;
+  EXPECT_NE(rejected(ignoring).find("ignore_eos"), std::string::npos);
+  auto least = guided(GuideType::regex, "a");
+  least.sampling.min_tokens = 2;
+  EXPECT_NE(rejected(least).find("min_tokens"), std::string::npos);
+  EXPECT_NE(rejected(guided(GuideType::regex, std::string(21, 'a'))).find("guide_max_bytes"), std::string::npos);
+  EXPECT_NE(rejected(guided(GuideType::regex, "")).find("empty"), std::string::npos);
+  EXPECT_NE(rejected(guided(GuideType::json, "{}")).find("json_schema"), std::string::npos);
+  EXPECT_NE(rejected(guided(GuideType::regex, "\xff")).find("UTF-8"), std::string::npos);
+  auto both = guided(GuideType::regex, "a");
+  both.mask = std::make_shared<testing::MaskOf>(40, [](TokenId, auto) { return true; });
+  EXPECT_NE(rejected(both).find("mask"), std::string::npos);
+  EXPECT_EQ(error_of([] { guide_type("xml"); }, ErrorCode::invalid_argument),
+            "guided_decoding_guide_type = 'xml' is unknown: it is one of json, json_schema, regex, ebnf_grammar, "
+            "structural_tag, choice");
+}
+
+TEST_P(EngineGuideTest, OthersGoOnWhileAGrammarIsCompiledAndItCanBeCancelled) {
+  const auto one = engine({{"guide_max_bytes", "1000000"}});
+  Collector waiting, cancelled, other;
+  one->submit(guided(GuideType::ebnf_grammar, slow()), waiting.callback());
+  const auto handle = one->submit(guided(GuideType::ebnf_grammar, slow()), cancelled.callback());
+  auto timed = guided(GuideType::ebnf_grammar, slow());
+  timed.timeout_ms = 1;
+  Collector late;
+  one->submit(timed, late.callback());
+  one->submit(request({1, 2}, 50), other.callback());
+  EXPECT_EQ(other.tokens().size(), 50U);
+  EXPECT_TRUE(one->cancel(handle));
+  EXPECT_EQ(cancelled.last().finish_reason, FinishReason::cancelled);
+  EXPECT_EQ(late.last().error_code, ErrorCode::deadline_exceeded);
+  EXPECT_FALSE(waiting.ended());
+  one->close();
+  EXPECT_EQ(waiting.last().finish_reason, FinishReason::cancelled);
+}
+
+TEST_P(EngineGuideTest, AGrammarThatTakesTooLongIsRejectedAndTheNextDoesNotWaitForIt) {
+  const auto one = engine({{"guide_max_bytes", "1000000"}, {"guide_timeout_s", "0.05"}});
+  Collector slow_one, next;
+  one->submit(guided(GuideType::ebnf_grammar, slow()), slow_one.callback());
+  EXPECT_EQ(slow_one.last().error_code, ErrorCode::invalid_argument);
+  EXPECT_NE(slow_one.last().error.find("guide_timeout_s"), std::string::npos) << slow_one.last().error;
+  one->submit(guided(GuideType::regex, "abc"), next.callback());
+  EXPECT_EQ(next.text(), "abc");
+}
+
+}  // namespace
+}  // namespace charonia

@@ -1,0 +1,240 @@
+// Grammars on a small vocabulary: which tokens follow, which guides are refused, and that hostile ones cost little.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "charonia/error.h"
+#include "grammar/guide_compiler.h"
+#include "text/token_table.h"
+
+namespace charonia::grammar {
+namespace {
+
+constexpr TokenId kEnd = 0;
+
+// Every byte is a token, as with byte fallback; some tokens have more bytes, one of them half a character.
+std::vector<std::string> vocabulary() {
+  std::vector<std::string> out{"</s>"};
+  for (int byte = 0; byte < 256; ++byte) out.emplace_back(1, static_cast<char>(byte));
+  for (const char* const more : {"{\"", "\":", "true", "abc", " 12", "\", \"", "\xe6\x97", "\xe6\x97\xa5", "}}"}) {
+    out.emplace_back(more);
+  }
+  return out;
+}
+
+class GuideCompilerTest : public ::testing::Test {
+ protected:
+  std::shared_ptr<const CompiledGuide> compile(GuideType type, const std::string& text,
+                                               bool after_space = false) const {
+    return compiler_.compile({type, text}, after_space);
+  }
+  std::string refused(GuideType type, const std::string& text) const {
+    try {
+      compile(type, text);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      return error.what();
+    }
+    ADD_FAILURE() << "was not refused: " << text;
+    return {};
+  }
+  // Whether the text, in tokens of one byte, is one of the grammar.
+  bool accepts(GuideType type, const std::string& text, const std::string& whole, bool after_space = false) const {
+    const auto provider = compile(type, text, after_space)->provider({kEnd});
+    std::vector<TokenId> output;
+    for (std::size_t i = 0; i <= whole.size(); ++i) {
+      const TokenId next = i < whole.size() ? 1 + static_cast<unsigned char>(whole[i]) : kEnd;
+      std::vector<std::uint32_t> mask((table_.size() + 31) / 32);
+      provider->fill(output, mask);
+      if ((mask[next / 32] >> (next % 32) & 1) == 0) return false;
+      output.push_back(next);
+    }
+    return true;
+  }
+  bool valid(const std::string& schema, const std::string& value) const {
+    return accepts(GuideType::json_schema, schema, value);
+  }
+
+  const std::vector<std::string> tokens_ = vocabulary();
+  const text::TokenTable table_ = [this] {
+    std::vector<std::uint8_t> special(tokens_.size(), 0);
+    special[kEnd] = 1;
+    return text::TokenTable(tokens_, special, true);
+  }();
+  const GuideCompiler compiler_{table_, static_cast<int>(tokens_.size()) + 5, {kEnd}};
+};
+
+TEST_F(GuideCompilerTest, EveryTypeAllowsItsTextsAndNoOthers) {
+  EXPECT_TRUE(accepts(GuideType::json, "", R"({"a": [1, {"b": null}]})"));
+  EXPECT_FALSE(accepts(GuideType::json, "", "[1]"));
+  EXPECT_TRUE(accepts(GuideType::regex, "[0-9]+-(a|b)", "12-b"));
+  EXPECT_FALSE(accepts(GuideType::regex, "[0-9]+-(a|b)", "12-"));
+  EXPECT_TRUE(accepts(GuideType::choice, R"(["yes", "no", "日\n\"\\"])", "日\n\"\\"));
+  EXPECT_FALSE(accepts(GuideType::choice, R"(["yes", "no"])", "yesno"));
+  EXPECT_TRUE(accepts(GuideType::ebnf_grammar, "root ::= \"x\" y*\ny ::= [a-c] | \"(\" y \")\"", "xa((b))"));
+  const std::string tag =
+      R"({"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<f"], "tags": [
+      {"begin": "<f=a>", "content": {"type": "json_schema", "json_schema": {"type": "integer"}}, "end": "</f>"}]}})";
+  EXPECT_TRUE(accepts(GuideType::structural_tag, tag, "text <f=a>12</f> and more"));
+  EXPECT_FALSE(accepts(GuideType::structural_tag, tag, "text <f=a>x</f>"));
+  const std::string old =
+      R"({"triggers": ["<f"], "structures": [{"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}]})";
+  EXPECT_TRUE(accepts(GuideType::structural_tag, old, "text <f=a>12</f>"));
+  EXPECT_FALSE(accepts(GuideType::structural_tag, old, "text <f=a>1x</f>"));
+}
+
+TEST_F(GuideCompilerTest, ATextAfterASpaceBeginsWithOne) {
+  EXPECT_TRUE(accepts(GuideType::choice, R"(["a"])", " a", true));
+  EXPECT_FALSE(accepts(GuideType::choice, R"(["a"])", "a", true));
+}
+
+TEST_F(GuideCompilerTest, TokensOfHalfACharacterLeadToWholeOnes) {
+  const auto provider = compile(GuideType::choice, R"(["日"])")->provider({kEnd});
+  std::vector<std::uint32_t> mask((table_.size() + 31) / 32);
+  std::vector<std::string> allowed;
+  provider->fill({}, mask);
+  for (std::size_t id = 0; id < tokens_.size(); ++id) {
+    if (mask[id / 32] >> (id % 32) & 1) allowed.push_back(tokens_[id]);
+  }
+  EXPECT_EQ(allowed, (std::vector<std::string>{"\xe6", "\xe6\x97", "\xe6\x97\xa5"}));
+}
+
+TEST_F(GuideCompilerTest, AnEndIdThatIsAlsoATextEndsOnlyWhereTheTextMay) {
+  const TokenId a = 1 + 'a';
+  const auto provider = compile(GuideType::regex, "aab?")->provider({a});
+  std::vector<std::uint32_t> mask((table_.size() + 31) / 32);
+  provider->fill({}, mask);
+  EXPECT_EQ(mask[a / 32] >> (a % 32) & 1, 0U);
+}
+
+TEST_F(GuideCompilerTest, SchemasAreKeptToTheLetter) {
+  const std::string object = R"({"type": "object", "properties": {"a": {"type": "integer", "minimum": 3, "maximum": 12},
+      "b": {"type": "string", "minLength": 2, "maxLength": 3}}, "required": ["a"]})";
+  EXPECT_TRUE(valid(object, R"({"a": 12, "b": "日é"})"));
+  EXPECT_TRUE(valid(object, R"({"a": 3})"));
+  for (const char* const wrong : {R"({"a": 2})", R"({"a": 13})", R"({"b": "ab"})", R"({"a": 3, "b": "x"})",
+                                  R"({"a": 3, "b": "wxyz"})", R"({"a": 3, "c": 1})", "{\"a\": 3, \"b\": \"a\tb\"}"}) {
+    EXPECT_FALSE(valid(object, wrong)) << wrong;
+  }
+  const std::string open = R"({"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": true})";
+  EXPECT_TRUE(valid(open, R"({"a": null})"));
+  EXPECT_FALSE(valid(open, R"({"a": null, "b": 1})"));
+  EXPECT_FALSE(valid(open, R"({"\u0061": 1})"));
+  EXPECT_TRUE(valid(R"({"type": "object"})", R"({"any": {"thing": [1]}})"));
+  EXPECT_TRUE(valid(R"({"type": "array"})", R"([1, "a"])"));
+  EXPECT_FALSE(valid(R"({"type": "array", "prefixItems": [{"type": "null"}]})", "[null, 1]"));
+  const std::string tree = R"({"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties": {
+      "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}, "required": ["next"]}}})";
+  EXPECT_TRUE(valid(tree, R"({"next": {"next": null}})"));
+  EXPECT_FALSE(valid(tree, R"({"next": {}})"));
+}
+
+TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepIsRefusedWithItsPlace) {
+  const auto at = [this](const std::string& schema, const std::string& place) {
+    const auto error = refused(GuideType::json_schema, schema);
+    EXPECT_NE(error.find(place), std::string::npos) << schema << "\n  " << error;
+  };
+  const auto property = [](const std::string& schema) {
+    return R"({"type": "object", "properties": {"a/b": )" + schema + "}}";
+  };
+  for (const char* const keyword :
+       {"not", "if", "dependentRequired", "contains", "nullable", "maxlength", "$dynamicRef"}) {
+    at(property("{\"" + std::string(keyword) + "\": {}}"), std::string("at /properties/a~1b/") + keyword);
+  }
+  at(property(R"({"type": "array", "uniqueItems": true})"), "/properties/a~1b/uniqueItems");
+  at(property(R"({"type": "string", "pattern": "^(?=a)b$"})"), "/properties/a~1b/pattern");
+  at(property(R"({"type": "string", "pattern": "a\"b"})"), "/properties/a~1b/pattern");
+  at(property(R"({"type": "string", "format": "regex"})"), "/properties/a~1b/format");
+  at(property(R"({"type": "string", "pattern": "a", "maxLength": 3})"), "/properties/a~1b/pattern");
+  at(property(R"({"type": "number", "multipleOf": 0.1})"), "/properties/a~1b/multipleOf");
+  at(property(R"({"minimum": 3})"), "minimum needs a type");
+  at(property(R"({"type": "text"})"), "/properties/a~1b/type");
+  at(property("false"), "/properties/a~1b: false allows no value");
+  at(property(R"({"enum": ["a", 1], "type": "string"})"), "/properties/a~1b/enum/1");
+  at(property(R"({"$ref": "other.json"})"), "/properties/a~1b/$ref");
+  at(property(R"({"$ref": "#/$defs/none"})"), "there is nothing at #/$defs/none");
+  at(property(R"({"allOf": [{"type": "object"}, {"type": "object"}]})"), "/properties/a~1b/allOf");
+  at(property(R"({"anyOf": [{"type": "object"}], "required": ["x"]})"), "/properties/a~1b/required");
+  at(property(R"({"oneOf": [{"type": "integer"}, {"type": "number"}]})"), "/properties/a~1b/oneOf/1");
+  at(R"({"type": "object", "properties": {"a": true}, "required": ["b"]})", "/required/0");
+  at(R"({"type": "object", "patternProperties": {"a": true}, "additionalProperties": true})", "/additionalProperties");
+  at(R"({"$ref": "#"})", "refers to itself");
+  at(R"({"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"allOf": [{"$ref": "#"}]}}})", "refers to itself");
+  at(R"({"type": "string")", "is no JSON");
+  at("3", "its root");
+}
+
+TEST_F(GuideCompilerTest, OneOfIsTakenWhereItsSchemasExcludeOneAnother) {
+  const std::string schema = R"({"oneOf": [
+      {"type": "object", "properties": {"kind": {"const": "a"}, "x": {"type": "integer"}}, "required": ["kind", "x"]},
+      {"type": "object", "properties": {"kind": {"enum": ["b", "c"]}}, "required": ["kind"]},
+      {"type": ["integer", "null"]}]})";
+  EXPECT_TRUE(valid(schema, R"({"kind": "a", "x": 1})"));
+  EXPECT_TRUE(valid(schema, "null"));
+  EXPECT_FALSE(valid(schema, R"({"kind": "c", "x": 1})"));
+}
+
+TEST_F(GuideCompilerTest, WhatIsWrongWithOtherGuidesIsSaid) {
+  EXPECT_NE(refused(GuideType::regex, "a(b").find("regex"), std::string::npos);
+  EXPECT_NE(refused(GuideType::regex, "a(?=b)c").find("regex"), std::string::npos);
+  EXPECT_NE(refused(GuideType::regex, "(a{1000}){101}").find("100000"), std::string::npos);
+  EXPECT_NE(refused(GuideType::regex, std::string(65, '(') + std::string(65, ')')).find("64 deep"), std::string::npos);
+  EXPECT_NE(refused(GuideType::ebnf_grammar, "start ::= \"a\"").find("ebnf_grammar"), std::string::npos);
+  EXPECT_NE(refused(GuideType::ebnf_grammar, "root ::= other").find("other"), std::string::npos);
+  EXPECT_NE(refused(GuideType::choice, "[]").find("JSON list"), std::string::npos);
+  EXPECT_NE(refused(GuideType::choice, "[\"a\", 1]").find("JSON list"), std::string::npos);
+  EXPECT_NE(refused(GuideType::structural_tag, "[]").find("JSON object"), std::string::npos);
+  EXPECT_NE(refused(GuideType::structural_tag, R"({"format": {"type": "unknown"}})").find("structural tag"),
+            std::string::npos);
+  const auto inner =
+      refused(GuideType::structural_tag, R"({"format": {"type": "json_schema", "json_schema": {"not": {}}}})");
+  EXPECT_NE(inner.find("at /format/json_schema"), std::string::npos) << inner;
+  EXPECT_NE(inner.find("at /not"), std::string::npos) << inner;
+}
+
+TEST_F(GuideCompilerTest, HostileGuidesAreRefusedOrCostLittle) {
+  std::vector<std::pair<GuideType, std::string>> hostile = {
+      {GuideType::json_schema, std::string(30'000, '[')},
+      {GuideType::json_schema, R"({"type": "string", "maxLength": 100000})"},
+      {GuideType::json_schema,
+       R"({"type": "array", "minItems": 100000, "items": {"type": "array", "minItems": 100000}})"},
+      {GuideType::json_schema, R"({"type": "string", "maxLength": 999999999999999999999999})"},
+      {GuideType::regex, "(a|b)*a(a|b){200}"},
+      {GuideType::regex, "((((a{9}){9}){9}){9}){9}"},
+      {GuideType::regex, "(a*)*(a*)*(a*)*b"},
+      {GuideType::regex, "(a?){1000}a{1000}"},
+      {GuideType::ebnf_grammar, "root ::= root root | \"a\" | \"\""},
+      {GuideType::ebnf_grammar, "root ::= \"a\"{99999999999}"},
+  };
+  std::string chain = R"({"$ref": "#/$defs/a0", "$defs": {)";
+  for (int i = 0; i < 400; ++i) {
+    const auto next = std::to_string(i + 1);
+    chain += "\"a" + std::to_string(i) + R"(": {"type": "object", "properties": {"x": {"$ref": "#/$defs/a)" + next +
+             R"("}, "y": {"$ref": "#/$defs/a)" + next + "\"}}},";
+  }
+  hostile.emplace_back(GuideType::json_schema, chain + R"("a400": {"type": "null"}}})");
+  for (const auto& [type, text] : hostile) {
+    const auto begun = std::clock();
+    try {
+      const auto provider = compile(type, text)->provider({kEnd});
+      std::vector<TokenId> output;
+      for (int i = 0; i < 50; ++i) {
+        std::vector<std::uint32_t> mask((table_.size() + 31) / 32);
+        provider->fill(output, mask);
+        const TokenId a = 1 + 'a';
+        if ((mask[a / 32] >> (a % 32) & 1) == 0) break;
+        output.push_back(a);
+      }
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
+    }
+    EXPECT_LT(static_cast<double>(std::clock() - begun) / CLOCKS_PER_SEC, 5.0) << text.substr(0, 100);
+  }
+}
+
+}  // namespace
+}  // namespace charonia::grammar

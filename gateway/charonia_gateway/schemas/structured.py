@@ -1,0 +1,83 @@
+"""Structured output: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from charonia_client import Guide
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from charonia_gateway.schemas.fields import wrong
+
+MAX_CHOICES = 10_000
+
+
+class JsonSchema(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    name: str = Field(description="taken, without effect")
+    description: str | None = Field(None, description="taken, without effect")
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="without it: any JSON object")
+    strict: bool | None = Field(None, description="taken; the schema is always kept to the letter")
+
+
+class ResponseFormat(BaseModel):
+    """The JSON is enforced; that it is wanted should be said in the prompt as well."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise wrong('json_schema belongs to type "json_schema", and that needs it')
+        return self
+
+    def guide(self) -> Guide | None:
+        if self.type == "text":
+            return None
+        schema = self.json_schema.schema_ if self.json_schema else None
+        return Guide("json") if schema is None else Guide("json_schema", _json(schema))
+
+
+class StructuredOutputs(BaseModel):
+    """Exactly one of them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    json_: str | dict[str, Any] | None = Field(None, alias="json", description="a JSON schema, or its text")
+    regex: str | None = Field(None, min_length=1, description="the whole answer matches it")
+    choice: list[str] | None = Field(
+        None, fail_fast=True, min_length=1, max_length=MAX_CHOICES, description="the answer is one of these"
+    )
+    grammar: str | None = Field(None, min_length=1, description="EBNF, from its rule `root`")
+    json_object: bool | None = Field(None, description="any JSON object")
+    structural_tag: str | dict[str, Any] | None = Field(None, description="xgrammar's, or its text")
+
+    @model_validator(mode="after")
+    def _one(self) -> StructuredOutputs:
+        given = [name.rstrip("_") for name in type(self).model_fields if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise wrong(
+                f"send exactly one of json, regex, choice, grammar, json_object and structural_tag; not {given}"
+            )
+        return self
+
+    def guide(self) -> Guide:
+        if self.json_ is not None:
+            return Guide("json_schema", _json(self.json_))
+        if self.structural_tag is not None:
+            return Guide("structural_tag", _json(self.structural_tag))
+        if self.choice is not None:
+            return Guide("choice", _json(self.choice))
+        if self.regex is not None:
+            return Guide("regex", self.regex)
+        return Guide("json") if self.grammar is None else Guide("ebnf_grammar", self.grammar)
+
+
+def _json(value: Any) -> str:
+    """A text is JSON already."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

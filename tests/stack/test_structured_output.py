@@ -1,0 +1,137 @@
+"""Structured output through the gateway, the client library and Triton's own client, served by the real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from charonia_client import BadRequest, Client, GenerateRequest, Guide
+from pydantic import BaseModel
+from stack import HANG_S, Stack
+
+QUESTION: list[Any] = [{"role": "user", "content": "What is seven plus five?"}]
+
+
+class Sum(BaseModel):
+    sum: int
+    certain: bool
+
+
+@pytest.fixture
+async def api(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+async def model(api: openai.AsyncOpenAI) -> str:
+    return (await api.models.list()).data[0].id
+
+
+async def test_openais_parse_gives_the_object(api: openai.AsyncOpenAI, model: str) -> None:
+    answer = await api.chat.completions.parse(model=model, messages=QUESTION, response_format=Sum, max_tokens=60)
+    assert isinstance(answer.choices[0].message.parsed, Sum)
+    assert answer.choices[0].finish_reason == "stop"
+
+
+async def test_every_answer_of_a_stream_is_of_the_grammar(api: openai.AsyncOpenAI, model: str) -> None:
+    texts = [""] * 3
+    stream = await api.chat.completions.create(
+        model=model,
+        messages=QUESTION,
+        n=3,
+        stream=True,
+        max_tokens=60,
+        temperature=1.5,
+        logprobs=True,
+        extra_body={"structured_outputs": {"regex": "(red|green)( and (red|green)){2}!"}},
+    )
+    async for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    for text in texts:
+        assert re.fullmatch("(red|green)( and (red|green)){2}!", text), text
+
+
+async def test_completions_take_both_fields(stack: Stack, model: str) -> None:
+    async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as http:
+
+        async def text(**fields: Any) -> str:
+            body = {"model": model, "prompt": "Answer: ", "max_tokens": 60, **fields}
+            answer = await http.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            return str(answer.json()["choices"][0]["text"])
+
+        assert await text(structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
+        schema = {"type": "object", "properties": {"a": {"enum": [1, "é"]}}, "required": ["a"]}
+        found = await text(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+        assert json.loads(found)["a"] in (1, "é")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
+            "response_format",
+            "at /not",
+        ),
+        ({"structured_outputs": {"regex": "a(b"}}, "structured_outputs", "regex"),
+        ({"structured_outputs": {"grammar": "x ::= 1"}}, "structured_outputs", "ebnf_grammar"),
+        ({"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs", "guide_max_bytes"),
+        ({"structured_outputs": {"regex": "a"}, "min_tokens": 3}, None, "min_tokens"),
+    ],
+)
+async def test_what_is_wrong_is_a_400_that_names_the_field(
+    stack: Stack, model: str, fields: dict[str, Any], param: str | None, says: str, stream: bool
+) -> None:
+    async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as http:
+        answer = await http.post(
+            "/v1/chat/completions", json={"model": model, "messages": QUESTION, "stream": stream, **fields}
+        )
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert says in error["message"]
+
+
+async def test_the_client_library_sends_every_type_and_the_metrics_count_grammars(stack: Stack) -> None:
+    guides = {
+        Guide("json"): r"\{.*\}",
+        Guide("json_schema", '{"type": "integer", "minimum": 10, "maximum": 99}'): "[1-9][0-9]",
+        Guide("regex", "[0-9]{3}"): "[0-9]{3}",
+        Guide("ebnf_grammar", 'root ::= "(" root ")" | "x"'): r"\(*x\)*",
+        Guide("choice", '["日本", "é"]'): "日本|é",
+    }
+    async with Client(stack.grpc) as client:
+        answers = await asyncio.gather(
+            *(
+                client.complete(GenerateRequest(text="x", guide=guide, max_tokens=400, seed=3, stream=False))
+                for guide in guides
+            )
+        )
+        for answer, pattern in zip(answers, guides.values(), strict=True):
+            if answer.finish_reason == "stop":
+                assert re.fullmatch(pattern, answer.text, re.DOTALL), answer.text
+        assert sum(answer.finish_reason == "stop" for answer in answers) >= 3
+        with pytest.raises(BadRequest, match="guided_decoding_guide_type"):
+            await client.complete(GenerateRequest(text="x", guide=Guide("xml", "x"), stream=False))  # type: ignore[arg-type]
+        async with aclosing(client.generate(GenerateRequest(text="x", guide=Guide("regex", "[0-9]{3}")))) as parts:
+            assert re.fullmatch("[0-9]{3}", "".join([part.text async for part in parts]))
+    async with httpx.AsyncClient(timeout=HANG_S) as http:
+        text = (await http.get(f"{stack.metrics}")).text
+    counted = dict(
+        re.findall(r"^(charonia_guide_\w+|charonia_token_mask_seconds_count)(?:\{[^}]*\})? (\S+)$", text, re.M)
+    )
+    assert float(counted["charonia_guide_cache_hits_total"]) >= 1
+    assert float(counted["charonia_guide_cache_misses_total"]) >= 5
+    assert float(counted["charonia_guide_compile_seconds_count"]) >= 5
+    assert float(counted["charonia_token_mask_seconds_count"]) >= 10

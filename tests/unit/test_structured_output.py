@@ -1,0 +1,141 @@
+"""Structured output in this process: texts that have ended are what was asked for, in the opinion of others too."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import llguidance
+import openai.types.beta
+import openai.types.chat
+import openai.types.responses
+import pytest
+from pydantic import BaseModel
+
+from charonia import Engine, Guide, InvalidRequestError, Output, SamplingParams
+
+DEMO = Path(__file__).resolve().parents[2] / "models" / "demo" / "model"
+MAX_SCHEMA_BYTES = 5000
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.from_pretrained(DEMO, threads=1, guide_timeout_s=120) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def hasty(engine: Engine) -> SamplingParams:
+    """Random tokens, of which those that end something are likelier."""
+    closing = [i for i in range(engine.info.vocab_size) if re.search(rb'["}\]]', engine._open().token_bytes(i))]
+    bias = dict.fromkeys(closing, 8.0) | dict.fromkeys(engine.info.end_ids, 10.0)
+    return SamplingParams(max_tokens=300, temperature=2.0, logit_bias=bias)
+
+
+def schemas() -> list[Any]:
+    """Schemas of the real world: OpenAI's own objects, as pydantic describes them."""
+    classes = {
+        one
+        for module in (openai.types.chat, openai.types.responses, openai.types.beta)
+        for one in vars(module).values()
+        if inspect.isclass(one) and issubclass(one, BaseModel)
+    }
+    made = [one.model_json_schema() for one in sorted(classes, key=lambda one: one.__qualname__)]
+    return [one for one in made if len(json.dumps(one)) <= MAX_SCHEMA_BYTES]
+
+
+def generate(engine: Engine, guide: Guide, sampling: SamplingParams, seed: int = 0) -> Output:
+    params = SamplingParams(**{**vars(sampling), "seed": seed})
+    return engine.generate("x", params, guide=guide)[0]
+
+
+def is_accepted(grammar: str, text: str) -> bool:
+    """By llguidance."""
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    return bool(matcher.consume_tokens(list(text.encode()))) and bool(matcher.is_accepting())
+
+
+@pytest.mark.slow
+def test_answers_that_have_ended_are_valid_under_two_hundred_schemas(engine: Engine, hasty: SamplingParams) -> None:
+    found = schemas()[:220]
+    assert len(found) >= 200
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda schema: generate(engine, Guide.json_schema(schema), hasty, seed=1), found))
+    ended = 0
+    for schema, answer in zip(found, answers, strict=True):
+        if answer.finish_reason == "stop":
+            jsonschema.Draft202012Validator(schema).validate(json.loads(answer.text))
+            ended += 1
+    assert ended >= 100
+
+
+SCHEMAS: list[Any] = [
+    {"type": "string", "minLength": 3, "maxLength": 6},
+    {"type": "string", "pattern": "^[a-z]+-[0-9]{2,4}$"},
+    {"type": "string", "format": "date-time"},
+    {"type": "number", "minimum": -3.5, "exclusiveMaximum": 12.25},
+    {"type": "integer", "exclusiveMinimum": -7, "maximum": 1234},
+    {"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 100},
+    {"type": "array", "items": {"type": ["integer", "null"]}, "minItems": 2, "maxItems": 4},
+    {"type": "array", "prefixItems": [{"type": "boolean"}, {"type": "string"}], "items": {"const": {"a": [1]}}},
+    {"type": "object", "additionalProperties": {"type": "integer"}},
+    {"type": "object", "patternProperties": {"^k[0-9]$": {"type": "null"}}},
+    {"type": "object", "propertyNames": {"pattern": "^[a-c]+$"}, "minProperties": 1},
+    {"type": "object", "properties": {c: {"type": "boolean"} for c in "abcd"}, "minProperties": 2, "maxProperties": 3},
+    {"enum": ['/"\\\n', 1.5, None, {"x": "é"}, -0.1, 1e-7]},
+    {"$ref": "#/$defs/t", "$defs": {"t": {"anyOf": [{"const": 0}, {"type": "array", "items": {"$ref": "#/$defs/t"}}]}}},
+    {"oneOf": [{"type": "string"}, {"type": "object", "properties": {"t": {"const": "a"}}, "required": ["t"]}]},
+    {"type": "object"},
+    {"type": "array"},
+    True,
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:50])
+def test_two_others_find_the_answers_valid(engine: Engine, hasty: SamplingParams, schema: Any) -> None:
+    guide = Guide.json_schema(schema)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda seed: generate(engine, guide, hasty, seed), range(8)))
+    ended = [answer.text for answer in answers if answer.finish_reason == "stop"]
+    assert ended
+    for text in ended:
+        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+
+
+@pytest.mark.parametrize("expression", ["(a|bc){2,5}x?", r"[0-9]{4}-[0-9]{2}", r"\w+( \w+){2}\.", "[^a]{3}日?"])
+def test_regular_expressions_are_matched_whole(engine: Engine, hasty: SamplingParams, expression: str) -> None:
+    for seed in range(4):
+        answer = generate(engine, Guide.regex(expression), hasty, seed)
+        if answer.finish_reason == "stop":
+            assert re.fullmatch(expression, answer.text, re.DOTALL), answer.text
+            assert is_accepted(llguidance.LLMatcher.grammar_from_regex(expression), answer.text)
+
+
+def test_what_is_wrong_is_an_error_of_the_request(engine: Engine) -> None:
+    for guide, says in (
+        (Guide.json_schema({"properties": {"a": {"not": {}}}}), "at /properties/a/not"),
+        (Guide.json_schema("{"), "no JSON"),
+        (Guide.regex("("), "regex"),
+        (Guide.choice([]), "at least one text"),
+        (Guide("xml"), "guided_decoding_guide_type = 'xml'"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidRequestError, match=re.escape(says)):
+            engine.generate("x", guide=guide)
+    with pytest.raises(InvalidRequestError, match="cannot be written as JSON"):
+        Guide.json_schema({"a": object()})
+    with pytest.raises(InvalidRequestError, match="lone surrogate"):
+        engine.generate("x", guide=Guide.regex("\ud800"))
+
+
+def test_a_stream_of_several_ends_with_its_grammar(engine: Engine) -> None:
+    texts = [""] * 3
+    for chunk in engine.stream("x", SamplingParams(n=3, seed=1), guide=Guide.choice(["eins", "zwei"])):
+        texts[chunk.index] += chunk.text
+    assert set(texts) <= {"eins", "zwei"}
