@@ -40,12 +40,14 @@ from charonia_client.stream import Stream, stream_infer
 from charonia_client.tensors import (
     Action,
     decode,
+    decode_formats,
     decode_lookup,
     decode_quality,
     decode_tokenize,
     decode_tokenizer_info,
     encode,
     encode_action,
+    encode_formats_question,
     encode_lookup,
     encode_tokenize,
     encode_tokenizer_info,
@@ -287,6 +289,16 @@ class Client:
         message = encode_lookup([0], self.vocabulary, ("model_quality",))
         try:
             return decode_quality(await self._stub.ModelInfer(message, timeout=timeout_s))
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.target) from None
+
+    async def answer_formats(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, str | None]:
+        """The formats of the model's `tool_calls` and `reasoning`, None where it has none. Raises Unavailable,
+        ServerError."""
+        try:
+            return decode_formats(
+                await self._stub.ModelInfer(encode_formats_question(self.tokenizer), timeout=timeout_s)
+            )
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
 

@@ -23,11 +23,16 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
 class UsageBody(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = Field(None, description="where there was reasoning")
 
 
 class TimingsBody(BaseModel):
@@ -54,9 +59,22 @@ class _Answer(BaseModel):
     timings: TimingsBody | None = Field(None, description="where the request asked for it")
 
 
+class CalledFunction(BaseModel):
+    name: str
+    arguments: str = Field(description="JSON, as the model wrote it")
+
+
+class ToolCall(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
     role: Literal["assistant"]
-    content: str
+    content: str | None = Field(description="null where the answer consists of calls")
+    reasoning_content: str | None = Field(None, description="where there was reasoning")
+    tool_calls: list[ToolCall] | None = Field(None, description="where the model calls tools")
     refusal: None
 
 
@@ -64,7 +82,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(_Answer):
