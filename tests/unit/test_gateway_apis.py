@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -97,6 +98,24 @@ async def test_a_silent_stream_of_messages_has_pings() -> None:
         server.behaviour = slow
         found = events((await web.post("/v1/messages", json={**MESSAGES, "stream": True})).text)
     assert [one["type"] for one in found[:3]] == ["ping"] * 3
+
+
+async def test_reasoning_is_no_part_of_the_text() -> None:
+    async def thinks(request: pb.ModelInferRequest) -> Responses:
+        assert "content_output" in [output.name for output in request.outputs]
+        for content, reason in (("", ""), ("so", ""), ("!", "stop")):
+            answer = part("<think>hm</think>", reason)
+            answer.infer_response.outputs.add(name="content_output", datatype="BYTES", shape=[1])
+            answer.infer_response.raw_output_contents.append(struct.pack("<I", len(content)) + content.encode())
+            yield answer
+
+    async with gateway() as (web, server):
+        server.behaviour = thinks
+        server.formats["reasoning"] = "think"
+        message = events((await web.post("/v1/messages", json={**MESSAGES, "stream": True})).text)
+        response = events((await web.post("/v1/responses", json={**RESPONSES, "stream": True})).text)
+    assert "".join(one["delta"]["text"] for one in message if one["type"] == "content_block_delta") == "so!"
+    assert response[-1]["response"]["output"][0]["content"][0]["text"] == "so!"
 
 
 async def test_an_answer_that_is_too_large_to_be_stored_says_so() -> None:

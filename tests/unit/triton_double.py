@@ -91,6 +91,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.lookups = 0
         self.tokenizer_error = ""  # what its tokenizer answers
         self.quality: list[Any] = []  # the records of its model
+        self.formats: dict[str, str | None] = {"tool_calls": None, "reasoning": None}  # of its model's answers
         self.exiting = False  # refuses to be asked whether it lives
         self.streams_hang = False  # as where its thread for streams waits for ever; it answers other calls
         self.requests: list[pb.ModelInferRequest] = []  # to the ensemble
@@ -136,10 +137,12 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     async def ModelInfer(self, request: Any, context: Any) -> pb.ModelInferResponse:
         """The bytes of tokens: each one's number."""
-        if [output.name for output in request.outputs] == ["model_quality"]:
-            text = json.dumps(self.quality).encode()
+        told = {"model_quality": self.quality, "answer_formats": self.formats}
+        (name, *_) = [output.name for output in request.outputs]
+        if name in told:
+            text = json.dumps(told[name]).encode()
             answer = pb.ModelInferResponse()
-            answer.outputs.add(name="model_quality")
+            answer.outputs.add(name=name)
             answer.raw_output_contents.append(struct.pack("<I", len(text)) + text)
             return answer
         if request.model_name == "preprocessing":
