@@ -105,13 +105,18 @@ async def test_reasoning_is_no_part_of_the_text() -> None:
         assert "content_output" in [output.name for output in request.outputs]
         for content, reason in (("", ""), ("so", ""), ("!", "stop")):
             answer = part("<think>hm</think>", reason)
-            answer.infer_response.outputs.add(name="content_output", datatype="BYTES", shape=[1])
-            answer.infer_response.raw_output_contents.append(struct.pack("<I", len(content)) + content.encode())
+            for name, text in {"content_output": content, "reasoning_output": "hm", "tool_calls": "[]"}.items():
+                answer.infer_response.outputs.add(name=name, datatype="BYTES", shape=[1])
+                answer.infer_response.raw_output_contents.append(struct.pack("<I", len(text)) + text.encode())
+            answer.infer_response.outputs.add(name="num_reasoning_tokens", datatype="INT32", shape=[1])
+            answer.infer_response.raw_output_contents.append(struct.pack("<i", 1))
             yield answer
 
     async with gateway() as (web, server):
-        server.behaviour = thinks
         server.formats["reasoning"] = "think"
+        while not server.asked:  # until the gateway knows that the server is there
+            await web.post("/v1/messages", json=MESSAGES)
+        server.behaviour = thinks
         message = events((await web.post("/v1/messages", json={**MESSAGES, "stream": True})).text)
         response = events((await web.post("/v1/responses", json={**RESPONSES, "stream": True})).text)
     assert "".join(one["delta"]["text"] for one in message if one["type"] == "content_block_delta") == "so!"

@@ -91,7 +91,10 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.lookups = 0
         self.tokenizer_error = ""  # what its tokenizer answers
         self.quality: list[Any] = []  # the records of its model
-        self.formats: dict[str, str | None] = {"tool_calls": None, "reasoning": None}  # of its model's answers
+        self.formats: dict[str, str | None] = {}  # of its model's answers
+        self.asked: list[str] = []  # which of these two
+        self.describes = asyncio.Event()  # they are told
+        self.describes.set()
         self.exiting = False  # refuses to be asked whether it lives
         self.streams_hang = False  # as where its thread for streams waits for ever; it answers other calls
         self.requests: list[pb.ModelInferRequest] = []  # to the ensemble
@@ -137,12 +140,14 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     async def ModelInfer(self, request: Any, context: Any) -> pb.ModelInferResponse:
         """The bytes of tokens: each one's number."""
-        told = {"model_quality": self.quality, "answer_formats": self.formats}
-        (name, *_) = [output.name for output in request.outputs]
-        if name in told:
-            text = json.dumps(told[name]).encode()
+        described = {"model_quality": self.quality, "answer_formats": self.formats}
+        wanted = [output.name for output in request.outputs]
+        if len(wanted) == 1 and wanted[0] in described:
+            self.asked.append(wanted[0])
+            await self.describes.wait()
+            text = json.dumps(described[wanted[0]]).encode()
             answer = pb.ModelInferResponse()
-            answer.outputs.add(name=name)
+            answer.outputs.add(name=wanted[0])
             answer.raw_output_contents.append(struct.pack("<I", len(text)) + text)
             return answer
         if request.model_name == "preprocessing":
