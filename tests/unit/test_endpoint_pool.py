@@ -15,6 +15,7 @@ from charonia_client import (
     GenerateResponse,
     Overloaded,
     ServerError,
+    TokenizeRequest,
     Unavailable,
 )
 from charonia_gateway.endpoints import EndpointMetrics, Pool, SessionLost, pool
@@ -713,6 +714,21 @@ async def test_the_models_quality_is_asked_of_a_server_that_works_and_remembered
         assert await gateway.pool.quality() == [{"perplexity": 5.0}]
         working.quality = []
         assert await gateway.pool.quality() == [{"perplexity": 5.0}]
+
+
+async def test_a_text_is_tokenized_by_a_server_that_can_and_an_error_of_the_clients_is_told() -> None:
+    async with several(2) as gateway:
+        ending, working = gateway.servers
+        ending.tokenizer_error = "Request for unknown model: 'preprocessing' has no available versions"
+        for _ in range(2):
+            found = await gateway.pool.tokenize(TokenizeRequest(text="hello"))
+            assert (found.token_ids, found.context_length, found.strings) == ([0, 1, 2, 3, 4], 10, None)
+        working.tokenizer_error = "[400] text_input: wrong"
+        with pytest.raises(BadRequest, match="wrong"):
+            await gateway.pool.tokenize(TokenizeRequest(text="hello"))
+        working.tokenizer_error = ending.tokenizer_error
+        with pytest.raises(Unavailable):
+            await gateway.pool.tokenize(TokenizeRequest(text="hello"))
 
 
 async def test_formats_of_answers_are_asked_once_for_all_and_waited_for_until_they_are_known(

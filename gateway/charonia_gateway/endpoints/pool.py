@@ -131,6 +131,10 @@ class Pool:
                 return await endpoint.client.look_up(ids)
         raise Unavailable("no server knows the names of tokens")
 
+    async def reasons(self) -> bool:
+        """Whether the model's answers may hold reasoning."""
+        return bool((await self.answer_formats()).get("reasoning"))
+
     async def tokenize(self, request: TokenizeRequest) -> Tokenized:
         """What the tokenizer of one of the servers makes of it. Raises the client's errors."""
         return await self._asked(lambda client: client.tokenize(request))

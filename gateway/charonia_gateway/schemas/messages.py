@@ -85,8 +85,11 @@ class CountTokensRequest(BaseModel):
             turns[-1][1].append(message.content or "")
         return [{"role": role, "content": "\n\n".join(texts)} for role, texts in turns]
 
+    def template_variables(self) -> dict[str, Any] | None:
+        return {"enable_thinking": False} if self.thinking else None
+
     def tokenize_request(self) -> TokenizeRequest:
-        return TokenizeRequest(messages=self.conversation())
+        return TokenizeRequest(messages=self.conversation(), chat_template_kwargs=self.template_variables())
 
 
 class MessagesRequest(CountTokensRequest):
@@ -111,9 +114,12 @@ class MessagesRequest(CountTokensRequest):
     container: Annotated[Any, refused("there are no containers here: leave container out")] = None
     mcp_servers: Annotated[Any, refused("no MCP server is called from here: leave mcp_servers out")] = None
 
-    def engine_request(self) -> GenerateRequest:
+    def engine_request(self, *, reasons: bool) -> GenerateRequest:
+        """reasons: the model's answers may hold reasoning, which is told apart."""
         return GenerateRequest(
             messages=self.conversation(),
+            chat_template_kwargs=self.template_variables(),
+            parsed=True if reasons else None,
             max_tokens=self.max_tokens,
             stop_words=self.stop_sequences or (),
             name_stop_word=bool(self.stop_sequences) or None,
