@@ -13,6 +13,7 @@
 #include "runtime/admission.h"
 #include "runtime/sequence.h"
 #include "runtime/session_store.h"
+#include "runtime/unread_rows.h"
 
 namespace charonia::runtime {
 
@@ -30,6 +31,7 @@ struct Group {
   std::optional<Clock::time_point> queue_deadline;  // it ends when it has not begun by then; unset once it has
   std::optional<Clock::time_point> deadline;
   Work work;
+  UnreadRows unread_logits;  // of Request::prompt_logits
 
   bool entered = false;  // of a session: it stands in the line for its turn
   bool begun = false;  // its sequences were made and are the scheduler's
