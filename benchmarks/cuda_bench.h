@@ -17,6 +17,7 @@
 
 #include "base/dtype.h"
 #include "ops/cuda/device/runtime.h"
+#include "ops/cuda/gemm/blas.h"
 
 namespace charonia::bench {
 
@@ -104,6 +105,11 @@ struct ModelShape {
   std::int64_t hidden, heads, kv_heads, head_dim, inter, vocab;
 };
 std::vector<ModelShape> model_shapes(Size size);
+
+// Every algorithm that cuBLASLt has for a GEMM, with_copy(i) of which is the i-th of many like ones.
+void measure_library(Bench& bench, cuda::Blas& blas, Case what, const std::function<cuda::Gemm(int index)>& with_copy);
+// GEMMs of 8-bit numbers, and what makes such inputs: a part of the suite of quantised weights (cuda_w8a8.cpp).
+void measure_w8a8(Bench& bench);
 
 // The suites, a file each.
 void measure_gemms(Bench& bench);              // cuda_gemm.cpp

@@ -14,7 +14,7 @@ namespace {
 using cuda::DeviceMemory;
 using cuda::Gemm;
 
-constexpr std::size_t kWorkspaceBytes = std::size_t{64} << 20;
+constexpr std::size_t kWorkspaceBytes = std::size_t{64} << 20, kLibraryBytes = kWorkspaceBytes / 2;
 constexpr std::int64_t kMaxHeadRows = 256;  // logits are computed for sampled rows alone
 
 struct Weight {
@@ -115,26 +115,30 @@ void measure_one(Bench& bench, cuda::Blas* blas, const Weight& weight, std::int6
     measure();
     gemm.packed = false;
   }
-  if (blas == nullptr) return;
+  if (blas != nullptr) measure_library(bench, *blas, what, with_copy);
+}
+
+}  // namespace
+
+void measure_library(Bench& bench, cuda::Blas& blas, Case what, const std::function<Gemm(int index)>& with_copy) {
   what.kernel = "cuBLASLt";
   what.launched_by_us = false;
-  const DeviceMemory of_library(kWorkspaceBytes / 2);
-  const auto tactics = blas->tactics(gemm, of_library.bytes());
+  const DeviceMemory workspace(kLibraryBytes);
+  const auto gemm = with_copy(0);
+  const auto tactics = blas.tactics(gemm, workspace.bytes());
   for (std::size_t i = 0; i < tactics.size(); ++i) {
     what.variant = cat("algorithm ", i + 1, " of ", tactics.size());
-    if (!blas->serves(gemm, tactics[i], of_library.bytes())) {
+    if (!blas.serves(gemm, tactics[i], workspace.bytes())) {
       bench.skip(what, "the library offers it and then refuses it");
       continue;
     }
     bench.measure(what, [&](int index) {
-      if (!blas->run(bench.stream, with_copy(index), tactics[i], of_library.data(), of_library.bytes())) {
+      if (!blas.run(bench.stream, with_copy(index), tactics[i], workspace.data(), workspace.bytes())) {
         throw Error(ErrorCode::unsupported, "the library refuses an algorithm that it offers");
       }
     });
   }
 }
-
-}  // namespace
 
 void measure_gemms(Bench& bench) {
   std::vector<std::int64_t> rows{1, 8, 16, 64, 256, 2048};

@@ -53,6 +53,7 @@ class Kernel:
 _GEMM = "gemm_stream: stream_kernel"
 _NEIGHBOURS = "every element is read or written once by the 16 bytes, several loads of a thread are under way"
 _SAMPLED = ("sample: scan_kernel", "sample: histogram_kernel", "sample: finish_kernel")
+_TWICE = "as the kernels of 16 bits; GEMMs at twice the rate, in operations of 16 bits"
 _EXPERTS = (
     "experts_gemm: stream_kernel",
     "experts_gemm: tile_kernel",
@@ -216,6 +217,16 @@ KERNELS = {
             1,
             "a row is read twice, from the cache the second time",
         ),
+        Kernel("w8a8_stream", (_GEMM,), 1, 0.95, 0.5, _TWICE),
+        Kernel("w8a8_tile", ("gemm_tile: tile_kernel",), 2, 0.85, 0.5, _TWICE),
+        Kernel(
+            "w8a8_inputs",
+            ("w8a8_inputs: quantise_kernel",),
+            2.5,
+            0.8,
+            1,
+            "a row is read twice, from the cache the second time",
+        ),
     )
 }
 # Of other makers, measured on the same shapes: the table shows the best of them beside ours.
@@ -223,7 +234,7 @@ _LIBRARIES = {"cuBLASLt", "torch.mm", "SDPA FlashAttention", "SDPA cuDNN"}
 
 
 def work(kernel: str, shape: Shape, variant: str) -> tuple[float, float]:
-    """Bytes that must move between memory and SMs, and operations of tensor cores.
+    """Bytes that must move between memory and SMs, and operations of tensor cores, those of 8 bits counted by half.
 
     An independent account of what benchmarks/cuda_*.cpp count; --against compares the two.
     """
@@ -237,6 +248,11 @@ def work(kernel: str, shape: Shape, variant: str) -> tuple[float, float]:
         return (n * k + rows * k) * element + rows * n * _ELEMENT[shape["out"]], operations
     if kernel == "quant_inputs":
         return rows * (2 * 2 * shape["k"] + 4), 0
+    if kernel == "w8a8_inputs":
+        return rows * (3 * shape["k"] + 4), 0
+    if kernel.startswith("w8a8") or (kernel == "cuBLASLt" and "codes" in shape):
+        n, k = shape["n"], shape["k"]
+        return (n + rows) * (k + 4) + 2 * rows * n, rows * n * k
     if kernel.startswith("quant"):
         return _quantised(shape)
     if kernel.startswith("attention"):
@@ -353,7 +369,7 @@ def predictions() -> list[Prediction]:
     """In the order of the suites of charonia_cuda_kernels, of whose shapes these are a part."""
     return [
         Prediction(KERNELS[kernel], shape, variant)
-        for suite in (_gemms, _attentions, _rows, _sampling, _mixture, _quantised_gemms)
+        for suite in (_gemms, _attentions, _rows, _sampling, _mixture, _quantised_gemms, _gemms_of_8_bits)
         for kernel, shape, variant in suite()
     ]
 
@@ -468,6 +484,17 @@ def _quantised_gemms() -> Iterator[_Row]:
     yield "quant_plain", _quantised_shape(m, "o", 1, _FORMATS[0], "fp32"), ""
     for rows in (1, 64, 256):
         yield "quant_inputs", {"model": m.name, "rows": rows, "k": m.hidden}, ""
+
+
+def _gemms_of_8_bits() -> Iterator[_Row]:
+    m = _MODELS[-1]
+    for codes in ("int8", "fp8"):
+        for weight, (n, k) in _weights_of(m).items():
+            for rows in (1, 16, 64, 256, 2048):
+                shape = {"model": m.name, "weight": weight, "rows": rows, "n": n, "k": k, "codes": codes}
+                yield "w8a8_stream" if rows <= 16 else "w8a8_tile", shape, ""
+        for rows in (1, 64, 256, 2048):
+            yield "w8a8_inputs", {"model": m.name, "rows": rows, "k": m.hidden}, f"{codes} by row"
 
 
 # What a copy moves in a second: measured on an H200, and the same share of the datasheet's bandwidth of an H100.

@@ -130,6 +130,7 @@ void measure_quantised(Bench& bench) {
   }
   measure_one(bench, weights[1], {Code::u4, 128, DType::bf16, DType::f32}, 1, workspace);
   for (const auto count : rows) measure_inputs(bench, m.name, count, m.hidden);
+  measure_w8a8(bench);
 }
 
 }  // namespace charonia::bench

@@ -99,12 +99,13 @@ if [ "$purpose" = test ]; then
 fi
 sources=(pyproject.toml client/pyproject.toml gateway/pyproject.toml scripts/requirements-build.txt)
 if outdated packages "${sources[@]}" ||
-  { [ "$purpose" = test ] && outdated test "${sources[@]}" scripts/requirements-test.txt; }; then
+  { [ "$purpose" = test ] && outdated test "${sources[@]}" scripts/requirements-test*.txt; }; then
   begin
   say "installing packages and building the engine (the first time takes some minutes)"
   with_progress pip install --requirement scripts/requirements-build.txt
   # shellcheck disable=SC2086  # two words or none
   with_progress install_engine ${tools:-} --editable "${extras:-.[serve]}" --editable client --editable gateway
+  if [ "$purpose" = test ]; then with_progress pip install --no-deps --requirement scripts/requirements-test-alone.txt; fi
   done_at packages
   done_at engine
   if [ "$purpose" = test ]; then done_at test; fi

@@ -74,6 +74,7 @@ def _fingerprint(model: Path) -> str:
     files += [
         *package.rglob("*.py"),
         *source_dir().glob("*processing/*.py"),
+        *source_dir().glob("parsing/*.py"),
         *source_dir().glob("model_repository/*.py"),
         *source_dir().glob("model_repository/*/*"),
     ]

@@ -12,7 +12,16 @@ from charonia_client.errors import (
     Unavailable,
     Unresponsive,
 )
-from charonia_client.types import GenerateRequest, GenerateResponse, ModelMetadata, ServerMetadata, Timings
+from charonia_client.types import (
+    GenerateRequest,
+    GenerateResponse,
+    ModelMetadata,
+    ServerMetadata,
+    Timings,
+    Tokenized,
+    TokenizeRequest,
+    ToolCallDelta,
+)
 
 __all__ = [
     "BadRequest",
@@ -28,6 +37,9 @@ __all__ = [
     "ServerError",
     "ServerMetadata",
     "Timings",
+    "TokenizeRequest",
+    "Tokenized",
+    "ToolCallDelta",
     "Unavailable",
     "Unresponsive",
 ]

@@ -40,13 +40,26 @@ from charonia_client.stream import Stream, stream_infer
 from charonia_client.tensors import (
     Action,
     decode,
+    decode_formats,
     decode_lookup,
     decode_quality,
+    decode_tokenize,
+    decode_tokenizer_info,
     encode,
     encode_action,
+    encode_formats_question,
     encode_lookup,
+    encode_tokenize,
+    encode_tokenizer_info,
 )
-from charonia_client.types import GenerateRequest, GenerateResponse, ModelMetadata, ServerMetadata
+from charonia_client.types import (
+    GenerateRequest,
+    GenerateResponse,
+    ModelMetadata,
+    ServerMetadata,
+    Tokenized,
+    TokenizeRequest,
+)
 from charonia_client.vocabulary import Lookup, Vocabulary
 
 _CHANNEL_OPTIONS = [
@@ -68,6 +81,8 @@ _PROBE_TIMEOUT_S = 15.0
 # little more. Some then hold their connections open and never end them.
 _REFUSED_TIMEOUT_S = 40.0
 _UNARY_TIMEOUT_S = 5.0
+# Of a text of megabytes, behind others.
+_TOKENIZE_TIMEOUT_S = 60.0
 # A cancel can overtake its request, which the engine would then take in after it. So it is repeated until the answer
 # ends, with that many seconds in between. It is idempotent.
 _STOP_PATIENCE_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
@@ -77,10 +92,11 @@ _TOLD_TIMEOUT_S = 1.0
 class Client:
     """A connection to Triton's gRPC port. Make it inside a running event loop; use it as `async with`, or close it.
 
-    `target` is HOST:PORT; `model` the ensemble that answers, `engine` the model that takes stop and cancel requests and
-    `vocabulary` the one that knows the bytes of tokens. Any number of requests may run at once. `metadata` is asked for
-    each request what goes with its call as gRPC metadata, such as a `traceparent`. `lookup_elsewhere` is look_up() of
-    another server of the same model: it is asked where this one ends its answers without a vocabulary.
+    `target` is HOST:PORT; `model` the ensemble that answers, `engine` the model that takes stop and cancel requests,
+    `vocabulary` the one that knows the bytes of tokens and `tokenizer` the one that makes tokens. Any number of
+    requests may run at once. `metadata` is asked for each request what goes with its call as gRPC metadata, such as a
+    `traceparent`. `lookup_elsewhere` is look_up() of another server of the same model: it is asked where this one ends
+    its answers without a vocabulary.
     """
 
     def __init__(
@@ -90,6 +106,7 @@ class Client:
         model: str = "ensemble",
         engine: str = "engine",
         vocabulary: str = "postprocessing",
+        tokenizer: str = "preprocessing",
         metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
         lookup_elsewhere: Lookup | None = None,
     ) -> None:
@@ -97,6 +114,7 @@ class Client:
         self.model = model
         self.engine = engine
         self.vocabulary = vocabulary
+        self.tokenizer = tokenizer
         self._metadata = metadata
         self._channel = grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
         self._stub: Any = pb_grpc.GRPCInferenceServiceStub(self._channel)
@@ -165,6 +183,8 @@ class Client:
                 running -= response.finish_reason is not None
                 if response.logprobs or response.prompt_ids:
                     await self._tokens.name_tokens(response)
+                if request.name_stop_word and response.finish_reason == "stop":
+                    response.stop_word = await self._tokens.stop_word(response, request.stop_words)
                 yield response
             if running:
                 raise ServerError(f"Triton at {self.target} ended the answer without a finish reason")
@@ -244,12 +264,41 @@ class Client:
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
 
+    async def tokenize(self, request: TokenizeRequest) -> Tokenized:
+        """The tokens of a text or of messages, or the text of ids. Raises BadRequest, Unavailable, ServerError."""
+        try:
+            message = encode_tokenize(request, self.tokenizer)
+        except ValueError as error:
+            raise BadRequest(str(error)) from error
+        try:
+            return decode_tokenize(await self._stub.ModelInfer(message, timeout=_TOKENIZE_TIMEOUT_S))
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.target) from None
+
+    async def tokenizer_info(self) -> dict[str, Any]:
+        """The tokenizer's class, special tokens and chat template. Raises Unavailable, ServerError."""
+        message = encode_tokenizer_info(self.tokenizer)
+        try:
+            return decode_tokenizer_info(await self._stub.ModelInfer(message, timeout=_UNARY_TIMEOUT_S))
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.target) from None
+
     async def quality(self, timeout_s: float = _UNARY_TIMEOUT_S) -> list[dict[str, Any]]:
         """What `charonia evaluate` has measured of the model: the records of its manifest, [] where there are none.
         Raises Unavailable, ServerError."""
         message = encode_lookup([0], self.vocabulary, ("model_quality",))
         try:
             return decode_quality(await self._stub.ModelInfer(message, timeout=timeout_s))
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.target) from None
+
+    async def answer_formats(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, str | None]:
+        """The formats of the model's `tool_calls` and `reasoning`, None where it has none. Raises Unavailable,
+        ServerError."""
+        try:
+            return decode_formats(
+                await self._stub.ModelInfer(encode_formats_question(self.tokenizer), timeout=timeout_s)
+            )
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
 

@@ -10,7 +10,15 @@ from typing import Any, Literal
 from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
 
 from charonia_client.contract import ALWAYS, ASKED_WITH, OUTPUTS, SCALARS
-from charonia_client.types import GenerateRequest, GenerateResponse, Timings, TopToken
+from charonia_client.types import (
+    GenerateRequest,
+    GenerateResponse,
+    Timings,
+    Tokenized,
+    TokenizeRequest,
+    ToolCallDelta,
+    TopToken,
+)
 
 Action = Literal["stop", "cancel", "end_session"]
 
@@ -31,15 +39,27 @@ def _texts(message: Any, name: str, values: Sequence[bytes]) -> None:
     message.raw_input_contents.append(b"".join(struct.pack("<I", len(value)) + value for value in values))
 
 
-def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
-    """The ModelInferRequest for `request`. ValueError for a number that its tensor's type cannot hold."""
-    message = pb.ModelInferRequest(model_name=model, id=request_id)
+def _prompt(message: Any, request: GenerateRequest | TokenizeRequest) -> None:
     if request.text is not None:
         _texts(message, "text_input", [request.text.encode()])
+    elif request.prompt_token_ids is not None:
+        _numbers(message, "prompt_token_ids", "INT32", request.prompt_token_ids)
     else:
         _texts(message, "messages", [request.messages_json()])
     if request.tools:
         _texts(message, "tools", [request.tools_json()])
+
+
+def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
+    """The ModelInferRequest for `request`. ValueError for a number that its tensor's type cannot hold."""
+    message = pb.ModelInferRequest(model_name=model, id=request_id)
+    _prompt(message, request)
+    if request.tool_choice is not None:
+        _texts(message, "tool_choice", [request.tool_choice.encode()])
+    if request.parallel_tool_calls is not None:
+        _numbers(message, "parallel_tool_calls", "BOOL", [request.parallel_tool_calls])
+    if request.chat_template_kwargs:
+        _texts(message, "chat_template_kwargs", [request.chat_template_kwargs_json()])
     for field, (name, datatype) in SCALARS.items():
         value = getattr(request, field)
         if value is not None:
@@ -144,13 +164,17 @@ def decode(message: Any) -> GenerateResponse:
     logprobs = values.get("output_log_probs")
     if logprobs:
         response.logprobs = logprobs
-        response.text_span = values["text_span"]
         response.top_logprobs = _rows(
             len(logprobs), values.get("top_log_prob_ids", ()), values.get("top_log_probs", ())
         )
     if len(values) > len(ALWAYS):
+        response.text_span = values.get("text_span", ())
         response.index = values.get("sequence_index", 0)
         response.cum_logprob = values.get("cum_log_probs", 0.0)
+        response.content = values.get("content_output", "")
+        response.reasoning = values.get("reasoning_output", "")
+        response.tool_calls = [ToolCallDelta(**call) for call in json.loads(values.get("tool_calls") or "[]")]
+        response.num_reasoning_tokens = values.get("num_reasoning_tokens", 0)
         response.num_session_tokens = values.get("num_session_tokens", 0)
         response.prompt_ids = values.get("prompt_ids", ())
         response.prompt_logprobs = values.get("prompt_log_probs", ())
@@ -181,6 +205,62 @@ def encode_lookup(ids: Sequence[int], model: str, outputs: Sequence[str] = ("tok
     for name in outputs:
         message.outputs.add(name=name)
     return message
+
+
+def encode_formats_question(model: str) -> Any:
+    """Asks preprocessing for the formats of the model's answers."""
+    message = pb.ModelInferRequest(model_name=model)
+    message.outputs.add(name="answer_formats")
+    return message
+
+
+def decode_formats(message: Any) -> dict[str, str | None]:
+    """Of tool_calls and of reasoning; None where the model has none."""
+    (text,) = _unpack_texts(message.raw_output_contents[0])
+    return dict(json.loads(text))
+
+
+def encode_tokenize(request: TokenizeRequest, model: str) -> Any:
+    """Asks preprocessing alone. ValueError for an id that is no INT32."""
+    message = pb.ModelInferRequest(model_name=model)
+    _prompt(message, request)
+    if request.add_special_tokens is not None:
+        _numbers(message, "add_special_tokens", "BOOL", [request.add_special_tokens])
+    wanted = ["input_ids", "context_length"]
+    if request.with_strings:
+        wanted.append("token_strings")
+    if request.prompt_token_ids is not None:
+        _numbers(message, "exclude_input_in_output", "BOOL", [False])
+        wanted.append("echo")
+    for name in wanted:
+        message.outputs.add(name=name)
+    return message
+
+
+def decode_tokenize(message: Any) -> Tokenized:
+    """The answer to encode_tokenize."""
+    values = {tensor.name: raw for tensor, raw in zip(message.outputs, message.raw_output_contents, strict=True)}
+    strings = _unpack_texts(values["token_strings"]) if "token_strings" in values else None
+    return Tokenized(
+        list(_ints(values["input_ids"])),
+        _text(values["echo"]) if "echo" in values else "",
+        _int(values["context_length"]) or None,
+        None if strings is None else [one.decode(errors="replace") for one in strings],
+    )
+
+
+def encode_tokenizer_info(model: str) -> Any:
+    """Asks preprocessing what its tokenizer is."""
+    message = pb.ModelInferRequest(model_name=model)
+    message.outputs.add(name="tokenizer_info")
+    return message
+
+
+def decode_tokenizer_info(message: Any) -> dict[str, Any]:
+    """The answer to encode_tokenizer_info: names as in tokenizer_config.json."""
+    (text,) = _unpack_texts(message.raw_output_contents[0])
+    info: dict[str, Any] = json.loads(text)
+    return info
 
 
 def decode_quality(message: Any) -> list[dict[str, Any]]:

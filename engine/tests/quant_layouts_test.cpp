@@ -158,8 +158,7 @@ TEST(QuantLayouts, PackedRowsHaveTheirLowestBitsFirst) {
                              .group_size = 32,
                              .zeros = zeros};
       const auto tensors = files.add(pack_packed_rows(w));
-      expect_all_ranges(
-          how, tensors, [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
+      expect_all_ranges(how, tensors, [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
       const auto part = opened(how, tensors);
       EXPECT_EQ(part.format(), (ops::QuantFormat{how.code, 32, zeros, DType::bf16, Activations::as_is}));
       EXPECT_EQ(part.name(), "l.qweight");
@@ -185,8 +184,7 @@ TEST(QuantLayouts, AwqHasEightRowsOfAColumnInItsOrder) {
   w.zeros[3] = 0;
   const Quantization how{.layout = QuantLayout::awq, .code = Code::u4, .group_size = 32, .zeros = true};
   const auto tensors = files.add(pack_awq(w));
-  expect_all_ranges(
-      how, tensors, [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
+  expect_all_ranges(how, tensors, [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
   EXPECT_EQ(opened(how, tensors).format(), (ops::QuantFormat{Code::u4, 32, true, DType::f16, Activations::as_is}));
 }
 
@@ -200,8 +198,7 @@ TEST(QuantLayouts, GptqHasEightOrFourColumnsOfARow) {
                              .group_size = 32,
                              .zeros = true,
                              .zero_offset = offset};
-      expect_all_ranges(
-          how, files.add(pack_gptq(w, offset)), [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
+      expect_all_ranges(how, files.add(pack_gptq(w, offset)), [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
     }
   }
 }
@@ -276,6 +273,22 @@ TEST(QuantLayouts, ZerosOfSymmetricCodesAreNone) {
     EXPECT_EQ(third.format().scale_type, DType::f32);
     expect_values(third, [&](auto r, auto c) { return w.value(r, c); });
   }
+}
+
+TEST(QuantLayouts, PartsOfOneInputHaveTheGreatestOfItsScales) {
+  Files files;
+  const Quantization how{.layout = QuantLayout::rows, .code = Code::i8, .activations = ops::Activations::i8_tensor};
+  const auto part = [&](float input_scale) {
+    QuantTensors tensors{.path = "f", .codes = {}, .scales = {}, .zeros = {}, .order = {}, .input_scale = {}};
+    tensors.codes = files.add("l.weight", file_tensor("I8", {2, 16}, std::vector<std::uint8_t>(32, 1)));
+    tensors.scales = files.add("l.scale", file_tensor("F32", {2, 1}, std::vector<float>(2, 1)));
+    tensors.input_scale = files.add("l.input_scale", file_tensor("F32", {1}, std::vector<float>{input_scale}));
+    return opened(how, tensors);
+  };
+  auto a = part(0.25F), b = part(0.5F), c = part(0.125F);
+  std::vector<QuantPart*> parts = {&a, &b, &c};
+  QuantPart::unify(parts);
+  for (const auto* one : parts) EXPECT_EQ(one->input_scale(), 0.5F);
 }
 
 // Bytes of random codes; of FP8 none that is NaN.
@@ -412,8 +425,7 @@ TEST(QuantLayouts, ShapesThatDoNotFitAreRefused) {
     refused(layout, none, "rows [5, 5)", {{5, 5}});
     refused(layout, none, "columns [16, 48) of l.", {}, {{16, 48}});
     refused(layout, none, "expected a range that begins and ends at groups of 32 columns", {}, {{32, 100}});
-    refused(
-        layout, [](auto& tensors, auto&) { tensors.zeros->view.shape[0] -= 1; }, "has zeros l.");
+    refused(layout, [](auto& tensors, auto&) { tensors.zeros->view.shape[0] -= 1; }, "has zeros l.");
     refused(
         layout,
         [](auto& tensors, auto&) {

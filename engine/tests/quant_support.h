@@ -2,6 +2,7 @@
 // every device is held against.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <numeric>
@@ -96,20 +97,42 @@ class MemoryQuantSource : public QuantSource {
   std::vector<std::int32_t> order_;
 };
 
-// What a row becomes before the product, by Activations: its values after they went through int8; as they are for the
-// 16-bit kinds. FP8 kinds are the caller's to round, where the device does.
-inline std::vector<double> quantised_activations(std::span<const float> row, Activations how, float input_scale) {
+// The FP8 number next to x, of two as near the one with the even code.
+inline float nearest_e4m3(float x) {
+  static const std::vector<std::pair<float, int>> kNumbers = [] {
+    std::vector<std::pair<float, int>> out;
+    for (int code = 0; code < 0x7f; ++code) {
+      out.emplace_back(number_of(Code::f8_e4m3, static_cast<std::uint8_t>(code)), code);
+    }
+    return out;
+  }();
+  const float size = std::min(std::abs(x), 448.0F);
+  const auto above = std::lower_bound(kNumbers.begin(), kNumbers.end(), std::pair(size, -1));
+  auto found = above;
+  if (above != kNumbers.begin()) {
+    const auto below = above - 1;
+    const float up = above->first - size, down = size - below->first;
+    if (down < up || (down == up && below->second % 2 == 0)) found = below;
+  }
+  return std::copysign(found->first, x);
+}
+
+// What a row becomes before the product, by Activations: its values after they went through int8 or, where the device
+// multiplies FP8, through that; as they are for the 16-bit kinds.
+inline std::vector<double> quantised_activations(std::span<const float> row, Activations how, float input_scale,
+                                                 bool fp8 = false) {
   std::vector<double> out(row.begin(), row.end());
-  if (how != Activations::i8_token && how != Activations::i8_tensor) return out;
+  const bool integers = how == Activations::i8_token || how == Activations::i8_tensor;
+  if (how == Activations::as_is || (!integers && !fp8)) return out;
   float scale = input_scale;
-  if (how == Activations::i8_token) {
+  if (how == Activations::i8_token || how == Activations::f8_token) {
     float greatest = 0;
     for (const float x : row) greatest = std::max(greatest, std::abs(x));
-    scale = greatest / 127.0F;
+    scale = greatest / (integers ? 127.0F : 448.0F);
   }
   for (auto& x : out) {
-    const float code = scale == 0 ? 0 : std::nearbyint(static_cast<float>(x) / scale);
-    x = double{std::min(127.0F, std::max(-127.0F, code))} * scale;
+    const float divided = scale == 0 ? 0 : static_cast<float>(x) / scale;
+    x = double{integers ? std::min(127.0F, std::max(-127.0F, std::nearbyint(divided))) : nearest_e4m3(divided)} * scale;
   }
   return out;
 }

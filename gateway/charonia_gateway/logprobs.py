@@ -79,10 +79,12 @@ class _Characters:
         self._decoder = _utf8_decoder("replace")
 
     def begin_of(self, token: bytes | None) -> int:
-        """Takes the token, which is not empty. The index of the character in which it begins. None is as long as what
-        is shown in its place."""
+        """Takes the token. The index of the character in which it begins. None is as long as what is shown in its
+        place."""
         if token is None:
             token = _UNKNOWN.encode()
+        if not token:
+            return self._count
         self._count += len(self._decoder.decode(token[:1]))
         begin = self._count if self._decoder.getstate()[0] else self._count - 1
         self._count += len(self._decoder.decode(token[1:]))
@@ -92,7 +94,9 @@ class _Characters:
 class CompletionLogprobs:
     """The older form. Offsets count the characters of the choice's text, so there is one of these per choice."""
 
-    def __init__(self) -> None:
+    def __init__(self, every: bool = False) -> None:
+        """every: also of the answer's tokens that add nothing to the text, such as its end."""
+        self._every = every
         self._characters = _Characters()
 
     def of(self, response: GenerateResponse) -> dict[str, list[Any]]:
@@ -103,7 +107,7 @@ class CompletionLogprobs:
         offsets: list[int] = []
         rows = zip(response.tokens, response.logprobs, response.top_logprobs, strict=True)
         for token, logprob, top in rows:
-            if token == b"":
+            if token == b"" and not self._every:
                 continue
             tokens.append(_text(token))
             logprobs.append(_finite(logprob))
@@ -111,10 +115,10 @@ class CompletionLogprobs:
             offsets.append(self._characters.begin_of(token))
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
-    def of_prompt(self, response: GenerateResponse, prompt: str) -> dict[str, list[Any]]:
+    def of_prompt(self, response: GenerateResponse, prompt: str, *, exact: bool = False) -> dict[str, list[Any]]:
         """The same of the prompt's tokens, which an echo puts before the answer's. The first token of all has no log
         probability: nothing comes before it. What a tokenizer adds by itself (a beginning token, a leading space) is no
-        part of the prompt's text and left out.
+        part of the prompt's text and left out. exact: the prompt was sent as tokens, and each of them has its entry.
         """
         tokens: list[str] = []
         logprobs: list[float | None] = []
@@ -134,11 +138,11 @@ class CompletionLogprobs:
         for token, special, logprob, top in rows:
             if token is None:
                 token = _UNKNOWN.encode()
-            if special and not text.startswith(token, at):
+            if special and not exact and not text.startswith(token, at):
                 continue
             if at == 0 and not text.startswith(token) and token.startswith(b" "):
                 token = token[1:]
-            if not token:
+            if not token and not exact:
                 continue
             tokens.append(_text(token))
             logprobs.append(None if logprob is None else _finite(logprob))

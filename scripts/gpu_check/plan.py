@@ -42,6 +42,8 @@ STAGES = [
     Stage("bench3", "Llama-2-7B: prefill of 8 x 2048 tokens against a GEMM", "speed:bench3", "7b", 120, 10, 2,
           size="7b"),
     Stage("bench7", "Llama-2-7B: decode over KV in 16, 8 and 4 bits", "speed:bench7", "kv", 240, 75, 2, size="7b"),
+    Stage("bench8", "Llama-3-8B: decode and prefill by the scheme of quantised weights", "speed:bench8", "schemes", 280,
+          140, 2, size="8b"),
     Stage("bench1-8b", "Llama-3-8B: decode at batch 1 against the bandwidth", "speed:bench1", "8b", 150, 40, 3,
           size="8b"),
     Stage("bench3-8b", "Llama-3-8B: prefill of 8 x 2048 tokens against a GEMM", "speed:bench3", "8b", 120, 10, 3,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _SHAPES = {"7b": "llama2-7b", "8b": "llama3-8b"}
 _TABLE = (1, 16, 32, 64)
+_SCHEMES = ("", "w4a16", "w8a16", "w8a8", "fp8")  # of weights, 16 bits first
 TABLE_RATE = "output in all"  # of the static benchmark, which peers are compared with
 
 
@@ -33,23 +34,24 @@ def shape_of(context: Context, size: str) -> Shape:
     return shape
 
 
-def model_of(context: Context, size: str) -> str:
-    """The model's folder; written when it is not there yet."""
+def model_of(context: Context, size: str, scheme: str = "") -> str:
+    """The model's folder; written when it is not there yet. scheme: how its weights are quantised; empty: not."""
     from charonia.bench.random_model import write_random_model
 
     shape = shape_of(context, size)
     bytes_needed = 2 * (
         2 * shape.vocab * shape.hidden + shape.layers * shape.hidden * (4 * shape.hidden + 3 * shape.intermediate)
     )
-    folder = (context.work / "models" if context.rehearse else context.room_for(bytes_needed)) / _SHAPES[size]
+    name = f"{_SHAPES[size]}-{scheme}" if scheme else _SHAPES[size]
+    folder = (context.work / "models" if context.rehearse else context.room_for(bytes_needed)) / name
     if not (folder / "complete").is_file():
         shutil.rmtree(folder, ignore_errors=True)
-        write_random_model(folder, shape, quick=True)
+        write_random_model(folder, shape, scheme=scheme, quick=True)
         (folder / "complete").touch()
     return str(folder)
 
 
-def engine_of(context: Context, session: Session, size: str, **more: Any) -> Engine:
+def engine_of(context: Context, session: Session, size: str, scheme: str = "", **more: Any) -> Engine:
     """One engine for all bars of a model that want no setting more, so that it is loaded once."""
     sizes: dict[str, Any] = {"max_batch_size": 256, "token_budget": 2048}
     if context.rehearse:
@@ -63,7 +65,7 @@ def engine_of(context: Context, session: Session, size: str, **more: Any) -> Eng
         **context.settings,
         **more,
     }
-    engine: Engine = session.engine(model_of(context, size), settings)
+    engine: Engine = session.engine(model_of(context, size, scheme), settings)
     return engine
 
 
@@ -167,6 +169,37 @@ def bench7(context: Context, session: Session, size: str) -> Outcome:
         told.append(f"{name}: {long:.0f} tokens/s")
         session.tell(Outcome("passed", ", ".join(told), {"runs": rows}, bars))
     return Outcome("passed", ", ".join(told), {"runs": rows}, bars)
+
+
+def bench8(context: Context, session: Session, size: str) -> Outcome:
+    """Decode at batch 1 and prefill by the weights' scheme, beside those of 16 bits."""
+    from rich.console import Console
+
+    from charonia.bench.static import measure_static
+
+    batch, prompt, output, runs = (2, 24, 8, 1) if context.rehearse else (4, 2048, 256, 2)
+    asked = {("w4a16", "decode"): 2.8, ("fp8", "prefill"): 1.5}
+    bars: list[Record] = []
+    rows: dict[str, dict[str, float]] = {}
+    told = []
+    for scheme in _SCHEMES:
+        engine = engine_of(context, session, size, scheme)
+        found = {}
+        for name, sizes in (("decode", (1, 1, output)), ("prefill", (batch, prompt, 2))):
+            report = measure_static(
+                engine, [sizes[0]], [sizes[1]], [sizes[2]], runs=runs, console=Console(file=io.StringIO())
+            )
+            found[name] = report.value(name) or 0.0
+            what = f"{engine.info.model_name}: {name}, tokens/s"
+            bars.append(bar("8", what, found[name], "tokens/s"))
+            base = rows.get("", found)[name]
+            if scheme and base > 0:
+                ratio = f"{scheme}: {name} against 16 bits"
+                bars.append(bar("8", ratio, found[name] / base, "x", asked.get((scheme, name))))
+        rows[scheme] = found
+        told.append(f"{scheme or '16 bits'}: {found['decode']:.0f} and {found['prefill']:.0f}")
+        session.tell(Outcome("passed", ", ".join(told), {"runs": rows}, bars))
+    return Outcome("passed", f"{', '.join(told)} tokens/s of decode and prefill", {"runs": rows}, bars)
 
 
 def bench4(context: Context, session: Session, size: str) -> Outcome:

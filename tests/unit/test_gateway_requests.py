@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from typing import Any
 
 import pytest
 from charonia_client import (
@@ -72,6 +73,13 @@ def test_all_choices_of_a_prompt_are_one_request() -> None:
         ("a", 2, 3, 1),
         ("b", 2, 3, 1),
     ]
+
+
+@pytest.mark.parametrize(("prompt", "expected"), [([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])])
+def test_token_ids_are_sent_as_they_are(prompt: list[object], expected: list[list[int]]) -> None:
+    requests = completion(prompt=prompt).engine_requests()
+    assert [request.prompt_token_ids for request in requests] == expected
+    assert all(request.text is None for request in requests)
 
 
 def test_an_echo_with_log_probabilities_asks_for_the_prompts() -> None:
@@ -190,11 +198,30 @@ def test_a_tool_call_in_the_history_reaches_the_template() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     history = [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
     history += [{"role": "tool", "tool_call_id": "1", "content": "42"}]
-    request = chat(messages=history, tools=[{"type": "function"}]).engine_request()
+    tool = {"type": "function", "function": {"name": "f"}}
+    request = chat(messages=history, tools=[tool]).engine_request()
     assert request.messages is not None
     assert request.messages[1]["tool_calls"] == [call] and request.messages[2]["tool_call_id"] == "1"
-    assert request.tools == [{"type": "function"}]
-    assert chat(tools=[{"type": "function"}], tool_choice="none").engine_request().tools is None
+    assert (request.tools, request.parsed) == ([tool], True)
+    without = chat(tools=[tool], tool_choice="none", parallel_tool_calls=False).engine_request()
+    assert (without.tools, without.parsed, without.parallel_tool_calls) == (None, None, None)
+    assert chat(tools=[tool], parallel_tool_calls=False).engine_request().parallel_tool_calls is False
+
+
+def test_only_answers_that_may_hold_more_than_text_are_parsed() -> None:
+    assert chat().engine_request().parsed is None
+    assert chat().engine_request(reasons=True).parsed is True
+
+
+def test_variables_of_the_template() -> None:
+    def variables(**fields: Any) -> Any:
+        return chat(**fields).engine_request().chat_template_kwargs
+
+    assert variables() is None
+    assert variables(reasoning_effort="low") == {"reasoning_effort": "low"}
+    assert variables(reasoning_effort="none") == {"reasoning_effort": "none", "enable_thinking": False}
+    given = {"enable_thinking": True, "documents": []}
+    assert variables(reasoning_effort="none", chat_template_kwargs=given) == {"reasoning_effort": "none", **given}
 
 
 def test_unknown_fields_are_named_when_they_fit_a_header() -> None:
@@ -278,10 +305,15 @@ def test_a_wrong_chat_field_is_named_with_what_would_be_right(fields: dict[str, 
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
-        ({"prompt": [1, 2]}, "prompt", "token ids"),
-        ({"prompt": [[1], [2]]}, "prompt", "token ids"),
-        ({"prompt": []}, "prompt", "a string or a list"),
-        ({"prompt": {"a": 1}}, "prompt", "a string or a list"),
+        ({"prompt": [1, "two"]}, "prompt", "entry 1 is no token id"),
+        ({"prompt": [[1], "two"]}, "prompt", "send a string, a list of strings"),
+        ({"prompt": [[1], []]}, "prompt", "none of them empty"),
+        ({"prompt": [True]}, "prompt", "send a string"),
+        ({"prompt": [1, True]}, "prompt", "entry 1 is no token id"),
+        ({"prompt": [-1]}, "prompt", "entry 0 is no token id"),
+        ({"prompt": [2**31]}, "prompt", "whole numbers from 0 on"),
+        ({"prompt": []}, "prompt", "a string, a list of strings"),
+        ({"prompt": {"a": 1}}, "prompt", "a string, a list of strings"),
         ({"n": 3, "best_of": 2}, "best_of", "less than n = 3"),
         ({"best_of": 3, "stream": True}, "best_of", "do not stream"),
         ({"max_tokens": 0}, "max_tokens", "echo = true only"),
@@ -317,8 +349,8 @@ MANY = 150_000
     [
         (ChatRequest, {"messages": [1] * MANY}, "messages[0] is not a JSON object"),
         (ChatRequest, {"messages": [{"role": "user", "content": ""}] * MANY}, "at most 10000 items"),
-        (ChatRequest, {"messages": USER, "tools": [1] * MANY}, "tools[0] = 1: it should be an object"),
-        (ChatRequest, {"messages": USER, "tools": [{}] * MANY}, "at most 1000 items"),
+        (ChatRequest, {"messages": USER, "tools": [1] * 1000}, "tools: tool 0 is no function"),
+        (ChatRequest, {"messages": USER, "tools": [{}] * MANY}, "at most 1000 functions"),
         (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [1] * MANY}]}, "messages[0].tool_calls[0] = 1"),
         (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * MANY}]}, "at most 1000 items"),
         (ChatRequest, {"messages": [{"role": "user", "content": [1] * MANY}]}, f"{MANY} parts are too many"),
@@ -476,6 +508,19 @@ def test_what_a_tokenizer_adds_to_a_prompt_is_not_in_its_echo() -> None:
     assert shown["tokens"] == ["Hi", "<s>", "!"]
     assert shown["token_logprobs"] == [-1.0, -2.0, -3.0]
     assert shown["text_offset"] == [0, 2, 5]
+
+
+def test_every_token_of_a_prompt_that_was_sent_as_tokens_is_in_its_echo() -> None:
+    """So that a client finds each of its tokens at its place; and those of the answer, though they add nothing."""
+    part = prompt_part([b"<s>", b" Hi", b"", b"!"], [True, False, False, False])
+    logprobs = CompletionLogprobs(every=True)
+    shown = logprobs.of_prompt(part, "<s> Hi!", exact=True)
+    assert shown["tokens"] == ["<s>", " Hi", "", "!"]
+    assert shown["token_logprobs"] == [None, -1.0, -2.0, -3.0]
+    answer = GenerateResponse("x", (1, 2), "stop", logprobs=(-1.0, -2.0), tokens=[b"x", b""], top_logprobs=[[], []])
+    shown = logprobs.of(answer)
+    assert (shown["tokens"], shown["token_logprobs"], shown["text_offset"]) == (["x", ""], [-1.0, -2.0], [7, 8])
+    assert CompletionLogprobs().of(answer)["tokens"] == ["x"]
 
 
 def test_a_prompt_of_one_token_has_no_log_probability() -> None:

@@ -58,9 +58,9 @@ def base_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load_tokenizer(write_tokenizer(tmp_path_factory.mktemp("base"), None))
 
 
-def build(tokenizer: Any, *, interactive: bool = False, **fields: str) -> Any:
+def build(tokenizer: Any, *, interactive: bool = False, special: bool | None = None, **fields: str) -> Any:
     texts = (fields.get(name) for name in ("text_input", "messages", "tools"))
-    return prompt.build_prompt(tokenizer, *texts, interactive=interactive)
+    return prompt.build_prompt(tokenizer, *texts, interactive=interactive, special=special)
 
 
 JSON_OTHERS = (" 5 ", "-5", "1.5", "true", "false", "null")
@@ -90,6 +90,34 @@ def test_messages_get_the_chat_template_and_the_start_of_an_answer(tokenizer: An
     assert built.text == "<|user|>he<|assistant|>"
     assert tokenizer.convert_ids_to_tokens(built.token_ids) == ["<|user|>", "he", "<|assistant|>"]
     assert built.strip_leading_space
+
+
+def test_the_tokenizers_own_tokens_are_added_or_left_out_as_asked(tokenizer: Any) -> None:
+    begin = tokenizer.convert_tokens_to_ids("<s>")
+    assert begin not in build(tokenizer, text_input="he said", special=False).token_ids
+    plain = build(tokenizer, messages="hi").token_ids
+    assert build(tokenizer, messages="hi", special=True).token_ids == [begin, *plain]
+
+
+def test_token_ids_are_taken_as_they_are_and_spell_their_text(tokenizer: Any) -> None:
+    ids = tokenizer("he said")["input_ids"]
+    built = prompt.build_prompt(tokenizer, None, None, None, token_ids=ids, with_text=True, interactive=True)
+    assert (built.token_ids, built.continuation_ids, built.text) == (ids, ids, "<s>he said")
+    assert not built.strip_leading_space
+    assert prompt.build_prompt(tokenizer, None, None, None, token_ids=[10**9]).token_ids == [10**9]  # the engine's care
+
+
+@pytest.mark.parametrize(("ids", "said"), [([], "empty"), ([1, -1], r"\[1\]: -1 is no token"), ([10**9], "10+ is no")])
+def test_token_ids_that_have_no_text_are_refused(tokenizer: Any, ids: list[int], said: str) -> None:
+    with pytest.raises(PromptError, match=f"prompt_token_ids.*{said}"):
+        prompt.build_prompt(tokenizer, None, None, None, token_ids=ids, with_text=True)
+
+
+def test_the_tokenizer_is_described(tokenizer: Any, base_tokenizer: Any) -> None:
+    info = prompt.tokenizer_info(tokenizer)
+    assert (info["bos_token"], info["eos_token"], info["chat_template"]) == ("<s>", None, TEMPLATE)
+    assert prompt.tokenizer_info(base_tokenizer)["chat_template"] is None
+    assert prompt.token_strings(tokenizer, tokenizer("he")["input_ids"]) == ["<s>", "he"]
 
 
 @pytest.mark.parametrize("text", ["5 apples", "truely", "NaN", "-Infinity", "0x5", "5,"])
@@ -139,8 +167,8 @@ def test_tools_and_tool_calls_reach_the_template(tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({}, "text_input, messages: neither"),
-        ({"text_input": "a", "messages": "b"}, "text_input, messages: both"),
+        ({}, "text_input, prompt_token_ids, messages: none was sent"),
+        ({"text_input": "a", "messages": "b"}, "text_input, prompt_token_ids, messages: 2 of them were sent"),
         ({"text_input": ""}, "text_input: empty"),
         ({"text_input": "a", "tools": "[]"}, "tools: "),
         ({"messages": ""}, "messages: empty"),

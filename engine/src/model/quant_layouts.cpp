@@ -353,8 +353,11 @@ void QuantPart::unify(std::span<QuantPart* const> parts) {
   const bool zeros = std::ranges::any_of(parts, [](const auto* part) { return part->format_.zeros; });
   const auto type = parts.empty() ? DType::f32 : parts.front()->format_.scale_type;
   const bool one_type = std::ranges::all_of(parts, [&](const auto* part) { return part->format_.scale_type == type; });
+  float input_scale = 0;
+  for (const auto* part : parts) input_scale = std::max(input_scale, part->input_scale_);
   for (auto* part : parts) {
     part->format_.zeros = zeros;
+    part->input_scale_ = input_scale;
     if (!one_type) part->format_.scale_type = DType::f32;
   }
 }

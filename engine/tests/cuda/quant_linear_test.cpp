@@ -13,6 +13,7 @@
 #include "ops/cuda/kernels/quant_gemm.h"
 #include "ops/cuda/kernels/quant_layout.h"
 #include "ops/cuda/kernels/quant_numbers.h"
+#include "ops/cuda/kernels/w8a8_gemm.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "quant_support.h"
 
@@ -92,10 +93,11 @@ std::vector<double> values(const MemoryQuantSource& source) {
 void check(const Matrix& out, const Matrix& in, std::span<const double> weight, const QuantFormat& format,
            float input_scale, std::span<const float> bias, const std::string& what) {
   const auto k = static_cast<std::size_t>(in.cols);
+  const bool fp8 = is_w8a8(format, in.dtype, in.cols, device_info(0));
   std::vector<float> row(k);
   for (std::int64_t r = 0; r < out.rows; ++r) {
     for (std::size_t c = 0; c < k; ++c) row[c] = in.at(r, static_cast<std::int64_t>(c));
-    const auto x = ops::quantised_activations(row, format.activations, input_scale);
+    const auto x = ops::quantised_activations(row, format.activations, input_scale, fp8);
     for (std::int64_t o = 0; o < out.cols; ++o) {
       double sum = 0, size = 0;
       for (std::size_t c = 0; c < k; ++c) {

@@ -72,6 +72,8 @@ def _beginning(request: GenerateRequest) -> str:
     """What the prompt is made of, in its order, as far as it is looked at."""
     if request.text is not None:
         return request.text[:_MAX_CHARACTERS]
+    if request.prompt_token_ids is not None:  # spelled out, they are about as long as the text
+        return " ".join(map(str, request.prompt_token_ids[: _MAX_CHARACTERS // 2]))[:_MAX_CHARACTERS]
     found = [request.tools_json().decode()] if request.tools else []
     characters = sum(map(len, found))
     for message in request.messages or ():

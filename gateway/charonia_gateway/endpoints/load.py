@@ -19,9 +19,11 @@ def _text_tokens(text: str) -> int:
 
 
 def prompt_tokens(request: GenerateRequest) -> int:
-    """Of text or messages; what a session has before them is not counted."""
+    """Of text, token ids or messages; what a session has before them is not counted."""
     if request.text is not None:
         return _text_tokens(request.text)
+    if request.prompt_token_ids is not None:
+        return len(request.prompt_token_ids)
     return sum(_text_tokens(message.get("content") or "") for message in request.messages or ())
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from charonia_client import (
     BadRequest,
@@ -24,6 +24,8 @@ from charonia_client import (
     GenerateRequest,
     GenerateResponse,
     Overloaded,
+    Tokenized,
+    TokenizeRequest,
     Unavailable,
 )
 
@@ -34,6 +36,7 @@ from charonia_gateway.endpoints.health import State
 from charonia_gateway.logprobs import MAX_ENTRIES, count_entries
 
 log = logging.getLogger("charonia_gateway")
+Asked = TypeVar("Asked")
 
 # A request may itself crash its server. It must not crash all of them.
 _MAX_LOST_CONNECTIONS = 2
@@ -86,6 +89,7 @@ class Pool:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self.endpoints: list[Endpoint] = []
         self._quality: tuple[float, list[dict[str, Any]]] | None = None  # when it was asked for, and the answer
+        self._formats: tuple[float, dict[str, str | None]] | None = None  # the same
         # By target: a server that leaves the list and comes back may have histories that are out of date.
         self._stale: Recent[str, Recent[str, None]] = Recent(_MAX_TARGETS)
 
@@ -124,6 +128,25 @@ class Pool:
                 return await endpoint.client.look_up(ids)
         raise Unavailable("no server knows the names of tokens")
 
+    async def tokenize(self, request: TokenizeRequest) -> Tokenized:
+        """What the tokenizer of one of the servers makes of it. Raises the client's errors."""
+        return await self._asked(lambda client: client.tokenize(request))
+
+    async def tokenizer_info(self) -> dict[str, Any]:
+        """What Client.tokenizer_info() of one of the servers says. Raises the client's errors."""
+        return await self._asked(Client.tokenizer_info)
+
+    async def _asked(self, action: Callable[[Client], Awaitable[Asked]]) -> Asked:
+        """What a server answers, that with the least work first; of several servers one that cannot is passed over."""
+        usable = [one for one in self.endpoints if one.usable or len(self.endpoints) == 1]
+        failure: CharoniaError | None = None
+        for endpoint in sorted(usable, key=lambda one: one.outstanding_tokens):
+            try:
+                return await action(endpoint.client)
+            except (Overloaded, Unavailable) as error:
+                failure = error
+        raise failure or self._told([])
+
     async def quality(self) -> list[dict[str, Any]]:
         """The quality records of the model, asked of one server and remembered for a while. [] where none can say."""
         if self._quality and self._quality[0] > time.monotonic() - _QUALITY_AGE_S:
@@ -137,6 +160,21 @@ class Pool:
         if usable:  # also where none of them could say: the next one shall not wait as long
             self._quality = (time.monotonic(), records)
         return records
+
+    async def answer_formats(self) -> dict[str, str | None]:
+        """The formats of the model's `tool_calls` and `reasoning`, asked of one server and remembered for a while. None
+        where the model has none, and where no server can say."""
+        if self._formats and self._formats[0] > time.monotonic() - _QUALITY_AGE_S:
+            return self._formats[1]
+        formats = self._formats[1] if self._formats else {}
+        usable = [one for one in self.endpoints if one.usable]
+        for endpoint in usable:
+            with contextlib.suppress(CharoniaError):
+                formats = await endpoint.client.answer_formats(_QUALITY_TIMEOUT_S)
+                break
+        if usable:
+            self._formats = (time.monotonic(), formats)
+        return formats
 
     def _stale_at(self, target: str) -> Recent[str, None]:
         """What a server was not told. That of a listed one is its own, also where more targets came since."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from charonia_client import GenerateRequest, GenerateResponse
+from charonia_client import GenerateRequest, GenerateResponse, TokenizeRequest
 from charonia_client.aside import aside
 from fastapi import APIRouter, Request, Response
 
 from charonia_gateway.context import Gateway, GatewayState, Head
 from charonia_gateway.documentation import describe
-from charonia_gateway.engine import Engine
 from charonia_gateway.logprobs import CompletionLogprobs, count_entries, joined
 from charonia_gateway.schemas.requests import CompletionRequest
 from charonia_gateway.schemas.responses import Completion
@@ -38,7 +38,7 @@ router = APIRouter()
     ),
 )
 async def completions(request: Request, gateway: GatewayState) -> Response:
-    """OpenAI's completions: the text goes to the model as it is, without a chat template."""
+    """OpenAI's completions: the text, or the token ids, go to the model as they are, without a chat template."""
     body = await gateway.read(request, CompletionRequest)
     gateway.check_choices(body.choices_made)
     requests = body.engine_requests()
@@ -47,7 +47,7 @@ async def completions(request: Request, gateway: GatewayState) -> Response:
     head = Head(gateway, request, body, "cmpl")
     if body.stream:
         return EventStream(
-            _stream(gateway.engine, body, requests, head), head.headers, heartbeat_s=gateway.settings.heartbeat_s
+            _stream(gateway, body, requests, head), head.headers, heartbeat_s=gateway.settings.heartbeat_s
         )
     return await while_connected(request, _whole(gateway, body, requests, head))
 
@@ -56,11 +56,15 @@ class _Choices:
     """What the choices of one request show of the engine's answers: their texts and log probabilities, each choice's
     with the prompt before it where an echo was asked for."""
 
-    def __init__(self, body: CompletionRequest) -> None:
+    def __init__(self, body: CompletionRequest, prompts: Sequence[str]) -> None:
+        """prompts: their texts, where an echo was asked for."""
         self._body = body
+        self._prompts_text = prompts
         self.count = len(body.prompt) * body.choices_per_prompt
         self._begun = [False] * self.count
-        self._logprobs = [CompletionLogprobs() for _ in range(self.count)] if body.logprobs is not None else None
+        # An echo's positions are those of the tokens: what counts tokens by itself finds each in its place.
+        every = bool(body.echo)
+        self._logprobs = [CompletionLogprobs(every) for _ in range(self.count)] if body.logprobs is not None else None
         # Of an echo with log probabilities, by prompt: the part that has the prompt's, which comes with its first
         # choice alone; and what has come of others before.
         self._needs_prompt = bool(body.echo and self._logprobs)
@@ -85,12 +89,13 @@ class _Choices:
         number = index // self._body.choices_per_prompt
         first, self._begun[index] = not self._begun[index], True
         if first and self._body.echo:
-            text = self._body.prompt[number] + text
+            text = self._prompts_text[number] + text
         if self._logprobs is None:
             return text, None
         rows = []
         if first and self._needs_prompt:
-            rows.append(self._logprobs[index].of_prompt(self._prompts[number], self._body.prompt[number]))
+            exact = not isinstance(self._body.prompt[number], str)
+            rows.append(self._logprobs[index].of_prompt(self._prompts[number], self._prompts_text[number], exact=exact))
         if not self._body.prompt_only:
             rows.append(self._logprobs[index].of(part))
         return text, joined(rows) if rows else None
@@ -99,10 +104,23 @@ class _Choices:
         return "length" if part.finish_reason and self._body.prompt_only else part.finish_reason
 
 
+async def _echoed(gateway: Gateway, body: CompletionRequest) -> list[str]:
+    """The prompts' texts, where an echo shows them."""
+    if not body.echo:
+        return []
+
+    async def text_of(prompt: str | list[int]) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        return (await gateway.engine.pool.tokenize(TokenizeRequest(prompt_token_ids=prompt))).text
+
+    return list(await asyncio.gather(*map(text_of, body.prompt)))
+
+
 async def _whole(
     gateway: Gateway, body: CompletionRequest, requests: Sequence[GenerateRequest], head: Head
 ) -> Response:
-    shown = _Choices(body)
+    shown = _Choices(body, await _echoed(gateway, body))
     usage = head.usage(body.choices_per_prompt, shown.count, prompt_only=body.prompt_only)
     answers = await gateway.engine.complete(requests, head.engine_id)
     for place, whole in enumerate(answers):
@@ -119,10 +137,10 @@ async def _whole(
 
 
 async def _stream(
-    engine: Engine, body: CompletionRequest, requests: Sequence[GenerateRequest], head: Head
+    gateway: Gateway, body: CompletionRequest, requests: Sequence[GenerateRequest], head: Head
 ) -> AsyncGenerator[bytes, None]:
     """One chunk for each piece of text; each choice's last has the finish reason."""
-    shown = _Choices(body)
+    shown = _Choices(body, await _echoed(gateway, body))
     usage = head.usage(body.choices_per_prompt, shown.count, prompt_only=body.prompt_only)
     # This is the hot path: one dictionary is made, and changed for each chunk.
     choice: dict[str, Any] = {"index": 0, "text": "", "logprobs": None, "finish_reason": None}
@@ -130,7 +148,7 @@ async def _stream(
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     if with_usage:
         chunk["usage"] = None
-    async with aclosing(engine.stream(requests, head.engine_id)) as parts:
+    async with aclosing(gateway.engine.stream(requests, head.engine_id)) as parts:
         async for one in parts:
             usage.see(*one)
             for index, part in shown.ready(*one):

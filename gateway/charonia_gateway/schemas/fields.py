@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, GetJsonSchemaHandler, WithJsonSchema
+from pydantic import BeforeValidator, GetJsonSchemaHandler, PlainValidator, WithJsonSchema
 from pydantic_core import CoreSchema, PydanticCustomError
 
 MAX_STOPS = 4
@@ -21,12 +21,34 @@ MAX_PARTS = 10_000
 MAX_TOOLS = 1_000
 MAX_BIASES = 1 << 18  # more than the tokens of any vocabulary here
 MAX_SESSION_ID_BYTES = 256
+MAX_TOKEN_ID = 2**31 - 1
 NO_SESSION = -1
 
 
 def wrong(message: str) -> PydanticCustomError:
     """`message` says what would be right. It is no template: braces stand for themselves."""
     return PydanticCustomError("wrong", "{message}", {"message": message})
+
+
+def refused(why: str) -> BeforeValidator:
+    """The check of a field that this server cannot do: null and nothing else. `why` says what to do."""
+
+    def check(value: Any) -> None:
+        if value is not None:
+            raise wrong(why)
+
+    return BeforeValidator(check)
+
+
+def only(expected: bool, why: str) -> BeforeValidator:
+    """The check of a flag that has one value here, or null. `why` says what to do."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value is not expected:
+            raise wrong(why)
+        return value
+
+    return BeforeValidator(check)
 
 
 def _texts(value: Any, what: str) -> list[str] | None:
@@ -93,14 +115,57 @@ def text_of_parts(value: Any) -> str | None:
     return "".join(texts)
 
 
-def _prompt(value: Any) -> list[str]:
-    prompts = [value] if isinstance(value, str) else value
-    if isinstance(prompts, list) and prompts:
-        if all(isinstance(prompt, str) for prompt in prompts):
-            return prompts
-        if all(isinstance(prompt, int | list) for prompt in prompts):
-            raise wrong("token ids are not taken: send the prompt as text, a string or a list of strings")
-    raise wrong("send a string or a list of strings with at least one entry")
+def _tools(value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise wrong(f"send a list of at most {MAX_TOOLS} functions")
+    for number, tool in enumerate(value):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if kind != "function" or not isinstance(function, dict):
+            raise wrong(f'tool {number} is no function: send {{"type": "function", "function": {{"name": ...}}}}')
+        name = function.get("name")
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name, re.ASCII):
+            raise wrong(f"the name of function {number} is missing, or has other characters than a-z, 0-9, _, - and .")
+        if function.get("strict"):
+            raise wrong(f"function {name}: strict needs a grammar, which is not supported yet; send strict = false")
+    return value
+
+
+def _no_older_form(value: Any) -> None:
+    if value is not None:
+        raise wrong("it is not supported: send tools and tool_choice for functions; answers are text")
+
+
+def _text_modality(value: Any) -> Any:
+    if value not in (None, ["text"]):
+        raise wrong('answers are text: send ["text"], or leave it out')
+    return value
+
+
+def _prompt(value: Any) -> list[str] | list[list[int]]:
+    """A text, several texts, a list of token ids, or several such lists."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if all(isinstance(prompt, str) for prompt in value):
+            return value
+        if type(value[0]) is int:
+            return [token_ids(value)]
+        if all(isinstance(prompt, list) and prompt for prompt in value):
+            return [token_ids(prompt) for prompt in value]
+    raise wrong("send a string, a list of strings, a list of token ids or a list of such lists, none of them empty")
+
+
+def token_ids(value: Any) -> list[int]:
+    """A list of token ids. Whether they are in the vocabulary, the server checks."""
+    if not isinstance(value, list):
+        raise wrong("send a list of token ids")
+    for position, token in enumerate(value):
+        if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
+            raise wrong(f"entry {position} is no token id: send whole numbers from 0 on, and no texts among them")
+    return value
 
 
 def _session_id(value: Any) -> str | None:
@@ -159,5 +224,30 @@ Content = Annotated[
     BeforeValidator(text_of_parts),
     _schema(_STRING, {"type": "array", "items": {"type": "object"}, "maxItems": MAX_PARTS}),
 ]
-Prompt = Annotated[list[str], BeforeValidator(_prompt), WithJsonSchema({"anyOf": [_STRING, _STRINGS]})]
+Tools = Annotated[
+    list[dict[str, Any]] | None,
+    BeforeValidator(_tools),
+    _schema({"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS}),
+]
+OlderForm = Annotated[None, BeforeValidator(_no_older_form), WithJsonSchema({"type": "null"})]
+TextModality = Annotated[
+    list[str] | None, BeforeValidator(_text_modality), _schema({"type": "array", "items": {"const": "text"}})
+]
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}}
+TokenIds = Annotated[list[int], PlainValidator(token_ids), WithJsonSchema(_TOKENS)]
+_SOME = {"minItems": 1}
+Prompt = Annotated[
+    list[str] | list[list[int]],
+    PlainValidator(_prompt),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _STRING,
+                {**_STRINGS, **_SOME},
+                {**_TOKENS, **_SOME},
+                {"type": "array", "items": {**_TOKENS, **_SOME}, **_SOME},
+            ]
+        }
+    ),
+]
 SessionId = Annotated[str | None, BeforeValidator(_session_id), _schema(_STRING, {"type": "integer"})]

@@ -8,6 +8,7 @@
 #include "ops/cuda/cuda_quant_weights.h"
 #include "ops/cuda/kernels/collective.h"
 #include "ops/cuda/kernels/rows.h"
+#include "ops/cuda/kernels/w8a8_gemm.h"
 
 namespace charonia::cuda {
 
@@ -88,7 +89,12 @@ std::unique_ptr<ops::Linear> CudaOps::make_quantised_linear(std::span<const ops:
                                                             std::span<const ops::HostMatrix> bias, DType data) {
   const OnDevice on(device_.index);
   if (!weights_upload_) weights_upload_ = std::make_unique<MatrixUpload>(stream_);
-  auto linear = std::make_unique<CudaQuantLinear>(parts, bias, data, *weights_upload_);
+  std::unique_ptr<ops::Linear> linear;
+  if (!parts.empty() && is_w8a8(parts[0]->format(), data, parts[0]->cols(), device_)) {
+    linear = std::make_unique<CudaW8a8Linear>(parts, bias, data, gemms_.packs(data), *weights_upload_);
+  } else {
+    linear = std::make_unique<CudaQuantLinear>(parts, bias, data, *weights_upload_);
+  }
   gemms_.reserve_inputs(linear->in_features());
   return linear;
 }

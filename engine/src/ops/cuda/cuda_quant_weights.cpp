@@ -128,55 +128,62 @@ void QuantMatrices::fill(std::int64_t index, const std::function<QuantRow(std::i
   }
 }
 
-CudaQuantLinear::CudaQuantLinear(std::span<const ops::QuantSource* const> parts, std::span<const ops::HostMatrix> bias,
-                                 DType data, MatrixUpload& upload)
-    : CudaGemmWeight(data) {
+QuantParts::QuantParts(std::span<const ops::QuantSource* const> all) : parts(all) {
   if (parts.empty()) throw Error(ErrorCode::invalid_argument, "a quantised weight has no part");
-  const auto& first = *parts.front();
-  const auto& format = first.format();
-  k_ = first.cols();
-  const auto order = first.order();
-  std::vector<std::int64_t> rows;
+  const auto& format = first().format();
+  k = first().cols();
+  const auto order = first().order();
   for (const auto* const part : parts) {
     const auto refuse = [&](const std::string& what) {
       throw Error(ErrorCode::invalid_argument, cat(part->name(), ": ", what));
     };
-    if (part->rows() < 1 || part->cols() != k_ || k_ < 1 || format.group < 1 || k_ % format.group != 0) {
-      refuse(cat("[", part->rows(), ", ", part->cols(), "] in groups of ", format.group, ", and ", first.name(),
-                 " has ", k_, " columns: they must be as many, and whole groups"));
+    if (part->rows() < 1 || part->cols() != k || k < 1 || format.group < 1 || k % format.group != 0) {
+      refuse(cat("[", part->rows(), ", ", part->cols(), "] in groups of ", format.group, ", and ", first().name(),
+                 " has ", k, " columns: they must be as many, and whole groups"));
     }
     if (part->format() != format || !std::ranges::equal(part->order(), order)) {
-      refuse(cat("its format or the order of its columns is not that of ", first.name(), ", with which it is stacked"));
+      refuse(
+          cat("its format or the order of its columns is not that of ", first().name(), ", with which it is stacked"));
     }
-    n_ += part->rows();
+    n += part->rows();
     rows.push_back(part->rows());
-    input_scale_ = std::max(input_scale_, part->input_scale());
+    input_scale = std::max(input_scale, part->input_scale());
   }
-  if (!order.empty() && (std::ssize(order) != k_ || std::ranges::any_of(order, [&](std::int32_t feature) {
-                           return feature < 0 || feature >= k_;
+  if (!order.empty() && (std::ssize(order) != k || std::ranges::any_of(order, [&](std::int32_t feature) {
+                           return feature < 0 || feature >= k;
                          }))) {
     throw Error(ErrorCode::invalid_argument,
-                cat(first.name(), ": the order of its columns must name ", k_, " input features below ", k_));
+                cat(first().name(), ": the order of its columns must name ", k, " input features below ", k));
   }
-  matrix_ = QuantMatrices(format, 1, n_, k_, k_, first.name());
-  std::vector<QuantReader> readers(parts.size(), QuantReader(first));
-  for (std::size_t i = 0; i < parts.size(); ++i) readers[i] = QuantReader(*parts[i]);
-  std::size_t part = 0;
-  std::int64_t begin = 0;  // row of `part`
-  matrix_.fill(
-      0,
-      [&](std::int64_t row) {
-        for (; row - begin >= rows[part]; ++part) begin += rows[part];
-        return readers[part].at(row - begin);
-      },
-      upload);
-  if (!order.empty()) {
-    order_ = DeviceMemory(order.size_bytes(), "the order of a weight's columns");
-    upload.in_chunks(order_.as<std::byte>(), order.size_bytes(), 1, [&](std::byte* chunk, std::int64_t, std::int64_t) {
-      std::memcpy(chunk, order.data(), order.size_bytes());
-    });
-  }
-  make_bias(bias, rows, upload);
+}
+
+DeviceMemory QuantParts::upload_order(MatrixUpload& upload) const {
+  const auto order = first().order();
+  if (order.empty()) return {};
+  DeviceMemory out(order.size_bytes(), "the order of a weight's columns");
+  upload.in_chunks(out.as<std::byte>(), order.size_bytes(), 1, [&](std::byte* chunk, std::int64_t, std::int64_t) {
+    std::memcpy(chunk, order.data(), order.size_bytes());
+  });
+  return out;
+}
+
+QuantRow QuantStack::at(std::int64_t row) {
+  for (; row - begin_ >= parts_->rows[part_]; ++part_) begin_ += parts_->rows[part_];
+  return readers_[part_].at(row - begin_);
+}
+
+CudaQuantLinear::CudaQuantLinear(std::span<const ops::QuantSource* const> parts, std::span<const ops::HostMatrix> bias,
+                                 DType data, MatrixUpload& upload)
+    : CudaGemmWeight(data) {
+  const QuantParts checked(parts);
+  n_ = checked.n;
+  k_ = checked.k;
+  input_scale_ = checked.input_scale;
+  matrix_ = QuantMatrices(checked.first().format(), 1, n_, k_, k_, checked.first().name());
+  QuantStack rows(checked);
+  matrix_.fill(0, [&](std::int64_t row) { return rows.at(row); }, upload);
+  order_ = checked.upload_order(upload);
+  make_bias(bias, checked.rows, upload);
   upload.finish();
   bytes_ = matrix_.bytes();
 }
@@ -192,6 +199,50 @@ Gemm CudaQuantLinear::gemm() const {
           .n = n_,
           .k = k_,
           .quant = quant};
+}
+
+CudaW8a8Linear::CudaW8a8Linear(std::span<const ops::QuantSource* const> parts, std::span<const ops::HostMatrix> bias,
+                               DType data, bool packed, MatrixUpload& upload)
+    : CudaGemmWeight(data), packed_(packed) {
+  constexpr std::int64_t kPair = 2;  // codes of an element
+  const QuantParts checked(parts);
+  format_ = checked.first().format();
+  n_ = checked.n;
+  k_ = checked.k;
+  input_scale_ = checked.input_scale;
+  stride_ = packed_ ? round_up(k_, kPair * kPackedK) : k_;
+  const auto what = cat("a weight of ", ops::to_string(format_), " [", n_, ", ", k_, "]");
+  codes_ = DeviceMemory(static_cast<std::size_t>((packed_ ? round_up(n_, kPackedRows) : n_) * stride_), what);
+  scales_ = DeviceMemory(static_cast<std::size_t>(n_) * sizeof(float), what);
+  std::vector<float> scales;
+  QuantStack rows(checked);
+  const auto row_of = [&](std::int64_t row) -> MatrixUpload::SourceRow {
+    const auto from = rows.at(row);
+    scales.push_back(*from.scales);
+    return {reinterpret_cast<const std::byte*>(from.codes), DType::bf16};
+  };
+  const auto upload_rows = packed_ ? &MatrixUpload::pack_rows : &MatrixUpload::copy_rows;
+  (upload.*upload_rows)(codes_.as<std::byte>(), DType::bf16, stride_ / kPair, n_, k_ / kPair, row_of);
+  upload.copy(scales_.as<std::byte>(), DType::f32, n_,
+              {reinterpret_cast<const std::byte*>(scales.data()), DType::f32, 1, n_});
+  order_ = checked.upload_order(upload);
+  make_bias(bias, checked.rows, upload);
+  upload.finish();
+  bytes_ = codes_.bytes() + scales_.bytes();
+}
+
+Gemm CudaW8a8Linear::gemm() const {
+  return {.weight = codes_.data(),
+          .type = type(),
+          .weight_stride = stride_,
+          .packed = packed_,
+          .bias = bias(),
+          .n = n_,
+          .k = k_,
+          .quant = QuantWeight{.format = format_,
+                               .column_scales = scales_.as<float>(),
+                               .order = order_.as<std::int32_t>(),
+                               .input_scale = input_scale_}};
 }
 
 }  // namespace charonia::cuda

@@ -41,6 +41,20 @@ class QuantMatrices {
   DeviceMemory codes_, scales_, zeros_;
 };
 
+// What stacked quantised weights have in common, checked.
+struct QuantParts {
+  // Throws Error(invalid_argument), naming the weight, when parts do not fit together.
+  explicit QuantParts(std::span<const ops::QuantSource* const> parts);
+  const ops::QuantSource& first() const { return *parts.front(); }
+  // Uploads the order of the columns, if there is one.
+  DeviceMemory upload_order(MatrixUpload& upload) const;
+
+  std::span<const ops::QuantSource* const> parts;
+  std::vector<std::int64_t> rows;  // of the parts
+  std::int64_t n = 0, k = 0;
+  float input_scale = 0;  // the greatest holds for all
+};
+
 class CudaQuantLinear : public CudaGemmWeight {
  public:
   // Throws Error(invalid_argument), naming the weight, when parts do not fit together.
@@ -51,6 +65,22 @@ class CudaQuantLinear : public CudaGemmWeight {
  private:
   QuantMatrices matrix_;
   DeviceMemory order_;
+  float input_scale_ = 0;
+};
+
+// A weight whose codes are multiplied in 8 bits (kernels/w8a8_gemm.h, where is_w8a8() says which).
+class CudaW8a8Linear : public CudaGemmWeight {
+ public:
+  // packed: as kernels/gemm.h has it. Throws as CudaQuantLinear.
+  CudaW8a8Linear(std::span<const ops::QuantSource* const> parts, std::span<const ops::HostMatrix> bias, DType data,
+                 bool packed, MatrixUpload& upload);
+  Gemm gemm() const override;
+
+ private:
+  ops::QuantFormat format_;
+  bool packed_;
+  std::int64_t stride_ = 0;  // bytes
+  DeviceMemory codes_, scales_, order_;
   float input_scale_ = 0;
 };
 
@@ -68,6 +98,21 @@ class QuantReader {
   std::vector<std::uint8_t> codes_;
   std::vector<float> scales_;
   std::vector<std::int8_t> zeros_;
+};
+
+// Rows of stacked weights, one after the other.
+class QuantStack {
+ public:
+  explicit QuantStack(const QuantParts& parts) : parts_(&parts) {
+    for (const auto* const part : parts.parts) readers_.emplace_back(*part);
+  }
+  QuantRow at(std::int64_t row);
+
+ private:
+  const QuantParts* parts_;
+  std::vector<QuantReader> readers_;
+  std::size_t part_ = 0;
+  std::int64_t begin_ = 0;  // row of the part
 };
 
 }  // namespace charonia::cuda

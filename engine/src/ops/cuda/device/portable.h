@@ -80,6 +80,7 @@ CHARONIA_DEVICE f16 from_float<f16>(float x) {
 // 2^x, with the device's ex2.approx; about 2 units in the last place. exp2f(-infinity) is 0.
 CHARONIA_DEVICE float fast_exp2(float x) { return std::exp2(x); }
 CHARONIA_DEVICE float fast_divide(float a, float b) { return a / b; }
+CHARONIA_DEVICE float multiply_rounded(float a, float b) { return a * b; }  // never fused with an addition behind it
 CHARONIA_DEVICE float reciprocal_sqrt(float x) { return 1.0F / std::sqrt(x); }
 
 // Reads of what no thread writes while the kernel runs. streaming: of what is read once (it does not stay in L1).
@@ -101,8 +102,10 @@ CHARONIA_DEVICE uint4 load_cached(const uint4* p) {
   return *p;
 }
 // Reads of what other thread blocks of this grid have written, after __threadfence().
-CHARONIA_DEVICE float4 load_l2(const float4* p) {
-  host_grid::check_aligned(p, sizeof(float4), "load_l2");
+template <class T>
+CHARONIA_DEVICE T load_l2(const T* p) {
+  static_assert(sizeof(T) == 16);
+  host_grid::check_aligned(p, sizeof(T), "load_l2");
   host_grid::check_waited("load_l2");
   return *p;
 }
@@ -141,6 +144,7 @@ CHARONIA_DEVICE float fast_exp2(float x) {
   return y;
 }
 CHARONIA_DEVICE float fast_divide(float a, float b) { return __fdividef(a, b); }
+CHARONIA_DEVICE float multiply_rounded(float a, float b) { return __fmul_rn(a, b); }
 CHARONIA_DEVICE float reciprocal_sqrt(float x) { return rsqrtf(x); }
 
 template <class T>
@@ -165,7 +169,10 @@ CHARONIA_DEVICE uint4 load_cached(const uint4* p) {
                : "memory");
   return v;
 }
-CHARONIA_DEVICE float4 load_l2(const float4* p) { return __ldcg(p); }
+template <class T>
+CHARONIA_DEVICE T load_l2(const T* p) {
+  return __ldcg(p);
+}
 CHARONIA_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 CHARONIA_DEVICE void dependency_wait() {

@@ -228,6 +228,7 @@ DeviceInfo device_info(int index) {
           .major = properties.major,
           .minor = properties.minor,
           .clusters = properties.major >= 9 && compiled_for(index) >= 90,
+          .fp8 = 10 * properties.major + properties.minor >= 89 && compiled_for(index) >= 89,
           .sms = properties.multiProcessorCount,
           .shared_bytes = properties.sharedMemPerBlockOptin,
           .l2_bytes = static_cast<std::size_t>(std::max(properties.l2CacheSize, 0)),

@@ -26,6 +26,7 @@ struct DeviceInfo {
   std::string name;
   int major = 0, minor = 0;  // compute capability
   bool clusters = false;     // the kernels were compiled for clusters of blocks (9.0 or newer), and the device has them
+  bool fp8 = false;          // the same of tensor cores that multiply FP8 (8.9 or newer)
   int sms = 1;
   std::size_t shared_bytes = 0;  // most dynamic shared memory of a block
   std::size_t l2_bytes = 0;

@@ -3,9 +3,13 @@
 //   A [16, 16]  a[0] = (g, 2t..2t+1)  a[1] = (g + 8, 2t..)  a[2] = (g, 2t + 8..)  a[3] = (g + 8, 2t + 8..)
 //   B [16, 8]   b[0] = (2t..2t+1, g)  b[1] = (2t + 8.., g)                    two elements of one column per register
 //   C, D [16, 8] c[0], c[1] = (g, 2t), (g, 2t + 1)   c[2], c[3] = (g + 8, 2t), (g + 8, 2t + 1)
-// Within a register the element of the lower index is in the low half.
+// Within a register the element of the lower index is in the low half. Those of mma.m16n8k32, of 8-bit elements, are
+// the same with two 8-bit elements for each 16-bit one: kernels that move 16-bit elements take pairs of 8-bit ones
+// for them (i8x2, e4m3x2), and multiply them with mma<T>() as they multiply others.
 #pragma once
 
+#include "ops/cuda/device/fp8.h"
+#include "ops/cuda/device/pairs.h"
 #include "ops/cuda/device/portable.h"
 
 namespace charonia::cuda {
@@ -36,6 +40,39 @@ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_
   }
   float sums[4] = {};
   for (int k = 0; k < 16; ++k) {
+    for (int i = 0; i < 4; ++i) sums[i] += rows[i / 2][k] * cols[i % 2][k];
+  }
+  for (int i = 0; i < 4; ++i) d[i] += sums[i];
+}
+
+// The same of 32 8-bit elements.
+template <class T>
+void mma_m16n8k32(SumType<T> (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+  struct Operands {
+    std::uint32_t a[4], b[2];
+  };
+  const auto* lanes = host_grid::exchange(Operands{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}});
+  const auto unpack = [](std::uint32_t word, SumType<T>* to) {
+    for (int i = 0; i < 4; ++i) {
+      const auto bits = static_cast<std::uint8_t>(word >> 8 * i);
+      if constexpr (std::is_same_v<T, i8x2>) {
+        to[i] = static_cast<std::int8_t>(bits);
+      } else {
+        to[i] = e4m3_to_float(bits);
+      }
+    }
+  };
+  const int g = lane_id() / 4, t = lane_id() % 4;
+  SumType<T> rows[2][32], cols[2][32], sums[4] = {};
+  for (int four = 0; four < 4; ++four) {
+    for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < 2; ++i) {
+        unpack(lanes[g * 4 + four].a[i + 2 * half], &rows[i][16 * half + 4 * four]);
+        unpack(lanes[(2 * t + i) * 4 + four].b[half], &cols[i][16 * half + 4 * four]);
+      }
+    }
+  }
+  for (int k = 0; k < 32; ++k) {
     for (int i = 0; i < 4; ++i) sums[i] += rows[i / 2][k] * cols[i % 2][k];
   }
   for (int i = 0; i < 4; ++i) d[i] += sums[i];
@@ -106,6 +143,31 @@ CHARONIA_DEVICE void mma_m16n8k16<f16>(float (&d)[4], const std::uint32_t (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+template <class T>
+CHARONIA_DEVICE void mma_m16n8k32(SumType<T> (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]);
+template <>
+CHARONIA_DEVICE void mma_m16n8k32<i8x2>(int (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+// Compute capability 8.9 and newer (DeviceInfo::fp8).
+template <>
+CHARONIA_DEVICE void mma_m16n8k32<e4m3x2>([[maybe_unused]] float (&d)[4], [[maybe_unused]] const std::uint32_t (&a)[4],
+                                          [[maybe_unused]] const std::uint32_t (&b)[2]) {
+#if __CUDA_ARCH__ >= 890
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  __trap();
+#endif
+}
+
 CHARONIA_DEVICE std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
@@ -160,6 +222,23 @@ CHARONIA_DEVICE float byte_to_float(std::uint32_t word, int i) {
 }
 
 #endif
+
+// d += the product of a chunk of 16 bytes of 16 rows, lanes' words x and y of which are in a0 and b0, z and w in a1 and
+// b1. Tensor cores keep fewer bits of sums of FP8 than float has: those of a chunk begin at 0, and are added in float.
+template <class T>
+CHARONIA_DEVICE void multiply_chunk(SumType<T> (&d)[4], const std::uint32_t (&a0)[4], const std::uint32_t (&a1)[4],
+                                    const std::uint32_t (&b0)[2], const std::uint32_t (&b1)[2]) {
+  if constexpr (std::is_same_v<T, e4m3x2>) {
+    float fresh[4] = {0, 0, 0, 0};
+    mma_m16n8k32<T>(fresh, a0, b0);
+    mma_m16n8k32<T>(fresh, a1, b1);
+    CHARONIA_UNROLL
+    for (int c = 0; c < 4; ++c) d[c] += fresh[c];
+  } else {
+    mma_m16n8k32<T>(d, a0, b0);
+    mma_m16n8k32<T>(d, a1, b1);
+  }
+}
 
 // Two floats as a register of two 16-bit elements, `low` in the low half. pack_at_once is the same in one instruction,
 // which takes more registers where many results wait for each other.

@@ -48,6 +48,7 @@ DeviceInfo device_info(int index) {
           .major = 9,
           .minor = 0,
           .clusters = true,
+          .fp8 = true,
           .sms = 6,
           .shared_bytes = host_grid::kMaxSharedBytes,
           .l2_bytes = std::size_t{50} << 20,

@@ -135,8 +135,14 @@ void require(cublasStatus_t status, const char* operation) {
 }
 
 cudaDataType_t data_type(DType type) {
-  return type == DType::bf16 ? CUDA_R_16BF : type == DType::f16 ? CUDA_R_16F : CUDA_R_32F;
+  return type == DType::f8_e4m3 ? CUDA_R_8F_E4M3
+         : type == DType::bf16  ? CUDA_R_16BF
+         : type == DType::f16   ? CUDA_R_16F
+                                : CUDA_R_32F;
 }
+
+// Of weight and input. The library takes FP8 of what is multiplied in 8 bits.
+DType operand_type(const Gemm& gemm) { return is_w8a8(gemm) ? DType::f8_e4m3 : gemm.type; }
 
 template <class T, auto destroy>
 struct Destroy {
@@ -148,6 +154,19 @@ using Layout =
     std::unique_ptr<cublasLtMatrixLayoutOpaque_t, Destroy<cublasLtMatrixLayoutOpaque_t, &Functions::layout_destroy> >;
 using Preference = std::unique_ptr<cublasLtMatmulPreferenceOpaque_t,
                                    Destroy<cublasLtMatmulPreferenceOpaque_t, &Functions::preference_destroy> >;
+
+// Scales of outputs and rows: a mode of 12.9 and newer, on compute capability 9.0. Older libraries know not the
+// attribute.
+bool set_scales(cublasLtMatmulDesc_t matmul, const QuantWeight& quant) {
+  constexpr std::int32_t kModeOfA = 31, kModeOfB = 32, kOfRowsAndColumns = 3;  // older headers lack their names
+  const auto set = [&](int attribute, const auto& value) {
+    return cublas().matmul_set(matmul, static_cast<cublasLtMatmulDescAttributes_t>(attribute), &value, sizeof value) ==
+           CUBLAS_STATUS_SUCCESS;
+  };
+  return set(kModeOfA, kOfRowsAndColumns) && set(kModeOfB, kOfRowsAndColumns) &&
+         set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, quant.column_scales) &&
+         set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, quant.row_scales);
+}
 
 // Sums in float; float operands without the option for the 19-bit format.
 MatmulDescription describe_matmul() {
@@ -173,11 +192,13 @@ Layout describe_matrix(DType type, std::int64_t rows, std::int64_t cols, std::in
 struct Description {
   explicit Description(const Gemm& gemm)
       : matmul(describe_matmul()),
-        weight(describe_matrix(gemm.type, gemm.k, gemm.n, gemm.weight_stride)),
-        in(describe_matrix(gemm.type, gemm.k, gemm.rows, gemm.in_stride)),
-        out(describe_matrix(gemm.out_type, gemm.n, gemm.rows, gemm.out_stride)) {}
+        weight(describe_matrix(operand_type(gemm), gemm.k, gemm.n, gemm.weight_stride)),
+        in(describe_matrix(operand_type(gemm), gemm.k, gemm.rows, gemm.in_stride)),
+        out(describe_matrix(gemm.out_type, gemm.n, gemm.rows, gemm.out_stride)),
+        known(!is_w8a8(gemm) || set_scales(matmul.get(), *gemm.quant)) {}
   MatmulDescription matmul;
   Layout weight, in, out;
+  bool known;  // false: the library is too old for such scales
 };
 
 Preference describe_preference(std::size_t workspace_bytes) {
@@ -207,6 +228,7 @@ class CublasLt final : public Blas {
   std::vector<BlasTactic> tactics(const Gemm& gemm, std::size_t workspace_bytes) override {
     if (!fits(gemm)) return {};
     const Description description(gemm);
+    if (!description.known) return {};
     const auto preference = describe_preference(workspace_bytes);
     std::array<cublasLtMatmulHeuristicResult_t, kMaxWays> results{};
     int count = 0;
@@ -230,6 +252,7 @@ class CublasLt final : public Blas {
   bool serves(const Gemm& gemm, const BlasTactic& tactic, std::size_t workspace_bytes) override {
     if (!fits(gemm)) return false;
     const Description description(gemm);
+    if (!description.known) return false;
     const auto algorithm = native(tactic);
     cublasLtMatmulHeuristicResult_t result{};
     return cublas().check(handle_, description.matmul.get(), description.weight.get(), description.in.get(),
@@ -241,6 +264,7 @@ class CublasLt final : public Blas {
            std::size_t workspace_bytes) override {
     if (!fits(gemm)) return false;
     const Description description(gemm);
+    if (!description.known) return false;
     const auto algorithm = native(tactic);
     const float one = 1, zero = 0;
     const auto status =
@@ -259,8 +283,9 @@ class CublasLt final : public Blas {
       return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0 &&
              stride * static_cast<std::int64_t>(size_of(type)) % 16 == 0;
     };
-    return aligned(gemm.in, gemm.in_stride, gemm.type) && aligned(gemm.out, gemm.out_stride, gemm.out_type) &&
-           aligned(gemm.weight, gemm.weight_stride, gemm.type);
+    const auto type = operand_type(gemm);
+    return aligned(gemm.in, gemm.in_stride, type) && aligned(gemm.out, gemm.out_stride, gemm.out_type) &&
+           aligned(gemm.weight, gemm.weight_stride, type);
   }
 
   static cublasLtMatmulAlgo_t native(const BlasTactic& tactic) {

@@ -15,6 +15,7 @@
 #include "ops/cuda/gemm/autotune_cache.h"
 #include "ops/cuda/kernels/quant_gemm.h"
 #include "ops/cuda/kernels/quant_layout.h"
+#include "ops/cuda/kernels/w8a8_gemm.h"
 
 namespace charonia::cuda {
 namespace {
@@ -53,6 +54,10 @@ std::size_t weight_bytes_of(const Gemm& gemm) {
   return static_cast<std::size_t>(round_up(static_cast<std::int64_t>(weight_bytes(gemm)), 256));
 }
 
+// Of prepared inputs: elements, or bytes where codes are multiplied in 8 bits.
+std::int64_t prepared_stride(const Gemm& gemm) { return is_w8a8(gemm) ? gemm.k : round_up(gemm.k, kQuantK); }
+bool has_scaled_inputs(const Gemm& gemm) { return is_w8a8(gemm) || has_integer_inputs(gemm.quant->format); }
+
 GemmShape shape_of(const Gemm& gemm) {
   return {gemm.type, gemm.out_type, gemm.n, gemm.k, gemm.quant ? std::optional(gemm.quant->format) : std::nullopt};
 }
@@ -60,7 +65,8 @@ GemmShape shape_of(const Gemm& gemm) {
 // A guess in microseconds, by which measurements are kept short.
 double expected_microseconds(const Gemm& gemm) {
   const auto bytes = static_cast<double>(weight_bytes(gemm));
-  const double operations = 2.0 * static_cast<double>(gemm.rows * gemm.n) * static_cast<double>(gemm.k);
+  const double operations =
+      (is_w8a8(gemm) ? 1.0 : 2.0) * static_cast<double>(gemm.rows * gemm.n) * static_cast<double>(gemm.k);
   return 2 + bytes / 3e6 + operations / (gemm.type == DType::f32 ? 4e7 : 5e8);
 }
 
@@ -101,8 +107,11 @@ struct GemmRunner::Impl {
   };
 
   Blas* blas() const { return options.reproducible ? nullptr : options.blas.get(); }
-  // Quantised weights are our own kernels'.
-  Blas* blas_for(const Gemm& gemm) const { return gemm.quant ? nullptr : blas(); }
+  // Quantised weights are our own kernels', but for FP8 that is multiplied as such.
+  Blas* blas_for(const Gemm& gemm) const {
+    const bool fp8 = is_w8a8(gemm) && gemm.quant->format.code == ops::Code::f8_e4m3 && !gemm.packed;
+    return gemm.quant && !fp8 ? nullptr : blas();
+  }
 
   // Our own tactics that the workspace allows. The last resort, a tile whose sums stay in one block, needs none of it.
   std::vector<GemmTactic> own_tactics(const Gemm& gemm) const {
@@ -130,8 +139,9 @@ struct GemmRunner::Impl {
 
   // The inputs of a quantised weight as it wants them, piece by piece where there are more than there is room for.
   void issue_prepared(Stream& stream, const Gemm& gemm) {
-    const auto stride = round_up(gemm.k, kQuantK), element = static_cast<std::int64_t>(size_of(gemm.type));
-    const auto most = std::min(kMaxPreparedRows, static_cast<std::int64_t>(prepared.bytes()) / (stride * element));
+    const auto element = static_cast<std::int64_t>(size_of(gemm.type));
+    const auto stride = prepared_stride(gemm), row_bytes = stride * (is_w8a8(gemm) ? 1 : element);
+    const auto most = std::min(kMaxPreparedRows, static_cast<std::int64_t>(prepared.bytes()) / row_bytes);
     if (most < 1) throw Error(ErrorCode::internal, cat("no room for inputs of ", gemm.k, " columns"));
     for (std::int64_t row = 0; row < gemm.rows; row += most) {
       auto piece = gemm;
@@ -139,11 +149,15 @@ struct GemmRunner::Impl {
       piece.in = static_cast<const std::byte*>(gemm.in) + row * gemm.in_stride * element;
       piece.out =
           static_cast<std::byte*>(gemm.out) + row * gemm.out_stride * static_cast<std::int64_t>(size_of(gemm.out_type));
-      prepare_quant_inputs(stream, piece, prepared.data(), stride, prepared_scales.as<float>());
+      if (is_w8a8(gemm)) {
+        quantise_inputs(stream, piece, prepared.data(), prepared_scales.as<float>());
+      } else {
+        prepare_quant_inputs(stream, piece, prepared.data(), stride, prepared_scales.as<float>());
+      }
       piece.in = prepared.data();
       piece.in_stride = stride;
       piece.quant->prepared = true;
-      if (has_integer_inputs(piece.quant->format)) piece.quant->row_scales = prepared_scales.as<float>();
+      if (has_scaled_inputs(piece)) piece.quant->row_scales = prepared_scales.as<float>();
       issue(stream, piece);
     }
   }
@@ -231,7 +245,7 @@ struct GemmRunner::Impl::Operands {
     return std::clamp<std::size_t>(3 * device.l2_bytes / one + 1, 1, kMaxTimedGemms);
   }
   static std::size_t bytes(const DeviceInfo& device, const Gemm& gemm) {
-    return copies(device, gemm) * weight_bytes_of(gemm) + matrix_bytes(gemm.type, gemm.rows, round_up(gemm.k, 8)) +
+    return copies(device, gemm) * weight_bytes_of(gemm) + matrix_bytes(gemm.type, gemm.rows, gemm.in_stride) +
            matrix_bytes(gemm.out_type, gemm.rows, round_up(gemm.n, 8));
   }
 
@@ -246,7 +260,6 @@ struct GemmRunner::Impl::Operands {
       stream.copy(at, gemm.weight, held_bytes, "weights to measure with");
     }
     out.in = at;
-    out.in_stride = round_up(gemm.k, 8);
     const auto in_bytes = matrix_bytes(gemm.type, gemm.rows, out.in_stride);
     for (std::size_t done = 0; done < in_bytes; done += held_bytes) {
       stream.copy(at + done, gemm.weight, std::min(held_bytes, in_bytes - done), "inputs to measure with");
@@ -340,7 +353,8 @@ void GemmRunner::Impl::prepare(Stream& stream, std::span<const Gemm> shapes, int
       gemm.out_stride = round_up(gemm.n, 8);
       if (gemm.quant) {
         gemm.quant->prepared = true;
-        if (has_integer_inputs(gemm.quant->format)) gemm.quant->row_scales = prepared_scales.as<float>();
+        if (has_scaled_inputs(gemm)) gemm.quant->row_scales = prepared_scales.as<float>();
+        if (is_w8a8(gemm)) gemm.in_stride = prepared_stride(gemm);
       }
       if (const auto known = memory.find(shape, kBuckets[of]); known && serves(gemm, *known)) {
         tactic = *known;

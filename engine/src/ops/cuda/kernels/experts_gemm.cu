@@ -9,7 +9,7 @@
 // of neighbouring numbers are tiles, of the same columns of weight: those of one expert run at a time and read its
 // weight from memory once.
 //
-//   stream   gemm_stream.cu with tiles of 8 rows: weights from memory into registers, a warp per part of K
+//   stream   gemm_stream_kernel.h with tiles of 8 rows: weights from memory into registers, a warp per part of K
 //   tile     gemm_tile_kernel.h with tiles of 32, 64 or 128 rows: stages of shared memory
 //   plain    float, without tensor cores, tiles of 8 rows
 // K is cut and walked through as in those, by which stream and tile give the same bits.

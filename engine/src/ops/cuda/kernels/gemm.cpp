@@ -8,6 +8,7 @@
 #include "charonia/error.h"
 #include "ops/cuda/kernels/gemm_params.h"
 #include "ops/cuda/kernels/quant_gemm.h"
+#include "ops/cuda/kernels/w8a8_gemm.h"
 
 namespace charonia::cuda {
 namespace {
@@ -27,21 +28,21 @@ std::int64_t tiles(const GemmTactic& tactic, const Gemm& gemm) {
 
 // Thread blocks that share the parts of K of a tile: there is a counter for so many tiles only.
 std::int64_t k_blocks(const GemmTactic& tactic, const Gemm& gemm) {
-  const auto parts = split_k(gemm.k).parts;
+  const auto parts = split_of(gemm).parts;
   if (tactic.k_blocks <= 1 || tiles(tactic, gemm) > kMaxSharedTiles) return 1;
   return divide_up(parts, divide_up(parts, tactic.k_blocks));
 }
 
 // Sums that meet for each tile: of parts, or of blocks.
 std::int64_t sums_of_tile(const GemmTactic& tactic, const Gemm& gemm) {
-  return tactic.sums == Sums::parts ? split_k(gemm.k).parts : k_blocks(tactic, gemm);
+  return tactic.sums == Sums::parts ? split_of(gemm).parts : k_blocks(tactic, gemm);
 }
 
 }  // namespace
 
 void add_tile_tactics(std::vector<GemmTactic>& tactics, GemmTactic tactic, const DeviceInfo& device, const Gemm& gemm,
                       SumOrder order) {
-  const auto parts = split_k(gemm.k).parts;
+  const auto parts = split_of(gemm).parts;
   const auto count = tiles(tactic, gemm);
   std::vector<GemmTactic> found;
   for (int blocks = 1; blocks <= parts; blocks *= 2) {
@@ -66,7 +67,7 @@ void add_tile_tactics(std::vector<GemmTactic>& tactics, GemmTactic tactic, const
 }
 
 void set_parts(GemmParams& p, const GemmTactic& tactic, const Gemm& gemm) {
-  const auto split = split_k(gemm.k);
+  const auto split = split_of(gemm);
   p.parts = split.parts;
   p.part_length = static_cast<int>(split.length);
   p.k_blocks = static_cast<int>(k_blocks(tactic, gemm));
@@ -89,11 +90,13 @@ void set_workspace(GemmParams& p, void* workspace) {
 bool vectors(const Gemm& gemm) { return aligned(gemm.in, gemm.in_stride, gemm.type) && gemm.k % 8 == 0; }
 
 std::size_t weight_bytes(const Gemm& gemm) {
+  if (is_w8a8(gemm)) return static_cast<std::size_t>(weight_rows(gemm) * gemm.weight_stride);
   if (gemm.quant) return quant_code_bytes(gemm.quant->format, gemm.n, gemm.k);
   return static_cast<std::size_t>(weight_rows(gemm) * gemm.weight_stride) * size_of(gemm.type);
 }
 
 std::vector<GemmTactic> gemm_tactics(const DeviceInfo& device, const Gemm& gemm, SumOrder order) {
+  if (is_w8a8(gemm)) return w8a8_tactics(device, gemm, order);
   if (gemm.quant) return quant_tactics(device, gemm, order);
   std::vector<GemmTactic> tactics;
   const auto rows = gemm.rows;
@@ -140,6 +143,7 @@ std::size_t gemm_workspace_bytes(const GemmTactic& tactic, const Gemm& gemm) {
 void gemm(Stream& stream, const DeviceInfo&, const Gemm& gemm, const GemmTactic& tactic, void* workspace) {
   constexpr std::int64_t kMax = std::numeric_limits<int>::max();
   if (gemm.rows == 0 || gemm.n == 0) return;
+  if (is_w8a8(gemm)) return w8a8_gemm(stream, gemm, tactic, workspace);
   if (gemm.quant) return quant_gemm(stream, gemm, tactic, workspace);
   if (gemm.rows > kMax / 2 || gemm.n > kMax / 2 || gemm.k < 1 || gemm.k > kMax / 2 || gemm.in_stride > kMax ||
       gemm.weight_stride > kMax || gemm.weight_stride % (gemm.packed ? kPackedK : 8) != 0 ||

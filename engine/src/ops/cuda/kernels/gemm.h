@@ -38,12 +38,13 @@ enum class Gate : std::uint8_t { none, silu, gelu_tanh };
 // What a quantised weight has beside its codes (quant_layout.h, quant_gemm.h). Device memory.
 struct QuantWeight {
   ops::QuantFormat format;
-  const void* scales = nullptr;         // of the format's scale type
-  const void* zeros = nullptr;          // null: none
-  const std::int32_t* order = nullptr;  // [k] the input feature of each column; null: in order
-  float input_scale = 0;                // of i8_tensor
-  const float* row_scales = nullptr;    // [rows]: the inputs were prepared, and are to be multiplied by it; null: not
-  bool prepared = false;                // the inputs were
+  const float* column_scales = nullptr;  // [n]: codes are multiplied in 8 bits (w8a8_gemm.h); null: what follows holds
+  const void* scales = nullptr;          // of the format's scale type
+  const void* zeros = nullptr;           // null: none
+  const std::int32_t* order = nullptr;   // [k] the input feature of each column; null: in order
+  float input_scale = 0;                 // of i8_tensor and f8_tensor
+  const float* row_scales = nullptr;     // [rows]: the inputs were prepared, and are to be multiplied by it; null: not
+  bool prepared = false;                 // the inputs were
 };
 
 // out [rows, n] = in [rows, k] * weight [n, k]^T + bias [n]. in and weight have the same type; out that type or f32.
@@ -63,9 +64,14 @@ struct Gemm {
   const float* bias = nullptr;  // null: none
   std::int64_t rows = 0, n = 0, k = 0;
   Gate gate = Gate::none;
-  // The weight is quantised: `weight` are codes, their stride in columns, a multiple of 64; type: that of in.
+  // The weight is quantised: `weight` are codes, their stride in columns, a multiple of 64; type: that of in. What is
+  // multiplied in 8 bits lies as 16-bit weights do, with two codes for an element; prepared inputs do likewise, their
+  // stride in bytes.
   std::optional<QuantWeight> quant{};
 };
+
+// Whether codes are multiplied in 8 bits.
+inline bool is_w8a8(const Gemm& gemm) { return gemm.quant && gemm.quant->column_scales != nullptr; }
 
 // Bytes of a weight in memory, the codes of one that is quantised.
 std::size_t weight_bytes(const Gemm& gemm);
@@ -91,6 +97,9 @@ CHARONIA_HD KSplit split_k(std::int64_t k) {
   const std::int64_t length = round_up(divide_up(k, wanted), kKGrain);
   return {static_cast<int>(divide_up(k, length)), length};
 }
+
+// That of a GEMM: of pairs, where its codes are multiplied in 8 bits.
+inline KSplit split_of(const Gemm& gemm) { return split_k(is_w8a8(gemm) ? gemm.k / 2 : gemm.k); }
 
 // A tactic: how our own kernels compute it.
 //   stream: weights from memory into registers, a warp per part of K; up to 16 rows.

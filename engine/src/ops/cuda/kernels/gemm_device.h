@@ -3,38 +3,60 @@
 
 #include <cstdint>
 
-#include "ops/cuda/device/portable.h"
+#include "ops/cuda/device/tensor_core.h"
 #include "ops/cuda/kernels/gemm_params.h"
 
 namespace charonia::cuda {
 
+// Of a sum of products of 8-bit numbers: the CPU's integer kernels multiply in this order, and round each time.
 template <class T>
-CHARONIA_DEVICE void store_out(const GemmParams& p, std::int64_t row, std::int64_t column, float sum) {
-  if (p.bias != nullptr) sum += p.bias[column];
-  const auto at = row * p.out_stride + column;
-  if (p.out_f32) {
-    static_cast<float*>(p.out)[at] = sum;
+CHARONIA_DEVICE float scaled(const PairParams& p, std::int64_t row, std::int64_t column, SumType<T> sum) {
+  return multiply_rounded(multiply_rounded(p.column_scales[column], static_cast<float>(sum)), p.row_scales[row]);
+}
+
+template <class T>
+CHARONIA_DEVICE void store_out(const ParamsOf<T>& p, std::int64_t row, std::int64_t column, SumType<T> of_products) {
+  if constexpr (kIsPair<T>) {
+    float sum = scaled<T>(p, row, column, of_products);
+    if (p.bias != nullptr) sum += p.bias[column];
+    const auto at = row * p.out_stride + column;
+    if (p.out_f32) {
+      static_cast<float*>(p.out)[at] = sum;
+    } else {
+      static_cast<std::uint16_t*>(p.out)[at] = p.out_f16 ? from_float<f16>(sum).bits : from_float<bf16>(sum).bits;
+    }
   } else {
-    static_cast<T*>(p.out)[at] = from_float<T>(sum);
+    float sum = of_products;
+    if (p.bias != nullptr) sum += p.bias[column];
+    const auto at = row * p.out_stride + column;
+    if (p.out_f32) {
+      static_cast<float*>(p.out)[at] = sum;
+    } else {
+      static_cast<T*>(p.out)[at] = from_float<T>(sum);
+    }
   }
 }
 
+template <class Sum>
+using Four = std::conditional_t<std::is_same_v<Sum, int>, int4, float4>;
+
 CHARONIA_DEVICE void add(float4& a, const float4& b) { a.x += b.x, a.y += b.y, a.z += b.z, a.w += b.w; }
+CHARONIA_DEVICE void add(int4& a, const int4& b) { a.x += b.x, a.y += b.y, a.z += b.z, a.w += b.w; }
 
 // A thread's sums over K: kSums running sums of a part, and those of the parts before it.
-template <int kThreads, int kSums>
+template <int kThreads, int kSums, class Sum = float>
 struct PartSums {
-  float now[kSums];
-  float before[kSums];
+  Sum now[kSums];
+  Sum before[kSums];
 
   CHARONIA_DEVICE void clear() {
     CHARONIA_UNROLL
     for (int i = 0; i < kSums; ++i) now[i] = 0;
   }
 
-  CHARONIA_DEVICE float4* place(const GemmParams& p, int tile, int part) const {
+  CHARONIA_DEVICE Four<Sum>* place(const GemmParams& p, int tile, int part) const {
     const auto block = static_cast<std::int64_t>(tile) * p.parts + part;
-    return reinterpret_cast<float4*>(p.sums) + block * (kThreads * (kSums / 4)) + threadIdx.x;
+    return reinterpret_cast<Four<Sum>*>(p.sums) + block * (kThreads * (kSums / 4)) + threadIdx.x;
   }
 
   // The part ends. `first`: of this block.
@@ -43,7 +65,7 @@ struct PartSums {
       auto* const to = place(p, tile, part);
       CHARONIA_UNROLL
       for (int i = 0; i < kSums / 4; ++i) {
-        to[i * kThreads] = float4{now[4 * i], now[4 * i + 1], now[4 * i + 2], now[4 * i + 3]};
+        to[i * kThreads] = Four<Sum>{now[4 * i], now[4 * i + 1], now[4 * i + 2], now[4 * i + 3]};
       }
     } else {
       CHARONIA_UNROLL
@@ -74,9 +96,9 @@ struct PartSums {
     constexpr int kAtOnce = kSums <= 32 ? 1 : kSums / 4;  // so many of a thread's fours; registers bound it
     CHARONIA_UNROLL
     for (int first = 0; first < kSums / 4; first += kAtOnce) {
-      float4 sum[kAtOnce];
+      Four<Sum> sum[kAtOnce];
       if constexpr (kAtOnce == 1) {
-        float4 parts[kMaxKParts];  // all under way before the first is added
+        Four<Sum> parts[kMaxKParts];  // all under way before the first is added
         CHARONIA_UNROLL
         for (int part = 0; part < kMaxKParts; ++part) {
           if (part < p.parts) parts[part] = load_l2(from + part * kStride + first * kThreads);
@@ -88,7 +110,7 @@ struct PartSums {
         }
       } else {
         for (int part = 0; part < p.parts; ++part) {
-          float4 next[kAtOnce];
+          Four<Sum> next[kAtOnce];
           CHARONIA_UNROLL
           for (int i = 0; i < kAtOnce; ++i) next[i] = load_l2(from + part * kStride + i * kThreads);
           CHARONIA_UNROLL
@@ -103,7 +125,7 @@ struct PartSums {
       }
       CHARONIA_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
-        float* const to = before + 4 * (first + i);
+        Sum* const to = before + 4 * (first + i);
         to[0] = sum[i].x, to[1] = sum[i].y, to[2] = sum[i].z, to[3] = sum[i].w;
       }
     }
@@ -111,10 +133,21 @@ struct PartSums {
   }
 };
 
+// Eight outputs of 16 bits, of which the first is aligned to 16 bytes.
+template <class T>
+CHARONIA_DEVICE void store_eight(const GemmParams& p, std::int64_t at, const float (&x)[8]) {
+  unsigned pairs[4];
+  CHARONIA_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    pairs[j] = static_cast<unsigned>(from_float<T>(x[2 * j + 1]).bits) << 16 | from_float<T>(x[2 * j]).bits;
+  }
+  *reinterpret_cast<uint4*>(static_cast<T*>(p.out) + at) = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
+}
+
 // Stores a tile of sums that every thread has left in the block's dynamic shared memory as [tile rows][pitch]; pitch a
 // multiple of 4, the columns of 8. The blocks of a cluster, each of which has left its sums, store a share each.
 template <class T, int kThreads, int kRows, int kColumns, int kPitch>
-CHARONIA_DEVICE void store_tile(const GemmParams& p, const float* sums, std::int64_t first_row,
+CHARONIA_DEVICE void store_tile(const ParamsOf<T>& p, const SumType<T>* sums, std::int64_t first_row,
                                 std::int64_t first_column) {
   constexpr int kEights = kRows * kColumns / 8;
   static_assert(kColumns % 8 == 0 && kPitch % 4 == 0 && kEights % kMaxKParts == 0);
@@ -128,12 +161,12 @@ CHARONIA_DEVICE void store_tile(const GemmParams& p, const float* sums, std::int
   for (int i = begin + static_cast<int>(threadIdx.x); i < begin + share; i += kThreads) {
     const std::int64_t row = first_row + i / (kColumns / 8), column = first_column + i % (kColumns / 8) * 8;
     if (row >= p.rows || column >= p.n) continue;
-    const float* const from = sums + i / (kColumns / 8) * kPitch + i % (kColumns / 8) * 8;
-    float sum[8];
+    const SumType<T>* const from = sums + i / (kColumns / 8) * kPitch + i % (kColumns / 8) * 8;
+    SumType<T> sum[8];
     CHARONIA_UNROLL
     for (int j = 0; j < 8; j += 4) {
-      const auto* const at = reinterpret_cast<const float4*>(from + j);
-      float4 four = *(p.cluster ? map_shared_rank(at, 0) : at);
+      const auto* const at = reinterpret_cast<const Four<SumType<T>>*>(from + j);
+      auto four = *(p.cluster ? map_shared_rank(at, 0) : at);
       for (int rank = 1; rank < blocks; ++rank) add(four, *map_shared_rank(at, rank));
       sum[j] = four.x, sum[j + 1] = four.y, sum[j + 2] = four.z, sum[j + 3] = four.w;
     }
@@ -144,22 +177,30 @@ CHARONIA_DEVICE void store_tile(const GemmParams& p, const float* sums, std::int
       }
       continue;
     }
+    float out[8];
+    CHARONIA_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      if constexpr (kIsPair<T>) {
+        out[j] = scaled<T>(p, row, column + j, sum[j]);
+      } else {
+        out[j] = sum[j];
+      }
+    }
     if (p.bias != nullptr) {
       CHARONIA_UNROLL
-      for (int j = 0; j < 8; ++j) sum[j] += p.bias[column + j];
+      for (int j = 0; j < 8; ++j) out[j] += p.bias[column + j];
     }
     const auto at = row * p.out_stride + column;
     if (p.out_f32) {
       auto* const to = reinterpret_cast<float4*>(static_cast<float*>(p.out) + at);
-      to[0] = float4{sum[0], sum[1], sum[2], sum[3]};
-      to[1] = float4{sum[4], sum[5], sum[6], sum[7]};
-    } else if constexpr (sizeof(T) == 2) {
-      unsigned pairs[4];
-      CHARONIA_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        pairs[j] = static_cast<unsigned>(from_float<T>(sum[2 * j + 1]).bits) << 16 | from_float<T>(sum[2 * j]).bits;
-      }
-      *reinterpret_cast<uint4*>(static_cast<T*>(p.out) + at) = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
+      to[0] = float4{out[0], out[1], out[2], out[3]};
+      to[1] = float4{out[4], out[5], out[6], out[7]};
+    } else if constexpr (!kIsPair<T>) {
+      if constexpr (sizeof(T) == 2) store_eight<T>(p, at, out);
+    } else if (p.out_f16) {
+      store_eight<f16>(p, at, out);
+    } else {
+      store_eight<bf16>(p, at, out);
     }
   }
   if (p.cluster) cluster_sync();  // the others have read what this block has left

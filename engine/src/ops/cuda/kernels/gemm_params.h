@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ops/cuda/device/pairs.h"
 #include "ops/cuda/emulated/host_device.h"
 #include "ops/cuda/kernels/gemm.h"
 
@@ -27,6 +28,15 @@ struct GemmParams {
   bool packed;                // the weight is
   bool out_f32, out_vectors;  // out_vectors: 16 bytes of a row's outputs may be stored at once
 };
+
+// Of GEMMs of 8-bit numbers (w8a8_gemm.h): what sums are multiplied with, and whether 16-bit outputs are f16.
+struct PairParams : GemmParams {
+  const float* column_scales;  // [n]
+  const float* row_scales;     // [rows]
+  bool out_f16;
+};
+template <class T>
+using ParamsOf = std::conditional_t<kIsPair<T>, PairParams, GemmParams>;
 
 // The block's tile. Blocks that run at a time should share what they read: of a weight tile all rows of a group, so
 // that weights are read from memory once per group, while a group's input stays in the L2 cache.

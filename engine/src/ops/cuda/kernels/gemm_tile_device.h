@@ -64,9 +64,41 @@ CHARONIA_DEVICE void multiply_stage(float (&sums)[S::kM * S::kN * 4], const unsi
   }
 }
 
+// The same of pairs of 8-bit numbers. Few operands are in registers at a time, since FP8 has a chunk's sums beside the
+// others.
+template <class S>
+CHARONIA_DEVICE void multiply_pairs(SumType<typename S::T> (&sums)[S::kM * S::kN * 4], const unsigned char* weight,
+                                    const unsigned char* in, int warp_column, int warp_row) {
+  using T = typename S::T;
+  constexpr int kN = S::kN;
+  const int g = lane_id() / 4, t = lane_id() % 4;
+  CHARONIA_UNROLL_BY(1)
+  for (int half = 0; half < 2; ++half) {
+    uint4 x[kN];
+    CHARONIA_UNROLL
+    for (int j = 0; j < kN; ++j) {
+      x[j] = *reinterpret_cast<const uint4*>(in + swizzled(warp_row + 8 * j + g, 4 * half + t));
+    }
+    CHARONIA_UNROLL
+    for (int i = 0; i < S::kM; ++i) {
+      const auto row = [&](int of) {
+        return *reinterpret_cast<const uint4*>(weight + swizzled(warp_column + 16 * i + of + g, 4 * half + t));
+      };
+      const uint4 upper = row(0), lower = row(8);
+      const std::uint32_t a0[4] = {upper.x, lower.x, upper.y, lower.y}, a1[4] = {upper.z, lower.z, upper.w, lower.w};
+      CHARONIA_UNROLL
+      for (int j = 0; j < kN; ++j) {
+        const std::uint32_t b0[2] = {x[j].x, x[j].y}, b1[2] = {x[j].z, x[j].w};
+        multiply_chunk<T>(*reinterpret_cast<SumType<T>(*)[4]>(&sums[(i * kN + j) * 4]), a0, a1, b0, b1);
+      }
+    }
+  }
+}
+
 // The sums of all parts to shared memory, [kRows][kPitch].
 template <class S>
-CHARONIA_DEVICE void leave_sums(float* out, const float (&sums)[S::kM * S::kN * 4], int warp_column, int warp_row) {
+CHARONIA_DEVICE void leave_sums(SumType<typename S::T>* out, const SumType<typename S::T> (&sums)[S::kM * S::kN * 4],
+                                int warp_column, int warp_row) {
   const int g = lane_id() / 4, t = lane_id() % 4;
   CHARONIA_UNROLL
   for (int i = 0; i < S::kM; ++i) {

@@ -1,13 +1,14 @@
 // GEMMs of more rows: tiles of weight and input go through stages of shared memory into the tensor cores.
 //
-//   out [rows, n] = in [rows, k] * weight [n, k]^T + bias, weight and in bf16 or f16, sums in float.
+//   out [rows, n] = in [rows, k] * weight [n, k]^T + bias, weight and in bf16 or f16, sums in float; or both in 8 bits
+//   (w8a8_gemm.h), of which two make an element here.
 //
 // A block computes kColumns outputs of kRows rows over one or several parts of K (split_k). A stage holds 64 elements
 // of K: [kColumns + kRows] rows of 128 bytes, eight chunks of 16 bytes each; asynchronous copies fill stages ahead of
 // the one that is computed. Lane 4g + t takes chunk t (then 4 + t) of a row g, and those 16 bytes are its operands of
-// two m16n8k16 GEMMs as they stand, in gemm_stream.cu's order of K. Eight lanes read two rows at a time; the chunks
-// of odd rows lie four places further (swizzled), so they meet all 32 banks once, and so does a copy of eight lanes,
-// which is one row.
+// two m16n8k16 GEMMs as they stand, in gemm_stream_kernel.h's order of K. Eight lanes read two rows at a time; the
+// chunks of odd rows lie four places further (swizzled), so they meet all 32 banks once, and so does a copy of eight
+// lanes, which is one row.
 //
 // The sums of a part are closed when it ends, and added to those before it in registers, or, where k_blocks blocks
 // share the parts of a tile, left in the workspace for the block that comes last. Where the order of adding is free a
@@ -82,7 +83,7 @@ CHARONIA_DEVICE void copy_elements(unsigned char* to, const T* from, int stride,
 
 template <class S>
 CHARONIA_KERNEL(S::kThreads, S::kBlocks)
-void tile_kernel(const GemmParams p) {
+void tile_kernel(const ParamsOf<typename S::T> p) {
   using T = typename S::T;
   unsigned char* const stages = dynamic_shared();
 
@@ -132,7 +133,7 @@ void tile_kernel(const GemmParams p) {
 
   const int warp_column = warp_id() % S::kColumnWarps * (S::kColumns / S::kColumnWarps);
   const int warp_row = warp_id() / S::kColumnWarps * (S::kRows / S::kRowWarps);
-  PartSums<S::kThreads, S::kM * S::kN * 4> sums;
+  PartSums<S::kThreads, S::kM * S::kN * 4, SumType<T>> sums;
   sums.clear();
   int part = first_part, part_left = chunks_of_part;
 
@@ -144,7 +145,11 @@ void tile_kernel(const GemmParams p) {
     fill(chunk + S::kStages - 1);
     const unsigned char* const weight = stages + chunk % S::kStages * S::kStageBytes;
     const unsigned char* const in = weight + S::kColumns * kRowBytes;
-    multiply_stage<S>(sums.now, weight, in, warp_column, warp_row);
+    if constexpr (kIsPair<T>) {
+      multiply_pairs<S>(sums.now, weight, in, warp_column, warp_row);
+    } else {
+      multiply_stage<S>(sums.now, weight, in, warp_column, warp_row);
+    }
     if (--part_left == 0 || chunk + 1 == chunks) {
       sums.end_part(p, tile, part, part == first_part);
       ++part;
@@ -155,13 +160,13 @@ void tile_kernel(const GemmParams p) {
   copy_wait<0>();
   __syncthreads();
   if (!sums.gather(p, tile, reinterpret_cast<int*>(stages))) return;
-  auto* const out = reinterpret_cast<float*>(stages);  // [kRows][kPitch]
+  auto* const out = reinterpret_cast<SumType<T>*>(stages);  // [kRows][kPitch]
   leave_sums<S>(out, sums.before, warp_column, warp_row);
   store_tile<T, S::kThreads, S::kRows, S::kColumns, S::kPitch>(p, out, first_row, first_column);
 }
 
 template <class S>
-bool launch_if(Stream& stream, const GemmParams& p, const GemmTactic& tactic, bool vectors) {
+bool launch_if(Stream& stream, const ParamsOf<typename S::T>& p, const GemmTactic& tactic, bool vectors) {
   if (tactic.tile_rows != S::kRows || tactic.tile_columns != S::kColumns || tactic.stages != S::kStages ||
       vectors != S::kVectors) {
     return false;

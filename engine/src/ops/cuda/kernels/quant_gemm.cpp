@@ -98,6 +98,7 @@ bool is_fast(const ops::QuantFormat& format, DType type, std::int64_t k) {
 bool needs_prepared_inputs(const Gemm& gemm) {
   const auto& quant = *gemm.quant;
   if (quant.prepared) return false;
+  if (is_w8a8(gemm)) return true;
   return quant.order != nullptr || has_integer_inputs(quant.format) ||
          (is_fast(quant.format, gemm.type, gemm.k) && !vectors(gemm));
 }

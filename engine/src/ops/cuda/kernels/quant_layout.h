@@ -2,8 +2,8 @@
 //
 // Codes: units of 16 rows by 64 columns, 512 bytes for each 4 bits of a code: [rows / 16][columns / 64][bits / 4][32
 // lanes][16 bytes]. Lane 4g + t holds, of rows g and g + 8, columns 8t .. 8t + 7 of either half of the unit: what its
-// two m16n8k16 GEMMs of each half take in gemm_stream.cu's order of K. A warp reads a unit in one or two loads of 512
-// bytes on end, and the units of a group of rows lie one behind the other. A lane's words:
+// two m16n8k16 GEMMs of each half take in gemm_stream_kernel.h's order of K. A warp reads a unit in one or two loads of
+// 512 bytes on end, and the units of a group of rows lie one behind the other. A lane's words:
 //   4 bits: {row g, row g + 8} of the first half, then of the second; columns 2i and 2i + 1 of a word's eight at bits
 //           4i and 16 + 4i
 //   8 bits: 512 bytes for each half: {row g, columns 0..3; 4..7; row g + 8 likewise}; columns 0, 1, 2, 3 of a word's

@@ -3,8 +3,8 @@
 //
 //   out [rows, n] = in [rows, k] * weight [n, k]^T + bias, in in bf16 or f16, weight as quant_layout.h has it.
 //
-// As gemm_stream.cu: a warp computes 16 * kM outputs of 8 * kN rows over one part of K (split_k), and the sums of the
-// parts meet in shared memory. A step is 64 columns.
+// As gemm_stream_kernel.h: a warp computes 16 * kM outputs of 8 * kN rows over one part of K (split_k), and the sums of
+// the parts meet in shared memory. A step is 64 columns.
 //
 // Arithmetic, which quant_tile_kernel.h shares bit for bit. Codes less their zero are exact 16-bit numbers, so the
 // tensor cores multiply what the file says with the inputs as they are. Of every kClose columns (64, or 32 where groups

@@ -1,0 +1,100 @@
+// The inputs of a GEMM of 8-bit numbers: codes, and a scale for each row.
+//
+// A block takes a row: once for its greatest element, once for its codes. Bound: a launch, and for many rows memory: an
+// element is read twice, from the cache the second time, and a byte is written for it.
+#include <algorithm>
+
+#include "ops/cuda/kernels/w8a8_gemm.h"
+#include "ops/cuda/kernels/w8a8_rows.h"
+
+namespace charonia::cuda {
+namespace {
+
+constexpr int kThreads = 256, kVector = 8;
+
+struct InputParams {
+  const void* in;  // [rows, in_stride]
+  unsigned char* codes;
+  const std::int32_t* order;  // null: as they are
+  float* scales;
+  std::int64_t in_stride;
+  int k;
+  float scale;   // 0: of each row
+  bool vectors;  // rows can be read 16 bytes at a time
+};
+
+template <class T>
+CHARONIA_DEVICE void load_eight(const InputParams& p, const T* row, int at, float (&x)[kVector]) {
+  if constexpr (sizeof(T) == 2) {
+    if (p.vectors) {
+      const uint4 words = *reinterpret_cast<const uint4*>(row + at);
+      const std::uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
+      CHARONIA_UNROLL
+      for (int i = 0; i < kVector; ++i) {
+        x[i] = to_float(T{static_cast<std::uint16_t>(pairs[i / 2] >> 16 * (i % 2))});
+      }
+      return;
+    }
+  }
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) x[i] = to_float(row[p.order != nullptr ? p.order[at + i] : at + i]);
+}
+
+template <class T, bool kFp8>
+CHARONIA_KERNEL(kThreads, 4)
+void quantise_kernel(const InputParams p) {
+  CHARONIA_SHARED(float, scratch, [kWarp]);
+  dependency_trigger();
+  dependency_wait();
+  const std::int64_t row = blockIdx.x;
+  const T* const in = static_cast<const T*>(p.in) + row * p.in_stride;
+  const int first = static_cast<int>(threadIdx.x) * kVector, step = static_cast<int>(blockDim.x) * kVector;
+  float greatest = 0, x[kVector];
+  for (int at = first; at < p.k; at += step) {
+    load_eight(p, in, at, x);
+    CHARONIA_UNROLL
+    for (int i = 0; i < kVector; ++i) greatest = fmaxf(greatest, magnitude(x[i]));
+  }
+  const float scale = scale_of_row<kFp8>(block_max(greatest, scratch), p.scale);
+  if (threadIdx.x == 0) p.scales[row] = scale;
+  for (int at = first; at < p.k; at += step) {
+    load_eight(p, in, at, x);
+    *reinterpret_cast<uint2*>(p.codes + row * p.k + at) = codes_of<kFp8>(x, scale);
+  }
+}
+
+template <class T>
+void launch_typed(Stream& stream, const InputParams& p, const Launch& shape, bool fp8) {
+  const auto* const what = "inputs of a GEMM of 8-bit numbers";
+  if constexpr (sizeof(T) == 2) {
+    if (fp8) return launch(stream, what, shape, &quantise_kernel<T, true>, p);
+  }
+  launch(stream, what, shape, &quantise_kernel<T, false>, p);
+}
+
+}  // namespace
+
+void quantise_inputs(Stream& stream, const Gemm& gemm, void* codes, float* scales) {
+  const auto& quant = *gemm.quant;
+  const InputParams p{.in = gemm.in,
+                      .codes = static_cast<unsigned char*>(codes),
+                      .order = quant.order,
+                      .scales = scales,
+                      .in_stride = gemm.in_stride,
+                      .k = static_cast<int>(gemm.k),
+                      .scale = quant.input_scale,
+                      .vectors = quant.order == nullptr && vectors(gemm)};
+  const Launch shape{
+      .grid_x = static_cast<unsigned>(gemm.rows),
+      .threads = static_cast<unsigned>(std::min<std::int64_t>(kThreads, round_up(divide_up(gemm.k, kVector), kWarp)))};
+  const bool fp8 = quant.format.code == ops::Code::f8_e4m3;
+  if (gemm.type == DType::f32) {
+    launch_typed<float>(stream, p, shape, false);
+  } else if (gemm.type == DType::bf16) {
+    launch_typed<bf16>(stream, p, shape, fp8);
+  } else {
+    launch_typed<f16>(stream, p, shape, fp8);
+  }
+}
+
+}  // namespace charonia::cuda

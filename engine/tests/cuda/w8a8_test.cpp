@@ -1,0 +1,333 @@
+// GEMMs of 8-bit numbers on the CUDA device: int8 against sums of integers and against the CPU, bit for bit; FP8
+// against double precision; all kernels against each other.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "charonia/error.h"
+#include "device_arrays.h"
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/dispatch.h"
+#include "ops/cuda/cuda_quant_weights.h"
+#include "ops/cuda/device/fp8.h"
+#include "ops/cuda/gemm/gemm_runner.h"
+#include "ops/cuda/kernels/w8a8_gemm.h"
+#include "ops/cuda/make_cuda_ops.h"
+#include "quant_support.h"
+
+namespace charonia::cuda {
+namespace {
+
+using ops::Activations;
+using ops::Code;
+using ops::Matrix;
+using ops::MemoryQuantSource;
+using ops::Random;
+
+ops::QuantFormat int8(std::int64_t k, Activations how = Activations::i8_token) {
+  return {Code::i8, k, false, DType::f32, how};
+}
+ops::QuantFormat fp8(std::int64_t k, Activations how = Activations::f8_token) {
+  return {Code::f8_e4m3, k, false, DType::bf16, how};
+}
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+TEST(W8a8Test, floats_become_the_nearest_fp8_number) {
+  Random random(150);
+  std::vector<float> all{0, -0.0F, 448, 449, 1e9F, -1e9F, 0x1p-10F, 0x1.8p-10F, 0x1.8p-9F, 1e-30F};
+  for (int code = 0; code < 256; ++code) {
+    const auto bits = static_cast<std::uint8_t>(code);
+    if ((bits & 0x7fU) == 0x7fU) continue;
+    const float number = number_of(Code::f8_e4m3, bits),
+                next = number_of(Code::f8_e4m3, (bits & 0x7fU) == 0x7eU ? bits : bits + 1);
+    EXPECT_EQ(e4m3_to_float(bits), number);
+    EXPECT_EQ(e4m3_from_float(number), bits);
+    all.push_back((number + next) / 2);  // of two as near the even one
+  }
+  std::normal_distribution<float> some(0, 30);
+  for (int i = 0; i < 1000; ++i) all.push_back(some(random));
+  for (const float x : all) EXPECT_EQ(e4m3_to_float(e4m3_from_float(x)), ops::nearest_e4m3(x)) << x;
+  EXPECT_EQ(e4m3_from_float(NAN) & 0x7f, 0x7f);
+}
+#endif
+
+// out = (scale of the column * sum of integers) * scale of the row + bias, in this order.
+Matrix integer_reference(const MemoryQuantSource& source, const Matrix& in, std::span<const float> bias, DType type) {
+  const auto n = source.rows(), k = source.cols();
+  const auto order = source.order();
+  Matrix out(type, in.rows, n);
+  std::vector<std::int64_t> codes(static_cast<std::size_t>(k));
+  for (std::int64_t r = 0; r < in.rows; ++r) {
+    float scale = source.input;
+    for (std::int64_t c = 0; c < k && source.input == 0; ++c) scale = std::max(scale, std::abs(in.at(r, c)) / 127.0F);
+    for (std::int64_t c = 0; c < k; ++c) {
+      const float x = in.at(r, order.empty() ? c : order[static_cast<std::size_t>(c)]);
+      codes[static_cast<std::size_t>(c)] =
+          scale == 0 ? 0 : static_cast<std::int64_t>(std::clamp(std::nearbyint(x / scale), -127.0F, 127.0F));
+    }
+    for (std::int64_t o = 0; o < n; ++o) {
+      std::int64_t sum = 0;
+      for (std::int64_t c = 0; c < k; ++c) {
+        sum += codes[static_cast<std::size_t>(c)] *
+               static_cast<std::int8_t>(source.codes[static_cast<std::size_t>(o * k + c)]);
+      }
+      float value = source.scales[static_cast<std::size_t>(o)] * static_cast<float>(sum);
+      value = value * scale;
+      out.set(r, o, value + (bias.empty() ? 0 : bias[static_cast<std::size_t>(o)]));
+    }
+  }
+  return out;
+}
+
+void expect_same_bits(const Matrix& found, const Matrix& expected, const std::string& what) {
+  ASSERT_EQ(found.rows, expected.rows);
+  for (std::int64_t r = 0; r < found.rows; ++r) ASSERT_TRUE(found.same_bits(r, expected, r)) << what << ", row " << r;
+}
+
+// Runs all tactics for numbers of rows; check(out, what) looks at what comes out.
+template <class Check>
+void for_all_tactics(const CudaW8a8Linear& linear, const Matrix& in, DType out_type, SumOrder order, Check check) {
+  const auto info = device_info(0);
+  Stream stream;
+  const MatrixOnDevice rows(stream, in);
+  auto gemm = linear.gemm();
+  for (const std::int64_t n : {in.rows, std::int64_t{40}, std::int64_t{11}, std::int64_t{1}}) {
+    if (n > in.rows) continue;
+    gemm.rows = n;
+    gemm.in = rows.tensor().data;
+    gemm.in_stride = rows.tensor().stride;
+    const DeviceMemory codes(static_cast<std::size_t>(n * gemm.k)), scales(static_cast<std::size_t>(n) * 4);
+    quantise_inputs(stream, gemm, codes.data(), scales.as<float>());
+    auto prepared = gemm;
+    prepared.in = codes.data();
+    prepared.in_stride = gemm.k;
+    prepared.quant->prepared = true;
+    prepared.quant->row_scales = scales.as<float>();
+    for (const auto& tactic : gemm_tactics(info, prepared, order)) {
+      const int gap = tactic.stages % 3;  // aligned or not
+      const MatrixOnDevice out(stream, Matrix(out_type, n, gemm.n, gap == 0 ? 0 : 3));
+      prepared.out = out.tensor().data;
+      prepared.out_type = out_type;
+      prepared.out_stride = out.tensor().stride;
+      DeviceMemory workspace(gemm_workspace_bytes(tactic, prepared));
+      cuda::gemm(stream, info, prepared, tactic, workspace.data());
+      check(out.host(), to_string(tactic) + ", " + std::to_string(n) + " rows");
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+Matrix first_rows(const Matrix& all, std::int64_t rows) {
+  auto out = all;
+  out.rows = rows;
+  return out;
+}
+
+TEST(W8a8Test, integers_are_multiplied_exactly_by_all_tactics) {
+  Random random(151);
+  Stream stream;
+  MatrixUpload upload(stream);
+  struct Case {
+    std::int64_t n, k, rows;
+    DType type, out;
+    Activations how;
+    bool packed, ordered;
+  };
+  using enum Activations;
+  // Parts of K of unlike length, outputs that fill no tile.
+  const Case cases[] = {{72, 1552, 130, DType::bf16, DType::bf16, i8_token, false, false},
+                        {44, 1520, 70, DType::f16, DType::f16, i8_tensor, true, true},
+                        {40, 16, 40, DType::f32, DType::f32, i8_token, false, true},
+                        {24, 560, 11, DType::bf16, DType::f32, i8_token, true, false}};
+  for (const auto& c : cases) {
+    auto source = MemoryQuantSource::random(random, c.n, c.k, int8(c.k, c.how));
+    if (c.ordered) {
+      std::vector<std::int32_t> order(static_cast<std::size_t>(c.k));
+      std::iota(order.rbegin(), order.rend(), 0);
+      source.set_order(order);
+    }
+    const ops::QuantSource* const part = &source;
+    const auto bias = Matrix::random(random, DType::f32, c.n, 1);
+    const auto host = bias.host();
+    const CudaW8a8Linear linear({&part, 1}, {&host, 1}, c.type, c.packed, upload);
+    std::vector<float> added;
+    for (std::int64_t i = 0; i < c.n; ++i) added.push_back(bias.at(i, 0));
+    const auto in = Matrix::random(random, c.type, c.rows, c.k, 1, c.ordered ? 3 : 0);
+    const auto expected = integer_reference(source, in, added, c.out);
+    for (const auto order : {SumOrder::fixed, SumOrder::any}) {
+      for_all_tactics(linear, in, c.out, order, [&](const Matrix& out, const std::string& what) {
+        expect_same_bits(out, first_rows(expected, out.rows), what);
+      });
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(W8a8Test, the_greatest_sum_of_integers_is_exact) {
+  constexpr std::int64_t kK = std::int64_t{1} << 17;
+  MemoryQuantSource source(16, kK, int8(kK));
+  std::fill(source.scales.begin(), source.scales.end(), 1.0F);
+  std::fill(source.codes.begin(), source.codes.end(), std::uint8_t{0x80});
+  const ops::QuantSource* const part = &source;
+  const auto device = ops::make_cuda_ops({});
+  const auto linear = device->make_quantised_linear({&part, 1}, {}, DType::bf16);
+  Matrix in(DType::bf16, 2, kK);
+  for (std::int64_t c = 0; c < kK; ++c) in.set(0, c, 127), in.set(1, c, -127);
+  const ops::DeviceMatrix on_device(*device, in), out(*device, DType::f32, 2, 16);
+  device->linear(out.tensor(), on_device.tensor(), *linear);
+  const auto found = out.host();
+  for (std::int64_t o = 0; o < 16; ++o) {
+    EXPECT_EQ(found.at(0, o), -128.0F * 127 * kK);
+    EXPECT_EQ(found.at(1, o), 128.0F * 127 * kK);
+  }
+  EXPECT_FALSE(is_w8a8(int8(kK + 16), DType::bf16, kK + 16, device_info(0)));
+}
+
+TEST(W8a8Test, integers_give_the_bits_of_the_cpu) {
+  Random random(152);
+  ops::cpu::CpuOps cpu(1, ops::cpu::instruction_set(""));
+  for (const bool reproducible : {false, true}) {
+    const auto cuda = ops::make_cuda_ops({.reproducible = reproducible});
+    for (const auto how : {Activations::i8_token, Activations::i8_tensor}) {
+      constexpr std::int64_t kN = 70, kK = 208, kRows = 21;
+      const auto first = MemoryQuantSource::random(random, kN, kK, int8(kK, how));
+      auto second = MemoryQuantSource::random(random, 5, kK, int8(kK, how));
+      second.input *= 2;
+      const ops::QuantSource* const parts[] = {&first, &second};
+      const auto bias = Matrix::random(random, DType::f32, kN, 1);
+      const ops::HostMatrix biases[] = {bias.host(), {}};
+      const auto in = Matrix::random(random, DType::bf16, kRows, kK);
+      const auto run = [&](ops::Ops& ops) {
+        const auto linear = ops.make_quantised_linear(parts, biases, DType::bf16);
+        Matrix own(ops.precision(DType::bf16).activation, kRows, kK);
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          for (std::int64_t c = 0; c < kK; ++c) own.set(r, c, in.at(r, c));
+        }
+        const ops::DeviceMatrix rows(ops, own), out(ops, DType::f32, kRows, kN + 5);
+        ops.linear(out.tensor(), rows.tensor(), *linear);
+        return out.host();
+      };
+      expect_same_bits(run(*cuda), run(cpu), "CUDA and CPU");
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(W8a8Test, fp8_is_its_product_in_double_precision_by_all_tactics) {
+  Random random(153);
+  Stream stream;
+  MatrixUpload upload(stream);
+  for (const bool packed : {false, true}) {
+    constexpr std::int64_t kN = 72, kK = 1040, kRows = 130;  // two parts of K, of unlike length
+    const auto how = packed ? Activations::f8_tensor : Activations::f8_token;
+    const auto type = packed ? DType::f16 : DType::bf16;
+    const auto source = MemoryQuantSource::random(random, kN, kK, fp8(kK, how));
+    const ops::QuantSource* const part = &source;
+    const CudaW8a8Linear linear({&part, 1}, {}, type, packed, upload);
+    const auto in = Matrix::random(random, type, kRows, kK);
+    std::vector<std::vector<double>> rows;
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      std::vector<float> row;
+      for (std::int64_t c = 0; c < kK; ++c) row.push_back(in.at(r, c));
+      rows.push_back(ops::quantised_activations(row, how, source.input, true));
+    }
+    std::optional<Matrix> first;
+    for_all_tactics(linear, in, DType::f32, SumOrder::fixed, [&](const Matrix& out, const std::string& what) {
+      if (first) return expect_same_bits(out, first_rows(*first, out.rows), what);
+      for (std::int64_t r = 0; r < out.rows; r += 9) {
+        for (std::int64_t o = 0; o < kN; ++o) {
+          double sum = 0, size = 0;
+          for (std::int64_t c = 0; c < kK; ++c) {
+            const double one = rows[static_cast<std::size_t>(r)][static_cast<std::size_t>(c)] * source.at(o, c);
+            sum += one, size += std::abs(one);
+          }
+          // Sums of 64 products keep 13 bits behind the greatest on a device, and all that float has here.
+          ASSERT_NEAR(out.at(r, o), sum, size * 0x1p-12) << what << ", row " << r << ", output " << o;
+        }
+      }
+      first = out;
+    });
+    if (HasFatalFailure()) return;
+    const auto few = first_rows(in, 40);
+    for_all_tactics(linear, few, DType::f32, SumOrder::any, [&](const Matrix& out, const std::string& what) {
+      for (std::int64_t r = 0; r < out.rows; ++r) {
+        for (std::int64_t o = 0; o < kN; ++o) ASSERT_NEAR(out.at(r, o), first->at(r, o), 1e-2) << what;
+      }
+    });
+  }
+}
+
+// A library that takes everything and computes nothing.
+class NotingLibrary final : public Blas {
+ public:
+  explicit NotingLibrary(int& asked) : asked_(asked) {}
+  std::string version() const override { return "library 1"; }
+  std::vector<BlasTactic> tactics(const Gemm&, std::size_t) override { return {BlasTactic{}}; }
+  bool serves(const Gemm&, const BlasTactic&, std::size_t) override { return true; }
+  bool run(Stream&, const Gemm& gemm, const BlasTactic&, void*, std::size_t) override {
+    EXPECT_TRUE(is_w8a8(gemm) && gemm.quant->prepared && gemm.quant->row_scales != nullptr);
+    ++asked_;
+    return false;
+  }
+
+ private:
+  int& asked_;
+};
+
+// What the library refuses an own kernel takes, with the same inputs.
+TEST(W8a8Test, the_library_gets_fp8_that_lies_in_rows_and_nothing_else) {
+  Random random(154);
+  Stream stream;
+  MatrixUpload upload(stream);
+  constexpr std::int64_t kN = 40, kK = 64, kRows = 50;
+  for (const bool of_fp8 : {true, false}) {
+    const auto source = MemoryQuantSource::random(random, kN, kK, of_fp8 ? fp8(kK) : int8(kK));
+    const ops::QuantSource* const part = &source;
+    const MatrixOnDevice in(stream, Matrix::random(random, DType::bf16, kRows, kK));
+    std::optional<Matrix> first;
+    for (const bool packed : {false, true}) {
+      int asked = 0;
+      GemmRunner::Options options;
+      options.blas = std::make_unique<NotingLibrary>(asked);
+      GemmRunner runner(device_info(0), std::move(options));
+      runner.reserve_inputs(kK);
+      const CudaW8a8Linear linear({&part, 1}, {}, DType::bf16, packed, upload);
+      auto gemm = linear.gemm();
+      const MatrixOnDevice out(stream, Matrix(DType::f32, kRows, kN));
+      gemm.in = in.tensor().data, gemm.in_stride = kK, gemm.rows = kRows;
+      gemm.out = out.tensor().data, gemm.out_stride = kN;
+      runner.run(stream, gemm);
+      EXPECT_EQ(asked, of_fp8 && !packed ? 1 : 0);
+      EXPECT_EQ(runner.rejected(), asked);
+      const auto found = out.host();
+      if (first) expect_same_bits(found, *first, "packed");
+      first = found;
+    }
+  }
+}
+
+TEST(W8a8Test, what_cannot_be_multiplied_in_8_bits_is_not) {
+  auto device = device_info(0);
+  const auto is = [&](const ops::QuantFormat& format, DType type = DType::bf16, std::int64_t k = 128) {
+    return is_w8a8(format, type, k, device);
+  };
+  EXPECT_TRUE(is(int8(128)));
+  EXPECT_TRUE(is(int8(128), DType::f32));
+  EXPECT_TRUE(is(fp8(128)));
+  EXPECT_FALSE(is(fp8(128), DType::f32));
+  EXPECT_FALSE(is(int8(64)));  // groups
+  EXPECT_FALSE(is(int8(100), DType::bf16, 100));
+  EXPECT_FALSE(is({Code::i8, 128, true, DType::f32, Activations::i8_token}));
+  EXPECT_FALSE(is({Code::u4, 128, false, DType::f32, Activations::i8_token}));
+  EXPECT_FALSE(is({Code::i8, 128, false, DType::f32, Activations::as_is}));
+  EXPECT_FALSE(is({Code::f8_e4m3, 128, false, DType::f32, Activations::as_is}));
+  device.fp8 = false;
+  EXPECT_FALSE(is(fp8(128)));
+  EXPECT_TRUE(is(int8(128)));
+}
+
+}  // namespace
+}  // namespace charonia::cuda

@@ -1,0 +1,72 @@
+"""Requests to the tokenizer alone. Names of fields are vLLM's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from charonia_client import TokenizeRequest
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from charonia_gateway.schemas.fields import MAX_TOOLS, OrText, TokenIds, only, refused, wrong
+from charonia_gateway.schemas.requests import Messages, messages_of
+
+_GENERATED = only(True, "messages end where an answer begins: send true, or leave it out")
+_WHOLE = only(False, "a begun answer is not continued: send false, or leave it out")
+
+
+class TokenizeBody(BaseModel):
+    """POST /tokenize"""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+    operation: ClassVar[str] = "tokenize"
+
+    model: str | None = Field(None, description="a name that /v1/models lists; there is only one")
+    prompt: str | None = Field(None, min_length=1, description="a text; exactly one of prompt and messages is sent")
+    messages: Annotated[
+        Annotated[Messages, Field(min_length=1)] | None,
+        BeforeValidator(lambda value: None if value is None else messages_of(value)),
+        OrText(),
+    ] = Field(None, description="a conversation, which the chat template writes")
+    tools: list[dict[str, Any]] | None = Field(
+        None, fail_fast=True, max_length=MAX_TOOLS, description="handed to the model's chat template"
+    )
+    add_special_tokens: bool | None = Field(
+        None,
+        description="whether the tokenizer adds its own, such as a beginning token; default: to prompt, and not to "
+        "messages, whose chat template writes them",
+    )
+    return_token_strs: bool | None = Field(None, description="`token_strs` in the answer")
+    add_generation_prompt: Annotated[bool | None, _GENERATED, WithJsonSchema({"enum": [True, None]})] = Field(
+        None, description="messages end where the model's answer begins, as in a request for an answer"
+    )
+    continue_final_message: Annotated[bool | None, _WHOLE, WithJsonSchema({"enum": [False, None]})] = Field(
+        None, description="the last message is whole"
+    )
+    chat_template: Annotated[Any, refused("the model's own is used: leave chat_template out")] = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise wrong("prompt: send exactly one of prompt and messages")
+        if self.tools is not None and self.messages is None:
+            raise wrong("tools: they are part of a chat; send messages in place of prompt")
+        return self
+
+    def engine_request(self) -> TokenizeRequest:
+        return TokenizeRequest(
+            text=self.prompt,
+            messages=None if self.messages is None else [message.to_template() for message in self.messages],
+            tools=self.tools,
+            add_special_tokens=self.add_special_tokens,
+            with_strings=bool(self.return_token_strs),
+        )
+
+
+class DetokenizeBody(BaseModel):
+    """POST /detokenize"""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+    operation: ClassVar[str] = "detokenize"
+
+    model: str | None = Field(None, description="a name that /v1/models lists; there is only one")
+    tokens: TokenIds = Field(description="token ids")
