@@ -86,9 +86,10 @@ TEST(QuantTilesTest, groups_are_summed_in_steps_of_32_and_scaled_in_the_document
     QuantFormat format;
     std::int64_t groups;
   };
-  const Trial trials[] = {{{Code::u4, 128, true, DType::f16}, 3},       {{Code::u4, 32, false, DType::bf16}, 9},
-                          {{Code::i8, 64, true, DType::f32}, 3},        {{Code::f8_e4m3, 1100, false, DType::f32}, 1},
-                          {{Code::f4_e2m1, 32, false, DType::f8_e8m0}, 5}, {{Code::u4, 44, true, DType::f16}, 4}};
+  const Trial trials[] = {
+      {{Code::u4, 128, true, DType::f16}, 3},          {{Code::u4, 32, false, DType::bf16}, 9},
+      {{Code::i8, 64, true, DType::f32}, 3},           {{Code::f8_e4m3, 1100, false, DType::f32}, 1},
+      {{Code::f4_e2m1, 32, false, DType::f8_e8m0}, 5}, {{Code::u4, 44, true, DType::f16}, 4}};
   for (const auto& [format, groups] : trials) {
     const auto source = MemoryQuantSource::random(random, 50, groups * format.group, format);
     const QuantSource* const parts[] = {&source};

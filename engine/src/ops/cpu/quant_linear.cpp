@@ -84,11 +84,8 @@ QuantLinear::QuantLinear(std::span<const QuantSource* const> parts, std::span<co
                     ": the CPU device computes with groups of an even number of columns that divides a row's"));
   }
   order_.assign(first.order().begin(), first.order().end());
-  shape_ = {.code = format.code,
-            .scale_type = format.scale_type,
-            .has_zeros = format.zeros,
-            .k = k_,
-            .group = format.group};
+  shape_ = {
+      .code = format.code, .scale_type = format.scale_type, .has_zeros = format.zeros, .k = k_, .group = format.group};
   set_bias(rows, bias);
   bytes_ = static_cast<std::size_t>(shape_.bytes() * panels());
   data_ = arena.allocate(bytes_);
