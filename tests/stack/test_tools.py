@@ -3,19 +3,24 @@ tiny_models.py, which answers `<|text0|>` with TEXTS[0], and so on."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+import subprocess
+import sys
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 import tritonclient.grpc.aio as triton
 from charonia_client import BadRequest, Client, GenerateRequest, GenerateResponse
+from charonia_client.tools import ToolResult, Tools, converse
 from openai.types.chat import ChatCompletion
-from stack import Stack, running
+from stack import HANG_S, Stack, running
 from tiny_models import write_model
 from triton_stream import collect
 
@@ -42,6 +47,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
     for name in ("get_weather", "add")
 ]
+PROGRAM = Path(sys.executable).parent / "triton_client"
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 300}
 
 
@@ -172,6 +178,54 @@ async def test_preprocessing_says_what_the_model_writes(caller: Stack) -> None:
         asked = [triton.InferRequestedOutput("answer_formats")]
         answer = await server.infer("preprocessing", [], outputs=asked)
     assert json.loads(answer.as_numpy("answer_formats")[0]) == {"tool_calls": "hermes", "reasoning": "think"}
+
+
+def get_weather(city: str, days: int) -> str:
+    """The weather of a city."""
+    assert (city, days) == ("Paris", 3)
+    return "sunny"
+
+
+def add(a: int) -> str:
+    """What makes the parrot go on."""
+    return "<|text1|>"
+
+
+TOOLBOX = Tools([get_weather, add])
+
+
+async def test_the_client_library_runs_functions_until_the_model_calls_none(client: Client) -> None:
+    history: list[dict[str, Any]] = list(says(0))
+    items = [item async for item in converse(client, GenerateRequest(messages=[], **GREEDY), TOOLBOX, history)]
+    assert [(item.name, item.text) for item in items if isinstance(item, ToolResult)] == [
+        ("get_weather", "sunny"),
+        ("add", "<|text1|>"),
+    ]
+    assert [message["role"] for message in history] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert history[1]["content"] == CONTENT and len(history[1]["tool_calls"]) == 2
+    assert history[2]["tool_call_id"] == history[1]["tool_calls"][0]["id"]
+    assert history[-1]["content"] == TEXTS[1]
+
+
+async def test_no_function_runs_for_an_answer_that_was_cut_off(client: Client) -> None:
+    whole = await client.complete(GenerateRequest(messages=says(0), stream=False, **GREEDY))
+    request = GenerateRequest(messages=[], temperature=0.0, max_tokens=whole.num_output_tokens - 1)
+    history: list[dict[str, Any]] = list(says(0))
+    items = [item async for item in converse(client, request, TOOLBOX, history)]
+    assert not any(isinstance(item, ToolResult) for item in items)
+    assert history[1:] == [{"role": "assistant", "content": CONTENT}]
+
+
+def test_the_terminal_chat_shows_reasoning_and_runs_the_functions_of_a_file(caller: Stack, tmp_path: Path) -> None:
+    file = tmp_path / "functions.py"
+    file.write_text(f"{inspect.getsource(get_weather)}\n\n{inspect.getsource(add)}\n\ndef _hidden(x: bytes): ...\n")
+    command = [PROGRAM, caller.grpc, "--tools", str(file), "--temperature", "0", "--max-tokens", "300"]
+    done = subprocess.run(command, input="<|text0|>\n", capture_output=True, text=True, timeout=HANG_S, check=True)
+    assert done.stdout.startswith(f"{REASONING}\n\n{CONTENT}\nget_weather(")
+    assert "= sunny\n" in done.stdout and f"= <|text1|>\n{TEXTS[1]}\n[" in done.stdout
+    assert "<think>" not in done.stdout and "<tool_call>" not in done.stdout
+    other = subprocess.run([PROGRAM, caller.grpc, "--tools", __file__ + "x"], capture_output=True, timeout=HANG_S)
+    assert other.returncode == 2
 
 
 # --- through the gateway

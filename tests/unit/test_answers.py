@@ -214,7 +214,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         "gemma4",
         "gemma4",
         '<|channel>thought\nHm.<channel|><|tool_call>call:search{q:<|"|>a "b"\n<|<|"|>,deep:{list:[1,-2.5e3,true,null,'
-        '<|"|>x<|"|>],none:[]},empty:{}}<tool_call|>',
+        '<|"|>x<|"|>],<|"|>none<|"|>:[]},empty:{}}<tool_call|>',
         "",
         "Hm.",
         [("search", {"q": 'a "b"\n<|', "deep": {"list": [1, -2.5e3, True, None, "x"], "none": []}, "empty": {}})],
@@ -316,6 +316,7 @@ TEMPLATES = {
     '{% if tools %}<tools>{% endif %}<tool_call>\n{"name": <function-name>': ("hermes", None),
     "<tool_call>\n</tool_call>{{ '<think>' }}</think>": ("hermes", "think"),
     "<tool_call>\n<function=example>": (None, None),
+    "<tool_call>{function-name}<arg_key>{key}</arg_key>": (None, None),
     '<|start_header_id|>{ Respond in the format {"name": ..., "parameters": ...}': ("llama3_json", None),
     "[AVAILABLE_TOOLS][TOOL_CALLS] [": ("mistral", None),
     "[TOOL_CALLS]{{ name }}[ARGS] [THINK]": ("mistral_named", "mistral"),

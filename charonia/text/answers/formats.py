@@ -174,15 +174,16 @@ _CALL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hermes", ("<tool_call>",)),
     ("llama3_json", ("<|start_header_id|>", '"parameters"')),
 )
-# Calls in XML between the marks of Hermes (Qwen 3 Coder): another format, which is not read.
-_NOT_HERMES = "<function="
+# Calls in XML between the marks of Hermes (Qwen 3 Coder, GLM 4.5): other formats, which are not read.
+_NOT_HERMES = ("<function=", "<arg_key>")
 
 
 def find_call_format(template: str) -> CallFormat | None:
     """The format that a chat template has its model write calls in; None where none is known."""
     for name, signs in _CALL_SIGNS:
         if all(sign in template for sign in signs):
-            return None if name == "hermes" and _NOT_HERMES in template else CALL_FORMATS[name]
+            other = name == "hermes" and any(sign in template for sign in _NOT_HERMES)
+            return None if other else CALL_FORMATS[name]
     return None
 
 

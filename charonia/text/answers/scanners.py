@@ -178,7 +178,7 @@ _GEMMA_VALUE = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|
 
 
 class GemmaScanner:
-    """An object as Gemma writes it: keys without quotes, strings between two `quote` and without escapes."""
+    """An object as Gemma writes it: keys with or without quotes, strings between two `quote` and without escapes."""
 
     def __init__(self, quote: str) -> None:
         self.done = False
@@ -188,6 +188,7 @@ class GemmaScanner:
         self._stack: list[str] = []
         self._expects = "value"
         self._word = ""
+        self._is_key = False
 
     def feed(self, text: str, at: int) -> tuple[int, str]:
         out: list[str] = []
@@ -202,7 +203,8 @@ class GemmaScanner:
     def _in_string(self, text: str, at: int, out: list[str]) -> int:
         if text.startswith(self._quote, at):
             out.append('"')
-            self._expects = "more"
+            self._expects = "colon" if self._is_key else "more"
+            self._is_key = False
             return at + len(self._quote)
         if self._begins_quote(text, at):
             return at
@@ -224,6 +226,13 @@ class GemmaScanner:
             return at + 1
         if self._expects in ("key", "key or }"):
             return self._in_key(text, at, out)
+        if self._expects == "colon":
+            self.broken = char != ":"
+            if self.broken:
+                return at
+            out.append(":")
+            self._expects = "value"
+            return at + 1
         if self._expects == "more":
             if char == self._stack[-1]:
                 return self._close(at, out)
@@ -249,7 +258,16 @@ class GemmaScanner:
             return at + 1
         if char == "}" and self._expects == "key or }" and not self._word:
             return self._close(at, out)
+        if text.startswith(self._quote, at) and not self._word:
+            return self._begin_string(at, out, is_key=True)
+        if self._begins_quote(text, at):
+            return at
         return self._in_word(text, at)
+
+    def _begin_string(self, at: int, out: list[str], *, is_key: bool = False) -> int:
+        out.append('"')
+        self._expects, self._is_key = "string", is_key
+        return at + len(self._quote)
 
     def _in_word(self, text: str, at: int) -> int:
         word = _GEMMA_WORD.match(text, at)
@@ -277,9 +295,7 @@ class GemmaScanner:
             out.append("" if self.broken else char)
             return at if self.broken else at + 1
         if text.startswith(self._quote, at):
-            out.append('"')
-            self._expects = "string"
-            return at + len(self._quote)
+            return self._begin_string(at, out)
         if self._begins_quote(text, at):
             return at
         return self._in_word(text, at)
