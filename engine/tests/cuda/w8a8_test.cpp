@@ -309,6 +309,90 @@ TEST(W8a8Test, the_library_gets_fp8_that_lies_in_rows_and_nothing_else) {
   }
 }
 
+// What a norm or a gate leaves as codes gives the bits that its output gives, quantised by itself.
+TEST(W8a8Test, norms_and_gates_leave_codes_with_the_bits_of_their_outputs) {
+  Random random(155);
+  const auto device = ops::make_cuda_ops({.reproducible = true});
+  struct Case {
+    std::int64_t k;
+    DType type;
+    ops::QuantFormat format;
+    bool delta;
+  };
+  using enum Activations;
+  const Case cases[] = {{64, DType::bf16, int8(64), false},
+                        {272, DType::f16, int8(272, i8_tensor), true},
+                        {8208, DType::bf16, int8(8208), true},  // two vectors of a thread
+                        {528, DType::bf16, fp8(528), true},
+                        {64, DType::f16, fp8(64, f8_tensor), false}};
+  for (const auto& c : cases) {
+    constexpr std::int64_t kN = 24, kRows = 5;
+    const auto source = MemoryQuantSource::random(random, kN, c.k, c.format);
+    const ops::QuantSource* const part = &source;
+    const auto linear = device->make_quantised_linear({&part, 1}, {}, c.type);
+    const auto weight = Matrix::random(random, DType::f32, 1, c.k);
+    const auto before = Matrix::random(random, DType::f32, kRows, c.k),
+               delta = Matrix::random(random, c.type, kRows, c.k);
+    auto gate_up = Matrix::random(random, c.type, kRows, 2 * c.k);
+    gate_up.set(3, 7, INFINITY);  // a row that is not finite is so either way
+    const Matrix untouched(c.type, kRows, c.k);
+    const ops::DeviceMatrix norm_weight(*device, weight), added(*device, delta), both(*device, gate_up);
+    const auto run = [&](bool fused, bool gate, Matrix& residual, Matrix& normed) {
+      const ops::DeviceMatrix in(*device, before), middle(*device, untouched), out(*device, DType::f32, kRows, kN);
+      if (fused) device->feeds(*linear);
+      if (gate) {
+        device->gated_activation(middle.tensor(), both.tensor(), ops::Activation::silu);
+      } else {
+        device->rms_norm(middle.tensor(), in.tensor(), c.delta ? added.tensor() : ops::Tensor{}, norm_weight.floats(),
+                         1e-5F, nullptr);
+      }
+      device->linear(out.tensor(), middle.tensor(), *linear);
+      residual = in.host();
+      normed = middle.host();
+      return out.host();
+    };
+    for (const bool gate : {false, true}) {
+      Matrix residual, normed, fused_residual, fused_normed;
+      const auto expected = run(false, gate, residual, normed), found = run(true, gate, fused_residual, fused_normed);
+      const auto what = to_string(c.format) + (gate ? ", gate" : ", norm");
+      expect_same_bits(found, expected, what);
+      expect_same_bits(fused_residual, residual, what + ", residual");
+      expect_same_bits(fused_normed, untouched, what + ", what codes stand for");
+      if (HasFatalFailure()) return;
+      EXPECT_EQ(std::isnan(found.at(3, 0)), gate);
+    }
+  }
+}
+
+// Codes are of the weight that they were left for: another one, or one without them, takes its input as it is.
+TEST(W8a8Test, codes_are_for_the_weight_that_was_named) {
+  Random random(156);
+  const auto device = ops::make_cuda_ops({.reproducible = true});
+  constexpr std::int64_t kN = 24, kK = 64, kRows = 3;
+  const auto source = MemoryQuantSource::random(random, kN, kK, int8(kK)),
+             other = MemoryQuantSource::random(random, kN, kK, {Code::i8, kK, false, DType::f32, Activations::as_is});
+  const ops::QuantSource *const part = &source, *const other_part = &other;
+  const auto linear = device->make_quantised_linear({&part, 1}, {}, DType::bf16),
+             plain = device->make_quantised_linear({&other_part, 1}, {}, DType::bf16);
+  const ops::DeviceMatrix gate_up(*device, Matrix::random(random, DType::bf16, kRows, 2 * kK)),
+      middle(*device, DType::bf16, kRows, kK), in(*device, Matrix::random(random, DType::bf16, kRows, kK));
+  const auto run = [&](const ops::Linear& weight, const ops::DeviceMatrix& rows) {
+    const ops::DeviceMatrix out(*device, DType::f32, kRows, kN);
+    device->linear(out.tensor(), rows.tensor(), weight);
+    return out.host();
+  };
+  const auto gate = [&] { device->gated_activation(middle.tensor(), gate_up.tensor(), ops::Activation::silu); };
+  const auto expected = run(*linear, in);
+  device->feeds(*linear);
+  gate();
+  expect_same_bits(run(*linear, in), expected, "another input");
+  gate();
+  const auto of_plain = run(*plain, middle);
+  device->feeds(*plain);
+  gate();
+  expect_same_bits(run(*plain, middle), of_plain, "a weight without codes");
+}
+
 TEST(W8a8Test, what_cannot_be_multiplied_in_8_bits_is_not) {
   auto device = device_info(0);
   const auto is = [&](const ops::QuantFormat& format, DType type = DType::bf16, std::int64_t k = 128) {
