@@ -26,6 +26,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut the names of options at 80 columns
 )
 app.add_typer(benchmark_app, name="benchmark")
 app.command("serve")(serve_command)

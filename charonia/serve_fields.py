@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings
+
+from charonia.setting_types import off_or_at_least
 
 
 class ServeFields(BaseSettings):
@@ -46,9 +48,8 @@ class ServeFields(BaseSettings):
         description="how often in ten minutes a Triton that died is started again; one more ends the service. 0: its "
         "end is the service's, for what supervises that",
     )
-    hang_timeout_s: float = Field(
+    hang_timeout_s: Annotated[float, off_or_at_least(5)] = Field(
         60,
-        ge=0,
         validation_alias="CHARONIA_HANG_TIMEOUT_S",
         description="seconds after which a Triton that lives and does nothing any more is killed, and is started "
         "again as one that died; 0: never",

@@ -34,6 +34,7 @@ class ServiceSetting:
     min: float | None = None
     max: float | None = None
     above: float | None = None
+    off_below: float | None = None
     choices: tuple[str, ...] = ()
     compose: tuple[str, ...] = ()
     nonempty: bool = False
@@ -60,6 +61,8 @@ class ServiceSetting:
             return " | ".join(self.choices)
         if self.type == "bool":
             return "true | false"
+        if self.off_below is not None:
+            return f"0, or >= {self.off_below}"
         if self.min is not None:
             return f"{self.min} to {self.max}" if self.max is not None else f">= {self.min}"
         return f"> {self.above}" if self.above is not None else ""
@@ -92,6 +95,8 @@ def _field(one: ServiceSetting, reader: str) -> str:
     default = one.default_of(reader)
     kind = f"Literal[{', '.join(literal(choice) for choice in one.choices)}]" if one.choices else _TYPES[one.type]
     shown = literal(default) if isinstance(default, str) else repr(default)
+    if one.off_below is not None:
+        kind = f"Annotated[{kind}, off_or_at_least({one.off_below})]"
     if one.type == "path" and default is not None:
         shown = f"Path({shown})"
     names = literal(one.name)
@@ -128,9 +133,11 @@ def fields(reader: str) -> str:
     text = "".join(_field(one, reader) for one in own)
     imports = ["from __future__ import annotations\n"]
     imports += ["from pathlib import Path" if "Path" in text else ""]
-    imports += ["from typing import Literal\n"]
+    annotated = "Annotated, " if "Annotated[" in text else ""
+    imports += [f"from typing import {annotated}Literal\n"]
     alias = "AliasChoices, " if reader == "gateway" else ""
-    imports += [f"from pydantic import {alias}Field", "from pydantic_settings import BaseSettings\n\n\n"]
+    end = "\n\n\n" if not annotated else "\n\nfrom charonia.setting_types import off_or_at_least\n\n\n"
+    imports += [f"from pydantic import {alias}Field", f"from pydantic_settings import BaseSettings{end}"]
     name = {"serve": "ServeFields", "gateway": "GatewayFields"}[reader]
     shared = [one.field(reader) for one in own if "processes" in one.of]
     tail = ""

@@ -22,6 +22,6 @@ lock() {
 options=("$@")
 mkdir -p docker/requirements
 lock gateway gateway/pyproject.toml client/pyproject.toml
-lock server pyproject.toml
+lock server pyproject.toml docker/requirements/server.in
 lock triton docker/requirements/triton.in --no-deps
 lock build scripts/requirements-build.txt

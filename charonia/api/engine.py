@@ -272,11 +272,13 @@ class Engine:
         """Runs the engine's own checks of its state; InternalError says what is broken."""
         self._open().check_integrity()
 
-    def close(self, timeout_ms: int = 0) -> None:
-        """Takes no new request, lets running ones finish for at most timeout_ms, cancels the rest, frees the model."""
+    def close(self, timeout: float = 0) -> None:
+        """Takes no new request, lets running ones finish for at most `timeout` seconds, cancels the rest, frees the
+        model."""
+        milliseconds = _milliseconds(timeout) if timeout else 0
         native, self._native = self._native, None
         if native is not None:
-            native.shutdown(timeout_ms)
+            native.shutdown(milliseconds)
             self._finalizer.detach()
 
     def __enter__(self) -> Engine:

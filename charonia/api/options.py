@@ -13,7 +13,6 @@ from charonia import _engine
 
 _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "string": str}
 _SHORT = {"tensor_para_size": "--tp"}
-_PANEL = "Inference parameters (as in config.ini)"
 
 
 def with_engine_options(*, environment: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -51,7 +50,6 @@ def _parameter(entry: _engine.ConfigField, environment: bool) -> inspect.Paramet
         *([_SHORT[entry.key]] if entry.key in _SHORT else []),
         help=f"{entry.help} ({entry.range}; default {entry.default_value})",
         envvar=f"CHARONIA_{entry.key.upper()}" if environment else None,
-        rich_help_panel=_PANEL,
         show_default=False,
     )
     optional: Any = _TYPES[entry.kind] | None

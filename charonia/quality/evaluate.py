@@ -77,6 +77,8 @@ def evaluate(
     questions: files; None: those of the package. ask: whether questions are asked. window, stride: tokens. dtype: for
     Hugging Face folders, of both models. Raises CharoniaError saying what would be right.
     """
+    if questions is not None and not ask:
+        raise InvalidRequestError(f"questions = {questions} and ask = false (--no-ask) contradict each other")
     text = text or default_text()
     content = _read_text(text)
     asked = _Asked.of(questions or default_questions()) if ask else None
@@ -123,7 +125,7 @@ def evaluate(
         quant_policy=info.quant_policy,
         device=f"{info.device} ({info.instruction_set})",
         text=TextScore(
-            name=text.name,
+            name=_named(text, content),
             sha256=_sha256(content),
             tokens=len(ids),
             window=window,
@@ -157,8 +159,10 @@ class _Asked:
             return answers_right(engine, self.questions, advance)
 
     def score(self, right: int) -> QuestionScore:
-        sha256 = _sha256(_read_text(self.file))
-        return QuestionScore(name=self.file.name, sha256=sha256, asked=len(self.questions), right=right)
+        content = _read_text(self.file)
+        return QuestionScore(
+            name=_named(self.file, content), sha256=_sha256(content), asked=len(self.questions), right=right
+        )
 
 
 def _reference_score(reference: Engine, found: Comparison, right: int | None) -> ReferenceScore:
@@ -213,6 +217,11 @@ def _read_text(file: Path) -> str:
 
 def _sha256(content: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _named(file: Path, content: str) -> str:
+    """A name that tells files of the same name apart."""
+    return f"{file.name} ({_sha256(content)[:8]})"
 
 
 def show(record: QualityRecord, console: Console) -> None:

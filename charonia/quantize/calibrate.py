@@ -16,7 +16,7 @@ from rich.table import Table
 from charonia.errors import InvalidRequestError
 from charonia.quality.evaluate import default_text
 from charonia.quantize import environment
-from charonia.quantize.command import check_source
+from charonia.quantize.command import check_calibration, check_source
 
 # Rules of thumb, no measurements: relative errors of keys and values up to which so many bits are proposed, and
 # outliers from which on activations of 8 bits want smoothing. What a model really loses, charonia evaluate measures.
@@ -99,8 +99,8 @@ def calibrate(
 
     The arguments are those of quantize(). Raises CharoniaError saying what would be right.
     """
-    if calibration is not None and not calibration.is_file():
-        raise InvalidRequestError(f"calibration = {calibration} is no file")
+    if calibration is not None:
+        check_calibration(calibration)
     if samples < 1 or max_length < 2:
         raise InvalidRequestError(f"samples = {samples} and max_length = {max_length}: at least 1 and 2 are needed")
     folder = check_source(model)
@@ -115,7 +115,7 @@ def calibrate(
             "max_length": max_length,
         }
         job.write_text(json.dumps(content), encoding="utf-8")
-        environment.run(job, say)
+        environment.run(job, output, say)
         found = json.loads(output.read_text(encoding="utf-8"))
     return Ranges(
         model=str(model),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from charonia import __version__
 from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
 from charonia.quality.evaluate import default_text
 from charonia.quantize import environment
+from charonia.quantize.driver import JobError, read_calibration
 from charonia.text.tokenizer import TOKENIZER_FILES
 from charonia.weights import workspace
 from charonia.weights.checkpoint import read_json
@@ -72,8 +74,8 @@ def quantize(
     destination = destination.expanduser().absolute()
     if destination.exists():
         raise ModelError(f"{destination} exists: choose another --dst, or remove it")
-    if calibration is not None and not calibration.is_file():
-        raise InvalidRequestError(f"calibration = {calibration} is no file")
+    if calibration is not None:
+        check_calibration(calibration)
     if samples < 1 or max_length < 2:
         raise InvalidRequestError(f"samples = {samples} and max_length = {max_length}: at least 1 and 2 are needed")
     folder = check_source(model)
@@ -103,8 +105,8 @@ def quantize(
     try:
         (partial / "job.json").write_text(json.dumps(job), encoding="utf-8")
         say(f"{folder} to {scheme} with {method}: {METHODS[method]}")
-        environment.run(partial / "job.json", say)
         made = partial / "model"
+        environment.run(partial / "job.json", made, say)
         _finish(made, folder, {**job, "command": command, "charonia_version": __version__})
         made.rename(destination)
     except KeyboardInterrupt:
@@ -118,6 +120,16 @@ def quantize(
     return destination
 
 
+def check_calibration(file: Path) -> None:
+    """InvalidRequestError where no sample can be taken of the file: to be asked before a model is loaded."""
+    if not file.is_file():
+        raise InvalidRequestError(f"calibration = {file} is no file")
+    try:
+        read_calibration(file)
+    except JobError as error:
+        raise InvalidRequestError(str(error)) from None
+
+
 def check_source(model: str | os.PathLike[str]) -> Path:
     """The Hugging Face folder of a model with 16-bit weights. Raises what is wrong with it."""
     location = workspace.locate(model)
@@ -127,8 +139,11 @@ def check_source(model: str | os.PathLike[str]) -> Path:
         )
     config = read_json(location.path / "config.json")
     # read_source finds what files beside config.json say, too, and whether the engine will know what comes of it.
-    if "quantization_config" in config or read_source(location.path).spec.quantization is not None:
+    spec = None if "quantization_config" in config else read_source(location.path).spec
+    if spec is None or spec.quantization is not None:
         raise UnsupportedError(f"{location.path} is quantised already: name the model with 16-bit weights")
+    if not any(name.startswith("layers.") for name in spec.tensors):
+        raise UnsupportedError(f"{location.path} has no layers: there is nothing to quantise or to calibrate")
     return location.path
 
 
@@ -164,17 +179,20 @@ def _check_group(folder: Path, scheme: str, group: int) -> None:
     """Every layer's inputs must be whole groups; llm-compressor would say so after it has loaded the model."""
     if not group:
         return
+    widths: dict[str, int] = {}  # input features, by the name of the tensor
     for name, parts in read_source(folder).spec.tensors.items():
         shape = parts[0].shape
-        if len(shape) != 2 or not name.startswith("layers.") or ".feed_forward.gate" in name:
-            continue
-        if shape[1] % group:
-            fitting = [size for size in (128, 64, 32, 16) if shape[1] % size == 0]
-            remedy = f"--group-size {fitting[0]}" if fitting else "--group-size 0"
-            raise InvalidRequestError(
-                f"{parts[0].name} has {shape[1]} input features, which is no multiple of group_size = {group}: use "
-                f"{remedy} ({scheme})"
-            )
+        if len(shape) == 2 and name.startswith("layers.") and ".feed_forward.gate" not in name:
+            widths[parts[0].name] = shape[1]
+    wrong = next((name for name, width in widths.items() if width % group), None)
+    if wrong is None:
+        return
+    common = math.gcd(*widths.values())
+    fitting = next((size for size in (128, 64, 32, 16) if common % size == 0), 0)
+    raise InvalidRequestError(
+        f"{wrong} has {widths[wrong]} input features, which is no multiple of group_size = {group}: use "
+        f"--group-size {fitting} ({scheme}), which fits all layers"
+    )
 
 
 def _finish(made: Path, source: Path, record: dict[str, Any]) -> None:

@@ -3,11 +3,13 @@ packages: it imports nothing of charonia.
 
     python driver.py JOB.json
 
-The job is what command.py and calibrate.py write. Progress goes to stderr.
+The job is what command.py and calibrate.py write. What it has to say goes to stderr, in lines that begin with SAID or
+FAILED; its packages write there too.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -16,6 +18,17 @@ from typing import Any
 # Modules that stay in 16 bits: the output layer, and the routers of experts, which are small and decide much.
 IGNORED = ["lm_head", "re:.*block_sparse_moe[.]gate$", "re:.*mlp[.]gate$", "re:.*router$"]
 SMOOTHING = 0.8  # SmoothQuant's strength for models with gated feed-forward, as in llm-compressor's examples
+
+SAID, FAILED = "charonia: ", "charonia failed: "
+# Packages that each task needs.
+NEEDED = {
+    "quantize": ("torch", "transformers", "datasets", "compressed_tensors", "llmcompressor"),
+    "calibrate": ("torch", "transformers"),
+}
+
+
+class JobError(Exception):
+    """What the user can do something about."""
 
 
 def scheme_of(job: dict[str, Any]) -> dict[str, Any]:
@@ -39,7 +52,7 @@ def scheme_of(job: dict[str, Any]) -> dict[str, Any]:
             weights = {**floating, "strategy": "channel"}
             activations = {"type": "float", "num_bits": 8, **by_token}
         case other:
-            raise SystemExit(f"scheme {other} is not known")
+            raise JobError(f"scheme {other} is not known")
     return {"targets": ["Linear"], "weights": weights, "input_activations": activations}
 
 
@@ -61,32 +74,45 @@ def recipe_of(job: dict[str, Any]) -> list[Any]:
         case "smoothquant":
             return [SmoothQuantModifier(smoothing_strength=SMOOTHING), GPTQModifier(**how)]
         case other:
-            raise SystemExit(f"method {other} is not known")
+            raise JobError(f"method {other} is not known")
+
+
+def read_calibration(file: Path) -> str | list[dict[str, Any]]:
+    """A plain text, or of a file in JSON lines the objects, each with a text or a list of messages. It is not empty."""
+    try:
+        content = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"the calibration text cannot be read from {file}: {error}") from None
+    if file.suffix not in (".jsonl", ".json"):
+        if not content.strip():
+            raise JobError(f"{file} has no text to calibrate with")
+        return content
+    # splitlines() would cut within texts, at U+2028 and others.
+    lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
+    entries = [entry_of(line, f"{file}, line {number}") for number, line in lines]
+    if not any(entry.get("messages") or entry.get("text", "").strip() for entry in entries):
+        raise JobError(f"{file} has no text to calibrate with")
+    return entries
 
 
 def samples_of(job: dict[str, Any], tokenizer: Any) -> list[list[int]]:
-    """Token ids [samples][at most max_length] of the calibration file: a JSON object a line with `text` or `messages`,
-    or a plain text, which is cut."""
+    """Token ids [samples][2 to max_length] of the calibration file; a plain text is cut."""
     file, length = Path(job["calibration"]), job["max_length"]
-    content = file.read_text(encoding="utf-8")
+    content = read_calibration(file)
     rows: list[list[int]] = []
-    if file.suffix in (".jsonl", ".json"):
-        # splitlines() would cut within texts, at U+2028 and others.
-        for number, line in enumerate(content.split("\n"), 1):
-            if not line.strip():
-                continue
-            entry = entry_of(line, f"{file}, line {number}")
+    if isinstance(content, str):
+        ids = tokenizer(content, verbose=False)["input_ids"]
+        rows = [ids[at : at + length] for at in range(0, len(ids), length)]
+    else:
+        for entry in content:
             if isinstance(entry.get("messages"), list):
                 text = tokenizer.apply_chat_template(entry["messages"], tokenize=False)
                 rows.append(tokenizer(text, add_special_tokens=False)["input_ids"][:length])
             else:
                 rows.append(tokenizer(entry["text"])["input_ids"][:length])
-    else:
-        ids = tokenizer(content, verbose=False)["input_ids"]
-        rows = [ids[at : at + length] for at in range(0, len(ids), length)]
     rows = [row for row in rows if len(row) > 1][: job["samples"]]
     if not rows:
-        raise SystemExit(f"{file} has no text to calibrate with")
+        raise JobError(f"{file} has no sample of two tokens or more to calibrate with")
     return rows
 
 
@@ -95,11 +121,11 @@ def entry_of(line: str, place: str) -> dict[str, Any]:
     try:
         entry = json.loads(line)
     except ValueError as error:
-        raise SystemExit(f"{place} is no JSON object: {error}") from None
+        raise JobError(f"{place} is no JSON object: {error}") from None
     if not isinstance(entry, dict) or not (
         isinstance(entry.get("messages"), list) or isinstance(entry.get("text"), str)
     ):
-        raise SystemExit(f"{place} must be a JSON object with a text, or a list of messages")
+        raise JobError(f"{place} must be a JSON object with a text, or a list of messages")
     return entry
 
 
@@ -150,6 +176,8 @@ def calibrate(job: dict[str, Any]) -> None:
         if isinstance(module, torch.nn.Linear) and not name.endswith("lm_head"):
             inputs[name] = Inputs()
             module.register_forward_pre_hook(inputs[name].see)
+    if not inputs:
+        raise JobError(f"{job['model']} has no linear layer: there is nothing to calibrate")
     caches: list[dict[str, Held]] = []
     for number, row in enumerate(rows, 1):
         with torch.inference_mode():
@@ -232,13 +260,29 @@ def leave_memory_unpinned() -> None:
         IntermediatesCache.pin_memory = lambda *_: None
 
 
-def say(text: str) -> None:
-    print(f"charonia: {text}", file=sys.stderr, flush=True)
+def say(text: str, kind: str = SAID) -> None:
+    """A line of its own, also within a progress bar's."""
+    print(f"\n{kind}{text}", file=sys.stderr, flush=True)
+
+
+def check_packages(task: str) -> None:
+    missing = [name for name in NEEDED[task] if importlib.util.find_spec(name) is None]
+    if missing:
+        requirements = Path(__file__).resolve().parent / "requirements.txt"
+        raise JobError(
+            f"{sys.executable} has no {', '.join(missing)}: install the packages of {requirements} and PyTorch there. "
+            "Without CHARONIA_QUANTIZE_PYTHON an environment that has them is made"
+        )
 
 
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    {"quantize": quantize, "calibrate": calibrate}[job["task"]](job)
+    try:
+        check_packages(job["task"])
+        {"quantize": quantize, "calibrate": calibrate}[job["task"]](job)
+    except JobError as error:
+        say(str(error), FAILED)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,22 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from charonia.errors import CharoniaError
+from charonia.quantize.driver import FAILED, SAID
 from charonia.settings import read_settings
 
+DRIVER = Path(__file__).resolve().parent / "driver.py"
 REQUIREMENTS = Path(__file__).resolve().parent / "requirements.txt"
 TORCH = "torch==2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -22,6 +28,10 @@ PYTHON_VARIABLE = "CHARONIA_QUANTIZE_PYTHON"
 # What it takes on the disk while pip works: 1.5 GB in the end with PyTorch for the CPU, and about 7 GB with CUDA's.
 _CPU_BYTES, _CUDA_BYTES = 4 << 30, 12 << 30
 _DONE = "complete"
+_PREFIX, _DIGITS = "quantize-", 12  # of the folder's name
+_UNUSED_S = 7 * 24 * 3600.0
+_STEP = re.compile(r"\((\d+)/(\d+)\): (\w+)")  # of llm-compressor's progress bars
+_MAX_SHOWN = 300  # characters of what another program has said
 _STDERR = 2  # the descriptor: stdout is for what a command has to say
 
 
@@ -29,43 +39,77 @@ class QuantizeError(CharoniaError):
     """The environment could not be made, or llm-compressor failed in it."""
 
 
-def python(say: Callable[[str], None]) -> Path:
-    """The environment's interpreter. It is made where there is none: some minutes, and a download of 200 MB or more.
+@contextmanager
+def interpreter(say: Callable[[str], None]) -> Iterator[Path]:
+    """The environment's Python, which stays as long as it is held. It is made where there is none: some minutes, and a
+    download of 200 MB or more. Environments of other versions go when nobody has used them for a week.
 
     With CHARONIA_QUANTIZE_PYTHON set, that one is taken as it is. say: is told what is being done. Raises
     QuantizeError.
     """
     if given := os.environ.get(PYTHON_VARIABLE):
-        if not os.access(given, os.X_OK):
+        if not os.access(given, os.X_OK) or not Path(given).is_file():
             raise QuantizeError(f"{PYTHON_VARIABLE} = {given} is no program that can be run")
-        return Path(given)
+        yield Path(given)
+        return
     cuda = shutil.which("nvidia-smi") is not None
     folder = _folder(cuda)
-    interpreter = folder / "bin" / "python"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder.parent / f"{folder.name}.lock", say):
-        if not (folder / _DONE).is_file():
-            require_space(folder.parent, _CUDA_BYTES if cuda else _CPU_BYTES, "llm-compressor's environment")
-            _install(folder, cuda, say)
-    return interpreter
+    with _lock_file(folder).open("w") as lock:
+        os.utime(lock.fileno())  # the time of its last use
+        _lock(lock, fcntl.LOCK_SH, folder, say)
+        if not _is_whole(folder):
+            _lock(lock, fcntl.LOCK_EX, folder, say)
+            if not _is_whole(folder):  # another process may have made it in the meantime
+                require_space(folder.parent, _CUDA_BYTES if cuda else _CPU_BYTES, "llm-compressor's environment")
+                _install(folder, cuda, say)
+            _lock(lock, fcntl.LOCK_SH, folder, say)
+        _remove_outdated(folder, say)
+        yield folder / "bin" / "python"
+
+
+def _is_whole(folder: Path) -> bool:
+    return (folder / _DONE).is_file()
 
 
 def _folder(cuda: bool) -> Path:
     """Another one for other packages or another Python."""
     text = f"{sys.version_info[:2]} {TORCH} {cuda}\n{REQUIREMENTS.read_text(encoding='utf-8')}"
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return read_settings().run_dir.expanduser() / f"quantize-{digest}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+    return _run_dir() / f"{_PREFIX}{digest}"
 
 
-@contextmanager
-def _lock(file: Path, say: Callable[[str], None]) -> Iterator[None]:
-    with file.open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"another charonia quantize works on {file.with_suffix('')}: waiting for it")
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
+def _run_dir() -> Path:
+    return read_settings().run_dir.expanduser()
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.parent / f"{folder.name}.lock"
+
+
+def _lock(stream: IO[str], how: int, folder: Path, say: Callable[[str], None]) -> None:
+    """how: LOCK_SH of those who use the environment, LOCK_EX of the one who makes or removes it."""
+    try:
+        fcntl.flock(stream, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say(f"another charonia quantize works on {folder}: waiting for it")
+        fcntl.flock(stream, how)
+
+
+def _remove_outdated(kept: Path, say: Callable[[str], None]) -> None:
+    """The week is for two installations of Charonia that take turns."""
+    for folder in kept.parent.glob(f"{_PREFIX}{'[0-9a-f]' * _DIGITS}"):
+        if folder == kept or not (folder / "pyvenv.cfg").is_file():
+            continue
+        with _lock_file(folder).open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            if time.time() - os.fstat(lock.fileno()).st_mtime < _UNUSED_S:
+                continue
+            say(f"removing {folder}: llm-compressor's environment for another version of Charonia or Python")
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _install(folder: Path, cuda: bool, say: Callable[[str], None]) -> None:
@@ -106,15 +150,55 @@ def require_space(folder: Path, needed: int, what: str) -> None:
         )
 
 
-def run(job: Path, say: Callable[[str], None]) -> None:
-    """Runs driver.py with the job; its progress goes to stderr. Raises QuantizeError when it fails."""
-    interpreter = python(say)
-    environment = _variables() | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONNOUSERSITE": "1"}
-    driver = Path(__file__).resolve().parent / "driver.py"
-    done = subprocess.run([str(interpreter), str(driver), str(job)], stdout=_STDERR, env=environment, check=False)
-    if done.returncode < 0:
-        raise QuantizeError(
-            f"llm-compressor was killed by signal {-done.returncode}; with 9 the machine had too little memory"
-        )
-    if done.returncode != 0:
-        raise QuantizeError(f"llm-compressor failed with exit code {done.returncode}: its last lines above say why")
+def run(job: Path, output: Path, say: Callable[[str], None]) -> None:
+    """Runs driver.py with the job, and says what it says. What else it and its packages write goes to a file, which is
+    kept where it fails. output: what it has to write. Raises QuantizeError."""
+    variables = _variables() | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONNOUSERSITE": "1"}
+    with interpreter(say) as program:
+        _run_dir().mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix="quantize-", suffix=".log", dir=_run_dir())
+        log = Path(name)
+        with os.fdopen(descriptor, "wb") as stream:
+            code, error = _follow([str(program), str(DRIVER), str(job)], variables, stream, say)
+    if code == 0 and output.exists():
+        log.unlink()
+        return
+    if not error:
+        error = f"llm-compressor failed with exit code {code}" if code else f"{program} has written nothing"
+        if code < 0:
+            error = f"llm-compressor was killed by signal {-code}; with 9 the machine had too little memory"
+        last = _last_line(log)
+        error += f": {last}" if last else ""
+    raise QuantizeError(f"{error} (all of its output: {log})")
+
+
+def _follow(
+    command: list[str], variables: dict[str, str], log: IO[bytes], say: Callable[[str], None]
+) -> tuple[int, str]:
+    """Exit code, and the error that driver.py has said. A line ends also where a progress bar begins anew."""
+    error, done, rest = "", "", b""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=variables) as child:
+        assert child.stdout is not None
+        try:
+            while piece := os.read(child.stdout.fileno(), 1 << 16):
+                log.write(piece)
+                *lines, rest = re.split(rb"[\r\n]", rest + piece)
+                for line in (line.decode(errors="replace") for line in lines):
+                    if line.startswith(SAID):
+                        say(line.removeprefix(SAID))
+                    elif line.startswith(FAILED):
+                        error = line.removeprefix(FAILED)
+                    elif (step := _STEP.match(line)) and step[0] != done:
+                        done = step[0]
+                        say(f"{step[3].lower()} part {step[1]} of {step[2]}")
+        except BaseException:
+            child.kill()
+            raise
+    return child.returncode, error
+
+
+def _last_line(log: Path) -> str:
+    """Of what others than driver.py have said."""
+    lines = re.split(r"[\r\n]", log.read_text(encoding="utf-8", errors="replace"))
+    said = (line.strip() for line in reversed(lines) if line.strip() and not line.startswith(SAID))
+    return next(said, "")[:_MAX_SHOWN]

@@ -4,8 +4,8 @@ Three things are looked at:
 
 - Its HTTP port answers. That of a process that is stopped, or whose threads all wait for each other, does not.
 - Its gRPC port takes streams. One thread serves all of them. It can wait for ever for a thread that waits for it (where
-  a client cancels while a response is sent), and everything else goes on answering. Without the package grpcio, as in
-  the container image, this is not looked at.
+  a client cancels while a response is sent), and everything else goes on answering. Without the package grpcio this is
+  not looked at; the container image has it.
 - Its Python models end what waits for them. Where requests wait, none ends and the engine has nothing to do, calls of
   the ensemble are stuck.
 

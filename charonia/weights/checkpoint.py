@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -14,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from charonia.errors import ModelError
+from charonia.errors import ModelError, UnsupportedError
 
 Array = npt.NDArray[Any]
 
@@ -34,6 +35,8 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "I64": np.dtype(np.int64),
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# AutoGPTQ's old names of weight files, of which a large model has several.
+_GPTQ_FILE = re.compile(r"(gptq_model-.+?)(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index\.json)?")
 # config.ini's weight_type to safetensors' name.
 WEIGHT_TYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 
@@ -211,18 +214,50 @@ def _file_names(index: Path, weight_map: dict[str, Any]) -> set[str]:
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Opens the weights of a Hugging Face folder: safetensors where there are any, else .bin files."""
-    for stem, suffix, reader in (
-        ("model", "safetensors", SafetensorsCheckpoint),
-        ("pytorch_model", "bin", TorchCheckpoint),
-    ):
+    stems = [("model", "safetensors"), ("pytorch_model", "bin")]
+    if (old := gptq_stem(folder, {file.name for file in folder.iterdir()})) is not None:
+        stems.insert(1, (old, "safetensors"))
+    for stem, suffix in stems:
+        reader = SafetensorsCheckpoint if suffix == "safetensors" else TorchCheckpoint
         index, single = folder / f"{stem}.{suffix}.index.json", folder / f"{stem}.{suffix}"
         if index.is_file():
             weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict) or not weight_map:
                 raise ModelError(f"{index} has no weight_map: download it again")
             return reader(folder / name for name in sorted(_file_names(index, weight_map)))
-        if single.is_file():
+        if _is_file(single):
             return reader([single])
+    for pattern in ("gptq_model*.bin", "gptq_model*.pt"):
+        for file in sorted(folder.glob(pattern)):
+            raise UnsupportedError(
+                f"{file}: quantised weights in .{pattern.rpartition('.')[2]} files are not supported: take a copy with "
+                "safetensors files"
+            )
     raise ModelError(
         f"{folder} has no weights: expected model.safetensors, model.safetensors.index.json or pytorch_model.bin"
     )
+
+
+def gptq_stem(folder: Path, names: Collection[str]) -> str | None:
+    """What the weights are called that AutoGPTQ wrote before it took the usual name, as gptq_model-4bit-128g.
+
+    folder: where quantize_config.json is. names: of the model's files. Raises ModelError where they are of several.
+    """
+    config = folder / "quantize_config.json"
+    if not config.is_file():
+        return None
+    named = read_json(config).get("model_file_base_name")
+    if isinstance(named, str) and not {f"{named}.safetensors", f"{named}.safetensors.index.json"}.isdisjoint(names):
+        return named
+    stems = sorted({match[1] for match in map(_GPTQ_FILE.fullmatch, names) if match})
+    if len(stems) > 1:
+        raise ModelError(
+            f"{folder} has the weights of several quantisations, {', '.join(stems)}: leave the one that "
+            "quantize_config.json is of"
+        )
+    return stems[0] if stems else None
+
+
+def gptq_shards(stem: str, names: Iterable[str]) -> list[str]:
+    """The files of a name that gptq_stem() has found."""
+    return [name for name in names if re.fullmatch(rf"{re.escape(stem)}(-\d{{5}}-of-\d{{5}})?\.safetensors", name)]

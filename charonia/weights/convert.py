@@ -245,8 +245,10 @@ def _write_tensors(
         how, cuts = cut_parts(source.checkpoint, parts)
         places = []
         for part, mine, names in zip(parts, cuts, names_in_copy(name, cuts), strict=True):
+            assert part.quantised is not None
+            stored = {"codes": part.name, **part.quantised.beside}
             for kind, cut in mine.items():
-                writers[names[kind]] = partial(copied, cut, part.name)
+                writers[names[kind]] = partial(copied, cut, stored[kind])
                 types[names[kind]], shapes[names[kind]] = cut.dtype, cut.shape
             beside = {kind: _place(file.name, names[kind], mine[kind].dtype) for kind in mine if kind != "codes"}
             places.append({"file": file.name, "name": names["codes"], **beside})

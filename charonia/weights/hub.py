@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from charonia.errors import ModelError
-from charonia.weights.checkpoint import TensorInfo, open_checkpoint
+from charonia.weights.checkpoint import TensorInfo, gptq_shards, gptq_stem, open_checkpoint
 
 _CONFIG = ["config.json", "generation_config.json", "quantize_config.json", "quant_config.json"]
 _FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
@@ -93,12 +94,25 @@ def read_headers(model: str, folder: Path) -> dict[str, TensorInfo] | None:
         try:
             files = api.get_safetensors_metadata(repository, revision=folder.name).files_metadata
         except NotASafetensorsRepoError:
-            if any(Path(name).match(_BIN) for name in api.list_repo_files(repository, revision=folder.name)):
+            names = api.list_repo_files(repository, revision=folder.name)
+            if any(Path(name).match(_BIN) for name in names):
                 return None
+            old = gptq_stem(folder, names)
+            files = {
+                name: api.parse_safetensors_file_metadata(repository, name, revision=folder.name)
+                for name in (gptq_shards(old, names) if old else ())
+            }
+            if files:
+                return _tensors_of(folder, files)
             raise ModelError(
                 f"{model} has no weights on the hub: expected model.safetensors, model.safetensors.index.json or "
                 "pytorch_model.bin"
             ) from None
+    return _tensors_of(folder, files)
+
+
+def _tensors_of(folder: Path, files: Mapping[str, Any]) -> dict[str, TensorInfo]:
+    """files: huggingface_hub's headers, by the name of the file."""
     return {
         name: TensorInfo(name, folder / file, tensor.dtype, tuple(tensor.shape))
         for file, header in files.items()

@@ -28,7 +28,7 @@ class _Part(BaseModel):
 
 
 class TextScore(_Part):
-    """Perplexity over a text by a sliding window. name: of the file."""
+    """Perplexity over a text by a sliding window. name: of the file, with the first digits of its sha256."""
 
     name: str
     sha256: str
@@ -52,7 +52,7 @@ class ReferenceScore(_Part):
 
 
 class QuestionScore(_Part):
-    """Questions answered right. name: of the file."""
+    """Questions answered right. name: as of TextScore."""
 
     name: str
     sha256: str

@@ -41,20 +41,28 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
     that decide how others are understood are checked too."""
     config = spec.quantization
     if config is None:
+        codes = next((name for name in tensors if name.endswith(tuple(f".{kind}" for kind in CODES))), None)
+        if codes is not None:
+            raise ModelError(
+                f"{folder}: tensor {codes} is quantised, and nothing says how: config.json has no quantization_config, "
+                "and no quantize_config.json or quant_config.json is beside it. Download the model's files again, all "
+                "of them"
+            )
         return Found(spec)
     finder = _Finder(folder, config, tensors, read)
     made = {name: tuple(finder.part(part) for part in parts) for name, parts in spec.tensors.items()}
     if finder.missing:
         raise ModelError(
             f"{folder}: {len(finder.missing)} tensors are missing: {some(finder.missing)}: download the model again, "
-            f"or correct config.json, by which {config.method} weights have them"
+            f"or correct {config.file}, by which {config.method} weights have them{finder.why_missing}"
         )
     for parts in made.values():
         _check_alike(folder, parts)
     if not finder.known:
         raise ModelError(
-            f"{folder}: config.json says that the model is quantised ({config.method}), and no tensor is: download its "
-            "weights again, or remove quantization_config, or the quantize_config.json or quant_config.json beside it"
+            f"{folder}: {config.file} says that the model is quantised ({config.method}), and no tensor is: download "
+            "its weights again, or remove quantization_config, or the quantize_config.json or quant_config.json beside "
+            "it"
         )
     _check_places(folder, spec, made)
     _check_together(folder, made)
@@ -76,11 +84,13 @@ class _Finder:
     ) -> None:
         self._folder = folder
         self._config = config
+        self._file = config.file
         self._tensors = tensors
         self._read = read
         self._done: dict[str, TensorPart] = {}  # by the name of the weight: fused modules are asked for several times
         self._modules: list[str] = []
         self.missing: dict[str, None] = {}
+        self.why_missing = ""
         self.known: set[str] = set()
 
     def part(self, part: TensorPart) -> TensorPart:
@@ -107,12 +117,12 @@ class _Finder:
             return part
         if scheme is None:
             raise ModelError(
-                f"{self._folder}: tensor {codes} is quantised, and config.json says that {module} is not: download the "
-                "model's files again, all of one version"
+                f"{self._folder}: tensor {codes} is quantised, and {self._file} says that {module} is not: download "
+                "the model's files again, all of one version"
             )
         if f"{module}.{scheme.codes}" != codes:
             raise ModelError(
-                f"{self._folder}: tensor {codes} is not what config.json says of {module} ({self._config.method}, "
+                f"{self._folder}: tensor {codes} is not what {self._file} says of {module} ({self._config.method}, "
                 f"{module}.{scheme.codes})"
             )
         return self._quantised(part, module, scheme)
@@ -129,6 +139,8 @@ class _Finder:
         codes = f"{module}.{scheme.codes}"
         scales = named(scheme.scales)
         zeros = named((scheme.zeros,)) if scheme.how.zeros else ""
+        if zeros in self.missing:
+            self.why_missing = f" ({'sym' if self._config.method == 'gptq' else 'symmetric'} is false there)"
         order = f"{module}.{scheme.order}" if scheme.order else ""
         if scheme.order_expected:
             named((scheme.order,))
@@ -141,14 +153,16 @@ class _Finder:
         rows, cols = part.shape
         how = scheme.how
         self._check_divides(how, codes, rows, cols)
-        self._check(codes, [_code_shape(how, rows, cols)], _CODE_TYPES.get(how.layout, ("I32",)), part)
+        types = _CODE_TYPES.get(how.layout, ("I32",))
+        self._check(codes, [_code_shape(how, rows, cols)], types, part, self._bits_hint(how, codes, part))
         if how.layout == "rows" and self._tensors[codes].dtype != how.dtype:
             raise ModelError(
-                f"{self._folder}: tensor {codes} is of type {self._tensors[codes].dtype} where config.json says "
+                f"{self._folder}: tensor {codes} is of type {self._tensors[codes].dtype} where {self._file} says "
                 f"{how.dtype}"
             )
         types = ("U8",) if how.layout == "mxfp4" else tuple(DTYPES)
-        self._check(scales, _scale_shapes(how, scheme.scale_shapes, rows, cols), types, part)
+        hint = self._group_hint(how, scales, part)
+        self._check(scales, _scale_shapes(how, scheme.scale_shapes, rows, cols), types, part, hint)
         if zeros:
             self._check(zeros, [_zero_shape(how, rows, cols)], ("I32",), part)
         if input_scale:
@@ -173,7 +187,10 @@ class _Finder:
                     "divide: this is not supported"
                 )
 
-    def _check(self, name: str, shapes: list[tuple[int, ...]], types: tuple[str, ...], part: TensorPart) -> None:
+    def _check(
+        self, name: str, shapes: list[tuple[int, ...]], types: tuple[str, ...], part: TensorPart, hint: str = ""
+    ) -> None:
+        """hint: what else could be wrong, where the shape is."""
         info = self._tensors[name]
         if info.dtype not in types:
             raise UnsupportedError(
@@ -182,9 +199,27 @@ class _Finder:
         if info.shape not in shapes:
             said = " or ".join(str(list(shape)) for shape in shapes)
             raise ModelError(
-                f"{self._folder}: tensor {name} has shape {list(info.shape)} where config.json says {said}, of a "
-                f"weight {list(part.shape)}"
+                f"{self._folder}: tensor {name} has shape {list(info.shape)} where {self._file} says {said}, of a "
+                f"weight {list(part.shape)}: {hint}download the model's files again, all of one version"
             )
+
+    def _group_hint(self, how: Quantization, scales: str, part: TensorPart) -> str:
+        """Which group_size the scales' shape is of."""
+        rows, cols = part.shape
+        found = self._tensors[scales].shape
+        if how.layout in ("awq", "gptq"):
+            found = found[::-1]
+        if how.group_rows > 1 or len(found) != 2 or found[0] != rows or not found[1] or cols % found[1]:
+            return ""
+        said = how.group_size or "all of a row"
+        return f"group_size is {said} there, and the tensor is of group_size = {cols // found[1]}: correct it, or "
+
+    def _bits_hint(self, how: Quantization, codes: str, part: TensorPart) -> str:
+        """Of how many bits the codes' shape is."""
+        other = replace(how, dtype={"U4": "I8", "I8": "U4"}.get(how.dtype, how.dtype))
+        if other == how or how.layout == "rows" or self._tensors[codes].shape != _code_shape(other, *part.shape):
+            return ""
+        return f"{how.bits} bits are said there, and the tensor is of {other.bits}: correct it, or "
 
     def _is_order(self, order: str, how: Quantization, scheme: Scheme, part: TensorPart) -> bool:
         """Whether columns are quantised in another order than their own."""
@@ -197,8 +232,8 @@ class _Finder:
             return False
         if not scheme.order_expected:
             raise ModelError(
-                f"{self._folder}: tensor {order} orders the columns, and config.json says that they are not (desc_act, "
-                "actorder)"
+                f"{self._folder}: tensor {order} orders the columns, and {self._file} says that they are not: set "
+                f"{'desc_act to true' if self._config.method == 'gptq' else 'actorder to group'} there"
             )
         counts = np.bincount(np.clip(groups, 0, cols), minlength=cols // size)
         if groups.min() < 0 or not np.array_equal(counts, [size] * (cols // size)):
@@ -218,18 +253,22 @@ class _Finder:
             stored = self._read(zeros).view(np.uint32)
             if not any((stored == words).all() for words in packed):
                 raise ModelError(
-                    f"{self._folder}: tensor {zeros} has other zeros than a symmetric quantisation's, and config.json "
+                    f"{self._folder}: tensor {zeros} has other zeros than a symmetric quantisation's, and {self._file} "
                     "says sym true: set it to false there"
                 )
         unused = f"{module}.weight_zero_point"
         if not how.zeros and unused in self._tensors and self._readable(unused) and self._read(unused).any():
-            raise ModelError(f"{self._folder}: tensor {unused} is not zero, and config.json says symmetric true")
+            raise ModelError(
+                f"{self._folder}: tensor {unused} is not zero, and {self._file} says symmetric true: set it to false "
+                "there"
+            )
         shape = f"{module}.weight_shape"
         if shape in self._tensors and self._readable(shape):
             found = self._read(shape).tolist()
             if found != list(part.shape):
                 raise ModelError(
-                    f"{self._folder}: tensor {shape} says {found} where config.json says {list(part.shape)}"
+                    f"{self._folder}: tensor {shape} says {found} where config.json says {list(part.shape)}: download "
+                    "the model's files again, all of one version"
                 )
 
     def _readable(self, name: str) -> bool:

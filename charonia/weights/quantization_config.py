@@ -6,6 +6,7 @@ A config says how a module is quantised where it is; whether it is, its tensors 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from charonia.weights.checkpoint import read_json
 from charonia.weights.quantization_settings import FORMATS, REMEDY, QuantizationConfig, Settings
 
 # Files of folders from before config.json said it, with the method that they are of unless they say another.
-_OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 def read_quantization(folder: Path, config: Mapping[str, Any]) -> QuantizationConfig | None:
@@ -26,7 +27,8 @@ def read_quantization(folder: Path, config: Mapping[str, Any]) -> QuantizationCo
     found = _find(folder, config)
     if found is None:
         return None
-    place, settings, method = found
+    file, key, settings, method = found
+    place = f"{file}: {key}" if key else file
     readers = {
         "compressed-tensors": methods.compressed_tensors,
         "awq": methods.awq,
@@ -37,11 +39,11 @@ def read_quantization(folder: Path, config: Mapping[str, Any]) -> QuantizationCo
         raise UnsupportedError(
             f"{place} is of method {method!r}, which is not supported; supported: {', '.join(FORMATS)}: {REMEDY}"
         )
-    return readers[method](Settings(place, settings))
+    return replace(readers[method](Settings(place, settings)), file=file)
 
 
-def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str] | None:
-    """Where it stands, what it says and its method."""
+def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any], str] | None:
+    """The file, the key in it, what that says and its method."""
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, dict) else {}):
         for key in ("quantization_config", "compression_config"):
@@ -51,11 +53,11 @@ def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str, Mapping[str, An
             if not isinstance(value, dict):
                 raise ModelError(f"config.json: {key} is {value!r}; it must be an object")
             default = "compressed-tensors" if "config_groups" in value else _bits_and_bytes(value)
-            return f"config.json: {key}", value, str(value.get("quant_method") or default)
-    for name, default in _OLD_FILES.items():
+            return "config.json", key, value, str(value.get("quant_method") or default)
+    for name, default in OLD_FILES.items():
         if (folder / name).is_file():
             value = read_json(folder / name)
-            return name, value, str(value.get("quant_method") or default)
+            return name, "", value, str(value.get("quant_method") or default)
     return None
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 from charonia.families import Quantization
+from charonia.weights.module_patterns import ModulePattern, PatternError, module_pattern
 from charonia.weights.quantization_settings import QuantizationConfig, Scheme, Settings
 
 _PACKED_TYPES = {4: "U4", 8: "I8"}
@@ -39,7 +39,7 @@ def gptq(settings: Settings) -> QuantizationConfig:
 
     def scheme_of(names: tuple[str, ...]) -> Scheme | None:
         for pattern, scheme in rules:
-            if any(pattern.match(name) for name in names):
+            if pattern.any_match(names):
                 return scheme
         return whole
 
@@ -71,10 +71,10 @@ def _gptq_scheme(settings: Settings, form: str) -> Scheme:
     )
 
 
-def _gptq_rules(settings: Settings, form: str) -> list[tuple[re.Pattern[str], Scheme | None]]:
+def _gptq_rules(settings: Settings, form: str) -> list[tuple[ModulePattern, Scheme | None]]:
     """GPTQModel's `dynamic`: patterns of modules, with -: those that are not quantised, with +: or nothing what differs
     for them."""
-    rules: list[tuple[re.Pattern[str], Scheme | None]] = []
+    rules: list[tuple[ModulePattern, Scheme | None]] = []
     dynamic = settings.inner("dynamic")
     for key in dynamic.values if dynamic else ():
         own = dynamic.inner(key) if dynamic else None
@@ -84,12 +84,13 @@ def _gptq_rules(settings: Settings, form: str) -> list[tuple[re.Pattern[str], Sc
     return rules
 
 
-def _pattern(settings: Settings, text: str) -> re.Pattern[str]:
+def _pattern(settings: Settings, text: str) -> ModulePattern:
     try:
-        return re.compile(text)
-    except (re.error, OverflowError, RecursionError) as error:
+        return module_pattern(text)
+    except PatternError as error:
         shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-        raise settings.wrong("a pattern of modules", shown, f"a regular expression ({error})") from error
+        expected = f"a regular expression that RE2 knows ({error}); look-ahead is known at its beginning alone"
+        raise settings.wrong("a pattern of modules", shown, expected) from error
 
 
 def fp8(settings: Settings) -> QuantizationConfig:
@@ -165,12 +166,12 @@ def _is_name(names: tuple[str, ...], target: str) -> bool:
 
 
 def _is_pattern(names: tuple[str, ...], target: str) -> bool:
-    return target.startswith("re:") and any(re.match(target[3:], name) for name in names)
+    return target.startswith("re:") and module_pattern(target[3:]).any_match(names)
 
 
 def _is_class(names: tuple[str, ...], target: str) -> bool:
     """Every quantised module here is a linear layer."""
-    return target == _LINEAR or (target.startswith("re:") and re.match(target[3:], _LINEAR) is not None)
+    return target == _LINEAR or _is_pattern((_LINEAR,), target)
 
 
 def _matches(names: tuple[str, ...], target: str) -> bool:

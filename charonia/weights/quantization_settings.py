@@ -36,10 +36,11 @@ class Scheme:
 @dataclass(frozen=True)
 class QuantizationConfig:
     """method: of FORMATS. scheme_of(names of a module) raises UnsupportedError for a scheme that is not supported;
-    None: the module is not quantised."""
+    None: the module is not quantised. file: the name of the one that says so."""
 
     method: str
     scheme_of: Callable[[tuple[str, ...]], Scheme | None]
+    file: str = "config.json"
 
 
 class Settings:

@@ -356,11 +356,19 @@ TEST(QuantLayouts, MatricesAboveOneAnotherHaveTheirScalesAndBlocks) {
                testing::f8_e4m3_value(bytes[static_cast<std::size_t>(r * 32 + c)]);
       },
       16);
+  // As many values, in another order.
+  for (const auto& shape : {std::vector<std::int64_t>{2, 3, 2}, {2, 2, 3}, {6, 1, 2}}) {
+    tensors.scales = files.add("l.scale", file_tensor("F32", shape, scales));
+    expect_refused([&] { opened(how, tensors); }, "expected [6, 2] or [3, 2, 2]: blocks of 8");
+  }
+  tensors.scales = files.add("l.scale", file_tensor("F32", {6, 2}, scales));
+  EXPECT_EQ(opened(how, tensors).rows(), 48);
   // Matrices of 15 rows: the second one's blocks would begin in the middle of one.
   tensors.codes =
       files.add("l.weight", file_tensor("F8_E4M3", {2, 15, 32}, random_bytes(std::int64_t{2} * 15 * 32, true)));
   tensors.scales = files.add("l.scale", file_tensor("F32", {4, 2}, std::vector<float>(8, 1)));
-  expect_refused([&] { opened(how, tensors); }, "has scales l.scale of shape [4, 2], expected [4, 2]: blocks of 8");
+  expect_refused([&] { opened(how, tensors); },
+                 "has scales l.scale of shape [4, 2], expected [4, 2] or [2, 2, 2]: blocks of 8");
 }
 
 TEST(QuantLayouts, Mxfp4HasPowersOfTwo) {
@@ -428,6 +436,13 @@ TEST(QuantLayouts, ShapesThatDoNotFitAreRefused) {
                                  : layout == QuantLayout::awq ? 128
                                                               : 16));
   }
+  constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max() / 2;
+  refused(
+      QuantLayout::packed_rows, [](auto& tensors, auto&) { tensors.codes.view.shape = {0, kHuge}; },
+      "a weight has no size of 0");
+  refused(
+      QuantLayout::packed_rows, [](auto& tensors, auto&) { tensors.codes.view.shape = {kHuge, kHuge, 0}; },
+      "a weight has no size of 0");
   refused(
       QuantLayout::gptq, [](auto& tensors, auto&) { tensors.order->view.shape = {127}; },
       "l.g_idx of shape [127], expected [128]");

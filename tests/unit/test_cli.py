@@ -42,6 +42,15 @@ def charonia(*arguments: str | Path, stdin: str = "", env: dict[str, str] | None
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.parametrize("command", ["evaluate", "serve", "quantize", "plan"])
+def test_help_names_every_option_whole_on_a_narrow_terminal(command: str) -> None:
+    code, out, err = charonia(command, "--help", env={"COLUMNS": "80"})
+    assert code == 0 and "\u2026" not in out, err
+    assert max(map(len, out.splitlines())) <= 80
+    wanted = {"quantize": "--calibration", "serve": "--hang-timeout-s"}.get(command, "--no-enable-prefix-caching")
+    assert wanted in out
+
+
 def test_convert_then_check(model: Path, tmp_path: Path) -> None:
     # PyTorch, which transformers imports where it is installed, takes seconds that no tokenizer needs.
     (tmp_path / "torch.py").write_text("raise RuntimeError('PyTorch is imported')")

@@ -473,7 +473,7 @@ def test_a_closed_engine_says_so_and_its_streams_end(model: Path) -> None:
 def test_close_lets_running_requests_finish_in_time(model: Path) -> None:
     engine = Engine.from_pretrained(model, threads=1, cache_max_entry_count=1000)
     stream = engine.stream("x", SamplingParams(max_tokens=200, ignore_eos=True))
-    engine.close(timeout_ms=60_000)
+    engine.close(timeout=60)
     assert list(stream)[-1].finish_reason == "length"
 
 

@@ -344,6 +344,21 @@ def test_models_that_do_not_fit_together_are_refused(models: list[Path], tmp_pat
         evaluate(models[0], text=tmp_path / "none.txt", save=False)
 
 
+def test_questions_that_nobody_would_ask_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"questions = .*and ask = false \(--no-ask\) contradict"):
+        evaluate(tmp_path / "none", questions=tmp_path / "q.jsonl", ask=False)
+
+
+def test_texts_of_the_same_name_have_names_that_differ(models: list[Path], tmp_path: Path) -> None:
+    names = []
+    for content in ("a b c d", "d c b a"):
+        (tmp_path / "text.txt").write_text(content)
+        record = evaluate(models[0], text=tmp_path / "text.txt", ask=False, window=4, stride=2, save=False)
+        names.append(record.text.name)
+        assert record.text.name == f"text.txt ({record.text.sha256[:8]})"
+    assert names[0] != names[1]
+
+
 def test_the_command_prints_a_table_or_json(models: list[Path], tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(default_text().read_text(encoding="utf-8")[:1000], encoding="utf-8")
     (tmp_path / "questions.jsonl").write_text('{"prompt": "a", "choices": ["x", "y"], "answer": 1}\n')

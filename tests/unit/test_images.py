@@ -48,11 +48,19 @@ def wanted(project: str) -> list[Requirement]:
 def test_pinned_versions_are_those_that_the_packages_ask_for(name: str, projects: tuple[str, ...]) -> None:
     versions = locked(name)
     asked = [entry for project in projects for entry in wanted(project) if entry.name not in OWN]
+    beside = REQUIREMENTS / f"{name}.in"
+    lines = beside.read_text(encoding="utf-8").splitlines() if beside.exists() else []
+    asked += [Requirement(line) for line in lines if not line.startswith("#")]
     assert asked
     missing = [str(entry) for entry in asked if entry.name not in versions]
     assert not missing, f"run scripts/lock_images.sh: {missing}"
     unfit = [f"{entry}: {versions[entry.name]}" for entry in asked if versions[entry.name] not in entry.specifier]
     assert not unfit, f"run scripts/lock_images.sh: {unfit}"
+
+
+def test_the_server_image_can_look_whether_streams_are_taken() -> None:
+    """charonia.serve.hang looks at Triton's gRPC port where grpcio is installed."""
+    assert "grpcio" in locked("server")
 
 
 def test_the_images_triton_is_the_packages() -> None:

@@ -6,12 +6,14 @@ llm-compressor itself is not installed here: a stand-in takes the job and writes
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,22 +21,29 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from charonia.bench.random_model import SHAPES, write_random_model
+from charonia.bench.random_model import SHAPES, Shape, write_random_model
 from charonia.errors import CharoniaError, InvalidRequestError, ModelError, UnsupportedError
 from charonia.quality.evaluate import default_text
-from charonia.quantize import environment
+from charonia.quantize import command, environment
 from charonia.quantize.calibrate import Held, Inputs, Ranges, calibrate, show
 from charonia.quantize.command import METHODS, RECORD_FILE, SCHEMES, quantize
-from charonia.weights.convert import convert
+from charonia.weights.convert import convert, read_source
 
 DRIVER = Path(environment.__file__).with_name("driver.py")
 # In place of the environment's Python: called as `python driver.py JOB`, it copies the model and says what it got.
 STAND_IN = """#!{python}
 import json, os, pathlib, shutil, sys
 job = json.loads(pathlib.Path(sys.argv[2]).read_text())
-print("stand-in has the job", file=sys.stderr)
+print("noise of a package", file=sys.stderr)
+print("charonia: stand-in has the job\\n(1/3): Calibrating:  50%|#  |", file=sys.stderr, end="")
+print("\\r(1/3): Calibrating: 100%|##|\\r(2/3): Propagating: 1%\\ncharonia: writing", file=sys.stderr)
 if "{mode}" == "fails":
     sys.exit(3)
+if "{mode}" == "lazy":
+    sys.exit(0)
+if "{mode}" == "says":
+    print("\\ncharonia failed: no such thing\\nmore noise", file=sys.stderr)
+    sys.exit(1)
 if "{mode}" == "killed":
     os.kill(os.getpid(), 9)
 out = pathlib.Path(job["output"])
@@ -59,6 +68,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "works
     program.write_text(STAND_IN.format(python=sys.executable, mode=mode, seen=seen))
     program.chmod(0o755)
     monkeypatch.setenv(environment.PYTHON_VARIABLE, str(program))
+    monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "run"))
     return seen
 
 
@@ -91,14 +101,70 @@ def test_the_folder_is_there_whole_with_the_models_own_tokenizer(
     assert (record["scheme"], record["method"], record["command"]) == ("w4a16", "awq", "a b")
 
 
-@pytest.mark.parametrize(("mode", "problem"), [("fails", "exit code 3"), ("killed", "signal 9")])
-def test_a_failure_leaves_nothing_behind(
+@pytest.mark.parametrize(
+    ("mode", "problem"),
+    [
+        ("fails", r"failed with exit code 3: \(2/3\): Propagating: 1% "),
+        ("killed", "signal 9"),
+        ("says", "^no such thing "),
+        ("lazy", "python has written nothing"),
+    ],
+)
+def test_a_failure_leaves_nothing_but_what_was_said(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, problem: str
 ) -> None:
     stand_in(tmp_path, monkeypatch, mode)
-    with pytest.raises(environment.QuantizeError, match=problem):
-        quantize(model, tmp_path / "out" / "q", scheme="fp8")
+    said: list[str] = []
+    with pytest.raises(environment.QuantizeError, match=problem) as error:
+        quantize(model, tmp_path / "out" / "q", scheme="fp8", say=said.append)
     assert list((tmp_path / "out").iterdir()) == []
+    (log,) = (tmp_path / "run").iterdir()
+    assert str(log) in str(error.value) and "noise of a package" in log.read_text()
+    assert said[1:] == ["stand-in has the job", "calibrating part 1 of 3", "propagating part 2 of 3", "writing"]
+
+
+def test_a_python_without_the_packages_is_refused_with_what_it_lacks(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real driver, in an environment that has nothing."""
+    monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "run"))
+    bare = tmp_path / "bare" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    monkeypatch.setenv(environment.PYTHON_VARIABLE, str(bare))
+    (tmp_path / "text.txt").write_text("some text")
+    with pytest.raises(
+        environment.QuantizeError, match=r"bare/bin/python has no torch, transformers, datasets, .*inst"
+    ):
+        quantize(model, tmp_path / "q", scheme="fp8")
+    with pytest.raises(environment.QuantizeError, match=r"has no torch, transformers: install .*requirements\.txt"):
+        calibrate(model, calibration=tmp_path / "text.txt")
+
+
+def test_environments_of_other_versions_go_when_nobody_uses_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(environment.PYTHON_VARIABLE, raising=False)
+    monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path))
+    monkeypatch.setattr(environment, "_install", lambda folder, *_: (folder / "complete").touch())
+    monkeypatch.setattr(environment, "require_space", lambda *_: None)
+    others = [tmp_path / f"quantize-{digit * 12}" for digit in "0123"]
+    own = environment._folder(shutil.which("nvidia-smi") is not None)
+    for folder in (*others, tmp_path / "quantize-mine", own):
+        folder.mkdir()
+        (folder / "pyvenv.cfg").touch()
+    (others[3] / "pyvenv.cfg").unlink()
+    for folder in others:
+        environment._lock_file(folder).touch()
+        os.utime(environment._lock_file(folder), (0, 0))
+    os.utime(environment._lock_file(others[1]))  # used a moment ago
+    said: list[str] = []
+    with environment._lock_file(others[2]).open("a") as used:
+        fcntl.flock(used, fcntl.LOCK_SH)
+        with environment.interpreter(said.append) as first, environment.interpreter(said.append) as second:
+            assert first == second == own / "bin" / "python", "several may use it at once"
+    left = [folder for folder in tmp_path.iterdir() if folder.is_dir()]
+    assert sorted(left) == sorted([*others[1:], tmp_path / "quantize-mine", own])
+    assert [str(others[0]) in line for line in said] == [True]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -126,6 +192,7 @@ def test_each_scheme_and_method_is_taken_or_refused_with_the_reason(
         ({"scheme": "w4a16", "group_size": 12}, "multiple of 16"),
         ({"scheme": "w4a16", "group_size": 4096}, "no multiple of group_size = 4096: use --group-size"),
         ({"scheme": "fp8", "calibration": Path("/none")}, "/none is no file"),
+        ({"scheme": "fp8", "calibration": Path(os.devnull)}, "/dev/null is no file"),
         ({"scheme": "fp8", "samples": 0}, "samples = 0"),
     ],
 )
@@ -134,6 +201,49 @@ def test_options_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(InvalidRequestError, match=problem):
         quantize(model, tmp_path / "q", **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.txt", b" \n", "no text to calibrate with"),
+        ("a.txt", b"\xff\xfe\x00", "cannot be read"),
+        ("a.jsonl", b"\n", "no text to calibrate with"),
+        ("a.jsonl", b'{"text": " "}\n{"messages": []}', "no text to calibrate with"),
+        ("a.jsonl", b'{"text": "a"}\n[', "line 2 is no JSON object"),
+    ],
+)
+def test_a_calibration_file_without_text_is_refused_before_a_model_is_looked_at(
+    name: str, content: bytes, problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidRequestError, match=problem):
+        quantize(tmp_path / "none", tmp_path / "q", scheme="w8a8", calibration=tmp_path / name)
+    with pytest.raises(InvalidRequestError, match=problem):
+        calibrate(tmp_path / "none", calibration=tmp_path / name)
+
+
+def test_the_group_size_that_is_advised_fits_all_layers(model: Path, tmp_path: Path) -> None:
+    """The layers of this model have 128 and 96 input features, of which the first that does not fit has 128."""
+    write_random_model(tmp_path / "m", Shape(1, 128, 4, 2, 96, 320))
+    with pytest.raises(InvalidRequestError, match=r"use --group-size 32 \(w4a16\), which fits all layers"):
+        quantize(tmp_path / "m", tmp_path / "q", scheme="w4a16", group_size=256)
+    with pytest.raises(InvalidRequestError, match=r"has 96 input features, .*= 64: use --group-size 32 "):
+        quantize(tmp_path / "m", tmp_path / "q", scheme="w4a16", group_size=64)
+
+
+def test_a_model_without_a_linear_layer_is_refused(
+    driver: ModuleType, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch", reason="the driver's models are PyTorch's")
+    empty = replace(read_source(model).spec, tensors={})
+    monkeypatch.setattr(command, "read_source", lambda folder: replace(read_source(folder), spec=empty))
+    with pytest.raises(UnsupportedError, match="has no layers: there is nothing to quantise or to calibrate"):
+        calibrate(model)
+    monkeypatch.setattr(driver, "load", lambda _: (torch.nn.Embedding(2, 2), None))
+    monkeypatch.setattr(driver, "samples_of", lambda *_: [[0, 1]])
+    with pytest.raises(driver.JobError, match="no linear layer: there is nothing to calibrate"):
+        driver.calibrate({"model": "m"})
 
 
 def test_models_that_cannot_be_quantised_are_refused(
@@ -180,8 +290,11 @@ def test_an_environment_that_cannot_be_installed_says_what_it_needs(
     for name, value in (("PIP_NO_INDEX", "1"), ("PIP_CONFIG_FILE", os.devnull), ("PIP_RETRIES", "0")):
         monkeypatch.setenv(name, value)
     for _ in range(2):
-        with pytest.raises(CharoniaError, match=r"could not be installed.*PyPI.*again"):
-            environment.python(lambda _: None)
+        with (
+            pytest.raises(CharoniaError, match=r"could not be installed.*PyPI.*again"),
+            environment.interpreter(lambda _: None),
+        ):
+            pass
     (folder,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
     assert (folder / "bin" / "python").exists() and not (folder / "complete").exists()
 
@@ -218,10 +331,12 @@ def test_the_driver_cuts_a_text_and_takes_lines(driver: ModuleType, tmp_path: Pa
     lines = [{"text": "hello"}, {"messages": [{"role": "user", "content": "yes"}]}]
     assert samples("a.jsonl", "\n".join(map(json.dumps, lines)) + "\n\n") == ["hell", "yes"]
     assert samples("a.jsonl", '{"text": "a\u2028b\x85"}\r\n{"text": "cd"}') == ["a\u2028b\x85", "cd"], "one line each"
-    with pytest.raises(SystemExit, match="no text"):
+    with pytest.raises(driver.JobError, match="no text"):
         samples("a.jsonl", "\n")
+    with pytest.raises(driver.JobError, match="no sample of two tokens"):
+        samples("a.txt", "a")
     for line in ("[", "[1]", '{"txt": "a"}', '{"text": 1}', '{"messages": "a"}'):
-        with pytest.raises(SystemExit, match=r"line 2.*JSON object"):
+        with pytest.raises(driver.JobError, match=r"line 2.*JSON object"):
             samples("a.jsonl", '{"text": "hello"}\n' + line)
 
 
@@ -256,6 +371,7 @@ def test_the_command_names_what_comes_next(model: Path, tmp_path: Path, monkeypa
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "charonia evaluate" in done.stdout and "stand-in has the job" in done.stderr
+    assert "noise" not in done.stderr and sorted(path.name for path in (tmp_path / "run").iterdir()) == []
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1 and "exists" in done.stderr
 
@@ -268,6 +384,7 @@ def test_calibrate_shows_the_ranges_of_what_the_model_computes(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     monkeypatch.setenv(environment.PYTHON_VARIABLE, sys.executable)
+    monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "run"))
     text = default_text().read_text(encoding="utf-8")[:300]
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     ranges = calibrate(model, calibration=tmp_path / "text.txt", samples=2, max_length=64)

@@ -36,6 +36,19 @@ def test_a_wrong_port_names_its_variable() -> None:
         read_settings(http_port=70000)
 
 
+@pytest.mark.parametrize("value", ["0", "5", "60"])
+def test_a_limit_that_is_long_enough_is_taken_and_0_turns_it_off(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHARONIA_HANG_TIMEOUT_S", value)
+    assert read_settings().hang_timeout_s == float(value)
+
+
+@pytest.mark.parametrize("value", ["0.001", "4.9", "-1", "nan"])
+def test_a_limit_that_would_end_a_healthy_server_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHARONIA_HANG_TIMEOUT_S", value)
+    with pytest.raises(InvalidRequestError, match=rf"CHARONIA_HANG_TIMEOUT_S='{value}': it must be 0 \(off\) or at le"):
+        read_settings()
+
+
 def test_inference_parameters_come_from_the_engines_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHARONIA_TOKEN_BUDGET", "128")
     assert inference_settings({"session_len": "64"}) == {"threads": "3", "token_budget": "128", "session_len": "64"}

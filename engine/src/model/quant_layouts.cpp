@@ -5,7 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <numeric>
+#include <limits>
 
 #include "base/text.h"
 #include "charonia/error.h"
@@ -209,6 +209,10 @@ void QuantPart::find_shape() {
   if (!blocks && shape.size() != 2 && (shape.size() != 3 || by_column)) {
     refuse("has shape ", text_of(shape), ", which is none of layout ", to_string(how_.layout));
   }
+  // Before any product: a tensor without values may have sizes of any magnitude beside the 0.
+  if (std::ranges::any_of(shape, [](auto size) { return size <= 0; })) {
+    refuse("has shape ", text_of(shape), ", and a weight has no size of 0");
+  }
   if (by_column) {
     file_rows_ = shape[1] * (how_.layout == QuantLayout::awq ? codes : 1);
     file_cols_ = shape[0] * (how_.layout == QuantLayout::gptq ? codes : 1);
@@ -242,10 +246,6 @@ void QuantPart::find_groups() {
 
 QuantPart::Steps QuantPart::find_scales() const {
   const auto& shape = tensors_.scales.view.shape;
-  const auto count = [&](std::size_t dimensions) {
-    return std::accumulate(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(dimensions), std::int64_t{1},
-                           std::multiplies<>());
-  };
   if (how_.layout == QuantLayout::awq || how_.layout == QuantLayout::gptq) {
     if (shape == std::vector{file_groups_, file_rows_}) return {.row = 1, .group = file_rows_};
     refuse("has scales ", tensors_.scales.name, " of shape ", text_of(shape), ", expected [", file_groups_, ", ",
@@ -257,15 +257,16 @@ QuantPart::Steps QuantPart::find_scales() const {
   const auto matrix_blocks = round_up_quotient(matrix_rows, how_.group_rows);
   const bool whole = matrix_rows == file_rows_ || matrix_rows % how_.group_rows == 0;
   const auto blocks = file_rows_ / matrix_rows * matrix_blocks;
-  if (whole && shape.size() >= 2 && shape.size() <= 3 && shape.back() == file_groups_ &&
-      count(shape.size() - 1) == blocks) {
-    return {.rows = how_.group_rows, .row = file_groups_, .group = 1};
-  }
+  const bool flat = shape == std::vector{blocks, file_groups_};
+  const bool matrices = codes.size() > 2 && shape == std::vector{codes[0], matrix_blocks, file_groups_};
+  if (whole && (flat || matrices)) return {.rows = how_.group_rows, .row = file_groups_, .group = 1};
   const bool one_group = file_groups_ == 1 && how_.group_rows == 1 && how_.layout != QuantLayout::mxfp4;
   if (one_group && shape == std::vector{file_rows_}) return {.row = 1};
-  if (one_group && shape.size() <= 2 && count(shape.size()) == 1) return {};
+  const bool one = shape.size() <= 2 && std::ranges::all_of(shape, [](auto size) { return size == 1; });
+  if (one_group && one) return {};
   refuse("has scales ", tensors_.scales.name, " of shape ", text_of(shape), ", expected [", blocks, ", ", file_groups_,
-         "]: ", how_.group_rows > 1 ? cat("blocks of ", how_.group_rows, " of ") : "", "its ", file_rows_,
+         "]", codes.size() > 2 ? cat(" or [", codes[0], ", ", matrix_blocks, ", ", file_groups_, "]") : "", ": ",
+         how_.group_rows > 1 ? cat("blocks of ", how_.group_rows, " of ") : "", "its ", file_rows_,
          " rows, and groups of ", file_cols_ / file_groups_, " of its ", file_cols_, " columns",
          one_group ? cat("; or [", file_rows_, "], or one for all") : "");
 }
