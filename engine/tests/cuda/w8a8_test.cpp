@@ -309,6 +309,51 @@ TEST(W8a8Test, the_library_gets_fp8_that_lies_in_rows_and_nothing_else) {
   }
 }
 
+// Where there is a library: on a machine with a GPU.
+TEST(W8a8Test, fp8_of_the_library_is_that_of_own_kernels_but_for_rounding) {
+  std::string why;
+  const auto blas = load_cublas(why);
+  if (!blas) GTEST_SKIP() << why;
+  constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
+  constexpr std::int64_t kN = 272, kK = 1024, kRows = 65;
+  const auto info = device_info(0);
+  if (!info.fp8) GTEST_SKIP() << "the device does not multiply FP8";
+  Random random(157);
+  Stream stream;
+  MatrixUpload upload(stream);
+  const auto source = MemoryQuantSource::random(random, kN, kK, fp8(kK));
+  const ops::QuantSource* const part = &source;
+  const CudaW8a8Linear linear({&part, 1}, {}, DType::bf16, false, upload);
+  const MatrixOnDevice in(stream, Matrix::random(random, DType::bf16, kRows, kK));
+  const MatrixOnDevice out(stream, Matrix(DType::bf16, kRows, kN)), expected(stream, Matrix(DType::bf16, kRows, kN));
+  const DeviceMemory codes(kRows * kK), scales(kRows * 4);
+  DeviceMemory workspace(kWorkspaceBytes);
+  auto gemm = linear.gemm();
+  gemm.rows = kRows, gemm.in = in.tensor().data, gemm.in_stride = kK;
+  quantise_inputs(stream, gemm, codes.data(), scales.as<float>());
+  gemm.in = codes.data();
+  gemm.quant->prepared = true;
+  gemm.quant->row_scales = scales.as<float>();
+  gemm.out = expected.tensor().data, gemm.out_type = DType::bf16, gemm.out_stride = kN;
+  const auto own = gemm_tactics(info, gemm).front();
+  DeviceMemory own_workspace(gemm_workspace_bytes(own, gemm));
+  cuda::gemm(stream, info, gemm, own, own_workspace.data());
+  const auto right = expected.host();
+  gemm.out = out.tensor().data;
+  const auto tactics = blas->tactics(gemm, kWorkspaceBytes);
+  if (tactics.empty()) GTEST_SKIP() << blas->version() << " has no FP8 GEMMs with scales of rows on this device";
+  for (const auto& tactic : tactics) {
+    ASSERT_TRUE(blas->serves(gemm, tactic, kWorkspaceBytes));
+    ASSERT_TRUE(blas->run(stream, gemm, tactic, workspace.data(), kWorkspaceBytes));
+    const auto found = out.host();
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      for (std::int64_t o = 0; o < kN; ++o) {
+        ASSERT_NEAR(found.at(r, o), right.at(r, o), 0.01 * std::abs(right.at(r, o)) + 0.5) << r << ", " << o;
+      }
+    }
+  }
+}
+
 // What a norm or a gate leaves as codes gives the bits that its output gives, quantised by itself.
 TEST(W8a8Test, norms_and_gates_leave_codes_with_the_bits_of_their_outputs) {
   Random random(155);
