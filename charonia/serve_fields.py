@@ -122,6 +122,37 @@ class ServeFields(BaseSettings):
         validation_alias="CHARONIA_TRACING_ENDPOINT",
         description="collector that gets traces by OTLP over HTTP, such as http://collector:4318; default: none",
     )
+    tool_call_parser: Literal[
+        "auto",
+        "none",
+        "hermes",
+        "llama3_json",
+        "mistral",
+        "mistral_named",
+        "internlm2",
+        "phi4_mini",
+        "functiongemma",
+        "gemma4",
+    ] = Field(
+        "auto",
+        validation_alias="CHARONIA_TOOL_CALL_PARSER",
+        description="the format in which the model calls tools; auto: as its chat template shows it (docs/tools.md)",
+    )
+    reasoning_parser: Literal[
+        "auto",
+        "none",
+        "think",
+        "mistral",
+        "gemma4",
+        "thought",
+        "thinking",
+        "reasoning",
+        "seed",
+    ] = Field(
+        "auto",
+        validation_alias="CHARONIA_REASONING_PARSER",
+        description="the format in which the model reasons; auto: as its chat template shows it (docs/tools.md)",
+    )
     access_log: bool = Field(
         False,
         validation_alias="CHARONIA_ACCESS_LOG",
@@ -142,6 +173,8 @@ class ServeFields(BaseSettings):
 # What every process of the stack reads.
 SHARED = (
     "tracing_endpoint",
+    "tool_call_parser",
+    "reasoning_parser",
     "access_log",
     "log_format",
     "log_prompts",
@@ -174,8 +207,11 @@ OTHERS = (
     "CHARONIA_GATEWAY_LOG_LEVEL",
     "CHARONIA_GATEWAY_MAX_BODY_BYTES",
     "CHARONIA_GATEWAY_MAX_CHOICES",
+    "CHARONIA_GATEWAY_MAX_RESPONSES",
+    "CHARONIA_GATEWAY_MAX_RESPONSE_BYTES",
     "CHARONIA_GATEWAY_READ_TIMEOUT_S",
     "CHARONIA_GATEWAY_REQUEST_TIMEOUT_S",
+    "CHARONIA_GATEWAY_RESPONSE_TTL_S",
     "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S",
     "CHARONIA_GATEWAY_WRITE_TIMEOUT_S",
     "CHARONIA_IMAGE",
@@ -189,6 +225,7 @@ OTHERS = (
     "CHARONIA_SHM_SIZE",
     "CHARONIA_STOP_GRACE_PERIOD",
     "CHARONIA_TAG",
+    "CHARONIA_TEST_ANSWERS",
     "CHARONIA_TEST_CUDA_ARCHITECTURES",
     "CHARONIA_TEST_DOCKER_UP",
     "CHARONIA_TEST_MALFORMED",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -93,7 +93,7 @@ def variables() -> tuple[Variable, ...]:
 
 def _field(one: ServiceSetting, reader: str) -> str:
     default = one.default_of(reader)
-    kind = f"Literal[{', '.join(literal(choice) for choice in one.choices)}]" if one.choices else _TYPES[one.type]
+    kind = _literal(one.choices) if one.choices else _TYPES[one.type]
     shown = literal(default) if isinstance(default, str) else repr(default)
     if one.off_below is not None:
         kind = f"Annotated[{kind}, off_or_at_least({one.off_below})]"
@@ -118,6 +118,15 @@ def _field(one: ServiceSetting, reader: str) -> str:
     rows.append("description=" + _wrapped(words))
     arguments = "".join(f"        {row},\n" for row in rows)
     return f"    {one.field(reader)}: {kind}{' | None' if default is None else ''} = Field(\n{arguments}    )\n"
+
+
+def _literal(choices: Sequence[str]) -> str:
+    """A type of Python, in several lines where it is long."""
+    rows = [literal(choice) for choice in choices]
+    joined = ", ".join(rows)
+    if len(joined) < 80:
+        return f"Literal[{joined}]"
+    return "Literal[" + "".join(f"\n        {row}," for row in rows) + "\n    ]"
 
 
 def _wrapped(text: str) -> str:

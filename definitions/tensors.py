@@ -11,7 +11,7 @@ from definitions.text import cell, comment, head, literal, with_region
 from definitions.toml_files import entries
 
 _SOURCES = ("tensors.toml", "sampling_parameters.toml")
-STEPS = ("preprocessing", "engine", "postprocessing")
+STEPS = ("preprocessing", "engine", "postprocessing", "parsing")
 MODELS = ("ensemble", *STEPS)
 _PYTHON = {"INT32": "int", "UINT64": "int", "FP32": "float", "BOOL": "bool"}
 

@@ -6,6 +6,7 @@ leading space), so a response's text depends on nothing before it: this is a gat
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,6 +42,16 @@ class TokenTable:
         pieces = self._pieces
         size = len(pieces)
         return b"".join([pieces[token] for token in ids.tolist() if 0 <= token < size])
+
+    def piece(self, token: int) -> bytes:
+        """What a token adds to a text."""
+        return self._pieces[token] if 0 <= token < len(self._pieces) else b""
+
+    @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """The ids of special tokens, by how they are written."""
+        named = enumerate(zip(self._bytes, self._special, strict=True))
+        return {text.decode("utf-8", "replace"): token for token, (text, special) in named if special and text}
 
     def text(self, ids: npt.NDArray[np.int32], begin: int, end: int) -> bytes:
         """Bytes [begin, end) of the joined text of ids, as valid UTF-8: what is no character becomes U+FFFD, one for

@@ -19,6 +19,7 @@ import prompt
 import prompt_ids
 from context_length import context_length
 from model_log import ModelLog
+from parsing_options import AnswerFormats, check_tool_choice, names_of
 from prompt_ids import PromptError, TokenizerError, encode_bad_words, load_tokenizer
 
 # Characters of a request's text from which on the memory that it took is given back. The C library keeps what is free
@@ -36,6 +37,10 @@ class TritonPythonModel:
         try:
             self.tokenizer = load_tokenizer(folder)
         except TokenizerError as error:
+            raise pb_utils.TritonModelException(str(error)) from error
+        try:
+            self.formats = AnswerFormats(self.tokenizer.chat_template, os.environ)
+        except ValueError as error:
             raise pb_utils.TritonModelException(str(error)) from error
         engine_config = Path(args["model_repository"]).parent / "engine" / "config.pbtxt"
         self.limit = context_length(folder.resolve().parent / "weights", engine_config, os.environ)
@@ -62,14 +67,16 @@ class TritonPythonModel:
 
     def _outputs(self, request: Any) -> list[Any]:
         wanted = set(request.requested_output_names())
-        if wanted == {"tokenizer_info"}:
+        if wanted and wanted <= {"tokenizer_info", "answer_formats"}:
             return self._described(wanted, [])
         began = time.perf_counter()
         interactive = flag(request, "interactive", False)
         if interactive and not text(request, "session_id"):
             raise PromptError("interactive", "true without a session", "send the session's session_id")
-        given = [text(request, name) for name in ("text_input", "messages", "tools")]
+        given = [text(request, name) for name in ("text_input", "messages", "tools", "chat_template_kwargs")]
         self.large |= sum(len(one or "") for one in given) > _LARGE
+        if not check_tool_choice(text(request, "tool_choice")):
+            given[2] = None
         shown = not flag(request, "exclude_input_in_output", True)
         chat = prompt.build_prompt(
             self.tokenizer,
@@ -80,6 +87,8 @@ class TritonPythonModel:
             interactive=interactive,
             limit=self.limit,
         )
+        parallel = flag(request, "parallel_tool_calls", True)
+        options = self.formats.options(chat.text if given[1] is not None else None, names_of(given[2]), parallel)
         texts(request, "stop_words")  # the engine matches them; here they are only held to be text
         bad_words = encode_bad_words(self.tokenizer, texts(request, "bad_words"))
         bias = text(request, "logit_bias")
@@ -98,18 +107,22 @@ class TritonPythonModel:
             pb_utils.Tensor("logit_bias_ids", np.array(bias_ids, np.int32)),
             pb_utils.Tensor("logit_bias_values", np.array(bias_values, np.float32)),
             pb_utils.Tensor("strip_leading_space", np.array([chat.strip_leading_space])),
+            pb_utils.Tensor("parsing_options", np.array([options.encode()], np.object_)),
             pb_utils.Tensor("echo", np.array([echo.encode()], np.object_)),
             *self._described(wanted, chat.token_ids),
         ]
 
     def _described(self, wanted: set[str], token_ids: list[int]) -> list[Any]:
-        """The outputs about the tokenizer, as far as they are asked for."""
+        """The outputs about tokenizer and chat template, as far as they are asked for."""
         tensors = []
         if "token_strings" in wanted:
             strings = [name.encode() for name in prompt.token_strings(self.tokenizer, token_ids)]
             tensors.append(pb_utils.Tensor("token_strings", np.array(strings, np.object_)))
         if "context_length" in wanted:
             tensors.append(pb_utils.Tensor("context_length", np.array([self.limit or 0], np.int32)))
+        if "answer_formats" in wanted:
+            formats = self.formats.to_json().encode()
+            tensors.append(pb_utils.Tensor("answer_formats", np.array([formats], np.object_)))
         if "tokenizer_info" in wanted:
             info = json.dumps(prompt.tokenizer_info(self.tokenizer), ensure_ascii=False).encode()
             tensors.append(pb_utils.Tensor("tokenizer_info", np.array([info], np.object_)))

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from prompt_ids import Encoded, PromptError, encode_chat, encode_ids, encode_text, parse_json, show
+from prompt_ids import Encoded, PromptError, check_variables, encode_chat, encode_ids, encode_text, parse_json, show
 
 LOGIT_BIAS_LIMIT = 100.0
 
@@ -65,6 +65,7 @@ def build_prompt(
     text_input: str | None,
     messages: str | None,
     tools: str | None,
+    variables: str | None = None,
     *,
     token_ids: Sequence[int] | None = None,
     special: bool | None = None,
@@ -72,16 +73,19 @@ def build_prompt(
     interactive: bool = False,
     limit: int | None = None,
 ) -> Encoded:
-    """Exactly one of text_input, token_ids and messages; the others as JSON. special: with the tokens that the
-    tokenizer puts around a text; None: with text_input alone. with_text: the text of token_ids is wanted. interactive:
-    the input is what is new in a session, so it is also given as what follows the session's history. limit: the
-    context's length, beyond which no text is tokenized to its end."""
+    """Exactly one of text_input, token_ids and messages; the others as JSON. variables: of the chat template. special:
+    with the tokens that the tokenizer puts around a text; None: with text_input alone. with_text: the text of token_ids
+    is wanted. interactive: the input is what is new in a session, so it is also given as what follows the session's
+    history. limit: the context's length, beyond which no text is tokenized to its end."""
     given = [text_input is not None, token_ids is not None, messages is not None]
     if sum(given) != 1:
         problem = f"{sum(given)} of them were sent" if any(given) else "none was sent"
         raise PromptError("text_input, prompt_token_ids, messages", problem, "send exactly one of the three")
     if messages is None and tools is not None:
         raise PromptError("tools", "they are part of a chat", "send messages in place of a text or token ids")
+    if messages is None and variables is not None:
+        problem = "they are part of a chat"
+        raise PromptError("chat_template_kwargs", problem, "send messages in place of a text or token ids")
     if token_ids is not None:
         return encode_ids(tokenizer, "prompt_token_ids", token_ids, with_text=with_text, interactive=interactive)
     if text_input is not None:
@@ -93,8 +97,17 @@ def build_prompt(
     assert messages is not None
     conversation = parse_messages(messages)
     given_tools = None if tools is None else parse_json("tools", tools, "send a JSON list of objects")
+    given_variables = None
+    if variables is not None:
+        given_variables = check_variables(parse_json("chat_template_kwargs", variables, "send a JSON object"))
     return encode_chat(
-        tokenizer, conversation, given_tools, special=special is True, interactive=interactive, limit=limit
+        tokenizer,
+        conversation,
+        given_tools,
+        special=special is True,
+        interactive=interactive,
+        limit=limit,
+        variables=given_variables,
     )
 
 

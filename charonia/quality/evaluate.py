@@ -27,6 +27,7 @@ from charonia.weights.quality_record import (
     ReferenceScore,
     TextScore,
     check_can_save,
+    fingerprint_of,
     quality_table,
     save_record,
 )
@@ -85,8 +86,10 @@ def evaluate(
     settings = dict(settings or {})
     progress = Progress(show_progress)
     location = workspace.locate(model)
+    weights = ""
     if save:
         check_can_save(location)
+        weights = fingerprint_of(location)  # before they are loaded: it is of those, whatever comes in their place
     with _load(location, dtype, settings, window) as engine:
         ids = _encode(engine, content)
         _check_window(engine, window)
@@ -124,6 +127,7 @@ def evaluate(
         weight_bytes=info.weight_bytes,
         quant_policy=info.quant_policy,
         device=f"{info.device} ({info.instruction_set})",
+        weights=weights,
         text=TextScore(
             name=_named(text, content),
             sha256=_sha256(content),

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from charonia.serve import drain
 from charonia.serve.fetch import Silence, fetch
 
-_MODELS = ("preprocessing", "postprocessing")
+_MODELS = ("preprocessing", "postprocessing", "parsing")
 _SAMPLE = re.compile(rb'^nv_inference_(\w+)\{[^}]*\bmodel="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 _WAITING = b"pending_request_count"
 # They change with each request that a model begins or ends.

@@ -11,6 +11,7 @@ from charonia.errors import ModelError
 from charonia.serve.errors import ServeError
 from charonia.triton_models import source_dir
 from charonia.weights import hub, workspace
+from charonia.weights.quality_record import drop_outdated
 from charonia.weights.tensor_parallel import ranks_of
 
 _MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin")
@@ -46,6 +47,7 @@ def prepare(
                 f"{location.path} was converted for {manifest.ranks} ranks, and tensor_para_size is "
                 f"{ranks_of(inference)}: run {mend}"
             )
+        drop_outdated(location)
         return location.path
     return _linked(location.path, run_dir / "workspaces", ranks_of(inference))
 
@@ -72,6 +74,7 @@ def _fingerprint(model: Path) -> str:
     files += [
         *package.rglob("*.py"),
         *source_dir().glob("*processing/*.py"),
+        *source_dir().glob("parsing/*.py"),
         *source_dir().glob("model_repository/*.py"),
         *source_dir().glob("model_repository/*/*"),
     ]

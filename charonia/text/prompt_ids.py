@@ -231,17 +231,19 @@ def encode_chat(
     special: bool = False,
     interactive: bool = False,
     limit: int | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> Encoded:
     """A chat through the model's template, which writes special tokens itself; special: the tokenizer adds its own to
     them. messages, tools: as OpenAI has them.
 
     interactive: the messages may go on from a session's history; `encode_continuation` says how. limit: as check_length
-    has it.
+    has it. variables: of the template, beside those that every template has.
     """
     checked = check_messages(messages)
-    text = render_chat(tokenizer, checked, None if tools is None else check_tools(tools))
+    variables = check_variables(variables or {})
+    text = render_chat(tokenizer, checked, None if tools is None else check_tools(tools), variables)
     check_length(tokenizer, "messages", text, limit)
-    added = encode_continuation(tokenizer, checked) if interactive else []
+    added = encode_continuation(tokenizer, checked, variables) if interactive else []
     return Encoded(encode(tokenizer, "messages", text, special=special), True, added, text)
 
 
@@ -307,14 +309,39 @@ def check_tools(tools: Any) -> list[dict[str, Any]]:
     return list(tools)
 
 
+# What transformers takes beside a template's variables: what a caller must not set.
+_RESERVED = frozenset(
+    [
+        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "max_length", "messages"),
+        *("padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs"),
+        *("tools", "truncation"),
+    ]
+)
+
+
+def check_variables(variables: Any) -> dict[str, Any]:
+    """Variables of a chat template, such as enable_thinking."""
+    remedy = 'send a JSON object of the chat template\'s variables, such as {"enable_thinking": false}'
+    if not isinstance(variables, Mapping):
+        raise PromptError("chat_template_kwargs", f"{show(variables)} is no object", remedy)
+    if reserved := sorted(_RESERVED.intersection(variables)):
+        raise PromptError("chat_template_kwargs", f"{reserved[0]!r} is no variable that can be set", "leave it out")
+    return dict(variables)
+
+
 def _are_objects(value: Any) -> bool:
     return (
         isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(item, Mapping) for item in value)
     )
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> str:
-    """The text that the chat template makes of checked messages and tools, ending where the answer begins."""
+def render_chat(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Sequence[Any] | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """The text that the chat template makes of what was checked before, ending where the answer begins."""
     import jinja2
 
     if tokenizer.chat_template is None:
@@ -324,7 +351,11 @@ def render_chat(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Any
     try:
         return str(
             tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=True
+                list(messages),
+                tools=list(tools) if tools else None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **(variables or {}),
             )
         )
     # Whatever a template does with values that it did not expect, such as a number in place of a list of calls.
@@ -342,7 +373,9 @@ def render_chat(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Any
         ) from error
 
 
-def encode_continuation(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+def encode_continuation(
+    tokenizer: Any, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+) -> list[int]:
     """The ids that new messages add to a conversation which ends with an assistant's answer.
 
     What the chat template writes after such an answer: the end of its turn, the messages, and the beginning of the next
@@ -356,7 +389,7 @@ def encode_continuation(tokenizer: Any, messages: Sequence[Message]) -> list[int
     def after_answer(turns: int) -> str:
         before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}] * (turns - 1)
         marked = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER}]
-        parts = render_chat(tokenizer, [*before, *marked, *new]).split(_ANSWER)
+        parts = render_chat(tokenizer, [*before, *marked, *new], variables=variables).split(_ANSWER)
         if len(parts) != 2:
             raise _cannot_continue("does not show an earlier answer once and as it was")
         return parts[1]

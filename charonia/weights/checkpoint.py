@@ -213,20 +213,26 @@ def _file_names(index: Path, weight_map: dict[str, Any]) -> set[str]:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Opens the weights of a Hugging Face folder: safetensors where there are any, else .bin files."""
-    stems = [("model", "safetensors"), ("pytorch_model", "bin")]
+    """Opens the weights of a Hugging Face folder."""
+    files = weight_files(folder)
+    return TorchCheckpoint(files) if files[0].suffix == ".bin" else SafetensorsCheckpoint(files)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a Hugging Face folder's weights: safetensors where there are any, else .bin files. Those that an
+    index names may be missing. Raises ModelError or UnsupportedError where there are none."""
+    names = ["model.safetensors", "pytorch_model.bin"]
     if (old := gptq_stem(folder, {file.name for file in folder.iterdir()})) is not None:
-        stems.insert(1, (old, "safetensors"))
-    for stem, suffix in stems:
-        reader = SafetensorsCheckpoint if suffix == "safetensors" else TorchCheckpoint
-        index, single = folder / f"{stem}.{suffix}.index.json", folder / f"{stem}.{suffix}"
+        names.insert(1, f"{old}.safetensors")
+    for name in names:
+        index = folder / f"{name}.index.json"
         if index.is_file():
             weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict) or not weight_map:
                 raise ModelError(f"{index} has no weight_map: download it again")
-            return reader(folder / name for name in sorted(_file_names(index, weight_map)))
-        if _is_file(single):
-            return reader([single])
+            return [folder / file for file in sorted(_file_names(index, weight_map))]
+        if _is_file(folder / name):
+            return [folder / name]
     for pattern in ("gptq_model*.bin", "gptq_model*.pt"):
         for file in sorted(folder.glob(pattern)):
             raise UnsupportedError(

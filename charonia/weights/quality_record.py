@@ -4,6 +4,7 @@ own in a Hugging Face folder. `charonia evaluate` measures it."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,9 +17,11 @@ from rich.text import Text
 
 from charonia.errors import ModelError
 from charonia.weights.checkpoint import read_json
+from charonia.weights.fingerprint import fingerprint
 from charonia.weights.workspace import Location
 
 SIDE_FILE = "charonia_quality.json"
+log = logging.getLogger("charonia")
 
 
 class _Part(BaseModel):
@@ -71,6 +74,7 @@ class QualityRecord(_Part):
     weight_bytes: int
     quant_policy: int
     device: str
+    weights: str = ""  # fingerprint.py's of the Hugging Face folder; of a converted workspace none
     text: TextScore
     reference: ReferenceScore | None = None
     questions: QuestionScore | None = None
@@ -92,14 +96,65 @@ def parse_records(content: object) -> list[QualityRecord]:
 
 
 def records_of_folder(folder: Path) -> list[QualityRecord]:
-    """Of a Hugging Face folder."""
+    """Of a Hugging Face folder, those of the weights that it has now."""
     file = folder / SIDE_FILE
-    return parse_records(read_json(file).get("records")) if file.is_file() else []
+    return _of_these_weights(parse_records(read_json(file).get("records")), folder, file) if file.is_file() else []
 
 
 def records_of_weights(weights: Path) -> list[QualityRecord]:
-    """Of a workspace's weights folder."""
-    return parse_records(read_json(weights / "manifest.json").get("quality"))
+    """Of a workspace's weights folder; of a linked one those of the weights that it points to now."""
+    file = weights / "manifest.json"
+    manifest = read_json(file)
+    records, source = parse_records(manifest.get("quality")), _linked_source(manifest)
+    # A converted workspace is written at once, with checksums of its files.
+    return records if source is None or not records else _of_these_weights(records, source, file)
+
+
+def fingerprint_of(location: Location) -> str:
+    """What a record of it has as `weights`. Raises ModelError."""
+    if location.weights is None:
+        return fingerprint(location.path)
+    source = _linked_source(read_json(location.weights / "manifest.json"))
+    return "" if source is None else fingerprint(source)
+
+
+def drop_outdated(location: Location) -> None:
+    """Removes a workspace's records of weights that its source has no more."""
+    if location.weights is None:
+        return
+    file = location.weights / "manifest.json"
+    content = read_json(file)
+    known = parse_records(content.get("quality"))
+    kept = records_of_weights(location.weights) if known else []
+    if len(kept) < len(known):
+        try:
+            _write(file, {**content, "quality": [one.content() for one in kept]})
+        except OSError as error:
+            log.warning("%s cannot be written (%s): /v1/models goes on showing those records", file, error)
+
+
+def _linked_source(manifest: Mapping[str, Any]) -> Path | None:
+    """The Hugging Face folder whose files a manifest points to, where it does and the folder is there."""
+    files = manifest.get("files")
+    linked = isinstance(files, dict) and any("sha256" not in entry for entry in files.values())
+    source = Path(str(manifest.get("source")))
+    return source if linked and source.is_dir() else None
+
+
+def _of_these_weights(records: list[QualityRecord], folder: Path, file: Path) -> list[QualityRecord]:
+    if not records:
+        return []
+    now = fingerprint(folder)
+    kept = [record for record in records if record.weights == now]
+    if len(kept) < len(records):
+        log.warning(
+            "%d of the quality records in %s are of other weights than %s has now, and do not count: measure again "
+            "with charonia evaluate",
+            len(records) - len(kept),
+            file,
+            folder,
+        )
+    return kept
 
 
 def check_can_save(location: Location) -> None:

@@ -21,7 +21,7 @@ from charonia.weights.checkpoint import read_json
 from charonia.weights.tensor_parallel import rank_of
 
 FORMAT_VERSION = 2
-TRITON_MODELS = ("preprocessing", "engine", "postprocessing", "ensemble")
+TRITON_MODELS = ("preprocessing", "engine", "postprocessing", "parsing", "ensemble")
 WEIGHTS = Path("triton_models", "weights")
 TOKENIZER = Path("triton_models", "tokenizer")
 TOKEN_TABLE = "token_table.safetensors"

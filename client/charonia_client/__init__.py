@@ -20,6 +20,7 @@ from charonia_client.types import (
     Timings,
     Tokenized,
     TokenizeRequest,
+    ToolCallDelta,
 )
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Timings",
     "TokenizeRequest",
     "Tokenized",
+    "ToolCallDelta",
     "Unavailable",
     "Unresponsive",
 ]

@@ -14,21 +14,31 @@ from rich.console import Console
 from charonia_client.client import Client
 from charonia_client.errors import BadRequest, CharoniaError, Overloaded
 from charonia_client.terminal import LEAVE, Reader, plain
+from charonia_client.tools import ToolResult, Tools, converse
 from charonia_client.types import GenerateRequest, GenerateResponse
 
 _INTERRUPTED = "(interrupted)"
+_SHOWN = 200  # characters of a call
 
 
 class Chat:
-    """A terminal chat over `client`; `sampling` are fields of GenerateRequest for every turn."""
+    """A terminal chat over `client`; `sampling` are fields of GenerateRequest for every turn. The model may call
+    `tools`, which run at once."""
 
     def __init__(
-        self, client: Client, reader: Reader, *, system: str | None = None, sampling: dict[str, int | float]
+        self,
+        client: Client,
+        reader: Reader,
+        *,
+        system: str | None = None,
+        sampling: dict[str, int | float],
+        tools: Tools | None = None,
     ) -> None:
         self._client = client
         self._reader = reader
         self._sampling: dict[str, Any] = dict(sampling)
-        self._history: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+        self._tools = tools or Tools(())
+        self._history: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         # A name for what the server keeps of this conversation. It is a hint: every turn sends the whole of it, so a
         # server that has forgotten, or never knew, answers the same.
         self._session_id = f"chat-{uuid.uuid4()}"
@@ -49,29 +59,29 @@ class Chat:
                 with contextlib.suppress(CharoniaError):
                     await self._client.end_session(self._session_id)
                 return 1 if self._failed and not self._reader.hint else 0
+            before = len(self._history)
             self._history.append({"role": "user", "content": message})
-            text = await self._interruptible_answer()
-            if text:
-                self._history.append({"role": "assistant", "content": text})
-            else:
-                self._history.pop()
+            if not await self._interruptible_answer():
+                del self._history[before:]
 
-    async def _interruptible_answer(self) -> str:
-        """Prints the answer while it comes; Ctrl-C ends it and keeps what has come. Empty after an error.
+    async def _interruptible_answer(self) -> bool:
+        """Prints the answer while it comes; Ctrl-C ends it and keeps what has come. False after an error, and where
+        nothing has come.
 
         The first Ctrl-C stops the request, whose answer then ends by itself; the next one does not wait for that.
         """
         loop = asyncio.get_running_loop()
-        parts: list[str] = []
-        request_id = str(uuid.uuid4())
-        task = asyncio.ensure_future(self._answer(request_id, parts))
+        parts: list[str] = []  # of the answer that is under way
+        ids: list[str] = []
+        before = len(self._history)
+        task = asyncio.ensure_future(self._answer(ids, parts))
         stops: list[asyncio.Task[None]] = []
 
         def interrupt() -> None:
-            if stops:
+            if stops or not ids:
                 task.cancel()
             else:
-                stops.append(loop.create_task(self._client.stop(request_id)))
+                stops.append(loop.create_task(self._client.stop(ids[-1])))
 
         loop.add_signal_handler(signal.SIGINT, interrupt)
         try:
@@ -85,25 +95,52 @@ class Chat:
             self._console.print(
                 f"{chr(10) if parts else ''}error: {plain(_explained(error))}", style="red", markup=False
             )
-            return ""
+            return False
         finally:
             loop.remove_signal_handler(signal.SIGINT)
             # What a stop says of itself is said by the answer too.
             await asyncio.gather(*stops, return_exceptions=True)
-        return "".join(parts)
+        if parts:  # of an answer that has not ended
+            self._history.append({"role": "assistant", "content": "".join(parts)})
+        return len(self._history) > before
 
-    async def _answer(self, request_id: str, parts: list[str]) -> None:
+    async def _answer(self, ids: list[str], parts: list[str]) -> None:
+        """ids: gets those of the requests. parts: gets the texts of the answer that is under way."""
+
+        def new_id() -> str:
+            ids.append(str(uuid.uuid4()))
+            return ids[-1]
+
         request = GenerateRequest(messages=self._history, session_id=self._session_id, **self._sampling)
         part: GenerateResponse | None = None
-        async with aclosing(self._client.generate(request, request_id=request_id)) as answer:
-            async for part in answer:
-                parts.append(part.text)
-                self._console.out(plain(part.text), end="", highlight=False)
+        dim = False
+        rounds = converse(self._client, request, self._tools, self._history, request_id=new_id)
+        async with aclosing(rounds) as answer:
+            async for item in answer:
+                if isinstance(item, ToolResult):
+                    parts.clear()
+                    self._console.print(f"\n{_shown(item)}", style="dim", markup=False)
+                    continue
+                part = item
+                parts.append(part.content)
+                if part.reasoning:
+                    self._console.print(plain(part.reasoning), style="dim italic", end="", markup=False)
+                elif dim and part.content:
+                    self._console.print("\n")
+                dim = bool(part.reasoning) or (dim and not part.content)
+                self._console.out(plain(part.content), end="", highlight=False)
                 self._console.file.flush()
+        parts.clear()  # it is in the history
         if part is not None and part.finish_reason == "cancelled":
             self._console.print(f"\n{_INTERRUPTED}", style="dim", markup=False, end="")
         if part is not None:
             self._console.print(f"\n{_cost(part)}", style="dim", markup=False)
+
+
+def _shown(result: ToolResult) -> str:
+    """A call and its result, on a line each, cut where they are long."""
+    lines = (f"{result.name}({result.arguments})", f"= {result.text}")
+    return "\n".join(plain(line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}...") for line in lines)
 
 
 def _cost(last: GenerateResponse) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import inspect
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +14,7 @@ from charonia_client.chat import Chat
 from charonia_client.client import Client
 from charonia_client.errors import Unavailable
 from charonia_client.terminal import make_reader
+from charonia_client.tools import Tools
 
 DEFAULT_PORT = 33337
 
@@ -26,7 +30,7 @@ def _target(text: str) -> str:
 
 
 async def _chat(
-    target: str, model: str, system: str | None, sampling: dict[str, int | float], enter_sends: bool
+    target: str, model: str, system: str | None, sampling: dict[str, int | float], enter_sends: bool, tools: Tools
 ) -> int:
     async with Client(target, model=model) as client:
         if not await client.server_live():
@@ -39,10 +43,34 @@ async def _chat(
             typer.echo(f"The Triton server at {target} has no model {model!r} that is ready.", err=True)
             return 1
         try:
-            return await Chat(client, make_reader(enter_sends), system=system, sampling=sampling).run()
+            return await Chat(client, make_reader(enter_sends), system=system, sampling=sampling, tools=tools).run()
         except Unavailable as error:
             typer.echo(f"error: {error}", err=True)
             return 1
+
+
+def _tools_of(file: Path | None) -> Tools:
+    """The public functions that a file defines."""
+    if file is None:
+        return Tools(())
+    if file.suffix != ".py":
+        raise typer.BadParameter(f"{file} is no Python file: its name ends with .py")
+    try:
+        spec = importlib.util.spec_from_file_location("chat_tools", file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        functions = [
+            value
+            for name, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == spec.name and not name.startswith("_")
+        ]
+        tools = Tools(functions)
+    except Exception as error:
+        raise typer.BadParameter(f"{file} cannot be used: {type(error).__name__}: {error}") from error
+    if not functions:
+        raise typer.BadParameter(f"{file} defines no function")
+    return tools
 
 
 app = typer.Typer(add_completion=False)
@@ -64,6 +92,12 @@ def chat(
     seed: Annotated[int | None, typer.Option(min=0, help="makes answers repeatable")] = None,
     enter_sends: Annotated[bool, typer.Option("--enter-sends", help="one Enter sends, not two")] = False,
     model: Annotated[str, typer.Option(help="name of the ensemble on the server")] = "ensemble",
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="a Python file whose functions the model may call; they run here, unasked"
+        ),
+    ] = None,
 ) -> None:
     """Chat with the model of a Triton server. Two Enters send, `exit` leaves, Ctrl-C interrupts an answer."""
     given = {
@@ -75,7 +109,7 @@ def chat(
         "seed": seed,
     }
     sampling = {name: value for name, value in given.items() if value is not None}
-    raise typer.Exit(asyncio.run(_chat(server, model, system, sampling, enter_sends)))
+    raise typer.Exit(asyncio.run(_chat(server, model, system, sampling, enter_sends, _tools_of(tools))))
 
 
 def main() -> None:

@@ -40,12 +40,14 @@ from charonia_client.stream import Stream, stream_infer
 from charonia_client.tensors import (
     Action,
     decode,
+    decode_formats,
     decode_lookup,
     decode_quality,
     decode_tokenize,
     decode_tokenizer_info,
     encode,
     encode_action,
+    encode_formats_question,
     encode_lookup,
     encode_tokenize,
     encode_tokenizer_info,
@@ -181,6 +183,8 @@ class Client:
                 running -= response.finish_reason is not None
                 if response.logprobs or response.prompt_ids:
                     await self._tokens.name_tokens(response)
+                if request.name_stop_word and response.finish_reason == "stop":
+                    response.stop_word = await self._tokens.stop_word(response, request.stop_words)
                 yield response
             if running:
                 raise ServerError(f"Triton at {self.target} ended the answer without a finish reason")
@@ -285,6 +289,16 @@ class Client:
         message = encode_lookup([0], self.vocabulary, ("model_quality",))
         try:
             return decode_quality(await self._stub.ModelInfer(message, timeout=timeout_s))
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.target) from None
+
+    async def answer_formats(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, str | None]:
+        """The formats of the model's `tool_calls` and `reasoning`, None where it has none. Raises Unavailable,
+        ServerError."""
+        try:
+            return decode_formats(
+                await self._stub.ModelInfer(encode_formats_question(self.tokenizer), timeout=timeout_s)
+            )
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
 

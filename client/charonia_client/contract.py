@@ -69,6 +69,10 @@ SCALARS: dict[str, tuple[str, str]] = {
 # Output -> what it holds: one value, or several of them.
 OUTPUTS: dict[str, str] = {
     "text_output": "text",
+    "content_output": "text",
+    "reasoning_output": "text",
+    "tool_calls": "text",
+    "num_reasoning_tokens": "int",
     "output_ids": "ints",
     "text_span": "ints",
     "sequence_index": "int",
@@ -99,6 +103,12 @@ ALWAYS: tuple[str, ...] = (
     "timings",
 )
 ASKED_WITH: dict[str, tuple[str, ...]] = {
+    "parsed": (
+        "content_output",
+        "reasoning_output",
+        "tool_calls",
+        "num_reasoning_tokens",
+    ),
     "logprobs": (
         "text_span",
         "output_log_probs",
@@ -106,6 +116,7 @@ ASKED_WITH: dict[str, tuple[str, ...]] = {
         "top_log_probs",
         "cum_log_probs",
     ),
+    "name_stop_word": ("text_span",),
     "best_of": (
         "sequence_index",
         "cum_log_probs",

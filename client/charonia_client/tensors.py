@@ -16,6 +16,7 @@ from charonia_client.types import (
     Timings,
     Tokenized,
     TokenizeRequest,
+    ToolCallDelta,
     TopToken,
 )
 
@@ -53,6 +54,12 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
     """The ModelInferRequest for `request`. ValueError for a number that its tensor's type cannot hold."""
     message = pb.ModelInferRequest(model_name=model, id=request_id)
     _prompt(message, request)
+    if request.tool_choice is not None:
+        _texts(message, "tool_choice", [request.tool_choice.encode()])
+    if request.parallel_tool_calls is not None:
+        _numbers(message, "parallel_tool_calls", "BOOL", [request.parallel_tool_calls])
+    if request.chat_template_kwargs:
+        _texts(message, "chat_template_kwargs", [request.chat_template_kwargs_json()])
     for field, (name, datatype) in SCALARS.items():
         value = getattr(request, field)
         if value is not None:
@@ -157,13 +164,17 @@ def decode(message: Any) -> GenerateResponse:
     logprobs = values.get("output_log_probs")
     if logprobs:
         response.logprobs = logprobs
-        response.text_span = values["text_span"]
         response.top_logprobs = _rows(
             len(logprobs), values.get("top_log_prob_ids", ()), values.get("top_log_probs", ())
         )
     if len(values) > len(ALWAYS):
+        response.text_span = values.get("text_span", ())
         response.index = values.get("sequence_index", 0)
         response.cum_logprob = values.get("cum_log_probs", 0.0)
+        response.content = values.get("content_output", "")
+        response.reasoning = values.get("reasoning_output", "")
+        response.tool_calls = [ToolCallDelta(**call) for call in json.loads(values.get("tool_calls") or "[]")]
+        response.num_reasoning_tokens = values.get("num_reasoning_tokens", 0)
         response.num_session_tokens = values.get("num_session_tokens", 0)
         response.prompt_ids = values.get("prompt_ids", ())
         response.prompt_logprobs = values.get("prompt_log_probs", ())
@@ -194,6 +205,19 @@ def encode_lookup(ids: Sequence[int], model: str, outputs: Sequence[str] = ("tok
     for name in outputs:
         message.outputs.add(name=name)
     return message
+
+
+def encode_formats_question(model: str) -> Any:
+    """Asks preprocessing for the formats of the model's answers."""
+    message = pb.ModelInferRequest(model_name=model)
+    message.outputs.add(name="answer_formats")
+    return message
+
+
+def decode_formats(message: Any) -> dict[str, str | None]:
+    """Of tool_calls and of reasoning; None where the model has none."""
+    (text,) = _unpack_texts(message.raw_output_contents[0])
+    return dict(json.loads(text))
 
 
 def encode_tokenize(request: TokenizeRequest, model: str) -> Any:

@@ -38,10 +38,16 @@ class GenerateRequest(ScalarFields, _Chat):
     prompt_token_ids: Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None  # chat messages, {"role": ..., "content": ...}
     tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: str | None = None  # "auto" or "none"
+    parallel_tool_calls: bool | None = None  # False: calls after the first are left out
+    chat_template_kwargs: Mapping[str, Any] | None = None  # variables of the chat template, such as enable_thinking
+    # True: the answer's text comes as content, reasoning and tool_calls, too.
+    parsed: Literal[True] | None = None
     stop_words: Sequence[str] = ()
     bad_words: Sequence[str] = ()
     logit_bias: Mapping[int, float] | None = None
     end_id: Sequence[int] = ()  # instead of the model's own
+    name_stop_word: bool | None = None  # say which of stop_words ended an answer
     logprobs: int | None = None  # of the token chosen and of this many likeliest, 0 to 20
     stream: bool = True  # False: one response with the whole text
     echo: bool = False  # begin with the prompt's text
@@ -54,6 +60,9 @@ class GenerateRequest(ScalarFields, _Chat):
         _check_prompt(self.text, self.prompt_token_ids, self.messages)
         if (self.interactive or self.end_session) and not self.session_id:
             raise ValueError("interactive and end_session need a session_id")
+
+    def chat_template_kwargs_json(self) -> bytes:
+        return json.dumps(self.chat_template_kwargs, ensure_ascii=False).encode()
 
     def logit_bias_json(self) -> bytes:
         return json.dumps({str(token): bias for token, bias in (self.logit_bias or {}).items()}).encode()
@@ -114,6 +123,22 @@ class TopToken:
 
 
 @dataclass(slots=True)
+class ToolCallDelta:
+    """What a response adds to a call of a tool.
+
+    index: of the answer's calls, from 0 on. id, name: with the call's beginning. arguments: the next piece; joined they
+    are a JSON object. complete: with the call's end; False where the answer ended within the arguments, or where they
+    are no JSON.
+    """
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+    complete: bool | None = None
+
+
+@dataclass(slots=True)
 class GenerateResponse:
     """A part of an answer; the texts of all parts, joined, are the answer.
 
@@ -135,10 +160,17 @@ class GenerateResponse:
     logprobs: tuple[float, ...] = ()
     tokens: list[bytes | None] = field(default_factory=list)
     top_logprobs: list[list[TopToken]] = field(default_factory=list)
-    text_span: tuple[int, ...] = ()  # with logprobs: [begin, end) of the text in the joined bytes of the tokens
+    # With logprobs or name_stop_word: [begin, end) of the text in the joined bytes of the tokens.
+    text_span: tuple[int, ...] = ()
     index: int = 0  # which of the n answers this is a part of
     cum_logprob: float = 0.0  # of the answer's tokens so far, where log probabilities or best_of were asked for
+    # With parsed: of the text, what is neither reasoning nor a call; the reasoning; and the calls.
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    num_reasoning_tokens: int = 0  # of num_output_tokens
     num_session_tokens: int = 0  # of num_input_tokens: the session's history
+    stop_word: str | None = None  # with name_stop_word, on the last part: which one ended the answer, if any did
     # With prompt_logprobs, on the first part of answer 0: an entry for each token of the prompt in prompt_ids,
     # prompt_tokens and prompt_special, and one for each from the second on in the others.
     prompt_ids: tuple[int, ...] = ()

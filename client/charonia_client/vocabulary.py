@@ -49,6 +49,14 @@ class Vocabulary:
                 raise
             return await self._elsewhere(ids)
 
+    async def stop_word(self, response: GenerateResponse, words: Sequence[str]) -> str | None:
+        """Which of the words ended the answer whose last response this is: it stands behind the response's text."""
+        known = await self._names(set(response.token_ids))
+        names = [known.get(token, _UNKNOWN) for token in response.token_ids]
+        spelled = b"".join(piece or b"" for piece, special in names if not special)
+        behind = spelled[response.text_span[1] :] if response.text_span else b""
+        return next((word for word in words if behind.startswith(word.encode())), None)
+
     def forget(self) -> None:
         """The server was away: it may come back with another model. Answers that are being named keep their names."""
         self._before = {**self._before, **self._known}

@@ -33,6 +33,7 @@ struct Call {
 
   // Of its sequences; for the thread that sends.
   std::string echo;                 // goes out with each one's first response
+  std::string parsing_options;      // goes out with every response
   std::vector<TokenId> prompt_ids;  // with the first response of all; empty where not asked for
   std::vector<bool> begun;          // [n]: whether that was sent
   std::size_t num_open = 1;         // how many have not ended

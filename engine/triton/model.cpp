@@ -144,6 +144,7 @@ bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> 
     }
     call->session_id = asked.request.session_id;
     call->echo = std::move(asked.echo);
+    call->parsing_options = std::move(asked.parsing_options);
     if (asked.request.sampling.prompt_logprobs >= 0) call->prompt_ids = asked.request.input_ids;
     // A number that is out of range is the engine's to reject.
     call->num_open = static_cast<std::size_t>(std::max(asked.request.sampling.n, 1));
@@ -233,6 +234,7 @@ void Model::send(Call& call, const Result& result, bool last) {
   call.begun[index] = true;
   Extras extras;
   if (first) extras.echo = call.echo;
+  extras.parsing_options = call.parsing_options;
   if (first && index == 0) extras.prompt_ids = call.prompt_ids;
   call.stream.send(result, extras, call.outputs, last);
 }

@@ -19,6 +19,7 @@ OutputSet requested_outputs(TRITONBACKEND_Request* request);
 // What a response holds beside its result.
 struct Extras {
   std::string_view echo;
+  std::string_view parsing_options;
   std::span<const TokenId> prompt_ids;
 };
 

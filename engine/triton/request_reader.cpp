@@ -163,6 +163,10 @@ EngineCall read_call(TRITONBACKEND_Request* request) {
   call.request.strip_leading_space = inputs.scalar<bool>("strip_leading_space").value_or(false);
   if (auto echo = inputs.strings("echo", 1); echo && !echo->empty()) call.echo = std::move(echo->front());
   check_echo(call.echo, call.request.sampling.n);
+  if (auto options = inputs.strings("parsing_options", 1); options && !options->empty()) {
+    call.parsing_options = std::move(options->front());
+    check_parsing_options(call.parsing_options);
+  }
   return call;
 }
 

@@ -21,8 +21,9 @@ struct EngineCall {
   Action action = Action::generate;
   // With stop and cancel: session_id, or where there is none id, says which requests. Everything else is then unset.
   Request request;
-  std::string echo;   // goes out with each sequence's first response
-  OutputSet outputs;  // what the client asked for
+  std::string echo;             // goes out with each sequence's first response
+  std::string parsing_options;  // goes out with every response
+  OutputSet outputs;            // what the client asked for
 };
 
 // The caller's id of a request, or empty.

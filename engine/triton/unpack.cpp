@@ -10,6 +10,7 @@ namespace charonia::triton {
 namespace {
 
 constexpr std::size_t kMaxEchoBytes = std::size_t{64} << 20;
+constexpr std::size_t kMaxParsingOptionsBytes = 1 << 20;
 
 template <class... Parts>
 [[noreturn]] void reject(const Parts&... text) {
@@ -56,6 +57,13 @@ void check_echo(std::string_view echo, int sequences) {
   if (echo.size() > kMaxEchoBytes / times) {
     reject("echo: ", echo.size(), " bytes for each of ", times, " sequences are more than ", kMaxEchoBytes,
            " bytes; send a shorter text_input, a smaller num_return_sequences, or exclude_input_in_output = true");
+  }
+}
+
+void check_parsing_options(std::string_view options) {
+  if (options.size() > kMaxParsingOptionsBytes) {
+    reject("parsing_options: ", options.size(), " bytes are more than ", kMaxParsingOptionsBytes,
+           "; send fewer tools, or tools of shorter names");
   }
 }
 

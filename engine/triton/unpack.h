@@ -26,4 +26,7 @@ std::vector<std::vector<TokenId>> unpack_bad_words(std::span<const std::int32_t>
 // range is the engine's to check): at most 64 MiB in all.
 void check_echo(std::string_view echo, int sequences);
 
+// They go out with every response: at most 1 MiB.
+void check_parsing_options(std::string_view options);
+
 }  // namespace charonia::triton

@@ -24,8 +24,19 @@ from charonia_gateway.errors import ApiError, handle_api_error, handle_engine_er
 from charonia_gateway.metrics import Metrics, MetricsMiddleware
 from charonia_gateway.origins import OriginMiddleware
 from charonia_gateway.record import REQUEST_ID_HEADER, RecordMiddleware
-from charonia_gateway.routes import chat, completions, embeddings, interactive, models, service, tokenizer
+from charonia_gateway.routes import (
+    chat,
+    completions,
+    embeddings,
+    interactive,
+    messages,
+    models,
+    responses,
+    service,
+    tokenizer,
+)
 from charonia_gateway.settings import Settings
+from charonia_gateway.stored import ResponseStore
 from charonia_gateway.tracing import Tracing, TracingMiddleware
 
 _DESCRIPTION = """The API of OpenAI for the model that this server serves; OpenAI's own clients work unchanged, with
@@ -59,7 +70,12 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
         metrics.registry.register(EndpointMetrics(pool))
         async with pool:
             app.state.gateway = Gateway(
-                settings, Engine(pool, settings.request_timeout_s), metrics, draining, int(time.time())
+                settings,
+                Engine(pool, settings.request_timeout_s),
+                metrics,
+                draining,
+                int(time.time()),
+                ResponseStore(settings.max_responses, settings.max_response_bytes, settings.response_ttl_s),
             )
             following = asyncio.create_task(discovery.follow(pool.set_targets, settings.endpoint_check_interval_s))
             try:
@@ -77,7 +93,7 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name whatever host the request does
     )
-    for module in (chat, completions, interactive, embeddings, models, tokenizer, service):
+    for module in (chat, completions, responses, interactive, messages, embeddings, models, tokenizer, service):
         app.include_router(module.router)
     app.add_middleware(DrainMiddleware, drain=draining)
     app.add_middleware(OriginMiddleware, allowed=settings.origins)
@@ -85,7 +101,7 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=sorted(settings.origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=[REQUEST_ID_HEADER, IGNORED_HEADER, "Retry-After"],
         )

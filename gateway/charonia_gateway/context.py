@@ -20,12 +20,17 @@ from charonia_gateway.logprobs import MAX_ENTRIES
 from charonia_gateway.metrics import Metrics
 from charonia_gateway.record import REQUEST_ID_HEADER, record_of
 from charonia_gateway.schemas.interactive import InteractiveRequest
+from charonia_gateway.schemas.messages import CountTokensRequest
+from charonia_gateway.schemas.openai_responses import ResponsesRequest
 from charonia_gateway.schemas.requests import Sampling
 from charonia_gateway.schemas.tokenizer import DetokenizeBody, TokenizeBody
 from charonia_gateway.settings import Settings
+from charonia_gateway.stored import ResponseStore
 from charonia_gateway.usage import Usage
 
-Body = TypeVar("Body", bound=Sampling | InteractiveRequest | TokenizeBody | DetokenizeBody)
+ForText = Sampling | InteractiveRequest | CountTokensRequest | ResponsesRequest
+Body = TypeVar("Body", bound=ForText | TokenizeBody | DetokenizeBody)
+_PROMPT_FIELDS = {"messages", "prompt", "system", "instructions", "input"}
 _MAX_MODEL_CHARACTERS = 100  # of a client's name for a model, in logs, spans and errors
 
 
@@ -38,6 +43,7 @@ class Gateway:
     metrics: Metrics
     drain: Drain
     started: int  # seconds since the epoch
+    responses: ResponseStore
 
     @property
     def system_fingerprint(self) -> str:
@@ -63,7 +69,7 @@ class Gateway:
         record.operation = body.operation
         record.model = None if body.model is None else body.model[:_MAX_MODEL_CHARACTERS]
         if self.settings.log_prompts:
-            record.prompt = body.model_dump(include={"messages", "prompt"}, exclude_none=True)
+            record.prompt = body.model_dump(include=_PROMPT_FIELDS, exclude_none=True)
         if body.model is not None:
             self.check_model(body.model)
         return body
@@ -108,7 +114,7 @@ GatewayState = Annotated[Gateway, Depends(gateway_of)]
 class Head:
     """The fields that all parts of one answer share."""
 
-    def __init__(self, gateway: Gateway, request: Request, body: Sampling | InteractiveRequest, prefix: str) -> None:
+    def __init__(self, gateway: Gateway, request: Request, body: ForText, prefix: str) -> None:
         self._record = record_of(request.scope)
         self.id = self._record.name(prefix)
         self._with_timings = bool(body.timings)

@@ -10,11 +10,23 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from charonia_gateway.schemas.interactive import InteractiveRequest
+from charonia_gateway.schemas.messages import CountTokensRequest, MessagesRequest
+from charonia_gateway.schemas.openai_responses import ResponsesRequest
 from charonia_gateway.schemas.requests import ChatRequest, CompletionRequest
 from charonia_gateway.schemas.responses import ErrorBody
 from charonia_gateway.schemas.tokenizer import DetokenizeBody, TokenizeBody
 
 _REF = "#/components/schemas/{model}"
+_REQUESTS: tuple[type[BaseModel], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    ResponsesRequest,
+    InteractiveRequest,
+    MessagesRequest,
+    CountTokensRequest,
+    TokenizeBody,
+    DetokenizeBody,
+)
 _ERRORS = {
     400: "the request is wrong: the text names the field and what would be right",
     403: "a web page of another origin asks, which CHARONIA_GATEWAY_ALLOWED_ORIGINS does not name",
@@ -34,9 +46,11 @@ def describe(
     examples: dict[str, dict[str, Any]],
     stream: str | None = "with stream = true server-sent events, the last of them `data: [DONE]`",
     errors: Mapping[int, str] = MappingProxyType({}),
+    error: type[BaseModel] = ErrorBody,
 ) -> dict[str, Any]:
     """Arguments of a route's decorator. `stream` says what a stream is, None where there is none; `errors` are those
-    that the other routes have not. The model's name is put into the examples when they are served."""
+    that the other routes have not, `error` the form of all of them. The model's name is put into the examples when they
+    are served."""
     content = {
         "application/json": {
             "schema": {"$ref": _REF.format(model=request.__name__)},
@@ -46,7 +60,7 @@ def describe(
     ok: dict[str, Any] = {"model": answer, "description": "the answer"}
     if stream is not None:
         ok |= {"description": f"the answer; {stream}", "content": {"text/event-stream": {}}}
-    described = {status: {"model": ErrorBody, "description": text} for status, text in {**_ERRORS, **errors}.items()}
+    described = {status: {"model": error, "description": text} for status, text in {**_ERRORS, **errors}.items()}
     return {
         "responses": {200: ok, **described},
         "openapi_extra": {"requestBody": {"required": True, "content": content}},
@@ -62,7 +76,7 @@ def complete_schema(app: FastAPI, model_name: str) -> None:
             return app.openapi_schema
         schema = generate()
         components = schema.setdefault("components", {}).setdefault("schemas", {})
-        for model in (ChatRequest, CompletionRequest, InteractiveRequest, TokenizeBody, DetokenizeBody):
+        for model in _REQUESTS:
             definition = model.model_json_schema(ref_template=_REF)
             components.update(definition.pop("$defs", {}))
             components[model.__name__] = definition

@@ -57,7 +57,7 @@ class DrainMiddleware:
         if self._drain.begun:
             error = unavailable("the gateway is shutting down and takes no new request", self._drain.left_s)
             error.headers["Connection"] = "close"  # so that the next try may reach another one
-            await error.response()(scope, receive, send)
+            await error.response(scope)(scope, receive, send)
             return
         self._drain.running += 1
         try:

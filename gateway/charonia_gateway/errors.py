@@ -1,6 +1,8 @@
-"""Errors in OpenAI's format, and the one place that gives the engine client's errors their HTTP status.
+"""Errors in OpenAI's format, or on Anthropic's routes in its own, and the one place that gives the engine client's
+errors their HTTP status.
 
 {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+{"type": "error", "error": {"type": ..., "message": ...}, "request_id": ...}
 """
 
 from __future__ import annotations
@@ -15,11 +17,24 @@ from charonia_client import BadRequest, CharoniaError, DeadlineExceeded, Overloa
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from charonia_gateway.endpoints import SessionLost
 from charonia_gateway.record import record_of
 
 log = logging.getLogger("charonia_gateway")
+
+
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_ID_HEADER = "request-id"
+_ANTHROPIC_TYPES = {
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class ApiError(Exception):
@@ -46,7 +61,18 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
+    def anthropic_body(self, request_id: str) -> dict[str, Any]:
+        # Their clients know a prompt that is too long by these words.
+        text = f"prompt is too long: {self.message}" if self.code == "context_length_exceeded" else self.message
+        kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": text}, "request_id": request_id}
+
+    def response(self, scope: Scope) -> JSONResponse:
+        """In the form that the clients of the request's path read."""
+        if scope["path"].startswith(ANTHROPIC_PATH):
+            request_id = record_of(scope).request_id
+            headers = {ANTHROPIC_ID_HEADER: request_id, **self.headers}
+            return JSONResponse(self.anthropic_body(request_id), self.status, headers)
         return JSONResponse(self.body(), self.status, self.headers)
 
 
@@ -119,7 +145,7 @@ def from_engine(error: CharoniaError) -> ApiError:
 
 def _answer(request: Request, error: ApiError) -> JSONResponse:
     record_of(request.scope).error = error.code or error.type
-    return error.response()
+    return error.response(request.scope)
 
 
 async def handle_api_error(request: Request, error: Exception) -> JSONResponse:

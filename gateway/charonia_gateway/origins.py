@@ -64,7 +64,7 @@ class OriginMiddleware:
                 code="origin_not_allowed",
             )
             record_of(scope).error = error.code
-            await error.response()(scope, receive, send)
+            await error.response(scope)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

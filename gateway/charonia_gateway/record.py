@@ -17,6 +17,8 @@ from charonia_gateway.usage import Usage
 # What a stream sends while it has nothing to say: a comment of server-sent events, and white space before an object.
 EVENT_HEARTBEAT = b":\n\n"
 LINE_HEARTBEAT = b" "
+PING_HEARTBEAT = b'event: ping\ndata: {"type": "ping"}\n\n'  # Anthropic's
+_HEARTBEATS = (EVENT_HEARTBEAT, LINE_HEARTBEAT, PING_HEARTBEAT)
 
 REQUEST_ID_HEADER = "x-request-id"
 # Fit for a log and for the engine's request id. That ends, for this purpose, at a '#'.
@@ -88,7 +90,7 @@ def record_of(scope: Scope) -> Record:
 
 def begins_text(message: Message) -> bool:
     """Whether it is a piece of an answer, and no heartbeat before it."""
-    return message["type"] == "http.response.body" and message.get("body") not in (EVENT_HEARTBEAT, LINE_HEARTBEAT)
+    return message["type"] == "http.response.body" and message.get("body") not in _HEARTBEATS
 
 
 def final_status(scope: Scope) -> int:

@@ -71,6 +71,25 @@ class GatewayFields(BaseSettings):
         validation_alias=AliasChoices("charonia_gateway_max_choices", "max_choices"),
         description="maximum number of completions (prompts times n) of one HTTP request",
     )
+    max_responses: int = Field(
+        1000,
+        ge=0,
+        validation_alias=AliasChoices("charonia_gateway_max_responses", "max_responses"),
+        description="maximum number of answers of /v1/responses that are stored for clients which ask for it; 0: none"
+        " is stored",
+    )
+    max_response_bytes: int = Field(
+        67108864,
+        ge=1024,
+        validation_alias=AliasChoices("charonia_gateway_max_response_bytes", "max_response_bytes"),
+        description="maximum bytes of all stored answers with their conversations; the oldest are forgotten first",
+    )
+    response_ttl_s: float = Field(
+        3600,
+        gt=0,
+        validation_alias=AliasChoices("charonia_gateway_response_ttl_s", "response_ttl_s"),
+        description="seconds after which a stored answer is forgotten",
+    )
     request_timeout_s: float = Field(
         0,
         ge=0,

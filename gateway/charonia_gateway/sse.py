@@ -43,6 +43,12 @@ def event(data: Any) -> bytes:
     return b"data: " + _json(data) + b"\n\n"
 
 
+def named_event(data: Mapping[str, Any]) -> bytes:
+    """One event under the name that its `type` has, as Anthropic's and the newer of OpenAI's streams are."""
+    kind: str = data["type"]
+    return b"event: " + kind.encode() + b"\ndata: " + _json(data) + b"\n\n"
+
+
 def line(data: Any) -> bytes:
     """One line with `data` as JSON."""
     return _json(data) + b"\n"
@@ -139,7 +145,7 @@ class EventStream(Response):
         if error and self._started:
             await send({"type": "http.response.body", "body": self._format.error(error), "more_body": False})
         elif error:
-            await error.response()(scope, receive, send)
+            await error.response(scope)(scope, receive, send)
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events) as events:

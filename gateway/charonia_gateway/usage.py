@@ -32,11 +32,13 @@ class Usage:
         prompts = [last for last in self._last[:: self._per_prompt] if last]
         prompt_tokens = sum(last.num_input_tokens for last in prompts)
         completion_tokens = sum(last.num_output_tokens for last in self._last if last and not self._prompt_only)
+        reasoning_tokens = sum(last.num_reasoning_tokens for last in self._last if last)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(last.num_cached_tokens for last in prompts)},
+            **({"completion_tokens_details": {"reasoning_tokens": reasoning_tokens}} if reasoning_tokens else {}),
         }
 
     def timings(self) -> dict[str, Any] | None:

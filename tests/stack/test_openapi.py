@@ -26,7 +26,7 @@ def operations(stack: Stack) -> list[APIOperation[Any, Any, Any, Any]]:
 
     content = httpx.get(f"{stack.gateway}/openapi.json", timeout=HANG_S).json()
     model = httpx.get(f"{stack.gateway}/v1/models", timeout=HANG_S).json()["data"][0]["id"]
-    for name in ("ChatRequest", "CompletionRequest"):
+    for name in ("ChatRequest", "CompletionRequest", "MessagesRequest", "CountTokensRequest", "ResponsesRequest"):
         content["components"]["schemas"][name]["properties"]["model"] = {"const": model}
     schema = schemathesis.openapi.from_dict(content)
     schema.config.update(base_url=stack.gateway)

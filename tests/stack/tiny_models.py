@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -78,11 +79,11 @@ def cut_uniquely(symbols: list[str], used: set[str], rng: random.Random) -> list
     return pieces
 
 
-def byte_level_vocabulary() -> Vocabulary:
+def byte_level_vocabulary(texts: Sequence[str] = TEXTS) -> Vocabulary:
     rng = random.Random(0)
     alphabet = byte_alphabet()
     used = set(alphabet)
-    chains = [cut_uniquely([alphabet[byte] for byte in text.encode()], used, rng) for text in TEXTS]
+    chains = [cut_uniquely([alphabet[byte] for byte in text.encode()], used, rng) for text in texts]
     return Vocabulary(alphabet + [piece for chain in chains for piece in chain], chains)
 
 
@@ -122,7 +123,7 @@ def build_tokenizer(kind: TokenizerKind, vocabulary: Vocabulary) -> Tokenizer:
         tokenizer.decoder = decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         )
-    names = [EOS, *(start_token(index) for index in range(len(TEXTS)))]
+    names = [EOS, *(start_token(index) for index in range(len(vocabulary.chains)))]
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     return tokenizer
 
@@ -147,9 +148,12 @@ def write_model(
     layers: int = 1,
     positions: int = 2048,
     ends: bool = True,
+    texts: Sequence[str] = TEXTS,
+    chat_template: str = CHAT_TEMPLATE,
 ) -> None:
-    """A Hugging Face folder of a Llama in fp32 with one of the two tokenizers. ends: its answers end at EOS."""
-    vocabulary = byte_level_vocabulary() if kind == "byte_level" else byte_fallback_vocabulary()
+    """A Hugging Face folder of a Llama in fp32 with one of the two tokenizers. ends: its answers end at EOS. texts: a
+    parrot's answers; others than TEXTS with byte-level tokens alone."""
+    vocabulary = byte_level_vocabulary(texts) if kind == "byte_level" else byte_fallback_vocabulary()
     tokenizer = build_tokenizer(kind, vocabulary)
     vocab_size = tokenizer.get_vocab_size()
     config: dict[str, Any] = {
@@ -179,7 +183,7 @@ def write_model(
             {
                 "tokenizer_class": "PreTrainedTokenizerFast",
                 "eos_token": EOS,
-                "chat_template": CHAT_TEMPLATE,
+                "chat_template": chat_template,
                 "clean_up_tokenization_spaces": False,
             },
             ensure_ascii=False,

@@ -244,6 +244,23 @@ async def test_a_stop_word_inside_a_token_cuts_it() -> None:
     assert (await named([0, 1, 2], (0, 8))).tokens == [b" hello", b" w", b""]
 
 
+@pytest.mark.parametrize(
+    ("ids", "end", "found"),
+    [
+        ([0, 1, 2], 8, "orl"),  # begins in a token and ends in the next one
+        ([0, 1, 2], 12, None),  # the text came to its own end
+        ([0, 1, 5], 10, None),  # a special token is no text
+        ([0, 3, 4], 6, "é"),
+    ],
+)
+async def test_the_stop_word_is_what_stands_behind_the_text(ids: list[int], end: int, found: str | None) -> None:
+    async def lookup(wanted: Sequence[int]) -> tuple[list[bytes], list[bool]]:
+        return [PIECES[token] for token in wanted], [token == 5 for token in wanted]
+
+    response = GenerateResponse("", tuple(ids), "stop", text_span=(0, end))
+    assert await Vocabulary(lookup).stop_word(response, ["never", "orl", "é"]) == found
+
+
 async def test_special_tokens_add_nothing_but_have_a_name_among_the_likeliest() -> None:
     response = await named([0, 5, 3, 4], (0, 8), tops=[5])
     assert response.tokens == [b" hello", b"", b"\xc3", b"\xa9"]

@@ -71,7 +71,7 @@ def split_into_shards(folder: Path) -> None:
 
 def test_the_layout_is_that_of_the_contract(model: Path, tmp_path: Path) -> None:
     root = convert(model, tmp_path / "w")
-    for name in ("preprocessing", "engine", "postprocessing", "ensemble"):
+    for name in ("preprocessing", "engine", "postprocessing", "parsing", "ensemble"):
         link = root / "model_repository" / name
         assert link.is_symlink() and not link.readlink().is_absolute()
         assert (link / "config.pbtxt").is_file() and (link / "1").is_dir()

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("model", ["ensemble", "preprocessing", "engine", "postprocessing"])
+@pytest.mark.parametrize("model", ["ensemble", "preprocessing", "engine", "postprocessing", "parsing"])
 def test_inputs_and_batch_dimensions_of_the_contract_are_those_of_the_models(model: str) -> None:
     """What is required is marked so, all else is optional, and a model that batches says so."""
     page = (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8")

@@ -213,6 +213,12 @@ def test_a_server_that_goes_moves_no_sessions_but_its_own(targets: set[str], ses
         assert rendezvous(str(session), targets - {gone}) == assigned
 
 
+def test_prefix_keys_of_token_ids_are_equal_as_far_as_the_ids_are() -> None:
+    ids = list(range(1000, 1500))
+    one, other = (prefix_keys(GenerateRequest(prompt_token_ids=found)) for found in (ids, [*ids[:300], 7, *ids[301:]]))
+    assert len(one) == len(other) > 5 and one[:5] == other[:5] and one[-1] != other[-1]
+
+
 @given(st.text(max_size=3000), st.text(max_size=3000))
 def test_prefix_keys_are_equal_as_far_as_the_texts_are(one: str, other: str) -> None:
     found = [prefix_keys(ask(text)) for text in (one, other)]
@@ -263,6 +269,7 @@ def test_outstanding_tokens_are_those_of_the_requests_that_run(events: list[tupl
 def test_work_is_prompt_and_answers() -> None:
     assert load.prompt_tokens(ask("x" * 400)) == 101
     assert load.prompt_tokens(ask("海" * 400)) == 201
+    assert load.prompt_tokens(GenerateRequest(prompt_token_ids=[1] * 400)) == 400
     assert load.prompt_tokens(chat("x" * 40, "y" * 40)) == 22
     assert load.answer_tokens(ask(max_tokens=7)) == 7
     assert load.answer_tokens(ask(max_tokens=7, n=2, best_of=3)) == 21

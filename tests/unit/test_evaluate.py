@@ -25,11 +25,14 @@ from charonia.errors import InvalidRequestError, ModelError
 from charonia.quality.evaluate import default_questions, default_text, evaluate
 from charonia.quality.perplexity import Perplexity, Window, compare, log_softmax, perplexity, windows
 from charonia.quality.questions import Question, answers_right, check_prompts, read_questions
+from charonia.serve.model import prepare
 from charonia.weights import quality_record, workspace
 from charonia.weights.convert import convert, link_workspace
+from charonia.weights.fingerprint import fingerprint
 from charonia.weights.plan import make_plan
 from charonia.weights.quality_record import (
     SIDE_FILE,
+    QualityRecord,
     parse_records,
     quality_table,
     records_of_folder,
@@ -269,6 +272,39 @@ def test_a_record_stays_with_a_folder_its_workspaces_and_their_plans(models: lis
     assert make_plan(copied, {"device": "cpu"}).quality == [again.content(), changed.content()]
 
 
+def test_a_record_goes_with_the_weights_that_it_was_measured_of(
+    models: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Path(shutil.copytree(models[0], tmp_path / "model"))
+    record = QualityRecord.model_validate({**record_of(), "weight_type": "fp32", "weights": fingerprint(model)})
+    save_record(workspace.locate(model), record)
+    linked, copied = link_workspace(model, tmp_path / "linked"), convert(model, tmp_path / "copied")
+    save_record(workspace.locate(linked), record)
+    save_record(workspace.locate(copied), record)
+    (model / "model.safetensors").touch()
+    moved = Path(shutil.copytree(model, tmp_path / "moved"))
+    for folder in (model, moved):
+        assert records_of_folder(folder) == [record], "times and places are not the weights"
+    assert records_of_weights(linked / workspace.WEIGHTS) == [record]
+
+    content = bytearray((model / "model.safetensors").read_bytes())
+    for at in range(len(content) // 2, len(content), 2048):
+        content[at] ^= 1
+    (model / "model.safetensors").write_bytes(content)
+    caplog.clear()
+    assert records_of_folder(model) == []
+    assert "1 of the quality records" in caplog.text and "charonia evaluate" in caplog.text
+    assert records_of_weights(convert(model, tmp_path / "again") / workspace.WEIGHTS) == []
+    assert make_plan(linked, {"device": "cpu"}).quality == []
+    before = json.loads((linked / workspace.WEIGHTS / "manifest.json").read_text())
+    prepare(str(linked), tmp_path / "run", {})
+    after = json.loads((linked / workspace.WEIGHTS / "manifest.json").read_text())
+    assert after == {**before, "quality": []} and len(before["quality"]) == 1
+    assert records_of_weights(copied / workspace.WEIGHTS) == [record], "it has copies of the old ones"
+    save_record(workspace.locate(model), record.model_copy(update={"weights": fingerprint(model), "quant_policy": 8}))
+    assert [one.quant_policy for one in records_of_folder(model)] == [8]
+
+
 def record_of(**changed: Any) -> dict[str, Any]:
     text = {"name": "t[/x]", "sha256": "0", "tokens": 9, "window": 4, "stride": 2, "perplexity": 2.5}
     head = {"date": "today", "charonia_version": "0", "command": "c", "model": "m[awq]", "weight_type": "bf16"}
@@ -278,8 +314,10 @@ def record_of(**changed: Any) -> dict[str, Any]:
 def test_a_record_that_is_not_understood_is_left_out(tmp_path: Path) -> None:
     # The engine refuses a manifest with infinity, which is no JSON.
     wrong = [{"date": "today"}, record_of(perplexity=math.inf), record_of(perplexity=math.nan)]
-    (tmp_path / SIDE_FILE).write_text(json.dumps({"records": [*wrong, record_of()]}))
-    assert [record.content() for record in records_of_folder(tmp_path)] == [record_of()]
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    right = {**record_of(), "weights": fingerprint(tmp_path)}
+    (tmp_path / SIDE_FILE).write_text(json.dumps({"records": [*wrong, right]}))
+    assert [record.content() for record in records_of_folder(tmp_path)] == [right]
 
 
 def test_names_with_brackets_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:

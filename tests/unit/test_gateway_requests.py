@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from typing import Any
 
 import pytest
 from charonia_client import (
@@ -197,11 +198,30 @@ def test_a_tool_call_in_the_history_reaches_the_template() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     history = [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
     history += [{"role": "tool", "tool_call_id": "1", "content": "42"}]
-    request = chat(messages=history, tools=[{"type": "function"}]).engine_request()
+    tool = {"type": "function", "function": {"name": "f"}}
+    request = chat(messages=history, tools=[tool]).engine_request()
     assert request.messages is not None
     assert request.messages[1]["tool_calls"] == [call] and request.messages[2]["tool_call_id"] == "1"
-    assert request.tools == [{"type": "function"}]
-    assert chat(tools=[{"type": "function"}], tool_choice="none").engine_request().tools is None
+    assert (request.tools, request.parsed) == ([tool], True)
+    without = chat(tools=[tool], tool_choice="none", parallel_tool_calls=False).engine_request()
+    assert (without.tools, without.parsed, without.parallel_tool_calls) == (None, None, None)
+    assert chat(tools=[tool], parallel_tool_calls=False).engine_request().parallel_tool_calls is False
+
+
+def test_only_answers_that_may_hold_more_than_text_are_parsed() -> None:
+    assert chat().engine_request().parsed is None
+    assert chat().engine_request(reasons=True).parsed is True
+
+
+def test_variables_of_the_template() -> None:
+    def variables(**fields: Any) -> Any:
+        return chat(**fields).engine_request().chat_template_kwargs
+
+    assert variables() is None
+    assert variables(reasoning_effort="low") == {"reasoning_effort": "low"}
+    assert variables(reasoning_effort="none") == {"reasoning_effort": "none", "enable_thinking": False}
+    given = {"enable_thinking": True, "documents": []}
+    assert variables(reasoning_effort="none", chat_template_kwargs=given) == {"reasoning_effort": "none", **given}
 
 
 def test_unknown_fields_are_named_when_they_fit_a_header() -> None:
@@ -329,8 +349,8 @@ MANY = 150_000
     [
         (ChatRequest, {"messages": [1] * MANY}, "messages[0] is not a JSON object"),
         (ChatRequest, {"messages": [{"role": "user", "content": ""}] * MANY}, "at most 10000 items"),
-        (ChatRequest, {"messages": USER, "tools": [1] * MANY}, "tools[0] = 1: it should be an object"),
-        (ChatRequest, {"messages": USER, "tools": [{}] * MANY}, "at most 1000 items"),
+        (ChatRequest, {"messages": USER, "tools": [1] * 1000}, "tools: tool 0 is no function"),
+        (ChatRequest, {"messages": USER, "tools": [{}] * MANY}, "at most 1000 functions"),
         (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [1] * MANY}]}, "messages[0].tool_calls[0] = 1"),
         (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * MANY}]}, "at most 1000 items"),
         (ChatRequest, {"messages": [{"role": "user", "content": [1] * MANY}]}, f"{MANY} parts are too many"),

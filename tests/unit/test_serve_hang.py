@@ -36,7 +36,7 @@ def metrics(*, waiting: int = 0, done: int = 0, of: str = "postprocessing", runn
 STUCK = "requests wait for {}, none ends, and the engine has nothing to do"
 
 
-@pytest.mark.parametrize("model", ["preprocessing", "postprocessing"])
+@pytest.mark.parametrize("model", ["preprocessing", "postprocessing", "parsing"])
 def test_requests_that_wait_while_none_ends_and_the_engine_is_idle_are_stuck(model: str) -> None:
     progress = Progress()
     assert progress.stuck(metrics(waiting=3, of=model)) == [], "there is nothing yet to compare with"

@@ -8,6 +8,8 @@ namespace charonia::triton {
 
 // The engine model's output tensors.
 enum class Output : std::size_t {
+  // BYTES [1]: how the answer is parsed, as preprocessing says it, JSON; `engine` hands it on with every response
+  parsing_options,
   // INT32 [n]: its tokens
   output_ids,
   // INT32 [2]: the text is bytes [begin, end) of the joined bytes of output_ids, UTF-8 with U+FFFD for what is no
@@ -49,7 +51,8 @@ enum class Output : std::size_t {
   timings,
 };
 
-inline constexpr std::array<const char*, 18> kOutputNames = {
+inline constexpr std::array<const char*, 19> kOutputNames = {
+    "parsing_options",
     "output_ids",
     "text_span",
     "echo",

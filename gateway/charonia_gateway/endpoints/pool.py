@@ -89,6 +89,7 @@ class Pool:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self.endpoints: list[Endpoint] = []
         self._quality: tuple[float, list[dict[str, Any]]] | None = None  # when it was asked for, and the answer
+        self._formats: tuple[float, dict[str, str | None]] | None = None  # the same
         # By target: a server that leaves the list and comes back may have histories that are out of date.
         self._stale: Recent[str, Recent[str, None]] = Recent(_MAX_TARGETS)
 
@@ -159,6 +160,21 @@ class Pool:
         if usable:  # also where none of them could say: the next one shall not wait as long
             self._quality = (time.monotonic(), records)
         return records
+
+    async def answer_formats(self) -> dict[str, str | None]:
+        """The formats of the model's `tool_calls` and `reasoning`, asked of one server and remembered for a while. None
+        where the model has none, and where no server can say."""
+        if self._formats and self._formats[0] > time.monotonic() - _QUALITY_AGE_S:
+            return self._formats[1]
+        formats = self._formats[1] if self._formats else {}
+        usable = [one for one in self.endpoints if one.usable]
+        for endpoint in usable:
+            with contextlib.suppress(CharoniaError):
+                formats = await endpoint.client.answer_formats(_QUALITY_TIMEOUT_S)
+                break
+        if usable:
+            self._formats = (time.monotonic(), formats)
+        return formats
 
     def _stale_at(self, target: str) -> Recent[str, None]:
         """What a server was not told. That of a listed one is its own, also where more targets came since."""

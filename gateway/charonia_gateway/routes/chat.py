@@ -9,6 +9,7 @@ from typing import Any
 from charonia_client import GenerateRequest
 from fastapi import APIRouter, Request, Response
 
+from charonia_gateway.answer_deltas import deltas, finish_reason, message
 from charonia_gateway.context import Gateway, GatewayState, Head
 from charonia_gateway.documentation import describe
 from charonia_gateway.engine import Engine
@@ -43,11 +44,12 @@ router = APIRouter()
     ),
 )
 async def chat_completions(request: Request, gateway: GatewayState) -> Response:
-    """OpenAI's chat completions. `tools` are handed to the model's chat template; a call that the model makes is left
-    in the answer as the text it is (calls are not parsed yet)."""
+    """OpenAI's chat completions. Calls of `tools` and reasoning are read in the format of the model's chat template
+    (docs/tools.md)."""
     body = await gateway.read(request, ChatRequest)
     gateway.check_choices(body.choices_made)
-    requests = [body.engine_request()]
+    formats = await gateway.engine.pool.answer_formats()
+    requests = [body.engine_request(reasons=bool(formats.get("reasoning")))]
     if not body.stream:
         gateway.check_logprobs(requests)
     if body.renew_session and body.session_id is not None:
@@ -69,8 +71,10 @@ async def _whole(gateway: Gateway, body: ChatRequest, requests: Sequence[Generat
         (
             {
                 "index": index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
-                "finish_reason": answer.finish_reason,
+                "message": message(answer)
+                if requests[0].parsed
+                else {"role": "assistant", "content": answer.text, "refusal": None},
+                "finish_reason": finish_reason(answer.finish_reason, bool(answer.tool_calls)),
             },
             {"content": chat_logprobs(answer), "refusal": None} if body.logprobs else None,
         )
@@ -83,7 +87,8 @@ async def _whole(gateway: Gateway, body: ChatRequest, requests: Sequence[Generat
 async def _stream(
     engine: Engine, body: ChatRequest, requests: Sequence[GenerateRequest], head: Head
 ) -> AsyncGenerator[bytes, None]:
-    """One chunk for each piece of text; each choice's first has the role, its last the finish reason."""
+    """One chunk for each piece of text, of reasoning or of a call; each choice's first has the role, its last the
+    finish reason."""
     usage = head.usage(body.choices_per_prompt, body.choices_per_prompt)
     # This is the hot path: one dictionary is made, and changed for each chunk.
     choice: dict[str, Any] = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}
@@ -92,6 +97,9 @@ async def _stream(
     if with_usage:
         chunk["usage"] = None
     begun = [False] * body.choices_per_prompt
+    called = [False] * body.choices_per_prompt
+    parsed = requests[0].parsed
+    held: list[list[dict[str, Any]]] = [[] for _ in begun]  # log probabilities of what is not yet shown
     async with aclosing(engine.stream(requests, head.engine_id)) as parts:
         async for index, part in parts:
             usage.see(index, part)
@@ -101,18 +109,23 @@ async def _stream(
                 begun[index] = True
                 choice["delta"] = {"role": "assistant", "content": "", "refusal": None}
                 events += event(chunk)
-            if part.text:
-                choice["delta"] = {"content": part.text}
-                choice["logprobs"] = {"content": list(chat_logprobs(part)), "refusal": None} if body.logprobs else None
+            called[index] |= bool(part.tool_calls)
+            if body.logprobs:
+                held[index] += chat_logprobs(part)
+            for delta in deltas(part) if parsed else ({"content": part.text},) if part.text else ():
+                choice["delta"] = delta
+                choice["logprobs"] = {"content": held[index], "refusal": None} if body.logprobs else None
                 events += event(chunk)
                 choice["logprobs"] = None
+                held[index] = []
             if part.finish_reason:
                 choice["delta"] = {}
-                choice["finish_reason"] = part.finish_reason
+                choice["logprobs"] = {"content": held[index], "refusal": None} if held[index] else None
+                choice["finish_reason"] = finish_reason(part.finish_reason, called[index])
                 if usage.ended:
                     chunk |= head.timings(usage)
                 events += event(chunk)
-                choice["finish_reason"] = None
+                choice["finish_reason"] = choice["logprobs"] = None
             if events:
                 yield events
     if with_usage:

@@ -115,6 +115,35 @@ def text_of_parts(value: Any) -> str | None:
     return "".join(texts)
 
 
+def _tools(value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise wrong(f"send a list of at most {MAX_TOOLS} functions")
+    for number, tool in enumerate(value):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if kind != "function" or not isinstance(function, dict):
+            raise wrong(f'tool {number} is no function: send {{"type": "function", "function": {{"name": ...}}}}')
+        name = function.get("name")
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name, re.ASCII):
+            raise wrong(f"the name of function {number} is missing, or has other characters than a-z, 0-9, _, - and .")
+        if function.get("strict"):
+            raise wrong(f"function {name}: strict needs a grammar, which is not supported yet; send strict = false")
+    return value
+
+
+def _no_older_form(value: Any) -> None:
+    if value is not None:
+        raise wrong("it is not supported: send tools and tool_choice for functions; answers are text")
+
+
+def _text_modality(value: Any) -> Any:
+    if value not in (None, ["text"]):
+        raise wrong('answers are text: send ["text"], or leave it out')
+    return value
+
+
 def _prompt(value: Any) -> list[str] | list[list[int]]:
     """A text, several texts, a list of token ids, or several such lists."""
     if isinstance(value, str):
@@ -194,6 +223,15 @@ Content = Annotated[
     str | None,
     BeforeValidator(text_of_parts),
     _schema(_STRING, {"type": "array", "items": {"type": "object"}, "maxItems": MAX_PARTS}),
+]
+Tools = Annotated[
+    list[dict[str, Any]] | None,
+    BeforeValidator(_tools),
+    _schema({"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS}),
+]
+OlderForm = Annotated[None, BeforeValidator(_no_older_form), WithJsonSchema({"type": "null"})]
+TextModality = Annotated[
+    list[str] | None, BeforeValidator(_text_modality), _schema({"type": "array", "items": {"const": "text"}})
 ]
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}}
 TokenIds = Annotated[list[int], PlainValidator(token_ids), WithJsonSchema(_TOKENS)]

@@ -16,10 +16,13 @@ from charonia_gateway.schemas.fields import (
     BadWords,
     Content,
     LogitBias,
+    OlderForm,
     OrText,
     Prompt,
     SessionId,
     Stop,
+    TextModality,
+    Tools,
     wrong,
 )
 
@@ -186,14 +189,19 @@ class ChatRequest(Sampling):
     max_tokens: int | None = Field(None, ge=1, le=INT32, description="older name of max_completion_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20, description="likeliest tokens at each place; needs logprobs")
-    tools: list[dict[str, Any]] | None = Field(
-        None,
-        fail_fast=True,
-        max_length=MAX_TOOLS,
-        description="handed to the model's chat template; calls in the answer are left as the text they are",
-    )
+    tools: Tools = Field(None, description="functions that the model may call, in the format of its chat template")
     tool_choice: Annotated[Any, WithJsonSchema({"enum": ["none", "auto", None]})] = None
-    parallel_tool_calls: bool | None = Field(None, description="taken, without effect")
+    parallel_tool_calls: bool | None = Field(None, description="false: calls after the first are left out")
+    functions: OlderForm = Field(None, description="refused: send tools")
+    function_call: OlderForm = Field(None, description="refused: send tool_choice")
+    modalities: TextModality = Field(None, description='["text"]')
+    audio: OlderForm = Field(None, description="refused: answers are text")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="a variable of the chat template; none also sets enable_thinking = false"
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="variables of the chat template, such as enable_thinking"
+    )
     response_format: ResponseFormat | None = None
     renew_session: bool | None = Field(None, description="forget first what is kept under session_id")
 
@@ -202,15 +210,31 @@ class ChatRequest(Sampling):
         if self.top_logprobs is not None and not self.logprobs:
             raise wrong("top_logprobs needs logprobs = true")
         if self.tool_choice not in (None, "none", "auto"):
-            raise wrong('tool_choice: a call cannot be forced yet; send "auto" or "none"')
+            raise wrong('tool_choice: a call cannot be forced without a grammar; send "auto" or "none"')
+        if self.tool_choice == "auto" and not self.tools:
+            raise wrong("tool_choice needs tools")
         if self.renew_session and self.session_id is None:
             raise wrong("renew_session needs a session_id")
         return self
 
-    def engine_request(self) -> GenerateRequest:
+    def template_variables(self) -> dict[str, Any] | None:
+        """Of the chat template; what is named there wins over what follows from other fields."""
+        variables: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+        if self.reasoning_effort == "none":
+            variables["enable_thinking"] = False
+        return {**variables, **(self.chat_template_kwargs or {})} or None
+
+    def engine_request(self, *, reasons: bool = False) -> GenerateRequest:
+        """reasons: the model's answers may hold reasoning."""
+        tools = None if self.tool_choice == "none" else self.tools
         return self.to_engine(
             messages=[message.to_template() for message in self.messages],
-            tools=None if self.tool_choice == "none" else self.tools,
+            tools=tools,
+            parallel_tool_calls=self.parallel_tool_calls if tools else None,
+            chat_template_kwargs=self.template_variables(),
+            parsed=True if tools or reasons else None,
             max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
         )

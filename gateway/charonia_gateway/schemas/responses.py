@@ -23,11 +23,16 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
 class UsageBody(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = Field(None, description="where there was reasoning")
 
 
 class TimingsBody(BaseModel):
@@ -54,9 +59,22 @@ class _Answer(BaseModel):
     timings: TimingsBody | None = Field(None, description="where the request asked for it")
 
 
+class CalledFunction(BaseModel):
+    name: str
+    arguments: str = Field(description="JSON, as the model wrote it")
+
+
+class ToolCall(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
     role: Literal["assistant"]
-    content: str
+    content: str | None = Field(description="null where the answer consists of calls")
+    reasoning_content: str | None = Field(None, description="where there was reasoning")
+    tool_calls: list[ToolCall] | None = Field(None, description="where the model calls tools")
     refusal: None
 
 
@@ -64,7 +82,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(_Answer):
@@ -121,3 +139,74 @@ class TokenizerInfo(BaseModel):
     unk_token: str | None
     pad_token: str | None
     chat_template: str | None
+
+
+class AnthropicErrorDetail(BaseModel):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(BaseModel):
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+    request_id: str
+
+
+class AnthropicText(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class AnthropicUsage(BaseModel):
+    input_tokens: int = Field(description="of the prompt, without those that were in the cache")
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class AnthropicAnswer(BaseModel):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[AnthropicText]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
+    stop_sequence: str | None
+    usage: AnthropicUsage
+
+
+class TokenCount(BaseModel):
+    input_tokens: int
+
+
+class ResponseBody(BaseModel):
+    """The answer of /v1/responses, as OpenAI has it."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    background: bool
+    error: None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    store: bool = Field(description="whether it is stored")
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str
+    tools: list[Any]
+    top_p: float
+    truncation: str
+    usage: dict[str, Any]
+
+
+class DeletedResponse(BaseModel):
+    id: str
+    object: Literal["response"]
+    deleted: bool

@@ -1,0 +1,497 @@
+"""Reads an answer as it is made: text, reasoning and calls of tools, by the descriptions in `formats`.
+
+What is no call is text, and comes out as it was; of a call's markup nothing does. A call *begins* once its name and the
+beginning of its arguments are read; what breaks off before that is text, whole. From then on arguments are handed on as
+they come, and cannot be taken back: of a call that breaks off later, what the model wrote up to the call's end is its
+arguments, which are no JSON then, and nothing is made up.
+
+White space around calls and reasoning is dropped, and so is that around all the text beside them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import uuid
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from dataclasses import dataclass, replace
+from io import StringIO
+
+from .events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
+from .formats import CallFormat, ReasoningFormat
+from .scanners import GemmaScanner, JsonScanner, Scanner
+
+# Characters that are held back at most until it is known whether they are a call.
+MAX_HELD = 1 << 16
+MAX_NAME = 256  # characters of a function's name
+_MAX_SPACE = 4096  # characters of white space that are held back, since a call may follow
+_SPACE = " \t\r\n"
+_SPACES = re.compile(f"[{_SPACE}]+")
+_MARKS = re.compile("[\ud800-\udfff]+")
+_NAME = re.compile(r"[^\s\[{\"\ud800-\udfff]+")
+
+Reading = Generator[None, None, None]
+
+
+class _NoCallError(Exception):
+    """What is being read is no call, or not one that is complete."""
+
+
+def special_marks(markup: Iterable[str], tokens: Iterable[str]) -> dict[str, str]:
+    """For each special token that is part of markup, the character that stands for it in what the parser is fed: a
+    surrogate, which no text holds. So a text that spells such a token is no markup, and what is not read as markup can
+    be left out of texts, which special tokens are no part of."""
+    joined = "\n".join(markup)
+    found = sorted({token for token in tokens if token and token in joined})
+    return {token: chr(0xD800 + at) for at, token in enumerate(found)}
+
+
+def _with_marks(text: str, marks: Mapping[str, str]) -> str:
+    for token in sorted(marks, key=len, reverse=True):
+        text = text.replace(token, marks[token])
+    return text
+
+
+def _joins_with(event: Event) -> object:
+    """The same for events whose texts are one text."""
+    if isinstance(event, CallArguments):
+        return event.index
+    return type(event) if isinstance(event, Content | Reasoning) else event
+
+
+def _joined(events: list[Event]) -> list[Event]:
+    """What was found in one piece, and is of one kind, as one event."""
+    first = events[0]
+    if len(events) == 1 or not isinstance(first, Content | Reasoning | CallArguments):
+        return events
+    texts = "".join(event.text for event in events if isinstance(event, Content | Reasoning | CallArguments))
+    return [replace(first, text=texts)]
+
+
+class _Channel:
+    """Collects one kind of text. White space waits until it is known what follows it."""
+
+    def __init__(self, make: type[Content] | type[Reasoning], events: list[Event]) -> None:
+        self._make = make
+        self._events = events
+        self._held = ""
+        self._flows = False  # white space that was too long to be held back
+        self.begun = False
+        self.drops_first = False  # white space at the beginning is none of it
+
+    def push(self, text: str) -> None:
+        core = text.strip(_SPACE)
+        if not core:
+            self._push_space(text)
+            return
+        begin = len(text) - len(text.lstrip(_SPACE))
+        self._push_space(text[:begin])
+        self._give(self._held + core)
+        self._held, self._flows = "", False
+        self._push_space(text[begin + len(core) :])
+
+    def _push_space(self, text: str) -> None:
+        if self._flows:
+            self._give(text)
+        elif text and (self.begun or not self.drops_first):
+            self._held += text
+            if len(self._held) > _MAX_SPACE:
+                self._flows = True
+                self._give(self._held)
+                self._held = ""
+
+    def _give(self, text: str) -> None:
+        if text:
+            self.begun = True
+            self._events.append(self._make(text))
+
+    def drop_first(self) -> None:
+        """White space before what comes next is dropped, unless something came before."""
+        self.drops_first = True
+        if not self.begun:
+            self._held = ""
+
+    def end(self) -> None:
+        """Gives what was held back."""
+        self._give(self._held)
+        self._held = ""
+
+
+@dataclass
+class _Call:
+    """The call that is being read."""
+
+    index: int
+    muted: bool
+
+
+class AnswerParser:
+    """Of one answer; `feed` it in order, then `finish` it.
+
+    calls, reasoning: the formats; None: there are none to be found.
+    names: the functions that were offered; empty: any.
+    in_reasoning: the prompt ends with the beginning of reasoning.
+    marks: as `special_marks` gives them; what is fed has a special token's mark in its place.
+    parallel: False: calls after the first are dropped.
+    new_id: makes a call's id.
+    """
+
+    def __init__(
+        self,
+        calls: CallFormat | None,
+        reasoning: ReasoningFormat | None = None,
+        *,
+        names: Collection[str] = (),
+        in_reasoning: bool = False,
+        marks: Mapping[str, str] | None = None,
+        parallel: bool = True,
+        new_id: Callable[[], str] | None = None,
+    ) -> None:
+        marks = marks or {}
+        self._calls = calls
+        self._begins = [_with_marks(mark, marks) for mark in calls.begin] if calls else []
+        self._end = _with_marks(calls.end, marks) if calls else ""
+        self._quote = _with_marks(calls.quote, marks) if calls else ""
+        self._arguments_mark = _with_marks(calls.arguments_mark, marks) if calls else ""
+        self._id_mark = _with_marks(calls.id_mark, marks) if calls else ""
+        self._thought = tuple(_with_marks(mark, marks) for mark in reasoning.markup) if reasoning else ()
+        self._names = frozenset(names)
+        self._parallel = parallel
+        self._new_id = new_id or self._random_id
+        self.in_reasoning = in_reasoning and reasoning is not None
+        self.num_calls = 0  # that have begun
+        self._events: list[Event] = []
+        self._content = _Channel(Content, self._events)
+        self._reasoning = _Channel(Reasoning, self._events)
+        self._reasoning.drop_first()
+        self._text = ""
+        self._at = 0
+        self._ended = False
+        self._held: StringIO | None = None  # what was read of what may be a call
+        self._call: _Call | None = None
+        self._stray_end = False  # a call's end has not come; where it comes it is no text
+        self._steps = self._read_answer()
+        next(self._steps)
+
+    def feed(self, text: str) -> list[Event]:
+        """What is certain after this piece of the answer."""
+        self._text = self._text[self._at :] + text
+        self._at = 0
+        return self._step()
+
+    def finish(self) -> list[Event]:
+        """What is left when the answer has ended."""
+        self._ended = True
+        return self._step()
+
+    def _step(self) -> list[Event]:
+        next(self._steps, None)
+        events = self._events[:]
+        self._events.clear()
+        return [one for _, group in itertools.groupby(events, _joins_with) for one in _joined(list(group))]
+
+    # --- reading
+
+    def _has(self, count: int) -> Generator[None, None, bool]:
+        """Waits until `count` characters are there; False where the answer ends before."""
+        while len(self._text) - self._at < count:
+            if self._ended:
+                return False
+            yield
+        return True
+
+    def _take(self, count: int) -> str:
+        piece = self._text[self._at : self._at + count]
+        self._at += count
+        if self._held is not None:
+            self._held.write(piece)
+            if self._held.tell() > MAX_HELD:
+                raise _NoCallError
+        return piece
+
+    def _hold(self, begun: str = "") -> None:
+        """From here on what is taken may turn out to be text."""
+        self._held = StringIO()
+        self._held.write(begun)
+
+    def _peek(self) -> Generator[None, None, str]:
+        """The next character; "" at the end."""
+        return self._text[self._at] if (yield from self._has(1)) else ""
+
+    def _accept(self, mark: str) -> Generator[None, None, bool]:
+        """Takes `mark` where it comes next, else nothing."""
+        for at, char in enumerate(mark):
+            if not (yield from self._has(at + 1)) or self._text[self._at + at] != char:
+                return False
+        self._take(len(mark))
+        return bool(mark)
+
+    def _expect(self, mark: str) -> Reading:
+        if not (yield from self._accept(mark)):
+            raise _NoCallError
+
+    def _spaces(self, more: str = "") -> Generator[None, None, str]:
+        """Takes white space; the character after it."""
+        while (char := (yield from self._peek())) and char in _SPACE + more:
+            self._take(self._run(_SPACES) or 1)
+        return char
+
+    def _run(self, pattern: re.Pattern[str]) -> int:
+        """How many of the next characters are of a kind."""
+        found = pattern.match(self._text, self._at)
+        return len(found.group()) if found else 0
+
+    def _until(self, marks: Collection[str], give: Callable[[str], None]) -> Generator[None, None, str]:
+        """Gives the text before the first of `marks` and takes the mark; "" where the answer ends before one."""
+        wanted = sorted((mark for mark in marks if mark), key=len, reverse=True)
+        pattern = re.compile("|".join(map(re.escape, wanted)) or r"(?!)")
+        longest = max(map(len, wanted), default=1)
+        while True:
+            found = pattern.search(self._text, self._at)
+            if found:
+                give(self._plain(self._text[self._at : found.start()]))
+                self._at = found.end()
+                return found.group()
+            end = len(self._text)
+            if not self._ended:
+                tails = range(max(self._at, end - longest + 1), end)
+                end = next((at for at in tails if any(mark.startswith(self._text[at:]) for mark in wanted)), end)
+            give(self._plain(self._text[self._at : end]))
+            self._at = end
+            if self._ended:
+                return ""
+            yield
+
+    def _plain(self, text: str) -> str:
+        return _MARKS.sub("", text)
+
+    # --- the answer
+
+    def _read_answer(self) -> Reading:
+        yield
+        if self.in_reasoning:
+            yield from self._read_reasoning()
+        while True:
+            if not self._content.begun and (yield from self._read_beginning()):
+                continue
+            marks = [*self._begins, self._end] if self._stray_end else self._begins
+            mark = yield from self._until(marks, self._content.push)
+            if not mark:
+                break
+            if mark not in self._begins:
+                self._stray_end = False
+            while mark in self._begins:
+                mark = yield from self._read_calls(mark)
+        if not self.num_calls:
+            self._content.end()
+
+    def _read_beginning(self) -> Generator[None, None, bool]:
+        """What may only come before all text: reasoning, and calls without markup. Whether there was any."""
+        while (char := (yield from self._peek())) and char in _SPACE:
+            self._content.push(self._take(self._run(_SPACES)))
+        if self._content.begun:
+            return False
+        if self._thought and (yield from self._accept(self._thought[0])):
+            yield from self._read_reasoning()
+            return True
+        if self._calls and self._calls.bare and char == "{":
+            yield from self._read_calls("")
+            return True
+        return False
+
+    def _read_reasoning(self) -> Reading:
+        """What follows its beginning, which some models write although the prompt has it."""
+        self.in_reasoning = True
+        yield from self._spaces()
+        yield from self._accept(self._thought[0])
+        yield from self._until(self._thought[1:], self._reasoning.push)
+        self.in_reasoning = False
+        self._content.drop_first()
+
+    # --- calls
+
+    def _read_calls(self, mark: str) -> Generator[None, None, str]:
+        """What follows the beginning of calls, which was taken. Returns the beginning of the next, or "" ."""
+        assert self._calls is not None
+        self._hold(mark)
+        try:
+            if self._calls.syntax == "json":
+                yield from self._read_json(strict=not mark)
+            else:
+                yield from self._read_named()
+        except _NoCallError:
+            if self._call:
+                return (yield from self._read_broken())
+            self._content.push(self._plain(self._held.getvalue() if self._held else ""))
+        finally:
+            self._held = None
+        return ""
+
+    def _read_json(self, *, strict: bool) -> Reading:
+        """An object, a list of them, or, where calls need no markup, several with semicolons between."""
+        assert self._calls is not None
+        if (yield from self._spaces()) == "[" and not strict:
+            self._take(1)
+            while True:
+                yield from self._spaces()
+                yield from self._read_object(strict=False)
+                if (yield from self._spaces()) != ",":
+                    break
+                self._hold()
+                self._take(1)
+            yield from self._read_end("]")
+            return
+        yield from self._read_object(strict=strict)
+        yield from self._read_end("}")
+        while self._calls.bare and (yield from self._spaces(";")) == "{":
+            self._hold()
+            yield from self._read_object(strict=True)
+
+    def _read_end(self, closing: str) -> Reading:
+        """The end of calls, with brackets that come too often before it. Where it is missing, it is no text when it
+        comes later."""
+        yield from self._spaces(closing)
+        if (yield from self._accept(self._end)):
+            self._stray_end = False
+
+    def _read_object(self, *, strict: bool) -> Reading:
+        """{"name": ..., "arguments": {...}}. strict: of an offered function, and nothing else in it."""
+        assert self._calls is not None
+        yield from self._expect("{")
+        name, arguments, done, more = "", "", False, False
+        while (yield from self._spaces()) != "}":
+            if more:
+                yield from self._expect(",")
+                yield from self._spaces()
+            more = True
+            key = yield from self._read_string(MAX_NAME)
+            yield from self._spaces()
+            yield from self._expect(":")
+            char = yield from self._spaces()
+            if key == "name" and not name:
+                name = yield from self._read_string(MAX_NAME)
+                if not name or _MARKS.search(name) or (strict and self._names and name not in self._names):
+                    raise _NoCallError
+            elif key in self._calls.keys and not arguments and not done:
+                if char == "{" and name:
+                    yield from self._read_arguments(name)
+                    done = True
+                else:
+                    arguments = yield from self._read_whole_arguments(char)
+            elif key in ("name", *self._calls.keys) or (strict and key not in ("type", "id")):
+                raise _NoCallError
+            else:
+                yield from self._read_value(JsonScanner())
+        self._take(1)
+        if not done:
+            if not name or (strict and not arguments):
+                raise _NoCallError
+            self._begin_call(name)
+            self._give_arguments(arguments or "{}")
+            self._end_call()
+
+    def _read_whole_arguments(self, char: str) -> Generator[None, None, str]:
+        """Arguments that come before the name, or as a text that is JSON."""
+        if char == '"':
+            text = yield from self._read_string(MAX_HELD)
+            scanner = JsonScanner()
+            at, arguments = scanner.feed(text, 0)
+            if not text.startswith("{") or not scanner.done or text[at:].strip():
+                raise _NoCallError
+            return arguments
+        if char != "{":
+            raise _NoCallError
+        return (yield from self._read_value(JsonScanner()))
+
+    def _read_string(self, limit: int) -> Generator[None, None, str]:
+        if (yield from self._peek()) != '"':
+            raise _NoCallError
+        text: str = json.loads((yield from self._read_value(JsonScanner(), limit)))
+        return text
+
+    def _read_value(self, scanner: Scanner, limit: int = MAX_HELD) -> Generator[None, None, str]:
+        parts = []
+        size = 0
+        while not scanner.done:
+            if not (yield from self._has(1)):
+                raise _NoCallError
+            end, part = scanner.feed(self._text, self._at)
+            self._take(end - self._at)
+            parts.append(part)
+            size += len(part)
+            if scanner.broken or size > limit:
+                raise _NoCallError
+            if not scanner.done:
+                yield from self._wait()
+        return "".join(parts)
+
+    def _wait(self) -> Reading:
+        """For more text than is there."""
+        if self._ended:
+            raise _NoCallError
+        yield
+
+    def _read_named(self) -> Reading:
+        """NAME{...} with marks between, and, for Gemma, with `call:` before."""
+        assert self._calls is not None
+        yield from self._spaces()
+        if self._calls.syntax == "gemma":
+            yield from self._expect("call:")
+        name = ""
+        while (yield from self._peek()) and (count := self._run(_NAME)):
+            name += self._take(min(count, MAX_NAME + 1))
+            if len(name) > MAX_NAME:
+                raise _NoCallError
+        yield from self._spaces()
+        if (yield from self._accept(self._id_mark)):
+            while (char := (yield from self._peek())) and char.isalnum():
+                self._take(1)
+        yield from self._accept(self._arguments_mark)
+        if (yield from self._spaces()) != "{" or not name:
+            raise _NoCallError
+        yield from self._read_arguments(name)
+        yield from self._read_end("")
+
+    def _read_arguments(self, name: str) -> Reading:
+        """Begins the call and hands its arguments on."""
+        scanner: Scanner = JsonScanner() if not self._quote else GemmaScanner(self._quote)
+        self._begin_call(name)
+        while not scanner.done:
+            end, part = scanner.feed(self._text, self._at)
+            self._take(end - self._at)
+            self._give_arguments(part)
+            if scanner.broken:
+                raise _NoCallError
+            if not scanner.done:
+                yield from self._wait()
+        self._end_call()
+
+    def _read_broken(self) -> Generator[None, None, str]:
+        """The rest of a call whose arguments are no JSON. Returns the beginning of the next."""
+        mark = yield from self._until([self._end] if self._end else self._begins, self._give_arguments)
+        self._end_call(complete=False)
+        self._stray_end = False
+        return mark if mark in self._begins else ""
+
+    def _begin_call(self, name: str) -> None:
+        self._held = None
+        self._content.drop_first()
+        self._call = _Call(self.num_calls, muted=bool(self.num_calls) and not self._parallel)
+        if not self._call.muted:
+            self.num_calls += 1
+            self._events.append(CallBegin(self._call.index, self._new_id(), name))
+
+    def _give_arguments(self, text: str) -> None:
+        if self._call and not self._call.muted and text:
+            self._events.append(CallArguments(self._call.index, text))
+
+    def _end_call(self, *, complete: bool = True) -> None:
+        if self._call and not self._call.muted:
+            self._events.append(CallEnd(self._call.index, complete))
+        self._call = None
+        self._stray_end = bool(self._end)  # until it has come
+
+    def _random_id(self) -> str:
+        length = self._calls.id_characters if self._calls else 0
+        return uuid.uuid4().hex[:length] if length else f"call_{uuid.uuid4().hex[:24]}"

@@ -1,0 +1,301 @@
+"""Arguments of a call, read in pieces of any size: JSON, and Gemma's own way to write it.
+
+A scanner takes text from where one value begins. `feed(text, at)` reads on from text[at] and returns the place up to
+which it has read and the JSON text of that. `done`: the value has ended there. `broken`: the character there cannot
+follow. Neither: it needs more; what it has left unread has to come again, with more behind it. Time is linear in the
+text, memory in the depth, which is bounded. Joined, what is returned does not depend on how the text was cut.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Protocol
+
+MAX_DEPTH = 200  # of lists and objects; as preprocessing takes it of requests
+_MAX_WORD = 256  # characters of a key or a number that Gemma writes without quotes
+
+# Surrogates stand for special tokens, which no argument contains.
+_PLAIN = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
+_SPACE = re.compile(r"[ \t\r\n]+")
+_LITERALS = {"t": "true", "f": "false", "n": "null"}
+# Of a number: state -> (what may follow, the state after that); states whose number may end are in _NUMBER_ENDS.
+_DIGITS = "0123456789"
+_NUMBER: dict[str, tuple[tuple[str, str], ...]] = {
+    "-": (("0", "0"), ("123456789", "i")),
+    "0": ((".", "."), ("eE", "e")),
+    "i": ((_DIGITS, "i"), (".", "."), ("eE", "e")),
+    ".": ((_DIGITS, "f"),),
+    "f": ((_DIGITS, "f"), ("eE", "e")),
+    "e": (("+-", "s"), (_DIGITS, "x")),
+    "s": ((_DIGITS, "x"),),
+    "x": ((_DIGITS, "x"),),
+}
+_NUMBER_ENDS = "0ifx"
+
+
+class Scanner(Protocol):
+    done: bool
+    broken: bool
+
+    def feed(self, text: str, at: int) -> tuple[int, str]: ...
+
+
+class JsonScanner:
+    """One JSON value. Control characters within strings, which JSON has as escapes only and models write as they are,
+    are made such escapes."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.broken = False
+        self._stack: list[str] = []  # "}" and "]" that have to come
+        self._expects = "value"
+        self._rest = ""  # of a literal, or the state of a number, or how many digits an escape still has
+        self._is_key = False
+
+    def feed(self, text: str, at: int) -> tuple[int, str]:
+        out: list[str] = []
+        begin = at
+        while at < len(text) and not self.done:
+            if self._expects == "string":
+                plain = _PLAIN.match(text, at)
+                if plain:
+                    at = plain.end()
+                    continue
+                if text[at] < " ":
+                    out += text[begin:at], json.dumps(text[at])[1:-1]
+                    at += 1
+                    begin = at
+                    continue
+            elif self._expects not in ("escape", "hex", "literal", "number"):
+                space = _SPACE.match(text, at)
+                if space:
+                    at = space.end()
+                    continue
+            read = self._read(text[at])
+            if self.broken:
+                break
+            at += read
+        out.append(text[begin:at])
+        return at, "".join(out)
+
+    def _read(self, char: str) -> bool:
+        """Whether the character was read; False where it comes after the end of a number."""
+        expects = self._expects
+        if expects == "string":
+            self._in_string(char)
+        elif expects == "escape":
+            self._expects = "hex" if char == "u" else "string"
+            self._rest = "0000" if char == "u" else ""
+            self.broken = char not in '"\\/bfnrtu'
+        elif expects == "hex":
+            self._rest = self._rest[1:]
+            self._expects = "hex" if self._rest else "string"
+            self.broken = char not in "0123456789abcdefABCDEF"
+        elif expects == "literal":
+            self.broken = char != self._rest[0]
+            self._rest = self._rest[1:]
+            if not self._rest:
+                self._ended()
+        elif expects == "number":
+            return self._in_number(char)
+        elif expects in ("value", "value or ]"):
+            self._begin_value(char)
+        elif expects in ("key", "key or }"):
+            self._begin_key(char)
+        elif expects == "colon":
+            self.broken = char != ":"
+            self._expects = "value"
+        else:
+            self._after_value(char)
+        return True
+
+    def _in_string(self, char: str) -> None:
+        if char == "\\":
+            self._expects = "escape"
+        elif char != '"':
+            self.broken = True
+        elif self._is_key:
+            self._is_key = False
+            self._expects = "colon"
+        else:
+            self._ended()
+
+    def _in_number(self, char: str) -> bool:
+        for chars, state in _NUMBER[self._rest]:
+            if char in chars:
+                self._rest = state
+                return True
+        if self._rest in _NUMBER_ENDS:
+            self._ended()
+            return False
+        self.broken = True
+        return False
+
+    def _begin_value(self, char: str) -> None:
+        if char == "]" and self._expects == "value or ]":
+            self._stack.pop()
+            self._ended()
+        elif char in "{[":
+            self._stack.append("}" if char == "{" else "]")
+            self._expects = "key or }" if char == "{" else "value or ]"
+            self.broken = len(self._stack) > MAX_DEPTH
+        elif char == '"':
+            self._expects = "string"
+        elif char in _LITERALS:
+            self._expects, self._rest = "literal", _LITERALS[char][1:]
+        elif char in "-0":
+            self._expects, self._rest = "number", char
+        elif char in "123456789":
+            self._expects, self._rest = "number", "i"
+        else:
+            self.broken = True
+
+    def _begin_key(self, char: str) -> None:
+        if char == "}" and self._expects == "key or }":
+            self._stack.pop()
+            self._ended()
+        else:
+            self.broken = char != '"'
+            self._is_key = True
+            self._expects = "string"
+
+    def _after_value(self, char: str) -> None:
+        if char == self._stack[-1]:
+            self._stack.pop()
+            self._ended()
+        else:
+            self.broken = char != ","
+            self._expects = "key" if self._stack[-1] == "}" else "value"
+
+    def _ended(self) -> None:
+        self.done = not self._stack
+        self._expects = "more"
+
+
+_GEMMA_WORD = re.compile(r"[^:,{}\[\]\s\"<\ud800-\udfff]+")
+_GEMMA_VALUE = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null")
+
+
+class GemmaScanner:
+    """An object as Gemma writes it: keys with or without quotes, strings between two `quote` and without escapes."""
+
+    def __init__(self, quote: str) -> None:
+        self.done = False
+        self.broken = False
+        self._quote = quote
+        self._plain = re.compile(rf"[^{re.escape(quote[0])}\ud800-\udfff]+")
+        self._stack: list[str] = []
+        self._expects = "value"
+        self._word = ""
+        self._is_key = False
+
+    def feed(self, text: str, at: int) -> tuple[int, str]:
+        out: list[str] = []
+        while at < len(text) and not self.done and not self.broken:
+            expects = self._expects
+            end = (self._in_string if expects == "string" else self._between)(text, at, out)
+            if end == at and self._expects == expects:
+                break
+            at = end
+        return at, "".join(out)
+
+    def _in_string(self, text: str, at: int, out: list[str]) -> int:
+        if text.startswith(self._quote, at):
+            out.append('"')
+            self._expects = "colon" if self._is_key else "more"
+            self._is_key = False
+            return at + len(self._quote)
+        if self._begins_quote(text, at):
+            return at
+        plain = self._plain.match(text, at)
+        end = plain.end() if plain else at + 1
+        if "\ud800" <= text[at] <= "\udfff":
+            self.broken = True
+            return at
+        out.append(json.dumps(text[at:end], ensure_ascii=False)[1:-1])
+        return end
+
+    def _begins_quote(self, text: str, at: int) -> bool:
+        """Whether the text ends in what may become a quote."""
+        return self._quote.startswith(text[at : at + len(self._quote)])
+
+    def _between(self, text: str, at: int, out: list[str]) -> int:
+        char = text[at]
+        if char in " \t\r\n" and not self._word:
+            return at + 1
+        if self._expects in ("key", "key or }"):
+            return self._in_key(text, at, out)
+        if self._expects == "colon":
+            self.broken = char != ":"
+            if self.broken:
+                return at
+            out.append(":")
+            self._expects = "value"
+            return at + 1
+        if self._expects == "more":
+            if char == self._stack[-1]:
+                return self._close(at, out)
+            self.broken = char != ","
+            if self.broken:
+                return at
+            out.append(",")
+            self._expects = "key" if self._stack[-1] == "}" else "value"
+            return at + 1
+        return self._in_value(text, at, out)
+
+    def _close(self, at: int, out: list[str]) -> int:
+        out.append(self._stack.pop())
+        self.done = not self._stack
+        self._expects = "more"
+        return at + 1
+
+    def _in_key(self, text: str, at: int, out: list[str]) -> int:
+        char = text[at]
+        if char == ":" and self._word:
+            out.append(json.dumps(self._word, ensure_ascii=False) + ":")
+            self._word, self._expects = "", "value"
+            return at + 1
+        if char == "}" and self._expects == "key or }" and not self._word:
+            return self._close(at, out)
+        if text.startswith(self._quote, at) and not self._word:
+            return self._begin_string(at, out, is_key=True)
+        if self._begins_quote(text, at):
+            return at
+        return self._in_word(text, at)
+
+    def _begin_string(self, at: int, out: list[str], *, is_key: bool = False) -> int:
+        out.append('"')
+        self._expects, self._is_key = "string", is_key
+        return at + len(self._quote)
+
+    def _in_word(self, text: str, at: int) -> int:
+        word = _GEMMA_WORD.match(text, at)
+        end = min(word.end(), at + _MAX_WORD + 1 - len(self._word)) if word else at
+        self._word += text[at:end]
+        self.broken = word is None or len(self._word) > _MAX_WORD
+        return end
+
+    def _in_value(self, text: str, at: int, out: list[str]) -> int:
+        char = text[at]
+        if self._word:
+            if _GEMMA_WORD.match(text, at):
+                return self._in_word(text, at)
+            self.broken = not _GEMMA_VALUE.fullmatch(self._word)
+            if not self.broken:
+                out.append(self._word)
+                self._word, self._expects = "", "more"
+            return at
+        if char == "]" and self._expects == "value or ]":
+            return self._close(at, out)
+        if char in "{[":
+            self._stack.append("}" if char == "{" else "]")
+            self._expects = "key or }" if char == "{" else "value or ]"
+            self.broken = len(self._stack) > MAX_DEPTH
+            out.append("" if self.broken else char)
+            return at if self.broken else at + 1
+        if text.startswith(self._quote, at):
+            return self._begin_string(at, out)
+        if self._begins_quote(text, at):
+            return at
+        return self._in_word(text, at)

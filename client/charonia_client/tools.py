@@ -1,0 +1,151 @@
+"""Python functions as tools of a model: their description for it, and the loop that calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import types
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from charonia_client.client import Client
+from charonia_client.types import GenerateRequest, GenerateResponse
+
+_SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_MAX_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What a function returned for a call, as the model gets it."""
+
+    call_id: str
+    name: str
+    arguments: str
+    text: str
+
+
+class Tools:
+    """Functions by their names. What the model is told of each is its docstring and its annotated parameters, which are
+    str, int, float, bool, lists, dicts, Literals of texts, or one of these or None."""
+
+    def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
+        """TypeError for a parameter of another type."""
+        self._functions = {function.__name__: function for function in functions}
+        self.described = [_described(function) for function in functions]
+
+    async def call(self, call_id: str, name: str, arguments: str) -> ToolResult:
+        """The result of one call. What goes wrong is the model's to read: nothing is raised. A function that is no
+        coroutine runs in a thread."""
+        function = self._functions.get(name)
+        try:
+            if function is None:
+                raise LookupError(f"there is no function {name!r}; there are {', '.join(self._functions)}")
+            given = json.loads(arguments)
+            if not isinstance(given, dict):
+                raise TypeError("the arguments are no JSON object")
+            inspect.signature(function).bind(**given)
+            if inspect.iscoroutinefunction(function):
+                value = await function(**given)
+            else:
+                value = await asyncio.to_thread(function, **given)
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        except Exception as error:
+            text = f"error: {type(error).__name__}: {error}"
+        return ToolResult(call_id, name, arguments, text)
+
+
+async def converse(
+    client: Client,
+    request: GenerateRequest,
+    tools: Tools,
+    history: list[dict[str, Any]],
+    *,
+    max_rounds: int = _MAX_ROUNDS,
+    request_id: Callable[[], str] | None = None,
+) -> AsyncGenerator[GenerateResponse | ToolResult, None]:
+    """Answers `history` and runs the tools that the model calls, until it calls none, or `max_rounds` answers are made.
+
+    Yields the parts of each answer and the results of its calls. `history` gets the messages of what happens: each
+    answer, once it has ended, and the results of its calls. request: everything but messages and tools, streamed.
+    request_id: makes the id of each round's request. Raises the client's errors.
+    """
+    for _ in range(max_rounds):
+        asked = replace(request, messages=history, tools=tools.described, parsed=True)
+        content: list[str] = []
+        calls: list[dict[str, Any]] = []
+        ended: str | None = None
+        id = request_id() if request_id else None
+        async with aclosing(client.generate(asked, request_id=id)) as answer:
+            async for part in answer:
+                content.append(part.content)
+                _join_calls(calls, part)
+                ended = part.finish_reason
+                yield part
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(content)}
+        # Of an answer that was cut off, nothing is run: its last call may not be what the model meant.
+        if ended != "stop" or not calls:
+            if message["content"]:
+                history.append(message)
+            return
+        results = [await tools.call(call["id"], **call["function"]) for call in calls]
+        history.append({**message, "tool_calls": [_for_history(call) for call in calls]})
+        for result in results:
+            answered = {"role": "tool", "tool_call_id": result.call_id, "name": result.name, "content": result.text}
+            history.append(answered)
+            yield result
+
+
+def _join_calls(calls: list[dict[str, Any]], part: GenerateResponse) -> None:
+    for delta in part.tool_calls:
+        if delta.name is not None:
+            function = {"name": delta.name, "arguments": ""}
+            calls.append({"id": delta.id, "type": "function", "function": function})
+        calls[delta.index]["function"]["arguments"] += delta.arguments
+
+
+def _for_history(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Templates show arguments as an object: those that are none are shown as empty, beside the error that says so."""
+    function = call["function"]
+    try:
+        valid = isinstance(json.loads(function["arguments"]), dict)
+    except ValueError:
+        valid = False
+    return {**call, "function": {**function, "arguments": function["arguments"] if valid else "{}"}}
+
+
+def _described(function: Callable[..., Any]) -> dict[str, Any]:
+    hints = get_type_hints(function)
+    properties, required = {}, []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(f"{function.__name__}({name}): a tool's parameters are given by their names")
+        properties[name] = _schema(hints.get(name, str), f"{function.__name__}({name})")
+        if parameter.default is parameter.empty:
+            required.append(name)
+    parameters = {"type": "object", "properties": properties, "required": required}
+    described = {"name": function.__name__, "description": inspect.getdoc(function) or "", "parameters": parameters}
+    return {"type": "function", "function": described}
+
+
+def _schema(kind: Any, where: str) -> dict[str, Any]:
+    """The JSON schema of a parameter's type."""
+    if kind in _SIMPLE:
+        return {"type": _SIMPLE[kind]}
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal and all(isinstance(one, str) for one in inner):
+        return {"type": "string", "enum": list(inner)}
+    if origin in (Union, types.UnionType):
+        rest = [one for one in inner if one is not type(None)]
+        if len(rest) == 1:
+            return _schema(rest[0], where)
+    if kind is list or origin is list:
+        return {"type": "array", **({"items": _schema(inner[0], where)} if inner else {})}
+    if kind is dict or origin is dict:
+        return {"type": "object"}
+    raise TypeError(
+        f"{where} is of type {kind!r}: annotate it with str, int, float, bool, list, dict or a Literal of texts"
+    )

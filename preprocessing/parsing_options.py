@@ -1,0 +1,79 @@
+"""How the answer to a request is parsed: what preprocessing tells the Triton model `parsing`, by way of the engine.
+
+The formats are those of the chat template, or what the settings name. charonia convert puts the package `answers`
+beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from answers.formats import (
+    CALL_FORMATS,
+    REASONING_FORMATS,
+    CallFormat,
+    ReasoningFormat,
+    find_call_format,
+    find_reasoning_format,
+    is_open,
+)
+from prompt_ids import PromptError, show
+
+CALLS_VARIABLE = "CHARONIA_TOOL_CALL_PARSER"
+REASONING_VARIABLE = "CHARONIA_REASONING_PARSER"
+
+
+class AnswerFormats:
+    """The formats of a model. Raises ValueError for a setting that names none."""
+
+    def __init__(self, template: Any, environment: Mapping[str, str]) -> None:
+        """template: the tokenizer's, a text or texts by name; None: it has none."""
+        text = "\n".join(template.values()) if isinstance(template, dict) else template or ""
+        self.calls: CallFormat | None = _chosen(environment, CALLS_VARIABLE, CALL_FORMATS, find_call_format(text))
+        self.reasoning: ReasoningFormat | None = _chosen(
+            environment, REASONING_VARIABLE, REASONING_FORMATS, find_reasoning_format(text)
+        )
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {"tool_calls": self.calls and self.calls.name, "reasoning": self.reasoning and self.reasoning.name}
+        )
+
+    def options(self, prompt: str | None, names: list[str] | None, parallel: bool) -> str:
+        """Of a request. prompt: what the chat template made; None: no chat. names: the functions that may be called;
+        None: none may."""
+        options: dict[str, Any] = {"key": uuid.uuid4().hex}
+        if prompt is not None and self.reasoning:
+            options |= {"reasoning": self.reasoning.name, "in_reasoning": is_open(prompt, self.reasoning)}
+        if prompt is not None and self.calls and names is not None:
+            # They go out with every response: only where they decide.
+            options |= {"calls": self.calls.name, "parallel": parallel, "names": names if self.calls.bare else []}
+        return json.dumps(options)
+
+
+def _chosen(environment: Mapping[str, str], variable: str, formats: Mapping[str, Any], found: Any) -> Any:
+    name = environment.get(variable) or "auto"
+    if name == "auto":
+        return found
+    if name != "none" and name not in formats:
+        raise ValueError(f"{variable}={name!r}: expected auto, none, {', '.join(formats)}")
+    return formats.get(name)
+
+
+def check_tool_choice(choice: str | None) -> bool:
+    """Whether the answer may call tools."""
+    if choice not in (None, "auto", "none"):
+        raise PromptError("tool_choice", f"{show(choice)} is not supported", 'send "auto" or "none"')
+    return choice != "none"
+
+
+def names_of(tools: str | None) -> list[str] | None:
+    """The functions of checked tools."""
+    if tools is None:
+        return None
+    functions = [tool.get("function", tool) for tool in json.loads(tools)]
+    names = [function.get("name") for function in functions if isinstance(function, dict)]
+    return [name for name in names if isinstance(name, str)]

@@ -1,0 +1,175 @@
+"""OpenAI's Responses through its own client, unchanged: every answer and every event fits its types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from gateway_process import gateway
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+from stack import HANG_S, Stack
+
+QUESTION = "What is the capital of France?"
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+@pytest.fixture
+async def api(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+async def model(api: openai.AsyncOpenAI) -> str:
+    return (await api.models.list()).data[0].id
+
+
+@pytest.fixture
+async def expected(api: openai.AsyncOpenAI, model: str) -> str:
+    """The greedy answer to QUESTION as a chat."""
+    return await chat(api, model, {"role": "user", "content": QUESTION})
+
+
+async def chat(api: openai.AsyncOpenAI, model: str, *messages: Any) -> str:
+    answer = await api.chat.completions.create(model=model, messages=list(messages), temperature=0)
+    return answer.choices[0].message.content or ""
+
+
+async def test_an_answer_fits_openais_type(api: openai.AsyncOpenAI, stack: Stack, model: str, expected: str) -> None:
+    body = {"model": model, "input": QUESTION, "temperature": 0, "metadata": {"a": "b"}}
+    async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as web:
+        written = (await web.post("/v1/responses", json=body)).json()
+    answer = TypeAdapter(Response).validate_python(written)
+    assert answer.id.startswith("resp-") and answer.output_text == expected
+    assert (answer.status, answer.error, answer.incomplete_details) == ("completed", None, None)
+    assert answer.metadata == {"a": "b"} and written["store"] is False
+    assert answer.usage is not None and answer.usage.total_tokens > answer.usage.input_tokens > 5
+    short = await api.responses.create(model=model, input=QUESTION, max_output_tokens=2)
+    assert short.status == "incomplete" and short.incomplete_details is not None
+    assert short.incomplete_details.reason == "max_output_tokens"
+
+
+async def test_a_streams_events_fit_openais_types(stack: Stack, model: str, expected: str) -> None:
+    body = {"model": model, "input": QUESTION, "temperature": 0, "stream": True}
+    async with httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as web:
+        written = await web.post("/v1/responses", json=body)
+    kinds, texts = [], []
+    for number, event in enumerate(written.text.removesuffix("\n\n").split("\n\n")):
+        first, second = event.split("\n")
+        data = json.loads(second.removeprefix("data: "))
+        assert first == f"event: {data['type']}" and data["sequence_number"] == number
+        parsed = EVENT.validate_python(data)
+        kinds.append(parsed.type)
+        if parsed.type == "response.output_text.delta":
+            texts.append(parsed.delta)
+        if parsed.type == "response.output_text.done":
+            assert parsed.text == expected
+    begin = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+    end = ["response.output_text.done", "response.content_part.done", "response.output_item.done", "response.completed"]
+    assert kinds[:4] == begin and kinds[-4:] == end
+    assert set(kinds[4:-4]) == {"response.output_text.delta"} and len(texts) > 1
+    assert "".join(texts) == expected
+
+
+async def test_the_clients_own_stream_gathers_the_answer(api: openai.AsyncOpenAI, model: str, expected: str) -> None:
+    async with api.responses.stream(model=model, input=QUESTION, temperature=0, store=True) as stream:
+        text = "".join([event.delta async for event in stream if event.type == "response.output_text.delta"])
+        final = await stream.get_final_response()
+    assert text == final.output_text == expected
+    stored = await api.responses.retrieve(final.id)
+    assert stored.output_text == expected and stored.usage == final.usage
+
+
+async def test_a_conversation_goes_on_from_a_stored_answer(api: openai.AsyncOpenAI, model: str, expected: str) -> None:
+    first = await api.responses.create(model=model, input=QUESTION, temperature=0, store=True)
+    asked: dict[str, Any] = {"model": model, "input": "And of Italy?", "temperature": 0}
+    second = await api.responses.create(**asked, previous_response_id=first.id, instructions="Be brief.", store=True)
+    turns = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": expected},
+        {"role": "user", "content": "And of Italy?"},
+    ]
+    system = {"role": "system", "content": "Be brief."}
+    assert second.output_text == await chat(api, model, system, *turns)
+    assert second.previous_response_id == first.id
+    # The instructions were those of one answer; and two conversations may go on from the same one.
+    other = await api.responses.create(**asked, previous_response_id=first.id)
+    assert other.output_text == await chat(api, model, *turns)
+    await api.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError) as gone:
+        await api.responses.retrieve(first.id)
+    assert gone.value.code == "response_not_found"
+    with pytest.raises(openai.BadRequestError) as unknown:
+        await api.responses.create(**asked, previous_response_id=first.id)
+    assert unknown.value.code == "previous_response_not_found" and unknown.value.param == "previous_response_id"
+    assert (await api.responses.retrieve(second.id)).output_text == second.output_text
+
+
+async def test_nothing_is_stored_that_was_not_asked_for(api: openai.AsyncOpenAI, model: str) -> None:
+    answer = await api.responses.create(model=model, input="Hello", max_output_tokens=2)
+    with pytest.raises(openai.NotFoundError):
+        await api.responses.retrieve(answer.id)
+
+
+async def test_messages_of_every_form_are_taken(api: openai.AsyncOpenAI, model: str, expected: str) -> None:
+    items: Any = [
+        {"role": "developer", "content": "Be brief."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "message", "id": "m", "status": "completed", "role": "assistant", "content": [
+            {"type": "output_text", "text": "Hello.", "annotations": []}
+        ]},
+        {"role": "user", "content": QUESTION},
+    ]  # fmt: skip
+    answer = await api.responses.create(model=model, input=items, temperature=0)
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    turns += [{"role": "assistant", "content": "Hello."}, {"role": "user", "content": QUESTION}]
+    assert answer.output_text == await chat(api, model, *turns)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools: calls of tools are not supported"),
+        ({"tool_choice": "required"}, "tool_choice: a call cannot be forced"),
+        ({"text": {"format": {"type": "json_object"}}}, "structured output is not supported"),
+        ({"include": ["reasoning.encrypted_content"]}, "include: nothing more"),
+        ({"background": True}, "background: answers are not made in the background"),
+        ({"conversation": "c"}, "conversation: there are no conversations"),
+        ({"prompt": {"id": "p"}}, "prompt: there are no stored prompts"),
+        ({"reasoning": {"effort": "low"}}, "reasoning: reasoning is not controlled"),
+        ({"truncation": "auto"}, "truncation: a conversation that does not fit is refused"),
+        ({"top_logprobs": 2}, "top_logprobs: log probabilities are those"),
+        ({"metadata": {"a": "b" * 513}}, "metadata: send at most 16 keys"),
+        ({"input": []}, "input: send a text, or a list of messages"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "o"}]}, "'function_call_output'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "'input_image'"),
+        ({"input": [{"role": "assistant", "content": "The"}]}, "a begun answer is not continued"),
+    ],
+)
+async def test_what_this_server_cannot_do_is_refused_by_name(
+    api: openai.AsyncOpenAI, model: str, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        await api.responses.create(**{"model": model, "input": QUESTION, **fields})
+    assert said in str(error.value), error.value
+    assert error.value.param in (next(iter(fields)), "input")
+
+
+async def test_a_gateway_may_store_nothing_or_few(stack: Stack, tmp_path: Path) -> None:
+    for limit, kept in (("0", 0), ("2", 2)):
+        log = tmp_path / f"{limit}.log"
+        with gateway(stack.grpc, log, CHARONIA_GATEWAY_MAX_RESPONSES=limit) as process:
+            async with httpx.AsyncClient(base_url=process.url, timeout=HANG_S) as web:
+                body = {"model": "model", "input": "Hello", "max_output_tokens": 1, "store": True}
+                answers = [await web.post("/v1/responses", json=body) for _ in range(3)]
+                if not kept:
+                    assert [answer.status_code for answer in answers] == [400] * 3
+                    continue
+                found = [await web.get(f"/v1/responses/{answer.json()['id']}") for answer in answers]
+        assert [answer.status_code for answer in found] == [404, 200, 200]

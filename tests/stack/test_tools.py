@@ -1,0 +1,342 @@
+"""Calls of tools and reasoning, through the real stack. The model says what it is made to say: a parrot of
+tiny_models.py, which answers `<|text0|>` with TEXTS[0], and so on."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import tritonclient.grpc.aio as triton
+from charonia_client import BadRequest, Client, GenerateRequest, GenerateResponse
+from charonia_client.tools import ToolResult, Tools, converse
+from openai.types.chat import ChatCompletion
+from stack import HANG_S, Stack, running
+from tiny_models import write_model
+from triton_stream import collect
+
+WEATHER = {"city": "Paris", "days": 3}
+TEXTS = [
+    "<think>\nThey want the weather of Paris.\n</think>\n\nI look.\n\n"
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
+    "It is sunny.",
+    '<tool_call>{"name": "add", "arguments": {"a": 1, oh',
+    "They have thought.</think>It is so.",
+]
+CONTENT, REASONING = "I look.", "They want the weather of Paris."
+CALLS = [("get_weather", WEATHER), ("add", {"a": 1})]
+# The marks of the formats, and all that is to reach the model, in front of what makes it answer.
+TEMPLATE = (
+    "{# <think> <tool_call> #}{% if tools %}tools:{{ tools | tojson }}{% endif %}"
+    "{% if reasoning_effort %}effort:{{ reasoning_effort }}{% endif %}"
+    "{% for message in messages %}{% for call in message.tool_calls or [] %}"
+    "call:{{ call.function.name }}={{ call.function.arguments.city }}{% endfor %}{{ message.content }}{% endfor %}"
+    "{% if enable_thinking %}<think>\n<|text3|>{% endif %}"
+)
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    for name in ("get_weather", "add")
+]
+PROGRAM = Path(sys.executable).parent / "triton_client"
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 300}
+
+
+def says(index: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"<|text{index}|>"}]
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("caller")
+    write_model(folder / "caller", "byte_level", "parrot", texts=TEXTS, chat_template=TEMPLATE)
+    with running(Stack(folder / "caller", folder / "run", {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
+        yield served
+
+
+@pytest.fixture
+async def client(caller: Stack) -> AsyncIterator[Client]:
+    async with Client(caller.grpc) as client:
+        yield client
+
+
+def joined(parts: list[GenerateResponse]) -> tuple[str, str, list[tuple[str, Any]]]:
+    """Content, reasoning and complete calls."""
+    names, arguments, complete = {}, {}, set()
+    for delta in [delta for part in parts for delta in part.tool_calls]:
+        if delta.name is not None:
+            assert delta.id and delta.index == len(names)
+            names[delta.index] = delta.name
+        arguments[delta.index] = arguments.get(delta.index, "") + delta.arguments
+        if delta.complete:
+            complete.add(delta.index)
+    calls = [(names[at], json.loads(arguments[at])) for at in sorted(complete)]
+    return "".join(part.content for part in parts), "".join(part.reasoning for part in parts), calls
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_ensemble_gives_content_reasoning_and_calls(client: Client, stream: bool) -> None:
+    request = GenerateRequest(messages=says(0), tools=TOOLS, parsed=True, stream=stream, **GREEDY)
+    async with aclosing(client.generate(request)) as answer:
+        parts = [part async for part in answer]
+    assert joined(parts) == (CONTENT, REASONING, CALLS)
+    assert "".join(part.text for part in parts) == TEXTS[0]
+    assert (len(parts) > 10) is stream
+    counts = [part.num_reasoning_tokens for part in parts]
+    assert counts == sorted(counts) and 0 < counts[-1] < parts[-1].num_output_tokens
+
+
+async def test_several_sequences_are_parsed_each_by_itself(client: Client) -> None:
+    request = GenerateRequest(messages=says(0), tools=TOOLS, parsed=True, n=3, **GREEDY)
+    parts: list[list[GenerateResponse]] = [[], [], []]
+    async with aclosing(client.generate(request)) as answer:
+        async for part in answer:
+            parts[part.index].append(part)
+    assert [joined(one) for one in parts] == [(CONTENT, REASONING, CALLS)] * 3
+    ids = {delta.id for one in parts for part in one for delta in part.tool_calls if delta.id}
+    assert len(ids) == 6
+
+
+async def test_what_is_not_asked_for_is_not_parsed(caller: Stack, client: Client) -> None:
+    part = await client.complete(GenerateRequest(messages=says(0), tools=TOOLS, stream=False, **GREEDY))
+    assert (part.text, part.content, part.tool_calls) == (TEXTS[0], "", [])
+    before = executions(caller)
+    await client.complete(GenerateRequest(messages=says(1), stream=False, **GREEDY))
+    after = executions(caller)
+    assert after["postprocessing"] > before["postprocessing"] and after["parsing"] == before["parsing"]
+
+
+def executions(stack: Stack) -> dict[str, int]:
+    """How often each model has computed."""
+    with urllib.request.urlopen(stack.metrics, timeout=10) as answer:
+        text = answer.read().decode()
+    found = re.findall(r'^nv_inference_exec_count\{model="(\w+)"[^}]*\} (\d+)', text, re.MULTILINE)
+    return {name: int(count) for name, count in found}
+
+
+async def test_without_tools_or_with_none_chosen_a_call_is_text(client: Client) -> None:
+    for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        part = await client.complete(GenerateRequest(messages=says(0), parsed=True, stream=False, **more, **GREEDY))
+        assert (part.content, part.reasoning) == (TEXTS[0].partition("</think>\n\n")[2], REASONING)
+        assert part.tool_calls == []
+
+
+async def test_one_call_where_parallel_ones_are_not_wanted(client: Client) -> None:
+    request = GenerateRequest(
+        messages=says(0), tools=TOOLS, parallel_tool_calls=False, parsed=True, stream=False, **GREEDY
+    )
+    assert joined([await client.complete(request)]) == (CONTENT, REASONING, CALLS[:1])
+
+
+async def test_a_call_that_breaks_off_is_not_complete_and_does_not_leak(client: Client) -> None:
+    request = GenerateRequest(messages=says(2), tools=TOOLS, parsed=True, stream=False, **GREEDY)
+    part = await client.complete(request)
+    assert part.content == ""
+    (call,) = part.tool_calls
+    assert (call.name, call.arguments, call.complete) == ("add", '{"a": 1, oh', False)
+
+
+async def test_variables_reach_the_template_and_may_begin_the_reasoning(client: Client, caller: Stack) -> None:
+    request = GenerateRequest(
+        messages=[{"role": "user", "content": "x"}],
+        chat_template_kwargs={"enable_thinking": True},
+        parsed=True,
+        stream=False,
+        **GREEDY,
+    )
+    with pytest.raises(BadRequest, match="chat_template_kwargs: 'tokenize' is no variable"):
+        await client.complete(
+            GenerateRequest(messages=says(1), chat_template_kwargs={"tokenize": True}, stream=False, **GREEDY)
+        )
+    part = await client.complete(request)
+    # The prompt's last token is that of the answer, and not the beginning of reasoning.
+    assert (part.content, part.reasoning) == (TEXTS[3], "")
+    async with triton.InferenceServerClient(caller.grpc) as server:
+        fields = {"messages": json.dumps(says(1)), "exclude_input_in_output": False, **GREEDY}
+        fields |= {"chat_template_kwargs": '{"reasoning_effort": "low"}', "tools": json.dumps(TOOLS[:1])}
+        (response,) = await collect(server, fields)
+    assert response.text.decode().startswith(f"tools:{json.dumps(TOOLS[:1])}effort:low")
+
+
+async def test_a_choice_that_cannot_be_made_is_refused(client: Client) -> None:
+    with pytest.raises(BadRequest, match='tool_choice: "required" is not supported; send "auto" or "none"'):
+        request = GenerateRequest(messages=says(0), tools=TOOLS, tool_choice="required", stream=False, **GREEDY)
+        await client.complete(request)
+
+
+async def test_preprocessing_says_what_the_model_writes(caller: Stack) -> None:
+    async with triton.InferenceServerClient(caller.grpc) as server:
+        asked = [triton.InferRequestedOutput("answer_formats")]
+        answer = await server.infer("preprocessing", [], outputs=asked)
+    assert json.loads(answer.as_numpy("answer_formats")[0]) == {"tool_calls": "hermes", "reasoning": "think"}
+
+
+def get_weather(city: str, days: int) -> str:
+    """The weather of a city."""
+    assert (city, days) == ("Paris", 3)
+    return "sunny"
+
+
+def add(a: int) -> str:
+    """What makes the parrot go on."""
+    return "<|text1|>"
+
+
+TOOLBOX = Tools([get_weather, add])
+
+
+async def test_the_client_library_runs_functions_until_the_model_calls_none(client: Client) -> None:
+    history: list[dict[str, Any]] = list(says(0))
+    items = [item async for item in converse(client, GenerateRequest(messages=[], **GREEDY), TOOLBOX, history)]
+    assert [(item.name, item.text) for item in items if isinstance(item, ToolResult)] == [
+        ("get_weather", "sunny"),
+        ("add", "<|text1|>"),
+    ]
+    assert [message["role"] for message in history] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert history[1]["content"] == CONTENT and len(history[1]["tool_calls"]) == 2
+    assert history[2]["tool_call_id"] == history[1]["tool_calls"][0]["id"]
+    assert history[-1]["content"] == TEXTS[1]
+
+
+async def test_no_function_runs_for_an_answer_that_was_cut_off(client: Client) -> None:
+    whole = await client.complete(GenerateRequest(messages=says(0), stream=False, **GREEDY))
+    request = GenerateRequest(messages=[], temperature=0.0, max_tokens=whole.num_output_tokens - 1)
+    history: list[dict[str, Any]] = list(says(0))
+    items = [item async for item in converse(client, request, TOOLBOX, history)]
+    assert not any(isinstance(item, ToolResult) for item in items)
+    assert history[1:] == [{"role": "assistant", "content": CONTENT}]
+
+
+def test_the_terminal_chat_shows_reasoning_and_runs_the_functions_of_a_file(caller: Stack, tmp_path: Path) -> None:
+    file = tmp_path / "functions.py"
+    file.write_text(f"{inspect.getsource(get_weather)}\n\n{inspect.getsource(add)}\n\ndef _hidden(x: bytes): ...\n")
+    command = [PROGRAM, caller.grpc, "--tools", str(file), "--temperature", "0", "--max-tokens", "300"]
+    done = subprocess.run(command, input="<|text0|>\n", capture_output=True, text=True, timeout=HANG_S, check=True)
+    assert done.stdout.startswith(f"{REASONING}\n\n{CONTENT}\nget_weather(")
+    assert "= sunny\n" in done.stdout and f"= <|text1|>\n{TEXTS[1]}\n[" in done.stdout
+    assert "<think>" not in done.stdout and "<tool_call>" not in done.stdout
+    other = subprocess.run([PROGRAM, caller.grpc, "--tools", __file__ + "x"], capture_output=True, timeout=HANG_S)
+    assert other.returncode == 2
+
+
+# --- through the gateway
+
+
+@pytest.fixture
+async def api(caller: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{caller.gateway}/v1", api_key="none", max_retries=0) as api:
+        yield api
+
+
+async def ask(api: openai.AsyncOpenAI, index: int, **more: Any) -> ChatCompletion:
+    """openai's answer to what makes the model say TEXTS[index]."""
+    fields: dict[str, Any] = {"model": "caller", "messages": says(index), **GREEDY, **more}
+    return ChatCompletion.model_validate((await api.chat.completions.create(**fields)).model_dump())
+
+
+async def test_openais_client_gets_calls_and_reasoning(api: openai.AsyncOpenAI) -> None:
+    answer = await ask(api, 0, tools=TOOLS)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls" and choice.message.content == CONTENT
+    assert choice.message.model_extra is not None and choice.message.model_extra["reasoning_content"] == REASONING
+    calls = choice.message.tool_calls
+    assert calls is not None and len({call.id for call in calls}) == 2
+    functions = [call.function for call in calls if call.type == "function"]
+    assert [(function.name, json.loads(function.arguments)) for function in functions] == CALLS
+    assert answer.usage is not None and answer.usage.completion_tokens_details is not None
+    assert 0 < (answer.usage.completion_tokens_details.reasoning_tokens or 0) < answer.usage.completion_tokens
+
+
+async def test_openais_client_joins_the_stream_to_the_same(api: openai.AsyncOpenAI) -> None:
+    whole = (await ask(api, 0, tools=TOOLS)).choices[0].message
+    fields: dict[str, Any] = {"model": "caller", "messages": says(0), "tools": TOOLS, **GREEDY}
+    chunks = []
+    async with api.chat.completions.stream(**fields, stream_options={"include_usage": True}) as stream:
+        async for event in stream:
+            if event.type == "chunk":
+                chunks.append(event.chunk)
+        final = await stream.get_final_completion()
+    message = final.choices[0].message
+    assert (message.content, final.choices[0].finish_reason) == (CONTENT, "tool_calls")
+    assert [call.function.arguments for call in message.tool_calls or []] == [
+        call.function.arguments for call in whole.tool_calls or [] if call.type == "function"
+    ]
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert "".join((delta.model_extra or {}).get("reasoning_content", "") for delta in deltas) == REASONING
+    for index, (name, _) in enumerate(CALLS):
+        calls = [call for delta in deltas for call in delta.tool_calls or [] if call.index == index]
+        first, *rest = [call.function for call in calls]
+        assert calls[0].id and calls[0].type == "function" and first is not None
+        assert (first.name, first.arguments) == (name, "")
+        assert len(rest) > 1 and all(one is not None and one.name is None and one.arguments for one in rest)
+    assert final.usage is not None and final.usage.completion_tokens_details is not None
+
+
+async def test_a_plain_answer_is_text_and_its_reasoning(api: openai.AsyncOpenAI, caller: Stack) -> None:
+    (choice,) = (await ask(api, 1, tools=TOOLS)).choices
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (TEXTS[1], None, "stop")
+    (choice,) = (await ask(api, 0, tools=TOOLS, tool_choice="none")).choices
+    assert choice.message.content == TEXTS[0].partition("</think>\n\n")[2] and choice.finish_reason == "stop"
+
+
+async def test_a_call_that_max_tokens_cuts_off_says_so(api: openai.AsyncOpenAI) -> None:
+    whole = await ask(api, 0, tools=TOOLS)
+    assert whole.usage is not None
+    (choice,) = (await ask(api, 0, tools=TOOLS, max_tokens=whole.usage.completion_tokens - 8)).choices
+    assert choice.finish_reason == "length"
+
+
+async def test_one_call_at_most_and_log_probabilities(api: openai.AsyncOpenAI) -> None:
+    answer = await ask(api, 0, tools=TOOLS, parallel_tool_calls=False, logprobs=True, n=2)
+    for choice in answer.choices:
+        assert len(choice.message.tool_calls or []) == 1
+        assert choice.logprobs is not None and choice.logprobs.content
+        assert "".join(entry.token for entry in choice.logprobs.content) == TEXTS[0]
+    stream = await api.chat.completions.create(
+        model="caller", messages=says(0), tools=TOOLS, logprobs=True, stream=True, **GREEDY
+    )
+    tokens = [
+        entry.token
+        async for chunk in stream
+        if chunk.choices[0].logprobs
+        for entry in chunk.choices[0].logprobs.content or []
+    ]
+    assert "".join(tokens) == TEXTS[0]
+
+
+async def test_a_loop_with_a_tool(api: openai.AsyncOpenAI) -> None:
+    """What the tool answers goes back with the call, and the template shows both to the model."""
+    messages: list[Any] = says(0)
+    (choice,) = (await ask(api, 0, tools=TOOLS)).choices
+    messages.append(choice.message.model_dump(exclude_none=True))
+    assert choice.message.tool_calls is not None
+    call = choice.message.tool_calls[0]
+    messages.append({"role": "tool", "tool_call_id": call.id, "content": "<|text1|>"})
+    fields: dict[str, Any] = {"model": "caller", "messages": messages, "tools": TOOLS, **GREEDY}
+    answer = await api.chat.completions.create(**fields)
+    assert answer.choices[0].message.content == TEXTS[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "strict"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
+    ],
+)
+async def test_what_is_not_supported_is_refused(api: openai.AsyncOpenAI, fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=named):
+        await ask(api, 1, **{"tools": TOOLS, **fields})

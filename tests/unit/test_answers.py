@@ -1,0 +1,471 @@
+"""charonia/text/answers: formats of calls and of reasoning, and the parser that reads them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+import tracemalloc
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from charonia.text.answers.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
+from charonia.text.answers.formats import (
+    CALL_FORMATS,
+    REASONING_FORMATS,
+    find_call_format,
+    find_reasoning_format,
+    is_open,
+)
+from charonia.text.answers.parser import MAX_HELD, AnswerParser, special_marks
+from charonia.text.answers.scanners import MAX_DEPTH, GemmaScanner, JsonScanner
+
+CASES = int(os.environ.get("CHARONIA_TEST_ANSWERS", "1000"))
+NAMES = ("get_weather", "add", "search")
+PARIS = {"city": "Paris", "days": 3}
+SUM = {"a": 1, "b": -2.5e3}
+
+
+@dataclass
+class Joined:
+    """An answer, put together from its events."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str, bool]] = field(default_factory=list)  # name, arguments, complete
+
+
+def join(events: Iterable[Event]) -> Joined:
+    """Holds the order of events, too: one call at a time, with indices that count from 0."""
+    found = Joined()
+    running = False
+    for event in events:
+        if isinstance(event, Content | Reasoning):
+            assert event.text and not running
+            if isinstance(event, Content):
+                found.content += event.text
+            else:
+                found.reasoning += event.text
+        elif isinstance(event, CallBegin):
+            assert not running and event.index == len(found.calls) and event.id
+            running = True
+            found.calls.append((event.name, "", False))
+        elif isinstance(event, CallArguments):
+            assert running and event.index == len(found.calls) - 1 and event.text
+            name, arguments, _ = found.calls[-1]
+            found.calls[-1] = (name, arguments + event.text, False)
+        else:
+            assert running and event.index == len(found.calls) - 1
+            name, arguments, _ = found.calls[-1]
+            found.calls[-1] = (name, arguments, event.complete)
+            running = False
+    assert not running
+    return found
+
+
+def read(pieces: Sequence[str], format: str | None, reasoning: str | None = None, **more: Any) -> Joined:
+    calls = CALL_FORMATS[format] if format else None
+    thoughts = REASONING_FORMATS[reasoning] if reasoning else None
+    parser = AnswerParser(calls, thoughts, names=NAMES, **more)
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    return join([*events, *parser.finish()])
+
+
+def calls_of(found: Joined) -> list[tuple[str, Any]]:
+    assert all(complete for _, _, complete in found.calls)
+    return [(name, json.loads(arguments)) for name, arguments, _ in found.calls]
+
+
+# What models of each format write: format, reasoning, answer, then content, reasoning and calls of it.
+WEATHER = ("get_weather", PARIS)
+RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]]]] = [
+    ("hermes", None, "The capital is Paris.\n", "The capital is Paris.\n", "", []),
+    (
+        "hermes",
+        None,
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>',
+        "",
+        "",
+        [WEATHER],
+    ),
+    (
+        "hermes",
+        None,
+        "I shall look.\n\n<tool_call>\n"
+        '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>\n<tool_call>\n'
+        '{"name": "add", "arguments": {"a": 1, "b": -2.5e3}}\n</tool_call>\n',
+        "I shall look.",
+        "",
+        [WEATHER, ("add", SUM)],
+    ),
+    (
+        "hermes",
+        "think",
+        "<think>\nThey ask for <weather>.\n</think>\n\nOne moment.\n"
+        '<tool_call>\n{"arguments": {"city": "Paris", "days": 3}, "name": "get_weather"}\n</tool_call>',
+        "One moment.",
+        "They ask for <weather>.",
+        [WEATHER],
+    ),
+    ("hermes", "think", "<think>\n\n</think>\n\nHello.", "Hello.", "", []),
+    ("hermes", "think", "<think>never ends\n", "", "never ends", []),
+    (  # a list, arguments as a text, a bracket too many, control characters and markup within a text
+        "hermes",
+        None,
+        '<tool_call>[{"name": "add", "arguments": "{\\"a\\": 1}"}, {"name": "search", "arguments": '
+        '{"q": "a\nb </tool_call> \\u00e9"}}]]</tool_call> Done.',
+        "Done.",
+        "",
+        [("add", {"a": 1}), ("search", {"q": "a\nb </tool_call> é"})],
+    ),
+    ("hermes", None, '<tool_call>{"name": "search"}</tool_call>', "", "", [("search", {})]),
+    (  # no end
+        "hermes",
+        None,
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": -2.5e3}}',
+        "",
+        "",
+        [("add", SUM)],
+    ),
+    (  # an end that comes too late
+        "hermes",
+        None,
+        '<tool_call>{"name": "add", "arguments": {}} indeed </tool_call> yes',
+        "indeed  yes",
+        "",
+        [("add", {})],
+    ),
+    ("hermes", None, "a <tool_call> is markup", "a <tool_call> is markup", "", []),
+    ("hermes", None, "<tool_call>{'name': 1}</tool_call>", "<tool_call>{'name': 1}</tool_call>", "", []),
+    ("hermes", None, "1 <tool_", "1 <tool_", "", []),
+    (
+        "llama3_json",
+        None,
+        '{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}',
+        "",
+        "",
+        [WEATHER],
+    ),
+    (
+        "llama3_json",
+        None,
+        '<|python_tag|>{"type": "function", "name": "add", "parameters": {"a": 1, "b": -2.5e3}}; '
+        '{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}',
+        "",
+        "",
+        [("add", SUM), WEATHER],
+    ),
+    ("llama3_json", None, '{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}', "", []),
+    ("llama3_json", None, '{"city": {"name": "add"}}', '{"city": {"name": "add"}}', "", []),
+    ("llama3_json", None, "It is {not} a call.", "It is {not} a call.", "", []),
+    (
+        "mistral",
+        None,
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}, '
+        '{"name": "add", "arguments": {"a": 1, "b": -2.5e3}, "id": "VvvODy9mT"}]',
+        "",
+        "",
+        [WEATHER, ("add", SUM)],
+    ),
+    (
+        "mistral_named",
+        "mistral",
+        '[THINK]So it is.[/THINK]Look: [TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "days": 3}'
+        '[TOOL_CALLS]add[CALL_ID]VvvODy9mT[ARGS]{"a": 1, "b": -2.5e3}',
+        "Look:",
+        "So it is.",
+        [WEATHER, ("add", SUM)],
+    ),
+    (
+        "internlm2",
+        None,
+        'I look it up.<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}'
+        "<|action_end|>\n",
+        "I look it up.",
+        "",
+        [WEATHER],
+    ),
+    (
+        "phi4_mini",
+        None,
+        '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}, {"name": "add", '
+        '"arguments": {"a": 1, "b": -2.5e3}}]<|/tool_call|>',
+        "",
+        "",
+        [WEATHER, ("add", SUM)],
+    ),
+    ("phi4_mini", None, 'functools[{"name": "add", "arguments": {"a": 1}}]', "", "", [("add", {"a": 1})]),
+    ("phi4_mini", None, "use functools here", "use functools here", "", []),
+    (
+        "functiongemma",
+        None,
+        "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>",
+        "",
+        "",
+        [WEATHER],
+    ),
+    (
+        "gemma4",
+        "gemma4",
+        '<|channel>thought\nHm.<channel|><|tool_call>call:search{q:<|"|>a "b"\n<|<|"|>,deep:{list:[1,-2.5e3,true,null,'
+        '<|"|>x<|"|>],<|"|>none<|"|>:[]},empty:{}}<tool_call|>',
+        "",
+        "Hm.",
+        [("search", {"q": 'a "b"\n<|', "deep": {"list": [1, -2.5e3, True, None, "x"], "none": []}, "empty": {}})],
+    ),
+    (None, "think", "<think>a</think> b", "b", "a", []),
+    (None, None, " \n <think>a</think>\n", " \n <think>a</think>\n", "", []),
+]
+
+
+@pytest.mark.parametrize("format, reasoning, answer, content, thoughts, calls", RECORDED)
+def test_a_recorded_answer_is_the_same_at_every_cut(
+    format: str | None, reasoning: str | None, answer: str, content: str, thoughts: str, calls: list[tuple[str, Any]]
+) -> None:
+    whole = read([answer], format, reasoning)
+    assert (whole.content, whole.reasoning) == (content, thoughts)
+    assert calls_of(whole) == calls
+    for at in range(len(answer) + 1):
+        assert read([answer[:at], answer[at:]], format, reasoning) == whole
+    assert read(list(answer), format, reasoning) == whole
+
+
+@pytest.mark.parametrize("format", CALL_FORMATS)
+def test_every_format_reads_what_it_writes(format: str) -> None:
+    calls: list[tuple[str, dict[str, Any]]] = [("get_weather", {"city": "a <b> c", "n": [1, {"x": None}]}), ("add", {})]
+    assert calls_of(read([CALL_FORMATS[format].write(calls)], format)) == calls
+    assert calls_of(read([CALL_FORMATS[format].write(calls[:1])], format)) == calls[:1]
+
+
+def test_no_mark_of_a_format_begins_another_one() -> None:
+    """Else what is found would depend on how much of the text is there."""
+    for one in CALL_FORMATS.values():
+        for first, second in itertools.permutations([*one.begin, *([one.end] if one.end else [])], 2):
+            assert not second.startswith(first)
+
+
+@pytest.mark.parametrize("format", CALL_FORMATS)
+def test_arguments_come_as_they_are_read_and_the_name_before(format: str) -> None:
+    text = CALL_FORMATS[format].write([("search", {"q": "x" * 1000})])
+    parser = AnswerParser(CALL_FORMATS[format], names=NAMES)
+    events = [event for char in text for event in parser.feed(char)]
+    assert isinstance(events[0], CallBegin) and events[0].name == "search"
+    assert sum(isinstance(event, CallArguments) for event in events) > 1000
+    assert parser.finish() in ([], [CallEnd(0, True)])
+
+
+def test_a_call_that_is_cut_off_within_its_arguments_is_not_completed() -> None:
+    found = read(['<tool_call>{"name": "add", "arguments": {"a": 1, "b'], "hermes")
+    assert found == Joined(calls=[("add", '{"a": 1, "b', False)])
+
+
+def test_a_call_that_breaks_off_after_it_began_leaks_nothing_into_the_content() -> None:
+    broken = '<tool_call>{"name": "add", "arguments": {"a": 1,]}}</tool_call>'
+    good = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
+    found = read([f"{broken}{good} ok"], "hermes")
+    assert found.content == "ok"
+    assert found.calls == [("add", '{"a": 1,]}}', False), ("add", '{"a": 2}', True)]
+    named = '[TOOL_CALLS]add[ARGS]{"a": x}'
+    assert [complete for _, _, complete in read([named * 3], "mistral_named").calls] == [False] * 3
+
+
+def test_calls_after_the_first_are_dropped_where_only_one_is_wanted() -> None:
+    text = CALL_FORMATS["hermes"].write([("add", {"a": 1}), ("search", {}), ("search", {})])
+    assert read([f"{text} end"], "hermes", parallel=False) == Joined(content="end", calls=[("add", '{"a": 1}', True)])
+
+
+def test_reasoning_that_the_prompt_has_begun() -> None:
+    assert read(["I think\n</th", "ink>\n\nYes"], "hermes", "think", in_reasoning=True) == Joined("Yes", "I think")
+    assert read(["<think>\nI think</think>Yes"], None, "think", in_reasoning=True) == Joined("Yes", "I think")
+    assert is_open("<|Assistant|><think>\n", REASONING_FORMATS["think"])
+    assert not is_open("<|im_start|>assistant\n<think>\n\n</think>\n\n", REASONING_FORMATS["think"])
+
+
+def test_special_tokens_are_markup_and_never_text() -> None:
+    one = CALL_FORMATS["mistral"]
+    marks = special_marks(one.markup, ["<s>", "[TOOL_CALLS]", "[INST]"])
+    assert list(marks) == ["[TOOL_CALLS]"]
+    mark = marks["[TOOL_CALLS]"]
+    call = '[{"name": "add", "arguments": {}}]'
+    assert calls_of(read([f"{mark}{call}"], "mistral", marks=marks)) == [("add", {})]
+    assert read([f"{mark} none {mark}"], "mistral", marks=marks) == Joined(" none ")
+    # A text that spells the token is a text.
+    assert read([f"[TOOL_CALLS]{call}"], "mistral", marks=marks).content == f"[TOOL_CALLS]{call}"
+    # No argument has one.
+    broken = read([f'{mark}[{{"name": "add", "arguments": {{"a": "{mark} b'], "mistral", marks=marks)
+    assert broken == Joined("b", calls=[("add", '{"a": "', False)])
+
+
+def test_special_tokens_within_longer_markup() -> None:
+    one = CALL_FORMATS["internlm2"]
+    marks = special_marks(one.markup, ["<|action_start|>", "<|plugin|>", "<|action_end|>", "<|interpreter|>"])
+    assert len(marks) == 3
+    text = one.write([("add", SUM)])
+    for token, mark in marks.items():
+        text = text.replace(token, mark)
+    assert calls_of(read([f"a{text}"], "internlm2", marks=marks)) == [("add", SUM)]
+
+
+TEMPLATES = {
+    '{% if tools %}<tools>{% endif %}<tool_call>\n{"name": <function-name>': ("hermes", None),
+    "<tool_call>\n</tool_call>{{ '<think>' }}</think>": ("hermes", "think"),
+    "<tool_call>\n<function=example>": (None, None),
+    "<tool_call>{function-name}<arg_key>{key}</arg_key>": (None, None),
+    '<|start_header_id|>{ Respond in the format {"name": ..., "parameters": ...}': ("llama3_json", None),
+    "[AVAILABLE_TOOLS][TOOL_CALLS] [": ("mistral", None),
+    "[TOOL_CALLS]{{ name }}[ARGS] [THINK]": ("mistral_named", "mistral"),
+    "<|action_start|><|plugin|>": ("internlm2", None),
+    "<|tool|>{{ tools }}<|/tool|><|end|>": ("phi4_mini", None),
+    "<start_function_call>call:": ("functiongemma", None),
+    "<|tool_call>call:<tool_call|><|channel>thought": ("gemma4", "gemma4"),
+    "{% set content = content.split('</think>')[-1] %}": (None, "think"),
+    "<|im_start|>{{ message.content }}<|im_end|>": (None, None),
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_formats_are_found_in_chat_templates(template: str) -> None:
+    calls, reasoning = find_call_format(template), find_reasoning_format(template)
+    assert (calls and calls.name, reasoning and reasoning.name) == TEMPLATES[template]
+
+
+def cut(data: st.DataObject, text: str) -> list[str]:
+    places = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
+    return [text[begin:end] for begin, end in itertools.pairwise([0, *sorted(places), len(text)])]
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**6), 10**6)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+OBJECT = st.dictionaries(st.text(max_size=8), JSON, max_size=4)
+PIECES = st.sampled_from(
+    [
+        *sorted({mark for one in (*CALL_FORMATS.values(), *REASONING_FORMATS.values()) for mark in one.markup}),
+        *("{", "}", "[", "]", '"', ",", ":", "\\", " ", "\n", ";", "call:", "add", "1", "true", '{"name": "add", '),
+        *('"arguments": {', '"parameters": {', '"name": "add"', "}}", '{"a": "', "\ud800", "\u00e9", "<", "|"),
+    ]
+)
+
+
+@settings(max_examples=3 * CASES // 10, deadline=None)
+@given(
+    st.data(), st.sampled_from(sorted(CALL_FORMATS)), st.lists(st.tuples(st.sampled_from(NAMES), OBJECT), max_size=3)
+)
+def test_calls_survive_any_cut(data: st.DataObject, format: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
+    one = CALL_FORMATS[format]
+    if one.syntax == "gemma":  # whose keys and strings have no escapes
+        calls = json.loads(json.dumps(calls, ensure_ascii=False).replace("<", "("))
+        calls = [(name, _with_plain_keys(arguments)) for name, arguments in calls]
+    text = one.write(calls) if calls else ""
+    before = "" if one.bare else data.draw(st.sampled_from(["", "Well, ", "{"]))
+    found = read(cut(data, before + text), format)
+    assert calls_of(found) == calls
+    assert found.content == (before.rstrip() if calls else before)
+
+
+def _with_plain_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {f"k{at}": _with_plain_keys(entry) for at, entry in enumerate(value.values())}
+    return [_with_plain_keys(entry) for entry in value] if isinstance(value, list) else value
+
+
+@settings(max_examples=4 * CASES // 10, deadline=None)
+@given(
+    st.data(),
+    st.sampled_from([None, *sorted(CALL_FORMATS)]),
+    st.sampled_from([None, *sorted(REASONING_FORMATS)]),
+    st.lists(PIECES, max_size=40),
+    st.booleans(),
+)
+def test_hostile_answers_end_alike_at_any_cut(
+    data: st.DataObject, format: str | None, reasoning: str | None, pieces: list[str], opened: bool
+) -> None:
+    text = "".join(pieces)
+    marks = {"<never>": "\ud800"}
+    whole = read([text], format, reasoning, in_reasoning=opened, marks=marks)
+    assert read(cut(data, text), format, reasoning, in_reasoning=opened, marks=marks) == whole
+    assert read(list(text), format, reasoning, in_reasoning=opened, marks=marks) == whole
+    shown = whole.content + whole.reasoning + "".join(name + arguments for name, arguments, _ in whole.calls)
+    assert "\ud800" not in shown
+    for _, arguments, complete in whole.calls:
+        assert not complete or isinstance(json.loads(arguments), dict)
+    if not whole.calls and reasoning is None:
+        assert whole.content == text.replace("\ud800", "")
+
+
+@settings(max_examples=3 * CASES // 10, deadline=None)
+@given(st.data(), OBJECT, st.text(max_size=3), st.lists(PIECES, max_size=6))
+def test_the_scanner_takes_what_json_is_and_nothing_else(
+    data: st.DataObject, value: dict[str, Any], more: str, pieces: list[str]
+) -> None:
+    text = json.dumps(value, ensure_ascii=data.draw(st.booleans()), indent=data.draw(st.sampled_from([None, 1])))
+    at = data.draw(st.integers(0, len(text)))
+    for candidate in (text + more, text[:at] + "".join(pieces) + text[at:]):
+        scanner = JsonScanner()
+        end, out = scanner.feed(candidate, 0)
+        begin = len(candidate) - len(candidate.lstrip(" \t\r\n"))  # which the decoder does not skip
+        try:
+            expected, expected_end = json.JSONDecoder(strict=False).raw_decode(candidate, begin)
+        except ValueError:
+            assert not scanner.done
+            continue
+        if "\ud800" in candidate[:end] or "\ud800" in candidate[:expected_end]:
+            assert scanner.broken
+            continue
+        assert (scanner.done, end) == (True, expected_end)
+        assert json.loads(out) == expected
+
+
+HOSTILE = {
+    "nested lists": '<tool_call>{"name": "add", "arguments": {"a": ' + "[" * 200_000,
+    "nested in what is no call": '<tool_call>{"x": ' + '{"x": ' * 40_000,
+    "an unclosed text": '<tool_call>{"name": "add", "arguments": {"a": "' + "x" * 200_000,
+    "many beginnings": "<tool_call>" * 20_000,
+    "many ends": '<tool_call>{"name": "add", "arguments": {}}' + "</tool_call>" * 20_000,
+    "beginnings of markup": "<tool_" * 40_000,
+    "white space": " \n" * 100_000,
+    "white space in a call": "<tool_call>" + " " * 200_000,
+    "a long name": '<tool_call>{"name": "' + "a" * 200_000,
+    "many members": '<tool_call>{"name": "add", ' + '"a": 1, ' * 25_000,
+    "many calls": '<tool_call>{"name": "add", "arguments": {}}</tool_call>' * 4_000,
+    "many broken calls": '<tool_call>{"name": "add", "arguments": {]</tool_call>' * 4_000,
+    "arguments before the name": '<tool_call>{"arguments": {"a": "' + "x" * 200_000 + '"}, "name": "add"}</tool_call>',
+    "escapes": '<tool_call>{"name": "add", "arguments": {"a": "' + "\\u00e9\n" * 30_000,
+    "unclosed reasoning": "<think>" + "hm </thin " * 20_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("piece", [100, 1 << 20])
+def test_hostile_answers_cost_linear_time_and_bounded_memory(name: str, piece: int) -> None:
+    """Some 200,000 characters: in quadratic time minutes, here less than a second."""
+    text = HOSTILE[name]
+    parser = AnswerParser(CALL_FORMATS["hermes"], REASONING_FORMATS["think"], names=NAMES)
+    began = time.process_time()
+    tracemalloc.start()
+    for at in range(0, len(text), piece):
+        parser.feed(text[at : at + piece])
+        if at + piece < len(text) and at % (100 * piece) == 0:
+            assert tracemalloc.get_traced_memory()[0] < 20 * MAX_HELD
+    tracemalloc.stop()
+    parser.finish()
+    assert time.process_time() - began < 20
+
+
+def test_scanners_bound_the_depth() -> None:
+    for scanner, opening in ((JsonScanner(), "["), (GemmaScanner("<escape>"), "[")):
+        assert scanner.feed("[" * MAX_DEPTH, 0)[0] == MAX_DEPTH and not scanner.broken
+        scanner.feed(opening, 0)
+        assert scanner.broken

@@ -1,0 +1,69 @@
+"""Python functions as tools: what the model is told of them, and what becomes of its calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import pytest
+from charonia_client.tools import Tools
+
+
+def weather(city: str, days: int = 1, unit: Literal["C", "F"] = "C", places: list[str] | None = None) -> dict[str, Any]:
+    """The weather of a city."""
+    return {"city": city, "days": days, "unit": unit, "places": places}
+
+
+async def fail(why: str) -> str:
+    raise RuntimeError(why)
+
+
+def test_a_function_is_described_by_its_annotations_and_its_docstring() -> None:
+    (described,) = Tools([weather]).described
+    assert described["type"] == "function"
+    assert described["function"] == {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string"},
+                "days": {"type": "integer"},
+                "unit": {"type": "string", "enum": ["C", "F"]},
+                "places": {"type": "array", "items": {"type": "string"}},
+            },
+            "required": ["city"],
+        },
+    }
+
+
+def odd(value: bytes) -> None: ...
+
+
+def many(*values: str) -> None: ...
+
+
+@pytest.mark.parametrize("function", [odd, many])
+def test_a_parameter_that_json_has_not_is_refused(function: Any) -> None:
+    with pytest.raises(TypeError, match=rf"{function.__name__}\(values?\)"):
+        Tools([function])
+
+
+async def test_a_call_runs_the_function_with_its_arguments() -> None:
+    result = await Tools([weather]).call("1", "weather", '{"city": "Paris", "days": 2}')
+    assert (result.call_id, result.name) == ("1", "weather")
+    assert json.loads(result.text) == {"city": "Paris", "days": 2, "unit": "C", "places": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "text"),
+    [
+        ("other", "{}", "error: LookupError: there is no function 'other'; there are weather, fail"),
+        ("weather", '{"city": ', "error: JSONDecodeError:"),
+        ("weather", "[]", "error: TypeError: the arguments are no JSON object"),
+        ("weather", '{"town": "Paris"}', "error: TypeError: missing a required argument"),
+        ("fail", '{"why": "no network"}', "error: RuntimeError: no network"),
+    ],
+)
+async def test_what_goes_wrong_is_told_to_the_model(name: str, arguments: str, text: str) -> None:
+    assert (await Tools([weather, fail]).call("1", name, arguments)).text.startswith(text)

@@ -1,0 +1,140 @@
+"""parsing/parse.py and preprocessing/parsing_options.py. The Triton models around them are tested in tests/stack."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# A workspace has these beside each other.
+sys.path += [str(ROOT / folder) for folder in ("charonia/text", "postprocessing", "preprocessing", "parsing")]
+
+import parse  # noqa: E402
+import parsing_options  # noqa: E402
+from answers.formats import CALL_FORMATS, REASONING_FORMATS  # noqa: E402
+from detokenize import TokenTable  # noqa: E402
+from prompt_ids import PromptError  # noqa: E402
+
+HERMES = "<tool_call>{{ tools }}"
+
+
+def table(tokens: list[str | bytes], special: set[str]) -> Any:
+    spelled = [token.encode() if isinstance(token, str) else token for token in tokens]
+    offsets = np.array([0, *accumulate(map(len, spelled))], np.int64)
+    marks = np.array([token in special for token in tokens], np.uint8)
+    return TokenTable(offsets, np.frombuffer(b"".join(spelled), np.uint8), marks)
+
+
+def options(template: str, prompt: str | None = "p", names: list[str] | None = None, parallel: bool = True) -> str:
+    return parsing_options.AnswerFormats(template, {}).options(prompt, names, parallel)
+
+
+def read_all(answers: Any, given: str, responses: list[list[int]], size: int = 10**6) -> list[Any]:
+    last = len(responses) - 1
+    return [answers.read(given, 0, ids, (0, size), last=at == last) for at, ids in enumerate(responses)]
+
+
+def test_a_special_token_is_markup_and_no_text() -> None:
+    tokens: list[str | bytes] = ["Look. ", "[TOOL_CALLS]", '[{"name": "add", "arg', 'uments": {"a": 1}}]', "</s>"]
+    answers = parse.Answers(table(tokens, {"[TOOL_CALLS]", "</s>"}))
+    parts = read_all(answers, options("[TOOL_CALLS]", names=["add"]), [[0], [1, 2], [3], [4]])
+    assert [part.content for part in parts] == ["Look.", "", "", ""]
+    calls = [delta for part in parts for delta in part.calls]
+    assert [delta["name"] for delta in calls] == ["add"]
+    assert re.fullmatch(r"[a-z0-9]{9}", calls[0]["id"])  # what Mistral's chat templates take
+    assert (calls[0]["arguments"], calls[0]["complete"]) == ('{"a": 1}', True)
+    assert len(answers) == 0
+
+
+def test_without_tools_a_call_is_text() -> None:
+    answers = parse.Answers(table(['<tool_call>{"name": "add"}'], set()))
+    for given in (options(HERMES), options(HERMES, prompt=None, names=["add"]), ""):
+        (part,) = read_all(answers, given, [[0]])
+        assert (part.content, part.calls) == ('<tool_call>{"name": "add"}', [])
+
+
+def test_tokens_of_reasoning_are_counted() -> None:
+    tokens: list[str | bytes] = ["<think>", "a", " b", "</think>", "c"]
+    given = options("<think>")
+    parts = read_all(parse.Answers(table(tokens, set())), given, [[0, 1], [2, 3, 4]])
+    assert [part.num_reasoning_tokens for part in parts] == [2, 4]
+    assert [part.reasoning for part in parts] == ["a", " b"]
+    assert [part.content for part in parts] == ["", "c"]
+    opened = options("<think>", prompt="<|assistant|><think>\n")
+    (part,) = read_all(parse.Answers(table(tokens, set())), opened, [[1, 3, 4]])
+    assert (part.num_reasoning_tokens, part.reasoning, part.content) == (2, "a", "c")
+
+
+def test_a_character_in_two_tokens_and_what_is_outside_the_span() -> None:
+    snail = "🐚".encode()
+    answers = parse.Answers(table([" a", snail[:2], snail[2:], "stop"], set()))
+    part = answers.read("", 0, [0, 1, 2, 3], (1, 6), last=True)
+    assert part.content == "a🐚"
+
+
+def test_a_mark_behind_a_stop_word_is_none() -> None:
+    tokens: list[str | bytes] = ["a", "STOP", "[TOOL_CALLS]", "[]"]
+    given = options("[TOOL_CALLS]", names=["add"])
+    answers = parse.Answers(table(tokens, {"[TOOL_CALLS]"}))
+    assert answers.read(given, 0, [0, 1, 2, 3], (0, 1), last=True).content == "a"
+
+
+def test_answers_are_told_apart_by_request_and_sequence_and_forgotten_at_last() -> None:
+    answers = parse.Answers(table(["<think>", "a", "b"], set()))
+    first, second = options("<think>"), options("<think>")
+    answers.read(first, 0, [0], (0, 9), last=False)
+    answers.read(first, 1, [1], (0, 9), last=False)
+    answers.read(second, 0, [2], (0, 9), last=False)
+    assert answers.read(first, 0, [1], (0, 9), last=True).reasoning == "a"
+    assert answers.read(first, 1, [1], (0, 9), last=True).content == "a"
+    assert answers.read(second, 0, [1], (0, 9), last=True).content == "a"
+    assert len(answers) == 0
+
+
+def test_answers_that_never_end_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parse, "MAX_ANSWERS", 3)
+    answers = parse.Answers(table(["a"], set()))
+    for _ in range(10):
+        answers.read(options(""), 0, [0], (0, 9), last=False)
+    assert len(answers) == 3
+
+
+def test_settings_win_over_the_chat_template() -> None:
+    formats = parsing_options.AnswerFormats(
+        {"default": "<think>", "tool_use": HERMES},
+        {"CHARONIA_TOOL_CALL_PARSER": "mistral", "CHARONIA_REASONING_PARSER": "none"},
+    )
+    assert json.loads(formats.to_json()) == {"tool_calls": "mistral", "reasoning": None}
+    formats = parsing_options.AnswerFormats({"default": "<think>", "tool_use": HERMES}, {})
+    assert json.loads(formats.to_json()) == {"tool_calls": "hermes", "reasoning": "think"}
+    with pytest.raises(ValueError, match="CHARONIA_TOOL_CALL_PARSER='x': expected auto, none, hermes"):
+        parsing_options.AnswerFormats(None, {"CHARONIA_TOOL_CALL_PARSER": "x"})
+
+
+def test_the_settings_have_all_formats() -> None:
+    from charonia.settings import ServeSettings
+
+    fields = ServeSettings.model_fields
+    assert fields["tool_call_parser"].annotation.__args__ == ("auto", "none", *CALL_FORMATS)  # type: ignore[union-attr]
+    assert fields["reasoning_parser"].annotation.__args__ == ("auto", "none", *REASONING_FORMATS)  # type: ignore[union-attr]
+
+
+def test_names_go_along_only_where_they_decide() -> None:
+    assert json.loads(options('<|start_header_id|>"parameters"', names=["f"]))["names"] == ["f"]
+    assert json.loads(options(HERMES, names=["f"]))["names"] == []
+    tools = [{"type": "function", "function": {"name": "f"}}, {"name": "g"}, {"function": 3}]
+    assert parsing_options.names_of(json.dumps(tools)) == ["f", "g"]
+
+
+def test_a_tool_choice_that_is_not_supported_is_refused() -> None:
+    assert parsing_options.check_tool_choice(None) and parsing_options.check_tool_choice("auto")
+    assert not parsing_options.check_tool_choice("none")
+    with pytest.raises(PromptError, match='tool_choice: "required" is not supported'):
+        parsing_options.check_tool_choice("required")
