@@ -51,9 +51,9 @@ class Answers:
         options: as preprocessing gives them; "" for none. index: of the request's sequences. ids: the response's
         tokens. span: which of their bytes are text. last: nothing more comes.
         """
-        given = json.loads(options) if options else {}
-        key = (given.get("key", ""), index)
-        answer = self._running.pop(key, None) or _Answer(self._table, given)
+        # Two requests never have the same options, which are as long as the names of all tools: they are read once.
+        key = (options, index)
+        answer = self._running.pop(key, None) or _Answer(self._table, json.loads(options) if options else {})
         part = answer.read(ids, span, last=last)
         if not last:
             self._running[key] = answer
@@ -103,7 +103,8 @@ class _Answer:
         at = 0
         for number, token in enumerate(ids, start=1):
             piece = self._table.piece(token)
-            mark = self._marks.get(token, "") if begin <= at <= end else ""
+            # A special token may stand before the leading space that is no text.
+            mark = self._marks.get(token, "") if at <= end else ""
             text = piece[max(begin - at, 0) : max(end - at, 0)]
             at += len(piece)
             yield decoder.decode(text, final=bool(mark) or number == len(ids)) + mark

@@ -78,13 +78,12 @@ class CountTokensRequest(BaseModel):
 
     def conversation(self) -> list[dict[str, Any]]:
         """For the chat template. Turns of one role that follow each other are one turn."""
-        turns: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
+        turns: list[tuple[str, list[str]]] = [("system", [self.system])] if self.system else []
         for message in self.messages:
-            if turns and turns[-1]["role"] == message.role:
-                turns[-1] = {"role": message.role, "content": f"{turns[-1]['content']}\n\n{message.content}"}
-            else:
-                turns.append({"role": message.role, "content": message.content})
-        return turns
+            if not turns or turns[-1][0] != message.role:
+                turns.append((message.role, []))
+            turns[-1][1].append(message.content or "")
+        return [{"role": role, "content": "\n\n".join(texts)} for role, texts in turns]
 
     def tokenize_request(self) -> TokenizeRequest:
         return TokenizeRequest(messages=self.conversation())
