@@ -171,10 +171,11 @@ def decode(message: Any) -> GenerateResponse:
         response.text_span = values.get("text_span", ())
         response.index = values.get("sequence_index", 0)
         response.cum_logprob = values.get("cum_log_probs", 0.0)
-        response.content = values.get("content_output", "")
-        response.reasoning = values.get("reasoning_output", "")
-        response.tool_calls = [ToolCallDelta(**call) for call in json.loads(values.get("tool_calls") or "[]")]
-        response.num_reasoning_tokens = values.get("num_reasoning_tokens", 0)
+        if "tool_calls" in values:
+            response.content = values["content_output"]
+            response.reasoning = values["reasoning_output"]
+            response.tool_calls = [ToolCallDelta(**call) for call in json.loads(values["tool_calls"])]
+            response.num_reasoning_tokens = values["num_reasoning_tokens"]
         response.num_session_tokens = values.get("num_session_tokens", 0)
         response.prompt_ids = values.get("prompt_ids", ())
         response.prompt_logprobs = values.get("prompt_log_probs", ())

@@ -260,6 +260,50 @@ TEST(W8a8Test, fp8_is_its_product_in_double_precision_by_all_tactics) {
   }
 }
 
+// Rows of zeros, of both signs, are zeros; rows that are not finite are no numbers; neither touches its neighbours.
+TEST(W8a8Test, rows_of_zeros_and_rows_that_are_not_finite_stay_by_themselves) {
+  Random random(155);
+  Stream stream;
+  MatrixUpload upload(stream);
+  constexpr std::int64_t kN = 40, kK = 80, kRows = 45;
+  for (const auto how :
+       {Activations::i8_token, Activations::i8_tensor, Activations::f8_token, Activations::f8_tensor}) {
+    const bool integers = how == Activations::i8_token || how == Activations::i8_tensor;
+    const auto source = MemoryQuantSource::random(random, kN, kK, integers ? int8(kK, how) : fp8(kK, how));
+    const ops::QuantSource* const part = &source;
+    const CudaW8a8Linear linear({&part, 1}, {}, DType::bf16, false, upload);
+    const auto plain = Matrix::random(random, DType::bf16, kRows, kK);
+    auto in = plain;
+    const auto kind_of = [](std::int64_t row) { return row % 6; };
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      const auto kind = kind_of(r);
+      if (kind == 1 || kind == 2) {
+        for (std::int64_t c = 0; c < kK; ++c) in.set(r, c, kind == 1 ? 0.0F : -0.0F);
+      }
+      if (kind == 3) in.set(r, 79, NAN);
+      if (kind == 4) in.set(r, 0, -INFINITY);
+    }
+    std::vector<Matrix> expected;
+    for_all_tactics(linear, plain, DType::f32, SumOrder::fixed, [&](const Matrix& out, const std::string&) {
+      if (expected.empty()) expected.push_back(out);
+    });
+    for_all_tactics(linear, in, DType::f32, SumOrder::fixed, [&](const Matrix& out, const std::string& what) {
+      for (std::int64_t r = 0; r < out.rows; ++r) {
+        const auto kind = kind_of(r);
+        if (kind == 0 || kind == 5) {
+          ASSERT_TRUE(out.same_bits(r, expected[0], r)) << what << ", row " << r;
+          continue;
+        }
+        for (std::int64_t o = 0; o < kN; ++o) {
+          const float found = out.at(r, o);
+          ASSERT_TRUE(kind <= 2 ? found == 0 : std::isnan(found)) << what << ", row " << r << ": " << found;
+        }
+      }
+    });
+    if (HasFatalFailure()) return;
+  }
+}
+
 // A library that takes everything and computes nothing.
 class NotingLibrary final : public Blas {
  public:
