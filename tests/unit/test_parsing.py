@@ -126,6 +126,21 @@ def test_answers_that_never_end_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
     assert len(answers) == 3
 
 
+def test_answers_that_never_end_keep_no_more_than_so_many_names_of_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = parse.Answers(table(["a"], set()))
+    given = [options("[TOOL_CALLS]") for _ in range(10)]
+    monkeypatch.setattr(parse, "MAX_OPTIONS", 3 * len(given[0]))
+    for one in given:
+        answers.read(one, 0, [0], (0, 9), last=False)
+    assert len(answers) == 3
+    for one in given[-3:]:
+        answers.read(one, 0, [0], (0, 9), last=True)
+    assert len(answers) == answers._options == 0
+    monkeypatch.setattr(parse, "MAX_OPTIONS", 1)
+    answers.read(given[0], 0, [0], (0, 9), last=False)
+    assert answers.read(given[0], 0, [0], (0, 9), last=True).content == "a"
+
+
 def test_settings_win_over_the_chat_template() -> None:
     formats = parsing_options.AnswerFormats(
         {"default": "<think>", "tool_use": HERMES},
