@@ -198,7 +198,7 @@ void measure_quantised(ops::Ops& ops, int threads, std::string_view only) {
       {"int4", {Code::u4, 128, false, DType::f16}},
       {"int4 with zeros", {Code::u4, 128, true, DType::f16}},
       {"int4 in groups of 32", {Code::u4, 32, false, DType::f16}},
-      {"mxfp4", {Code::f4_e2m1, 32, false, DType::bf16}},
+      {"mxfp4", {Code::f4_e2m1, 32, false, DType::f8_e8m0}},
       {"int8", {Code::i8, kK, false, DType::f32}},
       {"w8a8", {Code::i8, kK, false, DType::f32, ops::Activations::i8_token}},
       {"fp8", {Code::f8_e4m3, 128, false, DType::f32}}};

@@ -129,6 +129,12 @@ KERNELS = {
             "a block per row with a sum over it in between: latency at few rows",
         ),
         Kernel("gated_activation", ("rows: gate_kernel",), 2, 0.85, 1, _NEIGHBOURS),
+        Kernel(
+            "rms_norm_codes", ("rows: rms_norm_kernel",), 3, 0.85, 1, "as rms_norm, with a maximum over the row more"
+        ),
+        Kernel(
+            "gate_codes", ("rows: gate_codes_kernel",), 3, 0.8, 1, "a block per row, which is read twice, from L2 then"
+        ),
         Kernel("soft_cap", ("rows: soft_cap_kernel",), 2, 0.85, 1, _NEIGHBOURS),
         Kernel("gather_rows", ("rows: copy_kernel",), 2, 0.85, 1, _NEIGHBOURS),
         Kernel("side_by_side", ("rows: copy_kernel",), 2, 0.85, 1, _NEIGHBOURS),
@@ -271,6 +277,8 @@ def work(kernel: str, shape: Shape, variant: str) -> tuple[float, float]:
         "embed": lambda: rows * shape["hidden"] * (2 + 4),
         "rms_norm": lambda: (rows * (4 + 4 + 2 + 2) + 4) * shape["hidden"],
         "gated_activation": lambda: rows * shape["inter"] * (2 * 2 + 2),
+        "rms_norm_codes": lambda: (rows * (4 + 4 + 2 + 1) + 4) * shape["hidden"] + 4 * rows,
+        "gate_codes": lambda: rows * (shape["inter"] * (2 * 2 + 1) + 4),
         "gather_rows": lambda: rows * shape["cols"] * 2 * 4,
         "add_bias": lambda: (rows * 2 * 2 + 4) * shape["n"],
         "sum_shards": lambda: rows * shape["cols"] * 2 * (shape["ranks"] + 1),
@@ -429,6 +437,8 @@ def _rows() -> Iterator[_Row]:
         yield "embed", {**of, "hidden": m.hidden}, "bf16"
         yield "rms_norm", {**of, "hidden": m.hidden}, "bf16"
         yield "gated_activation", {**of, "inter": m.inter}, "bf16"
+        yield "rms_norm_codes", {**of, "hidden": m.hidden}, "bf16"
+        yield "gate_codes", {**of, "inter": m.inter}, "bf16"
         yield "rotary_store", {**of, **heads, "kv_bits": 16}, "bf16"
         for bits in (8, 4):
             yield "rotary_store_quantised", {**of, **heads, "kv_bits": bits}, f"int{bits}"

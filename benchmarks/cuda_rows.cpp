@@ -88,6 +88,38 @@ struct Measured {
                   [&](int i) { cuda::gated_activation(bench.stream, out.at(i), in.at(i), ops::Activation::silu); });
   }
 
+  // The same where the next weight takes int8 codes.
+  void norm_codes() const {
+    const double bytes =
+        elements(model.hidden) * (4 + 4 + 2 + 1) + elements(1) * 4 + 4.0 * static_cast<double>(model.hidden);
+    const int n = copies(bytes);
+    const Operands residual(bench, DType::f32, rows, model.hidden, n), delta(bench, kType, rows, model.hidden, n),
+        out(bench, kType, rows, model.hidden, n);
+    const auto weight = bench.random_values(DType::f32, model.hidden);
+    const auto codes = room_for_codes(model.hidden);
+    bench.measure(what("rms_norm_codes", {{"hidden", model.hidden}}, bytes), [&](int i) {
+      cuda::rms_norm_codes(bench.stream, codes.of(), out.at(i), residual.at(i), delta.at(i), weight.as<float>(), 1e-5F);
+    });
+  }
+
+  void gate_codes() const {
+    const double bytes = elements(model.inter) * (4 + 1) + elements(1) * 4;
+    const int n = copies(bytes);
+    const Operands in(bench, kType, rows, 2 * model.inter, n), out(bench, kType, rows, model.inter, n);
+    const auto codes = room_for_codes(model.inter);
+    bench.measure(what("gate_codes", {{"inter", model.inter}}, bytes), [&](int i) {
+      cuda::gated_activation_codes(bench.stream, codes.of(), out.at(i), in.at(i), ops::Activation::silu);
+    });
+  }
+
+  struct RoomForCodes {
+    DeviceMemory codes, scales;
+    cuda::RowCodes of() const { return {.codes = codes.as<unsigned char>(), .scales = scales.as<float>()}; }
+  };
+  RoomForCodes room_for_codes(std::int64_t cols) const {
+    return {DeviceMemory(static_cast<std::size_t>(rows * cols)), DeviceMemory(static_cast<std::size_t>(rows) * 4)};
+  }
+
   void rotary(int quant_bits) const {
     const auto heads = model.heads + 2 * model.kv_heads;
     CacheLayer layer{nullptr,   kType,     static_cast<int>(model.kv_heads), static_cast<int>(model.head_dim),
@@ -197,7 +229,9 @@ void measure_rows(Bench& bench) {
       const Measured of{bench, model, count};
       of.embed();
       of.norm();
+      of.norm_codes();
       of.gate();
+      of.gate_codes();
       for (const int bits : {0, 8, 4}) of.rotary(bits);
       of.gather();
       of.bias();

@@ -8,6 +8,7 @@ postprocessing. charonia convert puts copies of both beside this file.
 from __future__ import annotations
 
 import codecs
+import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +20,10 @@ from answers.formats import CALL_FORMATS, REASONING_FORMATS
 from answers.parser import AnswerParser, special_marks
 from detokenize import TokenTable
 
-# Answers that are remembered at most. Of those whose request has failed no end is seen; the oldest are forgotten.
+# Answers that are remembered at most, and characters of their options, which may name many tools. Of those whose
+# request has failed no end is seen; the oldest are forgotten.
 MAX_ANSWERS = 16384
+MAX_OPTIONS = 1 << 26
 
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -40,7 +43,8 @@ class Answers:
 
     def __init__(self, table: TokenTable) -> None:
         self._table = table
-        self._running: OrderedDict[tuple[str, int], _Answer] = OrderedDict()
+        self._running: OrderedDict[tuple[bytes, int], _Answer] = OrderedDict()
+        self._options = 0  # characters of those of the answers that are remembered
 
     def __len__(self) -> int:
         return len(self._running)
@@ -51,19 +55,31 @@ class Answers:
         options: as preprocessing gives them; "" for none. index: of the request's sequences. ids: the response's
         tokens. span: which of their bytes are text. last: nothing more comes.
         """
-        given = json.loads(options) if options else {}
-        key = (given.get("key", ""), index)
-        answer = self._running.pop(key, None) or _Answer(self._table, given)
+        # Two requests never have the same options, which are as long as the names of all tools: they are read once.
+        key = (hashlib.blake2b(options.encode(), digest_size=16).digest(), index)
+        answer = self._running.pop(key, None)
+        if answer is None:
+            answer = _Answer(self._table, json.loads(options) if options else {})
+        else:
+            self._options -= len(options)
         part = answer.read(ids, span, last=last)
         if not last:
+            answer.options = len(options)
             self._running[key] = answer
-            if len(self._running) > MAX_ANSWERS:
-                self._running.popitem(last=False)
+            self._options += len(options)
+            self._forget_oldest()
         return part
+
+    def _forget_oldest(self) -> None:
+        """But for the one that was read last."""
+        while len(self._running) > MAX_ANSWERS or (self._options > MAX_OPTIONS and len(self._running) > 1):
+            _, answer = self._running.popitem(last=False)
+            self._options -= answer.options
 
 
 class _Answer:
     def __init__(self, table: TokenTable, options: Mapping[str, Any]) -> None:
+        self.options = 0  # their characters
         calls = CALL_FORMATS.get(options.get("calls") or "")
         reasoning = REASONING_FORMATS.get(options.get("reasoning") or "")
         markup = (*(calls.markup if calls else ()), *(reasoning.markup if reasoning else ()))
@@ -103,7 +119,8 @@ class _Answer:
         at = 0
         for number, token in enumerate(ids, start=1):
             piece = self._table.piece(token)
-            mark = self._marks.get(token, "") if begin <= at <= end else ""
+            # A special token may stand before the leading space that is no text.
+            mark = self._marks.get(token, "") if at <= end else ""
             text = piece[max(begin - at, 0) : max(end - at, 0)]
             at += len(piece)
             yield decoder.decode(text, final=bool(mark) or number == len(ids)) + mark

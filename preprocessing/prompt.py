@@ -113,7 +113,8 @@ def build_prompt(
 
 def token_strings(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
     """The tokens as the vocabulary spells them; "" for an id that has no entry there."""
-    return [name or "" for name in tokenizer.convert_ids_to_tokens(list(token_ids))]
+    names = iter(tokenizer.convert_ids_to_tokens([token for token in token_ids if token >= 0]))
+    return [(next(names) or "") if token >= 0 else "" for token in token_ids]
 
 
 def tokenizer_info(tokenizer: Any) -> dict[str, Any]:

@@ -227,7 +227,8 @@ class Engine:
         """Whole rows of logits of a prompt, in pieces as they are computed: (position, rows [n, vocab_size]).
 
         Row i is at position + i of the prompt and says what follows there. Every position but the last has one row, in
-        order. A piece has at most max_batch_size rows. What is not read yet is kept in memory. Leaving early cancels.
+        order. A piece has at most max_batch_size rows. What is not read yet is kept in memory, at most 4 GiB of it:
+        beyond that the request ends with OverloadedError. Leaving early cancels.
         """
         native = self._open()
         results: queue.SimpleQueue[_engine.Result] = queue.SimpleQueue()

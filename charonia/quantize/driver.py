@@ -90,7 +90,7 @@ def read_calibration(file: Path) -> str | list[dict[str, Any]]:
     # splitlines() would cut within texts, at U+2028 and others.
     lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
     entries = [entry_of(line, f"{file}, line {number}") for number, line in lines]
-    if not any(entry.get("messages") or entry.get("text", "").strip() for entry in entries):
+    if not any(messages_of(entry) or text_of(entry) for entry in entries):
         raise JobError(f"{file} has no text to calibrate with")
     return entries
 
@@ -105,11 +105,11 @@ def samples_of(job: dict[str, Any], tokenizer: Any) -> list[list[int]]:
         rows = [ids[at : at + length] for at in range(0, len(ids), length)]
     else:
         for entry in content:
-            if isinstance(entry.get("messages"), list):
-                text = tokenizer.apply_chat_template(entry["messages"], tokenize=False)
+            if messages := messages_of(entry):
+                text = tokenizer.apply_chat_template(messages, tokenize=False)
                 rows.append(tokenizer(text, add_special_tokens=False)["input_ids"][:length])
-            else:
-                rows.append(tokenizer(entry["text"])["input_ids"][:length])
+            elif text := text_of(entry):
+                rows.append(tokenizer(text)["input_ids"][:length])
     rows = [row for row in rows if len(row) > 1][: job["samples"]]
     if not rows:
         raise JobError(f"{file} has no sample of two tokens or more to calibrate with")
@@ -120,13 +120,25 @@ def entry_of(line: str, place: str) -> dict[str, Any]:
     """A line's JSON object."""
     try:
         entry = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise JobError(f"{place} is no JSON object: {error}") from None
     if not isinstance(entry, dict) or not (
         isinstance(entry.get("messages"), list) or isinstance(entry.get("text"), str)
     ):
         raise JobError(f"{place} must be a JSON object with a text, or a list of messages")
     return entry
+
+
+def messages_of(entry: dict[str, Any]) -> list[Any]:
+    """Empty where there are none."""
+    messages = entry.get("messages")
+    return messages if isinstance(messages, list) else []
+
+
+def text_of(entry: dict[str, Any]) -> str:
+    """Empty where there is none but blanks."""
+    text = entry.get("text")
+    return text if isinstance(text, str) and text.strip() else ""
 
 
 def load(job: dict[str, Any]) -> tuple[Any, Any]:

@@ -158,8 +158,12 @@ def run(job: Path, output: Path, say: Callable[[str], None]) -> None:
         _run_dir().mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix="quantize-", suffix=".log", dir=_run_dir())
         log = Path(name)
-        with os.fdopen(descriptor, "wb") as stream:
-            code, error = _follow([str(program), str(DRIVER), str(job)], variables, stream, say)
+        try:
+            with os.fdopen(descriptor, "wb", buffering=0) as stream:
+                code, error = _follow([str(program), str(DRIVER), str(job)], variables, stream, say)
+        except BaseException:  # mostly Ctrl-C: then nobody asks what went wrong
+            log.unlink()
+            raise
     if code == 0 and output.exists():
         log.unlink()
         return

@@ -41,6 +41,10 @@ def prepare(
         if not (location.path / "model_repository" / "ensemble" / "config.pbtxt").is_file():
             raise ServeError(f"{location.path} has no model_repository: name the workspace, not a folder inside it")
         manifest = workspace.read_manifest(location.path / workspace.WEIGHTS)
+        for name in workspace.TRITON_MODELS:
+            if not (location.path / "model_repository" / name / "config.pbtxt").is_file():
+                mend = workspace.convert_command(manifest.source, location.path, manifest.ranks)
+                raise ModelError(f"{location.path} is of an older version, without Triton model {name!r}: run {mend}")
         if "tensor_para_size" in inference and ranks_of(inference) != manifest.ranks:
             mend = workspace.convert_command(manifest.source, location.path, ranks_of(inference))
             raise ModelError(

@@ -295,7 +295,9 @@ def _check_calls(field: str, calls: Any) -> list[Any]:
     for call in calls:
         function = call.get("function")
         if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
-            arguments = parse_json(f"{field}.function.arguments", function["arguments"], "send a JSON object")
+            # Some models and servers write a call without arguments so.
+            text = function["arguments"].strip() or "{}"
+            arguments = parse_json(f"{field}.function.arguments", text, "send a JSON object")
             call = {**call, "function": {**function, "arguments": arguments}}
         checked.append(call)
     return checked

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import zipfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -221,10 +221,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 def weight_files(folder: Path) -> list[Path]:
     """The files of a Hugging Face folder's weights: safetensors where there are any, else .bin files. Those that an
     index names may be missing. Raises ModelError or UnsupportedError where there are none."""
-    names = ["model.safetensors", "pytorch_model.bin"]
-    if (old := gptq_stem(folder, {file.name for file in folder.iterdir()})) is not None:
-        names.insert(1, f"{old}.safetensors")
-    for name in names:
+    for name in _names_of_weights(folder):
         index = folder / f"{name}.index.json"
         if index.is_file():
             weight_map = read_json(index).get("weight_map")
@@ -242,6 +239,16 @@ def weight_files(folder: Path) -> list[Path]:
     raise ModelError(
         f"{folder} has no weights: expected model.safetensors, model.safetensors.index.json or pytorch_model.bin"
     )
+
+
+def _names_of_weights(folder: Path) -> Iterator[str]:
+    """Those that an unsharded file would have. Old ones are looked for where the usual one is not there: only then it
+    matters whether they are of one quantisation."""
+    yield "model.safetensors"
+    old = gptq_stem(folder, {file.name for file in folder.glob("*")})
+    if old is not None:
+        yield f"{old}.safetensors"
+    yield "pytorch_model.bin"
 
 
 def gptq_stem(folder: Path, names: Collection[str]) -> str | None:

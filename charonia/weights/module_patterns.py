@@ -11,6 +11,8 @@ from typing import Any
 import re2
 
 _LOOKAHEADS = ("(?!", "(?=")
+# Of an expression with look-ahead: where that ends is found by trying, in a time that grows with the square of this.
+_MAX_LETTERS = 1000
 
 
 class PatternError(ValueError):
@@ -41,6 +43,8 @@ class ModulePattern:
 def module_pattern(text: str) -> ModulePattern:
     """Raises PatternError."""
     rest = text.removeprefix("^")
+    if rest.startswith(_LOOKAHEADS) and len(rest) > _MAX_LETTERS:
+        raise PatternError(f"it has {len(rest)} characters, and with look-ahead {_MAX_LETTERS} are the most")
     conditions = []
     while rest.startswith(_LOOKAHEADS):
         inner, after = _split_lookahead(rest)
@@ -78,6 +82,8 @@ def _compile(text: str) -> Any:
     options.log_errors = False
     try:
         return re2.compile(text, options)
+    except UnicodeEncodeError as error:  # JSON may have half a pair
+        raise PatternError(f"it is no Unicode text: {error.reason}") from None
     except re2.error as error:
         reason = error.args[0] if error.args else error
         words = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)

@@ -48,6 +48,8 @@ def _prompt(message: Any, request: GenerateRequest | TokenizeRequest) -> None:
         _texts(message, "messages", [request.messages_json()])
     if request.tools:
         _texts(message, "tools", [request.tools_json()])
+    if request.chat_template_kwargs:
+        _texts(message, "chat_template_kwargs", [request.chat_template_kwargs_json()])
 
 
 def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
@@ -58,8 +60,6 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
         _texts(message, "tool_choice", [request.tool_choice.encode()])
     if request.parallel_tool_calls is not None:
         _numbers(message, "parallel_tool_calls", "BOOL", [request.parallel_tool_calls])
-    if request.chat_template_kwargs:
-        _texts(message, "chat_template_kwargs", [request.chat_template_kwargs_json()])
     for field, (name, datatype) in SCALARS.items():
         value = getattr(request, field)
         if value is not None:

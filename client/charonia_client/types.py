@@ -30,12 +30,16 @@ class _Chat:
     __slots__ = ()
     messages: Sequence[Mapping[str, Any]] | None
     tools: Sequence[Mapping[str, Any]] | None
+    chat_template_kwargs: Mapping[str, Any] | None
 
     def messages_json(self) -> bytes:
         return json.dumps(self.messages, ensure_ascii=False).encode()
 
     def tools_json(self) -> bytes:
         return json.dumps(self.tools, ensure_ascii=False).encode()
+
+    def chat_template_kwargs_json(self) -> bytes:
+        return json.dumps(self.chat_template_kwargs, ensure_ascii=False).encode()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,9 +78,6 @@ class GenerateRequest(ScalarFields, _Chat):
         if (self.interactive or self.end_session) and not self.session_id:
             raise ValueError("interactive and end_session need a session_id")
 
-    def chat_template_kwargs_json(self) -> bytes:
-        return json.dumps(self.chat_template_kwargs, ensure_ascii=False).encode()
-
     def logit_bias_json(self) -> bytes:
         return json.dumps({str(token): bias for token, bias in (self.logit_bias or {}).items()}).encode()
 
@@ -98,6 +99,7 @@ class TokenizeRequest(_Chat):
     prompt_token_ids: Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
     add_special_tokens: bool | None = None
     with_strings: bool = False  # the tokens as the vocabulary spells them
 

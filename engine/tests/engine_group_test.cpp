@@ -2,8 +2,11 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <memory>
 
+#include "base/text.h"
 #include "engine_fixture.h"
+#include "runtime/unread_rows.h"
 
 namespace charonia {
 namespace {
@@ -227,6 +230,39 @@ TEST_P(EngineGroupTest, PromptLogprobsAreThoseOfTheTokensInTheirPlaces) {
       }
     }
   }
+}
+
+TEST_P(EngineGroupTest, RowsThatNobodyReadsEndTheirRequestAlone) {
+  const auto asked_of = engine({{"max_batch_size", "3"}});
+  auto asked = request(std::vector<TokenId>(40, 5), 4);
+  asked.sampling.prompt_logprobs = 0;
+  asked.prompt_logits = true;
+  Collector all;
+  asked_of->submit(asked, all.callback());
+  const auto row = static_cast<std::int64_t>(rows_of(all.wait()).logits.at(0).size() * sizeof(float));
+  asked.max_unread_logits_bytes = 20 * row;
+  Collector kept, beside;
+  asked_of->submit(request({9, 8, 7}, 30), beside.callback());
+  asked_of->submit(asked, kept.callback());
+  const auto& last = kept.last();
+  EXPECT_EQ(last.error_code, ErrorCode::resource_exhausted);
+  EXPECT_NE(last.error.find(cat("more than ", 20 * row, " (max_unread_logits_bytes)")), std::string::npos);
+  EXPECT_LE(rows_of(kept.wait()).logits.size(), 20U);
+  EXPECT_EQ(beside.last().finish_reason, FinishReason::length);
+}
+
+TEST(UnreadRows, CountUntilTheLastCopyGoes) {
+  auto rows = std::make_unique<runtime::UnreadRows>();
+  EXPECT_EQ(rows->bytes(), 0);
+  auto first = rows->add(5), second = rows->add(7);
+  auto copy = first;
+  EXPECT_EQ(rows->bytes(), 12);
+  first.reset();
+  EXPECT_EQ(rows->bytes(), 12);
+  copy.reset();
+  EXPECT_EQ(rows->bytes(), 7);
+  rows.reset();
+  second.reset();  // what it counts in is still there
 }
 
 TEST_P(EngineGroupTest, PromptLogprobsSurviveAPreemption) {

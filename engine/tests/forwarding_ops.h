@@ -71,6 +71,7 @@ class ForwardingOps : public ops::Ops {
                 float eps, const float* delta_weight) override {
     to_->rms_norm(out, residual, delta, weight, eps, delta_weight);
   }
+  void feeds(const ops::Linear& weight) override { to_->feeds(weight); }
   void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) override {
     to_->linear(out, in, weight);
   }

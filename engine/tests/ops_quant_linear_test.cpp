@@ -29,7 +29,7 @@ constexpr std::array kKinds = {Kind{Code::u4, false, DType::bf16},
                                Kind{Code::i8, true, DType::f32},
                                Kind{Code::f8_e4m3, false, DType::f32},
                                Kind{Code::f8_e4m3, false, DType::bf16, Activations::f8_token},
-                               Kind{Code::f4_e2m1, false, DType::bf16},
+                               Kind{Code::f4_e2m1, false, DType::f8_e8m0},
                                Kind{Code::i8, false, DType::f32, Activations::i8_token},
                                Kind{Code::i8, true, DType::f16, Activations::i8_tensor}};
 
@@ -194,7 +194,9 @@ TEST_P(QuantLinearTest, memory_is_at_most_5_percent_above_the_file_s) {
       const double codes = static_cast<double>(w.n * w.k) * bits_of(kind.code) / 8;
       const double zeros = kind.zeros ? groups * bits_of(kind.code) / 8 : 0;
       const double file = codes + groups * static_cast<double>(size_of(kind.scale_type)) + zeros;
-      EXPECT_LE(static_cast<double>(linear->bytes()), 1.05 * file) << to_string(w.parts[0].format());
+      // The CUDA device has exponents as bf16.
+      const bool wider = kind.scale_type == DType::f8_e8m0 && GetParam().starts_with("cuda");
+      EXPECT_LE(static_cast<double>(linear->bytes()), (wider ? 1.06 : 1.05) * file) << to_string(w.parts[0].format());
     }
   }
 }

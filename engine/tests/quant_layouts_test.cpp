@@ -392,7 +392,7 @@ TEST(QuantLayouts, Mxfp4HasPowersOfTwo) {
     tensors.scales = files.add("l.scales", file_tensor(type, {2, 12, 4}, exponents));
     expect_all_ranges(how, tensors, element, kGroups32);
     EXPECT_EQ(opened(how, tensors).format(),
-              (ops::QuantFormat{Code::f4_e2m1, 32, false, DType::bf16, Activations::as_is}));
+              (ops::QuantFormat{Code::f4_e2m1, 32, false, DType::f8_e8m0, Activations::as_is}));
   }
   exponents[77] = 255;
   QuantTensors broken{.path = "f", .codes = {}, .scales = {}, .zeros = {}, .order = {}, .input_scale = {}};

@@ -41,11 +41,13 @@ struct PlainCodes {
     for (int j = 0; j < kPanel; ++j) {
       const auto size = size_of(shape.scale_type);
       const char* const from = group + shape.scales() + static_cast<std::size_t>(j) * size;
-      std::uint16_t half = 0;
-      std::memcpy(&half, from, sizeof half);
-      if (shape.scale_type == DType::f32) {
+      if (shape.scale_type == DType::f8_e8m0) {
+        to[j] = std::ldexp(1.0F, static_cast<unsigned char>(*from) - 127);
+      } else if (shape.scale_type == DType::f32) {
         std::memcpy(&to[j], from, sizeof(float));
       } else {
+        std::uint16_t half = 0;
+        std::memcpy(&half, from, sizeof half);
         to[j] = shape.scale_type == DType::bf16 ? bf16_to_float(half) : f16_to_float(half);
       }
     }
@@ -84,9 +86,10 @@ TEST(QuantTilesTest, groups_are_summed_in_steps_of_32_and_scaled_in_the_document
     QuantFormat format;
     std::int64_t groups;
   };
-  const Trial trials[] = {{{Code::u4, 128, true, DType::f16}, 3},       {{Code::u4, 32, false, DType::bf16}, 9},
-                          {{Code::i8, 64, true, DType::f32}, 3},        {{Code::f8_e4m3, 1100, false, DType::f32}, 1},
-                          {{Code::f4_e2m1, 32, false, DType::bf16}, 5}, {{Code::u4, 44, true, DType::f16}, 4}};
+  const Trial trials[] = {
+      {{Code::u4, 128, true, DType::f16}, 3},          {{Code::u4, 32, false, DType::bf16}, 9},
+      {{Code::i8, 64, true, DType::f32}, 3},           {{Code::f8_e4m3, 1100, false, DType::f32}, 1},
+      {{Code::f4_e2m1, 32, false, DType::f8_e8m0}, 5}, {{Code::u4, 44, true, DType::f16}, 4}};
   for (const auto& [format, groups] : trials) {
     const auto source = MemoryQuantSource::random(random, 50, groups * format.group, format);
     const QuantSource* const parts[] = {&source};

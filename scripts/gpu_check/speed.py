@@ -189,13 +189,15 @@ def bench8(context: Context, session: Session, size: str) -> Outcome:
             report = measure_static(
                 engine, [sizes[0]], [sizes[1]], [sizes[2]], runs=runs, console=Console(file=io.StringIO())
             )
-            found[name] = report.value(name) or 0.0
+            measured = report.value(name)
+            if not measured:
+                return Outcome("failed", f"{scheme or '16 bits'}: {name} was not measured", {"runs": rows}, bars)
+            found[name] = measured
             what = f"{engine.info.model_name}: {name}, tokens/s"
             bars.append(bar("8", what, found[name], "tokens/s"))
-            base = rows.get("", found)[name]
-            if scheme and base > 0:
+            if scheme:
                 ratio = f"{scheme}: {name} against 16 bits"
-                bars.append(bar("8", ratio, found[name] / base, "x", asked.get((scheme, name))))
+                bars.append(bar("8", ratio, found[name] / rows[""][name], "x", asked.get((scheme, name))))
         rows[scheme] = found
         told.append(f"{scheme or '16 bits'}: {found['decode']:.0f} and {found['prefill']:.0f}")
         session.tell(Outcome("passed", ", ".join(told), {"runs": rows}, bars))

@@ -82,6 +82,20 @@ async def test_echo_comes_once_and_first(parrot_client: triton.InferenceServerCl
     assert text_of(await collect(parrot_client, fields)) == expected
 
 
+async def test_token_ids_are_continued_as_they_are_and_echoed_as_text(
+    parrot_client: triton.InferenceServerClient,
+) -> None:
+    (text,) = await collect(parrot_client, {"text_input": start_token(1), **GREEDY})
+    assert text.tensors["num_input_tokens"] == [1]
+    asked = {"text_input": start_token(1), "prompt_logprobs": 0, "max_tokens": 1}
+    ids = (await collect(parrot_client, asked))[0].tensors["prompt_ids"].tolist()
+    fields = {"prompt_token_ids": ids, **GREEDY}
+    (answer,) = await collect(parrot_client, fields)
+    assert (answer.text, answer.ids) == (text.text, text.ids)
+    (echoed,) = await collect(parrot_client, {**fields, "exclude_input_in_output": False})
+    assert echoed.text == start_token(1).encode() + text.text
+
+
 @pytest.mark.parametrize("stop", ["jumps over", "brown fox j", ".", "T", "é, 42"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_stop_words_end_the_text_before_them(

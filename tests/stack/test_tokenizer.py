@@ -86,6 +86,7 @@ def test_texts_in_every_script_come_back(parrot: Stack, kind: TokenizerKind, tex
         ("/tokenize", {"prompt": "a", "messages": "b"}, "prompt", "exactly one of prompt and messages"),
         ("/tokenize", {"prompt": ""}, "prompt", "at least 1 character"),
         ("/tokenize", {"prompt": "a", "tools": []}, "tools", "part of a chat"),
+        ("/tokenize", {"prompt": "a", "chat_template_kwargs": {}}, "chat_template_kwargs", "part of a chat"),
         ("/tokenize", {"messages": "a", "add_generation_prompt": False}, "add_generation_prompt", "send true"),
         ("/tokenize", {"messages": "a", "continue_final_message": 0}, "continue_final_message", "send false"),
         ("/tokenize", {"messages": "a", "continue_final_message": True}, "continue_final_message", "send false"),

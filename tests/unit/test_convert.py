@@ -87,6 +87,13 @@ def test_the_layout_is_that_of_the_contract(model: Path, tmp_path: Path) -> None
     assert answers(moved) == answers(model)
 
 
+def test_a_workspace_of_an_older_version_names_the_command_that_mends_it(model: Path, tmp_path: Path) -> None:
+    root = convert(model, tmp_path / "w")
+    (root / "model_repository" / "parsing").unlink()
+    with pytest.raises(ModelError, match="older version, without Triton model 'parsing': run charonia convert"):
+        prepare(str(root), tmp_path, {})
+
+
 def test_the_tensors_are_the_models(model: Path, tmp_path: Path) -> None:
     weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
     ours, theirs = SafetensorsCheckpoint([weights / "rank-0.safetensors"]), open_checkpoint(model)

@@ -15,9 +15,10 @@ from charonia_client import (
     GenerateResponse,
     Overloaded,
     ServerError,
+    TokenizeRequest,
     Unavailable,
 )
-from charonia_gateway.endpoints import EndpointMetrics, Pool, SessionLost
+from charonia_gateway.endpoints import EndpointMetrics, Pool, SessionLost, pool
 from charonia_gateway.endpoints.affinity import rendezvous
 from charonia_gateway.endpoints.health import State
 from charonia_gateway.engine import Engine
@@ -713,6 +714,60 @@ async def test_the_models_quality_is_asked_of_a_server_that_works_and_remembered
         assert await gateway.pool.quality() == [{"perplexity": 5.0}]
         working.quality = []
         assert await gateway.pool.quality() == [{"perplexity": 5.0}]
+
+
+async def test_a_text_is_tokenized_by_a_server_that_can_and_an_error_of_the_clients_is_told() -> None:
+    async with several(2) as gateway:
+        ending, working = gateway.servers
+        ending.tokenizer_error = "Request for unknown model: 'preprocessing' has no available versions"
+        for _ in range(2):
+            found = await gateway.pool.tokenize(TokenizeRequest(text="hello"))
+            assert (found.token_ids, found.context_length, found.strings) == ([0, 1, 2, 3, 4], 10, None)
+        working.tokenizer_error = "[400] text_input: wrong"
+        with pytest.raises(BadRequest, match="wrong"):
+            await gateway.pool.tokenize(TokenizeRequest(text="hello"))
+        working.tokenizer_error = ending.tokenizer_error
+        with pytest.raises(Unavailable):
+            await gateway.pool.tokenize(TokenizeRequest(text="hello"))
+
+
+async def test_formats_of_answers_are_asked_once_for_all_and_waited_for_until_they_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with several(1) as gateway:
+        (server,) = gateway.servers
+        server.formats = {"tool_calls": "hermes", "reasoning": "think"}
+        server.describes.clear()
+        asking = [asyncio.create_task(gateway.pool.answer_formats()) for _ in range(5)]
+        await until(lambda: server.asked == ["answer_formats"], "it is asked")
+        asking[0].cancel()
+        server.describes.set()
+        found = await asyncio.gather(*asking, return_exceptions=True)
+        assert found[1:] == [server.formats] * 4
+        assert server.asked == ["answer_formats"]
+        # What is known is given at once, whatever the server does.
+        monkeypatch.setattr(pool, "_QUALITY_AGE_S", 0.0)
+        known, server.formats = server.formats, {"tool_calls": None, "reasoning": None}
+        server.describes.clear()
+        assert await asyncio.wait_for(gateway.pool.answer_formats(), 0.5) == known
+        await until(lambda: len(server.asked) == 2, "it is asked again")
+        server.describes.set()
+        await asyncio.sleep(0.05)
+        assert await gateway.pool.answer_formats() == server.formats
+
+
+async def test_formats_that_no_server_could_tell_are_asked_for_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_QUALITY_TIMEOUT_S", 0.05)
+    async with several(1) as gateway:
+        (server,) = gateway.servers
+        server.formats = {"tool_calls": None, "reasoning": "think"}
+        server.describes.clear()
+        assert await gateway.pool.answer_formats() == {}
+        server.describes.set()
+        await asyncio.sleep(0.1)
+        monkeypatch.setattr(pool, "_QUALITY_TIMEOUT_S", 1.0)
+        gateway.pool._formats_at -= 1.0
+        assert await gateway.pool.answer_formats() == server.formats
 
 
 async def test_names_of_tokens_that_a_server_has_no_more_are_asked_of_another() -> None:

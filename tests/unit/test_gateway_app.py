@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from threading import get_ident
 from typing import Any
 
-import httpx
 import pytest
 from charonia_client.aside import aside
-from charonia_gateway.app import create_app
 from charonia_gateway.endpoints import pool
-from charonia_gateway.settings import Settings
-from triton_double import Double, error, part, with_logprobs
+from gateway_in_process import MODEL, gateway
+from triton_double import error, part, with_logprobs
 from tritonclient.grpc import service_pb2 as pb
 
-MODEL = "the-model"
 CHAT: dict[str, Any] = {"model": MODEL, "messages": "hi"}
-
-
-@asynccontextmanager
-async def gateway(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Double]]:
-    """Its client, and the one server behind it."""
-    async with Double() as server:
-        app = create_app(Settings(_env_file=None, triton_endpoints=server.target, model_name=MODEL, **settings))
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://g") as web:
-            yield web, server
 
 
 async def test_of_a_wrong_models_name_the_log_has_the_beginning(caplog: pytest.LogCaptureFixture) -> None:

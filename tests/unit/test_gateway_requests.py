@@ -25,7 +25,9 @@ from charonia_gateway.drain import Drain
 from charonia_gateway.errors import ApiError, from_engine
 from charonia_gateway.logprobs import CompletionLogprobs, chat_logprobs
 from charonia_gateway.schemas.interactive import InteractiveRequest
+from charonia_gateway.schemas.messages import MessagesRequest
 from charonia_gateway.schemas.requests import ChatRequest, CompletionRequest
+from charonia_gateway.schemas.responses import TokenizerInfo
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -584,3 +586,26 @@ def test_a_drain_is_over_when_nothing_runs_or_time_is_up() -> None:
     drain.running = 1
     now = 105.0
     assert drain.is_over and drain.left_s == 1
+
+
+def test_turns_of_one_role_are_joined_in_time_that_is_linear_in_them() -> None:
+    turns = [{"role": "user", "content": "a" * 700}] * 9997 + [{"role": "user", "content": "b"}]
+    turns[:0] = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "second"}]
+    body = {"model": "m", "max_tokens": 1, "system": "s", "messages": turns}
+    request = parse(MessagesRequest, json.dumps(body).encode())
+    began = time.process_time()
+    *before, joined = request.conversation()
+    assert time.process_time() - began < 2
+    assert before == [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "second"},
+    ]
+    assert joined == {"role": "user", "content": "\n\n".join(["a" * 700] * 9997 + ["b"])}
+
+
+def test_a_tokenizer_may_have_several_chat_templates() -> None:
+    names = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"))
+    for template in (None, "one", {"default": "one", "tool_use": "two"}):
+        info = {"tokenizer_class": "T", **names, "chat_template": template}
+        assert TokenizerInfo.model_validate(info).model_dump() == info

@@ -86,6 +86,26 @@ def test_a_mark_behind_a_stop_word_is_none() -> None:
     assert answers.read(given, 0, [0, 1, 2, 3], (0, 1), last=True).content == "a"
 
 
+def test_a_mark_before_the_leading_space_that_is_left_out_counts() -> None:
+    tokens: list[str | bytes] = ["[TOOL_CALLS]", ' [{"name": "add", "arguments": {}}]', "</s>"]
+    given = options("[TOOL_CALLS]", names=["add"])
+    size = len(tokens[1])
+    answers = parse.Answers(table(tokens, {"[TOOL_CALLS]", "</s>"}))
+    whole = answers.read(given, 0, [0, 1, 2], (1, size), last=True)
+    streamed = [answers.read(given, 0, [0], (0, 0), last=False), answers.read(given, 0, [1, 2], (1, size), last=True)]
+    assert [call["name"] for call in whole.calls] == ["add"]
+    assert [call["name"] for part in streamed for call in part.calls] == ["add"]
+    assert whole.content == "".join(part.content for part in streamed) == ""
+
+
+def test_options_are_read_once_for_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    monkeypatch.setattr(parse.json, "loads", lambda text: read.append(text) or json.JSONDecoder().decode(text))
+    given = options("<think>")
+    read_all(parse.Answers(table(["a"], set())), given, [[0], [0], [0]])
+    assert read == [given]
+
+
 def test_answers_are_told_apart_by_request_and_sequence_and_forgotten_at_last() -> None:
     answers = parse.Answers(table(["<think>", "a", "b"], set()))
     first, second = options("<think>"), options("<think>")
@@ -104,6 +124,21 @@ def test_answers_that_never_end_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(10):
         answers.read(options(""), 0, [0], (0, 9), last=False)
     assert len(answers) == 3
+
+
+def test_answers_that_never_end_keep_no_more_than_so_many_names_of_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = parse.Answers(table(["a"], set()))
+    given = [options("[TOOL_CALLS]") for _ in range(10)]
+    monkeypatch.setattr(parse, "MAX_OPTIONS", 3 * len(given[0]))
+    for one in given:
+        answers.read(one, 0, [0], (0, 9), last=False)
+    assert len(answers) == 3
+    for one in given[-3:]:
+        answers.read(one, 0, [0], (0, 9), last=True)
+    assert len(answers) == answers._options == 0
+    monkeypatch.setattr(parse, "MAX_OPTIONS", 1)
+    answers.read(given[0], 0, [0], (0, 9), last=False)
+    assert answers.read(given[0], 0, [0], (0, 9), last=True).content == "a"
 
 
 def test_settings_win_over_the_chat_template() -> None:

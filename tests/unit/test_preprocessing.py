@@ -118,6 +118,15 @@ def test_the_tokenizer_is_described(tokenizer: Any, base_tokenizer: Any) -> None
     assert (info["bos_token"], info["eos_token"], info["chat_template"]) == ("<s>", None, TEMPLATE)
     assert prompt.tokenizer_info(base_tokenizer)["chat_template"] is None
     assert prompt.token_strings(tokenizer, tokenizer("he")["input_ids"]) == ["<s>", "he"]
+    assert prompt.token_strings(tokenizer, [-1, *tokenizer("he")["input_ids"], 10**9]) == ["", "<s>", "he", ""]
+
+
+@pytest.mark.parametrize("arguments", ["", " ", "{}"])
+def test_a_call_in_the_history_may_have_no_arguments(tokenizer: Any, arguments: str) -> None:
+    assert (
+        build(tokenizer, messages=with_arguments(arguments)).text
+        == build(tokenizer, messages=with_arguments('{"city": ""}')).text
+    )
 
 
 @pytest.mark.parametrize("text", ["5 apples", "truely", "NaN", "-Infinity", "0x5", "5,"])

@@ -445,6 +445,24 @@ def test_patterns_match_from_the_beginning_as_with_re(pattern: str, matched: lis
     assert [name for name in names if re.match(pattern, name)] == matched
 
 
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("(?!a)(" + "|" * 100_000 + ")", "it has 100007 characters, and with look-ahead 1000 are the most"),
+        ("layers\ud800", "it is no Unicode text"),
+        ("(?!layers\ud800)x", "is none that RE2 knows"),
+    ],
+    ids=["long", "half a pair", "half a pair in look-ahead"],
+)
+def test_patterns_that_would_take_hours_or_are_no_text_are_refused(
+    pattern: str, why: str, copied: Callable[[str], Path]
+) -> None:
+    folder = copied("w4a16")
+    edit_config(folder, lambda c: c.update({"ignore": [f"re:{pattern}"]}))
+    with pytest.raises(ModelError, match=why):
+        read_source(folder)
+
+
 def test_a_model_without_quantised_tensors_is_not_a_quantised_one(dense: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(dense, tmp_path / "q"))
     config = json.loads((folder / "config.json").read_text())
@@ -515,6 +533,15 @@ def test_old_folders_of_autogptq_that_cannot_be_read_say_why(copied: Callable[[s
     (folder / "gptq_model-4bit-32g.safetensors").rename(folder / "gptq_model-4bit-32g.bin")
     with pytest.raises(UnsupportedError, match=r"gptq_model-4bit-32g\.bin: quantised weights in \.bin files"):
         read_source(folder)
+
+
+def test_leftovers_of_autogptq_beside_the_usual_file_do_not_count(copied: Callable[[str], Path]) -> None:
+    folder = copied("gptq")
+    before = read_source(folder).spec.tensors
+    (folder / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 32}))
+    for stem in ("gptq_model-4bit-32g", "gptq_model-8bit-128g"):
+        shutil.copyfile(folder / "model.safetensors", folder / f"{stem}.safetensors")
+    assert read_source(folder).spec.tensors == before
 
 
 def test_bin_files_of_quantised_weights_are_refused(copied: Callable[[str], Path]) -> None:

@@ -210,7 +210,9 @@ def test_options_that_make_no_sense_are_refused(
         ("a.txt", b"\xff\xfe\x00", "cannot be read"),
         ("a.jsonl", b"\n", "no text to calibrate with"),
         ("a.jsonl", b'{"text": " "}\n{"messages": []}', "no text to calibrate with"),
+        ("a.jsonl", b'{"messages": [], "text": null}\n{"messages": [], "text": 5}', "no text to calibrate with"),
         ("a.jsonl", b'{"text": "a"}\n[', "line 2 is no JSON object"),
+        ("a.jsonl", b'{"text": "a"}\n' + b"[" * 100_000, "line 2 is no JSON object"),
     ],
 )
 def test_a_calibration_file_without_text_is_refused_before_a_model_is_looked_at(
@@ -331,6 +333,8 @@ def test_the_driver_cuts_a_text_and_takes_lines(driver: ModuleType, tmp_path: Pa
     lines = [{"text": "hello"}, {"messages": [{"role": "user", "content": "yes"}]}]
     assert samples("a.jsonl", "\n".join(map(json.dumps, lines)) + "\n\n") == ["hell", "yes"]
     assert samples("a.jsonl", '{"text": "a\u2028b\x85"}\r\n{"text": "cd"}') == ["a\u2028b\x85", "cd"], "one line each"
+    lines = [{"messages": [], "text": "hello"}, {"messages": [], "text": None}]
+    assert samples("a.jsonl", "\n".join(map(json.dumps, lines))) == ["hell"], "no messages, no template"
     with pytest.raises(driver.JobError, match="no text"):
         samples("a.jsonl", "\n")
     with pytest.raises(driver.JobError, match="no sample of two tokens"):

@@ -89,7 +89,12 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.ready = True
         self.vocabulary_gone = False  # as where it drains
         self.lookups = 0
+        self.tokenizer_error = ""  # what its tokenizer answers
         self.quality: list[Any] = []  # the records of its model
+        self.formats: dict[str, str | None] = {}  # of its model's answers
+        self.asked: list[str] = []  # which of these two
+        self.describes = asyncio.Event()  # they are told
+        self.describes.set()
         self.exiting = False  # refuses to be asked whether it lives
         self.streams_hang = False  # as where its thread for streams waits for ever; it answers other calls
         self.requests: list[pb.ModelInferRequest] = []  # to the ensemble
@@ -135,12 +140,18 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     async def ModelInfer(self, request: Any, context: Any) -> pb.ModelInferResponse:
         """The bytes of tokens: each one's number."""
-        if [output.name for output in request.outputs] == ["model_quality"]:
-            text = json.dumps(self.quality).encode()
+        described = {"model_quality": self.quality, "answer_formats": self.formats}
+        wanted = [output.name for output in request.outputs]
+        if len(wanted) == 1 and wanted[0] in described:
+            self.asked.append(wanted[0])
+            await self.describes.wait()
+            text = json.dumps(described[wanted[0]]).encode()
             answer = pb.ModelInferResponse()
-            answer.outputs.add(name="model_quality")
+            answer.outputs.add(name=wanted[0])
             answer.raw_output_contents.append(struct.pack("<I", len(text)) + text)
             return answer
+        if request.model_name == "preprocessing":
+            return await self._tokenize(request, context)
         self.lookups += 1
         if self.vocabulary_gone:
             text = "Request for unknown model: 'postprocessing' has no available versions"
@@ -158,6 +169,17 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         }.items():
             answer.outputs.add(name=name)
             answer.raw_output_contents.append(raw)
+        return answer
+
+    async def _tokenize(self, request: Any, context: Any) -> pb.ModelInferResponse:
+        """A token for each character; the context has 10."""
+        if self.tokenizer_error:
+            await context.abort(grpc.StatusCode.INTERNAL, self.tokenizer_error)
+        text = input_text(request, "text_input") + input_text(request, "messages")
+        answer = pb.ModelInferResponse()
+        for name, numbers in {"input_ids": range(len(text)), "context_length": [10]}.items():
+            answer.outputs.add(name=name)
+            answer.raw_output_contents.append(struct.pack(f"<{len(numbers)}i", *numbers))
         return answer
 
     async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[pb.ModelStreamInferResponse]:

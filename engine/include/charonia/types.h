@@ -68,8 +68,10 @@ struct Request {
   bool end_session = false;        // forget the session when this request has ended
 
   // Report whole rows of the prompt's logits, in results of their own, as the steps give them (Result::prompt_logits). Needs
-  // stream and sampling.prompt_logprobs.
+  // stream and sampling.prompt_logprobs. Rows that take more than max_unread_logits_bytes at once, because nobody lets go of
+  // their results, end the request with ErrorCode::resource_exhausted.
   bool prompt_logits = false;
+  std::int64_t max_unread_logits_bytes = std::int64_t{4} << 30;
 
   std::optional<int> timeout_ms;   // >= 1, from submit(): then the request ends with ErrorCode::deadline_exceeded
   std::shared_ptr<TokenMaskProvider> mask;  // null: every token may follow
@@ -116,6 +118,7 @@ struct Result {
   // follows there. Rows come in order, each once, but for that of the prompt's last token.
   std::vector<std::vector<float>> prompt_logits;
   int first_logits = 0;
+  std::shared_ptr<const void> unread_logits;  // prompt_logits count as unread as long as a copy of this lives
   int num_session_tokens = 0;       // of num_input_tokens: the session's history that went before the input
   int num_input_tokens = 0;
   int num_output_tokens = 0;        // so far, end id included

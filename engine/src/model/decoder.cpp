@@ -43,12 +43,14 @@ void Decoder::issue(const ops::StepShape& shape) {
   const float* pending_norm = nullptr;
   for (int i = 0; i < config_.num_layer; ++i) {
     const auto& layer = layers_[static_cast<std::size_t>(i)];
+    ops_.feeds(*layer.qkv);
     ops_.rms_norm(normed, residual, pending, data(layer.attention_norm), config_.norm_eps, pending_norm);
     ops_.linear(qkv, normed, *layer.qkv);
     ops_.rotary_store(qkv, layer.rotary, *cache_, i, shard_.heads);
     ops_.attention(attended, qkv, *cache_, i, shard_.heads, layer.attention);
     ops_.linear(delta, attended, *layer.attention_out);
     if (shard_.ranks > 1) ops_.all_reduce(delta);
+    if (!layer.experts) ops_.feeds(*layer.gate_up);
     ops_.rms_norm(normed, residual, delta, data(layer.ffn_norm), config_.norm_eps, data(layer.attention_post_norm));
     issue_feed_forward(layer, delta, normed, shape);
     if (shard_.ranks > 1) ops_.all_reduce(delta);
@@ -62,6 +64,7 @@ void Decoder::issue(const ops::StepShape& shape) {
   const auto last_normed = view(activations_.last_normed, shape.logits_rows);
   ops_.gather_rows(last_residual, residual);
   ops_.gather_rows(last_delta, delta);
+  ops_.feeds(*output_);
   ops_.rms_norm(last_normed, last_residual, last_delta, data(final_norm_), config_.norm_eps, pending_norm);
   auto logits = view(activations_.logits, shape.logits_rows);
   if (shard_.ranks > 1) {
@@ -91,6 +94,7 @@ void Decoder::issue_feed_forward(const Layer& layer, const ops::Tensor& delta, c
     return;
   }
   const auto gate_up = view(activations_.gate_up, shape.rows), gated = view(activations_.gated, shape.rows);
+  ops_.feeds(*layer.down);
   ops_.gated_linear(gated, gate_up, normed, *layer.gate_up, activation_);
   ops_.linear(delta, gated, *layer.down);
 }

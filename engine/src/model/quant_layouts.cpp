@@ -197,7 +197,7 @@ QuantPart::QuantPart(const Quantization& how, QuantTensors tensors, const Range&
   const auto type = tensors_.scales.view.dtype;
   format_.code = how_.code;
   format_.zeros = how_.zeros;
-  format_.scale_type = how_.layout == QuantLayout::mxfp4 ? DType::bf16 : type;  // which holds all powers of two
+  format_.scale_type = how_.layout == QuantLayout::mxfp4 ? DType::f8_e8m0 : type;  // files may call it u8
   format_.activations = how_.activations;
 }
 

@@ -62,6 +62,11 @@ class Operations {
   virtual void rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight, float eps,
                         const float* delta_weight = nullptr) = 0;
 
+  // What the next rms_norm() or gated_linear() leaves in `out` is the input of linear() with this weight, and of
+  // nothing else. So a device may keep it in another form that this weight takes, and leave `out` as it is; numbers are
+  // the same.
+  virtual void feeds(const Linear& /*weight*/) {}
+
   // out [rows, n] GEMM type or f32 = in [rows, k] activation type * weight^T + bias.
   virtual void linear(const Tensor& out, const Tensor& in, const Linear& weight) = 0;
 

@@ -43,7 +43,7 @@ struct QuantFormat {
   Code code = Code::u4;
   std::int64_t group = 0;         // columns of a group; divides cols. cols itself: one scale for a row
   bool zeros = false;             // false: all are 8 for u4, and 0 for the others
-  DType scale_type = DType::f32;  // f32, f16 or bf16: a type that holds all scales exactly
+  DType scale_type = DType::f32;  // f32, f16, bf16 or f8_e8m0: a type that holds all scales exactly
   Activations activations = Activations::as_is;
 
   auto operator<=>(const QuantFormat&) const = default;

@@ -307,8 +307,26 @@ bool Engine::Impl::take_prompt_rows(const ScheduledSeq& part, std::span<ops::Sam
     if (logits.prompt_logits.empty()) logits.first_logits = position;
     logits.prompt_logits.push_back(std::move(reports[i].logits));
   }
-  if (!logits.prompt_logits.empty()) delivery_.push(sequence.group.callback, std::move(logits));
-  return true;
+  return logits.prompt_logits.empty() || deliver_rows(std::move(logits), sequence);
+}
+
+// False when too many are unread already: then the sequence has ended.
+bool Engine::Impl::deliver_rows(Result result, const Sequence& sequence) {
+  auto& group = sequence.group;
+  std::size_t bytes = 0;
+  for (const auto& row : result.prompt_logits) bytes += row.size() * sizeof(float);
+  result.unread_logits = group.unread_logits.add(static_cast<std::int64_t>(bytes));
+  const auto unread = group.unread_logits.bytes();
+  if (unread <= group.request.max_unread_logits_bytes) {
+    delivery_.push(group.callback, std::move(result));
+    return true;
+  }
+  finish(sequence.id, FinishReason::error,
+         cat("rows of prompt_logits that nobody has let go of take ", unread, " bytes, more than ",
+             group.request.max_unread_logits_bytes,
+             " (max_unread_logits_bytes): read them as they come, or send a shorter prompt"),
+         ErrorCode::resource_exhausted);
+  return false;
 }
 
 void Engine::Impl::accept(Sequence& sequence, const ops::Sampled& token, Clock::time_point now) {

@@ -14,6 +14,7 @@
 #include "runtime/guide_thread.h"
 #include "runtime/sequence.h"
 #include "runtime/session_store.h"
+#include "runtime/unread_rows.h"
 
 namespace charonia::runtime {
 
@@ -33,6 +34,7 @@ struct Group {
   std::optional<Clock::time_point> deadline;
   std::optional<Clock::time_point> guide_deadline;  // while nothing but its grammar is missing
   Work work;
+  UnreadRows unread_logits;  // of Request::prompt_logits
 
   bool entered = false;  // of a session: it stands in the line for its turn
   bool begun = false;  // its sequences were made and are the scheduler's

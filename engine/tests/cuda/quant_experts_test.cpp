@@ -115,7 +115,7 @@ TEST(CudaQuantExpertsTest, every_format_is_its_experts_in_double_precision) {
       {{Code::i8, 96, false, DType::f32, i8_token}, {Code::i8, 37, false, DType::f32, i8_token}, 96, 37},
       {{Code::i8, 40, false, DType::f32, i8_tensor}, {Code::i8, 64, false, DType::f32, i8_tensor}, 40, 64},
       {{Code::f8_e4m3, 128, false, DType::f32}, {Code::f8_e4m3, 64, false, DType::f32, f8_token}, 128, 64},
-      {{Code::f4_e2m1, 32, false, DType::bf16}, {Code::f4_e2m1, 32, false, DType::bf16}, 64, 96},
+      {{Code::f4_e2m1, 32, false, DType::f8_e8m0}, {Code::f4_e2m1, 32, false, DType::bf16}, 64, 96},
   };
   const auto device = make_ops("cuda", 1);
   for (const auto& c : cases) {

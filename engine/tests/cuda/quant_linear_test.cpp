@@ -53,7 +53,7 @@ std::vector<Format> formats(std::int64_t k) {
   all.push_back({{Code::f8_e4m3, k, false, DType::bf16, f8_token}});
   all.push_back({{Code::f8_e4m3, 128, false, DType::f32, f8_tensor}});
   all.push_back({{Code::f8_e4m3, 32, false, DType::f32}});
-  all.push_back({{Code::f4_e2m1, 32, false, DType::bf16}});
+  all.push_back({{Code::f4_e2m1, 32, false, DType::f8_e8m0}});
   all.push_back({{Code::f4_e2m1, 64, false, DType::f16}});
   std::erase_if(all, [&](const Format& one) { return k % one.format.group != 0; });
   return all;

@@ -260,6 +260,50 @@ TEST(W8a8Test, fp8_is_its_product_in_double_precision_by_all_tactics) {
   }
 }
 
+// Rows of zeros, of both signs, are zeros; rows that are not finite are no numbers; neither touches its neighbours.
+TEST(W8a8Test, rows_of_zeros_and_rows_that_are_not_finite_stay_by_themselves) {
+  Random random(155);
+  Stream stream;
+  MatrixUpload upload(stream);
+  constexpr std::int64_t kN = 40, kK = 80, kRows = 45;
+  for (const auto how :
+       {Activations::i8_token, Activations::i8_tensor, Activations::f8_token, Activations::f8_tensor}) {
+    const bool integers = how == Activations::i8_token || how == Activations::i8_tensor;
+    const auto source = MemoryQuantSource::random(random, kN, kK, integers ? int8(kK, how) : fp8(kK, how));
+    const ops::QuantSource* const part = &source;
+    const CudaW8a8Linear linear({&part, 1}, {}, DType::bf16, false, upload);
+    const auto plain = Matrix::random(random, DType::bf16, kRows, kK);
+    auto in = plain;
+    const auto kind_of = [](std::int64_t row) { return row % 6; };
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      const auto kind = kind_of(r);
+      if (kind == 1 || kind == 2) {
+        for (std::int64_t c = 0; c < kK; ++c) in.set(r, c, kind == 1 ? 0.0F : -0.0F);
+      }
+      if (kind == 3) in.set(r, 79, NAN);
+      if (kind == 4) in.set(r, 0, -INFINITY);
+    }
+    std::vector<Matrix> expected;
+    for_all_tactics(linear, plain, DType::f32, SumOrder::fixed, [&](const Matrix& out, const std::string&) {
+      if (expected.empty()) expected.push_back(out);
+    });
+    for_all_tactics(linear, in, DType::f32, SumOrder::fixed, [&](const Matrix& out, const std::string& what) {
+      for (std::int64_t r = 0; r < out.rows; ++r) {
+        const auto kind = kind_of(r);
+        if (kind == 0 || kind == 5) {
+          ASSERT_TRUE(out.same_bits(r, expected[0], r)) << what << ", row " << r;
+          continue;
+        }
+        for (std::int64_t o = 0; o < kN; ++o) {
+          const float found = out.at(r, o);
+          ASSERT_TRUE(kind <= 2 ? found == 0 : std::isnan(found)) << what << ", row " << r << ": " << found;
+        }
+      }
+    });
+    if (HasFatalFailure()) return;
+  }
+}
+
 // A library that takes everything and computes nothing.
 class NotingLibrary final : public Blas {
  public:
@@ -307,6 +351,135 @@ TEST(W8a8Test, the_library_gets_fp8_that_lies_in_rows_and_nothing_else) {
       first = found;
     }
   }
+}
+
+// Where there is a library: on a machine with a GPU.
+TEST(W8a8Test, fp8_of_the_library_is_that_of_own_kernels_but_for_rounding) {
+  std::string why;
+  const auto blas = load_cublas(why);
+  if (!blas) GTEST_SKIP() << why;
+  constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
+  constexpr std::int64_t kN = 272, kK = 1024, kRows = 65;
+  const auto info = device_info(0);
+  if (!info.fp8) GTEST_SKIP() << "the device does not multiply FP8";
+  Random random(157);
+  Stream stream;
+  MatrixUpload upload(stream);
+  const auto source = MemoryQuantSource::random(random, kN, kK, fp8(kK));
+  const ops::QuantSource* const part = &source;
+  const CudaW8a8Linear linear({&part, 1}, {}, DType::bf16, false, upload);
+  const MatrixOnDevice in(stream, Matrix::random(random, DType::bf16, kRows, kK));
+  const MatrixOnDevice out(stream, Matrix(DType::bf16, kRows, kN)), expected(stream, Matrix(DType::bf16, kRows, kN));
+  const DeviceMemory codes(kRows * kK), scales(kRows * 4);
+  DeviceMemory workspace(kWorkspaceBytes);
+  auto gemm = linear.gemm();
+  gemm.rows = kRows, gemm.in = in.tensor().data, gemm.in_stride = kK;
+  quantise_inputs(stream, gemm, codes.data(), scales.as<float>());
+  gemm.in = codes.data();
+  gemm.quant->prepared = true;
+  gemm.quant->row_scales = scales.as<float>();
+  gemm.out = expected.tensor().data, gemm.out_type = DType::bf16, gemm.out_stride = kN;
+  const auto own = gemm_tactics(info, gemm).front();
+  DeviceMemory own_workspace(gemm_workspace_bytes(own, gemm));
+  cuda::gemm(stream, info, gemm, own, own_workspace.data());
+  const auto right = expected.host();
+  gemm.out = out.tensor().data;
+  const auto tactics = blas->tactics(gemm, kWorkspaceBytes);
+  if (tactics.empty()) GTEST_SKIP() << blas->version() << " has no FP8 GEMMs with scales of rows on this device";
+  for (const auto& tactic : tactics) {
+    ASSERT_TRUE(blas->serves(gemm, tactic, kWorkspaceBytes));
+    ASSERT_TRUE(blas->run(stream, gemm, tactic, workspace.data(), kWorkspaceBytes));
+    const auto found = out.host();
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      for (std::int64_t o = 0; o < kN; ++o) {
+        ASSERT_NEAR(found.at(r, o), right.at(r, o), 0.01 * std::abs(right.at(r, o)) + 0.5) << r << ", " << o;
+      }
+    }
+  }
+}
+
+// What a norm or a gate leaves as codes gives the bits that its output gives, quantised by itself.
+TEST(W8a8Test, norms_and_gates_leave_codes_with_the_bits_of_their_outputs) {
+  Random random(155);
+  const auto device = ops::make_cuda_ops({.reproducible = true});
+  struct Case {
+    std::int64_t k;
+    DType type;
+    ops::QuantFormat format;
+    bool delta;
+  };
+  using enum Activations;
+  const Case cases[] = {{64, DType::bf16, int8(64), false},
+                        {272, DType::f16, int8(272, i8_tensor), true},
+                        {8208, DType::bf16, int8(8208), true},  // two vectors of a thread
+                        {528, DType::bf16, fp8(528), true},
+                        {64, DType::f16, fp8(64, f8_tensor), false}};
+  for (const auto& c : cases) {
+    constexpr std::int64_t kN = 24, kRows = 5;
+    const auto source = MemoryQuantSource::random(random, kN, c.k, c.format);
+    const ops::QuantSource* const part = &source;
+    const auto linear = device->make_quantised_linear({&part, 1}, {}, c.type);
+    const auto weight = Matrix::random(random, DType::f32, 1, c.k);
+    const auto before = Matrix::random(random, DType::f32, kRows, c.k),
+               delta = Matrix::random(random, c.type, kRows, c.k);
+    auto gate_up = Matrix::random(random, c.type, kRows, 2 * c.k);
+    gate_up.set(3, 7, INFINITY);  // a row that is not finite is so either way
+    const Matrix untouched(c.type, kRows, c.k);
+    const ops::DeviceMatrix norm_weight(*device, weight), added(*device, delta), both(*device, gate_up);
+    const auto run = [&](bool fused, bool gate, Matrix& residual, Matrix& normed) {
+      const ops::DeviceMatrix in(*device, before), middle(*device, untouched), out(*device, DType::f32, kRows, kN);
+      if (fused) device->feeds(*linear);
+      if (gate) {
+        device->gated_activation(middle.tensor(), both.tensor(), ops::Activation::silu);
+      } else {
+        device->rms_norm(middle.tensor(), in.tensor(), c.delta ? added.tensor() : ops::Tensor{}, norm_weight.floats(),
+                         1e-5F, nullptr);
+      }
+      device->linear(out.tensor(), middle.tensor(), *linear);
+      residual = in.host();
+      normed = middle.host();
+      return out.host();
+    };
+    for (const bool gate : {false, true}) {
+      Matrix residual, normed, fused_residual, fused_normed;
+      const auto expected = run(false, gate, residual, normed), found = run(true, gate, fused_residual, fused_normed);
+      const auto what = to_string(c.format) + (gate ? ", gate" : ", norm");
+      expect_same_bits(found, expected, what);
+      expect_same_bits(fused_residual, residual, what + ", residual");
+      expect_same_bits(fused_normed, untouched, what + ", what codes stand for");
+      if (HasFatalFailure()) return;
+      EXPECT_EQ(std::isnan(found.at(3, 0)), gate);
+    }
+  }
+}
+
+// Codes are of the weight that they were left for: another one, or one without them, takes its input as it is.
+TEST(W8a8Test, codes_are_for_the_weight_that_was_named) {
+  Random random(156);
+  const auto device = ops::make_cuda_ops({.reproducible = true});
+  constexpr std::int64_t kN = 24, kK = 64, kRows = 3;
+  const auto source = MemoryQuantSource::random(random, kN, kK, int8(kK)),
+             other = MemoryQuantSource::random(random, kN, kK, {Code::i8, kK, false, DType::f32, Activations::as_is});
+  const ops::QuantSource *const part = &source, *const other_part = &other;
+  const auto linear = device->make_quantised_linear({&part, 1}, {}, DType::bf16),
+             plain = device->make_quantised_linear({&other_part, 1}, {}, DType::bf16);
+  const ops::DeviceMatrix gate_up(*device, Matrix::random(random, DType::bf16, kRows, 2 * kK)),
+      middle(*device, DType::bf16, kRows, kK), in(*device, Matrix::random(random, DType::bf16, kRows, kK));
+  const auto run = [&](const ops::Linear& weight, const ops::DeviceMatrix& rows) {
+    const ops::DeviceMatrix out(*device, DType::f32, kRows, kN);
+    device->linear(out.tensor(), rows.tensor(), weight);
+    return out.host();
+  };
+  const auto gate = [&] { device->gated_activation(middle.tensor(), gate_up.tensor(), ops::Activation::silu); };
+  const auto expected = run(*linear, in);
+  device->feeds(*linear);
+  gate();
+  expect_same_bits(run(*linear, in), expected, "another input");
+  gate();
+  const auto of_plain = run(*plain, middle);
+  device->feeds(*plain);
+  gate();
+  expect_same_bits(run(*plain, middle), of_plain, "a weight without codes");
 }
 
 TEST(W8a8Test, what_cannot_be_multiplied_in_8_bits_is_not) {

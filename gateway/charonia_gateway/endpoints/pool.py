@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -42,8 +43,6 @@ Asked = TypeVar("Asked")
 _MAX_LOST_CONNECTIONS = 2
 _QUALITY_AGE_S = 10.0
 _QUALITY_TIMEOUT_S = 1.0
-# A chat waits for the answer. It changes only with the model, for which servers are started anew.
-_FORMATS_AGE_S = 300.0
 _MAX_TARGETS = 1000  # of which it is remembered what they were not told
 
 
@@ -91,7 +90,9 @@ class Pool:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self.endpoints: list[Endpoint] = []
         self._quality: tuple[float, list[dict[str, Any]]] | None = None  # when it was asked for, and the answer
-        self._formats: tuple[float, dict[str, str | None]] | None = None  # until when they hold, and what they are
+        self._formats: dict[str, str | None] | None = None  # None: no server has said
+        self._formats_at = -math.inf  # when they were asked for
+        self._asking: asyncio.Task[None] | None = None  # for them
         # By target: a server that leaves the list and comes back may have histories that are out of date.
         self._stale: Recent[str, Recent[str, None]] = Recent(_MAX_TARGETS)
 
@@ -100,10 +101,10 @@ class Pool:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        watches = list(self._watches.values())
-        for watch in watches:
-            watch.cancel()
-        await asyncio.gather(*watches, return_exceptions=True)
+        tasks = [*self._watches.values(), *([self._asking] if self._asking else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(endpoint.client.close() for endpoint in self.endpoints))
 
     def set_targets(self, targets: Iterable[str]) -> None:
@@ -129,6 +130,10 @@ class Pool:
             with contextlib.suppress(CharoniaError):
                 return await endpoint.client.look_up(ids)
         raise Unavailable("no server knows the names of tokens")
+
+    async def reasons(self) -> bool:
+        """Whether the model's answers may hold reasoning."""
+        return bool((await self.answer_formats()).get("reasoning"))
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenized:
         """What the tokenizer of one of the servers makes of it. Raises the client's errors."""
@@ -164,21 +169,27 @@ class Pool:
         return records
 
     async def answer_formats(self) -> dict[str, str | None]:
-        """The formats of the model's `tool_calls` and `reasoning`, asked of one server and remembered. None where the
-        model has none, and where no server can say."""
-        if self._formats and self._formats[0] > time.monotonic():
-            return self._formats[1]
-        formats = self._formats[1] if self._formats else {}
+        """The formats of the model's `tool_calls` and `reasoning`, asked of one server and remembered for a while. None
+        where the model has none, and where no server can say. Only who asks before they are known waits, all of them
+        for the same question."""
+        age_s = time.monotonic() - self._formats_at
+        if age_s > (_QUALITY_TIMEOUT_S if self._formats is None else _QUALITY_AGE_S) and self._asking is None:
+            self._asking = asyncio.create_task(self._ask_formats())
+        if self._formats is None and self._asking is not None:
+            await asyncio.wait((self._asking,))
+        return self._formats or {}
+
+    async def _ask_formats(self) -> None:
         usable = [one for one in self.endpoints if one.usable]
-        age_s = _QUALITY_AGE_S
-        for endpoint in usable:
-            with contextlib.suppress(CharoniaError):
-                formats = await endpoint.client.answer_formats(_QUALITY_TIMEOUT_S)
-                age_s = _FORMATS_AGE_S
-                break
-        if usable:
-            self._formats = (time.monotonic() + age_s, formats)
-        return formats
+        try:
+            for endpoint in usable:
+                with contextlib.suppress(CharoniaError):
+                    self._formats = await endpoint.client.answer_formats(_QUALITY_TIMEOUT_S)
+                    break
+        finally:
+            if usable:
+                self._formats_at = time.monotonic()
+            self._asking = None
 
     def _stale_at(self, target: str) -> Recent[str, None]:
         """What a server was not told. That of a listed one is its own, also where more targets came since."""

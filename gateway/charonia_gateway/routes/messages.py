@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from charonia_client import GenerateResponse
+from charonia_client import GenerateRequest, GenerateResponse
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
@@ -43,14 +43,15 @@ router = APIRouter(tags=["Anthropic"])
     ),
 )
 async def messages(request: Request, gateway: GatewayState) -> Response:
-    """Anthropic's Messages: text, without tools."""
+    """Anthropic's Messages: text, without tools. A model's reasoning is left out of the answer."""
     body = await gateway.read(request, MessagesRequest)
     head = Head(gateway, request, body, "msg")
     headers = {**head.headers, ANTHROPIC_ID_HEADER: head.headers[REQUEST_ID_HEADER]}
+    asked = body.engine_request(reasons=await gateway.engine.pool.reasons())
     if body.stream:
         form = _format(head.headers[REQUEST_ID_HEADER])
-        return EventStream(_stream(gateway, body, head), headers, form, heartbeat_s=gateway.settings.heartbeat_s)
-    return JSONResponse(await while_connected(request, _whole(gateway, body, head)), headers=headers)
+        return EventStream(_stream(gateway, body, asked, head), headers, form, heartbeat_s=gateway.settings.heartbeat_s)
+    return JSONResponse(await while_connected(request, _whole(gateway, body, asked, head)), headers=headers)
 
 
 @router.post(
@@ -110,34 +111,38 @@ def _stop(body: MessagesRequest, last: GenerateResponse) -> dict[str, str | None
     return {"stop_reason": reason, "stop_sequence": last.stop_word}
 
 
-async def _whole(gateway: Gateway, body: MessagesRequest, head: Head) -> dict[str, Any]:
+async def _whole(gateway: Gateway, body: MessagesRequest, asked: GenerateRequest, head: Head) -> dict[str, Any]:
     usage = head.usage(1, 1)
-    (answer,) = await gateway.engine.complete([body.engine_request()], head.engine_id)
+    (answer,) = await gateway.engine.complete([asked], head.engine_id)
     usage.see(0, answer)
-    content = [{"type": "text", "text": answer.text}] if answer.text else []
+    text = answer.content if asked.parsed else answer.text
+    content = [{"type": "text", "text": text}] if text else []
     return _message(head, usage, content=content, **_stop(body, answer))
 
 
-async def _stream(gateway: Gateway, body: MessagesRequest, head: Head) -> AsyncGenerator[bytes, None]:
+async def _stream(
+    gateway: Gateway, body: MessagesRequest, asked: GenerateRequest, head: Head
+) -> AsyncGenerator[bytes, None]:
     """One content block, which begins with the first text."""
     usage = head.usage(1, 1)
     delta = {"type": "text_delta", "text": ""}
     piece = {"type": "content_block_delta", "index": 0, "delta": delta}
     started = begun = False
-    async with aclosing(gateway.engine.stream([body.engine_request()], head.engine_id)) as parts:
+    async with aclosing(gateway.engine.stream([asked], head.engine_id)) as parts:
         async for _, part in parts:
             usage.see(0, part)
             events = b""
             if not started:
                 started = True
                 events += named_event({"type": "message_start", "message": _message(head, usage)})
-            if part.text and not begun:
+            text = part.content if asked.parsed else part.text
+            if text and not begun:
                 begun = True
                 block = {"type": "text", "text": ""}
                 events += named_event({"type": "content_block_start", "index": 0, "content_block": block})
                 events += PING_HEARTBEAT
-            if part.text:
-                delta["text"] = part.text
+            if text:
+                delta["text"] = text
                 events += named_event(piece)
             if part.finish_reason:
                 if begun:

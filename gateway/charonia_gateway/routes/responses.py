@@ -41,9 +41,10 @@ _ABSENT: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody, "descripti
     ),
 )
 async def create_response(request: Request, gateway: GatewayState) -> Response:
-    """OpenAI's Responses: text. An answer is stored only with `store` = true."""
+    """OpenAI's Responses: text. A model's reasoning is left out. An answer is stored only with `store` = true."""
     body = await gateway.read(request, ResponsesRequest)
-    answer = _Answer(gateway, body, Head(gateway, request, body, "resp"))
+    reasons = await gateway.engine.pool.reasons()
+    answer = _Answer(gateway, body, Head(gateway, request, body, "resp"), reasons=reasons)
     if body.stream:
         return EventStream(
             answer.stream(), answer.head.headers, answer.format(), heartbeat_s=gateway.settings.heartbeat_s
@@ -90,7 +91,7 @@ def _found(gateway: Gateway, id: str, param: str | None = None) -> Stored:
 class _Answer:
     """One answer: the request to the engine, and what the client sees of it."""
 
-    def __init__(self, gateway: Gateway, body: ResponsesRequest, head: Head) -> None:
+    def __init__(self, gateway: Gateway, body: ResponsesRequest, head: Head, *, reasons: bool) -> None:
         """Raises ApiError 400 for a previous answer that is not stored, and for `store` where nothing is."""
         self.head = head
         self._gateway = gateway
@@ -112,23 +113,25 @@ class _Answer:
         # Answers that go on from each other share a session, which has what the engine computed of them.
         kept = f"response-{uuid.uuid4().hex}" if body.store else None
         self._session_id = before.session_id if before else kept
+        self._request = body.engine_request(self._conversation, self._session_id, reasons=reasons)
 
     async def whole(self) -> dict[str, Any]:
-        request = self._body.engine_request(self._conversation, self._session_id)
-        (answer,) = await self._gateway.engine.complete([request], self.head.engine_id)
+        (answer,) = await self._gateway.engine.complete([self._request], self.head.engine_id)
         self._usage.see(0, answer)
-        return self._ended(answer.text, answer)
+        return self._ended(self._text(answer), answer)
+
+    def _text(self, part: GenerateResponse) -> str:
+        return part.content if self._request.parsed else part.text
 
     def format(self) -> Format:
         return Format("text/event-stream", self._error, EVENT_HEARTBEAT)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """One item with one text, which begins with the answer's first part."""
-        request = self._body.engine_request(self._conversation, self._session_id)
         place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         texts: list[str] = []
         started = False
-        async with aclosing(self._gateway.engine.stream([request], self.head.engine_id)) as parts:
+        async with aclosing(self._gateway.engine.stream([self._request], self.head.engine_id)) as parts:
             async for _, part in parts:
                 self._usage.see(0, part)
                 events = b""
@@ -140,9 +143,9 @@ class _Answer:
                     events += self._event("response.in_progress", response=begun)
                     events += self._event("response.output_item.added", output_index=0, item=item)
                     events += self._event("response.content_part.added", **place, part=_part(""))
-                if part.text:
-                    texts.append(part.text)
-                    events += self._event("response.output_text.delta", **place, delta=part.text, logprobs=[])
+                if text := self._text(part):
+                    texts.append(text)
+                    events += self._event("response.output_text.delta", **place, delta=text, logprobs=[])
                 if part.finish_reason:
                     events += self._end("".join(texts), part, place)
                 if events:
@@ -226,6 +229,6 @@ def _usage(usage: Usage) -> dict[str, Any]:
             "cache_write_tokens": 0,
         },
         "output_tokens": counts["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": counts.get("completion_tokens_details", {"reasoning_tokens": 0}),
         "total_tokens": counts["total_tokens"],
     }

@@ -78,16 +78,18 @@ class CountTokensRequest(BaseModel):
 
     def conversation(self) -> list[dict[str, Any]]:
         """For the chat template. Turns of one role that follow each other are one turn."""
-        turns: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
+        turns: list[tuple[str, list[str]]] = [("system", [self.system])] if self.system else []
         for message in self.messages:
-            if turns and turns[-1]["role"] == message.role:
-                turns[-1] = {"role": message.role, "content": f"{turns[-1]['content']}\n\n{message.content}"}
-            else:
-                turns.append({"role": message.role, "content": message.content})
-        return turns
+            if not turns or turns[-1][0] != message.role:
+                turns.append((message.role, []))
+            turns[-1][1].append(message.content or "")
+        return [{"role": role, "content": "\n\n".join(texts)} for role, texts in turns]
+
+    def template_variables(self) -> dict[str, Any] | None:
+        return {"enable_thinking": False} if self.thinking else None
 
     def tokenize_request(self) -> TokenizeRequest:
-        return TokenizeRequest(messages=self.conversation())
+        return TokenizeRequest(messages=self.conversation(), chat_template_kwargs=self.template_variables())
 
 
 class MessagesRequest(CountTokensRequest):
@@ -112,9 +114,12 @@ class MessagesRequest(CountTokensRequest):
     container: Annotated[Any, refused("there are no containers here: leave container out")] = None
     mcp_servers: Annotated[Any, refused("no MCP server is called from here: leave mcp_servers out")] = None
 
-    def engine_request(self) -> GenerateRequest:
+    def engine_request(self, *, reasons: bool) -> GenerateRequest:
+        """reasons: the model's answers may hold reasoning, which is told apart."""
         return GenerateRequest(
             messages=self.conversation(),
+            chat_template_kwargs=self.template_variables(),
+            parsed=True if reasons else None,
             max_tokens=self.max_tokens,
             stop_words=self.stop_sequences or (),
             name_stop_word=bool(self.stop_sequences) or None,

@@ -145,11 +145,15 @@ class ResponsesRequest(BaseModel):
             raise wrong("input: the last message is the assistant's; a begun answer is not continued")
         return self
 
-    def engine_request(self, conversation: list[dict[str, str]], session_id: str | None) -> GenerateRequest:
-        """conversation: all of it, with what is new and without the instructions."""
+    def engine_request(
+        self, conversation: list[dict[str, str]], session_id: str | None, *, reasons: bool
+    ) -> GenerateRequest:
+        """conversation: all of it, with what is new and without the instructions. reasons: the model's answers may
+        hold reasoning, which is told apart."""
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         return GenerateRequest(
             messages=[*system, *conversation],
+            parsed=True if reasons else None,
             session_id=session_id,
             max_tokens=self.max_output_tokens,
             temperature=self.temperature,

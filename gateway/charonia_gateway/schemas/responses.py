@@ -138,7 +138,7 @@ class TokenizerInfo(BaseModel):
     eos_token: str | None
     unk_token: str | None
     pad_token: str | None
-    chat_template: str | None
+    chat_template: str | dict[str, str] | None = Field(description="several are by name")
 
 
 class AnthropicErrorDetail(BaseModel):

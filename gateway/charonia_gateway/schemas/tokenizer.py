@@ -30,6 +30,9 @@ class TokenizeBody(BaseModel):
     tools: list[dict[str, Any]] | None = Field(
         None, fail_fast=True, max_length=MAX_TOOLS, description="handed to the model's chat template"
     )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="variables of the chat template, such as enable_thinking"
+    )
     add_special_tokens: bool | None = Field(
         None,
         description="whether the tokenizer adds its own, such as a beginning token; default: to prompt, and not to "
@@ -48,8 +51,9 @@ class TokenizeBody(BaseModel):
     def _one_of(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
             raise wrong("prompt: send exactly one of prompt and messages")
-        if self.tools is not None and self.messages is None:
-            raise wrong("tools: they are part of a chat; send messages in place of prompt")
+        for name in ("tools", "chat_template_kwargs"):
+            if getattr(self, name) is not None and self.messages is None:
+                raise wrong(f"{name}: they are part of a chat; send messages in place of prompt")
         return self
 
     def engine_request(self) -> TokenizeRequest:
@@ -57,6 +61,7 @@ class TokenizeBody(BaseModel):
             text=self.prompt,
             messages=None if self.messages is None else [message.to_template() for message in self.messages],
             tools=self.tools,
+            chat_template_kwargs=self.chat_template_kwargs,
             add_special_tokens=self.add_special_tokens,
             with_strings=bool(self.return_token_strs),
         )

@@ -57,7 +57,7 @@ struct LinearArgs {
 //   codes   [ceil(group / 8) * 8 * bits / 32][64] words of 32 bits: 8 codes of a feature, or 4. Those of even k
 //           are in the lower half, the first of them lowest, those of odd k in the upper half. i8 is stored as code +
 //           128. Behind the group's last k lie codes whose number is zero.
-//   scales  [64] f32, f16 or bf16
+//   scales  [64] f32, f16, bf16 or f8_e8m0
 //   zeros   [64] int8, where the weight has them; of u4 zero - 8
 // Lines of 64 bytes are not cut by any of these.
 struct QuantPanel {
@@ -69,7 +69,7 @@ struct QuantPanel {
   constexpr std::int64_t groups() const { return k / group; }
   // Bytes of a group: of its codes; where its scales begin, and its zeros; all.
   constexpr std::int64_t scales() const { return (group + 7) / 8 * kPanel * (code_bits() == 4 ? 4 : 8); }
-  constexpr std::int64_t zeros() const { return scales() + kPanel * (scale_type == DType::f32 ? 4 : 2); }
+  constexpr std::int64_t zeros() const { return scales() + kPanel * static_cast<std::int64_t>(size_of(scale_type)); }
   constexpr std::int64_t group_bytes() const { return zeros() + (has_zeros ? kPanel : 0); }
   constexpr std::int64_t bytes() const { return groups() * group_bytes(); }
   constexpr int code_bits() const { return code == Code::u4 || code == Code::f4_e2m1 ? 4 : 8; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 
 #include "base/text.h"
@@ -12,6 +13,10 @@ namespace charonia::ops::cpu {
 namespace {
 
 void store_scale(std::byte* to, DType type, float value) {
+  if (type == DType::f8_e8m0) {
+    *to = static_cast<std::byte>(std::bit_cast<std::uint32_t>(value) >> 23U);
+    return;
+  }
   const std::uint16_t half = type == DType::bf16 ? float_to_bf16(value) : float_to_f16(value);
   if (type == DType::f32) {
     std::memcpy(to, &value, sizeof value);
@@ -79,12 +84,8 @@ QuantLinear::QuantLinear(std::span<const QuantSource* const> parts, std::span<co
                     ": the CPU device computes with groups of an even number of columns that divides a row's"));
   }
   order_.assign(first.order().begin(), first.order().end());
-  const bool half = format.scale_type == DType::f16 || format.scale_type == DType::bf16;
-  shape_ = {.code = format.code,
-            .scale_type = half ? format.scale_type : DType::f32,
-            .has_zeros = format.zeros,
-            .k = k_,
-            .group = format.group};
+  shape_ = {
+      .code = format.code, .scale_type = format.scale_type, .has_zeros = format.zeros, .k = k_, .group = format.group};
   set_bias(rows, bias);
   bytes_ = static_cast<std::size_t>(shape_.bytes() * panels());
   data_ = arena.allocate(bytes_);

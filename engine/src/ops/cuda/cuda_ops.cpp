@@ -151,13 +151,32 @@ void CudaOps::embed(const Tensor& out, const ops::Embedding& table, float scale)
               sampler_ ? sampler_->sampled() : nullptr, scale);
 }
 
+// Where what comes next is the input of a weight that takes codes: has `leave` make them instead of `out`. False: no.
+template <class Leave>
+bool CudaOps::leave_codes(const Tensor& out, Leave leave) {
+  const auto* const weight = std::exchange(fed_, nullptr);
+  codes_left_ = {};
+  if (weight == nullptr || out.rows == 0) return false;
+  auto gemm = static_cast<const CudaGemmWeight&>(*weight).gemm();
+  gemm.rows = out.rows;
+  if (gemm.k != out.cols || gemm.type != out.dtype) return false;
+  const auto codes = gemms_.room_for_codes(gemm);
+  if (!codes || !leave(*codes)) return false;
+  codes_left_ = {weight, out.data, *codes};
+  return true;
+}
+
 void CudaOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight, float eps,
                        const float* delta_weight) {
   require(out.rows == residual.rows && out.cols == residual.cols, "rms_norm",
           [&] { return cat("residual ", shape_of(residual), " must be of the shape of out ", shape_of(out)); });
   require(delta.data == nullptr || (delta.rows == residual.rows && delta.cols == residual.cols), "rms_norm",
           [&] { return cat("delta ", shape_of(delta), " must be of the shape of residual ", shape_of(residual)); });
-  if (!tracing_) cuda::rms_norm(stream_, out, residual, delta, weight, eps, delta_weight);
+  if (tracing_) return;
+  const bool left = leave_codes(out, [&](const RowCodes& codes) {
+    return delta_weight == nullptr && rms_norm_codes(stream_, codes, out, residual, delta, weight, eps);
+  });
+  if (!left) cuda::rms_norm(stream_, out, residual, delta, weight, eps, delta_weight);
 }
 
 // The GEMM of linear(), whose arguments it checks.
@@ -186,9 +205,11 @@ void CudaOps::linear(const Tensor& out, const Tensor& in, const ops::Linear& wei
   if (in.rows == 0) return;
   if (tracing_) {
     trace_.gemms.push_back(gemm);
-  } else {
-    gemms_.run(stream_, gemm);
+    return;
   }
+  const auto left = std::exchange(codes_left_, {});
+  const bool given = left.weight == &weight && left.instead_of == in.data;
+  gemms_.run(stream_, given ? GemmRunner::codes_given(gemm, left.codes) : gemm);
 }
 
 void CudaOps::rotary_store(const Tensor& qkv, const ops::RotaryParams& how, ops::KvCache& cache, int layer, int heads) {
@@ -260,7 +281,10 @@ void CudaOps::gated_linear(const Tensor& out, const Tensor& gate_up, const Tenso
     gemm.out = out.data;
     gemm.out_stride = out.stride;
     gemm.gate = activation == ops::Activation::silu ? Gate::silu : Gate::gelu_tanh;
-    if (gemms_.run_gated(stream_, gemm)) return;
+    if (gemms_.run_gated(stream_, gemm)) {
+      fed_ = nullptr;
+      return;
+    }
   }
   Ops::gated_linear(out, gate_up, in, weight, activation);
 }
@@ -268,7 +292,10 @@ void CudaOps::gated_linear(const Tensor& out, const Tensor& gate_up, const Tenso
 void CudaOps::gated_activation(const Tensor& out, const Tensor& gate_up, ops::Activation activation) {
   require(gate_up.cols == 2 * out.cols && gate_up.rows == out.rows, "gated_activation",
           [&] { return cat("gate_up ", shape_of(gate_up), " must be twice as wide as out ", shape_of(out)); });
-  if (!tracing_) cuda::gated_activation(stream_, out, gate_up, activation);
+  if (tracing_) return;
+  const bool left = leave_codes(
+      out, [&](const RowCodes& codes) { return gated_activation_codes(stream_, codes, out, gate_up, activation); });
+  if (!left) cuda::gated_activation(stream_, out, gate_up, activation);
 }
 
 void CudaOps::soft_cap(const Tensor& logits, float cap) {

@@ -72,6 +72,9 @@ class CudaOps final : public ops::Ops {
   void embed(const ops::Tensor& out, const ops::Embedding& table, float scale) override;
   void rms_norm(const ops::Tensor& out, const ops::Tensor& residual, const ops::Tensor& delta, const float* weight,
                 float eps, const float* delta_weight) override;
+  void feeds(const ops::Linear& weight) override {
+    if (!tracing_) fed_ = &weight;
+  }
   void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) override;
   void rotary_store(const ops::Tensor& qkv, const ops::RotaryParams& how, ops::KvCache& cache, int layer,
                     int heads) override;
@@ -105,6 +108,15 @@ class CudaOps final : public ops::Ops {
     int sampled_vocab = 0;
   };
 
+  // Codes that rms_norm or gated_activation has left for a weight, instead of a tensor.
+  struct CodesLeft {
+    const ops::Linear* weight = nullptr;  // null: none
+    const void* instead_of = nullptr;
+    RowCodes codes;
+  };
+  template <class Leave>
+  bool leave_codes(const ops::Tensor& out, Leave leave);
+
   static Gemm gemm_of(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight);
 
   // What prepare()'s call of `issue` finds beside that.
@@ -126,7 +138,7 @@ class CudaOps final : public ops::Ops {
   // Host memory of a step in flight.
   struct Slot {
     PinnedMemory upload, results;
-    PinnedMemory logits;  // of the rows that report theirs, one after the other
+    PinnedMemory logits;                 // of the rows that report theirs, one after the other
     std::vector<std::size_t> logits_of;  // which rows these are, ascending
     Event done;
     SampleNotes notes;
@@ -187,6 +199,8 @@ class CudaOps final : public ops::Ops {
   GemmRunner gemms_;
   std::unique_ptr<MatrixUpload> weights_upload_;  // while weights are loaded
 
+  const ops::Linear* fed_ = nullptr;  // feeds()
+  CodesLeft codes_left_;
   bool prepared_ = false;
   bool tracing_ = false;
   Needs needs_;

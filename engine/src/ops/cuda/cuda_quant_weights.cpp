@@ -64,6 +64,7 @@ QuantMatrices::QuantMatrices(const ops::QuantFormat& format, std::int64_t count,
                                             "symmetrically"));
   }
   if (format.group == cols) format_.group = k;
+  if (format.scale_type == DType::f8_e8m0) format_.scale_type = DType::bf16;  // which holds all powers of two
   const auto groups = quant_groups(format_, k);
   code_bytes_ = quant_code_bytes(format_, n, k);
   scale_elements_ = static_cast<std::size_t>(round_up(n, kQuantRows) * groups);

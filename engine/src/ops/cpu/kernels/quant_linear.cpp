@@ -53,9 +53,18 @@ void unpack(const char* from, std::int64_t words, Bf16* to) {
 }
 #endif
 
+// A power of two from its exponent, biased as a float's. 0 is 2^-127, which has no exponent of its own.
+float power_of_two(unsigned char exponent) {
+  return std::bit_cast<float>(exponent == 0 ? std::uint32_t{0x00400000} : std::uint32_t{exponent} << 23);
+}
+
 // The scales of a group, or its zeros, as floats.
 void load_scales(const QuantPanel& shape, const char* group, float* to) {
   const char* const scales = group + shape.scales();
+  if (shape.scale_type == DType::f8_e8m0) {
+    for (int j = 0; j < kPanel; ++j) to[j] = power_of_two(static_cast<unsigned char>(scales[j]));
+    return;
+  }
   for (int j = 0; j < kPanel; j += kWidth) {
     if (shape.scale_type == DType::f32) {
       store(to + j, load(reinterpret_cast<const float*>(scales) + j));

@@ -424,6 +424,27 @@ void GemmRunner::reserve_inputs(std::int64_t k) {
   }
 }
 
+std::optional<RowCodes> GemmRunner::room_for_codes(const Gemm& gemm) {
+  const auto& prepared = impl_->prepared;
+  if (!is_w8a8(gemm) || gemm.quant->order != nullptr || gemm.rows > kMaxPreparedRows ||
+      static_cast<std::size_t>(gemm.rows * gemm.k) > prepared.bytes()) {
+    return std::nullopt;
+  }
+  return RowCodes{.codes = prepared.as<unsigned char>(),
+                  .scales = impl_->prepared_scales.as<float>(),
+                  .scale = gemm.quant->input_scale,
+                  .fp8 = gemm.quant->format.code == ops::Code::f8_e4m3};
+}
+
+Gemm GemmRunner::codes_given(const Gemm& gemm, const RowCodes& codes) {
+  auto out = gemm;
+  out.in = codes.codes;
+  out.in_stride = gemm.k;
+  out.quant->prepared = true;
+  out.quant->row_scales = codes.scales;
+  return out;
+}
+
 void GemmRunner::run(Stream& stream, const Gemm& gemm) {
   if (gemm.rows == 0) return;
   impl_->issue(stream, gemm);

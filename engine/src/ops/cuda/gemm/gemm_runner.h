@@ -4,12 +4,14 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "ops/cuda/gemm/blas.h"
 #include "ops/cuda/kernels/gemm.h"
+#include "ops/cuda/kernels/rows.h"
 
 namespace charonia::cuda {
 
@@ -52,6 +54,11 @@ class GemmRunner {
 
   // Makes room for prepared inputs (quant_gemm.h) of k columns, which every GEMM with such a weight may need.
   void reserve_inputs(std::int64_t k);
+
+  // Where codes of the inputs of a GEMM of 8-bit numbers may lie until it is run; none where there is no room, or where
+  // its columns have an order of their own. codes_given() is that GEMM with such inputs.
+  std::optional<RowCodes> room_for_codes(const Gemm& gemm);
+  static Gemm codes_given(const Gemm& gemm, const RowCodes& codes);
 
   // Also of what was not prepared: then by rules. Never allocates device memory, waits or measures.
   void run(Stream& stream, const Gemm& gemm);

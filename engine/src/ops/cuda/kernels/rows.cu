@@ -22,6 +22,7 @@
 #include "charonia/error.h"
 #include "ops/cuda/device/portable.h"
 #include "ops/cuda/kernels/activation.h"
+#include "ops/cuda/kernels/w8a8_rows.h"
 
 namespace charonia::cuda {
 namespace {
@@ -162,6 +163,11 @@ struct NormParams {
   bool aligned = false;
 };
 
+// With codes: `out` stays as it is.
+struct NormCodesParams : NormParams {
+  RowCodes codes;
+};
+
 // Vectors that a thread may hold: up to 16384 elements of 1024 threads.
 constexpr int kMaxHeld = 2;
 constexpr int kMaxNormThreads = 1024;
@@ -196,11 +202,35 @@ CHARONIA_DEVICE void normalise(float (&x)[kVector], float factor, const Raw<floa
   for (int i = 0; i < kVector; ++i) x[i] = x[i] * factor * w[i];
 }
 
+// The numbers of a vector as T holds them; the greatest of their magnitudes and `greatest`.
+template <class T>
+CHARONIA_DEVICE float round_vector(float (&x)[kVector], float greatest) {
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) {
+    x[i] = to_float(from_float<T>(x[i]));
+    greatest = fmaxf(greatest, magnitude(x[i]));
+  }
+  return greatest;
+}
+
+// The row's scale, of which a thread has seen a part; every thread has it.
+CHARONIA_DEVICE float store_scale(const RowCodes& codes, std::int64_t row, float greatest, float* scratch) {
+  greatest = block_max(greatest, scratch);
+  const float scale =
+      codes.fp8 ? scale_of_row<true>(greatest, codes.scale) : scale_of_row<false>(greatest, codes.scale);
+  if (threadIdx.x == 0) codes.scales[row] = scale;
+  return scale;
+}
+
+CHARONIA_DEVICE void store_codes(const RowCodes& codes, std::int64_t at, const float (&x)[kVector], float scale) {
+  *reinterpret_cast<uint2*>(codes.codes + at) = codes.fp8 ? codes_of<true>(x, scale) : codes_of<false>(x, scale);
+}
+
 // held: vectors per thread that stay in registers; 0: any number, residual and delta are read again. normed: delta is
-// normalised before it is added.
-template <class T, int held, bool normed>
+// normalised before it is added. codes: of the outputs, instead of them.
+template <class T, int held, bool normed, bool codes = false>
 CHARONIA_KERNEL(kMaxNormThreads, 1)
-void rms_norm_kernel(const NormParams p) {
+void rms_norm_kernel(const std::conditional_t<codes, NormCodesParams, NormParams> p) {
   CHARONIA_SHARED(float, scratch, [32]);
   const auto row = static_cast<std::int64_t>(blockIdx.x);
   const int tid = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x) * kVector;
@@ -247,10 +277,25 @@ void rms_norm_kernel(const NormParams p) {
       sum = sum_of_squares(x[v], sum);
     }
     const float factor = norm_factor(sum, p.hidden, p.eps, scratch);
-    CHARONIA_UNROLL
-    for (int v = 0; v < held; ++v) {
-      normalise(x[v], factor, weights[v]);
-      store_floats(out, tid * kVector + v * step, p.hidden, p.aligned, x[v]);
+    if constexpr (codes) {
+      float greatest = 0;
+      CHARONIA_UNROLL
+      for (int v = 0; v < held; ++v) {
+        normalise(x[v], factor, weights[v]);
+        if (tid * kVector + v * step < p.hidden) greatest = round_vector<T>(x[v], greatest);
+      }
+      const float scale = store_scale(p.codes, row, greatest, scratch);
+      CHARONIA_UNROLL
+      for (int v = 0; v < held; ++v) {
+        const int at = tid * kVector + v * step;
+        if (at < p.hidden) store_codes(p.codes, row * p.hidden + at, x[v], scale);
+      }
+    } else {
+      CHARONIA_UNROLL
+      for (int v = 0; v < held; ++v) {
+        normalise(x[v], factor, weights[v]);
+        store_floats(out, tid * kVector + v * step, p.hidden, p.aligned, x[v]);
+      }
     }
   } else {
     dependency_wait();
@@ -311,6 +356,36 @@ void gate_kernel(const GateParams p) {
   CHARONIA_UNROLL
   for (int i = 0; i < kVector; ++i) gate[i] = activation<kind>(gate[i]) * up[i];
   store_floats(static_cast<T*>(p.out) + row * p.out_stride, at, p.inter, p.aligned, gate);
+}
+
+// A block takes a row: once for its greatest output, once for its codes.
+struct GateCodesParams : GateParams {
+  RowCodes codes;
+};
+
+template <class T, ops::Activation kind>
+CHARONIA_KERNEL(kMaxNormThreads, 1)
+void gate_codes_kernel(const GateCodesParams p) {
+  CHARONIA_SHARED(float, scratch, [32]);
+  dependency_trigger();
+  dependency_wait();
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const auto* const in = static_cast<const T*>(p.gate_up) + row * p.gate_up_stride;
+  const int first = static_cast<int>(threadIdx.x) * kVector, step = static_cast<int>(blockDim.x) * kVector;
+  float gate[kVector], up[kVector], greatest = 0;
+  const auto compute = [&](int at) {
+    to_floats(load_raw(in, at, p.inter, true), gate);
+    to_floats(load_raw(in + p.inter, at, p.inter, true), up);
+    CHARONIA_UNROLL
+    for (int i = 0; i < kVector; ++i) gate[i] = activation<kind>(gate[i]) * up[i];
+    greatest = round_vector<T>(gate, greatest);
+  };
+  for (int at = first; at < p.inter; at += step) compute(at);
+  const float scale = store_scale(p.codes, row, greatest, scratch);
+  for (int at = first; at < p.inter; at += step) {
+    compute(at);
+    store_codes(p.codes, row * p.inter + at, gate, scale);
+  }
 }
 
 // ---- soft_cap ----
@@ -437,22 +512,57 @@ void embed(Stream& stream, const Tensor& out, const void* table, DType table_typ
   });
 }
 
+namespace {
+
+NormParams norm_params(const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight, float eps,
+                       const float* delta_weight) {
+  const bool adds = delta.data != nullptr, normed = adds && delta_weight != nullptr;
+  return {.out = out.data,
+          .out_stride = out.stride,
+          .residual = residual.data,
+          .residual_stride = residual.stride,
+          .delta = delta.data,
+          .delta_stride = delta.stride,
+          .weight = weight,
+          .delta_weight = delta_weight,
+          .eps = eps,
+          .hidden = static_cast<int>(residual.cols),
+          .aligned = residual.cols % kVector == 0 && aligned(out) && aligned(residual) && (!adds || aligned(delta)) &&
+                     aligned(weight, 0, DType::f32) && (!normed || aligned(delta_weight, 0, DType::f32))};
+}
+
+// Calls f with an element of a 16-bit type.
+template <class F>
+void with_half(DType type, F f) {
+  if (type == DType::bf16) {
+    f(bf16{});
+  } else {
+    f(f16{});
+  }
+}
+
+}  // namespace
+
+bool rms_norm_codes(Stream& stream, const RowCodes& codes, const Tensor& out, const Tensor& residual,
+                    const Tensor& delta, const float* weight, float eps) {
+  const NormCodesParams p{norm_params(out, residual, delta, weight, eps, nullptr), codes};
+  const int threads = norm_threads(residual.cols);
+  const auto vectors = divide_up(residual.cols, static_cast<std::int64_t>(threads) * kVector);
+  if (!p.aligned || vectors > kMaxHeld || size_of(out.dtype) != 2) return false;
+  require_type(residual, DType::f32, "rms_norm: residual");
+  if (delta.data != nullptr) require_type(delta, out.dtype, "rms_norm: delta");
+  with_half(out.dtype, [&]<class T>(T) {
+    launch(stream, "rms_norm",
+           {.grid_x = static_cast<unsigned>(residual.rows), .threads = static_cast<unsigned>(threads)},
+           vectors == 1 ? rms_norm_kernel<T, 1, false, true> : rms_norm_kernel<T, kMaxHeld, false, true>, p);
+  });
+  return true;
+}
+
 void rms_norm(Stream& stream, const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight,
               float eps, const float* delta_weight) {
   const bool adds = delta.data != nullptr, normed = adds && delta_weight != nullptr;
-  const NormParams p{.out = out.data,
-                     .out_stride = out.stride,
-                     .residual = residual.data,
-                     .residual_stride = residual.stride,
-                     .delta = delta.data,
-                     .delta_stride = delta.stride,
-                     .weight = weight,
-                     .delta_weight = delta_weight,
-                     .eps = eps,
-                     .hidden = static_cast<int>(residual.cols),
-                     .aligned = residual.cols % kVector == 0 && aligned(out) && aligned(residual) &&
-                                (!adds || aligned(delta)) && aligned(weight, 0, DType::f32) &&
-                                (!normed || aligned(delta_weight, 0, DType::f32))};
+  const auto p = norm_params(out, residual, delta, weight, eps, delta_weight);
   const int threads = norm_threads(residual.cols);
   const auto vectors = divide_up(residual.cols, static_cast<std::int64_t>(threads) * kVector);
   const Launch shape{.grid_x = static_cast<unsigned>(residual.rows), .threads = static_cast<unsigned>(threads)};
@@ -461,9 +571,9 @@ void rms_norm(Stream& stream, const Tensor& out, const Tensor& residual, const T
   if (adds) require_type(delta, out.dtype, "rms_norm: delta");
   with_type(out.dtype, [&]<class T>(T) {
     if (!normed) {
-      start(vectors == 1           ? rms_norm_kernel<T, 1, false>
+      start(vectors == 1          ? rms_norm_kernel<T, 1, false>
             : vectors <= kMaxHeld ? rms_norm_kernel<T, kMaxHeld, false>
-                                   : rms_norm_kernel<T, 0, false>);
+                                  : rms_norm_kernel<T, 0, false>);
     } else {  // two vectors of both would not fit into a thread's registers
       start(vectors == 1 ? rms_norm_kernel<T, 1, true> : rms_norm_kernel<T, 0, true>);
     }
@@ -483,6 +593,25 @@ void gated_activation(Stream& stream, const Tensor& out, const Tensor& gate_up, 
                                                       : gate_kernel<T, ops::Activation::gelu_tanh>;
     launch(stream, "gated_activation", over_vectors(out.rows, divide_up(out.cols, kVector)), kernel, p);
   });
+}
+
+bool gated_activation_codes(Stream& stream, const RowCodes& codes, const Tensor& out, const Tensor& gate_up,
+                            ops::Activation kind) {
+  const GateCodesParams p{{.gate_up = gate_up.data,
+                           .gate_up_stride = gate_up.stride,
+                           .inter = static_cast<int>(out.cols),
+                           .aligned = out.cols % kVector == 0 && aligned(gate_up)},
+                          codes};
+  if (!p.aligned || size_of(out.dtype) != 2) return false;
+  require_type(out, gate_up.dtype, "gated_activation: out");
+  with_half(out.dtype, [&]<class T>(T) {
+    launch(stream, "gated_activation",
+           {.grid_x = static_cast<unsigned>(out.rows), .threads = static_cast<unsigned>(norm_threads(out.cols))},
+           kind == ops::Activation::silu ? gate_codes_kernel<T, ops::Activation::silu>
+                                         : gate_codes_kernel<T, ops::Activation::gelu_tanh>,
+           p);
+  });
+  return true;
 }
 
 void soft_cap(Stream& stream, const Tensor& logits, float cap) {

@@ -13,6 +13,14 @@ namespace charonia::cuda {
 
 using ops::Tensor;
 
+// Rows as 8-bit codes (w8a8_gemm.h), where a kernel makes them of what it would leave in its output. Device memory.
+struct RowCodes {
+  unsigned char* codes = nullptr;  // [rows, cols], aligned to 16 bytes
+  float* scales = nullptr;         // [rows]
+  float scale = 0;                 // of all rows; 0: each has its own
+  bool fp8 = false;                // else int8
+};
+
 // out [rows, hidden] f32 <- rows of table [vocab, hidden] of `table_type`. ids [rows]: a token id, or -1 - i
 // for sampled[i], which the step before left there (negative there: that row failed; the row becomes token 0). All
 // times `scale`, in float.
@@ -24,9 +32,16 @@ void embed(Stream& stream, const Tensor& out, const void* table, DType table_typ
 // and delta_weight [hidden] f32. Sums in float, in an order given by hidden alone.
 void rms_norm(Stream& stream, const Tensor& out, const Tensor& residual, const Tensor& delta, const float* weight,
               float eps, const float* delta_weight = nullptr);
+// The same with codes of the 16-bit numbers that out would have, which stays as it is; residual too where the answer is
+// false: there is no such kernel. Those are for rows of 16 elements or a multiple, aligned, to 16384, delta as it is.
+bool rms_norm_codes(Stream& stream, const RowCodes& codes, const Tensor& out, const Tensor& residual,
+                    const Tensor& delta, const float* weight, float eps);
 
 // out [rows, inter] = activation(gate_up[:, :inter]) * gate_up[:, inter:], both of one type, f32|bf16|f16.
 void gated_activation(Stream& stream, const Tensor& out, const Tensor& gate_up, ops::Activation kind);
+// As rms_norm_codes(), of rows of any length.
+bool gated_activation_codes(Stream& stream, const RowCodes& codes, const Tensor& out, const Tensor& gate_up,
+                            ops::Activation kind);
 
 // logits [rows, cols] f32 = cap * tanh(logits / cap).
 void soft_cap(Stream& stream, const Tensor& logits, float cap);

@@ -1,0 +1,163 @@
+"""/v1/messages, /v1/responses and /tokenize in front of a server that does what a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from gateway_in_process import MODEL, gateway
+from triton_double import error, part
+from tritonclient.grpc import service_pb2 as pb
+
+USER = [{"role": "user", "content": "hi"}]
+MESSAGES: dict[str, Any] = {"model": MODEL, "max_tokens": 5, "messages": USER}
+RESPONSES: dict[str, Any] = {"model": MODEL, "input": "hi"}
+Responses = AsyncIterator[pb.ModelStreamInferResponse]
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    found = []
+    for written in text.removesuffix("\n\n").split("\n\n"):
+        name, data = written.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+async def breaks_off(request: pb.ModelInferRequest) -> Responses:
+    yield part("x")
+    yield error("[503] the engine ends")
+
+
+async def test_an_error_in_a_stream_has_the_form_of_its_route() -> None:
+    async with gateway() as (web, server):
+        server.behaviour = breaks_off
+        message = events((await web.post("/v1/messages", json={**MESSAGES, "stream": True})).text)
+        response = events((await web.post("/v1/responses", json={**RESPONSES, "stream": True})).text)
+    assert [one["type"] for one in message[-2:]] == ["content_block_delta", "error"]
+    assert message[-1]["error"]["type"] == "overloaded_error" and message[-1]["request_id"].startswith("msg-")
+    assert response[-1]["code"] == "service_unavailable" and response[-1]["sequence_number"] == len(response) - 1
+    assert response[-2]["type"] == "response.output_text.delta"
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "kind"),
+    [
+        ("[429] full; retry after 3 s", 429, "rate_limit_error"),
+        ("[503] gone", 503, "overloaded_error"),
+        ("[504] late", 504, "timeout_error"),
+        ("broken", 500, "api_error"),
+        ("[400] top_k: wrong", 400, "invalid_request_error"),
+    ],
+)
+async def test_the_servers_errors_are_anthropics(said: str, status: int, kind: str) -> None:
+    async def fail(request: pb.ModelInferRequest) -> Responses:
+        yield error(said)
+
+    async with gateway() as (web, server):
+        server.behaviour = fail
+        answer = await web.post("/v1/messages", json=MESSAGES, headers={"x-request-id": "mine"})
+    assert answer.status_code == status and answer.json()["error"]["type"] == kind
+    assert answer.json()["request_id"] == answer.headers["request-id"] == "mine"
+    assert answer.headers.get("retry-after") == ({429: "3", 503: "5"}.get(status))
+
+
+@pytest.mark.parametrize(("max_tokens", "reason"), [(1, "max_tokens"), (5, "model_context_window_exceeded")])
+async def test_a_context_that_is_full_is_no_max_tokens(max_tokens: int, reason: str) -> None:
+    async def full(request: pb.ModelInferRequest) -> Responses:
+        yield part("x", "length")  # one token
+
+    async with gateway() as (web, server):
+        server.behaviour = full
+        answer = await web.post("/v1/messages", json={**MESSAGES, "max_tokens": max_tokens})
+    assert answer.json()["stop_reason"] == reason
+
+
+async def test_an_answer_without_text_has_no_block() -> None:
+    async def nothing(request: pb.ModelInferRequest) -> Responses:
+        yield part("", "stop")
+
+    async with gateway() as (web, server):
+        server.behaviour = nothing
+        whole = await web.post("/v1/messages", json=MESSAGES)
+        streamed = events((await web.post("/v1/messages", json={**MESSAGES, "stream": True})).text)
+    assert whole.json()["content"] == [] and whole.json()["stop_reason"] == "end_turn"
+    assert [one["type"] for one in streamed] == ["message_start", "message_delta", "message_stop"]
+
+
+async def test_a_silent_stream_of_messages_has_pings() -> None:
+    async def slow(request: pb.ModelInferRequest) -> Responses:
+        await asyncio.sleep(0.5)
+        yield part("x", "stop")
+
+    async with gateway(heartbeat_s=0.1) as (web, server):
+        server.behaviour = slow
+        found = events((await web.post("/v1/messages", json={**MESSAGES, "stream": True})).text)
+    assert [one["type"] for one in found[:3]] == ["ping"] * 3
+
+
+async def test_reasoning_is_no_part_of_the_text() -> None:
+    async def thinks(request: pb.ModelInferRequest) -> Responses:
+        assert "content_output" in [output.name for output in request.outputs]
+        for content, reason in (("", ""), ("so", ""), ("!", "stop")):
+            answer = part("<think>hm</think>", reason)
+            for name, text in {"content_output": content, "reasoning_output": "hm", "tool_calls": "[]"}.items():
+                answer.infer_response.outputs.add(name=name, datatype="BYTES", shape=[1])
+                answer.infer_response.raw_output_contents.append(struct.pack("<I", len(text)) + text.encode())
+            answer.infer_response.outputs.add(name="num_reasoning_tokens", datatype="INT32", shape=[1])
+            answer.infer_response.raw_output_contents.append(struct.pack("<i", 1))
+            yield answer
+
+    async with gateway() as (web, server):
+        server.formats["reasoning"] = "think"
+        while not server.asked:  # until the gateway knows that the server is there
+            await web.post("/v1/messages", json=MESSAGES)
+        server.behaviour = thinks
+        message = events((await web.post("/v1/messages", json={**MESSAGES, "stream": True})).text)
+        response = events((await web.post("/v1/responses", json={**RESPONSES, "stream": True})).text)
+    assert "".join(one["delta"]["text"] for one in message if one["type"] == "content_block_delta") == "so!"
+    assert response[-1]["response"]["output"][0]["content"][0]["text"] == "so!"
+
+
+async def test_an_answer_that_is_too_large_to_be_stored_says_so() -> None:
+    async def long(request: pb.ModelInferRequest) -> Responses:
+        yield part("x" * 2000, "stop")
+
+    async with gateway(max_response_bytes=1024) as (web, server):
+        server.behaviour = long
+        answer = (await web.post("/v1/responses", json={**RESPONSES, "store": True})).json()
+        assert answer["store"] is False
+        assert (await web.get(f"/v1/responses/{answer['id']}")).status_code == 404
+
+
+async def test_the_session_of_a_chain_ends_with_its_last_stored_answer() -> None:
+    async with gateway() as (web, server):
+        first = (await web.post("/v1/responses", json={**RESPONSES, "store": True})).json()["id"]
+        again = {**RESPONSES, "store": True, "previous_response_id": first}
+        second = (await web.post("/v1/responses", json=again)).json()["id"]
+        assert (await web.delete(f"/v1/responses/{first}")).json() == {
+            "id": first,
+            "object": "response",
+            "deleted": True,
+        }
+        assert server.actions == []
+        await web.delete(f"/v1/responses/{second}")
+        assert [action for action, _ in server.actions] == ["end_session"]
+
+
+async def test_tokens_are_counted_and_the_routes_are_in_the_metrics() -> None:
+    async with gateway() as (web, server):
+        found = (await web.post("/tokenize", json={"prompt": "hello"})).json()
+        counted = (await web.post("/v1/messages/count_tokens", json={"model": MODEL, "messages": USER})).json()
+        server.tokenizer_error = "[400] text_input: wrong"
+        refused = await web.post("/tokenize", json={"prompt": "hello"})
+        metrics = (await web.get("/metrics")).text
+    assert (found["count"], found["max_model_len"]) == (5, 10)
+    assert counted["input_tokens"] > 5
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+    for route in ("/tokenize", "/v1/messages/count_tokens"):
+        assert f'charonia_gateway_requests_total{{route="{route}",status="200"}} 1.0' in metrics
