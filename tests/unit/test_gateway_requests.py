@@ -296,8 +296,9 @@ def test_a_body_has_no_more_values_than_its_lists_may_have(fields: dict[str, obj
         ({"response_format": {"type": "yaml"}}, "response_format.type", "'json_schema'"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "needs it"),
         ({"response_format": {"type": "text", "json_schema": {"name": "a"}}}, "response_format", "belongs to"),
-        ({"structured_outputs": {}}, "structured_outputs", "exactly one of json, regex"),
-        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "not ['regex', 'choice']"),
+        ({"structured_outputs": {}}, "structured_outputs", "and not none"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "not regex and choice"),
+        ({"structured_outputs": {"json": True}}, "structured_outputs.json", "send a JSON object, or its text"),
         ({"structured_outputs": {"regex": "a", "lark": "b"}}, "structured_outputs.lark", "structured_outputs.lark"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least 1 item"),
         (

@@ -129,7 +129,7 @@ def _tools(value: Any) -> Any:
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name, re.ASCII):
             raise wrong(f"the name of function {number} is missing, or has other characters than a-z, 0-9, _, - and .")
         if function.get("strict"):
-            raise wrong(f"function {name}: strict needs a grammar, which is not supported yet; send strict = false")
+            raise wrong(f"function {name}: strict is not supported; send strict = false")
     return value
 
 

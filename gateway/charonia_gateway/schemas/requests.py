@@ -216,7 +216,7 @@ class ChatRequest(Sampling):
         if self.top_logprobs is not None and not self.logprobs:
             raise wrong("top_logprobs needs logprobs = true")
         if self.tool_choice not in (None, "none", "auto"):
-            raise wrong('tool_choice: a call cannot be forced without a grammar; send "auto" or "none"')
+            raise wrong('tool_choice: a call cannot be forced; send "auto" or "none"')
         if self.tool_choice == "auto" and not self.tools:
             raise wrong("tool_choice needs tools")
         if self.renew_session and self.session_id is None:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from charonia_client import Guide
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from charonia_gateway.schemas.fields import wrong
 
 MAX_CHOICES = 10_000
+
+
+def _object_or_text(value: Any) -> Any:
+    if value is not None and not isinstance(value, str | dict):
+        raise wrong("send a JSON object, or its text")
+    return value
+
+
+ObjectOrText = Annotated[str | dict[str, Any] | None, BeforeValidator(_object_or_text)]
 
 
 class JsonSchema(BaseModel):
@@ -48,21 +57,22 @@ class StructuredOutputs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    json_: str | dict[str, Any] | None = Field(None, alias="json", description="a JSON schema, or its text")
+    json_: ObjectOrText = Field(None, alias="json", description="a JSON schema, or its text")
     regex: str | None = Field(None, min_length=1, description="the whole answer matches it")
     choice: list[str] | None = Field(
         None, fail_fast=True, min_length=1, max_length=MAX_CHOICES, description="the answer is one of these"
     )
     grammar: str | None = Field(None, min_length=1, description="EBNF, from its rule `root`")
     json_object: bool | None = Field(None, description="any JSON object")
-    structural_tag: str | dict[str, Any] | None = Field(None, description="xgrammar's, or its text")
+    structural_tag: ObjectOrText = Field(None, description="xgrammar's, or its text")
 
     @model_validator(mode="after")
     def _one(self) -> StructuredOutputs:
         given = [name.rstrip("_") for name in type(self).model_fields if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             raise wrong(
-                f"send exactly one of json, regex, choice, grammar, json_object and structural_tag; not {given}"
+                "send exactly one of json, regex, choice, grammar, json_object and structural_tag, and not "
+                + (" and ".join(given) or "none")
             )
         return self
 
