@@ -6,6 +6,8 @@
 #include <thread>
 
 #include "engine_fixture.h"
+#include "runtime/guide_thread.h"
+#include "text/token_table.h"
 
 namespace charonia {
 namespace {
@@ -13,6 +15,16 @@ namespace {
 using testing::Collector;
 using testing::error_of;
 using testing::request;
+
+// Some seconds of compiling.
+std::string slow() {
+  std::string out = "root ::= a0\n";
+  for (int i = 0; i < 1200; ++i) {
+    const auto next = "a" + std::to_string((i + 1) % 1200);
+    out += "a" + std::to_string(i) + " ::= [a-z]{0,90} | " + next + " \"x\" " + next + "\n";
+  }
+  return out;
+}
 
 class EngineGuideTest : public testing::EngineFixture {
  protected:
@@ -23,15 +35,6 @@ class EngineGuideTest : public testing::EngineFixture {
     out.sampling.temperature = 1.0F;
     out.sampling.seed = 7;
     out.guide = Guide{type, std::move(text)};
-    return out;
-  }
-  // Some seconds of compiling.
-  static std::string slow() {
-    std::string out = "root ::= a0\n";
-    for (int i = 0; i < 1200; ++i) {
-      const auto next = "a" + std::to_string((i + 1) % 1200);
-      out += "a" + std::to_string(i) + " ::= [a-z]{0,90} | " + next + " \"x\" " + next + "\n";
-    }
     return out;
   }
 };
@@ -161,6 +164,24 @@ TEST_P(EngineGuideTest, AGrammarThatTakesTooLongIsRejectedAndTheNextDoesNotWaitF
   EXPECT_NE(slow_one.last().error.find("guide_timeout_s"), std::string::npos) << slow_one.last().error;
   one->submit(guided(GuideType::regex, "abc"), next.callback());
   EXPECT_EQ(next.text(), "abc");
+}
+
+// It is an error for good, which no time that others took may lead to.
+TEST(GuideThreadTest, OnlyTheTimeOfItsOwnCompilationCounts) {
+  const text::TokenTable table({"</s>", "a"}, {1, 0}, true);
+  runtime::GuideThread thread(table, 2, {0}, 1 << 20, nullptr, [] {});
+  const auto first = thread.find({GuideType::ebnf_grammar, slow()}, false);
+  const auto second = thread.find({GuideType::regex, "a"}, false);
+  const auto wait = [](const auto& until) {
+    while (!until()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  wait([&] { return first->state() == runtime::GuideGrammar::State::compiling; });
+  EXPECT_EQ(thread.overdue(second, 1e-9), std::nullopt);
+  EXPECT_GT(thread.overdue(first, 1000).value_or(0), 0);
+  EXPECT_EQ(thread.overdue(first, 1e-9), 0);
+  wait([&] { return second->done(); });
+  EXPECT_EQ(first->state(), runtime::GuideGrammar::State::failed);
+  EXPECT_NE(second->compiled(), nullptr);
 }
 
 }  // namespace

@@ -192,7 +192,7 @@ def unpacked(carried: Path, name: str) -> Path | None:
 
 def _xgrammar() -> Path:
     """Its sources, which the engine is compiled with."""
-    command = [sys.executable, ROOT / "scripts" / "get_xgrammar.py"]
+    command = [sys.executable, str(ROOT / "scripts" / "get_xgrammar.py")]
     return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
 
 

@@ -346,8 +346,11 @@ void Engine::Impl::begin_compiled() {
 
 void Engine::Impl::reject_slow_grammar(Group& group) {
   const auto limit = info.config.guide_timeout_s;
-  if (guides_->overdue(group.grammar, limit)) {  // it ends when the thread has noticed
+  if (const auto left = guides_->overdue(group.grammar, limit)) {
     timers_.erase({*std::exchange(group.guide_deadline, std::nullopt), group.handle, Timer::Kind::guide});
+    if (*left <= 0) return;  // it ends when the thread has noticed
+    group.guide_deadline = Clock::now() + duration_of(*left);
+    timers_.insert({*group.guide_deadline, group.handle, Timer::Kind::guide});
     return;
   }
   reject(runtime::Rejection::queue_time);

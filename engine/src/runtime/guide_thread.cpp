@@ -69,13 +69,20 @@ GuideThread::Handle GuideThread::find(const Guide& guide, bool after_space) {
   return out;
 }
 
-bool GuideThread::overdue(const Handle& grammar, double limit_s) {
-  if (grammar->state() == GuideGrammar::State::queued) return false;
+std::optional<double> GuideThread::overdue(const Handle& grammar, double limit_s) {
+  {
+    const std::lock_guard lock(grammar->mutex_);
+    if (grammar->state_ == GuideGrammar::State::queued) return std::nullopt;
+    if (grammar->state_ >= GuideGrammar::State::ready) return 0;
+    // The error is kept for later requests: the time that others took is not this one's.
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - grammar->begun_;
+    if (took.count() < limit_s) return limit_s - took.count();
+  }
   if (!grammar->overdue_) {
     grammar->limit_s_ = limit_s;
     grammar->overdue_ = true;
   }
-  return true;
+  return 0;
 }
 
 void GuideThread::run() {
@@ -108,12 +115,13 @@ void GuideThread::run() {
 // False when it was given up: nobody waits for it, or the engine closes.
 bool GuideThread::compile(const Handle& handle) {
   auto& grammar = *handle;
+  const auto begun = std::chrono::steady_clock::now();
   {
     const std::lock_guard lock(grammar.mutex_);
     grammar.state_ = GuideGrammar::State::compiling;
+    grammar.begun_ = begun;
   }
   const auto given_up = [&] { return stop_ || handle.use_count() == 1; };
-  const auto begun = std::chrono::steady_clock::now();
   try {
     if (!compiler_) compiler_ = std::make_unique<grammar::GuideCompiler>(table_, vocab_size_, end_ids_);
     grammar.compiled_ =

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -9,6 +10,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -43,7 +45,8 @@ class GuideGrammar {
   Guide guide_;
   bool after_space_ = false;
   mutable std::mutex mutex_;
-  State state_ = State::queued;  // under mutex_; the rest is written once before it is done
+  State state_ = State::queued;                  // under mutex_; the rest is written once before it is done
+  std::chrono::steady_clock::time_point begun_;  // under mutex_; of its compilation
   std::atomic<bool> overdue_ = false;
   double limit_s_ = 0;  // of the request that found it overdue
   std::shared_ptr<const grammar::CompiledGuide> compiled_;
@@ -69,9 +72,9 @@ class GuideThread {
 
   // From any thread; never waits for a compilation. What nobody holds a handle of any more is not compiled to its end.
   Handle find(const Guide& guide, bool after_space);
-  // It has taken longer than limit_s. When it is being compiled, that ends as an error, for good: true. Else it waits
-  // behind others.
-  bool overdue(const Handle& grammar, double limit_s);
+  // For a request that has waited limit_s. Without a value: its grammar is queued behind others. Else the seconds that
+  // are left of limit_s for the compilation itself; at 0 it ends, as an error for good.
+  std::optional<double> overdue(const Handle& grammar, double limit_s);
 
  private:
   struct Kept {
