@@ -47,12 +47,13 @@ class TritonPythonModel:
 
             self.answers = Answers(TokenTable.load(self.file))
         begin, end = _values(request, "text_span").tolist()
+        index, last = _values(request, "parsing_position").tolist()
         part = self.answers.read(
             _values(request, "parsing_options")[0].decode(),
-            int(_values(request, "sequence_index")[0]),
+            index,
             _values(request, "output_ids").tolist(),
             (begin, end),
-            last=bool(_values(request, "finish_reason")[0]),
+            last=bool(last),
         )
         return [
             _text("content_output", part.content),

@@ -49,7 +49,7 @@ def serve_command(
     hang_timeout_s: Annotated[float | None, _option("hang_timeout_s")] = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Serve a model: Triton with its four models, and the OpenAI-compatible gateway.
+    """Serve a model: Triton with its models, and the OpenAI-compatible gateway.
 
     Environment and `.env` set what no option does: the names above, and CHARONIA_<KEY> for the inference parameters.
     """

@@ -85,7 +85,7 @@ TEST(Metrics, CatalogueIsInTheOrderOfTheEnumeration) {
     EXPECT_EQ(info.kind == MetricKind::histogram, !info.buckets.empty());
     EXPECT_EQ(info.label.empty(), info.label_values.empty());
   }
-  EXPECT_EQ(index, static_cast<int>(Metric::engine_step_tokens) + 1);
+  EXPECT_EQ(index, static_cast<int>(Metric::token_mask_seconds) + 1);
 }
 
 }  // namespace

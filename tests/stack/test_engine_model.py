@@ -268,7 +268,13 @@ async def test_a_response_has_the_tensors_of_the_contract(client: triton.Inferen
     rows = {"output_ids": (4,), "output_log_probs": (4,), "top_log_prob_ids": (8,), "top_log_probs": (8,)}
     rows |= {"prompt_ids": (3,), "prompt_log_probs": (2,)}
     rows |= {"prompt_top_log_prob_ids": (6,), "prompt_top_log_probs": (6,)}
-    assert shapes == {**rows, **dict.fromkeys(scalars, (1,)), "text_span": (2,), "timings": (3,)}
+    assert shapes == {
+        **rows,
+        **dict.fromkeys(scalars, (1,)),
+        "text_span": (2,),
+        "parsing_position": (2,),
+        "timings": (3,),
+    }
     assert response["prompt_ids"].tolist() == PROMPT
     assert response["cum_log_probs"][0] == pytest.approx(response["output_log_probs"].sum(), abs=1e-4)
     assert response["echo"][0].decode() == "é"

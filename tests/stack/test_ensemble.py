@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from itertools import cycle, islice
 from typing import Any
 
@@ -73,6 +74,37 @@ async def test_raw_text_keeps_the_leading_space_and_a_chat_drops_it(
     (chat,) = await collect(parrot_client, {"messages": start_token(0), **GREEDY})
     assert chat.text.decode() == TEXTS[0]
     assert raw.text.decode() == (" " if kind == "byte_fallback" else "") + TEXTS[0]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["text_output"],
+        ["text_output", "finish_reason"],
+        ["text_output", "sequence_index", "output_ids"],
+        ["content_output"],
+        ["content_output", "text_output"],
+        ["output_ids", "finish_reason", "num_output_tokens"],
+    ],
+    ids=" ".join,
+)
+async def test_a_request_may_name_the_outputs_that_it_wants(
+    parrot_client: triton.InferenceServerClient, names: list[str]
+) -> None:
+    """Triton leaves out steps of the ensemble that none of the outputs needs, and no others."""
+    wanted = [triton.InferRequestedOutput(name) for name in names]
+
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        inputs = make_inputs({"messages": start_token(0), **GREEDY})
+        yield {"model_name": "ensemble", "inputs": inputs, "outputs": wanted}
+
+    answers = parrot_client.stream_infer(requests())
+    result, error = await asyncio.wait_for(anext(answers), HANG_S)
+    assert error is None
+    assert sorted(output.name for output in result.get_response().outputs) == sorted(names)
+    if "text_output" in names:
+        assert result.as_numpy("text_output")[0].decode() == TEXTS[0]
+    answers.cancel()
 
 
 async def test_echo_comes_once_and_first(parrot_client: triton.InferenceServerClient) -> None:

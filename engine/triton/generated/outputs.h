@@ -10,6 +10,8 @@ namespace charonia::triton {
 enum class Output : std::size_t {
   // BYTES [1]: how the answer is parsed, as preprocessing says it, JSON; `engine` hands it on with every response
   parsing_options,
+  // INT32 [2]: which of the request's sequences the response is of, and 1 if it is the last of it, else 0
+  parsing_position,
   // INT32 [n]: its tokens
   output_ids,
   // INT32 [2]: the text is bytes [begin, end) of the joined bytes of output_ids, UTF-8 with U+FFFD for what is no
@@ -51,8 +53,9 @@ enum class Output : std::size_t {
   timings,
 };
 
-inline constexpr std::array<const char*, 19> kOutputNames = {
+inline constexpr std::array<const char*, 20> kOutputNames = {
     "parsing_options",
+    "parsing_position",
     "output_ids",
     "text_span",
     "echo",
