@@ -119,6 +119,13 @@ def talks(http: httpx.Client, number: int) -> None:
     http.post("/v1/chat/interactive", json=body)
 
 
+def chooses(http: httpx.Client, number: int) -> None:
+    """Of two texts, by a grammar that is new, and once more by the same."""
+    body = {"model": "demo", "prompt": "One of", "max_tokens": 8, "structured_outputs": {"choice": ["a", f"b{number}"]}}
+    for _ in range(2):
+        http.post("/v1/completions", json=body).raise_for_status()
+
+
 @contextlib.contextmanager
 def load(stack: Stack) -> Iterator[None]:
     """Clients of every kind, over and over again."""
@@ -131,7 +138,7 @@ def load(stack: Stack) -> Iterator[None]:
                     return
                 act(http, number)
 
-    kinds = [chats, chats, streams, leaves, errs, talks]
+    kinds = [chats, chats, streams, leaves, errs, talks, chooses]
     with ThreadPoolExecutor(len(kinds)) as pool:
         try:
             running = [pool.submit(repeat, kind) for kind in kinds]

@@ -410,4 +410,4 @@ def test_a_workspace_elsewhere_is_served_split_with_a_quantised_cache_and_anothe
         stubs = [
             pid for pid in stack.processes() if b"python_backend_stub" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
-        assert len(stubs) == 2
+        assert len(stubs) == 3  # one of parsing, whatever CHARONIA_TEXT_INSTANCES says

@@ -55,4 +55,6 @@ def test_all_processes_read_the_same_settings() -> None:
         "CHARONIA_ACCESS_LOG": "1",
         "CHARONIA_LOG_FORMAT": "json",
         "CHARONIA_LOG_PROMPTS": "0",
+        "CHARONIA_REASONING_PARSER": "auto",
+        "CHARONIA_TOOL_CALL_PARSER": "auto",
     }
