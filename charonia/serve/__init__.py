@@ -1,4 +1,4 @@
-"""`charonia serve`: starts Triton with the four models and the gateway, watches them, and ends them in order."""
+"""`charonia serve`: starts Triton with its models and the gateway, watches them, and ends them in order."""
 
 from __future__ import annotations
 
