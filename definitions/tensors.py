@@ -47,7 +47,8 @@ class Tensor:
 
     def between(self, step: str) -> str:
         """Its name in the ensemble, as `step` gives it."""
-        return self.name if len(self.steps) == 1 else f"{step}_{self.name}"
+        alone = len(self.steps) == 1 and "ensemble" not in self.inputs
+        return self.name if alone else f"{step}_{self.name}"
 
     def source(self, step: str) -> str:
         """Its name in the ensemble where `step` takes it: what the step before gives, or an input; "" for neither."""

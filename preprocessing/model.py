@@ -17,9 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import prompt
 import prompt_ids
+from answer_guide import AnswerGuides, Guide, functions_of, names_of, read_tool_choice
 from context_length import context_length
 from model_log import ModelLog
-from parsing_options import AnswerFormats, check_tool_choice, names_of
+from parsing_options import AnswerFormats
 from prompt_ids import PromptError, TokenizerError, encode_bad_words, load_tokenizer
 
 # Characters of a request's text from which on the memory that it took is given back. The C library keeps what is free
@@ -42,6 +43,7 @@ class TritonPythonModel:
             self.formats = AnswerFormats(self.tokenizer.chat_template, os.environ)
         except ValueError as error:
             raise pb_utils.TritonModelException(str(error)) from error
+        self.guides = AnswerGuides(self.formats, special_tokens(self.tokenizer))
         engine_config = Path(args["model_repository"]).parent / "engine" / "config.pbtxt"
         self.limit = context_length(folder.resolve().parent / "weights", engine_config, os.environ)
         self.large = False  # one of the requests in work
@@ -75,7 +77,8 @@ class TritonPythonModel:
             raise PromptError("interactive", "true without a session", "send the session's session_id")
         given = [text(request, name) for name in ("text_input", "messages", "tools", "chat_template_kwargs")]
         self.large |= sum(len(one or "") for one in given) > _LARGE
-        if not check_tool_choice(text(request, "tool_choice")):
+        choice = read_tool_choice(text(request, "tool_choice"))
+        if choice.kind == "none":
             given[2] = None
         shown = not flag(request, "exclude_input_in_output", True)
         chat = prompt.build_prompt(
@@ -88,14 +91,20 @@ class TritonPythonModel:
             limit=self.limit,
         )
         parallel = flag(request, "parallel_tool_calls", True)
-        options = self.formats.options(chat.text if given[1] is not None else None, names_of(given[2]), parallel)
+        prompted = chat.text if given[1] is not None else None
+        functions = functions_of(given[2])
+        names = None if given[2] is None else names_of(functions)
+        options = self.formats.options(prompted, names, parallel)
+        guide = self.guides.make(prompted, functions, choice, parallel, given_guide(request))
         texts(request, "stop_words")  # the engine matches them; here they are only held to be text
         bad_words = encode_bad_words(self.tokenizer, texts(request, "bad_words"))
         bias = text(request, "logit_bias")
         bias_ids, bias_values = ([], []) if bias is None else prompt.parse_logit_bias(bias)
         if self.log.requests:
             count, ms = len(chat.token_ids), (time.perf_counter() - began) * 1000
-            fields = {"prompt_tokens": count, "duration_ms": round(ms, 3)}
+            fields: dict[str, Any] = {"prompt_tokens": count, "duration_ms": round(ms, 3)}
+            if guide.type:
+                fields |= {"guide": guide.type, "guide_bytes": len(guide.text)}
             self.log.request(
                 f"{count} tokens in {ms:.1f} ms", request.request_id(), fields, {"prompt": chat.text or chat.token_ids}
             )
@@ -108,6 +117,8 @@ class TritonPythonModel:
             pb_utils.Tensor("logit_bias_values", np.array(bias_values, np.float32)),
             pb_utils.Tensor("strip_leading_space", np.array([chat.strip_leading_space])),
             pb_utils.Tensor("parsing_options", np.array([options.encode()], np.object_)),
+            pb_utils.Tensor("guided_decoding_guide_type", np.array([guide.type.encode()], np.object_)),
+            pb_utils.Tensor("guided_decoding_guide", np.array([guide.text.encode()], np.object_)),
             pb_utils.Tensor("echo", np.array([echo.encode()], np.object_)),
             *self._described(wanted, chat.token_ids),
         ]
@@ -143,6 +154,16 @@ def text(request: Any, name: str) -> str | None:
     if len(values) > 1:
         raise PromptError(name, f"{len(values)} elements", "send one")
     return values[0] if values else None
+
+
+def given_guide(request: Any) -> Guide:
+    """The caller's. What is wrong with it, the engine says."""
+    return Guide(text(request, "guided_decoding_guide_type") or "", text(request, "guided_decoding_guide") or "")
+
+
+def special_tokens(tokenizer: Any) -> dict[str, int]:
+    """The ids of tokens that are no part of a text, as convert's token table has them."""
+    return {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
 def ids(request: Any, name: str) -> list[int] | None:

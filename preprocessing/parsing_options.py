@@ -1,4 +1,5 @@
-"""How the answer to a request is parsed: what preprocessing tells the Triton model `parsing`, by way of the engine.
+"""What is to be known of an answer's calls and reasoning: how they are parsed, which preprocessing tells the Triton
+model `parsing` by way of the engine.
 
 The formats are those of the chat template, or what the settings name. charonia convert puts the package `answers`
 beside this file.
@@ -20,7 +21,6 @@ from answers.formats import (
     find_reasoning_format,
     is_open,
 )
-from prompt_ids import PromptError, show
 
 CALLS_VARIABLE = "CHARONIA_TOOL_CALL_PARSER"
 REASONING_VARIABLE = "CHARONIA_REASONING_PARSER"
@@ -61,19 +61,3 @@ def _chosen(environment: Mapping[str, str], variable: str, formats: Mapping[str,
     if name != "none" and name not in formats:
         raise ValueError(f"{variable}={name!r}: expected auto, none, {', '.join(formats)}")
     return formats.get(name)
-
-
-def check_tool_choice(choice: str | None) -> bool:
-    """Whether the answer may call tools."""
-    if choice not in (None, "auto", "none"):
-        raise PromptError("tool_choice", f"{show(choice)} is not supported", 'send "auto" or "none"')
-    return choice != "none"
-
-
-def names_of(tools: str | None) -> list[str] | None:
-    """The functions of checked tools."""
-    if tools is None:
-        return None
-    functions = [tool.get("function", tool) for tool in json.loads(tools)]
-    names = [function.get("name") for function in functions if isinstance(function, dict)]
-    return [name for name in names if isinstance(name, str)]

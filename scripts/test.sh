@@ -44,7 +44,7 @@ mypy_all() {
   mypy charonia scripts/gpu_check client/charonia_client gateway/charonia_gateway postprocessing/detokenize.py \
     model_repository/model_log.py &&
     MYPYPATH=charonia/text mypy preprocessing/prompt.py preprocessing/context_length.py \
-      preprocessing/parsing_options.py &&
+      preprocessing/parsing_options.py preprocessing/answer_guide.py &&
     MYPYPATH=charonia/text:postprocessing mypy parsing/parse.py &&
     mypy -p definitions --python-version 3.11 &&
     mypy -p monitoring.dashboards --python-version 3.11 &&

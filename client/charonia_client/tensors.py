@@ -57,7 +57,7 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
     message = pb.ModelInferRequest(model_name=model, id=request_id)
     _prompt(message, request)
     if request.tool_choice is not None:
-        _texts(message, "tool_choice", [request.tool_choice.encode()])
+        _texts(message, "tool_choice", [request.tool_choice_text()])
     if request.parallel_tool_calls is not None:
         _numbers(message, "parallel_tool_calls", "BOOL", [request.parallel_tool_calls])
     for field, (name, datatype) in SCALARS.items():

@@ -70,11 +70,13 @@ async def converse(
     """Answers `history` and runs the tools that the model calls, until it calls none, or `max_rounds` answers are made.
 
     Yields the parts of each answer and the results of its calls. `history` gets the messages of what happens: each
-    answer, once it has ended, and the results of its calls. request: everything but messages and tools, streamed.
-    request_id: makes the id of each round's request. Raises the client's errors.
+    answer, once it has ended, and the results of its calls. request: everything but messages and tools, streamed; its
+    tool_choice is for the first answer alone, so that a call which is forced is answered in the end. request_id: makes
+    the id of each round's request. Raises the client's errors.
     """
-    for _ in range(max_rounds):
-        asked = replace(request, messages=history, tools=tools.described, parsed=True)
+    for number in range(max_rounds):
+        choice = request.tool_choice if number == 0 or request.tool_choice == "none" else None
+        asked = replace(request, messages=history, tools=tools.described, tool_choice=choice, parsed=True)
         content: list[str] = []
         calls: list[dict[str, Any]] = []
         ended: str | None = None

@@ -54,8 +54,9 @@ class GenerateRequest(ScalarFields, _Chat):
     prompt_token_ids: Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None  # chat messages, {"role": ..., "content": ...}
     tools: Sequence[Mapping[str, Any]] | None = None
-    tool_choice: str | None = None  # "auto" or "none"
-    parallel_tool_calls: bool | None = None  # False: calls after the first are left out
+    # "auto", "none", "required", or {"type": "function", "function": {"name": ...}}
+    tool_choice: str | Mapping[str, Any] | None = None
+    parallel_tool_calls: bool | None = None  # False: one call at most
     chat_template_kwargs: Mapping[str, Any] | None = None  # variables of the chat template, such as enable_thinking
     # True: the answer's text comes as content, reasoning and tool_calls, too.
     parsed: Literal[True] | None = None
@@ -77,6 +78,10 @@ class GenerateRequest(ScalarFields, _Chat):
         _check_prompt(self.text, self.prompt_token_ids, self.messages)
         if (self.interactive or self.end_session) and not self.session_id:
             raise ValueError("interactive and end_session need a session_id")
+
+    def tool_choice_text(self) -> bytes:
+        choice = self.tool_choice
+        return (choice if isinstance(choice, str) else json.dumps(choice, ensure_ascii=False)).encode()
 
     def logit_bias_json(self) -> bytes:
         return json.dumps({str(token): bias for token, bias in (self.logit_bias or {}).items()}).encode()

@@ -68,6 +68,67 @@ class GuideCompilerTest : public ::testing::Test {
   const GuideCompiler compiler_{table_, static_cast<int>(tokens_.size()) + 5, {kEnd}};
 };
 
+// Special tokens are in a text where a tag names them, by name or by id, and nowhere else.
+TEST(GuideCompiler, SpecialTokensComeWhereATagNamesThem) {
+  constexpr TokenId kCall = 1, kOther = 2, kA = 3, kNameless = 4;
+  const text::TokenTable table({"</s>", "[CALL]", "[OTHER]", "a", ""}, {1, 1, 1, 0, 1}, true);
+  const GuideCompiler compiler(table, 6, {kEnd});
+  const auto allowed = [&](const std::string& format, const std::vector<TokenId>& output, const std::string& more = "",
+                           bool after_space = false) {
+    const auto guide = Guide{GuideType::structural_tag, R"({"format": )" + format + more + "}"};
+    const auto provider = compiler.compile(guide, after_space)->provider({kEnd});
+    std::vector<std::uint32_t> mask(1);
+    provider->fill(output, mask);
+    std::vector<TokenId> out;
+    for (TokenId id = 0; id < 6; ++id) {
+      if ((mask[0] >> id & 1) != 0) out.push_back(id);
+    }
+    return out;
+  };
+  using Ids = std::vector<TokenId>;
+  const std::string call = R"({"type": "token", "token": "[CALL]"})";
+  for (const std::string text : {R"({"type": "any_text"})", R"({"type": "any_text", "excludes": ["x"]})",
+                                 R"({"type": "any_tokens", "exclude_tokens": ["[OTHER]"]})"}) {
+    EXPECT_EQ(allowed(text, {}), (Ids{kEnd, kA})) << text;
+    const auto sequence = R"({"type": "sequence", "elements": [)" + text + ", " + call + "]}";
+    EXPECT_EQ(allowed(sequence, {kA}), (Ids{kCall, kA})) << text;
+    EXPECT_EQ(allowed(sequence, {kA, kCall}), Ids{kEnd}) << text;
+  }
+  EXPECT_EQ(allowed(R"({"type": "token", "token": 2})", {}), Ids{kOther});
+  EXPECT_EQ(allowed(R"({"type": "token_triggered_tags", "trigger_tokens": ["[OTHER]"], "tags": [{"begin":
+    {"type": "token", "token": "[OTHER]"}, "content": {"type": "const_string", "value": "a"}, "end": ""}]})",
+                    {kA}),
+            (Ids{kEnd, kOther, kA}));
+  // The end of an answer is where a tag may end.
+  EXPECT_EQ(allowed(R"({"type": "tag", "begin": "a", "content": {"type": "const_string", "value": ""}, "end":
+    {"type": "token", "token": "</s>"}})",
+                    {kA}),
+            Ids{kEnd});
+  EXPECT_EQ(allowed(call, {}, R"(, "space": "free")", true), Ids{kCall});
+  EXPECT_THROW(allowed(R"({"type": "token", "token": "[NONE]"})", {}), Error);
+  EXPECT_NE(allowed(R"({"type": "any_text"})", {}), Ids{kNameless});
+}
+
+TEST(GuideCompiler, ErrorsSayWhatATagCallsItsParts) {
+  const text::TokenTable table({"</s>", "a"}, {1, 0}, true);
+  const GuideCompiler compiler(table, 2, {kEnd});
+  const auto refused = [&](const std::string& tag) -> std::string {
+    try {
+      compiler.compile({GuideType::structural_tag, tag}, false);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return {};
+  };
+  const std::string schema = R"("json_schema": {"not": {}}})";
+  EXPECT_TRUE(refused(R"({"called": "tools", "format": {"type": "json_schema", )" + schema + "}")
+                  .starts_with("tools: in the structural tag, at /format/json_schema: the JSON schema, at /not: "));
+  EXPECT_TRUE(refused(R"({"called": "tools", "format": {"type": "json_schema", "name": "f", )" + schema + "}")
+                  .starts_with("f: the JSON schema, at /not: "));
+  EXPECT_TRUE(refused(R"({"called": "tools", "format": 1})").starts_with("tools: the structural tag: "));
+  EXPECT_TRUE(refused(R"({"format": 1})").starts_with("guided_decoding_guide: the structural tag: "));
+}
+
 TEST_F(GuideCompilerTest, EveryTypeAllowsItsTextsAndNoOthers) {
   EXPECT_TRUE(accepts(GuideType::json, "", R"({"a": [1, {"b": null}]})"));
   EXPECT_FALSE(accepts(GuideType::json, "", "[1]"));

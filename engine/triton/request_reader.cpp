@@ -106,11 +106,14 @@ std::string read_session_id(const Inputs& inputs) {
   return std::move(id);
 }
 
+// In an ensemble preprocessing gives both with every request: empty texts where there is no guide.
 std::optional<Guide> read_guide(const Inputs& inputs) {
   auto type = inputs.strings("guided_decoding_guide_type", 1);
   auto guide = inputs.strings("guided_decoding_guide", 1);
-  if (!type || type->empty()) {
-    if (guide && !guide->empty()) reject("guided_decoding_guide needs guided_decoding_guide_type beside it");
+  if (!type || type->empty() || type->front().empty()) {
+    if (guide && !guide->empty() && !guide->front().empty()) {
+      reject("guided_decoding_guide needs guided_decoding_guide_type beside it");
+    }
     return std::nullopt;
   }
   return Guide{guide_type(type->front()), guide && !guide->empty() ? std::move(guide->front()) : std::string()};

@@ -12,12 +12,14 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import jsonschema
 import openai
+import pydantic
 import pytest
 import tritonclient.grpc.aio as triton
-from charonia_client import BadRequest, Client, GenerateRequest, GenerateResponse
+from charonia_client import BadRequest, Client, GenerateRequest, GenerateResponse, Guide
 from charonia_client.tools import ToolResult, Tools, converse
 from openai.types.chat import ChatCompletion
 from stack import HANG_S, Stack, running
@@ -42,17 +44,41 @@ TEMPLATE = (
     "{% for message in messages %}{% for call in message.tool_calls or [] %}"
     "call:{{ call.function.name }}={{ call.function.arguments.city }}{% endfor %}{{ message.content }}{% endfor %}"
     "{% if enable_thinking %}<think>\n<|text3|>{% endif %}"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
 )
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
     for name in ("get_weather", "add")
 ]
+# Arguments of a bounded length: whatever a model likes, a call of it ends.
+CONFIRM: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "confirm",
+        "parameters": {
+            "type": "object",
+            "properties": {"sure": {"type": "boolean"}, "by": {"type": "string", "enum": ["mail", "phone"]}},
+            "required": ["sure", "by"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    },
+}
 PROGRAM = Path(sys.executable).parent / "triton_client"
+AT_ONCE = {"chat_template_kwargs": {"enable_thinking": False}}
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 300}
 
 
 def says(index: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"<|text{index}|>"}]
+
+
+def named(function: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": function}}
+
+
+def check_confirmed(arguments: dict[str, Any]) -> None:
+    jsonschema.validate(arguments, CONFIRM["function"]["parameters"])
 
 
 @pytest.fixture(scope="module")
@@ -168,9 +194,79 @@ async def test_variables_reach_the_template_and_may_begin_the_reasoning(client: 
 
 
 async def test_a_choice_that_cannot_be_made_is_refused(client: Client) -> None:
-    with pytest.raises(BadRequest, match='tool_choice: "required" is not supported; send "auto" or "none"'):
-        request = GenerateRequest(messages=says(0), tools=TOOLS, tool_choice="required", stream=False, **GREEDY)
-        await client.complete(request)
+    for tools, choice, says_why in (
+        (TOOLS, "any", 'tool_choice: "any" is not supported; send "auto", "none", "required" or'),
+        (TOOLS, {"type": "function", "function": {"name": "other"}}, 'tool_choice: "other" is not among tools'),
+        (None, "required", 'tool_choice: "required" without tools; send tools'),
+    ):
+        with pytest.raises(BadRequest, match=re.escape(says_why)):
+            await client.complete(
+                GenerateRequest(messages=says(0), tools=tools, tool_choice=choice, stream=False, **GREEDY)
+            )
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_call_is_forced_over_grpc(client: Client, stream: bool) -> None:
+    for choice, more in (("required", {"parallel_tool_calls": False}), (named("confirm"), {})):
+        request = GenerateRequest(
+            messages=says(1),
+            tools=[CONFIRM],
+            tool_choice=choice,
+            parsed=True,
+            stream=stream,
+            **more,
+            **AT_ONCE,
+            **GREEDY,
+        )
+        async with aclosing(client.generate(request)) as answer:
+            parts = [part async for part in answer]
+        content, reasoning, ((name, arguments),) = joined(parts)
+        assert (content, reasoning, name, parts[-1].finish_reason) == ("", "", "confirm", "stop")
+        check_confirmed(arguments)
+
+
+async def test_tritons_own_client_forces_calls(caller: Stack) -> None:
+    async with triton.InferenceServerClient(caller.grpc) as server:
+        for choice in ("required", json.dumps(named("confirm"))):
+            fields = {"messages": json.dumps(says(1)), "tools": json.dumps([CONFIRM]), "tool_choice": choice, **GREEDY}
+            fields["chat_template_kwargs"] = json.dumps(AT_ONCE["chat_template_kwargs"])
+            (response,) = await collect(server, {**fields, "parallel_tool_calls": False})
+            (call,) = json.loads(response.tensors["tool_calls"][0])
+            assert (call["name"], call["complete"]) == ("confirm", True)
+            check_confirmed(json.loads(call["arguments"]))
+
+
+async def test_a_strict_function_gets_what_its_schema_says_and_nothing_is_called_where_the_model_calls_none(
+    client: Client,
+) -> None:
+    strict = {**TOOLS[0]["function"], "parameters": CONFIRM["function"]["parameters"], "strict": True}
+    tools = [{"type": "function", "function": strict}]
+    request = GenerateRequest(messages=says(1), tools=tools, parsed=True, stream=False, **GREEDY)
+    assert joined([await client.complete(request)]) == (TEXTS[1], "", [])
+    request = GenerateRequest(messages=says(0), tools=tools, parallel_tool_calls=False, parsed=True, **GREEDY)
+    async with aclosing(client.generate(request)) as answer:
+        content, reasoning, ((name, arguments),) = joined([part async for part in answer])
+    assert (content, reasoning, name) == (CONTENT, REASONING, "get_weather")
+    check_confirmed(arguments)
+
+
+async def test_what_follows_reasoning_is_what_was_asked_for(client: Client) -> None:
+    guide = Guide("json_schema", json.dumps(CONFIRM["function"]["parameters"]))
+    request = GenerateRequest(messages=says(0), guide=guide, parsed=True, stream=False, **GREEDY)
+    part = await client.complete(request)
+    assert (part.reasoning, part.finish_reason) == (REASONING, "stop")
+    check_confirmed(json.loads(part.content))
+    assert part.text.startswith("<think>")
+
+
+async def test_a_schema_that_is_not_supported_names_the_function(client: Client) -> None:
+    function = {"name": "f", "strict": True, "parameters": {"properties": {"a": {"not": {}}}}}
+    request = GenerateRequest(messages=says(0), tools=[{"type": "function", "function": function}], **GREEDY)
+    with pytest.raises(
+        BadRequest, match=r'^tools: the parameters of function "f": the JSON schema, at /properties/a/not'
+    ):
+        async with aclosing(client.generate(request)) as answer:
+            _ = [part async for part in answer]
 
 
 async def test_preprocessing_says_what_the_model_writes(caller: Stack) -> None:
@@ -329,9 +425,10 @@ async def test_a_loop_with_a_tool(api: openai.AsyncOpenAI) -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "strict"),
+        ({"tool_choice": "any"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice needs tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "strict"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
@@ -340,3 +437,49 @@ async def test_a_loop_with_a_tool(api: openai.AsyncOpenAI) -> None:
 async def test_what_is_not_supported_is_refused(api: openai.AsyncOpenAI, fields: dict[str, Any], named: str) -> None:
     with pytest.raises(openai.BadRequestError, match=named):
         await ask(api, 1, **{"tools": TOOLS, **fields})
+
+
+class confirm(pydantic.BaseModel):
+    """The function's name."""
+
+    sure: bool
+    by: Literal["mail", "phone"]
+
+
+@pytest.mark.parametrize("choice", ["required", named("confirm")])
+async def test_openais_client_parses_the_arguments_of_a_forced_call(api: openai.AsyncOpenAI, choice: Any) -> None:
+    tool = openai.pydantic_function_tool(confirm)
+    fields: dict[str, Any] = {"model": "caller", "messages": says(1), "tools": [tool], "tool_choice": choice}
+    fields |= {"parallel_tool_calls": False, "extra_body": AT_ONCE, **GREEDY}
+    answer = (await api.chat.completions.parse(**fields)).choices[0]
+    async with api.chat.completions.stream(**fields) as stream:
+        streamed = (await stream.get_final_completion()).choices[0]
+    for one in (answer, streamed):
+        assert one.message.tool_calls is not None and not one.message.content
+        (call,) = one.message.tool_calls
+        assert isinstance(call.function.parsed_arguments, confirm)
+        assert one.finish_reason == ("tool_calls" if choice == "required" else "stop")
+
+
+async def test_response_format_beside_tools_is_for_answers_without_calls(api: openai.AsyncOpenAI) -> None:
+    schema = CONFIRM["function"]["parameters"]
+    response_format = {"type": "json_schema", "json_schema": {"name": "c", "schema": schema, "strict": True}}
+    (choice,) = (await ask(api, 0, tools=TOOLS, response_format=response_format)).choices
+    if choice.message.tool_calls is None:
+        check_confirmed(json.loads(choice.message.content or ""))
+    (choice,) = (await ask(api, 0, tools=TOOLS, response_format=response_format, tool_choice="none")).choices
+    check_confirmed(json.loads(choice.message.content or ""))
+    assert choice.message.model_extra is not None and choice.message.model_extra["reasoning_content"] == REASONING
+    wrong = {"type": "json_schema", "json_schema": {"name": "c", "schema": {"not": {}}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await ask(api, 0, response_format=wrong)
+    assert caught.value.param == "response_format" and "at /not" in caught.value.message
+
+
+async def test_a_strict_schema_that_is_not_supported_is_refused(api: openai.AsyncOpenAI) -> None:
+    function = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await ask(api, 1, tools=[{"type": "function", "function": function}])
+    assert (
+        caught.value.param == "tools" and 'function "f": the JSON schema, at /properties/a/not' in caught.value.message
+    )

@@ -111,7 +111,9 @@ def byte_fallback_vocabulary() -> Vocabulary:
     return Vocabulary(["<unk>", "▁", *byte_tokens, *pieces], chains)
 
 
-def build_tokenizer(kind: TokenizerKind, vocabulary: Vocabulary) -> Tokenizer:
+def build_tokenizer(
+    kind: TokenizerKind, vocabulary: Vocabulary, special: Sequence[str] = (), added: Sequence[str] = ()
+) -> Tokenizer:
     vocab = {token: index for index, token in enumerate(vocabulary.tokens)}
     if kind == "byte_level":
         tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
@@ -123,8 +125,9 @@ def build_tokenizer(kind: TokenizerKind, vocabulary: Vocabulary) -> Tokenizer:
         tokenizer.decoder = decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         )
-    names = [EOS, *(start_token(index) for index in range(len(vocabulary.chains)))]
+    names = [EOS, *(start_token(index) for index in range(len(vocabulary.chains))), *special]
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in added])
     return tokenizer
 
 
@@ -150,11 +153,14 @@ def write_model(
     ends: bool = True,
     texts: Sequence[str] = TEXTS,
     chat_template: str = CHAT_TEMPLATE,
+    special: Sequence[str] = (),
+    added: Sequence[str] = (),
 ) -> None:
     """A Hugging Face folder of a Llama in fp32 with one of the two tokenizers. ends: its answers end at EOS. texts: a
-    parrot's answers; others than TEXTS with byte-level tokens alone."""
+    parrot's answers; others than TEXTS with byte-level tokens alone. special, added: more tokens, that are no part of a
+    text, and that are."""
     vocabulary = byte_level_vocabulary(texts) if kind == "byte_level" else byte_fallback_vocabulary()
-    tokenizer = build_tokenizer(kind, vocabulary)
+    tokenizer = build_tokenizer(kind, vocabulary, special, added)
     vocab_size = tokenizer.get_vocab_size()
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],

@@ -6,7 +6,9 @@ import json
 from typing import Any, Literal
 
 import pytest
-from charonia_client.tools import Tools
+from charonia_client import Client, GenerateRequest, GenerateResponse
+from charonia_client.tools import Tools, converse
+from charonia_client.types import ToolCallDelta
 
 
 def weather(city: str, days: int = 1, unit: Literal["C", "F"] = "C", places: list[str] | None = None) -> dict[str, Any]:
@@ -67,3 +69,22 @@ async def test_a_call_runs_the_function_with_its_arguments() -> None:
 )
 async def test_what_goes_wrong_is_told_to_the_model(name: str, arguments: str, text: str) -> None:
     assert (await Tools([weather, fail]).call("1", name, arguments)).text.startswith(text)
+
+
+async def test_a_call_is_forced_in_the_first_answer_alone() -> None:
+    """Otherwise the model would call for ever."""
+
+    class Recorded(Client):
+        def __init__(self) -> None:
+            self.choices: list[Any] = []
+
+        async def generate(self, request: GenerateRequest, **_: Any) -> Any:
+            self.choices.append(request.tool_choice)
+            calls = [ToolCallDelta(0, "1", "weather", '{"city": "Paris"}', True)] if len(self.choices) < 3 else []
+            yield GenerateResponse("", finish_reason="stop", tool_calls=calls)
+
+    for choice, seen in (("required", ["required", None, None]), ("none", ["none"] * 3), (None, [None] * 3)):
+        client = Recorded()
+        request = GenerateRequest(messages=[], tool_choice=choice)
+        _ = [item async for item in converse(client, request, Tools([weather]), [{"role": "user", "content": "x"}])]
+        assert client.choices == seen

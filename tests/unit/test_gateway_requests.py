@@ -32,6 +32,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 USER = [{"role": "user", "content": "hi"}]
+FUNCTION = {"type": "function", "function": {"name": "f"}}
 
 
 def chat(**fields: object) -> ChatRequest:
@@ -211,6 +212,21 @@ def test_a_tool_call_in_the_history_reaches_the_template() -> None:
     assert chat(tools=[tool], parallel_tool_calls=False).engine_request().parallel_tool_calls is False
 
 
+@pytest.mark.parametrize(
+    ("choice", "sent"),
+    [
+        (None, None),
+        ("auto", None),
+        ("required", "required"),
+        ({"type": "function", "function": {"name": "f"}}, {"type": "function", "function": {"name": "f"}}),
+    ],
+)
+def test_a_forced_call_reaches_the_engine(choice: Any, sent: Any) -> None:
+    strict = {"type": "function", "function": {"name": "f", "strict": True}}
+    body = chat(tools=[strict], tool_choice=choice)
+    assert (body.engine_request().tool_choice, body.names_function) == (sent, isinstance(choice, dict))
+
+
 def test_only_answers_that_may_hold_more_than_text_are_parsed() -> None:
     assert chat().engine_request().parsed is None
     assert chat().engine_request(reasons=True).parsed is True
@@ -292,7 +308,13 @@ def test_a_body_has_no_more_values_than_its_lists_may_have(fields: dict[str, obj
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs = true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream = true only"),
-        ({"tool_choice": "required"}, "tool_choice", "cannot be forced"),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tool_choice": "any", "tools": [FUNCTION]}, "tool_choice", 'send "auto", "none", "required" or'),
+        ({"tool_choice": {"type": "function"}, "tools": [FUNCTION]}, "tool_choice", 'send "auto"'),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]}, "tools", "true or false"),
+        ({"functions": []}, "functions", "the older form of tools: send those"),
+        ({"function_call": "auto"}, "function_call", "the older form of tool_choice"),
+        ({"audio": {}}, "audio", "answers are text"),
         ({"response_format": {"type": "yaml"}}, "response_format.type", "'json_schema'"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "needs it"),
         ({"response_format": {"type": "text", "json_schema": {"name": "a"}}}, "response_format", "belongs to"),

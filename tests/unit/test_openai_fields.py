@@ -28,10 +28,8 @@ ROUTES: dict[str, tuple[type[ChatRequest] | type[CompletionRequest] | type[Respo
 REFUSED: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-        {"tool_choice": "required"},
-        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
         {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
-        {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
         {"functions": [{"name": "f"}]},
         {"function_call": "auto"},
         {"modalities": ["text", "audio"]},

@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # A workspace has these beside each other.
 sys.path += [str(ROOT / folder) for folder in ("charonia/text", "postprocessing", "preprocessing", "parsing")]
 
+import answer_guide  # noqa: E402
 import parse  # noqa: E402
 import parsing_options  # noqa: E402
 from answers.formats import CALL_FORMATS, REASONING_FORMATS  # noqa: E402
 from detokenize import TokenTable  # noqa: E402
-from prompt_ids import PromptError  # noqa: E402
 
 HERMES = "<tool_call>{{ tools }}"
 
@@ -165,11 +165,4 @@ def test_names_go_along_only_where_they_decide() -> None:
     assert json.loads(options('<|start_header_id|>"parameters"', names=["f"]))["names"] == ["f"]
     assert json.loads(options(HERMES, names=["f"]))["names"] == []
     tools = [{"type": "function", "function": {"name": "f"}}, {"name": "g"}, {"function": 3}]
-    assert parsing_options.names_of(json.dumps(tools)) == ["f", "g"]
-
-
-def test_a_tool_choice_that_is_not_supported_is_refused() -> None:
-    assert parsing_options.check_tool_choice(None) and parsing_options.check_tool_choice("auto")
-    assert not parsing_options.check_tool_choice("none")
-    with pytest.raises(PromptError, match='tool_choice: "required" is not supported'):
-        parsing_options.check_tool_choice("required")
+    assert answer_guide.names_of(answer_guide.functions_of(json.dumps(tools))) == ["f", "g"]

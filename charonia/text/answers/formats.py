@@ -1,7 +1,7 @@
 """How models write calls of tools and reasoning: one description per format.
 
-The parser reads by a description, and whoever forces calls (a structural tag of a grammar) writes by it:
-`CallFormat.frame` has the text around a call's arguments. Markup is given as the model's vocabulary spells it.
+The parser reads by a description, and the grammar of forced calls (`tags`) is made of it: `CallFormat.frame` has the
+text around a call's arguments. Markup is given as the model's vocabulary spells it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ Syntax = Literal["json", "named", "gemma"]
 @dataclass(frozen=True)
 class Frame:
     """The text of calls is `opening`, the calls with `separator` between them, and `closing`. Each call is `before`,
-    the arguments and `after`."""
+    `name`, `middle`, the arguments and `after`. There is no markup in `name`, whatever it spells."""
 
     opening: str
     before: str
+    name: str
+    middle: str
     after: str
     separator: str
     closing: str
@@ -62,17 +64,20 @@ class CallFormat:
         marks = (*self.begin, self.end, self.quote, self.arguments_mark, self.id_mark)
         return tuple(mark for mark in marks if mark)
 
-    def frame(self, name: str) -> Frame:
-        """How a call of `name` is written."""
-        begin = "" if self.bare else self.begin[0]
+    def frame(self, name: str, begin: str | None = None) -> Frame:
+        """How a call of `name` is written. begin: in place of the first of `begin`."""
+        if begin is None:
+            begin = "" if self.bare else self.begin[0]
         if self.syntax == "named":
-            return Frame("", f"{begin}{name}{self.arguments_mark}", self.end, self.separator, "")
+            return Frame("", begin, name, self.arguments_mark, self.end, self.separator, "")
         if self.syntax == "gemma":
-            return Frame("", f"{begin}call:{name}", self.end, self.separator, "")
-        before = f'{{"name": {json.dumps(name, ensure_ascii=False)}, {json.dumps(self.keys[0])}: '
+            return Frame("", f"{begin}call:", name, "", self.end, self.separator, "")
+        shown = json.dumps(name, ensure_ascii=False)
+        before, middle = '{"name": ', f", {json.dumps(self.keys[0])}: "
         if self.in_list:
-            return Frame(f"{begin}[", before, "}", ", ", f"]{self.end}")
-        return Frame("", f"{begin}{self.padding}{before}", f"}}{self.padding}{self.end}", self.separator, "")
+            return Frame(f"{begin}[", before, shown, middle, "}", ", ", f"]{self.end}")
+        before, after = f"{begin}{self.padding}{before}", f"}}{self.padding}{self.end}"
+        return Frame("", before, shown, middle, after, self.separator, "")
 
     def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """Calls (name, arguments) as the model writes them."""
@@ -82,7 +87,7 @@ class CallFormat:
             shown = (
                 _gemma(arguments, self.quote) if self.syntax == "gemma" else json.dumps(arguments, ensure_ascii=False)
             )
-            texts.append(f"{frame.before}{shown}{frame.after}")
+            texts.append(f"{frame.before}{frame.name}{frame.middle}{shown}{frame.after}")
         frame = self.frame("")
         return f"{frame.opening}{frame.separator.join(texts)}{frame.closing}"
 
@@ -198,3 +203,8 @@ def find_reasoning_format(template: str) -> ReasoningFormat | None:
 def is_open(prompt: str, reasoning: ReasoningFormat) -> bool:
     """Whether a prompt ends with the beginning of reasoning, so that the answer goes on with it."""
     return prompt.rstrip().endswith(reasoning.begin)
+
+
+def is_closed(prompt: str, reasoning: ReasoningFormat) -> bool:
+    """Whether a prompt ends with the end of reasoning, so that the answer has none."""
+    return prompt.rstrip().endswith(reasoning.end)

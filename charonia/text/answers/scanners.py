@@ -13,7 +13,7 @@ import re
 from typing import Protocol
 
 MAX_DEPTH = 200  # of lists and objects; as preprocessing takes it of requests
-_MAX_WORD = 256  # characters of a key or a number that Gemma writes without quotes
+MAX_WORD = 256  # characters of a key or a number that Gemma writes without quotes
 
 # Surrogates stand for special tokens, which no argument contains.
 _PLAIN = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
@@ -173,8 +173,8 @@ class JsonScanner:
         self._expects = "more"
 
 
-_GEMMA_WORD = re.compile(r"[^:,{}\[\]\s\"<\ud800-\udfff]+")
-_GEMMA_VALUE = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null")
+GEMMA_WORD = re.compile(r"[^:,{}\[\]\s\"<\ud800-\udfff]+")
+GEMMA_VALUE = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null")
 
 
 class GemmaScanner:
@@ -270,18 +270,18 @@ class GemmaScanner:
         return at + len(self._quote)
 
     def _in_word(self, text: str, at: int) -> int:
-        word = _GEMMA_WORD.match(text, at)
-        end = min(word.end(), at + _MAX_WORD + 1 - len(self._word)) if word else at
+        word = GEMMA_WORD.match(text, at)
+        end = min(word.end(), at + MAX_WORD + 1 - len(self._word)) if word else at
         self._word += text[at:end]
-        self.broken = word is None or len(self._word) > _MAX_WORD
+        self.broken = word is None or len(self._word) > MAX_WORD
         return end
 
     def _in_value(self, text: str, at: int, out: list[str]) -> int:
         char = text[at]
         if self._word:
-            if _GEMMA_WORD.match(text, at):
+            if GEMMA_WORD.match(text, at):
                 return self._in_word(text, at)
-            self.broken = not _GEMMA_VALUE.fullmatch(self._word)
+            self.broken = not GEMMA_VALUE.fullmatch(self._word)
             if not self.broken:
                 out.append(self._word)
                 self._word, self._expects = "", "more"

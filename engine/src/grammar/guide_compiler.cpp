@@ -16,6 +16,7 @@
 #include "charonia/error.h"
 #include "grammar/expression.h"
 #include "grammar/schema.h"
+#include "grammar/special_tokens.h"
 #include "grammar/xgrammar_messages.h"
 
 namespace charonia::grammar {
@@ -76,7 +77,13 @@ xgrammar::Grammar of_choices(const std::string& text) {
   return xgrammar::Grammar::FromEBNF(ebnf);
 }
 
-// Checks the schemas, regular expressions and grammars inside.
+// An error that names what it is of.
+struct NamedError : Error {
+  using Error::Error;
+};
+
+// Checks the schemas, regular expressions and grammars inside. What has a schema may have a `name`, by which errors call
+// it.
 void check_parts(Json& part, const std::string& path) {
   if (part.is_object()) {
     for (auto& [key, value] : part.items()) {
@@ -85,6 +92,9 @@ void check_parts(Json& part, const std::string& path) {
         try {
           value = Json::parse(checked_schema(value.dump()));
         } catch (const Error& error) {
+          if (part.contains("name") && part["name"].is_string()) {
+            throw NamedError(error.code(), cat(part["name"].get<std::string>(), ": ", error.what()));
+          }
           throw Error(error.code(), cat("in the structural tag, at ", at, ": ", error.what()));
         }
       } else if ((key == "pattern" || key == "grammar") && value.is_string()) {
@@ -114,12 +124,14 @@ Json of_structures(const Json& old) {
           {"format", {{"type", "triggered_tags"}, {"triggers", old["triggers"]}, {"tags", tags}}}};
 }
 
-xgrammar::Grammar of_structural_tag(const std::string& text, const xgrammar::TokenizerInfo& tokens) {
+xgrammar::Grammar of_structural_tag(const std::string& text, const xgrammar::TokenizerInfo& tokens,
+                                    const SpecialTokens& special) {
   check_nesting(text, "the structural tag");
   auto tag = Json::parse(text, nullptr, false);
   if (!tag.is_object()) refuse("the structural tag", "a JSON object is expected");
   if (tag.contains("structures") && tag["structures"].is_array() && tag.contains("triggers")) tag = of_structures(tag);
   check_parts(tag, "");
+  special.name_by_id(tag);
   auto grammar = xgrammar::Grammar::FromStructuralTag(tag.dump(), tokens);
   if (const auto* const error = std::get_if<xgrammar::StructuralTagError>(&grammar)) {
     std::visit([](const auto& one) { refuse("the structural tag", one.what()); }, *error);
@@ -127,7 +139,19 @@ xgrammar::Grammar of_structural_tag(const std::string& text, const xgrammar::Tok
   return std::get<xgrammar::Grammar>(std::move(grammar));
 }
 
-xgrammar::Grammar grammar_of(const Guide& guide, const xgrammar::TokenizerInfo& tokens) {
+// One space before the text, which the text stream drops. A structural tag whose text is parsed, where white space at
+// the beginning means nothing, says `"space": "free"`: it may begin with a special token, which a space need not precede.
+xgrammar::Grammar after_one_space(const Guide& guide, const xgrammar::Grammar& grammar) {
+  bool free = false;
+  if (guide.type == GuideType::structural_tag) {
+    const auto tag = Json::parse(guide.text, nullptr, false);
+    free = tag.is_object() && tag.contains("space") && tag["space"] == Json("free");
+  }
+  const auto* const space = free ? R"(root ::= " " | "")" : R"(root ::= " ")";
+  return xgrammar::Grammar::Concat({xgrammar::Grammar::FromEBNF(space), grammar});
+}
+
+xgrammar::Grammar grammar_of(const Guide& guide, const xgrammar::TokenizerInfo& tokens, const SpecialTokens& special) {
   switch (guide.type) {
     case GuideType::json:
       return of_schema(R"({"type": "object"})");
@@ -140,7 +164,7 @@ xgrammar::Grammar grammar_of(const Guide& guide, const xgrammar::TokenizerInfo& 
       check_expression(guide.text, "the grammar");
       return xgrammar::Grammar::FromEBNF(guide.text);
     case GuideType::structural_tag:
-      return of_structural_tag(guide.text, tokens);
+      return of_structural_tag(guide.text, tokens, special);
     case GuideType::choice:
       return of_choices(guide.text);
   }
@@ -207,12 +231,23 @@ class Compiled : public CompiledGuide {
 xgrammar::TokenizerInfo tokenizer_info(const text::TokenTable& table, int vocab_size,
                                        const std::vector<TokenId>& end_ids) {
   std::vector<std::string> tokens;
-  // Special tokens have no text: no grammar goes through them.
-  for (TokenId id = 0; id < std::min(vocab_size, table.size()); ++id) tokens.emplace_back(table.text_bytes(id));
+  for (TokenId id = 0; id < std::min(vocab_size, table.size()); ++id) {
+    tokens.push_back(table.is_special(id) ? SpecialTokens::spelled(table.raw_bytes(id))
+                                          : std::string(table.raw_bytes(id)));
+  }
   return xgrammar::TokenizerInfo(tokens, xgrammar::VocabType::RAW, vocab_size, end_ids);
 }
 
 }  // namespace
+
+std::string called(const Guide& guide) {
+  constexpr std::size_t kMaxRead = 8 << 20;
+  if (guide.type == GuideType::structural_tag && guide.text.size() <= kMaxRead) {
+    const auto tag = Json::parse(guide.text, nullptr, false);
+    if (tag.is_object() && tag.contains("called") && tag["called"].is_string()) return tag["called"].get<std::string>();
+  }
+  return "guided_decoding_guide";
+}
 
 // Called by xgrammar's compiler before each state of a grammar (CMakeLists.txt).
 void compile_step();
@@ -223,9 +258,12 @@ void compile_step() {
 class GuideCompiler::Impl {
  public:
   Impl(const text::TokenTable& table, int vocab_size, const std::vector<TokenId>& end_ids)
-      : tokens(tokenizer_info(table, vocab_size, end_ids)), compiler(tokens, 1, false) {}
+      : tokens(tokenizer_info(table, vocab_size, end_ids)),
+        special(table, vocab_size, end_ids),
+        compiler(tokens, 1, false) {}
 
   const xgrammar::TokenizerInfo tokens;
+  const SpecialTokens special;
   xgrammar::GrammarCompiler compiler;  // without a cache and threads: the engine has its own
 };
 
@@ -235,25 +273,31 @@ GuideCompiler::~GuideCompiler() = default;
 
 std::shared_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, bool after_space,
                                                             const std::function<bool()>& stopped) const {
-  const auto name = to_string(guide.type);
+  const auto refused = [&](std::string_view how, std::string_view why) {
+    throw NamedError(ErrorCode::invalid_argument,
+                     cat(called(guide), ": the guide (", to_string(guide.type), ") ", how, ": ", trim(why)));
+  };
   const Stoppable stoppable(stopped);
   const Messages messages;
   try {
-    auto grammar = grammar_of(guide, impl_->tokens);
-    if (after_space) grammar = xgrammar::Grammar::Concat({xgrammar::Grammar::FromEBNF("root ::= \" \""), grammar});
-    if (!messages.warning().empty()) refuse(cat("the guide (", name, ") is not supported"), messages.warning());
+    auto grammar = impl_->special.kept_apart(grammar_of(guide, impl_->tokens, impl_->special));
+    if (after_space) grammar = after_one_space(guide, grammar);
+    if (!messages.warning().empty()) refused("is not supported", messages.warning());
     auto compiled = impl_->compiler.CompileGrammar(grammar);
-    if (!messages.warning().empty()) refuse(cat("the guide (", name, ") is not supported"), messages.warning());
+    if (!messages.warning().empty()) refused("is not supported", messages.warning());
     return std::make_shared<Compiled>(std::move(compiled));
   } catch (const Stopped&) {
     return nullptr;
-  } catch (const Error&) {
+  } catch (const NamedError&) {
     throw;
+  } catch (const Error& error) {
+    throw Error(error.code(), cat(called(guide), ": ", error.what()));
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& error) {
-    refuse(cat("the guide (", name, ") cannot be compiled"), text_of(error));
+    refused("cannot be compiled", text_of(error));
   }
+  return nullptr;
 }
 
 }  // namespace charonia::grammar

@@ -23,6 +23,9 @@ class CompiledGuide {
   virtual std::unique_ptr<TokenMaskProvider> provider(const std::vector<TokenId>& end_ids) const = 0;
 };
 
+// What errors call a guide: guided_decoding_guide, or what a structural tag says as `called`.
+std::string called(const Guide& guide);
+
 class GuideCompiler {
  public:
   // end_ids: the model's. Takes some tenths of a second for a large vocabulary. `table` is not used afterwards.
@@ -33,7 +36,8 @@ class GuideCompiler {
 
   // after_space: one space comes before the text, which the text stream drops. stopped: asked again and again; once it
   // is true, the result is null. From any thread, several at a time. Throws Error(invalid_argument) where the guide is
-  // wrong, is not supported or is too much.
+  // wrong, is not supported or is too much; its text begins with what called() says, or with what a part of a structural
+  // tag is named.
   std::shared_ptr<const CompiledGuide> compile(const Guide& guide, bool after_space,
                                                const std::function<bool()>& stopped = {}) const;
 

@@ -128,11 +128,11 @@ bool GuideThread::compile(const Handle& handle) {
         compiler_->compile(grammar.guide_, grammar.after_space_, [&] { return grammar.overdue_ || given_up(); });
     if (!grammar.compiled_) {
       if (!grammar.overdue_) return false;
-      grammar.error_ = cat("guided_decoding_guide: its grammar was not compiled within ", grammar.limit_s_,
+      grammar.error_ = cat(grammar::called(grammar.guide_), ": its grammar was not compiled within ", grammar.limit_s_,
                            " s (guide_timeout_s): make it simpler");
     }
   } catch (const Error& error) {
-    grammar.error_ = cat("guided_decoding_guide: ", error.what());
+    grammar.error_ = error.what();
     grammar.error_code_ = error.code();
   } catch (const std::exception& error) {
     grammar.error_ = cat("the grammar could not be compiled: ", error.what());

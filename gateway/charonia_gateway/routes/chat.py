@@ -74,7 +74,9 @@ async def _whole(gateway: Gateway, body: ChatRequest, requests: Sequence[Generat
                 "message": message(answer)
                 if requests[0].parsed
                 else {"role": "assistant", "content": answer.text, "refusal": None},
-                "finish_reason": finish_reason(answer.finish_reason, bool(answer.tool_calls)),
+                "finish_reason": finish_reason(
+                    answer.finish_reason, bool(answer.tool_calls) and not body.names_function
+                ),
             },
             {"content": chat_logprobs(answer), "refusal": None} if body.logprobs else None,
         )
@@ -109,7 +111,7 @@ async def _stream(
                 begun[index] = True
                 choice["delta"] = {"role": "assistant", "content": "", "refusal": None}
                 events += event(chunk)
-            called[index] |= bool(part.tool_calls)
+            called[index] |= bool(part.tool_calls) and not body.names_function
             if body.logprobs:
                 held[index] += chat_logprobs(part)
             for delta in deltas(part) if parsed else ({"content": part.text},) if part.text else ():

@@ -128,14 +128,20 @@ def _tools(value: Any) -> Any:
         name = function.get("name")
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name, re.ASCII):
             raise wrong(f"the name of function {number} is missing, or has other characters than a-z, 0-9, _, - and .")
-        if function.get("strict"):
-            raise wrong(f"function {name}: strict is not supported; send strict = false")
+        if not isinstance(function.get("strict"), bool | None):
+            raise wrong(f"function {name}: strict is true or false")
     return value
 
 
-def _no_older_form(value: Any) -> None:
-    if value is not None:
-        raise wrong("it is not supported: send tools and tool_choice for functions; answers are text")
+def _tool_choice(value: Any) -> Any:
+    """As the engine takes it: a text, or OpenAI's object that names a function."""
+    if value is None or (isinstance(value, str) and value in ("auto", "none", "required")):
+        return value
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise wrong('send "auto", "none", "required" or {"type": "function", "function": {"name": ...}}')
+    return {"type": "function", "function": {"name": name}}
 
 
 def _text_modality(value: Any) -> Any:
@@ -229,7 +235,15 @@ Tools = Annotated[
     BeforeValidator(_tools),
     _schema({"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS}),
 ]
-OlderForm = Annotated[None, BeforeValidator(_no_older_form), WithJsonSchema({"type": "null"})]
+ToolChoice = Annotated[
+    str | dict[str, Any] | None,
+    BeforeValidator(_tool_choice),
+    _schema({"enum": ["auto", "none", "required"]}, {"type": "object"}),
+]
+_NULL = WithJsonSchema({"type": "null"})
+Functions = Annotated[None, refused("it is the older form of tools: send those"), _NULL]
+FunctionCall = Annotated[None, refused("it is the older form of tool_choice: send that"), _NULL]
+Audio = Annotated[None, refused("answers are text: leave it out"), _NULL]
 TextModality = Annotated[
     list[str] | None, BeforeValidator(_text_modality), _schema({"type": "array", "items": {"const": "text"}})
 ]

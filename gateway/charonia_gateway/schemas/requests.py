@@ -7,21 +7,24 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from charonia_client import GenerateRequest, Guide
 from charonia_client.contract import SCALARS
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from charonia_gateway.schemas.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    Audio,
     BadWords,
     Content,
+    FunctionCall,
+    Functions,
     LogitBias,
-    OlderForm,
     OrText,
     Prompt,
     SessionId,
     Stop,
     TextModality,
+    ToolChoice,
     Tools,
     wrong,
 )
@@ -197,12 +200,12 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20, description="likeliest tokens at each place; needs logprobs")
     tools: Tools = Field(None, description="functions that the model may call, in the format of its chat template")
-    tool_choice: Annotated[Any, WithJsonSchema({"enum": ["none", "auto", None]})] = None
-    parallel_tool_calls: bool | None = Field(None, description="false: calls after the first are left out")
-    functions: OlderForm = Field(None, description="refused: send tools")
-    function_call: OlderForm = Field(None, description="refused: send tool_choice")
+    tool_choice: ToolChoice = Field(None, description="required, or a function's name: the answer is calls")
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
+    functions: Functions = Field(None, description="refused: send tools")
+    function_call: FunctionCall = Field(None, description="refused: send tool_choice")
     modalities: TextModality = Field(None, description='["text"]')
-    audio: OlderForm = Field(None, description="refused: answers are text")
+    audio: Audio = Field(None, description="refused: answers are text")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
         None, description="a variable of the chat template; none also sets enable_thinking = false"
     )
@@ -215,13 +218,16 @@ class ChatRequest(Sampling):
     def _consistent_chat(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise wrong("top_logprobs needs logprobs = true")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise wrong('tool_choice: a call cannot be forced; send "auto" or "none"')
-        if self.tool_choice == "auto" and not self.tools:
+        if self.tool_choice not in (None, "none") and not self.tools:
             raise wrong("tool_choice needs tools")
         if self.renew_session and self.session_id is None:
             raise wrong("renew_session needs a session_id")
         return self
+
+    @property
+    def names_function(self) -> bool:
+        """The answer is a call of one function. Its finish reason is `stop` then, with OpenAI."""
+        return isinstance(self.tool_choice, dict)
 
     def template_variables(self) -> dict[str, Any] | None:
         """Of the chat template; what is named there wins over what follows from other fields."""
@@ -238,6 +244,7 @@ class ChatRequest(Sampling):
         return self.to_engine(
             messages=[message.to_template() for message in self.messages],
             tools=tools,
+            tool_choice=self.tool_choice if tools and self.tool_choice != "auto" else None,
             parallel_tool_calls=self.parallel_tool_calls if tools else None,
             chat_template_kwargs=self.template_variables(),
             parsed=True if tools or reasons else None,

@@ -1,0 +1,167 @@
+"""Gemma's own way to write arguments as a grammar in EBNF: any object, or what follows a JSON schema.
+
+Of JSON Schema there are types, properties, items, enum, const, anyOf, and references within the schema. Other keywords
+are refused: nothing that was asked for is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .ebnf import literal
+from .scanners import GEMMA_VALUE, GEMMA_WORD, MAX_WORD
+
+_ANY = """\
+object ::= "{" ("" | pair ("," pair)*) "}"
+pair ::= key ":" value
+key ::= [A-Za-z_] [A-Za-z0-9_]{0,63}
+value ::= string | number | boolean | null | object | array
+array ::= "[" ("" | value ("," value)*) "]"
+integer ::= "-"? ("0" | [1-9] [0-9]{0,15})
+number ::= integer ("." [0-9]{1,15})? ([eE] [+-]? [0-9]{1,2})?
+boolean ::= "true" | "false"
+null ::= "null"
+"""
+_TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
+# Keywords that say nothing of what is valid here. Objects have the properties that are named, and no others.
+_IGNORED = ("$defs", "definitions", "$schema", "$id", "additionalProperties", "title", "description", "default")
+_MAX_RULES = 10_000
+
+
+class UnsupportedSchemaError(ValueError):
+    """Where in the schema, and what."""
+
+
+def any_object(quote: str, token: int | None) -> str:
+    """quote: what stands around strings; token: its id where it is a special token."""
+    return f"root ::= object\n{_ANY}{_string(quote, token)}"
+
+
+def object_of(schema: Mapping[str, Any], quote: str, token: int | None) -> str:
+    """Raises UnsupportedSchemaError."""
+    return _Writer(schema, quote, token).write()
+
+
+def _quote(quote: str, token: int | None) -> str:
+    return literal(quote) if token is None else f"Token({token})"
+
+
+def _string(quote: str, token: int | None) -> str:
+    # A special token is in no text. Of a quote that is spelled, no character may be the first.
+    inner = "[^\\x00]" if token is not None else f"[^\\x00{re.escape(quote[0])}]"
+    return f"string ::= {_quote(quote, token)} {inner}* {_quote(quote, token)}\n"
+
+
+class _Writer:
+    def __init__(self, schema: Mapping[str, Any], quote: str, token: int | None) -> None:
+        self._root = schema
+        self._spelled = quote if token is None else ""
+        self._quote = _quote(quote, token)
+        self._rules: list[str] = []
+        self._referred: dict[str, str] = {}
+        self._string = _string(quote, token)
+
+    def write(self) -> str:
+        root = self._value(self._root, "")
+        return f"root ::= {root}\n{''.join(self._rules)}{_ANY}{self._string}"
+
+    def _rule(self, body: str | None = None) -> str:
+        """The name of a new rule; without a body, one that `_fill` gives it."""
+        if len(self._rules) >= _MAX_RULES:
+            raise UnsupportedSchemaError(f"it has more than {_MAX_RULES} parts")
+        name = f"r{len(self._rules)}"
+        self._rules.append("" if body is None else f"{name} ::= {body}\n")
+        return name
+
+    def _fill(self, name: str, body: str) -> None:
+        self._rules[int(name[1:])] = f"{name} ::= {body}\n"
+
+    def _value(self, schema: Any, path: str) -> str:
+        """The name of the rule of a schema, or an expression in brackets."""
+        if schema is True or schema == {}:
+            return "value"
+        if not isinstance(schema, Mapping):
+            raise UnsupportedSchemaError(f"at {path or 'its root'}: a schema is an object or true")
+        if "$ref" in schema:
+            self._only(schema, path, "$ref")
+            return self._reference(schema["$ref"], path)
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                self._only(schema, path, keyword)
+                options = self._list(schema[keyword], f"{path}/{keyword}")
+                return self._rule(" | ".join(self._value(one, f"{path}/{keyword}") for one in options))
+        if "enum" in schema or "const" in schema:
+            self._only(schema, path, "enum", "const", "type")
+            values = self._list(schema["enum"], f"{path}/enum") if "enum" in schema else [schema["const"]]
+            return self._rule(" | ".join(self._constant(value, path) for value in values))
+        self._only(schema, path, "type", "properties", "required", "items")
+        kinds = schema.get("type", "object" if "properties" in schema else None)
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        for kind in kinds:
+            if kind not in _TYPES:
+                raise UnsupportedSchemaError(f"at {path}/type: type is one or more of {', '.join(_TYPES)}")
+        return self._rule(" | ".join(self._typed(kind, schema, path) for kind in kinds))
+
+    def _only(self, schema: Mapping[str, Any], path: str, *known: str) -> None:
+        for keyword in schema:
+            if keyword not in known and keyword not in _IGNORED:
+                raise UnsupportedSchemaError(f"at {path}/{keyword}: the keyword {keyword} is not supported")
+
+    def _list(self, value: Any, path: str) -> list[Any]:
+        if not isinstance(value, list) or not value:
+            raise UnsupportedSchemaError(f"at {path}: a list is expected")
+        return value
+
+    def _reference(self, reference: Any, path: str) -> str:
+        if not isinstance(reference, str) or not re.fullmatch(r"#(/[^/~%]+)*", reference):
+            raise UnsupportedSchemaError(f"at {path}/$ref: the reference {reference!r} is not supported")
+        if reference not in self._referred:
+            target: Any = self._root
+            for key in reference.split("/")[1:]:
+                target = target.get(key) if isinstance(target, Mapping) else None
+            if target is None:
+                raise UnsupportedSchemaError(f"at {path}/$ref: there is nothing at {reference}")
+            self._referred[reference] = self._rule()
+            self._fill(self._referred[reference], self._value(target, reference[1:]))
+        return self._referred[reference]
+
+    def _constant(self, value: Any, path: str) -> str:
+        if isinstance(value, str):
+            if self._spelled and self._spelled in value:
+                raise UnsupportedSchemaError(f"at {path}: no text may contain {self._spelled}")
+            return f"{self._quote} {literal(value)} {self._quote}" if value else f"{self._quote} {self._quote}"
+        shown = json.dumps(value)
+        if not GEMMA_VALUE.fullmatch(shown):
+            raise UnsupportedSchemaError(f"at {path}: enum and const are of texts, numbers, true, false and null")
+        return literal(shown)
+
+    def _typed(self, kind: str, schema: Mapping[str, Any], path: str) -> str:
+        if kind == "array" and "items" in schema:
+            items = self._value(schema["items"], f"{path}/items")
+            return f'"[" ("" | {items} ("," {items})*) "]"'
+        if kind == "object" and "properties" in schema:
+            return self._object(schema, path)
+        return kind
+
+    def _object(self, schema: Mapping[str, Any], path: str) -> str:
+        properties, required = schema["properties"], schema.get("required", [])
+        if not isinstance(properties, Mapping):
+            raise UnsupportedSchemaError(f"at {path}/properties: an object of schemas is expected")
+        for name in required if isinstance(required, list) else [required]:
+            if name not in properties:
+                raise UnsupportedSchemaError(f"at {path}/required: {name!r} is not among properties")
+        # What follows the properties so far: `first` where none of them came, `later` where some did.
+        first = later = '""'
+        for name, inner in reversed(list(properties.items())):
+            plain = len(name) <= MAX_WORD and GEMMA_WORD.fullmatch(name)
+            key = literal(name) if plain else self._constant(name, f"{path}/properties")
+            value = self._value(inner, f"{path}/properties/{name}")
+            own = f'{key} ":" {value} {later}'
+            begun, more = own, f'"," {own}'
+            if name not in required:
+                begun, more = f"{own} | {first}", f'"," {own} | {later}'
+            first, later = self._rule(begun), self._rule(more)
+        return f'"{{" {first} "}}"'

@@ -1,0 +1,204 @@
+"""What a request's answer has to be: the guide that the engine gets. It is what the caller sent, or a structural tag
+for calls that are forced, for strict functions, and for what follows reasoning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from answers.formats import is_closed, is_open
+from answers.tags import Format, Function, NoTagError, ReasoningState, Tags, check_name, either, guide_format, tag
+from parsing_options import CALLS_VARIABLE, AnswerFormats
+from prompt_ids import PromptError, parse_json, show
+
+_CHOICES = 'send "auto", "none", "required" or {"type": "function", "function": {"name": ...}}'
+# Keywords of JSON Schema that hold schemas, in an object or a list. Others hold values.
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMAS = ("items", "additionalProperties", "propertyNames", "unevaluatedProperties")
+_ANNOTATIONS = frozenset(("title", "description", "markdownDescription", "default", "example", "examples", "$comment"))
+_GUIDE = "guided_decoding_guide"
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """name: of the only function that may be called, with kind = function."""
+
+    kind: Literal["auto", "none", "required", "function"]
+    name: str = ""
+
+    @property
+    def forced(self) -> bool:
+        return self.kind in ("required", "function")
+
+
+_KNOWN: Mapping[str, ToolChoice] = {
+    one.kind: one for one in (ToolChoice("auto"), ToolChoice("none"), ToolChoice("required"))
+}
+
+
+@dataclass(frozen=True)
+class Guide:
+    """As the tensors guided_decoding_guide_type and guided_decoding_guide have it. type "": none."""
+
+    type: str = ""
+    text: str = ""
+
+
+def read_tool_choice(text: str | None) -> ToolChoice:
+    if text is None or text in _KNOWN:
+        return _KNOWN["auto" if text is None else text]
+    if text.lstrip().startswith("{"):
+        value = parse_json("tool_choice", text, _CHOICES)
+        function = value.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if value.get("type") == "function" and isinstance(name, str):
+            return ToolChoice("function", name)
+    raise PromptError("tool_choice", f"{show(text)} is not supported", _CHOICES)
+
+
+def functions_of(tools: str | None) -> list[Mapping[str, Any]]:
+    """The functions of checked tools."""
+    if tools is None:
+        return []
+    functions = [tool.get("function", tool) for tool in json.loads(tools)]
+    return [function for function in functions if isinstance(function, dict)]
+
+
+def names_of(functions: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [function["name"] for function in functions if isinstance(function.get("name"), str)]
+
+
+class AnswerGuides:
+    """The guides of one model's answers. tokens: ids of its special tokens."""
+
+    def __init__(self, formats: AnswerFormats, tokens: Mapping[str, int]) -> None:
+        self._formats = formats
+        self._tags = Tags(formats.calls, formats.reasoning, tokens)
+
+    def make(
+        self,
+        prompt: str | None,
+        functions: Sequence[Mapping[str, Any]],
+        choice: ToolChoice,
+        parallel: bool,
+        given: Guide,
+    ) -> Guide:
+        """prompt: what the chat template made; None: no chat. functions: those that may be called. given: the
+        caller's."""
+        strict = any(function.get("strict") for function in functions)
+        if choice.forced and not functions:
+            raise PromptError("tool_choice", f"{show(choice.name or choice.kind)} without tools", "send tools")
+        if prompt is None or not (choice.forced or strict or given.type) or (given.text and not given.type):
+            return given
+        state = self._reasoning_state(prompt)
+        try:
+            if choice.forced or strict:
+                format: Format | None = self._with_calls(functions, choice, parallel, given)
+            else:
+                format = self._of_given(functions, parallel, given, state)
+        except NoTagError as error:
+            raise PromptError("tools", str(error), "leave it out, or strict") from None
+        if format is None:
+            return given
+        made = tag(self._tags.after_reasoning(format, state), "tools" if choice.forced or strict else _GUIDE)
+        return Guide("structural_tag", made)
+
+    def _with_calls(
+        self, functions: Sequence[Mapping[str, Any]], choice: ToolChoice, parallel: bool, given: Guide
+    ) -> Format:
+        """Calls are forced, or some function is strict."""
+        if self._formats.calls is None:
+            what = "calls cannot be forced" if choice.forced else "no function can be strict"
+            problem = f"{what}: the model's format of calls is not known"
+            remedy = f"set {CALLS_VARIABLE} for the server, or send tool_choice = auto and functions without strict"
+            raise PromptError("tool_choice" if choice.forced else "tools", problem, remedy)
+        if given.type == "structural_tag":
+            what = "calls are forced" if choice.forced else "a function is strict"
+            raise PromptError(_GUIDE, f"a structural tag, and {what}, which takes one as well", "send one of them")
+        if choice.kind == "function":
+            functions = [function for function in functions if function.get("name") == choice.name]
+            if not functions:
+                raise PromptError("tool_choice", f"{show(choice.name)} is not among tools", "name one of them")
+        made = self._functions(functions)
+        if choice.forced:
+            return self._tags.forced(made, several=parallel and choice.kind == "required")
+        content = guide_format(given.type, given.text, _GUIDE) if given.type else None
+        if content is None:
+            return self._tags.free(made, several=parallel)
+        return either([self._tags.forced(made, several=parallel), content])
+
+    def _of_given(
+        self, functions: Sequence[Mapping[str, Any]], parallel: bool, given: Guide, state: ReasoningState
+    ) -> Format | None:
+        """The caller's guide, or a call in its place; None: the guide as it is."""
+        calls = bool(functions) and self._formats.calls is not None and given.type != "structural_tag"
+        if not calls and (self._formats.reasoning is None or state == "none"):
+            return None
+        content = guide_format(given.type, given.text, _GUIDE)
+        if content is None or not calls:
+            return content
+        return either([self._tags.forced(self._functions(functions), several=parallel), content])
+
+    def _functions(self, functions: Sequence[Mapping[str, Any]]) -> list[Function]:
+        assert self._formats.calls is not None
+        made = []
+        for function in functions:
+            name = function.get("name")
+            if not isinstance(name, str):
+                raise PromptError("tools", f"a function's name is {show(name)}", "send a text")
+            try:
+                check_name(self._formats.calls, name)
+            except NoTagError as error:
+                raise PromptError("tools", f"function {show(name)} cannot be called: {error}", "rename it") from None
+            made.append(Function(name, _strict_parameters(name, function) if function.get("strict") else None))
+        return made
+
+    def _reasoning_state(self, prompt: str) -> ReasoningState:
+        reasoning = self._formats.reasoning
+        if reasoning is None or is_closed(prompt, reasoning):
+            return "none"
+        return "open" if is_open(prompt, reasoning) else "possible"
+
+
+def _strict_parameters(name: str, function: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = function.get("parameters")
+    if parameters is None:
+        return {"type": "object", "properties": {}}
+    if not isinstance(parameters, dict) or not _is_of_objects(parameters):
+        problem = f"function {show(name)} is strict, and its parameters are no schema of objects"
+        raise PromptError("tools", problem, 'send {"type": "object", "properties": {...}}')
+    made: Mapping[str, Any] = _without_annotations(parameters)
+    return made
+
+
+def _is_of_objects(schema: Any) -> bool:
+    """Whether nothing but objects follows it, as far as its type, or that of what it refers to, says."""
+    root = schema
+    for _ in range(100):
+        if not isinstance(schema, dict):
+            return False
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema.get("type", "object" if "properties" in schema else None) == "object"
+        schema = root
+        for key in reference.split("/")[1:]:
+            schema = schema.get(key) if isinstance(schema, dict) else None
+    return False
+
+
+def _without_annotations(schema: Any) -> Any:
+    """The same schema without what is for readers: it would make the guide larger."""
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: value for key, value in schema.items() if key not in _ANNOTATIONS}
+    for key, value in kept.items():
+        if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
+            kept[key] = {name: _without_annotations(inner) for name, inner in value.items()}
+        elif key in _SCHEMA_LISTS and isinstance(value, list):
+            kept[key] = [_without_annotations(inner) for inner in value]
+        elif key in _SCHEMAS:
+            kept[key] = _without_annotations(value)
+    return kept

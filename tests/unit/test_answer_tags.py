@@ -1,0 +1,302 @@
+"""Calls that are forced, and what the parser reads of them: both follow one description of a format, and agree. Random
+answers are sampled from the grammars by the engine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from charonia import Engine, Guide, InvalidRequestError, SamplingParams
+from charonia.text.token_table import build_token_table
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT / folder) for folder in ("charonia/text", "postprocessing", "preprocessing", "parsing")]
+sys.path.append(str(ROOT / "tests" / "stack"))
+
+import answer_guide  # noqa: E402
+import parse  # noqa: E402
+import parsing_options  # noqa: E402
+import tiny_models  # noqa: E402
+from answer_guide import ToolChoice  # noqa: E402
+from answers.formats import CALL_FORMATS, REASONING_FORMATS  # noqa: E402
+from detokenize import TokenTable  # noqa: E402
+from prompt_ids import PromptError  # noqa: E402
+
+BEGINS = sorted({mark for one in CALL_FORMATS.values() for mark in one.begin if " " not in mark and "><" not in mark})
+MARKS = [
+    *{*BEGINS, "<|action_start|>", "<|plugin|>", "<|action_end|>"},
+    *{mark for one in CALL_FORMATS.values() for mark in (one.end, one.quote, one.arguments_mark) if mark},
+    *{mark for one in REASONING_FORMATS.values() for mark in one.markup},
+]
+JOINED = [mark for one in CALL_FORMATS.values() for mark in one.begin if "><" in mark]
+# Reserved names of functions and parameters, too: markup in a name is a name.
+STRICT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "description": "where"},
+        "days": {"type": ["integer", "null"]},
+        "unit": {"enum": ["C", 'F"', "<tool_call>", 1, None]},
+        "near": {"type": "array", "items": {"$ref": "#/$defs/place"}},
+    },
+    "required": ["city", "near"],
+    "additionalProperties": False,
+    "$defs": {"place": {"anyOf": [{"type": "boolean"}, {"type": "object", "properties": {"at": {"type": "number"}}}]}},
+}
+FUNCTIONS: list[dict[str, Any]] = [
+    {"name": "get_weather", "parameters": STRICT, "strict": True},
+    {"name": "get", "parameters": {"type": "object", "properties": {"q": {"not": {}}}}},
+    {"name": "<tool_call>", "strict": True},
+]
+
+
+class Model:
+    """A tiny random model whose vocabulary has all markup, as special tokens or as texts."""
+
+    def __init__(self, folder: Path, special: bool) -> None:
+        marks = {"special": MARKS} if special else {"added": [*MARKS, *JOINED]}
+        tiny_models.write_model(folder, "byte_level", "babbler", hidden=128, positions=512, **marks)  # type: ignore[arg-type]
+        self.engine = Engine.from_pretrained(folder, threads=1, guide_timeout_s=120)
+        self.tokenizer = self.engine.tokenizer
+        made = build_token_table(self.tokenizer, self.engine.info.vocab_size)
+        self.table = TokenTable(
+            np.array([0, *accumulate(map(len, made.tokens))], np.int64),
+            np.frombuffer(b"".join(made.tokens), np.uint8),
+            np.array(made.special, np.uint8),
+        )
+        tokens = {str(t): i for i, t in self.tokenizer.added_tokens_decoder.items() if t.special}
+        self.special = tokens
+        closing = [i for i, token in enumerate(made.tokens) if token in (b'"', b"}", b"]")]
+        self.yes = [i for i, token in enumerate(made.tokens) if token in (b"y", b"n")]
+        marks_ids = [self.tokenizer.convert_tokens_to_ids(mark) for mark in MARKS]
+        self.bias = dict.fromkeys(closing, 6.0) | dict.fromkeys(marks_ids, 8.0)
+        if not special:
+            self.bias |= dict.fromkeys(map(self.tokenizer.convert_tokens_to_ids, JOINED), 9.0)
+        self.bias |= dict.fromkeys(self.engine.info.end_ids, 7.0)
+
+    def formats(self, calls: str, reasoning: str = "none") -> Any:
+        names = {"CHARONIA_TOOL_CALL_PARSER": calls, "CHARONIA_REASONING_PARSER": reasoning}
+        return parsing_options.AnswerFormats("", names)
+
+    def guide(self, formats: Any, choice: ToolChoice, functions: list[Any], prompt: str = "", **more: Any) -> Any:
+        guides = answer_guide.AnswerGuides(formats, self.special)
+        given = answer_guide.Guide(*more.pop("given", ()))
+        return guides.make(prompt, functions, choice, more.pop("parallel", True), given)
+
+    def sample(self, guide: Any, options: str, seeds: int, bias: Mapping[int, float] | None = None) -> Iterator[Any]:
+        """What the parser reads of answers that have ended."""
+        params = SamplingParams(max_tokens=250, temperature=2.0, logit_bias=bias or self.bias, n=seeds, seed=1)
+        for answer in self.engine.generate("x", params, guide=Guide(guide.type, guide.text)):
+            if answer.finish_reason == "stop":
+                part = parse.Answers(self.table).read(options, 0, answer.token_ids, (0, 10**6), last=True)
+                part.text = answer.text
+                yield part
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["special", "text"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    made = Model(tmp_path_factory.mktemp("tags") / "model", request.param)
+    with made.engine:
+        yield made
+
+
+def calls_of(part: Any) -> list[tuple[str, Any]]:
+    """Its calls; all are complete, and follow their schemas."""
+    names: dict[int, str] = {}
+    arguments: dict[int, str] = {}
+    complete = {}
+    for delta in part.calls:
+        names.setdefault(delta["index"], delta.get("name", ""))
+        arguments[delta["index"]] = arguments.get(delta["index"], "") + delta.get("arguments", "")
+        complete[delta["index"]] = delta.get("complete")
+    calls = [(names[at], json.loads(arguments[at], strict=False)) for at in names]
+    assert all(complete.values()), part
+    for name, values in calls:
+        (function,) = [one for one in FUNCTIONS if one["name"] == name]
+        assert isinstance(values, dict)
+        if function.get("strict"):
+            schema = function.get("parameters") or {"type": "object", "maxProperties": 0}
+            jsonschema.Draft202012Validator(schema).validate(values)
+    return calls
+
+
+@pytest.mark.parametrize("format", CALL_FORMATS)
+def test_forced_calls_are_read_as_calls_and_nothing_else(model: Model, format: str) -> None:
+    formats = model.formats(format)
+    options = formats.options("", [one["name"] for one in FUNCTIONS], True)
+    several = model.guide(formats, ToolChoice("required"), FUNCTIONS)
+    found = []
+    for part in model.sample(several, options, 16):
+        assert (part.content, part.reasoning) == ("", ""), part.text
+        found.append(calls_of(part))
+    assert found and all(found), "no answer has ended, or one has no call"
+    for choice, parallel, names in (
+        (ToolChoice("required"), False, {one["name"] for one in FUNCTIONS}),
+        (ToolChoice("function", "get_weather"), True, {"get_weather"}),
+    ):
+        one = model.guide(formats, choice, FUNCTIONS, parallel=parallel)
+        counts = [calls_of(part) for part in model.sample(one, options, 8)]
+        assert counts and all(len(calls) == 1 and calls[0][0] in names for calls in counts)
+
+
+@pytest.mark.parametrize("format", CALL_FORMATS)
+def test_calls_in_free_text_are_strict(model: Model, format: str) -> None:
+    formats = model.formats(format)
+    options = formats.options("", [one["name"] for one in FUNCTIONS], True)
+    guide = model.guide(formats, ToolChoice("auto"), FUNCTIONS)
+    found = [(part.content, calls_of(part)) for part in model.sample(guide, options, 24)]
+    assert any(calls for _, calls in found)
+    for content, _ in found:
+        assert not any(begin in content for begin in CALL_FORMATS[format].begin) or model.special
+
+
+@pytest.mark.parametrize("reasoning", REASONING_FORMATS)
+@pytest.mark.parametrize("prompt", ["", "open", "closed"])
+def test_what_follows_reasoning_is_what_was_asked_for(model: Model, reasoning: str, prompt: str) -> None:
+    formats = model.formats("hermes", reasoning)
+    marks = REASONING_FORMATS[reasoning]
+    text = {"": "", "open": marks.begin + "\n", "closed": f"{marks.begin}\n\n{marks.end}\n\n"}[prompt]
+    options = formats.options(text, [one["name"] for one in FUNCTIONS], True)
+    seen = set()
+    for given, check in (
+        (("json_schema", '{"type": "object", "properties": {"a": {"type": "boolean"}}}'), json.loads),
+        (("choice", '["yes", "no"]'), ["yes", "no"].index),
+        (("regex", "[a-f]{3}"), lambda text: int(text, 16)),
+        (("ebnf_grammar", 'root ::= "1" root | "0"'), int),
+        (("structural_tag", '{"format": {"type": "const_string", "value": "so"}}'), ["so"].index),
+    ):
+        guide = model.guide(formats, ToolChoice("auto"), [], text, given=given)
+        assert (guide.text == given[1]) is (prompt == "closed")
+        for part in model.sample(guide, options, 6):
+            check(part.content)
+            seen.add(bool(part.reasoning))
+    assert seen and (prompt != "closed" or seen == {False}) and (prompt == "closed" or True in seen)
+    forced = model.guide(formats, ToolChoice("required"), FUNCTIONS, text)
+    assert all(calls_of(part) and not part.content for part in model.sample(forced, options, 6))
+
+
+def test_a_guide_beside_tools_is_for_answers_without_calls(model: Model) -> None:
+    formats = model.formats("hermes")
+    options = formats.options("", [one["name"] for one in FUNCTIONS], True)
+    guide = model.guide(formats, ToolChoice("auto"), FUNCTIONS, given=("choice", '["yes", "no"]'))
+    parts = [*model.sample(guide, options, 16), *model.sample(guide, options, 8, dict.fromkeys(model.yes, 20.0))]
+    assert all(part.content in ("yes", "no") if not calls_of(part) else not part.content for part in parts)
+    assert {bool(part.calls) for part in parts} == {True, False}
+
+
+def test_special_tokens_are_in_a_text_only_where_its_tag_names_them(model: Model) -> None:
+    other = {"type": "token", "token": "[ARGS]"}
+    triggered = {"begin": other, "content": {"type": "const_string", "value": ""}, "end": ""}
+    for format in (
+        {"type": "any_text"},
+        {"type": "any_text", "excludes": ["xyz"]},
+        {"type": "any_tokens", "exclude_tokens": []},
+        {"type": "token_triggered_tags", "trigger_tokens": ["[ARGS]"], "tags": [triggered]},
+        {"type": "token_dispatch", "rules": [["[ARGS]", {"type": "const_string", "value": ""}]]},
+    ):
+        for more in (format, {"type": "sequence", "elements": [format, other]}):
+            tag = json.dumps({"format": more})
+            params = SamplingParams(max_tokens=40, temperature=2.0, logit_bias=model.bias, n=4, seed=2)
+            for answer in model.engine.generate("x", params, guide=Guide("structural_tag", tag)):
+                ids = set(answer.token_ids) & {*model.special.values()} - {*model.engine.info.end_ids}
+                assert ids <= {model.tokenizer.convert_tokens_to_ids("[ARGS]")}, (format, ids)
+                if more is not format and answer.finish_reason == "stop":
+                    assert not model.special or ids
+
+
+HOSTILE = ['say "hi"', "a\\b", "</tool_call>", "[TOOL_CALLS]", "\u2028 \U0001f40c", "x" * 250, "{}", "'"]
+
+
+@pytest.mark.parametrize("format", ["hermes", "mistral", "llama3_json"])
+def test_names_with_quotes_or_markup_are_names(model: Model, format: str) -> None:
+    functions = [{"name": name} for name in HOSTILE]
+    formats = model.formats(format)
+    options = formats.options("", HOSTILE, True)
+    for name in HOSTILE:
+        guide = model.guide(formats, ToolChoice("function", name), functions)
+        for part in model.sample(guide, options, 2):
+            assert [delta["name"] for delta in part.calls if "name" in delta] == [name]
+            assert part.content == ""
+
+
+def refusal(function: Any, *arguments: Any, **more: Any) -> str:
+    with pytest.raises(PromptError) as caught:
+        function(*arguments, **more)
+    return str(caught.value)
+
+
+def test_what_cannot_be_forced_says_why(model: Model) -> None:
+    formats = model.formats("hermes")
+    required = ToolChoice("required")
+    cases: list[tuple[Any, ToolChoice, list[Any], dict[str, Any], str]] = [
+        (formats, required, [], {}, 'tool_choice: "required" without tools; send tools'),
+        (formats, ToolChoice("function", "other"), FUNCTIONS, {}, 'tool_choice: "other" is not among tools'),
+        (model.formats("none"), required, FUNCTIONS, {}, "CHARONIA_TOOL_CALL_PARSER"),
+        (model.formats("none"), ToolChoice("auto"), FUNCTIONS, {}, "no function can be strict"),
+        (formats, required, [{"name": ""}], {}, 'function "" cannot be called'),
+        (formats, required, [{"name": 3}], {}, "a function's name is 3"),
+        (formats, required, [{"name": "x" * 300}], {}, "1 to 256 characters"),
+        (model.formats("mistral_named"), required, [{"name": "a b"}], {}, "no white space, quotes or brackets"),
+        (formats, required, FUNCTIONS, {"given": ("structural_tag", "{}")}, "send one of them"),
+        (formats, required, [{"name": "f", "strict": True, "parameters": {"type": "string"}}], {}, "schema of objects"),
+        (
+            model.formats("gemma4"),
+            required,
+            [{"name": "f", "strict": True, "parameters": {"properties": {"a": {"pattern": "x"}}}}],
+            {},
+            'the parameters of function "f": the JSON schema, at /properties/a/pattern: the keyword pattern is not',
+        ),
+    ]
+    for chosen, choice, functions, more, says in cases:
+        assert says in refusal(model.guide, chosen, choice, functions, **more)
+    for text in ("any", '"required"', '{"type": "function"}', '{"type": "allowed_tools"}', "{"):
+        assert "tool_choice" in refusal(answer_guide.read_tool_choice, text)
+    assert answer_guide.read_tool_choice('{"type": "function", "function": {"name": "f"}}') == ToolChoice(
+        "function", "f"
+    )
+
+
+def test_what_of_a_strict_schema_is_not_supported_names_function_and_place(model: Model) -> None:
+    bad = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
+    guide = model.guide(model.formats("hermes"), ToolChoice("auto"), [bad])
+    with pytest.raises(InvalidRequestError, match=r'^tools: the parameters of function "f": the JSON schema, at /prop'):
+        model.engine.generate("x", guide=Guide(guide.type, guide.text))
+
+
+def test_without_a_need_the_guide_is_the_callers(model: Model) -> None:
+    formats = model.formats("hermes")
+    plain: list[Mapping[str, Any]] = [{"name": "f"}, {"name": "g", "strict": False}]
+    assert model.guide(formats, ToolChoice("auto"), plain) == answer_guide.Guide()
+    assert model.guide(formats, ToolChoice("auto"), [], given=("regex", "a")) == answer_guide.Guide("regex", "a")
+    thinks = model.formats("hermes", "think")
+    for wrong in (("json_schema", "{"), ("choice", "[]"), ("xml", "a"), ("regex", ""), ("", "a")):
+        assert model.guide(thinks, ToolChoice("auto"), [], given=wrong) == answer_guide.Guide(*wrong)
+
+
+def test_annotations_of_strict_schemas_make_no_guide_larger(model: Model) -> None:
+    long = {"description": "x" * 10_000, "title": "y"}
+    schema = {"type": "object", **long, "properties": {"title": {"type": "string", **long}, "description": {**long}}}
+    guide = model.guide(
+        model.formats("hermes"), ToolChoice("auto"), [{"name": "f", "strict": True, "parameters": schema}]
+    )
+    assert len(guide.text) < 1000 and '"title":{"type":"string"},"description":{}' in guide.text
+
+
+def test_ten_thousand_tools_are_too_many_and_a_thousand_are_not(model: Model) -> None:
+    formats = model.formats("hermes")
+    for count, fits in ((1000, True), (10_000, False)):
+        functions = [{"name": f"function_{number}"} for number in range(count)]
+        guide = model.guide(formats, ToolChoice("required"), functions)
+        params = SamplingParams(max_tokens=20, temperature=1.0)
+        if fits:
+            model.engine.generate("x", params, guide=Guide(guide.type, guide.text))
+        else:
+            with pytest.raises(InvalidRequestError, match=r"^tools: .* guide_max_bytes is 65536"):
+                model.engine.generate("x", params, guide=Guide(guide.type, guide.text))
