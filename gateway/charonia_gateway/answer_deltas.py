@@ -1,11 +1,14 @@
-"""Parsed answers in OpenAI's form: reasoning, content and calls of tools, of one response as deltas, or whole."""
+"""Parsed answers: in OpenAI's chat form, as deltas of one response or whole, and in the order of their parts for the
+forms of other routes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from charonia_client import GenerateResponse
+from charonia_client.types import ToolCallDelta
 
 
 def deltas(part: GenerateResponse) -> Iterator[dict[str, Any]]:
@@ -20,6 +23,28 @@ def deltas(part: GenerateResponse) -> Iterator[dict[str, Any]]:
             yield {"tool_calls": [{"index": call.index, "id": call.id, "type": "function", "function": function}]}
         if call.arguments:
             yield {"tool_calls": [{"index": call.index, "function": {"arguments": call.arguments}}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    kind: Literal["reasoning", "content"]
+    text: str
+
+
+def in_order(part: GenerateResponse, *, parsed: bool, open_call: int | None = None) -> Iterator[Text | ToolCallDelta]:
+    """What a response adds to an answer, where one part of it ends before the next begins. parsed: it was asked for
+    with `parsed`. open_call: index of the call that the responses before ended with."""
+    if not parsed:
+        if part.text:
+            yield Text("content", part.text)
+        return
+    goes_on = [call for call in part.tool_calls if call.index == open_call]
+    yield from goes_on
+    if part.reasoning:
+        yield Text("reasoning", part.reasoning)
+    if part.content:
+        yield Text("content", part.content)
+    yield from part.tool_calls[len(goes_on) :]
 
 
 def message(answer: GenerateResponse) -> dict[str, Any]:

@@ -14,11 +14,12 @@ from pydantic_core import to_json
 @dataclass
 class Stored:
     """conversation: its messages, the answer included. session_id: that of the engine, which the whole chain of
-    answers shares."""
+    answers shares. continued: another answer has gone on with that."""
 
     response: dict[str, Any]
-    conversation: list[dict[str, str]]
+    conversation: list[dict[str, Any]]
     session_id: str
+    continued: bool = False
     at: float = 0.0
     bytes: int = field(default=0)
 

@@ -44,8 +44,21 @@ BODIES: dict[str, dict[str, Any]] = {
         "instructions": "Be brief.",
         "max_output_tokens": 2,
         "metadata": {"a": "b"},
+        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+        "tool_choice": "auto",
+        "reasoning": {"effort": "low"},
         "store": True,
         "stream": True,
+    },
+    "/v1/responses?": {
+        "model": "demo",
+        "input": [
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "x"}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "x"},
+        ],
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "integer"}}},
+        "max_output_tokens": 2,
     },
     "/v1/messages": {
         "model": "demo",
@@ -54,6 +67,28 @@ BODIES: dict[str, dict[str, Any]] = {
         "max_tokens": 2,
         "stop_sequences": ["x"],
         "stream": True,
+    },
+    "/v1/messages?beta=true": {
+        "model": "demo",
+        "messages": [
+            {"role": "user", "content": "Hello"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "x", "signature": "y"},
+                    {"type": "tool_use", "id": "c", "name": "f", "input": {"a": [1]}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "c", "content": "x", "is_error": True}],
+            },
+        ],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "auto"},
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "low"},
+        "max_tokens": 2,
     },
     "/tokenize": {"prompt": "Hello", "add_special_tokens": False, "return_token_strs": True},
     "/detokenize": {"tokens": [5, 6]},

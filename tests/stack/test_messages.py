@@ -155,15 +155,19 @@ async def test_system_and_turns_reach_the_model_and_are_counted(
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "tools: calls of tools are not supported"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice: a call cannot be forced"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking: answers have no thinking blocks"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools: tool 0 is of type 'web_search"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1}}, "thinking: budget_tokens"),
         ({"messages": [*QUESTION, {"role": "assistant", "content": "The"}]}, "a begun answer is not continued"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "part 0 is of type 'image'"),
         ({"max_tokens": 0}, "max_tokens = 0"),
         ({"stop_sequences": ["a"] * 65}, "at most 64 strings"),
         ({"extra_body": {"mcp_servers": []}}, "mcp_servers: no MCP server is called"),
-        ({"extra_body": {"output_config": {"effort": "low"}}}, "output_config: the form of an answer"),
+        ({"extra_body": {"output_config": {"effort": "some"}}}, "output_config: effort"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
+            "output_config.format: the JSON",
+        ),
     ],
 )
 async def test_what_this_server_cannot_do_is_refused_by_name(

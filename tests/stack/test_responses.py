@@ -135,19 +135,24 @@ async def test_messages_of_every_form_are_taken(api: openai.AsyncOpenAI, model: 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools: calls of tools are not supported"),
-        ({"tool_choice": "required"}, "tool_choice: a call cannot be forced"),
-        ({"text": {"format": {"type": "json_object"}}}, "structured output is not supported"),
-        ({"include": ["reasoning.encrypted_content"]}, "include: nothing more"),
+        ({"tools": [{"type": "web_search"}]}, "tools: tool 0 is of type 'web_search'"),
+        ({"tool_choice": "required"}, "tool_choice needs tools"),
+        ({"text": {"format": {"type": "grammar"}}}, "text: format: send"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"not": {}}}}},
+            "text.format: the JSON schema, at /not: the keyword not is not supported",
+        ),
+        ({"include": ["file_search_call.results"]}, "include: nothing more"),
         ({"background": True}, "background: answers are not made in the background"),
         ({"conversation": "c"}, "conversation: there are no conversations"),
         ({"prompt": {"id": "p"}}, "prompt: there are no stored prompts"),
-        ({"reasoning": {"effort": "low"}}, "reasoning: reasoning is not controlled"),
+        ({"reasoning": {"effort": "some"}}, "reasoning: effort: send one of"),
         ({"truncation": "auto"}, "truncation: a conversation that does not fit is refused"),
         ({"top_logprobs": 2}, "top_logprobs: log probabilities are those"),
         ({"metadata": {"a": "b" * 513}}, "metadata: send at most 16 keys"),
-        ({"input": []}, "input: send a text, or a list of messages"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "o"}]}, "'function_call_output'"),
+        ({"input": []}, "input: send a text, or a list of items"),
+        ({"input": [{"type": "item_reference", "id": "i"}]}, "'item_reference'"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "o"}]}, "function_call_output of 'c'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "'input_image'"),
         ({"input": [{"role": "assistant", "content": "The"}]}, "a begun answer is not continued"),
     ],
@@ -158,7 +163,7 @@ async def test_what_this_server_cannot_do_is_refused_by_name(
     with pytest.raises(openai.BadRequestError) as error:
         await api.responses.create(**{"model": model, "input": QUESTION, **fields})
     assert said in str(error.value), error.value
-    assert error.value.param in (next(iter(fields)), "input")
+    assert error.value.param in (next(iter(fields)), "input", "text.format")
 
 
 async def test_a_gateway_may_store_nothing_or_few(stack: Stack, tmp_path: Path) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from gateway_in_process import MODEL, gateway
-from triton_double import error, part
+from triton_double import error, parsed, part
 from tritonclient.grpc import service_pb2 as pb
 
 USER = [{"role": "user", "content": "hi"}]
@@ -100,17 +99,12 @@ async def test_a_silent_stream_of_messages_has_pings() -> None:
     assert [one["type"] for one in found[:3]] == ["ping"] * 3
 
 
-async def test_reasoning_is_no_part_of_the_text() -> None:
+async def test_reasoning_is_not_part_of_the_text() -> None:
     async def thinks(request: pb.ModelInferRequest) -> Responses:
         assert "content_output" in [output.name for output in request.outputs]
-        for content, reason in (("", ""), ("so", ""), ("!", "stop")):
-            answer = part("<think>hm</think>", reason)
-            for name, text in {"content_output": content, "reasoning_output": "hm", "tool_calls": "[]"}.items():
-                answer.infer_response.outputs.add(name=name, datatype="BYTES", shape=[1])
-                answer.infer_response.raw_output_contents.append(struct.pack("<I", len(text)) + text.encode())
-            answer.infer_response.outputs.add(name="num_reasoning_tokens", datatype="INT32", shape=[1])
-            answer.infer_response.raw_output_contents.append(struct.pack("<i", 1))
-            yield answer
+        yield parsed(reasoning="hm")
+        yield parsed("so")
+        yield parsed("!", reason="stop")
 
     async with gateway() as (web, server):
         server.formats["reasoning"] = "think"
@@ -120,7 +114,8 @@ async def test_reasoning_is_no_part_of_the_text() -> None:
         message = events((await web.post("/v1/messages", json={**MESSAGES, "stream": True})).text)
         response = events((await web.post("/v1/responses", json={**RESPONSES, "stream": True})).text)
     assert "".join(one["delta"]["text"] for one in message if one["type"] == "content_block_delta") == "so!"
-    assert response[-1]["response"]["output"][0]["content"][0]["text"] == "so!"
+    thought, said = response[-1]["response"]["output"]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "hm"}] and said["content"][0]["text"] == "so!"
 
 
 async def test_an_answer_that_is_too_large_to_be_stored_says_so() -> None:

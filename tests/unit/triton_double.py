@@ -46,6 +46,21 @@ def part(text: str, reason: str = "", index: int = 0) -> pb.ModelStreamInferResp
     return pb.ModelStreamInferResponse(infer_response=answer)
 
 
+def parsed(content: str = "", reasoning: str = "", reason: str = "", calls: Any = ()) -> pb.ModelStreamInferResponse:
+    """A response to a request that asked for what parsing tells."""
+    answer = part("?", reason)
+    for name, text in {
+        "content_output": content,
+        "reasoning_output": reasoning,
+        "tool_calls": json.dumps(calls),
+    }.items():
+        answer.infer_response.outputs.add(name=name, datatype="BYTES", shape=[1])
+        answer.infer_response.raw_output_contents.append(struct.pack("<I", len(text)) + text.encode())
+    answer.infer_response.outputs.add(name="num_reasoning_tokens", datatype="INT32", shape=[1])
+    answer.infer_response.raw_output_contents.append(struct.pack("<i", 1))
+    return answer
+
+
 def with_logprobs(answer: pb.ModelStreamInferResponse, tokens: int, tops: int) -> pb.ModelStreamInferResponse:
     """The same response with that many tokens, each with its log probability and those of the likeliest."""
     message = answer.infer_response

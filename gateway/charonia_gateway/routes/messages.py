@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
-from charonia_client import GenerateRequest, GenerateResponse
+from charonia_client import BadRequest, GenerateRequest, GenerateResponse
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from charonia_gateway.context import Gateway, GatewayState, Head
 from charonia_gateway.documentation import describe
 from charonia_gateway.errors import ANTHROPIC_ID_HEADER
+from charonia_gateway.message_blocks import Blocks, whole_blocks
 from charonia_gateway.record import PING_HEARTBEAT, REQUEST_ID_HEADER
 from charonia_gateway.schemas.messages import CountTokensRequest, MessagesRequest
 from charonia_gateway.schemas.responses import AnthropicAnswer, AnthropicErrorBody, TokenCount
@@ -20,6 +23,7 @@ from charonia_gateway.sse import EventStream, Format, named_event, while_connect
 from charonia_gateway.usage import Usage
 
 router = APIRouter(tags=["Anthropic"])
+_TOO_MANY = re.compile(r"prompt and max_tokens do not fit\b")  # as the engine says it
 
 
 @router.post(
@@ -37,13 +41,24 @@ router = APIRouter(tags=["Anthropic"])
                 "stop_sequences": ["\n\n"],
                 "stream": True,
             },
+            "tools": {
+                "max_tokens": 256,
+                "messages": [{"role": "user", "content": "How is the weather in Paris?"}],
+                "tools": [
+                    {
+                        "name": "get_weather",
+                        "input_schema": {"type": "object", "properties": {"place": {"type": "string"}}},
+                    }
+                ],
+            },
         },
         stream="with stream = true Anthropic's events, from `message_start` to `message_stop`",
         error=AnthropicErrorBody,
     ),
 )
 async def messages(request: Request, gateway: GatewayState) -> Response:
-    """Anthropic's Messages: text, without tools. A model's reasoning is left out of the answer."""
+    """Anthropic's Messages. Calls of `tools` and reasoning are read in the format of the model's chat template
+    (docs/tools.md); reasoning is in the answer where `thinking` asks for it."""
     body = await gateway.read(request, MessagesRequest)
     head = Head(gateway, request, body, "msg")
     headers = {**head.headers, ANTHROPIC_ID_HEADER: head.headers[REQUEST_ID_HEADER]}
@@ -66,7 +81,7 @@ async def messages(request: Request, gateway: GatewayState) -> Response:
     ),
 )
 async def count_tokens(request: Request, gateway: GatewayState) -> JSONResponse:
-    """Tokens of the prompt that the same messages are in a request for an answer."""
+    """Tokens of the prompt that the same messages and tools are in a request for an answer."""
     body = await gateway.read(request, CountTokensRequest)
     head = Head(gateway, request, body, "count")
     headers = {**head.headers, ANTHROPIC_ID_HEADER: head.headers[REQUEST_ID_HEADER]}
@@ -92,62 +107,74 @@ def _message(head: Head, usage: Usage, **more: Any) -> dict[str, Any]:
     }
 
 
-def _usage(usage: Usage) -> dict[str, int]:
+def _usage(usage: Usage) -> dict[str, Any]:
     counts = usage.to_json()
     cached = counts["prompt_tokens_details"]["cached_tokens"]
+    reasoning = counts.get("completion_tokens_details", {}).get("reasoning_tokens")
     return {
         "input_tokens": counts["prompt_tokens"] - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": counts["completion_tokens"],
+        **({"output_tokens_details": {"thinking_tokens": reasoning}} if reasoning else {}),
     }
 
 
-def _stop(body: MessagesRequest, last: GenerateResponse) -> dict[str, str | None]:
+def _stop(body: MessagesRequest, last: GenerateResponse, calls: bool) -> dict[str, str | None]:
+    """calls: the answer has calls of tools."""
     if last.finish_reason == "length":
         full = last.num_output_tokens < body.max_tokens
         return {"stop_reason": "model_context_window_exceeded" if full else "max_tokens", "stop_sequence": None}
-    reason = "end_turn" if last.stop_word is None else "stop_sequence"
-    return {"stop_reason": reason, "stop_sequence": last.stop_word}
+    if last.stop_word is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": last.stop_word}
+    return {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
+
+
+async def _answer(gateway: Gateway, asked: GenerateRequest, head: Head) -> AsyncGenerator[GenerateResponse, None]:
+    """As Anthropic does, an answer ends where the context does if max_tokens is more than there is room for. The engine
+    refuses that, and is asked without max_tokens then."""
+    begun = False
+    try:
+        async with aclosing(gateway.engine.stream([asked], head.engine_id)) as parts:
+            async for _, part in parts:
+                begun = True
+                yield part
+        return
+    except BadRequest as error:
+        if begun or not _TOO_MANY.match(str(error)):
+            raise
+    async with aclosing(gateway.engine.stream([replace(asked, max_tokens=None)], head.engine_id)) as parts:
+        async for _, part in parts:
+            yield part
 
 
 async def _whole(gateway: Gateway, body: MessagesRequest, asked: GenerateRequest, head: Head) -> dict[str, Any]:
     usage = head.usage(1, 1)
-    (answer,) = await gateway.engine.complete([asked], head.engine_id)
+    async with aclosing(_answer(gateway, asked, head)) as parts:
+        (answer,) = [part async for part in parts]
     usage.see(0, answer)
-    text = answer.content if asked.parsed else answer.text
-    content = [{"type": "text", "text": text}] if text else []
-    return _message(head, usage, content=content, **_stop(body, answer))
+    content = whole_blocks(body, answer, parsed=bool(asked.parsed))
+    return _message(head, usage, content=content, **_stop(body, answer, bool(answer.tool_calls)))
 
 
 async def _stream(
     gateway: Gateway, body: MessagesRequest, asked: GenerateRequest, head: Head
 ) -> AsyncGenerator[bytes, None]:
-    """One content block, which begins with the first text."""
     usage = head.usage(1, 1)
-    delta = {"type": "text_delta", "text": ""}
-    piece = {"type": "content_block_delta", "index": 0, "delta": delta}
-    started = begun = False
-    async with aclosing(gateway.engine.stream([asked], head.engine_id)) as parts:
-        async for _, part in parts:
+    blocks = Blocks(body, parsed=bool(asked.parsed))
+    started = False
+    async with aclosing(_answer(gateway, asked, head)) as parts:
+        async for part in parts:
             usage.see(0, part)
             events = b""
             if not started:
                 started = True
                 events += named_event({"type": "message_start", "message": _message(head, usage)})
-            text = part.content if asked.parsed else part.text
-            if text and not begun:
-                begun = True
-                block = {"type": "text", "text": ""}
-                events += named_event({"type": "content_block_start", "index": 0, "content_block": block})
-                events += PING_HEARTBEAT
-            if text:
-                delta["text"] = text
-                events += named_event(piece)
+            events += blocks.read(part)
             if part.finish_reason:
-                if begun:
-                    events += named_event({"type": "content_block_stop", "index": 0})
-                end = {"type": "message_delta", "delta": _stop(body, part), "usage": _usage(usage)}
-                events += named_event(end) + named_event({"type": "message_stop"})
+                delta = _stop(body, part, bool(blocks.calls))
+                events += blocks.end()
+                events += named_event({"type": "message_delta", "delta": delta, "usage": _usage(usage)})
+                events += named_event({"type": "message_stop"})
             if events:
                 yield events

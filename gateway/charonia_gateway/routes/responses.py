@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -16,7 +16,9 @@ from charonia_gateway.context import Gateway, GatewayState, Head
 from charonia_gateway.documentation import describe
 from charonia_gateway.errors import ApiError
 from charonia_gateway.record import EVENT_HEARTBEAT
+from charonia_gateway.response_items import Items
 from charonia_gateway.schemas.openai_responses import ResponsesRequest
+from charonia_gateway.schemas.response_input import conversation
 from charonia_gateway.schemas.responses import DeletedResponse, ErrorBody, ResponseBody
 from charonia_gateway.sse import EventStream, Format, named_event, while_connected
 from charonia_gateway.stored import Stored
@@ -36,12 +38,23 @@ _ABSENT: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody, "descripti
             "whole": {"input": "What is the capital of France?", "max_output_tokens": 64},
             "stored": {"input": "Hello", "instructions": "You answer briefly.", "store": True},
             "streamed": {"input": [{"role": "user", "content": "Hello"}], "stream": True},
+            "tools": {
+                "input": "How is the weather in Paris?",
+                "tools": [
+                    {
+                        "type": "function",
+                        "name": "get_weather",
+                        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
+                    }
+                ],
+            },
         },
         stream="with stream = true OpenAI's events, from `response.created` to `response.completed`",
     ),
 )
 async def create_response(request: Request, gateway: GatewayState) -> Response:
-    """OpenAI's Responses: text. A model's reasoning is left out. An answer is stored only with `store` = true."""
+    """OpenAI's Responses. Calls of `tools` and reasoning are read in the format of the model's chat template
+    (docs/tools.md). An answer is stored only with `store` = true."""
     body = await gateway.read(request, ResponsesRequest)
     reasons = await gateway.engine.pool.reasons()
     answer = _Answer(gateway, body, Head(gateway, request, body, "resp"), reasons=reasons)
@@ -92,13 +105,13 @@ class _Answer:
     """One answer: the request to the engine, and what the client sees of it."""
 
     def __init__(self, gateway: Gateway, body: ResponsesRequest, head: Head, *, reasons: bool) -> None:
-        """Raises ApiError 400 for a previous answer that is not stored, and for `store` where nothing is."""
+        """Raises ApiError 400 for a previous answer that is not stored, for the output of a call that is not there, and
+        for `store` where nothing is stored."""
         self.head = head
         self._gateway = gateway
         self._body = body
         self._number = 0  # of the next event
         self._usage = head.usage(1, 1)
-        self._item_id = f"msg-{uuid.uuid4().hex}"
         if body.store and not gateway.responses.limit:
             raise ApiError(
                 400,
@@ -109,27 +122,31 @@ class _Answer:
         before = None
         if body.previous_response_id is not None:
             before = _found(gateway, body.previous_response_id, "previous_response_id")
-        self._conversation = [*(before.conversation if before else ()), *body.input]
-        # Answers that go on from each other share a session, which has what the engine computed of them.
-        kept = f"response-{uuid.uuid4().hex}" if body.store else None
-        self._session_id = before.session_id if before else kept
+        try:
+            self._conversation = conversation(before.conversation if before else (), body.input)
+        except KeyError as error:
+            call_id = str(error.args[0])[:100]
+            raise ApiError(
+                400,
+                f"input: no function_call is before the function_call_output of {call_id!r}: send it, or "
+                "previous_response_id",
+                param="input",
+                code="invalid_value",
+            ) from None
+        self._session_id = _session(before) if body.store else None
         self._request = body.engine_request(self._conversation, self._session_id, reasons=reasons)
+        self._items = Items(self._event, parsed=bool(self._request.parsed))
 
     async def whole(self) -> dict[str, Any]:
         (answer,) = await self._gateway.engine.complete([self._request], self.head.engine_id)
         self._usage.see(0, answer)
-        return self._ended(self._text(answer), answer)
-
-    def _text(self, part: GenerateResponse) -> str:
-        return part.content if self._request.parsed else part.text
+        self._items.read(answer)
+        return self._ended(answer)[1]
 
     def format(self) -> Format:
         return Format("text/event-stream", self._error, EVENT_HEARTBEAT)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """One item with one text, which begins with the answer's first part."""
-        place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-        texts: list[str] = []
         started = False
         async with aclosing(self._gateway.engine.stream([self._request], self.head.engine_id)) as parts:
             async for _, part in parts:
@@ -138,25 +155,14 @@ class _Answer:
                 if not started:
                     started = True
                     begun = self._response("in_progress", [])
-                    item = {**self._item("", "in_progress"), "content": []}
                     events += self._event("response.created", response=begun)
                     events += self._event("response.in_progress", response=begun)
-                    events += self._event("response.output_item.added", output_index=0, item=item)
-                    events += self._event("response.content_part.added", **place, part=_part(""))
-                if text := self._text(part):
-                    texts.append(text)
-                    events += self._event("response.output_text.delta", **place, delta=text, logprobs=[])
+                events += self._items.read(part)
                 if part.finish_reason:
-                    events += self._end("".join(texts), part, place)
+                    last, response = self._ended(part)
+                    events += last + self._event(f"response.{response['status']}", response=response)
                 if events:
                     yield events
-
-    def _end(self, text: str, last: GenerateResponse, place: Mapping[str, Any]) -> bytes:
-        response = self._ended(text, last)
-        events = self._event("response.output_text.done", **place, text=text, logprobs=[])
-        events += self._event("response.content_part.done", **place, part=_part(text))
-        events += self._event("response.output_item.done", output_index=0, item=response["output"][0])
-        return events + self._event(f"response.{response['status']}", response=response)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, "sequence_number": self._number, **fields}
@@ -166,30 +172,23 @@ class _Answer:
     def _error(self, error: ApiError) -> bytes:
         return self._event("error", code=error.code or error.type, message=error.message, param=error.param)
 
-    def _item(self, text: str, status: str) -> dict[str, Any]:
-        return {
-            "id": self._item_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": [_part(text)],
-        }
-
-    def _ended(self, text: str, last: GenerateResponse) -> dict[str, Any]:
-        """The answer at its end. Stores it where the request asks for that."""
+    def _ended(self, last: GenerateResponse) -> tuple[bytes, dict[str, Any]]:
+        """The last item's last events, and the answer. Stores it where the request asks for that."""
         status = "incomplete" if last.finish_reason == "length" else "completed"
-        response = self._response(status, [self._item(text, status)])
+        events = self._items.end(status)
+        response = self._response(status, self._items.to_json(status))
         response["usage"] = _usage(self._usage)
         if status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         if self._body.store:
             assert self._session_id is not None
-            conversation = [*self._conversation, {"role": "assistant", "content": text}]
-            response["store"] = self._gateway.responses.add(Stored(response, conversation, self._session_id))
-        return response
+            messages = [*self._conversation, *self._items.messages()]
+            response["store"] = self._gateway.responses.add(Stored(response, messages, self._session_id))
+        return events, response
 
     def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         body = self._body
+        reasoning = body.reasoning or {}
         return {
             "id": self.head.id,
             "object": "response",
@@ -203,21 +202,40 @@ class _Answer:
             "metadata": body.metadata or {},
             "model": body.model,
             "output": output,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
+            "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
             "store": bool(body.store),
             "temperature": 1.0 if body.temperature is None else body.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": _shown_format(body)},
             "tool_choice": body.tool_choice or "auto",
-            "tools": [],
+            "tools": [_shown_tool(tool) for tool in body.tools or ()],
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "usage": None,
         }
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _session(before: Stored | None) -> str:
+    """Answers that go on from each other share a session, which has what the engine computed of them. The engine
+    answers a session's requests one after the other, so of several that go on from the same answer only the first has
+    its session."""
+    if before is None or before.continued:
+        return f"response-{uuid.uuid4().hex}"
+    before.continued = True
+    return before.session_id
+
+
+def _shown_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", **{name: tool.get(name) for name in names}}
+
+
+def _shown_format(body: ResponsesRequest) -> dict[str, Any]:
+    form = (body.text or {}).get("format") or {"type": "text"}
+    if form["type"] != "json_schema":
+        return {"type": form["type"]}
+    return {"type": "json_schema", **{name: form.get(name) for name in ("name", "description", "schema", "strict")}}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from charonia_client import GenerateRequest, TokenizeRequest
+from charonia_client import GenerateRequest, Guide, TokenizeRequest
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from charonia_gateway.schemas.fields import MAX_MESSAGES, Content, refused, wrong
+from charonia_gateway.schemas.fields import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, refused, text_of_parts, wrong
 from charonia_gateway.schemas.requests import INT32, engine_top_p
+from charonia_gateway.schemas.turns import Turns
 
 MAX_STOP_SEQUENCES = 64
+MIN_BUDGET = 1024  # Anthropic's
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+_ROLE_OF = {"tool_use": "assistant", "thinking": "assistant", "redacted_thinking": "assistant", "tool_result": "user"}
+# Claude Code's first block of the system prompt. It differs in each request: no prompt would begin as one before did.
+_BILLING = "x-anthropic-billing-header:"
+
+
+# What the blocks that are taken must have.
+_BLOCKS: dict[str, dict[str, type]] = {
+    "text": {"text": str},
+    "thinking": {"thinking": str},
+    "redacted_thinking": {},
+    "tool_use": {"id": str, "name": str, "input": dict},
+    "tool_result": {"tool_use_id": str},
+}
 
 
 def _stop_sequences(value: Any) -> Any:
@@ -20,37 +39,158 @@ def _stop_sequences(value: Any) -> Any:
     return value
 
 
+def _system(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(_BILLING):
+        return value.partition("\n")[2]
+    if isinstance(value, list):
+        kept = [part for part in value if not (isinstance(part, dict) and str(part.get("text")).startswith(_BILLING))]
+        return text_of_parts(kept)
+    return text_of_parts(value)
+
+
+def _blocks(value: Any) -> list[dict[str, Any]]:
+    """A message's content: a text, or content blocks, of which what counts is checked and kept."""
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if not isinstance(value, list):
+        raise wrong("send a text, or a list of content blocks")
+    if len(value) > MAX_PARTS:
+        raise wrong(f"{len(value)} content blocks are too many: send at most {MAX_PARTS}")
+    return [_block(number, block) for number, block in enumerate(value)]
+
+
+def _block(number: int, block: Any) -> dict[str, Any]:
+    kind = block.get("type") if isinstance(block, dict) else None
+    needs = _BLOCKS.get(kind) if isinstance(kind, str) else None
+    if needs is None:
+        said = f"is of type {kind!r}" if isinstance(kind, str) else "has no type"
+        raise wrong(f"part {number} {said[:60]}: this model takes text, tool_use, tool_result and thinking")
+    for name, form in needs.items():
+        if not isinstance(block.get(name), form):
+            raise wrong(f"part {number}, of type {kind!r}: its {name} is missing, or no {form.__name__}")
+    kept = {"type": kind, **{name: block[name] for name in needs}}
+    if kind == "tool_result":
+        kept["text"] = text_of_parts(block.get("content")) or ""
+        kept["is_error"] = block.get("is_error") is True
+    return kept
+
+
 def _thinking(value: Any) -> Any:
-    if value is not None and (not isinstance(value, dict) or value.get("type") != "disabled"):
-        raise wrong('answers have no thinking blocks here: leave it out, or send {"type": "disabled"}')
+    if value is None:
+        return None
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind not in ("enabled", "adaptive", "between_tools", "disabled"):
+        raise wrong('send {"type": "adaptive"}, {"type": "enabled", "budget_tokens": ...} or {"type": "disabled"}')
+    budget = value.get("budget_tokens")
+    if kind == "enabled" and (type(budget) is not int or not MIN_BUDGET <= budget <= INT32):
+        raise wrong(f"budget_tokens is missing, or no whole number from {MIN_BUDGET} on")
+    if value.get("display") not in (None, "summarized", "omitted"):
+        raise wrong('display: send "summarized" or "omitted"')
     return value
 
 
-def _tools(value: Any) -> Any:
-    if value:
-        raise wrong("calls of tools are not supported here: leave tools out, or use /v1/chat/completions")
-    return value
+def _tools(value: Any) -> list[dict[str, Any]] | None:
+    """As functions in OpenAI's form, which chat templates take."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise wrong(f"send a list of at most {MAX_TOOLS} tools")
+    return [_function(number, tool) for number, tool in enumerate(value)]
+
+
+def _function(number: int, tool: Any) -> dict[str, Any]:
+    if not isinstance(tool, dict):
+        raise wrong(f'tool {number} is no object: send {{"name": ..., "input_schema": ...}}')
+    if tool.get("type") not in (None, "custom"):
+        raise wrong(
+            f"tool {number} is of type {str(tool['type'])[:40]!r}: this server has no tools of its own; describe yours "
+            "with name and input_schema"
+        )
+    name, schema, description = tool.get("name"), tool.get("input_schema"), tool.get("description")
+    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+        raise wrong(f"the name of tool {number} is missing, longer than 128, or has others than a-z, 0-9, _, - and .")
+    if not isinstance(schema, dict):
+        raise wrong(f"tool {name}: input_schema is missing, or no object")
+    if description is not None and not isinstance(description, str):
+        raise wrong(f"tool {name}: description is no text")
+    function: dict[str, Any] = {
+        "name": name,
+        **({"description": description} if description else {}),
+        "parameters": schema,
+    }
+    if tool.get("strict") is True:
+        function["strict"] = True
+    return {"type": "function", "function": function}
 
 
 def _tool_choice(value: Any) -> Any:
-    if value is not None and (not isinstance(value, dict) or value.get("type") not in ("auto", "none")):
-        raise wrong('a call cannot be forced: leave it out, or send {"type": "none"}')
+    kind = value.get("type") if isinstance(value, dict) else None
+    if value is not None and kind not in ("auto", "any", "tool", "none"):
+        raise wrong('send {"type": "auto"}, "any" or "none", or {"type": "tool", "name": ...}')
+    if kind == "tool" and not isinstance(value.get("name"), str):
+        raise wrong("name is missing: send the name of the tool that is to be called")
     return value
 
 
+def _format(value: Any) -> Any:
+    fits = isinstance(value, dict) and value.get("type") == "json_schema" and isinstance(value.get("schema"), dict)
+    if value is not None and not fits:
+        raise wrong('send {"type": "json_schema", "schema": {...}}')
+    return value
+
+
+def _output_config(value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise wrong('send an object with "format" or "effort"')
+    if value.get("effort") not in (None, *_EFFORTS):
+        raise wrong(f"effort: send one of {', '.join(_EFFORTS)}")
+    _format(value.get("format"))
+    return value
+
+
+_OBJECT = WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})
+_TEXT_OR_OBJECTS = [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "maxItems": MAX_PARTS}]
+
+
 class AnthropicMessage(BaseModel):
-    """One turn: text only."""
+    """One turn."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     role: Literal["user", "assistant", "system"]
-    content: Content
+    content: Annotated[list[dict[str, Any]], BeforeValidator(_blocks), WithJsonSchema({"anyOf": _TEXT_OR_OBJECTS})] = (
+        Field(description="a text, or blocks of type text, tool_use, tool_result, thinking and redacted_thinking")
+    )
 
     @model_validator(mode="after")
-    def _has_content(self) -> AnthropicMessage:
-        if self.content is None:
-            raise wrong("content is missing: send the message's text")
+    def _is_the_roles(self) -> AnthropicMessage:
+        for number, block in enumerate(self.content):
+            if (role := _ROLE_OF.get(block["type"], self.role)) != self.role:
+                raise wrong(f"part {number} is of type {block['type']!r}, which belongs to the role {role!r}")
         return self
+
+    def add_to(self, turns: Turns) -> None:
+        """The texts that nothing stands between are one."""
+        texts: list[str] = []
+        for block in self.content:
+            match block["type"]:
+                case "text":
+                    texts.append(block["text"])
+                case "thinking":
+                    turns.think(block["thinking"])
+                case "tool_use":
+                    turns.call(block["id"], block["name"], block["input"])
+                case "tool_result":
+                    if texts:
+                        turns.say(self.role, "".join(texts))
+                        texts = []
+                    text = block["text"]
+                    turns.result(block["tool_use_id"], f"Error: {text}" if block["is_error"] else text)
+                # A redacted thought nobody here can read.
+        if texts or not self.content:
+            turns.say(self.role, "".join(texts))
 
 
 class CountTokensRequest(BaseModel):
@@ -62,34 +202,92 @@ class CountTokensRequest(BaseModel):
 
     model: str = Field(description="a name that /v1/models lists")
     messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-    system: Content = Field(None, description="a text, or text blocks, which are joined")
-    tools: Annotated[Any, BeforeValidator(_tools), WithJsonSchema({"type": "array", "maxItems": 0})] = None
-    tool_choice: Annotated[Any, BeforeValidator(_tool_choice), WithJsonSchema({"type": "object"})] = None
-    thinking: Annotated[Any, BeforeValidator(_thinking), WithJsonSchema({"type": "object"})] = None
-    output_config: Annotated[Any, refused("the form of an answer cannot be forced here: leave output_config out")] = (
-        None
+    system: Annotated[
+        str | None, BeforeValidator(_system), WithJsonSchema({"anyOf": [*_TEXT_OR_OBJECTS, {"type": "null"}]})
+    ] = Field(None, description="a text, or text blocks, which are joined")
+    tools: Annotated[
+        list[dict[str, Any]] | None,
+        BeforeValidator(_tools),
+        WithJsonSchema(
+            {"anyOf": [{"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS}, {"type": "null"}]}
+        ),
+    ] = Field(None, description="name, description, input_schema, strict; tools of Anthropic's own are refused")
+    tool_choice: Annotated[Any, BeforeValidator(_tool_choice), _OBJECT] = Field(
+        None, description="auto, any, none, or tool with its name; disable_parallel_tool_use"
+    )
+    thinking: Annotated[Any, BeforeValidator(_thinking), _OBJECT] = Field(
+        None, description="enabled, adaptive or disabled; budget_tokens is a variable of the chat template"
+    )
+    output_config: Annotated[Any, BeforeValidator(_output_config), _OBJECT] = Field(
+        None, description="`format` of type json_schema; `effort`, a variable of the chat template"
+    )
+    output_format: Annotated[Any, BeforeValidator(_format), _OBJECT] = Field(
+        None, description="older form of output_config.format"
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> CountTokensRequest:
-        if self.messages[-1].role != "user":
-            raise wrong("messages: the last one is not the user's; a begun answer is not continued")
+        if self.messages[-1].role == "assistant":
+            raise wrong("messages: the last one is the assistant's; a begun answer is not continued")
+        choice = (self.tool_choice or {}).get("type")
+        if choice in ("any", "tool") and not self.tools:
+            raise wrong("tool_choice needs tools")
+        if choice == "tool" and self.tool_choice["name"] not in (tool["function"]["name"] for tool in self.tools or ()):
+            raise wrong(f"tool_choice: there is no tool {self.tool_choice['name'][:128]!r} in tools")
+        if choice in ("any", "tool"):
+            raise wrong('tool_choice: a call cannot be forced; send {"type": "auto"} or {"type": "none"}')
+        if any(tool["function"].get("strict") for tool in self.tools or ()):
+            raise wrong("tools: strict is not supported; send strict = false")
+        if self.output_format and (self.output_config or {}).get("format"):
+            raise wrong("output_format: output_config.format says the same; send one of them")
         return self
 
+    @property
+    def guide_field(self) -> str | None:
+        """The field that says what the answer has to be, where one does."""
+        if self.output_format:
+            return "output_format"
+        return "output_config.format" if (self.output_config or {}).get("format") else None
+
+    @property
+    def shows_thinking(self) -> bool:
+        return self.thinking is not None and self.thinking["type"] != "disabled"
+
+    @property
+    def omits_thinking(self) -> bool:
+        """Its blocks are shown, and their text is not."""
+        return self.thinking is not None and self.thinking.get("display") == "omitted"
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        none = self.tool_choice is not None and self.tool_choice["type"] == "none"
+        return None if none else self.tools or None
+
     def conversation(self) -> list[dict[str, Any]]:
-        """For the chat template. Turns of one role that follow each other are one turn."""
-        turns: list[tuple[str, list[str]]] = [("system", [self.system])] if self.system else []
+        """For the chat template."""
+        turns = Turns(join=True)
+        if self.system:
+            turns.say("system", self.system)
         for message in self.messages:
-            if not turns or turns[-1][0] != message.role:
-                turns.append((message.role, []))
-            turns[-1][1].append(message.content or "")
-        return [{"role": role, "content": "\n\n".join(texts)} for role, texts in turns]
+            message.add_to(turns)
+        return turns.messages()
 
     def template_variables(self) -> dict[str, Any] | None:
-        return {"enable_thinking": False} if self.thinking else None
+        variables: dict[str, Any] = {}
+        if self.thinking:
+            variables["enable_thinking"] = self.shows_thinking
+        if self.thinking and self.thinking["type"] == "enabled":
+            variables["thinking_budget"] = self.thinking["budget_tokens"]
+        if effort := (self.output_config or {}).get("effort"):
+            variables["reasoning_effort"] = effort
+        return variables or None
 
     def tokenize_request(self) -> TokenizeRequest:
-        return TokenizeRequest(messages=self.conversation(), chat_template_kwargs=self.template_variables())
+        return TokenizeRequest(
+            messages=self.conversation(),
+            tools=self.offered_tools,
+            chat_template_kwargs=self.template_variables(),
+        )
 
 
 class MessagesRequest(CountTokensRequest):
@@ -114,12 +312,31 @@ class MessagesRequest(CountTokensRequest):
     container: Annotated[Any, refused("there are no containers here: leave container out")] = None
     mcp_servers: Annotated[Any, refused("no MCP server is called from here: leave mcp_servers out")] = None
 
+    @property
+    def guide(self) -> Guide | None:
+        form = self.output_format or (self.output_config or {}).get("format")
+        return Guide("json_schema", json.dumps(form["schema"], ensure_ascii=False)) if form else None
+
+    @property
+    def engine_tool_choice(self) -> Any:
+        """In OpenAI's form; None where the model may choose."""
+        choice = self.tool_choice or {}
+        if choice.get("type") == "tool":
+            return {"type": "function", "function": {"name": choice["name"]}}
+        return "required" if choice.get("type") == "any" else None
+
     def engine_request(self, *, reasons: bool) -> GenerateRequest:
         """reasons: the model's answers may hold reasoning, which is told apart."""
+        tools = self.offered_tools
+        single = tools and (self.tool_choice or {}).get("disable_parallel_tool_use") is True
         return GenerateRequest(
             messages=self.conversation(),
+            tools=tools,
+            tool_choice=self.engine_tool_choice,
+            parallel_tool_calls=False if single else None,
             chat_template_kwargs=self.template_variables(),
-            parsed=True if reasons else None,
+            guide=self.guide,
+            parsed=True if tools or reasons else None,
             max_tokens=self.max_tokens,
             stop_words=self.stop_sequences or (),
             name_stop_word=bool(self.stop_sequences) or None,

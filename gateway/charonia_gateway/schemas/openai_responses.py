@@ -2,62 +2,85 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Annotated, Any, ClassVar
 
-from charonia_client import GenerateRequest
+from charonia_client import GenerateRequest, Guide
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from charonia_gateway.schemas.fields import MAX_MESSAGES, MAX_PARTS, refused, wrong
+from charonia_gateway.schemas.fields import MAX_TOOLS, refused, wrong
 from charonia_gateway.schemas.requests import INT32, engine_top_p
+from charonia_gateway.schemas.response_input import input_items
 
 MAX_METADATA = 16
-_ROLES = ("user", "assistant", "system", "developer")
-_TEXT_PARTS = ("input_text", "output_text", "text")
-
-
-def _input(value: Any) -> list[dict[str, str]]:
-    """Messages {"role", "content"} of what is new in the conversation: a text is the user's message."""
-    if isinstance(value, str) and value:
-        return [{"role": "user", "content": value}]
-    if not isinstance(value, list) or not value:
-        raise wrong("send a text, or a list of messages; neither is empty")
-    if len(value) > MAX_MESSAGES:
-        raise wrong(f"{len(value)} messages are too many: send at most {MAX_MESSAGES}")
-    return [_message(number, item) for number, item in enumerate(value)]
-
-
-def _message(number: int, item: Any) -> dict[str, str]:
-    kind = item.get("type", "message") if isinstance(item, dict) else None
-    if kind != "message":
-        raise wrong(f"item {number} is {str(kind)[:40]!r}: only messages are taken, no calls and no references")
-    role = item.get("role")
-    if role not in _ROLES:
-        raise wrong(f"item {number}: its role is none of {', '.join(_ROLES)}")
-    content = item.get("content")
-    parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(parts, list) or len(parts) > MAX_PARTS:
-        raise wrong(f"item {number}: its content is neither a text nor a list of at most {MAX_PARTS} parts")
-    texts = []
-    for part in parts:
-        named = part.get("type") if isinstance(part, dict) else None
-        if named not in _TEXT_PARTS or not isinstance(part.get("text"), str):
-            raise wrong(f"item {number} has a part of type {str(named)[:40]!r}: this model takes texts only")
-        texts.append(part["text"])
-    return {"role": "system" if role == "developer" else role, "content": "".join(texts)}
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_SUMMARIES = ("auto", "concise", "detailed")
+_ENCRYPTED = "reasoning.encrypted_content"  # here reasoning is a text that goes back with its item
 
 
 def _text(value: Any) -> Any:
-    form = value.get("format") if isinstance(value, dict) else None
-    if value is not None and not (
-        isinstance(value, dict) and (form is None or (isinstance(form, dict) and form.get("type") == "text"))
+    """`text`, with what may be in it."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise wrong('send {"format": ...}')
+    form = value.get("format")
+    if form is None:
+        return value
+    if not isinstance(form, dict) or form.get("type") not in ("text", "json_object", "json_schema"):
+        raise wrong('format: send {"type": "text"}, json_object or json_schema')
+    if form["type"] == "json_schema" and not (
+        isinstance(form.get("schema"), dict) and isinstance(form.get("name"), str)
     ):
-        raise wrong('text.format: structured output is not supported here; send {"format": {"type": "text"}}')
+        raise wrong("format: json_schema needs a name and a schema, which is an object")
     return value
 
 
+def _tools(value: Any) -> list[dict[str, Any]] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise wrong(f"send a list of at most {MAX_TOOLS} functions")
+    for number, tool in enumerate(value):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind != "function":
+            raise wrong(
+                f"tool {number} is of type {str(kind)[:40]!r}: this server has functions alone, no built-in tools"
+            )
+        name = tool.get("name")
+        if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+            raise wrong(f"the name of function {number} is missing, or has other characters than a-z, 0-9, _, - and .")
+        for field, form in (("parameters", dict), ("description", str), ("strict", bool)):
+            if not isinstance(tool.get(field), form | None):
+                raise wrong(f"function {name}: {field} is neither null nor {_FORMS[form]}")
+    return value
+
+
+_FORMS: dict[type, str] = {dict: "an object", str: "a text", bool: "true or false"}
+
+
 def _tool_choice(value: Any) -> Any:
-    if value not in (None, "auto", "none"):
-        raise wrong('a call cannot be forced here: send "auto" or "none"')
+    named = isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("name"), str)
+    if value not in (None, "auto", "none", "required") and not named:
+        raise wrong('send "auto", "none", "required" or {"type": "function", "name": ...}')
+    return value
+
+
+def _reasoning(value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or value.get("effort") not in (None, *_EFFORTS):
+        raise wrong(f"effort: send one of {', '.join(_EFFORTS)}")
+    if any(value.get(name) not in (None, *_SUMMARIES) for name in ("summary", "generate_summary")):
+        raise wrong(f"summary: send one of {', '.join(_SUMMARIES)}")
+    return value
+
+
+def _include(value: Any) -> Any:
+    if value is not None and (not isinstance(value, list) or any(name != _ENCRYPTED for name in value)):
+        raise wrong(f"nothing more can be included: leave include out, or send [{_ENCRYPTED!r}]")
     return value
 
 
@@ -86,6 +109,9 @@ def _metadata(value: dict[str, str] | None) -> dict[str, str] | None:
     return value
 
 
+_OBJECT = WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})
+
+
 class ResponsesRequest(BaseModel):
     """POST /v1/responses"""
 
@@ -95,10 +121,10 @@ class ResponsesRequest(BaseModel):
 
     model: str = Field(description="a name that /v1/models lists")
     input: Annotated[
-        list[dict[str, str]],
-        BeforeValidator(_input),
+        list[dict[str, Any]],
+        BeforeValidator(input_items),
         WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "minItems": 1}]}),
-    ] = Field(description="what is new in the conversation: the user's text, or messages")
+    ] = Field(description="what is new in the conversation: the user's text, or messages, calls and their outputs")
     instructions: str | None = Field(None, description="the system's message, of this answer alone")
     previous_response_id: str | None = Field(
         None, min_length=1, max_length=200, description="go on with the conversation of a stored answer"
@@ -111,22 +137,32 @@ class ResponsesRequest(BaseModel):
     metadata: Annotated[dict[str, str] | None, AfterValidator(_metadata)] = Field(
         None, description="given back with the answer"
     )
-    text: Annotated[Any, BeforeValidator(_text), WithJsonSchema({"type": "object"})] = Field(
-        None, description="`format` of type text"
+    text: Annotated[Any, BeforeValidator(_text), _OBJECT] = Field(
+        None, description="`format` of type text, json_object or json_schema"
     )
     truncation: Annotated[Any, BeforeValidator(_truncation), WithJsonSchema({"enum": ["disabled", None]})] = None
     tools: Annotated[
+        list[dict[str, Any]] | None,
+        BeforeValidator(_tools),
+        WithJsonSchema(
+            {"anyOf": [{"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS}, {"type": "null"}]}
+        ),
+    ] = Field(None, description="functions that the model may call, in the format of its chat template")
+    tool_choice: Annotated[
         Any,
-        _none_of("calls of tools are not supported here: leave tools out, or use /v1/chat/completions"),
-        WithJsonSchema({"type": "array", "maxItems": 0}),
+        BeforeValidator(_tool_choice),
+        WithJsonSchema({"anyOf": [{"enum": ["auto", "none", "required", None]}, {"type": "object"}]}),
     ] = None
-    tool_choice: Annotated[Any, BeforeValidator(_tool_choice), WithJsonSchema({"enum": ["auto", "none", None]})] = None
+    parallel_tool_calls: bool | None = Field(None, description="false: calls after the first are left out")
+    reasoning: Annotated[Any, BeforeValidator(_reasoning), _OBJECT] = Field(
+        None, description="`effort` is a variable of the chat template; none also sets enable_thinking = false"
+    )
     max_tool_calls: Annotated[Any, refused("no tool is called here: leave max_tool_calls out")] = None
     include: Annotated[
         Any,
-        _none_of("nothing more can be included: leave include out"),
-        WithJsonSchema({"type": "array", "maxItems": 0}),
-    ] = None
+        BeforeValidator(_include),
+        WithJsonSchema({"anyOf": [{"type": "array", "items": {"const": _ENCRYPTED}}, {"type": "null"}]}),
+    ] = Field(None, description=f"nothing, or `{_ENCRYPTED}`, which has no effect")
     background: Annotated[
         Any,
         _none_of("answers are not made in the background: leave background out"),
@@ -134,26 +170,76 @@ class ResponsesRequest(BaseModel):
     ] = None
     conversation: Annotated[Any, refused("there are no conversations: send previous_response_id")] = None
     prompt: Annotated[Any, refused("there are no stored prompts: send instructions and input")] = None
-    reasoning: Annotated[Any, refused("reasoning is not controlled here: leave it out")] = None
     top_logprobs: Annotated[Any, refused("log probabilities are those of /v1/chat/completions: use it")] = None
     context_management: Annotated[Any, refused("a conversation is not made shorter here: leave it out")] = None
     moderation: Annotated[Any, refused("nothing is moderated here: leave it out")] = None
 
     @model_validator(mode="after")
-    def _ends_with_a_turn(self) -> ResponsesRequest:
-        if self.input[-1]["role"] == "assistant":
+    def _consistent(self) -> ResponsesRequest:
+        last = self.input[-1]
+        if last["type"] == "function_call":
+            raise wrong("input: the last item is a call: send its function_call_output, too")
+        if last["type"] == "reasoning" or last.get("role") == "assistant":
             raise wrong("input: the last message is the assistant's; a begun answer is not continued")
+        forced = self.tool_choice not in (None, "auto", "none")
+        if forced and not self.tools:
+            raise wrong("tool_choice needs tools")
+        if isinstance(self.tool_choice, dict) and self.tool_choice["name"] not in (
+            tool["name"] for tool in self.tools or ()
+        ):
+            raise wrong(f"tool_choice: there is no function {self.tool_choice['name'][:64]!r} in tools")
+        if forced:
+            raise wrong('tool_choice: a call cannot be forced; send "auto" or "none"')
+        if any(tool.get("strict") for tool in self.tools or ()):
+            raise wrong("tools: strict is not supported; send strict = false")
         return self
 
+    @property
+    def guide_field(self) -> str | None:
+        """The field that says what the answer has to be, where one does."""
+        return "text.format" if self.guide else None
+
+    @property
+    def guide(self) -> Guide | None:
+        form = (self.text or {}).get("format") or {}
+        if form.get("type") == "json_schema":
+            return Guide("json_schema", json.dumps(form["schema"], ensure_ascii=False))
+        return Guide("json") if form.get("type") == "json_object" else None
+
+    def functions(self) -> list[dict[str, Any]] | None:
+        """`tools` as chat completions have them. None where none may be called."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        names = ("name", "description", "parameters", "strict")
+        return [
+            {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
+            for tool in self.tools
+        ]
+
+    def template_variables(self) -> dict[str, Any] | None:
+        effort = (self.reasoning or {}).get("effort")
+        if effort is None:
+            return None
+        return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+
     def engine_request(
-        self, conversation: list[dict[str, str]], session_id: str | None, *, reasons: bool
+        self, conversation: list[dict[str, Any]], session_id: str | None, *, reasons: bool
     ) -> GenerateRequest:
         """conversation: all of it, with what is new and without the instructions. reasons: the model's answers may
         hold reasoning, which is told apart."""
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        tools = self.functions()
+        choice = self.tool_choice
+        if isinstance(choice, dict):
+            choice = {"type": "function", "function": {"name": choice["name"]}}
         return GenerateRequest(
             messages=[*system, *conversation],
-            parsed=True if reasons else None,
+            tools=tools,
+            tool_choice=choice if tools and choice != "auto" else None,
+            parallel_tool_calls=self.parallel_tool_calls if tools else None,
+            chat_template_kwargs=self.template_variables(),
+            guide=self.guide,
+            parsed=True if tools or reasons else None,
             session_id=session_id,
             max_tokens=self.max_output_tokens,
             temperature=self.temperature,

@@ -157,11 +157,29 @@ class AnthropicText(BaseModel):
     text: str
 
 
+class AnthropicThinking(BaseModel):
+    type: Literal["thinking"]
+    thinking: str = Field(description="empty where `thinking.display` is omitted")
+    signature: str = Field(description="the same in every answer; it is not checked")
+
+
+class AnthropicToolUse(BaseModel):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any] = Field(description='the arguments; {"INVALID_JSON": TEXT} where they are no JSON object')
+
+
+class AnthropicTokensDetails(BaseModel):
+    thinking_tokens: int
+
+
 class AnthropicUsage(BaseModel):
     input_tokens: int = Field(description="of the prompt, without those that were in the cache")
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: AnthropicTokensDetails | None = Field(None, description="where there was reasoning")
 
 
 class AnthropicAnswer(BaseModel):
@@ -169,8 +187,8 @@ class AnthropicAnswer(BaseModel):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[AnthropicText]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
+    content: list[AnthropicText | AnthropicThinking | AnthropicToolUse]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
     stop_sequence: str | None
     usage: AnthropicUsage
 
@@ -193,14 +211,15 @@ class ResponseBody(BaseModel):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[dict[str, Any]]
+    output: list[dict[str, Any]] = Field(description="items of type reasoning, message and function_call")
     parallel_tool_calls: bool
     previous_response_id: str | None
+    reasoning: dict[str, Any]
     store: bool = Field(description="whether it is stored")
     temperature: float
     text: dict[str, Any]
-    tool_choice: str
-    tools: list[Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
     top_p: float
     truncation: str
     usage: dict[str, Any]

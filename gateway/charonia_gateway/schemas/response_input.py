@@ -1,0 +1,111 @@
+"""From the items of OpenAI's Responses to the messages that chat templates take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from charonia_gateway.schemas.fields import MAX_MESSAGES, MAX_PARTS, wrong
+from charonia_gateway.schemas.turns import Turns, arguments_object
+
+_ROLES = ("user", "assistant", "system", "developer")
+_TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+def input_items(value: Any) -> list[dict[str, Any]]:
+    """What is new in the conversation: a text is the user's message. Of items, what counts is checked and kept."""
+    if isinstance(value, str) and value:
+        return [{"type": "message", "role": "user", "text": value}]
+    if not isinstance(value, list) or not value:
+        raise wrong("send a text, or a list of items; neither is empty")
+    if len(value) > MAX_MESSAGES:
+        raise wrong(f"{len(value)} items are too many: send at most {MAX_MESSAGES}")
+    return [_item(number, item) for number, item in enumerate(value)]
+
+
+def _item(number: int, item: Any) -> dict[str, Any]:
+    kind = item.get("type", "message") if isinstance(item, dict) else None
+    match kind:
+        case "message":
+            return _said(number, item)
+        case "function_call":
+            return _call(number, item)
+        case "function_call_output":
+            text = _text(number, "output", item.get("output"))
+            return {"type": kind, "id": _needed(number, item, "call_id"), "text": text}
+        case "reasoning":
+            return _reasoning(number, item)
+    raise wrong(
+        f"item {number} is {str(kind)[:40]!r}: only messages, function calls with their outputs and reasoning are taken"
+    )
+
+
+def _said(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
+    role = item.get("role")
+    if role not in _ROLES:
+        raise wrong(f"item {number}: its role is none of {', '.join(_ROLES)}")
+    text = _text(number, "content", item.get("content"))
+    return {"type": "message", "role": "system" if role == "developer" else role, "text": text}
+
+
+def _text(number: int, field: str, value: Any) -> str:
+    parts = [{"type": "input_text", "text": value}] if isinstance(value, str) else value
+    if not isinstance(parts, list) or len(parts) > MAX_PARTS:
+        raise wrong(f"item {number}: its {field} is neither a text nor a list of at most {MAX_PARTS} parts")
+    texts = []
+    for part in parts:
+        named = part.get("type") if isinstance(part, dict) else None
+        if named not in _TEXT_PARTS or not isinstance(part.get("text"), str):
+            raise wrong(f"item {number} has a part of type {str(named)[:40]!r}: this model takes texts only")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _needed(number: int, item: Mapping[str, Any], field: str) -> str:
+    value = item.get(field)
+    if not isinstance(value, str) or not value:
+        raise wrong(f"item {number}: its {field} is missing, or no text")
+    return value
+
+
+def _call(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
+    text = item.get("arguments")
+    if not isinstance(text, str):
+        raise wrong(f"item {number}: its arguments are no text that is JSON")
+    # What a model wrote may be no JSON. A conversation goes on after that.
+    name, id = _needed(number, item, "name"), _needed(number, item, "call_id")
+    return {"type": "function_call", "id": id, "name": name, "arguments": arguments_object(text)}
+
+
+def _reasoning(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
+    """Its text; without one its summary."""
+    found = []
+    for field in ("content", "summary"):
+        parts = item.get(field) or []
+        if not isinstance(parts, list) or len(parts) > MAX_PARTS:
+            raise wrong(f"item {number}: its {field} is no list of at most {MAX_PARTS} parts")
+        texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        if len(texts) < len(parts):
+            raise wrong(f"item {number}: its {field} has a part without a text")
+        found.append("\n\n".join(texts))
+    return {"type": "reasoning", "text": found[0] or found[1]}
+
+
+def conversation(before: Sequence[dict[str, Any]], items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages for the chat template: those of `before`, and checked items. Raises KeyError, with the call's id, for
+    the output of a call that is not there."""
+    calls = (call for message in before for call in message.get("tool_calls", ()))
+    turns = Turns(join=False, names={call["id"]: call["function"]["name"] for call in calls})
+    for item in items:
+        match item["type"]:
+            case "message":
+                turns.say(item["role"], item["text"])
+            case "reasoning" if item["text"]:
+                turns.think(item["text"])
+            case "function_call":
+                turns.call(item["id"], item["name"], item["arguments"])
+            case "function_call_output":
+                if item["id"] not in turns.names:
+                    raise KeyError(item["id"])
+                turns.result(item["id"], item["text"])
+    return [*before, *turns.messages()]

@@ -1,0 +1,80 @@
+"""A conversation as chat templates take it, of what other APIs than chat completions call it: content blocks, items."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+INVALID = "INVALID_JSON"  # Anthropic's name for it
+
+
+def arguments_object(text: str) -> dict[str, Any]:
+    """A call's arguments. What is no JSON object is named so, and given as it is: the answer ended within it, or the
+    model wrote something else."""
+    try:
+        value = json.loads(text or "{}")
+        # What JSON cannot hold: infinite numbers, and halves of characters.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return {INVALID: text}
+    return value if isinstance(value, dict) else {INVALID: text}
+
+
+@dataclass
+class _Turn:
+    """fields: what else the template's message has."""
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    fields: dict[str, str] = field(default_factory=dict)
+
+    def message(self) -> dict[str, Any]:
+        made: dict[str, Any] = {"role": self.role, "content": "\n\n".join(self.texts), **self.fields}
+        if self.thoughts:
+            made["reasoning_content"] = "\n\n".join(self.thoughts)
+        if self.calls:
+            made["tool_calls"] = self.calls
+        return made
+
+
+class Turns:
+    """Reasoning, text and calls of one answer are one message; the result of a call is one of its own. join: so are all
+    texts of one role that follow each other. Otherwise each is a message, as far as it is no part of an answer with
+    more. names: of the functions that were called before, by the calls' ids."""
+
+    def __init__(self, *, join: bool, names: dict[str, str] | None = None) -> None:
+        self.names = names or {}
+        self._join = join
+        self._turns: list[_Turn] = []
+
+    def messages(self) -> list[dict[str, Any]]:
+        return [turn.message() for turn in self._turns]
+
+    def say(self, role: str, text: str) -> None:
+        last = self._turns[-1] if self._turns else None
+        if last is None or last.role != role or not (self._join or last.calls or not last.texts):
+            last = self._begin(role)
+        last.texts.append(text)
+
+    def think(self, text: str) -> None:
+        self._answer().thoughts.append(text)
+
+    def call(self, id: str, name: str, arguments: dict[str, Any]) -> None:
+        self.names[id] = name
+        function = {"name": name, "arguments": arguments}
+        self._answer().calls.append({"id": id, "type": "function", "function": function})
+
+    def result(self, id: str, text: str) -> None:
+        """Some templates want to know the function's name."""
+        name = {"name": self.names[id]} if id in self.names else {}
+        self._turns.append(_Turn("tool", [text], fields={"tool_call_id": id, **name}))
+
+    def _answer(self) -> _Turn:
+        return self._turns[-1] if self._turns and self._turns[-1].role == "assistant" else self._begin("assistant")
+
+    def _begin(self, role: str) -> _Turn:
+        self._turns.append(_Turn(role))
+        return self._turns[-1]

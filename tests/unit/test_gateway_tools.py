@@ -1,0 +1,407 @@
+"""Calls of tools and reasoning in the forms of /v1/messages and /v1/responses."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from charonia_gateway.body import parse
+from charonia_gateway.errors import ApiError
+from charonia_gateway.schemas.messages import MessagesRequest
+from charonia_gateway.schemas.openai_responses import ResponsesRequest
+from charonia_gateway.schemas.response_input import conversation
+from gateway_in_process import MODEL, gateway
+from triton_double import error, input_number, input_text, parsed, part
+from tritonclient.grpc import service_pb2 as pb
+
+Responses = AsyncIterator[pb.ModelStreamInferResponse]
+USER = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOL = {"name": "add", "description": "Adds.", "input_schema": SCHEMA}
+FUNCTION = {"type": "function", "name": "add", "description": "Adds.", "parameters": SCHEMA}
+IN_OPENAIS_FORM = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}}
+MESSAGES: dict[str, Any] = {"model": MODEL, "max_tokens": 5, "messages": USER, "tools": [TOOL]}
+RESPONSES: dict[str, Any] = {"model": MODEL, "input": "hi", "tools": [FUNCTION]}
+
+
+def begin(index: int, arguments: str = "", **more: Any) -> dict[str, Any]:
+    return {"index": index, "id": f"call{index}", "name": "add", "arguments": arguments, **more}
+
+
+def goes_on(index: int, arguments: str, **more: Any) -> dict[str, Any]:
+    return {"index": index, "arguments": arguments, **more}
+
+
+# Responses as they may come: a call's end, text and the next call's beginning in one.
+PARTS: list[dict[str, Any]] = [
+    {"reasoning": "They "},
+    {"reasoning": "want sums.", "content": "I"},
+    {"content": " add.", "calls": [begin(0, '{"a"')]},
+    {"calls": [goes_on(0, ": 1")]},
+    {"calls": [goes_on(0, "}", complete=True), begin(1, "{")], "content": "And:"},
+    {"calls": [goes_on(1, "}", complete=True)]},
+    {"content": "So.", "reason": "stop"},
+]
+
+
+async def says(request: pb.ModelInferRequest) -> Responses:
+    for one in PARTS:
+        yield parsed(**one)
+
+
+async def stream(path: str, body: dict[str, Any], behaviour: Any = says) -> list[dict[str, Any]]:
+    async with gateway() as (web, server):
+        server.behaviour = behaviour
+        text = (await web.post(path, json={**body, "stream": True})).text
+    return [json.loads(event.partition("\ndata: ")[2]) for event in text.removesuffix("\n\n").split("\n\n")]
+
+
+async def whole(path: str, body: dict[str, Any], **one: Any) -> dict[str, Any]:
+    async def answers(request: pb.ModelInferRequest) -> Responses:
+        yield parsed(**{"reason": "stop", **one})
+
+    async with gateway() as (web, server):
+        server.behaviour = answers
+        answer = await web.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+async def test_anthropics_blocks_come_one_after_the_other() -> None:
+    events = await stream("/v1/messages", {**MESSAGES, "thinking": {"type": "adaptive"}})
+    open_block, blocks = -1, []
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks) and open_block < 0
+            open_block = event["index"]
+            blocks.append(event["content_block"] | {"text": ""})
+        elif event["type"] == "content_block_delta":
+            assert event["index"] == open_block
+            blocks[-1]["text"] += "".join(event["delta"].get(name, "") for name in ("text", "thinking", "partial_json"))
+        elif event["type"] == "content_block_stop":
+            assert event["index"] == open_block
+            open_block = -1
+    assert open_block < 0
+    assert [(block["type"], block.get("name"), block["text"]) for block in blocks] == [
+        ("thinking", None, "They want sums."),
+        ("text", None, "I add."),
+        ("tool_use", "add", '{"a": 1}'),
+        ("text", None, "And:"),
+        ("tool_use", "add", "{}"),
+        ("text", None, "So."),
+    ]
+    kinds = [event["type"] for event in events]
+    assert kinds[:3] == ["message_start", "content_block_start", "ping"] and kinds.count("ping") == 1
+    assert events[-2]["delta"]["stop_reason"] == "tool_use" and kinds[-1] == "message_stop"
+    signed = [event for event in events if event.get("delta", {}).get("type") == "signature_delta"]
+    assert len(signed) == 1 and signed[0]["index"] == 0 and signed[0]["delta"]["signature"]
+
+
+async def test_openais_items_come_one_after_the_other() -> None:
+    events = await stream("/v1/responses", RESPONSES)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    of_items = [event for event in events if "output_index" in event]
+    grouped = [list(group) for _, group in itertools.groupby(of_items, lambda event: event["output_index"])]
+    found = []
+    for index, group in enumerate(grouped):
+        assert all(event["output_index"] == index for event in group)
+        assert group[0]["type"] == "response.output_item.added" and group[0]["item"]["status"] == "in_progress"
+        assert group[-1]["type"] == "response.output_item.done" and group[-1]["item"]["status"] == "completed"
+        item = group[-1]["item"]
+        assert {event.get("item_id", item["id"]) for event in group} == {item["id"]} == {group[0]["item"]["id"]}
+        text = item.get("arguments") or item["content"][0]["text"]
+        assert "".join(event.get("delta", "") for event in group) == text
+        found.append((item["type"], text))
+    assert found == [
+        ("reasoning", "They want sums."),
+        ("message", "I add."),
+        ("function_call", '{"a": 1}'),
+        ("message", "And:"),
+        ("function_call", "{}"),
+        ("message", "So."),
+    ]
+    assert events[-1]["response"]["output"] == [group[-1]["item"] for group in grouped]
+    assert events[-1]["response"]["tools"] == [{**FUNCTION, "strict": None}]
+
+
+async def test_reasoning_is_shown_to_who_asks_for_it() -> None:
+    answers = {"reasoning": "hm", "content": "so"}
+    shown = await whole("/v1/messages", {**MESSAGES, "thinking": {"type": "enabled", "budget_tokens": 1024}}, **answers)
+    assert [block["type"] for block in shown["content"]] == ["thinking", "text"]
+    assert shown["content"][0]["thinking"] == "hm" and shown["usage"]["output_tokens_details"] == {"thinking_tokens": 1}
+    omitted = {**MESSAGES, "thinking": {"type": "adaptive", "display": "omitted"}}
+    hidden = await whole("/v1/messages", omitted, **answers)
+    assert hidden["content"][0]["thinking"] == "" and hidden["content"][0]["signature"]
+    events = await stream("/v1/messages", omitted)
+    assert events[1]["content_block"]["type"] == "thinking"
+    assert not [event for event in events if event.get("delta", {}).get("type") == "thinking_delta"]
+    for thinking in (None, {"type": "disabled"}):
+        silent = await whole("/v1/messages", {**MESSAGES, "thinking": thinking}, **answers)
+        assert [block["type"] for block in silent["content"]] == ["text"]
+
+
+@pytest.mark.parametrize("text", ['{"a": 1', "[1]", "", '{"a": "\\ud800"}', '{"a": 1e999}', '{"a": NaN}', "[" * 5000])
+async def test_arguments_that_are_no_json_object_are_handed_on_as_they_are(text: str) -> None:
+    answer = await whole("/v1/messages", MESSAGES, calls=[begin(0, text, complete=False)], reason="length")
+    (block,) = answer["content"]
+    assert block["input"] == ({"INVALID_JSON": text} if text else {})
+    assert answer["stop_reason"] == "model_context_window_exceeded"
+    answer = await whole("/v1/responses", RESPONSES, calls=[begin(0, text, complete=False)], reason="length")
+    (item,) = answer["output"]
+    assert (item["arguments"], item["status"], answer["status"]) == (text, "incomplete", "incomplete")
+
+
+async def test_more_tokens_than_fit_are_as_many_as_do() -> None:
+    """As Anthropic has it; coding agents ask for 32000 whatever the context is."""
+
+    async def checks(request: pb.ModelInferRequest) -> Responses:
+        if input_number(request, "max_tokens") is not None:
+            yield error("[400] prompt and max_tokens do not fit: 9 prompt tokens and max_tokens = 32000 make 32009")
+        else:
+            yield part("x", "length")
+
+    async with gateway() as (web, server):
+        server.behaviour = checks
+        body = {"model": MODEL, "max_tokens": 32000, "messages": USER}
+        answer = (await web.post("/v1/messages", json=body)).json()
+        text = (await web.post("/v1/messages", json={**body, "stream": True})).text
+    assert answer["stop_reason"] == "model_context_window_exceeded" and answer["content"][0]["text"] == "x"
+    assert text.count("event: message_start") == 1 and "event: error" not in text
+
+
+def anthropic(*messages: Any, **fields: Any) -> MessagesRequest:
+    return parse(MessagesRequest, json.dumps({"model": "m", "max_tokens": 5, "messages": messages, **fields}).encode())
+
+
+def test_anthropics_history_becomes_the_templates() -> None:
+    asked = anthropic(
+        {"role": "user", "content": "hi"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "s"},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "I "},
+                {"type": "text", "text": "add."},
+                {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}, "cache_control": None},
+                {"type": "tool_use", "id": "c2", "name": "add", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "2"}]},
+                {"type": "tool_result", "tool_use_id": "c2", "content": "no a", "is_error": True},
+                {"type": "tool_result", "tool_use_id": "c3"},
+                {"type": "text", "text": "And?"},
+            ],
+        },
+        {"role": "user", "content": "Go on."},
+        system=[{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "Be brief."}],
+        tools=[TOOL, {**TOOL, "type": "custom", "eager_input_streaming": True}],
+        tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+        thinking={"type": "enabled", "budget_tokens": 2048},
+        output_config={"effort": "high", "format": {"type": "json_schema", "schema": SCHEMA}},
+    )
+    request = asked.engine_request(reasons=True)
+    calls = [
+        {"id": id, "type": "function", "function": {"name": "add", "arguments": arguments}}
+        for id, arguments in (("c1", {"a": 1}), ("c2", {}))
+    ]
+    assert request.messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "I add.", "reasoning_content": "hm", "tool_calls": calls},
+        {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "add"},
+        {"role": "tool", "content": "Error: no a", "tool_call_id": "c2", "name": "add"},
+        {"role": "tool", "content": "", "tool_call_id": "c3"},
+        {"role": "user", "content": "And?\n\nGo on."},
+    ]
+    assert request.tools == [IN_OPENAIS_FORM] * 2 and request.parallel_tool_calls is False
+    assert request.chat_template_kwargs == {
+        "enable_thinking": True,
+        "thinking_budget": 2048,
+        "reasoning_effort": "high",
+    }
+    assert request.guide is not None and json.loads(request.guide.text) == SCHEMA
+    assert asked.tokenize_request().tools == request.tools
+
+
+def test_openais_items_become_the_templates_messages() -> None:
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": "hi"},
+        {"role": "user", "content": "there"},
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I add."}]},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}', "status": "completed"},
+        {"type": "function_call", "call_id": "c2", "name": "add", "arguments": "{oh"},
+        {"type": "function_call_output", "call_id": "c1", "output": "2"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "no"}]},
+    ]
+    asked = parse(
+        ResponsesRequest,
+        json.dumps(
+            {
+                "model": "m",
+                "input": items,
+                "tools": [FUNCTION],
+                "reasoning": {"effort": "none", "summary": "auto"},
+                "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}},
+                "parallel_tool_calls": False,
+            }
+        ).encode(),
+    )
+    request = asked.engine_request(conversation((), asked.input), None, reasons=False)
+    calls = [
+        {"id": id, "type": "function", "function": {"name": "add", "arguments": arguments}}
+        for id, arguments in (("c1", {"a": 1}), ("c2", {"INVALID_JSON": "{oh"}))
+    ]
+    assert request.messages == [
+        {"role": "user", "content": "hi"},
+        {"role": "user", "content": "there"},
+        {"role": "assistant", "content": "I add.", "reasoning_content": "hm", "tool_calls": calls},
+        {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "add"},
+        {"role": "tool", "content": "no", "tool_call_id": "c2", "name": "add"},
+    ]
+    assert request.tools == [IN_OPENAIS_FORM] and request.parallel_tool_calls is False and request.parsed
+    assert request.chat_template_kwargs == {"reasoning_effort": "none", "enable_thinking": False}
+    assert request.guide is not None and json.loads(request.guide.text) == SCHEMA
+
+
+async def test_the_output_of_a_call_that_is_not_there_is_refused() -> None:
+    output = {"type": "function_call_output", "call_id": "call0", "output": "2"}
+
+    async def calls(request: pb.ModelInferRequest) -> Responses:
+        yield parsed(calls=[begin(0, '{"a": 1}', complete=True)], reason="stop")
+
+    async with gateway() as (web, server):
+        server.behaviour = calls
+        refused = await web.post("/v1/responses", json={**RESPONSES, "input": [output]})
+        first = (await web.post("/v1/responses", json={**RESPONSES, "store": True})).json()
+        again = {**RESPONSES, "input": [output], "previous_response_id": first["id"]}
+        assert (await web.post("/v1/responses", json=again)).status_code == 200
+        sent = json.loads(input_text(server.requests[-1], "messages"))
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "input"
+    assert "function_call_output of 'call0'" in refused.json()["error"]["message"]
+    assert [message["role"] for message in sent] == ["user", "assistant", "tool"]
+    assert sent[1]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
+
+
+async def test_branches_of_a_stored_answer_do_not_wait_for_each_other() -> None:
+    """The engine answers the requests of a session one after the other: the branches have sessions of their own."""
+    together, running = asyncio.Event(), []
+    async with gateway() as (web, server):
+        first = (await web.post("/v1/responses", json={**RESPONSES, "store": True})).json()["id"]
+
+        async def waits(request: pb.ModelInferRequest) -> Responses:
+            running.append(request)
+            if len(running) == 2:
+                together.set()
+            await together.wait()
+            yield parsed("x", reason="stop")
+
+        server.behaviour = waits
+        again = {**RESPONSES, "previous_response_id": first, "store": True}
+        answers = await asyncio.gather(*(web.post("/v1/responses", json=again) for _ in range(2)))
+        sessions = [input_text(request, "session_id") for request in server.requests]
+        server.behaviour = server.say_name
+        await web.post("/v1/responses", json={**RESPONSES, "previous_response_id": answers[0].json()["id"]})
+    assert all(answer.status_code == 200 for answer in answers)
+    assert sessions[0] in sessions[1:] and len(set(sessions)) == 2
+    assert input_text(server.requests[-1], "session_id") == "", "what is not stored needs no session"
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "the name of tool 0 is missing"),
+        ({"tools": [{"name": "f"}]}, "tool f: input_schema is missing"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305'"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "there is no tool 'other'"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice: send"),
+        ({"thinking": {"type": "enabled"}}, "thinking: budget_tokens is missing"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1023}}, "from 1024 on"),
+        ({"thinking": "enabled"}, "thinking: send"),
+        ({"output_config": {"effort": "some"}}, "output_config: effort"),
+        ({"output_config": {"format": {"type": "json_object"}}}, "output_config: send"),
+        ({"output_format": {"type": "json_schema"}}, "output_format: send"),
+    ],
+)
+def test_what_is_wrong_with_anthropics_fields_is_said(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        anthropic(*USER, **fields)
+    assert caught.value.status == 400 and says in caught.value.message, caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("block", "says"),
+    [
+        ({"type": "tool_use", "id": "c", "name": "f", "input": {}}, "belongs to the role 'assistant'"),
+        ({"type": "tool_result"}, "its tool_use_id is missing"),
+        ({"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image"}]}, "part 0 is of type 'image'"),
+        ({"type": ["text"]}, "part 0 has no type"),
+        ({"type": "text", "text": 7}, "its text is missing"),
+    ],
+)
+def test_what_is_wrong_with_a_block_is_said(block: dict[str, Any], says: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        anthropic({"role": "user", "content": [block]})
+    assert caught.value.status == 400 and says in caught.value.message, caught.value.message
+
+
+MANY = 10_000
+RESULTS = [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "x"}]}] * MANY
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": role, "content": "x" * 1000} for _ in range(MANY // 2) for role in ("user", "assistant")][1:],
+        [{"role": "user", "content": "x" * 1000}] * (MANY - 1),
+        [{"role": "user", "content": RESULTS}] * 3,
+    ],
+)
+def test_a_long_conversation_of_anthropics_takes_linear_time(messages: list[Any]) -> None:
+    """The event loop stands still meanwhile."""
+    body = json.dumps({"model": "m", "max_tokens": 5, "messages": [*messages, *USER]}).encode()
+    began = time.process_time()
+    assert parse(MessagesRequest, body).engine_request(reasons=False).messages
+    assert time.process_time() - began < 2, "seconds of this process's time"
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x" * 1000}]},
+        {"role": "assistant", "content": "x" * 1000},
+    ],
+)
+def test_a_long_list_of_items_takes_linear_time(item: dict[str, Any]) -> None:
+    items = [item] * (MANY - 1) + USER
+    began = time.process_time()
+    asked = parse(ResponsesRequest, json.dumps({"model": "m", "input": items}).encode())
+    assert conversation((), asked.input)
+    assert time.process_time() - began < 2, "seconds of this process's time"
+
+
+def test_a_schema_that_is_nested_deeply_is_taken_or_refused() -> None:
+    for depth in (50, 100_000):
+        schema = '{"a":' * depth + "1" + "}" * depth
+        for model, fields in (
+            (MessagesRequest, {"max_tokens": 5, "messages": USER, "tools": [{"name": "f", "input_schema": 0}]}),
+            (ResponsesRequest, {"input": "x", "tools": [{"type": "function", "name": "f", "parameters": 0}]}),
+        ):
+            body = json.dumps({"model": "m", **fields}).replace(": 0", f": {schema}").encode()
+            if depth == 50:
+                parse(model, body)
+                continue
+            with pytest.raises(ApiError) as caught:
+                parse(model, body)
+            assert caught.value.status == 400
