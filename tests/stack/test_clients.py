@@ -28,6 +28,7 @@ TEXTS = [
     '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
     "It is sunny.",
     '<tool_call>\n{"name": "add", "arguments": {"a": 7}}\n</tool_call>',
+    '{"a": 7}',
 ]
 REASONING, CONTENT = "They want the weather of Paris.", "I look."
 CALLS = [("get_weather", {"city": "Paris", "days": 3}), ("add", {"a": 1})]
@@ -58,7 +59,8 @@ def ask(index: int) -> list[Any]:
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("clients")
-    write_model(folder / MODEL, "byte_level", "parrot", texts=TEXTS, chat_template=TEMPLATE)
+    # Most characters are tokens of their own, and what a coding agent sends is long.
+    write_model(folder / MODEL, "byte_level", "parrot", texts=TEXTS, chat_template=TEMPLATE, positions=1 << 15)
     with running(Stack(folder / MODEL, folder / "run", {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
         yield served
 
@@ -162,3 +164,198 @@ async def test_responses_fit_openais_types(web: httpx.AsyncClient) -> None:
     done = [event for event in found if event.type == "response.function_call_arguments.done"]
     assert [json.loads(event.arguments) for event in done] == [arguments for _, arguments in CALLS]
     assert [item.type for item in found[-1].response.output] == ["reasoning", "message", *["function_call"] * 2]
+
+
+# --- the openai package's own helpers
+
+
+class add(BaseModel):
+    a: int
+
+
+async def test_openais_chat_helpers_parse_an_answer(openai_client: openai.AsyncOpenAI) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "messages": ask(3), "response_format": add, **GREEDY}
+    parsed = (await openai_client.chat.completions.parse(**fields)).choices[0].message.parsed
+    async with openai_client.chat.completions.stream(**fields) as stream:
+        streamed = (await stream.get_final_completion()).choices[0].message.parsed
+    assert parsed == streamed == add(a=7)
+
+
+async def test_openais_responses_helpers_parse_an_answer(openai_client: openai.AsyncOpenAI) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "input": ask(3), "text_format": add, **GREEDY}
+    parsed = await openai_client.responses.parse(**fields)
+    async with openai_client.responses.stream(**fields) as stream:
+        kinds = {event.type async for event in stream}
+        streamed = await stream.get_final_response()
+    assert parsed.output_parsed == streamed.output_parsed == add(a=7)
+    assert {"response.output_text.delta", "response.output_text.done", "response.completed"} <= kinds
+    tool = {"type": "function", "name": "add", "parameters": A, "strict": True}
+    for choice in ("required", {"type": "function", "name": "add"}):
+        forced = {**fields, "input": ask(2), "tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}
+        del forced["text_format"]
+        (call,) = (await openai_client.responses.parse(**forced)).output
+        assert (call.type, call.parsed_arguments) == ("function_call", {"a": 7})
+        async with openai_client.responses.stream(**forced) as stream:
+            (call,) = (await stream.get_final_response()).output
+        assert (call.type, call.parsed_arguments) == ("function_call", {"a": 7})
+
+
+async def test_a_stored_response_goes_on_with_the_output_of_its_call(openai_client: openai.AsyncOpenAI) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "tools": FUNCTIONS, "store": True, **GREEDY}
+    first = await openai_client.responses.create(**fields, input=ask(0))
+    calls = [item for item in first.output if item.type == "function_call"]
+    outputs: list[Any] = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": text}
+        for call, text in zip(calls, ("sunny", "<|text1|>"), strict=True)
+    ]
+    second = await openai_client.responses.create(**fields, input=outputs, previous_response_id=first.id)
+    assert second.output_text == TEXTS[1]
+    # The same without the server's memory: what came back is sent back.
+    items: list[Any] = [*ask(0), *(item.to_dict() for item in first.output), *outputs]
+    again = await openai_client.responses.create(**{**fields, "store": False}, input=items)
+    assert again.output_text == TEXTS[1]
+    assert again.usage is not None and second.usage is not None
+    assert again.usage.input_tokens == second.usage.input_tokens
+    assert (await openai_client.responses.retrieve(first.id)).output == first.output
+
+
+# --- the anthropic package's own helpers
+
+
+async def test_anthropics_helpers_parse_an_answer(anthropic_client: anthropic.AsyncAnthropic) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "max_tokens": 100, "messages": ask(3), "output_format": add}
+    parsed = await anthropic_client.messages.parse(**fields)
+    assert parsed.parsed_output == add(a=7)
+    async with anthropic_client.messages.stream(**fields) as stream:
+        assert (await stream.get_final_message()).parsed_output == add(a=7)
+
+
+@pytest.mark.parametrize(
+    "choice", [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "add"}]
+)
+async def test_anthropics_client_gets_a_forced_call(
+    anthropic_client: anthropic.AsyncAnthropic, choice: dict[str, Any]
+) -> None:
+    tool = {**ANTHROPICS[1], "strict": True}
+    fields: dict[str, Any] = {"model": MODEL, "max_tokens": 100, "messages": ask(2), "tools": [tool]}
+    whole = await anthropic_client.messages.create(**fields, tool_choice=choice)
+    async with anthropic_client.messages.stream(**fields, tool_choice=choice) as stream:
+        streamed = await stream.get_final_message()
+    for answer in (whole, streamed):
+        (block,) = answer.content
+        assert block.type == "tool_use" and (block.name, block.input) == ("add", {"a": 7})
+        assert answer.stop_reason == "tool_use"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_anthropics_tool_runner_runs_the_functions(
+    anthropic_client: anthropic.AsyncAnthropic, stream: bool
+) -> None:
+    ran = []
+
+    @anthropic.beta_async_tool
+    async def add(a: int) -> str:
+        """Adds."""
+        ran.append(a)
+        return "<|text1|>"
+
+    runner: Any = anthropic_client.beta.messages.tool_runner(
+        model=MODEL, max_tokens=500, tools=[add], messages=ask(2), stream=stream
+    )
+    final = await runner.until_done()
+    assert ran == [7] and final.content[0].text == TEXTS[1]
+
+
+# --- a coding agent
+
+
+def agents_request(turns: list[Any], nonce: str) -> dict[str, Any]:
+    """What Claude Code sends, in its form."""
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {
+            "file_path": {"type": "string", "description": "The absolute path to the file"},
+            "limit": {"type": "integer", "exclusiveMinimum": 0},
+            "options": {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "minItems": 1},
+        },
+        "required": ["file_path"],
+        "additionalProperties": False,
+    }
+    names = ["get_weather", "add", *(f"mcp__a-rather-long-name-of-a-server__with_a_tool_{at}" for at in range(12))]
+    return {
+        "model": MODEL,
+        "max_tokens": 32000,
+        "stream": True,
+        "system": [
+            {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1; cch={nonce};"},
+            {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
+            {"type": "text", "text": "\n\nUse the tools.", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+        ],
+        "messages": turns,
+        "tools": [{"name": name, "description": f"Does {name}.", "input_schema": schema} for name in names],
+        "tool_choice": {"type": "auto"},
+        "thinking": {"type": "adaptive"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "medium"},
+        "metadata": {"user_id": "user_0_account__session_1"},
+        "temperature": 1,
+    }
+
+
+async def test_a_coding_agent_goes_round_its_loop(web: httpx.AsyncClient) -> None:
+    headers = {
+        "anthropic-version": "2023-06-01",
+        "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,context-management-2025-06-27",
+        "authorization": "Bearer any",
+        "x-app": "cli",
+        "x-stainless-helper-method": "stream",
+    }
+    reminder = {"type": "text", "text": "<system-reminder>Be brief.</system-reminder>"}
+    turns: list[Any] = [{"role": "user", "content": [reminder, {"type": "text", "text": "<|text0|>"}]}]
+    results: list[Any] = []
+    for number in range(2):
+        body = agents_request(turns, f"{number}")
+        answer = await web.post("/v1/messages?beta=true", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["charonia-ignored-fields"] == "context_management"
+        blocks, stop, usage = gathered(answer.text)
+        turns.append({"role": "assistant", "content": blocks})
+        if stop != "tool_use":
+            break
+        # The template shows what comes last: it makes the model answer.
+        calls = [block for block in blocks if block["type"] == "tool_use"]
+        results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "<|text1|>"} for call in calls]
+        results[0] |= {"content": [{"type": "text", "text": "No such file"}], "is_error": True}
+        turns.append({"role": "user", "content": results})
+    assert [block["type"] for block in turns[1]["content"]] == ["thinking", "text", "tool_use", "tool_use"]
+    assert turns[1]["content"][0]["signature"] and stop == "end_turn"
+    assert turns[-1]["content"] == [{"type": "text", "text": TEXTS[1]}]
+    assert usage["cache_read_input_tokens"] > usage["input_tokens"], "the prompt begins as the one before"
+    names = ("model", "system", "tools", "thinking")
+    count = {**{name: body[name] for name in names}, "messages": turns[:-1]}
+    counted = await web.post("/v1/messages/count_tokens?beta=true", json=count, headers=headers)
+    assert counted.json()["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"] > 5000
+
+
+def gathered(text: str) -> tuple[list[Any], str, dict[str, Any]]:
+    """Blocks, stop reason and usage of a stream, as an agent gathers them."""
+    blocks: list[Any] = []
+    stop, usage, pieces = "", {}, ""
+    for line in text.splitlines():
+        event = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {"type": ""}
+        match event["type"]:
+            case "content_block_start":
+                blocks.append(event["content_block"])
+                pieces = ""
+            case "content_block_delta":
+                delta = event["delta"]
+                pieces += delta.get("partial_json", "")
+                for name in ("text", "thinking", "signature"):
+                    if name in delta:
+                        blocks[-1][name] += delta[name]
+            case "content_block_stop" if blocks[-1]["type"] == "tool_use":
+                blocks[-1]["input"] = json.loads(pieces or "{}")
+            case "message_delta":
+                stop, usage = event["delta"]["stop_reason"], event["usage"]
+    return blocks, stop, usage

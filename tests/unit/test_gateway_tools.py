@@ -203,7 +203,7 @@ def test_anthropics_history_becomes_the_templates() -> None:
         },
         {"role": "user", "content": "Go on."},
         system=[{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "Be brief."}],
-        tools=[TOOL, {**TOOL, "type": "custom", "eager_input_streaming": True}],
+        tools=[TOOL, {**TOOL, "type": "custom", "strict": True, "eager_input_streaming": True}],
         tool_choice={"type": "auto", "disable_parallel_tool_use": True},
         thinking={"type": "enabled", "budget_tokens": 2048},
         output_config={"effort": "high", "format": {"type": "json_schema", "schema": SCHEMA}},
@@ -222,7 +222,8 @@ def test_anthropics_history_becomes_the_templates() -> None:
         {"role": "tool", "content": "", "tool_call_id": "c3"},
         {"role": "user", "content": "And?\n\nGo on."},
     ]
-    assert request.tools == [IN_OPENAIS_FORM] * 2 and request.parallel_tool_calls is False
+    strict = {"type": "function", "function": {**IN_OPENAIS_FORM["function"], "strict": True}}  # type: ignore[dict-item]
+    assert request.tools == [IN_OPENAIS_FORM, strict] and request.parallel_tool_calls is False
     assert request.chat_template_kwargs == {
         "enable_thinking": True,
         "thinking_budget": 2048,

@@ -234,10 +234,6 @@ class CountTokensRequest(BaseModel):
             raise wrong("tool_choice needs tools")
         if choice == "tool" and self.tool_choice["name"] not in (tool["function"]["name"] for tool in self.tools or ()):
             raise wrong(f"tool_choice: there is no tool {self.tool_choice['name'][:128]!r} in tools")
-        if choice in ("any", "tool"):
-            raise wrong('tool_choice: a call cannot be forced; send {"type": "auto"} or {"type": "none"}')
-        if any(tool["function"].get("strict") for tool in self.tools or ()):
-            raise wrong("tools: strict is not supported; send strict = false")
         if self.output_format and (self.output_config or {}).get("format"):
             raise wrong("output_format: output_config.format says the same; send one of them")
         return self

@@ -188,10 +188,6 @@ class ResponsesRequest(BaseModel):
             tool["name"] for tool in self.tools or ()
         ):
             raise wrong(f"tool_choice: there is no function {self.tool_choice['name'][:64]!r} in tools")
-        if forced:
-            raise wrong('tool_choice: a call cannot be forced; send "auto" or "none"')
-        if any(tool.get("strict") for tool in self.tools or ()):
-            raise wrong("tools: strict is not supported; send strict = false")
         return self
 
     @property
