@@ -284,6 +284,32 @@ def prefix(
 
 @app.command()
 @with_engine_options(environment=True)
+def guides(
+    model: ModelArgument,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once, each with a schema of its own.")] = 8,
+    output_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="With and without, in turns; medians are printed.")] = 9,
+    at_most: Annotated[
+        float | None, typer.Option(help="Percent that a step with guides may take longer; exit code 1 beyond.")
+    ] = None,
+    dtype: DtypeOption = "auto",
+    json_file: JsonOption = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """What structured output costs: decode steps with a JSON schema for each sequence, and without any."""
+    from charonia.api.engine import Engine
+    from charonia.bench.guides import measure_guides
+
+    chosen = {"stream_interval_ms": 0, **(settings or {})}
+    with Engine.from_pretrained(model, dtype=dtype, show_progress=True, **chosen) as engine:
+        records = measure_guides(engine, batch=batch_size, tokens=output_tokens, rounds=rounds, at_most=at_most)
+    _show(Console(), json_file, {"model": model, **chosen}, records)
+    if any(record.met is False for record in records):
+        raise typer.Exit(1)
+
+
+@app.command()
+@with_engine_options(environment=True)
 def soak(
     model: ModelArgument,
     seconds: Annotated[float, typer.Option(min=1, help="How long.")] = 600,

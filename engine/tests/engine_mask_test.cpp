@@ -1,6 +1,8 @@
 // Token masks: who says which tokens may follow is asked on a thread of its own, and what it says holds.
 #include <atomic>
+#include <chrono>
 #include <future>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 
@@ -117,6 +119,64 @@ TEST_P(EngineMaskTest, NoTokenAndAnExceptionAreErrorsThatSaySo) {
   EXPECT_EQ(thrown.tokens().size(), 3U);
   EXPECT_EQ(beside.tokens().size(), 20U);
   one->check_integrity();
+}
+
+// Computes for so long.
+void compute(std::chrono::milliseconds time) {
+  const auto end = std::chrono::steady_clock::now() + time;
+  while (std::chrono::steady_clock::now() < end) {
+  }
+}
+
+TEST_P(EngineMaskTest, MasksThatTakeLongDelayNoOtherSequence) {
+  const auto one = engine({{"max_batch_size", "32"}});
+  const auto step = [](TokenId token, std::span<const TokenId> output) {
+    return token == (output.empty() ? 5 : (output.back() + 3) % kVocab);
+  };
+  std::atomic<bool> ended = false;
+  // Together 0.7 s a step.
+  const auto dear = [&](TokenId token, std::span<const TokenId> output) {
+    if (token == 0 && !ended) compute(std::chrono::milliseconds(60));
+    return step(token, output);
+  };
+  std::vector<std::unique_ptr<Collector>> slow;
+  for (TokenId i = 0; i < 12; ++i) {
+    slow.push_back(std::make_unique<Collector>());
+    one->submit(masked({1, 2, i % kVocab}, 12, dear), slow.back()->callback());
+  }
+  const auto begun = std::chrono::steady_clock::now();
+  Collector cheap, other;
+  one->submit(masked({6, 7}, 30, step), cheap.callback());
+  one->submit(request({3, 4, 5}, 50), other.callback());
+  EXPECT_EQ(other.tokens(), alone(request({3, 4, 5}, 50)));
+  const auto took = std::chrono::steady_clock::now() - begun;
+  EXPECT_LT(took, std::chrono::seconds(5)) << "a step waits for all masks";
+  EXPECT_EQ(cheap.tokens().size(), 30U);
+  ended = true;
+  std::vector<TokenId> expected{5};
+  while (expected.size() < 12) expected.push_back((expected.back() + 3) % kVocab);
+  for (const auto& out : slow) EXPECT_EQ(out->tokens(), expected);
+  one->check_integrity();
+}
+
+TEST_P(EngineMaskTest, ASequenceThatSitsOutCanBeCancelled) {
+  const auto one = engine();
+  std::atomic<bool> ended = false;
+  auto asked = masked({1, 2}, 50, [&](TokenId token, std::span<const TokenId> output) {
+    while (token == 0 && output.size() == 3 && !ended) compute(std::chrono::milliseconds(1));
+    return token > 0;
+  });
+  Collector out, after;
+  const auto handle = one->submit(std::move(asked), out.callback());
+  out.wait_for(3);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // longer than a step waits
+  one->cancel(handle);
+  EXPECT_EQ(out.last().finish_reason, FinishReason::cancelled);
+  EXPECT_EQ(out.tokens().size(), 3U);
+  one->submit(request({3}, 5), after.callback());
+  EXPECT_EQ(after.tokens().size(), 5U);
+  one->check_integrity();
+  ended = true;
 }
 
 // The provider lives until its call has returned, and says when it goes.

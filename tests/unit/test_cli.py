@@ -252,6 +252,19 @@ def test_benchmark_serving_counts_errors(model: Path, tmp_path: Path) -> None:
     assert counts(file)["errors"] == 2
 
 
+def test_benchmark_guides_compares_steps_with_and_without(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "guides.json"
+    code, _, err = charonia(
+        *("benchmark", "guides", model, "--batch-size", "9", "--output-tokens", "24", "--rounds", "2"),
+        *("--json", file, "--at-most", "-100"),
+    )
+    assert code == 1, err  # no step takes no time
+    found = {record.name: record for record in records.read(file)[1]}
+    more = found["step: more"]
+    assert (more.repeats, more.asked, more.met) == (2, -100, False)
+    assert all(found[name].value > 0 for name in ("step with", "step without", "CPU time with", "CPU time without"))
+
+
 def test_make_model_writes_what_the_engine_runs(tmp_path: Path) -> None:
     assert charonia("benchmark", "make-model", tmp_path / "m", "--shape", "1,32,2,1,64,300")[0] == 0
     code, out, _ = charonia("chat", tmp_path / "m", "--max-tokens", "4", stdin="hi\n")

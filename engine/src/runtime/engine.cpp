@@ -14,7 +14,8 @@ namespace charonia {
 
 Engine::Impl::Impl(const std::filesystem::path& weights_dir, const Settings& overrides,
                    std::shared_ptr<MetricsSink> sink)
-    : sink_(std::move(sink)), masks_([this](double seconds) { observe(Metric::token_mask_seconds, seconds); }) {
+    : sink_(std::move(sink)), masks_([this](double seconds) { observe(Metric::token_mask_seconds, seconds); },
+             [this] { hand_task([this] { resume_known(); }); }) {
   load(weights_dir, overrides);
   make_scheduler();
   make_sessions();
@@ -108,13 +109,15 @@ void Engine::Impl::make_sessions() {
 void Engine::Impl::make_guides() {
   const auto cache = parse_bytes(info.config.guide_cache_size.empty() ? "256MiB" : info.config.guide_cache_size);
   guides_ = std::make_unique<runtime::GuideThread>(*tokens_, info.model.vocab_size, info.model.end_ids, *cache, sink_,
-                                                    [this] {
-                                                      {
-                                                        const std::lock_guard lock(mutex_);
-                                                        inbox_.tasks.emplace_back([this] { begin_compiled(); });
-                                                      }
-                                                      wake_.notify_one();
-                                                    });
+                                                    [this] { hand_task([this] { begin_compiled(); }); });
+}
+
+void Engine::Impl::hand_task(std::function<void()> task) {
+  {
+    const std::lock_guard lock(mutex_);
+    inbox_.tasks.push_back(std::move(task));
+  }
+  wake_.notify_one();
 }
 
 void Engine::Impl::close() {

@@ -98,6 +98,8 @@ class Engine::Impl {
   void make_guides();
   // Runs a task between two steps and waits for it; throws what it throws. Not from the engine thread.
   void on_engine_thread(const std::function<void()>& task);
+  // Runs it between two steps, and does not wait. From any thread.
+  void hand_task(std::function<void()> task);
   // engine_requests.cpp, the calling thread.
   void check(const Request& request) const;
   void check_guide(const Request& request) const;
@@ -131,7 +133,8 @@ class Engine::Impl {
 
   // engine_loop.cpp, the engine thread: steps.
   void run();
-  bool idle() const { return sequences_.empty() && in_flight_ == nullptr; }
+  // Nothing to compute: there is no sequence, or all of them wait for their token masks.
+  bool idle() const { return sequences_.size() == held_.size() && in_flight_ == nullptr; }
   void step();
   bool may_overlap(const Step& running) const;
   Step* launch_next();
@@ -145,6 +148,8 @@ class Engine::Impl {
   std::vector<ops::Sampled> collect();
   void deliver(const schedule::StepPlan& plan, std::vector<ops::Sampled> sampled);
   void fail_row(SeqId id, const std::string& error);
+  void sit_out(Sequence& sequence);
+  void resume_known();
   bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<ops::Sampled> rows, Sequence& sequence);
   bool deliver_rows(Result result, const Sequence& sequence);
   void accept(Sequence& sequence, const ops::Sampled& token, Clock::time_point now);
@@ -187,6 +192,7 @@ class Engine::Impl {
   // Engine thread.
   std::unordered_map<Handle, std::unique_ptr<Group>> groups_;
   std::unordered_map<SeqId, Sequence*> sequences_;  // those of the scheduler
+  std::set<SeqId> held_;                           // of them those that the scheduler holds until their mask is known
   SeqId next_sequence_ = 1;
   std::set<Group*> several_;                                   // groups of more than one sequence that have begun
   std::unordered_map<std::string, std::deque<Handle>> turns_;  // requests by session: the first has its turn

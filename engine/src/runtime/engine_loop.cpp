@@ -30,7 +30,7 @@ void Engine::Impl::run() {
       } else {
         wake_.wait(lock, ready);
       }
-      if (stop_ && inbox_.empty() && inbox.empty() && idle()) return;
+      if (stop_ && inbox_.empty() && inbox.empty() && sequences_.empty() && idle()) return;
       if (inbox.empty()) {  // else an exception came between, and the rest is taken first
         std::swap(inbox, inbox_);
         // Submitted requests count as waiting from here on, until the scheduler's own count is reported.
@@ -102,7 +102,7 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
         ErrorCode::resource_exhausted);
   }
   if (plan.empty()) {
-    if (in_flight_ != nullptr || !plan.impossible.empty()) return nullptr;
+    if (in_flight_ != nullptr || !plan.impossible.empty() || idle()) return nullptr;
     throw Error(ErrorCode::internal, "the scheduler planned nothing though sequences wait");
   }
   auto& step = in_flight_ == &steps_[0] ? steps_[1] : steps_[0];
@@ -136,6 +136,7 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.prompt_tokens.clear();
   step.sample_rows.clear();
   step.masks.clear();
+  const auto mask_deadline = std::make_shared<runtime::MaskDeadline>();
   std::size_t table_stride = 0;
   for (const auto& part : step.plan.seqs) table_stride = std::max(table_stride, scheduler_->blocks(part.id).size());
   step.block_tables.assign(table_stride * step.plan.seqs.size(), 0);
@@ -154,6 +155,7 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
     const auto blocks = scheduler_->blocks(part.id);
     std::ranges::copy(blocks, step.block_tables.begin() + static_cast<std::ptrdiff_t>(s * table_stride));
     fill_rows(step, part, sequence);
+    if (part.samples && sequence.mask) sequence.mask->set_deadline(mask_deadline);
   }
 }
 
@@ -205,7 +207,9 @@ bool Engine::Impl::settle(Step& step) {
   std::size_t rows = 0;
   for (const auto& part : step.plan.seqs) {
     rows += static_cast<std::size_t>(part.num_logits_rows());
-    if (part.samples) tokens.push_back(sampled[rows - 1].error.empty() ? sampled[rows - 1].token : 0);
+    if (!part.samples) continue;
+    const auto& last = sampled[rows - 1];
+    tokens.push_back(last.error.empty() ? last.token : runtime::is_late_mask(last.error) ? schedule::kNotSampled : 0);
   }
   if (!executor_->asynchronous()) scheduler_->advance(step.plan);
   scheduler_->resolve(step.plan, tokens);
@@ -268,6 +272,10 @@ void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampl
     auto& sequence = *found->second;
     if (sequence.index == 0) admission_->computed(sequence.group.work, part.num_tokens);
     if (!take_prompt_rows(part, rows, sequence) || !part.samples) continue;
+    if (runtime::is_late_mask(rows.back().error)) {
+      sit_out(sequence);
+      continue;
+    }
     if (!rows.back().error.empty()) {
       fail_row(part.id, rows.back().error);
       continue;
@@ -277,6 +285,23 @@ void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampl
   }
   masks_.hand_over();  // at once, so that they are worked out while the next forward pass runs
   count(Metric::generation_tokens, accepted);
+}
+
+// The sequence, which the scheduler holds, goes on once its mask is known.
+void Engine::Impl::sit_out(Sequence& sequence) {
+  if (sequence.mask->sit_out()) {
+    held_.insert(sequence.id);
+  } else {
+    scheduler_->resume(sequence.id);
+  }
+}
+
+void Engine::Impl::resume_known() {
+  std::erase_if(held_, [this](SeqId id) {
+    if (!sequences_.at(id)->mask->known()) return false;
+    scheduler_->resume(id);
+    return true;
+  });
 }
 
 // Ends a sequence that could not be sampled from. Where its logits are not finite, its KV may not be either: no later
@@ -340,7 +365,13 @@ void Engine::Impl::accept(Sequence& sequence, const ops::Sampled& token, Clock::
   admission_->sampled(group.work);
   const auto reason = sequence.accept(token, now);
   if (reason != FinishReason::none) return finish(sequence.id, reason);
-  if (sequence.mask) masks_.next(sequence.mask, token.token);
+  if (sequence.mask) {
+    masks_.next(sequence.mask, token.token);
+    if (sequence.mask->slow()) {
+      scheduler_->hold(sequence.id);
+      sit_out(sequence);
+    }
+  }
   if (auto result = sequence.due(now, std::chrono::milliseconds(info.config.stream_interval_ms))) {
     delivery_.push(group.callback, std::move(*result));
   }

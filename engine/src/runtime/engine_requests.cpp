@@ -313,6 +313,7 @@ void Engine::Impl::begin(Group& group) {
   } catch (const std::exception& error) {
     for (const auto& sequence : group.sequences) {
       scheduler_->remove(sequence->id);
+      held_.erase(sequence->id);
       sequences_.erase(sequence->id);
     }
     several_.erase(&group);
@@ -487,6 +488,7 @@ void Engine::Impl::finish(SeqId id, FinishReason reason, std::string error, Erro
   const bool answered = reason == FinishReason::stop || reason == FinishReason::length;
   if (group.turn && (answered || (reason == FinishReason::cancelled && group.keep_turn))) keep_turn(sequence);
   scheduler_->remove(id);
+  held_.erase(id);
   sequences_.erase(found);
   auto last = group.ended(sequence.last(reason, Clock::now(), std::move(error), code));
   if (--group.num_live == 0) {

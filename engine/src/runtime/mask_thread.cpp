@@ -2,28 +2,81 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <exception>
 #include <iterator>
+#include <string_view>
 #include <utility>
 
 #include "base/text.h"
 #include "charonia/error.h"
 
 namespace charonia::runtime {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Of all masks of a step, beyond its forward pass.
+constexpr auto kMaxWait = std::chrono::milliseconds(100);
+// Computing time of a mask from which on the sequence's masks are waited for outside of steps.
+constexpr double kSlowSeconds = 0.02;
+constexpr std::string_view kLate = "the token mask was not known in time";
+
+// Computing time of this thread.
+double thread_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+}  // namespace
+
+Clock::time_point MaskDeadline::get() {
+  const std::lock_guard lock(mutex_);
+  if (!deadline_) deadline_ = Clock::now() + kMaxWait;
+  return *deadline_;
+}
+
+bool is_late_mask(std::string_view error) { return error == kLate; }
+
 
 SequenceMask::SequenceMask(std::shared_ptr<TokenMaskProvider> provider, int vocab_size)
     : provider_(std::move(provider)),
       vocab_size_(vocab_size),
       words_((static_cast<std::size_t>(vocab_size) + 31) / 32) {}
 
+void SequenceMask::set_deadline(std::shared_ptr<MaskDeadline> deadline) {
+  const std::lock_guard lock(mutex_);
+  deadline_ = std::move(deadline);
+}
+
 std::span<const std::uint32_t> SequenceMask::wait() const {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return known_; });
+  const auto answered = [this] { return known_ || late_; };
+  if (!answered() && deadline_) {
+    late_ = !changed_.wait_until(lock, deadline_->get(), answered);
+  } else {
+    changed_.wait(lock, answered);
+  }
+  if (late_) throw Error(ErrorCode::internal, std::string(kLate));
   if (!error_.empty()) throw Error(ErrorCode::internal, error_);
   return words_;
 }
 
-void SequenceMask::work() {
+bool SequenceMask::sit_out() {
+  const std::lock_guard lock(mutex_);
+  late_ = false;
+  sits_out_ = !known_;
+  return sits_out_;
+}
+
+bool SequenceMask::known() const {
+  const std::lock_guard lock(mutex_);
+  return known_;
+}
+
+bool SequenceMask::work() {
+  const double begun = thread_seconds();
   std::ranges::fill(words_, 0U);
   std::string error;
   try {
@@ -38,12 +91,16 @@ void SequenceMask::work() {
   } catch (...) {
     error = cat("the token mask provider failed after ", output_.size(), " tokens of output");
   }
+  if (thread_seconds() - begun > kSlowSeconds) slow_ = true;
+  bool sits_out = false;
   {
     const std::lock_guard lock(mutex_);
     error_ = std::move(error);
     known_ = true;
+    sits_out = std::exchange(sits_out_, false);
   }
   changed_.notify_all();
+  return sits_out;
 }
 
 MaskThread::~MaskThread() {
@@ -51,8 +108,10 @@ MaskThread::~MaskThread() {
     const std::lock_guard lock(mutex_);
     stop_ = true;
   }
-  wake_.notify_one();
-  if (thread_.joinable()) thread_.join();
+  for (auto& lane : lanes_) lane.wake.notify_one();
+  for (auto& lane : lanes_) {
+    if (lane.thread.joinable()) lane.thread.join();
+  }
 }
 
 void MaskThread::begin(std::shared_ptr<SequenceMask> mask) { begun_.push_back(std::move(mask)); }
@@ -70,26 +129,32 @@ void MaskThread::hand_over() {
   if (begun_.empty()) return;
   {
     const std::lock_guard lock(mutex_);
-    std::ranges::move(begun_, std::back_inserter(asked_));
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    for (auto& mask : begun_) {
+      auto& lane = lanes_[mask->slow() ? 1 : 0];
+      lane.asked.push_back(std::move(mask));
+      if (!lane.thread.joinable()) lane.thread = std::thread([this, &lane] { run(lane); });
+    }
+    for (auto& lane : lanes_) {
+      if (!lane.asked.empty()) lane.wake.notify_one();
+    }
   }
   begun_.clear();
-  wake_.notify_one();
 }
 
-void MaskThread::run() {
+void MaskThread::run(Lane& lane) {
   Masks masks;
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [this] { return stop_ || !asked_.empty(); });
-      if (asked_.empty()) return;
-      std::swap(masks, asked_);
+      lane.wake.wait(lock, [&] { return stop_ || !lane.asked.empty(); });
+      if (lane.asked.empty()) return;
+      std::swap(masks, lane.asked);
     }
     for (auto& mask : masks) {
-      const auto begun = std::chrono::steady_clock::now();
-      mask->work();
-      worked_(std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count());
+      const auto begun = Clock::now();
+      const bool sits_out = mask->work();
+      worked_(std::chrono::duration<double>(Clock::now() - begun).count());
+      if (sits_out) known_();
       // The last reference may be this one: then the sequence has ended, and the provider is destroyed here.
       mask.reset();
     }

@@ -1,13 +1,22 @@
-// The token masks of sequences, worked out on one thread while forward passes run.
+// The token masks of sequences, worked out while forward passes run.
+//
+// A step waits a bounded time for all of its masks together. Sequences whose mask comes later are left out of steps until
+// it is there: they sit out. So does, at once, a sequence that has had a mask which took long; its masks are worked out
+// on a thread of their own, behind which no other mask waits.
 #pragma once
 
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,6 +27,19 @@
 
 namespace charonia::runtime {
 
+// How long a step waits for its masks, from when the first one is waited for.
+class MaskDeadline {
+ public:
+  std::chrono::steady_clock::time_point get();
+
+ private:
+  std::mutex mutex_;
+  std::optional<std::chrono::steady_clock::time_point> deadline_;  // once it was asked for
+};
+
+// Whether the error of a row says that its mask came too late for the step.
+bool is_late_mask(std::string_view error);
+
 // The mask of a sequence's next token. It is asked for once per token; who samples waits for the answer. The thread
 // that asks and the devices that wait are different ones; what was asked for is answered even when the sequence has
 // ended.
@@ -25,11 +47,21 @@ class SequenceMask : public ops::TokenMask {
  public:
   SequenceMask(std::shared_ptr<TokenMaskProvider> provider, int vocab_size);
 
+  // Of the step that is launched next, which waits for it. Without one it is waited for as long as it takes.
+  void set_deadline(std::shared_ptr<MaskDeadline> deadline);
+  // What the first who waits is told, all are told: the mask, or that it is late.
   std::span<const std::uint32_t> wait() const override;
+
+  // The sequence waits for its mask outside of steps. False: it is known already. Else `known` of the thread is called
+  // once it is.
+  bool sit_out();
+  bool known() const;
+  // Whether one of its masks has taken long.
+  bool slow() const { return slow_; }
 
  private:
   friend class MaskThread;
-  void work();  // on the thread of masks
+  bool work();  // on a thread of masks; whether somebody sits out for it
 
   const std::shared_ptr<TokenMaskProvider> provider_;
   const int vocab_size_;
@@ -37,16 +69,21 @@ class SequenceMask : public ops::TokenMask {
   std::vector<std::uint32_t> words_;  // [ceil(vocab / 32)]
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  bool known_ = false;  // under mutex_, as is:
+  bool known_ = false;         // under mutex_, as is the rest:
+  mutable bool late_ = false;  // for the step that waited
+  bool sits_out_ = false;
   std::string error_;
+  std::shared_ptr<MaskDeadline> deadline_;
+  std::atomic<bool> slow_ = false;
 };
 
-// Starts its thread when the first mask is asked for. Asking never blocks, and what is asked for is handed over at once
-// for all sequences of a step, so that the thread is woken once.
+// Starts a thread when the first mask is asked for, and another one for sequences whose masks take long. Asking never
+// blocks, and what is asked for is handed over at once for all sequences of a step, so that the thread is woken once.
 class MaskThread {
  public:
-  // worked: told how long each mask took, in seconds.
-  explicit MaskThread(std::function<void(double)> worked) : worked_(std::move(worked)) {}
+  // worked: told how long each mask took, in seconds. known: for a mask that somebody sits out for. Both on the threads.
+  MaskThread(std::function<void(double)> worked, std::function<void()> known)
+      : worked_(std::move(worked)), known_(std::move(known)) {}
   // Answers what was asked for first: a device may wait for it.
   ~MaskThread();
   MaskThread(const MaskThread&) = delete;
@@ -60,15 +97,19 @@ class MaskThread {
 
  private:
   using Masks = std::vector<std::shared_ptr<SequenceMask>>;
-  void run();
+  struct Lane {
+    std::condition_variable wake;
+    Masks asked;
+    std::thread thread;
+  };
+  void run(Lane& lane);
 
   const std::function<void(double)> worked_;
+  const std::function<void()> known_;
   Masks begun_;  // asked for and not handed over; the asking thread's
   std::mutex mutex_;
-  std::condition_variable wake_;
-  Masks asked_;
   bool stop_ = false;
-  std::thread thread_;
+  std::array<Lane, 2> lanes_;  // the second one: of those that are slow
 };
 
 }  // namespace charonia::runtime

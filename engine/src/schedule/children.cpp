@@ -3,7 +3,7 @@
 //
 // A child waits beside the queue, where it holds up nobody, until its parent's prompt is computed. Then it takes the
 // place in the queue that its arrival gives it. It is a child until the first step with it has advanced. When the
-// parent stops running before that (removed, preempted, impossible), the child becomes a sequence like any other.
+// parent stops running before that (removed, preempted, held, impossible), the child becomes a sequence like any other.
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
@@ -21,7 +21,7 @@ Seq* Scheduler::Impl::parent_of(SeqId id, std::span<const TokenId> prompt, const
       !std::equal(prompt.begin(), prompt.end(), parent.tokens.begin())) {
     broken(cat("sequence ", id, " has another prompt or salt than its parent ", options.parent));
   }
-  return parent.state == State::impossible ? nullptr : &parent;
+  return parent.state == State::impossible || parent.state == State::held ? nullptr : &parent;
 }
 
 // With all of its parent's blocks before the one that holds the prompt's last token. That one the child writes to, so

@@ -43,6 +43,15 @@ void Scheduler::Impl::stop_running(Seq& seq) {
   leave_children(seq);
 }
 
+void Scheduler::Impl::hold(Seq& seq) {
+  if (seq.state == State::running) stop_running(seq);
+  if (seq.state == State::waiting) waiting.erase(&seq);
+  if (seq.state == State::impossible) std::erase(impossible, &seq);
+  leave_parent(seq);
+  leave_children(seq);
+  seq.state = State::held;
+}
+
 // Where an equal block is indexed already, the sequence uses that one from now on. That saves a block, and the parents
 // of its later blocks stay Active.
 void Scheduler::Impl::insert_blocks(Seq& seq) {
@@ -163,7 +172,7 @@ void Scheduler::resolve(const StepPlan& plan, std::span<const TokenId> sampled) 
     broken(cat(sampled.size(), " sampled tokens, planned were ", samples));
   }
   for (const auto token : sampled) {
-    if (token < 0) broken(cat("the sampled token ", token, " is none"));
+    if (token < 0 && token != kNotSampled) broken(cat("the sampled token ", token, " is none"));
   }
   std::int32_t rows = 0;
   auto token = sampled.begin();
@@ -176,8 +185,23 @@ void Scheduler::resolve(const StepPlan& plan, std::span<const TokenId> sampled) 
     // It may have been removed and added again under its old id.
     const bool is_its_placeholder =
         seq->tokens.back() == -rows && seq->num_tokens() - 1 == part.first_position + part.num_tokens;
-    if (is_its_placeholder) seq->tokens.back() = result;
+    if (!is_its_placeholder) continue;
+    seq->tokens.back() = result;
+    if (result != kNotSampled) continue;
+    seq->tokens.pop_back();
+    impl_->hold(*seq);
   }
+}
+
+void Scheduler::hold(SeqId id) {
+  auto& seq = impl_->at(id);
+  if (seq.has_placeholder()) broken(cat("sequence ", id, " is held, and its last token is not known"));
+  impl_->hold(seq);
+}
+
+void Scheduler::resume(SeqId id) {
+  auto& seq = impl_->at(id);
+  if (seq.state == State::held) impl_->enqueue(seq);
 }
 
 void Scheduler::restart() {

@@ -19,6 +19,7 @@
 //   Rows       (logits_rows.h) The rows of logits of a step may be bounded.
 //   Children   (children.cpp) A sequence may begin with the blocks of another one that has the same prompt.
 //   Memory     (fewer_blocks.cpp) The pool may turn out to be smaller than it was; then some sequences are impossible.
+//   Held       A sequence whose next token cannot be sampled yet gives its blocks back, so that nobody waits for it.
 //
 // The next step may be planned while one still runs. advance() counts its tokens as computed, and gives every sequence
 // that samples a placeholder for the token that is not known yet. resolve() puts the tokens in their place.
@@ -86,6 +87,9 @@ struct StepPlan {
   bool empty() const { return seqs.empty(); }
 };
 
+// In place of a sampled token: there was none. The sequence is held, and is to be computed again.
+inline constexpr TokenId kNotSampled = -1;
+
 class Scheduler {
  public:
   // step_time: bounds the prefill of steps with decodes; it outlives the scheduler. Null: the token budget alone does.
@@ -98,7 +102,7 @@ class Scheduler {
   void add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_total_tokens, const SeqOptions& options = {});
 
   // Plans the next step: allocates blocks, matches prefixes, preempts. Empty only when there is no sequence, or when
-  // all of them wait for placeholders to be resolved or are impossible. A plan that never advances (the step failed) is
+  // all of them wait for placeholders to be resolved, are held or are impossible. A plan that never advances (the step failed) is
   // forgotten by the next one, with its block copies. Throws Error(internal) when a sequence that has all its
   // max_total_tokens was not removed.
   StepPlan plan();
@@ -110,8 +114,14 @@ class Scheduler {
   void advance(const StepPlan& plan);
 
   // `sampled` has one token for each part with `samples`, in plan order, also for sequences that were removed since.
-  // Each takes the place of its placeholder. Throws Error(internal), changing nothing, when `sampled` does not fit.
+  // Each takes the place of its placeholder; with kNotSampled the placeholder goes, and the sequence is held. No later
+  // step may have been planned with it then. Throws Error(internal), changing nothing, when `sampled` does not fit.
   void resolve(const StepPlan& plan, std::span<const TokenId> sampled);
+
+  // A sequence whose tokens are all known is not planned from hold() until resume(). It gives its blocks back, keeps its
+  // tokens, and is computed anew like one that was preempted. resume() does nothing to one that is not held.
+  void hold(SeqId id);
+  void resume(SeqId id);
 
   // After a step failed that had advanced, nobody knows what the blocks hold. Every running sequence gives its blocks
   // back and is computed anew, and the prefix index is emptied. The sequences of that step must have been removed: they

@@ -59,7 +59,7 @@ void check_running(const Seq& seq, int block_len) {
 
 // Every sequence is in the list of its state, and in no other.
 void Scheduler::Impl::check_lists() const {
-  std::array<std::size_t, 4> states{};
+  std::array<std::size_t, 5> states{};
   std::int64_t tokens = 0;
   for (const auto& [id, seq] : seqs) {
     ++states[static_cast<std::size_t>(seq->state)];

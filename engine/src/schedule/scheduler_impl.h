@@ -30,6 +30,7 @@ struct Scheduler::Impl {
   // ---- scheduler.cpp: changes of a sequence's state ----
   void enqueue(Seq& seq);
   void stop_running(Seq& seq);   // gives its blocks back; the caller gives it its next state
+  void hold(Seq& seq);
   void insert_blocks(Seq& seq);  // its full computed blocks go into the prefix index
 
   // ---- scheduler_plan.cpp: the mechanism of plan() ----

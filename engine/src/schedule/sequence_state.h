@@ -18,6 +18,7 @@ enum class State {
   waiting_for_parent,  // beside the queue, until its parent's prompt is computed (children.cpp)
   running,             // holds blocks
   impossible,          // needs more blocks than there are (fewer_blocks.cpp)
+  held,                // beside the queue, until resume()
 };
 
 struct Seq {
