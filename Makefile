@@ -3,13 +3,15 @@
 # make chat    a chat with what make serve runs
 # make test    all checks and tests but those of the containers
 # make test-docker  the tests of the containers, on a Docker engine
+# make test-clients  gets LangChain, instructor and OpenAI's agents SDK, and tests clients with them; make test runs these
+#              tests then, too
 # make sanitize  the C++ tests under the address, undefined-behaviour and thread sanitizers
 # make generate  what follows from definitions/*.toml: C++, Python, config.pbtxt, docs/configuration.md
 # make convert MODEL=<folder or hub id> DST=<workspace>
 
 BIN := .venv/bin
 
-.PHONY: help serve chat convert setup test test-docker sanitize format generate clean distclean
+.PHONY: help serve chat convert setup test test-docker test-clients sanitize format generate clean distclean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -36,6 +38,11 @@ test:
 test-docker:
 	@scripts/setup.sh test
 	@exec $(BIN)/pytest -rs tests/docker
+
+test-clients:
+	@scripts/setup.sh test
+	@scripts/get_clients.sh >/dev/null
+	@exec $(BIN)/pytest -rs tests/stack/test_clients.py
 
 sanitize:
 	@scripts/setup.sh test

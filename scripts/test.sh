@@ -69,5 +69,11 @@ fi
 stage "C++ compiles" cpp_build
 stage "C++ tests" cpp_tests
 stage "tests of a GPU, on the emulated device" env "PYTHON=$bin/python" scripts/gpu_check.sh --emulated build/engine
+# Tests of the stack run what people write clients with, in an environment of its own.
+if [ "${CI:-}" = true ]; then
+  stage "libraries of clients" scripts/get_clients.sh
+elif ! scripts/get_clients.sh --there >/dev/null; then
+  left_out "libraries of clients" "\`make test-clients\` gets LangChain, instructor and the agents SDK (240 MB), and tests them"
+fi
 stage "pytest" python_tests
 end_of_stages

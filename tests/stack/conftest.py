@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 import tritonclient.grpc.aio as triton
-from stack import DEMO_MODEL, Stack, running
+from stack import DEMO_MODEL, HANG_S, Stack, running
 from tiny_models import TokenizerKind, write_model
+
+if TYPE_CHECKING:
+    import openai
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,6 +27,22 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The demo model, served by as many processes as users have."""
     with running(Stack(DEMO_MODEL, tmp_path_factory.mktemp("demo"), {"CHARONIA_TEXT_INSTANCES": "2"})) as served:
         yield served
+
+
+@pytest.fixture
+async def api(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
+    """OpenAI's client of the gateway before `stack`."""
+    import openai  # takes a second, and most files do without
+
+    async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def model(stack: Stack) -> str:
+    """The name of the model that the gateway before `stack` serves."""
+    name: str = httpx.get(f"{stack.gateway}/v1/models", timeout=HANG_S).json()["data"][0]["id"]
+    return name
 
 
 @pytest.fixture(scope="session", params=["byte_level", "byte_fallback"])

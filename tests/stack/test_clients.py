@@ -7,7 +7,10 @@ What a grammar forces it to say it says all the same.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -15,12 +18,14 @@ import httpx
 import openai
 import pytest
 from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
+from missing_tools import missing_tool
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 from stack import HANG_S, Stack, running
 from tiny_models import write_model
 
+ROOT = Path(__file__).resolve().parents[2]
 MODEL = "caller"
 TEXTS = [
     "<think>\nThey want the weather of Paris.\n</think>\n\nI look.\n\n"
@@ -359,3 +364,20 @@ def gathered(text: str) -> tuple[list[Any], str, dict[str, Any]]:
             case "message_delta":
                 stop, usage = event["delta"]["stop_reason"], event["usage"]
     return blocks, stop, usage
+
+
+# --- libraries that have an environment of their own
+
+
+@pytest.mark.parametrize("library", ["langchain", "instructor", "agents"])
+def test_a_library_works_with_the_gateway(caller: Stack, library: str) -> None:
+    found = subprocess.run([ROOT / "scripts" / "get_clients.sh", "--there"], capture_output=True, text=True)
+    if found.returncode:
+        missing_tool("the libraries of scripts/requirements-clients.txt are not there: `make test-clients` gets them")
+    program = Path(__file__).parent / "clients" / f"with_{library}.py"
+    command = [found.stdout.strip(), str(program), caller.gateway, MODEL]
+    # Nothing of what they would tell their makers.
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI", "ANTHROPIC", "LANG"))}
+    env |= {"LANGSMITH_TRACING": "false", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S)
+    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr

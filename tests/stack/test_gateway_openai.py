@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,6 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from stack import HANG_S, Stack
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
-
-
-@pytest.fixture
-async def api(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-async def model(api: openai.AsyncOpenAI) -> str:
-    models = await api.models.list()
-    return models.data[0].id
 
 
 async def test_models_are_listed_and_described(api: openai.AsyncOpenAI, model: str) -> None:

@@ -32,12 +32,6 @@ async def web(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def model(web: httpx.AsyncClient) -> str:
-    name: str = (await web.get("/v1/models")).json()["data"][0]["id"]
-    return name
-
-
-@pytest.fixture
 async def expected(stack: Stack, model: str) -> str:
     """The greedy answer by OpenAI's route."""
     async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as client:

@@ -20,17 +20,6 @@ async def client(stack: Stack) -> AsyncIterator[Client]:
         yield client
 
 
-@pytest.fixture
-async def api(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as api:
-        yield api
-
-
-@pytest.fixture
-async def model(api: openai.AsyncOpenAI) -> str:
-    return (await api.models.list()).data[0].id
-
-
 @pytest.fixture(scope="module")
 def reference() -> Any:
     """All log probabilities [tokens - 1, vocab] after each token of the prompt, and the prompt's ids."""

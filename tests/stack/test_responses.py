@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,6 @@ from stack import HANG_S, Stack
 
 QUESTION = "What is the capital of France?"
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-
-
-@pytest.fixture
-async def api(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-async def model(api: openai.AsyncOpenAI) -> str:
-    return (await api.models.list()).data[0].id
 
 
 @pytest.fixture

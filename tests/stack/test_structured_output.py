@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -22,17 +21,6 @@ QUESTION: list[Any] = [{"role": "user", "content": "What is seven plus five?"}]
 class Sum(BaseModel):
     sum: int
     certain: bool
-
-
-@pytest.fixture
-async def api(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-async def model(api: openai.AsyncOpenAI) -> str:
-    return (await api.models.list()).data[0].id
 
 
 async def test_openais_parse_gives_the_object(api: openai.AsyncOpenAI, model: str) -> None:

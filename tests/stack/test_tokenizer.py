@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -18,17 +18,6 @@ TEXT = "The capital of France is Paris. 法国"
 def web(stack: Stack) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=stack.gateway, timeout=HANG_S) as web:
         yield web
-
-
-@pytest.fixture
-async def api(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as api:
-        yield api
-
-
-@pytest.fixture
-async def model(api: openai.AsyncOpenAI) -> str:
-    return (await api.models.list()).data[0].id
 
 
 @pytest.fixture(scope="module")

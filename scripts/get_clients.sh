@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# get_clients.sh [--there]: prints the Python of an environment with the libraries that scripts/requirements-clients.txt
+# names, and makes it under build/ where it is not there. --there: prints nothing and fails where it is not there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+folder=$PWD/build/clients
+wanted=scripts/requirements-clients.txt
+
+is_there() { [ -x "$folder/bin/python" ] && cmp -s "$wanted" "$folder/made-of"; }
+
+if ! is_there; then
+  if [ "${1:-}" = --there ]; then exit 1; fi
+  mkdir -p build
+  exec 8>build/clients.lock
+  flock 8
+  if ! is_there; then
+    .venv/bin/python -m venv --clear "$folder" >&2
+    "$folder/bin/python" -m pip --disable-pip-version-check --no-input --quiet install --requirement "$wanted" >&2
+    cp "$wanted" "$folder/made-of"
+  fi
+fi
+echo "$folder/bin/python"
