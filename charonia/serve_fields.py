@@ -126,6 +126,8 @@ class ServeFields(BaseSettings):
         "auto",
         "none",
         "hermes",
+        "qwen3_coder",
+        "glm45",
         "llama3_json",
         "mistral",
         "mistral_named",

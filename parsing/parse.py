@@ -90,6 +90,7 @@ class _Answer:
             calls,
             reasoning,
             names=options.get("names", ()),
+            texts=options.get("texts"),
             in_reasoning=bool(options.get("in_reasoning")),
             marks=marks,
             parallel=bool(options.get("parallel", True)),

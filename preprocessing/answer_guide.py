@@ -3,13 +3,13 @@ for calls that are forced, for strict functions, and for what follows reasoning.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from answers.formats import is_closed, is_open
-from answers.tags import Format, Function, NoTagError, ReasoningState, Tags, check_name, either, guide_format, tag
+from answers.tag_parts import Format, NoTagError, either
+from answers.tags import Function, ReasoningState, Tags, check_name, guide_format, tag
 from parsing_options import CALLS_VARIABLE, AnswerFormats
 from prompt_ids import PromptError, parse_json, show
 
@@ -57,18 +57,6 @@ def read_tool_choice(text: str | None) -> ToolChoice:
         if value.get("type") == "function" and isinstance(name, str):
             return ToolChoice("function", name)
     raise PromptError("tool_choice", f"{show(text)} is not supported", _CHOICES)
-
-
-def functions_of(tools: str | None) -> list[Mapping[str, Any]]:
-    """The functions of checked tools."""
-    if tools is None:
-        return []
-    functions = [tool.get("function", tool) for tool in json.loads(tools)]
-    return [function for function in functions if isinstance(function, dict)]
-
-
-def names_of(functions: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [function["name"] for function in functions if isinstance(function.get("name"), str)]
 
 
 class AnswerGuides:

@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import prompt
 import prompt_ids
-from answer_guide import AnswerGuides, Guide, functions_of, names_of, read_tool_choice
+from answer_guide import AnswerGuides, Guide, read_tool_choice
 from context_length import context_length
 from model_log import ModelLog
-from parsing_options import AnswerFormats
+from parsing_options import AnswerFormats, functions_of
 from prompt_ids import PromptError, TokenizerError, encode_bad_words, load_tokenizer
 
 # Characters of a request's text from which on the memory that it took is given back. The C library keeps what is free
@@ -93,8 +93,7 @@ class TritonPythonModel:
         parallel = flag(request, "parallel_tool_calls", True)
         prompted = chat.text if given[1] is not None else None
         functions = functions_of(given[2])
-        names = None if given[2] is None else names_of(functions)
-        options = self.formats.options(prompted, names, parallel)
+        options = self.formats.options(prompted, None if given[2] is None else functions, parallel)
         guide = self.guides.make(prompted, functions, choice, parallel, given_guide(request))
         texts(request, "stop_words")  # the engine matches them; here they are only held to be text
         bad_words = encode_bad_words(self.tokenizer, texts(request, "bad_words"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from answers.formats import (
@@ -21,6 +21,7 @@ from answers.formats import (
     find_reasoning_format,
     is_open,
 )
+from answers.xml import text_parameters
 
 CALLS_VARIABLE = "CHARONIA_TOOL_CALL_PARSER"
 REASONING_VARIABLE = "CHARONIA_REASONING_PARSER"
@@ -42,16 +43,37 @@ class AnswerFormats:
             {"tool_calls": self.calls and self.calls.name, "reasoning": self.reasoning and self.reasoning.name}
         )
 
-    def options(self, prompt: str | None, names: list[str] | None, parallel: bool) -> str:
-        """Of a request. prompt: what the chat template made; None: no chat. names: the functions that may be called;
-        None: none may."""
+    def options(self, prompt: str | None, functions: Sequence[Mapping[str, Any]] | None, parallel: bool) -> str:
+        """Of a request. prompt: what the chat template made; None: no chat. functions: those that may be called; None:
+        none may."""
         options: dict[str, Any] = {"key": uuid.uuid4().hex}
         if prompt is not None and self.reasoning:
             options |= {"reasoning": self.reasoning.name, "in_reasoning": is_open(prompt, self.reasoning)}
-        if prompt is not None and self.calls and names is not None:
+        if prompt is not None and self.calls and functions is not None:
             # They go out with every response: only where they decide.
-            options |= {"calls": self.calls.name, "parallel": parallel, "names": names if self.calls.bare else []}
+            options |= {"calls": self.calls.name, "parallel": parallel}
+            if self.calls.bare:
+                options["names"] = names_of(functions)
+            if self.calls.xml:
+                texts = {name: text_parameters(one.get("parameters")) for name, one in _by_name(functions)}
+                options["texts"] = {name: found for name, found in texts.items() if found}
         return json.dumps(options)
+
+
+def functions_of(tools: str | None) -> list[Mapping[str, Any]]:
+    """The functions of checked tools."""
+    if tools is None:
+        return []
+    functions = [tool.get("function", tool) for tool in json.loads(tools)]
+    return [function for function in functions if isinstance(function, dict)]
+
+
+def names_of(functions: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [name for name, _ in _by_name(functions)]
+
+
+def _by_name(functions: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(one["name"], one) for one in functions if isinstance(one.get("name"), str)]
 
 
 def _chosen(environment: Mapping[str, str], variable: str, formats: Mapping[str, Any], found: Any) -> Any:

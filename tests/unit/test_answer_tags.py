@@ -27,6 +27,7 @@ import parsing_options  # noqa: E402
 import tiny_models  # noqa: E402
 from answer_guide import ToolChoice  # noqa: E402
 from answers.formats import CALL_FORMATS, REASONING_FORMATS  # noqa: E402
+from answers.xml import text_parameters  # noqa: E402
 from detokenize import TokenTable  # noqa: E402
 from prompt_ids import PromptError  # noqa: E402
 
@@ -34,6 +35,7 @@ BEGINS = sorted({mark for one in CALL_FORMATS.values() for mark in one.begin if 
 MARKS = [
     *{*BEGINS, "<|action_start|>", "<|plugin|>", "<|action_end|>"},
     *{mark for one in CALL_FORMATS.values() for mark in (one.end, one.quote, one.arguments_mark) if mark},
+    *{mark for one in CALL_FORMATS.values() if one.xml for mark in one.xml.marks if mark not in ("", ">")},
     *{mark for one in REASONING_FORMATS.values() for mark in one.markup},
 ]
 JOINED = [mark for one in CALL_FORMATS.values() for mark in one.begin if "><" in mark]
@@ -54,15 +56,22 @@ FUNCTIONS: list[dict[str, Any]] = [
     {"name": "get_weather", "parameters": STRICT, "strict": True},
     {"name": "get", "parameters": {"type": "object", "properties": {"q": {"not": {}}}}},
     {"name": "<tool_call>", "strict": True},
+    {"name": "confirm", "strict": True},
 ]
 
 
-class Model:
-    """A tiny random model whose vocabulary has all markup, as special tokens or as texts."""
+def functions_of(format: str) -> list[dict[str, Any]]:
+    """Those whose names a format has."""
+    return [one for one in FUNCTIONS if not CALL_FORMATS[format].xml or "<" not in one["name"]]
 
-    def __init__(self, folder: Path, special: bool) -> None:
+
+class Model:
+    """A tiny random model whose vocabulary has all markup, as special tokens or as texts. With byte fallback, a space
+    stands before every text."""
+
+    def __init__(self, folder: Path, kind: tiny_models.TokenizerKind, special: bool) -> None:
         marks = {"special": MARKS} if special else {"added": [*MARKS, *JOINED]}
-        tiny_models.write_model(folder, "byte_level", "babbler", hidden=128, positions=512, **marks)  # type: ignore[arg-type]
+        tiny_models.write_model(folder, kind, "babbler", hidden=128, positions=512, **marks)  # type: ignore[arg-type]
         self.engine = Engine.from_pretrained(folder, threads=1, guide_timeout_s=120)
         self.tokenizer = self.engine.tokenizer
         made = build_token_table(self.tokenizer, self.engine.info.vocab_size)
@@ -79,6 +88,9 @@ class Model:
         self.bias = dict.fromkeys(closing, 6.0) | dict.fromkeys(marks_ids, 8.0)
         if not special:
             self.bias |= dict.fromkeys(map(self.tokenizer.convert_tokens_to_ids, JOINED), 9.0)
+        ends = [one.xml.value[1].strip() for one in CALL_FORMATS.values() if one.xml]
+        self.bias |= dict.fromkeys(map(self.tokenizer.convert_tokens_to_ids, ends), 13.0)
+        self.bias |= {i: 9.0 for i, token in enumerate(made.tokens) if token == b"\n"}
         self.bias |= dict.fromkeys(self.engine.info.end_ids, 7.0)
 
     def formats(self, calls: str, reasoning: str = "none") -> Any:
@@ -93,16 +105,23 @@ class Model:
     def sample(self, guide: Any, options: str, seeds: int, bias: Mapping[int, float] | None = None) -> Iterator[Any]:
         """What the parser reads of answers that have ended."""
         params = SamplingParams(max_tokens=250, temperature=2.0, logit_bias=bias or self.bias, n=seeds, seed=1)
-        for answer in self.engine.generate("x", params, guide=Guide(guide.type, guide.text)):
+        chat = [{"role": "user", "content": "x"}]
+        for answer in self.engine.generate(chat, params, guide=Guide(guide.type, guide.text)):
             if answer.finish_reason == "stop":
-                part = parse.Answers(self.table).read(options, 0, answer.token_ids, (0, 10**6), last=True)
+                size = len(self.table.join(np.array(answer.token_ids)))
+                span = (size - len(answer.text.encode()), size)  # without a leading space
+                part = parse.Answers(self.table).read(options, 0, answer.token_ids, span, last=True)
                 part.text = answer.text
                 yield part
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["special", "text"])
+@pytest.fixture(
+    scope="module",
+    params=[("byte_level", True), ("byte_level", False), ("byte_fallback", True)],
+    ids=["special", "text", "space"],
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    made = Model(tmp_path_factory.mktemp("tags") / "model", request.param)
+    made = Model(tmp_path_factory.mktemp("tags") / "model", *request.param)
     with made.engine:
         yield made
 
@@ -129,28 +148,28 @@ def calls_of(part: Any) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("format", CALL_FORMATS)
 def test_forced_calls_are_read_as_calls_and_nothing_else(model: Model, format: str) -> None:
-    formats = model.formats(format)
-    options = formats.options("", [one["name"] for one in FUNCTIONS], True)
-    several = model.guide(formats, ToolChoice("required"), FUNCTIONS)
+    formats, functions = model.formats(format), functions_of(format)
+    options = formats.options("", functions, True)
+    several = model.guide(formats, ToolChoice("required"), functions)
     found = []
     for part in model.sample(several, options, 16):
         assert (part.content, part.reasoning) == ("", ""), part.text
         found.append(calls_of(part))
     assert found and all(found), "no answer has ended, or one has no call"
     for choice, parallel, names in (
-        (ToolChoice("required"), False, {one["name"] for one in FUNCTIONS}),
+        (ToolChoice("required"), False, {one["name"] for one in functions}),
         (ToolChoice("function", "get_weather"), True, {"get_weather"}),
     ):
-        one = model.guide(formats, choice, FUNCTIONS, parallel=parallel)
+        one = model.guide(formats, choice, functions, parallel=parallel)
         counts = [calls_of(part) for part in model.sample(one, options, 8)]
         assert counts and all(len(calls) == 1 and calls[0][0] in names for calls in counts)
 
 
 @pytest.mark.parametrize("format", CALL_FORMATS)
 def test_calls_in_free_text_are_strict(model: Model, format: str) -> None:
-    formats = model.formats(format)
-    options = formats.options("", [one["name"] for one in FUNCTIONS], True)
-    guide = model.guide(formats, ToolChoice("auto"), FUNCTIONS)
+    formats, functions = model.formats(format), functions_of(format)
+    options = formats.options("", functions, True)
+    guide = model.guide(formats, ToolChoice("auto"), functions)
     found = [(part.content, calls_of(part)) for part in model.sample(guide, options, 24)]
     assert any(calls for _, calls in found)
     for content, _ in found:
@@ -163,7 +182,7 @@ def test_what_follows_reasoning_is_what_was_asked_for(model: Model, reasoning: s
     formats = model.formats("hermes", reasoning)
     marks = REASONING_FORMATS[reasoning]
     text = {"": "", "open": marks.begin + "\n", "closed": f"{marks.begin}\n\n{marks.end}\n\n"}[prompt]
-    options = formats.options(text, [one["name"] for one in FUNCTIONS], True)
+    options = formats.options(text, FUNCTIONS, True)
     seen = set()
     for given, check in (
         (("json_schema", '{"type": "object", "properties": {"a": {"type": "boolean"}}}'), json.loads),
@@ -184,7 +203,7 @@ def test_what_follows_reasoning_is_what_was_asked_for(model: Model, reasoning: s
 
 def test_a_guide_beside_tools_is_for_answers_without_calls(model: Model) -> None:
     formats = model.formats("hermes")
-    options = formats.options("", [one["name"] for one in FUNCTIONS], True)
+    options = formats.options("", FUNCTIONS, True)
     guide = model.guide(formats, ToolChoice("auto"), FUNCTIONS, given=("choice", '["yes", "no"]'))
     parts = [*model.sample(guide, options, 16), *model.sample(guide, options, 8, dict.fromkeys(model.yes, 20.0))]
     assert all(part.content in ("yes", "no") if not calls_of(part) else not part.content for part in parts)
@@ -208,7 +227,7 @@ def test_special_tokens_are_in_a_text_only_where_its_tag_names_them(model: Model
                 ids = set(answer.token_ids) & {*model.special.values()} - {*model.engine.info.end_ids}
                 assert ids <= {model.tokenizer.convert_tokens_to_ids("[ARGS]")}, (format, ids)
                 if more is not format and answer.finish_reason == "stop":
-                    assert not model.special or ids
+                    assert "[ARGS]" not in model.special or ids
 
 
 HOSTILE = ['say "hi"', "a\\b", "</tool_call>", "[TOOL_CALLS]", "\u2028 \U0001f40c", "x" * 250, "{}", "'"]
@@ -218,7 +237,7 @@ HOSTILE = ['say "hi"', "a\\b", "</tool_call>", "[TOOL_CALLS]", "\u2028 \U0001f40
 def test_names_with_quotes_or_markup_are_names(model: Model, format: str) -> None:
     functions = [{"name": name} for name in HOSTILE]
     formats = model.formats(format)
-    options = formats.options("", HOSTILE, True)
+    options = formats.options("", functions, True)
     for name in HOSTILE:
         guide = model.guide(formats, ToolChoice("function", name), functions)
         for part in model.sample(guide, options, 2):
@@ -261,6 +280,45 @@ def test_what_cannot_be_forced_says_why(model: Model) -> None:
     assert answer_guide.read_tool_choice('{"type": "function", "function": {"name": "f"}}') == ToolChoice(
         "function", "f"
     )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"properties": {"a": {"type": "string", "minLength": 1}}}, "/properties/a/minLength: the keyword minLength"),
+        ({"properties": {"a b": {"type": "string"}}}, "at /properties/a b: a name has no white space"),
+        ({"properties": {"a": {"enum": ["<b>"]}}}, "at /properties/a: texts of an enum are one line without <"),
+        ({"properties": {}, "anyOf": []}, "at /anyOf: the keyword anyOf"),
+        ({"properties": {}, "required": ["a"]}, 'at /required: "a" is not among properties'),
+        ({"properties": [], "type": "object"}, "properties are an object of schemas"),
+    ],
+)
+def test_what_a_schema_cannot_say_without_quotes_is_refused(model: Model, parameters: Any, says: str) -> None:
+    function = {"name": "f", "strict": True, "parameters": parameters}
+    text = refusal(model.guide, model.formats("qwen3_coder"), ToolChoice("required"), [function])
+    assert text.startswith('tools: the parameters of function "f"') and says in text
+
+
+def test_a_schema_that_is_not_supported_names_the_parameter(model: Model) -> None:
+    bad = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
+    guide = model.guide(model.formats("glm45"), ToolChoice("auto"), [bad])
+    says = r'^tools: the parameters of function "f", at /properties/a: the JSON schema, at /not: '
+    with pytest.raises(InvalidRequestError, match=says):
+        model.engine.generate("x", guide=Guide(guide.type, guide.text))
+
+
+def test_which_parameters_are_texts() -> None:
+    place = {"$ref": "#/$defs/unit"}
+    properties = {
+        **{"a": {"type": "string"}, "b": {"type": ["string", "null"]}, "c": {"anyOf": [place, {"type": "null"}]}},
+        **{"d": place, "e": {"enum": ["x", None]}, "f": {"type": ["string", "integer"]}, "g": {}, "h": True},
+        **{"i": {"type": "null"}, "j": {"$ref": "#/$defs/loop"}, "k": {"const": "x"}, "l": {"$ref": 5}},
+    }
+    defs = {"unit": {"enum": ["C", "F"]}, "loop": {"$ref": "#/$defs/loop"}}
+    texts = {"a": False, "b": True, "c": True, "d": False, "e": True, "k": False}
+    assert text_parameters({"properties": properties, "$defs": defs}) == texts
+    for odd in (None, True, {}, {"properties": 3}, {"properties": {"a": 3}}):
+        assert text_parameters(odd) == {}
 
 
 def test_what_of_a_strict_schema_is_not_supported_names_function_and_place(model: Model) -> None:

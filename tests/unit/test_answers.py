@@ -165,6 +165,44 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
     ("llama3_json", None, '{"city": {"name": "add"}}', '{"city": {"name": "add"}}', "", []),
     ("llama3_json", None, "It is {not} a call.", "It is {not} a call.", "", []),
     (
+        "qwen3_coder",
+        "think",
+        "<think>\nHm.\n</think>\n\nI look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n"
+        "</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=add>\n"
+        "</function>\n</tool_call>",
+        "I look.",
+        "Hm.",
+        [WEATHER, ("add", {})],
+    ),
+    (  # values of more lines, JSON, and what is none; Python's words; an end that is missing
+        "qwen3_coder",
+        None,
+        '<tool_call><function=search><parameter=a>\n\n b\n</x>\n\n</parameter><parameter=b>[1, {"c": null}]</parameter>'
+        "<parameter=c>\n[1,\n</parameter><parameter=d>True</parameter><parameter=e>\n</parameter></function> Done.",
+        "Done.",
+        "",
+        [("search", {"a": "\n b\n</x>\n", "b": [1, {"c": None}], "c": "[1,", "d": True, "e": ""})],
+    ),
+    ("qwen3_coder", None, "a <tool_call> is <function=x", "a <tool_call> is <function=x", "", []),
+    (
+        "glm45",
+        "think",
+        "<think>Hm.</think>Look:\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>add</tool_call>",
+        "Look:",
+        "Hm.",
+        [WEATHER, ("add", {})],
+    ),
+    (
+        "glm45",
+        None,
+        "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>b</arg_key><arg_value>-2.5e3</arg_value>",
+        "",
+        "",
+        [("add", SUM)],
+    ),
+    ("glm45", None, "<tool_call> is markup", "<tool_call> is markup", "", []),
+    (
         "mistral",
         None,
         '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}, '
@@ -253,7 +291,7 @@ def test_no_mark_of_a_format_begins_another_one() -> None:
 @pytest.mark.parametrize("format", CALL_FORMATS)
 def test_arguments_come_as_they_are_read_and_the_name_before(format: str) -> None:
     text = CALL_FORMATS[format].write([("search", {"q": "x" * 1000})])
-    parser = AnswerParser(CALL_FORMATS[format], names=NAMES)
+    parser = AnswerParser(CALL_FORMATS[format], names=NAMES, texts={"search": {"q": False}})
     events = [event for char in text for event in parser.feed(char)]
     assert isinstance(events[0], CallBegin) and events[0].name == "search"
     assert sum(isinstance(event, CallArguments) for event in events) > 1000
@@ -315,8 +353,8 @@ def test_special_tokens_within_longer_markup() -> None:
 TEMPLATES = {
     '{% if tools %}<tools>{% endif %}<tool_call>\n{"name": <function-name>': ("hermes", None),
     "<tool_call>\n</tool_call>{{ '<think>' }}</think>": ("hermes", "think"),
-    "<tool_call>\n<function=example>": (None, None),
-    "<tool_call>{function-name}<arg_key>{key}</arg_key>": (None, None),
+    "<tool_call>\n<function=example>": ("qwen3_coder", None),
+    "<tool_call>{function-name}<arg_key>{key}</arg_key>": ("glm45", None),
     '<|start_header_id|>{ Respond in the format {"name": ..., "parameters": ...}': ("llama3_json", None),
     "[AVAILABLE_TOOLS][TOOL_CALLS] [": ("mistral", None),
     "[TOOL_CALLS]{{ name }}[ARGS] [THINK]": ("mistral_named", "mistral"),
@@ -368,11 +406,20 @@ def test_calls_survive_any_cut(data: st.DataObject, format: str, calls: list[tup
     if one.syntax == "gemma":  # whose keys and strings have no escapes
         calls = json.loads(json.dumps(calls, ensure_ascii=False).replace("<", "("))
         calls = [(name, _with_plain_keys(arguments)) for name, arguments in calls]
+    if one.xml:  # whose texts have no quotes
+        calls = json.loads(json.dumps(calls, ensure_ascii=False).replace("<", "("))
+        calls = [(name, _by_kind(arguments)) for name, arguments in calls]
     text = one.write(calls) if calls else ""
     before = "" if one.bare else data.draw(st.sampled_from(["", "Well, ", "{"]))
-    found = read(cut(data, before + text), format)
+    texts = {f"s{at}": False for at in range(20)}
+    found = read(cut(data, before + text), format, texts={name: texts for name in NAMES})
     assert calls_of(found) == calls
     assert found.content == (before.rstrip() if calls else before)
+
+
+def _by_kind(arguments: dict[str, Any]) -> dict[str, Any]:
+    values = enumerate(arguments.values())
+    return {f"s{at}" if isinstance(value, str) else f"j{at}": value for at, value in values}
 
 
 def _with_plain_keys(value: Any) -> Any:
@@ -443,6 +490,9 @@ HOSTILE = {
     "many broken calls": '<tool_call>{"name": "add", "arguments": {]</tool_call>' * 4_000,
     "arguments before the name": '<tool_call>{"arguments": {"a": "' + "x" * 200_000 + '"}, "name": "add"}</tool_call>',
     "escapes": '<tool_call>{"name": "add", "arguments": {"a": "' + "\\u00e9\n" * 30_000,
+    "values in XML": "<tool_call><function=add><parameter=a>" + "<parameter </param" * 10_000,
+    "parameters in XML": "<tool_call>\n<function=add>\n" + "<parameter=a>\n1\n</parameter>\n" * 6_000,
+    "a name in XML": "<tool_call>\n<function=" + "a" * 200_000,
     "unclosed reasoning": "<think>" + "hm </thin " * 20_000,
 }
 
@@ -452,7 +502,8 @@ HOSTILE = {
 def test_hostile_answers_cost_linear_time_and_bounded_memory(name: str, piece: int) -> None:
     """Some 200,000 characters: in quadratic time minutes, here less than a second."""
     text = HOSTILE[name]
-    parser = AnswerParser(CALL_FORMATS["hermes"], REASONING_FORMATS["think"], names=NAMES)
+    format = CALL_FORMATS["qwen3_coder" if "XML" in name else "hermes"]
+    parser = AnswerParser(format, REASONING_FORMATS["think"], names=NAMES)
     began = time.process_time()
     tracemalloc.start()
     for at in range(0, len(text), piece):

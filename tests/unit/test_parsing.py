@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 # A workspace has these beside each other.
 sys.path += [str(ROOT / folder) for folder in ("charonia/text", "postprocessing", "preprocessing", "parsing")]
 
-import answer_guide  # noqa: E402
 import parse  # noqa: E402
 import parsing_options  # noqa: E402
 from answers.formats import CALL_FORMATS, REASONING_FORMATS  # noqa: E402
@@ -33,7 +32,8 @@ def table(tokens: list[str | bytes], special: set[str]) -> Any:
 
 
 def options(template: str, prompt: str | None = "p", names: list[str] | None = None, parallel: bool = True) -> str:
-    return parsing_options.AnswerFormats(template, {}).options(prompt, names, parallel)
+    functions = None if names is None else [{"name": name} for name in names]
+    return parsing_options.AnswerFormats(template, {}).options(prompt, functions, parallel)
 
 
 def read_all(answers: Any, given: str, responses: list[list[int]], size: int = 10**6) -> list[Any]:
@@ -163,6 +163,6 @@ def test_the_settings_have_all_formats() -> None:
 
 def test_names_go_along_only_where_they_decide() -> None:
     assert json.loads(options('<|start_header_id|>"parameters"', names=["f"]))["names"] == ["f"]
-    assert json.loads(options(HERMES, names=["f"]))["names"] == []
+    assert json.loads(options(HERMES, names=["f"])).get("names") is None
     tools = [{"type": "function", "function": {"name": "f"}}, {"name": "g"}, {"function": 3}]
-    assert answer_guide.names_of(answer_guide.functions_of(json.dumps(tools))) == ["f", "g"]
+    assert parsing_options.names_of(parsing_options.functions_of(json.dumps(tools))) == ["f", "g"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Syntax = Literal["json", "named", "gemma"]
+Syntax = Literal["json", "named", "gemma", "xml"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,21 @@ class Frame:
 
 
 @dataclass(frozen=True)
+class Xml:
+    """What stands around a call's name, and around each parameter's name and value; `close` is behind the last one.
+    Line ends within these are where models write them, and need not be there."""
+
+    name: tuple[str, str]
+    key: tuple[str, str]
+    value: tuple[str, str]
+    close: str = ""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return tuple(mark.strip("\n") for mark in (*self.name, *self.key, *self.value, self.close))
+
+
+@dataclass(frozen=True)
 class CallFormat:
     """A way to write calls.
 
@@ -36,6 +51,7 @@ class CallFormat:
     end: what ends them; "" for nothing.
     syntax: of a call. json: {"name": ..., KEY: {...}}, or a list of these. named: NAME, `arguments_mark`, the arguments
       as JSON; a call id may stand between, after `id_mark`. gemma: call:NAME{key:value}, texts between two `quote`.
+      xml: each parameter between marks of its own, as `xml` has them; texts as they are, other values as JSON.
     keys: json: what KEY is. The first is written, all are read.
     padding: json: white space between markup and call.
     in_list: json: calls are written as one list.
@@ -57,11 +73,19 @@ class CallFormat:
     arguments_mark: str = ""
     id_mark: str = ""
     id_characters: int = 0
+    xml: Xml | None = None
 
     @property
     def markup(self) -> tuple[str, ...]:
         """Every mark that may be a token of its own."""
-        marks = (*self.begin, self.end, self.quote, self.arguments_mark, self.id_mark)
+        marks = (
+            *self.begin,
+            self.end,
+            self.quote,
+            self.arguments_mark,
+            self.id_mark,
+            *(self.xml.marks if self.xml else ()),
+        )
         return tuple(mark for mark in marks if mark)
 
     def frame(self, name: str, begin: str | None = None) -> Frame:
@@ -72,6 +96,11 @@ class CallFormat:
             return Frame("", begin, name, self.arguments_mark, self.end, self.separator, "")
         if self.syntax == "gemma":
             return Frame("", f"{begin}call:", name, "", self.end, self.separator, "")
+        if self.xml:
+            before, middle = self.xml.name
+            return Frame(
+                "", f"{begin}{self.padding}{before}", name, middle, self.xml.close + self.end, self.separator, ""
+            )
         shown = json.dumps(name, ensure_ascii=False)
         before, middle = '{"name": ', f", {json.dumps(self.keys[0])}: "
         if self.in_list:
@@ -84,12 +113,25 @@ class CallFormat:
         texts = []
         for name, arguments in calls:
             frame = self.frame(name)
-            shown = (
-                _gemma(arguments, self.quote) if self.syntax == "gemma" else json.dumps(arguments, ensure_ascii=False)
-            )
+            shown = self._arguments(arguments)
             texts.append(f"{frame.before}{frame.name}{frame.middle}{shown}{frame.after}")
         frame = self.frame("")
         return f"{frame.opening}{frame.separator.join(texts)}{frame.closing}"
+
+    def _arguments(self, arguments: Mapping[str, Any]) -> str:
+        if self.syntax == "gemma":
+            return _gemma(arguments, self.quote)
+        if self.xml:
+            key, value = self.xml.key, self.xml.value
+            parts = (
+                f"{key[0]}{name}{key[1]}{value[0]}{_text_or_json(one)}{value[1]}" for name, one in arguments.items()
+            )
+            return "".join(parts)
+        return json.dumps(arguments, ensure_ascii=False)
+
+
+def _text_or_json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _gemma(value: Any, quote: str) -> str:
@@ -121,6 +163,25 @@ CALL_FORMATS = {
     for one in (
         # Hermes 2 and 3, Qwen 2.5 and 3
         CallFormat("hermes", ("<tool_call>",), "</tool_call>", padding="\n", separator="\n"),
+        # Qwen 3 Coder
+        CallFormat(
+            "qwen3_coder",
+            ("<tool_call>",),
+            "</tool_call>",
+            syntax="xml",
+            padding="\n",
+            separator="\n",
+            xml=Xml(("<function=", ">\n"), ("<parameter=", ">"), ("\n", "\n</parameter>\n"), "</function>\n"),
+        ),
+        # GLM 4.5, 4.6 and 4.7
+        CallFormat(
+            "glm45",
+            ("<tool_call>",),
+            "</tool_call>",
+            syntax="xml",
+            separator="\n",
+            xml=Xml(("", "\n"), ("<arg_key>", "</arg_key>\n"), ("<arg_value>", "</arg_value>\n")),
+        ),
         # Llama 3.1, 3.2 and 3.3
         CallFormat("llama3_json", ("<|python_tag|>",), keys=("parameters", "arguments"), separator="; ", bare=True),
         # Mistral up to tokenizer v7
@@ -176,19 +237,18 @@ _CALL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("internlm2", ("<|action_start|>", "<|plugin|>")),
     ("mistral_named", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral", ("[TOOL_CALLS]",)),
+    ("qwen3_coder", ("<tool_call>", "<function=")),
+    ("glm45", ("<tool_call>", "<arg_key>")),
     ("hermes", ("<tool_call>",)),
     ("llama3_json", ("<|start_header_id|>", '"parameters"')),
 )
-# Calls in XML between the marks of Hermes (Qwen 3 Coder, GLM 4.5): other formats, which are not read.
-_NOT_HERMES = ("<function=", "<arg_key>")
 
 
 def find_call_format(template: str) -> CallFormat | None:
     """The format that a chat template has its model write calls in; None where none is known."""
     for name, signs in _CALL_SIGNS:
         if all(sign in template for sign in signs):
-            other = name == "hermes" and any(sign in template for sign in _NOT_HERMES)
-            return None if other else CALL_FORMATS[name]
+            return CALL_FORMATS[name]
     return None
 
 

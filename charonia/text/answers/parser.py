@@ -30,8 +30,22 @@ _SPACE = " \t\r\n"
 _SPACES = re.compile(f"[{_SPACE}]+")
 _MARKS = re.compile("[\ud800-\udfff]+")
 _NAME = re.compile(r"[^\s\[{\"\ud800-\udfff]+")
+XML_NAME = re.compile(r"[^\s<>\ud800-\udfff]+")
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 Reading = Generator[None, None, None]
+
+
+def _xml_value(value: str, text: bool | None) -> str:
+    """A value in JSON. text: it is a text or null; else JSON, or, where it is none, a text."""
+    word = value.strip()
+    if text:
+        return "null" if word in ("null", "None") else json.dumps(value, ensure_ascii=False)
+    scanner = JsonScanner()
+    at, shown = scanner.feed(word + " ", 0)  # a number ends with what follows it
+    if scanner.done and not (word + " ")[at:].strip():
+        return shown.strip()
+    return _PYTHON.get(word) or json.dumps(value, ensure_ascii=False)
 
 
 class _NoCallError(Exception):
@@ -131,6 +145,8 @@ class AnswerParser:
 
     calls, reasoning: the formats; None: there are none to be found.
     names: the functions that were offered; empty: any.
+    texts: where arguments have no quotes (xml): for each function its parameters that are texts; True: or null. What
+      others are is JSON, or, where it is none, a text.
     in_reasoning: the prompt ends with the beginning of reasoning.
     marks: as `special_marks` gives them; what is fed has a special token's mark in its place.
     parallel: False: calls after the first are dropped.
@@ -143,6 +159,7 @@ class AnswerParser:
         reasoning: ReasoningFormat | None = None,
         *,
         names: Collection[str] = (),
+        texts: Mapping[str, Mapping[str, bool]] | None = None,
         in_reasoning: bool = False,
         marks: Mapping[str, str] | None = None,
         parallel: bool = True,
@@ -157,6 +174,9 @@ class AnswerParser:
         self._id_mark = _with_marks(calls.id_mark, marks) if calls else ""
         self._thought = tuple(_with_marks(mark, marks) for mark in reasoning.markup) if reasoning else ()
         self._names = frozenset(names)
+        self._texts = texts or {}
+        self._xml = calls.xml if calls else None
+        self._xml_marks = [_with_marks(mark, marks) for mark in calls.xml.marks] if calls and calls.xml else []
         self._parallel = parallel
         self._new_id = new_id or self._random_id
         self.in_reasoning = in_reasoning and reasoning is not None
@@ -228,7 +248,7 @@ class AnswerParser:
         return bool(mark)
 
     def _expect(self, mark: str) -> Reading:
-        if not (yield from self._accept(mark)):
+        if mark and not (yield from self._accept(mark)):
             raise _NoCallError
 
     def _spaces(self, more: str = "") -> Generator[None, None, str]:
@@ -318,6 +338,8 @@ class AnswerParser:
         try:
             if self._calls.syntax == "json":
                 yield from self._read_json(strict=not mark)
+            elif self._xml:
+                yield from self._read_xml()
             else:
                 yield from self._read_named()
         except _NoCallError:
@@ -453,6 +475,80 @@ class AnswerParser:
         yield from self._read_arguments(name)
         yield from self._read_end("")
 
+    def _read_xml(self) -> Reading:
+        """A name, and parameters with marks around each."""
+        name_begin, name_end, key_begin, key_end, value_begin, value_end, close = self._xml_marks
+        yield from self._spaces()
+        yield from self._expect(name_begin)
+        name = yield from self._read_word(XML_NAME)
+        yield from self._expect(name_end)
+        before, begun = "{", False
+        while True:
+            yield from self._spaces()
+            if not (yield from self._accept(key_begin)):
+                break
+            if not begun:
+                begun = True
+                self._begin_call(name)
+            key = yield from self._read_word(XML_NAME)
+            yield from self._expect(key_end)
+            if value_begin:
+                yield from self._spaces()
+                yield from self._expect(value_begin)
+            self._give_arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
+            before = ", "
+            yield from self._read_xml_value(self._texts.get(name, {}).get(key), value_end)
+        ended = bool(close) and (yield from self._accept(close))
+        closed = not ended and (yield from self._accept(self._end))
+        if not ended and not closed and not (begun and not (yield from self._peek())):
+            raise _NoCallError
+        if not begun:
+            self._begin_call(name)
+        self._give_arguments("}" if begun else "{}")
+        self._end_call()
+        self._stray_end &= not closed
+        if ended:
+            yield from self._read_end("")
+
+    def _read_word(self, pattern: re.Pattern[str]) -> Generator[None, None, str]:
+        word = ""
+        while (yield from self._peek()) and (count := self._run(pattern)):
+            word += self._take(min(count, MAX_NAME + 1))
+            if len(word) > MAX_NAME:
+                raise _NoCallError
+        if not word:
+            raise _NoCallError
+        return word
+
+    def _read_xml_value(self, text: bool | None, end: str) -> Reading:
+        """text: as `texts` has it. A text is handed on as it comes; others have to be whole."""
+        assert self._xml is not None
+        held: list[str] = []
+        size = 0
+        begun = text is False
+
+        def give(piece: str) -> None:
+            nonlocal size, begun
+            if begun:
+                self._give_arguments(json.dumps(piece, ensure_ascii=False)[1:-1])
+                return
+            held.append(piece)
+            size += len(piece)
+            if size > MAX_HELD:
+                begun = True
+                self._give_arguments(json.dumps("".join(held), ensure_ascii=False)[:-1])
+
+        if begun:
+            self._give_arguments('"')
+        ends = [end]
+        # A line's end at both ends of the value is not its own.
+        if self._xml.value[0].startswith("\n"):
+            yield from self._accept("\n")
+            ends.append(f"\n{end}")
+        if not (yield from self._until(ends, give)):
+            raise _NoCallError
+        self._give_arguments('"' if begun else _xml_value("".join(held), text))
+
     def _read_arguments(self, name: str) -> Reading:
         """Begins the call and hands its arguments on."""
         scanner: Scanner = JsonScanner() if not self._quote else GemmaScanner(self._quote)
@@ -469,7 +565,8 @@ class AnswerParser:
 
     def _read_broken(self) -> Generator[None, None, str]:
         """The rest of a call whose arguments are no JSON. Returns the beginning of the next."""
-        mark = yield from self._until([self._end] if self._end else self._begins, self._give_arguments)
+        give = (lambda _: None) if self._xml else self._give_arguments  # it is no JSON, and the marks are in it
+        mark = yield from self._until([self._end] if self._end else self._begins, give)
         self._end_call(complete=False)
         self._stray_end = False
         return mark if mark in self._begins else ""

@@ -1,0 +1,53 @@
+"""Parts of which structural tags are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Format = dict[str, Any]
+
+ANY_TEXT: Format = {"type": "any_text"}
+# White space as models like it, and no more: small ones go on with it for ever.
+_JSON = {"type": "json_schema", "max_whitespace_cnt": 1}
+ANY_OBJECT: Format = {**_JSON, "json_schema": {"type": "object"}}
+
+
+class NoTagError(ValueError):
+    """What cannot be forced, and why."""
+
+
+def const(value: str) -> Format:
+    return {"type": "const_string", "value": value}
+
+
+def json_of(schema: Any, name: str) -> Format:
+    """JSON that follows a schema. name: what errors call that."""
+    return {**_JSON, "name": name, "json_schema": schema}
+
+
+def any_text(*excludes: str) -> Format:
+    """Any text without these."""
+    return {**ANY_TEXT, "excludes": list(excludes)} if excludes else ANY_TEXT
+
+
+def optional(format: Format) -> Format:
+    return {"type": "optional", "content": format}
+
+
+def sequence(parts: Iterable[Format]) -> Format:
+    """Texts that follow each other are one."""
+    joined: list[Format] = []
+    for part in parts:
+        inner = part["elements"] if part["type"] == "sequence" else [part]
+        for one in inner:
+            if joined and one["type"] == joined[-1]["type"] == "const_string":
+                joined[-1] = const(joined[-1]["value"] + one["value"])
+            else:
+                joined.append(one)
+    return joined[0] if len(joined) == 1 else {"type": "sequence", "elements": joined}
+
+
+def either(options: Sequence[Format]) -> Format:
+    """One of them."""
+    return options[0] if len(options) == 1 else {"type": "or", "elements": list(options)}
