@@ -251,7 +251,8 @@ def check_messages(messages: Sequence[Any]) -> list[Message]:
     """Messages as chat templates take them.
 
     Content may be a string, null or a list of OpenAI's text parts, which are joined. A tool call's arguments, a JSON
-    string with OpenAI, become an object, which is what templates print.
+    string with OpenAI, become an object, which is what templates print. Those that are no JSON, as in an answer that
+    was cut off, stay the text that they are.
     """
     if not messages:
         raise PromptError("messages", "an empty list is no conversation", "send at least one message")
@@ -297,10 +298,23 @@ def _check_calls(field: str, calls: Any) -> list[Any]:
         if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
             # Some models and servers write a call without arguments so.
             text = function["arguments"].strip() or "{}"
+            if not _is_json(text):
+                checked.append(call)
+                continue
             arguments = parse_json(f"{field}.function.arguments", text, "send a JSON object")
             call = {**call, "function": {**function, "arguments": arguments}}
         checked.append(call)
     return checked
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    except RecursionError:  # which parse_json says
+        return True
+    return True
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]]:

@@ -312,6 +312,8 @@ def test_a_body_has_no_more_values_than_its_lists_may_have(fields: dict[str, obj
         ({"tool_choice": "any", "tools": [FUNCTION]}, "tool_choice", 'send "auto", "none", "required" or'),
         ({"tool_choice": {"type": "function"}, "tools": [FUNCTION]}, "tool_choice", 'send "auto"'),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]}, "tools", "true or false"),
+        ({"guided_json": {}}, "guided_json", 'structured_outputs has taken its place: send {"json": ...} there'),
+        ({"guided_choice": ["a"]}, "guided_choice", 'send {"choice": ...}'),
         ({"functions": []}, "functions", "the older form of tools: send those"),
         ({"function_call": "auto"}, "function_call", "the older form of tool_choice"),
         ({"audio": {}}, "audio", "answers are text"),

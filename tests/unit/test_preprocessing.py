@@ -16,7 +16,7 @@ sys.path += [str(ROOT / "charonia" / "text"), str(ROOT / "preprocessing")]
 
 import prompt  # noqa: E402
 from context_length import context_length  # noqa: E402
-from prompt_ids import PromptError, encode_bad_words, load_tokenizer  # noqa: E402
+from prompt_ids import PromptError, check_messages, encode_bad_words, load_tokenizer  # noqa: E402
 
 TEMPLATE = (
     "{% if tools %}<tools>{{ tools | tojson }}{% endif %}"
@@ -119,6 +119,12 @@ def test_the_tokenizer_is_described(tokenizer: Any, base_tokenizer: Any) -> None
     assert prompt.tokenizer_info(base_tokenizer)["chat_template"] is None
     assert prompt.token_strings(tokenizer, tokenizer("he")["input_ids"]) == ["<s>", "he"]
     assert prompt.token_strings(tokenizer, [-1, *tokenizer("he")["input_ids"], 10**9]) == ["", "<s>", "he", ""]
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Ky', "Kyiv", '{"city": NaN, x}'])
+def test_a_call_in_the_history_that_was_cut_off_is_the_text_that_it_is(arguments: str) -> None:
+    (message,) = check_messages(json.loads(with_arguments(arguments))[1:2])
+    assert message["tool_calls"][0]["function"]["arguments"] == arguments
 
 
 @pytest.mark.parametrize("arguments", ["", " ", "{}"])

@@ -28,7 +28,14 @@ from charonia_gateway.schemas.fields import (
     Tools,
     wrong,
 )
-from charonia_gateway.schemas.structured import ResponseFormat, StructuredOutputs
+from charonia_gateway.schemas.structured import (
+    GuidedChoice,
+    GuidedGrammar,
+    GuidedJson,
+    GuidedRegex,
+    ResponseFormat,
+    StructuredOutputs,
+)
 
 INT32 = 2**31 - 1
 _UINT64 = 2**64 - 1
@@ -74,6 +81,10 @@ class Sampling(BaseModel):
 
     # What OpenAI does not have and other servers do.
     structured_outputs: StructuredOutputs | None = Field(None, description="what the answer has to be")
+    guided_json: GuidedJson = Field(None, description="refused: send structured_outputs.json")
+    guided_regex: GuidedRegex = Field(None, description="refused: send structured_outputs.regex")
+    guided_choice: GuidedChoice = Field(None, description="refused: send structured_outputs.choice")
+    guided_grammar: GuidedGrammar = Field(None, description="refused: send structured_outputs.grammar")
     top_k: int | None = Field(None, ge=-1, le=INT32, description="the k likeliest tokens; 0 or -1: all")
     min_p: float | None = Field(None, ge=0, le=1, description="least probability relative to the likeliest token's")
     repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="over prompt and answer; 1 is none")

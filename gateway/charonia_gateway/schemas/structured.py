@@ -6,9 +6,9 @@ import json
 from typing import Annotated, Any, Literal
 
 from charonia_client import Guide
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from charonia_gateway.schemas.fields import wrong
+from charonia_gateway.schemas.fields import refused, wrong
 
 MAX_CHOICES = 10_000
 
@@ -86,6 +86,18 @@ class StructuredOutputs(BaseModel):
         if self.regex is not None:
             return Guide("regex", self.regex)
         return Guide("json") if self.grammar is None else Guide("ebnf_grammar", self.grammar)
+
+
+def _older(name: str) -> Any:
+    """A field that vLLM had before."""
+    why = refused(f'structured_outputs has taken its place: send {{"{name}": ...}} there')
+    return Annotated[None, why, WithJsonSchema({"type": "null"})]
+
+
+GuidedJson = _older("json")
+GuidedRegex = _older("regex")
+GuidedChoice = _older("choice")
+GuidedGrammar = _older("grammar")
 
 
 def _json(value: Any) -> str:
