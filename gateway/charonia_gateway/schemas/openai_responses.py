@@ -153,7 +153,7 @@ class ResponsesRequest(BaseModel):
         BeforeValidator(_tool_choice),
         WithJsonSchema({"anyOf": [{"enum": ["auto", "none", "required", None]}, {"type": "object"}]}),
     ] = None
-    parallel_tool_calls: bool | None = Field(None, description="false: calls after the first are left out")
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
     reasoning: Annotated[Any, BeforeValidator(_reasoning), _OBJECT] = Field(
         None, description="`effort` is a variable of the chat template; none also sets enable_thinking = false"
     )

@@ -35,6 +35,13 @@ def add(a: int) -> str:
     return "<|text1|>"
 
 
+@function_tool
+def get_weather(city: str, days: int) -> str:
+    """The weather of a city."""
+    ran.append(days)
+    return "sunny"
+
+
 async def main() -> None:
     set_tracing_disabled(True)
     async with AsyncOpenAI(base_url=f"{GATEWAY}/v1", api_key="none", max_retries=0) as openai:
@@ -51,6 +58,13 @@ async def main() -> None:
                 assert (streamed.final_output, ran) == ("It is sunny.", [7]), (kind, choice, streamed)
                 assert {"raw_response_event", "run_item_stream_event"} <= kinds
                 ran.clear()
+            # Reasoning goes back with the calls.
+            thinks = Agent("agent", model=model, tools=[get_weather, add], model_settings=ModelSettings(temperature=0))
+            done = await Runner.run(thinks, "<|text0|>")
+            assert (done.final_output, sorted(ran)) == ("It is sunny.", [1, 3]), (kind, done)
+            assert {item.type for item in done.new_items} >= {"tool_call_item", "tool_call_output_item"}
+            assert kind is OpenAIChatCompletionsModel or "reasoning_item" in {item.type for item in done.new_items}
+            ran.clear()
             structured = Agent("agent", model=model, output_type=Sum, model_settings=ModelSettings(temperature=0))
             assert (await Runner.run(structured, "<|text3|>")).final_output == Sum(a=7)
 

@@ -33,6 +33,30 @@ def add(a: int) -> str:
     return f"{ANSWER}"
 
 
+@tool
+def get_weather(city: str, days: int) -> str:
+    """The weather of a city."""
+    return f"sunny in {city}"
+
+
+def loop_with_reasoning(chat: Any) -> None:
+    """Two calls after reasoning, which goes back with them."""
+    bound = chat.bind_tools([get_weather, add])
+    history: list[Any] = [HumanMessage("<|text0|>")]
+    chunks = list(bound.stream(history))
+    joined = chunks[0]
+    for chunk in chunks[1:]:
+        joined += chunk
+    for answer in (bound.invoke(history), joined):
+        assert [call["name"] for call in answer.tool_calls] == ["get_weather", "add"], answer
+        assert answer.text == "I look.", answer
+        tools = {"get_weather": get_weather, "add": add}
+        results = [
+            ToolMessage(tools[call["name"]].invoke(call["args"]), tool_call_id=call["id"]) for call in answer.tool_calls
+        ]
+        assert bound.invoke([*history, answer, *results]).text == "It is sunny."
+
+
 def loop(chat: Any) -> None:
     """A call, the function's answer, and the model's."""
     bound = chat.bind_tools([add])
@@ -68,4 +92,8 @@ for chat in (completions, responses):
 structured(anthropic, {"function_calling": CALL, "json_schema": JSON})
 for chat in (completions, responses, anthropic):
     loop(chat)
+thinking = {"type": "enabled", "budget_tokens": 1024}
+thinks = ChatAnthropic(base_url=GATEWAY, api_key="none", model=MODEL, max_tokens=2000, max_retries=0, thinking=thinking)
+for chat in (completions, responses, thinks):
+    loop_with_reasoning(chat)
 print("done")
