@@ -1,6 +1,6 @@
 # make serve   everything that is needed, then Triton, the four models and the gateway. MODEL=<folder or hub id> serves
 #              another model than the demo model; docs/configuration.md lists the other variables. Ctrl-C ends it
-# make chat    a chat with what make serve runs
+# make chat    a chat with what make serve runs. TOOLS=<file.py>: the model may call the functions of that file
 # make test    all checks and tests but those of the containers
 # make test-docker  the tests of the containers, on a Docker engine
 # make test-clients  gets LangChain, instructor and OpenAI's agents SDK, and tests clients with them; make test runs these
@@ -24,7 +24,7 @@ serve: setup
 
 chat: setup
 	@port=$${CHARONIA_GRPC_PORT:-$$($(BIN)/dotenv -f .env get CHARONIA_GRPC_PORT 2>/dev/null)}; \
-	  exec $(BIN)/triton_client "localhost:$${port:-33337}"
+	  exec $(BIN)/triton_client "localhost:$${port:-33337}" $${TOOLS:+--tools "$$TOOLS"}
 
 DST ?= workspace
 convert: setup

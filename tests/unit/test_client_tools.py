@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from charonia_client import Client, GenerateRequest, GenerateResponse
+from charonia_client.cli import _tools_of
 from charonia_client.tools import Tools, converse
 from charonia_client.types import ToolCallDelta
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "client" / "examples" / "tools.py"
 
 
 def weather(city: str, days: int = 1, unit: Literal["C", "F"] = "C", places: list[str] | None = None) -> dict[str, Any]:
@@ -37,6 +41,32 @@ def test_a_function_is_described_by_its_annotations_and_its_docstring() -> None:
             "required": ["city"],
         },
     }
+
+
+async def test_the_example_file_has_two_functions_that_say_what_is_wrong() -> None:
+    tools = _tools_of(EXAMPLE)
+    parameters = {
+        tool["function"]["name"]: list(tool["function"]["parameters"]["properties"]) for tool in tools.described
+    }
+    assert parameters == {"get_weather": ["place"], "calculate": ["expression"]}
+
+    async def text(name: str, **arguments: str) -> str:
+        return (await tools.call("1", name, json.dumps(arguments))).text
+
+    assert await text("calculate", expression="318 * (47 - 2.5) / -2") == '{"result": -7075.5}'
+    assert await text("calculate", expression="640 / 16") == '{"result": 40}'
+    for expression, error in (
+        ("2 ** 9", "ValueError"),
+        ("__import__('os')", "ValueError"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("1 +", "SyntaxError"),
+        ("9" * 201, "ValueError"),
+        ("1e999", "OverflowError"),
+    ):
+        assert (await text("calculate", expression=expression)).startswith(f"error: {error}: ")
+    weather = json.loads(await text("get_weather", place="Oslo"))
+    assert weather == {**json.loads(await text("get_weather", place="oslo")), "place": "Oslo"}
+    assert set(weather) == {"place", "weather", "temperature"}
 
 
 def odd(value: bytes) -> None: ...

@@ -24,7 +24,7 @@ def make(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     if program is None:
         pytest.skip("there is no make")
     command = [program, "--old-file=setup", f"BIN={Path(sys.executable).parent}", *map(str, words)]
-    own = ("CHARONIA_", "MODEL", "DST", "MAKE")
+    own = ("CHARONIA_", "MODEL", "DST", "MAKE", "TOOLS")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     return subprocess.run(
         command, cwd=ROOT, env={**inherited, **env}, capture_output=True, text=True, timeout=300, check=False
@@ -55,3 +55,12 @@ def test_make_serve_serves_the_model_that_it_is_told(tmp_path: Path) -> None:
     done = make("serve", f"MODEL={tmp_path / 'nowhere'}", CHARONIA_RUN_DIR=str(tmp_path / "run"), **ports)
     assert done.returncode != 0
     assert f"{tmp_path / 'nowhere'} does not exist" in done.stderr
+
+
+def test_make_chat_takes_the_functions_of_a_file(tmp_path: Path) -> None:
+    """As far as the file, which is none of Python."""
+    file = tmp_path / "a file.txt"
+    file.write_text("")
+    done = make("chat", TOOLS=str(file), CHARONIA_GRPC_PORT=str(free_ports(1)[0]))
+    assert done.returncode != 0
+    assert "is no Python file" in " ".join(done.stderr.replace("│", "").split())
