@@ -229,6 +229,18 @@ TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepIsRefusedWithItsPlace) {
   at("3", "its root");
 }
 
+TEST_F(GuideCompilerTest, BoundsOfIntegersReachAsFarAsThoseOfJavaScript) {
+  const std::string schema = R"({"type": "integer", "minimum": -9007199254740991, "maximum": 9007199254740991})";
+  for (const char* const text : {"0", "7", "-1", "9007199254740991", "-9007199254740991", "9007199254740990"}) {
+    EXPECT_TRUE(valid(schema, text)) << text;
+  }
+  for (const char* const text : {"9007199254740992", "-9007199254740992", "10000000000000000", "1.5"}) {
+    EXPECT_FALSE(valid(schema, text)) << text;
+  }
+  EXPECT_NE(refused(GuideType::json_schema, R"({"type": "integer", "maximum": 9007199254740992})").find("2^53 - 1"),
+            std::string::npos);
+}
+
 TEST_F(GuideCompilerTest, OneOfIsTakenWhereItsSchemasExcludeOneAnother) {
   const std::string schema = R"({"oneOf": [
       {"type": "object", "properties": {"kind": {"const": "a"}, "x": {"type": "integer"}}, "required": ["kind", "x"]},

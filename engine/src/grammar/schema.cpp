@@ -25,6 +25,7 @@ constexpr int kMaxDepth = 128;               // of schemas in schemas, reference
 constexpr std::int64_t kMaxCount = 100'000;  // of items and characters
 constexpr std::size_t kMaxSchemas = 10'000;
 constexpr std::int64_t kMaxMultipleOf = 1000;
+constexpr double kMaxInteger = 9007199254740991;  // 2^53 - 1: what zod and others write where there is no bound
 
 // Keywords that do not say what is valid.
 constexpr auto kAnnotations = std::to_array<std::string_view>(
@@ -367,7 +368,8 @@ void Checker::visit_number(const Json& schema, const std::string& path, bool who
     const auto& value = schema[key];
     const auto at = path + "/" + key;
     if (!value.is_number()) refuse(at, key, " is a number, and not ", value.dump());
-    if (std::abs(value.get<double>()) > 9e15) refuse(at, "bounds beyond 9e15 are not supported");
+    const bool exact = whole ? std::abs(value.get<double>()) <= kMaxInteger : std::abs(value.get<double>()) <= 9e15;
+    if (!exact) refuse(at, "bounds beyond ", whole ? "2^53 - 1" : "9e15", " are not supported");
     if (key == "multipleOf") {
       if (!whole) refuse(at, "multipleOf is supported for integers only");
       const double step = value.get<double>();
