@@ -3,6 +3,8 @@ answers are sampled from the grammars by the engine."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,6 +15,9 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_guides import schemas
 
 from charonia import Engine, Guide, InvalidRequestError, SamplingParams
 from charonia.text.token_table import build_token_table
@@ -46,6 +51,7 @@ STRICT: dict[str, Any] = {
         "city": {"type": "string", "description": "where"},
         "days": {"type": ["integer", "null"]},
         "unit": {"enum": ["C", 'F"', "<tool_call>", 1, None]},
+        "notes": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
         "near": {"type": "array", "items": {"$ref": "#/$defs/place"}},
     },
     "required": ["city", "near"],
@@ -126,6 +132,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield made
 
 
+TEXT = pytest.mark.parametrize("model", [("byte_level", False)], indirect=True, ids=["text"])
+
+
 def calls_of(part: Any) -> list[tuple[str, Any]]:
     """Its calls; all are complete, and follow their schemas."""
     names: dict[int, str] = {}
@@ -184,15 +193,15 @@ def test_what_follows_reasoning_is_what_was_asked_for(model: Model, reasoning: s
     text = {"": "", "open": marks.begin + "\n", "closed": f"{marks.begin}\n\n{marks.end}\n\n"}[prompt]
     options = formats.options(text, FUNCTIONS, True)
     seen = set()
-    for given, check in (
+    for sent, check in (
         (("json_schema", '{"type": "object", "properties": {"a": {"type": "boolean"}}}'), json.loads),
         (("choice", '["yes", "no"]'), ["yes", "no"].index),
         (("regex", "[a-f]{3}"), lambda text: int(text, 16)),
         (("ebnf_grammar", 'root ::= "1" root | "0"'), int),
         (("structural_tag", '{"format": {"type": "const_string", "value": "so"}}'), ["so"].index),
     ):
-        guide = model.guide(formats, ToolChoice("auto"), [], text, given=given)
-        assert (guide.text == given[1]) is (prompt == "closed")
+        guide = model.guide(formats, ToolChoice("auto"), [], text, given=sent)
+        assert (guide.text == sent[1]) is (prompt == "closed")
         for part in model.sample(guide, options, 6):
             check(part.content)
             seen.add(bool(part.reasoning))
@@ -282,6 +291,7 @@ def test_what_cannot_be_forced_says_why(model: Model) -> None:
     )
 
 
+@TEXT
 @pytest.mark.parametrize(
     ("parameters", "says"),
     [
@@ -290,6 +300,7 @@ def test_what_cannot_be_forced_says_why(model: Model) -> None:
         ({"properties": {"a": {"enum": ["<b>"]}}}, "at /properties/a: texts of an enum are one line without <"),
         ({"properties": {}, "anyOf": []}, "at /anyOf: the keyword anyOf"),
         ({"properties": {}, "required": ["a"]}, 'at /required: "a" is not among properties'),
+        ({"properties": {"a": {"const": ["</parameter>"]}}}, "the JSON schema has </parameter>"),
         ({"properties": [], "type": "object"}, "properties are an object of schemas"),
     ],
 )
@@ -305,6 +316,62 @@ def test_a_schema_that_is_not_supported_names_the_parameter(model: Model) -> Non
     says = r'^tools: the parameters of function "f", at /properties/a: the JSON schema, at /not: '
     with pytest.raises(InvalidRequestError, match=says):
         model.engine.generate("x", guide=Guide(guide.type, guide.text))
+
+
+@functools.cache
+def real_schemas() -> list[Any]:
+    return [one for one in schemas() if one.get("type") == "object"][::16]
+
+
+@TEXT
+@pytest.mark.parametrize("format", ["hermes", "qwen3_coder", "glm45", "gemma4"])
+def test_arguments_follow_schemas_of_the_real_world(model: Model, format: str) -> None:
+    found = 0
+    for schema in real_schemas():
+        formats, function = model.formats(format), {"name": "f", "strict": True, "parameters": schema}
+        guide = model.guide(formats, ToolChoice("function", "f"), [function])
+        for part in model.sample(guide, formats.options("", [function], True), 2):
+            arguments = "".join(delta.get("arguments", "") for delta in part.calls)
+            jsonschema.Draft202012Validator(schema).validate(json.loads(arguments, strict=False))
+            found += 1
+    assert found >= 5  # the others were cut off by max_tokens
+
+
+KEYWORDS = st.sampled_from(
+    [
+        "type",
+        "properties",
+        "items",
+        "$ref",
+        "enum",
+        "const",
+        "anyOf",
+        "required",
+        "$defs",
+        "object",
+        "string",
+        "#/$defs/a",
+    ]
+)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | KEYWORDS | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYWORDS | st.text(max_size=3), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(sorted(CALL_FORMATS)), ANYTHING, ANYTHING, st.dictionaries(KEYWORDS, ANYTHING, max_size=4))
+def test_whatever_a_function_is_it_is_taken_or_refused(format: str, name: Any, inner: Any, schema: Any) -> None:
+    formats = parsing_options.AnswerFormats("", {"CHARONIA_TOOL_CALL_PARSER": format})
+    guides = answer_guide.AnswerGuides(formats, {})
+    for parameters in (inner, schema, {"type": "object", "properties": {"a": inner}, **schema}):
+        tools = json.dumps([{"function": {"name": name, "parameters": parameters, "strict": True}}, {"function": name}])
+        functions = parsing_options.functions_of(tools)
+        formats.options("", functions, True)
+        with contextlib.suppress(PromptError):
+            guide = guides.make("", functions, ToolChoice("required"), True, answer_guide.Guide())
+            assert isinstance(json.loads(guide.text)["format"], dict)
 
 
 def test_which_parameters_are_texts() -> None:

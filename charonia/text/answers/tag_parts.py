@@ -21,9 +21,10 @@ def const(value: str) -> Format:
     return {"type": "const_string", "value": value}
 
 
-def json_of(schema: Any, name: str) -> Format:
-    """JSON that follows a schema. name: what errors call that."""
-    return {**_JSON, "name": name, "json_schema": schema}
+def json_of(schema: Any, name: str, without: str = "") -> Format:
+    """JSON that follows a schema. name: what errors call that. without: what no text in it holds."""
+    excludes = {"excludes": [without]} if without else {}
+    return {**_JSON, **excludes, "name": name, "json_schema": schema}
 
 
 def any_text(*excludes: str) -> Format:

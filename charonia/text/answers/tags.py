@@ -159,7 +159,9 @@ class Tags:
 
         if function is None or function.parameters is None:
             return xml.any_parameters(parameter)
-        return xml.parameters_of(function.parameters, parameter, f"the parameters of function {_shown(function.name)}")
+        name = f"the parameters of function {_shown(function.name)}"
+        end = marks.value[1].strip("\n")
+        return xml.parameters_of(function.parameters, parameter, name, "" if self._special.search(end) else end)
 
     def _text_before(self, end: Sequence[Format]) -> Format:
         """Any text up to markup."""

@@ -39,8 +39,11 @@ def any_parameters(parameter: Parameter) -> Format:
     return {"type": "star", "content": parameter(_ANY_KEY, None)}
 
 
-def parameters_of(schema: Mapping[str, Any], parameter: Parameter, name: str) -> Format:
-    """What follows the schema of an object. name: what errors call it. Raises NoTagError."""
+def parameters_of(schema: Mapping[str, Any], parameter: Parameter, name: str, end: str) -> Format:
+    """What follows the schema of an object. name: what errors call it. end: what ends a value, where that is a text; no
+    value holds it. Raises NoTagError."""
+    if end and end in json.dumps(schema, ensure_ascii=False):
+        raise NoTagError(f"{name}: the JSON schema has {end}, which ends a value in this format")
     for keyword in schema:
         if keyword not in _OF_OBJECT:
             raise _unsupported(name, f"/{keyword}", keyword)
@@ -61,7 +64,7 @@ def parameters_of(schema: Mapping[str, Any], parameter: Parameter, name: str) ->
         else:
             shared = {one: schema[one] for one in _DEFINITIONS if one in schema}
             whole = {**shared, **inner} if isinstance(inner, Mapping) else inner
-            value = json_of(whole, f"tools: {name}, at {at}")
+            value = json_of(whole, f"tools: {name}, at {at}", end)
         part = parameter(const(key), value)
         parts.append(part if key in required else optional(part))
     return sequence(parts) if parts else const("")
