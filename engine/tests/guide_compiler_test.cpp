@@ -10,6 +10,7 @@
 #include "charonia/error.h"
 #include "grammar/guide_compiler.h"
 #include "text/token_table.h"
+#include "text/utf8.h"
 
 namespace charonia::grammar {
 namespace {
@@ -203,8 +204,8 @@ TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepIsRefusedWithItsPlace) {
     return R"({"type": "object", "properties": {"a/b": )" + schema + "}}";
   };
   for (const char* const keyword :
-       {"not", "if", "dependentRequired", "contains", "nullable", "maxlength", "$dynamicRef"}) {
-    at(property("{\"" + std::string(keyword) + "\": {}}"), std::string("at /properties/a~1b/") + keyword);
+       {"not", "if", "dependentSchemas", "contains", "item", "maxlength", "propertys", "$dynamicRef", "id"}) {
+    at(property("{\"" + std::string(keyword) + "\": {\"a\": true}}"), std::string("at /properties/a~1b/") + keyword);
   }
   at(property(R"({"type": "array", "uniqueItems": true})"), "/properties/a~1b/uniqueItems");
   at(property(R"({"type": "string", "pattern": "^(?=a)b$"})"), "/properties/a~1b/pattern");
@@ -214,12 +215,16 @@ TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepIsRefusedWithItsPlace) {
   at(property(R"({"type": "number", "multipleOf": 0.1})"), "/properties/a~1b/multipleOf");
   at(property(R"({"minimum": 3})"), "minimum needs a type");
   at(property(R"({"type": "text"})"), "/properties/a~1b/type");
-  at(property("false"), "/properties/a~1b: false allows no value");
+  at(property(R"({"anyOf": [false]})"), "/properties/a~1b/anyOf/0: false allows no value");
+  at(R"({"type": "object", "properties": {"a": false}, "required": ["a"]})", "/properties/a: false allows no value");
+  at(property(R"({"type": "string", "format": "datetime"})"), "/properties/a~1b/format");
   at(property(R"({"enum": ["a", 1], "type": "string"})"), "/properties/a~1b/enum/1");
   at(property(R"({"$ref": "other.json"})"), "/properties/a~1b/$ref");
   at(property(R"({"$ref": "#/$defs/none"})"), "there is nothing at #/$defs/none");
-  at(property(R"({"allOf": [{"type": "object"}, {"type": "object"}]})"), "/properties/a~1b/allOf");
-  at(property(R"({"anyOf": [{"type": "object"}], "required": ["x"]})"), "/properties/a~1b/required");
+  at(property(R"({"allOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "b"}]})"),
+     "/properties/a~1b/allOf");
+  at(property(R"({"allOf": [{"type": "object", "properties": {"x": true}}, {"required": ["y"]}]})"),
+     "were merged");
   at(property(R"({"oneOf": [{"type": "integer"}, {"type": "number"}]})"), "/properties/a~1b/oneOf/1");
   at(R"({"type": "object", "properties": {"a": true}, "required": ["b"]})", "/required/0");
   at(R"({"type": "object", "patternProperties": {"a": true}, "additionalProperties": true})", "/additionalProperties");
@@ -251,11 +256,75 @@ TEST_F(GuideCompilerTest, OneOfIsTakenWhereItsSchemasExcludeOneAnother) {
   EXPECT_FALSE(valid(schema, R"({"kind": "c", "x": 1})"));
 }
 
+TEST_F(GuideCompilerTest, SchemasThatCombineOthersAreMerged) {
+  const std::string both = R"({"title": "t", "type": "object", "allOf": [{"$ref": "#/$defs/a"}, {"properties": {
+      "y": {"minimum": 3}, "z": {"type": "null"}}, "required": ["y"]}], "$defs": {"a": {"type": ["object", "null"],
+      "properties": {"x": {"type": "boolean"}, "y": {"type": "integer", "maximum": 5}}}}})";
+  EXPECT_TRUE(valid(both, R"({"x": true, "y": 4, "z": null})"));
+  EXPECT_TRUE(valid(both, R"({"y": 4})"));
+  for (const char* const value : {R"({"y": 2})", R"({"y": 6})", R"({"x": true})", "null"}) {
+    EXPECT_FALSE(valid(both, value)) << value;
+  }
+  const std::string one_needed = R"({"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}},
+      "additionalProperties": false, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]})";
+  for (const char* const value : {R"({"a": null})", R"({"b": null})", R"({"a": null, "b": null})"}) {
+    EXPECT_TRUE(valid(one_needed, value)) << value;
+  }
+  EXPECT_FALSE(valid(one_needed, "{}"));
+  auto exactly_one = one_needed;
+  exactly_one.replace(exactly_one.find("anyOf"), 5, "oneOf");
+  EXPECT_TRUE(valid(exactly_one, R"({"b": null})"));
+  EXPECT_FALSE(valid(exactly_one, R"({"a": null, "b": null})"));
+  EXPECT_FALSE(valid(exactly_one, "{}"));
+  const std::string closed = R"({"allOf": [{"type": "object", "properties": {"a": true}, "additionalProperties": false},
+      {"properties": {"b": true}}]})";
+  EXPECT_TRUE(valid(closed, R"({"a": 1})"));
+  EXPECT_FALSE(valid(closed, R"({"b": 1})"));
+}
+
+TEST_F(GuideCompilerTest, AnObjectHasSoManyOptionalPropertiesAtMost) {
+  std::string schema = R"({"type": "object", "properties": {)";
+  for (int i = 0; i < 1001; ++i) schema += (i > 0 ? ", \"p" : "\"p") + std::to_string(i) + "\": true";
+  const auto error = refused(GuideType::json_schema, schema + "}}");
+  EXPECT_NE(error.find("at /properties: an object has at most 1000"), std::string::npos) << error;
+}
+
+TEST_F(GuideCompilerTest, WhichPropertiesGoTogetherIsKept) {
+  const std::string needs = R"({"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}},
+      "dependentRequired": {"a": ["b"]}})";
+  EXPECT_TRUE(valid(needs, R"({"a": null, "b": null})"));
+  EXPECT_TRUE(valid(needs, R"({"b": null})"));
+  EXPECT_TRUE(valid(needs, "{}"));
+  EXPECT_FALSE(valid(needs, R"({"a": null})"));
+  const std::string never = R"({"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}},
+      "not": {"required": ["a"]}})";
+  EXPECT_TRUE(valid(never, R"({"b": null})"));
+  EXPECT_FALSE(valid(never, R"({"a": null, "b": null})"));
+  const std::string apart = R"({"allOf": [{"type": "object", "properties": {"b": {"type": "null"}},
+      "not": {"required": ["a"]}}, {"properties": {"a": {"type": "null"}}}]})";
+  EXPECT_TRUE(valid(apart, R"({"b": null})"));
+  EXPECT_FALSE(valid(apart, R"({"b": null, "a": null})"));
+  EXPECT_FALSE(valid(apart, R"({"a": null})"));
+  const auto refusal = refused(GuideType::json_schema, R"({"type": ["object", "null"], "properties": {"a": true},
+      "not": {"required": ["a"]}})");  // null is an object without a, and does not keep to it
+  EXPECT_NE(refusal.find("/not"), std::string::npos) << refusal;
+}
+
+TEST_F(GuideCompilerTest, NamesThatJsonSchemaDoesNotDefineAreAnnotations) {
+  EXPECT_TRUE(valid(R"({"$default": 3, "cli": "x", "type": "string", "format": "html-selector", "maxLength": 2})", "\"a\""));
+  EXPECT_TRUE(valid(R"({"type": "object", "properties": {"a": false, "b": {"type": "null"}}})", R"({"b": null})"));
+  EXPECT_FALSE(valid(R"({"type": "object", "properties": {"a": false, "b": true}})", R"({"a": null})"));
+  EXPECT_TRUE(valid(R"({"type": "array", "items": {"type": "null"}, "uniqueItems": true, "maxItems": 1})", "[null]"));
+}
+
 TEST_F(GuideCompilerTest, WhatIsWrongWithOtherGuidesIsSaid) {
   EXPECT_NE(refused(GuideType::regex, "a(b").find("regex"), std::string::npos);
   EXPECT_NE(refused(GuideType::regex, "a(?=b)c").find("regex"), std::string::npos);
   EXPECT_NE(refused(GuideType::regex, "(a{1000}){101}").find("100000"), std::string::npos);
   EXPECT_NE(refused(GuideType::regex, std::string(65, '(') + std::string(65, ')')).find("64 deep"), std::string::npos);
+  EXPECT_TRUE(accepts(GuideType::regex, "[" + std::string(70, '(') + "[]x", "(x"));
+  const auto broken = refused(GuideType::ebnf_grammar, "root ::= \u00e9");
+  EXPECT_EQ(broken, text::to_valid_utf8(broken));
   EXPECT_NE(refused(GuideType::ebnf_grammar, "start ::= \"a\"").find("ebnf_grammar"), std::string::npos);
   EXPECT_NE(refused(GuideType::ebnf_grammar, "root ::= other").find("other"), std::string::npos);
   EXPECT_NE(refused(GuideType::choice, "[]").find("JSON list"), std::string::npos);

@@ -41,7 +41,7 @@ std::int64_t repeats_at(std::string_view text, std::size_t brace) {
 
 }  // namespace
 
-void check_expression(std::string_view text, std::string_view what) {
+void check_expression(std::string_view text, Syntax syntax, std::string_view what) {
   int depth = 0;
   std::vector<std::int64_t> inside{1};  // by depth: the greatest product of repetitions in the brackets
   std::int64_t closed = 1;              // of the brackets that have just been closed
@@ -49,6 +49,11 @@ void check_expression(std::string_view text, std::string_view what) {
     const char c = text[i];
     if (c == '\\') {
       ++i;
+      closed = 1;
+    } else if (c == '[' && syntax == Syntax::regex) {
+      for (++i; i < text.size() && text[i] != ']'; ++i) {
+        if (text[i] == '\\') ++i;
+      }
       closed = 1;
     } else if (c == '(' || c == '[') {
       if (++depth > kMaxBrackets) {

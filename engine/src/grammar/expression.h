@@ -6,9 +6,11 @@
 
 namespace charonia::grammar {
 
+enum class Syntax { regex, ebnf };
+
 // Throws Error(invalid_argument) where brackets are nested too deep or something is repeated too often; `what` names
-// the text.
-void check_expression(std::string_view text, std::string_view what);
+// the text. Those in character classes of regular expressions, and no others that are plain characters, do not count.
+void check_expression(std::string_view text, Syntax syntax, std::string_view what);
 
 // Whether the compiler makes one automaton of a regular expression for the content of a JSON string. What it cannot, it
 // would take in another way, in which quotes and control characters are not left out.

@@ -18,6 +18,7 @@
 #include "grammar/schema.h"
 #include "grammar/special_tokens.h"
 #include "grammar/xgrammar_messages.h"
+#include "text/utf8.h"
 
 namespace charonia::grammar {
 namespace {
@@ -48,10 +49,10 @@ class Stoppable {
 };
 
 [[noreturn]] void refuse(std::string_view what, std::string_view why) {
-  throw Error(ErrorCode::invalid_argument, cat(what, ": ", trim(why)));
+  throw Error(ErrorCode::invalid_argument, cat(what, ": ", text::to_valid_utf8(trim(why))));
 }
 
-// xgrammar's own errors have the place in its sources in front, in what() alone.
+// xgrammar's own errors have the place in its sources in front, in what() alone. It cuts texts within characters.
 std::string text_of(const std::exception& error) {
   const auto* const runtime = dynamic_cast<const std::runtime_error*>(&error);
   return runtime != nullptr ? runtime->std::runtime_error::what() : error.what();
@@ -98,7 +99,7 @@ void check_parts(Json& part, const std::string& path) {
           throw Error(error.code(), cat("in the structural tag, at ", at, ": ", error.what()));
         }
       } else if ((key == "pattern" || key == "grammar") && value.is_string()) {
-        check_expression(value.get<std::string>(), cat("the structural tag's ", at));
+        check_expression(value.get<std::string>(), key == "pattern" ? Syntax::regex : Syntax::ebnf, cat("the structural tag's ", at));
       } else {
         check_parts(value, at);
       }
@@ -158,10 +159,10 @@ xgrammar::Grammar grammar_of(const Guide& guide, const xgrammar::TokenizerInfo& 
     case GuideType::json_schema:
       return of_schema(checked_schema(guide.text));
     case GuideType::regex:
-      check_expression(guide.text, "the regular expression");
+      check_expression(guide.text, Syntax::regex, "the regular expression");
       return xgrammar::Grammar::FromRegex(guide.text);
     case GuideType::ebnf_grammar:
-      check_expression(guide.text, "the grammar");
+      check_expression(guide.text, Syntax::ebnf, "the grammar");
       return xgrammar::Grammar::FromEBNF(guide.text);
     case GuideType::structural_tag:
       return of_structural_tag(guide.text, tokens, special);
@@ -275,7 +276,7 @@ std::shared_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, 
                                                             const std::function<bool()>& stopped) const {
   const auto refused = [&](std::string_view how, std::string_view why) {
     throw NamedError(ErrorCode::invalid_argument,
-                     cat(called(guide), ": the guide (", to_string(guide.type), ") ", how, ": ", trim(why)));
+                     cat(called(guide), ": the guide (", to_string(guide.type), ") ", how, ": ", text::to_valid_utf8(trim(why))));
   };
   const Stoppable stoppable(stopped);
   const Messages messages;

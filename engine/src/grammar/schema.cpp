@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <span>
@@ -14,6 +16,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "grammar/expression.h"
+#include "grammar/schema_merge.h"
 
 namespace charonia::grammar {
 namespace {
@@ -26,6 +29,7 @@ constexpr std::int64_t kMaxCount = 100'000;  // of items and characters
 constexpr std::size_t kMaxSchemas = 10'000;
 constexpr std::int64_t kMaxMultipleOf = 1000;
 constexpr double kMaxInteger = 9007199254740991;  // 2^53 - 1: what zod and others write where there is no bound
+constexpr std::size_t kMaxOptional = 1000;  // properties of one object: the time goes with the square
 
 // Keywords that do not say what is valid.
 constexpr auto kAnnotations = std::to_array<std::string_view>(
@@ -42,6 +46,14 @@ constexpr auto kOfArrays =
 constexpr auto kOfObjects =
     std::to_array<std::string_view>({"properties", "required", "additionalProperties", "patternProperties",
                                      "propertyNames", "minProperties", "maxProperties", "unevaluatedProperties"});
+// Of JSON Schema, in one of its versions, and not enforced.
+constexpr auto kUnsupported = std::to_array<std::string_view>(
+    {"not", "if", "then", "else", "dependencies", "dependentRequired", "dependentSchemas", "contains", "minContains",
+     "maxContains", "additionalItems", "unevaluatedItems", "$dynamicRef", "$recursiveRef", "$dynamicAnchor",
+     "$recursiveAnchor", "propertyDependencies", "divisibleBy", "disallow", "extends"});
+constexpr auto kCombining = std::to_array<std::string_view>({"type", "$ref", "enum", "const", "anyOf", "oneOf", "allOf"});
+constexpr auto kUnsupportedFormats = std::to_array<std::string_view>(
+    {"idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "relative-json-pointer", "regex"});
 constexpr auto kFormats =
     std::to_array<std::string_view>({"email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname",
                                      "uuid", "uri", "uri-reference", "uri-template"});
@@ -56,11 +68,53 @@ std::string joined(std::span<const std::string_view> names) {
   return out;
 }
 
+// How many characters have to be put in, left out or replaced.
+std::size_t distance(std::string_view left, std::string_view right) {
+  std::vector<std::size_t> row(right.size() + 1);
+  std::iota(row.begin(), row.end(), 0U);
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    auto diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < right.size(); ++j) {
+      const auto replaced = diagonal + (left[i] == right[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j + 1] + 1, row[j] + 1});
+    }
+  }
+  return row.back();
+}
+
+// The one of the names that was probably meant, or nothing.
+std::string_view misspelt(std::string_view name, std::span<const std::string_view> names) {
+  const auto plain = [](std::string_view text) {
+    std::string out;
+    for (const char c : text) {
+      if (c != '-' && c != '_' && c != '$') out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    }
+    return out;
+  };
+  const auto given = plain(name);
+  if (given.size() < 4 || given.size() > 40) return {};
+  for (const auto one : names) {
+    if (one.size() >= 4 && distance(given, plain(one)) <= (one.size() < 9 ? 1U : 2U)) return one;
+  }
+  return {};
+}
+
 // A step of a JSON pointer.
 std::string escaped(std::string_view key) {
   std::string out = "/";
   for (const char c : key) out += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
   return out;
+}
+
+constexpr auto kKeywords = std::to_array<std::span<const std::string_view>>(
+    {kOfNumbers, kOfStrings, kOfArrays, kOfObjects, kCombining, kUnsupported});
+
+bool is_annotation(std::string_view key) { return has(kAnnotations, key) || key.starts_with("x-"); }
+
+// Whether it says what is valid.
+bool is_enforced(std::string_view key) {
+  return !is_annotation(key) && std::ranges::any_of(kKeywords, [&](auto names) { return has(names, key); });
 }
 
 bool is_type(const Json& value, std::string_view type) {
@@ -72,6 +126,11 @@ bool is_type(const Json& value, std::string_view type) {
   if (type == "number") return value.is_number();
   return value.is_number_integer() ||
          (value.is_number_float() && std::floor(value.get<double>()) == value.get<double>());
+}
+
+bool is_required(const Json& schema, const std::string& name) {
+  return schema.contains("required") && schema["required"].is_array() &&
+         std::ranges::find(schema["required"], Json(name)) != schema["required"].end();
 }
 
 class Checker {
@@ -118,13 +177,16 @@ class Checker {
   void visit_options(const Json& schema, const std::string& path, const std::string& keyword, int depth);
   void visit_types(const Json& schema, const std::string& path, int depth);
   void visit_number(const Json& schema, const std::string& path, bool whole);
+  bool has_format(const Json& schema, const std::string& path);
   void visit_string(const Json& schema, const std::string& path);
   void visit_array(const Json& schema, const std::string& path, int depth);
   void visit_object(const Json& schema, const std::string& path, int depth);
+  static void check_optional(const Json& schema, const std::string& path);
   void visit_properties(const Json& schema, const std::string& path, int depth);
   void check_open_object(const Json& schema, const std::string& path, bool open);
 
   // Nothing beside annotations and `with` may stand beside the keyword: it would be ignored.
+  static void check_keyword(const std::string& key, const std::string& path);
   static void alone(const Json& schema, const std::string& path, std::string_view keyword,
                     std::span<const std::string_view> with = {});
   static void check_pattern(const Json& pattern, const std::string& path);
@@ -157,16 +219,7 @@ void Checker::visit(const Json& schema, const std::string& path, int depth) {
 }
 
 void Checker::visit_object_schema(const Json& schema, const std::string& path, int depth) {
-  for (const auto& [key, value] : schema.items()) {
-    const bool known = has(kAnnotations, key) || has(kOfNumbers, key) || has(kOfStrings, key) || has(kOfArrays, key) ||
-                       has(kOfObjects, key) || key.starts_with("x-") || key == "type" || key == "$ref" ||
-                       key == "enum" || key == "const" || key == "anyOf" || key == "oneOf" || key == "allOf";
-    if (!known)
-      refuse(path + escaped(key), "the keyword ", key, " is not supported, and would be ignored: leave it out");
-  }
-  if (schema.contains("$id") && !path.empty()) {
-    refuse(path + "/$id", "$id is supported at the root only");
-  }
+  for (const auto& [key, value] : schema.items()) check_keyword(key, path);
   if (schema.contains("$ref")) return visit_ref(schema, path, depth);
   if (schema.contains("const") || schema.contains("enum")) return visit_values(schema, path);
   for (const auto* const keyword : {"anyOf", "oneOf", "allOf"}) {
@@ -175,10 +228,27 @@ void Checker::visit_object_schema(const Json& schema, const std::string& path, i
   visit_types(schema, path, depth);
 }
 
+// JSON Schema takes names that it does not define for annotations. One that is nearly a keyword is taken for a mistake.
+void Checker::check_keyword(const std::string& key, const std::string& path) {
+  if ((key == "$id" || key == "id") && !path.empty()) refuse(path + "/" + key, key, " is supported at the root only");
+  if (has(kUnsupported, key)) {
+    refuse(path + escaped(key), "the keyword ", key, " is not supported, and would be ignored: leave it out");
+  }
+  if (is_annotation(key)) return;
+  for (const auto names : kKeywords) {
+    if (has(names, key)) return;
+  }
+  for (const auto names : kKeywords) {
+    if (const auto meant = misspelt(key, names); !meant.empty()) {
+      refuse(path + escaped(key), "the keyword ", key, " is unknown, and would be ignored: is it ", meant, "?");
+    }
+  }
+}
+
 void Checker::alone(const Json& schema, const std::string& path, std::string_view keyword,
                     std::span<const std::string_view> with) {
   for (const auto& [key, value] : schema.items()) {
-    if (key == keyword || has(kAnnotations, key) || has(with, key) || key.starts_with("x-")) continue;
+    if (key == keyword || !is_enforced(key) || has(with, key)) continue;
     refuse(path + escaped(key), key, " beside ", keyword, " is not supported: put both into one schema");
   }
 }
@@ -275,15 +345,20 @@ bool Checker::disjoint(const Json& left_in, const Json& right_in) const {
   if (!share_type) return true;
   const std::vector<std::string> objects{"object"};
   if (left_types != objects || right_types != objects) return false;
-  const auto needs = [](const Json& schema, const std::string& name) {
-    return schema.contains("required") && schema["required"].is_array() &&
-           std::ranges::find(schema["required"], Json(name)) != schema["required"].end();
+  const auto lacks = [&](const Json& closed, const Json& other) {
+    if (!closed.contains("additionalProperties") || closed["additionalProperties"] != Json(false)) return false;
+    if (closed.contains("patternProperties") || !other.contains("required") || !other["required"].is_array()) return false;
+    return std::ranges::any_of(other["required"], [&](const Json& name) {
+      return name.is_string() && !(closed.contains("properties") && closed["properties"].is_object() &&
+                                   closed["properties"].contains(name.get<std::string>()));
+    });
   };
+  if (lacks(left, right) || lacks(right, left)) return true;
   if (!left.contains("properties") || !left["properties"].is_object()) return false;
   if (!right.contains("properties") || !right["properties"].is_object()) return false;
   for (const auto& [name, property] : left["properties"].items()) {
     const auto& others = right["properties"];
-    if (!needs(left, name) || !needs(right, name) || !others.contains(name)) continue;
+    if (!is_required(left, name) || !is_required(right, name) || !others.contains(name)) continue;
     const auto& mine = resolved(property);
     const auto& theirs = resolved(others[name]);
     if (values(mine) && values(theirs) && disjoint(mine, theirs)) return true;
@@ -396,27 +471,38 @@ std::optional<std::int64_t> Checker::count_of(const Json& schema, const std::str
 void Checker::check_pattern(const Json& pattern, const std::string& path) {
   if (!pattern.is_string()) refuse(path, "a pattern is a string");
   const auto text = pattern.get<std::string>();
-  check_expression(text, cat("the JSON schema's pattern at ", path));
+  check_expression(text, Syntax::regex, cat("the JSON schema's pattern at ", path));
   if (!is_string_pattern(text)) {
     refuse(path, "the pattern is not supported in a JSON string: use ASCII, without lookahead, back references, and ",
            "quotes or backslashes that it must match");
   }
 }
 
+// Whether strings have a format that is enforced. One that JSON Schema does not define is an annotation.
+bool Checker::has_format(const Json& schema, const std::string& path) {
+  if (!schema.contains("format")) return false;
+  const auto& value = schema["format"];
+  if (!value.is_string()) refuse(path + "/format", "format is a string");
+  const auto format = value.get<std::string>();
+  if (has(kFormats, format)) return true;
+  if (has(kUnsupportedFormats, format) || !misspelt(format, kFormats).empty()) {
+    refuse(path + "/format", "the format ", value.dump(), " is not supported: it is one of ", joined(kFormats));
+  }
+  edits_.push_back({path, "format", Json(Json::value_t::discarded)});
+  return false;
+}
+
 void Checker::visit_string(const Json& schema, const std::string& path) {
   const auto least = count_of(schema, path, "minLength"), most = count_of(schema, path, "maxLength");
-  if (schema.contains("format")) {
-    const auto& format = schema["format"];
-    if (!format.is_string() || !has(kFormats, format.get<std::string>())) {
-      refuse(path + "/format", "the format ", format.dump(), " is not supported: it is one of ", joined(kFormats));
-    }
-    if (schema.contains("pattern")) refuse(path + "/pattern", "pattern beside format is not supported");
-  }
+  const bool formatted = has_format(schema, path);
+  if (formatted && schema.contains("pattern")) refuse(path + "/pattern", "pattern beside format is not supported");
   if (schema.contains("pattern")) check_pattern(schema["pattern"], path + "/pattern");
   if (!least && !most) return;
   if (least && most && *least > *most) refuse(path, "minLength is greater than maxLength");
   for (const auto* const other : {"pattern", "format"}) {
-    if (schema.contains(other)) refuse(path + "/" + other, other, " beside minLength or maxLength is not supported");
+    if (schema.contains(other) && (formatted || other != std::string_view("format"))) {
+      refuse(path + "/" + other, other, " beside minLength or maxLength is not supported");
+    }
   }
   // As a pattern, whose characters are those that may stand in a JSON string.
   edits_.push_back({path, "minLength", Json(Json::value_t::discarded)});
@@ -429,9 +515,10 @@ void Checker::visit_string(const Json& schema, const std::string& path) {
 void Checker::visit_array(const Json& schema, const std::string& path, int depth) {
   const auto least = count_of(schema, path, "minItems"), most = count_of(schema, path, "maxItems");
   if (least && most && *least > *most) refuse(path, "minItems is greater than maxItems");
-  if (schema.contains("uniqueItems") && schema["uniqueItems"] != Json(false)) {
+  if (schema.contains("uniqueItems") && schema["uniqueItems"] != Json(false) && most.value_or(2) > 1) {
     refuse(path + "/uniqueItems", "uniqueItems is not supported, and would be ignored: leave it out");
   }
+  if (schema.contains("uniqueItems")) edits_.push_back({path, "uniqueItems", Json(Json::value_t::discarded)});
   // Values have been read when these begin, so that they may refer back.
   const auto through = std::exchange(through_, {});
   std::size_t first = 0;
@@ -486,13 +573,30 @@ void Checker::visit_object(const Json& schema, const std::string& path, int dept
   through_ = through;
 }
 
+// Each may be followed by any of those after it.
+void Checker::check_optional(const Json& schema, const std::string& path) {
+  if (!schema.contains("properties")) return;
+  std::size_t optional = 0;
+  for (const auto& item : schema["properties"].items()) optional += is_required(schema, item.key()) ? 0 : 1;
+  if (optional > kMaxOptional) {
+    refuse(path + "/properties", "an object has at most ", kMaxOptional, " properties that are not required, and this has ",
+           optional);
+  }
+}
+
 void Checker::visit_properties(const Json& schema, const std::string& path, int depth) {
   if (schema.contains("properties")) {
     if (!schema["properties"].is_object()) refuse(path + "/properties", "properties is an object of schemas");
     for (const auto& [name, property] : schema["properties"].items()) {
+      if (property == Json(false) && !schema.contains("minProperties")) {
+        if (is_required(schema, name)) refuse(path + "/properties" + escaped(name), "false allows no value");
+        edits_.push_back({path + "/properties", name, Json(Json::value_t::discarded)});
+        continue;
+      }
       visit(property, path + "/properties" + escaped(name), depth + 1);
     }
   }
+  check_optional(schema, path);
   if (schema.contains("required")) {
     const auto& required = schema["required"];
     if (!required.is_array()) refuse(path + "/required", "required is a list of names");
@@ -534,7 +638,7 @@ void Checker::check_open_object(const Json& schema, const std::string& path, boo
     }
     visit_string(names, at);
     for (const auto& [key, value] : names.items()) {
-      if (key != "type" && !has(kOfStrings, key) && !has(kAnnotations, key)) {
+      if (key != "type" && !has(kOfStrings, key) && is_enforced(key)) {
         refuse(at + escaped(key), "the keyword ", key, " is not supported here");
       }
     }
@@ -586,7 +690,13 @@ std::string checked_schema(std::string_view schema) {
   } catch (const Json::parse_error& error) {
     throw Error(ErrorCode::invalid_argument, cat("the JSON schema is no JSON: at byte ", error.byte));
   }
-  return Checker(std::move(parsed)).run();
+  const bool merged = merge_schemas(parsed);
+  try {
+    return Checker(std::move(parsed)).run();
+  } catch (const Error& error) {
+    if (!merged) throw;
+    throw Error(error.code(), cat(error.what(), " (the place is that after schemas beside others, as in allOf, were merged)"));
+  }
 }
 
 }  // namespace charonia::grammar

@@ -1,0 +1,476 @@
+#include "grammar/schema_merge.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace charonia::grammar {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Bounds of the work. Beyond them schemas stay as they are, and are refused.
+constexpr int kMaxMerges = 1000;
+constexpr int kMaxDepth = 32;             // of references and combinations in one another
+constexpr std::size_t kMaxOptions = 64;   // of one schema
+constexpr std::size_t kMaxBytes = 1 << 21;  // of all schemas that were merged
+
+constexpr auto kAnnotations = std::to_array<std::string_view>(
+    {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment",
+     "markdownDescription"});
+constexpr auto kCombining = std::to_array<std::string_view>(
+    {"allOf", "anyOf", "oneOf", "$ref", "dependencies", "dependentRequired", "dependentSchemas"});
+constexpr auto kDepending = std::to_array<const char*>({"dependencies", "dependentRequired", "dependentSchemas"});
+// Of the root, or names of places: they are no part of what is valid.
+constexpr auto kPlaces = std::to_array<std::string_view>({"$schema", "$id", "id", "$anchor", "$defs", "definitions"});
+
+bool has(std::span<const std::string_view> names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+bool is_annotation(std::string_view key) { return has(kAnnotations, key) || key.starts_with("x-"); }
+
+bool contains(const Json& list, const Json& value) { return std::ranges::find(list, value) != list.end(); }
+
+Json both(const Json& left, const Json& right) { return left == right ? left : Json{{"allOf", {left, right}}}; }
+
+// What can be said of a schema: it is this one, no value is valid under it, or it cannot be written.
+enum class Outcome { merged, never, unknown };
+
+// Of two lists of types, or of one where the other is not there.
+Outcome merge_types(Json& to, const Json& from) {
+  if (!to.contains("type")) {
+    to["type"] = from["type"];
+    return Outcome::merged;
+  }
+  const auto listed = [](const Json& type) { return type.is_array() ? type : Json::array({type}); };
+  const auto left = listed(to["type"]), right = listed(from["type"]);
+  Json common = Json::array();
+  for (const auto& type : left) {
+    if (contains(right, type) || (type == "integer" && contains(right, "number"))) common.push_back(type);
+    if (type == "number" && contains(right, "integer") && !contains(right, "number")) common.push_back("integer");
+  }
+  if (common.empty()) return Outcome::never;
+  to["type"] = common.size() == 1 ? common[0] : common;
+  return Outcome::merged;
+}
+
+// Keywords of one number, which is the greater or the smaller of both.
+bool merge_bound(Json& to, const std::string& key, const Json& value) {
+  constexpr auto kLeast = std::to_array<std::string_view>(
+      {"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"});
+  constexpr auto kMost = std::to_array<std::string_view>(
+      {"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"});
+  const bool least = has(kLeast, key);
+  if ((!least && !has(kMost, key)) || !value.is_number() || !to[key].is_number()) return false;
+  if (least ? value > to[key] : value < to[key]) to[key] = value;
+  return true;
+}
+
+bool is_object_list(const Json& schema, const char* key) { return schema.contains(key) && schema[key].is_object(); }
+
+bool is_required(const Json& schema, const std::string& name) {
+  return schema.contains("required") && schema["required"].is_array() && contains(schema["required"], name);
+}
+
+// Properties of two objects: those of both names, each under what the other one says of it.
+Outcome merge_objects(Json& to, const Json& from) {
+  const auto has_patterns = [](const Json& one) { return one.contains("patternProperties"); };
+  if (has_patterns(to) || has_patterns(from)) {
+    constexpr auto kOther = std::to_array<std::string_view>({"properties", "additionalProperties", "patternProperties"});
+    const auto& plain = has_patterns(to) ? from : to;
+    if (std::ranges::any_of(kOther, [&](auto key) { return plain.contains(std::string(key)); })) return Outcome::unknown;
+    if (has_patterns(from)) {
+      for (const auto key : kOther) {
+        if (from.contains(std::string(key))) to[std::string(key)] = from[std::string(key)];
+      }
+    }
+    return Outcome::merged;
+  }
+  const auto others = [](const Json& one) {
+    return one.contains("additionalProperties") ? one["additionalProperties"] : Json(true);
+  };
+  const auto left = others(to), right = others(from);
+  Json properties = Json::object();
+  bool never = false;
+  const auto take = [&](const Json& one, const Json& other, const Json& rest, bool first) {
+    if (!is_object_list(one, "properties")) return;
+    for (const auto& [name, schema] : one["properties"].items()) {
+      if (is_object_list(other, "properties") && other["properties"].contains(name)) {
+        if (first) properties[name] = both(schema, other["properties"][name]);
+      } else if (rest == Json(false)) {
+        never |= is_required(one, name) || is_required(other, name);
+      } else {
+        properties[name] = rest == Json(true) ? schema : both(schema, rest);
+      }
+    }
+  };
+  take(to, from, right, true);
+  take(from, to, left, false);
+  if (never) return Outcome::never;
+  if (to.contains("properties") || from.contains("properties")) to["properties"] = std::move(properties);
+  if (to.contains("additionalProperties") || from.contains("additionalProperties")) {
+    to["additionalProperties"] = left == Json(true)                              ? right
+                                 : right == Json(true)                           ? left
+                                 : left == Json(false) || right == Json(false) ? Json(false)
+                                                                                : both(left, right);
+  }
+  return Outcome::merged;
+}
+
+// Values of a list, those that the other schema allows.
+Outcome merge_values(Json& to, const Json& from) {
+  const auto values = [](const Json& one) -> std::optional<Json> {
+    if (one.contains("const")) return Json::array({one["const"]});
+    if (one.contains("enum") && one["enum"].is_array()) return one["enum"];
+    return std::nullopt;
+  };
+  const auto left = values(to), right = values(from);
+  if (!left || !right) return Outcome::unknown;
+  Json common = Json::array();
+  for (const auto& value : *left) {
+    if (contains(*right, value)) common.push_back(value);
+  }
+  if (common.empty()) return Outcome::never;
+  to.erase("const");
+  to["enum"] = std::move(common);
+  return Outcome::merged;
+}
+
+Outcome merge_keyword(Json& to, const std::string& key, const Json& value) {
+  if (!to.contains(key) || to[key] == value || merge_bound(to, key, value)) {
+    if (!to.contains(key)) to[key] = value;
+    return Outcome::merged;
+  }
+  if (is_annotation(key)) return Outcome::merged;
+  if (key == "required" && value.is_array() && to[key].is_array()) {
+    for (const auto& name : value) {
+      if (!contains(to[key], name)) to[key].push_back(name);
+    }
+    return Outcome::merged;
+  }
+  if (key == "items" && !value.is_array() && !to[key].is_array()) {
+    to[key] = both(to[key], value);
+    return Outcome::merged;
+  }
+  if (key == "uniqueItems") {
+    to[key] = true;
+    return Outcome::merged;
+  }
+  return Outcome::unknown;
+}
+
+// Two schemas without combinations: `to` has what is valid under both.
+Outcome merge(Json& to, const Json& from) {
+  if (from.is_boolean()) return from.get<bool>() ? Outcome::merged : Outcome::never;
+  if (to.is_boolean()) {
+    if (!to.get<bool>()) return Outcome::never;
+    to = from;
+    return Outcome::merged;
+  }
+  if (!to.is_object() || !from.is_object()) return Outcome::unknown;
+  // What the items after some are depends on how many those are, and what is left over on all that was looked at.
+  const auto lists = [](const Json& one) { return one.contains("prefixItems") || one.contains("items"); };
+  if ((to.contains("prefixItems") && lists(from)) || (from.contains("prefixItems") && lists(to))) return Outcome::unknown;
+  if (from.contains("unevaluatedProperties") || from.contains("unevaluatedItems")) return Outcome::unknown;
+  const bool values = (to.contains("const") || to.contains("enum")) && (from.contains("const") || from.contains("enum"));
+  auto outcome = merge_objects(to, from);
+  if (values && outcome == Outcome::merged) outcome = merge_values(to, from);
+  for (const auto& [key, value] : from.items()) {
+    if (outcome != Outcome::merged) return outcome;
+    const bool done = key == "properties" || key == "additionalProperties" || key == "patternProperties" ||
+                      has(kPlaces, key) || (values && (key == "const" || key == "enum"));
+    if (done) continue;
+    outcome = key == "type" ? merge_types(to, from) : merge_keyword(to, key, value);
+  }
+  return outcome;
+}
+
+// Values beside keywords that they have to fulfil: those that do are known for types alone.
+bool takes_values(const Json& schema) {
+  if (!schema.contains("const") && !schema.contains("enum")) return true;
+  return std::ranges::all_of(schema.items(), [](const auto& item) {
+    const std::string& key = item.key();
+    return key == "const" || key == "enum" || key == "type" || is_annotation(key) || has(kPlaces, key);
+  });
+}
+
+class Merger {
+ public:
+  explicit Merger(Json& root) : root_(root), original_(root) {}
+
+  bool run() {
+    simplify(root_, 0);
+    return changed_;
+  }
+
+ private:
+  struct Options {
+    std::vector<Json> schemas;  // one of them; none: no value is valid
+    bool exclusive = false;     // exactly one of them
+  };
+
+  void simplify(Json& schema, int depth);
+  void simplify_parts(Json& schema, int depth);
+  static bool combines(const Json& schema);
+  std::optional<Options> whole(const Json& schema);
+  std::optional<Options> options_of(const Json& schema, int depth);
+  std::optional<Options> cross(const Options& left, const Options& right);
+  std::optional<Options> alternatives(const Json& list, bool exclusive, int depth);
+  std::optional<Options> dependency(const Json& schema, const std::string& name, const Json& then, int depth);
+  static bool exclude(std::vector<Json>& options);
+  static bool leave_out(Json& schema, const std::string& name);
+  static bool take_not(Json& schema);
+  const Json* target(const Json& uri) const;
+
+  Json& root_;
+  const Json original_;
+  bool changed_ = false;
+  int merges_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+// Whether something beside a combining keyword says what is valid, or allOf has several.
+bool Merger::combines(const Json& schema) {
+  int combining = 0, other = 0;
+  for (const auto& [key, value] : schema.items()) {
+    if (has(kCombining, key)) {
+      ++combining;
+      other += (key == "allOf" && value.is_array() && value.size() > 1) || key.starts_with("depend") ? 1 : 0;
+    } else if (key == "not") {
+      combining += schema.contains("properties") ? 1 : 0;
+      ++other;
+    } else if (!is_annotation(key) && !has(kPlaces, key)) {
+      ++other;
+    }
+  }
+  return combining > 1 || (combining == 1 && other > 0);
+}
+
+void Merger::simplify(Json& schema, int depth) {
+  if (!schema.is_object() || depth > 2 * kMaxDepth) return;
+  if (combines(schema) && merges_ < kMaxMerges) {
+    if (auto options = whole(schema); options && !options->schemas.empty()) {
+      Json out = Json::object();
+      for (const auto& [key, value] : schema.items()) {
+        if (has(kPlaces, key) || is_annotation(key)) out[key] = value;
+      }
+      if (options->schemas.size() == 1) {
+        for (const auto& [key, value] : options->schemas[0].items()) out[key] = value;
+      } else {
+        out[options->exclusive ? "oneOf" : "anyOf"] = std::move(options->schemas);
+      }
+      bytes_ += out.dump().size();
+      if (bytes_ > kMaxBytes) return;
+      changed_ = true;
+      schema = std::move(out);
+    }
+  }
+  simplify_parts(schema, depth);
+}
+
+void Merger::simplify_parts(Json& schema, int depth) {
+  for (auto& [key, value] : schema.items()) {
+    const bool named = key == "properties" || key == "patternProperties" || key == "$defs" || key == "definitions";
+    const bool listed = key == "anyOf" || key == "oneOf" || key == "allOf" || key == "prefixItems";
+    if (key == "items" || key == "additionalProperties") simplify(value, depth + 1);
+    if ((named && value.is_object()) || (listed && value.is_array())) {
+      for (auto& one : value) simplify(one, depth + 1);
+    }
+  }
+}
+
+const Json* Merger::target(const Json& uri) const {
+  if (!uri.is_string()) return nullptr;
+  const auto text = uri.get<std::string>();
+  if (text == "#") return &original_;
+  if (!text.starts_with("#/") || text.find('%') != std::string::npos) return nullptr;
+  try {
+    const Json::json_pointer pointer(text.substr(1));
+    return original_.contains(pointer) ? &original_.at(pointer) : nullptr;
+  } catch (const Json::exception&) {
+    return nullptr;
+  }
+}
+
+// Both conditions at once. Exactly one of several stays so where the other has no choice.
+std::optional<Merger::Options> Merger::cross(const Options& left, const Options& right) {
+  if ((left.exclusive && right.schemas.size() > 1) || (right.exclusive && left.schemas.size() > 1)) return std::nullopt;
+  if (left.schemas.size() * right.schemas.size() > kMaxOptions) return std::nullopt;
+  Options out{{}, left.exclusive || right.exclusive};
+  for (const auto& one : left.schemas) {
+    for (const auto& other : right.schemas) {
+      Json both = one;
+      ++merges_;
+      const auto outcome = merges_ > kMaxMerges ? Outcome::unknown : merge(both, other);
+      if (outcome == Outcome::unknown || !takes_values(both)) return std::nullopt;
+      if (outcome == Outcome::merged) out.schemas.push_back(std::move(both));
+    }
+  }
+  return out;
+}
+
+std::optional<Merger::Options> Merger::alternatives(const Json& list, bool exclusive, int depth) {
+  if (!list.is_array() || list.empty()) return std::nullopt;
+  Options out{{}, exclusive && list.size() > 1};
+  for (const auto& one : list) {
+    const auto inner = options_of(one, depth + 1);
+    if (!inner || (out.exclusive && (inner->exclusive || inner->schemas.size() > 1))) return std::nullopt;
+    out.schemas.insert(out.schemas.end(), inner->schemas.begin(), inner->schemas.end());
+  }
+  if (out.schemas.size() > kMaxOptions) return std::nullopt;
+  return out;
+}
+
+// Objects without the property. False: none is left.
+bool Merger::leave_out(Json& schema, const std::string& name) {
+  if (is_required(schema, name)) return false;
+  if (is_object_list(schema, "properties")) schema["properties"].erase(name);
+  return true;
+}
+
+// Whether its values are objects that have no others than the properties that are named.
+bool names_all(const Json& schema) {
+  return is_object_list(schema, "properties") && !schema.contains("patternProperties") && !schema.contains("items") &&
+         !schema.contains("prefixItems") && (!schema.contains("type") || schema["type"] == "object");
+}
+
+// A `not` that says which properties are not there. False: no value is left. What is another `not` stays.
+bool Merger::take_not(Json& schema) {
+  if (!schema.contains("not") || !names_all(schema)) return true;
+  const auto negated = schema["not"];
+  const auto one_name = [](const Json& one) {
+    return one.is_object() && one.size() == 1 && one.contains("required") && one["required"].is_array() &&
+           one["required"].size() == 1 && one["required"][0].is_string();
+  };
+  std::vector<std::string> names;
+  if (one_name(negated)) {
+    names.push_back(negated["required"][0].get<std::string>());
+  } else if (negated.is_object() && negated.size() == 1 && negated.contains("anyOf") && negated["anyOf"].is_array() &&
+             std::ranges::all_of(negated["anyOf"], one_name)) {
+    for (const auto& one : negated["anyOf"]) names.push_back(one["required"][0].get<std::string>());
+  } else {
+    return true;
+  }
+  schema.erase("not");
+  return std::ranges::all_of(names, [&](const auto& name) { return leave_out(schema, name); });
+}
+
+// The property is not there, or it is and the rest is as `then` says.
+std::optional<Merger::Options> Merger::dependency(const Json& schema, const std::string& name, const Json& then,
+                                                  int depth) {
+  if (!names_all(schema)) return std::nullopt;
+  Options out;
+  Json without = schema;
+  if (leave_out(without, name)) out.schemas.push_back(std::move(without));
+  const auto with = then.is_array() ? Options{{Json{{"required", then}}}, false} : Options{};
+  const auto inner = then.is_array() ? std::optional(with) : options_of(then, depth + 1);
+  if (!inner || inner->exclusive) return std::nullopt;
+  const auto met = cross({{schema}, false}, *inner);
+  if (!met) return std::nullopt;
+  for (const auto& one : met->schemas) {  // a name that was left out before must not come back
+    for (const auto& item : one["properties"].items()) {
+      if (!schema["properties"].contains(item.key())) return std::nullopt;
+    }
+  }
+  out.schemas.insert(out.schemas.end(), met->schemas.begin(), met->schemas.end());
+  return out;
+}
+
+std::optional<Merger::Options> Merger::options_of(const Json& schema, int depth) {
+  if (depth > kMaxDepth || merges_ > kMaxMerges) return std::nullopt;
+  if (!schema.is_object()) return Options{{schema}, false};
+  const auto is_here = [&](const char* key) { return schema.contains(key); };
+  if (depth > 0 && (is_here("$id") || is_here("id") || std::ranges::any_of(kDepending, is_here))) return std::nullopt;
+  Json base = Json::object();
+  for (const auto& [key, value] : schema.items()) {
+    if (!has(kCombining, key) && !has(kPlaces, key) && !(depth == 0 && is_annotation(key))) base[key] = value;
+  }
+  if (base.contains("unevaluatedProperties") && schema.contains("anyOf")) return std::nullopt;
+  if (!takes_values(base)) return std::nullopt;
+  Options out{{std::move(base)}, false};
+  const auto both = [&](const std::optional<Options>& other) {
+    if (!other) return false;
+    auto crossed = cross(out, *other);
+    if (crossed) out = std::move(*crossed);
+    return crossed.has_value();
+  };
+  if (schema.contains("$ref")) {
+    const auto* const found = target(schema["$ref"]);
+    if (found == nullptr || !both(options_of(*found, depth + 1))) return std::nullopt;
+  }
+  if (schema.contains("allOf")) {
+    if (!schema["allOf"].is_array()) return std::nullopt;
+    for (const auto& one : schema["allOf"]) {
+      if (!both(options_of(one, depth + 1))) return std::nullopt;
+    }
+  }
+  if (schema.contains("anyOf") && !both(alternatives(schema["anyOf"], false, depth))) return std::nullopt;
+  if (schema.contains("oneOf") && !both(alternatives(schema["oneOf"], true, depth))) return std::nullopt;
+  return out;
+}
+
+// Of oneOf that says which properties are required: each option is without a property that another one requires. False:
+// that is not possible.
+bool Merger::exclude(std::vector<Json>& options) {
+  const auto all = options;
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    for (std::size_t j = 0; j < options.size(); ++j) {
+      if (i == j) continue;
+      if (!names_all(options[i]) || !all[j].contains("required")) return false;
+      const auto& names = all[j]["required"];
+      const auto free = std::ranges::find_if(names, [&](const Json& name) {
+        return name.is_string() && !is_required(options[i], name.get<std::string>());
+      });
+      if (free == names.end()) return false;
+      leave_out(options[i], free->get<std::string>());
+    }
+  }
+  return true;
+}
+
+// Of a schema that is no part of another one. What is known of all its properties is taken into account here, since
+// another part might name more of them.
+std::optional<Merger::Options> Merger::whole(const Json& schema) {
+  auto out = options_of(schema, 0);
+  if (!out) return std::nullopt;
+  for (const auto* const key : kDepending) {
+    if (!schema.contains(key)) continue;
+    if (!schema[key].is_object() || out->exclusive) return std::nullopt;
+    for (const auto& [name, then] : schema[key].items()) {
+      Options next;
+      for (const auto& one : out->schemas) {
+        const auto some = dependency(one, name, then, 0);
+        if (!some) return std::nullopt;
+        next.schemas.insert(next.schemas.end(), some->schemas.begin(), some->schemas.end());
+        if (next.schemas.size() > kMaxOptions) return std::nullopt;
+      }
+      *out = std::move(next);
+    }
+  }
+  const bool requires_only =
+      schema.contains("oneOf") && std::ranges::all_of(schema["oneOf"], [](const Json& one) {
+        return one.is_object() && std::ranges::all_of(one.items(), [](const auto& item) {
+          return item.key() == "required" || is_annotation(item.key());
+        });
+      });
+  if (out->exclusive && requires_only) {
+    auto schemas = out->schemas;
+    if (exclude(schemas)) *out = {std::move(schemas), false};
+  }
+  if (!out->exclusive) std::erase_if(out->schemas, [](Json& one) { return one.is_object() && !take_not(one); });
+  return out;
+}
+
+}  // namespace
+
+bool merge_schemas(Json& root) { return Merger(root).run(); }
+
+}  // namespace charonia::grammar
