@@ -185,7 +185,7 @@ def test_calls_in_free_text_are_strict(model: Model, format: str) -> None:
         assert not any(begin in content for begin in CALL_FORMATS[format].begin) or model.special
 
 
-@pytest.mark.parametrize("reasoning", REASONING_FORMATS)
+@pytest.mark.parametrize("reasoning", ["think", "mistral", "gemma4"])  # others differ in their marks alone
 @pytest.mark.parametrize("prompt", ["", "open", "closed"])
 def test_what_follows_reasoning_is_what_was_asked_for(model: Model, reasoning: str, prompt: str) -> None:
     formats = model.formats("hermes", reasoning)
