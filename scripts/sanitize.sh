@@ -46,7 +46,7 @@ for one in "$@"; do
       sanitize address address,undefined charonia_cuda_tests_on_host -R "$grid_tests" -E "$grid_long" || failed+=("$one")
       ;;
     thread)
-      sanitize thread thread charonia_tests -R '^(Device|Ranks|Isa|Kinds|ThreadPool|ProcessGroup|EngineRanks|DecoderMemory)' \
+      sanitize thread thread charonia_tests -R '^(Device|Ranks|Isa|Kinds|ThreadPool|ProcessGroup|EngineRanks|DecoderMemory|MaskThread)' \
         -E '/(portable|avx2)' || failed+=("$one")
       ;;
     *)

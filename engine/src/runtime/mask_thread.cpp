@@ -54,7 +54,7 @@ std::span<const std::uint32_t> SequenceMask::wait() const {
   std::unique_lock lock(mutex_);
   const auto answered = [this] { return known_ || late_; };
   if (!answered() && deadline_) {
-    late_ = !changed_.wait_until(lock, deadline_->get(), answered);
+    if (!changed_.wait_until(lock, deadline_->get(), answered)) late_ = true;  // another rank may have said so
   } else {
     changed_.wait(lock, answered);
   }
