@@ -42,14 +42,14 @@ class Figures:
 
 def texts(engine: Engine) -> list[list[int]]:
     """Token ids of whole chats of the corpus, as many to a text as it holds."""
-    from demo_corpus.conversation import sample
+    from demo_corpus.conversation import sample_without_tools
 
     rng = random.Random(_SEED)
     out: list[list[int]] = []
     while len(out) < _TEXTS:
         ids: list[int] = []
         while True:
-            more = engine.encode("".join(segment for segment, _ in sample(rng)))
+            more = engine.encode("".join(segment for segment, _ in sample_without_tools(rng)))
             if len(ids) + len(more) > _LONGEST:
                 break
             ids += more
@@ -58,14 +58,15 @@ def texts(engine: Engine) -> list[list[int]]:
 
 
 def measure(policy: int, threads: int) -> Figures:
-    from evaluate import MAX_NEW_TOKENS, Message, Reply, evaluate
+    from evaluate import MAX_NEW_TOKENS, Chat, Reply, evaluate
 
     with Engine.from_pretrained(_DEMO / "model", device="cpu", threads=threads, quant_policy=policy) as engine:
         rows = engine.generate(texts(engine), SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0))
         greedy = SamplingParams(max_tokens=MAX_NEW_TOKENS, temperature=0)
 
-        def answer(chats: Sequence[list[Message]]) -> list[Reply]:
-            return [Reply(output.text, output.finish_reason == "stop") for output in engine.generate(chats, greedy)]
+        def answer(chats: Sequence[Chat]) -> list[Reply]:
+            outputs = engine.generate([chat.messages for chat in chats], greedy)
+            return [Reply(output.text, output.finish_reason == "stop") for output in outputs]
 
         report = evaluate(answer)
         info = engine.info

@@ -54,11 +54,11 @@ VARIANTS = (
 def calibration_text() -> str:
     """Conversations of the kind that the model has learned."""
     sys.path.insert(0, str(DEMO))
-    from demo_corpus.conversation import sample  # type: ignore[import-not-found]  # beside the demo model
+    from demo_corpus.conversation import sample_without_tools  # type: ignore[import-not-found]  # beside the demo model
 
     rng, text = random.Random("calibration"), ""
     while len(text) < CALIBRATION_CHARACTERS:
-        text += "".join(part for part, _ in sample(rng))
+        text += "".join(part for part, _ in sample_without_tools(rng))
     return text
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from demo_corpus.conversation import CHAT_TEMPLATE, END, SPECIAL_TOKENS, sample
+from demo_corpus.chat_format import CHAT_TEMPLATE, END, SPECIAL_TOKENS
+from demo_corpus.conversation import sample
 
 
 def _texts(count: int, seed: int) -> Iterator[str]:

@@ -1,7 +1,9 @@
 """Trains the demo model and writes it in Hugging Face layout.
 
     python models/demo/train.py --steps 2900 --checkpoint build/demo.pt --output models/demo/model
+    python models/demo/train.py --from models/demo/model --rate 0.4 --steps 1000 --output build/demo
 
+The second goes on from a model that was trained before, with its tokenizer and today's corpus and chat template.
 The text is generated as training goes on (demo_corpus), so no question is seen twice in quite the same way. Given the
 same seed, steps, number of threads and PyTorch, the run is the same. A checkpoint is written every few minutes, and a
 run that finds one goes on from there with the text that it would have seen.
@@ -22,6 +24,7 @@ import typer
 from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from demo_corpus.chat_format import CHAT_TEMPLATE
 from demo_corpus.conversation import sample
 from tokenizer import train_tokenizer
 
@@ -142,6 +145,16 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, output: 
     settings.write_text(json.dumps(content, indent=2) + "\n")
 
 
+def initial(folder: Path | None, seed: int) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """The model of `folder`, in fp32, and its tokenizer; without one a model of random weights, and a new tokenizer."""
+    if folder is None:
+        tokenizer = train_tokenizer(VOCAB_SIZE, CONTEXT, seed)
+        return LlamaForCausalLM(model_config(tokenizer)), tokenizer
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32), tokenizer
+
+
 def main(
     steps: Annotated[int, typer.Option(help="Optimiser steps in all.")] = 2900,
     tokens: Annotated[int, typer.Option(help="Tokens in one step's batch, padding included.")] = 3072,
@@ -152,15 +165,15 @@ def main(
     ] = Path("build/demo.pt"),
     output: Annotated[Path, typer.Option(help="Folder of the trained model.")] = Path(__file__).parent / "model",
     export_every: Annotated[int, typer.Option(help="Steps between exports and checkpoints.")] = 200,
+    start_from: Annotated[
+        Path | None, typer.Option("--from", help="Folder of a trained model to go on from, with a fresh optimiser.")
+    ] = None,
+    rate: Annotated[float, typer.Option(help="Factor of the learning rates.")] = 1.0,
 ) -> None:
-    """Trains the demo model from nothing, or goes on from its checkpoint."""
+    """Trains the demo model from nothing or from an earlier one, or goes on from its checkpoint."""
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
-    if checkpoint.exists():
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(output)
-    else:
-        tokenizer = train_tokenizer(VOCAB_SIZE, CONTEXT, seed)
-    model = LlamaForCausalLM(model_config(tokenizer))
+    model, tokenizer = initial(output if checkpoint.exists() else start_from, seed)
     tuned = optimizers(model)
     base = [[group["lr"] for group in optimizer.param_groups] for optimizer in tuned]
     start = 0
@@ -179,8 +192,8 @@ def main(
     for step in range(start, steps):
         ids, labels, weights = next(stream)
         for optimizer, rates in zip(tuned, base, strict=True):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * learning_rate(step, steps)
+            for group, full in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * full * learning_rate(step, steps)
         loss = loss_of(model, ids, labels, weights)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

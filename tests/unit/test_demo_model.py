@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
 import re
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
@@ -15,20 +19,29 @@ from transformers import AutoTokenizer
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 sys.path.insert(0, str(DEMO))
 
-from demo_corpus import arithmetic, capitals, conversation, questions, units, unknown  # noqa: E402
+from demo_corpus import arithmetic, capitals, chat_format, conversation, json_answers, questions, tools, units, unknown  # noqa: E402
 from demo_corpus.facts import FACTS  # noqa: E402
-from demo_corpus.text import expand  # noqa: E402
+from demo_corpus.text import Call, Exchange, expand  # noqa: E402
 
-TURNS = [(dialogue.group, turn) for dialogue in questions.dialogues() for turn in dialogue.turns]
+from charonia.text.answers.formats import find_call_format  # noqa: E402
+
+DIALOGUES = [*questions.dialogues(), *questions.tools_and_json()]
+TURNS = [(dialogue.group, turn) for dialogue in DIALOGUES for turn in dialogue.turns]
 
 
 def test_held_out_wordings_never_occur_in_training() -> None:
     held_out = questions.held_out_wordings()
     assert len(held_out) > 400
     rng = random.Random(20240229)
-    asked = {questions.wording(e.question) for _ in range(8000) for e in conversation.exchanges(rng)}
+    asked = {wording for _ in range(8000) for wording in _questions(conversation.sample(rng))}
     assert len(asked) > 5000
     assert not asked & held_out
+
+
+def _questions(segments: list[tuple[str, bool]]) -> list[str]:
+    text = "".join(text for text, _ in segments)
+    found: list[str] = re.findall(r"<\|user\|>(?!<tool_response>)(.*?)<\|end\|>", text, re.DOTALL)
+    return [questions.wording(question) for question in found]
 
 
 def test_a_wording_has_no_case_no_marks_and_no_fillings() -> None:
@@ -37,8 +50,9 @@ def test_a_wording_has_no_case_no_marks_and_no_fillings() -> None:
 
 
 def test_questions_are_the_same_for_the_same_seed_and_cover_both_languages() -> None:
-    assert questions.dialogues() == questions.dialogues()
-    assert questions.dialogues(1) != questions.dialogues(2)
+    for asked in (questions.dialogues, questions.tools_and_json):
+        assert asked() == asked()
+        assert asked(1) != asked(2)
     for language in ("en", "zh"):
         assert sum(turn.language == language for _, turn in TURNS) > 250
 
@@ -64,7 +78,7 @@ def test_every_project_question_is_answered_by_a_fact(language: str) -> None:
 
 
 def test_a_sum_passes_only_with_the_right_number() -> None:
-    turn = questions.Turn("7 plus 8", questions._number(15), "en")
+    turn = questions.Turn("7 plus 8", questions.number(15), "en")
     assert turn.passes("7 plus 8 is 15.")
     for wrong in ("7 plus 8 is 16.", "7 plus 8 is 115.", "7 plus 8 is -15.", "7 plus 8 is 15 or 16.", "It is 150."):
         assert not turn.passes(wrong)
@@ -106,14 +120,156 @@ def test_templates_expand_with_nested_alternatives() -> None:
 def test_training_texts_are_what_the_chat_template_writes() -> None:
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
     chat = [{"role": "system", "content": "S"}, {"role": "user", "content": " Hi "}]
-    end = conversation.END
-    assert (
-        tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        == f"<|system|>S{end}<|user|>Hi{end}<|assistant|>"
-    )
+    end = chat_format.END
+    for template in (tokenizer.chat_template, chat_format.CHAT_TEMPLATE):  # the model's, and that of the next export
+        tokenizer.chat_template = template
+        assert (
+            tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            == f"<|system|>S{end}<|user|>Hi{end}<|assistant|>"
+        )
     assert tokenizer.eos_token == end
-    for token in conversation.SPECIAL_TOKENS:
+    for token in chat_format.SPECIAL_TOKENS:
         assert len(tokenizer(token)["input_ids"]) == 1
+    rng = random.Random(3)
+    called = 0
+    for _ in range(200):
+        offered, prompt = tools.offer(rng), rng.choice(["", "Be brief."])
+        asked = conversation.with_tools(offered, rng)
+        messages = [{"role": "system", "content": prompt}] if prompt else []
+        messages += [message for exchange in asked for message in _messages(exchange)]
+        text = tokenizer.apply_chat_template(messages, tools=offered.described(), tokenize=False)
+        head = chat_format.system(prompt, offered.described())
+        assert text == "".join(text for text, _ in conversation.segments(asked, head))
+        called += sum(bool(exchange.calls) for exchange in asked)
+    assert called > 100
+
+
+def _messages(exchange: Exchange) -> list[dict[str, Any]]:
+    """An exchange as OpenAI has it; charonia makes objects of the arguments."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": exchange.question}]
+    if exchange.calls:
+        calls = [{"function": {"name": call.name, "arguments": call.arguments}} for call in exchange.calls]
+        messages.append({"role": "assistant", "content": None, "tool_calls": calls})
+        messages += [{"role": "tool", "content": call.result} for call in exchange.calls]
+    return [*messages, {"role": "assistant", "content": exchange.answer}]
+
+
+def test_calls_are_written_in_the_format_that_the_template_shows() -> None:
+    found = find_call_format(chat_format.CHAT_TEMPLATE)
+    assert found is not None and found.name == "hermes"
+    rng = random.Random(8)
+    offer = tools.Offer((), tools.weather_tool(rng), tools.calculator_tool(rng))
+    for language in ("en", "zh"):
+        calls = tools.two_calls(offer, language, rng).calls
+        assert chat_format.calls_text(calls) == found.write([(call.name, call.arguments) for call in calls])
+
+
+def test_arguments_of_calls_stand_in_the_question() -> None:
+    rng = random.Random(12)
+    for _ in range(500):
+        offered = tools.offer(rng)
+        for exchange in conversation.with_tools(offered, rng):
+            for call in exchange.calls:
+                (value,) = call.arguments.values()
+                place = offered.weather is not None and call.name == offered.weather.name
+                assert value and (not place or value in exchange.question), exchange
+
+
+def test_results_of_calculators_are_right() -> None:
+    rng = random.Random(13)
+    tool = tools.calculator_tool(rng)
+    told = 0
+    for _ in range(500):
+        exchange = tools.calculation(tool, rng.choice(["en", "zh"]), rng)
+        (call,) = exchange.calls
+        if exchange.answer not in (tools.FAILED_EN, tools.FAILED_ZH):
+            value = eval(call.arguments[tool.main])
+            assert re.search(rf"(?<![\d.]){re.escape(str(round(value, 4)).removesuffix('.0'))}[.。]$", exchange.answer)
+            told += 1
+    assert told > 400
+
+
+def test_answers_in_json_are_json_of_the_keys_that_were_asked_for() -> None:
+    rng = random.Random(14)
+    for _ in range(500):
+        exchange = json_answers.exchange(rng.choice(["en", "zh"]), rng, lambda exchange, _: exchange)
+        value = json.loads(exchange.answer)
+        assert chat_format.to_json(value) == exchange.answer
+        if any(key not in exchange.question for key in value):
+            assert not re.search("key|field|schema|键|字段", exchange.question), exchange
+
+
+@pytest.fixture
+def examination(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """models/demo/evaluate.py, under a name that no package has."""
+    spec = importlib.util.spec_from_file_location("demo_examination", DEMO / "evaluate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("wrong", ["", "call", "name", "end", "answer"])
+def test_a_question_for_a_tool_passes_with_the_right_calls_and_what_they_returned(wrong: str, examination: Any) -> None:
+    groups = ("weather tool", "calculator tool", "two calls")
+    asked = [d for d in questions.tools_and_json() if d.group in groups and d.turns[0].language == "en"]
+    assert {dialogue.group for dialogue in asked} == set(groups)
+    turns = {dialogue.turns[0].text: dialogue.turns[0] for dialogue in asked}
+
+    def answer(chats: Any) -> list[Any]:
+        """What a model would write whose answers are the question and the results of its calls."""
+        replies = []
+        for chat in chats:
+            results = [message["content"] for message in chat.messages if message["role"] == "tool"]
+            said = [message["content"] for message in chat.messages if message["role"] in ("user", "tool")]
+            text = " ".join(said) if wrong != "answer" else "Sorry."
+            if not results:
+                calls = [call for d in asked if d.tools == chat.tools for call in _calls_of(d, chat)]
+                calls = calls[:-1] if wrong == "call" else calls
+                text = chat_format.calls_text([replace(c, name="x") if wrong == "name" else c for c in calls])
+            replies.append(examination.read_reply(text, wrong != "end", chat.tools))
+        return replies
+
+    assert len(turns) > 20
+    report = examination.evaluate(answer, asked)
+    assert sum(report.right.values()) == (0 if wrong else len(asked))
+    assert sum(report.asked.values()) == len(asked)
+
+
+def _calls_of(dialogue: Any, chat: Any) -> tuple[Call, ...]:
+    """The calls that a chat needs, if it is this dialogue's."""
+    turn = dialogue.turns[0]
+    return turn.calls if turn.text == chat.messages[-1]["content"] else ()
+
+
+def test_an_answer_in_json_passes_with_the_keys_in_their_order() -> None:
+    turns = [turn for _, turn in TURNS if turn.json]
+    assert len(turns) == 78
+    for turn in turns:
+        pairs = list(json.loads(turn.json).items())
+        assert turn.passes(turn.json) and turn.passes(json.dumps(dict(pairs), indent=1))
+        wrong = [turn.json[:-1], json.dumps(pairs), f"It is {turn.json}", json.dumps({**dict(pairs), "more": 1})]
+        wrong += [json.dumps(dict(reversed(pairs)))] if len(pairs) > 1 else []
+        assert not any(turn.passes(text) for text in wrong)
+
+
+def test_training_goes_on_from_a_model_and_exports_the_template_of_the_corpus(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the model is trained with PyTorch")
+    output = tmp_path / "model"
+    command = [sys.executable, DEMO / "train.py", "--from", DEMO / "model", "--rate", "0.1", "--steps", "1"]
+    command += ["--tokens", "512", "--checkpoint", tmp_path / "run.pt", "--output", output]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    assert AutoTokenizer.from_pretrained(output).chat_template == chat_format.CHAT_TEMPLATE
+    assert (output / "tokenizer.json").read_bytes() == (DEMO / "model" / "tokenizer.json").read_bytes()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    with (
+        safe_open(DEMO / "model" / "model.safetensors", "pt") as before,
+        safe_open(output / "model.safetensors", "pt") as after,
+    ):
+        moved = (after.get_tensor(name).float() - before.get_tensor(name).float()).abs().max().item()
+        largest = before.get_tensor(name).float().abs().max().item()
+    assert 0 < moved < 0.1 * largest
 
 
 TEXTS = [

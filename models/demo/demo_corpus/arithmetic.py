@@ -187,12 +187,13 @@ def result(a: int, op: str, b: int) -> int:
     return {"+": a + b, "-": a - b, "*": a * b, "/": a // b if b else 0}[op]
 
 
-def english_answer(a: int, op: str, b: int) -> str:
-    return f"{a} {_EN_VERB[op]} {b} is {result(a, op, b)}."
+def english_answer(a: int, op: str, b: int, value: str = "") -> str:
+    """value: what a tool says that the result is; "": what this module knows."""
+    return f"{a} {_EN_VERB[op]} {b} is {value or result(a, op, b)}."
 
 
-def chinese_answer(a: int, op: str, b: int) -> str:
-    return f"{a}{_ZH_VERB[op]}{b}等于{result(a, op, b)}。"
+def chinese_answer(a: int, op: str, b: int, value: str = "") -> str:
+    return f"{a}{_ZH_VERB[op]}{b}等于{value or result(a, op, b)}。"
 
 
 def operands(op: str, rng: random.Random) -> tuple[int, int]:
@@ -208,7 +209,8 @@ def operands(op: str, rng: random.Random) -> tuple[int, int]:
     return a, b
 
 
-def _write(a: int, op: str, b: int, language: str, rng: random.Random) -> str:
+def question(a: int, op: str, b: int, language: str, rng: random.Random) -> str:
+    """Asks for the value of `a op b`, in figures or, up to 20, in words."""
     words = rng.random() < 0.22
     if language == "en":
         x, y = (english_number(a), english_number(b)) if words else (str(a), str(b))
@@ -223,6 +225,11 @@ def _write(a: int, op: str, b: int, language: str, rng: random.Random) -> str:
     return ask(_ZH_FRAMES, rng, e=e)
 
 
+def frame(expression: str, language: str, rng: random.Random) -> str:
+    """Asks for the value of an expression that is written out."""
+    return ask(_EN_FRAMES if language == "en" else _ZH_FRAMES, rng, e=expression)
+
+
 def exchange(language: str, rng: random.Random) -> Exchange:
     """One sum; one in twelve has numbers beyond the domain, which the model shall say."""
     op = rng.choices("+-*/", weights=(34, 30, 28, 8))[0]
@@ -231,10 +238,10 @@ def exchange(language: str, rng: random.Random) -> Exchange:
         b = rng.choice([rng.randint(13, 99), rng.randint(100, 999), rng.randint(1000, 99999)])
         if op in "+*" and rng.random() < 0.5:
             a, b = b, a
-        return Exchange(_write(a, op, b, language, rng), TOO_LARGE_EN if language == "en" else TOO_LARGE_ZH, language)
+        return Exchange(question(a, op, b, language, rng), TOO_LARGE_EN if language == "en" else TOO_LARGE_ZH, language)
     a, b = operands(op, rng)
     answer = english_answer(a, op, b) if language == "en" else chinese_answer(a, op, b)
-    return Exchange(_write(a, op, b, language, rng), answer, language)
+    return Exchange(question(a, op, b, language, rng), answer, language)
 
 
 def follow_up(language: str, rng: random.Random) -> Exchange:

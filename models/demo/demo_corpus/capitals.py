@@ -287,6 +287,15 @@ def invented(language: str, rng: random.Random) -> str:
     return (stem + rng.choice(["", "ia", "land", "stan", "ania", "a", "istan", "o", "ar"])).capitalize()
 
 
+def question(language: str, country: str, capital: str, rng: random.Random, *, reverse: bool = False) -> str:
+    """Asks for the capital of a country, or the other way round. Names as the language has them."""
+    if reverse:
+        return ask(_EN_REVERSE if language == "en" else _ZH_REVERSE, rng, k=capital)
+    if language == "en":
+        return ask(_EN_FRAMES, rng, c=rng.choice(_EN_ALIASES.get(country, [country])))
+    return ask(_ZH_FRAMES, rng, c=country)
+
+
 def _known(language: str, rng: random.Random, frames: list[str]) -> Exchange:
     country, capital, country_zh, capital_zh = rng.choice(COUNTRIES)
     if language == "en":
@@ -310,10 +319,10 @@ def exchange(language: str, rng: random.Random) -> Exchange:
     place = rng.choice(listed) if rng.random() < 0.5 else invented(language, rng)
     if rng.random() < 0.12:
         reverse = _EN_REVERSE if language == "en" else _ZH_REVERSE
-        question = ask(reverse, rng, k=invented(language, rng))
+        asked = ask(reverse, rng, k=invented(language, rng))
     else:
-        question = ask(frames, rng, c=place)
-    return Exchange(question, NOT_KNOWN_EN if language == "en" else NOT_KNOWN_ZH, language)
+        asked = ask(frames, rng, c=place)
+    return Exchange(asked, NOT_KNOWN_EN if language == "en" else NOT_KNOWN_ZH, language)
 
 
 def follow_up(language: str, rng: random.Random) -> Exchange:

@@ -1,22 +1,16 @@
-"""Whole conversations: one to eight turns of mixed topics, with and without a system prompt, in the chat format."""
+"""Whole conversations in the chat format: mixed topics, with and without a system prompt, with tools, in JSON."""
 
 from __future__ import annotations
 
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
-from . import arithmetic, capitals, project, smalltalk, units, unknown
+from . import arithmetic, capitals, json_answers, project, repeat, smalltalk, tools, units, unknown
+from .chat_format import END, calls_text, results_text, system, user
 from .questions import held_out_wordings, wording
-from .text import Exchange, vary
-
-END = "<|end|>"
-ROLE_TOKENS = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
-SPECIAL_TOKENS = [END, *ROLE_TOKENS.values(), "<|pad|>"]
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] | trim + '<|end|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
+from .text import Call, Exchange, vary
 
 _SYSTEM_PROMPTS = [
     "You are a helpful assistant.", "You are Tritonis.", "You are a helpful, honest and friendly assistant.", "Answer briefly.", "Be concise.", "You are an AI assistant.",
@@ -28,6 +22,7 @@ _SYSTEM_PROMPTS = [
 ]  # fmt: skip
 
 Source = Callable[[str, random.Random], Exchange]  # (language, rng)
+Segment = tuple[str, bool]  # text, and whether it is learned
 _TOPICS: list[Source] = [
     arithmetic.exchange,
     capitals.exchange,
@@ -52,12 +47,44 @@ def _document_text(rng: random.Random) -> str:
             return exchange.answer
 
 
-def _never_held_out(source: Source, language: str, rng: random.Random) -> Exchange:
-    """An exchange of `source`, varied; one that came out worded as a held-out question is drawn again."""
+def _varied(exchange: Exchange, rng: random.Random) -> Exchange:
+    """An exchange as another person might type it. Arguments of calls are what stands in the question, so that the
+    model has to copy and not to correct; where a slip of the finger hit one, it is typed again."""
     while True:
-        exchange = vary(source(language, rng), rng)
+        varied = vary(exchange, rng)
+        for call in exchange.calls:
+            for key, value in call.arguments.items():
+                if value in exchange.question:
+                    varied = _with_argument(varied, key, value)
+        if all(all(call.arguments.values()) for call in varied.calls):
+            return varied
+
+
+def _with_argument(exchange: Exchange, key: str, value: str) -> Exchange:
+    """The same exchange with `value` in the letters that the question has; empty, where the question has it no more."""
+    forms = (form for form in (value, value.lower(), value.upper()) if form in exchange.question)
+    written = next(forms, "")
+    if written == value:
+        return exchange
+    calls = tuple(
+        Call(call.name, {key: written}, call.result.replace(value, written))
+        if call.arguments.get(key) == value
+        else call
+        for call in exchange.calls
+    )
+    return replace(exchange, calls=calls, answer=exchange.answer.replace(value, written))
+
+
+def _never_held_out(make: Callable[[], Exchange], rng: random.Random) -> Exchange:
+    """An exchange, varied; one that came out worded as a held-out question is drawn again."""
+    while True:
+        exchange = _varied(make(), rng)
         if wording(exchange.question) not in held_out_wordings():
             return exchange
+
+
+def _ask(source: Source, language: str, rng: random.Random) -> Exchange:
+    return _never_held_out(lambda: source(language, rng), rng)
 
 
 def exchanges(rng: random.Random) -> list[Exchange]:
@@ -70,10 +97,10 @@ def exchanges(rng: random.Random) -> list[Exchange]:
         if rng.random() < 0.08:
             language = "zh" if language == "en" else "en"
         if topic in _FOLLOW_UPS and rng.random() < 0.25:
-            result.append(_never_held_out(_FOLLOW_UPS[topic], language, rng))
+            result.append(_ask(_FOLLOW_UPS[topic], language, rng))
             continue
         topic = rng.choices(_TOPICS, weights=_WEIGHTS)[0]
-        result.append(_never_held_out(topic, language, rng))
+        result.append(_ask(topic, language, rng))
     return result
 
 
@@ -83,14 +110,112 @@ def _shortened(answer: str, rng: random.Random) -> str:
     return answer[: rng.choice(edges)] if len(edges) > 3 and rng.random() < 0.6 else answer
 
 
-def sample(rng: random.Random) -> list[tuple[str, bool]]:
-    """One training text as (text, learned) segments: the loss is taken on the learned ones, the answers and their end."""
+def with_tools(offered: tools.Offer, rng: random.Random) -> list[Exchange]:
+    """The exchanges of a chat in which tools are offered: some need them, some do not, some need another one."""
+    language = "en" if rng.random() < 0.6 else "zh"
+    result: list[Exchange] = []
+    last = ""
+    for _ in range(rng.choices((1, 2, 3, 4, 5, 6), weights=(12, 16, 20, 20, 18, 14))[0]):
+        if rng.random() < 0.06:
+            language = "zh" if language == "en" else "en"
+        kind, make = _tool_topic(offered, last, language, rng)
+        result.append(_never_held_out(make, rng))
+        last = kind
+    return result
+
+
+def _tool_topic(
+    offered: tools.Offer, last: str, language: str, rng: random.Random
+) -> tuple[str, Callable[[], Exchange]]:
+    """What is asked next, and its source; `last` is what was asked before."""
+    if last == "no place":
+        return "weather", lambda: tools.weather(offered.weather, language, rng, alone=True)
+    if last in ("weather", "calculation") and rng.random() < 0.4:
+        if last == "weather" and offered.weather:
+            return last, lambda: tools.weather(offered.weather, language, rng, next=True)
+        if last == "calculation" and offered.calculator:
+            return last, lambda: tools.calculation(offered.calculator, language, rng, next=True)
+    kind = rng.random()
+    if kind < 0.32:
+        return "weather", lambda: tools.weather(offered.weather, language, rng)
+    if kind < 0.62:
+        return "calculation", lambda: tools.calculation(offered.calculator, language, rng)
+    if kind < 0.74 and (offered.weather or offered.calculator):
+        return "two", lambda: tools.two_calls(offered, language, rng)
+    if kind < 0.77 and offered.weather:
+        return "no place", lambda: tools.no_place(language, rng)
+    topic = rng.choices(_TOPICS, weights=_WEIGHTS)[0]
+    return "", lambda: topic(language, rng)
+
+
+def _json_answers(rng: random.Random) -> list[Segment]:
+    """A chat with answers in JSON, and now and then one in words behind them."""
+    language = "en" if rng.random() < 0.6 else "zh"
+    kind = rng.random()
+    turns = rng.choices((1, 2, 3), weights=(60, 28, 12))[0]
+    while kind < 0.42:
+        if kind < 0.2:
+            exchange, parts = json_answers.forced(language, rng, vary)
+            made = [(user(exchange.question), False), *parts[:-1], (parts[-1][0] + END, True)]
+            asked = [exchange]
+        else:
+            prompt, asked = json_answers.prompted(language, rng, vary, turns)
+            made = segments(asked, system(prompt))
+        if not any(wording(exchange.question) in held_out_wordings() for exchange in asked):
+            return made
+    asked = []
+    for _ in range(turns):
+        if rng.random() < 0.8:
+            asked.append(_never_held_out(lambda: json_answers.exchange(language, rng, vary), rng))
+        else:
+            topic = rng.choices(_TOPICS, weights=_WEIGHTS)[0]
+            asked.append(_ask(topic, language, rng))
+    return segments(asked, system(rng.choice(_SYSTEM_PROMPTS)) if rng.random() < 0.1 else "")
+
+
+def segments(asked: list[Exchange], head: str) -> list[Segment]:
+    """The text of a chat that begins with `head`."""
+    made: list[Segment] = [(head, False)] if head else []
+    for exchange in asked:
+        made.append((user(exchange.question), False))
+        if exchange.calls:
+            made.append((calls_text(exchange.calls) + END, True))
+            made.append((results_text(exchange.calls), False))
+        made.append((exchange.answer + END, True))
+    return made
+
+
+def sample(rng: random.Random) -> list[Segment]:
+    """One training text as segments: the loss is taken on the learned ones, the answers and their end."""
+    kind = rng.random()
+    if kind < 0.03:
+        return [(_document_text(rng) + END, True)]
+    prompt = rng.choice(_SYSTEM_PROMPTS) if rng.random() < 0.18 else ""
+    if kind < 0.24:
+        offered = tools.offer(rng)
+        return segments(with_tools(offered, rng), system(prompt, offered.described()))
+    if kind < 0.40:
+        return _json_answers(rng)
+    if kind < 0.55:
+        language = "en" if rng.random() < 0.6 else "zh"
+        return segments([repeat.exchange(language, rng) for _ in range(rng.choice((1, 1, 2, 3)))], "")
+    asked = exchanges(rng)
+    if rng.random() < 0.08:  # no tools: the weather is unknown, and large sums are
+        source = rng.choice([tools.weather, tools.calculation])
+        asked[-1] = _never_held_out(lambda: source(None, asked[-1].language, rng), rng)
+    return _chat(asked, prompt, rng)
+
+
+def sample_without_tools(rng: random.Random) -> list[Segment]:
+    """One text of the corpus as it was before tools, JSON and repeating: what the weights in models/demo/model have
+    learned. Benchmarks of these weights read it."""
     if rng.random() < 0.04:
         return [(_document_text(rng) + END, True)]
-    segments: list[tuple[str, bool]] = []
-    if rng.random() < 0.18:
-        segments.append((ROLE_TOKENS["system"] + rng.choice(_SYSTEM_PROMPTS) + END, False))
-    for exchange in exchanges(rng):
-        segments.append((f"{ROLE_TOKENS['user']}{exchange.question.strip()}{END}{ROLE_TOKENS['assistant']}", False))
-        segments.append((exchange.answer + END, True))
-    return [*segments[:-1], (_shortened(segments[-1][0], rng), True)]
+    prompt = rng.choice(_SYSTEM_PROMPTS) if rng.random() < 0.18 else ""
+    return _chat(exchanges(rng), prompt, rng)
+
+
+def _chat(asked: list[Exchange], prompt: str, rng: random.Random) -> list[Segment]:
+    """The text of a chat without tools."""
+    made = segments(asked, system(prompt))
+    return [*made[:-1], (_shortened(made[-1][0], rng), True)]

@@ -7,46 +7,15 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass, field
 from functools import cache
 
-from . import arithmetic, capitals, heldout_en, heldout_second, heldout_zh, units
-
-_CJK = re.compile(r"[\u4e00-\u9fff]")
-_DECLINES = {"en": r"do not know|cannot", "zh": r"不知道|不会做"}
+from . import arithmetic, capitals, heldout_en, heldout_second, heldout_zh, questions_tools, units
+from .dialogue import Dialogue, Turn, number
 
 SYSTEM_PROMPTS = [
     "You are a careful assistant who replies to every question.", "You are an assistant on a help desk. Keep your answers short and friendly.", "You help people try out a new server.",
     "请用简单的话回答。", "你是一个乐于助人的客服。",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A user's message, and regular expressions that the answer must all hold; `declines`: it must say "I don't know"."""
-
-    text: str
-    holds: tuple[str, ...]
-    language: str
-    declines: bool = False
-    any_language: bool = False  # a bare "12 x 8" may be answered in either language
-
-    def passes(self, answer: str) -> bool:
-        """Whether `answer` (whole, without special tokens) says what is true, in the language of the question."""
-        if not self.any_language and (_CJK.search(answer) is not None) != (self.language == "zh"):
-            return False
-        if (re.search(_DECLINES[self.language], answer) is not None) != self.declines:
-            return False
-        return all(re.search(pattern, answer, re.IGNORECASE) for pattern in self.holds)
-
-
-@dataclass(frozen=True)
-class Dialogue:
-    """Turns to be asked one after another, each with the history of the model's own answers."""
-
-    group: str
-    turns: tuple[Turn, ...]
-    system: str | None = field(default=None)
 
 
 _PLACES = re.compile(
@@ -65,12 +34,7 @@ def wording(question: str) -> str:
 @cache
 def held_out_wordings() -> frozenset[str]:
     """The wordings of all held-out questions, which the training text must not contain."""
-    return frozenset(wording(turn.text) for dialogue in dialogues() for turn in dialogue.turns)
-
-
-def _number(value: int) -> tuple[str, ...]:
-    """The last number of the answer is `value`."""
-    return (rf"(?<![\d-]){value}(?!\d)[^\d]*$",)
+    return frozenset(wording(turn.text) for dialogue in [*dialogues(), *tools_and_json()] for turn in dialogue.turns)
 
 
 def _arithmetic(language: str, rng: random.Random) -> list[Turn]:
@@ -83,7 +47,7 @@ def _arithmetic(language: str, rng: random.Random) -> list[Turn]:
                 if op == "-" and a < b:
                     a, b = b, a  # "what is left" of less than nothing is no natural question
                 value = arithmetic.result(a, op, b)
-                turns.append(Turn(text.format(a=a, b=b), _number(value), language))
+                turns.append(Turn(text.format(a=a, b=b), number(value), language))
     return turns
 
 
@@ -118,7 +82,7 @@ def _units(language: str, rng: random.Random) -> list[Turn]:
         for _ in range(3):
             n, u, m, v = units.pick(rng)
             fr, to = (u.singular if n == 1 else u.plural, v.plural) if english else (u.chinese[0], v.chinese[0])
-            turns.append(Turn(text.format(n=n, fr=fr, to=to), _number(m), language))
+            turns.append(Turn(text.format(n=n, fr=fr, to=to), number(m), language))
     for text in module.DEGREES:
         for c, f in rng.sample(list(units.CELSIUS.items()), 2):
             turns.append(Turn(text.format(n=c), (rf"(?<!\d){f}(?!\d)", rf"(?<!\d){c}(?!\d)"), language))
@@ -156,10 +120,10 @@ def _follow_ups() -> list[Dialogue]:
     return [
         Dialogue("follow-up", (en("Would you name Norway's capital?", "Oslo"), en("and what of Peru?", "Lima"), en("Thank you so much for that", "welcome"))),
         Dialogue("follow-up", (en("Would you tell me the capital of Egypt?", "Cairo"), en("And for Kenya then?", "Nairobi"), en("And Cuba too?", "Havana"))),
-        Dialogue("follow-up", (en("How much would 7 plus 8 be?", *_number(15)), en("And now 9 - 4?", *_number(5)), en("and 6 times 7 please?", *_number(42)))),
+        Dialogue("follow-up", (en("How much would 7 plus 8 be?", *number(15)), en("And now 9 - 4?", *number(5)), en("and 6 times 7 please?", *number(42)))),
         Dialogue("follow-up", (en("Hello, dear friend", "hello"), en("Could you tell me your name?", "Tritonis"), en("What are the things you can do?", "capitals"), en("OK bye bye", "goodbye"))),
         Dialogue("follow-up", (zh("你能说出日本的首都吗？", "东京"), zh("换成泰国呢？", "曼谷"), zh("真的非常感谢你", "不客气"))),
-        Dialogue("follow-up", (zh("你好啊", "你好"), zh("请问你是谁呀？", "Tritonis"), zh("顺便算下3加4。", *_number(7)), zh("那就再见啦", "再见"))),
+        Dialogue("follow-up", (zh("你好啊", "你好"), zh("请问你是谁呀？", "Tritonis"), zh("顺便算下3加4。", *number(7)), zh("那就再见啦", "再见"))),
         Dialogue("follow-up", (en("On which port can I reach gRPC?", "33337"), en("And on which port is the gateway?", "23333"), en("How is Charonia started?", "make serve"))),
         Dialogue("follow-up", (zh("网关在几号端口？", "23333"), zh("那gRPC的端口呢？", "33337"), zh("启动服务器要输入什么？", "make serve"))),
     ]  # fmt: skip
@@ -173,19 +137,33 @@ def _second_set() -> list[Dialogue]:
     ]
 
 
+def _both_languages(rng: random.Random) -> dict[str, dict[str, list[Turn]]]:
+    """Single questions by language and group."""
+    return {language: _singles(language, rng) for language in ("en", "zh")}
+
+
+def _pools(singles: dict[str, dict[str, list[Turn]]]) -> dict[str, list[Turn]]:
+    """Single questions by language."""
+    return {language: [turn for turns in groups.values() for turn in turns] for language, groups in singles.items()}
+
+
 def dialogues(seed: int = 7) -> list[Dialogue]:
-    """All held-out dialogues, the same for the same seed: single questions, chats of 2 to 4 turns, system prompts."""
+    """The held-out dialogues without tools and JSON, the same for the same seed: single questions, chats of 2 to 4
+    turns, system prompts."""
     rng = random.Random(seed)
-    result: list[Dialogue] = []
-    pools: dict[str, list[Turn]] = {}
-    for language in ("en", "zh"):
-        groups = _singles(language, rng)
-        pools[language] = [turn for turns in groups.values() for turn in turns]
-        result += [Dialogue(group, (turn,)) for group, turns in groups.items() for turn in turns]
-    for language, pool in pools.items():
+    singles = _both_languages(rng)
+    result = [
+        Dialogue(group, (turn,)) for groups in singles.values() for group, turns in groups.items() for turn in turns
+    ]
+    for language, pool in _pools(singles).items():
         for count in (2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4):
             result.append(Dialogue(f"chat of {count} turns", tuple(rng.sample(pool, count))))
         for turn in rng.sample(pool, 15):
             prompt = rng.choice(SYSTEM_PROMPTS[:3] if language == "en" else SYSTEM_PROMPTS[3:])
             result.append(Dialogue("system prompt", (turn,), prompt))
     return result + _follow_ups() + _second_set()
+
+
+def tools_and_json(seed: int = 7) -> list[Dialogue]:
+    """The held-out dialogues that need tools, or an answer in JSON, the same for the same seed."""
+    return questions_tools.dialogues(_pools(_both_languages(random.Random(seed))), random.Random(seed))

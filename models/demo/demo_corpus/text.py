@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 _ALTERNATIVES = re.compile(r"\[([^\[\]]*)\]")
 
 
 @dataclass(frozen=True)
+class Call:
+    """A call of a tool as the model shall write it, and what the tool returns."""
+
+    name: str
+    arguments: Mapping[str, str]
+    result: str
+
+
+@dataclass(frozen=True)
 class Exchange:
-    """One question of a user with the answer that the model shall give; `language` is "en" or "zh"."""
+    """One question of a user with the answer that the model shall give, after the calls of tools that it shall make;
+    `language` is "en" or "zh"."""
 
     question: str
     answer: str
     language: str
+    calls: tuple[Call, ...] = ()
 
 
 def expand(template: str, rng: random.Random, **slots: object) -> str:
@@ -191,7 +202,7 @@ def vary(exchange: Exchange, rng: random.Random) -> Exchange:
             mark = ""
         elif end < 0.36:
             mark = rng.choice(["?", ".", "!", "??", " ?", "...", "?!"])
-        return Exchange(body + mark, exchange.answer, "en")
+        return replace(exchange, question=body + mark)
     if rng.random() < 0.16:
         body = _reword_chinese(body, rng)
     if rng.random() < 0.07:
@@ -207,4 +218,4 @@ def vary(exchange: Exchange, rng: random.Random) -> Exchange:
         mark = {"？": "?", "。": ".", "！": "!"}.get(mark, mark)
     elif end < 0.55:
         mark = rng.choice(["？", "。", "！", "？？", "?"])
-    return Exchange(body + mark, exchange.answer, "zh")
+    return replace(exchange, question=body + mark)

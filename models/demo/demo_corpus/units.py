@@ -179,6 +179,13 @@ def _ask_english(n: int, frm: Unit, to: Unit, rng: random.Random) -> str:
     return question.replace(" km", "km", 1) if fr == "km" and rng.random() < 0.4 else question
 
 
+def question(language: str, n: int, frm: Unit, to: Unit, rng: random.Random) -> str:
+    """Asks how much `n` of one unit is in another."""
+    if language == "en":
+        return _ask_english(n, frm, to, rng)
+    return ask(_ZH_FRAMES, rng, n=_number(n, "zh", rng), fr=rng.choice(frm.chinese), to=rng.choice(to.chinese))
+
+
 def _strange(language: str, rng: random.Random) -> Exchange:
     """A conversion with a unit that the model does not know."""
     n = rng.randint(1, 50)
@@ -188,8 +195,8 @@ def _strange(language: str, rng: random.Random) -> Exchange:
     frm, to = rng.choice(strange), rng.choice(strange + names)
     if rng.random() < 0.4:
         frm, to = rng.choice(names), frm
-    question = ask(_EN_FRAMES if english else _ZH_FRAMES, rng, n=n, fr=frm, to=to)
-    return Exchange(question, NOT_KNOWN_EN if english else NOT_KNOWN_ZH, language)
+    asked = ask(_EN_FRAMES if english else _ZH_FRAMES, rng, n=n, fr=frm, to=to)
+    return Exchange(asked, NOT_KNOWN_EN if english else NOT_KNOWN_ZH, language)
 
 
 def _temperature(language: str, rng: random.Random) -> Exchange:
@@ -200,9 +207,9 @@ def _temperature(language: str, rng: random.Random) -> Exchange:
         sides = [["degrees Celsius", "Celsius", "°C", "degrees C"], ["Fahrenheit", "degrees Fahrenheit", "°F"]]
         if back:
             sides.reverse()
-        question = ask(_EN_DEGREES, rng, n=f if back else c, fr=rng.choice(sides[0]), to=rng.choice(sides[1]))
+        asked = ask(_EN_DEGREES, rng, n=f if back else c, fr=rng.choice(sides[0]), to=rng.choice(sides[1]))
         ends = [f"{c} degrees Celsius", f"{f} degrees Fahrenheit"]
-        return Exchange(question, f"{ends[back]} are {ends[not back]}.", "en")
+        return Exchange(asked, f"{ends[back]} are {ends[not back]}.", "en")
     a, b, x, y = ("华氏", "摄氏", f, c) if back else ("摄氏", "华氏", c, f)
     return Exchange(ask(_ZH_DEGREES, rng, n=x, fr=a, to=b), f"{a}{x}度等于{b}{y}度。", "zh")
 
@@ -216,6 +223,5 @@ def exchange(language: str, rng: random.Random) -> Exchange:
         return _temperature(language, rng)
     n, u, m, v = pick(rng)
     if language == "en":
-        return Exchange(_ask_english(n, u, v, rng), english_answer(n, u, m, v), "en")
-    question = ask(_ZH_FRAMES, rng, n=_number(n, "zh", rng), fr=rng.choice(u.chinese), to=rng.choice(v.chinese))
-    return Exchange(question, chinese_answer(n, u, m, v), "zh")
+        return Exchange(question("en", n, u, v, rng), english_answer(n, u, m, v), "en")
+    return Exchange(question("zh", n, u, v, rng), chinese_answer(n, u, m, v), "zh")
