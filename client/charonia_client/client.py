@@ -61,6 +61,7 @@ from charonia_client.types import (
     TokenizeRequest,
 )
 from charonia_client.vocabulary import Lookup, Vocabulary
+from charonia_client.waiting import comes_within
 
 _CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -201,8 +202,7 @@ class Client:
                 # tasks that came after its last round of cancelling: it does for this one, which was there before.
                 # Who has lost the connection may try another server, and does not wait for this one.
                 if not stream.task.done():
-                    with contextlib.suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(told.wait(), _TOLD_TIMEOUT_S)
+                    await comes_within(told, _TOLD_TIMEOUT_S)
 
     async def complete(
         self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
@@ -320,10 +320,8 @@ class Client:
                     await self.cancel(request_id)
                     heard = True
                 told.set()
-                if stream.task.done() and not heard:
-                    with contextlib.suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(self._closing.wait(), patience_s)
-                        return
+                if stream.task.done() and not heard and await comes_within(self._closing, patience_s):
+                    return
                 await asyncio.wait((stream.task,), timeout=patience_s)
                 # Nothing more comes of a call whose connection broke, whatever the server does: it must have heard.
                 if stream.task.done() and (heard or stream.over):

@@ -303,6 +303,23 @@ async def test_a_turn_whose_history_is_on_a_server_that_is_away_is_refused_once(
         assert gateway.retries == 0
 
 
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_pool_closes_also_in_the_moment_in_which_a_check_is_asked_for(turns: int) -> None:
+    """turns: of the event loop, between the two."""
+    pool = Pool(["127.0.0.1:1"], check_interval_s=HANG_S)
+    await pool.__aenter__()
+    (endpoint,) = pool.endpoints
+    await endpoint.checked()
+    await asyncio.sleep(0.1)  # the watch waits now
+    endpoint.look_again()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    closing = asyncio.ensure_future(pool.__aexit__())
+    done, _ = await asyncio.wait((closing,), timeout=HANG_S / 6)
+    closing.cancel()
+    assert done, "the pool does not close"
+
+
 async def test_a_conversation_that_is_sent_whole_goes_on_elsewhere_when_its_server_drains() -> None:
     async with several() as gateway:
         assigned = gateway.server_of(await gateway.text(ask(session_id="s")))

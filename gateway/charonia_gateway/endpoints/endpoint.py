@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 
@@ -17,6 +16,7 @@ from charonia_client import (
     NotReady,
     Unresponsive,
 )
+from charonia_client.waiting import comes_within
 
 from charonia_gateway.endpoints import load
 from charonia_gateway.endpoints.affinity import Recent
@@ -136,8 +136,7 @@ class Endpoint:
                 if self.health.state is not before:
                     self._changed(self)
                 if self.health.state is not State.SUSPECT:
-                    with contextlib.suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(self._wake.wait(), interval_s)
+                    await comes_within(self._wake, interval_s)
         finally:
             self._checking = False
             self._tell_checked()
