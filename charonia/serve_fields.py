@@ -108,7 +108,7 @@ class ServeFields(BaseSettings):
         ge=1,
         le=64,
         validation_alias="CHARONIA_TEXT_INSTANCES",
-        description="processes each for preprocessing and postprocessing; default: as the workspace says, 2",
+        description="processes of preprocessing; default: as the workspace says, 2",
     )
     start_timeout_s: float = Field(
         600,

@@ -27,18 +27,17 @@ class Tensor:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
-    ragged: tuple[str, ...] = ()
     client: str = ""
     asked_with: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.type not in ("BYTES", *_PYTHON):
             raise ValueError(f"[{self.name}] is of type {self.type!r}; expected BYTES, {', '.join(_PYTHON)}")
-        unknown = {*self.inputs, *self.outputs, *self.required, *self.ragged} - set(MODELS)
+        unknown = {*self.inputs, *self.outputs, *self.required} - set(MODELS)
         if unknown or not (self.inputs or self.outputs):
             raise ValueError(f"[{self.name}] needs inputs or outputs, of {', '.join(MODELS)}; not {sorted(unknown)}")
-        if not {*self.required, *self.ragged} <= set(self.inputs):
-            raise ValueError(f"[{self.name}] is required or ragged in a model that does not take it")
+        if not set(self.required) <= set(self.inputs):
+            raise ValueError(f"[{self.name}] is required in a model that does not take it")
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -100,7 +99,7 @@ def _config_entry(one: Tensor, more: str) -> str:
 
 def _input(one: Tensor, model: str) -> str:
     optional = "" if model in one.required else " optional: true"
-    return _config_entry(one, (" allow_ragged_batch: true" if model in one.ragged else "") + optional)
+    return _config_entry(one, optional)
 
 
 def _config_list(name: str, rows: list[str]) -> str:

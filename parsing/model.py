@@ -16,6 +16,7 @@ import triton_python_backend_utils as pb_utils
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from detokenize import TextTokens, TokenTable
 from model_log import ModelLog
 
 
@@ -42,18 +43,13 @@ class TritonPythonModel:
 
     def _outputs(self, request: Any) -> list[Any]:
         if self.answers is None:
-            from detokenize import TokenTable
             from parse import Answers
 
             self.answers = Answers(TokenTable.load(self.file))
-        begin, end = _values(request, "text_span").tolist()
-        index, last = _values(request, "parsing_position").tolist()
+        options = _values(request, "parsing_options")[0].decode()
+        tokens = TextTokens.of(_values(request, "text_tokens"))
         part = self.answers.read(
-            _values(request, "parsing_options")[0].decode(),
-            index,
-            _values(request, "output_ids").tolist(),
-            (begin, end),
-            last=bool(last),
+            options, tokens.sequence, tokens.ids.tolist(), (tokens.begin, tokens.end), last=tokens.last
         )
         return [
             _text("content_output", part.content),

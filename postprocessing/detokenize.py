@@ -9,10 +9,28 @@ from __future__ import annotations
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file
+
+
+class TextTokens(NamedTuple):
+    """What the text of a response is made of: bytes [begin, end) of the joined text of ids [n]. sequence: which of
+    the request's it is of; last: it has no more."""
+
+    begin: int
+    end: int
+    sequence: int
+    last: bool
+    ids: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, values: npt.NDArray[np.int32]) -> TextTokens:
+        """values: the tensor text_tokens, [4 + n]. Raises ValueError where it has less than 4."""
+        begin, end, sequence, last = values[:4].tolist()
+        return cls(begin, end, sequence, bool(last), values[4:])
 
 
 class TokenTable:

@@ -1,7 +1,7 @@
 """Triton Python model `postprocessing`: token ids become text. Tensors as in docs/contracts.md.
 
-Stateless, so any number of instances may serve one stream; the configuration's preserve_ordering keeps its responses in
-order. No tokenizer is loaded: its decoder cannot decode a text in pieces.
+Stateless. One instance keeps the responses of a stream in order. No tokenizer is loaded: its decoder cannot decode a
+text in pieces.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import triton_python_backend_utils as pb_utils
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from detokenize import TokenTable
+from detokenize import TextTokens, TokenTable
 from model_log import ModelLog
 
 
@@ -45,14 +45,14 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, pb_utils.TritonError.INTERNAL))
 
     def _outputs(self, request: Any) -> list[Any]:
-        # One batch entry per request: ids [1, n], span [1, 2], echo [1, 1].
-        ids = pb_utils.get_input_tensor_by_name(request, "output_ids").as_numpy().reshape(-1)
+        # One batch entry per request: text_tokens [1, 4 + n], echo [1, 1].
+        tokens = TextTokens.of(pb_utils.get_input_tensor_by_name(request, "text_tokens").as_numpy().reshape(-1))
+        ids = tokens.ids
         wanted = request.requested_output_names()
         tensors = []
         if "text_output" in wanted:
-            begin, end = pb_utils.get_input_tensor_by_name(request, "text_span").as_numpy().reshape(-1).tolist()
             echo = pb_utils.get_input_tensor_by_name(request, "echo").as_numpy().reshape(-1)[0]
-            text = echo + self.table.text(ids, begin, end)
+            text = echo + self.table.text(ids, tokens.begin, tokens.end)
             # A line for each piece of each answer: only for who wants to read them.
             if self.log.prompts:
                 shown = {"text": text.decode(errors="replace")}

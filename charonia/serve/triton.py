@@ -108,14 +108,14 @@ def make_backend_folder(folder: Path, distribution: Distribution) -> Path:
 
 
 def with_text_instances(repository: Path, folder: Path, count: int) -> Path:
-    """A model repository like `repository`, with another number of instances of the text models."""
+    """A model repository like `repository`, with another number of instances of `preprocessing`."""
     shutil.rmtree(folder, ignore_errors=True)
     for name in TRITON_MODELS:
         model = folder / name
         model.mkdir(parents=True)
         (model / "1").symlink_to((repository / name / "1").resolve())
         config = (repository / name / "config.pbtxt").read_text(encoding="utf-8")
-        if name in ("preprocessing", "postprocessing"):
+        if name == "preprocessing":
             config, changes = re.subn(r"(instance_group\s*\[\s*\{\s*count:\s*)\d+", rf"\g<1>{count}", config)
             if changes != 1:
                 raise ServeError(f"{repository / name}/config.pbtxt has no instance_group with a count to change")

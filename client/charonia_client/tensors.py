@@ -201,10 +201,9 @@ def _rows(count: int, ids: Sequence[int], logprobs: Sequence[float]) -> list[lis
 def encode_lookup(ids: Sequence[int], model: str, outputs: Sequence[str] = ("token_bytes", "token_special")) -> Any:
     """Asks postprocessing for the bytes of tokens, or for another of its outputs."""
     message = pb.ModelInferRequest(model_name=model)
-    message.inputs.add(name="output_ids", datatype="INT32", shape=[1, len(ids)])
-    message.raw_input_contents.append(struct.pack(f"<{len(ids)}i", *ids))
-    message.inputs.add(name="text_span", datatype="INT32", shape=[1, 2])
-    message.raw_input_contents.append(struct.pack("<2i", 0, 0))
+    values = (0, 0, 0, 0, *ids)  # no text is asked for
+    message.inputs.add(name="text_tokens", datatype="INT32", shape=[1, len(values)])
+    message.raw_input_contents.append(struct.pack(f"<{len(values)}i", *values))
     message.inputs.add(name="echo", datatype="BYTES", shape=[1, 1])
     message.raw_input_contents.append(struct.pack("<I", 0))
     for name in outputs:

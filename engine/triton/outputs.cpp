@@ -71,6 +71,16 @@ class Filler {
   const OutputSet& wanted_;
 };
 
+// What the text of a response is made of (definitions/tensors.toml).
+std::vector<std::int32_t> text_tokens(const Result& result) {
+  std::vector<std::int32_t> values = {static_cast<std::int32_t>(result.text_begin),
+                                      static_cast<std::int32_t>(result.text_end),
+                                      static_cast<std::int32_t>(result.index),
+                                      result.finish_reason == FinishReason::none ? 0 : 1};
+  values.insert(values.end(), result.token_ids.begin(), result.token_ids.end());
+  return values;
+}
+
 }  // namespace
 
 OutputSet requested_outputs(TRITONBACKEND_Request* request) {
@@ -93,15 +103,12 @@ void fill(TRITONBACKEND_Response* response, const Result& result, const Extras& 
                               static_cast<float>(result.timings.first_token_ms),
                               static_cast<float>(result.timings.total_ms)};
 
-  const std::array position = {static_cast<std::int32_t>(result.index),
-                               result.finish_reason == FinishReason::none ? 0 : 1};
-
   Filler filler(response, wanted);
+  if (filler.wants(Output::text_tokens)) filler.add(Output::text_tokens, text_tokens(result));
   filler.add(Output::output_ids, result.token_ids);
   filler.add(Output::text_span, text_span);
   filler.add(Output::echo, extras.echo);
   filler.add(Output::parsing_options, extras.parsing_options);
-  filler.add(Output::parsing_position, position);
   filler.add(Output::sequence_index, static_cast<std::int32_t>(result.index));
   filler.add(Output::output_log_probs, result.logprobs);
   filler.add(Output::top_log_prob_ids, Output::top_log_probs, result.top_logprobs);

@@ -62,7 +62,7 @@ def _models() -> list[Panel]:
         graph(
             "Pending",
             COUNT,
-            "preprocessing or postprocessing above 0 for long: more text_instances, or more cores.",
+            "preprocessing above 0 for long: more text_instances, or more cores. postprocessing: no free core.",
             [Query(f"sum by (model) (nv_inference_pending_request_count{{{MODELS}}})", "{{model}}")],
         ),
     ]
@@ -73,7 +73,7 @@ def _times() -> list[Panel]:
         graph(
             "Queue time",
             SECONDS,
-            "preprocessing or postprocessing above some milliseconds: too few instances of it, or no free core.",
+            "Above some milliseconds: no free core; of preprocessing too few instances, too.",
             _per_request("nv_inference_queue_duration_us"),
         ),
         graph(

@@ -272,9 +272,10 @@ async def test_a_response_has_the_tensors_of_the_contract(client: triton.Inferen
         **rows,
         **dict.fromkeys(scalars, (1,)),
         "text_span": (2,),
-        "parsing_position": (2,),
+        "text_tokens": (8,),
         "timings": (3,),
     }
+    assert response["text_tokens"].tolist() == [*response["text_span"], 0, 1, *response["output_ids"]]
     assert response["prompt_ids"].tolist() == PROMPT
     assert response["cum_log_probs"][0] == pytest.approx(response["output_log_probs"].sum(), abs=1e-4)
     assert response["echo"][0].decode() == "é"

@@ -174,9 +174,9 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         (ids,) = [
             raw
             for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)
-            if tensor.name == "output_ids"
+            if tensor.name == "text_tokens"
         ]
-        names = [str(token).encode() for (token,) in struct.iter_unpack("<i", ids)]
+        names = [str(token).encode() for (token,) in struct.iter_unpack("<i", ids)][4:]
         answer = pb.ModelInferResponse()
         for name, raw in {
             "token_bytes": b"".join(struct.pack("<I", len(text)) + text for text in names),

@@ -10,8 +10,9 @@ namespace charonia::triton {
 enum class Output : std::size_t {
   // BYTES [1]: how the answer is parsed, as preprocessing says it, JSON; `engine` hands it on with every response
   parsing_options,
-  // INT32 [2]: which of the request's sequences the response is of, and 1 if it is the last of it, else 0
-  parsing_position,
+  // INT32 [n]: text_span, which of the request's sequences the response is of, 1 if it is the last of it, else 0; then
+  // output_ids
+  text_tokens,
   // INT32 [n]: its tokens
   output_ids,
   // INT32 [2]: the text is bytes [begin, end) of the joined bytes of output_ids, UTF-8 with U+FFFD for what is no
@@ -55,7 +56,7 @@ enum class Output : std::size_t {
 
 inline constexpr std::array<const char*, 20> kOutputNames = {
     "parsing_options",
-    "parsing_position",
+    "text_tokens",
     "output_ids",
     "text_span",
     "echo",
