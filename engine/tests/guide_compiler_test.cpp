@@ -110,6 +110,15 @@ TEST(GuideCompiler, SpecialTokensComeWhereATagNamesThem) {
   EXPECT_NE(allowed(R"({"type": "any_text"})", {}), Ids{kNameless});
 }
 
+TEST(GuideCompiler, ANumberThatIsNoTokenIdIsNoToken) {
+  const text::TokenTable table({"</s>", "a"}, {1, 0}, true);
+  const GuideCompiler compiler(table, 2, {kEnd});
+  for (const char* const id : {"1099511627776", "4294967296", "-4294967296", "18446744073709551615", "2"}) {
+    const Guide guide{GuideType::structural_tag, std::string(R"({"format": {"type": "token", "token": )") + id + "}}"};
+    EXPECT_THROW(compiler.compile(guide, false), Error) << id;
+  }
+}
+
 TEST(GuideCompiler, ErrorsSayWhatATagCallsItsParts) {
   const text::TokenTable table({"</s>", "a"}, {1, 0}, true);
   const GuideCompiler compiler(table, 2, {kEnd});
@@ -359,6 +368,18 @@ TEST_F(GuideCompilerTest, HostileGuidesAreRefusedOrCostLittle) {
              R"("}, "y": {"$ref": "#/$defs/a)" + next + "\"}}},";
   }
   hostile.emplace_back(GuideType::json_schema, chain + R"("a400": {"type": "null"}}})");
+  std::string all = R"({"allOf": [{})";
+  for (int i = 0; i < 300; ++i) all += R"(, {"$ref": "#/$defs/a"})";
+  all += R"(], "$defs": {"a": {"type": "object", "properties": {"p": true)";
+  for (int i = 0; i < 4800; ++i) all += ", \"p" + std::to_string(i) + "\": {}";
+  hostile.emplace_back(GuideType::json_schema, all + "}}}}");
+  std::string rules, root = "root ::=";
+  for (int i = 0; i < 500; ++i) {
+    const auto at = std::to_string(i);
+    rules += "a" + at + " ::= [a-z ]+ [a-z ]* b" + at + "?\nb" + at + " ::= [a-z]* a" + at + "\n";
+    root += " (a" + at + ")?";
+  }
+  hostile.emplace_back(GuideType::ebnf_grammar, rules + root);
   for (const auto& [type, text] : hostile) {
     const auto begun = std::clock();
     try {

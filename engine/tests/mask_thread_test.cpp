@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <ctime>
 #include <functional>
 #include <future>
 #include <memory>
@@ -113,6 +114,62 @@ TEST(MaskThreadTest, RanksAreToldTheSameWhateverMasksTake) {
     thread.hand_over();
   }
   EXPECT_GT(steps_of_fast, 20);
+}
+
+// Takes computing time, as what is slow does.
+void compute(double seconds) {
+  const auto now = [] {
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
+  for (const double end = now() + seconds; now() < end;) {
+  }
+}
+
+TEST(MaskThreadTest, TheFirstSlowMaskOfARequestTellsOfItsOthersAndDelaysNoOtherRequest) {
+  const auto pace = std::make_shared<MaskPace>();
+  std::promise<void> go;
+  const auto wait = [going = go.get_future().share()](std::size_t) { going.wait(); };
+  const auto first = std::make_shared<SequenceMask>(std::make_shared<Masks>([](auto) { compute(0.03); }), 32, pace);
+  const auto second = std::make_shared<SequenceMask>(std::make_shared<Masks>(wait), 32, pace);
+  const auto other = std::make_shared<SequenceMask>(std::make_shared<Masks>([](auto) {}), 32);
+  MaskThread thread([](double) {}, [] {});
+  for (const auto& mask : {first, second, other}) thread.begin(mask);
+  thread.hand_over();
+  EXPECT_EQ(told({other}), std::vector<int>{1});  // while the second one is not known
+  EXPECT_TRUE(first->slow() && second->slow());
+  EXPECT_FALSE(other->slow() || second->known());
+  go.set_value();
+  EXPECT_EQ(told({second}), std::vector<int>{1});
+}
+
+TEST(MaskThreadTest, ARequestIsSlowUntilManyMasksWereQuick) {
+  MaskPace pace;
+  pace.took(0.03);
+  for (int quick = 0; quick < 15; ++quick) pace.took(0.001);
+  EXPECT_TRUE(pace.slow());
+  pace.took(0.03);
+  for (int quick = 0; quick < 15; ++quick) pace.took(0.001);
+  EXPECT_TRUE(pace.slow());
+  pace.took(0.001);
+  EXPECT_FALSE(pace.slow());
+}
+
+TEST(MaskThreadTest, WhatNobodyHoldsAnyMoreIsNotWorkedOut) {
+  std::promise<void> go;
+  const auto wait = [going = go.get_future().share()](std::size_t) { going.wait(); };
+  std::atomic<int> filled = 0;
+  const auto first = std::make_shared<SequenceMask>(std::make_shared<Masks>(wait), 32);
+  const auto last = std::make_shared<SequenceMask>(std::make_shared<Masks>([](auto) {}), 32);
+  MaskThread thread([](double) {}, [] {});
+  thread.begin(first);
+  thread.begin(std::make_shared<SequenceMask>(std::make_shared<Masks>([&](auto) { ++filled; }), 32));
+  thread.begin(last);
+  thread.hand_over();
+  go.set_value();
+  EXPECT_EQ(told({last}), std::vector<int>{1});
+  EXPECT_EQ(filled, 0);
 }
 
 }  // namespace

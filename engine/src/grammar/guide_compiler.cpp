@@ -4,6 +4,7 @@
 #include <xgrammar/xgrammar.h>
 
 #include <algorithm>
+#include <chrono>
 #include <ctime>
 #include <exception>
 #include <nlohmann/json.hpp>
@@ -36,8 +37,39 @@ double thread_seconds() {
 }
 
 struct Stopped {};
+struct TooLong {};
 
 thread_local const std::function<bool()>* stop_asked = nullptr;
+
+// While it lives, parse_step() on this thread ends what goes beyond the time of a mask.
+class MaskLimit {
+ public:
+  MaskLimit() : cpu_end_(thread_seconds() + kMaxMaskSeconds), look_at_(Clock::now() + from_seconds(kMaxMaskSeconds)) {
+    current = this;
+  }
+  ~MaskLimit() { current = nullptr; }
+  MaskLimit(const MaskLimit&) = delete;
+  MaskLimit& operator=(const MaskLimit&) = delete;
+
+  // The clock of all is read, which costs little; that of the thread where it may have come to the limit.
+  static void check() {
+    if (current == nullptr || Clock::now() < current->look_at_) return;
+    const double left = current->cpu_end_ - thread_seconds();
+    if (left <= 0) throw TooLong();
+    current->look_at_ = Clock::now() + from_seconds(left);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static Clock::duration from_seconds(double seconds) {
+    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  }
+
+  static thread_local MaskLimit* current;
+  const double cpu_end_;
+  Clock::time_point look_at_;
+};
+thread_local MaskLimit* MaskLimit::current = nullptr;
 
 // While it lives, compile_step() on this thread asks `stopped`.
 class Stoppable {
@@ -178,8 +210,20 @@ class Provider : public TokenMaskProvider {
       : grammar_(std::move(grammar)), end_ids_(end_ids) {}
 
   void fill(std::span<const std::int32_t> output, std::span<std::uint32_t> mask) override {
+    const MaskLimit limit;
+    try {
+      follow(output, mask);
+    } catch (const TooLong&) {
+      throw Error(ErrorCode::invalid_argument, cat("the grammar is too ambiguous: to find what may follow took more than ",
+                                                   kMaxMaskSeconds, " s, which is the limit"));
+    }
+  }
+
+  std::unique_ptr<TokenMaskProvider> clone() const override { return std::make_unique<Provider>(grammar_, end_ids_); }
+
+ private:
+  void follow(std::span<const std::int32_t> output, std::span<std::uint32_t> mask) {
     const Messages messages;
-    const double begun = thread_seconds();
     if (!matcher_) matcher_.emplace(grammar_, end_ids_);
     for (; accepted_ < output.size(); ++accepted_) {
       if (!matcher_->AcceptToken(output[accepted_])) {
@@ -202,15 +246,8 @@ class Provider : public TokenMaskProvider {
       const auto bit = 1U << (id % 32);
       word = may_end ? word | bit : word & ~bit;
     }
-    if (const double took = thread_seconds() - begun; took > kMaxMaskSeconds) {
-      throw Error(ErrorCode::invalid_argument, cat("the grammar is too ambiguous: to find what may follow took ", took,
-                                                   " s, and at most ", kMaxMaskSeconds, " s are allowed"));
-    }
   }
 
-  std::unique_ptr<TokenMaskProvider> clone() const override { return std::make_unique<Provider>(grammar_, end_ids_); }
-
- private:
   const xgrammar::CompiledGrammar grammar_;
   const std::vector<TokenId> end_ids_;
   std::optional<xgrammar::GrammarMatcher> matcher_;  // made on the thread of masks
@@ -254,6 +291,16 @@ std::string called(const Guide& guide) {
 void compile_step();
 void compile_step() {
   if (stop_asked != nullptr && *stop_asked && (*stop_asked)()) throw Stopped();
+}
+
+// Called by xgrammar's parser before each byte that it tries (CMakeLists.txt).
+void parse_step();
+void parse_step() {
+  // Bytes between looks: one takes some hundred nanoseconds, and in an ambiguous grammar many milliseconds.
+  constexpr unsigned kMask = 8, kCompile = 256;
+  thread_local unsigned steps = 0;
+  if (++steps % kMask == 0) MaskLimit::check();
+  if (steps % kCompile == 0) compile_step();
 }
 
 class GuideCompiler::Impl {

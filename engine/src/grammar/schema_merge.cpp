@@ -21,6 +21,7 @@ constexpr int kMaxMerges = 1000;
 constexpr int kMaxDepth = 32;             // of references and combinations in one another
 constexpr std::size_t kMaxOptions = 64;   // of one schema
 constexpr std::size_t kMaxBytes = 1 << 21;  // of all schemas that were merged
+constexpr std::size_t kMaxLookups = std::size_t{1} << 23;  // of names of properties in objects that were merged
 
 constexpr auto kAnnotations = std::to_array<std::string_view>(
     {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment",
@@ -235,7 +236,17 @@ class Merger {
   bool changed_ = false;
   int merges_ = 0;
   std::size_t bytes_ = 0;
+  std::size_t lookups_ = 0;
 };
+
+// Names of an object that a merge looks up.
+std::size_t names_of(const Json& schema) {
+  std::size_t names = 1;
+  for (const char* key : {"properties", "required"}) {
+    if (schema.contains(key)) names += schema[key].size();
+  }
+  return names;
+}
 
 // Whether something beside a combining keyword says what is valid, or allOf has several.
 bool Merger::combines(const Json& schema) {
@@ -307,9 +318,11 @@ std::optional<Merger::Options> Merger::cross(const Options& left, const Options&
   Options out{{}, left.exclusive || right.exclusive};
   for (const auto& one : left.schemas) {
     for (const auto& other : right.schemas) {
-      Json both = one;
       ++merges_;
-      const auto outcome = merges_ > kMaxMerges ? Outcome::unknown : merge(both, other);
+      lookups_ += names_of(one) * names_of(other);
+      if (merges_ > kMaxMerges || lookups_ > kMaxLookups) return std::nullopt;
+      Json both = one;
+      const auto outcome = merge(both, other);
       if (outcome == Outcome::unknown || !takes_values(both)) return std::nullopt;
       if (outcome == Outcome::merged) out.schemas.push_back(std::move(both));
     }
@@ -385,7 +398,7 @@ std::optional<Merger::Options> Merger::dependency(const Json& schema, const std:
 }
 
 std::optional<Merger::Options> Merger::options_of(const Json& schema, int depth) {
-  if (depth > kMaxDepth || merges_ > kMaxMerges) return std::nullopt;
+  if (depth > kMaxDepth || merges_ > kMaxMerges || lookups_ > kMaxLookups) return std::nullopt;
   if (!schema.is_object()) return Options{{schema}, false};
   const auto is_here = [&](const char* key) { return schema.contains(key); };
   if (depth > 0 && (is_here("$id") || is_here("id") || std::ranges::any_of(kDepending, is_here))) return std::nullopt;

@@ -89,7 +89,10 @@ void SpecialTokens::name_by_id(Json& format) const {
   if (format.value("type", Json()) != Json("token") || !format.contains("token")) return;
   replace(format["token"]);
   const auto& id = format["token"];
-  if (id.is_number_integer() && ends_.contains(id.get<TokenId>())) format = {{"type", "const_string"}, {"value", ""}};
+  // Not as it is: a number that is no token id would become one.
+  const auto number = id.is_number_integer() ? id.get<std::int64_t>() : -1;
+  const bool end = std::in_range<TokenId>(number) && ends_.contains(static_cast<TokenId>(number));
+  if (end) format = {{"type", "const_string"}, {"value", ""}};
 }
 
 xgrammar::Grammar SpecialTokens::kept_apart(const xgrammar::Grammar& grammar) const {

@@ -375,13 +375,14 @@ void Engine::Impl::make_sequences(Group& group) {
   group.begun = true;
   group.num_live = group.num_sequences();
   if (group.num_live > 1) several_.insert(&group);
+  const auto pace = std::make_shared<runtime::MaskPace>();
   for (int i = 0; i < group.num_live; ++i) {
     auto& sequence =
         *group.sequences.emplace_back(std::make_unique<Sequence>(group, i, next_sequence_++, *tokens_, max_tokens));
     sequences_.emplace(sequence.id, &sequence);
     if (group.masks.empty()) continue;
     auto& provider = group.masks[static_cast<std::size_t>(i)];
-    sequence.mask = std::make_shared<runtime::SequenceMask>(std::move(provider), info.model.vocab_size);
+    sequence.mask = std::make_shared<runtime::SequenceMask>(std::move(provider), info.model.vocab_size, pace);
     masks_.begin(sequence.mask);
   }
   auto& first = *group.sequences.front();

@@ -20,6 +20,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kMaxWait = std::chrono::milliseconds(100);
 // Computing time of a mask from which on the sequence's masks are waited for outside of steps.
 constexpr double kSlowSeconds = 0.02;
+constexpr int kQuickInARow = 16;  // after which they are waited for in steps again
 constexpr std::string_view kLate = "the token mask was not known in time";
 
 // Computing time of this thread.
@@ -37,12 +38,21 @@ Clock::time_point MaskDeadline::get() {
   return *deadline_;
 }
 
+void MaskPace::took(double seconds) {
+  if (seconds > kSlowSeconds) {
+    quick_ = 0;
+    slow_ = true;
+  } else if (slow_ && ++quick_ >= kQuickInARow) {
+    slow_ = false;
+  }
+}
+
 bool is_late_mask(std::string_view error) { return error == kLate; }
 
-
-SequenceMask::SequenceMask(std::shared_ptr<TokenMaskProvider> provider, int vocab_size)
+SequenceMask::SequenceMask(std::shared_ptr<TokenMaskProvider> provider, int vocab_size, std::shared_ptr<MaskPace> pace)
     : provider_(std::move(provider)),
       vocab_size_(vocab_size),
+      pace_(std::move(pace)),
       words_((static_cast<std::size_t>(vocab_size) + 31) / 32) {}
 
 void SequenceMask::set_deadline(std::shared_ptr<MaskDeadline> deadline) {
@@ -91,7 +101,7 @@ bool SequenceMask::work() {
   } catch (...) {
     error = cat("the token mask provider failed after ", output_.size(), " tokens of output");
   }
-  if (thread_seconds() - begun > kSlowSeconds) slow_ = true;
+  pace_->took(thread_seconds() - begun);
   bool sits_out = false;
   {
     const std::lock_guard lock(mutex_);
@@ -129,16 +139,18 @@ void MaskThread::hand_over() {
   if (begun_.empty()) return;
   {
     const std::lock_guard lock(mutex_);
-    for (auto& mask : begun_) {
-      auto& lane = lanes_[mask->slow() ? 1 : 0];
-      lane.asked.push_back(std::move(mask));
-      if (!lane.thread.joinable()) lane.thread = std::thread([this, &lane] { run(lane); });
-    }
+    for (auto& mask : begun_) put(std::move(mask));
     for (auto& lane : lanes_) {
       if (!lane.asked.empty()) lane.wake.notify_one();
     }
   }
   begun_.clear();
+}
+
+void MaskThread::put(std::shared_ptr<SequenceMask> mask) {
+  auto& lane = lanes_[mask->slow() ? 1 : 0];
+  lane.asked.push_back(std::move(mask));
+  if (!lane.thread.joinable()) lane.thread = std::thread([this, &lane] { run(lane); });
 }
 
 void MaskThread::run(Lane& lane) {
@@ -151,11 +163,22 @@ void MaskThread::run(Lane& lane) {
       std::swap(masks, lane.asked);
     }
     for (auto& mask : masks) {
+      // The last reference may be this one: then the sequence has ended, and the provider is destroyed here.
+      if (mask.use_count() == 1) {
+        mask.reset();
+        continue;
+      }
+      // That of another sequence has told meanwhile.
+      if (&lane == lanes_.data() && mask->slow()) {
+        const std::lock_guard lock(mutex_);
+        put(std::move(mask));
+        lanes_[1].wake.notify_one();
+        continue;
+      }
       const auto begun = Clock::now();
       const bool sits_out = mask->work();
       worked_(std::chrono::duration<double>(Clock::now() - begun).count());
       if (sits_out) known_();
-      // The last reference may be this one: then the sequence has ended, and the provider is destroyed here.
       mask.reset();
     }
     masks.clear();

@@ -37,15 +37,28 @@ class MaskDeadline {
   std::optional<std::chrono::steady_clock::time_point> deadline_;  // once it was asked for
 };
 
+// How long masks of one grammar take: that of one of a request's sequences tells of the others'.
+class MaskPace {
+ public:
+  void took(double seconds);  // of computing time
+  // Whether one mask has taken long, and not many since were quick.
+  bool slow() const { return slow_; }
+
+ private:
+  std::atomic<bool> slow_ = false;
+  std::atomic<int> quick_ = 0;  // since the last slow one
+};
+
 // Whether the error of a row says that its mask came too late for the step.
 bool is_late_mask(std::string_view error);
 
 // The mask of a sequence's next token. It is asked for once per token; who samples waits for the answer. The thread
-// that asks and the devices that wait are different ones; what was asked for is answered even when the sequence has
-// ended.
+// that asks and the devices that wait are different ones. What was asked for is answered as long as anybody holds it.
 class SequenceMask : public ops::TokenMask {
  public:
-  SequenceMask(std::shared_ptr<TokenMaskProvider> provider, int vocab_size);
+  // pace: of all sequences with this grammar.
+  SequenceMask(std::shared_ptr<TokenMaskProvider> provider, int vocab_size,
+               std::shared_ptr<MaskPace> pace = std::make_shared<MaskPace>());
 
   // Of the step that is launched next, which waits for it. Without one it is waited for as long as it takes.
   void set_deadline(std::shared_ptr<MaskDeadline> deadline);
@@ -56,8 +69,7 @@ class SequenceMask : public ops::TokenMask {
   // once it is.
   bool sit_out();
   bool known() const;
-  // Whether one of its masks has taken long.
-  bool slow() const { return slow_; }
+  bool slow() const { return pace_->slow(); }
 
  private:
   friend class MaskThread;
@@ -65,6 +77,7 @@ class SequenceMask : public ops::TokenMask {
 
   const std::shared_ptr<TokenMaskProvider> provider_;
   const int vocab_size_;
+  const std::shared_ptr<MaskPace> pace_;
   std::vector<TokenId> output_;       // stays as it is while the provider works
   std::vector<std::uint32_t> words_;  // [ceil(vocab / 32)]
   mutable std::mutex mutex_;
@@ -74,7 +87,6 @@ class SequenceMask : public ops::TokenMask {
   bool sits_out_ = false;
   std::string error_;
   std::shared_ptr<MaskDeadline> deadline_;
-  std::atomic<bool> slow_ = false;
 };
 
 // Starts a thread when the first mask is asked for, and another one for sequences whose masks take long. Asking never
@@ -84,7 +96,7 @@ class MaskThread {
   // worked: told how long each mask took, in seconds. known: for a mask that somebody sits out for. Both on the threads.
   MaskThread(std::function<void(double)> worked, std::function<void()> known)
       : worked_(std::move(worked)), known_(std::move(known)) {}
-  // Answers what was asked for first: a device may wait for it.
+  // Answers first what somebody holds: a device may wait for it.
   ~MaskThread();
   MaskThread(const MaskThread&) = delete;
   MaskThread& operator=(const MaskThread&) = delete;
@@ -102,6 +114,7 @@ class MaskThread {
     Masks asked;
     std::thread thread;
   };
+  void put(std::shared_ptr<SequenceMask> mask);  // under mutex_
   void run(Lane& lane);
 
   const std::function<void(double)> worked_;
