@@ -96,8 +96,8 @@ class AnswerGuides:
 
     def _with_calls(
         self, functions: Sequence[Mapping[str, Any]], choice: ToolChoice, parallel: bool, given: Guide
-    ) -> Format:
-        """Calls are forced, or some function is strict."""
+    ) -> Format | None:
+        """Calls are forced, or some function is strict. None: as `_of_given`."""
         if self._formats.calls is None:
             what = "calls cannot be forced" if choice.forced else "no function can be strict"
             problem = f"{what}: the model's format of calls is not known"
@@ -113,15 +113,16 @@ class AnswerGuides:
         made = self._functions(functions)
         if choice.forced:
             return self._tags.forced(made, several=parallel and choice.kind == "required")
-        content = guide_format(given.type, given.text, _GUIDE) if given.type else None
-        if content is None:
+        if not given.type:
             return self._tags.free(made, several=parallel)
-        return either([self._tags.forced(made, several=parallel), content])
+        content = guide_format(given.type, given.text, _GUIDE)
+        return content and either([self._tags.forced(made, several=parallel), content])
 
     def _of_given(
         self, functions: Sequence[Mapping[str, Any]], parallel: bool, given: Guide, state: ReasoningState
     ) -> Format | None:
-        """The caller's guide, or a call in its place; None: the guide as it is."""
+        """The caller's guide, or a call in its place. None: the guide as it is; where it is wrong, too, since the
+        engine says best what is."""
         calls = bool(functions) and self._formats.calls is not None and given.type != "structural_tag"
         if not calls and (self._formats.reasoning is None or state == "none"):
             return None

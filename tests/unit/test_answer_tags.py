@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
@@ -254,6 +256,10 @@ def test_names_with_quotes_or_markup_are_names(model: Model, format: str) -> Non
             assert part.content == ""
 
 
+def strict(schema: Any) -> dict[str, Any]:
+    return {"name": "f", "strict": True, "parameters": schema}
+
+
 def refusal(function: Any, *arguments: Any, **more: Any) -> str:
     with pytest.raises(PromptError) as caught:
         function(*arguments, **more)
@@ -302,6 +308,21 @@ def test_what_cannot_be_forced_says_why(model: Model) -> None:
         ({"properties": {}, "required": ["a"]}, 'at /required: "a" is not among properties'),
         ({"properties": {"a": {"const": ["</parameter>"]}}}, "the JSON schema has </parameter>"),
         ({"properties": [], "type": "object"}, "properties are an object of schemas"),
+        ({"properties": {"a": {}}, "required": [["a"]]}, 'at /required: ["a"] is not among properties'),
+        ({"properties": {"a": {}}, "required": [{}]}, "at /required: {} is not among properties"),
+        (
+            {"properties": {"a": {"anyOf": [{"type": "string"}], "maxLength": 3}}},
+            "at /properties/a/maxLength: the keyword maxLength beside $ref, anyOf or oneOf",
+        ),
+        (
+            {"properties": {"a": {"type": "null", "oneOf": [{"type": "string"}, {"type": "null"}]}}},
+            "at /properties/a/type: the keyword type beside",
+        ),
+        ({"properties": {"a": {"items": {"$ref": "#"}}}}, 'at /properties/a: the reference "#" leads to no definition'),
+        (
+            {"properties": {"a": {"items": {"$ref": "#/$defs/b"}}}, "$defs": {}},
+            'at /properties/a: there is nothing at "#/$defs/b"',
+        ),
     ],
 )
 def test_what_a_schema_cannot_say_without_quotes_is_refused(model: Model, parameters: Any, says: str) -> None:
@@ -316,6 +337,90 @@ def test_a_schema_that_is_not_supported_names_the_parameter(model: Model) -> Non
     says = r'^tools: the parameters of function "f", at /properties/a: the JSON schema, at /not: '
     with pytest.raises(InvalidRequestError, match=says):
         model.engine.generate("x", guide=Guide(guide.type, guide.text))
+
+
+@TEXT
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"required": ["b"]}, 'at /properties/a/required: "b" is not among properties'),
+        ({"properties": {"b": {}}, "required": [["b"]]}, 'at /properties/a/required: ["b"] is not among properties'),
+        ({"properties": {"b": {}}, "required": "b"}, "at /properties/a/required: a list of names"),
+        ({"additionalProperties": {"type": "integer"}}, "at /properties/a/additionalProperties: of an object without"),
+        ({"type": []}, "at /properties/a/type: type is one or more of"),
+        ({"enum": 5, "const": "x"}, "at /properties/a/enum: a list of values"),
+        ({"type": "integer", "enum": ["x"]}, "at /properties/a: no value is in enum"),
+        ({"$ref": "#/$defs/d0"}, "at /$defs/d127: schemas are nested deeper than 128, references included"),
+    ],
+)
+def test_what_of_a_schema_gemma_cannot_keep_is_refused(model: Model, parameters: Any, says: str) -> None:
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(2000)} | {"d2000": {"type": "string"}}
+    schema = {"type": "object", "properties": {"a": {"type": "object", **parameters}}, "$defs": chain}
+    if "$ref" in parameters or "enum" in parameters:
+        schema["properties"] = {"a": parameters}
+    text = refusal(model.guide, model.formats("gemma4"), ToolChoice("required"), [strict(schema)])
+    assert text.startswith('tools: the parameters of function "f": the JSON schema, at ') and says in text
+
+
+@TEXT
+@pytest.mark.parametrize("format", ["qwen3_coder", "glm45", "gemma4"])
+def test_enum_const_and_type_are_all_kept(model: Model, format: str) -> None:
+    properties = {
+        "a": {"enum": ["x", "y"], "const": "y"},
+        "b": {"type": "string", "enum": ["x", None, 1]},
+        "c": {"type": "object", "additionalProperties": False},
+    }
+    function = strict({"type": "object", "properties": properties, "required": ["a", "b", "c"]})
+    formats = model.formats(format)
+    guide = model.guide(formats, ToolChoice("required"), [function], parallel=False)
+    found = [part.calls for part in model.sample(guide, formats.options("", [function], True), 8)]
+    values = [json.loads("".join(delta.get("arguments", "") for delta in calls)) for calls in found]
+    assert values and all(one == {"a": "y", "b": "x", "c": {}} for one in values)
+
+
+def referring(count: int, definitions: int, padding: str) -> dict[str, Any]:
+    """Parameters that each refer to a ring of definitions."""
+    ring = {f"d{i}": {"const": [padding]} for i in range(definitions)}
+    ring |= {f"r{i}": {"items": {"anyOf": [{"$ref": f"#/$defs/d{i}"}]}} for i in range(definitions)}
+    every = {"anyOf": [{"$ref": f"#/$defs/r{i}"} for i in range(definitions)]}
+    properties = {f"p{i}": {"items": {"$ref": "#/$defs/every"}} for i in range(count)}
+    return {"type": "object", "properties": properties, "$defs": {**ring, "every": every}}
+
+
+@TEXT
+def test_large_and_recursive_schemas_take_little_time(model: Model) -> None:
+    loop = {"anyOf": [{"$ref": "#/$defs/a"}] * 2}
+    wide = {"anyOf": [{"$ref": "#/$defs/a"}] * 50_000}
+    shared = {"enum": ["x" * 100] * 5_000}
+    many = {f"p{i}": {"$ref": "#/$defs/a"} for i in range(5_000)}
+    long = {"$ref": "#" + "/$defs/a" * 1_000_000}
+    began = time.perf_counter()
+    for properties, definition in (
+        ({"x": {"$ref": "#/$defs/a"}}, loop),
+        ({"x": {"$ref": "#/$defs/a"}}, wide),
+        (many, shared),
+        (many, long),
+    ):
+        text_parameters({"type": "object", "properties": properties, "$defs": {"a": definition}})
+    formats = model.formats("qwen3_coder")
+    large = strict(referring(2000, 500, "x" * 100))
+    text = refusal(model.guide, formats, ToolChoice("required"), [large])
+    assert re.search('function "f", at /properties/p[0-9]+: this format repeats definitions', text)
+    some = [{**strict(referring(10, 50, "x" * 100)), "name": f"f{number}"} for number in range(100)]
+    assert "this format repeats definitions" in refusal(model.guide, formats, ToolChoice("required"), some)
+    assert time.perf_counter() - began < 10
+
+
+@TEXT
+def test_a_parameter_has_the_definitions_that_it_refers_to(model: Model) -> None:
+    used = {"a": {"items": {"$ref": "#/$defs/b"}}, "b": {"type": "boolean"}}
+    properties = {"x": {"$ref": "#/$defs/a"}, "y": {"type": "integer"}}
+    schema = {"type": "object", "properties": properties, "$defs": {**used, "unused": {"const": "unused"}}}
+    guide = model.guide(model.formats("qwen3_coder"), ToolChoice("required"), [strict(schema)])
+    decode = json.JSONDecoder().raw_decode
+    made = [decode(guide.text, found.end())[0] for found in re.finditer(r'"\$defs":', guide.text)]
+    assert made == [used]
+    model.engine.generate("x", SamplingParams(max_tokens=1), guide=Guide(guide.type, guide.text))
 
 
 @functools.cache
@@ -401,8 +506,11 @@ def test_without_a_need_the_guide_is_the_callers(model: Model) -> None:
     assert model.guide(formats, ToolChoice("auto"), plain) == answer_guide.Guide()
     assert model.guide(formats, ToolChoice("auto"), [], given=("regex", "a")) == answer_guide.Guide("regex", "a")
     thinks = model.formats("hermes", "think")
-    for wrong in (("json_schema", "{"), ("choice", "[]"), ("xml", "a"), ("regex", ""), ("", "a")):
+    wrong_guides = [("json_schema", "{"), ("json_schema", "[]"), ("choice", "[]"), ("choice", "[1]"), ("json", "x")]
+    for wrong in (*wrong_guides, ("xml", "a"), ("regex", ""), ("", "a")):
         assert model.guide(thinks, ToolChoice("auto"), [], given=wrong) == answer_guide.Guide(*wrong)
+        for functions in ([{"name": "f"}], [{"name": "f", "strict": True}]):
+            assert model.guide(formats, ToolChoice("auto"), functions, given=wrong) == answer_guide.Guide(*wrong)
 
 
 def test_annotations_of_strict_schemas_make_no_guide_larger(model: Model) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from .ebnf import literal
 from .scanners import GEMMA_VALUE, GEMMA_WORD, MAX_WORD
+from .schemas import UnsupportedSchemaError, target_of, values_of
 
 _ANY = """\
 object ::= "{" ("" | pair ("," pair)*) "}"
@@ -29,10 +30,7 @@ _TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
 # Keywords that say nothing of what is valid here. Objects have the properties that are named, and no others.
 _IGNORED = ("$defs", "definitions", "$schema", "$id", "additionalProperties", "title", "description", "default")
 _MAX_RULES = 10_000
-
-
-class UnsupportedSchemaError(ValueError):
-    """Where in the schema, and what."""
+_MAX_DEPTH = 128  # schemas in schemas, references included
 
 
 def any_object(quote: str, token: int | None) -> str:
@@ -65,7 +63,7 @@ class _Writer:
         self._string = _string(quote, token)
 
     def write(self) -> str:
-        root = self._value(self._root, "")
+        root = self._value(self._root, "", 0)
         return f"root ::= {root}\n{''.join(self._rules)}{_ANY}{self._string}"
 
     def _rule(self, body: str | None = None) -> str:
@@ -79,31 +77,36 @@ class _Writer:
     def _fill(self, name: str, body: str) -> None:
         self._rules[int(name[1:])] = f"{name} ::= {body}\n"
 
-    def _value(self, schema: Any, path: str) -> str:
+    def _value(self, schema: Any, path: str, depth: int) -> str:
         """The name of the rule of a schema, or an expression in brackets."""
+        if depth > _MAX_DEPTH:
+            raise UnsupportedSchemaError(f"at {path}: schemas are nested deeper than {_MAX_DEPTH}, references included")
         if schema is True or schema == {}:
             return "value"
         if not isinstance(schema, Mapping):
             raise UnsupportedSchemaError(f"at {path or 'its root'}: a schema is an object or true")
         if "$ref" in schema:
             self._only(schema, path, "$ref")
-            return self._reference(schema["$ref"], path)
+            return self._reference(schema["$ref"], path, depth)
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
                 self._only(schema, path, keyword)
                 options = self._list(schema[keyword], f"{path}/{keyword}")
-                return self._rule(" | ".join(self._value(one, f"{path}/{keyword}") for one in options))
+                return self._rule(" | ".join(self._value(one, f"{path}/{keyword}", depth + 1) for one in options))
         if "enum" in schema or "const" in schema:
             self._only(schema, path, "enum", "const", "type")
-            values = self._list(schema["enum"], f"{path}/enum") if "enum" in schema else [schema["const"]]
+            try:
+                values = values_of(schema) or []
+            except UnsupportedSchemaError as error:
+                raise UnsupportedSchemaError(f"at {path}{error}") from None
             return self._rule(" | ".join(self._constant(value, path) for value in values))
         self._only(schema, path, "type", "properties", "required", "items")
         kinds = schema.get("type", "object" if "properties" in schema else None)
-        kinds = kinds if isinstance(kinds, list) else [kinds]
+        kinds = kinds if isinstance(kinds, list) and kinds else [kinds]
         for kind in kinds:
             if kind not in _TYPES:
                 raise UnsupportedSchemaError(f"at {path}/type: type is one or more of {', '.join(_TYPES)}")
-        return self._rule(" | ".join(self._typed(kind, schema, path) for kind in kinds))
+        return self._rule(" | ".join(self._typed(kind, schema, path, depth) for kind in kinds))
 
     def _only(self, schema: Mapping[str, Any], path: str, *known: str) -> None:
         for keyword in schema:
@@ -115,17 +118,15 @@ class _Writer:
             raise UnsupportedSchemaError(f"at {path}: a list is expected")
         return value
 
-    def _reference(self, reference: Any, path: str) -> str:
+    def _reference(self, reference: Any, path: str, depth: int) -> str:
         if not isinstance(reference, str) or not re.fullmatch(r"#(/[^/~%]+)*", reference):
             raise UnsupportedSchemaError(f"at {path}/$ref: the reference {reference!r} is not supported")
         if reference not in self._referred:
-            target: Any = self._root
-            for key in reference.split("/")[1:]:
-                target = target.get(key) if isinstance(target, Mapping) else None
+            target = target_of(self._root, reference)
             if target is None:
                 raise UnsupportedSchemaError(f"at {path}/$ref: there is nothing at {reference}")
             self._referred[reference] = self._rule()
-            self._fill(self._referred[reference], self._value(target, reference[1:]))
+            self._fill(self._referred[reference], self._value(target, reference[1:], depth + 1))
         return self._referred[reference]
 
     def _constant(self, value: Any, path: str) -> str:
@@ -138,30 +139,38 @@ class _Writer:
             raise UnsupportedSchemaError(f"at {path}: enum and const are of texts, numbers, true, false and null")
         return literal(shown)
 
-    def _typed(self, kind: str, schema: Mapping[str, Any], path: str) -> str:
+    def _typed(self, kind: str, schema: Mapping[str, Any], path: str, depth: int) -> str:
         if kind == "array" and "items" in schema:
-            items = self._value(schema["items"], f"{path}/items")
+            items = self._value(schema["items"], f"{path}/items", depth + 1)
             return f'"[" ("" | {items} ("," {items})*) "]"'
-        if kind == "object" and "properties" in schema:
-            return self._object(schema, path)
+        if kind == "object":
+            more = schema.get("additionalProperties", True)
+            if "properties" in schema or schema.get("required") or more is False:
+                return self._object(schema, path, depth)
+            if more is not True and more != {}:
+                problem = "of an object without properties it is true or false"
+                raise UnsupportedSchemaError(f"at {path}/additionalProperties: {problem}")
         return kind
 
-    def _object(self, schema: Mapping[str, Any], path: str) -> str:
-        properties, required = schema["properties"], schema.get("required", [])
+    def _object(self, schema: Mapping[str, Any], path: str, depth: int) -> str:
+        properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, Mapping):
             raise UnsupportedSchemaError(f"at {path}/properties: an object of schemas is expected")
-        for name in required if isinstance(required, list) else [required]:
-            if name not in properties:
-                raise UnsupportedSchemaError(f"at {path}/required: {name!r} is not among properties")
+        if not isinstance(required, list):
+            raise UnsupportedSchemaError(f"at {path}/required: a list of names is expected")
+        for name in required:
+            if not isinstance(name, str) or name not in properties:
+                raise UnsupportedSchemaError(f"at {path}/required: {json.dumps(name)} is not among properties")
+        needed = set(required)
         # What follows the properties so far: `first` where none of them came, `later` where some did.
         first = later = '""'
         for name, inner in reversed(list(properties.items())):
             plain = len(name) <= MAX_WORD and GEMMA_WORD.fullmatch(name)
             key = literal(name) if plain else self._constant(name, f"{path}/properties")
-            value = self._value(inner, f"{path}/properties/{name}")
+            value = self._value(inner, f"{path}/properties/{name}", depth + 1)
             own = f'{key} ":" {value} {later}'
             begun, more = own, f'"," {own}'
-            if name not in required:
+            if name not in needed:
                 begun, more = f"{own} | {first}", f'"," {own} | {later}'
             first, later = self._rule(begun), self._rule(more)
         return f'"{{" {first} "}}"'

@@ -17,6 +17,7 @@ from . import gemma, xml
 from .ebnf import literal
 from .formats import CallFormat, Frame, ReasoningFormat
 from .parser import MAX_NAME
+from .schemas import UnsupportedSchemaError
 from .tag_parts import ANY_OBJECT, Format, NoTagError, any_text, const, either, json_of, optional, sequence
 
 # What the prompt says of reasoning: the answer may have some, goes on with it, or has none.
@@ -118,13 +119,14 @@ class Tags:
         # As a grammar: there may be many of them, and so they are shortest.
         names = {"type": "grammar", "grammar": f"root ::= {' | '.join(map(literal, free))}"}
         options = [sequence([names, *middle, self._arguments(None)])] if free else []
+        copies = xml.Copies()
         for one in functions:
             if one.parameters is not None:
                 shown = self._calls.frame(one.name).name
-                options.append(sequence([const(shown), *middle, self._arguments(one)]))
+                options.append(sequence([const(shown), *middle, self._arguments(one, copies)]))
         return either(options)
 
-    def _arguments(self, function: Function | None) -> Format:
+    def _arguments(self, function: Function | None, copies: xml.Copies | None = None) -> Format:
         """Those of a strict function; without one any object."""
         assert self._calls is not None
         schema = function.parameters if function else None
@@ -134,17 +136,17 @@ class Tags:
                 return {"type": "grammar", "grammar": gemma.any_object(*quote)}
             try:
                 return {"type": "grammar", "grammar": gemma.object_of(schema, *quote)}
-            except gemma.UnsupportedSchemaError as error:
+            except UnsupportedSchemaError as error:
                 assert function is not None
                 place = f"the parameters of function {_shown(function.name)}: the JSON schema, {error}"
                 raise NoTagError(f"{place} in the format {self._calls.name}") from None
         if self._calls.xml:
-            return self._xml_arguments(self._calls.xml, function)
+            return self._xml_arguments(self._calls.xml, function, copies or xml.Copies())
         if function is None or schema is None:
             return ANY_OBJECT
         return json_of(schema, f"tools: the parameters of function {_shown(function.name)}")
 
-    def _xml_arguments(self, marks: xml.Xml, function: Function | None) -> Format:
+    def _xml_arguments(self, marks: xml.Xml, function: Function | None, copies: xml.Copies) -> Format:
         def parameter(key: Format, value: Format | None) -> Format:
             end = self._markup(marks.value[1].strip("\n"))
             return sequence(
@@ -161,7 +163,8 @@ class Tags:
             return xml.any_parameters(parameter)
         name = f"the parameters of function {_shown(function.name)}"
         end = marks.value[1].strip("\n")
-        return xml.parameters_of(function.parameters, parameter, name, "" if self._special.search(end) else end)
+        end = "" if self._special.search(end) else end
+        return xml.parameters_of(function.parameters, parameter, name, end, copies)
 
     def _text_before(self, end: Sequence[Format]) -> Format:
         """Any text up to markup."""

@@ -5,33 +5,59 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .formats import Xml
 from .parser import MAX_NAME, XML_NAME
+from .schemas import Alternatives, Definitions, UnsupportedSchemaError, values_of
 from .tag_parts import Format, NoTagError, const, either, json_of, optional, sequence
 
-__all__ = ["Xml", "any_parameters", "parameters_of", "text_parameters"]
+__all__ = ["Copies", "Xml", "any_parameters", "parameters_of", "text_parameters"]
 
 # Makes the format of a parameter, of those of its name and of its value; None: any text.
 Parameter = Callable[[Format, Format | None], Format]
 
 _ANY_KEY: Format = {"type": "regex", "pattern": "[A-Za-z_][A-Za-z0-9_]{0,63}"}
-_DEFINITIONS = ("$defs", "definitions")
-_OF_OBJECT = ("type", "properties", "required", "additionalProperties", *_DEFINITIONS, "$schema", "$id")
-_OF_TEXT = ("type", "enum", "const", "anyOf", "oneOf", "$ref", "title", "description", "default")
-_MAX_DEPTH = 64
+_OF_OBJECT = ("type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id")
+_OF_TEXT = ("type", "enum", "const", "title", "description", "default")
+_OF_REFERENCE = ("type", "title", "description", "default", "$ref", "anyOf", "oneOf")
+_MAX_COPIES = 4 << 20  # characters
+
+
+@dataclass
+class Copies:
+    """How large all definitions and texts are that one grammar repeats for each parameter that refers to them."""
+
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A parameter that is a text, or null where `null`. alternatives, passed: as `Alternatives.of` gives them."""
+
+    null: bool
+    alternatives: Sequence[Mapping[str, Any]]
+    passed: Sequence[Mapping[str, Any]]
 
 
 def text_parameters(schema: Any) -> dict[str, bool]:
     """The parameters that are texts; True: a text or null. Whatever the schema is."""
+    return {name: text.null for name, text in _texts(schema).items()}
+
+
+def _texts(schema: Any) -> dict[str, _Text]:
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    if not isinstance(properties, Mapping):
+        return {}
     found = {}
-    for name, inner in properties.items() if isinstance(properties, Mapping) else ():
-        kinds = _kinds(schema, inner)
+    alternatives = Alternatives(schema)
+    for name, inner in properties.items():
+        options, passed = alternatives.of(inner)
+        kinds = _kinds(options)
         if kinds and "string" in kinds and kinds <= {"string", "null"}:
-            found[name] = "null" in kinds
+            found[name] = _Text("null" in kinds, options, passed)
     return found
 
 
@@ -39,7 +65,7 @@ def any_parameters(parameter: Parameter) -> Format:
     return {"type": "star", "content": parameter(_ANY_KEY, None)}
 
 
-def parameters_of(schema: Mapping[str, Any], parameter: Parameter, name: str, end: str) -> Format:
+def parameters_of(schema: Mapping[str, Any], parameter: Parameter, name: str, end: str, copies: Copies) -> Format:
     """What follows the schema of an object. name: what errors call it. end: what ends a value, where that is a text; no
     value holds it. Raises NoTagError."""
     if end and end in json.dumps(schema, ensure_ascii=False):
@@ -51,75 +77,92 @@ def parameters_of(schema: Mapping[str, Any], parameter: Parameter, name: str, en
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         raise NoTagError(f"{name}: properties are an object of schemas, and required is a list of names")
     for key in required:
-        if key not in properties:
+        if not isinstance(key, str) or key not in properties:
             raise NoTagError(f"{name}, at /required: {json.dumps(key)} is not among properties")
-    texts = text_parameters(schema)
+    needed, texts, values = set(required), _texts(schema), _Values(schema, name, end, copies)
     parts = []
     for key, inner in properties.items():
         at = f"/properties/{key}"
         if not XML_NAME.fullmatch(key) or len(key) > MAX_NAME:
             raise NoTagError(f"{name}, at {at}: a name has no white space or angle brackets in this format")
-        if key in texts:
-            value = _text(schema, inner, name, at, null=texts[key])
-        else:
-            shared = {one: schema[one] for one in _DEFINITIONS if one in schema}
-            whole = {**shared, **inner} if isinstance(inner, Mapping) else inner
-            value = json_of(whole, f"tools: {name}, at {at}", end)
+        value = values.text(texts[key], at) if key in texts else values.json(inner, at)
         part = parameter(const(key), value)
-        parts.append(part if key in required else optional(part))
+        parts.append(part if key in needed else optional(part))
     return sequence(parts) if parts else const("")
+
+
+class _Values:
+    """The formats of one function's values. Raises NoTagError for a schema that is not supported, and where they become
+    too large."""
+
+    def __init__(self, root: Mapping[str, Any], name: str, end: str, copies: Copies) -> None:
+        self._definitions = Definitions(root)
+        self._name = name
+        self._end = end
+        self._copies = copies
+
+    def json(self, schema: Any, at: str) -> Format:
+        try:
+            shared, size = self._definitions.reached(schema, at)
+        except UnsupportedSchemaError as error:
+            raise NoTagError(f"{self._name}: the JSON schema, at {error}, in this format") from None
+        self._copy(size, at)
+        whole = {**schema, **shared} if isinstance(schema, Mapping) else schema
+        return json_of(whole, f"tools: {self._name}, at {at}", self._end)
+
+    def text(self, text: _Text, at: str) -> Format | None:
+        """A text without quotes; None: any."""
+        self._check_passed(text, at)
+        found: list[str] = []
+        for inner in text.alternatives:
+            for keyword in inner:
+                if keyword not in _OF_TEXT:
+                    raise _unsupported(self._name, f"{at}/{keyword}", keyword)
+            values = values_of(inner)
+            if values is not None:
+                found += [value for value in values if isinstance(value, str)]
+            elif inner.get("type") not in ("null", ["null"]):
+                return None
+        if any(re.search("[<\n]", value) or value in ("null", "None") for value in found):
+            raise NoTagError(f"{self._name}, at {at}: texts of an enum are one line without < in this format")
+        self._copy(sum(map(len, found)), at)
+        return either([const(value) for value in [*found, *(["null"] if text.null else [])]])
+
+    def _check_passed(self, text: _Text, at: str) -> None:
+        """What stands beside $ref, anyOf and oneOf must say nothing more."""
+        for outer in text.passed:
+            keyword = next((one for one in outer if one not in _OF_REFERENCE), "")
+            kinds = outer.get("type", ["string", "null"])
+            kinds = kinds if isinstance(kinds, list) else [kinds]
+            if not keyword and ("string" not in kinds or (text.null and "null" not in kinds)):
+                keyword = "type"
+            if not keyword and sum(one in outer for one in ("$ref", "anyOf", "oneOf")) > 1:
+                keyword = "$ref"
+            if keyword:
+                problem = f"the keyword {keyword} beside $ref, anyOf or oneOf is not supported in this format"
+                raise NoTagError(f"{self._name}: the JSON schema, at {at}/{keyword}: {problem}")
+
+    def _copy(self, size: int, at: str) -> None:
+        self._copies.size += size
+        if self._copies.size > _MAX_COPIES:
+            problem = "this format repeats definitions for each parameter that refers to them, and so becomes too large"
+            raise NoTagError(f"{self._name}, at {at}: {problem} (more than {_MAX_COPIES} bytes)")
 
 
 def _unsupported(name: str, at: str, keyword: str) -> NoTagError:
     return NoTagError(f"{name}: the JSON schema, at {at}: the keyword {keyword} is not supported in this format")
 
 
-def _text(root: Mapping[str, Any], schema: Any, name: str, at: str, *, null: bool) -> Format | None:
-    """A text without quotes; None: any."""
-    values: list[str] = []
-    for inner in _alternatives(root, schema):
-        for keyword in inner:
-            if keyword not in _OF_TEXT:
-                raise _unsupported(name, f"{at}/{keyword}", keyword)
-        if "enum" in inner or "const" in inner:
-            given = inner.get("enum", [inner.get("const")])
-            values += [value for value in given if isinstance(value, str)]
-        elif inner.get("type") not in ("null", ["null"]):
-            return None
-    if any(re.search("[<\n]", value) or value in ("null", "None") for value in values):
-        raise NoTagError(f"{name}, at {at}: texts of an enum are one line without < in this format")
-    return either([const(value) for value in [*values, *(["null"] if null else [])]])
-
-
-def _resolved(root: Mapping[str, Any], schema: Any) -> Any:
-    for _ in range(_MAX_DEPTH):
-        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if not isinstance(reference, str):
-            return schema
-        schema = root
-        for key in reference.split("/")[1:]:
-            schema = schema.get(key) if isinstance(schema, Mapping) else None
-    return None
-
-
-def _alternatives(root: Mapping[str, Any], schema: Any, depth: int = 0) -> list[Mapping[str, Any]]:
-    """The schemas of which a value follows one."""
-    schema = _resolved(root, schema)
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        return [{}]
-    for keyword in ("anyOf", "oneOf"):
-        if isinstance(schema.get(keyword), list):
-            return [one for inner in schema[keyword] for one in _alternatives(root, inner, depth + 1)]
-    return [schema]
-
-
-def _kinds(root: Mapping[str, Any], schema: Any) -> set[str] | None:
-    """The types that its values have; None: any."""
+def _kinds(alternatives: Sequence[Mapping[str, Any]]) -> set[str] | None:
+    """The types that values have; None: any."""
     kinds: set[str] = set()
-    for inner in _alternatives(root, schema):
-        if "enum" in inner or "const" in inner:
-            given = inner["enum"] if isinstance(inner.get("enum"), list) else [inner.get("const")]
-            kinds |= {"string" if isinstance(value, str) else "null" if value is None else "other" for value in given}
+    for inner in alternatives:
+        try:
+            values = values_of(inner)
+        except UnsupportedSchemaError:
+            return None
+        if values is not None:
+            kinds |= {"string" if isinstance(value, str) else "null" if value is None else "other" for value in values}
         elif isinstance(inner.get("type"), str):
             kinds.add(inner["type"])
         elif isinstance(inner.get("type"), list):

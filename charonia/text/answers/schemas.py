@@ -1,0 +1,157 @@
+"""What the formats without JSON have to know of JSON schemas. Whatever a schema is, time is bounded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_DEFINITIONS = ("$defs", "definitions")
+# Keywords whose values are schemas by name, and those whose values are none.
+_BY_NAME = (*_DEFINITIONS, "properties", "patternProperties", "dependentSchemas", "dependencies")
+_VALUES = ("enum", "const", "default", "examples", "required")
+_MAX_REFERENCE = 256  # characters
+_MAX_VISITS = 10_000
+
+
+class UnsupportedSchemaError(ValueError):
+    """Where in the schema, and what."""
+
+
+class Alternatives:
+    """Finds of which schemas a value follows one. Of all that is asked of one root, `_MAX_VISITS` schemas and values
+    are visited; what is beyond that may be any value."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._left = _MAX_VISITS
+
+    def of(self, schema: Any) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+        """The alternatives, and the schemas that led to them, by $ref, anyOf or oneOf."""
+        found: list[Mapping[str, Any]] = []
+        passed: list[Mapping[str, Any]] = []
+        waiting, seen = [schema], set()
+        while waiting:
+            schema = waiting.pop()
+            if not isinstance(schema, Mapping) or not self._pay(1):
+                return [{}], []
+            reference = schema.get("$ref")
+            options = next((schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)), None)
+            if isinstance(reference, str):
+                passed.append(schema)
+                if reference not in seen:
+                    seen.add(reference)
+                    waiting.append(self._at(reference))
+            elif options is not None:
+                passed.append(schema)
+                if not self._pay(len(options)):
+                    return [{}], []
+                waiting += reversed(options)
+            else:
+                enum = schema.get("enum")
+                if isinstance(enum, list) and not self._pay(len(enum)):
+                    return [{}], []
+                found.append(schema)
+        return found or [{}], passed
+
+    def _pay(self, count: int) -> bool:
+        if count > self._left:
+            return False
+        self._left -= count
+        return True
+
+    def _at(self, reference: str) -> Any:
+        return target_of(self._root, reference) if len(reference) <= _MAX_REFERENCE else None
+
+
+def target_of(root: Any, reference: str) -> Any:
+    """What is at #/key/key...; None: nothing."""
+    target = root
+    for key in reference.split("/")[1:]:
+        target = target.get(key) if isinstance(target, Mapping) else None
+    return target
+
+
+def values_of(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values that `enum` and `const` leave, of the types that stand beside them; None: they do not say. Raises
+    UnsupportedSchemaError, which names the keyword that is wrong."""
+    if "enum" not in schema and "const" not in schema:
+        return None
+    values = schema["enum"] if "enum" in schema else [schema["const"]]
+    if not isinstance(values, list) or not values:
+        raise UnsupportedSchemaError("/enum: a list of values is expected")
+    if "const" in schema:
+        const = schema["const"]
+        values = [one for one in values if one == const and isinstance(one, bool) == isinstance(const, bool)]
+    kinds = schema.get("type")
+    if kinds is not None:
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        values = [value for value in values if any(_is_of(value, kind) for kind in kinds)]
+    if not values:
+        raise UnsupportedSchemaError(": no value is in enum, equals const and has the type")
+    return values
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if isinstance(value, bool) or value is None:
+        return bool(kind == ("null" if value is None else "boolean"))
+    if isinstance(value, int | float):
+        return bool(kind == "number" or (kind == "integer" and (isinstance(value, int) or value.is_integer())))
+    return bool(kind == ("string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"))
+
+
+class Definitions:
+    """The definitions of a root schema that parts of it refer to."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._references: dict[tuple[str, str], list[str]] = {}
+        self._sizes: dict[tuple[str, str], int] = {}
+
+    def reached(self, schema: Any, path: str) -> tuple[dict[str, Any], int]:
+        """The definitions as keywords of a schema, and the size of their JSON. path: of the schema. Raises
+        UnsupportedSchemaError."""
+        found: dict[str, Any] = {}
+        size = 0
+        waiting = [(reference, path) for reference in references(schema)]
+        seen = set()
+        while waiting:
+            reference, at = waiting.pop()
+            keyword, key = self._place(reference, at)
+            if (keyword, key) in seen:
+                continue
+            seen.add((keyword, key))
+            found.setdefault(keyword, {})[key] = self._root[keyword][key]
+            if (keyword, key) not in self._references:
+                self._references[keyword, key] = list(references(self._root[keyword][key]))
+                self._sizes[keyword, key] = len(json.dumps(self._root[keyword][key])) + len(key)
+            size += self._sizes[keyword, key]
+            waiting += [(one, f"/{keyword}/{key}") for one in self._references[keyword, key]]
+        return found, size
+
+    def _place(self, reference: str, at: str) -> tuple[str, str]:
+        parts = reference.split("/", 3)
+        if len(parts) < 3 or parts[0] != "#" or parts[1] not in _DEFINITIONS:
+            shown = json.dumps(reference, ensure_ascii=False)
+            raise UnsupportedSchemaError(f"{at}: the reference {shown} leads to no definition, in $defs or definitions")
+        group = self._root.get(parts[1])
+        if not isinstance(group, Mapping) or parts[2] not in group:
+            raise UnsupportedSchemaError(f"{at}: there is nothing at {json.dumps(reference, ensure_ascii=False)}")
+        return parts[1], parts[2]
+
+
+def references(schema: Any) -> Iterator[str]:
+    """Every $ref in it."""
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting += one
+        elif isinstance(one, Mapping):
+            if isinstance(one.get("$ref"), str):
+                yield one["$ref"]
+            for key, value in one.items():
+                if key in _BY_NAME and isinstance(value, Mapping):
+                    waiting += value.values()
+                elif key not in _VALUES:
+                    waiting.append(value)
