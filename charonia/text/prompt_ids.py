@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
-# Of JSON, the gateway's own limit: what takes values apart level by level needs a part of Python's stack for each.
-MAX_DEPTH = 200
 # generated: request limits, from definitions/ by `make generate`
+# levels of JSON, the gateway's own limit: what takes values apart level by level needs Python's stack for each
+MAX_DEPTH = 200
 # words of a request's bad_words: the engine compares each with the end of every sequence at every step
 MAX_BAD_WORDS = 1000
 # bytes of a bad word in UTF-8, as of a stop word: each is tokenized three times

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from charonia_gateway.errors import ApiError
+from charonia_gateway.json_values import TOO_MANY, has_too_many_values
 
 log = logging.getLogger("charonia_gateway")
 Body = TypeVar("Body", bound=BaseModel)
@@ -21,9 +22,6 @@ IGNORED_HEADER = "charonia-ignored-fields"
 _MAX_NAMED_ERRORS = 3
 _SHOWN_CHARACTERS = 60
 _MAX_REMEMBERED = 1000
-# Lists, objects and what follows a comma in one body: more than all lists here may have. Each is an object in memory. A
-# body has room for millions of them, and the event loop stands still while they are made.
-MAX_VALUES = 1 << 19
 _warned: set[str] = set()
 
 
@@ -47,29 +45,12 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 def parse(model: type[Body], body: bytes) -> Body:
     """The checked body. ApiError 400 otherwise."""
-    if _has_too_many_values(body):
-        raise ApiError(
-            400,
-            f"the body has too many values: send at most {MAX_VALUES} lists, objects and entries of them",
-            code="invalid_value",
-        )
+    if has_too_many_values([body]):
+        raise ApiError(400, f"the body has {TOO_MANY}", code="invalid_value")
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
         raise _bad_request(error.errors(include_url=False, include_context=True)) from None
-
-
-def _has_too_many_values(body: bytes) -> bool:
-    """Without parsing it. Of what is no JSON the answer does not matter."""
-
-    def count(text: bytes) -> int:
-        return sum(text.count(mark) for mark in (b"[", b"{", b","))
-
-    if count(body) <= MAX_VALUES:
-        return False
-    # They may be in texts, which lie between quotes that no backslash comes before.
-    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    return bare.count(b'"') > 4 * MAX_VALUES or count(b"".join(bare.split(b'"')[::2])) > MAX_VALUES
 
 
 def ignored_fields(body: BaseModel) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_core import to_json
+
+log = logging.getLogger("charonia_gateway")
 
 
 @dataclass
@@ -44,8 +47,12 @@ class ResponseStore:
         return self._bytes
 
     def add(self, entry: Stored) -> bool:
-        """False where it is too large to be kept."""
-        entry.bytes = len(to_json(entry.response)) + len(to_json(entry.conversation))
+        """False where it is too large to be kept, or could not be sent as JSON."""
+        try:
+            entry.bytes = len(to_json(entry.response)) + len(to_json(entry.conversation))
+        except ValueError as error:
+            log.warning("an answer is not stored: %s", error)
+            return False
         if entry.bytes > self.limit_bytes:
             return False
         entry.at = self._clock()

@@ -23,6 +23,7 @@ from charonia_gateway import body
 from charonia_gateway.body import ignored_fields, parse
 from charonia_gateway.drain import Drain
 from charonia_gateway.errors import ApiError, from_engine
+from charonia_gateway.json_values import MAX_VALUES
 from charonia_gateway.logprobs import CompletionLogprobs, chat_logprobs
 from charonia_gateway.schemas.interactive import InteractiveRequest
 from charonia_gateway.schemas.messages import MessagesRequest
@@ -259,13 +260,13 @@ def test_of_unknown_fields_nothing_large_is_kept(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("fields", "fits"),
     [
-        ({"z": [[]] * (body.MAX_VALUES // 3)}, True),
-        ({"z": [[]] * body.MAX_VALUES}, False),
-        ({"z": [{}] * body.MAX_VALUES}, False),
-        ({"z": [""] * (2 * body.MAX_VALUES)}, False),
-        ({"messages": "[," * body.MAX_VALUES}, True),
-        ({"messages": '\\",{' * body.MAX_VALUES, "z": "\\"}, True),
-        ({"messages": "\\", "z": [[]] * body.MAX_VALUES}, False),
+        ({"z": [[]] * (MAX_VALUES // 3)}, True),
+        ({"z": [[]] * MAX_VALUES}, False),
+        ({"z": [{}] * MAX_VALUES}, False),
+        ({"z": [""] * (2 * MAX_VALUES)}, False),
+        ({"messages": "[," * MAX_VALUES}, True),
+        ({"messages": '\\",{' * MAX_VALUES, "z": "\\"}, True),
+        ({"messages": "\\", "z": [[]] * MAX_VALUES}, False),
     ],
 )
 def test_a_body_has_no_more_values_than_its_lists_may_have(fields: dict[str, object], fits: bool) -> None:
@@ -275,6 +276,18 @@ def test_a_body_has_no_more_values_than_its_lists_may_have(fields: dict[str, obj
         with pytest.raises(ApiError, match="too many values: send at most 524288") as caught:
             chat(**fields)
         assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_the_arguments_of_all_calls_have_no_more_values_than_a_body(calls: int) -> None:
+    def history(arguments: str) -> list[dict[str, Any]]:
+        called = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}] * calls
+        return [{"role": "assistant", "tool_calls": called}, {"role": "user", "content": "x"}]
+
+    chat(messages=history(json.dumps({"a": "[," * MAX_VALUES})))
+    with pytest.raises(ApiError, match="arguments have too many values: send at most 524288") as caught:
+        chat(messages=history(json.dumps({"a": [[]] * (MAX_VALUES // 2 // calls)})))
+    assert (caught.value.status, caught.value.param) == (400, "messages")
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,16 @@ from typing import Any
 import pytest
 from charonia_gateway.body import parse
 from charonia_gateway.errors import ApiError
+from charonia_gateway.json_values import MAX_VALUES
 from charonia_gateway.schemas.messages import MessagesRequest
 from charonia_gateway.schemas.openai_responses import ResponsesRequest
 from charonia_gateway.schemas.response_input import conversation
+from charonia_gateway.schemas.turns import MAX_ARGUMENTS_DEPTH
 from gateway_in_process import MODEL, gateway
 from triton_double import error, input_number, input_text, parsed, part
 from tritonclient.grpc import service_pb2 as pb
+
+from charonia.text.prompt_ids import parse_json
 
 Responses = AsyncIterator[pb.ModelStreamInferResponse]
 USER = [{"role": "user", "content": "hi"}]
@@ -145,7 +149,25 @@ async def test_reasoning_is_shown_to_who_asks_for_it() -> None:
         assert [block["type"] for block in silent["content"]] == ["text"]
 
 
-@pytest.mark.parametrize("text", ['{"a": 1', "[1]", "", '{"a": "\\ud800"}', '{"a": 1e999}', '{"a": NaN}', "[" * 5000])
+def nested(levels: int) -> str:
+    return '{"a":' * levels + "{}" + "}" * levels
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1',
+        "[1]",
+        "",
+        '{"a": "\\ud800"}',
+        '{"a": 1e999}',
+        '{"a": NaN}',
+        "[" * 5000,
+        nested(MAX_ARGUMENTS_DEPTH),
+        nested(300),
+        json.dumps({"a": [[]] * (MAX_VALUES // 2)}),
+    ],
+)
 async def test_arguments_that_are_no_json_object_are_handed_on_as_they_are(text: str) -> None:
     answer = await whole("/v1/messages", MESSAGES, calls=[begin(0, text, complete=False)], reason="length")
     (block,) = answer["content"]
@@ -154,6 +176,25 @@ async def test_arguments_that_are_no_json_object_are_handed_on_as_they_are(text:
     answer = await whole("/v1/responses", RESPONSES, calls=[begin(0, text, complete=False)], reason="length")
     (item,) = answer["output"]
     assert (item["arguments"], item["status"], answer["status"]) == (text, "incomplete", "incomplete")
+
+
+async def test_a_conversation_goes_on_after_arguments_that_are_nested_deeply() -> None:
+    """preprocessing takes what is as deep as MAX_DEPTH. The store takes less than the parser gives."""
+    for text, kept in ((nested(MAX_ARGUMENTS_DEPTH - 1), True), (nested(300), False)):
+
+        async def calls(request: pb.ModelInferRequest, text: str = text) -> Responses:
+            yield parsed(calls=[begin(0, text, complete=True)], reason="stop")
+
+        async with gateway() as (web, server):
+            server.behaviour = calls
+            first = (await web.post("/v1/responses", json={**RESPONSES, "store": True})).json()
+            assert first["store"] and first["output"][0]["arguments"] == text
+            again = {**RESPONSES, "previous_response_id": first["id"]}
+            assert (await web.post("/v1/responses", json=again)).status_code == 200
+            messages = input_text(server.requests[-1], "messages")
+        parse_json("messages", messages, "")
+        arguments = json.loads(messages)[1]["tool_calls"][0]["function"]["arguments"]
+        assert arguments == (json.loads(text) if kept else {"INVALID_JSON": text})
 
 
 async def test_more_tokens_than_fit_are_as_many_as_do() -> None:
@@ -317,6 +358,44 @@ async def test_branches_of_a_stored_answer_do_not_wait_for_each_other() -> None:
     assert input_text(server.requests[-1], "session_id") == "", "what is not stored needs no session"
 
 
+async def refuses(request: pb.ModelInferRequest) -> Responses:
+    yield error("[400] prompt and max_tokens do not fit: 9 and 9")
+
+
+async def breaks_off(request: pb.ModelInferRequest) -> Responses:
+    yield parsed("x")
+    yield error("[503] the engine ends")
+
+
+async def is_too_large(request: pb.ModelInferRequest) -> Responses:
+    yield parsed("x" * 20_000, reason="stop")
+
+
+async def never_ends(request: pb.ModelInferRequest) -> Responses:
+    yield parsed("x")
+    await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("fails", [refuses, breaks_off, is_too_large, never_ends])
+async def test_an_answer_that_is_not_stored_leaves_the_session_to_the_next(fails: Any, streams: bool) -> None:
+    async with gateway(max_response_bytes=10_000) as (web, server):
+        first = (await web.post("/v1/responses", json={**RESPONSES, "store": True})).json()["id"]
+        again = {**RESPONSES, "previous_response_id": first, "store": True}
+        server.behaviour = fails
+        failing = asyncio.ensure_future(web.post("/v1/responses", json={**again, "stream": streams}))
+        if fails is never_ends:
+            while len(server.requests) < 2:
+                await asyncio.sleep(0.01)
+            failing.cancel()
+        await asyncio.wait([failing])
+        server.behaviour = server.say_name
+        stored = [(await web.post("/v1/responses", json=again)).json()["store"] for _ in range(2)]
+        begun, failed, next_one, last = (input_text(request, "session_id") for request in server.requests)
+    assert stored == [True, True]
+    assert begun == failed == next_one != last
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
@@ -390,6 +469,18 @@ def test_a_long_list_of_items_takes_linear_time(item: dict[str, Any]) -> None:
     asked = parse(ResponsesRequest, json.dumps({"model": "m", "input": items}).encode())
     assert conversation((), asked.input)
     assert time.process_time() - began < 2, "seconds of this process's time"
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_the_arguments_of_all_items_have_no_more_values_than_a_body(calls: int) -> None:
+    def ask(arguments: str) -> None:
+        items = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}] * calls + USER
+        parse(ResponsesRequest, json.dumps({"model": "m", "input": items}).encode())
+
+    ask(json.dumps({"a": "[," * MAX_VALUES}))
+    with pytest.raises(ApiError, match="arguments have too many values: send at most 524288") as caught:
+        ask(json.dumps({"a": [[]] * (MAX_VALUES // 2 // calls)}))
+    assert (caught.value.status, caught.value.param) == (400, "input")
 
 
 def test_a_schema_that_is_nested_deeply_is_taken_or_refused() -> None:

@@ -24,6 +24,16 @@ def test_the_oldest_are_forgotten_beyond_the_bytes_and_one_that_is_larger_is_not
     assert len(sizes) == 2 and sum(sizes) <= 500 and store.bytes == 0
 
 
+def test_what_cannot_be_written_as_json_is_not_kept() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(300):
+        deep = {"a": deep}
+    store = ResponseStore(2, 1 << 20, 60)
+    for message in (deep, {"content": "\ud800"}):
+        assert not store.add(Stored({"id": "a"}, [message], "s"))
+    assert store.get("a") is None and store.bytes == 0
+
+
 def test_what_is_old_is_forgotten() -> None:
     now = 100.0
     store = ResponseStore(10, 1 << 20, 60, clock=lambda: now)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
-from charonia_client import CharoniaError, GenerateResponse
+from charonia_client import CharoniaError, GenerateRequest, GenerateResponse
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
@@ -111,6 +112,7 @@ class _Answer:
         self._gateway = gateway
         self._body = body
         self._number = 0  # of the next event
+        self._stored = False
         self._usage = head.usage(1, 1)
         if body.store and not gateway.responses.limit:
             raise ApiError(
@@ -119,9 +121,9 @@ class _Answer:
                 param="store",
                 code="invalid_value",
             )
-        before = None
+        before = self._before = None
         if body.previous_response_id is not None:
-            before = _found(gateway, body.previous_response_id, "previous_response_id")
+            before = self._before = _found(gateway, body.previous_response_id, "previous_response_id")
         try:
             self._conversation = conversation(before.conversation if before else (), body.input)
         except KeyError as error:
@@ -133,36 +135,45 @@ class _Answer:
                 param="input",
                 code="invalid_value",
             ) from None
-        self._session_id = _session(before) if body.store else None
-        self._request = body.engine_request(self._conversation, self._session_id, reasons=reasons)
+        self._request = body.engine_request(self._conversation, None, reasons=reasons)
         self._items = Items(self._event, parsed=bool(self._request.parsed))
 
     async def whole(self) -> dict[str, Any]:
-        (answer,) = await self._gateway.engine.complete([self._request], self.head.engine_id)
-        self._usage.see(0, answer)
-        self._items.read(answer)
-        return self._ended(answer)[1]
+        with self._in_session() as request:
+            (answer,) = await self._gateway.engine.complete([request], self.head.engine_id)
+            self._usage.see(0, answer)
+            self._items.read(answer)
+            return self._ended(answer, request)[1]
 
     def format(self) -> Format:
         return Format("text/event-stream", self._error, EVENT_HEARTBEAT)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        started = False
-        async with aclosing(self._gateway.engine.stream([self._request], self.head.engine_id)) as parts:
-            async for _, part in parts:
-                self._usage.see(0, part)
-                events = b""
-                if not started:
-                    started = True
-                    begun = self._response("in_progress", [])
-                    events += self._event("response.created", response=begun)
-                    events += self._event("response.in_progress", response=begun)
-                events += self._items.read(part)
-                if part.finish_reason:
-                    last, response = self._ended(part)
-                    events += last + self._event(f"response.{response['status']}", response=response)
-                if events:
-                    yield events
+        with self._in_session() as request:
+            async with aclosing(self._gateway.engine.stream([request], self.head.engine_id)) as parts:
+                async for _, part in parts:
+                    self._usage.see(0, part)
+                    if events := self._begun() + self._items.read(part) + self._last(part, request):
+                        yield events
+
+    @contextlib.contextmanager
+    def _in_session(self) -> Iterator[GenerateRequest]:
+        """The request to the engine, with its session where the answer is to be stored. Answers that go on from each
+        other share a session, which has what the engine computed of them. The engine answers a session's requests one
+        after the other, so of several that go on from the same answer only one has its session: the first, and if that
+        is not stored in the end, one that comes after it."""
+        if not self._body.store:
+            yield self._request
+            return
+        before = None if self._before is None or self._before.continued else self._before
+        if before is None:
+            yield replace(self._request, session_id=f"response-{uuid.uuid4().hex}")
+            return
+        before.continued = True
+        try:
+            yield replace(self._request, session_id=before.session_id)
+        finally:
+            before.continued = self._stored
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, "sequence_number": self._number, **fields}
@@ -172,7 +183,23 @@ class _Answer:
     def _error(self, error: ApiError) -> bytes:
         return self._event("error", code=error.code or error.type, message=error.message, param=error.param)
 
-    def _ended(self, last: GenerateResponse) -> tuple[bytes, dict[str, Any]]:
+    def _begun(self) -> bytes:
+        """A stream's first events; nothing later."""
+        if self._number:
+            return b""
+        response = self._response("in_progress", [])
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def _last(self, part: GenerateResponse, request: GenerateRequest) -> bytes:
+        """A stream's last events; nothing where `part` is not the last one."""
+        if not part.finish_reason:
+            return b""
+        events, response = self._ended(part, request)
+        return events + self._event(f"response.{response['status']}", response=response)
+
+    def _ended(self, last: GenerateResponse, request: GenerateRequest) -> tuple[bytes, dict[str, Any]]:
         """The last item's last events, and the answer. Stores it where the request asks for that."""
         status = "incomplete" if last.finish_reason == "length" else "completed"
         events = self._items.end(status)
@@ -181,9 +208,10 @@ class _Answer:
         if status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         if self._body.store:
-            assert self._session_id is not None
+            assert request.session_id is not None
             messages = [*self._conversation, *self._items.messages()]
-            response["store"] = self._gateway.responses.add(Stored(response, messages, self._session_id))
+            self._stored = self._gateway.responses.add(Stored(response, messages, request.session_id))
+            response["store"] = self._stored
         return events, response
 
     def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
@@ -214,16 +242,6 @@ class _Answer:
             "truncation": "disabled",
             "usage": None,
         }
-
-
-def _session(before: Stored | None) -> str:
-    """Answers that go on from each other share a session, which has what the engine computed of them. The engine
-    answers a session's requests one after the other, so of several that go on from the same answer only the first has
-    its session."""
-    if before is None or before.continued:
-        return f"response-{uuid.uuid4().hex}"
-    before.continued = True
-    return before.session_id
 
 
 def _shown_tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, GetJsonSchemaHandler, PlainValidator, WithJsonSchema
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from charonia_gateway.json_values import TOO_MANY, has_too_many_values
+
 MAX_STOPS = 4
 # generated: request limits, from definitions/ by `make generate`
+# levels of JSON, the gateway's own limit: what takes values apart level by level needs Python's stack for each
+MAX_DEPTH = 200
 # words of a request's bad_words: the engine compares each with the end of every sequence at every step
 MAX_BAD_WORDS = 1000
 # bytes of a bad word in UTF-8, as of a stop word: each is tokenized three times
@@ -38,6 +43,12 @@ def refused(why: str) -> BeforeValidator:
             raise wrong(why)
 
     return BeforeValidator(check)
+
+
+def check_arguments(texts: Iterable[str]) -> None:
+    """Of the calls in one request. They are JSON in texts: what is made of them does not count to the body's values."""
+    if has_too_many_values([text.encode("utf-8", "surrogatepass") for text in texts]):
+        raise wrong(f"the calls' arguments have {TOO_MANY}")
 
 
 def only(expected: bool, why: str) -> BeforeValidator:

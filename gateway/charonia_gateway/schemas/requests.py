@@ -26,6 +26,7 @@ from charonia_gateway.schemas.fields import (
     TextModality,
     ToolChoice,
     Tools,
+    check_arguments,
     wrong,
 )
 from charonia_gateway.schemas.structured import (
@@ -185,8 +186,15 @@ class Message(BaseModel):
         return message
 
 
+def _check_calls(messages: list[Message]) -> list[Message]:
+    functions = [call.get("function") for message in messages for call in message.tool_calls or ()]
+    arguments = [function.get("arguments") for function in functions if isinstance(function, dict)]
+    check_arguments(text for text in arguments if isinstance(text, str))
+    return messages
+
+
 # A list ends at its first error: each error is kept with its value, and a body has room for a million of them.
-Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)]
+Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES), AfterValidator(_check_calls)]
 
 
 def messages_of(value: Any) -> Any:

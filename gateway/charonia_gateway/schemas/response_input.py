@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from charonia_gateway.schemas.fields import MAX_MESSAGES, MAX_PARTS, wrong
+from charonia_gateway.schemas.fields import MAX_MESSAGES, MAX_PARTS, check_arguments, wrong
 from charonia_gateway.schemas.turns import Turns, arguments_object
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -20,6 +20,8 @@ def input_items(value: Any) -> list[dict[str, Any]]:
         raise wrong("send a text, or a list of items; neither is empty")
     if len(value) > MAX_MESSAGES:
         raise wrong(f"{len(value)} items are too many: send at most {MAX_MESSAGES}")
+    arguments = [item.get("arguments") for item in value if isinstance(item, dict)]
+    check_arguments(text for text in arguments if isinstance(text, str))
     return [_item(number, item) for number, item in enumerate(value)]
 
 

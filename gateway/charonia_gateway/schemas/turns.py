@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from charonia_gateway.json_values import has_too_many_values
+from charonia_gateway.schemas.fields import MAX_DEPTH
+
 INVALID = "INVALID_JSON"  # Anthropic's name for it
+# In a request they lie in a list of messages, a message, a list of calls, a call and its function.
+MAX_ARGUMENTS_DEPTH = MAX_DEPTH - 5
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """A call's arguments. What is no JSON object is named so, and given as it is: the answer ended within it, or the
-    model wrote something else."""
+    """A call's arguments. What is no JSON object, or one that no request takes, is named so, and given as it is: the
+    answer ended within it, or the model wrote something else."""
+    if has_too_many_values([text.encode("utf-8", "surrogatepass")]):
+        return {INVALID: text}
     try:
         value = json.loads(text or "{}")
         # What JSON cannot hold: infinite numbers, and halves of characters.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return {INVALID: text}
-    return value if isinstance(value, dict) else {INVALID: text}
+    return value if isinstance(value, dict) and not _is_too_deep(value) else {INVALID: text}
+
+
+def _is_too_deep(value: dict[str, Any]) -> bool:
+    level: list[Any] = [value]
+    for _ in range(MAX_ARGUMENTS_DEPTH):
+        level = [inner for outer in level for inner in _inner(outer)]
+        if not level:
+            return False
+    return True
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 @dataclass
