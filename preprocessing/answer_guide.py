@@ -115,7 +115,7 @@ class AnswerGuides:
             return self._tags.forced(made, several=parallel and choice.kind == "required")
         if not given.type:
             return self._tags.free(made, several=parallel)
-        content = guide_format(given.type, given.text, _GUIDE)
+        content = self._beside_calls(given)
         return content and either([self._tags.forced(made, several=parallel), content])
 
     def _of_given(
@@ -126,10 +126,16 @@ class AnswerGuides:
         calls = bool(functions) and self._formats.calls is not None and given.type != "structural_tag"
         if not calls and (self._formats.reasoning is None or state == "none"):
             return None
-        content = guide_format(given.type, given.text, _GUIDE)
-        if content is None or not calls:
-            return content
-        return either([self._tags.forced(self._functions(functions), several=parallel), content])
+        if not calls:
+            return guide_format(given.type, given.text, _GUIDE)
+        content = self._beside_calls(given)
+        return content and either([self._tags.forced(self._functions(functions), several=parallel), content])
+
+    def _beside_calls(self, given: Guide) -> Format | None:
+        try:
+            return self._tags.answer(given.type, given.text, _GUIDE)
+        except NoTagError as error:
+            raise PromptError(_GUIDE, str(error), "send tool_choice = none, or no tools") from None
 
     def _functions(self, functions: Sequence[Mapping[str, Any]]) -> list[Function]:
         assert self._formats.calls is not None

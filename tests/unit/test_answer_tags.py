@@ -221,6 +221,57 @@ def test_a_guide_beside_tools_is_for_answers_without_calls(model: Model) -> None
     assert {bool(part.calls) for part in parts} == {True, False}
 
 
+@pytest.mark.parametrize("format", ["qwen3_coder", "glm45", "mistral_named", "gemma4"])
+def test_json_beside_tools_has_no_calls_in_it(model: Model, format: str) -> None:
+    formats, functions = model.formats(format), [{"name": "get"}]
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    bias = {**model.bias, **dict.fromkeys(model.yes, 9.0)}
+    found = 0
+    for guide in (("json", ""), ("json_schema", json.dumps(schema))):
+        made = model.guide(formats, ToolChoice("auto"), functions, given=guide)
+        plain = [begin for begin in CALL_FORMATS[format].begin if begin not in model.special]
+        parts = json.loads(made.text)["format"]["elements"]
+        assert len(parts) == 2 and parts[1].get("excludes", []) == plain
+        for part in model.sample(made, formats.options("", functions, True), 12, bias):
+            assert bool(part.calls) is not bool(part.content), part
+            found += 1
+            if part.content:
+                json.loads(part.content, strict=False)
+    assert found
+
+
+@TEXT
+@pytest.mark.parametrize(
+    ("guide", "taken"),
+    [
+        (("regex", "[a-f]{3}|yes|\\d+"), True),
+        (("regex", "[^x]*"), False),
+        (("regex", ".*"), False),
+        (("regex", "<tool_call>"), False),
+        (("regex", "\\x3ctool_call>"), False),
+        (("regex", "[!-~]*"), False),
+        (("choice", '["yes", "<tool_cal"]'), True),
+        (("choice", '["yes", "a <tool_call>"]'), False),
+        (("ebnf_grammar", 'root ::= "tool" | [a-z_]+ root | "0" # <>'), True),
+        (("ebnf_grammar", 'root ::= "<" [a-z_]+ ">"'), False),
+        (("ebnf_grammar", 'root ::= "\\x3c" [a-z_]+ ">"'), False),
+        (("ebnf_grammar", "root ::= [^x]*"), False),
+        (("json_schema", '{"type": "string", "maxLength": 5}'), True),
+        (("json_schema", '{"type": "string", "maxLength": 50}'), False),
+        (("json_schema", '{"type": "string", "pattern": "[a-z]+"}'), True),
+        (("json_schema", '{"items": {"type": "string", "pattern": "[^x]+"}}'), False),
+        (("json_schema", '{"enum": ["<tool_call>"]}'), False),
+    ],
+)
+def test_a_guide_beside_tools_makes_no_mark_of_a_call(model: Model, guide: tuple[str, str], taken: bool) -> None:
+    formats, functions = model.formats("qwen3_coder"), [{"name": "get"}]
+    if taken:
+        assert model.guide(formats, ToolChoice("auto"), functions, given=guide).type == "structural_tag"
+    else:
+        text = refusal(model.guide, formats, ToolChoice("auto"), functions, given=guide)
+        assert text.startswith("guided_decoding_guide: ") and "<tool_call>" in text and "begins a call" in text
+
+
 def test_special_tokens_are_in_a_text_only_where_its_tag_names_them(model: Model) -> None:
     other = {"type": "token", "token": "[ARGS]"}
     triggered = {"begin": other, "content": {"type": "const_string", "value": ""}, "end": ""}

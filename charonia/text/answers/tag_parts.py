@@ -21,9 +21,9 @@ def const(value: str) -> Format:
     return {"type": "const_string", "value": value}
 
 
-def json_of(schema: Any, name: str, without: str = "") -> Format:
+def json_of(schema: Any, name: str, without: Sequence[str] = ()) -> Format:
     """JSON that follows a schema. name: what errors call that. without: what no text in it holds."""
-    excludes = {"excludes": [without]} if without else {}
+    excludes = {"excludes": list(without)} if without else {}
     return {**_JSON, **excludes, "name": name, "json_schema": schema}
 
 

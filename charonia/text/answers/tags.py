@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from . import gemma, xml
+from . import beside_calls, gemma, xml
 from .ebnf import literal
 from .formats import CallFormat, Frame, ReasoningFormat
 from .parser import MAX_NAME
@@ -60,6 +60,28 @@ class Tags:
         markup = "\n".join((*(calls.markup if calls else ()), *(reasoning.markup if reasoning else ())))
         self._special = re.compile("|".join(re.escape(name) for name in names if name in markup) or "(?!)")
 
+    @property
+    def text_marks(self) -> list[str]:
+        """What begins calls, where it is plain text."""
+        assert self._calls is not None
+        return [begin for begin in self._calls.begin if not self._special.search(begin)]
+
+    def answer(self, kind: str, guide: str, called: str) -> Format | None:
+        """As `guide_format`, of a guide beside tools: what it makes is never read as a call. Raises NoTagError."""
+        assert self._calls is not None
+        marks = self.text_marks
+        made = guide_format(kind, guide, called)
+        if made is None or not marks:
+            return made
+        if not kind.startswith("json"):
+            beside_calls.check(kind, guide, marks)
+            return made
+        if self._calls.syntax == "json":  # its calls have quotes, which a text in JSON has not
+            return made
+        schema = json.loads(guide) if guide else ANY_OBJECT["json_schema"]
+        beside_calls.check_json(schema, marks)
+        return {**made, "excludes": marks}
+
     def forced(self, functions: Sequence[Function], *, several: bool) -> Format:
         """Calls and nothing else. several: more than one may come."""
         assert self._calls is not None
@@ -77,7 +99,7 @@ class Tags:
         else:
             before = either([sequence(self._markup(frame.before)) for frame in frames])
             block = [before, self._named(functions, frames[0]), *self._markup(frames[0].after)]
-        marks = [begin for begin in self._calls.begin if not self._special.search(begin)]
+        marks = self.text_marks
         text = any_text(*marks)
         rest = {"type": "star", "content": sequence([*block, text])} if several else optional(sequence(block))
         if not self._calls.bare:

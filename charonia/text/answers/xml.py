@@ -108,7 +108,7 @@ class _Values:
             raise NoTagError(f"{self._name}: the JSON schema, at {error}, in this format") from None
         self._copy(size, at)
         whole = {**schema, **shared} if isinstance(schema, Mapping) else schema
-        return json_of(whole, f"tools: {self._name}, at {at}", self._end)
+        return json_of(whole, f"tools: {self._name}, at {at}", [self._end] if self._end else [])
 
     def text(self, text: _Text, at: str) -> Format | None:
         """A text without quotes; None: any."""
