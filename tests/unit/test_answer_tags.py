@@ -111,16 +111,25 @@ class Model:
         return guides.make(prompt, functions, choice, more.pop("parallel", True), given)
 
     def sample(self, guide: Any, options: str, seeds: int, bias: Mapping[int, float] | None = None) -> Iterator[Any]:
-        """What the parser reads of answers that have ended."""
-        params = SamplingParams(max_tokens=250, temperature=2.0, logit_bias=bias or self.bias, n=seeds, seed=1)
+        """What the parser reads of answers that have ended. The tokenizer that is trained is not the same in every run,
+        and all answers may go on beyond max_tokens: then it is asked again."""
         chat = [{"role": "user", "content": "x"}]
-        for answer in self.engine.generate(chat, params, guide=Guide(guide.type, guide.text)):
-            if answer.finish_reason == "stop":
+        ended = False
+        for attempt in range(8):
+            params = SamplingParams(
+                max_tokens=250, temperature=2.0, logit_bias=bias or self.bias, n=seeds, seed=1 + attempt * seeds
+            )
+            for answer in self.engine.generate(chat, params, guide=Guide(guide.type, guide.text)):
+                if answer.finish_reason != "stop":
+                    continue
+                ended = True
                 size = len(self.table.join(np.array(answer.token_ids)))
                 span = (size - len(answer.text.encode()), size)  # without a leading space
                 part = parse.Answers(self.table).read(options, 0, answer.token_ids, span, last=True)
                 part.text = answer.text
                 yield part
+            if ended:
+                return
 
 
 @pytest.fixture(
