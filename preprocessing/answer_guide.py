@@ -3,6 +3,7 @@ for calls that are forced, for strict functions, and for what follows reasoning.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -91,7 +92,10 @@ class AnswerGuides:
             raise PromptError("tools", str(error), "leave it out, or strict") from None
         if format is None:
             return given
-        made = tag(self._tags.after_reasoning(format, state), "tools" if choice.forced or strict else _GUIDE)
+        field = "tools" if choice.forced or strict else _GUIDE
+        made = tag(self._tags.after_reasoning(format, state), field)
+        if re.search("[\ud800-\udfff]", made):
+            raise PromptError(field, "text that is not valid Unicode", "send whole characters, no lone surrogates")
         return Guide("structural_tag", made)
 
     def _with_calls(

@@ -336,6 +336,7 @@ def test_what_cannot_be_forced_says_why(model: Model) -> None:
         (model.formats("none"), ToolChoice("auto"), FUNCTIONS, {}, "no function can be strict"),
         (formats, required, [{"name": ""}], {}, 'function "" cannot be called'),
         (formats, required, [{"name": 3}], {}, "a function's name is 3"),
+        (formats, required, [{"name": "\ud800"}], {}, "tools: text that is not valid Unicode"),
         (formats, required, [{"name": "x" * 300}], {}, "1 to 256 characters"),
         (model.formats("mistral_named"), required, [{"name": "a b"}], {}, "no white space, quotes or brackets"),
         (formats, required, FUNCTIONS, {"given": ("structural_tag", "{}")}, "send one of them"),
