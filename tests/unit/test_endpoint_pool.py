@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from typing import Any
@@ -318,6 +319,24 @@ async def test_a_pool_closes_also_in_the_moment_in_which_a_check_is_asked_for(tu
     done, _ = await asyncio.wait((closing,), timeout=HANG_S / 6)
     closing.cancel()
     assert done, "the pool does not close"
+
+
+async def test_a_pool_closes_also_where_a_call_swallows_its_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gRPC's calls do when the answer comes in the same moment."""
+    called = asyncio.Event()
+
+    async def check(timeout_s: float) -> None:
+        if not called.is_set():
+            called.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    pool = Pool(["127.0.0.1:1"], check_interval_s=HANG_S)
+    await pool.__aenter__()
+    monkeypatch.setattr(pool.endpoints[0].client, "check", check)
+    pool.endpoints[0].look_again()
+    await asyncio.wait_for(called.wait(), HANG_S)
+    await asyncio.wait_for(pool.__aexit__(), HANG_S / 6)
 
 
 async def test_a_conversation_that_is_sent_whole_goes_on_elsewhere_when_its_server_drains() -> None:

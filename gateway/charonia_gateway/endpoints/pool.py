@@ -29,6 +29,7 @@ from charonia_client import (
     TokenizeRequest,
     Unavailable,
 )
+from charonia_client.waiting import end
 
 from charonia_gateway.endpoints.affinity import MAX_SESSIONS, Recent
 from charonia_gateway.endpoints.chooser import Choice, Chooser, Reason
@@ -101,10 +102,7 @@ class Pool:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = [*self._watches.values(), *([self._asking] if self._asking else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end([*self._watches.values(), *([self._asking] if self._asking else [])])
         await asyncio.gather(*(endpoint.client.close() for endpoint in self.endpoints))
 
     def set_targets(self, targets: Iterable[str]) -> None:
