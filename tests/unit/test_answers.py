@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import time
 import tracemalloc
 from collections.abc import Iterable, Sequence
@@ -272,6 +273,43 @@ def test_a_recorded_answer_is_the_same_at_every_cut(
     for at in range(len(answer) + 1):
         assert read([answer[:at], answer[at:]], format, reasoning) == whole
     assert read(list(answer), format, reasoning) == whole
+
+
+@pytest.mark.parametrize("format", CALL_FORMATS)
+def test_an_answer_that_ends_within_the_end_of_a_call_has_no_markup_in_its_content(format: str) -> None:
+    text = CALL_FORMATS[format].write([WEATHER])
+    begun = [found for at in range(len(text) + 1) if (found := read([text[:at]], format)).calls]
+    assert len(begun) > 10
+    assert [found.content for found in begun if found.content] == []
+    assert begun[-1] == read([text], format)
+
+
+@pytest.mark.parametrize("format, reasoning, answer", [recorded[:3] for recorded in RECORDED])
+def test_a_recorded_answer_that_ends_earlier_has_no_markup_after_its_calls(
+    format: str | None, reasoning: str | None, answer: str
+) -> None:
+    end = CALL_FORMATS[format].end if format else ""
+    begins = CALL_FORMATS[format].begin if format else ()
+    # A call that has not begun is text, whole; an end that comes after text is text until it is there.
+    marks = [end[:size] for size in range(1, len(end)) if not any(begin.startswith(end[:size]) for begin in begins)]
+    for at in range(len(answer) + 1):
+        found = read([answer[:at]], format, reasoning)
+        if found.calls and not any(text in found.content for text in ("indeed", *begins)):
+            assert not found.content.endswith(tuple(marks))
+            assert read(list(answer[:at]), format, reasoning) == found
+    # Right behind the arguments every beginning of the end is dropped, and nothing else.
+    for match in re.finditer(rf"(?<=[}}\]>\n]){re.escape(end)}", answer) if end else ():
+        before = read([answer[: match.start()]], format, reasoning)
+        for at in range(match.start(), match.end()):
+            assert not before.calls or read([answer[:at]], format, reasoning).content == before.content
+
+
+def test_arguments_that_are_complete_in_a_call_that_is_not() -> None:
+    for end in ("</tool_call", "\n</t", ', "id": "x', " "):
+        found = read([f'a <tool_call>{{"name": "add", "arguments": {{}}{end}'], "hermes")
+        assert (found.content, found.calls) == ("a", [("add", "{}", True)])
+    found = read(['<tool_call>{"name": "add", "arguments": {}}</tool_box'], "hermes")
+    assert (found.content, found.calls) == ("</tool_box", [("add", "{}", True)])
 
 
 @pytest.mark.parametrize("format", CALL_FORMATS)

@@ -345,7 +345,10 @@ class AnswerParser:
         except _NoCallError:
             if self._call:
                 return (yield from self._read_broken())
-            self._content.push(self._plain(self._held.getvalue() if self._held else ""))
+            if self._held:
+                self._content.push(self._plain(self._held.getvalue()))
+            else:  # the arguments were complete, and the rest was not
+                yield from self._read_end("")
         finally:
             self._held = None
         return ""
@@ -372,10 +375,12 @@ class AnswerParser:
 
     def _read_end(self, closing: str) -> Reading:
         """The end of calls, with brackets that come too often before it. Where it is missing, it is no text when it
-        comes later."""
+        comes later; nor is its beginning, where the answer ends within it."""
         yield from self._spaces(closing)
         if (yield from self._accept(self._end)):
             self._stray_end = False
+        elif self._ended and self._end.startswith(rest := self._text[self._at :]):
+            self._take(len(rest))
 
     def _read_object(self, *, strict: bool) -> Reading:
         """{"name": ..., "arguments": {...}}. strict: of an offered function, and nothing else in it."""
