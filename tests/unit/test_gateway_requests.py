@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from typing import Any
 
@@ -29,8 +30,10 @@ from charonia_gateway.schemas.interactive import InteractiveRequest
 from charonia_gateway.schemas.messages import MessagesRequest
 from charonia_gateway.schemas.requests import ChatRequest, CompletionRequest
 from charonia_gateway.schemas.responses import TokenizerInfo
+from charonia_gateway.schemas.structured import ResponseFormat
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 USER = [{"role": "user", "content": "hi"}]
 FUNCTION = {"type": "function", "function": {"name": "f"}}
@@ -647,3 +650,16 @@ def test_a_tokenizer_may_have_several_chat_templates() -> None:
     for template in (None, "one", {"default": "one", "tool_use": "two"}):
         info = {"tokenizer_class": "T", **names, "chat_template": template}
         assert TokenizerInfo.model_validate(info).model_dump() == info
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ({"type": "json_object", "schema": {}}, "'schema' is no field of it; it has json_schema, type"),
+        ({"type": "json_schema", "json_schema": {"name": "a", "shema": {}}}, "'shema' is no field of it; it has desc"),
+        ({"type": "json_schema"}, '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'),
+    ],
+)
+def test_what_would_constrain_an_answer_is_not_ignored(value: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(told)):
+        ResponseFormat.model_validate(value)

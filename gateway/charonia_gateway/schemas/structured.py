@@ -19,11 +19,21 @@ def _object_or_text(value: Any) -> Any:
     return value
 
 
+def _no_others(kind: type[BaseModel], value: Any) -> Any:
+    """What constrains an answer is not ignored."""
+    known = {field.alias or name for name, field in kind.model_fields.items()}
+    if isinstance(value, dict) and (others := [repr(key) for key in value if key not in known]):
+        raise wrong(f"{', '.join(others[:3])[:200]} is no field of it; it has {', '.join(sorted(known))}")
+    return value
+
+
 ObjectOrText = Annotated[str | dict[str, Any] | None, BeforeValidator(_object_or_text)]
 
 
 class JsonSchema(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    _known = model_validator(mode="before")(classmethod(_no_others))
 
     name: str = Field(description="taken, without effect")
     description: str | None = Field(None, description="taken, without effect")
@@ -34,7 +44,9 @@ class JsonSchema(BaseModel):
 class ResponseFormat(BaseModel):
     """The JSON is enforced; that it is wanted should be said in the prompt as well."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    _known = model_validator(mode="before")(classmethod(_no_others))
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -42,7 +54,10 @@ class ResponseFormat(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise wrong('json_schema belongs to type "json_schema", and that needs it')
+            raise wrong(
+                'json_schema belongs to type "json_schema", and that needs it: '
+                '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
+            )
         return self
 
     def guide(self) -> Guide | None:
