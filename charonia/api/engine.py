@@ -349,6 +349,10 @@ class Engine:
         if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
             raise InvalidRequestError(f"priority = {priority!r} is not valid: it must be an integer of 32 bits")
         if guide is not None:
+            if not isinstance(guide, Guide):
+                raise TypeError(
+                    f"guide = {guide!r} is not valid: it is made by Guide.regex, Guide.json_schema or the like"
+                )
             _check_text("guide", guide.text)
         params = native_sampling(lambda: self.tokenizer, sampling)
         submit: Any = functools.partial(

@@ -52,7 +52,14 @@ class Guide:
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Guide:
         """One of the texts."""
-        return cls("choice", _json("choice", list(texts)))
+        return cls("choice", _json("choice", _texts(texts)))
+
+
+def _texts(texts: Sequence[str]) -> list[str]:
+    listed = list(texts)
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in listed):
+        raise TypeError(f"choice = {texts!r} is not valid: it must be a list of texts")
+    return listed
 
 
 def _json(name: str, value: Any) -> str:

@@ -12,6 +12,7 @@ from charonia_client.errors import (
     Unavailable,
     Unresponsive,
 )
+from charonia_client.tools import ToolResult, Tools, converse
 from charonia_client.types import (
     GenerateRequest,
     GenerateResponse,
@@ -42,6 +43,9 @@ __all__ = [
     "TokenizeRequest",
     "Tokenized",
     "ToolCallDelta",
+    "ToolResult",
+    "Tools",
     "Unavailable",
     "Unresponsive",
+    "converse",
 ]

@@ -13,6 +13,7 @@ from charonia_client.contract import ALWAYS, ASKED_WITH, OUTPUTS, SCALARS
 from charonia_client.types import (
     GenerateRequest,
     GenerateResponse,
+    Guide,
     Timings,
     Tokenized,
     TokenizeRequest,
@@ -53,7 +54,8 @@ def _prompt(message: Any, request: GenerateRequest | TokenizeRequest) -> None:
 
 
 def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
-    """The ModelInferRequest for `request`. ValueError for a number that its tensor's type cannot hold."""
+    """The ModelInferRequest for `request`. ValueError for a number that its tensor's type cannot hold, TypeError for a
+    guide that is none."""
     message = pb.ModelInferRequest(model_name=model, id=request_id)
     _prompt(message, request)
     if request.tool_choice is not None:
@@ -65,6 +67,10 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
         if value is not None:
             _numbers(message, name, datatype, [value])
     if request.guide is not None:
+        if not isinstance(request.guide, Guide):
+            raise TypeError(
+                f"guide = {request.guide!r} is not valid: it is made by Guide.regex, Guide.json_schema or the like"
+            )
         _texts(message, "guided_decoding_guide_type", [request.guide.type.encode()])
         if request.guide.text:
             _texts(message, "guided_decoding_guide", [request.guide.text.encode()])

@@ -17,11 +17,56 @@ GuideType = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """Structured output (docs/structured_output.md): what the text has to be. text: the schema, expression, grammar or
-    tag, or a JSON list of choices; empty for json, which is any JSON object."""
+    """Structured output (docs/structured_output.md): what the text has to be. Made by one of the functions below, which
+    are those of the engine's Guide. text: the schema, expression, grammar or tag, or a JSON list of choices; empty for
+    json."""
 
     type: GuideType
     text: str = ""
+
+    @classmethod
+    def json(cls) -> Guide:
+        """Any JSON object."""
+        return cls("json")
+
+    @classmethod
+    def json_schema(cls, schema: str | bool | Mapping[str, Any]) -> Guide:
+        """A JSON value that is valid under the schema, which is a mapping or its JSON text."""
+        return cls("json_schema", schema if isinstance(schema, str) else _json("json_schema", schema))
+
+    @classmethod
+    def regex(cls, expression: str) -> Guide:
+        """A text that the regular expression matches from its beginning to its end."""
+        return cls("regex", expression)
+
+    @classmethod
+    def grammar(cls, ebnf: str) -> Guide:
+        """A text of a grammar in EBNF, from its rule `root`."""
+        return cls("ebnf_grammar", ebnf)
+
+    @classmethod
+    def structural_tag(cls, tag: str | Mapping[str, Any]) -> Guide:
+        """Tagged parts in free text, as xgrammar's structural tags describe them."""
+        return cls("structural_tag", tag if isinstance(tag, str) else _json("structural_tag", tag))
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Guide:
+        """One of the texts."""
+        return cls("choice", _json("choice", _texts(texts)))
+
+
+def _texts(texts: Sequence[str]) -> list[str]:
+    listed = list(texts)
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in listed):
+        raise TypeError(f"choice = {texts!r} is not valid: it must be a list of texts")
+    return listed
+
+
+def _json(name: str, value: Any) -> str:
+    try:
+        return json.dumps(dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is not valid: it cannot be written as JSON: {error}") from None
 
 
 class _Chat:

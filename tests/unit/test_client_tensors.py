@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from charonia_client import (
     BadRequest,
@@ -13,6 +14,7 @@ from charonia_client import (
     DeadlineExceeded,
     GenerateRequest,
     GenerateResponse,
+    Guide,
     Overloaded,
     ServerError,
     Unavailable,
@@ -33,6 +35,14 @@ def inputs(message: pb.ModelInferRequest) -> dict[str, tuple[str, list[int], byt
         tensor.name: (tensor.datatype, list(tensor.shape), raw)
         for tensor, raw in zip(message.inputs, message.raw_input_contents, strict=True)
     }
+
+
+def test_a_guide_that_is_none_names_what_makes_one() -> None:
+    sent = inputs(encode(GenerateRequest(text="hi", guide=Guide.choice(["yes", "no"])), "id", "ensemble"))
+    assert sent["guided_decoding_guide"][2] == serialize_byte_tensor(np.array([b'["yes", "no"]'], object)).item()
+    request = GenerateRequest(text="hi", guide="[0-9]+")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"guide = '\[0-9\]\+' is not valid: it is made by Guide.regex"):
+        encode(request, "id", "ensemble")
 
 
 def test_what_is_not_set_is_not_sent() -> None:

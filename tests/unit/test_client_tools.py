@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from charonia_client import Client, GenerateRequest, GenerateResponse
+from charonia_client import Client, GenerateRequest, GenerateResponse, Tools, converse
 from charonia_client.cli import _tools_of
-from charonia_client.tools import Tools, converse
 from charonia_client.types import ToolCallDelta
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "client" / "examples" / "tools.py"

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import charonia_client
 import jsonschema
 import llguidance
 import openai.types.beta
@@ -132,6 +133,32 @@ def test_what_is_wrong_is_an_error_of_the_request(engine: Engine) -> None:
         Guide.json_schema({"a": object()})
     with pytest.raises(InvalidRequestError, match="lone surrogate"):
         engine.generate("x", guide=Guide.regex("\ud800"))
+    with pytest.raises(TypeError, match=r"guide = '\[0-9\]\+' is not valid: it is made by Guide.regex"):
+        engine.generate("x", guide="[0-9]+")  # type: ignore[arg-type]
+
+
+def test_guides_of_the_client_library_are_those_of_the_engine() -> None:
+    schema = {"type": "object", "properties": {"é": {"const": 1}}}
+    made: list[tuple[str, tuple[Any, ...]]] = [
+        ("json", ()),
+        ("json_schema", (schema,)),
+        ("json_schema", ("{}",)),
+        ("json_schema", (True,)),
+        ("regex", ("[0-9]+",)),
+        ("grammar", ('root ::= "é"',)),
+        ("structural_tag", ({"format": {"type": "any_text"}},)),
+        ("choice", (("yes", "é"),)),
+    ]
+    assert {name for name, _ in made} == {name for name, one in vars(Guide).items() if isinstance(one, classmethod)}
+    for name, arguments in made:
+        ours, theirs = getattr(Guide, name)(*arguments), getattr(charonia_client.Guide, name)(*arguments)
+        assert (ours.type, ours.text) == (theirs.type, theirs.text)
+    for kind in (Guide, charonia_client.Guide):
+        for wrong in ("yes", ["yes", 1]):
+            with pytest.raises(TypeError, match=r"choice = .*'?yes'?.* is not valid: it must be a list of texts"):
+                kind.choice(wrong)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="cannot be written as JSON"):
+            kind.json_schema({"a": object()})
 
 
 def test_a_stream_of_several_ends_with_its_grammar(engine: Engine) -> None:
