@@ -19,34 +19,32 @@ def _object_or_text(value: Any) -> Any:
     return value
 
 
-def _no_others(kind: type[BaseModel], value: Any) -> Any:
+class _Closed(BaseModel):
     """What constrains an answer is not ignored."""
-    known = {field.alias or name for name, field in kind.model_fields.items()}
-    if isinstance(value, dict) and (others := [repr(key) for key in value if key not in known]):
-        raise wrong(f"{', '.join(others[:3])[:200]} is no field of it; it has {', '.join(sorted(known))}")
-    return value
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, value: Any) -> Any:
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        if isinstance(value, dict) and (others := [repr(key) for key in value if key not in known]):
+            raise wrong(f"{', '.join(others[:3])[:200]} is no field of it; it has {', '.join(sorted(known))}")
+        return value
 
 
 ObjectOrText = Annotated[str | dict[str, Any] | None, BeforeValidator(_object_or_text)]
 
 
-class JsonSchema(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    _known = model_validator(mode="before")(classmethod(_no_others))
-
+class JsonSchema(_Closed):
     name: str = Field(description="taken, without effect")
     description: str | None = Field(None, description="taken, without effect")
     schema_: dict[str, Any] | None = Field(None, alias="schema", description="without it: any JSON object")
     strict: bool | None = Field(None, description="taken; the schema is always kept to the letter")
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(_Closed):
     """The JSON is enforced; that it is wanted should be said in the prompt as well."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    _known = model_validator(mode="before")(classmethod(_no_others))
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
