@@ -399,7 +399,9 @@ async def test_an_answer_that_is_not_stored_leaves_the_session_to_the_next(fails
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"tools": [{"name": "a b", "input_schema": {}}]}, "the name of tool 0 is missing"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "the name of tool 0, 'a b', is not valid: send 1 to 128"),
+        ({"tools": [{"name": "a" * 129, "input_schema": {}}]}, "(129 characters), is not valid"),
+        ({"tools": [{"input_schema": {}}]}, "the name of tool 0 is missing"),
         ({"tools": [{"name": "f"}]}, "tool f: input_schema is missing"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305'"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "there is no tool 'other'"),
@@ -432,6 +434,27 @@ def test_what_is_wrong_with_anthropics_fields_is_said(fields: dict[str, Any], sa
 def test_what_is_wrong_with_a_block_is_said(block: dict[str, Any], says: str) -> None:
     with pytest.raises(ApiError) as caught:
         anthropic({"role": "user", "content": [block]})
+    assert caught.value.status == 400 and says in caught.value.message, caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("tool", "says"),
+    [
+        (
+            IN_OPENAIS_FORM,
+            "tool 0 is in the form of /v1/chat/completions: here a function's name and parameters are not ",
+        ),
+        (IN_OPENAIS_FORM, 'send {"type": "function", "name": ..., "parameters": ...}'),
+        (
+            {**FUNCTION, "name": "a b"},
+            "the name of function 0, 'a b', is not valid: send 1 to 64 characters of a-z, A-Z",
+        ),
+        ({"type": "function"}, "the name of function 0 is missing"),
+    ],
+)
+def test_what_is_wrong_with_a_function_of_responses_is_said(tool: dict[str, Any], says: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(ResponsesRequest, json.dumps({"model": "m", "input": USER, "tools": [tool]}).encode())
     assert caught.value.status == 400 and says in caught.value.message, caught.value.message
 
 

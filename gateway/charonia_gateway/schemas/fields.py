@@ -24,6 +24,7 @@ MAX_BAD_WORD_BYTES = 1024
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
 MAX_TOOLS = 1_000
+_FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 MAX_BIASES = 1 << 18  # more than the tokens of any vocabulary here
 MAX_SESSION_ID_BYTES = 256
 MAX_TOKEN_ID = 2**31 - 1
@@ -126,6 +127,19 @@ def text_of_parts(value: Any) -> str | None:
     return "".join(texts)
 
 
+def function_name(what: str, name: Any, limit: int = 64) -> str:
+    """The name of a function that a model may call. what: in the error, whose name it is."""
+    if isinstance(name, str) and len(name) <= limit and _FUNCTION_NAME.fullmatch(name):
+        return name
+    right = f"send 1 to {limit} characters of a-z, A-Z, 0-9, _, - and ."
+    if name is None:
+        raise wrong(f"the name of {what} is missing: {right}")
+    if not isinstance(name, str):
+        raise wrong(f"the name of {what} is no text: {right}")
+    shown = repr(name) if len(name) <= 80 else f"{name[:80]!r}... ({len(name)} characters)"
+    raise wrong(f"the name of {what}, {shown}, is not valid: {right}")
+
+
 def _tools(value: Any) -> Any:
     if value is None:
         return None
@@ -136,9 +150,7 @@ def _tools(value: Any) -> Any:
         function = tool.get("function") if isinstance(tool, dict) else None
         if kind != "function" or not isinstance(function, dict):
             raise wrong(f'tool {number} is no function: send {{"type": "function", "function": {{"name": ...}}}}')
-        name = function.get("name")
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name, re.ASCII):
-            raise wrong(f"the name of function {number} is missing, or has other characters than a-z, 0-9, _, - and .")
+        name = function_name(f"function {number}", function.get("name"))
         if not isinstance(function.get("strict"), bool | None):
             raise wrong(f"function {name}: strict is true or false")
     return value

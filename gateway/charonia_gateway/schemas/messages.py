@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from charonia_client import GenerateRequest, Guide, TokenizeRequest
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from charonia_gateway.schemas.fields import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, refused, text_of_parts, wrong
+from charonia_gateway.schemas.fields import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    function_name,
+    refused,
+    text_of_parts,
+    wrong,
+)
 from charonia_gateway.schemas.requests import INT32, engine_top_p
 from charonia_gateway.schemas.turns import Turns
 
 MAX_STOP_SEQUENCES = 64
 MIN_BUDGET = 1024  # Anthropic's
-_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
+_MAX_NAME = 128  # characters of a tool's name
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _ROLE_OF = {"tool_use": "assistant", "thinking": "assistant", "redacted_thinking": "assistant", "tool_result": "user"}
 # Claude Code's first block of the system prompt. It differs in each request: no prompt would begin as one before did.
@@ -106,9 +113,8 @@ def _function(number: int, tool: Any) -> dict[str, Any]:
             f"tool {number} is of type {str(tool['type'])[:40]!r}: this server has no tools of its own; describe yours "
             "with name and input_schema"
         )
-    name, schema, description = tool.get("name"), tool.get("input_schema"), tool.get("description")
-    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
-        raise wrong(f"the name of tool {number} is missing, longer than 128, or has others than a-z, 0-9, _, - and .")
+    name = function_name(f"tool {number}", tool.get("name"), _MAX_NAME)
+    schema, description = tool.get("input_schema"), tool.get("description")
     if not isinstance(schema, dict):
         raise wrong(f"tool {name}: input_schema is missing, or no object")
     if description is not None and not isinstance(description, str):

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Annotated, Any, ClassVar
 
 from charonia_client import GenerateRequest, Guide
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from charonia_gateway.schemas.fields import MAX_TOOLS, refused, wrong
+from charonia_gateway.schemas.fields import MAX_TOOLS, function_name, refused, wrong
 from charonia_gateway.schemas.requests import INT32, engine_top_p
 from charonia_gateway.schemas.response_input import input_items
 
 MAX_METADATA = 16
-_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SUMMARIES = ("auto", "concise", "detailed")
 _ENCRYPTED = "reasoning.encrypted_content"  # here reasoning is a text that goes back with its item
@@ -49,9 +47,12 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
             raise wrong(
                 f"tool {number} is of type {str(kind)[:40]!r}: this server has functions alone, no built-in tools"
             )
-        name = tool.get("name")
-        if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
-            raise wrong(f"the name of function {number} is missing, or has other characters than a-z, 0-9, _, - and .")
+        if "name" not in tool and isinstance(tool.get("function"), dict):
+            raise wrong(
+                f"tool {number} is in the form of /v1/chat/completions: here a function's name and parameters are not "
+                'within function; send {"type": "function", "name": ..., "parameters": ...}'
+            )
+        name = function_name(f"function {number}", tool.get("name"))
         for field, form in (("parameters", dict), ("description", str), ("strict", bool)):
             if not isinstance(tool.get(field), form | None):
                 raise wrong(f"function {name}: {field} is neither null nor {_FORMS[form]}")
