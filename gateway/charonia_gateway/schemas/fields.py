@@ -140,12 +140,17 @@ def function_name(what: str, name: Any, limit: int = 64) -> str:
     raise wrong(f"the name of {what}, {shown}, is not valid: {right}")
 
 
+def function_list(value: Any) -> list[Any]:
+    """A list of tools, of which nothing is known yet."""
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise wrong(f"send a list of at most {MAX_TOOLS} functions")
+    return value
+
+
 def _tools(value: Any) -> Any:
     if value is None:
         return None
-    if not isinstance(value, list) or len(value) > MAX_TOOLS:
-        raise wrong(f"send a list of at most {MAX_TOOLS} functions")
-    for number, tool in enumerate(value):
+    for number, tool in enumerate(function_list(value)):
         kind = tool.get("type") if isinstance(tool, dict) else None
         function = tool.get("function") if isinstance(tool, dict) else None
         if kind != "function" or not isinstance(function, dict):

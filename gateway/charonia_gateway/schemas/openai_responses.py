@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from charonia_client import GenerateRequest, Guide
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from charonia_gateway.schemas.fields import MAX_TOOLS, function_name, refused, wrong
+from charonia_gateway.schemas.fields import MAX_TOOLS, function_list, function_name, refused, wrong
 from charonia_gateway.schemas.requests import INT32, engine_top_p
 from charonia_gateway.schemas.response_input import input_items
 
@@ -39,9 +39,8 @@ def _text(value: Any) -> Any:
 def _tools(value: Any) -> list[dict[str, Any]] | None:
     if value is None:
         return None
-    if not isinstance(value, list) or len(value) > MAX_TOOLS:
-        raise wrong(f"send a list of at most {MAX_TOOLS} functions")
-    for number, tool in enumerate(value):
+    tools = function_list(value)
+    for number, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind != "function":
             raise wrong(
@@ -56,7 +55,7 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
         for field, form in (("parameters", dict), ("description", str), ("strict", bool)):
             if not isinstance(tool.get(field), form | None):
                 raise wrong(f"function {name}: {field} is neither null nor {_FORMS[form]}")
-    return value
+    return tools
 
 
 _FORMS: dict[type, str] = {dict: "an object", str: "a text", bool: "true or false"}
