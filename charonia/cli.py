@@ -17,6 +17,7 @@ from charonia.api.engine import spell_settings
 from charonia.api.options import with_engine_options
 from charonia.bench.cli import app as benchmark_app
 from charonia.errors import CharoniaError
+from charonia.keys import app as keys_app
 from charonia.serve.command import prepare_command, serve_command
 from charonia.text import prompt_ids
 
@@ -29,6 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # its tables cut the names of options at 80 columns
 )
 app.add_typer(benchmark_app, name="benchmark")
+app.add_typer(keys_app, name="keys")
 app.command("serve")(serve_command)
 app.command("prepare")(prepare_command)
 

@@ -116,6 +116,12 @@ class ServeFields(BaseSettings):
         validation_alias="CHARONIA_START_TIMEOUT_S",
         description="seconds until all models must be ready",
     )
+    gateway_keys_file: Path | None = Field(
+        None,
+        validation_alias="CHARONIA_GATEWAY_KEYS_FILE",
+        description="file of the API keys, as `charonia keys` writes it; it is read again when it changes; default: "
+        "no key is asked for",
+    )
     tracing_endpoint: str | None = Field(
         None,
         pattern="^https?://",
@@ -206,6 +212,7 @@ OTHERS = (
     "CHARONIA_GATEWAY_ADDRESS",
     "CHARONIA_GATEWAY_ALLOWED_ORIGINS",
     "CHARONIA_GATEWAY_HEARTBEAT_S",
+    "CHARONIA_GATEWAY_LIMITS_STORAGE",
     "CHARONIA_GATEWAY_LOG_LEVEL",
     "CHARONIA_GATEWAY_MAX_BODY_BYTES",
     "CHARONIA_GATEWAY_MAX_CHOICES",

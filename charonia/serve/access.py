@@ -50,7 +50,7 @@ def triton_options(settings: ServeSettings) -> list[str]:
 
 
 def warnings(settings: ServeSettings) -> Iterator[str]:
-    """What it means that ports are open to other machines, or to web pages. Nothing asks for a key yet."""
+    """What it means that ports are open to other machines, or to web pages."""
     if not _is_local(settings.triton_address):
         also = ", one deeply nested body to HTTP ends it" if settings.http_inference else ""
         yield (
@@ -63,10 +63,11 @@ def warnings(settings: ServeSettings) -> Iterator[str]:
             f"Triton's HTTP port {settings.http_port} answers inference ({env_name('http_inference')}): a web page in "
             "a browser on this machine can use it too, and one deeply nested body ends Triton (docs/security.md)"
         )
-    if settings.gateway and not _is_local(settings.host):
+    if settings.gateway and settings.gateway_keys_file is None and not _is_local(settings.host):
         yield (
             f"the gateway listens on {settings.host} without a key: everyone who reaches port {settings.gateway_port} "
-            f"can use the model; {env_name('host')}=127.0.0.1 keeps it to this machine (docs/security.md)"
+            f"can use the model; {env_name('gateway_keys_file')} asks for keys, {env_name('host')}=127.0.0.1 keeps it "
+            "to this machine (docs/security.md)"
         )
 
 

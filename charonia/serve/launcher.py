@@ -170,6 +170,7 @@ class _Stack:
                 "CHARONIA_GRPC_PORT": str(settings.grpc_port),
                 "CHARONIA_MODEL_NAME": settings.model_name or _model_name(workspace),
                 "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": str(self._drain_s),
+                **({env_name("gateway_keys_file"): str(keys)} if (keys := settings.gateway_keys_file) else {}),
             },
             self._log_file(own, "gateway"),
         )

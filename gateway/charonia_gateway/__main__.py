@@ -12,8 +12,11 @@ from pydantic_settings import CliApp
 from charonia_gateway.app import create_app
 from charonia_gateway.connection import bounded
 from charonia_gateway.drain import Drain, DrainingServer
+from charonia_gateway.keys import KeysError
 from charonia_gateway.logs import configure_logging
 from charonia_gateway.settings import Settings
+
+_SECRET = ("charonia_gateway_limits_storage", "limits_storage")
 
 
 def _settings() -> Settings:
@@ -22,12 +25,22 @@ def _settings() -> Settings:
     except ValidationError as error:
         for detail in error.errors():
             name = ".".join(str(part) for part in detail["loc"])
-            print(f"charonia_gateway: {name} = {detail['input']!r}: {detail['msg']}", file=sys.stderr)
+            # A storage's address may hold a password.
+            shown = "" if name in _SECRET else f" = {detail['input']!r}"
+            print(f"charonia_gateway: {name}{shown}: {detail['msg']}", file=sys.stderr)
         sys.exit(2)
 
 
 def main() -> None:
     settings = _settings()
+    try:
+        _serve(settings)
+    except KeysError as error:
+        print(f"charonia_gateway: CHARONIA_GATEWAY_KEYS_FILE: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _serve(settings: Settings) -> None:
     configure_logging(settings)
     # uvicorn shuts down in order and then raises the signal again, which would make its number the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):

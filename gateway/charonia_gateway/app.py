@@ -20,7 +20,8 @@ from charonia_gateway.documentation import complete_schema
 from charonia_gateway.drain import Drain, DrainMiddleware
 from charonia_gateway.endpoints import Discovery, EndpointMetrics, Pool
 from charonia_gateway.engine import Engine
-from charonia_gateway.errors import ApiError, handle_api_error, handle_engine_error, handle_http_error
+from charonia_gateway.errors import LIMIT_HEADERS, ApiError, handle_api_error, handle_engine_error, handle_http_error
+from charonia_gateway.keys import KeyRing
 from charonia_gateway.metrics import Metrics, MetricsMiddleware
 from charonia_gateway.origins import OriginMiddleware
 from charonia_gateway.record import REQUEST_ID_HEADER, RecordMiddleware
@@ -40,7 +41,8 @@ from charonia_gateway.stored import ResponseStore
 from charonia_gateway.tracing import Tracing, TracingMiddleware
 
 _DESCRIPTION = """The API of OpenAI for the model that this server serves; OpenAI's own clients work unchanged, with
-`base_url` set to this server's address and `/v1`, and any `api_key`. Fields that the server does not know are ignored
+`base_url` set to this server's address and `/v1`, and the `api_key` that its operator gave (any where the server asks
+for none). Fields that the server does not know are ignored
 and named in the response header `charonia-ignored-fields`."""
 
 
@@ -51,9 +53,10 @@ async def _client_gone(request: Request, _: Exception) -> Response:
 
 def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
     """The ASGI application. The channels to Triton open with its lifespan; Triton need not be there yet. `drain` is for
-    who ends it."""
+    who ends it. Raises KeysError for a file of keys that cannot be used."""
     metrics = Metrics()
     draining = drain or Drain(settings.shutdown_timeout_s)
+    keys = KeyRing(settings.keys_file) if settings.keys_file else None
     tracing = Tracing(settings.tracing_endpoint) if settings.tracing_endpoint else None
 
     @asynccontextmanager
@@ -77,11 +80,15 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
                 int(time.time()),
                 ResponseStore(settings.max_responses, settings.max_response_bytes, settings.response_ttl_s),
             )
-            following = asyncio.create_task(discovery.follow(pool.set_targets, settings.endpoint_check_interval_s))
+            following = [
+                asyncio.create_task(discovery.follow(pool.set_targets, settings.endpoint_check_interval_s)),
+                *([asyncio.create_task(keys.follow())] if keys else []),
+            ]
             try:
                 yield
             finally:
-                following.cancel()
+                for task in following:
+                    task.cancel()
         if tracing:
             await asyncio.to_thread(tracing.close)
 
@@ -96,6 +103,13 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
     for module in (chat, completions, responses, interactive, messages, embeddings, models, tokenizer, service):
         app.include_router(module.router)
     app.add_middleware(DrainMiddleware, drain=draining)
+    if keys:
+        # It counts nothing where no key is asked for, and is not imported then.
+        from charonia_gateway.access import KeyMiddleware
+        from charonia_gateway.limiter import Limiter
+
+        limiter = Limiter(settings.limits_storage)
+        app.add_middleware(KeyMiddleware, keys=keys, limiter=limiter, metrics=metrics)
     app.add_middleware(OriginMiddleware, allowed=settings.origins)
     if settings.origins:
         app.add_middleware(
@@ -103,7 +117,7 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
             allow_origins=sorted(settings.origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID_HEADER, IGNORED_HEADER, "Retry-After"],
+            expose_headers=[REQUEST_ID_HEADER, IGNORED_HEADER, "Retry-After", *LIMIT_HEADERS],
         )
     app.add_middleware(MetricsMiddleware, metrics=metrics)
     if tracing:

@@ -18,7 +18,7 @@ from charonia_gateway.engine import Engine
 from charonia_gateway.errors import ApiError
 from charonia_gateway.logprobs import MAX_ENTRIES
 from charonia_gateway.metrics import Metrics
-from charonia_gateway.record import REQUEST_ID_HEADER, record_of
+from charonia_gateway.record import REQUEST_ID_HEADER, current_key, record_of
 from charonia_gateway.schemas.interactive import InteractiveRequest
 from charonia_gateway.schemas.messages import CountTokensRequest
 from charonia_gateway.schemas.openai_responses import ResponsesRequest
@@ -52,7 +52,7 @@ class Gateway:
         return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
     def check_model(self, name: str) -> None:
-        """ApiError 404 for a model that is not served."""
+        """ApiError 404 for a model that is not served, 403 for one that the request's key may not use."""
         if name != self.settings.model_name:
             shown = name[:_MAX_MODEL_CHARACTERS]
             raise ApiError(
@@ -61,9 +61,18 @@ class Gateway:
                 param="model",
                 code="model_not_found",
             )
+        key = current_key()
+        if key and not key.allows_model(name):
+            raise ApiError(
+                403,
+                f"the key {key.name!r} may not use the model {name!r}: it may use {', '.join(key.models or ())}",
+                type="permission_error",
+                param="model",
+                code="model_not_allowed",
+            )
 
     async def read(self, request: Request, model: type[Body]) -> Body:
-        """The checked body of a request for text or tokens. ApiError 400, 404, 413 or 415."""
+        """The checked body of a request for text or tokens. ApiError 400, 403, 404, 413 or 415."""
         body = parse(model, await read_body(request, self.settings.max_body_bytes))
         record = record_of(request.scope)
         record.operation = body.operation
@@ -73,8 +82,7 @@ class Gateway:
         record.model = None if body.model is None else body.model[:_MAX_MODEL_CHARACTERS]
         if self.settings.log_prompts:
             record.prompt = body.model_dump(include=_PROMPT_FIELDS, exclude_none=True)
-        if body.model is not None:
-            self.check_model(body.model)
+        self.check_model(self.settings.model_name if body.model is None else body.model)
         return body
 
     def check_choices(self, choices: int) -> None:

@@ -29,12 +29,13 @@ _REQUESTS: tuple[type[BaseModel], ...] = (
 )
 _ERRORS = {
     400: "the request is wrong: the text names the field and what would be right",
-    403: "a web page of another origin asks, which CHARONIA_GATEWAY_ALLOWED_ORIGINS does not name",
+    401: "the server asks for a key, and the request has none that holds",
+    403: "the key may not use the model, or CHARONIA_GATEWAY_ALLOWED_ORIGINS does not name the web page that asks",
     404: "no such model",
     408: "the body did not arrive in time",
     413: "the body is too large",
     415: "the body is not JSON",
-    429: "too much to do; Retry-After says when to come again",
+    429: "a limit of the key is used up, or there is too much to do; Retry-After says when to come again",
     503: "Triton or the engine is away, or going away; Retry-After says when to come again",
     504: "the request's own `timeout` ran out",
 }

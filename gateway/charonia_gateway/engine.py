@@ -4,12 +4,15 @@ servers works for a request is decided in charonia_gateway.endpoints."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
 
-from charonia_client import ConnectionLost, GenerateRequest, GenerateResponse, ServerError, Unavailable
+from charonia_client import CharoniaError, ConnectionLost, GenerateRequest, GenerateResponse, ServerError, Unavailable
 
 from charonia_gateway.endpoints import Pool
+from charonia_gateway.endpoints.load import prompt_tokens
+from charonia_gateway.record import current_key, current_record
 
 
 class Engine:
@@ -79,16 +82,61 @@ class Engine:
         self, request: GenerateRequest, id: str, *, may_be_cancelled: bool = False
     ) -> AsyncGenerator[GenerateResponse, None]:
         """The parts of one request's answers. That somebody cancelled it is an error unless `may_be_cancelled`."""
-        async with aclosing(await self.pool.begin(request, id, self._timeout_s)) as answer:
-            for part in answer.first:
-                yield _checked(part, may_be_cancelled)
-            try:
-                async for part in answer.rest:
-                    answer.in_flight.note(part)
+        if record := current_record.get():
+            record.estimated_tokens += prompt_tokens(request)
+        with _clients_words(request.session_id):
+            async with aclosing(await self.pool.begin(_of_key(request), id, self._timeout_s)) as answer:
+                for part in answer.first:
                     yield _checked(part, may_be_cancelled)
-            except ConnectionLost as error:
-                answer.in_flight.endpoint.suspect(str(error))
-                raise
+                try:
+                    async for part in answer.rest:
+                        answer.in_flight.note(part)
+                        yield _checked(part, may_be_cancelled)
+                except ConnectionLost as error:
+                    answer.in_flight.endpoint.suspect(str(error))
+                    raise
+
+    async def end_session(self, session_id: str) -> None:
+        """Of the request's key, as all sessions here are."""
+        with _clients_words(session_id):
+            await self.pool.end_session(_session(session_id))
+
+    async def stop_session(self, session_id: str) -> None:
+        with _clients_words(session_id):
+            await self.pool.stop_session(_session(session_id))
+
+    async def cancel_session(self, session_id: str) -> None:
+        with _clients_words(session_id):
+            await self.pool.cancel_session(_session(session_id))
+
+
+def _session(session_id: str) -> str:
+    """The engine's name of a session: each key has a name space of its own."""
+    key = current_key()
+    return key.session(session_id) if key else session_id
+
+
+def _of_key(request: GenerateRequest) -> GenerateRequest:
+    """The request as its key may ask for it: in a session of the key, and with the key's priority at most."""
+    key = current_key()
+    if key is None:
+        return request
+    session_id = None if request.session_id is None else _session(request.session_id)
+    priority = request.priority
+    if key.priority is not None:
+        priority = key.priority if priority is None else min(priority, key.priority)
+    return replace(request, session_id=session_id, priority=priority)
+
+
+@contextmanager
+def _clients_words(session_id: str | None) -> Iterator[None]:
+    """Errors name a session as the client does."""
+    try:
+        yield
+    except CharoniaError as error:
+        if session_id is not None and (own := _session(session_id)) != session_id:
+            error.args = tuple(part.replace(own, session_id) if isinstance(part, str) else part for part in error.args)
+        raise
 
 
 def _checked(part: GenerateResponse, may_be_cancelled: bool) -> GenerateResponse:

@@ -27,7 +27,12 @@ log = logging.getLogger("charonia_gateway")
 
 ANTHROPIC_PATH = "/v1/messages"
 ANTHROPIC_ID_HEADER = "request-id"
+# As OpenAI's clients read them.
+LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")
+)
 _ANTHROPIC_TYPES = {
+    401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",

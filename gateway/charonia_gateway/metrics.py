@@ -55,6 +55,20 @@ class Metrics:
         # By reason, made at once: a counter that is missing would look like one that was lost.
         self.choices = {reason: self._choices.labels(reason) for reason in ("session", "prefix", "load")}
 
+        # Names of keys are those of the file of keys: what clients make up is no label.
+        self.key_requests = Counter(
+            "charonia_gateway_key_requests", "HTTP requests by a key", ("key",), registry=self.registry
+        )
+        self.key_tokens = Counter(
+            "charonia_gateway_key_tokens", "tokens of a key's requests", ("key", "kind"), registry=self.registry
+        )
+        self.key_limited = Counter(
+            "charonia_gateway_key_limited",
+            "requests answered with 429 since a key had used its limit",
+            ("key", "limit"),
+            registry=self.registry,
+        )
+
     def render(self) -> bytes:
         return generate_latest(self.registry)
 

@@ -7,12 +7,15 @@ import re
 import time
 import uuid
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from charonia_gateway.usage import Usage
+
+if TYPE_CHECKING:
+    from charonia_gateway.keys import Key
 
 # What a stream sends while it has nothing to say: a comment of server-sent events, and white space before an object.
 EVENT_HEARTBEAT = b":\n\n"
@@ -36,9 +39,11 @@ class Record:
         "_given",
         "_name",
         "error",
+        "estimated_tokens",
         "failed_status",
         "first_byte_s",
         "guide_field",
+        "key",
         "model",
         "operation",
         "prompt",
@@ -60,6 +65,8 @@ class Record:
         self.error: str | None = None  # its code
         self.guide_field: str | None = None  # the body's that says what the answer has to be
         self.failed_status = 0  # of an error that came after the status had been sent; 0: none did
+        self.key: Key | None = None  # whose request it is; None: no key is asked for
+        self.estimated_tokens = 0  # of the prompts that the engine was sent
         self.trace_id: str | None = None  # 32 hexadecimal digits
 
     def name(self, prefix: str) -> str:
@@ -88,6 +95,12 @@ class Record:
 def record_of(scope: Scope) -> Record:
     record: Record = scope["state"]["record"]
     return record
+
+
+def current_key() -> Key | None:
+    """Of the request in work."""
+    record = current_record.get()
+    return record.key if record else None
 
 
 def begins_text(message: Message) -> bool:
@@ -140,11 +153,14 @@ def _log(scope: Scope, record: Record) -> None:
         "duration_ms": round(record.duration_s * 1000, 3),
         "first_byte_ms": None if record.first_byte_s is None else round(record.first_byte_s * 1000, 3),
         "client": scope["client"][0] if scope.get("client") else None,
+        "key": record.key.name if record.key else None,
         "model": record.model,
         "error": record.error,
         "prompt": record.prompt,
     }
     text = f"{scope['method']} {fields['route'] or 'other'} {status} in {fields['duration_ms']:.0f} ms"
+    if record.key:
+        text += f", key {record.key.name}"
     if record.usage and (timings := record.usage.timings()):
         usage = record.usage.to_json()
         fields |= {

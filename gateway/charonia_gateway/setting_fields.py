@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import AliasChoices, Field
@@ -115,6 +116,18 @@ class GatewayFields(BaseSettings):
         validation_alias=AliasChoices("charonia_gateway_allowed_origins", "allowed_origins"),
         description="origins of web pages that may use the gateway, such as https://chat.example.com, separated by "
         "commas; * for all; default: only its own, under an IP address or localhost",
+    )
+    keys_file: Path | None = Field(
+        None,
+        validation_alias=AliasChoices("charonia_gateway_keys_file", "keys_file"),
+        description="file of the API keys, as `charonia keys` writes it; it is read again when it changes; default: "
+        "no key is asked for",
+    )
+    limits_storage: str = Field(
+        "",
+        validation_alias=AliasChoices("charonia_gateway_limits_storage", "limits_storage"),
+        description="Redis or Valkey in which several gateways count the requests and tokens of keys together: "
+        "redis://HOST:PORT; default: each gateway counts by itself",
     )
     write_timeout_s: float = Field(
         60,

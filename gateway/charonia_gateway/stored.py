@@ -17,11 +17,12 @@ log = logging.getLogger("charonia_gateway")
 @dataclass
 class Stored:
     """conversation: its messages, the answer included. session_id: that of the engine, which the whole chain of
-    answers shares. continued: another answer has gone on with that."""
+    answers shares. owner: the id of the key that made it. continued: another answer has gone on with that."""
 
     response: dict[str, Any]
     conversation: list[dict[str, Any]]
     session_id: str
+    owner: str | None = None
     continued: bool = False
     at: float = 0.0
     bytes: int = field(default=0)
@@ -61,9 +62,11 @@ class ResponseStore:
         self._forget_old()
         return True
 
-    def get(self, id: str) -> Stored | None:
+    def get(self, id: str, owner: str | None = None) -> Stored | None:
+        """None also for another owner's."""
         self._forget_old()
-        return self._entries.get(id)
+        entry = self._entries.get(id)
+        return entry if entry and entry.owner == owner else None
 
     def remove(self, id: str) -> Stored | None:
         self._forget_old()

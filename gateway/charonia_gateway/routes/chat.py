@@ -53,7 +53,7 @@ async def chat_completions(request: Request, gateway: GatewayState) -> Response:
     if not body.stream:
         gateway.check_logprobs(requests)
     if body.renew_session and body.session_id is not None:
-        await gateway.engine.pool.end_session(body.session_id)
+        await gateway.engine.end_session(body.session_id)
     head = Head(gateway, request, body, "chatcmpl")
     if body.stream:
         return EventStream(

@@ -50,13 +50,12 @@ async def chat_interactive(request: Request, gateway: GatewayState) -> Response:
 
 async def _act(gateway: Gateway, body: InteractiveRequest) -> None:
     assert body.session_id is not None
-    pool = gateway.engine.pool
     if body.ends:
-        await pool.end_session(body.session_id)
+        await gateway.engine.end_session(body.session_id)
     elif body.cancel:
-        await pool.cancel_session(body.session_id)
+        await gateway.engine.cancel_session(body.session_id)
     else:
-        await pool.stop_session(body.session_id)
+        await gateway.engine.stop_session(body.session_id)
 
 
 def _nothing() -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from charonia_gateway.context import Gateway, GatewayState
+from charonia_gateway.record import current_key
 from charonia_gateway.schemas.responses import ErrorBody, Model, ModelList
 
 router = APIRouter(tags=["OpenAI"])
@@ -26,8 +27,10 @@ async def _model(gateway: Gateway) -> dict[str, Any]:
 
 @router.get("/v1/models", summary="List the models", response_model=ModelList)
 async def list_models(gateway: GatewayState) -> dict[str, Any]:
-    """The model that this server serves."""
-    return {"object": "list", "data": [await _model(gateway)]}
+    """The model that this server serves, where the key may use it."""
+    key = current_key()
+    allowed = key is None or key.allows_model(gateway.settings.model_name)
+    return {"object": "list", "data": [await _model(gateway)] if allowed else []}
 
 
 @router.get(

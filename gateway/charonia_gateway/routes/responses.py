@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from charonia_gateway.context import Gateway, GatewayState, Head
 from charonia_gateway.documentation import describe
 from charonia_gateway.errors import ApiError
-from charonia_gateway.record import EVENT_HEARTBEAT
+from charonia_gateway.record import EVENT_HEARTBEAT, current_key
 from charonia_gateway.response_items import Items
 from charonia_gateway.schemas.openai_responses import ResponsesRequest
 from charonia_gateway.schemas.response_input import conversation
@@ -86,12 +86,18 @@ async def delete_response(id: str, gateway: GatewayState) -> dict[str, Any]:
     gateway.responses.remove(id)
     if not gateway.responses.has_session(entry.session_id):
         with contextlib.suppress(CharoniaError):  # a server that could not be told is told later
-            await gateway.engine.pool.end_session(entry.session_id)
+            await gateway.engine.end_session(entry.session_id)
     return {"id": id, "object": "response", "deleted": True}
 
 
+def _owner() -> str | None:
+    """Whose the answers are that the request may see: its key's."""
+    key = current_key()
+    return key.id if key else None
+
+
 def _found(gateway: Gateway, id: str, param: str | None = None) -> Stored:
-    entry = gateway.responses.get(id)
+    entry = gateway.responses.get(id, _owner())
     if entry is None:
         raise ApiError(
             404 if param is None else 400,
@@ -210,7 +216,7 @@ class _Answer:
         if self._body.store:
             assert request.session_id is not None
             messages = [*self._conversation, *self._items.messages()]
-            self._stored = self._gateway.responses.add(Stored(response, messages, request.session_id))
+            self._stored = self._gateway.responses.add(Stored(response, messages, request.session_id, _owner()))
             response["store"] = self._stored
         return events, response
 

@@ -78,4 +78,5 @@ def _headers(body: TokenizeBody | DetokenizeBody) -> dict[str, str]:
 )
 async def tokenizer_info(gateway: GatewayState) -> dict[str, Any]:
     """Its class, special tokens and chat template, for clients that count tokens by themselves."""
+    gateway.check_model(gateway.settings.model_name)
     return await gateway.engine.pool.tokenizer_info()

@@ -1,0 +1,116 @@
+"""Who may use the gateway: whoever has a key, where the settings name a file of keys."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timezone
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from charonia_gateway.errors import ApiError
+from charonia_gateway.keys import Access, Key, KeyRing
+from charonia_gateway.limiter import Limiter, LimitExceeded
+from charonia_gateway.metrics import Metrics
+from charonia_gateway.record import Record, record_of
+
+# All that answers without a key, to GET and HEAD alone: probes, and the page in which a browser asks for a key. An
+# entry that ends with "/" stands for all below it as well.
+OPEN_PATHS = ("/health/live", "/health/ready", "/")
+_METRICS_PATH = "/metrics"
+
+
+def is_open(method: str, path: str) -> bool:
+    if method not in ("GET", "HEAD"):
+        return False
+    return path in OPEN_PATHS or any(one != "/" and one.endswith("/") and path.startswith(one) for one in OPEN_PATHS)
+
+
+def presented(headers: Headers) -> str | None:
+    """The key that a request has: OpenAI's clients send it as a bearer's, Anthropic's as x-api-key."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and value.strip():
+        return value.strip()
+    return headers.get("x-api-key") or None
+
+
+def _denied(message: str) -> ApiError:
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+class KeyMiddleware:
+    """Answers 401 without a key that holds, 403 for what it may not do, and 429 for what is more than its limits.
+    Limits are for requests for work: for POST."""
+
+    def __init__(self, app: ASGIApp, keys: KeyRing, limiter: Limiter, metrics: Metrics) -> None:
+        self._app = app
+        self._keys = keys
+        self._limiter = limiter
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or is_open(scope["method"], scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        record = record_of(scope)
+        try:
+            key = record.key = self._checked(presented(Headers(scope=scope)))
+            self._check_access(key, "metrics" if scope["path"] == _METRICS_PATH else "inference")
+            headers = await self._limiter.begin(key) if scope["method"] == "POST" else None
+        except ApiError as error:
+            record.error = error.code
+            if isinstance(error, LimitExceeded) and record.key:
+                self._metrics.key_limited.labels(record.key.name, error.limit).inc()
+            await error.response(scope)(scope, receive, send)
+            return
+        self._metrics.key_requests.labels(key.name).inc()
+        if headers is None:
+            await self._app(scope, receive, send)
+            return
+
+        async def with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(headers)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, with_limits)
+        finally:
+            # Also where this task is cancelled: what was used is used.
+            await asyncio.shield(asyncio.ensure_future(self._charge(key, scope, record)))
+
+    def _checked(self, text: str | None) -> Key:
+        if text is None:
+            raise _denied("there is no API key: send it as Authorization: Bearer KEY, or as x-api-key: KEY")
+        key = self._keys.find(text)
+        if key is None:
+            raise _denied("the API key is none of this server's: check it, or ask its operator for one")
+        if problem := key.why_not_valid(datetime.now(timezone.utc)):
+            raise _denied(f"the API key {problem}: ask the server's operator for another")
+        return key
+
+    @staticmethod
+    def _check_access(key: Key, wanted: Access) -> None:
+        if wanted not in key.access:
+            raise ApiError(
+                403,
+                f"the key {key.name!r} has no access to {wanted} (it has {', '.join(key.access)}): use another key",
+                type="permission_error",
+                code="access_denied",
+            )
+
+    async def _charge(self, key: Key, scope: Scope, record: Record) -> None:
+        prompt, generated = _tokens(scope, record)
+        for kind, tokens in (("prompt", prompt), ("completion", generated)):
+            if tokens:
+                self._metrics.key_tokens.labels(key.name, kind).inc(tokens)
+        await self._limiter.end(key, prompt + generated)
+
+
+def _tokens(scope: Scope, record: Record) -> tuple[int, int]:
+    """Of prompts and of answers, as far as the engine has said. Of a request that ended before it said anything, since
+    its client left or its time was over, the prompt is estimated."""
+    if record.usage and (usage := record.usage.to_json())["total_tokens"]:
+        return usage["prompt_tokens"], usage["completion_tokens"]
+    left = scope["state"].get("disconnected") or 504 in (record.status, record.failed_status)
+    return (record.estimated_tokens, 0) if left else (0, 0)

@@ -1,0 +1,232 @@
+"""API keys: the file that holds them, and the keys that hold now.
+
+A key is 256 random bits, and the file has its SHA-256. A slow hash, as passwords need, would protect nothing here:
+nobody can try 2^256 keys. It would cost each request a tenth of a second. Nor does it matter how long a look-up by hash
+takes: a client cannot choose hashes that begin as another key's does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+log = logging.getLogger("charonia_gateway")
+
+_PREFIX = "ck-"
+_RANDOM_BYTES = 32
+_MAX_FILE_BYTES = 1 << 26
+_CHECK_INTERVAL_S = 1.0
+Access = Literal["inference", "metrics"]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class KeysError(ValueError):
+    """The file of keys cannot be used; the text says why."""
+
+
+class Key(BaseModel):
+    """One key as the file has it. A limit that is None is none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str = Field(pattern="^[0-9a-f]{12}$", description="owner of sessions and stored answers; never used again")
+    name: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$", description="in logs and metrics")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="of the key's UTF-8")
+    created: AwareDatetime
+    expires: AwareDatetime | None = None
+    revoked: AwareDatetime | None = None
+    access: tuple[Access, ...] = Field(("inference",), min_length=1, description="metrics: GET /metrics")
+    models: tuple[str, ...] | None = Field(None, min_length=1, description="None: all")
+    requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None
+    max_concurrent: Positive | None = Field(None, description="requests that run at once, at each gateway")
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = Field(
+        None, description="of its requests, and the highest that they may ask for"
+    )
+
+    def why_not_valid(self, now: datetime) -> str | None:
+        """None for a key that holds."""
+        if self.revoked:
+            return "was revoked"
+        return "has expired" if self.expires and self.expires <= now else None
+
+    def allows_model(self, name: str) -> bool:
+        return self.models is None or name in self.models
+
+    def session(self, session_id: str) -> str:
+        """The engine's id of a session that this key's client calls `session_id`. Two keys never have the same,
+        whatever their clients call theirs. It fits the engine however long the client's is."""
+        return f"{self.id}/{hashlib.sha256(session_id.encode()).hexdigest()}"
+
+
+class KeysFile(BaseModel):
+    """The file: JSON, so that one which was read half is not valid."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: Literal[1] = 1
+    keys: list[Key] = []
+
+    @model_validator(mode="after")
+    def _are_unique(self) -> KeysFile:
+        for field in ("id", "name", "sha256"):
+            values = [getattr(key, field) for key in self.keys]
+            if (
+                twice := {value for value in values if values.count(value) > 1}
+                if len(set(values)) < len(values)
+                else ()
+            ):
+                raise ValueError(f"{field} {min(twice)!r} is there twice")
+        return self
+
+
+def hash_of(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def new_key() -> tuple[str, str]:
+    """A new key and its id."""
+    return _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES), secrets.token_hex(6)
+
+
+def read_keys(path: Path) -> KeysFile:
+    """KeysError where it is missing or not valid."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise KeysError(f"{path} cannot be read: {error.strerror}") from None
+    if len(text) > _MAX_FILE_BYTES:
+        raise KeysError(f"{path} is larger than {_MAX_FILE_BYTES} bytes")
+    try:
+        return KeysFile.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise KeysError(f"{path} is no file of keys: {place + ': ' if place else ''}{first['msg']}") from None
+
+
+def write_keys(path: Path, keys: KeysFile) -> None:
+    """Replaces the file at once: who reads it has the old one or the new one. A new file is its owner's alone."""
+    path = path.resolve()  # a link stays one
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.stat().st_mode & 0o777
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(keys.model_dump_json(indent=2, exclude_none=True) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            Path(name).chmod(mode)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def changing(path: Path) -> Iterator[KeysFile]:
+    """The file's keys, or none where there is no file yet; they are written when the block is left without an error.
+    Others that change it wait."""
+    path = path.resolve()
+    try:
+        folder = os.open(path.parent, os.O_RDONLY)
+    except OSError as error:
+        raise KeysError(f"{path.parent} cannot be opened: {error.strerror}") from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        keys = read_keys(path) if path.exists() else KeysFile()
+        yield keys
+        try:
+            # Checked again as a whole: names are unique.
+            write_keys(path, KeysFile.model_validate(keys.model_dump()))
+        except OSError as error:
+            raise KeysError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        os.close(folder)
+
+
+class KeyRing:
+    """The keys that hold now. A file that changes for the worse leaves those that were read before."""
+
+    def __init__(self, path: Path) -> None:
+        """KeysError where the file is missing or not valid."""
+        self._path = path
+        self._stamp: tuple[int, ...] | None = None
+        self._failed: tuple[int, ...] | None = None  # of a file that could not be used: said once
+        self._by_hash: dict[str, Key] = {}
+        self._stamp = self._stamp_now()
+        self._take(read_keys(path))
+
+    def find(self, presented: str) -> Key | None:
+        """The key, valid or not."""
+        return self._by_hash.get(hash_of(presented))
+
+    def refresh(self) -> None:
+        """Reads the file where it has changed."""
+        stamp = self._stamp_now()
+        if stamp in (self._stamp, self._failed):
+            return
+        try:
+            keys = read_keys(self._path)
+        except KeysError as error:
+            self._failed = stamp
+            log.error("the keys stay as they were: %s", error)
+            return
+        # What changed while it was read has another stamp, and is read next time.
+        self._stamp, self._failed = stamp, None
+        self._take(keys)
+        log.info("%s was read again: %d keys", self._path, len(keys.keys))
+
+    async def follow(self, interval_s: float = _CHECK_INTERVAL_S) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(interval_s)
+            await asyncio.to_thread(self.refresh)
+
+    def _take(self, keys: KeysFile) -> None:
+        self._by_hash = {key.sha256: key for key in keys.keys}
+
+    def _stamp_now(self) -> tuple[int, ...]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return ()
+        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+_LENGTH = re.compile(r"(\d+)([hdw])")
+_SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def parse_expiry(text: str, now: float | None = None) -> datetime:
+    """When a key expires: after 12h, 30d or 8w, or at a date or time of ISO 8601 (UTC where it has no zone). ValueError
+    for anything else, and for what is past."""
+    began = time.time() if now is None else now
+    wrong = ValueError(f"{text!r} is no expiry: expected 12h, 30d, 8w, 2030-01-31 or 2030-01-31T12:00:00+01:00")
+    try:
+        if found := _LENGTH.fullmatch(text):
+            expires = datetime.fromtimestamp(began + int(found[1]) * _SECONDS[found[2]], timezone.utc)
+        else:
+            expires = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except (ValueError, OverflowError, OSError):
+        raise wrong from None
+    expires = expires if expires.tzinfo else expires.replace(tzinfo=timezone.utc)
+    if expires.timestamp() <= began:
+        raise ValueError(f"{text!r} is past")
+    return expires

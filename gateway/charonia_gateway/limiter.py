@@ -1,0 +1,126 @@
+"""The limits of keys: requests and tokens a minute, and requests at once.
+
+A window of a minute begins with a key's first request after the last one. The engine says how many tokens a request
+took when it has ended, so a request begins where the window has any token left, and its tokens are taken from the
+window in which it ends (docs/security.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Literal, TypeVar
+
+from limits import RateLimitItemPerMinute
+from limits.aio.storage import MemoryStorage, Storage
+from limits.aio.strategies import FixedWindowRateLimiter
+from limits.errors import StorageError
+from limits.storage import storage_from_string
+
+from charonia_gateway.errors import ApiError
+from charonia_gateway.keys import Key
+
+log = logging.getLogger("charonia_gateway")
+Result = TypeVar("Result")
+Limit = Literal["requests", "tokens", "concurrent"]
+
+_STORAGE_TIMEOUT_S = 1.0
+_STORAGE_PAUSE_S = 5.0
+
+
+class LimitExceeded(ApiError):
+    """429 of a key's own limit."""
+
+    def __init__(self, limit: Limit, message: str, headers: dict[str, str]) -> None:
+        super().__init__(429, message, type="rate_limit_error", code="rate_limit_exceeded", headers=headers)
+        self.limit = limit
+
+
+def _open(uri: str) -> Storage:
+    """Valkey speaks Redis' protocol, and one client serves for both."""
+    storage = storage_from_string(
+        f"async+{uri.replace('valkey', 'redis', 1)}",
+        implementation="redispy",
+        key_prefix="charonia",
+        wrap_exceptions=True,
+        socket_timeout=_STORAGE_TIMEOUT_S,
+        socket_connect_timeout=_STORAGE_TIMEOUT_S,
+    )
+    assert isinstance(storage, Storage)
+    return storage
+
+
+class Limiter:
+    """Counts in this process, or in a Redis or Valkey that several gateways share. While that is away, each gateway
+    counts by itself."""
+
+    def __init__(self, storage_uri: str = "", clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._memory = FixedWindowRateLimiter(MemoryStorage())
+        self._shared = FixedWindowRateLimiter(_open(storage_uri)) if storage_uri else None
+        self._away_until = 0.0
+        self._running: Counter[str] = Counter()  # by key
+
+    async def begin(self, key: Key) -> dict[str, str]:
+        """Counts a request, and gives the headers of its answer. LimitExceeded where it is one too many; otherwise
+        end() has to follow."""
+        headers: dict[str, str] = {}
+        if key.max_concurrent is not None and self._running[key.id] >= key.max_concurrent:
+            text = f"the key {key.name!r} has {key.max_concurrent} requests running, which is its limit"
+            raise LimitExceeded("concurrent", f"{text}: wait for one to end", {"Retry-After": "1"})
+        self._running[key.id] += 1
+        try:
+            # Tokens first: a request that is rejected for them is not counted.
+            if key.tokens_per_minute is not None:
+                await self._check(key, "tokens", key.tokens_per_minute, 0, headers)
+            if key.requests_per_minute is not None:
+                await self._check(key, "requests", key.requests_per_minute, 1, headers)
+        except BaseException:
+            self._end(key)
+            raise
+        return headers
+
+    async def end(self, key: Key, tokens: int) -> None:
+        """Of a request that begin() has taken."""
+        self._end(key)
+        if tokens and (limit := key.tokens_per_minute) is not None:
+            item = RateLimitItemPerMinute(limit)
+            await self._counted(lambda windows: windows.hit(item, key.id, "tokens", cost=tokens))
+
+    def _end(self, key: Key) -> None:
+        self._running[key.id] -= 1
+        if not self._running[key.id]:
+            del self._running[key.id]
+
+    async def _check(self, key: Key, of: Limit, limit: int, cost: int, headers: dict[str, str]) -> None:
+        item = RateLimitItemPerMinute(limit)
+
+        async def count(windows: FixedWindowRateLimiter) -> tuple[bool, float, int]:
+            taken = await (windows.hit(item, key.id, of, cost=cost) if cost else windows.test(item, key.id, of))
+            reset_at, remaining = await windows.get_window_stats(item, key.id, of)
+            return taken, reset_at, remaining
+
+        taken, reset_at, remaining = await self._counted(count)
+        reset_s = max(0, math.ceil(reset_at - self._clock()))
+        shown = {"limit": limit, "remaining": remaining, "reset": f"{reset_s}s"}
+        headers |= {f"x-ratelimit-{what}-{of}": str(value) for what, value in shown.items()}
+        if not taken:
+            text = f"the key {key.name!r} has used its {limit} {of} per minute: try again in {reset_s} s"
+            raise LimitExceeded(of, text, {**headers, "Retry-After": str(max(1, reset_s))})
+
+    async def _counted(self, action: Callable[[FixedWindowRateLimiter], Awaitable[Result]]) -> Result:
+        if self._shared is not None and time.monotonic() >= self._away_until:
+            try:
+                return await action(self._shared)
+            except StorageError as error:
+                self._away_until = time.monotonic() + _STORAGE_PAUSE_S
+                # The kind alone: the text may have the URI.
+                log.error(
+                    "the storage of limits is away (%s): this gateway counts alone, and tries it again in %g s",
+                    type(error.storage_error).__name__,
+                    _STORAGE_PAUSE_S,
+                )
+        return await action(self._memory)

@@ -1,0 +1,302 @@
+"""API keys of the gateway: who gets in, what each may do, and which sessions and answers are whose."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from charonia_gateway import access, keys
+from charonia_gateway.app import create_app
+from charonia_gateway.settings import Settings
+from gateway_in_process import MODEL, gateway
+from key_files import PAST, KeyFile
+from triton_double import Double, error, input_number, input_text, part
+from tritonclient.grpc import service_pb2 as pb
+
+CHAT: dict[str, Any] = {"model": MODEL, "messages": "hi"}
+MESSAGES: dict[str, Any] = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+RESPONSE: dict[str, Any] = {"model": MODEL, "input": "hi"}
+INTERACTIVE = "/v1/chat/interactive"
+Parts = AsyncIterator[pb.ModelStreamInferResponse]
+
+# Each route with a request that a valid key may send.
+ROUTES: dict[tuple[str, str], Any] = {
+    ("POST", "/v1/chat/completions"): CHAT,
+    ("POST", "/v1/completions"): {"model": MODEL, "prompt": "hi"},
+    ("POST", "/v1/responses"): RESPONSE,
+    ("GET", "/v1/responses/{id}"): None,
+    ("DELETE", "/v1/responses/{id}"): None,
+    ("POST", INTERACTIVE): {"prompt": "hi", "session_id": 7, "interactive_mode": True},
+    ("POST", "/v1/messages"): MESSAGES,
+    ("POST", "/v1/messages/count_tokens"): {"model": MODEL, "messages": MESSAGES["messages"]},
+    ("POST", "/v1/embeddings"): {},
+    ("GET", "/v1/models"): None,
+    ("GET", "/v1/models/{model:path}"): None,
+    ("POST", "/tokenize"): {"prompt": "hi"},
+    ("POST", "/detokenize"): {"tokens": [72]},
+    ("GET", "/tokenizer_info"): None,
+    ("GET", "/metrics"): None,
+    ("GET", "/docs"): None,
+    ("GET", "/docs/oauth2-redirect"): None,
+    ("GET", "/openapi.json"): None,
+}
+OPEN = {("GET", "/health/live"), ("GET", "/health/ready")}  # what needs no key
+# These say nothing of a model.
+OF_NO_MODEL = {
+    "/metrics",
+    "/v1/embeddings",
+    "/v1/responses/{id}",
+    "/v1/models",
+    "/docs",
+    "/docs/oauth2-redirect",
+    "/openapi.json",
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> KeyFile:
+    return KeyFile(
+        tmp_path / "keys.json",
+        alice={"access": ("inference", "metrics")},
+        bob={},
+        expired={"expires": PAST},
+        revoked={"revoked": PAST},
+        elsewhere={"models": ("another-model",)},
+        prometheus={"access": ("metrics",)},
+    )
+
+
+@asynccontextmanager
+async def guarded(file: KeyFile, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Double]]:
+    async with gateway(keys_file=file.path, **settings) as both:
+        yield both
+
+
+def routes_of(routes: Any) -> set[tuple[str, str]]:
+    found = set()
+    for route in routes:
+        if not hasattr(route, "path"):  # a router that was included, which has its own
+            found |= routes_of(route.routes if hasattr(route, "routes") else route.original_router.routes)
+            continue
+        methods = (getattr(route, "methods", None) or {"GET"}) - {"HEAD"}
+        found |= {(method, route.path) for method in methods}
+    return found
+
+
+def address(path: str, id: str = "resp-none") -> str:
+    return path.replace("{id}", id).replace("{model:path}", MODEL)
+
+
+def test_every_route_is_one_that_was_thought_of(file: KeyFile) -> None:
+    """A new route is closed by itself. It belongs in this file's table, or in access.OPEN_PATHS and in OPEN."""
+    found = routes_of(create_app(Settings(_env_file=None, keys_file=file.path)).routes)
+    assert found == set(ROUTES) | OPEN
+    assert {route for route in found if access.is_open(*route)} == OPEN
+
+
+@pytest.mark.parametrize("key", ["none", "wrong", "expired", "revoked"])
+async def test_no_route_answers_without_a_key_that_holds(file: KeyFile, key: str) -> None:
+    sent: dict[str, dict[str, str]] = {"none": {}, "wrong": {"Authorization": f"Bearer {keys.new_key()[0]}"}}
+    headers = sent[key] if key in sent else file.bearer(key)
+    async with guarded(file) as (web, server):
+        for (method, path), body in ROUTES.items():
+            answer = await web.request(method, address(path), json=body, headers=headers)
+            assert answer.status_code == 401, (method, path)
+            problem = answer.json()
+            if path.startswith("/v1/messages"):
+                assert problem["error"]["type"] == "authentication_error" and problem["type"] == "error"
+            else:
+                assert problem["error"]["code"] == "invalid_api_key"
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert key in ("none", "wrong") or key in answer.text
+        for method, path in OPEN:
+            assert (await web.request(method, path)).status_code in (200, 503)
+        for method, path in (("OPTIONS", "/v1/models"), ("PUT", "/"), ("POST", "/health/live"), ("GET", "/nothing")):
+            assert (await web.request(method, path)).status_code == 401
+        assert not server.requests and not server.actions and not server.lookups
+
+
+@pytest.mark.parametrize("header", ["Authorization", "X-Api-Key"])
+async def test_a_valid_key_reaches_every_route_in_either_header(file: KeyFile, header: str) -> None:
+    headers = file.bearer("alice") if header == "Authorization" else {header: file.texts["alice"]}
+    beyond = {"/v1/embeddings": 404, "/v1/responses/{id}": 404, "/tokenizer_info": 500, "/detokenize": 200}
+    async with guarded(file) as (web, _):
+        for (method, path), body in ROUTES.items():
+            answer = await web.request(method, address(path), json=body, headers=headers)
+            assert answer.status_code in (200, beyond.get(path)), (method, path, answer.text)
+
+
+async def test_a_key_uses_its_own_models_and_does_what_it_has_access_to(file: KeyFile) -> None:
+    async with guarded(file) as (web, server):
+        for (method, path), body in ROUTES.items():
+            if path in OF_NO_MODEL:
+                continue
+            answer = await web.request(method, address(path), json=body, headers=file.bearer("elsewhere"))
+            assert answer.status_code == 403, (method, path)
+            assert answer.json()["error"]["type"] == "permission_error"
+        assert not server.requests and not server.lookups
+        assert (await web.get("/v1/models", headers=file.bearer("elsewhere"))).json()["data"] == []
+        assert (await web.get("/metrics", headers=file.bearer("elsewhere"))).status_code == 403
+        assert (await web.get("/metrics", headers=file.bearer("prometheus"))).status_code == 200
+        refused = await web.post("/v1/chat/completions", json=CHAT, headers=file.bearer("prometheus"))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "access_denied")
+
+
+async def test_stored_answers_are_those_of_their_key(file: KeyFile) -> None:
+    async with guarded(file) as (web, _):
+        stored = {**RESPONSE, "store": True}
+        id = (await web.post("/v1/responses", json=stored, headers=file.bearer("alice"))).json()["id"]
+        for method in ("GET", "DELETE"):
+            answer = await web.request(method, f"/v1/responses/{id}", headers=file.bearer("bob"))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "response_not_found")
+            absent = await web.request(method, "/v1/responses/resp-none", headers=file.bearer("bob"))
+            assert absent.text.replace("resp-none", id) == answer.text, "as if there were none"
+        on = {**stored, "previous_response_id": id}
+        answer = await web.post("/v1/responses", json=on, headers=file.bearer("bob"))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "previous_response_not_found")
+        assert (await web.post("/v1/responses", json=on, headers=file.bearer("alice"))).status_code == 200
+        assert (await web.get(f"/v1/responses/{id}", headers=file.bearer("alice"))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "act", [{"cancel": True}, {"stop": True}, {"interactive_mode": False, "request_output_len": 0}]
+)
+async def test_sessions_of_two_keys_are_two_whatever_they_are_called(file: KeyFile, act: dict[str, Any]) -> None:
+    async with guarded(file) as (web, server):
+        ids: dict[str, set[str]] = {}
+        for name in ("alice", "bob"):
+            turn = {"prompt": "hi", "session_id": 7, "interactive_mode": True}
+            await web.post(INTERACTIVE, json=turn, headers=file.bearer(name))
+            await web.post("/v1/chat/completions", json={**CHAT, "session_id": "7"}, headers=file.bearer(name))
+            ids[name] = {input_text(request, "session_id") for request in server.requests}
+            server.requests.clear()
+            server.actions.clear()
+            answer = await web.post(INTERACTIVE, json={"session_id": 7, **act}, headers=file.bearer(name))
+            assert answer.status_code == 200
+            ids[name] |= {session for _, session in server.actions}
+            assert len(server.actions) == 1 and len(ids[name]) == 1, "all routes of a key share its sessions"
+        # What the engine calls a session of one key is a new one to another.
+        (whole,) = ids["alice"]
+        await web.post(INTERACTIVE, json={"prompt": "hi", "session_id": whole}, headers=file.bearer("bob"))
+        ids["forged"] = {input_text(server.requests[-1], "session_id")}
+    assert len(set.union(*ids.values())) == 3
+    assert all(len(id.encode()) <= 256 for found in ids.values() for id in found)
+
+
+async def test_an_error_names_a_session_as_its_client_does(file: KeyFile) -> None:
+    async def fails(request: pb.ModelInferRequest) -> Parts:
+        yield error(f"[400] session_id: {input_text(request, 'session_id')} is busy")
+
+    async with guarded(file) as (web, server):
+        server.behaviour = fails
+        body = {**CHAT, "session_id": "mine"}
+        answer = await web.post("/v1/chat/completions", json=body, headers=file.bearer("alice"))
+    assert answer.status_code == 400 and "mine is busy" in answer.text
+
+
+@pytest.mark.parametrize(("asked", "sent"), [(None, 3), (9, 3), (-2, -2)])
+async def test_a_keys_priority_is_the_highest_of_its_requests(file: KeyFile, asked: int | None, sent: int) -> None:
+    file.add("low", priority=3)
+    async with guarded(file) as (web, server):
+        body = CHAT if asked is None else {**CHAT, "priority": asked}
+        await web.post("/v1/chat/completions", json=body, headers=file.bearer("low"))
+        assert input_number(server.requests[0], "priority") == sent % 2**32
+
+
+async def test_without_a_file_no_key_is_asked_for_and_ids_are_the_clients() -> None:
+    async with gateway() as (web, server):
+        answer = await web.post("/v1/chat/completions", json={**CHAT, "session_id": "mine"})
+        assert answer.status_code == 200 and not [name for name in answer.headers if "ratelimit" in name]
+        assert input_text(server.requests[0], "session_id") == "mine"
+
+
+async def test_a_web_page_that_may_asks_with_its_key_and_reads_the_limits(file: KeyFile) -> None:
+    friend = "https://chat.example.com"
+    file.add("page", requests_per_minute=5)
+    preflight = {
+        "Origin": friend,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, content-type",
+    }
+    async with guarded(file, allowed_origins=friend) as (web, _):
+        allowed = await web.options("/v1/chat/completions", headers=preflight)
+        assert allowed.status_code == 200 and allowed.headers["access-control-allow-origin"] == friend
+        assert "authorization" in allowed.headers["access-control-allow-headers"].lower()
+        answer = await web.post("/v1/chat/completions", json=CHAT, headers={"Origin": friend, **file.bearer("page")})
+        assert answer.status_code == 200
+        assert "x-ratelimit-remaining-requests" in answer.headers["access-control-expose-headers"]
+        unknown = await web.post("/v1/chat/completions", json=CHAT, headers={"Origin": friend})
+        assert unknown.status_code == 401 and unknown.headers["access-control-allow-origin"] == friend
+        stranger = await web.options("/v1/chat/completions", headers={**preflight, "Origin": "https://evil.example"})
+        assert stranger.status_code == 400 and "access-control-allow-origin" not in stranger.headers
+    async with guarded(file) as (web, _):
+        closed = await web.options("/v1/chat/completions", headers=preflight)
+        assert closed.status_code == 401 and "access-control-allow-origin" not in closed.headers
+
+
+async def test_no_log_has_a_key_or_a_prompt_and_the_access_log_has_the_keys_name(
+    file: KeyFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong, secret = keys.new_key()[0], "what-the-prompt-says"
+
+    async def break_off(request: pb.ModelInferRequest) -> Parts:
+        yield part("x")
+        yield error("[503] the engine ends")
+
+    with caplog.at_level("DEBUG"):
+        async with guarded(file, access_log=True) as (web, server):
+            for headers in (file.bearer("alice"), {"x-api-key": wrong}, {"Authorization": f"Bearer {wrong}"}):
+                await web.post("/v1/chat/completions", json={**CHAT, "messages": secret}, headers=headers)
+            server.behaviour = break_off
+            body = {**CHAT, "messages": secret, "stream": True}
+            await web.post("/v1/chat/completions", json=body, headers=file.bearer("alice"))
+    lines = [json.dumps({**record.__dict__, "text": record.getMessage()}, default=str) for record in caplog.records]
+    logged = "\n".join(lines)
+    assert wrong not in logged and file.texts["alice"] not in logged and secret not in logged
+    named = [record.__dict__.get("key") for record in caplog.records if record.name == "charonia_gateway.access"]
+    assert named == ["alice", None, None, "alice"]
+
+
+def test_a_file_that_changes_is_read_again_and_a_bad_one_is_not(
+    file: KeyFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring = keys.KeyRing(file.path)
+    late = file.add("late")
+    assert ring.find(late) is None
+    ring.refresh()
+    assert ring.find(late) is not None
+    whole = file.path.read_text()
+    for bad in ("", whole[: len(whole) // 2], '{"version": 2, "keys": []}', whole.replace('"late"', '"alice"')):
+        file.path.write_text(bad)
+        caplog.clear()
+        ring.refresh()
+        ring.refresh()
+        assert ring.find(late) is not None and len(caplog.records) == 1, "the keys stay, and it is said once"
+    file.path.unlink()
+    ring.refresh()
+    assert ring.find(late) is not None
+    file.path.write_text('{"version": 1, "keys": []}')
+    ring.refresh()
+    assert ring.find(late) is None
+
+
+async def test_a_key_that_is_revoked_holds_no_more_without_a_restart(
+    file: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys.KeyRing.follow, "__defaults__", (0.01,))
+    async with guarded(file) as (web, _):
+
+        async def until_refused() -> None:
+            while (await web.get("/v1/models", headers=file.bearer("bob"))).status_code == 200:
+                await asyncio.sleep(0.01)
+
+        assert (await web.get("/v1/models", headers=file.bearer("bob"))).status_code == 200
+        file.revoke("bob")
+        await asyncio.wait_for(until_refused(), 10)
+        assert (await web.get("/v1/models", headers=file.bearer("alice"))).status_code == 200
