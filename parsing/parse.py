@@ -94,6 +94,8 @@ class _Answer:
             in_reasoning=bool(options.get("in_reasoning")),
             marks=marks,
             parallel=bool(options.get("parallel", True)),
+            forced=bool(options.get("forced")),
+            certain=bool(options.get("certain")),
         )
         self._num_reasoning_tokens = 0
 

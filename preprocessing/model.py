@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,9 +94,10 @@ class TritonPythonModel:
         parallel = flag(request, "parallel_tool_calls", True)
         prompted = chat.text if given[1] is not None else None
         functions = functions_of(given[2])
-        options = self.formats.options(prompted, None if given[2] is None else functions, parallel)
+        offered = None if given[2] is None else functions
+        options = self.formats.options(prompted, offered, parallel, forced=choice.forced)
         guide = self.guides.make(prompted, functions, choice, parallel, given_guide(request))
-        texts(request, "stop_words")  # the engine matches them; here they are only held to be text
+        stop_words, stop_until = self.formats.stops(prompted, offered, texts(request, "stop_words"), choice.forced)
         bad_words = encode_bad_words(self.tokenizer, texts(request, "bad_words"))
         bias = text(request, "logit_bias")
         bias_ids, bias_values = ([], []) if bias is None else prompt.parse_logit_bias(bias)
@@ -112,6 +114,8 @@ class TritonPythonModel:
             pb_utils.Tensor("input_ids", np.array(chat.token_ids, np.int32)),
             pb_utils.Tensor("continuation_ids", np.array(chat.continuation_ids, np.int32)),
             pb_utils.Tensor("bad_words_ids", np.array(prompt.pack_bad_words(bad_words), np.int32)),
+            _texts_tensor("stop_words", stop_words),
+            _texts_tensor("stop_until", stop_until),
             pb_utils.Tensor("logit_bias_ids", np.array(bias_ids, np.int32)),
             pb_utils.Tensor("logit_bias_values", np.array(bias_values, np.float32)),
             pb_utils.Tensor("strip_leading_space", np.array([chat.strip_leading_space])),
@@ -137,6 +141,10 @@ class TritonPythonModel:
             info = json.dumps(prompt.tokenizer_info(self.tokenizer), ensure_ascii=False).encode()
             tensors.append(pb_utils.Tensor("tokenizer_info", np.array([info], np.object_)))
         return tensors
+
+
+def _texts_tensor(name: str, values: Sequence[str]) -> Any:
+    return pb_utils.Tensor(name, np.array([value.encode() for value in values], np.object_))
 
 
 def texts(request: Any, name: str) -> list[str]:

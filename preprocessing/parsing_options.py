@@ -43,15 +43,35 @@ class AnswerFormats:
             {"tool_calls": self.calls and self.calls.name, "reasoning": self.reasoning and self.reasoning.name}
         )
 
-    def options(self, prompt: str | None, functions: Sequence[Mapping[str, Any]] | None, parallel: bool) -> str:
+    def stops(
+        self, prompt: str | None, functions: Sequence[Mapping[str, Any]] | None, words: Sequence[str], forced: bool
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        """The stop words that count, and the texts from the first of which on they do not: stop words are for content,
+        and an answer that is forced to be calls has none. Arguments as of `options`."""
+        if prompt is None or functions is None or self.calls is None or not words:
+            return words, ()
+        return ((), ()) if forced else (words, (*self.calls.begin, *self.calls.bare_begin))
+
+    def options(
+        self,
+        prompt: str | None,
+        functions: Sequence[Mapping[str, Any]] | None,
+        parallel: bool,
+        *,
+        forced: bool = False,
+    ) -> str:
         """Of a request. prompt: what the chat template made; None: no chat. functions: those that may be called; None:
-        none may."""
+        none may. forced: the answer is calls."""
         options: dict[str, Any] = {"key": uuid.uuid4().hex}
         if prompt is not None and self.reasoning:
             options |= {"reasoning": self.reasoning.name, "in_reasoning": is_open(prompt, self.reasoning)}
         if prompt is not None and self.calls and functions is not None:
             # They go out with every response: only where they decide.
             options |= {"calls": self.calls.name, "parallel": parallel}
+            if forced:
+                options["forced"] = True
+            elif any(one.get("strict") for one in functions):
+                options["certain"] = True
             if self.calls.bare:
                 options["names"] = names_of(functions)
             if self.calls.xml:

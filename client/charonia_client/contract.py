@@ -10,6 +10,9 @@ from dataclasses import dataclass
 class ScalarFields:
     """None is not sent: the server's default holds."""
 
+    # default false; true: max_tokens may be more than the context has room for, and the answer ends where the context
+    # does
+    fit_max_tokens: bool | None = None
     # higher goes first; default 0
     priority: int | None = None
     # at least 1: then the request ends with `[504]`; unset: the setting request_timeout_s
@@ -48,6 +51,7 @@ class ScalarFields:
 
 # Field -> its tensor of shape [1] and its Triton type.
 SCALARS: dict[str, tuple[str, str]] = {
+    "fit_max_tokens": ("fit_max_tokens", "BOOL"),
     "priority": ("priority", "INT32"),
     "timeout_ms": ("timeout_ms", "INT32"),
     "max_tokens": ("max_tokens", "INT32"),

@@ -59,6 +59,27 @@ class EngineLimitsTest : public testing::EngineFixture {
 };
 INSTANTIATE_TEST_SUITE_P(Device, EngineLimitsTest, testing::kDevices, testing::device_name);
 
+TEST_P(EngineLimitsTest, MaxTokensMayBeMoreThanTheContextLeavesWhereThatIsAskedFor) {
+  const auto one = engine({});
+  const int limit = one->info().config.session_len;
+  auto more = request({1, 2, 3}, 1 << 30);
+  Collector none;
+  EXPECT_NE(error_of([&] { one->submit(more, none.callback()); }, ErrorCode::invalid_argument).find("do not fit"), std::string::npos);
+  more.fit_max_tokens = true;
+  Collector all;
+  one->submit(more, all.callback());
+  EXPECT_EQ(all.last().finish_reason, FinishReason::length);
+  EXPECT_EQ(std::ssize(all.tokens()), limit - 3);
+  more.input_ids.assign(static_cast<std::size_t>(limit), 1);
+  EXPECT_NE(error_of([&] { one->submit(more, none.callback()); }, ErrorCode::invalid_argument).find("the prompt does not fit"),
+            std::string::npos);
+  auto few = request({1, 2, 3}, 2);
+  few.fit_max_tokens = true;
+  Collector two;
+  one->submit(few, two.callback());
+  EXPECT_EQ(std::ssize(two.tokens()), 2);
+}
+
 TEST_P(EngineLimitsTest, ADeadlineEndsWhatRunsAndWhatWaitsAndFreesItsBlocks) {
   lengthen();
   const auto one = engine({{"max_batch_size", "1"}});

@@ -413,6 +413,42 @@ struct Reference {
   }
 };
 
+// What is found of stop word "x" in tokens, with marks from which on none counts.
+std::string until(const std::vector<std::string>& tokens, const std::vector<std::string>& marks, bool special_first = false) {
+  const auto table = table_of(tokens);
+  TextStream stream(table, stops({"x"}), false, stops(marks));
+  std::string out;
+  if (special_first) {
+    EXPECT_FALSE(stream.push(static_cast<int>(tokens.size()), true));
+  }
+  for (int i = 0; i < static_cast<int>(tokens.size()); ++i) {
+    if (stream.push(i, true)) return out + stream.finish().text + "$";
+    out += stream.take().text;
+  }
+  EXPECT_EQ(stream.held_tokens(), 0);
+  return out + stream.finish().text;
+}
+
+TEST(TextStream, StopWordsCountUpToAMarkAndNotFromThereOn) {
+  EXPECT_EQ(until({"a", "<c", "all>", "x", "x"}, {"<call>", "{"}), "a<call>xx");
+  EXPECT_EQ(until({"a", "x<call>"}, {"<call>"}), "a$") << "before the mark";
+  EXPECT_EQ(until({"a<cal", "l>x"}, {"<call>"}), "a<call>x") << "in the token of the mark";
+  EXPECT_EQ(until({"a<cal", "x"}, {"<call>"}), "a<cal$") << "no mark";
+  EXPECT_EQ(until({"a", "x"}, {"<special>"}, true), "ax") << "a special token";
+  EXPECT_EQ(until({"a", "x"}, {"<special>", "q"}), "a$");
+}
+
+TEST(TextStream, NothingIsHeldBackForStopWordsThatCountNoMore) {
+  const auto table = table_of({"ab", "<c>", "ab"});
+  TextStream stream(table, stops({"abc"}), false, stops({"<c>"}));
+  EXPECT_FALSE(stream.push(0, true));
+  EXPECT_EQ(stream.take().num_tokens, 0);
+  EXPECT_FALSE(stream.push(1, true));
+  EXPECT_EQ(stream.take().text, "ab<c>");
+  EXPECT_FALSE(stream.push(2, true));
+  EXPECT_EQ(stream.take().text, "ab");
+}
+
 class RandomStreams : public testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(RandomStreams, ChunksJoinToTheTextAndNothingIsHeldBackWithoutNeed) {

@@ -175,6 +175,8 @@ EngineCall read_call(TRITONBACKEND_Request* request) {
   call.request.priority = inputs.scalar<std::int32_t>("priority").value_or(0);
   call.request.stream = inputs.scalar<bool>("stream").value_or(false);
   call.request.strip_leading_space = inputs.scalar<bool>("strip_leading_space").value_or(false);
+  call.request.stop_until = inputs.strings("stop_until", kMaxStopWords).value_or(std::vector<std::string>{});
+  call.request.fit_max_tokens = inputs.scalar<bool>("fit_max_tokens").value_or(false);
   if (auto echo = inputs.strings("echo", 1); echo && !echo->empty()) call.echo = std::move(echo->front());
   check_echo(call.echo, call.request.sampling.n);
   if (auto options = inputs.strings("parsing_options", 1); options && !options->empty()) {

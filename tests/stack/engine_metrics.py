@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
-from stack import HANG_S
+from stack import HANG_S, Stack
 
 
 @dataclass(frozen=True)
@@ -59,3 +59,14 @@ async def idle(url: str) -> EngineMetrics:
     # The engine counts a request's end before it says that it is idle, but may do both while the server collects the
     # metrics: only those that are asked for afterwards have the whole count for certain.
     return await read(url)
+
+
+def executions(stack: Stack) -> dict[str, int]:
+    """How often each Triton model has computed."""
+    text = httpx.get(stack.metrics, timeout=HANG_S, trust_env=False).raise_for_status().text
+    return {
+        sample.labels["model"]: int(sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("nv_inference_exec_count")
+    }

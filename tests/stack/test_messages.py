@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
+from engine_metrics import executions
 from pydantic import TypeAdapter
 from stack import HANG_S, Stack
 
@@ -111,6 +112,15 @@ async def test_a_stop_sequence_ends_the_text_and_is_named(
     assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", stop)
     fields["stop_sequences"] = ["never said"]
     assert (await api.messages.create(**fields)).stop_reason == "end_turn"
+
+
+async def test_max_tokens_beyond_the_context_end_where_that_does_and_the_prompt_is_preprocessed_once(
+    api: anthropic.AsyncAnthropic, stack: Stack, model: str
+) -> None:
+    before = executions(stack)["preprocessing"]
+    answer = await api.messages.create(model=model, max_tokens=10**6, messages=QUESTION, timeout=HANG_S, **GREEDY)
+    assert answer.stop_reason == "end_turn"
+    assert executions(stack)["preprocessing"] == before + 1
 
 
 async def test_max_tokens_and_the_contexts_end_are_told_apart(api: anthropic.AsyncAnthropic, model: str) -> None:

@@ -8,7 +8,6 @@ import json
 import re
 import subprocess
 import sys
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 import tritonclient.grpc.aio as triton
 from charonia_client import BadRequest, Client, GenerateRequest, GenerateResponse, Guide
 from charonia_client.tools import ToolResult, Tools, converse
+from engine_metrics import executions
 from openai.types.chat import ChatCompletion
 from stack import HANG_S, Stack, running
 from tiny_models import write_model
@@ -141,14 +141,6 @@ async def test_what_is_not_asked_for_is_not_parsed(caller: Stack, client: Client
     assert after["postprocessing"] > before["postprocessing"] and after["parsing"] == before["parsing"]
 
 
-def executions(stack: Stack) -> dict[str, int]:
-    """How often each model has computed."""
-    with urllib.request.urlopen(stack.metrics, timeout=10) as answer:
-        text = answer.read().decode()
-    found = re.findall(r'^nv_inference_exec_count\{model="(\w+)"[^}]*\} (\d+)', text, re.MULTILINE)
-    return {name: int(count) for name, count in found}
-
-
 async def test_without_tools_or_with_none_chosen_a_call_is_text(client: Client) -> None:
     for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         part = await client.complete(GenerateRequest(messages=says(0), parsed=True, stream=False, **more, **GREEDY))
@@ -203,6 +195,40 @@ async def test_a_choice_that_cannot_be_made_is_refused(client: Client) -> None:
             await client.complete(
                 GenerateRequest(messages=says(0), tools=tools, tool_choice=choice, stream=False, **GREEDY)
             )
+
+
+async def test_stop_words_are_for_content_and_end_no_call(client: Client) -> None:
+    fields: dict[str, Any] = {"parsed": True, "name_stop_word": True, "stream": False, **GREEDY}
+    request = GenerateRequest(messages=says(0), tools=TOOLS, stop_words=["city", "Paris", '"'], **fields)
+    part = await client.complete(request)
+    assert (part.stop_word, part.content) == ("Paris", "")  # in the reasoning, which is before the call
+    request = GenerateRequest(messages=says(0), tools=TOOLS, stop_words=["city", '"', "}", "add"], **fields)
+    part = await client.complete(request)
+    assert (*joined([part]), part.stop_word) == (CONTENT, REASONING, CALLS, None)
+    request = GenerateRequest(messages=says(0), stop_words=['"'], **fields)
+    assert (await client.complete(request)).stop_word == '"'
+    request = GenerateRequest(
+        messages=says(1),
+        tools=[CONFIRM],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        stop_words=["<", "confirm", "{", "\n"],
+        **AT_ONCE,
+        **fields,
+    )
+    content, _, ((name, arguments),) = joined([await client.complete(request)])
+    assert (content, name) == ("", "confirm")
+    check_confirmed(arguments)
+
+
+async def test_of_a_forced_call_that_max_tokens_cuts_off_nothing_is_content(api: openai.AsyncOpenAI) -> None:
+    fields: dict[str, Any] = {"tools": [CONFIRM], "parallel_tool_calls": False, "extra_body": AT_ONCE}
+    for choice in ("required", named("confirm")):
+        whole = await ask(api, 1, tool_choice=choice, **fields)
+        assert whole.usage is not None
+        for size in range(1, whole.usage.completion_tokens - 1, 3):
+            (cut,) = (await ask(api, 1, tool_choice=choice, max_tokens=size, **fields)).choices
+            assert not cut.message.content and cut.finish_reason == "length"
 
 
 @pytest.mark.parametrize("stream", [True, False])

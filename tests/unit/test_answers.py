@@ -197,7 +197,8 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
     (
         "glm45",
         None,
-        "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>b</arg_key><arg_value>-2.5e3</arg_value>",
+        "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>b</arg_key><arg_value>-2.5e3</arg_value>"
+        "</tool_call>",
         "",
         "",
         [("add", SUM)],
@@ -339,6 +340,31 @@ def test_arguments_come_as_they_are_read_and_the_name_before(format: str) -> Non
 def test_a_call_that_is_cut_off_within_its_arguments_is_not_completed() -> None:
     found = read(['<tool_call>{"name": "add", "arguments": {"a": 1, "b'], "hermes")
     assert found == Joined(calls=[("add", '{"a": 1, "b', False)])
+
+
+@pytest.mark.parametrize("format", CALL_FORMATS)
+def test_a_call_that_is_cut_off_is_never_complete_and_of_a_forced_one_nothing_is_content(format: str) -> None:
+    calls: list[tuple[str, dict[str, Any]]] = [("get_weather", {"city": "Paris", "n": [1]}), ("add", {"a": 1})]
+    text = CALL_FORMATS[format].write(calls)
+    arguments = [json.dumps(one) for _, one in calls]
+    for size in range(len(text)):
+        parser = AnswerParser(CALL_FORMATS[format], names=NAMES, forced=True)
+        found = join([*parser.feed(text[:size]), *parser.finish()])
+        assert found.content == ""
+        whole = [json.loads(shown) for _, shown, complete in found.calls if complete]
+        assert whole == [json.loads(one) for one in arguments[: len(whole)]]
+        for _, shown, complete in found.calls:
+            assert complete or shown not in arguments
+
+
+@pytest.mark.parametrize("format", CALL_FORMATS)
+def test_where_what_begins_like_a_call_is_one_the_text_before_it_alone_is_content(format: str) -> None:
+    one = CALL_FORMATS[format]
+    begin = one.begin[0]
+    text = f"So: {begin}" + one.write([("add", {"a": 1})]).removeprefix("" if one.bare else begin)
+    for size in range(text.index(begin) + len(begin), len(text)):
+        parser = AnswerParser(one, names=NAMES, certain=True)
+        assert join([*parser.feed(text[:size]), *parser.finish()]).content == "So:"
 
 
 def test_a_call_that_breaks_off_after_it_began_leaks_nothing_into_the_content() -> None:

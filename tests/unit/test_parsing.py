@@ -166,3 +166,26 @@ def test_names_go_along_only_where_they_decide() -> None:
     assert json.loads(options(HERMES, names=["f"])).get("names") is None
     tools = [{"type": "function", "function": {"name": "f"}}, {"name": "g"}, {"function": 3}]
     assert parsing_options.names_of(parsing_options.functions_of(json.dumps(tools))) == ["f", "g"]
+
+
+def test_stop_words_are_for_content() -> None:
+    words, add = ["\n", "x"], [{"name": "add"}]
+    hermes = parsing_options.AnswerFormats(HERMES, {})
+    assert hermes.stops("p", add, words, forced=True) == ((), ())
+    assert hermes.stops("p", add, words, forced=False) == (words, ("<tool_call>",))
+    assert hermes.stops("p", None, words, forced=False) == hermes.stops(None, add, words, forced=False) == (words, ())
+    llama = parsing_options.AnswerFormats(None, {"CHARONIA_TOOL_CALL_PARSER": "llama3_json"})
+    assert llama.stops("p", add, words, forced=False)[1] == ("<|python_tag|>", '{"name"', '{"type"')
+    assert parsing_options.AnswerFormats("", {}).stops("p", add, words, forced=False) == (words, ())
+
+
+def test_options_say_what_a_grammar_sees_to() -> None:
+    hermes = parsing_options.AnswerFormats(HERMES, {})
+    add = {"name": "add"}
+    for functions, forced, said in (
+        ([add], True, {"forced": True}),
+        ([{**add, "strict": True}], False, {"certain": True}),
+        ([add], False, {}),
+    ):
+        made = json.loads(hermes.options("p", functions, True, forced=forced))
+        assert {name: value for name, value in made.items() if name in ("forced", "certain")} == said

@@ -76,6 +76,11 @@ class CallFormat:
     xml: Xml | None = None
 
     @property
+    def bare_begin(self) -> tuple[str, ...]:
+        """How calls without `begin` begin."""
+        return ('{"name"', '{"type"') if self.bare else ()
+
+    @property
     def markup(self) -> tuple[str, ...]:
         """Every mark that may be a token of its own."""
         marks = (

@@ -126,6 +126,10 @@ class _Channel:
         if not self.begun:
             self._held = ""
 
+    def drop_last(self) -> None:
+        """White space before what comes next is dropped."""
+        self._held = ""
+
     def end(self) -> None:
         """Gives what was held back."""
         self._give(self._held)
@@ -150,6 +154,8 @@ class AnswerParser:
     in_reasoning: the prompt ends with the beginning of reasoning.
     marks: as `special_marks` gives them; what is fed has a special token's mark in its place.
     parallel: False: calls after the first are dropped.
+    certain: a grammar sees to it that what begins like a call is one: it is no content either where the answer ends
+      before it can be read. forced: there is nothing but reasoning and calls, so there is no content at all.
     new_id: makes a call's id.
     """
 
@@ -163,6 +169,8 @@ class AnswerParser:
         in_reasoning: bool = False,
         marks: Mapping[str, str] | None = None,
         parallel: bool = True,
+        certain: bool = False,
+        forced: bool = False,
         new_id: Callable[[], str] | None = None,
     ) -> None:
         marks = marks or {}
@@ -178,11 +186,12 @@ class AnswerParser:
         self._xml = calls.xml if calls else None
         self._xml_marks = [_with_marks(mark, marks) for mark in calls.xml.marks] if calls and calls.xml else []
         self._parallel = parallel
+        self._certain = certain or forced
         self._new_id = new_id or self._random_id
         self.in_reasoning = in_reasoning and reasoning is not None
         self.num_calls = 0  # that have begun
         self._events: list[Event] = []
-        self._content = _Channel(Content, self._events)
+        self._content = _Channel(Content, [] if forced else self._events)
         self._reasoning = _Channel(Reasoning, self._events)
         self._reasoning.drop_first()
         self._text = ""
@@ -345,7 +354,10 @@ class AnswerParser:
         except _NoCallError:
             if self._call:
                 return (yield from self._read_broken())
-            if self._held:
+            if self._held and self._certain and self._ended:
+                self._content.drop_last()
+                self._at = len(self._text)
+            elif self._held:
                 self._content.push(self._plain(self._held.getvalue()))
             else:  # the arguments were complete, and the rest was not
                 yield from self._read_end("")
@@ -505,7 +517,7 @@ class AnswerParser:
             yield from self._read_xml_value(self._texts.get(name, {}).get(key), value_end)
         ended = bool(close) and (yield from self._accept(close))
         closed = not ended and (yield from self._accept(self._end))
-        if not ended and not closed and not (begun and not (yield from self._peek())):
+        if not ended and not closed:
             raise _NoCallError
         if not begun:
             self._begin_call(name)

@@ -56,6 +56,13 @@ struct Request {
   bool stream = true;              // false: exactly one Result, the last
   bool strip_leading_space = false;  // drop one leading space of the text where the tokenizer's decoder does so
 
+  // Stop words count up to the first of these in the text, and not from there on: what begins calls of tools, texts or
+  // special tokens as the vocabulary spells them. At most kMaxStopWords. Empty: they always count.
+  std::vector<std::string> stop_until;
+  // sampling.max_tokens may be more than session_len leaves: the text then ends where the context does. False: such a
+  // request is rejected.
+  bool fit_max_tokens = false;
+
   // A session is the token history of a conversation, kept by the engine under this name with a soft pin on its KV
   // blocks: nothing but speed depends on these. Requests of one session are answered one after the other. Empty: none.
   std::string session_id;

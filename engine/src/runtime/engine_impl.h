@@ -104,6 +104,7 @@ class Engine::Impl {
   void check(const Request& request) const;
   void check_guide(const Request& request) const;
   void check_tokens(std::string_view field, const std::vector<TokenId>& ids) const;
+  void fit_max_tokens(Request& request) const;
   void check_fits(const std::vector<TokenId>& input, const SamplingParams& sampling) const;
   std::vector<TokenId> end_ids_of(const SamplingParams& sampling) const;
   std::unique_ptr<Group> make_group(Request request, Callback callback, std::vector<TokenId> end_ids) const;

@@ -89,6 +89,9 @@ void Engine::Impl::check(const Request& request) const {
     reject("timeout_ms = ", *request.timeout_ms, " is out of range: it must be >= 1");
   }
   if (request.guide) check_guide(request);
+  if (request.stop_until.size() > kMaxStopWords) {
+    reject("stop_until has ", request.stop_until.size(), " texts and must have at most ", kMaxStopWords);
+  }
   if (continues && request.session_id.empty()) {
     reject("continuation_ids need a session_id: they are appended to that session's history");
   }
@@ -125,6 +128,13 @@ void Engine::Impl::check_guide(const Request& request) const {
   if (text.find('\0') != std::string::npos || text::to_valid_utf8(text) != text) {
     reject("guided_decoding_guide: it is no UTF-8 text");
   }
+}
+
+// What is more than the context leaves says no more than no limit.
+void Engine::Impl::fit_max_tokens(Request& request) const {
+  const auto prompt = std::max(request.input_ids.size(), request.continuation_ids.size());
+  auto& max_tokens = request.sampling.max_tokens;
+  if (max_tokens && *max_tokens > info.config.session_len - static_cast<std::int64_t>(prompt)) max_tokens.reset();
 }
 
 void Engine::Impl::check_fits(const std::vector<TokenId>& input, const SamplingParams& sampling) const {
@@ -176,6 +186,9 @@ std::unique_ptr<Engine::Impl::Group> Engine::Impl::make_group(Request request, C
   auto& sampling = request.sampling;
   if (!sampling.stop_words.empty()) {
     group->stop_words = std::make_shared<const text::StopWords>(std::exchange(sampling.stop_words, {}));
+    if (!request.stop_until.empty()) {
+      group->stop_until = std::make_shared<const text::StopWords>(std::exchange(request.stop_until, {}));
+    }
   }
   sort_bias(sampling.logit_bias);
   group->banned = take_single(sampling.bad_words);
@@ -195,6 +208,7 @@ Engine::Handle Engine::Impl::submit(Request request, Callback callback) {
                     " entries, which may leave no token of the vocabulary's ", info.model.vocab_size));
   }
   try {
+    if (request.fit_max_tokens) fit_max_tokens(request);
     check_fits(request.input_ids, request.sampling);
     check_fits(request.continuation_ids, request.sampling);
   } catch (const Error&) {

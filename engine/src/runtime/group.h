@@ -26,6 +26,7 @@ struct Group {
   std::vector<TokenId> banned;                            // bad words of one token; ascending
   std::vector<TokenId> banned_at_first;                   // these and end_ids: up to min_tokens; ascending
   std::shared_ptr<const text::StopWords> stop_words;      // null: none
+  std::shared_ptr<const text::StopWords> stop_until;      // null: none. See Request::stop_until
   std::uint64_t seed = 0;                                 // of the first sequence
   std::vector<std::shared_ptr<TokenMaskProvider>> masks;  // one for each sequence, or none
   GuideThread::Handle grammar;                           // of the request's guide; null: none

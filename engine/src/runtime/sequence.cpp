@@ -22,7 +22,7 @@ Sequence::Sequence(Group& group_in, int index_in, std::uint64_t id_in, const tex
       id(id_in),
       max_tokens(max_tokens_in),
       seed_(group.seed + static_cast<std::uint64_t>(index)),
-      text_(table, group.stop_words, group.request.strip_leading_space) {}
+      text_(table, group.stop_words, group.request.strip_leading_space, group.stop_until) {}
 
 int Sequence::num_input() const { return static_cast<int>(group.request.input_ids.size()); }
 

@@ -5,10 +5,13 @@
 
 namespace charonia::text {
 
-TextStream::TextStream(const TokenTable& table, std::shared_ptr<const StopWords> stop_words, bool strip_leading_space)
+TextStream::TextStream(const TokenTable& table, std::shared_ptr<const StopWords> stop_words, bool strip_leading_space,
+                       std::shared_ptr<const StopWords> stop_until)
     : table_(&table),
       stop_words_(std::move(stop_words)),
       matched_(stop_words_ == nullptr ? 0 : stop_words_->size()),
+      stop_until_(std::move(stop_until)),
+      until_matched_(stop_until_ == nullptr ? 0 : stop_until_->size()),
       strip_(strip_leading_space && table.strip_leading_space()) {}
 
 std::optional<std::size_t> TextStream::follow(char byte) {
@@ -19,10 +22,21 @@ std::optional<std::size_t> TextStream::follow(char byte) {
   return longest;
 }
 
+void TextStream::look_for_end_of_stops(char byte) {
+  for (std::size_t mark = 0; mark < until_matched_.size(); ++mark) {
+    if (!stop_until_->push(mark, until_matched_[mark], byte)) continue;
+    matched_.clear();
+    until_matched_.clear();
+  }
+}
+
 bool TextStream::push(std::int32_t token, bool match_stop) {
   if (end_) {
     push_silent(token);
     return false;
+  }
+  if (table_->is_special(token)) {
+    for (const char byte : table_->raw_bytes(token)) look_for_end_of_stops(byte);
   }
   const auto bytes = table_->text_bytes(token);
   const auto begin = pending_.size();
@@ -37,6 +51,7 @@ bool TextStream::push(std::int32_t token, bool match_stop) {
       end_ = i + 1 - *length;
       break;
     }
+    look_for_end_of_stops(pending_[i]);
   }
   held_.push_back({pending_.size(), utf8_.between_characters()});
 

@@ -29,7 +29,10 @@ class TextStream {
  public:
   // stop_words: null: none. strip_leading_space: drop one leading space of the whole text, if the table says that the
   // tokenizer's decoder does so; that space can be no part of a stop word. The table must outlive the stream.
-  TextStream(const TokenTable& table, std::shared_ptr<const StopWords> stop_words, bool strip_leading_space);
+  // stop_until: null: none; from the first of these on, which may be special tokens as the vocabulary spells them, no
+  // stop word counts.
+  TextStream(const TokenTable& table, std::shared_ptr<const StopWords> stop_words, bool strip_leading_space,
+             std::shared_ptr<const StopWords> stop_until = nullptr);
 
   // One more token. Returns true when the text now contains a stop word (the earliest-ending one; among those, the
   // earliest-beginning): the text ends before it and the sequence is to be finished. While min_tokens holds, the
@@ -56,11 +59,15 @@ class TextStream {
 
   // The length of the longest stop word that ends with this byte, or nothing.
   std::optional<std::size_t> follow(char byte);
+  // One more byte of a token, special ones' too: whether stop words do not count any more.
+  void look_for_end_of_stops(char byte);
   TextChunk cut(std::size_t num_tokens, std::size_t text_end);
 
   const TokenTable* table_;
   std::shared_ptr<const StopWords> stop_words_;
-  std::vector<std::uint32_t> matched_;  // of each stop word, see StopWords::push()
+  std::vector<std::uint32_t> matched_;  // of each stop word, see StopWords::push(); empty when none counts any more
+  std::shared_ptr<const StopWords> stop_until_;
+  std::vector<std::uint32_t> until_matched_;  // of each of those
   Utf8State utf8_;
   std::string pending_;             // joined text bytes of the tokens not taken
   std::vector<Held> held_;          // those tokens

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
-from charonia_client import BadRequest, GenerateRequest, GenerateResponse
+from charonia_client import GenerateRequest, GenerateResponse
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
@@ -23,7 +21,6 @@ from charonia_gateway.sse import EventStream, Format, named_event, while_connect
 from charonia_gateway.usage import Usage
 
 router = APIRouter(tags=["Anthropic"])
-_TOO_MANY = re.compile(r"prompt and max_tokens do not fit\b")  # as the engine says it
 
 
 @router.post(
@@ -130,28 +127,9 @@ def _stop(body: MessagesRequest, last: GenerateResponse, calls: bool) -> dict[st
     return {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
 
 
-async def _answer(gateway: Gateway, asked: GenerateRequest, head: Head) -> AsyncGenerator[GenerateResponse, None]:
-    """As Anthropic does, an answer ends where the context does if max_tokens is more than there is room for. The engine
-    refuses that, and is asked without max_tokens then."""
-    begun = False
-    try:
-        async with aclosing(gateway.engine.stream([asked], head.engine_id)) as parts:
-            async for _, part in parts:
-                begun = True
-                yield part
-        return
-    except BadRequest as error:
-        if begun or not _TOO_MANY.match(str(error)):
-            raise
-    async with aclosing(gateway.engine.stream([replace(asked, max_tokens=None)], head.engine_id)) as parts:
-        async for _, part in parts:
-            yield part
-
-
 async def _whole(gateway: Gateway, body: MessagesRequest, asked: GenerateRequest, head: Head) -> dict[str, Any]:
     usage = head.usage(1, 1)
-    async with aclosing(_answer(gateway, asked, head)) as parts:
-        (answer,) = [part async for part in parts]
+    (answer,) = await gateway.engine.complete([asked], head.engine_id)
     usage.see(0, answer)
     content = whole_blocks(body, answer, parsed=bool(asked.parsed))
     return _message(head, usage, content=content, **_stop(body, answer, bool(answer.tool_calls)))
@@ -163,8 +141,8 @@ async def _stream(
     usage = head.usage(1, 1)
     blocks = Blocks(body, parsed=bool(asked.parsed))
     started = False
-    async with aclosing(_answer(gateway, asked, head)) as parts:
-        async for part in parts:
+    async with aclosing(gateway.engine.stream([asked], head.engine_id)) as parts:
+        async for _, part in parts:
             usage.see(0, part)
             events = b""
             if not started:

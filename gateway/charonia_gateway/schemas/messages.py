@@ -12,12 +12,15 @@ from charonia_gateway.schemas.fields import (
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_TOOLS,
+    check_function,
+    check_names,
     function_name,
     refused,
     text_of_parts,
     wrong,
 )
 from charonia_gateway.schemas.requests import INT32, engine_top_p
+from charonia_gateway.schemas.structured import refuse_guides
 from charonia_gateway.schemas.turns import Turns
 
 MAX_STOP_SEQUENCES = 64
@@ -102,7 +105,9 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise wrong(f"send a list of at most {MAX_TOOLS} tools")
-    return [_function(number, tool) for number, tool in enumerate(value)]
+    functions = [_function(number, tool) for number, tool in enumerate(value)]
+    check_names(one["function"]["name"] for one in functions)
+    return functions
 
 
 def _function(number: int, tool: Any) -> dict[str, Any]:
@@ -117,8 +122,7 @@ def _function(number: int, tool: Any) -> dict[str, Any]:
     schema, description = tool.get("input_schema"), tool.get("description")
     if not isinstance(schema, dict):
         raise wrong(f"tool {name}: input_schema is missing, or no object")
-    if description is not None and not isinstance(description, str):
-        raise wrong(f"tool {name}: description is no text")
+    check_function(name, tool, "input_schema")
     function: dict[str, Any] = {
         "name": name,
         **({"description": description} if description else {}),
@@ -140,6 +144,7 @@ def _tool_choice(value: Any) -> Any:
 
 def _format(value: Any) -> Any:
     fits = isinstance(value, dict) and value.get("type") == "json_schema" and isinstance(value.get("schema"), dict)
+    fits = fits and "json_schema" not in value
     if value is not None and not fits:
         raise wrong('send {"type": "json_schema", "schema": {...}}')
     return value
@@ -150,6 +155,11 @@ def _output_config(value: Any) -> Any:
         return None
     if not isinstance(value, dict):
         raise wrong('send an object with "format" or "effort"')
+    if misplaced := next((name for name in ("type", "schema", "json_schema") if name in value), None):
+        raise wrong(
+            f"{misplaced} is beside format, where it has no effect: send "
+            '{"format": {"type": "json_schema", "schema": {...}}}'
+        )
     if value.get("effort") not in (None, *_EFFORTS):
         raise wrong(f"effort: send one of {', '.join(_EFFORTS)}")
     _format(value.get("format"))
@@ -233,6 +243,9 @@ class CountTokensRequest(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> CountTokensRequest:
+        refuse_guides(
+            self.model_extra, 'send output_config = {"format": {"type": "json_schema", "schema": {...}}} and no other'
+        )
         if self.messages[-1].role == "assistant":
             raise wrong("messages: the last one is the assistant's; a begun answer is not continued")
         choice = (self.tool_choice or {}).get("type")
@@ -340,6 +353,7 @@ class MessagesRequest(CountTokensRequest):
             guide=self.guide,
             parsed=True if tools or reasons else None,
             max_tokens=self.max_tokens,
+            fit_max_tokens=True,
             stop_words=self.stop_sequences or (),
             name_stop_word=bool(self.stop_sequences) or None,
             temperature=self.temperature,
