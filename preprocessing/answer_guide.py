@@ -4,6 +4,7 @@ for calls that are forced, for strict functions, and for what follows reasoning.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -78,6 +79,10 @@ class AnswerGuides:
         """prompt: what the chat template made; None: no chat. functions: those that may be called. given: the
         caller's."""
         strict = any(function.get("strict") for function in functions)
+        names = [one["name"] for one in functions if isinstance(one.get("name"), str)]
+        if len(set(names)) < len(names):
+            twice = next(name for name, count in Counter(names).items() if count > 1)
+            raise PromptError("tools", f"two functions are called {show(twice)}", "give each one a name of its own")
         if choice.forced and not functions:
             raise PromptError("tool_choice", f"{show(choice.name or choice.kind)} without tools", "send tools")
         if prompt is None or not (choice.forced or strict or given.type) or (given.text and not given.type):
@@ -105,7 +110,8 @@ class AnswerGuides:
         if self._formats.calls is None:
             what = "calls cannot be forced" if choice.forced else "no function can be strict"
             problem = f"{what}: the model's format of calls is not known"
-            remedy = f"set {CALLS_VARIABLE} for the server, or send tool_choice = auto and functions without strict"
+            remedy = f"set {CALLS_VARIABLE} for the server (charonia serve --tool-call-parser), or send "
+            remedy += "tool_choice = auto and functions without strict"
             raise PromptError("tool_choice" if choice.forced else "tools", problem, remedy)
         if given.type == "structural_tag":
             what = "calls are forced" if choice.forced else "a function is strict"

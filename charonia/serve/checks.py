@@ -45,6 +45,11 @@ def check_packages(*, own_triton: bool, gateway: bool) -> None:
             )
 
 
+def option_of(variable: str) -> str:
+    """The option of `charonia serve` that sets what an environment variable does."""
+    return f"--{variable.removeprefix('CHARONIA_').lower().replace('_', '-')}"
+
+
 def check_ports(ports: Sequence[Port]) -> None:
     """All must be free and different."""
     by_number: dict[int, str] = {}
@@ -58,7 +63,9 @@ def check_ports(ports: Sequence[Port]) -> None:
             try:
                 probe.bind((address, number))
             except PermissionError:
-                raise ServeError(f"port {number} needs root: set {name} to a port from 1024 on") from None
+                raise ServeError(
+                    f"port {number} needs root: set {name} ({option_of(name)}) to a port from 1024 on"
+                ) from None
             except socket.gaierror as error:
                 raise ServeError(f"{address_name}={address} is no address of this machine ({error.strerror})") from None
             except OSError as error:
@@ -67,5 +74,6 @@ def check_ports(ports: Sequence[Port]) -> None:
                         f"cannot listen on {address}:{number} ({error.strerror}): check {address_name}"
                     ) from None
                 raise ServeError(
-                    f"port {number} is in use by another process: stop that one, or choose another port with {name}"
+                    f"port {number} is in use by another process: stop that one, or choose another port with {name} "
+                    f"({option_of(name)})"
                 ) from None

@@ -47,6 +47,8 @@ def serve_command(
     start_timeout_s: Annotated[float | None, _option("start_timeout_s")] = None,
     max_restarts: Annotated[int | None, _option("max_restarts")] = None,
     hang_timeout_s: Annotated[float | None, _option("hang_timeout_s")] = None,
+    tool_call_parser: Annotated[str | None, _option("tool_call_parser")] = None,
+    reasoning_parser: Annotated[str | None, _option("reasoning_parser")] = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Serve a model: Triton with its models, and the OpenAI-compatible gateway.
@@ -74,6 +76,8 @@ def serve_command(
         start_timeout_s=start_timeout_s,
         max_restarts=max_restarts,
         hang_timeout_s=hang_timeout_s,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
     )
     with reported(chosen.log_format):
         serve(chosen, spell_settings(settings or {}), exits=True)

@@ -46,7 +46,7 @@ def _claimed(root: Path, port: int) -> tuple[Path, int]:
             raise ServeError(
                 f"charonia serve already runs with gRPC port {port}: process {pid} holds {folder}. End that one, or "
                 "choose other ports with CHARONIA_GRPC_PORT, CHARONIA_HTTP_PORT, CHARONIA_METRICS_PORT and "
-                "CHARONIA_GATEWAY_PORT"
+                "CHARONIA_GATEWAY_PORT (--grpc-port, --http-port, --metrics-port and --gateway-port)"
             )
     raise AssertionError("there is no last number")
 

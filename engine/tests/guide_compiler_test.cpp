@@ -217,6 +217,11 @@ TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepIsRefusedWithItsPlace) {
     at(property("{\"" + std::string(keyword) + "\": {\"a\": true}}"), std::string("at /properties/a~1b/") + keyword);
   }
   at(property(R"({"type": "array", "uniqueItems": true})"), "/properties/a~1b/uniqueItems");
+  at(property(R"({"type": "integer", "multipleOf": 3, "minimum": 0})"), "at /properties/a~1b/multipleOf: ");
+  at(property(R"({"type": "integer", "minimum": 3, "maximum": 2})"), "at /properties/a~1b/minimum: no number is left by");
+  at(property(R"({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 4})"), "/properties/a~1b/exclusiveMinimum");
+  at(property(R"({"type": "number", "minimum": 0.5, "exclusiveMaximum": 0.5})"), "/properties/a~1b/minimum: no number");
+  at(property(R"({"type": "number", "minimum": 1e-20, "maximum": 2e-20})"), "/properties/a~1b/minimum: bounds with more than 6 decimals");
   at(property(R"({"type": "string", "pattern": "^(?=a)b$"})"), "/properties/a~1b/pattern");
   at(property(R"({"type": "string", "pattern": "a\"b"})"), "/properties/a~1b/pattern");
   at(property(R"({"type": "string", "format": "regex"})"), "/properties/a~1b/format");

@@ -60,6 +60,9 @@ STRICT: dict[str, Any] = {
     "additionalProperties": False,
     "$defs": {"place": {"anyOf": [{"type": "boolean"}, {"type": "object", "properties": {"at": {"type": "number"}}}]}},
 }
+# A structural tag in its older form, and what it makes in free text.
+OLDER_TAG = {"structures": [{"begin": "(", "schema": {"type": "null"}, "end": ")"}], "triggers": ["("]}
+TAGGED = r"\(null\)"
 FUNCTIONS: list[dict[str, Any]] = [
     {"name": "get_weather", "parameters": STRICT, "strict": True},
     {"name": "get", "parameters": {"type": "object", "properties": {"q": {"not": {}}}}},
@@ -210,6 +213,7 @@ def test_what_follows_reasoning_is_what_was_asked_for(model: Model, reasoning: s
         (("regex", "[a-f]{3}"), lambda text: int(text, 16)),
         (("ebnf_grammar", 'root ::= "1" root | "0"'), int),
         (("structural_tag", '{"format": {"type": "const_string", "value": "so"}}'), ["so"].index),
+        (("structural_tag", json.dumps(OLDER_TAG)), lambda text: bool(re.fullmatch("[^(]*", re.sub(TAGGED, "", text)))),
     ):
         guide = model.guide(formats, ToolChoice("auto"), [], text, given=sent)
         assert (guide.text == sent[1]) is (prompt == "closed")
@@ -266,7 +270,7 @@ def test_json_beside_tools_has_no_calls_in_it(model: Model, format: str) -> None
         (("ebnf_grammar", 'root ::= "\\x3c" [a-z_]+ ">"'), False),
         (("ebnf_grammar", "root ::= [^x]*"), False),
         (("json_schema", '{"type": "string", "maxLength": 5}'), True),
-        (("json_schema", '{"type": "string", "maxLength": 50}'), False),
+        (("json_schema", '{"type": "string", "maxLength": 50}'), True),
         (("json_schema", '{"type": "string", "pattern": "[a-z]+"}'), True),
         (("json_schema", '{"items": {"type": "string", "pattern": "[^x]+"}}'), False),
         (("json_schema", '{"enum": ["<tool_call>"]}'), False),
@@ -333,7 +337,9 @@ def test_what_cannot_be_forced_says_why(model: Model) -> None:
         (formats, required, [], {}, 'tool_choice: "required" without tools; send tools'),
         (formats, ToolChoice("function", "other"), FUNCTIONS, {}, 'tool_choice: "other" is not among tools'),
         (model.formats("none"), required, FUNCTIONS, {}, "CHARONIA_TOOL_CALL_PARSER"),
+        (model.formats("none"), required, FUNCTIONS, {}, "charonia serve --tool-call-parser"),
         (model.formats("none"), ToolChoice("auto"), FUNCTIONS, {}, "no function can be strict"),
+        (formats, ToolChoice("auto"), [{"name": "f"}] * 2, {}, 'tools: two functions are called "f"; give each one a'),
         (formats, required, [{"name": ""}], {}, 'function "" cannot be called'),
         (formats, required, [{"name": 3}], {}, "a function's name is 3"),
         (formats, required, [{"name": "\ud800"}], {}, "tools: text that is not valid Unicode"),
@@ -390,6 +396,55 @@ def test_what_a_schema_cannot_say_without_quotes_is_refused(model: Model, parame
     function = {"name": "f", "strict": True, "parameters": parameters}
     text = refusal(model.guide, model.formats("qwen3_coder"), ToolChoice("required"), [function])
     assert text.startswith('tools: the parameters of function "f"') and says in text
+
+
+@TEXT
+def test_json_parameters_hold_no_end_of_a_value(model: Model) -> None:
+    """Where marks are no tokens of their own, also where their characters are counted."""
+    formats = model.formats("qwen3_coder")
+    texts = {
+        "type": "array",
+        "items": {"type": "string", "minLength": 1, "maxLength": 60},
+        "minItems": 1,
+        "maxItems": 1,
+    }
+    function = strict({"type": "object", "properties": {"a": texts}, "required": ["a"]})
+    guide = model.guide(formats, ToolChoice("function", "f"), [function])
+    found = 0
+    for part in model.sample(guide, formats.options("", [function], True), 16):
+        (call,) = part.calls
+        assert call["complete"] and "<" not in json.loads(call["arguments"], strict=False)["a"][0]
+        found += 1
+    assert found
+    for keyword in ({"pattern": "^.*$"}, {"format": "uri"}):
+        wide = {"type": "array", "items": {"type": "string", **keyword}}
+        text = refusal(
+            model.guide, formats, ToolChoice("required"), [strict({"type": "object", "properties": {"a": wide}})]
+        )
+        assert "at /properties/a: the JSON schema: the keyword" in text and "which ends a value in this format" in text
+
+
+@pytest.mark.parametrize("model", [("byte_level", True)], indirect=True, ids=["special"])
+def test_a_guide_beside_strict_functions_is_blamed_for_what_is_wrong_with_it(model: Model) -> None:
+    formats, functions = model.formats("hermes"), [{"name": "f", "strict": True}]
+    for sent, says in (
+        (("regex", "[b-a]"), "guided_decoding_guide: the regular expression cannot be compiled: "),
+        (("ebnf_grammar", "root ::= x"), 'guided_decoding_guide: the grammar cannot be compiled: .*Rule "x"'),
+        (("json_schema", '{"not": {}}'), "guided_decoding_guide: the JSON schema, at /not: "),
+    ):
+        guide = model.guide(formats, ToolChoice("auto"), functions, given=sent)
+        with pytest.raises(InvalidRequestError, match=f"^{says}"):
+            model.engine.generate("x", guide=Guide(guide.type, guide.text))
+
+
+def test_a_guides_json_is_no_call_where_no_tools_were_sent(model: Model) -> None:
+    """Not even where it looks like one, in a format without marks."""
+    formats = model.formats("llama3_json")
+    schema = {"type": "object", "properties": {"name": {"const": "get"}, "parameters": {"const": {}}}}
+    schema["required"] = ["name", "parameters"]  # type: ignore[assignment]
+    guide = model.guide(formats, ToolChoice("auto"), [], given=("json_schema", json.dumps(schema)))
+    parts = [*model.sample(guide, formats.options("", None, True), 4)]
+    assert parts and all(not part.calls and json.loads(part.content)["name"] == "get" for part in parts)
 
 
 def test_a_schema_that_is_not_supported_names_the_parameter(model: Model) -> None:

@@ -32,12 +32,12 @@ def check(kind: str, guide: str, marks: Sequence[str]) -> None:
             raise NoTagError(f"beside tools no text may have {mark} in it, which begins a call, and this one can")
 
 
-def check_json(schema: Any, marks: Sequence[str]) -> None:
-    """The same for a JSON schema. The grammar keeps marks out of strings, but not where their characters are counted or
-    follow a pattern."""
+def check_json(schema: Any, marks: Sequence[str], why: str = "which begins a call") -> None:
+    """The same for a JSON schema. The grammar keeps marks out of strings, but not where they follow a pattern. why:
+    what errors say of a mark."""
     for mark in marks:
         if mark in json.dumps(schema, ensure_ascii=False):
-            raise NoTagError(f"the JSON schema has {mark} in it, which begins a call")
+            raise NoTagError(f"the JSON schema has {mark} in it, {why}")
         waiting = [schema]
         while waiting:
             one = waiting.pop()
@@ -46,8 +46,7 @@ def check_json(schema: Any, marks: Sequence[str]) -> None:
             elif isinstance(one, Mapping):
                 keyword = _keyword(one, mark)
                 if keyword:
-                    problem = f"the keyword {keyword} allows {mark} in texts, which begins a call"
-                    raise NoTagError(f"beside tools the JSON schema: {problem}")
+                    raise NoTagError(f"the JSON schema: the keyword {keyword} allows {mark} in texts, {why}")
                 waiting += one.values()
 
 
@@ -61,10 +60,7 @@ def _keyword(schema: Mapping[str, Any], mark: str) -> str:
     names = schema.get("patternProperties")
     if isinstance(names, Mapping) and any(_can_make(_regex_parts(one), mark) for one in names):
         return "patternProperties"
-    longest = schema.get("maxLength")
-    if isinstance(longest, int) and longest < len(mark):
-        return ""
-    return next((one for one in ("minLength", "maxLength") if isinstance(schema.get(one), int | float)), "")
+    return ""
 
 
 def _can_make(parts: Sequence[str], mark: str) -> bool:

@@ -225,9 +225,9 @@ def guide_format(kind: str, guide: str, called: str) -> Format | None:
     if kind == "json":
         return ANY_OBJECT
     if kind == "regex":
-        return {"type": "regex", "pattern": guide}
+        return {"type": "regex", "pattern": guide, "name": called}
     if kind == "ebnf_grammar":
-        return {"type": "grammar", "grammar": guide}
+        return {"type": "grammar", "grammar": guide, "name": called}
     try:
         value = json.loads(guide, parse_constant=_no_json)
     except (ValueError, RecursionError):
@@ -235,11 +235,25 @@ def guide_format(kind: str, guide: str, called: str) -> Format | None:
     if kind == "json_schema" and isinstance(value, dict | bool):
         return json_of(value, called)
     if kind == "choice" and isinstance(value, list) and value and all(isinstance(one, str) for one in value):
-        return either([const(one) for one in value])
-    if kind == "structural_tag" and isinstance(value, dict) and isinstance(value.get("format"), dict):
-        format: Format = value["format"]
-        return format
+        # As a grammar: there may be many of them, and so they are shortest.
+        return {"type": "grammar", "grammar": f"root ::= {' | '.join(map(literal, value))}", "name": called}
+    if kind == "structural_tag" and isinstance(value, dict):
+        return value["format"] if isinstance(value.get("format"), dict) else _of_structures(value)
     return None
+
+
+def _of_structures(tag: Mapping[str, Any]) -> Format | None:
+    """The format of a structural tag in its older form; None for what is none."""
+    structures, triggers = tag.get("structures"), tag.get("triggers")
+    if not isinstance(structures, list) or not isinstance(triggers, list):
+        return None
+    tags = []
+    for one in structures:
+        if not isinstance(one, dict) or not {"begin", "schema", "end"} <= one.keys():
+            return None
+        content = {"type": "json_schema", "json_schema": one["schema"]}
+        tags.append({"type": "tag", "begin": one["begin"], "content": content, "end": one["end"]})
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
 
 
 def _no_json(name: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import beside_calls
 from .formats import Xml
 from .parser import MAX_NAME, XML_NAME
 from .schemas import Alternatives, Definitions, UnsupportedSchemaError, values_of
@@ -108,6 +109,11 @@ class _Values:
             raise NoTagError(f"{self._name}: the JSON schema, at {error}, in this format") from None
         self._copy(size, at)
         whole = {**schema, **shared} if isinstance(schema, Mapping) else schema
+        if self._end:
+            try:
+                beside_calls.check_json(whole, [self._end], "which ends a value in this format")
+            except NoTagError as error:
+                raise NoTagError(f"{self._name}, at {at}: {error}") from None
         return json_of(whole, f"tools: {self._name}, at {at}", [self._end] if self._end else [])
 
     def text(self, text: _Text, at: str) -> Format | None:

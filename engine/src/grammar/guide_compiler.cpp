@@ -115,23 +115,58 @@ struct NamedError : Error {
   using Error::Error;
 };
 
-// Checks the schemas, regular expressions and grammars inside. What has a schema may have a `name`, by which errors call
-// it.
+// A schema, an expression or a grammar in a structural tag. What has one may have a `name`, by which errors call it.
+template <class Check>
+void check_part(const Json& part, const std::string& at, std::string_view what, Check check) {
+  if (!part.contains("name") || !part["name"].is_string()) return check(cat("the structural tag's ", at));
+  try {
+    check(std::string(what));
+  } catch (const Error& error) {
+    throw NamedError(error.code(), cat(part["name"].get<std::string>(), ": ", error.what()));
+  } catch (const std::runtime_error& error) {  // xgrammar's
+    throw NamedError(ErrorCode::invalid_argument, cat(part["name"].get<std::string>(), ": ", what, " cannot be compiled: ",
+                                                      text::to_valid_utf8(trim(text_of(error)))));
+  }
+}
+
+// Of what no text in a part holds: without these, strings whose characters are counted do not hold it either.
+std::string first_characters(const Json& part) {
+  std::string out;
+  if (!part.contains("excludes") || !part["excludes"].is_array()) return out;
+  for (const auto& one : part["excludes"]) {
+    const auto text = one.is_string() ? one.get<std::string>() : std::string();
+    if (!text.empty() && static_cast<unsigned char>(text[0]) < 0x80) out += text[0];
+  }
+  return out;
+}
+
+// Checks the schemas, regular expressions and grammars inside.
 void check_parts(Json& part, const std::string& path) {
   if (part.is_object()) {
     for (auto& [key, value] : part.items()) {
       const auto at = cat(path, "/", key);
       if (key == "json_schema" || key == "schema") {
-        try {
-          value = Json::parse(checked_schema(value.dump()));
-        } catch (const Error& error) {
-          if (part.contains("name") && part["name"].is_string()) {
-            throw NamedError(error.code(), cat(part["name"].get<std::string>(), ": ", error.what()));
+        check_part(part, at, "", [&](const std::string& where) {
+          try {
+            value = Json::parse(checked_schema(value.dump(), first_characters(part)));
+          } catch (const Error& error) {
+            if (where.empty()) throw;
+            throw Error(error.code(), cat("in the structural tag, at ", at, ": ", error.what()));
           }
-          throw Error(error.code(), cat("in the structural tag, at ", at, ": ", error.what()));
-        }
+        });
       } else if ((key == "pattern" || key == "grammar") && value.is_string()) {
-        check_expression(value.get<std::string>(), key == "pattern" ? Syntax::regex : Syntax::ebnf, cat("the structural tag's ", at));
+        const bool regex = key == "pattern";
+        check_part(part, at, regex ? "the regular expression" : "the grammar", [&](const std::string& what) {
+          const auto text = value.get<std::string>();
+          check_expression(text, regex ? Syntax::regex : Syntax::ebnf, what);
+          if (!part.contains("name")) return;
+          // What only the compiler finds is said of this part here, and of the whole tag otherwise.
+          if (regex) {
+            xgrammar::Grammar::FromRegex(text);
+          } else {
+            xgrammar::Grammar::FromEBNF(text);
+          }
+        });
       } else {
         check_parts(value, at);
       }

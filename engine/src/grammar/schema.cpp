@@ -28,6 +28,7 @@ constexpr int kMaxDepth = 128;               // of schemas in schemas, reference
 constexpr std::int64_t kMaxCount = 100'000;  // of items and characters
 constexpr std::size_t kMaxSchemas = 10'000;
 constexpr std::int64_t kMaxMultipleOf = 1000;
+constexpr int kMaxDecimals = 6;  // of a bound
 constexpr double kMaxInteger = 9007199254740991;  // 2^53 - 1: what zod and others write where there is no bound
 constexpr std::size_t kMaxOptional = 1000;  // properties of one object: the time goes with the square
 
@@ -100,6 +101,12 @@ std::string_view misspelt(std::string_view name, std::span<const std::string_vie
   return {};
 }
 
+// Whether a number is written with kMaxDecimals at most, which is as far as the compiler looks.
+bool has_few_decimals(double value) {
+  const double scaled = value * std::pow(10.0, kMaxDecimals);
+  return std::abs(value) >= 1e9 || std::abs(scaled - std::round(scaled)) <= 1e-9 * std::abs(scaled);
+}
+
 // A step of a JSON pointer.
 std::string escaped(std::string_view key) {
   std::string out = "/";
@@ -135,7 +142,13 @@ bool is_required(const Json& schema, const std::string& name) {
 
 class Checker {
  public:
-  explicit Checker(Json schema) : root_(std::move(schema)) {}
+  Checker(Json schema, std::string_view without) : root_(std::move(schema)) {
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    for (const char c : without) {
+      const auto byte = static_cast<unsigned char>(c);
+      without_ += cat("\\x", kDigits.substr(byte / 16, 1), kDigits.substr(byte % 16, 1));
+    }
+  }
 
   std::string run() {
     visit(root_, "", 0);
@@ -176,6 +189,7 @@ class Checker {
   void visit_values(const Json& schema, const std::string& path);
   void visit_options(const Json& schema, const std::string& path, const std::string& keyword, int depth);
   void visit_types(const Json& schema, const std::string& path, int depth);
+  static void check_bounds(const Json& schema, const std::string& path, bool whole);
   void visit_number(const Json& schema, const std::string& path, bool whole);
   bool has_format(const Json& schema, const std::string& path);
   void visit_string(const Json& schema, const std::string& path);
@@ -197,6 +211,7 @@ class Checker {
   bool disjoint(const Json& left, const Json& right) const;
 
   Json root_;
+  std::string without_;  // as part of a regular expression's class
   std::set<std::string> visited_;  // paths
   std::set<std::string> through_;  // paths of schemas that are being visited with no value read since
   std::vector<Edit> edits_;
@@ -451,8 +466,30 @@ void Checker::visit_number(const Json& schema, const std::string& path, bool who
       if (step < 1 || step > kMaxMultipleOf || step != std::floor(step)) {
         refuse(at, "multipleOf is a whole number from 1 to ", kMaxMultipleOf);
       }
+      const bool least = schema.contains("minimum") || schema.contains("exclusiveMinimum");
+      const bool most = schema.contains("maximum") || schema.contains("exclusiveMaximum");
+      if (least != most) {
+        refuse(at, "multipleOf beside a bound is supported where the number has a minimum and a maximum: give the other one");
+      }
     } else if (whole && value.get<double>() != std::floor(value.get<double>())) {
       refuse(at, key, " of an integer is a whole number");
+    } else if (!whole && !has_few_decimals(value.get<double>())) {
+      refuse(at, "bounds with more than ", kMaxDecimals, " decimals are not supported, and this is ", value.dump());
+    }
+  }
+  check_bounds(schema, path, whole);
+}
+
+// Some number has to be within all of them.
+void Checker::check_bounds(const Json& schema, const std::string& path, bool whole) {
+  for (const auto* const least : {"minimum", "exclusiveMinimum"}) {
+    for (const auto* const most : {"maximum", "exclusiveMaximum"}) {
+      if (!schema.contains(least) || !schema.contains(most)) continue;
+      const int open = (least[0] == 'e' ? 1 : 0) + (most[0] == 'e' ? 1 : 0);
+      const double room = schema[most].get<double>() - schema[least].get<double>();
+      if (whole ? room >= open : room > 0 || (room == 0 && open == 0)) continue;
+      refuse(cat(path, "/", least), "no number is left by ", least, " = ", schema[least].dump(), " and ", most, " = ",
+             schema[most].dump());
     }
   }
 }
@@ -509,7 +546,7 @@ void Checker::visit_string(const Json& schema, const std::string& path) {
   edits_.push_back({path, "maxLength", Json(Json::value_t::discarded)});
   edits_.push_back(
       {path, "pattern",
-       cat("^[^\"\\\\\\x00-\\x1f\\x7f]{", least.value_or(0), ",", most ? cat(*most) : std::string{}, "}$")});
+       cat("^[^\"\\\\\\x00-\\x1f\\x7f", without_, "]{", least.value_or(0), ",", most ? cat(*most) : std::string{}, "}$")});
 }
 
 void Checker::visit_array(const Json& schema, const std::string& path, int depth) {
@@ -682,7 +719,7 @@ void check_nesting(std::string_view json, std::string_view what) {
   }
 }
 
-std::string checked_schema(std::string_view schema) {
+std::string checked_schema(std::string_view schema, std::string_view without) {
   check_nesting(schema, "the JSON schema");
   Json parsed;
   try {
@@ -692,7 +729,7 @@ std::string checked_schema(std::string_view schema) {
   }
   const bool merged = merge_schemas(parsed);
   try {
-    return Checker(std::move(parsed)).run();
+    return Checker(std::move(parsed), without).run();
   } catch (const Error& error) {
     if (!merged) throw;
     throw Error(error.code(), cat(error.what(), " (the place is that after schemas beside others, as in allOf, were merged)"));

@@ -12,7 +12,8 @@ inline constexpr int kMaxNesting = 64;
 void check_nesting(std::string_view json, std::string_view what);
 
 // The schema as the compiler takes it: objects with `properties` have no others, lengths of strings are patterns, and
-// oneOf is anyOf. Throws Error(invalid_argument) that names the place as a JSON pointer.
-std::string checked_schema(std::string_view schema);
+// oneOf is anyOf. Throws Error(invalid_argument) that names the place as a JSON pointer. without: ASCII characters that
+// strings of a length do not hold.
+std::string checked_schema(std::string_view schema, std::string_view without = {});
 
 }  // namespace charonia::grammar
