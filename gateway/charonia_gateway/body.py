@@ -20,6 +20,30 @@ Body = TypeVar("Body", bound=BaseModel)
 
 IGNORED_HEADER = "charonia-ignored-fields"
 _MAX_NAMED_ERRORS = 3
+# What is right, by the kind of pydantic's error; {...}: of its context.
+_RIGHT = {
+    "int_type": "send a whole number",
+    "int_from_float": "send a whole number",
+    "int_parsing_size": "send a smaller number",
+    "float_type": "send a number",
+    "finite_number": "send a finite number",
+    "bool_type": "send true or false",
+    "string_type": "send a text",
+    "string_unicode": "it has a lone surrogate: send whole characters",
+    "list_type": "send a list",
+    "dict_type": "send an object",
+    "none_required": "send null, or leave it out",
+    "literal_error": "send {expected}",
+    "greater_than": "send more than {gt}",
+    "greater_than_equal": "send at least {ge}",
+    "less_than": "send less than {lt}",
+    "less_than_equal": "send at most {le}",
+    "too_short": "it has {actual_length} entries: send at least {min_length}",
+    "too_long": "send at most {max_length} entries",
+    "string_too_short": "send at least {min_length} character(s)",
+    "string_too_long": "send at most {max_length} characters",
+    "extra_forbidden": "it is no field here: leave it out",
+}
 _SHOWN_CHARACTERS = 60
 _MAX_REMEMBERED = 1000
 _warned: set[str] = set()
@@ -107,10 +131,19 @@ def _text(detail: ErrorDetails) -> str:
         return f"{path} is missing"
     if detail["type"] == "wrong":
         return f"{path}: {detail['msg']}" if path else detail["msg"]
-    if detail["type"] == "model_type" or (path is None and detail["type"] == "model_attributes_type"):
+    if detail["type"] in ("model_type", "model_attributes_type"):
         return f"{path or 'the body'} is not a JSON object"
-    message = detail["msg"].replace("Input should be", "it should be").replace("Extra inputs", "extra fields")
-    return f"{path} = {_shown(detail['input'])}: {message[:1].lower()}{message[1:]}"
+    message = f"{detail['msg'][:1].lower()}{detail['msg'][1:]}"
+    if right := _RIGHT.get(detail["type"]):
+        message = right.format_map({name: _plain(value) for name, value in detail.get("ctx", {}).items()})
+    return f"{path} = {_shown(detail['input'])}: {message}"
+
+
+def _plain(value: Any) -> Any:
+    """A value of an error's context: a bound of a number, or Python's word for a literal."""
+    if value == "True":
+        return "true"
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _shown(value: Any) -> str:

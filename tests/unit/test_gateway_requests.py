@@ -28,6 +28,7 @@ from charonia_gateway.json_values import MAX_VALUES
 from charonia_gateway.logprobs import CompletionLogprobs, chat_logprobs
 from charonia_gateway.schemas.interactive import InteractiveRequest
 from charonia_gateway.schemas.messages import MessagesRequest
+from charonia_gateway.schemas.openai_responses import ResponsesRequest
 from charonia_gateway.schemas.requests import ChatRequest, CompletionRequest
 from charonia_gateway.schemas.responses import TokenizerInfo
 from charonia_gateway.schemas.structured import ResponseFormat
@@ -172,10 +173,10 @@ def test_an_interactive_request_takes_stop_words_and_none() -> None:
         ({"prompt": False, "session_id": 3}, "prompt = false: send the user's text, or a list of messages"),
         ({"prompt": 0, "session_id": 3}, "prompt = 0: send the user's text, or a list of messages"),
         ({"prompt": {}, "session_id": 3}, "prompt = {}: send the user's text, or a list of messages"),
-        ({"prompt": [], "session_id": 3}, "at least 1 item"),
+        ({"prompt": [], "session_id": 3}, "it has 0 entries: send at least 1"),
         ({"session_id": "x" * 257}, "at most 256 bytes"),
         ({"stop": 5}, "a string or a list"),
-        ({"temperature": 3}, "less than or equal to 2"),
+        ({"temperature": 3}, "send at most 2"),
     ],
 )
 def test_a_wrong_interactive_field_is_named(fields: dict[str, object], says: str) -> None:
@@ -296,33 +297,33 @@ def test_the_arguments_of_all_calls_have_no_more_values_than_a_body(calls: int) 
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
-        ({"temperature": 2.5}, "temperature", "less than or equal to 2"),
-        ({"temperature": "1"}, "temperature", "valid number"),
-        ({"temperature": math.nan}, "temperature", "finite"),
-        ({"temperature": math.inf}, "temperature", "finite"),
-        ({"top_p": -0.1}, "top_p", "greater than or equal to 0"),
-        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"temperature": 2.5}, "temperature", "send at most 2"),
+        ({"temperature": "1"}, "temperature", "send a number"),
+        ({"temperature": math.nan}, "temperature", "send a finite number"),
+        ({"temperature": math.inf}, "temperature", "send a finite number"),
+        ({"top_p": -0.1}, "top_p", "send at least 0"),
+        ({"max_tokens": 0}, "max_tokens", "send at least 1"),
         ({"session_id": True}, "session_id", "a whole number"),
         ({"renew_session": True}, "renew_session", "needs a session_id"),
-        ({"timeout": 0}, "timeout", "greater than 0"),
-        ({"max_tokens": 1.5}, "max_tokens", "integer"),
-        ({"max_tokens": True}, "max_tokens", "integer"),
-        ({"max_tokens": 10**400}, "max_tokens", "less than or equal to 2147483647"),
-        ({"n": 129}, "n", "less than or equal to 128"),
-        ({"seed": 2**64}, "seed", "less than or equal to"),
+        ({"timeout": 0}, "timeout", "send more than 0"),
+        ({"max_tokens": 1.5}, "max_tokens", "send a whole number"),
+        ({"max_tokens": True}, "max_tokens", "send a whole number"),
+        ({"max_tokens": 10**400}, "max_tokens", "send at most 2147483647"),
+        ({"n": 129}, "n", "send at most 128"),
+        ({"seed": 2**64}, "seed", "send at most"),
         ({"stop": ["a"] * 5}, "stop", "at most 4"),
         ({"stop": ""}, "stop", "none of them empty"),
         ({"stop": 5}, "stop", "a string or a list"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "no token id"),
         ({"logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100"),
         ({"logit_bias": {"1": math.nan}}, "logit_bias", "from -100 to 100"),
-        ({"messages": []}, "messages", "at least 1 item"),
+        ({"messages": []}, "messages", "messages = []: it has 0 entries: send at least 1"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "'system'"),
         ({"messages": [{"role": "user"}]}, "messages[0]", "content is missing"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content", "'image_url'"),
         ({"messages": 5}, "messages", "messages = 5: send the user's text, or a list of messages"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs = true"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "send at most 20"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream = true only"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tool_choice": "any", "tools": [FUNCTION]}, "tool_choice", 'send "auto", "none", "required" or'),
@@ -339,6 +340,42 @@ def test_the_arguments_of_all_calls_have_no_more_values_than_a_body(calls: int) 
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools", "'', is not valid"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools", "the name of function 0 is missing: send 1 to 64"),
         ({"tools": [{"type": "function", "function": {"name": 1}}]}, "tools", "the name of function 0 is no text"),
+        (
+            {"tools": [{**FUNCTION, "strict": True}]},
+            "tools",
+            "function f: strict is beside function, where it has no",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"strict": True}}}]},
+            "tools",
+            "function f: strict is within parameters, where it has no effect: send it beside parameters",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "input_schema": {}}}]},
+            "tools",
+            "function f: input_schema is called parameters here",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+            "tools",
+            "function f: parameters is neither null nor an object",
+        ),
+        ({"tools": [FUNCTION, FUNCTION]}, "tools", "two functions are called 'f': give each one a name of its own"),
+        (
+            {"response_format": {"type": "json_object", "schema": {}}},
+            "response_format",
+            """'schema' is no field of it; it has json_schema, type: to give a schema, send {"type": "json_schema",""",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"type": "object"}}},
+            "response_format.json_schema",
+            "with all that is of the JSON schema within schema",
+        ),
+        (
+            {"regex": "a+"},
+            "regex",
+            "regex is no field of this route, and the answer would be free: send resp",
+        ),
         ({"guided_json": {}}, "guided_json", 'structured_outputs has taken its place: send {"json": ...} there'),
         ({"guided_choice": ["a"]}, "guided_choice", 'send {"choice": ...}'),
         ({"functions": []}, "functions", "the older form of tools: send those"),
@@ -351,13 +388,13 @@ def test_the_arguments_of_all_calls_have_no_more_values_than_a_body(calls: int) 
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "not regex and choice"),
         ({"structured_outputs": {"json": True}}, "structured_outputs.json", "send a JSON object, or its text"),
         ({"structured_outputs": {"regex": "a", "lark": "b"}}, "structured_outputs.lark", "structured_outputs.lark"),
-        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least 1 item"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "send at least 1"),
         (
             {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
             "structured_outputs",
             "send one of them",
         ),
-        ({"skip_special_tokens": False}, "skip_special_tokens", "True"),
+        ({"skip_special_tokens": False}, "skip_special_tokens", "send true"),
     ],
 )
 def test_a_wrong_chat_field_is_named_with_what_would_be_right(fields: dict[str, object], param: str, says: str) -> None:
@@ -414,7 +451,7 @@ def test_structured_output_is_the_engines_guide(fields: dict[str, object], guide
         ({"max_tokens": 0}, "max_tokens", "echo = true only"),
         ({"prompt": ["a", "b"], "session_id": 1}, "session_id", "no one conversation"),
         ({"suffix": "x"}, "suffix", "leave suffix out"),
-        ({"model": None}, "model", "string"),
+        ({"model": None}, "model", "send a text"),
     ],
 )
 def test_a_wrong_completion_field_is_named_with_what_would_be_right(
@@ -443,11 +480,11 @@ MANY = 150_000
     ("model", "fields", "says"),
     [
         (ChatRequest, {"messages": [1] * MANY}, "messages[0] is not a JSON object"),
-        (ChatRequest, {"messages": [{"role": "user", "content": ""}] * MANY}, "at most 10000 items"),
+        (ChatRequest, {"messages": [{"role": "user", "content": ""}] * MANY}, "send at most 10000 entries"),
         (ChatRequest, {"messages": USER, "tools": [1] * 1000}, "tools: tool 0 is no function"),
         (ChatRequest, {"messages": USER, "tools": [{}] * MANY}, "at most 1000 functions"),
         (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [1] * MANY}]}, "messages[0].tool_calls[0] = 1"),
-        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * MANY}]}, "at most 1000 items"),
+        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * MANY}]}, "send at most 1000 entries"),
         (ChatRequest, {"messages": [{"role": "user", "content": [1] * MANY}]}, f"{MANY} parts are too many"),
         (ChatRequest, {"messages": USER, "logit_bias": {str(token): 1 for token in range(2 * MANY)}}, "at most 262144"),
         (ChatRequest, {"messages": USER, "temperature": [[1] * MANY]}, "temperature = [[1, 1, 1,"),
@@ -457,7 +494,7 @@ MANY = 150_000
             f"{MANY} bad words are too many: send at most 1000",
         ),
         (InteractiveRequest, {"prompt": [1] * MANY}, "prompt[0] is not a JSON object"),
-        (InteractiveRequest, {"prompt": [{"role": "user", "content": ""}] * MANY}, "at most 10000 items"),
+        (InteractiveRequest, {"prompt": [{"role": "user", "content": ""}] * MANY}, "send at most 10000 entries"),
     ],
 )
 def test_a_long_list_is_refused_at_its_first_error(
@@ -674,3 +711,65 @@ def test_a_tokenizer_may_have_several_chat_templates() -> None:
 def test_what_would_constrain_an_answer_is_not_ignored(value: dict[str, Any], told: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(told)):
         ResponseFormat.model_validate(value)
+
+
+@pytest.mark.parametrize("name", ["response_format", "structured_outputs", "guided_json", "regex", "grammar"])
+def test_what_constrains_an_answer_is_refused_where_it_has_no_effect(name: str) -> None:
+    """The header of ignored fields alone would leave the user with a free answer."""
+    value = {"type": "json_object"}
+    for model, fields in (
+        (InteractiveRequest, {"prompt": "hi"}),
+        (MessagesRequest, {"model": "m", "max_tokens": 5, "messages": USER}),
+        (ResponsesRequest, {"model": "m", "input": "hi"}),
+    ):
+        with pytest.raises(ApiError, match="is no field of this route, and the answer would be free: ") as caught:
+            parse(model, json.dumps({**fields, name: value}).encode())
+        assert (caught.value.status, caught.value.param, caught.value.code) == (400, name, "invalid_value")
+        for free in (None, {"type": "text"}):
+            assert parse(model, json.dumps({**fields, name: free}).encode())
+
+
+@pytest.mark.parametrize(
+    ("format", "says"),
+    [
+        ({"type": "json_object", "schema": {}}, "format: schema does not belong to type 'json_object' here: to give a"),
+        ({"type": "json_schema", "json_schema": {"name": "a"}}, "format: json_schema does not belong to type"),
+        ({"type": "json_schema", "schema": {}}, "needs a name"),
+    ],
+)
+def test_a_schema_in_the_wrong_place_of_responses_is_refused(format: dict[str, object], says: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(ResponsesRequest, json.dumps({"model": "m", "input": "hi", "text": {"format": format}}).encode())
+    assert caught.value.param == "text" and says in caught.value.message
+    with pytest.raises(ApiError, match="text: schema is beside format, where it has no effect"):
+        parse(ResponsesRequest, b'{"model": "m", "input": "hi", "text": {"schema": {}}}')
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        (
+            {"output_config": {"type": "json_schema", "schema": {}}},
+            "output_config",
+            "type is beside format, where",
+        ),
+        ({"output_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "output_format", "send {"),
+        ({"tools": [{"name": "f", "input_schema": {}}] * 2}, "tools", "two functions are called 'f'"),
+        (
+            {"tools": [{"name": "f", "input_schema": {}, "strict": "yes"}]},
+            "tools",
+            "strict is neither null nor true",
+        ),
+        ({"tools": [{"name": "f", "input_schema": {"strict": True}}]}, "tools", "send it beside input_schema"),
+        (
+            {"tools": [{"name": "f", "input_schema": {}, "parameters": {}}]},
+            "tools",
+            "is called input_schema here",
+        ),
+    ],
+)
+def test_what_is_in_the_wrong_place_of_messages_is_refused(fields: dict[str, object], param: str, says: str) -> None:
+    body = {"model": "m", "max_tokens": 5, "messages": USER, **fields}
+    with pytest.raises(ApiError) as caught:
+        parse(MessagesRequest, json.dumps(body).encode())
+    assert caught.value.param == param and says in caught.value.message

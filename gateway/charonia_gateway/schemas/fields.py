@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -147,17 +148,46 @@ def function_list(value: Any) -> list[Any]:
     return value
 
 
+_FORMS: dict[type, str] = {dict: "an object", str: "a text", bool: "true or false"}
+
+
+def check_function(name: str, function: dict[str, Any], schema: str = "parameters") -> None:
+    """The fields of a function. schema: what the one with its JSON schema is called."""
+    for field, form in ((schema, dict), ("description", str), ("strict", bool)):
+        if not isinstance(function.get(field), form | None):
+            raise wrong(f"function {name}: {field} is neither null nor {_FORMS[form]}")
+    others = {"parameters", "input_schema"} - {schema}
+    if misplaced := next((other for other in others if other in function), None):
+        raise wrong(f"function {name}: {misplaced} is called {schema} here")
+    if isinstance((function.get(schema) or {}).get("strict"), bool):
+        raise wrong(f"function {name}: strict is within {schema}, where it has no effect: send it beside {schema}")
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Of the functions in one request: a call would not say which of two it means."""
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise wrong(f"two functions are called {twice!r}: give each one a name of its own")
+
+
 def _tools(value: Any) -> Any:
     if value is None:
         return None
+    names = []
     for number, tool in enumerate(function_list(value)):
         kind = tool.get("type") if isinstance(tool, dict) else None
         function = tool.get("function") if isinstance(tool, dict) else None
         if kind != "function" or not isinstance(function, dict):
             raise wrong(f'tool {number} is no function: send {{"type": "function", "function": {{"name": ...}}}}')
         name = function_name(f"function {number}", function.get("name"))
-        if not isinstance(function.get("strict"), bool | None):
-            raise wrong(f"function {name}: strict is true or false")
+        if beside := next((field for field in ("strict", "parameters", "description") if field in tool), None):
+            raise wrong(
+                f"function {name}: {beside} is beside function, where it has no effect: send "
+                f'{{"type": "function", "function": {{"name": ..., {beside!r}: ...}}}}'.replace("'", '"')
+            )
+        check_function(name, function)
+        names.append(name)
+    check_names(names)
     return value
 
 

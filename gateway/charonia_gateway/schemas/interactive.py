@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from charonia_gateway.schemas.fields import OrText, SessionId, StopOrEnd, wrong
 from charonia_gateway.schemas.requests import INT32, MAX_TIMEOUT_S, TIMINGS, Messages, engine_top_p, messages_of
 from charonia_gateway.schemas.responses import TimingsBody
+from charonia_gateway.schemas.structured import refuse_guides
 
 
 def _prompt(value: Any) -> Any:
@@ -64,6 +65,7 @@ class InteractiveRequest(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> InteractiveRequest:
+        refuse_guides(self.model_extra, "/v1/chat/completions and /v1/completions have it")
         if self.acts and self.session_id is None:
             raise wrong("session_id is missing: say whose answer is to end")
         if self.cancel and self.stop is True:

@@ -8,13 +8,28 @@ from typing import Annotated, Any, ClassVar
 from charonia_client import GenerateRequest, Guide
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from charonia_gateway.schemas.fields import MAX_TOOLS, function_list, function_name, refused, wrong
+from charonia_gateway.schemas.fields import (
+    MAX_TOOLS,
+    check_function,
+    check_names,
+    function_list,
+    function_name,
+    refused,
+    wrong,
+)
 from charonia_gateway.schemas.requests import INT32, engine_top_p
 from charonia_gateway.schemas.response_input import input_items
+from charonia_gateway.schemas.structured import refuse_guides
 
 MAX_METADATA = 16
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SUMMARIES = ("auto", "concise", "detailed")
+# What a format may have, by its type: what constrains an answer is not ignored.
+_FORMAT = {
+    "text": ("type",),
+    "json_object": ("type",),
+    "json_schema": ("type", "name", "schema", "description", "strict"),
+}
 _ENCRYPTED = "reasoning.encrypted_content"  # here reasoning is a text that goes back with its item
 
 
@@ -24,11 +39,18 @@ def _text(value: Any) -> Any:
         return None
     if not isinstance(value, dict):
         raise wrong('send {"format": ...}')
+    if misplaced := next((name for name in ("type", "schema", "json_schema") if name in value), None):
+        raise wrong(f'{misplaced} is beside format, where it has no effect: send {{"format": {{"type": ...}}}}')
     form = value.get("format")
     if form is None:
         return value
     if not isinstance(form, dict) or form.get("type") not in ("text", "json_object", "json_schema"):
         raise wrong('format: send {"type": "text"}, json_object or json_schema')
+    if misplaced := next((name for name in form if name not in _FORMAT[form["type"]]), None):
+        raise wrong(
+            f"format: {misplaced[:64]} does not belong to type {form['type']!r} here: to give a schema, send "
+            '{"type": "json_schema", "name": ..., "schema": {...}}'
+        )
     if form["type"] == "json_schema" and not (
         isinstance(form.get("schema"), dict) and isinstance(form.get("name"), str)
     ):
@@ -40,6 +62,7 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
     if value is None:
         return None
     tools = function_list(value)
+    names = []
     for number, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind != "function":
@@ -52,13 +75,10 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
                 'within function; send {"type": "function", "name": ..., "parameters": ...}'
             )
         name = function_name(f"function {number}", tool.get("name"))
-        for field, form in (("parameters", dict), ("description", str), ("strict", bool)):
-            if not isinstance(tool.get(field), form | None):
-                raise wrong(f"function {name}: {field} is neither null nor {_FORMS[form]}")
+        check_function(name, tool)
+        names.append(name)
+    check_names(names)
     return tools
-
-
-_FORMS: dict[type, str] = {dict: "an object", str: "a text", bool: "true or false"}
 
 
 def _tool_choice(value: Any) -> Any:
@@ -176,6 +196,7 @@ class ResponsesRequest(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> ResponsesRequest:
+        refuse_guides(self.model_extra, 'send text = {"format": {"type": "json_schema", "name": ..., "schema": {...}}}')
         last = self.input[-1]
         if last["type"] == "function_call":
             raise wrong("input: the last item is a call: send its function_call_output, too")

@@ -36,6 +36,7 @@ from charonia_gateway.schemas.structured import (
     GuidedRegex,
     ResponseFormat,
     StructuredOutputs,
+    refuse_guides,
 )
 
 INT32 = 2**31 - 1
@@ -108,6 +109,9 @@ class Sampling(BaseModel):
     def _consistent(self) -> Sampling:
         if self.stream_options is not None and not self.stream:
             raise wrong("stream_options is for stream = true only: leave it out or stream")
+        refuse_guides(
+            self.model_extra, "send response_format, or structured_outputs with json, regex, choice or grammar"
+        )
         if self.guide_field == "response_format" and self.structured_outputs is not None:
             raise wrong("structured_outputs: response_format says what the answer has to be; send one of them")
         return self

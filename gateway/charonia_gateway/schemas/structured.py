@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from charonia_client import Guide
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -19,17 +20,44 @@ def _object_or_text(value: Any) -> Any:
     return value
 
 
+# What other routes and servers call fields that say what an answer has to be.
+_GUIDES = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_decoding_guide",
+    "guided_decoding_guide_type",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "grammar",
+    "structural_tag",
+)
+
+
+def refuse_guides(extra: Mapping[str, Any] | None, remedy: str) -> None:
+    """What constrains an answer is not ignored. extra: the fields that a route does not know. remedy: what to send."""
+    for name in _GUIDES:
+        if extra and extra.get(name) not in (None, "", {"type": "text"}):
+            raise wrong(f"{name} is no field of this route, and the answer would be free: {remedy}")
+
+
 class _Closed(BaseModel):
     """What constrains an answer is not ignored."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+    remedy: ClassVar[str]
 
     @model_validator(mode="before")
     @classmethod
     def _known(cls, value: Any) -> Any:
         known = {field.alias or name for name, field in cls.model_fields.items()}
         if isinstance(value, dict) and (others := [repr(key) for key in value if key not in known]):
-            raise wrong(f"{', '.join(others[:3])[:200]} is no field of it; it has {', '.join(sorted(known))}")
+            shown = ", ".join(others[:3])[:200]
+            raise wrong(f"{shown} is no field of it; it has {', '.join(sorted(known))}: {cls.remedy}")
         return value
 
 
@@ -37,6 +65,8 @@ ObjectOrText = Annotated[str | dict[str, Any] | None, BeforeValidator(_object_or
 
 
 class JsonSchema(_Closed):
+    remedy = 'send {"name": ..., "schema": {...}, "strict": true}, with all that is of the JSON schema within schema'
+
     name: str = Field(description="taken, without effect")
     description: str | None = Field(None, description="taken, without effect")
     schema_: dict[str, Any] | None = Field(None, alias="schema", description="without it: any JSON object")
@@ -45,6 +75,10 @@ class JsonSchema(_Closed):
 
 class ResponseFormat(_Closed):
     """The JSON is enforced; that it is wanted should be said in the prompt as well."""
+
+    remedy = (
+        'to give a schema, send {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}, "strict": true}}'
+    )
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
