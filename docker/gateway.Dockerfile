@@ -2,7 +2,7 @@
 #
 #   docker build --file docker/gateway.Dockerfile --tag charonia-gateway .
 #
-# Build secrets, all optional, none of which stays in the image: ca_bundle, apt_sources, pip_conf (docker/build/).
+# Build secrets, all optional, none of which stays in the image: ca_bundle, apt_sources, pip_conf, npmrc (docker/build/).
 ARG BASE_IMAGE=debian:bookworm-slim
 
 FROM ${BASE_IMAGE} AS runtime
@@ -32,6 +32,12 @@ RUN --mount=type=bind,source=docker,target=/docker --mount=type=cache,target=/ro
     /docker/build/pip.sh /venv install --require-hashes --requirement /docker/requirements/build.txt
 COPY client /source/client
 COPY gateway /source/gateway
+# The libraries of the chat page, with npm, which this stage alone has.
+COPY docker/requirements/node.txt /source/docker/requirements/
+COPY scripts/get_page_libraries.py /source/scripts/
+RUN --mount=type=bind,source=docker/build,target=/build --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf --mount=type=secret,id=npmrc \
+    /build/page_libraries.sh
 RUN --mount=type=bind,source=docker,target=/docker \
     /docker/build/pip.sh /venv wheel --no-deps --no-index --no-build-isolation --wheel-dir /wheels \
       /source/client /source/gateway && \

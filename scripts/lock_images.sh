@@ -25,3 +25,4 @@ lock gateway gateway/pyproject.toml client/pyproject.toml
 lock server pyproject.toml docker/requirements/server.in
 lock triton docker/requirements/triton.in --no-deps
 lock build scripts/requirements-build.txt
+lock node docker/requirements/node.in

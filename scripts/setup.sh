@@ -111,6 +111,12 @@ if outdated packages "${sources[@]}" ||
   if [ "$purpose" = test ]; then done_at test; fi
 fi
 
+# Without them the gateway serves its API: no network is no reason not to serve.
+if outdated page gateway/package-lock.json scripts/get_page_libraries.py || [ ! -d gateway/charonia_gateway/page/libraries ]; then
+  begin
+  if .venv/bin/python scripts/get_page_libraries.py; then done_at page; fi
+fi
+
 if outdated engine engine CMakeLists.txt || [ "$(cat "$stamps/cuda" 2>/dev/null || echo OFF)" != "$cuda" ]; then
   begin
   say "building what has changed in the engine"

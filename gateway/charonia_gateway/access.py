@@ -14,9 +14,9 @@ from charonia_gateway.limiter import Limiter, LimitExceeded
 from charonia_gateway.metrics import Metrics
 from charonia_gateway.record import Record, record_of
 
-# All that answers without a key, to GET and HEAD alone: probes, and the page in which a browser asks for a key. An
+# All that answers without a key, to GET and HEAD alone: probes, and the pages in which a browser asks for a key. An
 # entry that ends with "/" stands for all below it as well.
-OPEN_PATHS = ("/health/live", "/health/ready", "/")
+OPEN_PATHS = ("/health/live", "/health/ready", "/", "/docs", "/page/")
 _METRICS_PATH = "/metrics"
 
 

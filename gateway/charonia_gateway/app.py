@@ -24,6 +24,7 @@ from charonia_gateway.errors import LIMIT_HEADERS, ApiError, handle_api_error, h
 from charonia_gateway.keys import KeyRing
 from charonia_gateway.metrics import Metrics, MetricsMiddleware
 from charonia_gateway.origins import OriginMiddleware
+from charonia_gateway.pages import add_pages
 from charonia_gateway.record import REQUEST_ID_HEADER, RecordMiddleware
 from charonia_gateway.routes import (
     chat,
@@ -97,11 +98,13 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
         version=__version__,
         description=_DESCRIPTION,
         lifespan=lifespan,
+        docs_url=None,  # add_pages has it, without files of another server
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name whatever host the request does
     )
     for module in (chat, completions, responses, interactive, messages, embeddings, models, tokenizer, service):
         app.include_router(module.router)
+    add_pages(app, chat=settings.page)
     app.add_middleware(DrainMiddleware, drain=draining)
     if keys:
         # It counts nothing where no key is asked for, and is not imported then.

@@ -111,6 +111,11 @@ class GatewayFields(BaseSettings):
         description="seconds for which a request may take to arrive, body included, before its connection ends with "
         "408, 0 for any",
     )
+    page: bool = Field(
+        True,
+        validation_alias=AliasChoices("charonia_gateway_page", "page"),
+        description="the chat page at /",
+    )
     allowed_origins: str = Field(
         "",
         validation_alias=AliasChoices("charonia_gateway_allowed_origins", "allowed_origins"),

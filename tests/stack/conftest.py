@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 import tritonclient.grpc.aio as triton
+from browser_fixtures import browser, new_context
 from stack import DEMO_MODEL, HANG_S, Stack, running
 from tiny_models import TokenizerKind, write_model
 
 if TYPE_CHECKING:
     import openai
+
+__all__ = ["browser", "new_context"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

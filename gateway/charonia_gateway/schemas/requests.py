@@ -64,13 +64,19 @@ class Sampling(BaseModel):
         None, ge=1, le=128, description="answers to each prompt; with a seed, answer i is that of `seed + i`"
     )
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; default 1")
-    top_p: float | None = Field(None, ge=0, le=1)
+    top_p: float | None = Field(
+        None, ge=0, le=1, description="the fewest tokens whose probabilities add up to it; 1 is all of them"
+    )
     stop: Stop = Field(None, description="ends the answer, which does not contain it")
     seed: int | None = Field(
         None, ge=-(2**63), le=_UINT64, description="the same request with the same seed has the same answer"
     )
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(
+        None, ge=-2, le=2, description="makes tokens of the answer less likely; 0 is none"
+    )
+    frequency_penalty: float | None = Field(
+        None, ge=-2, le=2, description="the same, for each time that a token is in the answer"
+    )
     logit_bias: LogitBias = Field(None, description="token id to a bias from -100 to 100")
     user: str | None = Field(None, description="taken, without effect")
     metadata: Annotated[dict[str, Any] | None, AfterValidator(lambda _: None)] = Field(

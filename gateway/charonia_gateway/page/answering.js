@@ -1,0 +1,144 @@
+// One answer of the model: asks for it, waits where the server has too much to do or is away, and takes it in piece by piece.
+
+import * as api from "./api.js";
+import { path } from "./conversations.js";
+import { parseTools, preferences } from "./preferences.js";
+
+const LONGEST_WAIT_S = 30;
+
+function userText(message) {
+  const fence = (text) => "`".repeat(Math.max(3, ...[...text.matchAll(/`+/g)].map((run) => run[0].length + 1)));
+  const files = (message.files ?? []).map(({ name, text }) => `${name}\n${fence(text)}\n${text}\n${fence(text)}`);
+  return [...files, message.content].filter(Boolean).join("\n\n");
+}
+
+function toApi(message) {
+  if (message.role === "user") return { role: "user", content: userText(message) };
+  if (message.role === "tool") return { role: "tool", tool_call_id: message.toolCallId, content: message.content };
+  const calls = (message.toolCalls ?? []).map(({ id, name, arguments: text }) => ({
+    id,
+    type: "function",
+    function: { name, arguments: text },
+  }));
+  return { role: "assistant", content: message.content, ...(calls.length && { tool_calls: calls }) };
+}
+
+/** The body of the request for an answer under `parent`. */
+export function requestBody(conversation, parent, model) {
+  const messages = path(conversation, parent).map(toApi);
+  if (preferences.system.trim()) messages.unshift({ role: "system", content: preferences.system });
+  const body = { model, messages, ...preferences.sampling };
+  const tools = parseTools(preferences.tools);
+  if (tools.length) body.tools = tools;
+  return body;
+}
+
+/** Waits, and tells tick(seconds left) of it. Ends early with the signal, which throws. */
+async function pause(seconds, signal, tick) {
+  const end = Date.now() + seconds * 1000;
+  for (let left = seconds; left > 0; left = (end - Date.now()) / 1000) {
+    tick(Math.ceil(left));
+    await new Promise((resolve) => {
+      const timer = setTimeout(resolve, Math.min(left, 1) * 1000);
+      signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+    });
+    signal.throwIfAborted();
+  }
+}
+
+async function untilReady(signal, changed) {
+  for (let wait = 0.5; ; wait = Math.min(wait * 1.5, 5)) {
+    await pause(wait, signal, () => {});
+    const reason = await api.whyNotReady();
+    signal.throwIfAborted();
+    changed(reason);
+    if (!reason) return;
+  }
+}
+
+function takeCalls(answer, deltas) {
+  answer.toolCalls ??= [];
+  for (const delta of deltas) {
+    const call = (answer.toolCalls[delta.index] ??= { id: "", name: "", arguments: "" });
+    call.id += delta.id ?? "";
+    call.name += delta.function?.name ?? "";
+    call.arguments += delta.function?.arguments ?? "";
+  }
+}
+
+/** Takes in one stream. Times count from `sent`, and tokens beside those that a begun answer has. */
+async function take(answer, pieces, changed) {
+  const sent = performance.now();
+  let first = null;
+  let last = null;
+  for await (const { delta, finish, usage } of pieces) {
+    if (delta.content || delta.reasoning_content || delta.tool_calls) {
+      last = performance.now();
+      first ??= last;
+    }
+    if (delta.reasoning_content) answer.reasoning = (answer.reasoning ?? "") + delta.reasoning_content;
+    if (delta.content) answer.content += delta.content;
+    if (delta.tool_calls) takeCalls(answer, delta.tool_calls);
+    if (finish) answer.finish = finish;
+    if (usage) {
+      answer.stats = {
+        firstTokenS: first === null ? null : (first - sent) / 1000,
+        tokensPerS: last > first ? ((usage.completion_tokens - 1) * 1000) / (last - first) : null,
+        promptTokens: usage.prompt_tokens,
+        completionTokens: usage.completion_tokens,
+      };
+    }
+    answer.state = "writing";
+    changed();
+  }
+}
+
+const isEmpty = (answer) => !answer.content && !answer.reasoning && !answer.toolCalls?.length;
+
+/**
+ * Fills `answer`, a message of the assistant; with begun = true it goes on from what it has. changed() is called with every
+ * piece; model() resolves to the name of the model. askKey(reason) resolves to whether there is another key; server(reason) is told whether the server answers.
+ */
+export async function write(conversation, answer, { model, begun, signal, changed, askKey, server }) {
+  Object.assign(answer, { state: "waiting", finish: null, error: null });
+  let wait = 1;
+  for (;;) {
+    const before = answer.content;
+    const fresh = () => (begun ? answer.content === before : isEmpty(answer));
+    try {
+      answer.model = await model();
+      const body = requestBody(conversation, answer.parent, answer.model);
+      await take(answer, begun ? api.continuation(body, before, signal) : api.chat(body, signal), changed);
+      server(null);
+      break;
+    } catch (error) {
+      try {
+        if (signal.aborted) throw error;
+        if (error.kind === "key" && fresh()) {
+          if (!(await askKey(error.message))) throw error;
+        } else if (error.kind === "busy" && fresh()) {
+          await pause(error.retryAfter ?? wait, signal, (seconds) => {
+            Object.assign(answer, { state: "busy", waitS: seconds });
+            changed();
+          });
+          wait = Math.min(wait * 2, LONGEST_WAIT_S);
+        } else if (error.kind === "lost" && fresh()) {
+          answer.state = "lost";
+          server(error);
+          changed();
+          await untilReady(signal, server);
+        } else throw error;
+        answer.state = "waiting";
+        changed();
+      } catch (final) {
+        if (signal.aborted) answer.finish = "stopped";
+        else Object.assign(answer, { finish: final.kind === "lost" ? "broken" : "failed", error: final.message });
+        if (final.kind === "lost") server(final);
+        break;
+      }
+    }
+  }
+  delete answer.state;
+  delete answer.waitS;
+  changed();
+}

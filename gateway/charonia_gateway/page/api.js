@@ -1,0 +1,133 @@
+// Requests to the gateway that this page came from, and what their failures mean.
+
+import { EventSourceParserStream } from "./libraries/eventsource-parser/dist/stream.js";
+import { apiKey } from "./preferences.js";
+
+/** Why a request failed. kind: "key" (the server wants another one), "busy" (come again after retryAfter seconds), "lost"
+ * (nothing answers, or the answer broke off), "refused" (the request is wrong). */
+export class ServerError extends Error {
+  constructor(kind, message, retryAfter = null) {
+    super(message);
+    this.kind = kind;
+    this.retryAfter = retryAfter;
+  }
+}
+
+const BUSY = [429, 502, 503, 504];
+
+async function failure(response) {
+  const text = await response.text().catch(() => "");
+  let message = text.slice(0, 500);
+  try {
+    const body = JSON.parse(text);
+    message = body.error?.message ?? body.reason ?? body.detail ?? message;
+  } catch {
+    // a proxy's page
+  }
+  message = `${response.status}: ${message || response.statusText}`;
+  if (response.status === 401) return new ServerError("key", message);
+  if (!BUSY.includes(response.status)) return new ServerError("refused", message);
+  const seconds = Number.parseFloat(response.headers.get("Retry-After"));
+  return new ServerError("busy", message, Number.isFinite(seconds) ? Math.min(Math.max(seconds, 0), 3600) : null);
+}
+
+async function request(path, { body, signal } = {}) {
+  const headers = {};
+  if (apiKey()) headers.Authorization = `Bearer ${apiKey()}`;
+  if (body) headers["Content-Type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(path, {
+      method: body ? "POST" : "GET",
+      headers,
+      body: body && JSON.stringify(body),
+      signal,
+      cache: "no-store",
+      referrerPolicy: "no-referrer",
+    });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new ServerError("lost", String(error.message ?? error));
+  }
+  if (!response.ok) throw await failure(response);
+  return response;
+}
+
+const json = async (path, options) => (await request(path, options)).json();
+
+/** The names of the models. */
+export const models = async () => (await json("v1/models")).data.map((model) => model.id);
+
+/** Why requests cannot be served now, or null. */
+export async function whyNotReady() {
+  try {
+    await request("health/ready", { signal: AbortSignal.timeout(8000) });
+    return null;
+  } catch (error) {
+    if (error instanceof ServerError && error.kind === "key") return null; // it lives
+    return error;
+  }
+}
+
+/** How many tokens a conversation may have. */
+export const contextLength = async (model) =>
+  (await json("tokenize", { body: { model, prompt: "a" } })).max_model_len ?? null;
+
+/** The parameters of a chat request by name: their schemas, of the gateway's own description. */
+export async function chatParameters() {
+  const document = await json("openapi.json");
+  const found = {};
+  for (const [name, schema] of Object.entries(document.components.schemas.ChatRequest.properties)) {
+    const value = schema.anyOf?.find((one) => one.type !== "null") ?? schema;
+    found[name] = { ...value, description: schema.description ?? value.description ?? "" };
+  }
+  return found;
+}
+
+/** The chunks of a streamed answer. */
+async function* stream(path, body, signal) {
+  const response = await request(path, {
+    body: { ...body, stream: true, stream_options: { include_usage: true } },
+    signal,
+  });
+  const events = response.body.pipeThrough(new TextDecoderStream()).pipeThrough(new EventSourceParserStream());
+  const reader = events.getReader();
+  for (;;) {
+    let read;
+    try {
+      read = await reader.read();
+    } catch (error) {
+      if (signal?.aborted) throw error;
+      throw new ServerError("lost", String(error.message ?? error));
+    }
+    if (read.done) throw new ServerError("lost", "the answer broke off");
+    if (read.value.data === "[DONE]") return;
+    const chunk = JSON.parse(read.value.data);
+    if (chunk.error) {
+      const kind = BUSY.includes(Number(chunk.error.code ?? chunk.error.status)) ? "busy" : "refused";
+      throw new ServerError(kind, chunk.error.message ?? "error");
+    }
+    yield chunk;
+  }
+}
+
+/** The pieces of an answer to a conversation: {delta, finish, usage}. */
+export async function* chat(body, signal) {
+  for await (const chunk of stream("v1/chat/completions", body, signal)) {
+    const choice = chunk.choices?.[0];
+    yield { delta: choice?.delta ?? {}, finish: choice?.finish_reason, usage: chunk.usage };
+  }
+}
+
+/** The pieces that go on from `begun`, a begun answer to the conversation: the model gets the conversation's tokens and
+ * those of the begun answer, and no new turn. */
+export async function* continuation(body, begun, signal) {
+  const { messages, tools, max_completion_tokens: longest, model, ...sampling } = body;
+  const conversation = await json("tokenize", { body: { model, messages, ...(tools && { tools }) }, signal });
+  const answer = await json("tokenize", { body: { model, prompt: begun, add_special_tokens: false }, signal });
+  const completion = { ...sampling, model, prompt: [...conversation.tokens, ...answer.tokens], max_tokens: longest ?? null };
+  for await (const chunk of stream("v1/completions", completion, signal)) {
+    const choice = chunk.choices?.[0];
+    yield { delta: { content: choice?.text ?? "" }, finish: choice?.finish_reason, usage: chunk.usage };
+  }
+}

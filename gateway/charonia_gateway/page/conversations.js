@@ -1,0 +1,146 @@
+// Conversations: trees of messages, kept in this browser's IndexedDB.
+//
+// conversation  {id, title, created, updated, leaf, messages: {id: message}}
+// message       {id, parent, role, content, created}, and as its role needs files (of the user), or reasoning, toolCalls,
+//               finish, error, stats (of the assistant), or toolCallId (of a tool)
+// A message that is edited, or an answer that is made again, is a sibling of the old one. `leaf` says which branch is shown.
+
+import { openDB } from "./libraries/idb/build/index.js";
+
+const STORE = "conversations";
+const FORMAT = "charonia-chat-1";
+const ROLES = ["user", "assistant", "tool"];
+
+let database;
+const channel = new BroadcastChannel("charonia-conversations");
+
+/** Opens what is kept. onChange(id) is called when another tab has changed a conversation. */
+export async function open(onChange) {
+  database = await openDB("charonia", 1, { upgrade: (made) => made.createObjectStore(STORE, { keyPath: "id" }) });
+  channel.onmessage = (event) => onChange(event.data);
+  return (await database.getAll(STORE)).sort((a, b) => b.updated - a.updated);
+}
+
+export const load = (id) => database.get(STORE, id);
+
+export async function save(conversation) {
+  await database.put(STORE, conversation);
+  channel.postMessage(conversation.id);
+}
+
+export async function remove(id) {
+  await database.delete(STORE, id);
+  channel.postMessage(id);
+}
+
+const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+
+export function newConversation() {
+  return { id: newId(), title: "", created: Date.now(), updated: Date.now(), leaf: null, messages: {} };
+}
+
+/** Adds a message under `parent` and shows it. */
+export function add(conversation, parent, fields) {
+  const message = { id: newId(), parent, created: Date.now(), content: "", ...fields };
+  conversation.messages[message.id] = message;
+  conversation.leaf = message.id;
+  conversation.updated = Date.now();
+  return message;
+}
+
+/** The messages from the first to `leaf`, in order. */
+export function path(conversation, leaf = conversation.leaf) {
+  const found = [];
+  for (let id = leaf; id !== null; id = conversation.messages[id].parent) found.unshift(conversation.messages[id]);
+  return found;
+}
+
+const children = (conversation, parent) =>
+  Object.values(conversation.messages)
+    .filter((message) => message.parent === parent)
+    .sort((a, b) => a.created - b.created);
+
+/** The versions of a message, itself among them. */
+export const siblings = (conversation, message) => children(conversation, message.parent);
+
+/** Shows the branch that the message is on: to its newest end. */
+export function show(conversation, message) {
+  let id = message.id;
+  for (let below = children(conversation, id); below.length; below = children(conversation, id)) id = below.at(-1).id;
+  conversation.leaf = id;
+}
+
+/** Whether a conversation has all the words of the query, in its title or its messages. */
+export function matches(conversation, query) {
+  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+  if (!words.length) return true;
+  const texts = [conversation.title, ...Object.values(conversation.messages).map((message) => message.content)];
+  const text = texts.join("\n").toLowerCase();
+  return words.every((word) => text.includes(word));
+}
+
+export const exported = (conversations) => JSON.stringify({ format: FORMAT, conversations }, null, 1);
+
+const string = (value, name) => {
+  if (typeof value !== "string") throw new Error(`${name}: expected a text`);
+  return value;
+};
+
+const time = (value) => (Number.isFinite(value) ? value : Date.now());
+
+const number = (value) => (Number.isFinite(value) ? value : null);
+
+function importedMessage(raw) {
+  const message = {
+    id: string(raw.id, "id"),
+    parent: raw.parent === null ? null : string(raw.parent, "parent"),
+    created: time(raw.created),
+    role: string(raw.role, "role"),
+    content: string(raw.content, "content"),
+  };
+  if (!ROLES.includes(message.role)) throw new Error(`role: expected one of ${ROLES.join(", ")}`);
+  for (const name of ["reasoning", "finish", "error", "toolCallId", "model"]) {
+    if (raw[name] !== undefined && raw[name] !== null) message[name] = string(raw[name], name);
+  }
+  if (Array.isArray(raw.files)) {
+    message.files = raw.files.map((file) => ({ name: string(file.name, "name"), text: string(file.text, "text") }));
+  }
+  if (Array.isArray(raw.toolCalls)) {
+    message.toolCalls = raw.toolCalls.map((call) => ({
+      id: string(call.id, "id"),
+      name: string(call.name, "name"),
+      arguments: string(call.arguments, "arguments"),
+    }));
+  }
+  if (raw.stats && typeof raw.stats === "object") {
+    message.stats = Object.fromEntries(
+      ["firstTokenS", "tokensPerS", "promptTokens", "completionTokens"].map((name) => [name, number(raw.stats[name])]),
+    );
+  }
+  return message;
+}
+
+function importedConversation(raw) {
+  const conversation = { ...newConversation(), title: string(raw.title, "title"), created: time(raw.created), updated: time(raw.updated) };
+  const messages = new Map(Object.values(raw.messages ?? {}).map((one) => [one.id, importedMessage(one)]));
+  for (const message of messages.values()) {
+    const seen = new Set([message.id]);
+    for (let up = message.parent; up !== null; up = messages.get(up).parent) {
+      if (!messages.has(up) || seen.has(up)) throw new Error(`parent: ${up} is no message before ${message.id}`);
+      seen.add(up);
+    }
+  }
+  conversation.messages = Object.fromEntries(messages);
+  if (raw.leaf !== null && !messages.has(raw.leaf)) throw new Error(`leaf: there is no message ${raw.leaf}`);
+  conversation.leaf = raw.leaf;
+  return conversation;
+}
+
+/** The conversations of an exported file, under new ids. Throws what is wrong with it. */
+export function imported(text) {
+  const file = JSON.parse(text);
+  if (file?.format !== FORMAT || !Array.isArray(file.conversations)) {
+    throw new Error(`expected a file that this page has exported ("format": "${FORMAT}")`);
+  }
+  return file.conversations.map(importedConversation);
+}

@@ -1,0 +1,201 @@
+// The dialogs: settings, and the API key.
+
+import { html, nothing } from "./libraries/lit-html/lit-html.js";
+import { chatParameters } from "./api.js";
+import { language, text } from "./languages.js";
+import { iconButton } from "./message_view.js";
+import { apiKey, isKeyRemembered, parseTools, preferences, setApiKey, setPreference } from "./preferences.js";
+import * as actions from "./state.js";
+
+const { state } = actions;
+// The parameters that a person sets. What they mean and which values they have is the gateway's to say.
+const PARAMETERS = [
+  "max_completion_tokens",
+  "temperature",
+  "top_p",
+  "top_k",
+  "min_p",
+  "repetition_penalty",
+  "presence_penalty",
+  "frequency_penalty",
+  "seed",
+  "reasoning_effort",
+];
+let parameters = null; // by name; undefined where the gateway does not say
+let toolsError = "";
+
+export async function openSettings() {
+  state.settingsOpen = true;
+  toolsError = "";
+  actions.update();
+  parameters ??= await chatParameters().catch(() => undefined);
+  actions.update();
+}
+
+const closeSettings = () => {
+  state.settingsOpen = false;
+  actions.update();
+};
+
+function setSampling(name, value) {
+  const { [name]: _, ...rest } = preferences.sampling;
+  setPreference("sampling", value === null ? rest : { ...rest, [name]: value });
+  actions.update();
+}
+
+function range({ minimum, maximum }) {
+  if (minimum === undefined) return "";
+  if (minimum < -(2 ** 31)) return ""; // any number
+  const large = maximum === undefined || maximum >= 2 ** 31 - 1;
+  return large ? text("atLeast", minimum) : text("between", minimum, maximum);
+}
+
+function parameter(name) {
+  const schema = parameters[name];
+  if (!schema) return nothing;
+  const value = preferences.sampling[name];
+  const help = text("help")[name] ?? schema.description;
+  const change = (event) => {
+    const field = event.target;
+    if (!field.reportValidity()) return;
+    setSampling(name, field.value === "" ? null : schema.enum ? field.value : Number(field.value));
+  };
+  // JavaScript's numbers are exact up to 2^53 only.
+  const highest = Math.min(schema.maximum ?? Infinity, Number.MAX_SAFE_INTEGER);
+  const lowest = Math.max(schema.minimum ?? -Infinity, Number.MIN_SAFE_INTEGER);
+  const field = schema.enum
+    ? html`<select id="sampling-${name}" aria-describedby="help-${name}" @change=${change}>
+        <option value="" ?selected=${value === undefined}>${text("byDefault")}</option>
+        ${schema.enum.map((one) => html`<option ?selected=${one === value}>${one}</option>`)}
+      </select>`
+    : html`<input id="sampling-${name}" type="number" aria-describedby="help-${name}" placeholder=${text("byDefault")}
+        step=${schema.type === "integer" ? 1 : "any"} min=${lowest} max=${highest} .value=${value ?? ""} @change=${change}>`;
+  return html`<div class="parameter">
+    <label for="sampling-${name}"><code>${name}</code></label>
+    ${field}
+    <p id="help-${name}" class="hint">${[help, schema.enum ? "" : range(schema)].filter(Boolean).join(" · ")}</p>
+  </div>`;
+}
+
+const sampling = () =>
+  html`<fieldset>
+    <legend>${text("sampling")}</legend>
+    <p class="hint">${text(parameters === undefined ? "samplingLost" : "samplingHelp")}</p>
+    ${parameters ? html`<div class="parameters">${PARAMETERS.map(parameter)}</div>` : nothing}
+    <button type="button" class="plain" @click=${() => (setPreference("sampling", {}), actions.update())}>
+      ${text("resetSampling")}
+    </button>
+  </fieldset>`;
+
+function chooser(name, label, options) {
+  const change = (event) => {
+    setPreference(name, event.target.value);
+    actions.update();
+  };
+  return html`<label class="row">
+    <span>${label}</span>
+    <select @change=${change}>
+      ${options.map(([value, words]) => html`<option value=${value} ?selected=${preferences[name] === value}>${words}</option>`)}
+    </select>
+  </label>`;
+}
+
+function changeTools(event) {
+  try {
+    parseTools(event.target.value);
+    toolsError = "";
+    setPreference("tools", event.target.value);
+  } catch (error) {
+    toolsError = text("toolsWrong", error.message);
+  }
+  actions.update();
+}
+
+function forgetKey() {
+  setApiKey("", false);
+  actions.notify(text("keyForgotten"));
+}
+
+const settingsBody = () => html`
+  <label class="block">
+    ${text("systemPrompt")}
+    <textarea rows="4" .value=${preferences.system} @change=${(event) => setPreference("system", event.target.value)}></textarea>
+    <span class="hint">${text("systemHelp")}</span>
+  </label>
+  ${sampling()}
+  <label class="block">
+    ${text("tools")}
+    <textarea class="code" rows="4" spellcheck="false" .value=${preferences.tools} @change=${changeTools}></textarea>
+    <span class="hint ${toolsError ? "problem" : ""}" role="status">${toolsError || text("toolsHelp")}</span>
+  </label>
+  <fieldset>
+    <legend>${text("appearance")}</legend>
+    ${chooser("theme", text("theme"), [["", text("themeAuto")], ["light", text("themeLight")], ["dark", text("themeDark")]])}
+    ${chooser("language", text("language"), [["", text("languageAuto")], ["en", "English"], ["zh", "中文"]])}
+  </fieldset>
+  ${apiKey()
+    ? html`<fieldset>
+        <legend>${text("keyTitle")}</legend>
+        <button type="button" class="plain" @click=${forgetKey}>${text("keyForget")}</button>
+      </fieldset>`
+    : nothing}
+  <fieldset>
+    <legend>${text("shortcuts")}</legend>
+    <dl class="shortcuts">${text("shortcutList").map(([key, what]) => html`<dt><kbd>${key}</kbd></dt><dd>${what}</dd>`)}</dl>
+  </fieldset>
+  <p><a href="docs" target="_blank" rel="noopener">${text("apiDocs")}</a></p>
+`;
+
+const backdrop = (close) => (event) => event.target === event.currentTarget && close();
+
+const closing = new Set(); // dialogs that the page itself closes: their close events, which come later, say nothing new
+
+const byUser = (id, close) => () => {
+  if (!closing.delete(id)) close();
+};
+
+const settings = () => html`<dialog id="settings" aria-labelledby="settings-title" @close=${byUser("settings", closeSettings)} @click=${backdrop(closeSettings)}>
+  <div class="dialog">
+    <header><h2 id="settings-title">${text("settings")}</h2>${iconButton("close", text("close"), closeSettings)}</header>
+    ${state.settingsOpen ? settingsBody() : nothing}
+  </div>
+</dialog>`;
+
+function giveKey(event) {
+  event.preventDefault();
+  const { key, remember } = event.target.elements;
+  actions.closeKeyDialog(key.value.trim(), remember.checked);
+}
+
+const keyBody = (dialog) => html`<form @submit=${giveKey}>
+  <p>${apiKey() ? text("keyWrong") : text("keyText")} <span class="hint">${dialog.reason}</span></p>
+  <label class="block">
+    ${text("keyLabel")}
+    <input name="key" type="password" autocomplete="off" required autofocus>
+  </label>
+  <label class="check"><input name="remember" type="checkbox" .checked=${isKeyRemembered()}>${text("keyRemember")}</label>
+  <div class="buttons">
+    <button type="button" class="plain" @click=${() => actions.closeKeyDialog("", false)}>${text("cancel")}</button>
+    <button type="submit" class="primary">${text("save")}</button>
+  </div>
+</form>`;
+
+const keyDialog = () => html`<dialog id="key" aria-labelledby="key-title" @close=${byUser("key", () => actions.closeKeyDialog("", false))}>
+  <div class="dialog"><header><h2 id="key-title">${text("keyTitle")}</h2></header>${state.keyDialog ? keyBody(state.keyDialog) : nothing}</div>
+</dialog>`;
+
+export const dialogs = () => html`${settings()} ${keyDialog()}`;
+
+/** Opens and closes the browser's dialogs as the state says. */
+export function syncDialogs() {
+  for (const [id, open] of [["settings", state.settingsOpen], ["key", state.keyDialog !== null]]) {
+    const dialog = document.getElementById(id);
+    if (open && !dialog.open) dialog.showModal();
+    if (!open && dialog.open) {
+      closing.add(id);
+      dialog.close();
+    }
+  }
+  document.documentElement.lang = language();
+  document.documentElement.dataset.theme = preferences.theme;
+}

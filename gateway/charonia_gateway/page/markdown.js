@@ -1,0 +1,210 @@
+// Markdown of a model to elements. A model is a stranger: nothing that it writes is run or fetched.
+//
+// HTML in Markdown stays text (html: false). What markdown-it makes is cleaned by DOMPurify all the same. Pictures become
+// links, and links lead to http, https and mailto only. Characters that hide or reorder text are shown.
+
+import MarkdownIt from "./libraries/markdown-it/dist/browser/markdown-it.esm.min.mjs";
+import DOMPurify from "./libraries/dompurify/dist/purify.es.mjs";
+import { formulas } from "./formulas.js";
+
+const LINK = /^(https?:\/\/|mailto:)/i;
+const ALLOWED = {
+  ALLOWED_TAGS: [
+    ..."a blockquote br code del em h1 h2 h3 h4 h5 h6 hr li ol p pre s span strong table tbody td th thead tr ul".split(" "),
+  ],
+  ALLOWED_ATTR: ["class", "href", "start", "title", "data-align", "data-formula", "data-display"],
+  ALLOWED_URI_REGEXP: LINK,
+  ADD_URI_SAFE_ATTR: ["start", "data-align", "data-formula", "data-display"], // no addresses
+  ALLOW_DATA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
+// Bidirectional controls, characters of no width (but those that join and part letters), and tags, which spell hidden text.
+const HIDDEN = /[\u202a-\u202e\u2066-\u2069\u200b\u2060-\u2064\ufeff\u{e0000}-\u{e007f}]/gu;
+const FLAG = /\u{1f3f4}[\u{e0020}-\u{e007f}]+/gu;
+
+const markdown = new MarkdownIt({ html: false, linkify: true, breaks: true, maxNesting: 40 });
+markdown.use(formulas);
+markdown.validateLink = (url) => LINK.test(url);
+markdown.renderer.rules.image = (tokens, index) => {
+  const { escapeHtml } = markdown.utils;
+  const token = tokens[index];
+  const source = escapeHtml(token.attrGet("src") ?? "");
+  return `<a class="picture" href="${source}">${escapeHtml(token.content || token.attrGet("src") || "")}</a>`;
+};
+for (const name of ["th_open", "td_open"]) {
+  // A style is no attribute that the page's policy lets through.
+  markdown.renderer.rules[name] = (tokens, index, options, _env, self) => {
+    const style = tokens[index].attrGet("style");
+    if (style) tokens[index].attrs = [["data-align", style.replace("text-align:", "")]];
+    return self.renderToken(tokens, index, options);
+  };
+}
+
+/** The HTML of each block at the top level. */
+function blocks(text) {
+  const environment = {};
+  const tokens = markdown.parse(text, environment);
+  const found = [];
+  let begin = 0;
+  tokens.forEach((token, index) => {
+    if (token.level === 0 && token.nesting <= 0) {
+      found.push(markdown.renderer.render(tokens.slice(begin, index + 1), markdown.options, environment));
+      begin = index + 1;
+    }
+  });
+  return found;
+}
+
+function* textNodes(root) {
+  const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) yield walker.currentNode;
+}
+
+/** Shows hidden characters by their numbers. */
+function reveal(root) {
+  for (const node of [...textNodes(root)]) {
+    const flags = [...node.data.matchAll(FLAG)].map((match) => [match.index, match.index + match[0].length]);
+    const hidden = [...node.data.matchAll(HIDDEN)].filter(
+      ({ index }) => !flags.some(([begin, end]) => begin <= index && index < end),
+    );
+    if (!hidden.length) continue;
+    const pieces = [];
+    let end = 0;
+    for (const match of hidden) {
+      const mark = document.createElement("span");
+      mark.className = "hidden-character";
+      mark.textContent = `U+${match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+      pieces.push(node.data.slice(end, match.index), mark);
+      end = match.index + match[0].length;
+    }
+    node.replaceWith(...pieces, node.data.slice(end));
+  }
+}
+
+let highlighting;
+
+/** Colours a block of code, once the library is there. */
+async function highlight(code, language) {
+  highlighting ??= import("./libraries/@highlightjs/cdn-assets/es/highlight.min.js");
+  const { default: hljs } = await highlighting;
+  if (!hljs.getLanguage(language) || code.textContent.length > 100_000) return;
+  const html = hljs.highlight(code.textContent, { language, ignoreIllegals: true }).value;
+  code.replaceChildren(DOMPurify.sanitize(html, { ...ALLOWED, ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"] }));
+  reveal(code);
+}
+
+let typesetting;
+
+async function typeset(element) {
+  if (!typesetting) {
+    const style = document.createElement("link");
+    style.rel = "stylesheet";
+    style.href = "page/libraries/katex/dist/katex.min.css";
+    document.head.append(style);
+    typesetting = import("./libraries/katex/dist/katex.min.js");
+  }
+  await typesetting;
+  const { formula, display } = element.dataset;
+  globalThis.katex.render(formula, element, {
+    displayMode: display === "true",
+    throwOnError: false,
+    errorColor: "inherit",
+    trust: false, // no links, pictures or classes of the model's
+    strict: "ignore",
+    maxSize: 30,
+    maxExpand: 200,
+  });
+}
+
+function codeBlock(pre, texts) {
+  const code = pre.querySelector("code") ?? pre;
+  const source = code.textContent;
+  const language = /(?:^|\s)language-(\S+)/.exec(code.className)?.[1] ?? "";
+  const box = document.createElement("div");
+  box.className = "code-block";
+  const head = document.createElement("div");
+  head.className = "code-head";
+  const name = document.createElement("span");
+  name.textContent = language;
+  const copy = document.createElement("button");
+  copy.type = "button";
+  copy.textContent = texts("copy");
+  copy.setAttribute("aria-label", texts("copyCode"));
+  copy.addEventListener("click", async () => {
+    copy.textContent = texts((await copyText(source)) ? "copied" : "copyFailed");
+    setTimeout(() => (copy.textContent = texts("copy")), 1500);
+  });
+  head.append(name, copy);
+  pre.tabIndex = 0; // it scrolls
+  pre.replaceWith(box);
+  box.append(head, pre);
+  if (language) highlight(code, language);
+}
+
+function table(element) {
+  const box = document.createElement("div");
+  box.className = "table";
+  box.tabIndex = 0;
+  element.replaceWith(box);
+  box.append(element);
+}
+
+/** The elements of one block. */
+function elements(html, texts) {
+  const fragment = DOMPurify.sanitize(html, ALLOWED);
+  for (const link of fragment.querySelectorAll("a")) {
+    link.target = "_blank";
+    link.rel = "noopener noreferrer nofollow";
+    link.title = link.href;
+  }
+  reveal(fragment);
+  fragment.querySelectorAll("pre").forEach((pre) => codeBlock(pre, texts));
+  fragment.querySelectorAll("table").forEach(table);
+  fragment.querySelectorAll("[data-formula]").forEach(typeset);
+  return [...fragment.childNodes];
+}
+
+/** Copies a text. Without TLS a browser has no clipboard for pages, but lets a selection be copied. */
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = document.createElement("textarea");
+    area.value = text;
+    (document.querySelector("dialog[open]") ?? document.body).append(area);
+    area.select();
+    const copied = document.execCommand("copy");
+    area.remove();
+    return copied;
+  }
+}
+
+/** An element that shows a text which grows: blocks that stay the same are left as they are. */
+export class MarkdownView {
+  #shown = []; // {html, nodes}
+  #text = null;
+  #language = null;
+
+  constructor() {
+    this.element = document.createElement("div");
+    this.element.className = "markdown";
+    this.element.dir = "auto";
+  }
+
+  /** texts(name): words in the user's `language`. */
+  show(text, language, texts) {
+    if (text === this.#text && language === this.#language) return;
+    const made = blocks(text);
+    let same = 0;
+    if (language === this.#language) while (same < made.length && made[same] === this.#shown[same]?.html) same++;
+    for (const { nodes } of this.#shown.splice(same)) nodes.forEach((node) => node.remove());
+    for (const html of made.slice(same)) {
+      const nodes = elements(html, texts);
+      this.element.append(...nodes);
+      this.#shown.push({ html, nodes });
+    }
+    this.#text = text;
+    this.#language = language;
+  }
+}

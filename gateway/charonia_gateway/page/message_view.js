@@ -1,0 +1,185 @@
+// How one message looks.
+
+import { html, nothing } from "./libraries/lit-html/lit-html.js";
+import { siblings } from "./conversations.js";
+import { icon } from "./icons.js";
+import { language, text } from "./languages.js";
+import { MarkdownView, copyText } from "./markdown.js";
+import * as actions from "./state.js";
+
+const views = new WeakMap(); // message to its MarkdownViews
+
+function shown(message, field) {
+  if (!views.has(message)) views.set(message, {});
+  const view = (views.get(message)[field] ??= new MarkdownView());
+  view.show(message[field], language(), text);
+  return view.element;
+}
+
+export const iconButton = (name, label, run, { disabled = false, className = "" } = {}) =>
+  html`<button type="button" class="icon-button ${className}" title=${label} aria-label=${label} ?disabled=${disabled} @click=${run}>
+    ${icon(name)}
+  </button>`;
+
+async function copy(message) {
+  actions.notify(text((await copyText(message.content)) ? "copied" : "copyFailed"));
+}
+
+function versions(message) {
+  const all = siblings(actions.state.current, message);
+  if (all.length < 2) return nothing;
+  const index = all.indexOf(message);
+  const to = (step) => () => actions.showVersion(all[index + step]);
+  return html`<span class="versions">
+    ${iconButton("left", text("previousVersion"), to(-1), { disabled: index === 0 })}
+    <span>${index + 1} / ${all.length}</span>
+    ${iconButton("right", text("nextVersion"), to(1), { disabled: index === all.length - 1 })}
+  </span>`;
+}
+
+function editor(message) {
+  const submit = (event) => {
+    event.preventDefault();
+    actions.sendEdited(message, event.target.elements.content.value);
+  };
+  const keys = (event) => {
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      actions.edit(null);
+    }
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      event.target.form.requestSubmit();
+    }
+  };
+  return html`<form class="editor" @submit=${submit}>
+    <textarea name="content" rows="3" aria-label=${text("edit")} .value=${message.content} @keydown=${keys}></textarea>
+    <div class="buttons">
+      <button type="button" class="plain" @click=${() => actions.edit(null)}>${text("cancel")}</button>
+      <button type="submit" class="primary">${text("send")}</button>
+    </div>
+  </form>`;
+}
+
+const fileChips = (files) =>
+  files?.length
+    ? html`<div class="files">
+        ${files.map(
+          (file) => html`<details class="file"><summary>${file.name}</summary><pre tabindex="0">${file.text}</pre></details>`,
+        )}
+      </div>`
+    : nothing;
+
+function userMessage(message, busy) {
+  if (actions.state.editing === message.id) return html`<article class="message user editing">${editor(message)}</article>`;
+  return html`<article class="message user" aria-label=${text("you")}>
+    ${fileChips(message.files)}
+    ${message.content ? html`<div class="bubble" dir="auto">${message.content}</div>` : nothing}
+    <div class="actions">
+      ${versions(message)} ${iconButton("copy", text("copy"), () => copy(message))}
+      ${iconButton("edit", text("edit"), () => actions.edit(message.id), { disabled: busy })}
+    </div>
+  </article>`;
+}
+
+const pretty = (json) => {
+  try {
+    return JSON.stringify(JSON.parse(json), null, 2);
+  } catch {
+    return json; // it is still being written, or wrong
+  }
+};
+
+function toolCalls(message, isLast) {
+  if (!message.toolCalls?.length) return nothing;
+  const waits = isLast && !message.state && message.finish === "tool_calls";
+  const submit = (event) => {
+    event.preventDefault();
+    actions.sendResults(message, [...event.target.querySelectorAll("textarea")].map((area) => area.value));
+  };
+  return html`<form class="calls" @submit=${submit}>
+    ${message.toolCalls.map(
+      (call) => html`<div class="call">
+        <div class="call-head">${icon("tool")}<span class="visually-hidden">${text("toolCall")}</span><code>${call.name}</code></div>
+        <pre tabindex="0" aria-label=${text("callArguments")}>${pretty(call.arguments)}</pre>
+        ${waits
+          ? html`<textarea rows="2" required aria-label="${text("toolResult")}: ${call.name}" placeholder=${text("resultPlaceholder")}></textarea>`
+          : nothing}
+      </div>`,
+    )}
+    ${waits ? html`<div class="buttons"><button type="submit" class="primary">${text("sendResult")}</button></div>` : nothing}
+  </form>`;
+}
+
+function reasoning(message) {
+  if (!message.reasoning) return nothing;
+  const thinking = message.state && !message.content && !message.toolCalls?.length;
+  return html`<details class="reasoning">
+    <summary class=${thinking ? "thinking" : ""}>${text(thinking ? "reasoningNow" : "reasoning")}</summary>
+    ${shown(message, "reasoning")}
+  </details>`;
+}
+
+function condition(message) {
+  switch (message.state) {
+    case "waiting":
+      return html`<div class="dots" role="img" aria-label=${text("answering")}><i></i><i></i><i></i></div>`;
+    case "busy":
+      return html`<p class="waiting">${text("waitingBusy", message.waitS)}</p>`;
+    case "lost":
+      return html`<p class="waiting">${text("waitingLost")}</p>`;
+  }
+  switch (message.finish) {
+    case "stopped":
+      return html`<p class="ending">${text("stopped")}</p>`;
+    case "length":
+      return html`<p class="ending">${text("cutOff")}</p>`;
+    case "broken":
+      return html`<p class="ending problem">${text("brokeOff")}</p>`;
+    case "failed":
+      return html`<p class="ending problem" role="alert">${text("failed")}: ${message.error}</p>`;
+  }
+  return nothing;
+}
+
+const decimals = (value, digits) =>
+  value.toLocaleString(language(), { minimumFractionDigits: digits, maximumFractionDigits: digits });
+
+function stats(message) {
+  if (!message.stats || message.state) return nothing;
+  const { firstTokenS, tokensPerS, completionTokens } = message.stats;
+  const parts = [text("tokens", completionTokens ?? 0)];
+  if (tokensPerS) parts.push(`${decimals(tokensPerS, tokensPerS < 100 ? 1 : 0)} ${text("tokensPerSecond")}`);
+  if (firstTokenS !== null) parts.push(text("firstToken", decimals(firstTokenS, 2)));
+  return html`<span class="stats">${parts.join(" · ")}</span>`;
+}
+
+function assistantMessage(message, busy, isLast) {
+  const running = Boolean(message.state);
+  return html`<article class="message assistant ${running ? "running" : ""}" aria-label=${text("assistant")} aria-busy=${running}>
+    ${reasoning(message)} ${message.content ? shown(message, "content") : nothing} ${toolCalls(message, isLast)}
+    ${condition(message)}
+    <div class="actions">
+      ${running
+        ? nothing
+        : html`${versions(message)} ${iconButton("copy", text("copy"), () => copy(message))}
+          ${iconButton("repeat", text("regenerate"), () => actions.regenerate(message), { disabled: busy })}
+          ${isLast && actions.canGoOn(message)
+            ? html`<button type="button" class="plain small" ?disabled=${busy} @click=${() => actions.goOn(message)}>
+                ${icon("play")} ${text("continue")}
+              </button>`
+            : nothing}
+          ${stats(message)}`}
+    </div>
+  </article>`;
+}
+
+const toolMessage = (message) =>
+  html`<article class="message tool" aria-label=${text("toolResult")}>
+    <div class="call"><div class="call-head">${icon("tool")}${text("toolResult")}</div><pre tabindex="0">${message.content}</pre></div>
+  </article>`;
+
+export function messageView(message, { busy, isLast }) {
+  if (message.role === "user") return userMessage(message, busy);
+  return message.role === "tool" ? toolMessage(message) : assistantMessage(message, busy, isLast);
+}

@@ -1,0 +1,56 @@
+// What the user has set, and the API key. All of it stays in this browser.
+
+const NAME = "charonia-preferences";
+const KEY = "charonia-key";
+const DRAFT = "charonia-draft-";
+const DEFAULTS = {
+  language: "", // "": the browser's
+  theme: "", // "": the system's
+  model: "",
+  system: "",
+  sampling: {}, // only what differs from the server's defaults
+  tools: "", // JSON, as typed
+  sidebar: true,
+};
+
+function read() {
+  try {
+    return { ...DEFAULTS, ...JSON.parse(localStorage.getItem(NAME) ?? "{}") };
+  } catch {
+    return { ...DEFAULTS };
+  }
+}
+
+export const preferences = read();
+
+export function setPreference(name, value) {
+  preferences[name] = value;
+  localStorage.setItem(NAME, JSON.stringify(preferences));
+}
+
+export const apiKey = () => sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY);
+
+/** Keeps the key for this browser session, or until it is forgotten. An empty one is forgotten. */
+export function setApiKey(key, remember) {
+  sessionStorage.removeItem(KEY);
+  localStorage.removeItem(KEY);
+  if (key) (remember ? localStorage : sessionStorage).setItem(KEY, key);
+}
+
+export const isKeyRemembered = () => localStorage.getItem(KEY) !== null;
+
+/** What was typed and not yet sent, by conversation; "" is the new one. */
+export const draft = (id) => localStorage.getItem(DRAFT + id) ?? "";
+
+export function setDraft(id, text) {
+  if (text) localStorage.setItem(DRAFT + id, text);
+  else localStorage.removeItem(DRAFT + id);
+}
+
+/** The functions that the model may call, as the API takes them. Throws what the user reads. */
+export function parseTools(text) {
+  if (!text.trim()) return [];
+  const tools = JSON.parse(text);
+  if (!Array.isArray(tools)) throw new Error('expected a list: [{"type": "function", "function": {…}}]');
+  return tools;
+}

@@ -1,0 +1,79 @@
+// The list of conversations.
+
+import { html, nothing } from "./libraries/lit-html/lit-html.js";
+import { live } from "./libraries/lit-html/directives/live.js";
+import { repeat } from "./libraries/lit-html/directives/repeat.js";
+import { icon } from "./icons.js";
+import { text } from "./languages.js";
+import { iconButton } from "./message_view.js";
+import * as actions from "./state.js";
+
+const { state } = actions;
+let renaming = null;
+
+function rename(conversation) {
+  renaming = conversation.id;
+  actions.update();
+}
+
+function renameField(conversation) {
+  const end = (event) => {
+    if (renaming === null) return;
+    renaming = null;
+    actions.renameChat(conversation, event.target.value);
+    actions.update();
+  };
+  const keys = (event) => {
+    event.stopPropagation();
+    if (event.key === "Escape") event.target.value = conversation.title;
+    if ((event.key === "Enter" && !event.isComposing) || event.key === "Escape") event.target.blur();
+  };
+  return html`<input type="text" maxlength="200" aria-label=${text("rename")} .value=${conversation.title} @keydown=${keys} @blur=${end}>`;
+}
+
+function item(conversation) {
+  const current = conversation === state.current;
+  return html`<li class="chat-item ${current ? "current" : ""}">
+    ${renaming === conversation.id
+      ? renameField(conversation)
+      : html`<button type="button" class="chat-title" dir="auto" aria-current=${current ? "page" : nothing}
+            title=${conversation.title} @click=${() => actions.openChat(conversation)} @dblclick=${() => rename(conversation)}>
+            ${state.running.has(conversation.id) ? html`<i class="pulse"></i>` : nothing}${conversation.title || text("untitled")}
+          </button>
+          ${iconButton("edit", `${text("rename")}: ${conversation.title}`, () => rename(conversation))}
+          ${iconButton("remove", `${text("remove")}: ${conversation.title}`, () => actions.removeChat(conversation))}`}
+  </li>`;
+}
+
+const search = (event) => {
+  state.query = event.target.value;
+  actions.update();
+};
+
+const takeFile = (event) => {
+  if (event.target.files[0]) actions.importChats(event.target.files[0]);
+  event.target.value = "";
+};
+
+export function sidebar() {
+  const found = actions.foundChats();
+  return html`<nav id="sidebar" class="sidebar" aria-label=${text("chats")}>
+    <div class="brand"><img src="page/icon.svg" alt="" width="26" height="26">Charonia</div>
+    <button type="button" class="new-chat" @click=${actions.newChat}>${icon("add")}${text("newChat")}</button>
+    <label class="search">
+      ${icon("search")}
+      <input id="search" type="search" placeholder=${text("search")} aria-label=${text("search")} .value=${live(state.query)} @input=${search}>
+    </label>
+    <ul class="chats">${repeat(found, (one) => one.id, item)}</ul>
+    ${found.length ? nothing : html`<p class="hint">${text(state.query ? "noMatch" : "noChats")}</p>`}
+    <div class="sidebar-foot">
+      <button type="button" class="plain small" ?disabled=${!state.conversations.length} @click=${actions.exportChats}>
+        ${icon("export")}${text("exportAll")}
+      </button>
+      <label class="plain small button">
+        ${icon("import")}${text("importChats")}
+        <input class="visually-hidden" type="file" accept=".json,application/json" @change=${takeFile}>
+      </label>
+    </div>
+  </nav>`;
+}

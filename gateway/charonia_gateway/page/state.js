@@ -1,0 +1,388 @@
+// What the page shows, and what its buttons do.
+
+import { contextLength, models, whyNotReady } from "./api.js";
+import { write } from "./answering.js";
+import * as store from "./conversations.js";
+import { draft, preferences, setApiKey, setDraft, setPreference } from "./preferences.js";
+import { text } from "./languages.js";
+
+const CALM_S = 20; // between two checks of a server that is well
+const ALERT_S = 2; // and of one that is not
+const MAX_FILE_BYTES = 1_000_000;
+const SAVE_MS = 1000;
+
+export const state = {
+  conversations: [], // the newest first
+  current: null, // a conversation; one that nothing was said in is not among them
+  query: "",
+  files: [], // of the composer: {name, text}
+  editing: null, // id of the message that is edited
+  models: [],
+  model: "",
+  contextLength: {}, // by model
+  running: new Map(), // conversation id to AbortController
+  problem: null, // why the server does not answer: an Error
+  notice: null, // {text, action: {label, run}}
+  spoken: "", // for screen readers
+  sidebarOpen: false, // on narrow screens
+  keyDialog: null, // {reason, done}
+  settingsOpen: false,
+  stored: true,
+};
+
+let redraw = () => {};
+let scheduled = false;
+
+/** Draws with the next frame, or soon where the page is not seen. */
+export function update() {
+  if (scheduled) return;
+  scheduled = true;
+  const draw = () => {
+    if (!scheduled) return;
+    scheduled = false;
+    redraw();
+  };
+  requestAnimationFrame(draw);
+  setTimeout(draw, 200);
+}
+
+// --- Storage
+
+const unsaved = new Map(); // conversation to timer
+
+async function saveNow(conversation) {
+  clearTimeout(unsaved.get(conversation));
+  unsaved.delete(conversation);
+  try {
+    await store.save(structuredClone(conversation));
+  } catch {
+    state.stored = false;
+    update();
+  }
+}
+
+function saveSoon(conversation) {
+  if (!unsaved.has(conversation)) unsaved.set(conversation, setTimeout(() => saveNow(conversation), SAVE_MS));
+}
+
+async function changedElsewhere(id) {
+  if (state.running.has(id)) return;
+  const loaded = await store.load(id);
+  state.conversations = state.conversations.filter((one) => one.id !== id);
+  if (loaded) {
+    state.conversations.push(loaded);
+    state.conversations.sort((a, b) => b.updated - a.updated);
+  }
+  if (state.current.id === id && state.editing === null) {
+    if (loaded) state.current = loaded;
+    else newChat();
+  }
+  update();
+}
+
+// --- Server
+
+let checking;
+
+/** Tells of a server that is away (an Error), or that answers (null). */
+export function setProblem(problem) {
+  if (state.problem && !problem) notify(text("serverBack"));
+  state.problem = problem;
+  update();
+  if (problem) checkLater(ALERT_S);
+}
+
+function checkLater(seconds) {
+  clearTimeout(checking);
+  checking = setTimeout(check, seconds * 1000);
+}
+
+async function check() {
+  if (!document.hidden || state.problem) {
+    const problem = await whyNotReady();
+    if (problem || state.problem) setProblem(problem);
+    if (!problem && !state.models.length) await loadModels();
+  }
+  checkLater(state.problem ? ALERT_S : CALM_S);
+}
+
+/** The name of the model that is asked. */
+async function currentModel() {
+  if (!state.model) {
+    state.models = await models();
+    state.model = state.models.includes(preferences.model) ? preferences.model : (state.models[0] ?? "");
+    update();
+  }
+  return state.model;
+}
+
+export async function loadModels() {
+  try {
+    await currentModel();
+    await learnContext();
+  } catch (error) {
+    if (error.kind === "key") {
+      if (await askKey(error.message)) await loadModels();
+    } else setProblem(error);
+  }
+}
+
+async function learnContext() {
+  const { model } = state;
+  if (!model || model in state.contextLength) return;
+  state.contextLength[model] = await contextLength(model).catch(() => undefined);
+  if (state.contextLength[model] === undefined) delete state.contextLength[model];
+  update();
+}
+
+export function chooseModel(model) {
+  state.model = model;
+  setPreference("model", model);
+  learnContext();
+  update();
+}
+
+/** Resolves to whether the user has given a key. Several requests ask once. */
+export function askKey(reason) {
+  if (!state.keyDialog) {
+    let done;
+    const answer = new Promise((resolve) => (done = resolve));
+    state.keyDialog = { reason, done, answer };
+    update();
+  }
+  return state.keyDialog.answer;
+}
+
+export function closeKeyDialog(key, remember) {
+  const dialog = state.keyDialog;
+  if (!dialog) return;
+  state.keyDialog = null;
+  if (key) {
+    setApiKey(key, remember);
+    if (!state.models.length) loadModels();
+  }
+  dialog.done(Boolean(key));
+  update();
+}
+
+// --- Notices
+
+let noticeTimer;
+
+export function notify(words, action = null) {
+  state.notice = { text: words, action };
+  clearTimeout(noticeTimer);
+  noticeTimer = setTimeout(() => ((state.notice = null), update()), action ? 8000 : 4000);
+  update();
+}
+
+// --- Conversations
+
+export function newChat() {
+  state.current = store.newConversation();
+  state.editing = null;
+  state.files = [];
+  state.sidebarOpen = false;
+  update();
+}
+
+export function openChat(conversation) {
+  state.current = conversation;
+  state.editing = null;
+  state.files = [];
+  state.sidebarOpen = false;
+  update();
+}
+
+export function renameChat(conversation, title) {
+  if (!title.trim() || title === conversation.title) return;
+  conversation.title = title.trim().slice(0, 200);
+  saveNow(conversation);
+  update();
+}
+
+export function removeChat(conversation) {
+  state.running.get(conversation.id)?.abort();
+  state.conversations = state.conversations.filter((one) => one !== conversation);
+  clearTimeout(unsaved.get(conversation));
+  unsaved.delete(conversation);
+  store.remove(conversation.id).catch(() => {});
+  if (state.current === conversation) newChat();
+  notify(text("removed"), { label: text("undo"), run: () => restore([conversation]) });
+}
+
+function restore(conversations) {
+  state.conversations.push(...conversations);
+  state.conversations.sort((a, b) => b.updated - a.updated);
+  conversations.forEach(saveNow);
+  state.notice = null;
+  update();
+}
+
+export function exportChats() {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([store.exported(state.conversations)], { type: "application/json" }));
+  link.download = `charonia-chats-${new Date().toISOString().slice(0, 10)}.json`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+export async function importChats(file) {
+  try {
+    const conversations = store.imported(await file.text());
+    restore(conversations);
+    notify(text("imported", conversations.length));
+  } catch (error) {
+    notify(text("importFailed", error.message));
+  }
+}
+
+export const foundChats = () => state.conversations.filter((one) => store.matches(one, state.query));
+
+// --- Messages
+
+const isRunning = (conversation = state.current) => state.running.has(conversation.id);
+
+/** What is typed in the composer belongs to its conversation; that of all new ones is one. */
+const draftName = () => (state.current.leaf === null ? "" : state.current.id);
+export const currentDraft = () => draft(draftName());
+export const keepDraft = (typed) => setDraft(draftName(), typed);
+
+function keep(conversation) {
+  if (!state.conversations.includes(conversation)) state.conversations.unshift(conversation);
+  state.conversations.sort((a, b) => b.updated - a.updated);
+}
+
+async function answer(conversation, message, begun = false) {
+  const controller = new AbortController();
+  state.running.set(conversation.id, controller);
+  state.spoken = text("answering");
+  const changed = () => {
+    saveSoon(conversation);
+    update();
+  };
+  try {
+    await write(conversation, message, {
+      model: currentModel,
+      begun,
+      signal: controller.signal,
+      changed,
+      askKey,
+      server: setProblem,
+    });
+  } catch (error) {
+    // Nothing that the page sends: its own settings are wrong.
+    Object.assign(message, { finish: "failed", error: error.message });
+    delete message.state;
+  }
+  state.running.delete(conversation.id);
+  state.spoken = message.error ?? text("answered");
+  if (state.conversations.includes(conversation)) saveNow(conversation);
+  update();
+}
+
+const answerUnder = (conversation, parent) =>
+  answer(conversation, store.add(conversation, parent, { role: "assistant" }));
+
+/** Sends what is in the composer. */
+export function send(typed) {
+  const conversation = state.current;
+  if ((!typed.trim() && !state.files.length) || isRunning()) return false;
+  keepDraft("");
+  const message = store.add(conversation, conversation.leaf, { role: "user", content: typed.trim(), files: state.files });
+  conversation.title ||= (typed.trim() || state.files[0].name).split("\n")[0].slice(0, 80);
+  state.files = [];
+  keep(conversation);
+  saveNow(conversation);
+  answerUnder(conversation, message.id);
+  return true;
+}
+
+export const stop = () => state.running.get(state.current.id)?.abort();
+
+/** Makes the answer once more, beside the one that is there. */
+export function regenerate(message) {
+  if (!isRunning()) answerUnder(state.current, message.parent);
+}
+
+export function goOn(message) {
+  if (!isRunning()) answer(state.current, message, true);
+}
+
+export const canGoOn = (message) =>
+  Boolean(message.content) &&
+  !message.reasoning &&
+  !message.toolCalls?.length &&
+  ["length", "stopped", "broken", "failed"].includes(message.finish);
+
+export function edit(id) {
+  state.editing = id;
+  update();
+}
+
+/** Sends an edited message as a new branch. */
+export function sendEdited(message, content) {
+  state.editing = null;
+  update();
+  if (!content.trim() || content === message.content || isRunning()) return;
+  const { role, files, parent } = message;
+  const made = store.add(state.current, parent, { role, content: content.trim(), files });
+  keep(state.current);
+  answerUnder(state.current, made.id);
+}
+
+/** Gives the results of an answer's calls back to the model. */
+export function sendResults(message, results) {
+  if (isRunning()) return;
+  let parent = message.id;
+  message.toolCalls.forEach((call, index) => {
+    parent = store.add(state.current, parent, { role: "tool", content: results[index], toolCallId: call.id }).id;
+  });
+  answerUnder(state.current, parent);
+}
+
+export function showVersion(message) {
+  store.show(state.current, message);
+  saveNow(state.current);
+  update();
+}
+
+export async function attach(files) {
+  for (const file of files) {
+    if (file.size > MAX_FILE_BYTES) {
+      notify(text("tooLarge", file.name, `${MAX_FILE_BYTES / 1e6} MB`));
+      continue;
+    }
+    try {
+      const content = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+      if (content.includes("\0")) throw new Error("binary");
+      state.files = [...state.files, { name: file.name, text: content }];
+    } catch {
+      notify(text("notText", file.name));
+    }
+  }
+  update();
+}
+
+/** Takes over what this browser keeps, and looks for the server. draw() draws the state. */
+export async function start(draw) {
+  redraw = draw;
+  newChat();
+  try {
+    state.conversations = await store.open(changedElsewhere);
+    for (const conversation of state.conversations) {
+      for (const message of Object.values(conversation.messages)) {
+        if (message.state) Object.assign(message, { state: undefined, finish: "broken" }); // the page was closed
+      }
+    }
+  } catch {
+    state.stored = false;
+  }
+  window.addEventListener("pagehide", () => unsaved.forEach((_, conversation) => saveNow(conversation)));
+  document.addEventListener("visibilitychange", () => !document.hidden && check());
+  window.addEventListener("online", check);
+  update();
+  await loadModels();
+  checkLater(CALM_S);
+}
+

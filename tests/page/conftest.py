@@ -1,0 +1,38 @@
+"""The pages before scripted answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from browser_fixtures import browser, new_context
+from scripted import Scripted, free_port
+
+if TYPE_CHECKING:
+    from playwright.sync_api import BrowserContext, Page
+
+__all__ = ["browser", "new_context"]
+
+
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[Scripted]:
+    server = Scripted(free_port())
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(shared_server: Scripted) -> Scripted:
+    shared_server.script()
+    return shared_server
+
+
+@pytest.fixture
+def page(server: Scripted, new_context: Callable[..., BrowserContext]) -> Page:
+    """The chat page, before the scripted server."""
+    page = new_context(viewport={"width": 1200, "height": 800}).new_page()
+    page.goto(server.url)
+    page.get_by_label("Model").wait_for()
+    return page

@@ -1,0 +1,64 @@
+"""The pages before answers that a test has written."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+HANG_S = 60
+
+
+@dataclass
+class Scripted:
+    """scripted_server.py as a process."""
+
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self.process = subprocess.Popen([sys.executable, Path(__file__).parent / "scripted_server.py", str(self.port)])
+        deadline = time.monotonic() + HANG_S
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/health/ready").status_code:
+                    return
+            assert self.process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+
+    def script(self, *replies: dict[str, Any] | list[Any] | str, **conditions: Any) -> None:
+        """What the next answers are; a list is the pieces of one, and a text an answer in pieces of five characters."""
+        httpx.post(f"{self.url}/_script", json={"replies": [_reply(one) for one in replies], **conditions})
+
+    def requests(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = httpx.get(f"{self.url}/_requests").json()
+        return found
+
+
+def _reply(given: dict[str, Any] | list[Any] | str) -> dict[str, Any]:
+    if isinstance(given, str):
+        given = [given[index : index + 5] for index in range(0, len(given), 5)]
+    return {"pieces": given} if isinstance(given, list) else given
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,129 @@
+"""The gateway's pages before answers that a test has written: `python scripted_server.py PORT`.
+
+POST /_script sets what the next requests for answers get, in order, and forgets those that were seen; GET /_requests
+lists the bodies that came. A reply is {"status", "headers", "error"} or {"pieces"}. A piece is a text, a delta of
+OpenAI's form, {"sleep": seconds}, {"cut": true}, which ends the stream too early, {"error": {...}}, or {"die": true},
+which ends this process; {"finish": reason} says how the answer ends. Without a script an answer is "Hello!".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import uvicorn
+from charonia_gateway.documentation import complete_schema
+from charonia_gateway.pages import add_pages
+from charonia_gateway.routes import chat
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+CONTEXT = 100
+MODELS = ("first", "second/model")
+
+app = FastAPI(docs_url=None, redoc_url=None)
+script: list[dict[str, Any]] = []
+seen: list[dict[str, Any]] = []
+ready: dict[str, Any] = {"reason": None, "key": None}
+
+
+def _refusal(request: Request) -> Response | None:
+    if ready["key"] and request.headers.get("authorization") != f"Bearer {ready['key']}":
+        return JSONResponse({"error": {"message": "no such key", "type": "authentication_error"}}, 401)
+    return None
+
+
+def _event(choice: dict[str, Any]) -> str:
+    return f"data: {json.dumps({'choices': [{'index': 0, **choice}]})}\n\n"
+
+
+async def _events(pieces: list[Any], text: bool) -> AsyncIterator[str]:
+    """text: as /v1/completions has it."""
+    finish, count = "stop", 0
+    for piece in pieces:
+        if isinstance(piece, str):
+            count += 1
+            yield _event({"text": piece} if text else {"delta": {"content": piece}})
+        elif "sleep" in piece:
+            await asyncio.sleep(piece["sleep"])
+        elif "die" in piece:
+            os._exit(1)
+        elif "cut" in piece:
+            return
+        elif "error" in piece:
+            yield f"data: {json.dumps(piece)}\n\n"
+        elif "finish" in piece:
+            finish = piece["finish"]
+        else:
+            count += 1
+            yield _event({"delta": piece})
+    yield _event({**({"text": ""} if text else {"delta": {}}), "finish_reason": finish})
+    usage = {"prompt_tokens": 12, "completion_tokens": count, "total_tokens": 12 + count}
+    yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+@app.post("/v1/chat/completions")
+@app.post("/v1/completions")
+async def answer(request: Request) -> Response:
+    if refusal := _refusal(request):
+        return refusal
+    body = await request.json()
+    seen.append({"path": request.url.path, **body})
+    reply = script.pop(0) if script else {"pieces": ["Hello", "!"]}
+    if "status" in reply:
+        error = {"error": {"message": reply.get("error", "scripted")}}
+        return JSONResponse(error, reply["status"], headers=reply.get("headers"))
+    events = _events(reply["pieces"], request.url.path == "/v1/completions")
+    return StreamingResponse(events, media_type="text/event-stream")
+
+
+@app.get("/v1/models")
+async def models(request: Request) -> Response:
+    return _refusal(request) or JSONResponse({"object": "list", "data": [{"id": name} for name in MODELS]})
+
+
+@app.post("/tokenize")
+async def tokenize(request: Request) -> Response:
+    if refusal := _refusal(request):
+        return refusal
+    body = await request.json()
+    tokens = list((body.get("prompt") or json.dumps(body.get("messages"))).encode())
+    return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": CONTEXT})
+
+
+@app.get("/health/ready")
+async def health() -> Response:
+    if ready["reason"]:
+        return JSONResponse({"status": "not ready", "reason": ready["reason"]}, 503)
+    return JSONResponse({"status": "ready"})
+
+
+@app.post("/_script")
+async def set_script(request: Request) -> None:
+    body = await request.json()
+    script[:] = body.get("replies", [])
+    seen.clear()
+    ready.update(reason=body.get("reason"), key=body.get("key"))
+
+
+@app.get("/_requests")
+async def requests() -> list[dict[str, Any]]:
+    return seen
+
+
+def main() -> None:
+    documented = FastAPI()  # the gateway's own description of a chat request
+    documented.include_router(chat.router)
+    complete_schema(documented, MODELS[0])
+    app.openapi = documented.openapi  # type: ignore[method-assign]
+    add_pages(app, chat=True)
+    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", timeout_graceful_shutdown=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,508 @@
+"""What each part of the chat page does, in a browser, before scripted answers."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from scripted import HANG_S, Scripted, free_port
+
+playwright = pytest.importorskip("playwright.sync_api")
+if TYPE_CHECKING:
+    from playwright.sync_api import BrowserContext, Locator, Page
+
+expect = playwright.expect
+expect.set_options(timeout=HANG_S * 1000)
+
+
+def field(page: Page) -> Locator:
+    return page.get_by_role("textbox", name="Message")
+
+
+def say(page: Page, text: str) -> None:
+    field(page).fill(text)
+    field(page).press("Enter")
+
+
+def answers(page: Page) -> Locator:
+    return page.get_by_role("article", name="Assistant")
+
+
+def finished(page: Page, count: int = 1) -> Locator:
+    """The last of `count` answers, whole."""
+    expect(answers(page)).to_have_count(count)
+    expect(answers(page).last).to_have_attribute("aria-busy", "false")
+    return answers(page).last
+
+
+def button(page: Page | Locator, name: str) -> Locator:
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def ask(page: Page, server: Scripted, answer: Any) -> Locator:
+    server.script(answer)
+    say(page, "Hello?")
+    return finished(page)
+
+
+# --- Answers
+
+
+def test_an_answer_is_streamed_with_its_figures(page: Page, server: Scripted) -> None:
+    server.script(["One ", {"sleep": 0.3}, "two", " **three**", {"sleep": 0.3}, "."])
+    say(page, "Count")
+    expect(answers(page).first).to_contain_text("One")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    answer = finished(page)
+    expect(answer.locator("strong")).to_have_text("three")
+    expect(answer.locator(".stats")).to_have_text(re.compile(r"^4 tokens · \d.* tokens/s · first token after \d.* s$"))
+    expect(page.get_by_role("meter")).to_have_attribute("aria-label", "16 of 100 tokens of the context are used")
+    (asked,) = server.requests()
+    assert asked["messages"] == [{"role": "user", "content": "Count"}]
+    assert (asked["model"], asked["stream"]) == ("first", True)
+    assert "temperature" not in asked
+
+
+def test_stop_and_continue(page: Page, server: Scripted) -> None:
+    server.script(["Once upon", {"sleep": 60}, "never"], [" a time", "."])
+    say(page, "Tell")
+    expect(answers(page).first).to_contain_text("Once upon")
+    field(page).press("Escape")
+    expect(finished(page)).to_contain_text("Stopped")
+    button(page, "Continue").click()
+    answer = finished(page)
+    expect(answer.locator(".markdown")).to_have_text("Once upon a time.")
+    expect(answer).not_to_contain_text("Stopped")
+    conversation, going_on = server.requests()
+    messages = json.dumps(conversation["messages"], separators=(", ", ": "))
+    assert bytes(going_on["prompt"]).decode() == messages + "Once upon"
+
+
+def test_regenerate_edit_and_versions(page: Page, server: Scripted) -> None:
+    server.script("first", "second", "third")
+    say(page, "Hello?")
+    finished(page)
+    button(page, "Regenerate").click()
+    expect(finished(page).locator(".markdown")).to_have_text("second")
+    button(page, "Previous version").click()
+    expect(answers(page).locator(".markdown")).to_have_text("first")
+    expect(answers(page).locator(".versions")).to_have_text(re.compile(r"1 / 2"))
+    field(page).press("ArrowUp")
+    page.get_by_role("textbox", name="Edit").fill("Bye?")
+    page.keyboard.press("Enter")
+    expect(finished(page).locator(".markdown")).to_have_text("third")
+    assert [one["messages"][-1]["content"] for one in server.requests()] == ["Hello?", "Hello?", "Bye?"]
+    button(page, "Previous version").click()
+    expect(page.get_by_role("article", name="You")).to_contain_text("Hello?")
+    expect(answers(page).locator(".markdown")).to_have_text("second")
+
+
+def test_reasoning_is_folded_and_not_sent_back(page: Page, server: Scripted) -> None:
+    server.script([{"reasoning_content": "Hmm, "}, {"reasoning_content": "so."}, "Yes"], "Again")
+    say(page, "Is it?")
+    answer = finished(page)
+    expect(answer.get_by_text("Hmm, so.")).to_be_hidden()
+    answer.get_by_text("Reasoning").click()
+    expect(answer.get_by_text("Hmm, so.")).to_be_visible()
+    say(page, "And?")
+    finished(page, 2)
+    sent = server.requests()[-1]["messages"]
+    assert sent[1] == {"role": "assistant", "content": "Yes"}
+
+
+def test_calls_of_functions_are_shown_and_answered(page: Page, server: Scripted) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "weather", "arguments": ""}}
+    more = {"index": 0, "function": {"arguments": '{"city":"Rome"}'}}
+    server.script([{"tool_calls": [call]}, {"tool_calls": [more]}, {"finish": "tool_calls"}], "It is sunny.")
+    button(page, "Settings").click()
+    page.get_by_label("Functions (JSON)").fill("{")
+    page.get_by_label("Functions (JSON)").blur()
+    expect(page.get_by_text("Not saved:")).to_be_visible()
+    page.get_by_label("Functions (JSON)").fill(json.dumps(tools))
+    page.get_by_label("Functions (JSON)").blur()
+    page.keyboard.press("Escape")
+    say(page, "Weather?")
+    expect(finished(page).locator("pre")).to_have_text('{\n  "city": "Rome"\n}')
+    page.get_by_label("Result: weather").fill("sunny")
+    button(page, "Send results").click()
+    expect(finished(page, 2)).to_contain_text("It is sunny.")
+    first, second = server.requests()
+    assert first["tools"] == tools
+    assert second["messages"][1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city":"Rome"}'}
+    assert second["messages"][2] == {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
+
+
+def test_markdown(page: Page, server: Scripted) -> None:
+    text = """# Title
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+```python
+def f(): return "x"
+```
+
+Inline $e^{i\\pi} = -1$ and \\(a_1\\), but $5 or $6.
+
+$$\\sum_{i=1}^n i$$
+
+[link](https://example.com)
+"""
+    answer = ask(page, server, text)
+    expect(answer.locator(".katex")).to_have_count(3)
+    expect(answer.locator(".katex-display")).to_have_count(1)
+    expect(answer).to_contain_text("but $5 or $6.")
+    expect(answer.locator("code .hljs-keyword")).to_have_text(["def", "return"])
+    expect(answer.locator("td").last).to_have_css("text-align", "end")
+    link = answer.get_by_role("link", name="link")
+    assert link.get_attribute("rel") == "noopener noreferrer nofollow"
+    # What KaTeX places is placed by styles, which the page's policy must let through.
+    assert answer.locator(".katex-display .vlist > span").first.evaluate("(one) => one.style.top") != ""
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    button(answer, "Copy code").click()
+    expect(button(answer, "Copy code")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()").strip() == 'def f(): return "x"'
+
+
+def test_files_are_context(page: Page, server: Scripted, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("alpha ``` beta")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\x00\xff")
+    chooser = page.get_by_label("Attach text files").last
+    chooser.set_input_files([tmp_path / "notes.txt", tmp_path / "picture.png"])
+    expect(page.get_by_text("picture.png is not a text file")).to_be_visible()
+    say(page, "Sum up")
+    finished(page)
+    (asked,) = server.requests()
+    assert asked["messages"][0]["content"] == "notes.txt\n````\nalpha ``` beta\n````\n\nSum up"
+
+
+# --- Hostile answers
+
+HOSTILE = """<script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">
+<iframe src="https://evil.example"></iframe>
+
+[a](javascript:window.hacked=3) [b](data:text/html,<script>alert(1)</script>) <javascript:alert(1)> [c](//x.example)
+![pixel](https://evil.example/p.png?secret) ![](data:image/svg+xml,<svg/onload=alert(1)>)
+
+[d]: https://evil.example/ "x\\" onmouseover=\\"window.hacked=4"
+[d] <a href="javascript:alert(5)">e</a> <style>body{display:none}</style>
+
+$\\href{javascript:alert(1)}{x}$ $\\includegraphics{https://evil.example/k.png}$ $\\htmlStyle{color:red}{y}$
+$\\rule{9999em}{9999em}$
+
+```html"><script>alert(6)</script>
+<script>alert(7)</script>
+```
+
+safe\u202etxt.exe\u202c zero\u200bwidth \U000e0068\U000e0069 done
+"""
+
+
+def test_nothing_of_a_hostile_answer_is_run_or_fetched(page: Page, server: Scripted) -> None:
+    answer = ask(page, server, HOSTILE)
+    expect(answer).to_contain_text("<script>window.hacked = 1</script>")
+    assert page.evaluate("window.hacked") is None
+    assert answer.locator("script, img, iframe, style, object, svg[onload], [onerror], [onmouseover]").count() == 0
+    addresses = answer.locator("a").evaluate_all("(links) => links.map((link) => link.getAttribute('href'))")
+    assert addresses == ["https://evil.example", "https://evil.example/p.png?secret", "https://evil.example/"]
+    expect(answer.locator("a.picture")).to_have_text("pixel")
+    marks = answer.locator(".hidden-character").all_text_contents()
+    assert marks == ["U+202E", "U+202C", "U+200B", "U+E0068", "U+E0069"]
+    box = answer.locator(".markdown").bounding_box()
+    assert box and box["width"] <= 1200 and box["height"] < 5000
+
+
+def test_a_huge_answer_does_not_stop_the_page(page: Page, server: Scripted) -> None:
+    table = "|" + "x|" * 50 + "\n|" + "-|" * 50 + "\n" + ("|" + "1|" * 50 + "\n") * 400
+    nested = "> " * 2000 + "deep\n\n" + "- " * 2000 + "deep\n\n" + "[" * 5000 + "\n\n" + "*a " * 5000
+    server.script([table, "\n\n", nested])
+    say(page, "Much")
+    began = time.monotonic()
+    answer = finished(page)
+    field(page).fill("still here")
+    assert time.monotonic() - began < 20
+    assert answer.locator("td").count() == 400 * 50
+    box = answer.locator(".table").bounding_box()
+    assert box and box["width"] < 800
+
+
+# --- Servers that are busy, away, or want a key
+
+
+def test_a_busy_server_is_asked_again(page: Page, server: Scripted) -> None:
+    busy = {"status": 429, "headers": {"Retry-After": "1"}, "error": "queue full"}
+    server.script(busy, {"status": 503, "headers": {"Retry-After": "0"}}, "At last")
+    say(page, "Please")
+    expect(page.get_by_text("Next try in 1 s")).to_be_visible()
+    expect(finished(page)).to_contain_text("At last")
+    assert len(server.requests()) == 3
+
+
+def test_a_refusal_is_shown(page: Page, server: Scripted) -> None:
+    answer = ask(page, server, {"status": 400, "error": "temperature: too hot"})
+    expect(answer.get_by_role("alert")).to_have_text("The server refused the request: 400: temperature: too hot")
+    answer = ask_again(page, server, ["Half", {"error": {"message": "no memory", "code": 500}}])
+    expect(answer).to_contain_text("Half")
+    expect(answer.get_by_role("alert")).to_have_text("The server refused the request: no memory")
+    answer = ask_again(page, server, ["Half", {"cut": True}])
+    expect(answer).to_contain_text("The connection was lost in the middle of this answer")
+
+
+def ask_again(page: Page, server: Scripted, reply: Any) -> Locator:
+    server.script(reply)
+    button(page, "Regenerate").click()
+    return finished(page)
+
+
+def test_a_server_that_dies_in_mid_answer_and_comes_back(new_context: Callable[..., BrowserContext]) -> None:
+    server = Scripted(free_port())
+    server.start()
+    try:
+        server.script(["The beginning", {"sleep": 0.3}, {"die": True}])
+        page = new_context().new_page()
+        page.goto(server.url)
+        say(page, "Tell")
+        expect(finished(page)).to_contain_text("The connection was lost in the middle of this answer")
+        expect(answers(page)).to_contain_text("The beginning")
+        expect(page.get_by_text("The server cannot be reached. What you have typed is kept")).to_be_visible()
+        say(page, "And then?")
+        expect(page.get_by_text("Your message is sent as soon as it is back")).to_be_visible()
+        field(page).fill("a draft")
+        server.start()
+        expect(finished(page, 2)).to_contain_text("Hello!")
+        expect(page.get_by_text("The server cannot be reached")).to_have_count(0)
+        expect(field(page)).to_have_value("a draft")
+        page.reload()
+        expect(field(page)).to_have_value("")  # it is of the conversation, and a new one is shown
+        page.get_by_role("button", name="Tell", exact=True).click()
+        expect(field(page)).to_have_value("a draft")
+        expect(answers(page)).to_have_count(2)
+    finally:
+        server.stop()
+
+
+def test_a_server_that_is_not_ready(page: Page, server: Scripted) -> None:
+    server.script(reason="the model is being loaded")
+    page.evaluate("dispatchEvent(new Event('online'))")  # the page looks at once
+    expect(page.get_by_text("The server is not ready yet: 503: the model is being loaded")).to_be_visible()
+    server.script()
+    expect(page.get_by_text("The server is back")).to_be_visible()
+
+
+@pytest.mark.parametrize("remember", [False, True])
+def test_a_key_is_asked_for(server: Scripted, new_context: Callable[..., BrowserContext], remember: bool) -> None:
+    server.script(key="k-123")
+    context = new_context()
+    page = context.new_page()
+    page.goto(server.url)
+    dialog = page.get_by_role("dialog", name="API key")
+    dialog.get_by_label("Key", exact=True).fill("wrong")
+    button(dialog, "Save").click()
+    expect(dialog).to_contain_text("The server did not take this key: 401: no such key")
+    dialog.get_by_label("Key", exact=True).fill("k-123")
+    dialog.get_by_label("Remember").set_checked(remember)
+    button(dialog, "Save").click()
+    expect(page.get_by_label("Model")).to_have_value("first")
+    say(page, "Hello?")
+    expect(finished(page)).to_contain_text("Hello!")
+    assert page.evaluate("[sessionStorage.length, localStorage['charonia-key'] ?? null]") == (
+        [0, "k-123"] if remember else [1, None]
+    )
+    another = context.new_page()  # a tab of its own has a session of its own
+    another.goto(server.url)
+    if remember:
+        expect(another.get_by_label("Model")).to_have_value("first")
+        button(another, "Settings").click()
+        button(another, "Forget the key").click()
+        assert another.evaluate("localStorage['charonia-key'] ?? null") is None
+    else:
+        expect(another.get_by_role("dialog", name="API key")).to_be_visible()
+
+
+def test_a_key_that_no_longer_holds_loses_no_message(page: Page, server: Scripted) -> None:
+    server.script(key="new")
+    say(page, "Hello?")
+    dialog = page.get_by_role("dialog", name="API key")
+    dialog.get_by_label("Key", exact=True).fill("new")
+    dialog.get_by_label("Key", exact=True).press("Enter")
+    expect(finished(page)).to_contain_text("Hello!")
+
+
+# --- Conversations
+
+
+def test_conversations_are_kept_found_renamed_and_removed(page: Page, server: Scripted) -> None:
+    server.script("Paris", "Oxygen")
+    say(page, "Capital of France?")
+    finished(page)
+    button(page, "New chat").first.click()
+    say(page, "What do we breathe?")
+    finished(page)
+    page.reload()
+    titles = page.locator(".chat-title")
+    expect(titles).to_have_text(["What do we breathe?", "Capital of France?"])
+    page.keyboard.press("Alt+k")
+    page.keyboard.type("paris")
+    expect(titles).to_have_text(["Capital of France?"])
+    titles.first.click()
+    expect(answers(page)).to_contain_text("Paris")
+    page.get_by_label("Search chats").fill("nothing has this")
+    expect(page.get_by_text("No chat has these words")).to_be_visible()
+    page.get_by_label("Search chats").fill("")
+    button(page, "Rename: Capital of France?").click()
+    expect(page.get_by_label("Rename", exact=True)).to_be_focused()
+    page.keyboard.type("Cities")
+    page.keyboard.press("Enter")
+    expect(titles).to_have_text(["What do we breathe?", "Cities"])
+    button(page, "Delete: Cities").click()
+    expect(titles).to_have_text(["What do we breathe?"])
+    button(page, "Undo").click()
+    expect(titles).to_have_count(2)
+
+
+def test_export_and_import(page: Page, server: Scripted, tmp_path: Path) -> None:
+    server.script([{"reasoning_content": "Hm"}, "Paris"])
+    say(page, "Capital of France?")
+    finished(page)
+    with page.expect_download() as download:
+        button(page, "Export chats").click()
+    exported = tmp_path / "chats.json"
+    download.value.save_as(exported)
+    button(page, "Delete: Capital of France?").click()
+    expect(page.locator(".chat-title")).to_have_count(0)
+    chooser = page.get_by_label("Import chats")
+    chooser.set_input_files(exported)
+    expect(page.get_by_text("1 chat imported")).to_be_visible()
+    page.locator(".chat-title").click()
+    expect(answers(page).locator(".markdown").last).to_have_text("Paris")
+    page.reload()
+    expect(page.locator(".chat-title")).to_have_text(["Capital of France?"])
+
+    file = json.loads(exported.read_text())
+    (message, *_) = file["conversations"][0]["messages"].values()
+    for wrong in ('{"format": 1}', "no JSON"):
+        exported.write_text(wrong)
+        chooser.set_input_files(exported)
+        expect(page.get_by_text("This file cannot be imported")).to_be_visible()
+    message["parent"] = message["id"]  # a circle
+    exported.write_text(json.dumps(file))
+    chooser.set_input_files(exported)
+    expect(page.get_by_text("is no message before")).to_be_visible()
+    expect(page.locator(".chat-title")).to_have_count(1)
+
+
+def test_two_tabs_have_the_same_conversations(page: Page, server: Scripted) -> None:
+    other = page.context.new_page()
+    other.goto(server.url)
+    say(page, "From the first tab")
+    finished(page)
+    other.get_by_role("button", name="From the first tab", exact=True).click()
+    expect(answers(other)).to_contain_text("Hello!")
+
+
+# --- Settings, languages, looks
+
+
+def test_settings_are_the_gateways(page: Page, server: Scripted) -> None:
+    button(page, "Settings").click()
+    page.get_by_label("System prompt").fill("Be brief.")
+    temperature = page.get_by_label("temperature")
+    assert (temperature.get_attribute("min"), temperature.get_attribute("max")) == ("0", "2")
+    expect(page.locator("#help-temperature")).to_have_text("0 is greedy; default 1 · 0 to 2")
+    temperature.fill("9")
+    temperature.blur()  # refused
+    page.get_by_label("top_k").fill("40")
+    page.get_by_label("reasoning_effort").select_option("low")
+    for name in page.locator(".parameter label").all_text_contents():
+        assert page.locator(f"#help-{name}").text_content(), name
+    page.keyboard.press("Escape")
+    page.get_by_label("Model").select_option("second/model")
+    page.reload()
+    page.get_by_label("Model").wait_for()
+    say(page, "Hello?")
+    finished(page)
+    (asked,) = server.requests()
+    assert asked["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (asked["model"], asked["top_k"], asked["reasoning_effort"]) == ("second/model", 40, "low")
+    assert "temperature" not in asked
+
+
+def test_chinese(server: Scripted, new_context: Callable[..., BrowserContext]) -> None:
+    page = new_context(locale="zh-CN").new_page()
+    page.goto(server.url)
+    assert page.evaluate("document.documentElement.lang") == "zh"
+    page.get_by_label("消息").fill("你好")
+    page.get_by_label("消息").press("Enter")
+    expect(page.locator(".stats")).to_contain_text("个词元")
+    page.get_by_role("button", name="设置").click()
+    expect(page.locator("#help-temperature")).to_contain_text("0 到 2")
+    page.get_by_label("语言").select_option("en")
+    expect(page.get_by_role("heading", name="Settings")).to_be_visible()
+
+
+def test_both_languages_have_the_same_words(page: Page) -> None:
+    names = page.evaluate(
+        """async () => {
+          const source = await (await fetch("page/languages.js")).text();
+          const made = source.replace(/^import .*$/m, "const preferences = {};") + "\\nexport { ENGLISH, CHINESE };";
+          return made;
+        }"""
+    )
+    english, chinese = (re.search(rf"const {name} = {{(.*?)\n}};", names, re.DOTALL) for name in ("ENGLISH", "CHINESE"))
+    assert english and chinese
+    keys = [re.findall(r"^  (\w+):", found[1], re.MULTILINE) for found in (english, chinese)]
+    assert keys[0] == keys[1]
+
+
+def test_phone(server: Scripted, new_context: Callable[..., BrowserContext]) -> None:
+    page = new_context(viewport={"width": 360, "height": 700}, has_touch=True, color_scheme="dark").new_page()
+    page.goto(server.url)
+    ask(page, server, "wide " * 50 + "\n\n```\n" + "x" * 300 + "\n```\n\n|" + "column|" * 20 + "\n|" + "-|" * 20)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(28, 25, 23)"
+    expect(page.get_by_label("Search chats")).to_be_hidden()
+    button(page, "Show chats").click()
+    page.get_by_role("button", name="Hello?", exact=True).click()
+    expect(page.get_by_label("Search chats")).to_be_hidden()
+
+
+def test_the_keyboard_reaches_everything(page: Page) -> None:
+    expect(field(page)).to_be_focused()
+    page.keyboard.press("Alt+,")
+    expect(page.get_by_role("dialog", name="Settings")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog", name="Settings")).to_be_hidden()
+    page.keyboard.press("Alt+k")
+    expect(page.get_by_label("Search chats")).to_be_focused()
+    page.keyboard.press("Alt+n")
+    expect(field(page)).to_be_focused()
+    field(page).fill("line")
+    field(page).press("Shift+Enter")
+    expect(field(page)).to_have_value("line\n")
+    unnamed = page.evaluate(
+        """() => [...document.querySelectorAll("button, input, select, textarea, a")]
+          .filter((one) => !(one.getAttribute("aria-label") || one.textContent.trim() || one.labels?.length))
+          .map((one) => one.outerHTML)"""
+    )
+    assert unnamed == []
+
+
+def test_slow_network(page: Page, server: Scripted) -> None:
+    session = page.context.new_cdp_session(page)
+    session.send("Network.enable")
+    slow = {"offline": False, "latency": 200, "downloadThroughput": 4000, "uploadThroughput": 4000}
+    session.send("Network.emulateNetworkConditions", slow)
+    answer = ask(page, server, "word " * 60)
+    assert answer.locator(".markdown").inner_text() == ("word " * 60).strip()
+
+
+def test_the_documentation_works_offline(page: Page, server: Scripted) -> None:
+    page.goto(f"{server.url}/docs")
+    expect(page.get_by_text("/v1/chat/completions").first).to_be_visible()
