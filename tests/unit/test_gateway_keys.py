@@ -16,6 +16,7 @@ from charonia_gateway.app import create_app
 from charonia_gateway.settings import Settings
 from gateway_in_process import MODEL, gateway
 from key_files import PAST, KeyFile
+from starlette.routing import Mount
 from triton_double import Double, error, input_number, input_text, part
 from tritonclient.grpc import service_pb2 as pb
 
@@ -42,19 +43,17 @@ ROUTES: dict[tuple[str, str], Any] = {
     ("POST", "/detokenize"): {"tokens": [72]},
     ("GET", "/tokenizer_info"): None,
     ("GET", "/metrics"): None,
-    ("GET", "/docs"): None,
-    ("GET", "/docs/oauth2-redirect"): None,
     ("GET", "/openapi.json"): None,
 }
-OPEN = {("GET", "/health/live"), ("GET", "/health/ready")}  # what needs no key
+# What needs no key. Of the files of the pages one stands for all.
+PAGE_FILE = "/page/chat.css"
+OPEN = {("GET", path) for path in ("/health/live", "/health/ready", "/", "/docs", PAGE_FILE)}
 # These say nothing of a model.
 OF_NO_MODEL = {
     "/metrics",
     "/v1/embeddings",
     "/v1/responses/{id}",
     "/v1/models",
-    "/docs",
-    "/docs/oauth2-redirect",
     "/openapi.json",
 }
 
@@ -85,7 +84,8 @@ def routes_of(routes: Any) -> set[tuple[str, str]]:
             found |= routes_of(route.routes if hasattr(route, "routes") else route.original_router.routes)
             continue
         methods = (getattr(route, "methods", None) or {"GET"}) - {"HEAD"}
-        found |= {(method, route.path) for method in methods}
+        path = PAGE_FILE if isinstance(route, Mount) else route.path
+        found |= {(method, path) for method in methods}
     return found
 
 
@@ -117,7 +117,13 @@ async def test_no_route_answers_without_a_key_that_holds(file: KeyFile, key: str
             assert key in ("none", "wrong") or key in answer.text
         for method, path in OPEN:
             assert (await web.request(method, path)).status_code in (200, 503)
-        for method, path in (("OPTIONS", "/v1/models"), ("PUT", "/"), ("POST", "/health/live"), ("GET", "/nothing")):
+        for method, path in (
+            ("OPTIONS", "/v1/models"),
+            ("PUT", "/"),
+            ("GET", "/page"),
+            ("POST", "/health/live"),
+            ("GET", "/nothing"),
+        ):
             assert (await web.request(method, path)).status_code == 401
         assert not server.requests and not server.actions and not server.lookups
 
