@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE_HANG_S = 60
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it lives, no asynchronous test can run in this process
 def browser() -> Iterator[Browser]:
     found = subprocess.run([ROOT / "scripts" / "get_chromium.sh"], capture_output=True, text=True)
     if found.returncode:
