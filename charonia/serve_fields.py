@@ -122,6 +122,62 @@ class ServeFields(BaseSettings):
         description="file of the API keys, as `charonia keys` writes it; it is read again when it changes; default: "
         "no key is asked for",
     )
+    gateway_tls_cert: Path | None = Field(
+        None,
+        validation_alias="CHARONIA_GATEWAY_TLS_CERT",
+        description="TLS of REST: the certificate with its chain, a PEM file; it is read again when it changes, as "
+        "the next two are; default: REST without TLS",
+    )
+    gateway_tls_client_ca: Path | None = Field(
+        None,
+        validation_alias="CHARONIA_GATEWAY_TLS_CLIENT_CA",
+        description="TLS of REST: clients need a certificate of one of these, a PEM file; default: no certificate is "
+        "asked for",
+    )
+    grpc_tls_cert: Path | None = Field(
+        None,
+        validation_alias="CHARONIA_GRPC_TLS_CERT",
+        description="TLS of Triton's gRPC: the certificate with its chain, a PEM file; Triton reads it and the next "
+        "two when it starts; default: gRPC without TLS",
+    )
+    grpc_tls_key: Path | None = Field(
+        None,
+        validation_alias="CHARONIA_GRPC_TLS_KEY",
+        description="TLS of Triton's gRPC: the certificate's private key, a PEM file; default: none",
+    )
+    grpc_tls_client_ca: Path | None = Field(
+        None,
+        validation_alias="CHARONIA_GRPC_TLS_CLIENT_CA",
+        description="TLS of Triton's gRPC: clients, so gateways, need a certificate of one of these, a PEM file; "
+        "default: no certificate is asked for",
+    )
+    triton_tls: bool = Field(
+        False,
+        validation_alias="CHARONIA_TRITON_TLS",
+        description="TLS to Triton's gRPC; each of the next four means it too",
+    )
+    triton_tls_ca: Path | None = Field(
+        None,
+        validation_alias="CHARONIA_TRITON_TLS_CA",
+        description="TLS to Triton's gRPC: certificates that the server's comes from, a PEM file, read at the start; "
+        "default: public ones",
+    )
+    triton_tls_cert: Path | None = Field(
+        None,
+        validation_alias="CHARONIA_TRITON_TLS_CERT",
+        description="TLS to Triton's gRPC: the gateway's own certificate, for a server that asks for one; default: "
+        "none",
+    )
+    triton_tls_key: Path | None = Field(
+        None,
+        validation_alias="CHARONIA_TRITON_TLS_KEY",
+        description="TLS to Triton's gRPC: the private key of the gateway's certificate; default: none",
+    )
+    triton_tls_name: str = Field(
+        "",
+        validation_alias="CHARONIA_TRITON_TLS_NAME",
+        description="TLS to Triton's gRPC: whom the server's certificate is for; default: the host of its address",
+    )
     tracing_endpoint: str | None = Field(
         None,
         pattern="^https?://",
@@ -191,6 +247,7 @@ SHARED = (
 # What the gateway, the engine and scripts read themselves.
 OTHERS = (
     "CHARONIA_ADVISORIES_URL",
+    "CHARONIA_API_KEY",
     "CHARONIA_CACHE_DIR",
     "CHARONIA_CCACHE",
     "CHARONIA_CONTAINER",
@@ -223,6 +280,7 @@ OTHERS = (
     "CHARONIA_GATEWAY_REQUEST_TIMEOUT_S",
     "CHARONIA_GATEWAY_RESPONSE_TTL_S",
     "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S",
+    "CHARONIA_GATEWAY_TLS_KEY",
     "CHARONIA_GATEWAY_WRITE_TIMEOUT_S",
     "CHARONIA_IMAGE",
     "CHARONIA_ISA",

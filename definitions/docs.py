@@ -49,6 +49,7 @@ _GROUPS = {
     "compose": "docker-compose.yml reads these variables, also from `.env`.",
     "script": "`service_docker_up.sh` reads these variables.",
     "quantize": "`charonia quantize` reads this variable, and CHARONIA_RUN_DIR.",
+    "client": "`charonia benchmark` reads this variable.",
     "build": "`make` and the Dockerfiles read these variables.",
     "tests": "`make test` and `.ci/run` read these variables. The last ones are for tests of the emulated CUDA device.",
 }
@@ -57,6 +58,7 @@ _TITLES = {
     "compose": "Docker compose",
     "script": "A workspace in a container",
     "quantize": "Quantising weights",
+    "client": "Clients",
     "build": "Building",
     "tests": "Tests",
 }

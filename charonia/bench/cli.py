@@ -31,6 +31,15 @@ UrlOption = Annotated[
 ]
 
 
+KeyOption = Annotated[
+    str | None,
+    typer.Option(envvar="CHARONIA_API_KEY", show_envvar=True, help="For a gateway that asks for a key."),
+]
+CaOption = Annotated[
+    Path | None, typer.Option(help="PEM file: certificates that the gateway's comes from [public ones], for https.")
+]
+
+
 class TargetKind(str, Enum):
     """Who is measured."""
 
@@ -48,7 +57,15 @@ class KernelSizes(str, Enum):
 
 
 def _open(
-    stack: ExitStack, target: TargetKind, url: str | None, model: str, dtype: str, settings: dict[str, Any]
+    stack: ExitStack,
+    target: TargetKind,
+    url: str | None,
+    model: str,
+    dtype: str,
+    settings: dict[str, Any],
+    *,
+    api_key: str | None,
+    tls_ca: Path | None,
 ) -> tuple[OpenTarget, Engine | None]:
     """The target, and the engine where it is of this process: that one lives as long as `stack`."""
     from charonia.api.engine import Engine
@@ -57,7 +74,7 @@ def _open(
     if target is TargetKind.triton:
         return targets.triton(url or "localhost:33337"), None
     if target is TargetKind.gateway:
-        return targets.gateway(url or "http://localhost:23333"), None
+        return targets.gateway(url or "http://localhost:23333", api_key, tls_ca), None
     engine = stack.enter_context(Engine.from_pretrained(model, dtype=dtype, show_progress=True, **settings))
     return targets.in_process(engine), engine
 
@@ -116,6 +133,8 @@ def serving(
     model: Annotated[str, typer.Argument(help="The model: a workspace, folder or hub id; its tokenizer for a trace.")],
     target: Annotated[TargetKind, typer.Option(help="Who answers.")] = TargetKind.in_process,
     url: UrlOption = None,
+    api_key: KeyOption = None,
+    tls_ca: CaOption = None,
     prompts: Annotated[Path | None, typer.Option(help="A file of prompts, one per line.")] = None,
     trace: Annotated[Path | None, typer.Option(help="A CSV of TIMESTAMP, ContextTokens, GeneratedTokens.")] = None,
     num_requests: Annotated[int, typer.Option(min=1, help="How many requests are sent.")] = 64,
@@ -146,7 +165,7 @@ def serving(
         raise InvalidRequestError("--request-rate and --concurrency exclude each other")
     console = Console()
     with ExitStack() as stack:
-        opened, engine = _open(stack, target, url, model, dtype, settings or {})
+        opened, engine = _open(stack, target, url, model, dtype, settings or {}, api_key=api_key, tls_ca=tls_ca)
         if prompts is not None:
             jobs = workload.jobs_from_prompts(prompts, num_requests, max_tokens)
         else:
@@ -251,6 +270,8 @@ def prefix(
     model: ModelArgument,
     target: Annotated[TargetKind, typer.Option(help="Who answers.")] = TargetKind.in_process,
     url: UrlOption = None,
+    api_key: KeyOption = None,
+    tls_ca: CaOption = None,
     prefix_tokens: Annotated[int, typer.Option(min=1, help="Tokens that two prompts share.")] = 2000,
     question_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt after them.")] = 32,
     prefixes: Annotated[int, typer.Option(min=1, help="Different prefixes; medians over them are printed.")] = 5,
@@ -264,7 +285,16 @@ def prefix(
 
     console = Console()
     with ExitStack() as stack:
-        opened, engine = _open(stack, target, url, model, dtype, {"enable_prefix_caching": True, **(settings or {})})
+        opened, engine = _open(
+            stack,
+            target,
+            url,
+            model,
+            dtype,
+            {"enable_prefix_caching": True, **(settings or {})},
+            api_key=api_key,
+            tls_ca=tls_ca,
+        )
         tokenizer, session_len = _tokenizer_of(model, engine)
         if prefix_tokens + question_tokens + 8 > session_len:
             raise InvalidRequestError(

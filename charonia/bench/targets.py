@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 from charonia.api.engine import Engine
@@ -122,8 +124,9 @@ def triton(address: str) -> OpenTarget:
     return open_target
 
 
-def gateway(url: str) -> OpenTarget:
-    """url: the gateway's address, such as http://localhost:23333."""
+def gateway(url: str, api_key: str | None = None, tls_ca: Path | None = None) -> OpenTarget:
+    """url: the gateway's address, such as http://localhost:23333. api_key: for one that asks for keys. tls_ca:
+    a PEM file, the certificates that its own comes from; None: public ones."""
 
     @asynccontextmanager
     async def open_target() -> AsyncIterator[Target]:
@@ -133,9 +136,23 @@ def gateway(url: str) -> OpenTarget:
             raise ModelError("the gateway target needs httpx: pip install httpx") from error
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         # A benchmark's server is not behind a proxy for web pages, whatever the environment says.
-        async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False) as client:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        try:
+            verify = ssl.create_default_context(cafile=tls_ca)
+        except OSError as error:
+            raise ModelError(f"{tls_ca} cannot be used: {error.strerror or error}") from None
+        async with httpx.AsyncClient(
+            base_url=url, timeout=None, limits=limits, trust_env=False, headers=headers, verify=verify
+        ) as client:
             try:
                 models = (await client.get("/v1/models")).raise_for_status().json()["data"]
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code != 401:
+                    raise ModelError(f"the gateway at {url} fails: {error}") from error
+                raise ModelError(
+                    f"the gateway at {url} wants an API key (401): give one that it knows with --api-key or "
+                    "CHARONIA_API_KEY"
+                ) from error
             except httpx.HTTPError as error:
                 raise ModelError(f"no gateway answers at {url} ({error}): is it started (charonia serve)?") from error
             yield Gateway(client, models[0]["id"])

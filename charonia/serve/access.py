@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
+from charonia.serve.errors import ServeError
 from charonia.settings import ServeSettings, env_name
 
 # What nobody needs who asks a model, and what reads, changes or loads things in the server's process.
@@ -49,6 +52,32 @@ def triton_options(settings: ServeSettings) -> list[str]:
     return [f"--{option}={secrets.token_hex(16)}" for option in restricted]
 
 
+def grpc_tls_options(settings: ServeSettings) -> list[str]:
+    """The server's options for TLS on its gRPC port. ServeError for files that are missing."""
+    names = [f"grpc_tls_{name}" for name in ("cert", "key", "client_ca")]
+    names += [f"triton_tls_{name}" for name in ("ca", "cert", "key")]
+    files: dict[str, Path | None] = {name: getattr(settings, name) for name in names}
+    for name, file in files.items():
+        if file is not None and not os.access(file, os.R_OK):
+            raise ServeError(f"{env_name(name)}={file} cannot be read")
+    cert, key, client_ca = (files[name] for name in names[:3])
+    if (cert is None) != (key is None):
+        raise ServeError(f"{env_name('grpc_tls_cert')} and {env_name('grpc_tls_key')} go together: set both, or none")
+    if cert is None or key is None:
+        if client_ca is not None:
+            raise ServeError(f"{env_name('grpc_tls_client_ca')} needs {env_name('grpc_tls_cert')}")
+        return []
+    options = ["--grpc-use-ssl=true", f"--grpc-server-cert={cert.absolute()}", f"--grpc-server-key={key.absolute()}"]
+    if client_ca is None:
+        return options
+    if settings.gateway and files["triton_tls_cert"] is None:
+        raise ServeError(
+            f"{env_name('grpc_tls_client_ca')} has Triton ask for certificates: give the gateway one with "
+            f"{env_name('triton_tls_cert')} and {env_name('triton_tls_key')}"
+        )
+    return [*options, "--grpc-use-ssl-mutual=true", f"--grpc-root-cert={client_ca.absolute()}"]
+
+
 def warnings(settings: ServeSettings) -> Iterator[str]:
     """What it means that ports are open to other machines, or to web pages."""
     if not _is_local(settings.triton_address):
@@ -68,6 +97,11 @@ def warnings(settings: ServeSettings) -> Iterator[str]:
             f"the gateway listens on {settings.host} without a key: everyone who reaches port {settings.gateway_port} "
             f"can use the model; {env_name('gateway_keys_file')} asks for keys, {env_name('host')}=127.0.0.1 keeps it "
             "to this machine (docs/security.md)"
+        )
+    elif settings.gateway and settings.gateway_tls_cert is None and not _is_local(settings.host):
+        yield (
+            f"the gateway takes keys on {settings.host} without TLS: whoever reads the network reads them; set "
+            f"{env_name('gateway_tls_cert')} or put a proxy before it (docs/security.md)"
         )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import socket
+import ssl
 import urllib.error
 import urllib.request
 
@@ -14,7 +16,9 @@ class Silence(Exception):
 def fetch(url: str, timeout_s: float) -> bytes | None:
     """The body of an answer with status 200; None for any other, and where the connection is refused or breaks. Raises
     Silence where nothing comes for timeout_s. No proxy is asked."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=_of_own_processes())
+    )
     try:
         with opener.open(url, timeout=timeout_s) as answer:
             return bytes(answer.read()) if answer.status == 200 else None
@@ -26,6 +30,23 @@ def fetch(url: str, timeout_s: float) -> bytes | None:
         return None
     except (http.client.HTTPException, OSError):
         return None
+
+
+def _of_own_processes() -> ssl.SSLContext:
+    """Of a process that was started here it does not matter whom its certificate is for."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def takes_tls(host: str, port: int, timeout_s: float = 5) -> bool:
+    """Whether a server shows its certificate, as one does that then asks for the client's: more than that only its
+    clients can know."""
+    try:
+        with socket.create_connection((host, port), timeout_s) as raw, _of_own_processes().wrap_socket(raw):
+            return True
+    except OSError:
+        return False
 
 
 def answers(url: str, timeout_s: float = 5) -> bool:

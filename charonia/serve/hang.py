@@ -21,6 +21,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +40,15 @@ _MAX_PAUSE_S = 2.0  # between two looks
 _MAX_ANSWER_S = 5.0  # that an answer may take
 
 
+class GrpcTls(NamedTuple):
+    """What a client of a gRPC port with TLS needs: PEM files, and whom the server's certificate is for."""
+
+    ca: Path | None
+    cert: Path | None
+    key: Path | None
+    name: str
+
+
 class Server(NamedTuple):
     """Where a Triton is found."""
 
@@ -46,6 +56,7 @@ class Server(NamedTuple):
     http: str  # HOST:PORT
     grpc: str
     metrics: str
+    tls: GrpcTls | None = None  # of its gRPC port
 
 
 class Suspicion:
@@ -99,7 +110,7 @@ class Watch:
         self._server = server
         self._suspicion = Suspicion(limit_s)
         self._progress = Progress()
-        self._takes_streams = _stream_probe(server.grpc)
+        self._takes_streams = _stream_probe(server.grpc, server.tls)
         # So that a short limit leaves time for enough looks, too.
         self._answer_s = min(_MAX_ANSWER_S, limit_s / 4)
         self._pause_s = min(_MAX_PAUSE_S, limit_s / 8)
@@ -138,7 +149,7 @@ def _is_traced(pid: int) -> bool:
     return re.search(r"^TracerPid:\s+[1-9]", status, re.MULTILINE) is not None
 
 
-def _stream_probe(target: str) -> Callable[[float], bool]:
+def _stream_probe(target: str, tls: GrpcTls | None) -> Callable[[float], bool]:
     """A function that opens a stream to the server, sends nothing, and says whether the server has ended it, or refused
     it, within so many seconds."""
     if importlib.util.find_spec("grpc") is None:
@@ -146,9 +157,17 @@ def _stream_probe(target: str) -> Callable[[float], bool]:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # or it writes to the terminal that a server has ended
     import grpc  # type: ignore[import-untyped]
 
+    options: list[tuple[str, int | str]] = [("grpc.enable_http_proxy", 0)]
+    connect = partial(grpc.insecure_channel, target, options=options)
+    if tls:
+        if tls.name:
+            options.append(("grpc.ssl_target_name_override", tls.name))
+        ca, key, cert = (file.read_bytes() if file else None for file in (tls.ca, tls.key, tls.cert))
+        connect = partial(grpc.secure_channel, target, grpc.ssl_channel_credentials(ca, key, cert), options=options)
+
     def take(timeout_s: float) -> bool:
         # A channel of its own: one that has seen the server fail waits before it tries again.
-        with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        with connect() as channel:
             try:
                 list(channel.stream_stream(_STREAM)(iter(()), timeout=timeout_s))
             except grpc.RpcError as error:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -18,7 +19,7 @@ from rich.markup import escape
 
 from charonia.serve import access, checks, drain, hang, logs, run_folder, shared_memory, triton
 from charonia.serve.errors import DeviceFailure, ServeError
-from charonia.serve.fetch import answers
+from charonia.serve.fetch import answers, takes_tls
 from charonia.serve.model import prepare
 from charonia.serve.process import Child
 from charonia.serve.restarts import WINDOW_S, Restarts
@@ -141,6 +142,9 @@ class _Stack:
             **shared_environment(settings),
             **{f"CHARONIA_{key.upper()}": value for key, value in self._inference.items()},
         }
+        tls = access.grpc_tls_options(settings)
+        if tls:
+            base["CHARONIA_TRITON_TLS"] = "true"
         log_file = self._log_file(own, "triton")
         self._say(f"Starting Triton with {_model_name(workspace)}" + (f"; log: {log_file}" if log_file else ""))
         command = triton.command(
@@ -149,7 +153,7 @@ class _Stack:
             repository,
             triton.make_backend_folder(own / "backends", distribution),
             self._drain_s,
-            [shared_memory.option(self._shared_memory), *drain.OPTIONS, *access.triton_options(settings)],
+            [shared_memory.option(self._shared_memory), *drain.OPTIONS, *access.triton_options(settings), *tls],
         )
         env = {**base, **self._models.environment(), "CHARONIA_DRAIN_TIMEOUT_S": str(self._drain_s)}
         env = triton.environment(distribution, env)
@@ -175,6 +179,8 @@ class _Stack:
             self._log_file(own, "gateway"),
         )
         self._children.append(gateway)
+        if settings.gateway_tls_client_ca:
+            return self._until(gateway, {"gateway": lambda: takes_tls(_loopback(settings.host), settings.gateway_port)})
         return self._until_ready(gateway, [f"{self._gateway_url()}/health/ready"])
 
     def _log_file(self, folder: Path, name: str) -> Path | None:
@@ -212,8 +218,15 @@ class _Stack:
         self._ready = True
         if self._settings.hang_timeout_s:
             host, settings = _bracketed(_loopback(self._settings.triton_address)), self._settings
-            ports = (f"{host}:{port}" for port in (settings.http_port, settings.grpc_port, settings.metrics_port))
-            self._watch = hang.Watch(hang.Server(self._children[0].pid, *ports), settings.hang_timeout_s)
+            ports = (settings.http_port, settings.grpc_port, settings.metrics_port)
+            http, grpc, metrics = (f"{host}:{port}" for port in ports)
+            tls = None
+            if settings.grpc_tls_cert:
+                files = (settings.triton_tls_ca, settings.triton_tls_cert, settings.triton_tls_key)
+                tls = hang.GrpcTls(*files, settings.triton_tls_name)
+            self._watch = hang.Watch(
+                hang.Server(self._children[0].pid, http, grpc, metrics, tls), settings.hang_timeout_s
+            )
 
     def _is_not_ready(self) -> None:
         self._ready = False
@@ -279,11 +292,15 @@ class _Stack:
 
     def _until_ready(self, child: Child, urls: list[str]) -> bool:
         """True when every URL answers 200, false when a signal came first."""
+        return self._until(child, {url: partial(answers, url) for url in urls})
+
+    def _until(self, child: Child, checks: Mapping[str, Callable[[], bool]]) -> bool:
+        """True when every check held once, false when a signal came first."""
         deadline = time.monotonic() + self._settings.start_timeout_s
-        waiting = list(urls)
+        waiting = list(checks)
         while waiting:
             self._check_alive(self._children)
-            waiting = [url for url in waiting if not answers(url)]
+            waiting = [name for name in waiting if not checks[name]()]
             if waiting and time.monotonic() > deadline:
                 raise ServeError(
                     f"{child.name} is not ready after {self._settings.start_timeout_s:g} s ({waiting[0]} does not "
@@ -367,7 +384,8 @@ class _Stack:
         return f"{self._triton_url(self._settings.metrics_port)}/metrics"
 
     def _gateway_url(self) -> str:
-        return f"http://{_bracketed(_loopback(self._settings.host))}:{self._settings.gateway_port}"
+        scheme = "https" if self._settings.gateway_tls_cert else "http"
+        return f"{scheme}://{_bracketed(_loopback(self._settings.host))}:{self._settings.gateway_port}"
 
     def _announce(self, workspace: Path, seconds: float) -> None:
         settings, url = self._settings, self._gateway_url()
@@ -386,6 +404,7 @@ class _Stack:
             self._say(f"{ready}: {url}/v1, runs on {', '.join(self._device)}")
             return
         device = "\n              ".join(self._device)
+        tls = " --tls" if settings.grpc_tls_cert else ""
         self._say(
             f"""
 {ready}. Ctrl-C ends it.
@@ -393,7 +412,7 @@ class _Stack:
   Runs on     {device}
   Ask it      curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
                 -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-  Chat        triton_client {host}:{settings.grpc_port}   (in a checkout: make chat)
+  Chat        triton_client {host}:{settings.grpc_port}{tls}   (in a checkout: make chat)
   API docs    {url}/docs
   Metrics     {url}/metrics   {self._metrics_url()}
 """

@@ -12,6 +12,7 @@ from charonia_client.errors import (
     Unavailable,
     Unresponsive,
 )
+from charonia_client.tls import Tls
 from charonia_client.tools import ToolResult, Tools, converse
 from charonia_client.types import (
     GenerateRequest,
@@ -40,6 +41,7 @@ __all__ = [
     "ServerError",
     "ServerMetadata",
     "Timings",
+    "Tls",
     "TokenizeRequest",
     "Tokenized",
     "ToolCallDelta",

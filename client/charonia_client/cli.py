@@ -6,7 +6,7 @@ import asyncio
 import importlib.util
 import inspect
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from charonia_client.chat import Chat
 from charonia_client.client import Client
 from charonia_client.errors import Unavailable
 from charonia_client.terminal import make_reader
+from charonia_client.tls import Tls
 from charonia_client.tools import Tools
 
 DEFAULT_PORT = 33337
@@ -30,12 +31,19 @@ def _target(text: str) -> str:
 
 
 async def _chat(
-    target: str, model: str, system: str | None, sampling: dict[str, int | float], enter_sends: bool, tools: Tools
+    target: str,
+    model: str,
+    system: str | None,
+    sampling: dict[str, int | float],
+    enter_sends: bool,
+    tools: Tools,
+    secure: Tls | None,
 ) -> int:
-    async with Client(target, model=model) as client:
+    async with Client(target, model=model, tls=secure) as client:
         if not await client.server_live():
             typer.echo(
-                f"No Triton server answers at {target}. Is it started (make serve), and is that its gRPC port?",
+                f"No Triton server answers at {target}. Is it started (make serve), and is that its gRPC port?"
+                + (" And is its certificate of --tls-ca, and for --tls-name?" if secure else ""),
                 err=True,
             )
             return 1
@@ -73,6 +81,10 @@ def _tools_of(file: Path | None) -> Tools:
     return tools
 
 
+def _pem(help: str) -> Any:
+    return typer.Option(exists=True, dir_okay=False, help=f"PEM file: {help}")
+
+
 app = typer.Typer(add_completion=False)
 
 
@@ -98,6 +110,13 @@ def chat(
             exists=True, dir_okay=False, help="a Python file whose functions the model may call; they run here, unasked"
         ),
     ] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="the server's port has TLS; the next four mean it too")] = False,
+    tls_ca: Annotated[Path | None, _pem("certificates that the server's comes from (default: public ones)")] = None,
+    tls_cert: Annotated[Path | None, _pem("this client's certificate, where the server asks for one")] = None,
+    tls_key: Annotated[Path | None, _pem("its private key")] = None,
+    tls_name: Annotated[
+        str | None, typer.Option(help="whom the server's certificate is for, if not the host of HOST:PORT")
+    ] = None,
 ) -> None:
     """Chat with the model of a Triton server. Two Enters send, `exit` leaves, Ctrl-C interrupts an answer."""
     given = {
@@ -108,8 +127,12 @@ def chat(
         "repetition_penalty": repetition_penalty,
         "seed": seed,
     }
+    try:
+        secure = Tls(tls_ca, tls_cert, tls_key, tls_name) if tls or tls_ca or tls_cert or tls_key or tls_name else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     sampling = {name: value for name, value in given.items() if value is not None}
-    raise typer.Exit(asyncio.run(_chat(server, model, system, sampling, enter_sends, _tools_of(tools))))
+    raise typer.Exit(asyncio.run(_chat(server, model, system, sampling, enter_sends, _tools_of(tools), secure)))
 
 
 def main() -> None:

@@ -52,6 +52,7 @@ from charonia_client.tensors import (
     encode_tokenize,
     encode_tokenizer_info,
 )
+from charonia_client.tls import Tls
 from charonia_client.types import (
     GenerateRequest,
     GenerateResponse,
@@ -97,7 +98,7 @@ class Client:
     `vocabulary` the one that knows the bytes of tokens and `tokenizer` the one that makes tokens. Any number of
     requests may run at once. `metadata` is asked for each request what goes with its call as gRPC metadata, such as a
     `traceparent`. `lookup_elsewhere` is look_up() of another server of the same model: it is asked where this one ends
-    its answers without a vocabulary.
+    its answers without a vocabulary. `tls`: None for a server that has none.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Client:
         tokenizer: str = "preprocessing",
         metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
         lookup_elsewhere: Lookup | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self.target = target
         self.model = model
@@ -117,7 +119,11 @@ class Client:
         self.vocabulary = vocabulary
         self.tokenizer = tokenizer
         self._metadata = metadata
-        self._channel = grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        if tls:
+            options = [*_CHANNEL_OPTIONS, *tls.options]
+            self._channel = grpc.aio.secure_channel(target, tls.credentials, options=options)
+        else:
+            self._channel = grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
         self._stub: Any = pb_grpc.GRPCInferenceServiceStub(self._channel)
         self._stream_infer = stream_infer(self._channel)
         self._active: dict[str, Stream] = {}  # by request id

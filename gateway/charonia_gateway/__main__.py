@@ -12,7 +12,6 @@ from pydantic_settings import CliApp
 from charonia_gateway.app import create_app
 from charonia_gateway.connection import bounded
 from charonia_gateway.drain import Drain, DrainingServer
-from charonia_gateway.keys import KeysError
 from charonia_gateway.logs import configure_logging
 from charonia_gateway.settings import Settings
 
@@ -25,29 +24,27 @@ def _settings() -> Settings:
     except ValidationError as error:
         for detail in error.errors():
             name = ".".join(str(part) for part in detail["loc"])
-            # A storage's address may hold a password.
-            shown = "" if name in _SECRET else f" = {detail['input']!r}"
-            print(f"charonia_gateway: {name}{shown}: {detail['msg']}", file=sys.stderr)
+            # A storage's address may hold a password, and an error of no field has all of them.
+            shown = "" if not name or name in _SECRET else f" = {detail['input']!r}"
+            print(f"charonia_gateway: {name}{shown}{': ' if name else ''}{detail['msg']}", file=sys.stderr)
         sys.exit(2)
 
 
 def main() -> None:
     settings = _settings()
-    try:
-        _serve(settings)
-    except KeysError as error:
-        print(f"charonia_gateway: CHARONIA_GATEWAY_KEYS_FILE: {error}", file=sys.stderr)
-        sys.exit(2)
-
-
-def _serve(settings: Settings) -> None:
     configure_logging(settings)
     # uvicorn shuts down in order and then raises the signal again, which would make its number the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     drain = Drain(settings.shutdown_timeout_s)
+    try:
+        app = create_app(settings, drain)
+        certificates = settings.certificates()
+    except ValueError as error:  # of a file
+        print(f"charonia_gateway: {error}", file=sys.stderr)
+        sys.exit(2)
     config = uvicorn.Config(
-        create_app(settings, drain),
+        app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
@@ -60,8 +57,10 @@ def _serve(settings: Settings) -> None:
         timeout_keep_alive=75,
         # What has not ended by then has had its time; this is for connections to close.
         timeout_graceful_shutdown=1,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
     )
-    DrainingServer(config, drain, settings.write_timeout_s).run()
+    DrainingServer(config, drain, settings.write_timeout_s, certificates).run()
 
 
 if __name__ == "__main__":

@@ -54,10 +54,12 @@ async def _client_gone(request: Request, _: Exception) -> Response:
 
 def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
     """The ASGI application. The channels to Triton open with its lifespan; Triton need not be there yet. `drain` is for
-    who ends it. Raises KeysError for a file of keys that cannot be used."""
+    who ends it. Raises ValueError for a file of keys or certificates that cannot
+    be used."""
     metrics = Metrics()
     draining = drain or Drain(settings.shutdown_timeout_s)
     keys = KeyRing(settings.keys_file) if settings.keys_file else None
+    tls = settings.tls_to_triton()
     tracing = Tracing(settings.tracing_endpoint) if settings.tracing_endpoint else None
 
     @asynccontextmanager
@@ -70,6 +72,7 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
             on_choice=lambda reason: metrics.choices[reason].inc(),
             on_retry=metrics.retries.inc,
             metadata=tracing.metadata if tracing else None,
+            tls=tls,
         )
         metrics.registry.register(EndpointMetrics(pool))
         async with pool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import socket
@@ -13,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from charonia_gateway.errors import unavailable
+from charonia_gateway.tls import Certificates
 
 
 class Drain:
@@ -69,13 +71,25 @@ class DrainMiddleware:
 class DrainingServer(uvicorn.Server):
     """Drains on the first signal, then shuts down as uvicorn does; on the second it shuts down at once."""
 
-    def __init__(self, config: uvicorn.Config, drain: Drain, write_timeout_s: float = 0) -> None:
-        """write_timeout_s: a connection whose client takes nothing for so long is ended; 0: never."""
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        drain: Drain,
+        write_timeout_s: float = 0,
+        certificates: Certificates | None = None,
+    ) -> None:
+        """write_timeout_s: a connection whose client takes nothing for so long is ended; 0: never. certificates: of
+        TLS, where `config` has it."""
         super().__init__(config)
+        self._certificates = certificates
+        self._following: asyncio.Task[None] | None = None
         self._drain = drain
         self._write_timeout_s = write_timeout_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._certificates:
+            self.config.ssl = self._certificates.context()
+            self._following = asyncio.create_task(self._certificates.follow())
         await super().startup(sockets)
         if self._write_timeout_s and hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
             for server in self.servers:
@@ -84,6 +98,11 @@ class DrainingServer(uvicorn.Server):
                     with socket.socket(fileno=os.dup(listening.fileno())) as own:
                         milliseconds = math.ceil(self._write_timeout_s * 1000)
                         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._following:
+            self._following.cancel()
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._drain.begun:

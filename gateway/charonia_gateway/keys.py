@@ -7,11 +7,9 @@ takes: a client cannot choose hashes that begin as another key's does.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import hashlib
-import logging
 import os
 import re
 import secrets
@@ -24,12 +22,11 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-log = logging.getLogger("charonia_gateway")
+from charonia_gateway.files import FollowedFiles
 
 _PREFIX = "ck-"
 _RANDOM_BYTES = 32
 _MAX_FILE_BYTES = 1 << 26
-_CHECK_INTERVAL_S = 1.0
 Access = Literal["inference", "metrics"]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -161,53 +158,21 @@ def changing(path: Path) -> Iterator[KeysFile]:
         os.close(folder)
 
 
-class KeyRing:
-    """The keys that hold now. A file that changes for the worse leaves those that were read before."""
+class KeyRing(FollowedFiles):
+    """The keys that hold now."""
 
     def __init__(self, path: Path) -> None:
         """KeysError where the file is missing or not valid."""
         self._path = path
-        self._stamp: tuple[int, ...] | None = None
-        self._failed: tuple[int, ...] | None = None  # of a file that could not be used: said once
         self._by_hash: dict[str, Key] = {}
-        self._stamp = self._stamp_now()
-        self._take(read_keys(path))
+        super().__init__(path)
 
     def find(self, presented: str) -> Key | None:
         """The key, valid or not."""
         return self._by_hash.get(hash_of(presented))
 
-    def refresh(self) -> None:
-        """Reads the file where it has changed."""
-        stamp = self._stamp_now()
-        if stamp in (self._stamp, self._failed):
-            return
-        try:
-            keys = read_keys(self._path)
-        except KeysError as error:
-            self._failed = stamp
-            log.error("the keys stay as they were: %s", error)
-            return
-        # What changed while it was read has another stamp, and is read next time.
-        self._stamp, self._failed = stamp, None
-        self._take(keys)
-        log.info("%s was read again: %d keys", self._path, len(keys.keys))
-
-    async def follow(self, interval_s: float = _CHECK_INTERVAL_S) -> None:
-        """Until it is cancelled."""
-        while True:
-            await asyncio.sleep(interval_s)
-            await asyncio.to_thread(self.refresh)
-
-    def _take(self, keys: KeysFile) -> None:
-        self._by_hash = {key.sha256: key for key in keys.keys}
-
-    def _stamp_now(self) -> tuple[int, ...]:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return ()
-        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    def _read(self) -> None:
+        self._by_hash = {key.sha256: key for key in read_keys(self._path).keys}
 
 
 _LENGTH = re.compile(r"(\d+)([hdw])")

@@ -134,6 +134,50 @@ class GatewayFields(BaseSettings):
         description="Redis or Valkey in which several gateways count the requests and tokens of keys together: "
         "redis://HOST:PORT; default: each gateway counts by itself",
     )
+    tls_cert: Path | None = Field(
+        None,
+        validation_alias=AliasChoices("charonia_gateway_tls_cert", "tls_cert"),
+        description="TLS of REST: the certificate with its chain, a PEM file; it is read again when it changes, as "
+        "the next two are; default: REST without TLS",
+    )
+    tls_key: Path | None = Field(
+        None,
+        validation_alias=AliasChoices("charonia_gateway_tls_key", "tls_key"),
+        description="TLS of REST: the certificate's private key, a PEM file without a password; default: none",
+    )
+    tls_client_ca: Path | None = Field(
+        None,
+        validation_alias=AliasChoices("charonia_gateway_tls_client_ca", "tls_client_ca"),
+        description="TLS of REST: clients need a certificate of one of these, a PEM file; default: no certificate is "
+        "asked for",
+    )
+    triton_tls: bool = Field(
+        False,
+        validation_alias=AliasChoices("charonia_triton_tls", "triton_tls"),
+        description="TLS to Triton's gRPC; each of the next four means it too",
+    )
+    triton_tls_ca: Path | None = Field(
+        None,
+        validation_alias=AliasChoices("charonia_triton_tls_ca", "triton_tls_ca"),
+        description="TLS to Triton's gRPC: certificates that the server's comes from, a PEM file, read at the start; "
+        "default: public ones",
+    )
+    triton_tls_cert: Path | None = Field(
+        None,
+        validation_alias=AliasChoices("charonia_triton_tls_cert", "triton_tls_cert"),
+        description="TLS to Triton's gRPC: the gateway's own certificate, for a server that asks for one; default: "
+        "none",
+    )
+    triton_tls_key: Path | None = Field(
+        None,
+        validation_alias=AliasChoices("charonia_triton_tls_key", "triton_tls_key"),
+        description="TLS to Triton's gRPC: the private key of the gateway's certificate; default: none",
+    )
+    triton_tls_name: str = Field(
+        "",
+        validation_alias=AliasChoices("charonia_triton_tls_name", "triton_tls_name"),
+        description="TLS to Triton's gRPC: whom the server's certificate is for; default: the host of its address",
+    )
     write_timeout_s: float = Field(
         60,
         ge=0,

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import field_validator
+from charonia_client import Tls
+from pydantic import field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from charonia_gateway.endpoints import discovery
 from charonia_gateway.origins import parse_origins
 from charonia_gateway.setting_fields import GatewayFields
+from charonia_gateway.tls import Certificates
 
+_FILES = (
+    "keys_file",
+    "tls_cert",
+    "tls_key",
+    "tls_client_ca",
+    "triton_tls_ca",
+    "triton_tls_cert",
+    "triton_tls_key",
+)
 # Of the shared storage of limits. Valkey speaks Redis' protocol.
 STORAGE_SCHEMES = ("redis", "rediss", "redis+unix", "valkey", "valkeys", "valkey+unix")
 
@@ -38,7 +49,7 @@ class Settings(GatewayFields):
         parse_origins(text)
         return text
 
-    @field_validator("keys_file", mode="before")
+    @field_validator(*_FILES, mode="before")
     @classmethod
     def _may_be_empty(cls, path: Any) -> Any:
         return path or None  # as compose hands on a variable that is empty
@@ -51,6 +62,27 @@ class Settings(GatewayFields):
             # Nothing else of it: it may hold a password.
             raise ValueError(f"{scheme[:20]!r} is none of {', '.join(STORAGE_SCHEMES)}: expected redis://HOST:PORT")
         return uri
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Settings:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("CHARONIA_GATEWAY_TLS_CERT and CHARONIA_GATEWAY_TLS_KEY go together: set both, or none")
+        if self.tls_client_ca and not self.tls_cert:
+            raise ValueError("CHARONIA_GATEWAY_TLS_CLIENT_CA needs CHARONIA_GATEWAY_TLS_CERT")
+        return self
+
+    def tls_to_triton(self) -> Tls | None:
+        """None where its gRPC port has none. ValueError for files that cannot be used."""
+        files = (self.triton_tls_ca, self.triton_tls_cert, self.triton_tls_key)
+        if not (self.triton_tls or any(files) or self.triton_tls_name):
+            return None
+        return Tls(*files, self.triton_tls_name)
+
+    def certificates(self) -> Certificates | None:
+        """Of the gateway's own port; None where it has no TLS. ValueError for files that cannot be used."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return Certificates(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @property
     def origins(self) -> frozenset[str]:

@@ -15,9 +15,9 @@ MODEL = "the-model"
 
 
 @asynccontextmanager
-async def gateway(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Double]]:
-    """Its client, and the one server behind it."""
-    async with Double() as server:
+async def gateway(credentials: Any = None, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Double]]:
+    """Its client, and the one server behind it, which has TLS with `credentials` (grpc.ServerCredentials)."""
+    async with Double(credentials) as server:
         app = create_app(Settings(_env_file=None, triton_endpoints=server.target, model_name=MODEL, **settings))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://g") as web:

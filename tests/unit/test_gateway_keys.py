@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from charonia_gateway import access, keys
+from charonia_gateway import access, files, keys
 from charonia_gateway.app import create_app
 from charonia_gateway.settings import Settings
 from gateway_in_process import MODEL, gateway
@@ -295,7 +295,7 @@ def test_a_file_that_changes_is_read_again_and_a_bad_one_is_not(
 async def test_a_key_that_is_revoked_holds_no_more_without_a_restart(
     file: KeyFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys.KeyRing.follow, "__defaults__", (0.01,))
+    monkeypatch.setattr(files, "CHECK_INTERVAL_S", 0.01)
     async with guarded(file) as (web, _):
 
         async def until_refused() -> None:

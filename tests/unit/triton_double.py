@@ -99,7 +99,9 @@ def input_number(request: pb.ModelInferRequest, name: str) -> int | None:
 class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """Use it as `async with`. It answers with its own target unless told otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, credentials: grpc.ServerCredentials | None = None) -> None:
+        """credentials: of its port; None: it has no TLS."""
+        self._credentials = credentials
         self.target = ""
         self.ready = True
         self.vocabulary_gone = False  # as where it drains
@@ -122,7 +124,11 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     async def __aenter__(self) -> Double:
         self._server = grpc.aio.server()
         pb_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
-        self.target = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        if self._credentials:
+            port = self._server.add_secure_port("127.0.0.1:0", self._credentials)
+        else:
+            port = self._server.add_insecure_port("127.0.0.1:0")
+        self.target = f"127.0.0.1:{port}"
         await self._server.start()
         return self
 

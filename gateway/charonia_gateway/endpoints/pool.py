@@ -25,6 +25,7 @@ from charonia_client import (
     GenerateRequest,
     GenerateResponse,
     Overloaded,
+    Tls,
     Tokenized,
     TokenizeRequest,
     Unavailable,
@@ -80,7 +81,9 @@ class Pool:
         on_choice: Callable[[Reason], None] = lambda _: None,
         on_retry: Callable[[], None] = lambda: None,
         metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         self._targets = list(targets)
         self._check_interval_s = check_interval_s
         self._check_timeout_s = check_timeout_s
@@ -117,7 +120,7 @@ class Pool:
         for target in wanted:
             if target not in known:
                 elsewhere = partial(self._look_up_elsewhere, target)
-                client = Client(target, metadata=self._metadata, lookup_elsewhere=elsewhere)
+                client = Client(target, metadata=self._metadata, lookup_elsewhere=elsewhere, tls=self._tls)
                 endpoint = Endpoint(client, self._changed, self._stale_at(target))
                 self.endpoints.append(endpoint)
                 self._watches[target] = asyncio.create_task(self._watch(endpoint))

@@ -1,0 +1,43 @@
+"""TLS of gRPC connections."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+
+
+class Tls:
+    """What a client checks its server with, and shows it. Files are PEM, and are read here, once.
+
+    `ca`: the certificates that the server's has to come from; None: the public ones that gRPC knows. `cert` and `key`:
+    the client's own, for a server that asks for one. `name`: whom the server's certificate is for, where that is not
+    the host of its address.
+    """
+
+    def __init__(
+        self, ca: Path | None = None, cert: Path | None = None, key: Path | None = None, name: str | None = None
+    ) -> None:
+        """ValueError for a file that cannot be read, and for a certificate without its key."""
+        if (cert is None) != (key is None):
+            raise ValueError("a client's certificate and its key go together: give both, or none")
+        self.name = name or None
+        self.credentials: Any = grpc.ssl_channel_credentials(_read(ca), _read(key), _read(cert))
+
+    @property
+    def options(self) -> list[tuple[str, str]]:
+        """Of the channel."""
+        return [("grpc.ssl_target_name_override", self.name)] if self.name else []
+
+
+def _read(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    if b"-----BEGIN " not in text:
+        raise ValueError(f"{path} is no PEM file")
+    return text

@@ -1,0 +1,60 @@
+"""TLS of the gateway's own port. Certificates that change are those of the next connection."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from charonia_gateway.files import FollowedFiles
+
+
+class TlsError(ValueError):
+    """The files of certificates cannot be used; the text says why."""
+
+
+class Certificates(FollowedFiles):
+    """`cert`: the server's chain, `key`: its private key, `client_ca`: clients need a certificate of one of these. All
+    are PEM."""
+
+    def __init__(self, cert: Path, key: Path, client_ca: Path | None = None) -> None:
+        """TlsError where a file is missing or wrong, or the key is another certificate's."""
+        self._cert, self._key, self._client_ca = cert, key, client_ca
+        super().__init__(cert, key, *([client_ca] if client_ca else []))
+
+    def _read(self) -> None:
+        self._current = self._new_context()
+
+    def context(self) -> ssl.SSLContext:
+        """For a server. Each connection takes what was read last: certificate, key and CA of one moment."""
+        first = self._new_context()
+
+        def take_current(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
+            connection.context = self._current
+
+        first.sni_callback = take_current  # called for clients that name no server, too
+        return first
+
+    def _new_context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            # An encrypted key must not have OpenSSL ask on the terminal.
+            context.load_cert_chain(self._cert, self._key, password=lambda: "")
+        except (OSError, ValueError) as error:
+            raise TlsError(f"{self._cert} and {self._key} cannot be used: {_reason(error)}") from None
+        if self._client_ca:
+            try:
+                context.load_verify_locations(self._client_ca)
+            except (OSError, ValueError) as error:
+                raise TlsError(f"{self._client_ca} cannot be used: {_reason(error)}") from None
+            context.verify_mode = ssl.CERT_REQUIRED
+            # No resumption: who comes again shows the certificate again, which may be none of the CA's any more.
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.num_tickets = 0
+        return context
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return error.reason or str(error)
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,172 @@
+"""The whole stack with API keys, TLS of REST, and TLS to Triton in which both sides show certificates."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import openai
+import pytest
+from certificates import Authority
+from stack import CHARONIA, HANG_S, Stack, running
+from tiny_models import write_model
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc as pb_grpc
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
+
+SECRET = "what-the-prompt-says"
+
+
+@dataclass
+class Secured:
+    stack: Stack
+    authority: Authority
+    keys: dict[str, str]
+
+    @property
+    def trust(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=self.authority.ca)
+
+    def web(self, name: str | None) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {self.keys[name]}"} if name else {}
+        return httpx.Client(
+            base_url=self.stack.gateway,
+            verify=self.trust,
+            headers=headers,
+            timeout=HANG_S,
+            trust_env=False,
+        )
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("secured")
+    write_model(folder / "parrot", "byte_level", "parrot")
+    authority = Authority(folder / "certificates")
+    rest, triton = authority.issue("rest", "localhost", "127.0.0.1"), authority.issue("triton", "triton.internal")
+    gateway = authority.issue("gateway", "gateway")
+    file = folder / "keys.json"
+    keys = {}
+    for name in ("alice", "bob"):
+        create = [CHARONIA, "keys", "create", name, "--file", file, "--tokens-per-minute", "100000"]
+        keys[name] = subprocess.run(create, capture_output=True, text=True, check=True).stdout.strip()
+    env = {
+        "CHARONIA_GATEWAY_KEYS_FILE": file,
+        "CHARONIA_GATEWAY_TLS_CERT": rest.cert,
+        "CHARONIA_GATEWAY_TLS_KEY": rest.key,
+        "CHARONIA_GRPC_TLS_CERT": triton.cert,
+        "CHARONIA_GRPC_TLS_KEY": triton.key,
+        "CHARONIA_GRPC_TLS_CLIENT_CA": authority.ca,
+        "CHARONIA_TRITON_TLS_CA": authority.ca,
+        "CHARONIA_TRITON_TLS_CERT": gateway.cert,
+        "CHARONIA_TRITON_TLS_KEY": gateway.key,
+        "CHARONIA_TRITON_TLS_NAME": "triton.internal",
+        "CHARONIA_ACCESS_LOG": "1",
+        "CHARONIA_HANG_TIMEOUT_S": "5",
+    }
+    with running(Stack(folder / "parrot", folder / "run", {name: str(value) for name, value in env.items()})) as stack:
+        yield Secured(stack, authority, keys)
+
+
+def test_openais_client_asks_over_tls_with_a_key(secured: Secured) -> None:
+    with secured.web("alice") as web:
+        model = web.get("/v1/models").json()["data"][0]["id"]
+    shown: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": SECRET}], "max_tokens": 4}
+    with openai.OpenAI(
+        base_url=f"{secured.stack.gateway}/v1",
+        api_key=secured.keys["alice"],
+        max_retries=0,
+        http_client=openai.DefaultHttpxClient(verify=secured.trust, trust_env=False),
+    ) as client:
+        whole = client.chat.completions.with_raw_response.create(**shown)
+        assert whole.headers["x-ratelimit-limit-tokens"] == "100000"
+        used = whole.parse().usage.total_tokens
+        parts = list(client.chat.completions.create(**shown, stream=True))
+        assert parts[-1].choices[0].finish_reason
+        after = client.chat.completions.with_raw_response.create(**shown)
+    assert int(after.headers["x-ratelimit-remaining-tokens"]) == 100_000 - 2 * used
+    with secured.web(None) as web:
+        assert web.post("/v1/chat/completions", json=shown).status_code == 401
+        assert web.get("/health/ready").status_code == 200
+
+
+def test_the_engine_keeps_the_sessions_of_two_keys_apart(secured: Secured) -> None:
+    turn = {"prompt": "hello", "session_id": 7, "interactive_mode": True, "request_output_len": 4}
+    with secured.web("alice") as alice, secured.web("bob") as bob:
+        path = "/v1/chat/interactive"
+        assert alice.post(path, json=turn).json()["history_tokens"] == 0
+        assert bob.post(path, json=turn).json()["history_tokens"] == 0, "not alice's"
+        assert bob.post(path, json={"session_id": 7, "interactive_mode": False}).status_code == 200
+        assert alice.post(path, json=turn).json()["history_tokens"] > 0, "bob has ended his own"
+        assert bob.post(path, json=turn).json()["history_tokens"] == 0
+
+
+def test_tritons_grpc_port_wants_a_certificate(secured: Secured) -> None:
+    own = secured.authority.issue("client", "client")
+    ca = secured.authority.ca.read_bytes()
+    options = [("grpc.ssl_target_name_override", "triton.internal"), ("grpc.enable_http_proxy", 0)]
+
+    def live(credentials: grpc.ChannelCredentials | None) -> bool:
+        target = secured.stack.grpc
+        channel = (
+            grpc.secure_channel(target, credentials, options) if credentials else grpc.insecure_channel(target, options)
+        )
+        with channel:
+            return bool(pb_grpc.GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=10).live)
+
+    assert live(grpc.ssl_channel_credentials(ca, own.key.read_bytes(), own.cert.read_bytes()))
+    for credentials in (None, grpc.ssl_channel_credentials(ca)):
+        with pytest.raises(grpc.RpcError):
+            live(credentials)
+
+
+def test_the_chat_in_the_terminal_takes_certificates(secured: Secured) -> None:
+    own, ca = secured.authority.issue("client", "client"), str(secured.authority.ca)
+    program = Path(sys.executable).parent / "triton_client"
+    tls = ["--tls-ca", ca, "--tls-cert", str(own.cert), "--tls-key", str(own.key), "--tls-name", "triton.internal"]
+    chat = subprocess.run(
+        [program, secured.stack.grpc, *tls, "--max-tokens", "4"],
+        input=f"{SECRET}\n\nexit\n\n",
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+    assert chat.returncode == 0 and "Traceback" not in chat.stderr, chat.stderr
+    assert chat.stdout.strip()
+    without = subprocess.run([program, secured.stack.grpc], capture_output=True, text=True, timeout=HANG_S)
+    assert without.returncode == 1 and "No Triton server answers" in without.stderr
+
+
+def test_the_benchmark_takes_a_key_and_a_certificate(secured: Secured, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("hello\n")
+    command = [CHARONIA, "benchmark", "serving", secured.stack.model, "--target", "gateway", "--prompts", prompts]
+    command += ["--num-requests", "2", "--max-tokens", "2", "--warmup", "0", "--url", secured.stack.gateway]
+    command += ["--tls-ca", secured.authority.ca]
+    for key, code in ((secured.keys["alice"], 0), ("wrong", 1)):
+        env = {**os.environ, "CHARONIA_API_KEY": key}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S)
+        assert done.returncode == code, done.stderr
+    assert "wants an API key (401)" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_no_log_has_a_key_or_a_prompt(secured: Secured) -> None:
+    with secured.web("alice") as web:
+        web.post("/v1/chat/completions", json={"messages": SECRET, "model": "none"})
+        body = {"messages": SECRET, "model": web.get("/v1/models").json()["data"][0]["id"], "max_tokens": 2}
+        web.post("/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {'x' * 43}"})
+        assert web.post("/v1/chat/completions", json=body).status_code == 200
+    files = [secured.stack.log_file, *secured.stack.run_dir.glob("port-*/*.log")]
+    logged = "".join(file.read_text(errors="replace") for file in files)
+    assert len(files) == 3 and "key alice" in logged, "the access log has the key's name"
+    for kept in (*secured.keys.values(), "x" * 43, SECRET):
+        assert kept not in logged
