@@ -306,16 +306,19 @@ def test_what_is_written_is_on_a_volume(rendered: Manifests) -> None:
 
 
 def test_a_secret_is_only_where_it_is_used(rendered: Manifests) -> None:
-    """The hub's token is a file of the server's; no variable holds a secret, and none is in the manifests."""
+    """The token of the hub is a file of the server, and API keys are one of the gateway, which needs it to start.
+    No variable holds a secret, and none is in the manifests."""
     for workload in rendered.workloads:
         assert not [name for name, source in workload.references.items() if "secretKeyRef" in source]
         assert not [source for source in workload.container.get("envFrom", []) if "secretRef" in source]
         secrets = {volume["name"]: volume["secret"] for volume in workload.pod["volumes"] if "secret" in volume}
-        assert set(secrets) <= ({"hub-token"} if workload.name == SERVER else set())
+        assert set(secrets) <= ({"hub-token"} if workload.name == SERVER else {"api-keys"})
         for name, secret in secrets.items():
             (mount,) = [mount for mount in workload.container["volumeMounts"] if mount["name"] == name]
-            assert mount["readOnly"] and secret["optional"] and secret["defaultMode"] == 0o440
-            assert Path(workload.settings["HF_TOKEN_PATH"]).parent == Path(mount["mountPath"])
+            assert mount["readOnly"] and secret["defaultMode"] == 0o440
+            assert secret.get("optional", False) == (name == "hub-token")
+            setting = "HF_TOKEN_PATH" if name == "hub-token" else "CHARONIA_GATEWAY_KEYS_FILE"
+            assert Path(workload.settings[setting]).parent == Path(mount["mountPath"])
     assert not rendered.of("Secret")
 
 
@@ -393,3 +396,17 @@ def test_labels_of_this_application_are_on_no_one_elses_pods(rendered: Manifests
     for item in rendered.objects:
         for labels in label_selectors(item.get("spec", {})):
             assert set(labels) == own or len(labels) == 1
+
+
+def test_the_gateways_keys_are_mounted_as_a_folder_so_that_a_change_is_seen(tmp_path: Path) -> None:
+    component = KUSTOMIZE / "components" / "api-keys"
+    rendered = render(write_overlay(tmp_path, [KUSTOMIZE / "overlays" / "cpu"], [component]))
+    (gateway,) = [item for item in rendered.objects if item["kind"] == "Deployment"]
+    pod = gateway["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "api-keys"]
+    (file,) = [one["value"] for one in container["env"] if one["name"] == "CHARONIA_GATEWAY_KEYS_FILE"]
+    assert str(Path(file).parent) == mount["mountPath"] and "subPath" not in mount
+    compose = yaml.safe_load((ROOT / "docker-compose.keys.yml").read_text(encoding="utf-8"))["services"]["gateway"]
+    assert compose["environment"]["CHARONIA_GATEWAY_KEYS_FILE"] == file
+    assert compose["volumes"][0].split(":")[-2:] == [mount["mountPath"], "ro"]
