@@ -16,16 +16,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import uvicorn
-from charonia_gateway.documentation import complete_schema
 from charonia_gateway.pages import add_pages
-from charonia_gateway.routes import chat
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 CONTEXT = 100
 MODELS = ("first", "second/model")
 
-app = FastAPI(docs_url=None, redoc_url=None)
+app = FastAPI(openapi_url=None)
 script: list[dict[str, Any]] = []
 seen: list[dict[str, Any]] = []
 ready: dict[str, Any] = {"reason": None, "key": None}
@@ -116,11 +114,19 @@ async def requests() -> list[dict[str, Any]]:
     return seen
 
 
-def main() -> None:
-    documented = FastAPI()  # the gateway's own description of a chat request
+@app.get("/openapi.json")
+def document() -> dict[str, Any]:
+    """The gateway's own description of a chat request. What it takes is imported once it is asked for."""
+    from charonia_gateway.documentation import complete_schema
+    from charonia_gateway.routes import chat
+
+    documented = FastAPI()
     documented.include_router(chat.router)
     complete_schema(documented, MODELS[0])
-    app.openapi = documented.openapi  # type: ignore[method-assign]
+    return documented.openapi()
+
+
+def main() -> None:
     add_pages(app, chat=True)
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", timeout_graceful_shutdown=1)
 

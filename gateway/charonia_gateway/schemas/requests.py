@@ -75,7 +75,7 @@ class Sampling(BaseModel):
         None, ge=-2, le=2, description="makes tokens of the answer less likely; 0 is none"
     )
     frequency_penalty: float | None = Field(
-        None, ge=-2, le=2, description="the same, for each time that a token is in the answer"
+        None, ge=-2, le=2, description="the same for each time that a token is there; 0 is none"
     )
     logit_bias: LogitBias = Field(None, description="token id to a bias from -100 to 100")
     user: str | None = Field(None, description="taken, without effect")
