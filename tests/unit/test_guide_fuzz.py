@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import psutil
@@ -20,96 +20,21 @@ from hypothesis import strategies as st
 
 from charonia import Engine, Guide, InvalidRequestError, OverloadedError, SamplingParams
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "stack"))
+
+from made_up_schemas import PIECES, SCHEMAS, damaged
+
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo" / "model"
 CASES = int(os.environ.get("CHARONIA_TEST_SCHEMAS", "320"))
 AT_ONCE = 8
 MAX_GROWTH_BYTES = 400 << 20
 CACHE = "16MiB"
 
-NAMES = st.sampled_from(["a", "b", "c", "a/b~", "é"])
-VALUES: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers(-20, 20) | st.floats(-9, 9) | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=2),
-    max_leaves=3,
-)
-NUMBERS = st.integers(-12, 12) | st.floats(-12, 12).map(lambda number: round(number, 3))
-COUNTS = st.integers(0, 4)
-LEAVES = st.one_of(
-    st.just(True),
-    st.fixed_dictionaries({"const": VALUES}),
-    st.fixed_dictionaries({"enum": st.lists(VALUES, min_size=1, max_size=4)}),
-    st.fixed_dictionaries({"type": st.sampled_from(["null", "boolean", "string", "array", "object"])}),
-    st.fixed_dictionaries(
-        {"type": st.sampled_from(["integer", "number"])},
-        optional={name: NUMBERS for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")},
-    ),
-    st.fixed_dictionaries({"type": st.just("integer"), "multipleOf": st.integers(1, 9)}),
-    st.fixed_dictionaries({"type": st.just("string")}, optional={"minLength": COUNTS, "maxLength": COUNTS}),
-    st.fixed_dictionaries({"type": st.just("string"), "pattern": st.sampled_from(["^a+$", "b", "^[a-c]{2,3}", "x|y"])}),
-    st.fixed_dictionaries({"type": st.just("string"), "format": st.sampled_from(["date", "uuid", "ipv4", "own"])}),
-    st.fixed_dictionaries({"$ref": st.sampled_from(["#", "#/$defs/a", "#/$defs/b"])}),
-)
-NEEDED = st.lists(NAMES, max_size=2, unique=True)
-
-
-def larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Schemas that have others in them, and combinations of keywords."""
-    some = st.lists(inner, min_size=1, max_size=3)
-    combined = {"allOf": some, "anyOf": some, "oneOf": some, "not": st.fixed_dictionaries({"required": NEEDED})}
-    objects = {
-        "properties": st.dictionaries(NAMES, inner, max_size=4),
-        "required": NEEDED,
-        "additionalProperties": st.booleans() | inner,
-        "dependentRequired": st.dictionaries(NAMES, NEEDED, max_size=2),
-        "minProperties": COUNTS,
-        "maxProperties": COUNTS,
-        "x-note": VALUES,
-    }
-    arrays = {"items": inner, "prefixItems": some, "minItems": COUNTS, "maxItems": COUNTS}
-    return st.one_of(
-        st.fixed_dictionaries({"type": st.just("object")}, optional=objects),
-        st.fixed_dictionaries({"type": st.just("object")}, optional=objects | combined),
-        st.fixed_dictionaries({"type": st.just("array")}, optional=arrays),
-        st.fixed_dictionaries({}, optional=combined),
-        st.fixed_dictionaries({}, optional={"type": st.sampled_from(["string", "integer", "object"]), **combined}),
-    )
-
-
-SCHEMAS = st.builds(
-    lambda schema, a, b: {**schema, "$defs": {"a": a, "b": b}} if isinstance(schema, dict) else schema,
-    st.recursive(LEAVES, larger, max_leaves=8),
-    st.recursive(LEAVES, larger, max_leaves=3),
-    LEAVES,
-)
-JUNK = st.sampled_from(
-    [None, True, [], {}, "", "x", -1, 1.5, 10**30, 1e300, [{}], {"$ref": "#/$defs"}, {"not": {}}, "\x00", "type"]
-)
-
-
-@st.composite
-def damaged(draw: st.DrawFn) -> Any:
-    """A schema in which a value or a keyword is another one."""
-    schema = draw(SCHEMAS)
-    at: Any = schema
-    while isinstance(at, dict | list) and at:
-        key = draw(st.sampled_from(sorted(at))) if isinstance(at, dict) else draw(st.integers(0, len(at) - 1))
-        if not isinstance(at[key], dict | list) or not at[key] or draw(st.booleans()):
-            if isinstance(at, dict) and draw(st.booleans()):
-                at[draw(st.text(max_size=6) | st.sampled_from(["$id", "if", "typ", "items", "$ref"]))] = at.pop(key)
-            else:
-                at[key] = draw(JUNK)
-            return schema
-        at = at[key]
-    return schema
-
 
 def _deep(levels: int) -> str:
     return '{"items": ' * levels + "{}" + "}" * levels
 
 
-PIECES = st.lists(
-    st.sampled_from([*"()[]{}|*+?.^$\\", "a", "é", "{2,99}", "\\d", "[^a", "(?=", '"', "::=", "root", "\n"])
-)
 HOSTILE = st.one_of(
     st.builds(lambda levels: Guide("json_schema", _deep(levels)), st.integers(30, 4000)),
     st.builds(

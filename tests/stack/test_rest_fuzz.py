@@ -1,0 +1,311 @@
+"""Made-up schemas, tools and conversations through the gateway and Triton, to every route that makes an answer. Each is
+taken or is an error of its request; what was forced or strict is what it has to be, no markup is in a text, and
+nothing hangs or is left over. CHARONIA_TEST_SCHEMAS says how many."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from engine_metrics import idle
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from made_up_schemas import SCHEMAS, VALUES, damaged
+from stack import HANG_S, Stack, running
+from tiny_models import EOS, write_model
+
+CASES = int(os.environ.get("CHARONIA_TEST_SCHEMAS", "160"))
+AT_ONCE = 8
+FORMATS = {
+    "hermes": "<tool_call>",
+    "qwen3_coder": "<tool_call>",
+    "gemma4": "<|tool_call>",
+    "llama3_json": "<|python_tag|>",
+}
+MARKUP = [*sorted(set(FORMATS.values())), "</tool_call>", "<tool_call|>", '<|"|>', "<function=", "<think>", "</think>"]
+TEMPLATE = (
+    "{# <think> #}{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}"
+    "{% for call in message.tool_calls or [] %}{{ call | tojson }}{% endfor %}{{ message.content }}{% endfor %}"
+)
+
+TEXTS = st.one_of(
+    st.text(max_size=8), st.sampled_from([*MARKUP, '{"name": "f", "arguments": {}}', "{{ 1 }}", "\x00", ""])
+)
+NAMES = st.sampled_from(["f", "g", "get_weather", "a.b-c", "f", "", "x y", "<tool_call>", "f" * 65])
+SCHEMA = st.one_of(SCHEMAS, SCHEMAS, damaged())
+PROPERTIES = st.sampled_from(["a", "b", "é", "a b"])
+OBJECT = st.fixed_dictionaries(
+    {
+        "type": st.just("object"),
+        "properties": st.dictionaries(st.sampled_from(["a", "b", "é", "a b"]), SCHEMA, max_size=3),
+    },
+    optional={"required": st.lists(st.sampled_from(["a", "b"]), max_size=2), "additionalProperties": st.booleans()},
+)
+FUNCTION = st.fixed_dictionaries(
+    {"name": NAMES}, optional={"parameters": OBJECT | SCHEMA, "strict": st.booleans(), "description": TEXTS}
+)
+FUNCTIONS = st.lists(FUNCTION, min_size=1, max_size=3)
+CALL = st.fixed_dictionaries({"name": NAMES, "arguments": TEXTS | VALUES.map(json.dumps)})
+TURN = st.one_of(
+    st.tuples(st.just("user"), TEXTS), st.tuples(st.just("assistant"), TEXTS), st.tuples(st.just("call"), CALL)
+)
+
+
+@dataclass
+class Case:
+    """A request in no API's words. schema: what a text has to be; choice: auto, required, none or a function's name."""
+
+    turns: list[tuple[str, Any]]
+    schema: Any
+    functions: list[dict[str, Any]]
+    choice: str
+    parallel: bool
+    stop: list[str]
+    max_tokens: int
+    stream: bool
+
+    @property
+    def forced(self) -> bool:
+        return self.choice not in ("auto", "none")
+
+    def _sampling(self) -> dict[str, Any]:
+        return {"model": "fuzz", "temperature": 2.0, "stream": self.stream}
+
+    def chat(self) -> dict[str, Any]:
+        body: dict[str, Any] = {**self._sampling(), "max_tokens": self.max_tokens, "messages": [], "seed": 1}
+        for number, (role, value) in enumerate(self.turns):
+            if role != "call":
+                body["messages"].append({"role": role, "content": value})
+                continue
+            call = {"id": f"c{number}", "type": "function", "function": value}
+            body["messages"].append({"role": "assistant", "content": None, "tool_calls": [call]})
+            body["messages"].append({"role": "tool", "tool_call_id": f"c{number}", "content": "so"})
+        if self.stop:
+            body["stop"] = self.stop
+        if self.functions:
+            body["tools"] = [{"type": "function", "function": one} for one in self.functions]
+            named = {"type": "function", "function": {"name": self.choice}}
+            body["tool_choice"] = self.choice if self.choice in ("auto", "none", "required") else named
+            body["parallel_tool_calls"] = self.parallel
+        if self.schema is not None:
+            body["response_format"] = {"type": "json_schema", "json_schema": {"name": "s", "schema": self.schema}}
+        return body
+
+    def completions(self) -> dict[str, Any]:
+        body: dict[str, Any] = {**self._sampling(), "max_tokens": self.max_tokens, "prompt": "x", "seed": 1}
+        if self.schema is not None:
+            body["structured_outputs"] = {"json": self.schema}
+        return body | ({"stop": self.stop} if self.stop else {})
+
+    def responses(self) -> dict[str, Any]:
+        body: dict[str, Any] = {**self._sampling(), "max_output_tokens": self.max_tokens, "input": []}
+        for number, (role, value) in enumerate(self.turns):
+            if role != "call":
+                body["input"].append({"role": role, "content": value})
+                continue
+            body["input"].append({"type": "function_call", "call_id": f"c{number}", **value})
+            body["input"].append({"type": "function_call_output", "call_id": f"c{number}", "output": "so"})
+        if self.functions:
+            body["tools"] = [{"type": "function", **one} for one in self.functions]
+            named = {"type": "function", "name": self.choice}
+            body["tool_choice"] = self.choice if self.choice in ("auto", "none", "required") else named
+            body["parallel_tool_calls"] = self.parallel
+        if self.schema is not None:
+            body["text"] = {"format": {"type": "json_schema", "name": "s", "schema": self.schema}}
+        return body
+
+    def messages(self) -> dict[str, Any]:
+        body: dict[str, Any] = {**self._sampling(), "max_tokens": self.max_tokens, "messages": []}
+        for number, (role, value) in enumerate(self.turns):
+            if role != "call":
+                body["messages"].append({"role": role, "content": value})
+                continue
+            call = {"type": "tool_use", "id": f"c{number}", "name": value["name"], "input": {"a": value["arguments"]}}
+            body["messages"].append({"role": "assistant", "content": [call]})
+            result = {"type": "tool_result", "tool_use_id": f"c{number}", "content": "so"}
+            body["messages"].append({"role": "user", "content": [result]})
+        if self.stop:
+            body["stop_sequences"] = self.stop
+        if self.functions:
+            renamed = {"parameters": "input_schema"}
+            body["tools"] = [{renamed.get(name, name): value for name, value in one.items()} for one in self.functions]
+            kinds = {"auto": "auto", "none": "none", "required": "any"}
+            choice = {"type": kinds.get(self.choice, "tool")}
+            body["tool_choice"] = choice | ({"name": self.choice} if choice["type"] == "tool" else {})
+        if self.schema is not None:
+            body["output_config"] = {"format": {"type": "json_schema", "schema": self.schema}}
+        return body
+
+
+ROUTES = {
+    "/v1/chat/completions": Case.chat,
+    "/v1/completions": Case.completions,
+    "/v1/responses": Case.responses,
+    "/v1/messages": Case.messages,
+}
+REQUESTS = st.tuples(
+    st.sampled_from(["/v1/chat/completions", *ROUTES]),
+    st.builds(
+        Case,
+        turns=st.lists(TURN, max_size=2).map(lambda turns: [*turns, ("user", "x")]),
+        schema=st.none() | SCHEMA,
+        functions=st.just([]) | FUNCTIONS,
+        choice=st.sampled_from(["auto", "auto", "required", "required", "none", "f"]),
+        parallel=st.booleans(),
+        stop=st.lists(st.sampled_from(['"', "{", "<", "a", "tool", *MARKUP]), max_size=2),
+        max_tokens=st.sampled_from([1, 7, 60, 120]),
+        stream=st.booleans(),
+    ),
+)
+
+
+@dataclass
+class Answer:
+    """What came of it, in no API's words. reason: length, stop, ...; "" for an error. calls: name, arguments."""
+
+    content: str
+    calls: list[tuple[str, str]]
+    reason: str
+
+
+def of_chat(answer: dict[str, Any]) -> Answer:
+    (choice,) = answer["choices"]
+    message = choice["message"]
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
+    return Answer(message["content"] or "", calls, choice["finish_reason"])
+
+
+def of_completion(answer: dict[str, Any]) -> Answer:
+    (choice,) = answer["choices"]
+    return Answer(choice["text"], [], choice["finish_reason"])
+
+
+def of_response(answer: dict[str, Any]) -> Answer:
+    texts = [part["text"] for item in answer["output"] if item["type"] == "message" for part in item["content"]]
+    calls = [(item["name"], item["arguments"]) for item in answer["output"] if item["type"] == "function_call"]
+    return Answer("".join(texts), calls, "stop" if answer["status"] == "completed" else "length")
+
+
+def of_message(answer: dict[str, Any]) -> Answer:
+    texts = [block["text"] for block in answer["content"] if block["type"] == "text"]
+    calls = [(block["name"], json.dumps(block["input"])) for block in answer["content"] if block["type"] == "tool_use"]
+    reason = {"end_turn": "stop", "tool_use": "tool_calls", "stop_sequence": "stop word"}
+    return Answer("".join(texts), calls, reason.get(answer["stop_reason"], "length"))
+
+
+READERS = dict(zip(ROUTES, (of_chat, of_completion, of_response, of_message), strict=True))
+
+
+def is_valid(schema: Any, text: str) -> bool:
+    """Of a schema that is none, nothing is said."""
+    try:
+        jsonschema.Draft202012Validator.check_schema(schema)
+    except jsonschema.SchemaError:
+        return True
+    return bool(jsonschema.Draft202012Validator(schema).is_valid(json.loads(text, strict=False)))
+
+
+@dataclass
+class Fuzz:
+    web: httpx.Client
+    begin: str  # of calls
+    bias: dict[str, float]
+
+    def one(self, request: tuple[str, Case]) -> str:
+        """What became of it."""
+        route, case = request
+        body = ROUTES[route](case)
+        if route.endswith("completions"):
+            body["logit_bias"] = self.bias
+        answer = self.web.post(route, content=json.dumps(body))
+        if answer.status_code != 200:
+            error = answer.json()["error"]
+            assert answer.status_code in (400, 429), (body, answer.text)
+            assert len(error["message"]) > 10, body
+            return f"{answer.status_code}"
+        if case.stream:
+            return self._streamed(body, answer.text)
+        self._check(case, READERS[route](answer.json()), body, with_tools=route != "/v1/completions")
+        return "200"
+
+    def _streamed(self, body: dict[str, Any], text: str) -> str:
+        events = [line[len("data: ") :] for line in text.splitlines() if line.startswith("data: ")]
+        assert events, body
+        last = events[-1] if events[-1] != "[DONE]" else events[-2]
+        parsed = [json.loads(event) for event in events if event != "[DONE]"]
+        errors = [one for one in parsed if one.get("error") or one.get("type") == "error"]
+        if not errors:
+            return "200 streamed"
+        shown = json.dumps(errors[0])
+        assert (last == events[parsed.index(errors[0])] and "invalid" in shown) or "overloaded" in shown, (body, shown)
+        return "400 streamed"
+
+    def _check(self, case: Case, answer: Answer, body: dict[str, Any], *, with_tools: bool) -> None:
+        tools = case.functions if with_tools and case.choice != "none" else []
+        if tools and case.forced:
+            assert not answer.content, (body, answer)
+            assert answer.calls or answer.reason == "length", (body, answer)
+        strict = {one["name"]: one.get("parameters") for one in tools if one.get("strict")}
+        if strict:
+            assert self.begin not in answer.content, (body, answer)
+        for name, arguments in answer.calls:
+            parameters = strict.get(name)
+            if parameters is not None and answer.reason != "length":
+                assert is_valid(parameters, arguments), (body, answer)
+        if case.schema is not None and not answer.calls and not (tools and case.forced) and answer.reason == "stop":
+            stopped = case.stop and not self._ends_whole(answer.content)  # by a stop word
+            assert stopped or is_valid(case.schema, answer.content), (body, answer)
+
+    def _ends_whole(self, text: str) -> bool:
+        try:
+            json.loads(text, strict=False)
+        except ValueError:
+            return False
+        return True
+
+
+@pytest.fixture(scope="module", params=list(FORMATS))
+def fuzz(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Fuzz]]:
+    folder = tmp_path_factory.mktemp("fuzz")
+    write_model(folder / "fuzz", "byte_level", "babbler", hidden=128, chat_template=TEMPLATE, added=MARKUP)
+    environment = {"CHARONIA_TOOL_CALL_PARSER": request.param, "CHARONIA_GUIDE_TIMEOUT_S": "5"}
+    with (
+        running(Stack(folder / "fuzz", folder / "run", environment)) as stack,
+        httpx.Client(base_url=stack.gateway, timeout=HANG_S, headers={"Content-Type": "application/json"}) as web,
+    ):
+        closing = [web.post("/tokenize", json={"prompt": text}).json()["tokens"][0] for text in ('"', "}", "]")]
+        (end,) = web.post("/tokenize", json={"prompt": EOS}).json()["tokens"]
+        bias = dict.fromkeys(map(str, closing), 6.0) | {str(end): 8.0}
+        yield stack, Fuzz(web, FORMATS[request.param], bias)
+
+
+async def test_made_up_requests_are_kept_or_refused(fuzz: tuple[Stack, Fuzz]) -> None:
+    stack, fuzzed = fuzz
+    counts: Counter[str] = Counter()
+
+    @settings(
+        max_examples=CASES // len(FORMATS) // AT_ONCE,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+    @given(st.lists(REQUESTS, min_size=AT_ONCE, max_size=AT_ONCE))
+    def run(requests: list[tuple[str, Case]]) -> None:
+        counts.update(pool.map(fuzzed.one, requests))
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        run()
+    print(dict(counts))
+    taken = counts["200"] + counts["200 streamed"]
+    assert taken and counts["400"], counts
+    await idle(stack.metrics)  # nothing runs, and no block is held
+    assert not re.search(r"Traceback|internal error", stack.log())
