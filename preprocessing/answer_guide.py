@@ -75,9 +75,13 @@ class AnswerGuides:
         choice: ToolChoice,
         parallel: bool,
         given: Guide,
+        *,
+        num_begun: int = 0,
     ) -> Guide:
         """prompt: what the chat template made; None: no chat. functions: those that may be called. given: the
-        caller's."""
+        caller's. num_begun: characters at the prompt's end that are a begun answer."""
+        if num_begun:
+            self._check_begun(prompt or "", choice, given, num_begun)
         strict = any(function.get("strict") for function in functions)
         names = [one["name"] for one in functions if isinstance(one.get("name"), str)]
         if len(set(names)) < len(names):
@@ -87,7 +91,7 @@ class AnswerGuides:
             raise PromptError("tool_choice", f"{show(choice.name or choice.kind)} without tools", "send tools")
         if prompt is None or not (choice.forced or strict or given.type) or (given.text and not given.type):
             return given
-        state = self._reasoning_state(prompt)
+        state = "none" if num_begun else self._reasoning_state(prompt)
         try:
             if choice.forced or strict:
                 format: Format | None = self._with_calls(functions, choice, parallel, given)
@@ -102,6 +106,20 @@ class AnswerGuides:
         if re.search("[\ud800-\udfff]", made):
             raise PromptError(field, "text that is not valid Unicode", "send whole characters, no lone surrogates")
         return Guide("structural_tag", made)
+
+    def _check_begun(self, prompt: str, choice: ToolChoice, given: Guide, num_begun: int) -> None:
+        """A begun answer is content: no reasoning, no call, and not what a guide says from its beginning on."""
+        field, remedy = "continue_final_message", "leave one of them out"
+        if choice.forced:
+            raise PromptError(field, "calls are forced, and a begun answer is a text before them", remedy)
+        if given.type:
+            raise PromptError(field, "a guide says what the whole answer is, and it has begun", remedy)
+        reasoning = self._formats.reasoning
+        if reasoning is not None and is_open(prompt[: len(prompt) - num_begun], reasoning):
+            problem = "the chat template begins an answer with reasoning, and a begun answer is a text after it"
+            raise PromptError(
+                field, problem, 'send chat_template_kwargs = {"enable_thinking": false} where it has that'
+            )
 
     def _with_calls(
         self, functions: Sequence[Mapping[str, Any]], choice: ToolChoice, parallel: bool, given: Guide

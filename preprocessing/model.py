@@ -90,13 +90,14 @@ class TritonPythonModel:
             with_text=shown,
             interactive=interactive,
             limit=self.limit,
+            continues=flag(request, "continue_final_message", False),
         )
         parallel = flag(request, "parallel_tool_calls", True)
         prompted = chat.text if given[1] is not None else None
         functions = functions_of(given[2])
         offered = None if given[2] is None else functions
-        options = self.formats.options(prompted, offered, parallel, forced=choice.forced)
-        guide = self.guides.make(prompted, functions, choice, parallel, given_guide(request))
+        options = self.formats.options(prompted, offered, parallel, forced=choice.forced, num_begun=chat.num_begun)
+        guide = self.guides.make(prompted, functions, choice, parallel, given_guide(request), num_begun=chat.num_begun)
         stop_words, stop_until = self.formats.stops(prompted, offered, texts(request, "stop_words"), choice.forced)
         bad_words = encode_bad_words(self.tokenizer, texts(request, "bad_words"))
         bias = text(request, "logit_bias")

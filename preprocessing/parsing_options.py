@@ -59,11 +59,13 @@ class AnswerFormats:
         parallel: bool,
         *,
         forced: bool = False,
+        num_begun: int = 0,
     ) -> str:
         """Of a request. prompt: what the chat template made; None: no chat. functions: those that may be called; None:
-        none may. forced: the answer is calls."""
+        none may. forced: the answer is calls. num_begun: characters at the prompt's end that are a begun answer, which
+        has no reasoning any more."""
         options: dict[str, Any] = {"key": uuid.uuid4().hex}
-        if prompt is not None and self.reasoning:
+        if prompt is not None and self.reasoning and not num_begun:
             options |= {"reasoning": self.reasoning.name, "in_reasoning": is_open(prompt, self.reasoning)}
         if prompt is not None and self.calls and functions is not None:
             # They go out with every response: only where they decide.

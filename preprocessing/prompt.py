@@ -72,11 +72,13 @@ def build_prompt(
     with_text: bool = False,
     interactive: bool = False,
     limit: int | None = None,
+    continues: bool = False,
 ) -> Encoded:
     """Exactly one of text_input, token_ids and messages; the others as JSON. variables: of the chat template. special:
     with the tokens that the tokenizer puts around a text; None: with text_input alone. with_text: the text of token_ids
     is wanted. interactive: the input is what is new in a session, so it is also given as what follows the session's
-    history. limit: the context's length, beyond which no text is tokenized to its end."""
+    history. limit: the context's length, beyond which no text is tokenized to its end. continues: the last message is
+    an answer that has begun."""
     given = [text_input is not None, token_ids is not None, messages is not None]
     if sum(given) != 1:
         problem = f"{sum(given)} of them were sent" if any(given) else "none was sent"
@@ -86,6 +88,8 @@ def build_prompt(
     if messages is None and variables is not None:
         problem = "they are part of a chat"
         raise PromptError("chat_template_kwargs", problem, "send messages in place of a text or token ids")
+    if messages is None and continues:
+        raise PromptError("continue_final_message", "there are no messages", "leave it out: a text is always continued")
     if token_ids is not None:
         return encode_ids(tokenizer, "prompt_token_ids", token_ids, with_text=with_text, interactive=interactive)
     if text_input is not None:
@@ -108,6 +112,7 @@ def build_prompt(
         interactive=interactive,
         limit=limit,
         variables=given_variables,
+        continues=continues,
     )
 
 

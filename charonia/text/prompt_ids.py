@@ -48,13 +48,14 @@ class Encoded:
     """A prompt. strip_leading_space: the answer is a text of its own (a chat turn), not the prompt's continuation.
 
     continuation_ids: what the prompt adds to a session that has a history; only where a session is asked for. text:
-    what was tokenized.
+    what was tokenized. num_begun: characters at its end that are a begun answer.
     """
 
     token_ids: list[int]
     strip_leading_space: bool = False
     continuation_ids: list[int] = field(default_factory=list)
     text: str = ""
+    num_begun: int = 0
 
 
 class TokenizerError(ValueError):
@@ -232,19 +233,38 @@ def encode_chat(
     interactive: bool = False,
     limit: int | None = None,
     variables: Mapping[str, Any] | None = None,
+    continues: bool = False,
 ) -> Encoded:
     """A chat through the model's template, which writes special tokens itself; special: the tokenizer adds its own to
     them. messages, tools: as OpenAI has them.
 
     interactive: the messages may go on from a session's history; `encode_continuation` says how. limit: as check_length
-    has it. variables: of the template, beside those that every template has.
+    has it. variables: of the template, beside those that every template has. continues: the last message is an answer
+    that has begun, so the prompt ends with its text.
     """
     checked = check_messages(messages)
+    begun = ""
+    if continues:
+        begun = _begun_answer(checked, interactive=interactive)
+        checked = checked[:-1]
     variables = check_variables(variables or {})
-    text = render_chat(tokenizer, checked, None if tools is None else check_tools(tools), variables)
+    text = render_chat(tokenizer, checked, None if tools is None else check_tools(tools), variables) + begun
     check_length(tokenizer, "messages", text, limit)
     added = encode_continuation(tokenizer, checked, variables) if interactive else []
-    return Encoded(encode(tokenizer, "messages", text, special=special), True, added, text)
+    ids = encode(tokenizer, "messages", text, special=special)
+    return Encoded(ids, not continues, added, text, len(begun))
+
+
+def _begun_answer(messages: Sequence[Message], *, interactive: bool) -> str:
+    """The text of the last message, which the answer continues."""
+    field, last = "continue_final_message", messages[-1]
+    if interactive:
+        raise PromptError(field, "a session goes on after whole answers", "send the whole conversation, no interactive")
+    if last["role"] != "assistant" or len(messages) < 2:
+        raise PromptError(field, "the last message is not the assistant's, after others", "send the begun answer last")
+    if last.get("tool_calls") or not last["content"]:
+        raise PromptError(field, "the begun answer has calls, or no text", "send its text alone")
+    return str(last["content"])
 
 
 def check_messages(messages: Sequence[Any]) -> list[Message]:

@@ -51,6 +51,8 @@ def _prompt(message: Any, request: GenerateRequest | TokenizeRequest) -> None:
         _texts(message, "tools", [request.tools_json()])
     if request.chat_template_kwargs:
         _texts(message, "chat_template_kwargs", [request.chat_template_kwargs_json()])
+    if request.continue_final_message:
+        _numbers(message, "continue_final_message", "BOOL", [True])
 
 
 def encode(request: GenerateRequest, request_id: str, model: str) -> Any:

@@ -103,6 +103,7 @@ class GenerateRequest(ScalarFields, _Chat):
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool | None = None  # False: one call at most
     chat_template_kwargs: Mapping[str, Any] | None = None  # variables of the chat template, such as enable_thinking
+    continue_final_message: bool = False  # the last of messages is an answer that has begun
     # True: the answer's text comes as content, reasoning and tool_calls, too.
     parsed: Literal[True] | None = None
     stop_words: Sequence[str] = ()
@@ -150,6 +151,7 @@ class TokenizeRequest(_Chat):
     messages: Sequence[Mapping[str, Any]] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
+    continue_final_message: bool = False  # the last of messages is an answer that has begun
     add_special_tokens: bool | None = None
     with_strings: bool = False  # the tokens as the vocabulary spells them
 

@@ -437,6 +437,23 @@ def test_a_guide_beside_strict_functions_is_blamed_for_what_is_wrong_with_it(mod
             model.engine.generate("x", guide=Guide(guide.type, guide.text))
 
 
+def test_a_begun_answer_is_content(model: Model) -> None:
+    formats = model.formats("hermes", "think")
+    guides = answer_guide.AnswerGuides(formats, model.special)
+    auto, none = ToolChoice("auto"), answer_guide.Guide()
+    strict_function = [{"name": "f", "strict": True}]
+    begun = {"num_begun": 3}
+    assert "reasoning" not in json.loads(formats.options("x\nSo ", [], True, **begun))
+    made = json.loads(guides.make("x\nSo ", strict_function, auto, True, none, **begun).text)
+    assert "think" not in json.dumps(made["format"]) and str(model.special.get("<think>", "no")) not in json.dumps(made)
+    for prompt, choice, sent, says in (
+        ("x\nSo ", ToolChoice("required"), none, "calls are forced"),
+        ("x\nSo ", auto, answer_guide.Guide("json"), "a guide says what the whole answer is"),
+        ("<think>\nSo ", auto, none, "begins an answer with reasoning"),
+    ):
+        assert says in refusal(guides.make, prompt, strict_function, choice, True, sent, **begun)
+
+
 def test_a_guides_json_is_no_call_where_no_tools_were_sent(model: Model) -> None:
     """Not even where it looks like one, in a format without marks."""
     formats = model.formats("llama3_json")

@@ -518,3 +518,31 @@ def test_a_schema_that_is_nested_deeply_is_taken_or_refused() -> None:
             with pytest.raises(ApiError) as caught:
                 parse(model, body)
             assert caught.value.status == 400
+
+
+def test_a_last_message_of_the_assistants_begins_the_answer() -> None:
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The"}]
+    body = anthropic(*turns, tools=[TOOL])
+    asked, counted = body.engine_request(reasons=True), body.tokenize_request()
+    assert asked.continue_final_message and counted.continue_final_message
+    assert asked.messages == counted.messages == turns
+    assert asked.chat_template_kwargs == {"enable_thinking": False}
+    assert not anthropic(turns[0]).engine_request(reasons=True).continue_final_message
+    said = "messages: the last one is the assistant's, which begins the answer: "
+    for more, says in (
+        ({"thinking": {"type": "adaptive"}}, "leave thinking out"),
+        ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "tool_choice asks for a call in its place"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
+            "output_config.format says what",
+        ),
+    ):
+        with pytest.raises(ApiError, match=f"^{said}.*{says}") as caught:
+            anthropic(*turns, **more)
+        assert caught.value.param == "messages"
+    call = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
+    for content, says in (("The ", "white space"), ("", "not empty"), ([call], "send the tool_result")):
+        with pytest.raises(ApiError, match=f"^{said}.*{says}"):
+            anthropic(turns[0], {"role": "assistant", "content": content})
+    with pytest.raises(ApiError, match="send the user's message before it"):
+        anthropic(turns[1])

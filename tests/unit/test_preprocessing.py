@@ -347,3 +347,26 @@ def test_the_context_is_as_long_as_the_engine_takes_it_to_be(tmp_path: Path) -> 
     assert (length(), length("512")) == (2048, 512)
     config.write_text("#" + parameter.format(7))
     assert length() == 1024
+
+
+def test_a_begun_answer_is_the_prompts_end(tokenizer: Any) -> None:
+    whole = build(tokenizer, messages=turns("hi"))
+    begun = prompt.build_prompt(tokenizer, None, turns("hi", "The answer"), None, continues=True)
+    assert begun.text == whole.text + "The answer" and begun.num_begun == len("The answer")
+    assert begun.token_ids[: len(whole.token_ids)] == whole.token_ids and not begun.strip_leading_space
+    call = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    for messages, more, says in (
+        (turns("hi"), {}, "the last message is not the assistant's"),
+        (json.dumps([{"role": "assistant", "content": "x"}]), {}, "after others"),
+        (turns("hi", ""), {}, "has calls, or no text"),
+        (
+            json.dumps([*json.loads(turns("hi")), {"role": "assistant", "tool_calls": call}]),
+            {},
+            "has calls, or no text",
+        ),
+        (turns("hi", "x"), {"interactive": True}, "a session goes on after whole answers"),
+    ):
+        with pytest.raises(PromptError, match=f"^continue_final_message: .*{says}"):
+            prompt.build_prompt(tokenizer, None, messages, None, continues=True, **more)
+    with pytest.raises(PromptError, match=r"^continue_final_message: there are no messages"):
+        prompt.build_prompt(tokenizer, "x", None, None, continues=True)

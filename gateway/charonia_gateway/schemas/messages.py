@@ -246,9 +246,9 @@ class CountTokensRequest(BaseModel):
         refuse_guides(
             self.model_extra, 'send output_config = {"format": {"type": "json_schema", "schema": {...}}} and no other'
         )
-        if self.messages[-1].role == "assistant":
-            raise wrong("messages: the last one is the assistant's; a begun answer is not continued")
         choice = (self.tool_choice or {}).get("type")
+        if self.continues:
+            self._check_begun(choice)
         if choice in ("any", "tool") and not self.tools:
             raise wrong("tool_choice needs tools")
         if choice == "tool" and self.tool_choice["name"] not in (tool["function"]["name"] for tool in self.tools or ()):
@@ -256,6 +256,28 @@ class CountTokensRequest(BaseModel):
         if self.output_format and (self.output_config or {}).get("format"):
             raise wrong("output_format: output_config.format says the same; send one of them")
         return self
+
+    def _check_begun(self, choice: str | None) -> None:
+        """The last message is the beginning of the answer: Anthropic's rules for that."""
+        begun = "messages: the last one is the assistant's, which begins the answer"
+        if len(self.messages) < 2 or self.messages[-2].role == "assistant":
+            raise wrong(f"{begun}: send the user's message before it")
+        if any(block["type"] != "text" for block in self.messages[-1].content):
+            raise wrong(f"{begun}: it is text; of a call send the tool_result, too")
+        text = "".join(block["text"] for block in self.messages[-1].content)
+        if not text or text != text.rstrip():
+            raise wrong(f"{begun}: its text is not empty, and does not end with white space")
+        if self.shows_thinking:
+            raise wrong(f"{begun}: reasoning comes before an answer; leave thinking out, or the message")
+        if choice in ("any", "tool"):
+            raise wrong(f"{begun}: tool_choice asks for a call in its place; send auto")
+        if self.guide_field:
+            raise wrong(f"{begun}: {self.guide_field} says what the whole answer is; leave it out, or the message")
+
+    @property
+    def continues(self) -> bool:
+        """The last message is the beginning of the answer."""
+        return self.messages[-1].role == "assistant"
 
     @property
     def guide_field(self) -> str | None:
@@ -289,7 +311,7 @@ class CountTokensRequest(BaseModel):
 
     def template_variables(self) -> dict[str, Any] | None:
         variables: dict[str, Any] = {}
-        if self.thinking:
+        if self.thinking or self.continues:
             variables["enable_thinking"] = self.shows_thinking
         if self.thinking and self.thinking["type"] == "enabled":
             variables["thinking_budget"] = self.thinking["budget_tokens"]
@@ -302,6 +324,7 @@ class CountTokensRequest(BaseModel):
             messages=self.conversation(),
             tools=self.offered_tools,
             chat_template_kwargs=self.template_variables(),
+            continue_final_message=self.continues,
         )
 
 
@@ -350,6 +373,7 @@ class MessagesRequest(CountTokensRequest):
             tool_choice=self.engine_tool_choice,
             parallel_tool_calls=False if single else None,
             chat_template_kwargs=self.template_variables(),
+            continue_final_message=self.continues,
             guide=self.guide,
             parsed=True if tools or reasons else None,
             max_tokens=self.max_tokens,
