@@ -70,7 +70,7 @@ class Engine:
         id: str,
     ) -> None:
         try:
-            async with aclosing(self.answer(request, id)) as parts:
+            async with aclosing(self.answer(request, id, first=first)) as parts:
                 async for part in parts:
                     await queue.put((first + part.index, part))
         except Exception as error:
@@ -79,19 +79,20 @@ class Engine:
             await queue.put((first, None))
 
     async def answer(
-        self, request: GenerateRequest, id: str, *, may_be_cancelled: bool = False
+        self, request: GenerateRequest, id: str, *, first: int = 0, may_be_cancelled: bool = False
     ) -> AsyncGenerator[GenerateResponse, None]:
-        """The parts of one request's answers. That somebody cancelled it is an error unless `may_be_cancelled`."""
+        """The parts of one request's answers. That somebody cancelled it is an error unless `may_be_cancelled`.
+        `first`: the number of its first answer among those of the HTTP request."""
         if record := current_record.get():
             record.estimated_tokens += prompt_tokens(request)
         with _clients_words(request.session_id):
             async with aclosing(await self.pool.begin(_of_key(request), id, self._timeout_s)) as answer:
                 for part in answer.first:
-                    yield _checked(part, may_be_cancelled)
+                    yield _checked(part, first, may_be_cancelled)
                 try:
                     async for part in answer.rest:
                         answer.in_flight.note(part)
-                        yield _checked(part, may_be_cancelled)
+                        yield _checked(part, first, may_be_cancelled)
                 except ConnectionLost as error:
                     answer.in_flight.endpoint.suspect(str(error))
                     raise
@@ -139,7 +140,9 @@ def _clients_words(session_id: str | None) -> Iterator[None]:
         raise
 
 
-def _checked(part: GenerateResponse, may_be_cancelled: bool) -> GenerateResponse:
+def _checked(part: GenerateResponse, first: int, may_be_cancelled: bool) -> GenerateResponse:
+    if part.finish_reason in ("cancelled", "error") and (record := current_record.get()) and record.usage:
+        record.usage.see(first + part.index, part)  # the routes do not get it: what it took is used all the same
     if part.finish_reason == "cancelled" and not may_be_cancelled:
         raise Unavailable("the engine stopped this request: it is shutting down or was told to")
     if part.finish_reason == "error":

@@ -18,7 +18,8 @@ def _stamp(path: Path) -> tuple[int, ...]:
         found = path.stat()
     except OSError:
         return ()
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    # ctime: also who may read it.
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 class FollowedFiles:
@@ -28,7 +29,7 @@ class FollowedFiles:
         """Raises what _read() does."""
         self._paths = paths
         self._read_at = self._stamps()
-        self._failed_at: Stamp | None = None  # of files that could not be used: said once
+        self._failed: tuple[Stamp, str] | None = None  # of files that could not be used, and why: said once
         self._read()
 
     def _read(self) -> None:
@@ -38,17 +39,19 @@ class FollowedFiles:
     def refresh(self) -> None:
         """Makes it anew where a file has changed."""
         stamps = self._stamps()
-        if stamps in (self._read_at, self._failed_at):
+        if stamps == self._read_at:
             return
         names = ", ".join(map(str, self._paths))
         try:
             self._read()
         except ValueError as error:
-            self._failed_at = stamps
-            log.error("what was read of %s before stays in use: %s", names, error)
+            # It is tried again: that a process has too many files open is nothing of the file's, and passes.
+            if self._failed != (failed := (stamps, str(error))):
+                log.error("what was read of %s before stays in use: %s", names, error)
+            self._failed = failed
             return
         # What changed while it was read has another stamp, and is read next time.
-        self._read_at, self._failed_at = stamps, None
+        self._read_at, self._failed = stamps, None
         log.info("%s changed, and was read again", names)
 
     async def follow(self) -> None:

@@ -13,8 +13,10 @@ import hashlib
 import os
 import re
 import secrets
+import stat
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -81,12 +83,8 @@ class KeysFile(BaseModel):
     @model_validator(mode="after")
     def _are_unique(self) -> KeysFile:
         for field in ("id", "name", "sha256"):
-            values = [getattr(key, field) for key in self.keys]
-            if (
-                twice := {value for value in values if values.count(value) > 1}
-                if len(set(values)) < len(values)
-                else ()
-            ):
+            times = Counter(getattr(key, field) for key in self.keys)
+            if twice := [value for value, count in times.items() if count > 1]:
                 raise ValueError(f"{field} {min(twice)!r} is there twice")
         return self
 
@@ -103,6 +101,8 @@ def new_key() -> tuple[str, str]:
 def read_keys(path: Path) -> KeysFile:
     """KeysError where it is missing or not valid."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would have the reader wait for ever
+            raise KeysError(f"{path} is no file")
         with path.open("rb") as file:
             text = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
@@ -118,18 +118,22 @@ def read_keys(path: Path) -> KeysFile:
 
 
 def write_keys(path: Path, keys: KeysFile) -> None:
-    """Replaces the file at once: who reads it has the old one or the new one. A new file is its owner's alone."""
+    """Replaces the file at once: who reads it has the old one or the new one. A new file is its owner's alone; one that
+    is replaced keeps its owner, group and mode, so that a gateway of another user still reads it. OSError where it
+    cannot."""
     path = path.resolve()  # a link stays one
-    with contextlib.suppress(FileNotFoundError):
-        mode = path.stat().st_mode & 0o777
+    before = path.stat() if path.exists() else None
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(keys.model_dump_json(indent=2, exclude_none=True) + "\n")
             file.flush()
+            if before:
+                own = os.fstat(file.fileno())
+                if (own.st_uid, own.st_gid) != (before.st_uid, before.st_gid):
+                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                os.fchmod(file.fileno(), before.st_mode & 0o777)
             os.fsync(file.fileno())
-        if path.exists():
-            Path(name).chmod(mode)
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 from limits import RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage, Storage
 from limits.aio.strategies import FixedWindowRateLimiter
-from limits.errors import StorageError
+from limits.errors import ConfigurationError, StorageError
 from limits.storage import storage_from_string
 
 from charonia_gateway.errors import ApiError
@@ -40,15 +40,24 @@ class LimitExceeded(ApiError):
 
 
 def _open(uri: str) -> Storage:
-    """Valkey speaks Redis' protocol, and one client serves for both."""
-    storage = storage_from_string(
-        f"async+{uri.replace('valkey', 'redis', 1)}",
-        implementation="redispy",
-        key_prefix="charonia",
-        wrap_exceptions=True,
-        socket_timeout=_STORAGE_TIMEOUT_S,
-        socket_connect_timeout=_STORAGE_TIMEOUT_S,
-    )
+    """Valkey speaks Redis' protocol, and one client serves for both. ValueError for what is no address."""
+    if uri.startswith("valkey"):  # the scheme's; a host may be called so, too
+        uri = uri.replace("valkey", "redis", 1)
+    try:
+        storage = storage_from_string(
+            f"async+{uri}",
+            implementation="redispy",
+            key_prefix="charonia",
+            wrap_exceptions=True,
+            socket_timeout=_STORAGE_TIMEOUT_S,
+            socket_connect_timeout=_STORAGE_TIMEOUT_S,
+        )
+    except (ConfigurationError, ValueError):
+        # Nothing of it, nor of what the library says: it may hold a password.
+        raise ValueError(
+            "CHARONIA_GATEWAY_LIMITS_STORAGE is no address of a storage: expected "
+            "redis://USER:PASSWORD@HOST:PORT/NUMBER, in which a password has %2F for /, %3A for : and %40 for @"
+        ) from None
     assert isinstance(storage, Storage)
     return storage
 

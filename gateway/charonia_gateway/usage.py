@@ -29,7 +29,9 @@ class Usage:
         return len(self.finish_reasons) == len(self._last)
 
     def to_json(self) -> dict[str, Any]:
-        prompts = [last for last in self._last[:: self._per_prompt] if last]
+        # Any choice of a prompt has its length: the first may not have said anything yet.
+        groups = (self._last[at : at + self._per_prompt] for at in range(0, len(self._last), self._per_prompt))
+        prompts = [told[0] for group in groups if (told := [last for last in group if last])]
         prompt_tokens = sum(last.num_input_tokens for last in prompts)
         completion_tokens = sum(last.num_output_tokens for last in self._last if last and not self._prompt_only)
         reasoning_tokens = sum(last.num_reasoning_tokens for last in self._last if last)

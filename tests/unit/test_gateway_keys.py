@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -154,6 +155,13 @@ async def test_a_key_uses_its_own_models_and_does_what_it_has_access_to(file: Ke
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "access_denied")
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/%6detrics", "/metrics%0A"])
+async def test_however_the_path_is_written_the_metrics_need_their_own_access(file: KeyFile, path: str) -> None:
+    async with guarded(file) as (web, _):
+        assert (await web.get(path, headers=file.bearer("bob"))).status_code == 403
+        assert (await web.get(path, headers=file.bearer("prometheus"))).status_code == 200
+
+
 async def test_stored_answers_are_those_of_their_key(file: KeyFile) -> None:
     async with guarded(file) as (web, _):
         stored = {**RESPONSE, "store": True}
@@ -290,6 +298,41 @@ def test_a_file_that_changes_is_read_again_and_a_bad_one_is_not(
     file.path.write_text('{"version": 1, "keys": []}')
     ring.refresh()
     assert ring.find(late) is None
+
+
+def test_a_file_that_could_not_be_read_for_a_while_is_read_later(
+    file: KeyFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when the process had too many files open, or when who may read the file was put right."""
+    ring = keys.KeyRing(file.path)
+    late = file.add("late")
+
+    def fails(path: Path) -> keys.KeysFile:
+        raise keys.KeysError(f"{path} cannot be read: Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keys, "read_keys", fails)
+        ring.refresh()
+        ring.refresh()
+    assert ring.find(late) is None and len(caplog.records) == 1
+    ring.refresh()
+    assert ring.find(late) is not None
+
+
+def test_a_pipe_is_no_file_of_keys_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        with pytest.raises(keys.KeysError, match=f"{path} is no file"):
+            keys.KeyRing(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+def test_a_file_that_root_changes_stays_its_owners(file: KeyFile) -> None:
+    os.chown(file.path, 1234, 4321)
+    file.path.chmod(0o640)
+    file.revoke("bob")
+    after = file.path.stat()
+    assert (after.st_uid, after.st_gid, after.st_mode & 0o777) == (1234, 4321, 0o640)
 
 
 async def test_a_key_that_is_revoked_holds_no_more_without_a_restart(

@@ -16,6 +16,7 @@ import anthropic
 import openai
 import pytest
 import uvicorn
+from charonia_gateway import limiter
 from charonia_gateway.keys import Key
 from charonia_gateway.limiter import Limiter, LimitExceeded
 from charonia_gateway.settings import Settings
@@ -64,6 +65,16 @@ async def break_off(request: pb.ModelInferRequest) -> Parts:
     yield error("[503] the engine ends")
 
 
+async def stop(request: pb.ModelInferRequest) -> Parts:
+    """As when the session's client stops it by another request."""
+    yield part("x", "cancelled")
+
+
+async def tell_of_the_second(request: pb.ModelInferRequest) -> Parts:
+    yield part("x", index=1)
+    yield error("[503] the engine ends")
+
+
 async def refuse(request: pb.ModelInferRequest) -> Parts:
     yield error("[400] top_k: wrong")
 
@@ -78,6 +89,11 @@ async def refuse(request: pb.ModelInferRequest) -> Parts:
         ("/v1/responses", {"model": MODEL, "input": "hi"}, tell, 6),
         ("/v1/chat/interactive", {"prompt": "hi"}, tell, 6),
         ("/v1/chat/completions", {**CHAT, "stream": True}, break_off, 6),
+        ("/v1/chat/completions", CHAT, stop, 6),
+        ("/v1/chat/completions", {**CHAT, "stream": True}, stop, 6),
+        ("/v1/messages", MESSAGES, stop, 6),
+        ("/v1/responses", {"model": MODEL, "input": "hi"}, stop, 6),
+        ("/v1/chat/completions", {**CHAT, "stream": True, "n": 2}, tell_of_the_second, 6),
         ("/v1/chat/completions", CHAT, refuse, 0),
         ("/tokenize", {"prompt": "hi"}, tell, 0),
     ],
@@ -276,3 +292,18 @@ def test_a_storage_that_is_none_is_refused_and_its_password_is_not_shown(uri: st
     with pytest.raises(ValueError, match="redis://HOST:PORT") as refused:
         Settings(_env_file=None, limits_storage=uri)
     assert "secret" not in refused.value.errors()[0]["msg"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("uri", ["redis://user:sec/ret@h", "redis://h:secret", "valkey://u:secret/@h:x"])
+def test_an_address_that_is_none_is_refused_and_its_password_is_not_shown(uri: str) -> None:
+    with pytest.raises(ValueError, match="CHARONIA_GATEWAY_LIMITS_STORAGE") as refused:
+        Limiter(uri)
+    assert "ret" not in str(refused.value).replace("CHARONIA_GATEWAY_LIMITS_STORAGE", "")
+    assert refused.value.__suppress_context__
+
+
+@pytest.mark.parametrize("scheme", ["redis", "valkey"])
+async def test_a_storage_may_be_on_a_host_that_is_called_valkey(scheme: str) -> None:
+    storage: Any = limiter._open(f"{scheme}://:valkey-password@valkey:6379")
+    options = storage.bridge.storage.connection_pool.connection_kwargs
+    assert (options["host"], options["password"]) == ("valkey", "valkey-password")
