@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from charonia.errors import CharoniaError
@@ -23,6 +24,7 @@ FileOption = Annotated[
         envvar="CHARONIA_GATEWAY_KEYS_FILE", dir_okay=False, help="The file of keys, which the gateway reads too."
     ),
 ]
+_MAX_WIDTH = 10_000
 _COUNT = {"min": 1, "max": 2**31 - 1}
 
 
@@ -141,7 +143,11 @@ def show(
             key.priority,
         ]
         table.add_row(*("-" if cell is None else str(cell) for cell in cells))
-    Console(soft_wrap=True).print(table)
+    console = Console(soft_wrap=True)
+    # As wide as it is: a pipe has 80 columns, and a name or an id that is cut is of no use.
+    width = Measurement.get(console, console.options.update(max_width=_MAX_WIDTH), table).maximum
+    console.width = max(console.width, width)
+    console.print(table)
 
 
 @app.command()

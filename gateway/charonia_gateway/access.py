@@ -32,11 +32,13 @@ def is_open(method: str, path: str) -> bool:
 
 
 def presented(headers: Headers) -> str | None:
-    """The key that a request has: OpenAI's clients send it as a bearer's, Anthropic's as x-api-key."""
+    """The key that a request has: OpenAI's clients send it as a bearer's, Anthropic's as x-api-key. White space around
+    a value is none of it (RFC 9110, 5.5), and the parser leaves what is behind it. Where both are there, the bearer's
+    counts; of several Authorization headers the first."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value.strip():
         return value.strip()
-    return headers.get("x-api-key") or None
+    return headers.get("x-api-key", "").strip() or None
 
 
 def _denied(message: str) -> ApiError:

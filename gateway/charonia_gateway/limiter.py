@@ -29,6 +29,8 @@ Limit = Literal["requests", "tokens", "concurrent"]
 
 _STORAGE_TIMEOUT_S = 1.0
 _STORAGE_PAUSE_S = 5.0
+# Each request that is being counted has one. The library's bound is 100: a burst had it take the storage for away.
+_STORAGE_CONNECTIONS = 10_000
 
 
 class LimitExceeded(ApiError):
@@ -51,6 +53,7 @@ def _open(uri: str) -> Storage:
             wrap_exceptions=True,
             socket_timeout=_STORAGE_TIMEOUT_S,
             socket_connect_timeout=_STORAGE_TIMEOUT_S,
+            max_connections=_STORAGE_CONNECTIONS,
         )
     except (ConfigurationError, ValueError):
         # Nothing of it, nor of what the library says: it may hold a password.
@@ -125,7 +128,10 @@ class Limiter:
             try:
                 return await action(self._shared)
             except StorageError as error:
+                known = time.monotonic() < self._away_until  # by another request that waited as well
                 self._away_until = time.monotonic() + _STORAGE_PAUSE_S
+                if known:
+                    return await action(self._memory)
                 # The kind alone: the text may have the URI.
                 log.error(
                     "the storage of limits is away (%s): this gateway counts alone, and tries it again in %g s",

@@ -56,5 +56,6 @@ class Certificates(FollowedFiles):
 
 def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
-        return error.reason or str(error)
+        # Where OpenSSL has no name for it, the file has no PEM, or a key needs a password.
+        return error.reason or "expected a certificate and a key in PEM, the key without a password"
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -175,11 +175,11 @@ def transformers_answerer(folder: Path, threads: int = 0, batch: int = 64) -> An
     return answer
 
 
-def gateway_answerer(base_url: str, concurrency: int = 16) -> Answerer:
+def gateway_answerer(base_url: str, api_key: str = "", concurrency: int = 16) -> Answerer:
     """Greedy answers of the first model that the OpenAI-style server at `base_url` lists, `concurrency` at a time."""
     from openai import OpenAI
 
-    client = OpenAI(base_url=base_url, api_key="none")
+    client = OpenAI(base_url=base_url, api_key=api_key or "none")
     name = next(iter(client.models.list())).id
 
     def one(chat: Chat) -> Reply:
@@ -205,6 +205,7 @@ def main(
     model: Annotated[Path, typer.Option(help="Folder of the model in Hugging Face layout.")] = Path(__file__).parent
     / "model",
     gateway: Annotated[str, typer.Option(help="Ask the server at this URL (it ends in /v1) instead.")] = "",
+    api_key: Annotated[str, typer.Option(envvar="CHARONIA_API_KEY", help="For a gateway that asks for a key.")] = "",
     threads: Annotated[int, typer.Option(help="Threads of PyTorch; 0 leaves its default.")] = 0,
     require: Annotated[float, typer.Option(help="Share of right answers below which the exit code is 1.")] = 0.95,
     tools: Annotated[bool, typer.Option("--tools", help="Ask the questions with tools and for JSON, too.")] = False,
@@ -213,7 +214,7 @@ def main(
     """Prints the share of right answers by group, and the wrong ones."""
     console = Console()
     asked = dialogues() + (tools_and_json() if tools else [])
-    report = evaluate(gateway_answerer(gateway) if gateway else transformers_answerer(model, threads), asked)
+    report = evaluate(gateway_answerer(gateway, api_key) if gateway else transformers_answerer(model, threads), asked)
     table = Table("group", "right", "asked", "share")
     for group, asked in report.asked.items():
         table.add_row(group, str(report.right[group]), str(asked), f"{report.right[group] / asked:.1%}")

@@ -282,4 +282,22 @@ def _gateway() -> list[Panel]:
             ],
             stacked=True,
         ),
+        graph(
+            "Tokens by API key",
+            TOKENS_PER_SECOND,
+            "One key far above the others: bound its tokens_per_minute. Empty: the gateway asks for no keys.",
+            [Query("sum by (key) (rate(charonia_gateway_key_tokens_total[$__rate_interval]))", "{{key}}")],
+            stacked=True,
+        ),
+        graph(
+            "Requests over a key's limit",
+            PER_SECOND,
+            "Not 0 for long: that user needs more, or does not wait as Retry-After says.",
+            [
+                Query(
+                    "sum by (key, limit) (rate(charonia_gateway_key_limited_total[$__rate_interval]))",
+                    "{{key}}: {{limit}}",
+                )
+            ],
+        ),
     ]

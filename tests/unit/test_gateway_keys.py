@@ -139,6 +139,13 @@ async def test_a_valid_key_reaches_every_route_in_either_header(file: KeyFile, h
             assert answer.status_code in (200, beyond.get(path)), (method, path, answer.text)
 
 
+async def test_white_space_around_a_key_is_none_of_it(file: KeyFile) -> None:
+    async with guarded(file) as (web, _):
+        for headers in ({"x-api-key": f"{file.texts['bob']} "}, {"Authorization": f"bearer  {file.texts['bob']}\t"}):
+            assert (await web.get("/v1/models", headers=headers)).status_code == 200
+        assert (await web.get("/v1/models", headers={"x-api-key": " "})).status_code == 401
+
+
 async def test_a_key_uses_its_own_models_and_does_what_it_has_access_to(file: KeyFile) -> None:
     async with guarded(file) as (web, server):
         for (method, path), body in ROUTES.items():

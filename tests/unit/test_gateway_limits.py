@@ -263,11 +263,14 @@ def limited_key(**limits: int) -> Key:
     return Key(id="0123456789ab", name="shared", sha256="0" * 64, created=PAST, **limits)
 
 
-def test_gateways_that_share_a_storage_share_the_limits_and_count_alone_while_it_is_away(tmp_path: Path) -> None:
+def test_gateways_that_share_a_storage_share_the_limits_and_count_alone_while_it_is_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     key = limited_key(requests_per_minute=3, tokens_per_minute=50)
+    other = limited_key(requests_per_minute=3).model_copy(update={"id": "ba9876543210"})
 
     async def use(uri: str, times: int) -> list[str]:
         limiter = Limiter(uri)
@@ -278,13 +281,22 @@ def test_gateways_that_share_a_storage_share_the_limits_and_count_alone_while_it
             await limiter.end(key, 10)
         return left
 
+    async def burst(uri: str) -> tuple[int, int]:
+        """Requests that were taken, and lines in the log."""
+        limiter = Limiter(uri)
+        caplog.clear()
+        begun = await asyncio.gather(*(limiter.begin(other) for _ in range(300)), return_exceptions=True)
+        return sum(isinstance(one, dict) for one in begun), len(caplog.records)
+
     with redis_server(tmp_path, port) as uri:
+        assert asyncio.run(burst(uri)) == (3, 0), "more at once than a client has connections"
         assert asyncio.run(use(uri, 2)) == ["2 50", "1 40"]
         assert asyncio.run(use(uri.replace("redis", "valkey"), 1)) == ["0 30"]
         with pytest.raises(LimitExceeded) as exceeded:
             asyncio.run(use(uri, 1))
         assert exceeded.value.limit == "requests" and 0 < int(exceeded.value.headers["Retry-After"]) <= 60
     assert asyncio.run(use(uri, 2)) == ["2 50", "1 40"], "it is gone, and nobody is turned away for that"
+    assert asyncio.run(burst(uri)) == (3, 1), "it is said once"
 
 
 @pytest.mark.parametrize("uri", ["memcached://h:1", "redis", "http://user:secret@h"])

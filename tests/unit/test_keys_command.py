@@ -50,8 +50,8 @@ def test_keys_are_listed_without_what_they_are(made: tuple[Path, str]) -> None:
     file, text = made
     shown = charonia("list", file=file).stdout
     (listed,) = json.loads(charonia("list", "--json", file=file).stdout)["keys"]
-    for written in ("alice", "valid", "demo", "9000"):
-        assert written in shown
+    for written in ("alice", listed["id"], "valid", "demo", "9000", "tokens/min", "inference"):
+        assert written in shown, "whole, in a pipe as well"
     assert listed["name"] == "alice" and listed["tokens_per_minute"] == 9000
     assert text not in shown and keys.hash_of(text) not in shown and "sha256" not in listed
 
