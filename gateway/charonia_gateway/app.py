@@ -116,7 +116,7 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
 
         limiter = Limiter(settings.limits_storage)
         app.add_middleware(KeyMiddleware, keys=keys, limiter=limiter, metrics=metrics)
-    app.add_middleware(OriginMiddleware, allowed=settings.origins)
+    app.add_middleware(OriginMiddleware, allowed=settings.origins, keys=keys is not None)
     if settings.origins:
         app.add_middleware(
             CORSMiddleware,

@@ -31,15 +31,15 @@ def parse_origins(text: str) -> frozenset[str]:
     return frozenset(origins)
 
 
-def _is_own(origin: str, host: str) -> bool:
+def _is_own(origin: str, host: str, any_name: bool) -> bool:
     """Whether a page of `origin` came from the server that is now called `host`. Not where that is a name that anybody
-    may have pointed at this machine (DNS rebinding)."""
+    may have pointed at this machine (DNS rebinding), unless `any_name`."""
     try:
         parts, called = urlsplit(origin), urlsplit(f"//{host}")
         name = called.hostname or ""
         if parts.netloc.removesuffix(_DEFAULT_PORTS.get(parts.scheme, "")) != host.lower():
             return False
-        if name == "localhost" or name.endswith(".localhost"):
+        if any_name or name == "localhost" or name.endswith(".localhost"):
             return True
         ipaddress.ip_address(name)
     except ValueError:
@@ -48,11 +48,16 @@ def _is_own(origin: str, host: str) -> bool:
 
 
 class OriginMiddleware:
-    """Answers with 403 what a page of another origin asks to be done."""
+    """Answers with 403 what a page of another origin asks to be done.
 
-    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
+    keys: every request that acts needs an API key. A page of the gateway's own is then known under any host name: a
+    foreign page under a name that leads here has no key, which no browser sends by itself.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str], keys: bool = False) -> None:
         self._app = app
         self._allowed = allowed
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         acts = scope["type"] == "http" and scope["method"] not in _SAFE
@@ -73,7 +78,8 @@ class OriginMiddleware:
             return None
         origin = headers.get("origin")
         if origin is not None:
-            known = origin.lower() in self._allowed or _is_own(origin.lower(), headers.get("host", ""))
+            host = headers.get("host", "")
+            known = origin.lower() in self._allowed or _is_own(origin.lower(), host, any_name=self._keys)
             return None if known else f"a web page of {origin[:100]!r} is none of this server's"
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return "the request comes from a web page of another server"

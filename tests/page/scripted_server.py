@@ -1,9 +1,10 @@
 """The gateway's pages before answers that a test has written: `python scripted_server.py PORT`.
 
 POST /_script sets what the next requests for answers get, in order, and forgets those that were seen; GET /_requests
-lists the bodies that came. A reply is {"status", "headers", "error"} or {"pieces"}. A piece is a text, a delta of
-OpenAI's form, {"sleep": seconds}, {"cut": true}, which ends the stream too early, {"error": {...}}, or {"die": true},
-which ends this process; {"finish": reason} says how the answer ends. Without a script an answer is "Hello!".
+lists the bodies that came. A reply is {"status", "headers", "error", "code"} or {"pieces"}. A piece is a text, a delta
+of OpenAI's form, {"sleep": seconds}, {"cut": true}, which ends the stream too early, {"error": {...}}, or
+{"die": true}, which ends this process; {"finish": reason} says how the answer ends. Without a script an answer is
+"Hello!".
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ async def answer(request: Request) -> Response:
     seen.append({"path": request.url.path, **body})
     reply = script.pop(0) if script else {"pieces": ["Hello", "!"]}
     if "status" in reply:
-        error = {"error": {"message": reply.get("error", "scripted")}}
+        error = {"error": {"message": reply.get("error", "scripted"), "code": reply.get("code")}}
         return JSONResponse(error, reply["status"], headers=reply.get("headers"))
     events = _events(reply["pieces"], request.url.path == "/v1/completions")
     return StreamingResponse(events, media_type="text/event-stream")

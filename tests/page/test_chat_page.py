@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from missing_tools import needed_module
 from scripted import HANG_S, Scripted, free_port
 
-playwright = pytest.importorskip("playwright.sync_api")
+playwright = needed_module("playwright.sync_api")
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Locator, Page
 
@@ -506,3 +507,86 @@ def test_slow_network(page: Page, server: Scripted) -> None:
 def test_the_documentation_works_offline(page: Page, server: Scripted) -> None:
     page.goto(f"{server.url}/docs")
     expect(page.get_by_text("/v1/chat/completions").first).to_be_visible()
+
+
+# --- Origins, full storage, large conversations
+
+
+@pytest.mark.parametrize(("language", "refused"), [("en-GB", "does not know this page"), ("zh-CN", "服务器不接受来自")])
+def test_an_origin_that_is_not_allowed_has_its_remedy(
+    server: Scripted, new_context: Callable[..., BrowserContext], language: str, refused: str
+) -> None:
+    page = new_context(locale=language).new_page()
+    page.goto(server.url)
+    server.script({"status": 403, "error": "not listed", "code": "origin_not_allowed"})
+    box = page.locator("#composer")
+    box.fill("Hello?")
+    box.press("Enter")
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text(refused)
+    expect(alert).to_contain_text(f"CHARONIA_GATEWAY_ALLOWED_ORIGINS={server.url}")
+
+
+def test_a_full_storage_stops_nothing(page: Page, server: Scripted) -> None:
+    page.evaluate(
+        """() => {
+          for (let size = 2 ** 22; size >= 1; size /= 2) {
+            try { for (let n = 0; ; n++) localStorage.setItem(`fill-${size}-${n}`, "x".repeat(size)); } catch {}
+          }
+        }"""
+    )
+    page.get_by_label("Model").select_option("second/model")
+    field(page).fill("Hello?\n\n\n")
+    assert field(page).evaluate("(area) => area.clientHeight >= area.scrollHeight")  # it grew with the text
+    field(page).press("Enter")
+    finished(page)
+    assert server.requests()[0]["model"] == "second/model"
+
+
+def test_two_tabs_that_write_at_once_lose_nothing(page: Page, server: Scripted) -> None:
+    say(page, "Start")
+    finished(page)
+    other = page.context.new_page()
+    other.goto(server.url)
+    button(other, "Start").click()
+    expect(answers(other)).to_have_count(1)
+    server.script(["from one", {"sleep": 3}, "."], "from two")
+    say(page, "Question of the first tab")
+    expect(other.get_by_role("article", name="You").last).to_contain_text("Question of the first tab")
+    say(other, "Question of the other tab")
+    expect(other.get_by_text("from two")).to_be_visible()
+    expect(answers(page).nth(1).locator(".markdown")).to_have_text("from one.")
+    for tab in (page, other):
+        expect(answers(tab).locator(".markdown")).to_have_text(["Hello!", "from one.", "from two"])
+        expect(tab.locator("[aria-busy=true]")).to_have_count(0)
+        tab.reload()
+        button(tab, "Start").click()
+        expect(answers(tab).locator(".markdown")).to_have_text(["Hello!", "from one.", "from two"])
+
+
+def test_a_long_conversation_is_imported_and_goes_on(page: Page, server: Scripted, tmp_path: Path) -> None:
+    count = 20_000
+    message = {"role": "user", "content": "x", "created": 1}
+    messages = {str(i): {**message, "id": str(i), "parent": str(i - 1) if i else None} for i in range(count)}
+    leaf, unseen = "300", {"title": "long", "created": 1, "updated": 1, "messages": messages}
+    file = tmp_path / "long.json"
+    file.write_text(json.dumps({"format": "charonia-chat-1", "conversations": [{**unseen, "leaf": leaf}]}))
+    began = time.monotonic()
+    page.get_by_label("Import chats").set_input_files(file)
+    expect(page.get_by_text("1 chat imported")).to_be_visible()
+    button(page, "long").click()
+    expect(page.get_by_role("article", name="You")).to_have_count(301)
+    assert time.monotonic() - began < 10
+    ask(page, server, "On")
+
+
+def test_openings_of_formulas_without_an_end_cost_little(page: Page) -> None:
+    took = page.evaluate(
+        """async () => {
+          const { MarkdownView } = await import("/page/markdown.js");
+          const began = performance.now();
+          new MarkdownView().show("a \\\\(".repeat(100_000), "en", String);
+          return performance.now() - began;
+        }"""
+    )
+    assert took < 10_000

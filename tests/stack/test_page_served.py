@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
-import pytest
 from gateway_process import gateway
+from missing_tools import needed_module
 from stack import HANG_S, Stack
 
-playwright = pytest.importorskip("playwright.sync_api")
+playwright = needed_module("playwright.sync_api")
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext
 

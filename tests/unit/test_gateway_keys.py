@@ -129,6 +129,19 @@ async def test_no_route_answers_without_a_key_that_holds(file: KeyFile, key: str
         assert not server.requests and not server.actions and not server.lookups
 
 
+async def test_a_page_of_the_gateways_own_needs_a_key_under_any_host_name(file: KeyFile) -> None:
+    """Where every request needs a key no foreign page gains by a name that leads here; without keys it would."""
+    own = {"Host": "myserver:23333", "Origin": "http://myserver:23333", "Sec-Fetch-Site": "same-origin"}
+    foreign = {**own, "Origin": "http://evil.example:23333"}
+    key = file.bearer("alice")
+    async with guarded(file) as (web, _):
+        for headers, status in (({**own, **key}, 200), (own, 401), ({**foreign, **key}, 403), (foreign, 403)):
+            assert (await web.post("/v1/chat/completions", json=CHAT, headers=headers)).status_code == status
+    async with gateway() as (web, _):
+        refused = await web.post("/v1/chat/completions", json=CHAT, headers={**own, **key})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "origin_not_allowed")
+
+
 @pytest.mark.parametrize("header", ["Authorization", "X-Api-Key"])
 async def test_a_valid_key_reaches_every_route_in_either_header(file: KeyFile, header: str) -> None:
     headers = file.bearer("alice") if header == "Authorization" else {header: file.texts["alice"]}

@@ -1,6 +1,7 @@
 // Requests to the gateway that this page came from, and what their failures mean.
 
 import { EventSourceParserStream } from "./libraries/eventsource-parser/dist/stream.js";
+import { text } from "./languages.js";
 import { apiKey } from "./preferences.js";
 
 /** Why a request failed. kind: "key" (the server wants another one), "busy" (come again after retryAfter seconds), "lost"
@@ -16,10 +17,11 @@ export class ServerError extends Error {
 const BUSY = [429, 502, 503, 504];
 
 async function failure(response) {
-  const text = await response.text().catch(() => "");
-  let message = text.slice(0, 500);
+  const sent = await response.text().catch(() => "");
+  let message = sent.slice(0, 500);
   try {
-    const body = JSON.parse(text);
+    const body = JSON.parse(sent);
+    if (body.error?.code === "origin_not_allowed") return new ServerError("refused", text("originRefused", location.origin));
     message = body.error?.message ?? body.reason ?? body.detail ?? message;
   } catch {
     // a proxy's page

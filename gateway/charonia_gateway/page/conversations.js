@@ -12,6 +12,7 @@ const FORMAT = "charonia-chat-1";
 const ROLES = ["user", "assistant", "tool"];
 
 let database;
+const below = new WeakMap(); // conversation to its messages by parent
 const channel = new BroadcastChannel("charonia-conversations");
 
 /** Opens what is kept. onChange(id) is called when another tab has changed a conversation. */
@@ -23,8 +24,36 @@ export async function open(onChange) {
 
 export const load = (id) => database.get(STORE, id);
 
+const size = ({ content, reasoning, toolCalls }) =>
+  content.length + (reasoning ?? "").length + (toolCalls ? JSON.stringify(toolCalls).length : 0);
+
+/** Of two states of one message the later: messages only grow, and end. */
+function later(mine, stored) {
+  if (size(mine) !== size(stored)) return size(mine) > size(stored) ? mine : stored;
+  return mine.state && !stored.state ? stored : mine;
+}
+
+/** Keeps a conversation, with what another tab has added to it meanwhile; `conversation` gets that too. */
 export async function save(conversation) {
-  await database.put(STORE, conversation);
+  const transaction = database.transaction(STORE, "readwrite");
+  const stored = (await transaction.store.get(conversation.id))?.messages ?? {};
+  let grown = false;
+  for (const [id, message] of Object.entries(stored)) {
+    const mine = conversation.messages[id];
+    if (!mine) {
+      conversation.messages[id] = message;
+      grown = true;
+    } else if (later(mine, message) === message) {
+      delete mine.state;
+      Object.assign(mine, message);
+    }
+  }
+  if (grown) {
+    below.delete(conversation);
+    if (conversation.leaf !== null) show(conversation, conversation.messages[conversation.leaf]);
+  }
+  await transaction.store.put(conversation);
+  await transaction.done;
   channel.postMessage(conversation.id);
 }
 
@@ -43,6 +72,7 @@ export function newConversation() {
 export function add(conversation, parent, fields) {
   const message = { id: newId(), parent, created: Date.now(), content: "", ...fields };
   conversation.messages[message.id] = message;
+  below.delete(conversation);
   conversation.leaf = message.id;
   conversation.updated = Date.now();
   return message;
@@ -51,14 +81,23 @@ export function add(conversation, parent, fields) {
 /** The messages from the first to `leaf`, in order. */
 export function path(conversation, leaf = conversation.leaf) {
   const found = [];
-  for (let id = leaf; id !== null; id = conversation.messages[id].parent) found.unshift(conversation.messages[id]);
-  return found;
+  for (let id = leaf; id !== null; id = conversation.messages[id].parent) found.push(conversation.messages[id]);
+  return found.reverse();
 }
 
-const children = (conversation, parent) =>
-  Object.values(conversation.messages)
-    .filter((message) => message.parent === parent)
-    .sort((a, b) => a.created - b.created);
+/** The messages under `parent`, the oldest first. */
+function children(conversation, parent) {
+  if (!below.has(conversation)) {
+    const byParent = new Map();
+    for (const message of Object.values(conversation.messages)) {
+      if (!byParent.has(message.parent)) byParent.set(message.parent, []);
+      byParent.get(message.parent).push(message);
+    }
+    for (const messages of byParent.values()) messages.sort((a, b) => a.created - b.created);
+    below.set(conversation, byParent);
+  }
+  return below.get(conversation).get(parent) ?? [];
+}
 
 /** The versions of a message, itself among them. */
 export const siblings = (conversation, message) => children(conversation, message.parent);
@@ -66,7 +105,7 @@ export const siblings = (conversation, message) => children(conversation, messag
 /** Shows the branch that the message is on: to its newest end. */
 export function show(conversation, message) {
   let id = message.id;
-  for (let below = children(conversation, id); below.length; below = children(conversation, id)) id = below.at(-1).id;
+  for (let next = children(conversation, id); next.length; next = children(conversation, id)) id = next.at(-1).id;
   conversation.leaf = id;
 }
 
@@ -123,12 +162,14 @@ function importedMessage(raw) {
 function importedConversation(raw) {
   const conversation = { ...newConversation(), title: string(raw.title, "title"), created: time(raw.created), updated: time(raw.updated) };
   const messages = new Map(Object.values(raw.messages ?? {}).map((one) => [one.id, importedMessage(one)]));
+  const rooted = new Set([null]); // those from which the way up to the first message is known
   for (const message of messages.values()) {
-    const seen = new Set([message.id]);
-    for (let up = message.parent; up !== null; up = messages.get(up).parent) {
-      if (!messages.has(up) || seen.has(up)) throw new Error(`parent: ${up} is no message before ${message.id}`);
-      seen.add(up);
+    const way = new Set();
+    for (let id = message.id; !rooted.has(id); id = messages.get(id).parent) {
+      if (!messages.has(id) || way.has(id)) throw new Error(`parent: ${id} is no message before ${message.id}`);
+      way.add(id);
     }
+    way.forEach((id) => rooted.add(id));
   }
   conversation.messages = Object.fromEntries(messages);
   if (raw.leaf !== null && !messages.has(raw.leaf)) throw new Error(`leaf: there is no message ${raw.leaf}`);

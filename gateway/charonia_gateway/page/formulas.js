@@ -8,15 +8,19 @@ const PAIRS = [
   { open: "$", close: "$", display: false },
 ];
 
+const LONGEST = 10_000; // characters; so an opening without an end costs little
+
 /** The pair that begins at `position`, and where it ends. Dollars of money are none: as with pandoc, no space stands
  * inside of a dollar, and no digit after the closing one. */
 function formulaAt(source, position, limit) {
   const pair = PAIRS.find(({ open }) => source.startsWith(open, position));
   if (!pair) return null;
   const begin = position + pair.open.length;
-  let end = source.indexOf(pair.close, begin);
-  while (end > 0 && source[end - 1] === "\\" && pair.close[0] === "$") end = source.indexOf(pair.close, end + 1);
-  if (end <= begin || end >= limit) return null;
+  const near = source.slice(begin, Math.min(begin + LONGEST, limit));
+  let length = near.indexOf(pair.close);
+  while (length > 0 && near[length - 1] === "\\" && pair.close[0] === "$") length = near.indexOf(pair.close, length + 1);
+  if (length <= 0) return null;
+  const end = begin + length;
   const formula = source.slice(begin, end);
   if (pair.open === "$" && (/^\s|\s$|\n\n/.test(formula) || /\d/.test(source[end + 1] ?? ""))) return null;
   return { formula: formula.trim(), display: pair.display, end: end + pair.close.length };

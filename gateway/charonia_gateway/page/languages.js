@@ -64,6 +64,8 @@ const ENGLISH = {
   cutOff: "The answer reached its longest length",
   brokeOff: "The connection was lost in the middle of this answer",
   failed: "The server refused the request",
+  originRefused: (origin) =>
+    `it does not know this page under the address ${origin}. Set CHARONIA_GATEWAY_ALLOWED_ORIGINS=${origin} for the gateway and restart it`,
   waitingBusy: (seconds) => `The server has too much to do. Next try in ${seconds} s`,
   waitingLost: "The server cannot be reached. Your message is sent as soon as it is back",
   tokensPerSecond: "tokens/s",
@@ -173,6 +175,8 @@ const CHINESE = {
   cutOff: "回答已达到最大长度",
   brokeOff: "生成回答时连接中断",
   failed: "服务器拒绝了请求",
+  originRefused: (origin) =>
+    `服务器不接受来自 ${origin} 的页面。请为网关设置 CHARONIA_GATEWAY_ALLOWED_ORIGINS=${origin} 并重新启动`,
   waitingBusy: (seconds) => `服务器繁忙，${seconds} 秒后重试`,
   waitingLost: "无法连接服务器，恢复后将自动发送您的消息",
   tokensPerSecond: "词元/秒",

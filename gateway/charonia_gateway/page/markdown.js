@@ -86,7 +86,12 @@ let highlighting;
 /** Colours a block of code, once the library is there. */
 async function highlight(code, language) {
   highlighting ??= import("./libraries/@highlightjs/cdn-assets/es/highlight.min.js");
-  const { default: hljs } = await highlighting;
+  const library = await highlighting.catch(() => null); // the server is away: the next code tries again
+  if (!library) {
+    highlighting = undefined;
+    return;
+  }
+  const { default: hljs } = library;
   if (!hljs.getLanguage(language) || code.textContent.length > 100_000) return;
   const html = hljs.highlight(code.textContent, { language, ignoreIllegals: true }).value;
   code.replaceChildren(DOMPurify.sanitize(html, { ...ALLOWED, ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"] }));

@@ -13,6 +13,15 @@ const DEFAULTS = {
   sidebar: true,
 };
 
+/** Keeps a value; where the browser has no more room, or none for pages, it holds until the page is closed. */
+function keep(name, value) {
+  try {
+    localStorage.setItem(name, value);
+  } catch {
+    // what is on the screen is not lost
+  }
+}
+
 function read() {
   try {
     return { ...DEFAULTS, ...JSON.parse(localStorage.getItem(NAME) ?? "{}") };
@@ -25,7 +34,7 @@ export const preferences = read();
 
 export function setPreference(name, value) {
   preferences[name] = value;
-  localStorage.setItem(NAME, JSON.stringify(preferences));
+  keep(NAME, JSON.stringify(preferences));
 }
 
 export const apiKey = () => sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY);
@@ -43,7 +52,7 @@ export const isKeyRemembered = () => localStorage.getItem(KEY) !== null;
 export const draft = (id) => localStorage.getItem(DRAFT + id) ?? "";
 
 export function setDraft(id, text) {
-  if (text) localStorage.setItem(DRAFT + id, text);
+  if (text) keep(DRAFT + id, text);
   else localStorage.removeItem(DRAFT + id);
 }
 

@@ -32,18 +32,22 @@ export const state = {
 
 let redraw = () => {};
 let scheduled = false;
+let costMs = 0; // of the last drawing
 
-/** Draws with the next frame, or soon where the page is not seen. */
+/** Draws with the next frame, or soon where the page is not seen. Drawings that are slow (a huge answer) leave half of the
+ * time to the user. */
 export function update() {
   if (scheduled) return;
   scheduled = true;
   const draw = () => {
     if (!scheduled) return;
     scheduled = false;
+    const began = performance.now();
     redraw();
+    costMs = performance.now() - began;
   };
-  requestAnimationFrame(draw);
-  setTimeout(draw, 200);
+  if (costMs < 50) requestAnimationFrame(draw);
+  setTimeout(draw, Math.max(200, costMs));
 }
 
 // --- Storage
@@ -54,7 +58,8 @@ async function saveNow(conversation) {
   clearTimeout(unsaved.get(conversation));
   unsaved.delete(conversation);
   try {
-    await store.save(structuredClone(conversation));
+    await store.save(conversation);
+    update(); // another tab may have added to it
   } catch {
     state.stored = false;
     update();
