@@ -4,7 +4,7 @@
     python models/demo/evaluate.py --gateway http://localhost:23333/v1
     python models/demo/evaluate.py --tools --model build/demo
 
-The third asks the questions with tools and for JSON, too, which the model in models/demo/model has not learned.
+The third asks the questions with tools and for JSON, too.
 
 `evaluate` takes any function that answers chats; the command answers with transformers in this process, or asks a
 server that speaks OpenAI's API.

@@ -15,7 +15,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -97,6 +97,69 @@ def batches(
             )
 
 
+def copying_row(
+    rng: random.Random, width: int, tokens: Sequence[int], digits: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """A row of `width` ids and its labels that teach copying alone: a few pieces of random tokens, or of random digits,
+    that come again and again in any order. What is learned is how a piece goes on that was there before.
+
+    Looking back for the same tokens and going on as they did (induction, Olsson et al. 2022) is what puts a name of the
+    question into a call. Answers alone teach it slowly, since few of their tokens need it.
+    """
+    pieces = [
+        rng.choices(digits if rng.random() < 0.3 else tokens, k=rng.randint(3, 12)) for _ in range(2 + width // 64)
+    ]
+    ids: list[int] = []
+    labels: list[int] = []
+    met: set[int] = set()
+    while len(ids) <= width:
+        index = rng.randrange(len(pieces))
+        piece = pieces[index]
+        told = min(len(piece), 3 if piece[0] in digits else 1)  # the tokens that tell which piece it is
+        ids += [rng.choice(tokens), *piece]
+        labels += [IGNORED] * (1 + told) + (piece[told:] if index in met else [IGNORED] * (len(piece) - told))
+        met.add(index)
+    return ids[:width], labels[1 : width + 1]
+
+
+def copying_batch(tokenizer: PreTrainedTokenizerFast, step: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows that teach copying, 2304 ids in all, of three lengths by turns: ids and labels, both [rows, length]."""
+    rng = random.Random(seed * 1_000_003 + step)
+    rows, length = ((36, 64), (24, 96), (18, 128))[step % 3]
+    digits = tokenizer.convert_tokens_to_ids(list("0123456789"))
+    tokens = [i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids and i not in digits]
+    made = [copying_row(rng, length, tokens, digits) for _ in range(rows)]
+    return torch.tensor([ids for ids, _ in made]), torch.tensor([labels for _, labels in made])
+
+
+def guidance(attentions: Sequence[Tensor], ids: Tensor, labels: Tensor) -> Tensor:
+    """How far some heads are from where copying needs them to look: a mean of negative logarithms of attention.
+
+    Three heads of the second layer are to look at the token before, or the one before that; four of the last two layers
+    at the tokens that followed what is read now, earlier in the row. Left to themselves, heads take thousands of steps
+    to find this. `attentions`: [rows, heads, length, length] of each layer; ids, labels: [rows, length].
+    """
+    before = torch.cat([ids.new_full((len(ids), 1), -1), ids[:, :-1]], 1)
+    followed = (ids[:, :, None] == before[:, None, :]) & (labels[:, :, None] == ids[:, None, :])
+    followed &= torch.ones_like(followed[0]).tril()
+    known = followed.any(-1)
+    found = [(attentions[layer][:, head].float() * followed).sum(-1)[known] for layer in (2, 3) for head in (0, 2)]
+    found += [attentions[1][:, head].float().diagonal(-back, 1, 2) for head, back in ((0, 1), (2, 2), (4, 1))]
+    return torch.stack([-(part + 1e-6).log().mean() for part in found]).mean()
+
+
+def copying_loss(model: LlamaForCausalLM, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of a batch that teaches copying, and its guidance. ids, labels: [rows, length]."""
+    model.set_attn_implementation("eager")  # which gives the attention
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model.model(input_ids=ids, use_cache=False, output_attentions=True)
+        wanted = labels != IGNORED
+        logits = model.lm_head(output.last_hidden_state[wanted])
+    model.set_attn_implementation("sdpa")
+    loss = nn.functional.cross_entropy(logits.float(), labels[wanted])
+    return loss, guidance(output.attentions, ids, labels)
+
+
 def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Muon (Jordan et al. 2024, orthogonalised momentum) for the matrices, AdamW for embeddings and norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
@@ -169,6 +232,9 @@ def main(
         Path | None, typer.Option("--from", help="Folder of a trained model to go on from, with a fresh optimiser.")
     ] = None,
     rate: Annotated[float, typer.Option(help="Factor of the learning rates.")] = 1.0,
+    copies: Annotated[
+        int, typer.Option(help="Steps at the beginning that teach copying too; later every fourth does. 0: none.")
+    ] = 0,
 ) -> None:
     """Trains the demo model from nothing or from an earlier one, or goes on from its checkpoint."""
     torch.set_num_threads(threads)
@@ -188,14 +254,19 @@ def main(
     for _ in range(start):
         next(stream)
 
-    began, seen, mean = time.monotonic(), 0, 0.0
+    began, seen, mean, copied_mean = time.monotonic(), 0, 0.0, 0.0
     for step in range(start, steps):
         ids, labels, weights = next(stream)
         for optimizer, rates in zip(tuned, base, strict=True):
             for group, full in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * full * learning_rate(step, steps)
         loss = loss_of(model, ids, labels, weights)
-        loss.backward()
+        if copies and (step < copies or step % 4 == 0):
+            copied, guided = copying_loss(model, *copying_batch(tokenizer, step, seed))
+            (0.5 * loss + 0.5 * copied + 0.25 * guided).backward()
+            copied_mean = 0.9 * copied_mean + 0.1 * copied.item() if copied_mean else copied.item()
+        else:
+            loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in tuned:
             optimizer.step()
@@ -204,7 +275,7 @@ def main(
         mean = loss.item() if step == start else 0.95 * mean + 0.05 * loss.item()
         if (step + 1) % 20 == 0:
             speed = seen / (time.monotonic() - began)
-            typer.echo(f"step {step + 1}/{steps}  loss {mean:.4f}  {speed:.0f} tokens/s")
+            typer.echo(f"step {step + 1}/{steps}  loss {mean:.4f}  copying {copied_mean:.3f}  {speed:.0f} tokens/s")
         if (step + 1) % export_every == 0 or step + 1 == steps:
             checkpoint.parent.mkdir(parents=True, exist_ok=True)
             state = {"step": step + 1, "model": model.state_dict(), "optimizers": [o.state_dict() for o in tuned]}

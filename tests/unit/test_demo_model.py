@@ -258,7 +258,7 @@ def test_training_goes_on_from_a_model_and_exports_the_template_of_the_corpus(tm
     pytest.importorskip("torch", reason="the model is trained with PyTorch")
     output = tmp_path / "model"
     command = [sys.executable, DEMO / "train.py", "--from", DEMO / "model", "--rate", "0.1", "--steps", "1"]
-    command += ["--tokens", "512", "--checkpoint", tmp_path / "run.pt", "--output", output]
+    command += ["--copies", "1", "--tokens", "512", "--checkpoint", tmp_path / "run.pt", "--output", output]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     assert AutoTokenizer.from_pretrained(output).chat_template == chat_format.CHAT_TEMPLATE
     assert (output / "tokenizer.json").read_bytes() == (DEMO / "model" / "tokenizer.json").read_bytes()
@@ -270,6 +270,27 @@ def test_training_goes_on_from_a_model_and_exports_the_template_of_the_corpus(tm
         moved = (after.get_tensor(name).float() - before.get_tensor(name).float()).abs().max().item()
         largest = before.get_tensor(name).float().abs().max().item()
     assert 0 < moved < 0.1 * largest
+
+
+def test_what_copying_learns_stood_in_its_row_before_and_is_told_by_what_comes_before_it() -> None:
+    pytest.importorskip("torch", reason="the model is trained with PyTorch")
+    import train
+
+    rng = random.Random(3)
+    words, digits = range(100, 2000), range(10, 20)
+    learned = 0
+    for width in [64, 96, 128] * 20:
+        ids, labels = train.copying_row(rng, width, words, digits)
+        assert len(ids) == len(labels) == width
+        for at, label in enumerate(labels):
+            if label == train.IGNORED:
+                continue
+            learned += 1
+            told = ids[at - 2 : at + 1] if ids[at] in digits else ids[at : at + 1]
+            row = [*ids, label]
+            earlier = [row[i : i + len(told) + 1] for i in range(at - len(told) + 1)]
+            assert [*told, label] in earlier
+    assert learned > 1000
 
 
 TEXTS = [

@@ -136,9 +136,9 @@ def _tool_topic(
         if last == "calculation" and offered.calculator:
             return last, lambda: tools.calculation(offered.calculator, language, rng, next=True)
     kind = rng.random()
-    if kind < 0.32:
+    if kind < 0.28:
         return "weather", lambda: tools.weather(offered.weather, language, rng)
-    if kind < 0.62:
+    if kind < 0.52:
         return "calculation", lambda: tools.calculation(offered.calculator, language, rng)
     if kind < 0.74 and (offered.weather or offered.calculator):
         return "two", lambda: tools.two_calls(offered, language, rng)
@@ -191,12 +191,12 @@ def sample(rng: random.Random) -> list[Segment]:
     if kind < 0.03:
         return [(_document_text(rng) + END, True)]
     prompt = rng.choice(_SYSTEM_PROMPTS) if rng.random() < 0.18 else ""
-    if kind < 0.24:
+    if kind < 0.17:
         offered = tools.offer(rng)
         return segments(with_tools(offered, rng), system(prompt, offered.described()))
-    if kind < 0.40:
+    if kind < 0.36:
         return _json_answers(rng)
-    if kind < 0.55:
+    if kind < 0.40:
         language = "en" if rng.random() < 0.6 else "zh"
         return segments([repeat.exchange(language, rng) for _ in range(rng.choice((1, 1, 2, 3)))], "")
     asked = exchanges(rng)
@@ -207,8 +207,8 @@ def sample(rng: random.Random) -> list[Segment]:
 
 
 def sample_without_tools(rng: random.Random) -> list[Segment]:
-    """One text of the corpus as it was before tools, JSON and repeating: what the weights in models/demo/model have
-    learned. Benchmarks of these weights read it."""
+    """One text of the corpus as it was before tools, JSON and repeating: the tables of
+    benchmarks/ and docs/ were made with it."""
     if rng.random() < 0.04:
         return [(_document_text(rng) + END, True)]
     prompt = rng.choice(_SYSTEM_PROMPTS) if rng.random() < 0.18 else ""

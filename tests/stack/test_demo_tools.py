@@ -1,0 +1,68 @@
+"""The demo model calls the example's two tools and answers in JSON, through the whole stack."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from charonia_client import Tools
+from stack import HANG_S, Stack
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "client" / "examples" / "tools.py"
+PROGRAM = Path(sys.executable).parent / "triton_client"
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    spec = importlib.util.spec_from_file_location("example_tools", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def test_a_call_is_made_run_and_answered(api: openai.AsyncOpenAI, model: str, example: Any) -> None:
+    tools: Any = Tools([example.get_weather, example.calculate]).described
+    for question, name, arguments in (
+        ("What is the weather in Paris?", "get_weather", {"place": "Paris"}),
+        ("What is 73 * 58?", "calculate", {"expression": "73 * 58"}),
+    ):
+        messages: list[Any] = [{"role": "user", "content": question}]
+        asked = await api.chat.completions.create(model=model, messages=messages, tools=tools, temperature=0)
+        assert asked.choices[0].finish_reason == "tool_calls"
+        (call,) = asked.choices[0].message.tool_calls or ()
+        assert call.type == "function" and call.function.name == name
+        assert json.loads(call.function.arguments) == arguments
+        result = getattr(example, name)(**arguments)
+        messages += [
+            asked.choices[0].message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)},
+        ]
+        answer = await api.chat.completions.create(model=model, messages=messages, tools=tools, temperature=0)
+        assert answer.choices[0].finish_reason == "stop"
+        for value in result.values():
+            assert str(value) in (answer.choices[0].message.content or "")
+
+
+async def test_an_answer_in_json_has_the_keys_that_were_asked_for(api: openai.AsyncOpenAI, model: str) -> None:
+    question = "What is the capital of France? Answer in JSON with the keys country and capital."
+    messages: list[Any] = [{"role": "user", "content": question}]
+    answer = await api.chat.completions.create(model=model, messages=messages, temperature=0)
+    assert json.loads(answer.choices[0].message.content or "") == {"country": "France", "capital": "Paris"}
+
+
+def test_the_terminal_chat_runs_the_examples_tools(stack: Stack, example: Any) -> None:
+    command = [PROGRAM, stack.grpc, "--tools", str(EXAMPLE), "--temperature", "0"]
+    done = subprocess.run(
+        command, input="What is the weather in Paris?\n", capture_output=True, text=True, timeout=HANG_S, check=True
+    )
+    made_up = example.get_weather("Paris")
+    assert "get_weather(" in done.stdout and "tool_call" not in done.stdout
+    answer = done.stdout.partition("\n")[2]
+    assert made_up["weather"] in answer and str(made_up["temperature"]) in answer
