@@ -123,6 +123,10 @@ class EngineStats:
     prefix_hit_tokens: int
     gemms_rejected: int  # GEMMs with weights that cuBLASLt rejected and own kernels took
 
+class TokenSplit:
+    def __init__(self, weights_dir: Path) -> None: ...
+    def forced(self, before: Sequence[int], text: str) -> list[int]: ...
+
 class Engine:
     def __init__(self, weights_dir: Path, overrides: dict[str, str] = ...) -> None: ...
     def submit(

@@ -18,6 +18,7 @@ from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
 from charonia.families import ModelSpec, TensorMap, TensorPart, describe, stacked_shape
 from charonia.progress import Progress
 from charonia.text import prompt_ids
+from charonia.text.token_split import build_token_split
 from charonia.text.token_table import build_token_table
 from charonia.text.tokenizer import copy_tokenizer, load_tokenizer
 from charonia.weights import workspace
@@ -315,10 +316,13 @@ def write_weights(
     tokenizer = load_tokenizer(source.folder)
     table = weights / workspace.TOKEN_TABLE
     build_token_table(tokenizer, spec.config.vocab_size).save(table)
+    token_split = weights / workspace.TOKEN_SPLIT
+    build_token_split(tokenizer).save(token_split)
     workspace.write_config_ini(weights / "config.ini", {**spec.config.settings(), **settings})
 
     manifest = workspace.Manifest(str(source.folder.resolve()), ranks, quality=_quality_of(source.folder, spec))
-    manifest.files[table.name] = {"bytes": table.stat().st_size, "sha256": workspace.sha256(table)}
+    for file in (table, token_split):
+        manifest.files[file.name] = {"bytes": file.stat().st_size, "sha256": workspace.sha256(file)}
     if link:
         _link_tensors(source.checkpoint, tensors, manifest)
     else:

@@ -25,6 +25,7 @@ TRITON_MODELS = ("preprocessing", "engine", "postprocessing", "parsing", "ensemb
 WEIGHTS = Path("triton_models", "weights")
 TOKENIZER = Path("triton_models", "tokenizer")
 TOKEN_TABLE = "token_table.safetensors"
+TOKEN_SPLIT = "token_split.safetensors"
 
 
 @dataclass

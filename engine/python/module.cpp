@@ -29,6 +29,8 @@
 #include "charonia/types.h"
 #include "model/layers.h"
 #include "ops/cpu/bandwidth.h"
+#include "text/token_split.h"
+#include "text/token_table.h"
 
 namespace py = pybind11;
 using namespace charonia;
@@ -412,6 +414,31 @@ void bind_info(py::module_& m) {
       .def_readonly("gemms_rejected", &EngineStats::gemms_rejected);
 }
 
+// With the table that it needs.
+class TokenSplit {
+ public:
+  explicit TokenSplit(const std::filesystem::path& weights_dir)
+      : table_(text::TokenTable::load(weights_dir / "token_table.safetensors")) {
+    std::string why;
+    split_ = text::TokenSplit::load(weights_dir / "token_split.safetensors", table_, why);
+    if (!split_) throw Error(ErrorCode::unsupported, why);
+  }
+  std::vector<TokenId> forced(const std::vector<TokenId>& before, const std::string& text) const {
+    return split_->forced(before, text);
+  }
+
+ private:
+  const text::TokenTable table_;
+  std::unique_ptr<const text::TokenSplit> split_;
+};
+
+void bind_split(py::module_& m) {
+  py::class_<TokenSplit>(m, "TokenSplit", "How the tokenizer of a `weights` folder splits text that is to come.")
+      .def(py::init<const std::filesystem::path&>(), py::arg("weights_dir"))
+      .def("forced", &TokenSplit::forced, py::arg("before"), py::arg("text"),
+           "The tokens that follow `before`, where `text` comes next, whatever comes after it.");
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_engine, m) {
@@ -428,6 +455,7 @@ PYBIND11_MODULE(_engine, m) {
   bind_measurements(m);
   bind_types(m);
   bind_info(m);
+  bind_split(m);
   py::module_::import("atexit").attr("register")(
       py::cpp_function([] { registry().close(); }, py::call_guard<py::gil_scoped_release>()));
   py::class_<EngineHolder>(m, "Engine", "A loaded model; see engine/include/charonia/engine.h.")

@@ -131,4 +131,36 @@ class MaskOf : public TokenMaskProvider {
   Allowed allowed_;
 };
 
+// Of every seven tokens of the output the last five are certain: they follow from those before them.
+class RunsOf : public TokenMaskProvider {
+ public:
+  explicit RunsOf(TokenId vocab) : vocab_(vocab) {}
+  void fill(std::span<const TokenId> output, std::span<std::uint32_t> mask) override {
+    forced_.clear();
+    std::vector<TokenId> next(output.begin(), output.end());
+    while (next.size() % 7 >= 2) {
+      const auto size = static_cast<TokenId>(next.size());
+      forced_.push_back((5 * next.back() + 3 * next[next.size() - 2] + size) % vocab_);
+      next.push_back(forced_.back());
+    }
+    for (TokenId t = 0; t < vocab_; ++t) {
+      const bool allowed = forced_.empty() || t == forced_.front();
+      if (allowed) mask[static_cast<std::size_t>(t) / 32] |= 1U << (t % 32);
+    }
+  }
+  std::span<const TokenId> forced() const override { return forced_; }
+  std::unique_ptr<TokenMaskProvider> clone() const override { return std::make_unique<RunsOf>(vocab_); }
+
+ private:
+  TokenId vocab_;
+  std::vector<TokenId> forced_;
+};
+
+// With tokens of RunsOf, which with log probabilities are sampled one by one.
+inline Request with_runs(Request asked, TokenId vocab, bool one_by_one) {
+  asked.mask = std::make_shared<RunsOf>(vocab);
+  if (one_by_one) asked.sampling.logprobs = 0;
+  return asked;
+}
+
 }  // namespace charonia::testing

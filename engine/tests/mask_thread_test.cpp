@@ -109,7 +109,7 @@ TEST(MaskThreadTest, RanksAreToldTheSameWhateverMasksTake) {
       }
       auto& steps = in[i] == slow ? steps_of_slow : steps_of_fast;
       EXPECT_EQ(words[i], ++steps);
-      thread.next(in[i], 1);
+      thread.next(in[i], std::vector<TokenId>{1});
     }
     thread.hand_over();
   }

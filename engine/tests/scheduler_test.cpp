@@ -326,6 +326,92 @@ TEST(Scheduler, AfterAFailedStepEverythingIsComputedAnewAndNothingOldIsFound) {
   EXPECT_EQ(plan.seqs[1].first_position, 0);
 }
 
+TEST(Scheduler, AppendedTokensAreComputedInOneStepAfterTheDecodesAndBeforePrefill) {
+  BlockManager pool(64, 4, true);
+  Scheduler scheduler({8, 10}, pool);
+  scheduler.add(1, numbers(2, 100), 40);
+  scheduler.add(2, numbers(2, 200), 40);
+  step(scheduler);
+  for (const TokenId token : {7, 8, 9}) scheduler.append(1, token);
+  scheduler.add(3, numbers(9, 300), 20, {.priority = 1});
+  auto plan = step(scheduler);
+  EXPECT_EQ(ids_of(plan), (std::vector<SeqId>{2, 1, 3}));
+  EXPECT_EQ(plan.seqs[1].first_position, 2);
+  EXPECT_EQ(plan.seqs[1].num_tokens, 4);
+  EXPECT_TRUE(plan.seqs[1].samples);
+  EXPECT_TRUE(plan.seqs[1].forced);
+  EXPECT_EQ(plan.seqs[2].num_tokens, 5);
+  EXPECT_FALSE(plan.seqs[2].forced);
+  EXPECT_EQ(scheduler.tokens(1).size(), 7U);
+  plan = step(scheduler);
+  EXPECT_EQ(plan.seqs[0].num_tokens, 1);
+  EXPECT_FALSE(plan.seqs[0].forced);
+}
+
+TEST(Scheduler, AppendedTokensThatDoNotFitTheBudgetTakeSeveralSteps) {
+  BlockManager pool(64, 4, true);
+  Scheduler scheduler({8, 4}, pool);
+  scheduler.add(1, numbers(2, 100), 40);
+  scheduler.add(2, numbers(2, 200), 40);
+  step(scheduler);
+  for (int i = 0; i < 6; ++i) scheduler.append(2, i);
+  std::vector<std::int32_t> parts;
+  for (int i = 0; i < 3; ++i) {
+    const auto plan = step(scheduler);
+    ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2})) << "a decode is in every step";
+    parts.push_back(plan.seqs[1].num_tokens);
+    EXPECT_EQ(plan.seqs[1].samples, i == 2);
+  }
+  EXPECT_EQ(parts, (std::vector<std::int32_t>{3, 3, 1}));
+}
+
+TEST(Scheduler, OfSeveralWithAppendedTokensEachGetsOneInEveryStep) {
+  BlockManager pool(64, 4, true);
+  Scheduler scheduler({8, 6}, pool);
+  for (const SeqId id : {1, 2, 3}) scheduler.add(id, numbers(2, 100 * static_cast<int>(id)), 40);
+  step(scheduler);
+  for (const SeqId id : {1, 2}) {
+    for (int i = 0; i < 9; ++i) scheduler.append(id, i);
+  }
+  const auto plan = step(scheduler);
+  ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{3, 1, 2}));
+  EXPECT_EQ(plan.seqs[1].num_tokens, 4);
+  EXPECT_EQ(plan.seqs[2].num_tokens, 1);
+}
+
+TEST(Scheduler, AppendedTokensAreComputedAnewAfterHold) {
+  BlockManager pool(64, 4, false);
+  Scheduler scheduler({8, 100}, pool);
+  scheduler.add(1, numbers(2, 100), 40);
+  step(scheduler);
+  for (const TokenId token : {7, 8, 9}) scheduler.append(1, token);
+  scheduler.hold(1);
+  EXPECT_TRUE(step(scheduler).empty());
+  scheduler.resume(1);
+  const auto plan = step(scheduler);
+  ASSERT_EQ(plan.seqs.size(), 1U);
+  EXPECT_EQ(plan.seqs[0].num_tokens, 6);
+  EXPECT_FALSE(plan.seqs[0].forced) << "it is prefill like any other";
+}
+
+TEST(Scheduler, AppendingToWhatHasAllItsTokensOrOneThatIsNotKnownIsAnError) {
+  BlockManager pool(64, 4, true);
+  Scheduler scheduler({8, 100}, pool);
+  scheduler.add(1, numbers(2), 5);
+  EXPECT_THROW(scheduler.append(2, 1), Error);
+  const auto plan = scheduler.plan();
+  scheduler.advance(plan);
+  EXPECT_THROW(scheduler.append(1, 1), Error) << "its last token is not known";
+  scheduler.resolve(plan, std::vector<TokenId>{1});
+  EXPECT_THROW(scheduler.append(1, -1), Error);
+  scheduler.append(1, 1);
+  scheduler.append(1, 1);
+  EXPECT_THROW(scheduler.append(1, 1), Error) << "it has all its tokens";
+  EXPECT_EQ(scheduler.tokens(1).size(), 5U);
+  EXPECT_TRUE(scheduler.remove(1));
+  scheduler.check_integrity();
+}
+
 TEST(Scheduler, MisuseIsAnError) {
   BlockManager pool(4, 4, true);
   EXPECT_THROW(Scheduler({0, 1}, pool), Error);

@@ -224,6 +224,7 @@ def _grammars() -> list[Panel]:
         return f"sum by (instance) (rate({metric}{{{SERVERS}}}[$__rate_interval]))"
 
     hits, misses = (per_second(f"charonia_guide_cache_{kind}_total") for kind in ("hits", "misses"))
+    certain = per_second("charonia_jump_forward_tokens_total")
     return [
         graph(
             "Time to compile a grammar",
@@ -242,5 +243,11 @@ def _grammars() -> list[Panel]:
             RATIO,
             "Falling: guides are new each time, or guide_cache_size does not hold those in use.",
             [Query(f"{hits} / ({hits} + {misses})", "{{instance}}")],
+        ),
+        graph(
+            "Tokens that were certain",
+            RATIO,
+            "With jump_forward: tokens of structured output that took no step of their own, among all tokens.",
+            [Query(f"{certain} / {per_second('charonia_generation_tokens_total')}", "{{instance}}")],
         ),
     ]

@@ -18,6 +18,10 @@ class TokenMaskProvider {
   // error that has the exception's text.
   virtual void fill(std::span<const std::int32_t> output, std::span<std::uint32_t> mask) = 0;
 
+  // After fill(): where the mask has one token alone, that one and those that are certain to follow it. The engine takes
+  // them without a step for each, except where each one's log probability is asked for: then fill() is called as ever.
+  virtual std::span<const std::int32_t> forced() const { return {}; }
+
   // For another sequence of the same request (n, best_of), which begins anew.
   virtual std::unique_ptr<TokenMaskProvider> clone() const = 0;
 };

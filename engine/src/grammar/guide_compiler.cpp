@@ -239,10 +239,21 @@ xgrammar::Grammar grammar_of(const Guide& guide, const xgrammar::TokenizerInfo& 
   throw Error(ErrorCode::internal, "a guide without a type");
 }
 
+// Whether it names tokens, of which xgrammar's certain text knows nothing.
+bool names_tokens(const Json& format) {
+  if (format.is_object() && format.contains("type") && format["type"].is_string() &&
+      format["type"].get<std::string>().find("token") != std::string::npos) {
+    return true;
+  }
+  return format.is_structured() && std::ranges::any_of(format, names_tokens);
+}
+
 class Provider : public TokenMaskProvider {
  public:
-  Provider(xgrammar::CompiledGrammar grammar, const std::vector<TokenId>& end_ids)
-      : grammar_(std::move(grammar)), end_ids_(end_ids) {}
+  // split: null: nothing is forced.
+  Provider(xgrammar::CompiledGrammar grammar, const std::vector<TokenId>& end_ids, const text::TokenSplit* split,
+           std::vector<TokenId> prompt)
+      : grammar_(std::move(grammar)), end_ids_(end_ids), split_(split), prompt_(std::move(prompt)) {}
 
   void fill(std::span<const std::int32_t> output, std::span<std::uint32_t> mask) override {
     const MaskLimit limit;
@@ -254,7 +265,11 @@ class Provider : public TokenMaskProvider {
     }
   }
 
-  std::unique_ptr<TokenMaskProvider> clone() const override { return std::make_unique<Provider>(grammar_, end_ids_); }
+  std::span<const TokenId> forced() const override { return forced_; }
+
+  std::unique_ptr<TokenMaskProvider> clone() const override {
+    return std::make_unique<Provider>(grammar_, end_ids_, split_, prompt_);
+  }
 
  private:
   void follow(std::span<const std::int32_t> output, std::span<std::uint32_t> mask) {
@@ -265,6 +280,15 @@ class Provider : public TokenMaskProvider {
         throw Error(ErrorCode::internal,
                     cat("token ", output[accepted_], " does not follow in the grammar. ", messages.warning()));
       }
+      if (!forced_.empty()) forced_.erase(forced_.begin());  // the mask allowed no other one
+    }
+    if (split_ != nullptr && forced_.empty()) {
+      forced_ = split_->forced(last_tokens(output), matcher_->FindJumpForwardString());
+    }
+    if (!forced_.empty()) {
+      const auto id = forced_.front();
+      mask[static_cast<std::size_t>(id) / 32] |= 1U << (id % 32);
+      return;
     }
     std::int64_t size = std::ssize(mask);
     DLTensor tensor{.data = mask.data(),
@@ -283,22 +307,38 @@ class Provider : public TokenMaskProvider {
     }
   }
 
+  std::vector<TokenId> last_tokens(std::span<const TokenId> output) const {
+    constexpr auto kMost = text::TokenSplit::kContext + 1;
+    const auto before = kMost - std::min(kMost, output.size());
+    std::vector<TokenId> out(prompt_.end() - static_cast<std::ptrdiff_t>(std::min(before, prompt_.size())), prompt_.end());
+    const auto own = output.last(std::min(kMost, output.size()));
+    out.insert(out.end(), own.begin(), own.end());
+    return out;
+  }
+
   const xgrammar::CompiledGrammar grammar_;
   const std::vector<TokenId> end_ids_;
+  const text::TokenSplit* const split_;
+  const std::vector<TokenId> prompt_;
+  std::vector<TokenId> forced_;
   std::optional<xgrammar::GrammarMatcher> matcher_;  // made on the thread of masks
   std::size_t accepted_ = 0;
 };
 
 class Compiled : public CompiledGuide {
  public:
-  explicit Compiled(xgrammar::CompiledGrammar grammar) : grammar_(std::move(grammar)) {}
+  Compiled(xgrammar::CompiledGrammar grammar, const text::TokenSplit* split)
+      : grammar_(std::move(grammar)), split_(split) {}
   std::size_t bytes() const override { return grammar_.MemorySizeBytes(); }
-  std::unique_ptr<TokenMaskProvider> provider(const std::vector<TokenId>& end_ids) const override {
-    return std::make_unique<Provider>(grammar_, end_ids);
+  std::unique_ptr<TokenMaskProvider> provider(const std::vector<TokenId>& end_ids,
+                                              std::optional<std::vector<TokenId>> prompt) const override {
+    return std::make_unique<Provider>(grammar_, end_ids, prompt ? split_ : nullptr,
+                                      std::move(prompt).value_or(std::vector<TokenId>()));
   }
 
  private:
   const xgrammar::CompiledGrammar grammar_;
+  const text::TokenSplit* const split_;
 };
 
 xgrammar::TokenizerInfo tokenizer_info(const text::TokenTable& table, int vocab_size,
@@ -340,18 +380,22 @@ void parse_step() {
 
 class GuideCompiler::Impl {
  public:
-  Impl(const text::TokenTable& table, int vocab_size, const std::vector<TokenId>& end_ids)
+  Impl(const text::TokenTable& table, int vocab_size, const std::vector<TokenId>& end_ids,
+       const text::TokenSplit* split_in)
       : tokens(tokenizer_info(table, vocab_size, end_ids)),
         special(table, vocab_size, end_ids),
-        compiler(tokens, 1, false) {}
+        compiler(tokens, 1, false),
+        split(split_in) {}
 
   const xgrammar::TokenizerInfo tokens;
   const SpecialTokens special;
   xgrammar::GrammarCompiler compiler;  // without a cache and threads: the engine has its own
+  const text::TokenSplit* const split;
 };
 
-GuideCompiler::GuideCompiler(const text::TokenTable& table, int vocab_size, const std::vector<TokenId>& end_ids)
-    : impl_(std::make_unique<Impl>(table, vocab_size, end_ids)) {}
+GuideCompiler::GuideCompiler(const text::TokenTable& table, int vocab_size, const std::vector<TokenId>& end_ids,
+                             const text::TokenSplit* split)
+    : impl_(std::make_unique<Impl>(table, vocab_size, end_ids, split)) {}
 GuideCompiler::~GuideCompiler() = default;
 
 std::shared_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, bool after_space,
@@ -368,7 +412,9 @@ std::shared_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, 
     if (!messages.warning().empty()) refused("is not supported", messages.warning());
     auto compiled = impl_->compiler.CompileGrammar(grammar);
     if (!messages.warning().empty()) refused("is not supported", messages.warning());
-    return std::make_shared<Compiled>(std::move(compiled));
+    const bool with_tokens =
+        guide.type == GuideType::structural_tag && names_tokens(Json::parse(guide.text, nullptr, false));
+    return std::make_shared<Compiled>(std::move(compiled), with_tokens ? nullptr : impl_->split);
   } catch (const Stopped&) {
     return nullptr;
   } catch (const NamedError&) {

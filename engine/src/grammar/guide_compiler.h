@@ -5,11 +5,13 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "charonia/token_mask.h"
 #include "charonia/types.h"
+#include "text/token_split.h"
 #include "text/token_table.h"
 
 namespace charonia::grammar {
@@ -19,8 +21,11 @@ class CompiledGuide {
  public:
   virtual ~CompiledGuide() = default;
   virtual std::size_t bytes() const = 0;  // about, in memory
-  // For one sequence. Of end_ids, ascending, each is allowed where the text may end, and nowhere else.
-  virtual std::unique_ptr<TokenMaskProvider> provider(const std::vector<TokenId>& end_ids) const = 0;
+  // For one sequence. Of end_ids, ascending, each is allowed where the text may end, and nowhere else. prompt: where it
+  // is given, tokens that are certain are forced: the tokenizer's own, as they follow the prompt. Its last
+  // TokenSplit::kContext + 1 tokens suffice.
+  virtual std::unique_ptr<TokenMaskProvider> provider(const std::vector<TokenId>& end_ids,
+                                                      std::optional<std::vector<TokenId>> prompt = {}) const = 0;
 };
 
 // What errors call a guide: guided_decoding_guide, or what a structural tag says as `called`.
@@ -28,8 +33,10 @@ std::string called(const Guide& guide);
 
 class GuideCompiler {
  public:
-  // end_ids: the model's. Takes some tenths of a second for a large vocabulary. `table` is not used afterwards.
-  GuideCompiler(const text::TokenTable& table, int vocab_size, const std::vector<TokenId>& end_ids);
+  // end_ids: the model's. Takes some tenths of a second for a large vocabulary. `table` is not used afterwards. split:
+  // by which tokens are forced; it outlives what is compiled. Null: none are.
+  GuideCompiler(const text::TokenTable& table, int vocab_size, const std::vector<TokenId>& end_ids,
+                const text::TokenSplit* split = nullptr);
   ~GuideCompiler();
   GuideCompiler(const GuideCompiler&) = delete;
   GuideCompiler& operator=(const GuideCompiler&) = delete;

@@ -19,7 +19,7 @@ Engine::Impl::Impl(const std::filesystem::path& weights_dir, const Settings& ove
   load(weights_dir, overrides);
   make_scheduler();
   make_sessions();
-  make_guides();
+  make_guides(weights_dir);
   stats_.blocks_total = stats_.blocks_free = blocks_->num_blocks();
   if (sink_) {
     sink_->set(Metric::weight_bytes, static_cast<double>(info.weight_bytes));
@@ -106,10 +106,16 @@ void Engine::Impl::make_sessions() {
   tidy_sessions();
 }
 
-void Engine::Impl::make_guides() {
+void Engine::Impl::make_guides(const std::filesystem::path& weights_dir) {
+  if (info.config.jump_forward) {
+    std::string why;
+    token_split_ = text::TokenSplit::load(weights_dir / "token_split.safetensors", *tokens_, why);
+    if (!token_split_) info.warnings.push_back(cat("jump_forward is off: ", why));
+  }
   const auto cache = parse_bytes(info.config.guide_cache_size.empty() ? "256MiB" : info.config.guide_cache_size);
   guides_ = std::make_unique<runtime::GuideThread>(*tokens_, info.model.vocab_size, info.model.end_ids, *cache, sink_,
-                                                    [this] { hand_task([this] { begin_compiled(); }); });
+                                                    [this] { hand_task([this] { begin_compiled(); }); },
+                                                    token_split_.get());
 }
 
 void Engine::Impl::hand_task(std::function<void()> task) {

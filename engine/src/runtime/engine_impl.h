@@ -28,6 +28,7 @@
 #include "runtime/session_store.h"
 #include "runtime/weight_check.h"
 #include "schedule/scheduler.h"
+#include "text/token_split.h"
 #include "text/token_table.h"
 
 namespace charonia {
@@ -95,7 +96,7 @@ class Engine::Impl {
   void load(const std::filesystem::path& weights_dir, const Settings& overrides);
   void make_scheduler();
   void make_sessions();
-  void make_guides();
+  void make_guides(const std::filesystem::path& weights_dir);
   // Runs a task between two steps and waits for it; throws what it throws. Not from the engine thread.
   void on_engine_thread(const std::function<void()>& task);
   // Runs it between two steps, and does not wait. From any thread.
@@ -118,6 +119,7 @@ class Engine::Impl {
   void begin_compiled();
   void end_waiting_for_grammar(Group& group);
   void reject_slow_grammar(Group& group);
+  void make_providers(Group& group);
   void make_sequences(Group& group);
   void set_prompt(Group& group);
   // Prompts of different classes do not share KV blocks: the model computes them differently.
@@ -153,7 +155,8 @@ class Engine::Impl {
   void resume_known();
   bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<ops::Sampled> rows, Sequence& sequence);
   bool deliver_rows(Result result, const Sequence& sequence);
-  void accept(Sequence& sequence, const ops::Sampled& token, Clock::time_point now);
+  int accept(Sequence& sequence, const ops::Sampled& sampled, Clock::time_point now);
+  bool take_token(Sequence& sequence, const ops::Sampled& token, Clock::time_point now);
   void fail(const schedule::StepPlan& plan, const std::string& error);
   void fail_all(const std::exception& error);
   void end_all(const std::string& error, ErrorCode code);
@@ -172,6 +175,7 @@ class Engine::Impl {
   std::unique_ptr<schedule::StepTime> step_time_;
   std::unique_ptr<schedule::Scheduler> scheduler_;
   std::unique_ptr<text::TokenTable> tokens_;
+  std::unique_ptr<const text::TokenSplit> token_split_;  // null: no jump-forward
   std::unique_ptr<runtime::Admission> admission_;
   std::unique_ptr<runtime::SessionStore> sessions_;
 

@@ -223,18 +223,20 @@ void Engine::Impl::measure(const Step& step) {
   const auto now = Clock::now();
   schedule::StepWork work;
   std::int64_t positions = 0;
+  std::int32_t prompt_tokens = 0;  // with what is computed again; without tokens that were forced
   for (const auto& part : step.plan.seqs) {
     if (part.samples && part.num_tokens == 1) {
       ++work.decodes;
     } else {
       work.prefill_tokens += part.num_tokens;
       positions += std::int64_t{part.num_tokens} * part.first_position;
+      if (!part.forced) prompt_tokens += part.num_tokens;
     }
   }
   if (work.prefill_tokens > 0) work.prefill_position = positions / work.prefill_tokens;
   const auto took_s = std::chrono::duration<double>(now - std::max(step.begun, last_settled_)).count();
   step_time_->measured(work, took_s);
-  admission_->step(work.prefill_tokens, work.decodes, took_s);
+  admission_->step(prompt_tokens, work.decodes + work.prefill_tokens - prompt_tokens, took_s);
   observe(Metric::engine_step_seconds, took_s);
   observe(Metric::engine_step_sequences, static_cast<double>(step.plan.seqs.size()));
   observe(Metric::engine_step_tokens, static_cast<double>(work.prefill_tokens + work.decodes));
@@ -280,8 +282,7 @@ void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampl
       fail_row(part.id, rows.back().error);
       continue;
     }
-    ++accepted;
-    accept(sequence, rows.back(), now);
+    accepted += accept(sequence, rows.back(), now);
   }
   masks_.hand_over();  // at once, so that they are worked out while the next forward pass runs
   count(Metric::generation_tokens, accepted);
@@ -354,7 +355,34 @@ bool Engine::Impl::deliver_rows(Result result, const Sequence& sequence) {
   return false;
 }
 
-void Engine::Impl::accept(Sequence& sequence, const ops::Sampled& token, Clock::time_point now) {
+// Takes a sampled token, and those that are certain to follow it. Returns how many.
+int Engine::Impl::accept(Sequence& sequence, const ops::Sampled& sampled, Clock::time_point now) {
+  if (!take_token(sequence, sampled, now)) return 1;
+  std::vector<TokenId> tokens{sampled.token};
+  if (sequence.mask) {
+    const auto forced = sequence.scores() ? std::vector<TokenId>() : sequence.mask->forced_after(sampled.token);
+    for (const auto token : forced) {
+      scheduler_->append(sequence.id, token);
+      tokens.push_back(token);
+      count(Metric::jump_forward_tokens, 1);
+      ops::Sampled known;
+      known.token = token;
+      if (!take_token(sequence, known, now)) return static_cast<int>(tokens.size());
+    }
+    masks_.next(sequence.mask, tokens);
+    if (sequence.mask->slow()) {
+      scheduler_->hold(sequence.id);
+      sit_out(sequence);
+    }
+  }
+  if (auto result = sequence.due(now, std::chrono::milliseconds(info.config.stream_interval_ms))) {
+    delivery_.push(sequence.group.callback, std::move(*result));
+  }
+  return static_cast<int>(tokens.size());
+}
+
+// One more token of the output. False: it was the last.
+bool Engine::Impl::take_token(Sequence& sequence, const ops::Sampled& token, Clock::time_point now) {
   const auto seconds_since = [&](Clock::time_point then) { return std::chrono::duration<double>(now - then).count(); };
   auto& group = sequence.group;
   if (sequence.first_token) {
@@ -364,17 +392,8 @@ void Engine::Impl::accept(Sequence& sequence, const ops::Sampled& token, Clock::
   }
   admission_->sampled(group.work);
   const auto reason = sequence.accept(token, now);
-  if (reason != FinishReason::none) return finish(sequence.id, reason);
-  if (sequence.mask) {
-    masks_.next(sequence.mask, token.token);
-    if (sequence.mask->slow()) {
-      scheduler_->hold(sequence.id);
-      sit_out(sequence);
-    }
-  }
-  if (auto result = sequence.due(now, std::chrono::milliseconds(info.config.stream_interval_ms))) {
-    delivery_.push(group.callback, std::move(*result));
-  }
+  if (reason != FinishReason::none) finish(sequence.id, reason);
+  return reason == FinishReason::none;
 }
 
 void Engine::Impl::fail(const StepPlan& plan, const std::string& error) {

@@ -321,7 +321,6 @@ void Engine::Impl::begin(Group& group) {
     if (group.grammar) {
       const auto* const grammar = group.grammar->compiled();
       if (grammar == nullptr) throw Error(group.grammar->error_code(), group.grammar->error());
-      for (int i = 0; i < group.num_sequences(); ++i) group.masks.push_back(grammar->provider(group.end_ids));
     }
     make_sequences(group);
   } catch (const std::exception& error) {
@@ -376,9 +375,24 @@ void Engine::Impl::reject_slow_grammar(Group& group) {
               ErrorCode::resource_exhausted);
 }
 
+// Where single tokens are banned or preferred, each is sampled: a forced one might be banned.
+void Engine::Impl::make_providers(Group& group) {
+  const auto& sampling = group.request.sampling;
+  const bool steered = !sampling.logit_bias.empty() || !sampling.bad_words.empty() || !group.banned.empty();
+  std::optional<std::vector<TokenId>> prompt;
+  if (!steered) {
+    const auto& input = group.request.input_ids;
+    prompt.emplace(input.end() - std::min(std::ssize(input), std::ptrdiff_t{text::TokenSplit::kContext + 1}), input.end());
+  }
+  for (int i = 0; i < group.num_sequences(); ++i) {
+    group.masks.push_back(group.grammar->compiled()->provider(group.end_ids, prompt));
+  }
+}
+
 // Its prompt is known from here on, and its sequences are the scheduler's.
 void Engine::Impl::make_sequences(Group& group) {
   if (group.in_session()) set_prompt(group);
+  if (group.grammar) make_providers(group);
   auto& request = group.request;
   const auto& sampling = request.sampling;
   const int prompt = static_cast<int>(request.input_ids.size());

@@ -22,13 +22,15 @@ GuideGrammar::State GuideGrammar::state() const {
 }
 
 GuideThread::GuideThread(const text::TokenTable& table, int vocab_size, std::vector<TokenId> end_ids,
-                         std::int64_t cache_bytes, std::shared_ptr<MetricsSink> sink, std::function<void()> done)
+                         std::int64_t cache_bytes, std::shared_ptr<MetricsSink> sink, std::function<void()> done,
+                         const text::TokenSplit* split)
     : table_(table),
       vocab_size_(vocab_size),
       end_ids_(std::move(end_ids)),
       cache_bytes_(cache_bytes),
       sink_(std::move(sink)),
-      done_(std::move(done)) {}
+      done_(std::move(done)),
+      split_(split) {}
 
 GuideThread::~GuideThread() { close(); }
 
@@ -123,7 +125,7 @@ bool GuideThread::compile(const Handle& handle) {
   }
   const auto given_up = [&] { return stop_ || handle.use_count() == 1; };
   try {
-    if (!compiler_) compiler_ = std::make_unique<grammar::GuideCompiler>(table_, vocab_size_, end_ids_);
+    if (!compiler_) compiler_ = std::make_unique<grammar::GuideCompiler>(table_, vocab_size_, end_ids_, split_);
     grammar.compiled_ =
         compiler_->compile(grammar.guide_, grammar.after_space_, [&] { return grammar.overdue_ || given_up(); });
     if (!grammar.compiled_) {

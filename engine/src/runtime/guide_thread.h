@@ -59,10 +59,11 @@ class GuideThread {
  public:
   using Handle = std::shared_ptr<GuideGrammar>;
 
-  // table: kept. observe: takes the engine's metrics. done: called on the thread when something is done. The thread
-  // starts when it is needed.
+  // table, split (see GuideCompiler): kept. sink: takes the engine's metrics. done: called on the thread when something is
+  // done. The thread starts when it is needed.
   GuideThread(const text::TokenTable& table, int vocab_size, std::vector<TokenId> end_ids, std::int64_t cache_bytes,
-              std::shared_ptr<MetricsSink> sink, std::function<void()> done);
+              std::shared_ptr<MetricsSink> sink, std::function<void()> done,
+              const text::TokenSplit* split = nullptr);
   ~GuideThread();
   GuideThread(const GuideThread&) = delete;
   GuideThread& operator=(const GuideThread&) = delete;
@@ -93,6 +94,7 @@ class GuideThread {
   const std::int64_t cache_bytes_;
   const std::shared_ptr<MetricsSink> sink_;
   const std::function<void()> done_;
+  const text::TokenSplit* const split_;
   std::unique_ptr<grammar::GuideCompiler> compiler_;  // the thread's
 
   std::mutex mutex_;

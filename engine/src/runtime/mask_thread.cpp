@@ -1,6 +1,7 @@
 #include "runtime/mask_thread.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <ctime>
 #include <exception>
@@ -85,16 +86,39 @@ bool SequenceMask::known() const {
   return known_;
 }
 
+std::vector<TokenId> SequenceMask::forced_after(TokenId token) const {
+  const std::lock_guard lock(mutex_);
+  if (!known_ || forced_.empty() || forced_.front() != token) return {};
+  return {forced_.begin() + 1, forced_.end()};
+}
+
+// What is forced is the mask's only token, and tokens behind it.
+std::string SequenceMask::check_forced() const {
+  if (forced_.empty()) return {};
+  const auto first = static_cast<std::uint32_t>(forced_.front());
+  int allowed = 0;
+  for (const auto word : words_) allowed += std::popcount(word);
+  const bool known = std::ranges::all_of(forced_, [&](auto id) { return id >= 0 && id < vocab_size_; });
+  if (known && allowed == 1 && (words_[first / 32] >> (first % 32) & 1) != 0) return {};
+  return cat("the token mask provider forces token ", forced_.front(), " and ", forced_.size() - 1, " behind it; its mask ",
+             "allows ", allowed, " tokens, and the vocabulary has ", vocab_size_);
+}
+
 bool SequenceMask::work() {
   const double begun = thread_seconds();
   std::ranges::fill(words_, 0U);
+  forced_.clear();
   std::string error;
   try {
     provider_->fill(output_, words_);
+    const auto forced = provider_->forced();
+    forced_.assign(forced.begin(), forced.end());
     // Bits past the vocabulary stand for no token.
     if (const int rest = vocab_size_ % 32; rest != 0) words_.back() &= (1U << rest) - 1;
     if (std::ranges::all_of(words_, [](auto word) { return word == 0; })) {
       error = cat("the token mask allows no token after ", output_.size(), " tokens of output");
+    } else {
+      error = check_forced();
     }
   } catch (const std::exception& failure) {
     error = cat("the token mask provider failed after ", output_.size(), " tokens of output: ", failure.what());
@@ -126,12 +150,12 @@ MaskThread::~MaskThread() {
 
 void MaskThread::begin(std::shared_ptr<SequenceMask> mask) { begun_.push_back(std::move(mask)); }
 
-void MaskThread::next(std::shared_ptr<SequenceMask> mask, TokenId accepted) {
+void MaskThread::next(std::shared_ptr<SequenceMask> mask, std::span<const TokenId> accepted) {
   {
     const std::lock_guard lock(mask->mutex_);
     mask->known_ = false;
   }
-  mask->output_.push_back(accepted);
+  mask->output_.insert(mask->output_.end(), accepted.begin(), accepted.end());
   begun_.push_back(std::move(mask));
 }
 

@@ -69,17 +69,21 @@ class SequenceMask : public ops::TokenMask {
   // once it is.
   bool sit_out();
   bool known() const;
+  // What the provider says is certain after `token`, which was sampled with the mask.
+  std::vector<TokenId> forced_after(TokenId token) const;
   bool slow() const { return pace_->slow(); }
 
  private:
   friend class MaskThread;
   bool work();  // on a thread of masks; whether somebody sits out for it
+  std::string check_forced() const;
 
   const std::shared_ptr<TokenMaskProvider> provider_;
   const int vocab_size_;
   const std::shared_ptr<MaskPace> pace_;
   std::vector<TokenId> output_;       // stays as it is while the provider works
   std::vector<std::uint32_t> words_;  // [ceil(vocab / 32)]
+  std::vector<TokenId> forced_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   bool known_ = false;         // under mutex_, as is the rest:
@@ -101,9 +105,9 @@ class MaskThread {
   MaskThread(const MaskThread&) = delete;
   MaskThread& operator=(const MaskThread&) = delete;
 
-  // The mask of the first token, and of the token after `accepted`. Nobody may be waiting for the mask before.
+  // The mask of the first token, and of the token after those `accepted`. Nobody may be waiting for the mask before.
   void begin(std::shared_ptr<SequenceMask> mask);
-  void next(std::shared_ptr<SequenceMask> mask, TokenId accepted);
+  void next(std::shared_ptr<SequenceMask> mask, std::span<const TokenId> accepted);
   // Has them worked out. Nobody may wait for a mask before.
   void hand_over();
 

@@ -10,9 +10,6 @@ namespace {
 
 double milliseconds(Clock::duration duration) { return std::chrono::duration<double, std::milli>(duration).count(); }
 
-// Whether the sampled tokens' log probabilities are needed, though they may not be sent.
-bool scores(const SamplingParams& sampling) { return sampling.logprobs >= 0 || sampling.best_of > 0; }
-
 }  // namespace
 
 Sequence::Sequence(Group& group_in, int index_in, std::uint64_t id_in, const text::TokenTable& table,
@@ -23,6 +20,11 @@ Sequence::Sequence(Group& group_in, int index_in, std::uint64_t id_in, const tex
       max_tokens(max_tokens_in),
       seed_(group.seed + static_cast<std::uint64_t>(index)),
       text_(table, group.stop_words, group.request.strip_leading_space, group.stop_until) {}
+
+bool Sequence::scores() const {
+  const auto& sampling = group.request.sampling;
+  return sampling.logprobs >= 0 || sampling.best_of > 0;
+}
 
 int Sequence::num_input() const { return static_cast<int>(group.request.input_ids.size()); }
 
@@ -55,7 +57,7 @@ ops::SampleRow Sequence::sample_row(std::span<const TokenId> tokens) {
   row.pending = pending;
   row.bias = sampling.logit_bias;
   row.banned = banned_.empty() ? always : banned_;
-  row.logprobs = scores(sampling) ? std::max(sampling.logprobs, 0) : -1;
+  row.logprobs = scores() ? std::max(sampling.logprobs, 0) : -1;
   row.mask = mask.get();
   return row;
 }
@@ -67,7 +69,7 @@ bool Sequence::needs_last_token() const {
 FinishReason Sequence::accept(const ops::Sampled& sampled, Clock::time_point now) {
   const auto& sampling = group.request.sampling;
   ++num_output;
-  if (scores(sampling)) cumulative_logprob_ += sampled.logprob;
+  if (scores()) cumulative_logprob_ += sampled.logprob;
   if (!first_token) first_token = now;
   last_token = now;
   TokenInfo info{sampled.token, sampled.logprob, {}};

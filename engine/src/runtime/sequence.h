@@ -41,6 +41,8 @@ class Sequence {
   Result last(FinishReason reason, Clock::time_point now, std::string error = {}, ErrorCode code = ErrorCode::internal);
 
   int num_input() const;
+  // Whether the sampled tokens' log probabilities are needed, though they may not be sent.
+  bool scores() const;
 
   Group& group;
   const int index;

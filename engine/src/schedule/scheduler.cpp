@@ -38,6 +38,7 @@ void Scheduler::Impl::stop_running(Seq& seq) {
   seq.blocks.clear();
   seq.nodes.clear();
   seq.computed = seq.planned = seq.inserted_blocks = seq.need = 0;
+  seq.forced = false;
   if (std::exchange(seq.forked, false)) seq.num_cached_tokens = -1;
   waiting_tokens += seq.prompt_tokens;
   leave_children(seq);
@@ -161,7 +162,10 @@ void Scheduler::advance(const StepPlan& plan) {
     if (part.all_rows) seq.rows_given = seq.computed;
     if (std::exchange(seq.forked, false)) impl_->leave_parent(seq);
     impl_->insert_blocks(seq);
-    if (part.samples) seq.tokens.push_back(-rows);  // the placeholder
+    if (part.samples) {
+      seq.tokens.push_back(-rows);  // the placeholder
+      seq.forced = false;
+    }
     if (seq.has_computed_prompt()) impl_->queue_children(seq);
   }
 }
@@ -191,6 +195,15 @@ void Scheduler::resolve(const StepPlan& plan, std::span<const TokenId> sampled) 
     seq->tokens.pop_back();
     impl_->hold(*seq);
   }
+}
+
+void Scheduler::append(SeqId id, TokenId token) {
+  auto& seq = impl_->at(id);
+  if (token < 0) broken(cat("token ", token, " is appended to sequence ", id));
+  if (seq.has_placeholder()) broken(cat("sequence ", id, " is appended to, and its last token is not known"));
+  if (seq.is_full()) broken(cat("sequence ", id, " is appended to, and has all its ", seq.max_total_tokens, " tokens"));
+  seq.forced |= seq.is_decode() && seq.state == State::running;
+  seq.tokens.push_back(token);
 }
 
 void Scheduler::hold(SeqId id) {

@@ -9,6 +9,7 @@
 //   Decodes    All of them, in every step; prefill gets what they leave of the budget. There are never more decodes
 //              than the budget: a sequence becomes one only in a step in which all other decodes had their place.
 //   Time       (step_time.h) Prefill beside decodes may be bounded further, by the time that the step will take.
+//   Forced     Tokens that are known before they are computed (append()) are computed after the decodes, before prefill.
 //   Prefill    In the order of "before", running and waiting sequences alike. A waiting sequence that does not fit is
 //              not overtaken by another waiting one.
 //   Admission  (admission.cpp) A waiting sequence gets the blocks of all its tokens when it is admitted, and one block
@@ -71,6 +72,7 @@ struct ScheduledSeq {
   std::int32_t num_tokens = 0;      // >= 1
   bool samples = false;             // all its tokens are computed after this step: the last row gives the next one
   bool all_rows = false;            // every row gives logits; such a part does not go beyond the end of the prompt
+  bool forced = false;              // tokens that were appended, and the sampled one before them (see append())
   // A step's rows of logits are those of its parts in plan order, each in the order of its tokens.
   std::int32_t num_logits_rows() const { return all_rows ? num_tokens : samples ? 1 : 0; }
 };
@@ -117,6 +119,10 @@ class Scheduler {
   // Each takes the place of its placeholder; with kNotSampled the placeholder goes, and the sequence is held. No later
   // step may have been planned with it then. Throws Error(internal), changing nothing, when `sampled` does not fit.
   void resolve(const StepPlan& plan, std::span<const TokenId> sampled);
+
+  // One more token of a sequence whose tokens are all known, between resolve() and the next plan(): it was not sampled, and
+  // is computed like one that was. Throws Error(internal) where the sequence has all its max_total_tokens.
+  void append(SeqId id, TokenId token);
 
   // A sequence whose tokens are all known is not planned from hold() until resume(). It gives its blocks back, keeps its
   // tokens, and is computed anew like one that was preempted. resume() does nothing to one that is not held.

@@ -29,14 +29,28 @@ void Scheduler::Impl::begin_plan() {
   }
 }
 
+// With the tokens that were appended to some of them.
 void Scheduler::Impl::plan_decodes(StepPlan& plan) {
   collected.clear();
   for (auto* seq : running) {
-    if (seq->is_decode()) collected.push_back(seq);
+    if (seq->is_decode() || (seq->forced && !seq->is_full())) collected.push_back(seq);
   }
   // In the order of Before, so that blocks are never taken from a sequence that is in the plan already.
+  auto forced = collected.begin();
   for (auto* seq : collected) {
-    if (seq->state == State::running && reserve_blocks(*seq, plan)) schedule(*seq, 1, plan);
+    if (seq->state != State::running || !reserve_blocks(*seq, plan)) continue;
+    if (seq->forced) {
+      *forced++ = seq;
+    } else {
+      schedule(*seq, 1, plan);
+    }
+  }
+  collected.erase(forced, collected.end());
+  // Each gets one at least: they were decodes, of which there are never more than the budget.
+  auto left = limits.token_budget - num_stalled - plan.num_tokens - static_cast<std::int32_t>(collected.size());
+  for (auto* seq : collected) {
+    const auto more = std::clamp(left, 0, seq->gap() - 1);
+    if (schedule(*seq, 1 + more, plan)) left -= more;
   }
 }
 
@@ -44,7 +58,7 @@ void Scheduler::Impl::plan_decodes(StepPlan& plan) {
 void Scheduler::Impl::plan_prefill(StepPlan& plan) {
   collected.clear();
   for (auto* seq : running) {
-    if (seq->gap() > 1) collected.push_back(seq);
+    if (seq->gap() > 1 && !seq->forced) collected.push_back(seq);
   }
   notice_fewer_blocks();
   count_reserve();
@@ -84,8 +98,9 @@ bool Scheduler::Impl::schedule_prefill(Seq& seq, StepPlan& plan) {
 
 // Plans as many of a running sequence's tokens as the rows of logits allow. False: none.
 bool Scheduler::Impl::schedule(Seq& seq, std::int32_t most_tokens, StepPlan& plan) {
-  const auto part = rows.take_part(seq, most_tokens);
+  auto part = rows.take_part(seq, most_tokens);
   if (part.num_tokens == 0) return false;
+  part.forced = seq.forced;
   seq.planned = part.num_tokens;
   plan.num_tokens += part.num_tokens;
   plan.seqs.push_back(part);

@@ -41,6 +41,7 @@ struct Seq {
   std::int32_t planned = 0;              // tokens of the plan that has not advanced yet
   std::int32_t inserted_blocks = 0;      // full blocks that are in the prefix index
   std::vector<cache::PrefixNode> nodes;  // of those, where there is an index
+  bool forced = false;                   // what it has to compute was appended: all but its first token
 
   // admission.cpp: the last lookup, when the sequence did not fit.
   std::int32_t need = 0;        // available blocks that it needed

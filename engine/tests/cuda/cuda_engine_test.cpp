@@ -192,6 +192,35 @@ TEST_F(CudaEngineTest, masks_and_prompt_log_probabilities_are_those_of_the_cpu) 
   }
 }
 
+// The sampler counts anew where several tokens have come at once, and steps with several tokens of a sequence are not
+// replayed.
+TEST_F(CudaEngineTest, tokens_that_are_taken_together_are_those_that_are_sampled_one_by_one) {
+  auto all = sampled_requests(9, 30);
+  std::vector<Request> together, one_by_one;
+  for (auto& one : all) {
+    one.sampling.logprobs = -1;
+    one.sampling.logit_bias.clear();
+    one.sampling.bad_words.clear();
+    together.push_back(testing::with_runs(one, 40, false));
+    one_by_one.push_back(testing::with_runs(one, 40, true));
+  }
+  const auto folder = write();
+  const auto expected = completions(folder, kCpu, one_by_one);
+  for (const auto* graphs : {"True", "False"}) {
+    Engine engine(folder, with(with(kCuda, "cuda_graphs", graphs), "token_budget", "24"));
+    for (auto* const requests : {&together, &one_by_one}) {
+      const auto before = engine.stats().num_steps;
+      // A provider is of one request.
+      auto fresh = *requests;
+      for (auto& one : fresh) one.mask = std::make_shared<testing::RunsOf>(40);
+      const auto got = completions(engine, fresh);
+      for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i].tokens, expected[i].tokens) << "request " << i;
+      const auto steps = engine.stats().num_steps - before;
+      EXPECT_EQ(steps < 45, requests == &together) << steps;
+    }
+  }
+}
+
 TEST_F(CudaEngineTest, a_mask_that_fails_or_allows_nothing_is_its_request_s_alone) {
   const auto folder = write();
   Engine engine(folder, kCuda);

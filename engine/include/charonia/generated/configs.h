@@ -78,6 +78,9 @@ struct EngineConfig {
   // memory for compiled grammars that are kept for later requests;
   // bytes, with or without a unit: 256MiB; or empty for 256MiB
   std::string guide_cache_size = "256MiB";
+  // structured output: text that the grammar leaves no choice about is not sampled token by token but taken as the
+  // tokenizer splits it (docs/structured_output.md)
+  bool jump_forward = false;
   // how long an idle session is kept, in seconds; 0: there are no sessions; >= 0
   double session_ttl_s = 3600.0;
   // maximum share of the KV blocks that sessions may pin; 0 to 1

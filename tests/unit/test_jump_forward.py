@@ -1,0 +1,155 @@
+"""Jump-forward of structured output in this process: answers are those of the same grammar step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from charonia import Engine, Guide, Output, SamplingParams
+
+DEMO = Path(__file__).resolve().parents[2] / "models" / "demo" / "model"
+PROMPT = "A call, as JSON:"
+NAMES = ("temperature_celsius", "relative_humidity", "wind_speed_kmh", "visibility_km")
+WEATHER = {"type": "object", "properties": {name: {"type": "integer", "minimum": 0, "maximum": 99} for name in NAMES}}
+WEATHER["required"] = list(NAMES)
+CALL = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "tool": {"enum": ["get_weather", "send_message", "get_weather_now"]},
+        "number": {"type": "number"},
+    },
+    "required": ["name", "tool", "number"],
+}
+GUIDES = {
+    "weather": Guide.json_schema(WEATHER),
+    "call": Guide.json_schema(CALL),
+    "regex": Guide.regex(r"The answer( to the question)? is [0-9]{1,4}, isn't it\? (Yes|No)\.  \n\nThat's all\."),
+    "choice": Guide.choice(["the first of two long texts", "the first of two others"]),
+    "not ascii": Guide.regex("Der Fluß heißt (Isar|Donau), glaube ich sehr fest"),
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.from_pretrained(DEMO, threads=1, guide_timeout_s=120, device="cpu", jump_forward=True) as engine:
+        assert not [warning for warning in engine.info.warnings if "jump_forward" in warning]
+        yield engine
+
+
+def params(**given: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 120, "temperature": 1.0, "seed": 1, **given})
+
+
+def step_by_step(sampling: SamplingParams) -> SamplingParams:
+    """Log probabilities are of steps."""
+    return dataclasses.replace(sampling, logprobs=0)
+
+
+def told(output: Output) -> tuple[Any, ...]:
+    return output.token_ids, output.text, output.finish_reason, output.num_output_tokens, output.num_input_tokens
+
+
+def expect_same(engine: Engine, sampling: SamplingParams, guide: Guide, prompt: str = PROMPT) -> list[Output]:
+    fast = engine.generate(prompt, sampling, guide=guide)
+    slow = engine.generate(prompt, step_by_step(sampling), guide=guide)
+    assert [told(output) for output in fast] == [told(output) for output in slow]
+    return fast
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_answers_are_those_of_step_by_step(engine: Engine, name: str) -> None:
+    for seed in range(3):
+        expect_same(engine, params(seed=seed, n=2, repetition_penalty=1.2 if seed else 1.0), GUIDES[name])
+
+
+def test_they_take_fewer_steps_and_are_valid(engine: Engine) -> None:
+    before = engine.stats().num_steps
+    [answer] = engine.generate(PROMPT, params(), guide=GUIDES["weather"])
+    steps = engine.stats().num_steps - before
+    assert answer.finish_reason == "stop"
+    jsonschema.validate(json.loads(answer.text), WEATHER)
+    assert 2 * steps < answer.num_output_tokens
+    assert answer.token_ids[:-1] == engine.tokenizer.backend_tokenizer.encode(answer.text, add_special_tokens=False).ids
+
+
+def test_max_tokens_and_stop_words_end_an_answer_within_certain_text(engine: Engine) -> None:
+    [whole] = engine.generate(PROMPT, params(), guide=GUIDES["weather"])
+    for max_tokens in range(1, 24):
+        assert expect_same(engine, params(max_tokens=max_tokens), GUIDES["weather"])[0].num_output_tokens == max_tokens
+    for begin in range(0, len(whole.text) - 4, 5):
+        stop = whole.text[begin : begin + 4]
+        [answer] = expect_same(engine, params(stop=[stop]), GUIDES["weather"])
+        assert answer.text == whole.text[: whole.text.find(stop)]
+
+
+def test_streams_give_the_same_text(engine: Engine) -> None:
+    for guide in GUIDES.values():
+        for sampling in (params(), params(max_tokens=9), params(stop=['":'])):
+            [whole] = engine.generate(PROMPT, step_by_step(sampling), guide=guide)
+            chunks = list(engine.stream(PROMPT, sampling, guide=guide))
+            assert "".join(chunk.text for chunk in chunks) == whole.text
+            assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids
+            assert chunks[-1].finish_reason == whole.finish_reason
+
+
+@pytest.mark.parametrize("max_tokens", [3, 7, 12, 120])
+def test_sessions_go_on_afterwards(engine: Engine, max_tokens: int) -> None:
+    def turns(name: str, sampling: SamplingParams) -> list[Output]:
+        asked = [("The weather:", GUIDES["weather"]), (" And a call:", GUIDES["call"]), (" In words:", None)]
+        outputs = [engine.generate(text, sampling, session_id=name, guide=guide)[0] for text, guide in asked]
+        assert engine.end_session(name)
+        return outputs
+
+    sampling = params(max_tokens=max_tokens)
+    fast, slow = turns("fast", sampling), turns("slow", step_by_step(sampling))
+    assert [told(output) for output in fast] == [told(output) for output in slow]
+    engine.check_integrity()
+
+
+def test_what_steers_single_tokens_is_kept_to(engine: Engine) -> None:
+    """Bad words and logit_bias: the certain text may be spelt in other tokens, and each is sampled."""
+    [answer] = engine.generate(PROMPT, params(), guide=GUIDES["choice"])
+    banned = max(answer.token_ids[:-1], key=lambda token: len(engine.tokenizer.decode([token])))
+    for sampling in (params(logit_bias={banned: -100.0}), params(bad_words=[engine.tokenizer.decode([banned])])):
+        [other] = expect_same(engine, sampling, GUIDES["choice"])
+        assert banned not in other.token_ids
+        assert other.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("prefixes", [True, False])
+def test_many_at_once_on_a_small_cache(engine: Engine, prefixes: bool) -> None:
+    long = Guide.regex("(the temperature of the room is [0-9]{1,2}[.][0-9] degrees, ){8}and so on")
+    guides = [long, long, long, *GUIDES.values()]
+    asked = [(f"{PROMPT} {i % 3}", params(seed=i), guides[i % len(guides)]) for i in range(24)]
+    expected = [told(engine.generate(text, step_by_step(one), guide=guide)[0]) for text, one, guide in asked]
+    with Engine.from_pretrained(
+        DEMO,
+        threads=1,
+        device="cpu",
+        jump_forward=True,
+        cache_block_seq_len=16,
+        cache_max_entry_count=20,
+        session_len=256,
+        enable_prefix_caching=prefixes,
+    ) as small:
+        with ThreadPoolExecutor(len(asked)) as pool:
+            found = list(pool.map(lambda one: told(small.generate(one[0], one[1], guide=one[2])[0]), asked))
+        assert small.stats().num_preemptions > 0
+        small.check_integrity()
+    assert found == expected
+
+
+def test_without_the_setting_nothing_is_forced() -> None:
+    with Engine.from_pretrained(DEMO, threads=1, device="cpu") as plain:
+        before = plain.stats().num_steps
+        [answer] = plain.generate(PROMPT, params(), guide=GUIDES["weather"])
+        assert plain.stats().num_steps - before >= answer.num_output_tokens
+        expect_same(plain, params(), GUIDES["call"])
