@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from charonia_gateway.metrics import Metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 CARD = "GPU-4f1a0001-0000-0000-0000-000000000000"
@@ -57,6 +58,20 @@ class TritonOnGpu(_Exporter):
             "nv_gpu_power_limit": 700,  # W
         }
         return [self.gauge(name, {"gpu_uuid": CARD}, value) for name, value in values.items()]
+
+
+class KeyUsage(_Exporter):
+    """What a gateway that asks for keys counts by key, with the gateway's own counters."""
+
+    def __init__(self) -> None:
+        self._metrics = Metrics()
+
+    def collect(self) -> Iterable[Metric]:
+        self._metrics.key_requests.labels("team").inc()
+        self._metrics.key_tokens.labels("team", "prompt").inc(20)
+        self._metrics.key_limited.labels("team", "tokens").inc()
+        counters = (self._metrics.key_requests, self._metrics.key_tokens, self._metrics.key_limited)
+        return [metric for counter in counters for metric in counter.collect()]
 
 
 class NodeExporter(_Exporter):

@@ -22,7 +22,7 @@ import prometheus
 import promql_parser as promql
 import pytest
 import yaml
-from exporters import GpuExporter, NodeExporter, TritonOnGpu
+from exporters import GpuExporter, KeyUsage, NodeExporter, TritonOnGpu
 from missing_tools import missing_tool
 from prometheus import Prometheus
 from prometheus_client import CollectorRegistry, start_http_server
@@ -170,8 +170,9 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched(program: Path, stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     targets = {"triton": f"127.0.0.1:{stack.ports[2]}", "gateway": f"127.0.0.1:{stack.ports[3]}"}
+    exporters = {"gpu": GpuExporter(), "node": NodeExporter(), "triton-gpu": TritonOnGpu(), "keys": KeyUsage()}
     with contextlib.ExitStack() as cleanup:
-        for job, exporter in {"gpu": GpuExporter(), "node": NodeExporter(), "triton-gpu": TritonOnGpu()}.items():
+        for job, exporter in exporters.items():
             registry = CollectorRegistry()
             registry.register(exporter)
             (port,) = free_ports(1)

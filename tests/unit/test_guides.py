@@ -34,7 +34,7 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def hasty(engine: Engine) -> SamplingParams:
     """Random tokens, of which those that end something are likelier."""
-    closing = [i for i in range(engine.info.vocab_size) if re.search(rb'["}\]]', engine._open().token_bytes(i))]
+    closing = [i for i in range(engine.info.vocab_size) if re.search(rb'["}\]-]', engine._open().token_bytes(i))]
     bias = dict.fromkeys(closing, 8.0) | dict.fromkeys(engine.info.end_ids, 10.0)
     return SamplingParams(max_tokens=300, temperature=2.0, logit_bias=bias)
 
