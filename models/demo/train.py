@@ -136,8 +136,9 @@ def guidance(attentions: Sequence[Tensor], ids: Tensor, labels: Tensor) -> Tenso
     """How far some heads are from where copying needs them to look: a mean of negative logarithms of attention.
 
     Three heads of the second layer are to look at the token before, or the one before that; four of the last two layers
-    at the tokens that followed what is read now, earlier in the row. Left to themselves, heads take thousands of steps
-    to find this. `attentions`: [rows, heads, length, length] of each layer; ids, labels: [rows, length].
+    at the tokens that followed what is read now, earlier in the row. Left to themselves, heads had
+    not found this after 400 steps. `attentions`: [rows, heads, length, length] of each layer; ids, labels:
+    [rows, length].
     """
     before = torch.cat([ids.new_full((len(ids), 1), -1), ids[:, :-1]], 1)
     followed = (ids[:, :, None] == before[:, None, :]) & (labels[:, :, None] == ids[:, None, :])
