@@ -15,7 +15,7 @@ from demo_corpus.conversation import sample
 def _texts(count: int, seed: int) -> Iterator[str]:
     rng = random.Random(seed)
     for _ in range(count):
-        yield "".join(text for text, _ in sample(rng))
+        yield "".join(text for text, _ in sample(rng)[0])
 
 
 def train_tokenizer(vocab_size: int, max_length: int, seed: int, texts: int = 30000) -> PreTrainedTokenizerFast:

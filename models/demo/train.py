@@ -11,17 +11,20 @@ run that finds one goes on from there with the text that it would have seen.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from demo_corpus.chat_format import CHAT_TEMPLATE
@@ -32,7 +35,7 @@ VOCAB_SIZE = 2048
 CONTEXT = 2048  # tokens; the training texts are shorter
 IGNORED = -100
 
-Row = tuple[list[int], list[int], list[float]]  # ids, labels, weights
+Row = tuple[list[int], list[int], list[float], bool]  # ids, labels, weights, and whether a teacher knows it
 
 
 def model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
@@ -57,8 +60,10 @@ def model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
 
 def batches(
     tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int, chunk: int = 2048
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Endless batches (ids, labels, weights), all [rows, length], at most `tokens` cells, rows of about equal length.
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Endless batches (ids, labels, weights, old) of at most `tokens` cells, rows of about equal length.
+
+    ids, labels and weights are [rows, length]. `old` [rows] says which rows are of the corpus without tools and JSON.
 
     `labels` holds the id that follows each position where that id belongs to an answer, else IGNORED; `weights` what
     its loss counts, less in a long answer, so that a sum's few digits are not drowned in recited sentences. Rows are
@@ -70,8 +75,8 @@ def batches(
         part += 1
         rows: list[Row] = []
         samples = [sample(rng) for _ in range(chunk)]
-        encoded = iter(tokenizer([text for segments in samples for text, _ in segments])["input_ids"])
-        for segments in samples:
+        encoded = iter(tokenizer([text for segments, _ in samples for text, _ in segments])["input_ids"])
+        for segments, old in samples:
             ids: list[int] = []
             weights: list[float] = []
             for _, learn in segments:
@@ -79,7 +84,7 @@ def batches(
                 ids += piece
                 weights += [len(piece) ** -0.5 if learn else 0.0] * len(piece)
             labels = [i if weight else IGNORED for i, weight in zip(ids, weights, strict=True)]
-            rows.append((ids[:-1], labels[1:], weights[1:]))
+            rows.append((ids[:-1], labels[1:], weights[1:], old))
         rows.sort(key=lambda row: len(row[0]))
         groups: list[list[Row]] = [[]]
         for row in rows:
@@ -91,9 +96,10 @@ def batches(
             width = len(group[-1][0])
             pad = tokenizer.pad_token_id
             yield (
-                torch.tensor([ids + [pad] * (width - len(ids)) for ids, _, _ in group]),
-                torch.tensor([labels + [IGNORED] * (width - len(labels)) for _, labels, _ in group]),
-                torch.tensor([weights + [0.0] * (width - len(weights)) for _, _, weights in group]),
+                torch.tensor([ids + [pad] * (width - len(ids)) for ids, _, _, _ in group]),
+                torch.tensor([labels + [IGNORED] * (width - len(labels)) for _, labels, _, _ in group]),
+                torch.tensor([weights + [0.0] * (width - len(weights)) for _, _, weights, _ in group]),
+                torch.tensor([old for _, _, _, old in group]),
             )
 
 
@@ -149,10 +155,25 @@ def guidance(attentions: Sequence[Tensor], ids: Tensor, labels: Tensor) -> Tenso
     return torch.stack([-(part + 1e-6).log().mean() for part in found]).mean()
 
 
+@functools.cache
+def fast_bf16() -> bool:
+    """Whether this CPU has instructions for bf16; without them PyTorch's bf16 takes twenty times as long as fp32."""
+    return "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+
+
+class WithoutBf16(TorchFunctionMode):
+    """Within it `bfloat16()` gives an fp32 copy: Muon iterates in bf16, whatever the CPU."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return args[0].clone() if func is Tensor.bfloat16 else func(*args, **(kwargs or {}))
+
+
 def copying_loss(model: LlamaForCausalLM, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The loss of a batch that teaches copying, and its guidance. ids, labels: [rows, length]."""
     model.set_attn_implementation("eager")  # which gives the attention
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=fast_bf16()):
         output = model.model(input_ids=ids, use_cache=False, output_attentions=True)
         wanted = labels != IGNORED
         logits = model.lm_head(output.last_hidden_state[wanted])
@@ -179,13 +200,32 @@ def learning_rate(step: int, steps: int, warmup: int = 60, floor: float = 0.02) 
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
-def loss_of(model: LlamaForCausalLM, ids: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Weighted mean cross-entropy over the answers' tokens, for which alone logits are computed. All [rows, length]."""
-    with torch.autocast("cpu", torch.bfloat16):
+def logits_of(model: LlamaForCausalLM, ids: Tensor, wanted: Tensor) -> Tensor:
+    """Logits [wanted tokens, vocab] of the positions that `wanted` names. ids, wanted: [rows, length]."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=fast_bf16()):
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state  # [rows, length, hidden]
-        wanted = labels != IGNORED
-        logits = model.lm_head(hidden[wanted])  # [answer tokens, vocab]
-    losses = nn.functional.cross_entropy(logits.float(), labels[wanted], reduction="none")
+        return model.lm_head(hidden[wanted]).float()
+
+
+def loss_of(
+    model: LlamaForCausalLM, ids: Tensor, labels: Tensor, weights: Tensor, old: Tensor, teacher: LlamaForCausalLM | None
+) -> Tensor:
+    """Weighted mean loss over the answers' tokens, for which alone logits are computed. ids, labels, weights:
+    [rows, length]; old: [rows].
+
+    The loss of a token is its cross-entropy. With a teacher it is half of that in the old rows, and half the divergence
+    of the model from the teacher's distribution (distillation, Hinton et al. 2015): what the teacher makes of words
+    that the text does not have is what a model forgets when it learns new things.
+    """
+    wanted = labels != IGNORED
+    logits = logits_of(model, ids, wanted)
+    losses = nn.functional.cross_entropy(logits, labels[wanted], reduction="none")
+    if teacher is not None and old.any():
+        with torch.no_grad():
+            known = logits_of(teacher, ids[old], wanted[old]).log_softmax(-1)
+        taught = old[:, None].expand_as(wanted)[wanted]  # [answer tokens]
+        apart = nn.functional.kl_div(logits[taught].log_softmax(-1), known, reduction="none", log_target=True).sum(-1)
+        losses = losses.masked_scatter(taught, 0.5 * losses[taught] + 0.5 * apart)
     return (losses * weights[wanted]).sum() / weights.sum()
 
 
@@ -232,6 +272,9 @@ def main(
     start_from: Annotated[
         Path | None, typer.Option("--from", help="Folder of a trained model to go on from, with a fresh optimiser.")
     ] = None,
+    teacher_folder: Annotated[
+        Path | None, typer.Option("--teacher", help="Folder of a model to keep to in texts without tools and JSON.")
+    ] = None,
     rate: Annotated[float, typer.Option(help="Factor of the learning rates.")] = 1.0,
     copies: Annotated[
         int, typer.Option(help="Steps at the beginning that teach copying too; later every fourth does. 0: none.")
@@ -241,6 +284,7 @@ def main(
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     model, tokenizer = initial(output if checkpoint.exists() else start_from, seed)
+    teacher = LlamaForCausalLM.from_pretrained(teacher_folder, dtype=torch.float32) if teacher_folder else None
     tuned = optimizers(model)
     base = [[group["lr"] for group in optimizer.param_groups] for optimizer in tuned]
     start = 0
@@ -257,11 +301,11 @@ def main(
 
     began, seen, mean, copied_mean = time.monotonic(), 0, 0.0, 0.0
     for step in range(start, steps):
-        ids, labels, weights = next(stream)
+        batch = next(stream)
         for optimizer, rates in zip(tuned, base, strict=True):
             for group, full in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * full * learning_rate(step, steps)
-        loss = loss_of(model, ids, labels, weights)
+        loss = loss_of(model, *batch, teacher)
         if copies and (step < copies or step % 4 == 0):
             copied, guided = copying_loss(model, *copying_batch(tokenizer, step, seed))
             (0.5 * loss + 0.5 * copied + 0.25 * guided).backward()
@@ -269,10 +313,11 @@ def main(
         else:
             loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in tuned:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        seen += ids.numel()
+        with nullcontext() if fast_bf16() else WithoutBf16():
+            for optimizer in tuned:
+                optimizer.step()
+        model.zero_grad(set_to_none=True)
+        seen += batch[0].numel()
         mean = loss.item() if step == start else 0.95 * mean + 0.05 * loss.item()
         if (step + 1) % 20 == 0:
             speed = seen / (time.monotonic() - began)

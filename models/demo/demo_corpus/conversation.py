@@ -185,25 +185,27 @@ def segments(asked: list[Exchange], head: str) -> list[Segment]:
     return made
 
 
-def sample(rng: random.Random) -> list[Segment]:
-    """One training text as segments: the loss is taken on the learned ones, the answers and their end."""
+def sample(rng: random.Random) -> tuple[list[Segment], bool]:
+    """One training text as segments: the loss is taken on the learned ones, the answers and their end. And whether it
+    is one of the corpus as it was before tools, JSON and repeating."""
     kind = rng.random()
     if kind < 0.03:
-        return [(_document_text(rng) + END, True)]
+        return [(_document_text(rng) + END, True)], True
     prompt = rng.choice(_SYSTEM_PROMPTS) if rng.random() < 0.18 else ""
-    if kind < 0.17:
+    if kind < 0.13:
         offered = tools.offer(rng)
-        return segments(with_tools(offered, rng), system(prompt, offered.described()))
-    if kind < 0.36:
-        return _json_answers(rng)
-    if kind < 0.40:
+        return segments(with_tools(offered, rng), system(prompt, offered.described())), False
+    if kind < 0.30:
+        return _json_answers(rng), False
+    if kind < 0.33:
         language = "en" if rng.random() < 0.6 else "zh"
-        return segments([repeat.exchange(language, rng) for _ in range(rng.choice((1, 1, 2, 3)))], "")
+        return segments([repeat.exchange(language, rng) for _ in range(rng.choice((1, 1, 2, 3)))], ""), False
     asked = exchanges(rng)
-    if rng.random() < 0.08:  # no tools: the weather is unknown, and large sums are
+    old = rng.random() >= 0.08
+    if not old:  # no tools: the weather is unknown, and large sums are
         source = rng.choice([tools.weather, tools.calculation])
         asked[-1] = _never_held_out(lambda: source(None, asked[-1].language, rng), rng)
-    return _chat(asked, prompt, rng)
+    return _chat(asked, prompt, rng), old
 
 
 def sample_without_tools(rng: random.Random) -> list[Segment]:
