@@ -15,6 +15,77 @@ VERSIONS = (OLDEST, LATEST)
 _KSERVE_PREDICTOR = {"minReplicas", "maxReplicas", "model"}
 _KSERVE_RUNTIME = {"annotations", "supportedModelFormats", "protocolVersions", "multiModel"}
 
+# The Gateway API's HTTPRoute v1 and its inference extension's InferencePool v1, of whose schemas no package exists: the
+# fields that are used here, with what the API says of their values.
+_NAME = {"type": "string", "minLength": 1, "maxLength": 253}
+_PORT = {
+    "type": "object",
+    "required": ["number"],
+    "properties": {"number": {"type": "integer", "minimum": 1, "maximum": 65535}},
+    "additionalProperties": False,
+}
+_LABELS = {
+    "type": "object",
+    "minProperties": 1,
+    "additionalProperties": {"type": "string", "pattern": r"^(([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9])?$"},
+}
+_DURATION = {"type": "string", "pattern": r"^([0-9]{1,5}(h|m|s|ms)){1,4}$"}
+
+
+def _object(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": required, "properties": properties, "additionalProperties": False}
+
+
+_GATEWAY_API: dict[tuple[str, str], dict[str, Any]] = {
+    ("inference.networking.k8s.io/v1", "InferencePool"): _object(
+        ["selector", "targetPorts"],
+        selector=_object(["matchLabels"], matchLabels=_LABELS),
+        targetPorts={"type": "array", "minItems": 1, "maxItems": 8, "uniqueItems": True, "items": _PORT},
+        appProtocol={"enum": ["http", "kubernetes.io/h2c"]},
+        endpointPickerRef=_object(
+            ["name", "port"],  # the port of a Service, which `kind` is where it is not said
+            name=_NAME,
+            port=_PORT,
+            failureMode={"enum": ["FailOpen", "FailClose"]},
+        ),
+    ),
+    ("gateway.networking.k8s.io/v1", "HTTPRoute"): _object(
+        [],
+        parentRefs={
+            "type": "array",
+            "maxItems": 32,
+            "items": _object(["name"], name=_NAME, namespace=_NAME, sectionName=_NAME),
+        },
+        hostnames={"type": "array", "maxItems": 16, "items": _NAME},
+        rules={
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 16,
+            "items": _object(
+                [],
+                matches={
+                    "type": "array",
+                    "maxItems": 64,
+                    "items": _object(
+                        [],
+                        path=_object(
+                            [],
+                            type={"enum": ["Exact", "PathPrefix", "RegularExpression"]},
+                            value={"type": "string", "maxLength": 1024, "pattern": "^/"},
+                        ),
+                    ),
+                },
+                backendRefs={
+                    "type": "array",
+                    "maxItems": 16,
+                    "items": _object(["name"], group=_NAME, kind=_NAME, name=_NAME, weight={"type": "integer"}),
+                },
+                timeouts=_object([], request=_DURATION, backendRequest=_DURATION),
+            ),
+        },
+    ),
+}
+
 
 class NotTakenError(Exception):
     """With what is wrong as its text."""
@@ -46,9 +117,27 @@ def _check_pod_monitor(item: dict[str, Any]) -> None:
         raise NotTakenError(f"of {item}, the operator knows only {kept}")
 
 
+def _check_gateway_api(item: dict[str, Any]) -> None:
+    import jsonschema
+
+    schema = _object(
+        ["apiVersion", "kind", "metadata", "spec"],
+        apiVersion={},
+        kind={},
+        metadata=_object(["name"], name=_NAME, namespace=_NAME, labels=_LABELS, annotations={"type": "object"}),
+        spec=_GATEWAY_API[item["apiVersion"], item["kind"]],
+    )
+    try:
+        jsonschema.validate(item, schema)
+    except jsonschema.ValidationError as error:
+        raise NotTakenError(str(error)) from error
+
+
 def check(item: dict[str, Any], version: str) -> None:
     """Raises NotTakenError for what Kubernetes `version` would not take. Of KServe's kinds, whose schema no package
     has, this is the part that is a pod's."""
+    if (item["apiVersion"], item["kind"]) in _GATEWAY_API:
+        return _check_gateway_api(item)
     match item["apiVersion"], item["kind"]:
         case "monitoring.coreos.com/v1", "PodMonitor":
             _check_pod_monitor(item)

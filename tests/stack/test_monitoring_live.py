@@ -26,6 +26,7 @@ from exporters import GpuExporter, KeyUsage, NodeExporter, TritonOnGpu
 from missing_tools import missing_tool
 from prometheus import Prometheus
 from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.parser import text_string_to_metric_families
 from stack import HANG_S, Stack, free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -193,6 +194,30 @@ def watched(program: Path, stack: Stack, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def server(watched: Watched) -> Prometheus:
     return watched.server
+
+
+def test_the_endpoint_picker_of_kubernetes_finds_what_it_reads(watched: Watched, stack: Stack) -> None:
+    """deploy/inference-extension names metrics of the engine: each is one gauge of one value, in the text format that
+    the picker parses, and on the port that it asks."""
+    config = yaml.safe_load(
+        (ROOT / "deploy" / "inference-extension" / "picker-config.yaml").read_text(encoding="utf-8")
+    )
+    (extractor,) = [one["parameters"] for one in config["plugins"] if one["type"] == "core-metrics-extractor"]
+    (names,) = [
+        {field: name for field, name in engine.items() if field.endswith("Spec")}
+        for engine in extractor["engineConfigs"]
+    ]
+    assert {"queuedRequestsSpec", "runningRequestsSpec", "kvUsageSpec"} <= set(names)
+    text = httpx.get(f"http://127.0.0.1:{stack.ports[2]}/metrics", timeout=HANG_S, trust_env=False).text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    values = {}
+    for field, name in names.items():
+        assert families[name].type == "gauge", name
+        (sample,) = families[name].samples
+        values[field] = sample.value
+    # The load is over: a count of all requests would not be small, nor a percentage or a number of blocks below 1.
+    assert values["queuedRequestsSpec"] == 0 and 0 <= values["runningRequestsSpec"] < 8
+    assert 0 <= values["kvUsageSpec"] < 1 <= values["cacheNumBlocksSpec"]
 
 
 @pytest.mark.parametrize("job", ["triton", "gateway", "node", "gpu"])

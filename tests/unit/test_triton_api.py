@@ -1,0 +1,116 @@
+"""engine/triton/triton_api.h says what Triton's public headers say.
+
+No package of PyPI or Debian brings these headers. Where they are at hand (CHARONIA_TEST_TRITON_HEADERS, or NVIDIA's
+image), they are compared; everywhere else, a declaration that nobody has compared fails.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import triton_headers
+from triton_headers import Api
+
+ROOT = Path(__file__).resolve().parents[2]
+OWN = ROOT / "engine" / "triton" / "triton_api.h"
+IMAGE = Path("/opt/tritonserver/include")  # where NVIDIA's images have them
+# Api.digest() of the declarations that were compared with the headers of releases 24.08 to 26.06, and are theirs. After
+# a change of triton_api.h: compare with the headers of the oldest and the newest release that is supported, then renew.
+COMPARED = "87618c3fc59a98e63116e393a4da8dea3ec58620d0361fedcddd28c258d19218"
+
+PUBLIC = """
+#define TRITONSERVER_API_VERSION_MINOR 34
+#define TRITONBACKEND_API_VERSION_MAJOR 1
+#define TRITONBACKEND_API_VERSION_MINOR 19
+struct TRITONSERVER_Error;
+/// A comment; with (a call).
+typedef enum TRITONSERVER_kind_enum {
+  TRITONSERVER_KIND_A,
+  TRITONSERVER_KIND_B, TRITONSERVER_KIND_C = 8
+} TRITONSERVER_Kind;
+TRITONSERVER_DECLSPEC struct TRITONSERVER_Error* TRITONSERVER_Do(
+    struct TRITONBACKEND_Model* model, const char* name, const int line,
+    const TRITONSERVER_Kind* kinds, bool* ready);
+TRITONBACKEND_ISPEC TRITONSERVER_Error* TRITONBACKEND_Begin();
+"""
+SAME = """
+inline constexpr std::uint32_t kBackendApiMajor = 1;
+inline constexpr std::uint32_t kBackendApiMinor = 19;
+enum TRITONSERVER_Kind : int { TRITONSERVER_KIND_B = 1, TRITONSERVER_KIND_C = 8 };  // not A
+TRITONSERVER_Error* TRITONSERVER_Do(TRITONBACKEND_Model* one, const char* name, int line, const TRITONSERVER_Kind* all,
+                                    bool* ready);
+CHARONIA_ENTRY_POINT TRITONSERVER_Error* TRITONBACKEND_Begin();
+"""
+
+
+def differences(own: Api, public: Api) -> list[str]:
+    """What the backend would call wrongly, or what the server does not have."""
+    found = [
+        f"{name}: {kind}, and the public header has {public.functions.get(name)}"
+        for name, kind in own.functions.items()
+        if public.functions.get(name) != kind
+    ]
+    found += [
+        f"{name} = {value}, and the public header has {public.values.get(name)}"
+        for name, value in own.values.items()
+        if public.values.get(name) != value
+    ]
+    # Triton takes a backend of the same major version and of its own minor version or an older one.
+    if own.version[0] != public.version[0] or own.version[1] > public.version[1]:
+        found.append(f"API version {own.version}, and the public header has {public.version}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def own() -> Api:
+    return triton_headers.read(OWN.read_text(encoding="utf-8"))
+
+
+def test_every_declaration_is_read(own: Api) -> None:
+    text = re.sub(r"//[^\n]*", "", OWN.read_text(encoding="utf-8"))
+    assert (
+        set(own.functions) == set(re.findall(r"\b(TRITON(?:SERVER|BACKEND)_\w+)\(", text)) and len(own.functions) > 50
+    )
+    assert (
+        set(own.values) == set(re.findall(r"\b(TRITON(?:SERVER|BACKEND)_[A-Z\d_]+) = ", text)) and len(own.values) > 30
+    )
+
+
+def test_every_declaration_has_been_compared_with_public_headers(own: Api) -> None:
+    assert own.digest() == COMPARED, "triton_api.h has changed: compare it with Triton's headers (docs/testing.md)"
+
+
+def test_it_is_what_the_public_headers_say(own: Api) -> None:
+    folder = Path(os.environ.get("CHARONIA_TEST_TRITON_HEADERS") or IMAGE)
+    if not (folder / "triton" / "core" / "tritonbackend.h").is_file():
+        if "CHARONIA_TEST_TRITON_HEADERS" in os.environ:
+            pytest.fail(f"CHARONIA_TEST_TRITON_HEADERS: there is no triton/core/tritonbackend.h in {folder}")
+        pytest.skip("no headers of Triton: name the folder that has triton/core in CHARONIA_TEST_TRITON_HEADERS")
+    assert differences(own, triton_headers.read_folder(folder)) == []
+
+
+def test_c_and_cpp_of_the_same_api_are_the_same() -> None:
+    assert differences(triton_headers.read(SAME), triton_headers.read(PUBLIC)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "to", "named"),
+    [
+        ("int line", "std::uint64_t line", "TRITONSERVER_Do"),
+        ("bool* ready", "bool ready", "TRITONSERVER_Do"),
+        ("const TRITONSERVER_Kind* all", "TRITONSERVER_Kind* all", "TRITONSERVER_Do"),
+        ("TRITONBACKEND_Model* one, ", "", "TRITONSERVER_Do"),
+        ("TRITONBACKEND_Begin", "TRITONBACKEND_Start", "TRITONBACKEND_Start"),
+        ("_B = 1", "_B = 2", "TRITONSERVER_KIND_B"),
+        ("_C = 8", "_D = 9", "TRITONSERVER_KIND_D"),
+        ("Minor = 19", "Minor = 20", "version"),
+        ("Major = 1;", "Major = 2;", "version"),
+    ],
+)
+def test_a_difference_is_seen(change: str, to: str, named: str) -> None:
+    assert SAME.count(change) == 1
+    (found,) = differences(triton_headers.read(SAME.replace(change, to)), triton_headers.read(PUBLIC))
+    assert named in found
