@@ -16,7 +16,7 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,10 +62,9 @@ class Report:
     asked: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     wrong: list[tuple[str, str, str]] = field(default_factory=list)
 
-    @property
-    def share(self) -> float:
-        """Right answers in all, 0 to 1."""
-        return sum(self.right.values()) / max(1, sum(self.asked.values()))
+    def total(self, groups: Collection[str]) -> tuple[int, int]:
+        """Right and asked questions of these groups together; those that were not asked count for nothing."""
+        return sum(self.right.get(group, 0) for group in groups), sum(self.asked.get(group, 0) for group in groups)
 
 
 def evaluate(answer: Answerer, asked: Sequence[Dialogue] | None = None) -> Report:
@@ -207,24 +206,44 @@ def main(
     gateway: Annotated[str, typer.Option(help="Ask the server at this URL (it ends in /v1) instead.")] = "",
     api_key: Annotated[str, typer.Option(envvar="CHARONIA_API_KEY", help="For a gateway that asks for a key.")] = "",
     threads: Annotated[int, typer.Option(help="Threads of PyTorch; 0 leaves its default.")] = 0,
-    require: Annotated[float, typer.Option(help="Share of right answers below which the exit code is 1.")] = 0.95,
+    require: Annotated[
+        float, typer.Option(help="Share of right answers, without tools and JSON, below which the exit code is 1.")
+    ] = 0.95,
     tools: Annotated[bool, typer.Option("--tools", help="Ask the questions with tools and for JSON, too.")] = False,
+    require_tools: Annotated[
+        float, typer.Option(help="The same share of the questions with tools and for JSON.")
+    ] = 0.0,
     show: Annotated[int, typer.Option(help="How many wrong answers to print.")] = 20,
 ) -> None:
     """Prints the share of right answers by group, and the wrong ones."""
     console = Console()
-    asked = dialogues() + (tools_and_json() if tools else [])
-    report = evaluate(gateway_answerer(gateway, api_key) if gateway else transformers_answerer(model, threads), asked)
+    plain, new = dialogues(), tools_and_json() if tools else []
+    answerer = gateway_answerer(gateway, api_key) if gateway else transformers_answerer(model, threads)
+    report = evaluate(answerer, plain + new)
     table = Table("group", "right", "asked", "share")
-    for group, asked in report.asked.items():
-        table.add_row(group, str(report.right[group]), str(asked), f"{report.right[group] / asked:.1%}")
-    table.add_row("all", str(sum(report.right.values())), str(sum(report.asked.values())), f"{report.share:.1%}")
+    below = []
+    for title, part, required in (
+        ("all without tools and JSON", plain, require),
+        ("tools and JSON", new, require_tools),
+    ):
+        groups = {dialogue.group for dialogue in part}
+        for group in (group for group in report.asked if group in groups):
+            table.add_row(group, *_figures(*report.total([group])))
+        if groups:
+            right, asked = report.total(groups)
+            table.add_row(title, *_figures(right, asked), end_section=True)
+            if right < required * asked:
+                below.append(f"{title}: {right / asked:.1%} is less than the {required:.0%} required")
     console.print(table)
     for group, question, reply in report.wrong[:show]:
         console.print(f"[{group}] {question}\n    {reply}", markup=False)
-    if report.share < require:
-        console.print(f"{report.share:.1%} is less than the {require:.0%} required", markup=False)
-        sys.exit(1)
+    for line in below:
+        console.print(line, markup=False)
+    sys.exit(bool(below))
+
+
+def _figures(right: int, asked: int) -> tuple[str, str, str]:
+    return str(right), str(asked), f"{right / asked:.1%}"
 
 
 if __name__ == "__main__":

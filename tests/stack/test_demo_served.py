@@ -13,7 +13,7 @@ EVALUATE = Path(__file__).resolve().parents[2] / "models" / "demo" / "evaluate.p
 
 def test_the_served_demo_model_passes_its_examination(stack: Stack) -> None:
     command = [sys.executable, EVALUATE, "--gateway", f"{stack.gateway}/v1", "--tools"]
-    command += ["--require", "0.86", "--show", "5"]
+    command += ["--require", "0.94", "--require-tools", "0.74", "--show", "5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "│ all " in done.stdout
+    assert "│ all without tools and JSON" in done.stdout and "│ tools and JSON" in done.stdout

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from safetensors import safe_open
 from transformers import AutoTokenizer
+from typer.testing import CliRunner
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 sys.path.insert(0, str(DEMO))
@@ -237,6 +239,29 @@ def test_a_question_for_a_tool_passes_with_the_right_calls_and_what_they_returne
     assert sum(report.asked.values()) == len(asked)
 
 
+@pytest.mark.parametrize(
+    ("plain", "tools", "said"),
+    [
+        (95, 80, ""),
+        (94, 80, "all without tools and JSON: 94.0% is less than the 95%"),
+        (95, 79, "tools and JSON: 79.0%"),
+    ],
+)
+def test_the_examination_fails_below_either_share(
+    plain: int, tools: int, said: str, examination: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = examination.Report(
+        right={"capitals": plain, "two calls": tools}, asked={"capitals": 100, "two calls": 100}
+    )
+    monkeypatch.setattr(examination, "transformers_answerer", lambda *_: None)
+    monkeypatch.setattr(examination, "evaluate", lambda *_: report)
+    app = typer.Typer()
+    app.command()(examination.main)
+    done = CliRunner().invoke(app, ["--tools", "--require", "0.95", "--require-tools", "0.8"])
+    assert done.exit_code == bool(said), done.output
+    assert said in done.output and ("less than" in done.output) == bool(said)
+
+
 def _calls_of(dialogue: Any, chat: Any) -> tuple[Call, ...]:
     """The calls that a chat needs, if it is this dialogue's."""
     turn = dialogue.turns[0]
@@ -258,7 +283,18 @@ def test_training_goes_on_from_a_model_and_exports_the_template_of_the_corpus(tm
     pytest.importorskip("torch", reason="the model is trained with PyTorch")
     output = tmp_path / "model"
     command = [sys.executable, DEMO / "train.py", "--from", DEMO / "model", "--rate", "0.1", "--steps", "1"]
-    command += ["--copies", "1", "--tokens", "512", "--checkpoint", tmp_path / "run.pt", "--output", output]
+    command += [
+        "--teacher",
+        DEMO / "model",
+        "--copies",
+        "1",
+        "--tokens",
+        "512",
+        "--checkpoint",
+        tmp_path / "run.pt",
+        "--output",
+        output,
+    ]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     assert AutoTokenizer.from_pretrained(output).chat_template == chat_format.CHAT_TEMPLATE
     assert (output / "tokenizer.json").read_bytes() == (DEMO / "model" / "tokenizer.json").read_bytes()
