@@ -221,6 +221,10 @@ TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepIsRefusedWithItsPlace) {
   at(property(R"({"type": "integer", "minimum": 3, "maximum": 2})"), "at /properties/a~1b/minimum: no number is left by");
   at(property(R"({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 4})"), "/properties/a~1b/exclusiveMinimum");
   at(property(R"({"type": "number", "minimum": 0.5, "exclusiveMaximum": 0.5})"), "/properties/a~1b/minimum: no number");
+  at(property(R"({"type": "number", "exclusiveMinimum": 0.1, "exclusiveMaximum": 0.100001})"),
+     "/properties/a~1b/exclusiveMinimum: no number with at most 6 decimals is left");
+  at(property(R"({"type": "integer", "minimum": 1, "maximum": 4, "multipleOf": 5})"), "/multipleOf: no multiple of 5");
+  at(property(R"({"type": "integer", "minimum": 0, "maximum": 10000, "multipleOf": 5})"), "/multipleOf: multipleOf beside bounds");
   at(property(R"({"type": "number", "minimum": 1e-20, "maximum": 2e-20})"), "/properties/a~1b/minimum: bounds with more than 6 decimals");
   at(property(R"({"type": "string", "pattern": "^(?=a)b$"})"), "/properties/a~1b/pattern");
   at(property(R"({"type": "string", "pattern": "a\"b"})"), "/properties/a~1b/pattern");

@@ -28,7 +28,8 @@ constexpr int kMaxDepth = 128;               // of schemas in schemas, reference
 constexpr std::int64_t kMaxCount = 100'000;  // of items and characters
 constexpr std::size_t kMaxSchemas = 10'000;
 constexpr std::int64_t kMaxMultipleOf = 1000;
-constexpr int kMaxDecimals = 6;  // of a bound
+constexpr int kMaxDecimals = 6;    // of a bound, and of a number beside one
+constexpr int kMaxRange = 10'000;  // numbers within the bounds beside multipleOf
 constexpr double kMaxInteger = 9007199254740991;  // 2^53 - 1: what zod and others write where there is no bound
 constexpr std::size_t kMaxOptional = 1000;  // properties of one object: the time goes with the square
 
@@ -190,6 +191,7 @@ class Checker {
   void visit_options(const Json& schema, const std::string& path, const std::string& keyword, int depth);
   void visit_types(const Json& schema, const std::string& path, int depth);
   static void check_bounds(const Json& schema, const std::string& path, bool whole);
+  static void check_multiples(const Json& schema, const std::string& path);
   void visit_number(const Json& schema, const std::string& path, bool whole);
   bool has_format(const Json& schema, const std::string& path);
   void visit_string(const Json& schema, const std::string& path);
@@ -478,19 +480,38 @@ void Checker::visit_number(const Json& schema, const std::string& path, bool who
     }
   }
   check_bounds(schema, path, whole);
+  if (schema.contains("multipleOf")) check_multiples(schema, path);
 }
 
-// Some number has to be within all of them.
+// Some number has to be within all of them, with the decimals that the compiler allows.
 void Checker::check_bounds(const Json& schema, const std::string& path, bool whole) {
   for (const auto* const least : {"minimum", "exclusiveMinimum"}) {
     for (const auto* const most : {"maximum", "exclusiveMaximum"}) {
       if (!schema.contains(least) || !schema.contains(most)) continue;
       const int open = (least[0] == 'e' ? 1 : 0) + (most[0] == 'e' ? 1 : 0);
       const double room = schema[most].get<double>() - schema[least].get<double>();
-      if (whole ? room >= open : room > 0 || (room == 0 && open == 0)) continue;
-      refuse(cat(path, "/", least), "no number is left by ", least, " = ", schema[least].dump(), " and ", most, " = ",
-             schema[most].dump());
+      const double steps = whole ? room : std::round(room * std::pow(10.0, kMaxDecimals));
+      if (room >= 0 && steps >= open) continue;
+      const auto which = whole || room <= 0 ? std::string() : cat(" with at most ", kMaxDecimals, " decimals");
+      refuse(cat(path, "/", least), "no number", which, " is left by ", least, " = ", schema[least].dump(), " and ", most,
+             " = ", schema[most].dump());
     }
+  }
+}
+
+// Of whole numbers, with bounds on both sides or on none.
+void Checker::check_multiples(const Json& schema, const std::string& path) {
+  const auto bound = [&](const std::string& name, double none) { return schema.contains(name) ? schema[name].get<double>() : none; };
+  if (!schema.contains("minimum") && !schema.contains("exclusiveMinimum")) return;
+  const double least = std::max(bound("minimum", -kMaxInteger), bound("exclusiveMinimum", -kMaxInteger - 1) + 1);
+  const double most = std::min(bound("maximum", kMaxInteger), bound("exclusiveMaximum", kMaxInteger + 1) - 1);
+  const auto at = path + "/multipleOf";
+  if (most - least >= kMaxRange) {
+    refuse(at, "multipleOf beside bounds is supported where at most ", kMaxRange, " numbers are within them");
+  }
+  const double step = schema["multipleOf"].get<double>();
+  if (std::floor(most / step) * step < least) {
+    refuse(at, "no multiple of ", schema["multipleOf"].dump(), " is within the bounds beside it");
   }
 }
 
