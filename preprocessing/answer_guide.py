@@ -81,7 +81,7 @@ class AnswerGuides:
         """prompt: what the chat template made; None: no chat. functions: those that may be called. given: the
         caller's. num_begun: characters at the prompt's end that are a begun answer."""
         if num_begun:
-            self._check_begun(prompt or "", choice, given, num_begun)
+            self._check_begun(prompt or "", functions, choice, given, num_begun)
         strict = any(function.get("strict") for function in functions)
         names = [one["name"] for one in functions if isinstance(one.get("name"), str)]
         if len(set(names)) < len(names):
@@ -107,19 +107,28 @@ class AnswerGuides:
             raise PromptError(field, "text that is not valid Unicode", "send whole characters, no lone surrogates")
         return Guide("structural_tag", made)
 
-    def _check_begun(self, prompt: str, choice: ToolChoice, given: Guide, num_begun: int) -> None:
+    def _check_begun(
+        self, prompt: str, functions: Sequence[Mapping[str, Any]], choice: ToolChoice, given: Guide, num_begun: int
+    ) -> None:
         """A begun answer is content: no reasoning, no call, and not what a guide says from its beginning on."""
         field, remedy = "continue_final_message", "leave one of them out"
         if choice.forced:
             raise PromptError(field, "calls are forced, and a begun answer is a text before them", remedy)
         if given.type:
             raise PromptError(field, "a guide says what the whole answer is, and it has begun", remedy)
-        reasoning = self._formats.reasoning
-        if reasoning is not None and is_open(prompt[: len(prompt) - num_begun], reasoning):
+        before, begun = prompt[: len(prompt) - num_begun], prompt[len(prompt) - num_begun :]
+        reasoning, calls = self._formats.reasoning, self._formats.calls
+        marks = [(reasoning.begin, reasoning.end)] if reasoning else []
+        marks += [(begin, calls.end) for begin in calls.begin] if calls and functions else []
+        for begin, end in marks:
+            if begin in begun and not (end and begun.rfind(end) > begun.rfind(begin)):
+                raise PromptError(
+                    field, f"the begun answer has {begin}, and what follows that is no text", "end before it"
+                )
+        if reasoning is not None and is_open(before, reasoning):
             problem = "the chat template begins an answer with reasoning, and a begun answer is a text after it"
-            raise PromptError(
-                field, problem, 'send chat_template_kwargs = {"enable_thinking": false} where it has that'
-            )
+            remedy = 'send chat_template_kwargs = {"enable_thinking": false} where it has that, or leave it out'
+            raise PromptError(field, problem, remedy)
 
     def _with_calls(
         self, functions: Sequence[Mapping[str, Any]], choice: ToolChoice, parallel: bool, given: Guide

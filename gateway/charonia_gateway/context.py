@@ -76,9 +76,7 @@ class Gateway:
         body = parse(model, await read_body(request, self.settings.max_body_bytes))
         record = record_of(request.scope)
         record.operation = body.operation
-        record.guide_field = (
-            body.guide_field if isinstance(body, Sampling | CountTokensRequest | ResponsesRequest) else None
-        )
+        record.names = {} if isinstance(body, TokenizeBody | DetokenizeBody) else body.engine_names
         record.model = None if body.model is None else body.model[:_MAX_MODEL_CHARACTERS]
         if self.settings.log_prompts:
             record.prompt = body.model_dump(include=_PROMPT_FIELDS, exclude_none=True)

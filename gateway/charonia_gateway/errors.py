@@ -122,18 +122,18 @@ def _without_places(text: str) -> str:
     return text
 
 
-def from_engine(error: CharoniaError, guide_field: str | None = None) -> ApiError:
-    """The answer for an error of the engine client. What it says of servers goes to the log. guide_field: the request's
-    field that said what the answer has to be."""
+def from_engine(error: CharoniaError, names: Mapping[str, str] | None = None) -> ApiError:
+    """The answer for an error of the engine client. What it says of servers goes to the log. names: what the request
+    calls fields of the engine's."""
+    names = {**_PARAMS, **(names or {})}
     text = str(error) if isinstance(error, BadRequest) else _without_places(str(error))
     match error:
         case BadRequest():
             if _CONTEXT.search(text):
+                text = re.sub(r"\bmax_tokens\b", names.get("max_tokens", "max_tokens"), text)
                 return ApiError(400, text, code="context_length_exceeded")
             if found := _FIELD.match(text):
-                name = _PARAMS.get(found.group(1), found.group(1))
-                if name == "guided_decoding_guide":
-                    name = guide_field or name
+                name = names.get(found.group(1), found.group(1))
                 text = name + text[found.end(1) :]
                 return ApiError(400, text, param=name + found.group(2), code="invalid_value")
             return ApiError(400, text, code="invalid_value")
@@ -163,7 +163,7 @@ async def handle_api_error(request: Request, error: Exception) -> JSONResponse:
 
 async def handle_engine_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, CharoniaError)
-    return _answer(request, from_engine(error, record_of(request.scope).guide_field))
+    return _answer(request, from_engine(error, record_of(request.scope).names))
 
 
 async def handle_http_error(request: Request, error: Exception) -> JSONResponse:

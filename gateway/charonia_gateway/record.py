@@ -6,6 +6,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +43,9 @@ class Record:
         "estimated_tokens",
         "failed_status",
         "first_byte_s",
-        "guide_field",
         "key",
         "model",
+        "names",
         "operation",
         "prompt",
         "status",
@@ -63,7 +64,7 @@ class Record:
         self.status = 0  # of HTTP; 0: no answer has begun
         self.first_byte_s: float | None = None
         self.error: str | None = None  # its code
-        self.guide_field: str | None = None  # the body's that says what the answer has to be
+        self.names: Mapping[str, str] = {}  # what the body calls fields of the engine's
         self.failed_status = 0  # of an error that came after the status had been sent; 0: none did
         self.key: Key | None = None  # whose request it is; None: no key is asked for
         self.estimated_tokens = 0  # of the prompts that the engine was sent

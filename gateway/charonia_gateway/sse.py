@@ -130,7 +130,7 @@ class EventStream(Response):
         except asyncio.CancelledError:
             error = unavailable("the gateway is shutting down")
         except CharoniaError as failure:
-            error = from_engine(failure, record_of(scope).guide_field)
+            error = from_engine(failure, record_of(scope).names)
         except Exception:
             log.exception("a stream ended with an error of the gateway's own")
             error = ApiError(500, "the gateway failed; its log says why", type="server_error")

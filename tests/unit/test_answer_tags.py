@@ -452,6 +452,12 @@ def test_a_begun_answer_is_content(model: Model) -> None:
         ("<think>\nSo ", auto, none, "begins an answer with reasoning"),
     ):
         assert says in refusal(guides.make, prompt, strict_function, choice, True, sent, **begun)
+    for text in ("<think>\nI", "<think></think><think>", 'So:\n<tool_call>\n{"name"'):
+        said = refusal(guides.make, f"x\n{text}", strict_function, auto, True, none, num_begun=len(text))
+        assert "continue_final_message: the begun answer has <t" in said
+    for text in ("<think>\nI\n</think>\nSo", "<tool_call>{}</tool_call> So"):
+        assert guides.make(f"x\n{text}", strict_function, auto, True, none, num_begun=len(text)).text
+    assert guides.make("x\n<tool_call>", [], auto, True, none, num_begun=11) == none
 
 
 def test_a_guides_json_is_no_call_where_no_tools_were_sent(model: Model) -> None:

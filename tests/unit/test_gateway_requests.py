@@ -713,6 +713,44 @@ def test_what_would_constrain_an_answer_is_not_ignored(value: dict[str, Any], to
         ResponseFormat.model_validate(value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("format", "json"),
+        ("output_format", {"type": "json_schema", "schema": {}}),
+        ("output_config", {"format": {"type": "json_schema", "schema": {}}}),
+        ("text", {"format": {"type": "json_object"}}),
+        ("continue_final_message", True),
+        ("add_generation_prompt", False),
+        ("chat_template", "{{ messages }}"),
+    ],
+)
+def test_what_other_routes_and_servers_have_is_not_ignored_in_chats(name: str, value: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(**{name: value})
+    assert (caught.value.status, caught.value.param) == (400, name)
+    assert chat(**{name: None}) and chat(text={"verbosity": "low"}, output_config={"effort": "low"})
+
+
+def test_errors_of_the_engine_name_the_fields_of_the_request() -> None:
+    messages = {"model": "m", "max_tokens": 5, "messages": USER}
+    responses = {"model": "m", "input": "hi"}
+    fits = "prompt and max_tokens do not fit: 12 prompt tokens and max_tokens = 9 make 21, and session_len is 5"
+    for asked, text, param, said in (
+        (chat(max_completion_tokens=9), fits, None, "prompt and max_completion_tokens do not fit"),
+        (chat(max_tokens=9), fits, None, "prompt and max_tokens do not fit"),
+        (ResponsesRequest(**responses), fits, None, "prompt and max_output_tokens do not fit"),
+        (ResponsesRequest(**responses), "messages: no", "input", "input: no"),
+        (MessagesRequest(**messages), "stop_words[1]: no", "stop_sequences[1]", "stop_sequences[1]: no"),
+        (MessagesRequest(**messages), "continue_final_message: no", "messages", "messages: no"),
+        (chat(), "stop_words[1]: no", "stop[1]", "stop[1]: no"),
+        (InteractiveRequest(prompt="hi"), "messages: no", "prompt", "prompt: no"),
+        (InteractiveRequest(prompt="hi"), "max_tokens = 0 is", "request_output_len", "request_output_len = 0 is"),
+    ):
+        error = from_engine(BadRequest(text), asked.engine_names)
+        assert error.param == param and error.message.startswith(said)
+
+
 @pytest.mark.parametrize("name", ["response_format", "structured_outputs", "guided_json", "regex", "grammar"])
 def test_what_constrains_an_answer_is_refused_where_it_has_no_effect(name: str) -> None:
     """The header of ignored fields alone would leave the user with a free answer."""

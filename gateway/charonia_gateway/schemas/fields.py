@@ -322,4 +322,15 @@ Prompt = Annotated[
         }
     ),
 ]
+AddGenerationPrompt = Annotated[
+    bool | None,
+    only(True, "messages end where an answer begins: send true, or leave it out"),
+    WithJsonSchema({"enum": [True, None]}),
+]
+ContinueFinalMessage = Annotated[
+    bool | None,
+    only(False, "a begun answer is not continued here, but by /v1/messages: send false, or leave it out"),
+    WithJsonSchema({"enum": [False, None]}),
+]
+ChatTemplate = Annotated[Any, refused("the model's own is used: leave chat_template out")]
 SessionId = Annotated[str | None, BeforeValidator(_session_id), _schema(_STRING, {"type": "integer"})]

@@ -89,6 +89,12 @@ class InteractiveRequest(BaseModel):
         return self
 
     @property
+    def engine_names(self) -> dict[str, str]:
+        """What this request calls fields of the engine's, where these are not their names."""
+        names = {"messages": "prompt"}
+        return names if self.max_tokens is not None else names | {"max_tokens": "request_output_len"}
+
+    @property
     def acts(self) -> bool:
         """It ends an answer and asks for none."""
         return bool(self.cancel) or self.stop is True

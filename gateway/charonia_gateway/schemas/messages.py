@@ -287,6 +287,12 @@ class CountTokensRequest(BaseModel):
         return "output_config.format" if (self.output_config or {}).get("format") else None
 
     @property
+    def engine_names(self) -> dict[str, str]:
+        """What this request calls fields of the engine's, where these are not their names."""
+        names = {"stop_words": "stop_sequences", "continue_final_message": "messages"}
+        return names | ({"guided_decoding_guide": self.guide_field} if self.guide_field else {})
+
+    @property
     def shows_thinking(self) -> bool:
         return self.thinking is not None and self.thinking["type"] != "disabled"
 

@@ -212,9 +212,9 @@ class ResponsesRequest(BaseModel):
         return self
 
     @property
-    def guide_field(self) -> str | None:
-        """The field that says what the answer has to be, where one does."""
-        return "text.format" if self.guide else None
+    def engine_names(self) -> dict[str, str]:
+        """What this request calls fields of the engine's, where these are not their names."""
+        return {"guided_decoding_guide": "text.format", "max_tokens": "max_output_tokens", "messages": "input"}
 
     @property
     def guide(self) -> Guide | None:

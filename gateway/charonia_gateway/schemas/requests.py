@@ -13,9 +13,12 @@ from pydantic_core import PydanticCustomError
 from charonia_gateway.schemas.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    AddGenerationPrompt,
     Audio,
     BadWords,
+    ChatTemplate,
     Content,
+    ContinueFinalMessage,
     FunctionCall,
     Functions,
     LogitBias,
@@ -130,6 +133,11 @@ class Sampling(BaseModel):
         return None if self.structured_outputs is None else "structured_outputs"
 
     @property
+    def engine_names(self) -> dict[str, str]:
+        """What this request calls fields of the engine's, where these are not their names."""
+        return {"guided_decoding_guide": self.guide_field} if self.guide_field else {}
+
+    @property
     def guide(self) -> Guide | None:
         if self.guide_field == "response_format":
             assert self.response_format is not None
@@ -241,6 +249,9 @@ class ChatRequest(Sampling):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables of the chat template, such as enable_thinking"
     )
+    add_generation_prompt: AddGenerationPrompt = Field(None, description="true: the answer is a message of its own")
+    continue_final_message: ContinueFinalMessage = Field(None, description="the last message is whole")
+    chat_template: ChatTemplate = None
     renew_session: bool | None = Field(None, description="forget first what is kept under session_id")
 
     @model_validator(mode="after")
@@ -252,6 +263,11 @@ class ChatRequest(Sampling):
         if self.renew_session and self.session_id is None:
             raise wrong("renew_session needs a session_id")
         return self
+
+    @property
+    def engine_names(self) -> dict[str, str]:
+        longest = {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+        return super().engine_names | longest
 
     @property
     def names_function(self) -> bool:

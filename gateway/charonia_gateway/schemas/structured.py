@@ -35,7 +35,11 @@ _GUIDES = (
     "ebnf",
     "grammar",
     "structural_tag",
+    "format",
+    "output_format",
 )
+# Those that have it in their `format`, beside what is something else.
+_HOLDERS = ("text", "output_config")
 
 
 def refuse_guides(extra: Mapping[str, Any] | None, remedy: str) -> None:
@@ -43,6 +47,10 @@ def refuse_guides(extra: Mapping[str, Any] | None, remedy: str) -> None:
     for name in _GUIDES:
         if extra and extra.get(name) not in (None, "", {"type": "text"}):
             raise wrong(f"{name} is no field of this route, and the answer would be free: {remedy}")
+    for name in _HOLDERS:
+        holder = extra.get(name) if extra else None
+        if isinstance(holder, dict) and holder.get("format") not in (None, {"type": "text"}):
+            raise wrong(f"{name}.format is no field of this route, and the answer would be free: {remedy}")
 
 
 class _Closed(BaseModel):

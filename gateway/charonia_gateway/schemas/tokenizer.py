@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar
 
 from charonia_client import TokenizeRequest
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from charonia_gateway.schemas.fields import MAX_TOOLS, OrText, TokenIds, only, refused, wrong
+from charonia_gateway.schemas.fields import (
+    MAX_TOOLS,
+    AddGenerationPrompt,
+    ChatTemplate,
+    ContinueFinalMessage,
+    OrText,
+    TokenIds,
+    wrong,
+)
 from charonia_gateway.schemas.requests import Messages, messages_of
-
-_GENERATED = only(True, "messages end where an answer begins: send true, or leave it out")
-_WHOLE = only(False, "a begun answer is not continued: send false, or leave it out")
 
 
 class TokenizeBody(BaseModel):
@@ -39,13 +44,11 @@ class TokenizeBody(BaseModel):
         "messages, whose chat template writes them",
     )
     return_token_strs: bool | None = Field(None, description="`token_strs` in the answer")
-    add_generation_prompt: Annotated[bool | None, _GENERATED, WithJsonSchema({"enum": [True, None]})] = Field(
+    add_generation_prompt: AddGenerationPrompt = Field(
         None, description="messages end where the model's answer begins, as in a request for an answer"
     )
-    continue_final_message: Annotated[bool | None, _WHOLE, WithJsonSchema({"enum": [False, None]})] = Field(
-        None, description="the last message is whole"
-    )
-    chat_template: Annotated[Any, refused("the model's own is used: leave chat_template out")] = None
+    continue_final_message: ContinueFinalMessage = Field(None, description="the last message is whole")
+    chat_template: ChatTemplate = None
 
     @model_validator(mode="after")
     def _one_of(self) -> TokenizeBody:
