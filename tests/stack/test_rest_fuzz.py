@@ -1,6 +1,6 @@
-"""Made-up schemas, tools and conversations through the gateway and Triton, to every route that makes an answer. Each is
-taken or is an error of its request; what was forced or strict is what it has to be, no markup is in a text, and
-nothing hangs or is left over. CHARONIA_TEST_SCHEMAS says how many."""
+"""Made-up schemas, tools and conversations through the gateway and Triton, to every route that makes an answer, whole
+and as a stream. Each is taken or is an error of its request; what was forced or strict is what it has to be, no markup
+of a strict or forced call is in a text, and nothing hangs or is left over. CHARONIA_TEST_SCHEMAS says how many."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -139,8 +139,11 @@ class Case:
             renamed = {"parameters": "input_schema"}
             body["tools"] = [{renamed.get(name, name): value for name, value in one.items()} for one in self.functions]
             kinds = {"auto": "auto", "none": "none", "required": "any"}
-            choice = {"type": kinds.get(self.choice, "tool")}
-            body["tool_choice"] = choice | ({"name": self.choice} if choice["type"] == "tool" else {})
+            body["tool_choice"] = {
+                "type": kinds.get(self.choice, "tool"),
+                "disable_parallel_tool_use": not self.parallel,
+            }
+            body["tool_choice"] |= {"name": self.choice} if body["tool_choice"]["type"] == "tool" else {}
         if self.schema is not None:
             body["output_config"] = {"format": {"type": "json_schema", "schema": self.schema}}
         return body
@@ -205,6 +208,67 @@ def of_message(answer: dict[str, Any]) -> Answer:
 READERS = dict(zip(ROUTES, (of_chat, of_completion, of_response, of_message), strict=True))
 
 
+# The same answers as streams: their events, of which the pieces make the answer that came whole above.
+def streamed_chat(events: list[Any]) -> Answer:
+    content, calls, reason = "", [], ""
+    for choice in (choice for event in events for choice in event["choices"]):
+        content += choice["delta"].get("content") or ""
+        for call in choice["delta"].get("tool_calls") or ():
+            if "name" in call["function"]:
+                assert call["index"] == len(calls) and call["id"] and call["type"] == "function"
+                calls.append((call["function"]["name"], ""))
+            name, arguments = calls[call["index"]]
+            calls[call["index"]] = (name, arguments + call["function"]["arguments"])
+        reason = choice["finish_reason"] or reason
+    return Answer(content, calls, reason)
+
+
+def streamed_completion(events: list[Any]) -> Answer:
+    choices = [choice for event in events for choice in event["choices"]]
+    return Answer("".join(choice["text"] for choice in choices), [], choices[-1]["finish_reason"])
+
+
+def streamed_response(events: list[Any]) -> Answer:
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    answer = of_response(events[-1]["response"])
+    pieces: dict[str, str] = {}
+    for event in events:
+        if event["type"] in ("response.output_text.delta", "response.function_call_arguments.delta"):
+            pieces[event["item_id"]] = pieces.get(event["item_id"], "") + event["delta"]
+    items = events[-1]["response"]["output"]
+    whole = {
+        item["id"]: item.get("arguments") or "".join(part["text"] for part in item.get("content") or ())
+        for item in items
+        if item["type"] != "reasoning"
+    }
+    assert {id: text for id, text in whole.items() if text} == pieces
+    return answer
+
+
+def streamed_message(events: list[Any]) -> Answer:
+    message = next(event["message"] for event in events if event["type"] == "message_start")
+    blocks: list[dict[str, Any]] = []
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append({**event["content_block"], "json": ""})
+        elif event["type"] == "content_block_delta":
+            delta = event["delta"]
+            field = {"text_delta": "text", "input_json_delta": "json"}.get(delta["type"])
+            if field:
+                blocks[event["index"]][field] += delta.get("text") or delta.get("partial_json") or ""
+        elif event["type"] == "message_delta":
+            message |= event["delta"]
+    calls = [(block["name"], block["json"]) for block in blocks if block["type"] == "tool_use"]
+    message["content"] = [block for block in blocks if block["type"] == "text"]
+    return replace(of_message(message), calls=calls)
+
+
+STREAM_READERS = dict(
+    zip(ROUTES, (streamed_chat, streamed_completion, streamed_response, streamed_message), strict=True)
+)
+
+
 def is_valid(schema: Any, text: str) -> bool:
     """Of a schema that is none, nothing is said."""
     try:
@@ -232,34 +296,42 @@ class Fuzz:
             assert answer.status_code in (400, 429), (body, answer.text)
             assert len(error["message"]) > 10, body
             return f"{answer.status_code}"
-        if case.stream:
-            return self._streamed(body, answer.text)
-        self._check(case, READERS[route](answer.json()), body, with_tools=route != "/v1/completions")
-        return "200"
+        found = self._streamed(route, body, answer.text) if case.stream else READERS[route](answer.json())
+        if found is None:
+            return "400 streamed"
+        self._check(case, found, body, with_tools=route != "/v1/completions")
+        return "200 streamed" if case.stream else "200"
 
-    def _streamed(self, body: dict[str, Any], text: str) -> str:
+    def _streamed(self, route: str, body: dict[str, Any], text: str) -> Answer | None:
+        """None: an error of the request."""
         events = [line[len("data: ") :] for line in text.splitlines() if line.startswith("data: ")]
         assert events, body
         last = events[-1] if events[-1] != "[DONE]" else events[-2]
         parsed = [json.loads(event) for event in events if event != "[DONE]"]
         errors = [one for one in parsed if one.get("error") or one.get("type") == "error"]
         if not errors:
-            return "200 streamed"
+            return STREAM_READERS[route](parsed)
         shown = json.dumps(errors[0])
         assert (last == events[parsed.index(errors[0])] and "invalid" in shown) or "overloaded" in shown, (body, shown)
-        return "400 streamed"
+        return None
 
     def _check(self, case: Case, answer: Answer, body: dict[str, Any], *, with_tools: bool) -> None:
         tools = case.functions if with_tools and case.choice != "none" else []
+        cut_off = answer.reason == "length"
         if tools and case.forced:
             assert not answer.content, (body, answer)
-            assert answer.calls or answer.reason == "length", (body, answer)
+            assert answer.calls or cut_off, (body, answer)
+            assert case.choice == "required" or {name for name, _ in answer.calls} <= {case.choice}, (body, answer)
+            for _, arguments in answer.calls[: len(answer.calls) - cut_off]:
+                assert isinstance(json.loads(arguments, strict=False), dict), (body, answer)
+        assert case.parallel or len(answer.calls) <= 1, (body, answer)
         strict = {one["name"]: one.get("parameters") for one in tools if one.get("strict")}
         if strict:
             assert self.begin not in answer.content, (body, answer)
-        for name, arguments in answer.calls:
+            assert {name for name, _ in answer.calls} <= {one["name"] for one in tools}, (body, answer)
+        for name, arguments in answer.calls[: len(answer.calls) - cut_off]:
             parameters = strict.get(name)
-            if parameters is not None and answer.reason != "length":
+            if parameters is not None:
                 assert is_valid(parameters, arguments), (body, answer)
         if case.schema is not None and not answer.calls and not (tools and case.forced) and answer.reason == "stop":
             stopped = case.stop and not self._ends_whole(answer.content)  # by a stop word

@@ -51,13 +51,18 @@ def _without_spaces(name: str, arguments: Any) -> tuple[str, str]:
     return name, re.sub(r"\s", "", json.dumps(arguments, ensure_ascii=False))
 
 
-def _pairs(text: str) -> list[tuple[str, Any]] | None:
-    """What a JSON object holds, in its order; None: `text` is none."""
+def _pairs(text: str) -> list[tuple[str, bool, Any]] | None:
+    """What a JSON object holds, in its order, and of each value whether it is true or false, which Python takes for 1 and
+    0; None: `text` is none."""
     try:
-        value = json.loads(text)
+        pairs = json.loads(text, object_pairs_hook=_Pairs)
     except ValueError:
         return None
-    return list(value.items()) if isinstance(value, dict) else None
+    return [(key, isinstance(value, bool), value) for key, value in pairs] if isinstance(pairs, _Pairs) else None
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """Of a JSON object, with names that come twice."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,11 @@ class Dialogue:
     tools: tuple[Mapping[str, Any], ...] = ()
 
 
+def alone(value: int | float | str) -> str:
+    """`value` as a number of its own, and no part of another one."""
+    return rf"(?<![\d.-]){re.escape(str(value))}(?!\.?\d)"
+
+
 def number(value: int) -> tuple[str, ...]:
     """The last number of the answer is `value`."""
-    return (rf"(?<![\d-]){value}(?!\d)[^\d]*$",)
+    return (rf"{alone(value)}[^\d]*$",)

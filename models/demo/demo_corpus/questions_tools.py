@@ -9,7 +9,7 @@ from typing import Any
 
 from . import arithmetic, capitals, heldout_en, heldout_tools, heldout_zh, tools, units
 from .chat_format import to_json
-from .dialogue import Dialogue, Turn
+from .dialogue import Dialogue, Turn, alone
 from .text import Call
 
 Pools = dict[str, list[Turn]]  # questions that need no tool, by language
@@ -43,32 +43,32 @@ def _weather(tool: tools.Tool, name: str, language: str, rng: random.Random) -> 
     degrees = rng.randint(-9, 35)
     value: Any = {"place": name, "weather": sky, "temperature": degrees}
     result = to_json(value) if rng.random() < 0.75 else f"{sky}, {degrees} degrees"
-    holds = (re.escape(name), sky if language == "en" else chinese, rf"(?<![\d-]){degrees}(?!\d)")
+    holds = (re.escape(name), sky if language == "en" else chinese, alone(degrees))
     return Call(tool.name, {tool.main: name}, result), holds
 
 
 def _sum(tool: tools.Tool, expression: str, rng: random.Random) -> tuple[Call, tuple[str, ...]]:
     value = tools.value_of(expression)
     result = to_json({"result": float(value) if "." in value else int(value)}) if rng.random() < 0.7 else value
-    return Call(tool.name, {tool.main: expression}, result), (rf"(?<![\d-]){re.escape(value)}(?!\d)",)
+    return Call(tool.name, {tool.main: expression}, result), (alone(value),)
 
 
 def _weather_turn(frame: str, tool: tools.Tool, language: str, rng: random.Random, count: int = 1) -> Turn:
     names = rng.sample(heldout_tools.PLACES[language], count)
     found = [_weather(tool, name, language, rng) for name in names]
-    text = frame.format(p=names[0], q=names[-1])
-    return Turn(
-        text, tuple(hold for _, holds in found for hold in holds), language, calls=tuple(call for call, _ in found)
-    )
+    return _turn(frame.format(p=names[0], q=names[-1]), found, language)
 
 
 def _sum_turn(frame: str, tool: tools.Tool, language: str, rng: random.Random, count: int = 1) -> Turn:
     asked = rng.sample(heldout_tools.SUMS[language], count)
     found = [_sum(tool, expression, rng) for _, expression in asked]
-    text = frame.format(e=asked[0][0], f=asked[-1][0])
-    return Turn(
-        text, tuple(hold for _, holds in found for hold in holds), language, calls=tuple(call for call, _ in found)
-    )
+    return _turn(frame.format(e=asked[0][0], f=asked[-1][0]), found, language)
+
+
+def _turn(text: str, found: list[tuple[Call, tuple[str, ...]]], language: str) -> Turn:
+    """A question, the calls that it needs, and what the answer tells of each, one after the other."""
+    holds = tuple("[\\s\\S]*".join(patterns) for patterns in zip(*(holds for _, holds in found), strict=True))
+    return Turn(text, holds, language, calls=tuple(call for call, _ in found))
 
 
 def _calls(language: str, rng: random.Random) -> list[Dialogue]:
