@@ -72,12 +72,17 @@ def build_token_split(tokenizer: PreTrainedTokenizerFast) -> TokenSplit:
 
 def _read(definition: dict[str, Any]) -> TokenSplit:
     model, normalizer = definition["model"], definition["normalizer"]
+    if model.get("type") == "Unigram" or model.get("byte_fallback"):
+        raise _UnknownError(
+            f"the tokenizer is one of SentencePiece ({model['type']}), which cuts a text nowhere before it looks for "
+            "tokens: which ones come first may depend on all of the text that follows; byte-level BPE is supported"
+        )
     if model.get("type") != "BPE":
         raise _UnknownError(f"the tokenizer's model is {model.get('type')}, and not byte-level BPE")
     # NFC leaves ASCII as it is.
     if normalizer is not None and normalizer["type"] != "NFC":
         raise _UnknownError(f"the tokenizer has the normalizer {normalizer['type']}")
-    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             raise _UnknownError(f"the tokenizer's BPE has {name} = {model[name]!r}")
     stages = _stages(definition["pre_tokenizer"])

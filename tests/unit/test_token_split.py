@@ -113,7 +113,9 @@ def test_what_is_not_known_says_so(tmp_path: Path) -> None:
     spaced = Tokenizer(models.BPE())
     spaced.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     for tokenizer, says in (
-        (unigram, "Unigram, and not byte-level BPE"),
+        (unigram, "one of SentencePiece (Unigram)"),
+        (Tokenizer(models.BPE(byte_fallback=True)), "one of SentencePiece (BPE)"),
+        (Tokenizer(models.WordLevel()), "WordLevel, and not byte-level BPE"),
         (no_steps, "ByteLevel"),
         (Tokenizer(models.BPE()), "ByteLevel"),
         (spaced, "without a space in front"),
