@@ -152,7 +152,7 @@ class AnswerGuides:
             return self._tags.forced(made, several=parallel and choice.kind == "required")
         if not given.type:
             return self._tags.free(made, several=parallel)
-        content = self._beside_calls(given)
+        content = self._beside_calls(given, strict=True)
         return content and either([self._tags.forced(made, several=parallel), content])
 
     def _of_given(
@@ -165,12 +165,12 @@ class AnswerGuides:
             return None
         if not calls:
             return guide_format(given.type, given.text, _GUIDE)
-        content = self._beside_calls(given)
+        content = self._beside_calls(given, strict=False)
         return content and either([self._tags.forced(self._functions(functions), several=parallel), content])
 
-    def _beside_calls(self, given: Guide) -> Format | None:
+    def _beside_calls(self, given: Guide, *, strict: bool) -> Format | None:
         try:
-            return self._tags.answer(given.type, given.text, _GUIDE)
+            return self._tags.answer(given.type, given.text, _GUIDE, strict=strict)
         except NoTagError as error:
             raise PromptError(_GUIDE, str(error), "send tool_choice = none, or no tools") from None
 

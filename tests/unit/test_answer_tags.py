@@ -470,6 +470,32 @@ def test_a_guides_json_is_no_call_where_no_tools_were_sent(model: Model) -> None
     assert parts and all(not part.calls and json.loads(part.content)["name"] == "get" for part in parts)
 
 
+def test_a_guides_json_is_no_call_of_a_strict_function_where_calls_have_no_marks(model: Model) -> None:
+    guides = answer_guide.AnswerGuides(model.formats("llama3_json"), model.special)
+    auto, functions = ToolChoice("auto"), [strict({"type": "object", "properties": {"a": {"type": "integer"}}})]
+    name = {"type": "object", "properties": {"name": {"const": "f"}, "parameters": {}}}
+    other = {"type": "object", "properties": {"names": {"type": "string"}}}
+    for kind, text in (
+        ("json", ""),
+        ("json_schema", json.dumps(name)),
+        ("json_schema", '{"type": ["object", "null"]}'),
+        ("json_schema", json.dumps({"anyOf": [other, name]})),
+        ("choice", json.dumps(["a", ' {"name": "f", "parameters": {}}'])),
+        ("regex", r'\{"n[a-m]+e": 1\}'),
+        ("ebnf_grammar", 'root ::= "{\\"name\\": 1}"'),
+    ):
+        given = answer_guide.Guide(kind, text)
+        assert "JSON with a name" in refusal(guides.make, "x", functions, auto, True, given)
+        assert guides.make("x", [{"name": "f"}], auto, True, given).text
+    for kind, text in (
+        ("json_schema", json.dumps(other)),
+        ("json_schema", '{"type": "array"}'),
+        ("choice", '["a", "b{"]'),
+        ("regex", "[a-z{}]+"),
+    ):
+        assert guides.make("x", functions, auto, True, answer_guide.Guide(kind, text)).text
+
+
 def test_a_schema_that_is_not_supported_names_the_parameter(model: Model) -> None:
     bad = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
     guide = model.guide(model.formats("glm45"), ToolChoice("auto"), [bad])

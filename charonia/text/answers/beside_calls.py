@@ -32,6 +32,35 @@ def check(kind: str, guide: str, marks: Sequence[str]) -> None:
             raise NoTagError(f"beside tools no text may have {mark} in it, which begins a call, and this one can")
 
 
+def check_bare(kind: str, guide: str) -> None:
+    """Raises NoTagError for a guide whose texts can be objects with a `name`, as calls without marks are."""
+    if kind in ("regex", "ebnf_grammar"):
+        found = bool(re.search("Token|TagDispatch", guide)) or _can_make(
+            _regex_parts(guide) if kind == "regex" else _ebnf_parts(guide), '{"name"'
+        )
+    elif kind == "choice":
+        found = any(one.lstrip().startswith("{") for one in json.loads(guide))
+    else:
+        found = kind == "json" or _has_name(json.loads(guide))
+    if found:
+        raise NoTagError(
+            "the model's calls have no marks, and JSON with a name may be one, which a strict function does not allow: "
+            "give an object whose properties are all named, without name"
+        )
+
+
+def _has_name(schema: Any) -> bool:
+    """Whether what follows a JSON schema may be an object with a `name`, as far as its own keywords say."""
+    if not isinstance(schema, Mapping):
+        return True
+    types = schema.get("type")
+    if types is not None and "object" not in ([types] if isinstance(types, str) else types):
+        return False
+    named = schema.get("properties")
+    combined = any(one in schema for one in ("$ref", "anyOf", "oneOf", "allOf", "const", "enum"))
+    return combined or not isinstance(named, Mapping) or not named or "name" in named
+
+
 def check_json(schema: Any, marks: Sequence[str], why: str = "which begins a call") -> None:
     """The same for a JSON schema. The grammar keeps marks out of strings, but not where they follow a pattern. why:
     what errors say of a mark."""

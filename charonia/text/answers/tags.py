@@ -66,11 +66,14 @@ class Tags:
         assert self._calls is not None
         return [begin for begin in self._calls.begin if not self._special.search(begin)]
 
-    def answer(self, kind: str, guide: str, called: str) -> Format | None:
-        """As `guide_format`, of a guide beside tools: what it makes is never read as a call. Raises NoTagError."""
+    def answer(self, kind: str, guide: str, called: str, *, strict: bool) -> Format | None:
+        """As `guide_format`, of a guide beside tools: what it makes is never read as a call, but for JSON in a format
+        whose calls have no marks. strict: some function is, so that this may not be either. Raises NoTagError."""
         assert self._calls is not None
         marks = self.text_marks
         made = guide_format(kind, guide, called)
+        if made is not None and strict and self._calls.bare:
+            beside_calls.check_bare(kind, guide)
         if made is None or not marks:
             return made
         if not kind.startswith("json"):
