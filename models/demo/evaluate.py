@@ -174,6 +174,14 @@ def transformers_answerer(folder: Path, threads: int = 0, batch: int = 64) -> An
     return answer
 
 
+def _arguments(text: str) -> Any:
+    """Those of a call; what is no JSON, as of an answer that was cut off, stays a text, which is right nowhere."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def gateway_answerer(base_url: str, api_key: str = "", concurrency: int = 16) -> Answerer:
     """Greedy answers of the first model that the OpenAI-style server at `base_url` lists, `concurrency` at a time."""
     from openai import OpenAI
@@ -189,7 +197,7 @@ def gateway_answerer(base_url: str, api_key: str = "", concurrency: int = 16) ->
             temperature=0.0,
             **({"tools": list(chat.tools)} if chat.tools else {}),
         ).choices[0]
-        calls = [(call.function.name, json.loads(call.function.arguments)) for call in answer.message.tool_calls or ()]
+        calls = [(call.function.name, _arguments(call.function.arguments)) for call in answer.message.tool_calls or ()]
         ended = answer.finish_reason == ("tool_calls" if calls else "stop")
         return Reply(answer.message.content or "", ended, tuple(calls))
 

@@ -268,6 +268,20 @@ def _calls_of(dialogue: Any, chat: Any) -> tuple[Call, ...]:
     return turn.calls if turn.text == chat.messages[-1]["content"] else ()
 
 
+def test_what_two_calls_returned_is_not_mixed_up() -> None:
+    (turn,) = [turn for group, turn in TURNS if group == "two calls" and "Montpellier as well as Lima" in turn.text]
+    said = ["Montpellier is cloudy, at -1 degrees.", "Lima is sunny, at -3 degrees."]
+    assert turn.passes(" ".join(said))
+    mixed_up = ["Montpellier is sunny, at -1 degrees.", "Lima is cloudy, at -3 degrees."]
+    for wrong in (said[:1], mixed_up, [text.replace("-3", "-3.5") for text in said]):
+        assert not turn.passes(" ".join(wrong))
+
+
+def test_arguments_of_a_call_that_was_cut_off_are_wrong_and_end_nothing(examination: Any) -> None:
+    assert examination._arguments('{"place": "Par') == '{"place": "Par'
+    assert examination._arguments('{"place": "Paris"}') == {"place": "Paris"}
+
+
 def test_an_answer_in_json_passes_with_the_keys_in_their_order() -> None:
     turns = [turn for _, turn in TURNS if turn.json]
     assert len(turns) == 78
@@ -276,6 +290,8 @@ def test_an_answer_in_json_passes_with_the_keys_in_their_order() -> None:
         assert turn.passes(turn.json) and turn.passes(json.dumps(dict(pairs), indent=1))
         wrong = [turn.json[:-1], json.dumps(pairs), f"It is {turn.json}", json.dumps({**dict(pairs), "more": 1})]
         wrong += [json.dumps(dict(reversed(pairs)))] if len(pairs) > 1 else []
+        wrong += [f'{{"{pairs[0][0]}": 0, {turn.json[1:]}']
+        wrong += [json.dumps(dict(pairs) | {key: True}) for key, value in pairs if value == 1]
         assert not any(turn.passes(text) for text in wrong)
 
 
