@@ -144,6 +144,7 @@ class Engine:
         timeout_ms: int | None = None,
         prompt_logits: bool = False,
         guide: tuple[str, str] | None = None,  # type and text
+        cache_salt: str = "",
         callback: Callable[[Result], None],
     ) -> int: ...
     def cancel(self, handle: int) -> bool: ...

@@ -121,6 +121,7 @@ class Engine:
         timeout: float | None = None,
         priority: int = 0,
         guide: Guide | None = None,
+        cache_salt: str = "",
     ) -> list[Output]:
         """Runs all prompts together and waits; outputs in the order of the prompts. With n > 1 the n outputs of a
         prompt follow each other, as OpenAI's `choices` do: `index` says which is which.
@@ -131,7 +132,8 @@ class Engine:
         session_id: the one prompt is what a user says next in this session; the engine keeps what went before. A
         session that is new, or not kept any more, begins with the prompt. new_session: it begins anew in any case; then
         the prompt is the whole conversation. end_session: forget it afterwards. timeout: seconds until
-        DeadlineExceededError. priority: higher goes first. guide: what the text of all of them has to be.
+        DeadlineExceededError. priority: higher goes first. guide: what the text of all of them has to be. cache_salt:
+        at most 256 bytes of UTF-8; of the prefix cache, only what requests with the same salt computed is found.
         """
         given_prompts = split(prompts)
         if session_id and len(given_prompts) != 1:
@@ -151,7 +153,14 @@ class Engine:
         try:
             for index, (prompt, params) in enumerate(zip(encoded, each, strict=True)):
                 submit = self._submitter(
-                    prompt, params, stream=False, session=session, timeout=timeout, priority=priority, guide=guide
+                    prompt,
+                    params,
+                    stream=False,
+                    session=session,
+                    timeout=timeout,
+                    priority=priority,
+                    guide=guide,
+                    cache_salt=cache_salt,
                 )
                 while index not in chunks:
                     try:
@@ -181,6 +190,7 @@ class Engine:
         timeout: float | None = None,
         priority: int = 0,
         guide: Guide | None = None,
+        cache_salt: str = "",
     ) -> Stream:
         """Submits at once and iterates over the chunks. Leaving early (break, close, an exception) cancels.
 
@@ -189,7 +199,7 @@ class Engine:
         """
         params = sampling or SamplingParams()
         session = Session(session_id, new_session, end_session)
-        submit = self._streaming(prompt, params, session, request_id, timeout, priority, guide)
+        submit = self._streaming(prompt, params, session, request_id, timeout, priority, guide, cache_salt)
         return Stream(self._open(), submit, self, params.n)
 
     def astream(
@@ -204,11 +214,12 @@ class Engine:
         timeout: float | None = None,
         priority: int = 0,
         guide: Guide | None = None,
+        cache_salt: str = "",
     ) -> AsyncStream:
         """The same on the running event loop: `async for chunk in engine.astream(...)`."""
         params = sampling or SamplingParams()
         session = Session(session_id, new_session, end_session)
-        submit = self._streaming(prompt, params, session, request_id, timeout, priority, guide)
+        submit = self._streaming(prompt, params, session, request_id, timeout, priority, guide, cache_salt)
         return AsyncStream(self._open(), submit, self, params.n)
 
     def chat(
@@ -218,10 +229,11 @@ class Engine:
         *,
         session_id: str = "",
         guide: Guide | None = None,
+        cache_salt: str = "",
     ) -> Output:
         """The answer to a conversation. With a session_id the messages are the new ones only: the engine keeps the
         others, and a session that it does not have begins with these."""
-        return self.generate(messages, sampling, session_id=session_id, guide=guide)[0]
+        return self.generate(messages, sampling, session_id=session_id, guide=guide, cache_salt=cache_salt)[0]
 
     def prompt_logits(self, token_ids: Sequence[int]) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Whole rows of logits of a prompt, in pieces as they are computed: (position, rows [n, vocab_size]).
@@ -320,6 +332,7 @@ class Engine:
         timeout: float | None,
         priority: int,
         guide: Guide | None,
+        cache_salt: str,
     ) -> Callable[[Callable[[_engine.Result], None]], int]:
         return self._submitter(
             self._encode(prompt, session),
@@ -330,6 +343,7 @@ class Engine:
             timeout=timeout,
             priority=priority,
             guide=guide,
+            cache_salt=cache_salt,
         )
 
     def _submitter(
@@ -342,10 +356,12 @@ class Engine:
         timeout: float | None,
         priority: int,
         guide: Guide | None,
+        cache_salt: str,
         request_id: str = "",
     ) -> Callable[[Callable[[_engine.Result], None]], int]:
         native = self._open()
         _check_text("request_id", request_id)
+        _check_text("cache_salt", cache_salt)
         if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
             raise InvalidRequestError(f"priority = {priority!r} is not valid: it must be an integer of 32 bits")
         if guide is not None:
@@ -368,6 +384,7 @@ class Engine:
             end_session=session.ends,
             timeout_ms=None if timeout is None else _milliseconds(timeout),
             guide=None if guide is None else (guide.type, guide.text),
+            cache_salt=cache_salt,
         )
         return lambda callback: int(submit(callback=callback))
 

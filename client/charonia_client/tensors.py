@@ -89,6 +89,8 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
         _numbers(message, "exclude_input_in_output", "BOOL", [False])
     if request.session_id is not None:
         _texts(message, "session_id", [request.session_id.encode()])
+    if request.cache_salt is not None:
+        _texts(message, "cache_salt", [request.cache_salt.encode()])
     for flag in ("interactive", "end_session"):
         if getattr(request, flag):
             _numbers(message, flag, "BOOL", [True])

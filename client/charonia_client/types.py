@@ -119,6 +119,8 @@ class GenerateRequest(ScalarFields, _Chat):
     session_id: str | None = None
     interactive: bool = False  # text or messages are what is new in the session; False: the whole conversation
     end_session: bool = False  # forget the session afterwards
+    # Only what requests with the same salt computed is found in the prefix cache. At most 256 bytes.
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         _check_prompt(self.text, self.prompt_token_ids, self.messages)

@@ -216,7 +216,7 @@ Engine::Handle submit(EngineHolder& holder, std::string id, std::vector<TokenId>
                       int priority, bool stream, bool strip_leading_space, std::string session_id,
                       std::vector<TokenId> continuation_ids, bool end_session, std::optional<int> timeout_ms,
                       bool prompt_logits, const std::optional<std::pair<std::string, std::string>>& guide,
-                      py::function function) {
+                      std::string cache_salt, py::function function) {
   Request request;
   request.id = std::move(id);
   request.input_ids = std::move(input_ids);
@@ -229,6 +229,7 @@ Engine::Handle submit(EngineHolder& holder, std::string id, std::vector<TokenId>
   request.end_session = end_session;
   request.timeout_ms = timeout_ms;
   request.prompt_logits = prompt_logits;
+  request.cache_salt = std::move(cache_salt);
   if (guide) request.guide = Guide{guide_type(guide->first), guide->second};
   Callback callback(std::move(function));
   const py::gil_scoped_release release;
@@ -465,7 +466,7 @@ PYBIND11_MODULE(_engine, m) {
            py::arg("priority"), py::arg("stream"), py::arg("strip_leading_space"), py::arg("session_id") = "",
            py::arg("continuation_ids") = std::vector<TokenId>{}, py::arg("end_session") = false,
            py::arg("timeout_ms") = std::nullopt, py::arg("prompt_logits") = false,
-           py::arg("guide") = std::nullopt, py::arg("callback"),
+           py::arg("guide") = std::nullopt, py::arg("cache_salt") = "", py::arg("callback"),
            "Queues a request; callback(Result) is called on the delivery thread. Returns its handle.")
       .def(
           "cancel", [](EngineHolder& holder, Engine::Handle handle) { return holder.cancel(handle); },

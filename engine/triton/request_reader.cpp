@@ -106,6 +106,12 @@ std::string read_session_id(const Inputs& inputs) {
   return std::move(id);
 }
 
+// The engine checks its length.
+std::string read_cache_salt(const Inputs& inputs) {
+  auto sent = inputs.strings("cache_salt", 1);
+  return sent && !sent->empty() ? std::move(sent->front()) : std::string();
+}
+
 // In an ensemble preprocessing gives both with every request: empty texts where there is no guide.
 std::optional<Guide> read_guide(const Inputs& inputs) {
   auto type = inputs.strings("guided_decoding_guide_type", 1);
@@ -172,6 +178,7 @@ EngineCall read_call(TRITONBACKEND_Request* request) {
     call.request.continuation_ids = std::move(more->values);
   }
   call.request.timeout_ms = inputs.scalar<std::int32_t>("timeout_ms");
+  call.request.cache_salt = read_cache_salt(inputs);
   call.request.priority = inputs.scalar<std::int32_t>("priority").value_or(0);
   call.request.stream = inputs.scalar<bool>("stream").value_or(false);
   call.request.strip_leading_space = inputs.scalar<bool>("strip_leading_space").value_or(false);

@@ -78,7 +78,7 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
         async with pool:
             app.state.gateway = Gateway(
                 settings,
-                Engine(pool, settings.request_timeout_s),
+                Engine(pool, settings.request_timeout_s, cache_by_key=settings.cache_by_key),
                 metrics,
                 draining,
                 int(time.time()),

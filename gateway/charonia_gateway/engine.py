@@ -16,10 +16,11 @@ from charonia_gateway.record import current_key, current_record
 
 
 class Engine:
-    """`timeout_s` bounds each answer; 0 is no bound."""
+    """`timeout_s` bounds each answer; 0 is no bound. cache_by_key: each key has a prefix cache of its own."""
 
-    def __init__(self, pool: Pool, timeout_s: float = 0) -> None:
+    def __init__(self, pool: Pool, timeout_s: float = 0, *, cache_by_key: bool = True) -> None:
         self.pool = pool
+        self._cache_by_key = cache_by_key
         self._timeout_s = timeout_s or None
 
     async def complete(self, requests: Sequence[GenerateRequest], id: str) -> list[GenerateResponse]:
@@ -86,7 +87,7 @@ class Engine:
         if record := current_record.get():
             record.estimated_tokens += prompt_tokens(request)
         with _clients_words(request.session_id):
-            async with aclosing(await self.pool.begin(_of_key(request), id, self._timeout_s)) as answer:
+            async with aclosing(await self.pool.begin(self._of_key(request), id, self._timeout_s)) as answer:
                 for part in answer.first:
                     yield _checked(part, first, may_be_cancelled)
                 try:
@@ -110,23 +111,24 @@ class Engine:
         with _clients_words(session_id):
             await self.pool.cancel_session(_session(session_id))
 
+    def _of_key(self, request: GenerateRequest) -> GenerateRequest:
+        """The request as its key may ask for it: in a session and with a prefix cache of the key, and with the key's
+        priority at most."""
+        key = current_key()
+        if key is None:
+            return request
+        session_id = None if request.session_id is None else _session(request.session_id)
+        priority = request.priority
+        if key.priority is not None:
+            priority = key.priority if priority is None else min(priority, key.priority)
+        cache_salt = key.cache_salt(request.cache_salt) if self._cache_by_key else request.cache_salt
+        return replace(request, session_id=session_id, priority=priority, cache_salt=cache_salt)
+
 
 def _session(session_id: str) -> str:
     """The engine's name of a session: each key has a name space of its own."""
     key = current_key()
     return key.session(session_id) if key else session_id
-
-
-def _of_key(request: GenerateRequest) -> GenerateRequest:
-    """The request as its key may ask for it: in a session of the key, and with the key's priority at most."""
-    key = current_key()
-    if key is None:
-        return request
-    session_id = None if request.session_id is None else _session(request.session_id)
-    priority = request.priority
-    if key.priority is not None:
-        priority = key.priority if priority is None else min(priority, key.priority)
-    return replace(request, session_id=session_id, priority=priority)
 
 
 @contextmanager

@@ -71,6 +71,10 @@ class Key(BaseModel):
         whatever their clients call theirs. It fits the engine however long the client's is."""
         return f"{self.id}/{hashlib.sha256(session_id.encode()).hexdigest()}"
 
+    def cache_salt(self, salt: str | None) -> str:
+        """The engine's cache_salt of requests of this key whose client sent `salt`. Two keys never have the same."""
+        return f"{self.id}/{hashlib.sha256((salt or '').encode()).hexdigest()}"
+
 
 class KeysFile(BaseModel):
     """The file: JSON, so that one which was read half is not valid."""

@@ -128,6 +128,12 @@ class GatewayFields(BaseSettings):
         description="file of the API keys, as `charonia keys` writes it; it is read again when it changes; default: "
         "no key is asked for",
     )
+    cache_by_key: bool = Field(
+        True,
+        validation_alias=AliasChoices("charonia_gateway_cache_by_key", "cache_by_key"),
+        description="each API key finds in the prefix cache only what its own requests computed; false: all keys "
+        "share it, and each can find out which prompts others have sent",
+    )
     limits_storage: str = Field(
         "",
         validation_alias=AliasChoices("charonia_gateway_limits_storage", "limits_storage"),

@@ -296,6 +296,34 @@ async def test_a_shared_system_prompt_is_computed_once(stack: Stack) -> None:
         assert prompt - 128 < found < prompt
 
 
+async def test_a_salt_finds_only_what_was_computed_with_it(stack: Stack, client: Client) -> None:
+    """Over REST and over gRPC: nothing shows what was asked with another salt, and answers are the same."""
+    text = f"{uuid.uuid4()} " + "One two three four five six. " * 20
+    fields: dict[str, Any] = {"prompt": text, "temperature": 0, "max_tokens": 4}
+
+    async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as api:
+        model = (await api.models.list()).data[0].id
+
+        async def over_rest(**salt: str) -> tuple[int, str]:
+            answer = await api.completions.create(model=model, **fields, extra_body=salt)
+            assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+            return answer.usage.prompt_tokens_details.cached_tokens or 0, answer.choices[0].text
+
+        async def over_grpc(salt: str | None) -> int:
+            asked = GenerateRequest(text=text, temperature=0, max_tokens=4, stream=False, cache_salt=salt)
+            return (await client.complete(asked)).num_cached_tokens
+
+        first, said = await over_rest()
+        (found, again), other, own = await over_rest(), await over_rest(cache_salt="a"), await over_rest(cache_salt="a")
+        assert first < 64 <= found and other[0] == 0 and own[0] == found
+        assert said == again == other[1] == own[1]
+        assert [await over_grpc(salt) for salt in (None, "a", "b", "b", "ä" * 128)] == [found, found, 0, found, 0]
+        with pytest.raises(openai.BadRequestError, match="cache_salt"):
+            await over_rest(cache_salt="ä" * 129)
+    with pytest.raises(BadRequest, match="cache_salt has 257 bytes and must have at most 256"):
+        await over_grpc("x" * 257)
+
+
 async def test_the_clients_own_mistakes_are_named(client: Client) -> None:
     with pytest.raises(BadRequest, match="best_of"):
         await client.complete(GenerateRequest(text="a", n=3, best_of=2, stream=False))

@@ -219,6 +219,11 @@ def test_prefix_keys_of_token_ids_are_equal_as_far_as_the_ids_are() -> None:
     assert len(one) == len(other) > 5 and one[:5] == other[:5] and one[-1] != other[-1]
 
 
+def test_prompts_of_another_salt_have_no_prefix_in_common() -> None:
+    plain, alice, again, bob = (prefix_keys(ask(LONG, cache_salt=salt)) for salt in (None, "alice", "alice", "bob"))
+    assert alice == again and len({*plain, *alice, *bob}) == 3 * len(plain)
+
+
 @given(st.text(max_size=3000), st.text(max_size=3000))
 def test_prefix_keys_are_equal_as_far_as_the_texts_are(one: str, other: str) -> None:
     found = [prefix_keys(ask(text)) for text in (one, other)]

@@ -223,6 +223,34 @@ async def test_sessions_of_two_keys_are_two_whatever_they_are_called(file: KeyFi
     assert all(len(id.encode()) <= 256 for found in ids.values() for id in found)
 
 
+async def test_each_key_has_a_prefix_cache_of_its_own_whatever_salt_it_sends(file: KeyFile) -> None:
+    async with guarded(file) as (web, server):
+        for name in ("alice", "bob"):
+            for salt in (None, "ours", "s" * 256):
+                for path, body in ROUTES.items():
+                    if path[1] in ("/v1/chat/completions", "/v1/completions", "/v1/responses", INTERACTIVE):
+                        sent = body if salt is None else {**body, "cache_salt": salt}
+                        assert (await web.post(path[1], json=sent, headers=file.bearer(name))).status_code == 200
+            await web.post("/v1/messages", json=MESSAGES, headers=file.bearer(name))
+        salts = [input_text(request, "cache_salt") for request in server.requests]
+        # Whoever knows what the engine calls another's finds nothing by it.
+        await web.post("/v1/chat/completions", json={**CHAT, "cache_salt": salts[0]}, headers=file.bearer("bob"))
+        forged = input_text(server.requests[-1], "cache_salt")
+    assert len(salts) == 2 * 13 and len(set(salts)) == 6 and forged not in salts
+    assert not set(salts[:13]) & set(salts[13:]) and salts[12] == salts[0]
+    assert all(0 < len(salt.encode()) <= 256 for salt in [*salts, forged])
+
+
+async def test_keys_share_the_prefix_cache_where_a_setting_says_so(file: KeyFile) -> None:
+    async with guarded(file, cache_by_key=False) as (web, server):
+        for body in (CHAT, {**CHAT, "cache_salt": "ours"}):
+            for name in ("alice", "bob"):
+                await web.post("/v1/chat/completions", json=body, headers=file.bearer(name))
+    plain, _, salted, other = server.requests
+    assert "cache_salt" not in [tensor.name for tensor in plain.inputs]
+    assert input_text(salted, "cache_salt") == input_text(other, "cache_salt") == "ours"
+
+
 async def test_an_error_names_a_session_as_its_client_does(file: KeyFile) -> None:
     async def fails(request: pb.ModelInferRequest) -> Parts:
         yield error(f"[400] session_id: {input_text(request, 'session_id')} is busy")
@@ -245,9 +273,10 @@ async def test_a_keys_priority_is_the_highest_of_its_requests(file: KeyFile, ask
 
 async def test_without_a_file_no_key_is_asked_for_and_ids_are_the_clients() -> None:
     async with gateway() as (web, server):
-        answer = await web.post("/v1/chat/completions", json={**CHAT, "session_id": "mine"})
+        answer = await web.post("/v1/chat/completions", json={**CHAT, "session_id": "mine", "cache_salt": "ours"})
         assert answer.status_code == 200 and not [name for name in answer.headers if "ratelimit" in name]
         assert input_text(server.requests[0], "session_id") == "mine"
+        assert input_text(server.requests[0], "cache_salt") == "ours"
 
 
 async def test_a_web_page_that_may_asks_with_its_key_and_reads_the_limits(file: KeyFile) -> None:

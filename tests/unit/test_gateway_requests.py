@@ -110,6 +110,16 @@ def test_a_session_has_a_text_or_a_number_for_its_name(sent: object, named: str 
     assert interactive(session_id=sent).engine_request().session_id == named
 
 
+def test_a_cache_salt_is_a_text_that_is_bounded() -> None:
+    for asked in (chat, interactive):
+        assert asked().engine_request().cache_salt is None
+        assert asked(cache_salt="ä" * 128).engine_request().cache_salt == "ä" * 128
+        for wrong in ("", 7, "ä" * 129, ["a"], "x" * 10_000_000):
+            with pytest.raises(ApiError, match="cache_salt"):
+                asked(cache_salt=wrong)
+    assert completion(cache_salt="a", prompt=["x", "y"], n=2).engine_requests()[1].cache_salt == "a"
+
+
 def test_a_session_is_for_one_answer() -> None:
     assert chat(session_id=7, n=1).engine_request().session_id == "7"
     assert chat(session_id=7, n=2).engine_request().session_id is None

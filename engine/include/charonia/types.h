@@ -20,6 +20,8 @@ using TokenId = std::int32_t;
 
 // The longest lists of a request (SamplingParams::validate()).
 inline constexpr std::size_t kMaxStopWords = 64, kMaxBadWords = 4096, kMaxEndIds = 256;
+// The longest Request::cache_salt, in bytes.
+inline constexpr std::size_t kMaxCacheSalt = 256;
 
 // Why a sequence ended. `none` while it runs.
 enum class FinishReason { none, stop, length, cancelled, error };
@@ -73,6 +75,11 @@ struct Request {
   // (config.ini's start_id) at the history's beginning stays.
   std::vector<TokenId> continuation_ids;
   bool end_session = false;        // forget the session when this request has ended
+
+  // Of the prefix cache, only blocks that a request with the same salt computed are found. So nobody who does not know the
+  // salt can tell by num_cached_tokens or by the time of an answer what was asked with it. Empty: only blocks of requests
+  // without one. At most kMaxCacheSalt bytes, any. A session's history is found whatever the salt of its turns.
+  std::string cache_salt;
 
   // Report whole rows of the prompt's logits, in results of their own, as the steps give them (Result::prompt_logits). Needs
   // stream and sampling.prompt_logprobs. Rows that take more than max_unread_logits_bytes at once, because nobody lets go of

@@ -19,6 +19,7 @@
 #include "charonia/engine.h"
 #include "ops/step.h"
 #include "runtime/admission.h"
+#include "runtime/cache_salts.h"
 #include "runtime/delivery.h"
 #include "runtime/executor.h"
 #include "runtime/group.h"
@@ -201,6 +202,7 @@ class Engine::Impl {
   SeqId next_sequence_ = 1;
   std::set<Group*> several_;                                   // groups of more than one sequence that have begun
   std::unordered_map<std::string, std::deque<Handle>> turns_;  // requests by session: the first has its turn
+  runtime::CacheSalts salts_;
   int num_parked_ = 0;                                         // requests that wait for theirs
   std::set<Handle> compiling_;                                 // requests that wait for nothing but their grammar
   std::set<Timer> timers_;                                     // queue_deadline, deadline, guide_deadline of all groups

@@ -89,6 +89,9 @@ void Engine::Impl::check(const Request& request) const {
     reject("timeout_ms = ", *request.timeout_ms, " is out of range: it must be >= 1");
   }
   if (request.guide) check_guide(request);
+  if (request.cache_salt.size() > kMaxCacheSalt) {
+    reject("cache_salt has ", request.cache_salt.size(), " bytes and must have at most ", kMaxCacheSalt);
+  }
   if (request.stop_until.size() > kMaxStopWords) {
     reject("stop_until has ", request.stop_until.size(), " texts and must have at most ", kMaxStopWords);
   }
@@ -404,6 +407,7 @@ void Engine::Impl::make_sequences(Group& group) {
   group.num_live = group.num_sequences();
   if (group.num_live > 1) several_.insert(&group);
   const auto pace = std::make_shared<runtime::MaskPace>();
+  const auto salt = salts_.number(request.cache_salt, prefix_class(prompt));
   for (int i = 0; i < group.num_live; ++i) {
     auto& sequence =
         *group.sequences.emplace_back(std::make_unique<Sequence>(group, i, next_sequence_++, *tokens_, max_tokens));
@@ -420,7 +424,7 @@ void Engine::Impl::make_sequences(Group& group) {
     const bool is_first = sequence->index == 0;
     scheduler_->add(sequence->id, request.input_ids, prompt + max_tokens,
                     {.priority = request.priority,
-                     .salt = prefix_class(prompt),
+                     .salt = salt,
                      .all_rows = is_first && wants_rows,
                      .parent = is_first ? 0 : first.id});
   }

@@ -59,9 +59,10 @@ def rendezvous(session_id: str, targets: Collection[str]) -> str:
 
 def prefix_keys(request: GenerateRequest) -> list[int]:
     """Keys of the prompt's beginnings, from the shortest to the longest: each stands for all the text up to its end.
-    Short prompts have none, as there is nothing to win."""
+    Short prompts have none, as there is nothing to win. Those of another
+    cache_salt are others: a server does not find their blocks."""
     text = _beginning(request)
-    keys, key = [], 0
+    keys, key = [], hash(request.cache_salt or "")
     for end in range(CHUNK_CHARACTERS, len(text) + 1, CHUNK_CHARACTERS):
         key = hash((key, text[end - CHUNK_CHARACTERS : end]))
         keys.append(key)

@@ -28,6 +28,7 @@ MAX_TOOLS = 1_000
 _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 MAX_BIASES = 1 << 18  # more than the tokens of any vocabulary here
 MAX_SESSION_ID_BYTES = 256
+MAX_CACHE_SALT_BYTES = 256
 MAX_TOKEN_ID = 2**31 - 1
 NO_SESSION = -1
 
@@ -238,13 +239,25 @@ def _session_id(value: Any) -> str | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
         raise wrong("send a text or a whole number, or -1 for none")
-    text = str(value)[: MAX_SESSION_ID_BYTES + 1]
+    return _short_text(str(value), MAX_SESSION_ID_BYTES)
+
+
+def _cache_salt(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise wrong("send a text that is not empty, or leave it out")
+    return _short_text(value, MAX_CACHE_SALT_BYTES)
+
+
+def _short_text(text: str, most_bytes: int) -> str:
+    text = text[: most_bytes + 1]
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
         raise wrong("it has a lone surrogate: send whole characters") from None
-    if size > MAX_SESSION_ID_BYTES:
-        raise wrong(f"it is too long: send at most {MAX_SESSION_ID_BYTES} bytes")
+    if size > most_bytes:
+        raise wrong(f"it is too long: send at most {most_bytes} bytes")
     return text
 
 
@@ -334,3 +347,9 @@ ContinueFinalMessage = Annotated[
 ]
 ChatTemplate = Annotated[Any, refused("the model's own is used: leave chat_template out")]
 SessionId = Annotated[str | None, BeforeValidator(_session_id), _schema(_STRING, {"type": "integer"})]
+CacheSalt = Annotated[
+    str | None,
+    BeforeValidator(_cache_salt),
+    _schema({**_STRING, "minLength": 1, "maxLength": MAX_CACHE_SALT_BYTES}),
+]
+CACHE_SALT = "of what the server has cached, only what requests with the same salt computed is found"

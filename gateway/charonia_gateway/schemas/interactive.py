@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from charonia_client import GenerateRequest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from charonia_gateway.schemas.fields import OrText, SessionId, StopOrEnd, wrong
+from charonia_gateway.schemas.fields import CACHE_SALT, CacheSalt, OrText, SessionId, StopOrEnd, wrong
 from charonia_gateway.schemas.requests import INT32, MAX_TIMEOUT_S, TIMINGS, Messages, engine_top_p, messages_of
 from charonia_gateway.schemas.responses import TimingsBody
 from charonia_gateway.schemas.structured import refuse_guides
@@ -61,6 +61,7 @@ class InteractiveRequest(BaseModel):
         None, gt=0, le=MAX_TIMEOUT_S, description="seconds after which the request ends with status 504"
     )
     priority: int | None = Field(None, ge=-(2**31), le=INT32, description="higher goes first; default 0")
+    cache_salt: CacheSalt = Field(None, description=CACHE_SALT)
     timings: bool | None = Field(None, description=TIMINGS)
 
     @model_validator(mode="after")
@@ -123,6 +124,7 @@ class InteractiveRequest(BaseModel):
             stop_words=self.stop or (),
             timeout_ms=None if self.timeout is None else math.ceil(self.timeout * 1000),
             priority=self.priority,
+            cache_salt=self.cache_salt,
             stream=self.stream,
         )
 

@@ -9,7 +9,9 @@ from charonia_client import GenerateRequest, Guide
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from charonia_gateway.schemas.fields import (
+    CACHE_SALT,
     MAX_TOOLS,
+    CacheSalt,
     check_function,
     check_names,
     function_list,
@@ -183,6 +185,7 @@ class ResponsesRequest(BaseModel):
         BeforeValidator(_include),
         WithJsonSchema({"anyOf": [{"type": "array", "items": {"const": _ENCRYPTED}}, {"type": "null"}]}),
     ] = Field(None, description=f"nothing, or `{_ENCRYPTED}`, which has no effect")
+    cache_salt: CacheSalt = Field(None, description=CACHE_SALT)
     background: Annotated[
         Any,
         _none_of("answers are not made in the background: leave background out"),
@@ -258,6 +261,7 @@ class ResponsesRequest(BaseModel):
             guide=self.guide,
             parsed=True if tools or reasons else None,
             session_id=session_id,
+            cache_salt=self.cache_salt,
             max_tokens=self.max_output_tokens,
             temperature=self.temperature,
             top_p=engine_top_p(self.top_p),

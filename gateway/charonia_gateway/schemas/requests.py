@@ -11,11 +11,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from charonia_gateway.schemas.fields import (
+    CACHE_SALT,
     MAX_MESSAGES,
     MAX_TOOLS,
     AddGenerationPrompt,
     Audio,
     BadWords,
+    CacheSalt,
     ChatTemplate,
     Content,
     ContinueFinalMessage,
@@ -107,6 +109,7 @@ class Sampling(BaseModel):
         description="a name under which the server keeps what it has computed of this conversation, for its next turn; "
         "without effect with several answers",
     )
+    cache_salt: CacheSalt = Field(None, description=CACHE_SALT)
     timeout: float | None = Field(
         None, gt=0, le=MAX_TIMEOUT_S, description="seconds after which the request ends with status 504"
     )
@@ -167,6 +170,7 @@ class Sampling(BaseModel):
             bad_words=self.bad_words or (),
             logit_bias=self.logit_bias,
             session_id=None if several else self.session_id,
+            cache_salt=self.cache_salt,
             timeout_ms=None if self.timeout is None else math.ceil(self.timeout * 1000),
             stream=bool(self.stream),
             guide=self.guide,
