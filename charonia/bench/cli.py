@@ -348,20 +348,31 @@ def soak(
     growth_limit: Annotated[
         float, typer.Option(min=0, help="Growth of resident memory, as a share, that counts as a fault.")
     ] = 0.02,
+    gateway: Annotated[bool, typer.Option(help="Through the gateway's REST instead of Triton's gRPC.")] = False,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="For the gateway; may be repeated: clients use them in turn.")
+    ] = None,
+    tls_ca: CaOption = None,
     json_file: JsonOption = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """A long mixed load through Triton with clients that disconnect; exit code 1 when anything leaks or is lost."""
+    """A long mixed load through Triton with clients that disconnect; exit code 1 when anything leaks or is lost.
+
+    The environment holds for what it serves: CHARONIA_GATEWAY_KEYS_FILE, CHARONIA_GATEWAY_TLS_CERT and others.
+    """
     from charonia.bench.compare import serving as served
-    from charonia.bench.soak import run_soak
+    from charonia.bench.soak import Guarded, run_soak
 
     console = Console()
-    with served(model, settings or {}) as server:
+    with served(model, settings or {}, tls_ca=tls_ca) as server:
+        target = Guarded(server.gateway, api_key or (), tls_ca) if gateway else server.triton
         report = run_soak(
-            server.triton, server.metrics, server.pid, seconds=seconds, clients=clients, seed=seed, console=console
+            target, server.metrics, server.pid, seconds=seconds, clients=clients, seed=seed, console=console
         )
     faults = report.faults(growth_limit)
     about = {"model": model, "seconds": seconds, "clients": clients, "faults": faults, **(settings or {})}
+    if gateway:
+        about |= {"url": server.gateway.partition(":")[0], "keys": len(api_key or ())}
     _show(console, json_file, about, report.records())
     for fault in faults:
         console.print(fault, style="red", markup=False)

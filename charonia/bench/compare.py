@@ -9,6 +9,7 @@ import functools
 import os
 import signal
 import socket
+import ssl
 import statistics
 import subprocess
 import sys
@@ -56,8 +57,11 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def serving(model: str, settings: Mapping[str, Setting], options: Sequence[str] = ()) -> Iterator[Served]:
-    """`charonia serve` on free ports, until the block is left. options: more of its options.
+def serving(
+    model: str, settings: Mapping[str, Setting], options: Sequence[str] = (), tls_ca: Path | None = None
+) -> Iterator[Served]:
+    """`charonia serve` on free ports, until the block is left. options: more of its options. tls_ca: the certificates
+    that the gateway's comes from, where the environment gives it one (CHARONIA_GATEWAY_TLS_CERT).
 
     Raises ModelError with what it said when it fails."""
     http, grpc, metrics, rest = free_ports(4)
@@ -72,10 +76,11 @@ def serving(model: str, settings: Mapping[str, Setting], options: Sequence[str] 
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
             try:
-                wait_until_ready(process, f"http://127.0.0.1:{rest}/health/ready", log)
+                scheme = "https" if os.environ.get("CHARONIA_GATEWAY_TLS_CERT") else "http"
+                wait_until_ready(process, f"{scheme}://localhost:{rest}/health/ready", log, tls_ca)
                 yield Served(
                     f"127.0.0.1:{grpc}",
-                    f"http://127.0.0.1:{rest}",
+                    f"{scheme}://localhost:{rest}",
                     f"http://127.0.0.1:{metrics}/metrics",
                     process.pid,
                 )
@@ -88,8 +93,9 @@ def serving(model: str, settings: Mapping[str, Setting], options: Sequence[str] 
                     process.wait()
 
 
-def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path, tls_ca: Path | None = None) -> None:
+    trust = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=tls_ca))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), trust)
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:

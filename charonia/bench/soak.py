@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]
@@ -22,6 +25,10 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from charonia.bench.records import Record
+
+if TYPE_CHECKING:
+    import httpx
+    from charonia_client import Client, GenerateRequest
 
 _SAMPLE_S = 1.0
 _IDLE_LIMIT_S = 120.0
@@ -77,7 +84,8 @@ class Report:
     """What was sent and what the server says of it.
 
     sent: by what clients meant to do; ended: by what they saw, `left` where they did not wait for the end. counted:
-    what the engine's metrics have gained, by finish reason. blocks: of the KV cache, when all was over.
+    what the engine's metrics have gained, by finish reason. blocks: of the KV cache, when all was over. unseen:
+    requests that were left so early that the gateway may not have read them.
     """
 
     seconds: float
@@ -88,12 +96,13 @@ class Report:
     blocks: dict[str, int] = field(default_factory=dict)
     memory: Memory | None = None
     memory_bytes: list[int] = field(default_factory=list)  # once a second
+    unseen: int = 0
 
     def faults(self, growth_limit: float | None = None) -> list[str]:
         """What should not be, in words; empty when all is well. growth_limit: of the memory, as a share of it."""
         found = []
         sent, counted = sum(self.sent.values()), sum(self.counted.values())
-        if sent != counted:
+        if not sent - self.unseen <= counted <= sent:
             found.append(f"{sent} requests were sent and {counted} have ended in the engine")
         for reason in ("error", "unexpected"):
             if self.ended.get(reason):
@@ -127,19 +136,115 @@ class Report:
         return found
 
 
+@dataclass(frozen=True)
+class Guarded:
+    """A gateway, in place of Triton's gRPC: its URL, API keys that clients use in turn (none: it asks for none), and
+    the certificates that its own comes from (a PEM file; None: public ones)."""
+
+    url: str
+    keys: Sequence[str] = ()
+    tls_ca: Path | None = None
+
+
 def run_soak(
-    triton: str, metrics: str, pid: int, *, seconds: float, clients: int, seed: int, console: Console
+    triton: str | Guarded, metrics: str, pid: int, *, seconds: float, clients: int, seed: int, console: Console
 ) -> Report:
     """Loads the server for `seconds` with so many clients at once.
 
-    triton: HOST:PORT of its gRPC; metrics: URL of its metrics; pid: the process that all of the server hangs below.
+    triton: HOST:PORT of its gRPC, or the gateway before it; metrics: URL of its metrics; pid: the process that
+    all of the server hangs below.
     """
     return asyncio.run(_Soak(triton, metrics, pid, seconds, clients, seed, console).run())
 
 
+class _Door(Protocol):
+    # A gateway reads a request after it has taken the connection: who leaves at once may not have been seen.
+    sees_all: bool
+
+    def parts(self, request: GenerateRequest, number: int) -> AsyncGenerator[str | None, None]:
+        """Of each part of the answer the finish reason, None before the last. number: of the client."""
+
+
+class _Triton:
+    sees_all = True
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def parts(self, request: GenerateRequest, number: int) -> AsyncGenerator[str | None, None]:
+        async with contextlib.aclosing(self._client.generate(request)) as answer:
+            async for part in answer:
+                yield part.finish_reason
+
+
+class _Gateway:
+    sees_all = False
+
+    def __init__(self, client: httpx.AsyncClient, keys: Sequence[str], model: str) -> None:
+        self._client = client
+        self._keys = keys
+        self._model = model
+
+    async def parts(self, request: GenerateRequest, number: int) -> AsyncGenerator[str | None, None]:
+        body: dict[str, Any] = {
+            "model": self._model,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "seed": request.seed,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        if request.messages is None:
+            path = "/v1/completions"
+            body |= {"prompt": request.text, "logprobs": request.logprobs}
+        else:
+            path = "/v1/chat/interactive"
+            body |= {"prompt": list(request.messages), "session_id": request.session_id, "interactive_mode": True}
+        async with self._client.stream("POST", path, json=body, headers=key_header(self._keys, number)) as answer:
+            if answer.status_code != 200:
+                raise RuntimeError(f"{answer.status_code}: {(await answer.aread()).decode(errors='replace')[:500]}")
+            async for line in answer.aiter_lines():
+                text = line.removeprefix("data: ")
+                if not text or text == "[DONE]":
+                    continue
+                part = json.loads(text)
+                part = part["choices"][0] if "choices" in part else part
+                if "finish_reason" not in part:
+                    raise RuntimeError(text[:500])
+                yield part["finish_reason"]
+
+
+def key_header(keys: Sequence[str], number: int) -> dict[str, str]:
+    """That of client `number`."""
+    return {"Authorization": f"Bearer {keys[number % len(keys)]}"} if keys else {}
+
+
+@contextlib.asynccontextmanager
+async def _door(target: str | Guarded) -> AsyncGenerator[_Door, None]:
+    if isinstance(target, str):
+        from charonia_client import Client
+
+        async with Client(target) as client:
+            yield _Triton(client)
+        return
+    import ssl
+
+    import httpx
+
+    async with httpx.AsyncClient(
+        base_url=target.url,
+        timeout=None,
+        limits=httpx.Limits(max_connections=None),
+        trust_env=False,
+        verify=ssl.create_default_context(cafile=target.tls_ca),
+    ) as http:
+        models = (await http.get("/v1/models", headers=key_header(target.keys, 0))).raise_for_status().json()["data"]
+        yield _Gateway(http, target.keys, models[0]["id"])
+
+
 class _Soak:
     def __init__(
-        self, triton: str, metrics: str, pid: int, seconds: float, clients: int, seed: int, console: Console
+        self, triton: str | Guarded, metrics: str, pid: int, seconds: float, clients: int, seed: int, console: Console
     ) -> None:
         self._target = triton
         self._metrics = metrics
@@ -152,15 +257,14 @@ class _Soak:
         self._ended: Counter[str] = Counter()
 
     async def run(self) -> Report:
-        from charonia_client import Client
-
         before = await self._engine()
         report = Report(self._seconds, self._clients)
-        async with Client(self._target) as client:
+        async with _door(self._target) as door:
             until = time.monotonic() + self._seconds
             watch = asyncio.create_task(self._watch(until, report.memory_bytes))
-            await asyncio.gather(*(self._client(client, number, until) for number in range(self._clients)))
+            await asyncio.gather(*(self._client(door, number, until) for number in range(self._clients)))
             await watch
+            report.unseen = 0 if door.sees_all else self._sent["left at once"]
         after = await self._idle()
         report.sent, report.ended = dict(self._sent), dict(self._ended)
         report.counted = {
@@ -187,19 +291,19 @@ class _Soak:
                 progress.update(task, completed=self._seconds - left)
                 await asyncio.sleep(min(_SAMPLE_S, left))
 
-    async def _client(self, client: Any, number: int, until: float) -> None:
+    async def _client(self, door: _Door, number: int, until: float) -> None:
         chosen = random.Random(self._random.random())
         kinds = {"read": 5, "left": 3, "left at once": 1, "session": 2}
         while time.monotonic() < until:
             [kind] = chosen.choices(list(kinds), list(kinds.values()))
             self._sent[kind] += 1
             try:
-                self._ended[await self._one(client, kind, chosen)] += 1
+                self._ended[await self._one(door, number, kind, chosen)] += 1
             except Exception as error:
                 self._console.print(f"client {number}: {kind}: {error!r}", markup=False)
                 self._ended["error"] += 1
 
-    async def _one(self, client: Any, kind: str, chosen: random.Random) -> str:
+    async def _one(self, door: _Door, number: int, kind: str, chosen: random.Random) -> str:
         from charonia_client import GenerateRequest
 
         # Few beginnings, of some blocks each, and an end of its own.
@@ -217,20 +321,20 @@ class _Soak:
             ignore_eos=True,
         )
         leave_after = {"left": chosen.randrange(1, 4), "left at once": 0}.get(kind)
-        answer = client.generate(request)
-        async with contextlib.aclosing(answer) as parts:
+        async with contextlib.aclosing(door.parts(request, number)) as parts:
             if leave_after == 0:
                 first = asyncio.ensure_future(anext(parts))
-                await asyncio.sleep(0)
+                # A gateway gets some of these after it has read the request, too.
+                await asyncio.sleep(0 if door.sees_all else chosen.uniform(0, 0.05))
                 first.cancel()
                 with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
                     await first
                 return "left"
             count = 0
-            async for part in parts:
+            async for finish_reason in parts:
                 count += 1
-                if part.finish_reason is not None:
-                    return str(part.finish_reason)
+                if finish_reason is not None:
+                    return finish_reason
                 if count == leave_after:
                     return "left"
         return "unexpected"

@@ -7,7 +7,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,18 @@ import httpx
 import openai
 import pytest
 from certificates import Authority
+from rich.console import Console
 from stack import CHARONIA, HANG_S, Stack, running
 from tiny_models import write_model
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
+from charonia.bench.soak import Guarded, run_soak
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 
 SECRET = "what-the-prompt-says"
+TOKENS_PER_MINUTE = 100_000_000  # nobody here is turned away
 
 
 @dataclass
@@ -57,7 +61,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     file = folder / "keys.json"
     keys = {}
     for name in ("alice", "bob"):
-        create = [CHARONIA, "keys", "create", name, "--file", file, "--tokens-per-minute", "100000"]
+        create = [CHARONIA, "keys", "create", name, "--file", file, "--tokens-per-minute", str(TOKENS_PER_MINUTE)]
         keys[name] = subprocess.run(create, capture_output=True, text=True, check=True).stdout.strip()
     env = {
         "CHARONIA_GATEWAY_KEYS_FILE": file,
@@ -88,12 +92,12 @@ def test_openais_client_asks_over_tls_with_a_key(secured: Secured) -> None:
         http_client=openai.DefaultHttpxClient(verify=secured.trust, trust_env=False),
     ) as client:
         whole = client.chat.completions.with_raw_response.create(**shown)
-        assert whole.headers["x-ratelimit-limit-tokens"] == "100000"
+        assert whole.headers["x-ratelimit-limit-tokens"] == str(TOKENS_PER_MINUTE)
         used = whole.parse().usage.total_tokens
         parts = list(client.chat.completions.create(**shown, stream=True))
         assert parts[-1].choices[0].finish_reason
         after = client.chat.completions.with_raw_response.create(**shown)
-    assert int(after.headers["x-ratelimit-remaining-tokens"]) == 100_000 - 2 * used
+    assert int(after.headers["x-ratelimit-remaining-tokens"]) == TOKENS_PER_MINUTE - 2 * used
     with secured.web(None) as web:
         assert web.post("/v1/chat/completions", json=shown).status_code == 401
         assert web.get("/health/ready").status_code == 200
@@ -108,6 +112,23 @@ def test_the_engine_keeps_the_sessions_of_two_keys_apart(secured: Secured) -> No
         assert bob.post(path, json={"session_id": 7, "interactive_mode": False}).status_code == 200
         assert alice.post(path, json=turn).json()["history_tokens"] > 0, "bob has ended his own"
         assert bob.post(path, json=turn).json()["history_tokens"] == 0
+
+
+def test_a_key_cannot_find_out_what_another_has_asked(secured: Secured) -> None:
+    """Neither by its answer's count of cached tokens, nor with the other's salt."""
+    asked = {"prompt": "a secret of alice's " * 40, "max_tokens": 1}
+    with secured.web("alice") as alice, secured.web("bob") as bob:
+        model = alice.get("/v1/models").json()["data"][0]["id"]
+
+        def cached(web: httpx.Client, **salt: str) -> int:
+            answer = web.post("/v1/completions", json={"model": model, **asked, **salt}).json()
+            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        assert cached(alice) == 0
+        assert cached(bob) == 0, "alice's"
+        found = cached(alice)
+        assert found >= 64 and cached(bob) == found, "their own"
+        assert [cached(web, cache_salt="ours") for web in (alice, bob, alice)] == [0, 0, found]
 
 
 def test_tritons_grpc_port_wants_a_certificate(secured: Secured) -> None:
@@ -157,6 +178,27 @@ def test_the_benchmark_takes_a_key_and_a_certificate(secured: Secured, tmp_path:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S)
         assert done.returncode == code, done.stderr
     assert "wants an API key (401)" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_mixed_load_of_two_keys_over_tls_loses_nothing_and_holds_nothing(secured: Secured) -> None:
+    stack = secured.stack
+    assert stack.process is not None
+    door = Guarded(stack.gateway, [secured.keys[name] for name in ("alice", "bob")], secured.authority.ca)
+    report = run_soak(door, stack.metrics, stack.process.pid, seconds=10, clients=8, seed=1, console=Console())
+    assert report.faults() == []
+    assert set(report.sent) == {"read", "left", "left at once", "session"}
+    assert report.counted["cancelled"] > 0 and report.counted["length"] > 0
+    with pytest.raises(httpx.HTTPStatusError, match="401"):
+        run_soak(
+            replace(door, keys=["wrong"]),
+            stack.metrics,
+            stack.process.pid,
+            seconds=1,
+            clients=1,
+            seed=1,
+            console=Console(),
+        )
 
 
 def test_no_log_has_a_key_or_a_prompt(secured: Secured) -> None:
