@@ -18,7 +18,7 @@ from charonia.api.options import with_engine_options
 from charonia.bench.cli import app as benchmark_app
 from charonia.errors import CharoniaError
 from charonia.keys import app as keys_app
-from charonia.serve.command import prepare_command, serve_command
+from charonia.serve.command import models_app, prepare_command, serve_command
 from charonia.text import prompt_ids
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ app = typer.Typer(
 )
 app.add_typer(benchmark_app, name="benchmark")
 app.add_typer(keys_app, name="keys")
+app.add_typer(models_app, name="models")
 app.command("serve")(serve_command)
 app.command("prepare")(prepare_command)
 

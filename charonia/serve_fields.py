@@ -18,6 +18,18 @@ class ServeFields(BaseSettings):
         validation_alias="MODEL",
         description="Hugging Face model folder, workspace folder or hub id; default: the demo model",
     )
+    more_models: str = Field(
+        "",
+        validation_alias="CHARONIA_MORE_MODELS",
+        description="models that are served beside MODEL, separated by commas, each as MODEL is or as NAME=MODEL, "
+        "where clients ask for NAME; as further arguments of `charonia serve`; default: none",
+    )
+    model_shares: str = Field(
+        "",
+        validation_alias="CHARONIA_MODEL_SHARES",
+        description="of several models, the share of each in the memory for keys and values, in their order: 3,1 "
+        "gives the first three quarters; default: equal ones",
+    )
     model_name: str | None = Field(
         None,
         validation_alias="CHARONIA_MODEL_NAME",
@@ -276,6 +288,7 @@ OTHERS = (
     "CHARONIA_GATEWAY_MAX_CHOICES",
     "CHARONIA_GATEWAY_MAX_RESPONSES",
     "CHARONIA_GATEWAY_MAX_RESPONSE_BYTES",
+    "CHARONIA_GATEWAY_MORE_MODELS",
     "CHARONIA_GATEWAY_PAGE",
     "CHARONIA_GATEWAY_READ_TIMEOUT_S",
     "CHARONIA_GATEWAY_REQUEST_TIMEOUT_S",

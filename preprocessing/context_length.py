@@ -1,6 +1,7 @@
-"""How many tokens a sequence may have: the engine's setting session_len, found where the engine finds it.
+"""What a model is, found where the engine finds it: how many tokens a sequence may have, which is the engine's setting
+session_len, and the types of its weights.
 
-The engine may have room for fewer. It counts every prompt itself.
+The engine may have room for fewer tokens. It counts every prompt itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from configparser import ConfigParser
 from configparser import Error as ConfigError
 from pathlib import Path
+from typing import Any
 
 _VARIABLE = "CHARONIA_SESSION_LEN"
 _PARAMETER = re.compile(r'key\s*:\s*"session_len"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*"(\d+)"', re.DOTALL)
@@ -24,6 +26,13 @@ def context_length(weights: Path, engine_config: Path, environment: Mapping[str,
             given = _number(value)
             return given or _number(ini.get("max_position_embeddings", ""))
     return _number(ini.get("max_position_embeddings", ""))
+
+
+def model_info(weights: Path, limit: int | None) -> dict[str, Any]:
+    """What the output `model_info` says: limit, of context_length(), and types as config.ini in `weights` has them."""
+    ini = _section(weights / "config.ini")
+    types = {key: ini.get(key, "").strip() or None for key in ("weight_type", "data_type")}
+    return {"context_length": limit, **types, "group_size": _number(ini.get("group_size", ""))}
 
 
 def _section(file: Path) -> Mapping[str, str]:

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import prompt
 import prompt_ids
 from answer_guide import AnswerGuides, Guide, read_tool_choice
-from context_length import context_length
+from context_length import context_length, model_info
 from model_log import ModelLog
 from parsing_options import AnswerFormats, functions_of
 from prompt_ids import PromptError, TokenizerError, encode_bad_words, load_tokenizer
@@ -45,8 +45,12 @@ class TritonPythonModel:
         except ValueError as error:
             raise pb_utils.TritonModelException(str(error)) from error
         self.guides = AnswerGuides(self.formats, special_tokens(self.tokenizer))
-        engine_config = Path(args["model_repository"]).parent / "engine" / "config.pbtxt"
-        self.limit = context_length(folder.resolve().parent / "weights", engine_config, os.environ)
+        # Where several models are served, this is preprocessing.LABEL, and its engine engine.LABEL.
+        engine = f"engine{args['model_name'].removeprefix('preprocessing')}"
+        engine_config = Path(args["model_repository"]).parent / engine / "config.pbtxt"
+        weights = folder.resolve().parent / "weights"
+        self.limit = context_length(weights, engine_config, os.environ)
+        self.info = model_info(weights, self.limit)
         self.large = False  # one of the requests in work
         self.trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)  # glibc's
 
@@ -70,7 +74,7 @@ class TritonPythonModel:
 
     def _outputs(self, request: Any) -> list[Any]:
         wanted = set(request.requested_output_names())
-        if wanted and wanted <= {"tokenizer_info", "answer_formats"}:
+        if wanted and wanted <= {"tokenizer_info", "answer_formats", "model_info"}:
             return self._described(wanted, [])
         began = time.perf_counter()
         interactive = flag(request, "interactive", False)
@@ -138,6 +142,8 @@ class TritonPythonModel:
         if "answer_formats" in wanted:
             formats = self.formats.to_json().encode()
             tensors.append(pb_utils.Tensor("answer_formats", np.array([formats], np.object_)))
+        if "model_info" in wanted:
+            tensors.append(pb_utils.Tensor("model_info", np.array([json.dumps(self.info).encode()], np.object_)))
         if "tokenizer_info" in wanted:
             info = json.dumps(prompt.tokenizer_info(self.tokenizer), ensure_ascii=False).encode()
             tensors.append(pb_utils.Tensor("tokenizer_info", np.array([info], np.object_)))

@@ -9,9 +9,11 @@ import typer
 
 from charonia.api.engine import spell_settings
 from charonia.api.options import with_engine_options
+from charonia.errors import InvalidRequestError
 from charonia.settings import ServeSettings, env_name, inference_settings, read_settings
 
 app = typer.Typer()
+models_app = typer.Typer(no_args_is_help=True, help="Loads and unloads models of a running `charonia serve`.")
 
 
 def _option(field: str, *names: str) -> typer.models.OptionInfo:
@@ -27,11 +29,16 @@ def _option(field: str, *names: str) -> typer.models.OptionInfo:
 @app.command("serve")
 @with_engine_options(environment=False)  # inference_settings reads it, and .env
 def serve_command(
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Hugging Face model folder, workspace folder or hub id (MODEL; default: the demo model)"),
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Hugging Face model folder, workspace folder or hub id (MODEL; default: the demo model). Several are "
+            "served together, each under its folder's name or as NAME=MODEL (MODEL and CHARONIA_MORE_MODELS)",
+            metavar="[MODEL]...",
+        ),
     ] = None,
     model_name: Annotated[str | None, _option("model_name")] = None,
+    model_shares: Annotated[str | None, _option("model_shares")] = None,
     host: Annotated[str | None, _option("host")] = None,
     triton_address: Annotated[str | None, _option("triton_address")] = None,
     http_inference: Annotated[bool | None, _option("http_inference", "--http-inference/--no-http-inference")] = None,
@@ -51,7 +58,7 @@ def serve_command(
     reasoning_parser: Annotated[str | None, _option("reasoning_parser")] = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Serve a model: Triton with its models, and the OpenAI-compatible gateway.
+    """Serve a model, or several: Triton with its models, and the OpenAI-compatible gateway.
 
     Environment and `.env` set what no option does: the names above, and CHARONIA_<KEY> for the inference parameters.
     """
@@ -59,8 +66,9 @@ def serve_command(
     from charonia.serve.logs import reported
 
     chosen = read_settings(
-        model=model,
+        **_models(models),
         model_name=model_name,
+        model_shares=model_shares,
         host=host,
         triton_address=triton_address,
         http_inference=http_inference,
@@ -83,27 +91,83 @@ def serve_command(
         serve(chosen, spell_settings(settings or {}), exits=True)
 
 
+def _models(given: list[str] | None) -> dict[str, str]:
+    """The settings that arguments of `charonia serve` stand for."""
+    if not given:
+        return {}
+    first, *more = given
+    if found := [model for model in more if "," in model]:
+        raise InvalidRequestError(
+            f"{found[0]!r} has a comma, which only the first of several models may have: rename it"
+        )
+    # What is named here is all: nothing of the environment comes beside it.
+    return {"model": first, "more_models": ",".join(more)}
+
+
+@models_app.callback()
+def _models_group() -> None:
+    """Loads and unloads models of a `charonia serve` that runs on this machine, as the same user."""
+
+
+RunDir = Annotated[Path | None, _option("run_dir")]
+GrpcPort = Annotated[int | None, _option("grpc_port")]
+Name = Annotated[str, typer.Argument(help="the model's name, as /v1/models has it")]
+
+
+@models_app.command("list")
+def list_models(run_dir: RunDir = None, grpc_port: GrpcPort = None) -> None:
+    """Prints each model's name, state and ensemble in Triton; the first is the default one."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("model", "state", "ensemble")
+    for model in _ask(run_dir, grpc_port, do="list"):
+        table.add_row(model["name"], model["state"], model["ensemble"])
+    Console().print(table)
+
+
+@models_app.command("load")
+def load_model(name: Name, run_dir: RunDir = None, grpc_port: GrpcPort = None) -> None:
+    """Loads a model that was unloaded, and returns when it is ready."""
+    print(_ask(run_dir, grpc_port, do="load", name=name))
+
+
+@models_app.command("unload")
+def unload_model(name: Name, run_dir: RunDir = None, grpc_port: GrpcPort = None) -> None:
+    """Unloads a model, which frees its memory. Requests that run come to their end, for drain_timeout_s at most."""
+    print(_ask(run_dir, grpc_port, do="unload", name=name))
+
+
+def _ask(run_dir: Path | None, grpc_port: int | None, **question: str) -> Any:
+    from charonia.serve.control import ask
+
+    settings = read_settings(run_dir=run_dir, grpc_port=grpc_port)
+    return ask(settings.run_dir.expanduser().absolute(), settings.grpc_port, **question)
+
+
 @app.command("prepare")
 @with_engine_options(environment=False)
 def prepare_command(
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Hugging Face model folder, workspace folder or hub id (MODEL; default: the demo model)"),
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="As of `charonia serve` (MODEL; default: the demo model)", metavar="[MODEL]..."),
     ] = None,
     run_dir: Annotated[Path | None, _option("run_dir")] = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Do what `charonia serve` does before it starts anything: find or download the model, check the settings and make
-    the workspace in the run folder where there is none yet. Prints the workspace.
+    """Do what `charonia serve` does before it starts anything: find or download the models, check the settings and make
+    the workspaces in the run folder where there are none yet. Prints each workspace.
     """
     from charonia.serve.model import prepare
+    from charonia.serve.models import asked_for
 
-    chosen = read_settings(model=model, run_dir=run_dir)
-    print(
-        prepare(
-            chosen.model,
-            chosen.run_dir.expanduser().absolute(),
-            inference_settings(spell_settings(settings or {})),
-            lambda text: typer.echo(text, err=True),
+    chosen = read_settings(**_models(models), run_dir=run_dir)
+    for _, model in asked_for(chosen):
+        print(
+            prepare(
+                model,
+                chosen.run_dir.expanduser().absolute(),
+                inference_settings(spell_settings(settings or {})),
+                lambda text: typer.echo(text, err=True),
+            )
         )
-    )

@@ -20,7 +20,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from charonia.serve import drain
 from charonia.serve.fetch import Silence, fetch
 
 _MODELS = ("preprocessing", "postprocessing", "parsing")
-_SAMPLE = re.compile(rb'^nv_inference_(\w+)\{[^}]*\bmodel="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
+_SAMPLE = re.compile(rb'^nv_inference_(\w+)\{[^}]*\bmodel="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)
 _WAITING = b"pending_request_count"
 # They change with each request that a model begins or ends.
 _DONE = (b"request_success", b"request_failure", b"count", b"exec_count")
@@ -83,31 +83,35 @@ class Progress:
     def __init__(self) -> None:
         self._done: dict[str, float] = {}
 
-    def stuck(self, metrics: bytes) -> list[str]:
-        """The models for which requests wait while none ends and the engine is idle, in words. `metrics`: as Triton
-        writes them, with the engine's."""
-        waiting = dict.fromkeys(_MODELS, 0.0)
-        done = dict.fromkeys(_MODELS, 0.0)
+    def stuck(self, metrics: bytes, labels: Collection[str] = ("",)) -> list[str]:
+        """The models for which requests wait while none ends and their engine is idle, in words. `metrics`: as Triton
+        writes them, with the engines'; labels: of what is loaded."""
+        engines = {
+            drain.part_of(model, label): drain.part_of(drain.ENGINE, label) for model in _MODELS for label in labels
+        }
+        waiting = dict.fromkeys(engines, 0.0)
+        done = dict.fromkeys(engines, 0.0)
         for name, label, value in _SAMPLE.findall(metrics):
             if (model := label.decode()) in waiting:
                 waiting[model] += float(value) if name == _WAITING else 0
                 done[model] += float(value) if name in _DONE else 0
         before, self._done = self._done, done
-        if not drain.says_idle(metrics):
-            return []
+        idle = {engine: drain.says_idle(metrics, engine) for engine in set(engines.values())}
         return [
             f"requests wait for {model}, none ends, and the engine has nothing to do"
-            for model in _MODELS
-            if waiting[model] > 0 and done[model] == before.get(model)
+            for model, engine in engines.items()
+            if idle[engine] and waiting[model] > 0 and done[model] == before.get(model)
         ]
 
 
 class Watch:
-    """Looks at one Triton in a thread of its own, until stop(). `limit_s`: for how long something has to be wrong."""
+    """Looks at one Triton in a thread of its own, until stop(). `limit_s`: for how long something has to be wrong.
+    `labels`: of the models that are loaded at the time."""
 
-    def __init__(self, server: Server, limit_s: float) -> None:
+    def __init__(self, server: Server, limit_s: float, labels: Callable[[], Collection[str]] = lambda: ("",)) -> None:
         self.found = ""  # why the server is taken for one that hangs, in words
         self._server = server
+        self._labels = labels
         self._suspicion = Suspicion(limit_s)
         self._progress = Progress()
         self._takes_streams = _stream_probe(server.grpc, server.tls)
@@ -137,7 +141,7 @@ class Watch:
             metrics = fetch(f"http://{self._server.metrics}/metrics", self._answer_s)
         except Silence:
             return [*wrong, "its metrics port does not answer"]
-        return wrong + self._progress.stuck(metrics or b"")
+        return wrong + self._progress.stuck(metrics or b"", self._labels())
 
 
 def _is_traced(pid: int) -> bool:

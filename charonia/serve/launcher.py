@@ -13,23 +13,25 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from charonia.serve import access, checks, drain, hang, logs, run_folder, shared_memory, triton
+from charonia.serve import access, checks, control, drain, hang, logs, run_folder, shared_memory, shares, triton
 from charonia.serve.errors import DeviceFailure, ServeError
 from charonia.serve.fetch import answers, takes_tls
 from charonia.serve.model import prepare
+from charonia.serve.models import Models, Served, asked_for, make_repository, option_values, with_labels
 from charonia.serve.process import Child
 from charonia.serve.restarts import WINDOW_S, Restarts
 from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled, shared_environment
-from charonia.weights.workspace import TRITON_MODELS
 
 _KILL_AFTER_S = 10  # what a process gets on top of drain_timeout_s before it is killed
 _HUNG_EXIT_S = 5  # what a Triton that hangs gets to end by itself: the engine may still end its requests in order
 _LOST_EXIT_S = 2  # what a Triton gets to end whose engine has ended, and which waits for calls that never end
 _POLL_S = 0.1
+_OF_EACH = {f"CHARONIA_{key.upper()}" for key in shares.KEYS}  # of several models
 _LAST_WORDS_S = 10  # before a death by signal: what a process said earlier has nothing to do with it
 # A signal to a whole process group comes twice where make or a shell passes it on: together they are one.
 _TOGETHER_S = 0.3
@@ -97,7 +99,8 @@ class _Stack:
         self._ready = False
         self._drain_s = 0.0  # how long requests may go on at the end
         self._device: list[str] = []  # what the engine said of where it runs
-        self._models = drain.ModelControl()
+        self._control = drain.ModelControl()
+        self._models: Models  # set by _start()
         self._shared_memory = shared_memory.new_prefix()
         self._restarts = Restarts(settings.max_restarts)
         self._start_server: Callable[[], Child]  # set by _start()
@@ -113,51 +116,86 @@ class _Stack:
         checks.check_packages(own_triton=settings.triton_dir is None, gateway=settings.gateway)
         checks.check_python()
         root = settings.run_dir.expanduser().absolute()
-        with run_folder.held(root, settings.grpc_port) as own, shared_memory.owned(self._shared_memory):
+        with contextlib.ExitStack() as held:
+            own = held.enter_context(run_folder.held(root, settings.grpc_port))
+            held.enter_context(shared_memory.owned(self._shared_memory))
             checks.check_ports(access.ports(settings))
-            workspace = prepare(settings.model, root, self._inference, self._say)
+            served = self._prepared(root)
             try:
-                if not self._start(own, workspace):
+                if not self._start(own, served):
                     return
                 self._is_ready()
-                self._announce(workspace, time.monotonic() - began)
+                held.enter_context(control.answering(own, self._answer))
+                self._announce(served, time.monotonic() - began)
                 while not self._signals.wait(_POLL_S * 2):
                     self._end_hung_server()
                     if self._children[0].exit_status() is None or not self._restart():
                         self._check_alive(self._children)
             finally:
                 self._stop()
-                self._models.close()
+                self._control.close()
 
-    def _start(self, own: Path, workspace: Path) -> bool:
+    def _prepared(self, root: Path) -> list[Served]:
+        """The models to serve, in the order of the settings. Of several each has its share of the memory."""
+        settings = self._settings
+        found = []
+        for name, model in asked_for(settings):
+            workspace = prepare(model, root, self._inference, self._say)
+            found.append((name or _model_name(workspace), workspace))
+        shares_given = shares.parse_shares(settings.model_shares, len(found))
+        served = with_labels(found)
+        return shares.divide(served, self._inference, shares_given) if len(served) > 1 else served
+
+    def _answer(self, question: Mapping[str, Any]) -> Any:
+        """What `charonia models` asks. Raises ServeError."""
+        do, name = question["do"], question.get("name", "")
+        if do == "list":
+            return self._models.describe()
+        if do not in ("load", "unload"):
+            raise ServeError(f"this charonia serve is of another version: it does not know {do!r}")
+        said = self._models.load(name) if do == "load" else self._models.unload(name)
+        self._say(said)
+        return said
+
+    def _start(self, own: Path, served: Sequence[Served]) -> bool:
         """Starts Triton, then the gateway; false when a signal came first. own: the folder of this stack."""
         settings = self._settings
         distribution = triton.Distribution.find(settings.triton_dir)
-        self._drain_s = _drain_s(workspace, self._inference)
-        repository = workspace / "model_repository"
-        if settings.text_instances is not None:
-            repository = triton.with_text_instances(repository, own / "model_repository", settings.text_instances)
+        self._drain_s = max(_drain_s(one.workspace, self._inference) for one in served)
+        repository = served[0].workspace / "model_repository"
+        if settings.text_instances is not None or len(served) > 1:
+            repository = make_repository(served, own / "model_repository", settings.text_instances)
         base = {
             **environment(),
             **shared_environment(settings),
             **{f"CHARONIA_{key.upper()}": value for key, value in self._inference.items()},
         }
+        if len(served) > 1:  # each engine is told its own
+            base = {name: value for name, value in base.items() if name not in _OF_EACH}
+        self._models = Models(
+            self._control,
+            served,
+            alive=lambda: self._ready and self._children[0].exit_status() is None,
+            metrics_url=self._metrics_url(),
+            limits=(self._drain_s, settings.start_timeout_s),
+        )
         tls = access.grpc_tls_options(settings)
         if tls:
             base["CHARONIA_TRITON_TLS"] = "true"
         log_file = self._log_file(own, "triton")
-        self._say(f"Starting Triton with {_model_name(workspace)}" + (f"; log: {log_file}" if log_file else ""))
-        command = triton.command(
-            distribution,
-            settings,
-            repository,
-            triton.make_backend_folder(own / "backends", distribution),
-            self._drain_s,
-            [shared_memory.option(self._shared_memory), *drain.OPTIONS, *access.triton_options(settings), *tls],
-        )
-        env = {**base, **self._models.environment(), "CHARONIA_DRAIN_TIMEOUT_S": str(self._drain_s)}
+        names = _model_name(served[0].workspace) if len(served) == 1 else " and ".join(one.name for one in served)
+        self._say(f"Starting Triton with {names}" + (f"; log: {log_file}" if log_file else ""))
+        backends = triton.make_backend_folder(own / "backends", distribution)
+        closed = access.triton_options(settings)
+        env = {**base, **self._control.environment(), "CHARONIA_DRAIN_TIMEOUT_S": str(self._drain_s)}
         env = triton.environment(distribution, env)
-        self._start_server = lambda: self._spawn("Triton", command, env, log_file, [self._models.descriptor])
+
+        def start_server() -> Child:
+            more = [shared_memory.option(self._shared_memory), *self._models.options(), *closed, *tls]
+            command = triton.command(distribution, settings, repository, backends, self._drain_s, more)
+            return self._spawn("Triton", command, env, log_file, [self._control.descriptor])
+
+        self._start_server = start_server
         self._children.append(self._start_server())
         if not self._until_server_ready():
             return False
@@ -172,7 +210,8 @@ class _Stack:
                 "CHARONIA_GATEWAY_PORT": str(settings.gateway_port),
                 "CHARONIA_TRITON_HOST": _loopback(settings.triton_address),
                 "CHARONIA_GRPC_PORT": str(settings.grpc_port),
-                "CHARONIA_MODEL_NAME": settings.model_name or _model_name(workspace),
+                "CHARONIA_MODEL_NAME": served[0].name,
+                "CHARONIA_GATEWAY_MORE_MODELS": option_values(served),
                 "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": str(self._drain_s),
                 **({env_name("gateway_keys_file"): str(keys)} if (keys := settings.gateway_keys_file) else {}),
             },
@@ -200,7 +239,7 @@ class _Stack:
 
         def show(line: str) -> None:
             self._device += triton.device_of(line)
-            self._models.see(line)
+            self._control.see(line)
             if log_file is None:
                 if not triton.is_noise(line) and (shown := render(line)) is not None:
                     logs.show(shown)
@@ -225,7 +264,9 @@ class _Stack:
                 files = (settings.triton_tls_ca, settings.triton_tls_cert, settings.triton_tls_key)
                 tls = hang.GrpcTls(*files, settings.triton_tls_name)
             self._watch = hang.Watch(
-                hang.Server(self._children[0].pid, http, grpc, metrics, tls), settings.hang_timeout_s
+                hang.Server(self._children[0].pid, http, grpc, metrics, tls),
+                settings.hang_timeout_s,
+                self._models.labels,
             )
 
     def _is_not_ready(self) -> None:
@@ -266,7 +307,7 @@ class _Stack:
         )
         self._kill_server()
         self._hung = ""
-        self._models.restarted()
+        self._control.restarted()
         if self._signals.wait(delay):
             return True
         began = time.monotonic()
@@ -274,6 +315,7 @@ class _Stack:
         self._children[0] = self._start_server()
         try:
             if self._until_server_ready():
+                self._models.restarted()
                 self._is_ready()
         except ServeError as error:
             self._check_alive(self._children[1:])
@@ -287,7 +329,8 @@ class _Stack:
 
     def _until_server_ready(self) -> bool:
         http = f"{self._triton_url(self._settings.http_port)}/v2"
-        urls = [f"{http}/health/ready", *(f"{http}/models/{name}/ready" for name in TRITON_MODELS)]
+        parts = [part for one in self._models.wanted() for part in one.parts]
+        urls = [f"{http}/health/ready", *(f"{http}/models/{part}/ready" for part in parts)]
         return self._until_ready(self._children[0], urls)
 
     def _until_ready(self, child: Child, urls: list[str]) -> bool:
@@ -359,7 +402,8 @@ class _Stack:
 
         for child in reversed(self._children):
             if child is self._children[0] and self._ready and child.exit_status() is None and not hurry():
-                lost = self._models.drain(self._metrics_url(), self._drain_s, hurry, idle_s)
+                labels = [one.label for one in self._models.wanted()]
+                lost = self._control.drain(self._metrics_url(), self._drain_s, hurry, idle_s, labels)
                 if lost is not None:
                     limit = _LOST_EXIT_S
                 if lost:
@@ -387,13 +431,13 @@ class _Stack:
         scheme = "https" if self._settings.gateway_tls_cert else "http"
         return f"{scheme}://{_bracketed(_loopback(self._settings.host))}:{self._settings.gateway_port}"
 
-    def _announce(self, workspace: Path, seconds: float) -> None:
+    def _announce(self, served: Sequence[Served], seconds: float) -> None:
         settings, url = self._settings, self._gateway_url()
-        name = settings.model_name or _model_name(workspace)
+        name, names = served[0].name, " and ".join(one.name for one in served)
         for text in access.warnings(settings):
             self._say(text, "warning")
         host = _bracketed(_loopback(settings.triton_address))
-        ready = f"{name} is ready after {seconds:.1f} s"
+        ready = f"{names} {'is' if len(served) == 1 else 'are'} ready after {seconds:.1f} s"
         if not settings.gateway:
             self._say(
                 f"{ready}: HTTP {settings.http_port}, gRPC {settings.grpc_port}, metrics {settings.metrics_port}. "
@@ -405,6 +449,10 @@ class _Stack:
             return
         device = "\n              ".join(self._device)
         tls = " --tls" if settings.grpc_tls_cert else ""
+        chats = "".join(
+            f"\n              triton_client {host}:{settings.grpc_port}{tls} --model {one.part(drain.ENSEMBLE)}"
+            for one in served[1:]
+        )
         self._say(
             f"""
 {ready}. Ctrl-C ends it.
@@ -412,7 +460,7 @@ class _Stack:
   Runs on     {device}
   Ask it      curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
                 -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-  Chat        triton_client {host}:{settings.grpc_port}{tls}   (in a checkout: make chat)
+  Chat        triton_client {host}:{settings.grpc_port}{tls}   (in a checkout: make chat){chats}
   API docs    {url}/docs
   Metrics     {url}/metrics   {self._metrics_url()}
 """

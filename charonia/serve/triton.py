@@ -17,7 +17,6 @@ from pathlib import Path
 from charonia.serve import logs
 from charonia.serve.errors import ServeError
 from charonia.settings import ServeSettings
-from charonia.weights.workspace import TRITON_MODELS
 
 # What the server gets on top of drain_timeout_s to unload its models.
 EXIT_MARGIN_S = 5
@@ -33,6 +32,7 @@ _GPU_SOURCES = (
     "server.cc",
 )
 _GPU_NOISE = re.compile(r"cuda|nvml|dcgm|pinned.*memory|gpu|device", re.IGNORECASE)
+_DEPENDS = re.compile(r"ensemble 'ensemble[^']*' depends on")
 _NO_SUCH_GPU = re.compile(r"has kind KIND_GPU but no GPUs are available|invalid or unsupported gpu id")
 
 
@@ -107,22 +107,6 @@ def make_backend_folder(folder: Path, distribution: Distribution) -> Path:
     return folder
 
 
-def with_text_instances(repository: Path, folder: Path, count: int) -> Path:
-    """A model repository like `repository`, with another number of instances of `preprocessing`."""
-    shutil.rmtree(folder, ignore_errors=True)
-    for name in TRITON_MODELS:
-        model = folder / name
-        model.mkdir(parents=True)
-        (model / "1").symlink_to((repository / name / "1").resolve())
-        config = (repository / name / "config.pbtxt").read_text(encoding="utf-8")
-        if name == "preprocessing":
-            config, changes = re.subn(r"(instance_group\s*\[\s*\{\s*count:\s*)\d+", rf"\g<1>{count}", config)
-            if changes != 1:
-                raise ServeError(f"{repository / name}/config.pbtxt has no instance_group with a count to change")
-        (model / "config.pbtxt").write_text(config, encoding="utf-8")
-    return folder
-
-
 def command(
     distribution: Distribution,
     settings: ServeSettings,
@@ -186,17 +170,19 @@ def environment(distribution: Distribution, base: Mapping[str, str]) -> dict[str
 
 
 # The engine says these when it is loaded: "engine version 1: <model> (<family>, <type>) on GPU 0, sm_90; weights ...".
-_LOADED = re.compile(r"engine version \d+: .*?\) on (.*?; .*)$")
-_CHOSEN = re.compile(r"engine version \d+: device = auto is the CPU: (.*)$")
+_LOADED = re.compile(r"engine(?:\.(\S+))? version \d+: .*?\) on (.*?; .*)$")
+_CHOSEN = re.compile(r"engine(?:\.(\S+))? version \d+: device = auto is the CPU: (.*)$")
 
 
 def device_of(line: str) -> list[str]:
-    """Where the engine computes and with how much memory, or why on the CPU, if this line of the log says so."""
+    """Where an engine computes and with how much memory, or why on the CPU, if this line of the log says so. Behind the
+    label of its model, where that has one."""
     entry = logs.parse(line)
     text = entry.message if entry else ""
-    if found := _CHOSEN.search(text):
-        return [f"because {found.group(1)}"]
-    return [found.group(1)] if (found := _LOADED.search(text)) else []
+    for pattern, why in ((_CHOSEN, "because "), (_LOADED, "")):
+        if found := pattern.search(text):
+            return [f"{found.group(1)}: {why}{found.group(2)}" if found.group(1) else f"{why}{found.group(2)}"]
+    return []
 
 
 def is_noise(line: str) -> bool:
@@ -226,7 +212,7 @@ def explain_failure(lines: list[str]) -> list[str]:
     found = [shown for line in lines if (shown := worth_showing(line))]
     errors = [text for level, text in found if level == "error"]
     # That the ensemble cannot be loaded without its parts repeats what was wrong with the part.
-    causes = [text for text in errors if "ensemble 'ensemble' depends on" not in text]
+    causes = [text for text in errors if not _DEPENDS.search(text)]
     if any(_NO_SUCH_GPU.search(text) for text in causes):
         causes.append(
             "The instance_group of the model's engine/config.pbtxt asks for a GPU that the server does not see: "

@@ -40,17 +40,15 @@ from charonia_client.stream import Stream, stream_infer
 from charonia_client.tensors import (
     Action,
     decode,
-    decode_formats,
+    decode_described,
     decode_lookup,
     decode_quality,
     decode_tokenize,
-    decode_tokenizer_info,
     encode,
     encode_action,
-    encode_formats_question,
     encode_lookup,
+    encode_question,
     encode_tokenize,
-    encode_tokenizer_info,
 )
 from charonia_client.tls import Tls
 from charonia_client.types import (
@@ -91,11 +89,18 @@ _STOP_PATIENCE_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 _TOLD_TIMEOUT_S = 1.0
 
 
+def _beside(ensemble: str, part: str) -> str:
+    """The model of that kind that the ensemble is made of."""
+    _, dot, label = ensemble.partition(".")
+    return f"{part}{dot}{label}"
+
+
 class Client:
     """A connection to Triton's gRPC port. Make it inside a running event loop; use it as `async with`, or close it.
 
     `target` is HOST:PORT; `model` the ensemble that answers, `engine` the model that takes stop and cancel requests,
-    `vocabulary` the one that knows the bytes of tokens and `tokenizer` the one that makes tokens. Any number of
+    `vocabulary` the one that knows the bytes of tokens and `tokenizer` the one that makes tokens: by default those that
+    belong to the ensemble, `engine.LABEL` and so on where it is `ensemble.LABEL`. Any number of
     requests may run at once. `metadata` is asked for each request what goes with its call as gRPC metadata, such as a
     `traceparent`. `lookup_elsewhere` is look_up() of another server of the same model: it is asked where this one ends
     its answers without a vocabulary. `tls`: None for a server that has none.
@@ -106,18 +111,18 @@ class Client:
         target: str,
         *,
         model: str = "ensemble",
-        engine: str = "engine",
-        vocabulary: str = "postprocessing",
-        tokenizer: str = "preprocessing",
+        engine: str | None = None,
+        vocabulary: str | None = None,
+        tokenizer: str | None = None,
         metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
         lookup_elsewhere: Lookup | None = None,
         tls: Tls | None = None,
     ) -> None:
         self.target = target
         self.model = model
-        self.engine = engine
-        self.vocabulary = vocabulary
-        self.tokenizer = tokenizer
+        self.engine = engine or _beside(model, "engine")
+        self.vocabulary = vocabulary or _beside(model, "postprocessing")
+        self.tokenizer = tokenizer or _beside(model, "preprocessing")
         self._metadata = metadata
         if tls:
             options = [*_CHANNEL_OPTIONS, *tls.options]
@@ -283,9 +288,9 @@ class Client:
 
     async def tokenizer_info(self) -> dict[str, Any]:
         """The tokenizer's class, special tokens and chat template. Raises Unavailable, ServerError."""
-        message = encode_tokenizer_info(self.tokenizer)
+        message = encode_question("tokenizer_info", self.tokenizer)
         try:
-            return decode_tokenizer_info(await self._stub.ModelInfer(message, timeout=_UNARY_TIMEOUT_S))
+            return decode_described(await self._stub.ModelInfer(message, timeout=_UNARY_TIMEOUT_S))
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
 
@@ -298,13 +303,21 @@ class Client:
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
 
+    async def model_info(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, Any]:
+        """The model's context_length in tokens, weight_type, data_type and group_size, None where they are not known.
+        Raises Unavailable, ServerError."""
+        message = encode_question("model_info", self.tokenizer)
+        try:
+            return decode_described(await self._stub.ModelInfer(message, timeout=timeout_s))
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.target) from None
+
     async def answer_formats(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, str | None]:
         """The formats of the model's `tool_calls` and `reasoning`, None where it has none. Raises Unavailable,
         ServerError."""
         try:
-            return decode_formats(
-                await self._stub.ModelInfer(encode_formats_question(self.tokenizer), timeout=timeout_s)
-            )
+            message = encode_question("answer_formats", self.tokenizer)
+            return decode_described(await self._stub.ModelInfer(message, timeout=timeout_s))
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
 

@@ -221,15 +221,15 @@ def encode_lookup(ids: Sequence[int], model: str, outputs: Sequence[str] = ("tok
     return message
 
 
-def encode_formats_question(model: str) -> Any:
-    """Asks preprocessing for the formats of the model's answers."""
+def encode_question(output: str, model: str) -> Any:
+    """Asks preprocessing for an output about the model, which needs no prompt."""
     message = pb.ModelInferRequest(model_name=model)
-    message.outputs.add(name="answer_formats")
+    message.outputs.add(name=output)
     return message
 
 
-def decode_formats(message: Any) -> dict[str, str | None]:
-    """Of tool_calls and of reasoning; None where the model has none."""
+def decode_described(message: Any) -> dict[str, Any]:
+    """The answer to encode_question, a JSON object."""
     (text,) = _unpack_texts(message.raw_output_contents[0])
     return dict(json.loads(text))
 
@@ -261,20 +261,6 @@ def decode_tokenize(message: Any) -> Tokenized:
         _int(values["context_length"]) or None,
         None if strings is None else [one.decode(errors="replace") for one in strings],
     )
-
-
-def encode_tokenizer_info(model: str) -> Any:
-    """Asks preprocessing what its tokenizer is."""
-    message = pb.ModelInferRequest(model_name=model)
-    message.outputs.add(name="tokenizer_info")
-    return message
-
-
-def decode_tokenizer_info(message: Any) -> dict[str, Any]:
-    """The answer to encode_tokenizer_info: names as in tokenizer_config.json."""
-    (text,) = _unpack_texts(message.raw_output_contents[0])
-    info: dict[str, Any] = json.loads(text)
-    return info
 
 
 def decode_quality(message: Any) -> list[dict[str, Any]]:

@@ -1,8 +1,11 @@
 // What Triton calls: the life of the backend, of its models and of their instances, and the execution of requests.
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 
+#include "control_pipe.h"
 #include "error.h"
 #include "metrics_sink.h"
 #include "model.h"
@@ -22,10 +25,17 @@ void check_api_version() {
   }
 }
 
-MetricFamilies& families_of(TRITONBACKEND_Backend* backend) {
+// What the models of the backend share. The server keeps the backend until it ends, whatever is loaded.
+struct Shared {
+  MetricFamilies families;
+  std::once_flag has_control;
+  std::optional<ControlPipe> control;  // from the first model on: only models know the server
+};
+
+Shared& shared_of(TRITONBACKEND_Backend* backend) {
   void* state = nullptr;
   check(TRITONBACKEND_BackendState(backend, &state));
-  return *static_cast<MetricFamilies*>(state);
+  return *static_cast<Shared*>(state);
 }
 
 TRITONBACKEND_Backend* backend_of(TRITONBACKEND_Model* model) {
@@ -57,19 +67,21 @@ TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend* backend) {
   return guarded([backend] {
     check_api_version();
     log_to_server();
-    auto families = std::make_unique<MetricFamilies>();
-    check(TRITONBACKEND_BackendSetState(backend, families.get()));
-    families.release();  // Finalize deletes it
+    auto shared = std::make_unique<Shared>();
+    check(TRITONBACKEND_BackendSetState(backend, shared.get()));
+    shared.release();  // Finalize deletes it
   });
 }
 
 TRITONSERVER_Error* TRITONBACKEND_Finalize(TRITONBACKEND_Backend* backend) {
-  return guarded([backend] { delete &families_of(backend); });
+  return guarded([backend] { delete &shared_of(backend); });
 }
 
 TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model* model) {
   return guarded([model] {
-    auto state = std::make_unique<Model>(model, families_of(backend_of(model)));
+    auto& shared = shared_of(backend_of(model));
+    std::call_once(shared.has_control, [&] { shared.control.emplace(server_of(model)); });
+    auto state = std::make_unique<Model>(model, shared.families);
     check(TRITONBACKEND_ModelSetState(model, state.get()));
     state.release();  // ModelFinalize deletes it
   });

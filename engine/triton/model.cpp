@@ -61,12 +61,6 @@ Engine load(const ModelIdentity& identity, const Settings& settings, std::shared
   }
 }
 
-TRITONSERVER_Server* server_of(TRITONBACKEND_Model* model) {
-  TRITONSERVER_Server* server = nullptr;
-  check(TRITONBACKEND_ModelServer(model, &server));
-  return server;
-}
-
 std::string megabytes(std::int64_t bytes) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
@@ -83,8 +77,7 @@ Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, const M
     : standing_(server_of(model), identity, options.warmup),
       engine_(load(identity, gather_settings(identity, options), make_metrics_sink(families, identity.name))),
       watcher_(server_of(model), identity.name, standing_, engine_, calls_, sending_, withdrawal_,
-               [this](const std::string& why) { end_all(why); }),
-      control_(server_of(model)) {
+               [this](const std::string& why) { end_all(why); }) {
   engine_.on_failure([this] { calls_.rouse(); });
   log_loaded(identity.name + " version " + std::to_string(identity.version));
 }

@@ -7,7 +7,6 @@
 
 #include "calls.h"
 #include "charonia/engine.h"
-#include "control_pipe.h"
 #include "metrics_sink.h"
 #include "model_config.h"
 #include "model_options.h"
@@ -59,7 +58,6 @@ class Model {
   // Destroyed in this order: the watcher, which uses the engine; the engine, whose last results use the rest.
   Engine engine_;
   Watcher watcher_;
-  ControlPipe control_;
 };
 
 }  // namespace charonia::triton

@@ -22,6 +22,12 @@ ModelIdentity identify(TRITONBACKEND_Model* model) {
   return identity;
 }
 
+TRITONSERVER_Server* server_of(TRITONBACKEND_Model* model) {
+  TRITONSERVER_Server* server = nullptr;
+  check(TRITONBACKEND_ModelServer(model, &server));
+  return server;
+}
+
 std::string config_json(TRITONBACKEND_Model* model) {
   TRITONSERVER_Message* raw = nullptr;
   check(TRITONBACKEND_ModelConfig(model, 1, &raw));

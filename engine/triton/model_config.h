@@ -20,6 +20,9 @@ struct ModelIdentity {
 };
 ModelIdentity identify(TRITONBACKEND_Model* model);
 
+// The server that the model is loaded into.
+TRITONSERVER_Server* server_of(TRITONBACKEND_Model* model);
+
 // The model's configuration in JSON, as the server completed it.
 std::string config_json(TRITONBACKEND_Model* model);
 

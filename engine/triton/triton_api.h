@@ -136,6 +136,8 @@ TRITONSERVER_Error* TRITONSERVER_ServerModelIsReady(TRITONSERVER_Server* server,
 // Allowed where the server's models are loaded and unloaded explicitly (--model-control-mode=explicit), else an error.
 // Returns at once; from then on the model is not ready, and it is gone when nothing keeps it.
 TRITONSERVER_Error* TRITONSERVER_ServerUnloadModel(TRITONSERVER_Server* server, const char* model);
+// Allowed where unloading is. Returns once the model is ready, or with the error that kept it from being that.
+TRITONSERVER_Error* TRITONSERVER_ServerLoadModel(TRITONSERVER_Server* server, const char* model);
 
 TRITONSERVER_Error* TRITONBACKEND_ApiVersion(std::uint32_t* major, std::uint32_t* minor);
 TRITONSERVER_Error* TRITONBACKEND_BackendState(TRITONBACKEND_Backend* backend, void** state);

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from charonia_client import CharoniaError
 from fastapi import FastAPI, Request, Response
@@ -41,7 +41,7 @@ from charonia_gateway.settings import Settings
 from charonia_gateway.stored import ResponseStore
 from charonia_gateway.tracing import Tracing, TracingMiddleware
 
-_DESCRIPTION = """The API of OpenAI for the model that this server serves; OpenAI's own clients work unchanged, with
+_DESCRIPTION = """The API of OpenAI for the models that this server serves; OpenAI's own clients work unchanged, with
 `base_url` set to this server's address and `/v1`, and the `api_key` that its operator gave (any where the server asks
 for none). Fields that the server does not know are ignored
 and named in the response header `charonia-ignored-fields`."""
@@ -65,27 +65,44 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         discovery = Discovery(settings.endpoints)
-        pool = Pool(
-            await discovery.targets(),
-            check_interval_s=settings.endpoint_check_interval_s,
-            check_timeout_s=settings.endpoint_check_timeout_s,
-            on_choice=lambda reason: metrics.choices[reason].inc(),
-            on_retry=metrics.retries.inc,
-            metadata=tracing.metadata if tracing else None,
-            tls=tls,
-        )
-        metrics.registry.register(EndpointMetrics(pool))
-        async with pool:
+        targets = await discovery.targets()
+        pools = {
+            model: Pool(
+                targets,
+                check_interval_s=settings.endpoint_check_interval_s,
+                check_timeout_s=settings.endpoint_check_timeout_s,
+                on_choice=lambda reason: metrics.choices[reason].inc(),
+                on_retry=metrics.retries.inc,
+                metadata=tracing.metadata if tracing else None,
+                tls=tls,
+                model=model if len(settings.models) > 1 else None,
+                label=label,
+            )
+            for model, label in settings.models.items()
+        }
+        metrics.registry.register(EndpointMetrics(pools))
+
+        def use(targets: Iterable[str]) -> None:
+            found = list(targets)
+            for pool in pools.values():
+                pool.set_targets(found)
+
+        async with AsyncExitStack() as opened:
+            for pool in pools.values():
+                await opened.enter_async_context(pool)
             app.state.gateway = Gateway(
                 settings,
-                Engine(pool, settings.request_timeout_s, cache_by_key=settings.cache_by_key),
+                {
+                    model: Engine(pool, settings.request_timeout_s, cache_by_key=settings.cache_by_key)
+                    for model, pool in pools.items()
+                },
                 metrics,
                 draining,
                 int(time.time()),
                 ResponseStore(settings.max_responses, settings.max_response_bytes, settings.response_ttl_s),
             )
             following = [
-                asyncio.create_task(discovery.follow(pool.set_targets, settings.endpoint_check_interval_s)),
+                asyncio.create_task(discovery.follow(use, settings.endpoint_check_interval_s)),
                 *([asyncio.create_task(keys.follow())] if keys else []),
             ]
             try:

@@ -39,25 +39,32 @@ class Gateway:
     """The state of the application."""
 
     settings: Settings
-    engine: Engine
+    engines: dict[str, Engine]  # by the name of the model; the first is the default
     metrics: Metrics
     drain: Drain
     started: int  # seconds since the epoch
     responses: ResponseStore
 
-    @property
-    def system_fingerprint(self) -> str:
+    def system_fingerprint(self, model: str | None) -> str:
         """Changes when answers may: with the model's name and the version."""
-        text = f"{self.settings.model_name} {__version__}"
+        text = f"{model or self.settings.model_name} {__version__}"
         return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
-    def check_model(self, name: str) -> None:
-        """ApiError 404 for a model that is not served, 403 for one that the request's key may not use."""
-        if name != self.settings.model_name:
+    def allowed_models(self) -> list[str]:
+        """The models that the request's key may use."""
+        key = current_key()
+        return [name for name in self.engines if key is None or key.allows_model(name)]
+
+    def engine_of(self, model: str | None) -> Engine:
+        """The engine of a model by its name, None: of the default one. ApiError 404 for a model that is not served, 403
+        for one that the request's key may not use."""
+        name = self.settings.model_name if model is None else model
+        if name not in self.engines:
             shown = name[:_MAX_MODEL_CHARACTERS]
+            there = ", ".join(map(repr, self.allowed_models())) or "none that this key may use"
             raise ApiError(
                 404,
-                f"the model {shown!r} does not exist; this server has {self.settings.model_name!r}",
+                f"the model {shown!r} does not exist; this server has {there}",
                 param="model",
                 code="model_not_found",
             )
@@ -70,6 +77,7 @@ class Gateway:
                 param="model",
                 code="model_not_allowed",
             )
+        return self.engines[name]
 
     async def read(self, request: Request, model: type[Body]) -> Body:
         """The checked body of a request for text or tokens. ApiError 400, 403, 404, 413 or 415."""
@@ -80,7 +88,7 @@ class Gateway:
         record.model = None if body.model is None else body.model[:_MAX_MODEL_CHARACTERS]
         if self.settings.log_prompts:
             record.prompt = body.model_dump(include=_PROMPT_FIELDS, exclude_none=True)
-        self.check_model(self.settings.model_name if body.model is None else body.model)
+        self.engine_of(body.model)
         return body
 
     def check_choices(self, choices: int) -> None:
@@ -127,13 +135,14 @@ class Head:
         self._record = record_of(request.scope)
         self.id = self._record.name(prefix)
         self._with_timings = bool(body.timings)
+        self.engine = gateway.engine_of(body.model)
         self.engine_id = self._record.engine_id  # begins the ids of the engine's requests
         self.fields = {
             "id": self.id,
             "object": "",
             "created": int(time.time()),
             "model": body.model,
-            "system_fingerprint": gateway.system_fingerprint,
+            "system_fingerprint": gateway.system_fingerprint(body.model),
         }
         self.headers = {REQUEST_ID_HEADER: self._record.request_id}
         if ignored := ignored_fields(body):

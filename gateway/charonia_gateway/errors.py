@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from charonia_gateway.endpoints import SessionLost
+from charonia_gateway.endpoints import NotLoaded, SessionLost
 from charonia_gateway.record import record_of
 
 log = logging.getLogger("charonia_gateway")
@@ -81,12 +81,12 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, self.headers)
 
 
-def unavailable(message: str, retry_after_s: int = 5) -> ApiError:
+def unavailable(message: str, retry_after_s: int = 5, code: str = "service_unavailable") -> ApiError:
     return ApiError(
         503,
         message,
         type="service_unavailable_error",
-        code="service_unavailable",
+        code=code,
         headers={"Retry-After": str(retry_after_s)},
     )
 
@@ -144,6 +144,8 @@ def from_engine(error: CharoniaError, names: Mapping[str, str] | None = None) ->
             )
         case DeadlineExceeded():
             return ApiError(504, text, type="timeout_error", code="deadline_exceeded")
+        case NotLoaded():
+            return unavailable(str(error), code="model_not_loaded")
         case Unavailable():
             return unavailable(text)
         case SessionLost():

@@ -17,6 +17,13 @@ class GatewayFields(BaseSettings):
         validation_alias=AliasChoices("charonia_model_name", "model_name"),
         description="name under which clients ask for the model",
     )
+    more_models: str = Field(
+        "",
+        validation_alias=AliasChoices("charonia_gateway_more_models", "more_models"),
+        description="models beside CHARONIA_MODEL_NAME that the same Triton servers have, separated by commas: NAME, "
+        "or NAME=LABEL where their models in Triton are ensemble.LABEL and so on; default: none; "
+        "`charonia serve` sets it",
+    )
     host: str = Field(
         "127.0.0.1",
         validation_alias=AliasChoices("charonia_host", "host"),

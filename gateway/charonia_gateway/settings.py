@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from charonia_client import Tls
@@ -26,6 +27,25 @@ _FILES = (
 STORAGE_SCHEMES = ("redis", "rediss", "redis+unix", "valkey", "valkeys", "valkey+unix")
 
 
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def parse_models(text: str) -> dict[str, str]:
+    """Label by name of a list of NAME or NAME=LABEL. ValueError for what is none, or there twice."""
+    found: dict[str, str] = {}
+    for entry in filter(None, map(str.strip, text.split(","))):
+        name, _, given = entry.partition("=")
+        label = given or name
+        if not name or not _LABEL.fullmatch(label):
+            raise ValueError(
+                f"{entry!r}: expected NAME or NAME=LABEL, and of a label letters, digits, '.', '_' and '-', at most 64"
+            )
+        if name in found or label in found.values():
+            raise ValueError(f"{entry!r}: its name or label is there twice")
+        found[name] = label
+    return found
+
+
 class Settings(GatewayFields):
     """OpenAI-compatible REST gateway to Charonia on Triton."""
 
@@ -41,6 +61,12 @@ class Settings(GatewayFields):
     @classmethod
     def _readable(cls, text: str) -> str:
         discovery.entries(text)
+        return text
+
+    @field_validator("more_models")
+    @classmethod
+    def _are_models(cls, text: str) -> str:
+        parse_models(text)
         return text
 
     @field_validator("allowed_origins")
@@ -65,6 +91,10 @@ class Settings(GatewayFields):
 
     @model_validator(mode="after")
     def _go_together(self) -> Settings:
+        if self.model_name in parse_models(self.more_models):
+            raise ValueError(
+                f"CHARONIA_GATEWAY_MORE_MODELS has CHARONIA_MODEL_NAME = {self.model_name}: name each once"
+            )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("CHARONIA_GATEWAY_TLS_CERT and CHARONIA_GATEWAY_TLS_KEY go together: set both, or none")
         if self.tls_client_ca and not self.tls_cert:
@@ -83,6 +113,11 @@ class Settings(GatewayFields):
         if self.tls_cert is None or self.tls_key is None:
             return None
         return Certificates(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The label of each model, by name; that of the first, the default, is empty."""
+        return {self.model_name: "", **parse_models(self.more_models)}
 
     @property
     def origins(self) -> frozenset[str]:

@@ -254,15 +254,20 @@ def _gateway() -> list[Panel]:
         graph(
             "Servers that take requests",
             COUNT,
-            "0: the gateway sends that server nothing; it is down, not ready or hangs; runbook CharoniaEndpointDown.",
-            [Query("min by (endpoint) (charonia_gateway_endpoint_up)", "{{endpoint}}")],
+            "0: the gateway sends that server nothing; it is down, not ready or hangs; runbook CharoniaEndpointDown. "
+            "One of several models: it is unloaded there.",
+            [Query("min by (endpoint, model) (charonia_gateway_endpoint_up)", "{{endpoint}} {{model}}")],
             top=1,
         ),
         graph(
             "Outstanding tokens",
             TOKENS,
             "One server far above the others: it is slower, or sessions hold clients there; see step time on Engine.",
-            [Query("sum by (endpoint) (charonia_gateway_endpoint_outstanding_tokens)", "{{endpoint}}")],
+            [
+                Query(
+                    "sum by (endpoint, model) (charonia_gateway_endpoint_outstanding_tokens)", "{{endpoint}} {{model}}"
+                )
+            ],
         ),
         graph(
             "Retries",

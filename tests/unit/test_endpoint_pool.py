@@ -642,7 +642,9 @@ async def test_servers_are_removed_and_returned_without_a_failed_request() -> No
         release.set()
         assert await running == "begin end"
         await until(lambda: len(pool.endpoints) == 2, "it is gone")
-        series = [sample.labels["endpoint"] for family in EndpointMetrics(pool).collect() for sample in family.samples]
+        series = [
+            sample.labels["endpoint"] for family in EndpointMetrics({"m": pool}).collect() for sample in family.samples
+        ]
         assert series == targets[1:] * 2
         await removed.go()
         pool.set_targets(targets)
@@ -660,7 +662,7 @@ async def test_metrics_show_each_servers_state_and_load() -> None:
         await gateway.until_all_are(State.NOT_READY, gateway.servers[1])
         values = {
             (sample.name.removeprefix("charonia_gateway_endpoint_"), sample.labels["endpoint"]): sample.value
-            for family in EndpointMetrics(gateway.pool).collect()
+            for family in EndpointMetrics({"model": gateway.pool}).collect()
             for sample in family.samples
         }
         first, second, third = (server.target for server in gateway.servers)
@@ -782,7 +784,7 @@ async def test_formats_of_answers_are_asked_once_for_all_and_waited_for_until_th
         assert found[1:] == [server.formats] * 4
         assert server.asked == ["answer_formats"]
         # What is known is given at once, whatever the server does.
-        monkeypatch.setattr(pool, "_QUALITY_AGE_S", 0.0)
+        monkeypatch.setattr(pool, "_DESCRIPTION_AGE_S", 0.0)
         known, server.formats = server.formats, {"tool_calls": None, "reasoning": None}
         server.describes.clear()
         assert await asyncio.wait_for(gateway.pool.answer_formats(), 0.5) == known
@@ -793,7 +795,7 @@ async def test_formats_of_answers_are_asked_once_for_all_and_waited_for_until_th
 
 
 async def test_formats_that_no_server_could_tell_are_asked_for_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_QUALITY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(pool, "_DESCRIPTION_TIMEOUT_S", 0.05)
     async with several(1) as gateway:
         (server,) = gateway.servers
         server.formats = {"tool_calls": None, "reasoning": "think"}
@@ -801,7 +803,7 @@ async def test_formats_that_no_server_could_tell_are_asked_for_again_soon(monkey
         assert await gateway.pool.answer_formats() == {}
         server.describes.set()
         await asyncio.sleep(0.1)
-        monkeypatch.setattr(pool, "_QUALITY_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(pool, "_DESCRIPTION_TIMEOUT_S", 1.0)
         gateway.pool._formats_at -= 1.0
         assert await gateway.pool.answer_formats() == server.formats
 

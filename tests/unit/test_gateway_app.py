@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from charonia_client.aside import aside
 from charonia_gateway.endpoints import pool
+from charonia_gateway.settings import Settings
 from gateway_in_process import MODEL, gateway
 from triton_double import error, part, with_logprobs
 from tritonclient.grpc import service_pb2 as pb
@@ -149,3 +150,67 @@ async def test_an_answer_of_unknown_length_is_held_to_the_same_bound(
         monkeypatch.setattr(pool, "MAX_ENTRIES", 59)
         refused = await web.post("/v1/chat/completions", json=body)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "logprobs"
+
+
+async def test_of_several_models_one_that_is_unloaded_is_said_to_be_and_the_others_answer() -> None:
+    settings = {"more_models": "other/one=b, third", "endpoint_check_interval_s": 0.05}
+    async with gateway(**settings) as (web, server):
+        server.unloaded = {"ensemble.b"}
+        server.info = {"context_length": 10, "weight_type": "int4", "data_type": "bf16", "group_size": 128}
+
+        async def ask(model: str, **more: Any) -> dict[str, Any]:
+            answer = await web.post("/v1/chat/completions", json={**CHAT, "model": model, **more})
+            return {"status": answer.status_code, **answer.json()}
+
+        assert [(await ask(model))["status"] for model in (MODEL, "other/one", "third")] == [200, 503, 200]
+        assert [request.model_name for request in server.requests] == ["ensemble", "ensemble.b", "ensemble.third"]
+        refused = (await ask("other/one"))["error"]
+        assert (refused["code"], refused["type"]) == ("model_not_loaded", "service_unavailable_error")
+        assert "'other/one' is not loaded now" in refused["message"] and server.target not in refused["message"]
+        assert (await web.get("/health/ready")).json() == {
+            "status": "ready",
+            "models": {MODEL: "ready", "other/one": "not ready", "third": "ready"},
+        }
+        listed = {one["id"]: one for one in (await web.get("/v1/models")).json()["data"]}
+        assert [one["status"] for one in listed.values()] == ["ready", "not ready", "ready"]
+        assert {
+            name: listed["third"][name] for name in ("max_model_len", "weight_type", "data_type", "group_size")
+        } == {
+            "max_model_len": 10,
+            "weight_type": "int4",
+            "data_type": "bf16",
+            "group_size": 128,
+        }
+        assert listed["other/one"]["max_model_len"] is None
+        server.unloaded = {"ensemble", "ensemble.b", "ensemble.third"}
+        assert (await web.get("/health/ready")).status_code == 503
+        server.unloaded = set()
+        assert (await ask("other/one"))["status"] == 200, "at once"
+
+
+async def test_two_models_of_a_server_do_not_share_sessions_end_or_fingerprint() -> None:
+    async with gateway(more_models="b") as (web, server):
+        end = {"session_id": 7, "interactive_mode": False}
+        assert (await web.post("/v1/chat/interactive", json={**end, "model": "b"})).status_code == 200
+        assert server.actions == [("end_session", "7")]
+        prints = [
+            (await web.post("/v1/chat/completions", json={**CHAT, "model": model})).json()["system_fingerprint"]
+            for model in (MODEL, "b")
+        ]
+        assert prints[0] != prints[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a b", "expected NAME or NAME=LABEL"),
+        ("a/b", "expected NAME or NAME=LABEL"),
+        ("=b", "expected NAME"),
+        ("a,a", "there twice"),
+        ("a=c,b=c", "there twice"),
+        (MODEL, "name .* once"),
+    ],
+)
+def test_a_list_of_models_that_is_none_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Settings(_env_file=None, model_name=MODEL, more_models=text)

@@ -61,6 +61,15 @@ def test_what_waits_for_work_that_is_done_is_not_stuck(later: bytes) -> None:
     assert progress.stuck(later) == []
 
 
+def test_of_several_models_each_has_its_own_engine_and_those_that_are_not_loaded_do_not_count() -> None:
+    other = metrics(running=5)  # the first model works
+    other += metrics(waiting=3, of="parsing.b").replace(b'"engine"', b'"engine.b"')
+    progress = Progress()
+    assert progress.stuck(other, ["", "b"]) == []
+    assert progress.stuck(other, ["", "b"]) == [STUCK.format("parsing.b")]
+    assert progress.stuck(other, [""]) == []
+
+
 def test_a_suspicion_lasts_for_the_whole_limit_and_for_several_looks() -> None:
     suspicion = Suspicion(LIMIT_S)
     assert [suspicion.look(["a"], now) for now in (0.0, 15.0, 30.0, 59.0, 60.0)] == ["", "", "", "", "a"]

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from rich.console import Console
 from charonia.serve import drain, launcher
 from charonia.serve.errors import ServeError
 from charonia.serve.launcher import _Signals, _Stack
+from charonia.serve.models import Models, Served
 from charonia.serve.process import Child
 from charonia.settings import ServeSettings
 
@@ -41,15 +42,18 @@ def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Stack]:
     monkeypatch.setattr(one, "_until_server_ready", lambda: True)
 
     def start(code: str) -> Child:
-        return Child("Triton", [sys.executable, "-c", code], os.environ, None, one._models.see)
+        return Child("Triton", [sys.executable, "-c", code], os.environ, None, one._control.see)
 
+    served = [Served("a", "", Path("nowhere"))]
+    url = "http://127.0.0.1:9"
+    one._models = Models(one._control, served, alive=lambda: True, metrics_url=url, limits=(HANG_S, HANG_S))
     file = f"/dev/shm/{one._shared_memory}stub"
     one._children = [start(f"print({UNLOADED!r}); open({file!r}, 'w')")]
     one._start_server = lambda: start("import time; time.sleep(600)")
     assert one._children[0].wait(HANG_S)
     yield one
     one._stop()
-    one._models.close()
+    one._control.close()
     assert left_in_shared_memory(one) == []
 
 
@@ -61,7 +65,7 @@ def waits(stack: _Stack) -> bool:
         asked.append(True)
         return True
 
-    stack._models.drain("http://127.0.0.1:9", HANG_S, hurry)
+    stack._control.drain("http://127.0.0.1:9", HANG_S, hurry)
     return bool(asked)
 
 
@@ -144,13 +148,16 @@ def test_the_death_of_the_gateway_is_told_at_once_and_its_calls_are_not_waited_f
     told: list[str] = []
     waited: list[float] = []
 
-    def drained(url: str, limit_s: float, hurry: Callable[[], bool], idle_s: float) -> str | None:
+    def drained(
+        url: str, limit_s: float, hurry: Callable[[], bool], idle_s: float, labels: Sequence[str]
+    ) -> str | None:
+        assert labels == [""]
         assert told == ["the gateway was killed by SIGKILL; stopping Triton"]
         waited.append(idle_s)
         return None
 
     monkeypatch.setattr(stack, "_say", lambda text, level="info", of="": told.append(text))
-    monkeypatch.setattr(stack._models, "drain", drained)
+    monkeypatch.setattr(stack._control, "drain", drained)
     stack._ready = True
     stack._children = [stack._start_server(), killed("the gateway", signal.SIGKILL)]
     stack._stop()
@@ -167,7 +174,7 @@ def control() -> Iterator[drain.ModelControl]:
 def test_calls_of_an_idle_engine_are_waited_for_no_longer_than_asked(
     control: drain.ModelControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drain, "_is_idle", lambda url: True)
+    monkeypatch.setattr(drain, "_is_idle", lambda url, engines: engines == ["engine"])
     monkeypatch.setattr(drain, "_LOOK_S", 0.01)
     monkeypatch.setattr(drain, "_LAST_WORDS_S", 0.1)
     said = control.drain("http://127.0.0.1:9", HANG_S, lambda: False, 0.1)

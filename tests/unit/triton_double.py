@@ -104,12 +104,14 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self._credentials = credentials
         self.target = ""
         self.ready = True
+        self.unloaded: set[str] = set()  # ensembles that it does not serve, while it is well
         self.vocabulary_gone = False  # as where it drains
         self.lookups = 0
         self.tokenizer_error = ""  # what its tokenizer answers
         self.quality: list[Any] = []  # the records of its model
         self.formats: dict[str, str | None] = {}  # of its model's answers
-        self.asked: list[str] = []  # which of these two
+        self.info: dict[str, Any] = {}  # of its model
+        self.asked: list[str] = []  # which of these
         self.describes = asyncio.Event()  # they are told
         self.describes.set()
         self.exiting = False  # refuses to be asked whether it lives
@@ -157,11 +159,11 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     async def ModelReady(self, request: Any, context: Any) -> pb.ModelReadyResponse:
         await self._awake.wait()
-        return pb.ModelReadyResponse(ready=self.ready)
+        return pb.ModelReadyResponse(ready=self.ready and request.name not in self.unloaded)
 
     async def ModelInfer(self, request: Any, context: Any) -> pb.ModelInferResponse:
         """The bytes of tokens: each one's number."""
-        described = {"model_quality": self.quality, "answer_formats": self.formats}
+        described = {"model_quality": self.quality, "answer_formats": self.formats, "model_info": self.info}
         wanted = [output.name for output in request.outputs]
         if len(wanted) == 1 and wanted[0] in described:
             self.asked.append(wanted[0])
@@ -171,7 +173,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
             answer.outputs.add(name=wanted[0])
             answer.raw_output_contents.append(struct.pack("<I", len(text)) + text)
             return answer
-        if request.model_name == "preprocessing":
+        if request.model_name.partition(".")[0] == "preprocessing":
             return await self._tokenize(request, context)
         self.lookups += 1
         if self.vocabulary_gone:
@@ -207,7 +209,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         if self.streams_hang:
             await asyncio.Event().wait()
         async for request in requests:
-            if request.model_name == "engine":
+            if request.model_name.partition(".")[0] == "engine":
                 await self._awake.wait()
                 if self.action_error:
                     yield error(self.action_error)
@@ -215,6 +217,9 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                 self.actions.append((request.inputs[0].name, request.id or input_text(request, "session_id")))
                 continue
             self.requests.append(request)
+            if request.model_name in self.unloaded:
+                yield error(f"Request for unknown model: '{request.model_name}' has no available versions")
+                continue
             await self._awake.wait()
             async for answer in self.behaviour(request):
                 await self._awake.wait()

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from charonia_gateway.endpoints.discovery import Discovery
 from charonia_gateway.endpoints.exposition import EndpointMetrics
-from charonia_gateway.endpoints.pool import Answer, Pool, SessionLost
+from charonia_gateway.endpoints.pool import Answer, NotLoaded, Pool, SessionLost
 
-__all__ = ["Answer", "Discovery", "EndpointMetrics", "Pool", "SessionLost"]
+__all__ = ["Answer", "Discovery", "EndpointMetrics", "NotLoaded", "Pool", "SessionLost"]

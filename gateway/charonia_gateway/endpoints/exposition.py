@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -11,30 +11,35 @@ from charonia_gateway.endpoints.pool import Pool
 
 
 class EndpointMetrics(Collector):
-    """A series for each endpoint that there is; one that has gone leaves none."""
+    """A series for each endpoint that there is; one that has gone leaves none. Of several models each has its own."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, pools: Mapping[str, Pool]) -> None:
+        """pools: by model."""
+        self._pools = pools
 
     def describe(self) -> Iterator[Metric]:
         yield from self._families()
 
     def collect(self) -> Iterator[Metric]:
         up, outstanding = self._families()
-        for endpoint in self._pool.endpoints:
-            up.add_metric((endpoint.target,), float(endpoint.usable))
-            outstanding.add_metric((endpoint.target,), endpoint.outstanding_tokens)
+        for model, pool in self._pools.items():
+            for endpoint in pool.endpoints:
+                labels = (endpoint.target, model)[: self._num_labels]
+                up.add_metric(labels, float(endpoint.usable))
+                outstanding.add_metric(labels, endpoint.outstanding_tokens)
         yield from (up, outstanding)
 
-    @staticmethod
-    def _families() -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
+    @property
+    def _num_labels(self) -> int:
+        return 2 if len(self._pools) > 1 else 1
+
+    def _families(self) -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
+        labels = ("endpoint", "model")[: self._num_labels]
         return (
-            GaugeMetricFamily(
-                "charonia_gateway_endpoint_up", "1: Triton there can take requests", labels=("endpoint",)
-            ),
+            GaugeMetricFamily("charonia_gateway_endpoint_up", "1: Triton there can take requests", labels=labels),
             GaugeMetricFamily(
                 "charonia_gateway_endpoint_outstanding_tokens",
                 "tokens to come of the requests that this gateway has there, as far as they can be told",
-                labels=("endpoint",),
+                labels=labels,
             ),
         )

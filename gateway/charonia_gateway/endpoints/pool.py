@@ -43,14 +43,18 @@ Asked = TypeVar("Asked")
 
 # A request may itself crash its server. It must not crash all of them.
 _MAX_LOST_CONNECTIONS = 2
-_QUALITY_AGE_S = 10.0
-_QUALITY_TIMEOUT_S = 1.0
+_DESCRIPTION_AGE_S = 10.0
+_DESCRIPTION_TIMEOUT_S = 1.0
 _MAX_TARGETS = 1000  # of which it is remembered what they were not told
 
 
 class SessionLost(CharoniaError):
     """A turn would go on with a history that is on a server that takes no requests. The session's next turn begins
     anew."""
+
+
+class NotLoaded(Unavailable):
+    """The servers answer, and do not serve this one of their models."""
 
 
 @dataclass
@@ -70,7 +74,8 @@ class Answer:
 
 
 class Pool:
-    """Use it as `async with`. `on_choice` and `on_retry` are told of what they are named for."""
+    """The servers of one model. Use it as `async with`. `on_choice` and `on_retry` are told of what they are named for.
+    `model`: its name, where the servers have several; `label`: of its models in Triton, `ensemble.LABEL` and so on."""
 
     def __init__(
         self,
@@ -82,8 +87,12 @@ class Pool:
         on_retry: Callable[[], None] = lambda: None,
         metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
         tls: Tls | None = None,
+        model: str | None = None,
+        label: str = "",
     ) -> None:
         self._tls = tls
+        self._model = model
+        self._ensemble = f"ensemble.{label}" if label else "ensemble"
         self._targets = list(targets)
         self._check_interval_s = check_interval_s
         self._check_timeout_s = check_timeout_s
@@ -93,7 +102,7 @@ class Pool:
         self._chooser = Chooser()
         self._watches: dict[str, asyncio.Task[None]] = {}
         self.endpoints: list[Endpoint] = []
-        self._quality: tuple[float, list[dict[str, Any]]] | None = None  # when it was asked for, and the answer
+        self._descriptions: dict[str, tuple[float, Any]] = {}  # when each was asked for, and the answer
         self._formats: dict[str, str | None] | None = None  # None: no server has said
         self._formats_at = -math.inf  # when they were asked for
         self._asking: asyncio.Task[None] | None = None  # for them
@@ -120,7 +129,9 @@ class Pool:
         for target in wanted:
             if target not in known:
                 elsewhere = partial(self._look_up_elsewhere, target)
-                client = Client(target, metadata=self._metadata, lookup_elsewhere=elsewhere, tls=self._tls)
+                client = Client(
+                    target, model=self._ensemble, metadata=self._metadata, lookup_elsewhere=elsewhere, tls=self._tls
+                )
                 endpoint = Endpoint(client, self._changed, self._stale_at(target))
                 self.endpoints.append(endpoint)
                 self._watches[target] = asyncio.create_task(self._watch(endpoint))
@@ -153,28 +164,55 @@ class Pool:
                 return await action(endpoint.client)
             except (Overloaded, Unavailable) as error:
                 failure = error
-        raise failure or self._told([])
+        raise await self._explained(failure or self._told([]))
 
     async def quality(self) -> list[dict[str, Any]]:
         """The quality records of the model, asked of one server and remembered for a while. [] where none can say."""
-        if self._quality and self._quality[0] > time.monotonic() - _QUALITY_AGE_S:
-            return self._quality[1]
-        records: list[dict[str, Any]] = []
+        return await self._described("quality", lambda client: client.quality(_DESCRIPTION_TIMEOUT_S), [])
+
+    async def model_info(self) -> dict[str, Any]:
+        """What Client.model_info() of one of the servers says, remembered for a while. {} where none can say."""
+        return await self._described("info", lambda client: client.model_info(_DESCRIPTION_TIMEOUT_S), {})
+
+    async def _described(self, what: str, ask: Callable[[Client], Awaitable[Asked]], nothing: Asked) -> Asked:
+        known = self._descriptions.get(what)
+        if known and known[0] > time.monotonic() - _DESCRIPTION_AGE_S:
+            found: Asked = known[1]
+            return found
+        answer = nothing
         usable = [one for one in self.endpoints if one.usable]
         for endpoint in usable:
             with contextlib.suppress(CharoniaError):
-                records = await endpoint.client.quality(_QUALITY_TIMEOUT_S)
+                answer = await ask(endpoint.client)
                 break
         if usable:  # also where none of them could say: the next one shall not wait as long
-            self._quality = (time.monotonic(), records)
-        return records
+            self._descriptions[what] = (time.monotonic(), answer)
+        return answer
+
+    @property
+    def usable(self) -> bool:
+        """Whether a server takes requests, as far as the last checks say."""
+        return any(endpoint.usable for endpoint in self.endpoints)
+
+    async def _explained(self, error: CharoniaError) -> CharoniaError:
+        """The error that a client gets. Of several models one may be unloaded while the servers are well: what they say
+        of it is asked at once, as what a request meets there says less."""
+        if self._model is None or not isinstance(error, Unavailable):
+            return error
+        await asyncio.gather(*(endpoint.checked() for endpoint in self.endpoints))
+        if not all(endpoint.health.state is State.NOT_READY for endpoint in self.endpoints) or not self.endpoints:
+            return error
+        return NotLoaded(
+            f"the model {self._model!r} is not loaded now, or is being loaded: /v1/models says which are ready; this "
+            f"server's operator loads it with `charonia models load {self._model}`"
+        )
 
     async def answer_formats(self) -> dict[str, str | None]:
         """The formats of the model's `tool_calls` and `reasoning`, asked of one server and remembered for a while. None
         where the model has none, and where no server can say. Only who asks before they are known waits, all of them
         for the same question."""
         age_s = time.monotonic() - self._formats_at
-        if age_s > (_QUALITY_TIMEOUT_S if self._formats is None else _QUALITY_AGE_S) and self._asking is None:
+        if age_s > (_DESCRIPTION_TIMEOUT_S if self._formats is None else _DESCRIPTION_AGE_S) and self._asking is None:
             self._asking = asyncio.create_task(self._ask_formats())
         if self._formats is None and self._asking is not None:
             await asyncio.wait((self._asking,))
@@ -185,7 +223,7 @@ class Pool:
         try:
             for endpoint in usable:
                 with contextlib.suppress(CharoniaError):
-                    self._formats = await endpoint.client.answer_formats(_QUALITY_TIMEOUT_S)
+                    self._formats = await endpoint.client.answer_formats(_DESCRIPTION_TIMEOUT_S)
                     break
         finally:
             if usable:
@@ -264,7 +302,7 @@ class Pool:
                     endpoint.stale_sessions.remember(replaced, None)
                 await parts.aclose()
                 raise
-        raise self._told(failures)
+        raise await self._explained(self._told(failures))
 
     def _note(self, choice: Choice, *, retry: bool) -> None:
         if retry:
@@ -391,7 +429,7 @@ class Pool:
             if endpoint.usable or (endpoint in running and endpoint.health.state is not State.DOWN)
         ] or known
         if not told:
-            raise self._told([])
+            raise await self._explained(self._told([]))
         for endpoint in known:
             if endpoint not in told:
                 missed(endpoint)
@@ -406,7 +444,7 @@ class Pool:
         }
         for endpoint, error in errors.items():
             if endpoint in running or len(errors) == len(told):
-                raise error
+                raise await self._explained(error) if isinstance(error, CharoniaError) else error
 
     async def why_not_ready(self) -> str | None:
         """None when requests can be served."""
@@ -422,10 +460,11 @@ class Pool:
 
     def _changed(self, endpoint: Endpoint) -> None:
         health = endpoint.health
+        shown = endpoint.target if self._model is None else f"{endpoint.target} with {self._model}"
         if health.state is State.UP:
-            log.info("endpoint %s is up", endpoint.target)
+            log.info("endpoint %s is up", shown)
         else:
-            log.warning("endpoint %s is %s: %s", endpoint.target, health.state.value, health.reason)
+            log.warning("endpoint %s is %s: %s", shown, health.state.value, health.reason)
         self._rescue()
 
     def _rescue(self) -> None:

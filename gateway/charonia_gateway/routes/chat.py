@@ -10,7 +10,7 @@ from charonia_client import GenerateRequest
 from fastapi import APIRouter, Request, Response
 
 from charonia_gateway.answer_deltas import deltas, finish_reason, message
-from charonia_gateway.context import Gateway, GatewayState, Head
+from charonia_gateway.context import GatewayState, Head
 from charonia_gateway.documentation import describe
 from charonia_gateway.engine import Engine
 from charonia_gateway.logprobs import chat_logprobs, count_entries
@@ -48,23 +48,23 @@ async def chat_completions(request: Request, gateway: GatewayState) -> Response:
     (docs/tools.md)."""
     body = await gateway.read(request, ChatRequest)
     gateway.check_choices(body.choices_made)
-    formats = await gateway.engine.pool.answer_formats()
+    head = Head(gateway, request, body, "chatcmpl")
+    formats = await head.engine.pool.answer_formats()
     requests = [body.engine_request(reasons=bool(formats.get("reasoning")))]
     if not body.stream:
         gateway.check_logprobs(requests)
     if body.renew_session and body.session_id is not None:
-        await gateway.engine.end_session(body.session_id)
-    head = Head(gateway, request, body, "chatcmpl")
+        await head.engine.end_session(body.session_id)
     if body.stream:
         return EventStream(
-            _stream(gateway.engine, body, requests, head), head.headers, heartbeat_s=gateway.settings.heartbeat_s
+            _stream(head.engine, body, requests, head), head.headers, heartbeat_s=gateway.settings.heartbeat_s
         )
-    return await while_connected(request, _whole(gateway, body, requests, head))
+    return await while_connected(request, _whole(body, requests, head))
 
 
-async def _whole(gateway: Gateway, body: ChatRequest, requests: Sequence[GenerateRequest], head: Head) -> Response:
+async def _whole(body: ChatRequest, requests: Sequence[GenerateRequest], head: Head) -> Response:
     usage = head.usage(body.choices_per_prompt, body.choices_per_prompt)
-    answers = await gateway.engine.complete(requests, head.engine_id)
+    answers = await head.engine.complete(requests, head.engine_id)
     for index, answer in enumerate(answers):
         usage.see(index, answer)
     choices = (

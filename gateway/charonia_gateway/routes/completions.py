@@ -11,8 +11,9 @@ from charonia_client import GenerateRequest, GenerateResponse, TokenizeRequest
 from charonia_client.aside import aside
 from fastapi import APIRouter, Request, Response
 
-from charonia_gateway.context import Gateway, GatewayState, Head
+from charonia_gateway.context import GatewayState, Head
 from charonia_gateway.documentation import describe
+from charonia_gateway.engine import Engine
 from charonia_gateway.logprobs import CompletionLogprobs, count_entries, joined
 from charonia_gateway.schemas.requests import CompletionRequest
 from charonia_gateway.schemas.responses import Completion
@@ -46,10 +47,8 @@ async def completions(request: Request, gateway: GatewayState) -> Response:
         gateway.check_logprobs(requests)
     head = Head(gateway, request, body, "cmpl")
     if body.stream:
-        return EventStream(
-            _stream(gateway, body, requests, head), head.headers, heartbeat_s=gateway.settings.heartbeat_s
-        )
-    return await while_connected(request, _whole(gateway, body, requests, head))
+        return EventStream(_stream(body, requests, head), head.headers, heartbeat_s=gateway.settings.heartbeat_s)
+    return await while_connected(request, _whole(body, requests, head))
 
 
 class _Choices:
@@ -104,7 +103,7 @@ class _Choices:
         return "length" if part.finish_reason and self._body.prompt_only else part.finish_reason
 
 
-async def _echoed(gateway: Gateway, body: CompletionRequest) -> list[str]:
+async def _echoed(engine: Engine, body: CompletionRequest) -> list[str]:
     """The prompts' texts, where an echo shows them."""
     if not body.echo:
         return []
@@ -112,17 +111,15 @@ async def _echoed(gateway: Gateway, body: CompletionRequest) -> list[str]:
     async def text_of(prompt: str | list[int]) -> str:
         if isinstance(prompt, str):
             return prompt
-        return (await gateway.engine.pool.tokenize(TokenizeRequest(prompt_token_ids=prompt))).text
+        return (await engine.pool.tokenize(TokenizeRequest(prompt_token_ids=prompt))).text
 
     return list(await asyncio.gather(*map(text_of, body.prompt)))
 
 
-async def _whole(
-    gateway: Gateway, body: CompletionRequest, requests: Sequence[GenerateRequest], head: Head
-) -> Response:
-    shown = _Choices(body, await _echoed(gateway, body))
+async def _whole(body: CompletionRequest, requests: Sequence[GenerateRequest], head: Head) -> Response:
+    shown = _Choices(body, await _echoed(head.engine, body))
     usage = head.usage(body.choices_per_prompt, shown.count, prompt_only=body.prompt_only)
-    answers = await gateway.engine.complete(requests, head.engine_id)
+    answers = await head.engine.complete(requests, head.engine_id)
     for place, whole in enumerate(answers):
         usage.see(place, whole)
 
@@ -137,10 +134,10 @@ async def _whole(
 
 
 async def _stream(
-    gateway: Gateway, body: CompletionRequest, requests: Sequence[GenerateRequest], head: Head
+    body: CompletionRequest, requests: Sequence[GenerateRequest], head: Head
 ) -> AsyncGenerator[bytes, None]:
     """One chunk for each piece of text; each choice's last has the finish reason."""
-    shown = _Choices(body, await _echoed(gateway, body))
+    shown = _Choices(body, await _echoed(head.engine, body))
     usage = head.usage(body.choices_per_prompt, shown.count, prompt_only=body.prompt_only)
     # This is the hot path: one dictionary is made, and changed for each chunk.
     choice: dict[str, Any] = {"index": 0, "text": "", "logprobs": None, "finish_reason": None}
@@ -148,7 +145,7 @@ async def _stream(
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     if with_usage:
         chunk["usage"] = None
-    async with aclosing(gateway.engine.stream(requests, head.engine_id)) as parts:
+    async with aclosing(head.engine.stream(requests, head.engine_id)) as parts:
         async for one in parts:
             usage.see(*one)
             for index, part in shown.ready(*one):

@@ -10,8 +10,9 @@ from charonia_client import GenerateRequest, GenerateResponse
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from charonia_gateway.context import Gateway, GatewayState, Head
+from charonia_gateway.context import GatewayState, Head
 from charonia_gateway.documentation import describe
+from charonia_gateway.engine import Engine
 from charonia_gateway.schemas.interactive import InteractiveAnswer, InteractiveRequest
 from charonia_gateway.sse import LINES, EventStream, line, while_connected
 
@@ -40,22 +41,22 @@ async def chat_interactive(request: Request, gateway: GatewayState) -> Response:
     body = await gateway.read(request, InteractiveRequest)
     head = Head(gateway, request, body, "interactive")
     if body.acts or body.ends:
-        await _act(gateway, body)
+        await _act(head.engine, body)
         return JSONResponse(_nothing(), headers=head.headers)
     asked = body.engine_request()
     if body.stream:
-        return EventStream(_stream(gateway, asked, head), head.headers, LINES, heartbeat_s=gateway.settings.heartbeat_s)
-    return JSONResponse(await while_connected(request, _whole(gateway, asked, head)), headers=head.headers)
+        return EventStream(_stream(asked, head), head.headers, LINES, heartbeat_s=gateway.settings.heartbeat_s)
+    return JSONResponse(await while_connected(request, _whole(asked, head)), headers=head.headers)
 
 
-async def _act(gateway: Gateway, body: InteractiveRequest) -> None:
+async def _act(engine: Engine, body: InteractiveRequest) -> None:
     assert body.session_id is not None
     if body.ends:
-        await gateway.engine.end_session(body.session_id)
+        await engine.end_session(body.session_id)
     elif body.cancel:
-        await gateway.engine.cancel_session(body.session_id)
+        await engine.cancel_session(body.session_id)
     else:
-        await gateway.engine.stop_session(body.session_id)
+        await engine.stop_session(body.session_id)
 
 
 def _nothing() -> dict[str, Any]:
@@ -72,17 +73,17 @@ def _shown(part: GenerateResponse) -> dict[str, Any]:
     }
 
 
-async def _whole(gateway: Gateway, asked: GenerateRequest, head: Head) -> dict[str, Any]:
+async def _whole(asked: GenerateRequest, head: Head) -> dict[str, Any]:
     usage = head.usage(1, 1)
-    async with aclosing(gateway.engine.answer(asked, f"{head.engine_id}#0", may_be_cancelled=True)) as parts:
+    async with aclosing(head.engine.answer(asked, f"{head.engine_id}#0", may_be_cancelled=True)) as parts:
         answer = [part async for part in parts][-1]
     usage.see(0, answer)
     return {**_shown(answer), **head.timings(usage)}
 
 
-async def _stream(gateway: Gateway, asked: GenerateRequest, head: Head) -> AsyncGenerator[bytes, None]:
+async def _stream(asked: GenerateRequest, head: Head) -> AsyncGenerator[bytes, None]:
     usage = head.usage(1, 1)
-    async with aclosing(gateway.engine.answer(asked, f"{head.engine_id}#0", may_be_cancelled=True)) as parts:
+    async with aclosing(head.engine.answer(asked, f"{head.engine_id}#0", may_be_cancelled=True)) as parts:
         async for part in parts:
             usage.see(0, part)
             if part.finish_reason:

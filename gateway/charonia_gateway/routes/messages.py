@@ -10,7 +10,7 @@ from charonia_client import GenerateRequest, GenerateResponse
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from charonia_gateway.context import Gateway, GatewayState, Head
+from charonia_gateway.context import GatewayState, Head
 from charonia_gateway.documentation import describe
 from charonia_gateway.errors import ANTHROPIC_ID_HEADER
 from charonia_gateway.message_blocks import Blocks, whole_blocks
@@ -59,11 +59,11 @@ async def messages(request: Request, gateway: GatewayState) -> Response:
     body = await gateway.read(request, MessagesRequest)
     head = Head(gateway, request, body, "msg")
     headers = {**head.headers, ANTHROPIC_ID_HEADER: head.headers[REQUEST_ID_HEADER]}
-    asked = body.engine_request(reasons=await gateway.engine.pool.reasons())
+    asked = body.engine_request(reasons=await head.engine.pool.reasons())
     if body.stream:
         form = _format(head.headers[REQUEST_ID_HEADER])
-        return EventStream(_stream(gateway, body, asked, head), headers, form, heartbeat_s=gateway.settings.heartbeat_s)
-    return JSONResponse(await while_connected(request, _whole(gateway, body, asked, head)), headers=headers)
+        return EventStream(_stream(body, asked, head), headers, form, heartbeat_s=gateway.settings.heartbeat_s)
+    return JSONResponse(await while_connected(request, _whole(body, asked, head)), headers=headers)
 
 
 @router.post(
@@ -82,7 +82,7 @@ async def count_tokens(request: Request, gateway: GatewayState) -> JSONResponse:
     body = await gateway.read(request, CountTokensRequest)
     head = Head(gateway, request, body, "count")
     headers = {**head.headers, ANTHROPIC_ID_HEADER: head.headers[REQUEST_ID_HEADER]}
-    found = await while_connected(request, gateway.engine.pool.tokenize(body.tokenize_request()))
+    found = await while_connected(request, head.engine.pool.tokenize(body.tokenize_request()))
     return JSONResponse({"input_tokens": len(found.token_ids)}, headers=headers)
 
 
@@ -127,21 +127,19 @@ def _stop(body: MessagesRequest, last: GenerateResponse, calls: bool) -> dict[st
     return {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
 
 
-async def _whole(gateway: Gateway, body: MessagesRequest, asked: GenerateRequest, head: Head) -> dict[str, Any]:
+async def _whole(body: MessagesRequest, asked: GenerateRequest, head: Head) -> dict[str, Any]:
     usage = head.usage(1, 1)
-    (answer,) = await gateway.engine.complete([asked], head.engine_id)
+    (answer,) = await head.engine.complete([asked], head.engine_id)
     usage.see(0, answer)
     content = whole_blocks(body, answer, parsed=bool(asked.parsed))
     return _message(head, usage, content=content, **_stop(body, answer, bool(answer.tool_calls)))
 
 
-async def _stream(
-    gateway: Gateway, body: MessagesRequest, asked: GenerateRequest, head: Head
-) -> AsyncGenerator[bytes, None]:
+async def _stream(body: MessagesRequest, asked: GenerateRequest, head: Head) -> AsyncGenerator[bytes, None]:
     usage = head.usage(1, 1)
     blocks = Blocks(body, parsed=bool(asked.parsed))
     started = False
-    async with aclosing(gateway.engine.stream([asked], head.engine_id)) as parts:
+    async with aclosing(head.engine.stream([asked], head.engine_id)) as parts:
         async for _, part in parts:
             usage.see(0, part)
             events = b""

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter
 
 from charonia_gateway.context import Gateway, GatewayState
-from charonia_gateway.record import current_key
 from charonia_gateway.schemas.responses import ErrorBody, Model, ModelList
 
 router = APIRouter(tags=["OpenAI"])
 
 
-async def _model(gateway: Gateway) -> dict[str, Any]:
-    records = await gateway.engine.pool.quality()
+async def _model(gateway: Gateway, name: str) -> dict[str, Any]:
+    pool = gateway.engines[name].pool
+    records, info = await asyncio.gather(pool.quality(), pool.model_info())
     return {
-        "id": gateway.settings.model_name,
+        "id": name,
         "object": "model",
         "created": gateway.started,
         "owned_by": "charonia",
+        "status": "ready" if pool.usable else "not ready",
+        "max_model_len": info.get("context_length"),
+        "weight_type": info.get("weight_type"),
+        "data_type": info.get("data_type"),
+        "group_size": info.get("group_size"),
         # Without the command: it names files of the machine that measured.
         "quality": [{key: value for key, value in record.items() if key != "command"} for record in records],
     }
@@ -27,10 +33,9 @@ async def _model(gateway: Gateway) -> dict[str, Any]:
 
 @router.get("/v1/models", summary="List the models", response_model=ModelList)
 async def list_models(gateway: GatewayState) -> dict[str, Any]:
-    """The model that this server serves, where the key may use it."""
-    key = current_key()
-    allowed = key is None or key.allows_model(gateway.settings.model_name)
-    return {"object": "list", "data": [await _model(gateway)] if allowed else []}
+    """The models that this server serves, as far as the key may use them; the first is the default one."""
+    found = await asyncio.gather(*(_model(gateway, name) for name in gateway.allowed_models()))
+    return {"object": "list", "data": found}
 
 
 @router.get(
@@ -41,5 +46,5 @@ async def list_models(gateway: GatewayState) -> dict[str, Any]:
 )
 async def get_model(model: str, gateway: GatewayState) -> dict[str, Any]:
     """A model by its name, which may contain slashes."""
-    gateway.check_model(model)
-    return await _model(gateway)
+    gateway.engine_of(model)
+    return await _model(gateway, model)

@@ -57,8 +57,8 @@ async def create_response(request: Request, gateway: GatewayState) -> Response:
     """OpenAI's Responses. Calls of `tools` and reasoning are read in the format of the model's chat template
     (docs/tools.md). An answer is stored only with `store` = true."""
     body = await gateway.read(request, ResponsesRequest)
-    reasons = await gateway.engine.pool.reasons()
-    answer = _Answer(gateway, body, Head(gateway, request, body, "resp"), reasons=reasons)
+    head = Head(gateway, request, body, "resp")
+    answer = _Answer(gateway, body, head, reasons=await head.engine.pool.reasons())
     if body.stream:
         return EventStream(
             answer.stream(), answer.head.headers, answer.format(), heartbeat_s=gateway.settings.heartbeat_s
@@ -86,7 +86,7 @@ async def delete_response(id: str, gateway: GatewayState) -> dict[str, Any]:
     gateway.responses.remove(id)
     if not gateway.responses.has_session(entry.session_id):
         with contextlib.suppress(CharoniaError):  # a server that could not be told is told later
-            await gateway.engine.end_session(entry.session_id)
+            await gateway.engines[entry.response["model"]].end_session(entry.session_id)
     return {"id": id, "object": "response", "deleted": True}
 
 
@@ -112,8 +112,8 @@ class _Answer:
     """One answer: the request to the engine, and what the client sees of it."""
 
     def __init__(self, gateway: Gateway, body: ResponsesRequest, head: Head, *, reasons: bool) -> None:
-        """Raises ApiError 400 for a previous answer that is not stored, for the output of a call that is not there, and
-        for `store` where nothing is stored."""
+        """Raises ApiError 400 for a previous answer that is not stored or of another model, for the output of a call
+        that is not there, and for `store` where nothing is stored."""
         self.head = head
         self._gateway = gateway
         self._body = body
@@ -130,6 +130,14 @@ class _Answer:
         before = self._before = None
         if body.previous_response_id is not None:
             before = self._before = _found(gateway, body.previous_response_id, "previous_response_id")
+            if before.response["model"] != body.model:
+                raise ApiError(
+                    400,
+                    f"previous_response_id: that answer is of the model {before.response['model']!r}, and model is "
+                    f"{body.model!r}: go on with the same model, or send the conversation as input",
+                    param="previous_response_id",
+                    code="invalid_value",
+                )
         try:
             self._conversation = conversation(before.conversation if before else (), body.input)
         except KeyError as error:
@@ -146,7 +154,7 @@ class _Answer:
 
     async def whole(self) -> dict[str, Any]:
         with self._in_session() as request:
-            (answer,) = await self._gateway.engine.complete([request], self.head.engine_id)
+            (answer,) = await self.head.engine.complete([request], self.head.engine_id)
             self._usage.see(0, answer)
             self._items.read(answer)
             return self._ended(answer, request)[1]
@@ -156,7 +164,7 @@ class _Answer:
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         with self._in_session() as request:
-            async with aclosing(self._gateway.engine.stream([request], self.head.engine_id)) as parts:
+            async with aclosing(self.head.engine.stream([request], self.head.engine_id)) as parts:
                 async for _, part in parts:
                     self._usage.see(0, part)
                     if events := self._begun() + self._items.read(part) + self._last(part, request):

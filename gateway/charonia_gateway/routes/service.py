@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -19,13 +21,16 @@ async def live() -> dict[str, str]:
 
 @router.get("/health/ready", summary="Whether requests can be served", responses={503: {"description": "why not"}})
 async def ready(gateway: GatewayState) -> Response:
-    """200 when Triton (of several, one at least) answers and its models are ready and this process does not end, else
-    503 with the reason."""
+    """200 when Triton (of several, one at least) answers, a model of those that are served is ready there, and this
+    process does not end, else 503 with the reason. Where several models are served, `models` says which are ready."""
     if gateway.drain.begun:
         return JSONResponse({"status": "not ready", "reason": "the gateway is shutting down"}, 503)
-    if reason := await gateway.engine.pool.why_not_ready():
-        return JSONResponse({"status": "not ready", "reason": reason}, 503)
-    return JSONResponse({"status": "ready"})
+    reasons = await asyncio.gather(*(engine.pool.why_not_ready() for engine in gateway.engines.values()))
+    states = dict(zip(gateway.engines, ("not ready" if reason else "ready" for reason in reasons), strict=True))
+    more = {"models": states} if len(states) > 1 else {}
+    if all(reasons):
+        return JSONResponse({"status": "not ready", "reason": reasons[0], **more}, 503)
+    return JSONResponse({"status": "ready", **more})
 
 
 @router.get("/metrics", summary="Prometheus metrics of the gateway", response_class=Response)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from charonia_client import BadRequest, TokenizeRequest
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 
 from charonia_gateway.body import IGNORED_HEADER, ignored_fields
@@ -34,7 +34,7 @@ router = APIRouter(tags=["tokenizer"])
 async def tokenize(request: Request, gateway: GatewayState) -> JSONResponse:
     """The tokens that the same `prompt` or `messages` have in a request for an answer."""
     body = await gateway.read(request, TokenizeBody)
-    found = await while_connected(request, gateway.engine.pool.tokenize(body.engine_request()))
+    found = await while_connected(request, gateway.engine_of(body.model).pool.tokenize(body.engine_request()))
     answer = {
         "count": len(found.token_ids),
         "max_model_len": found.context_length,
@@ -60,7 +60,7 @@ async def _text(gateway: Gateway, request: Request, body: DetokenizeBody) -> str
         return ""
     asked = TokenizeRequest(prompt_token_ids=body.tokens)
     try:
-        return (await while_connected(request, gateway.engine.pool.tokenize(asked))).text
+        return (await while_connected(request, gateway.engine_of(body.model).pool.tokenize(asked))).text
     except BadRequest as error:
         raise BadRequest(str(error).replace("prompt_token_ids", "tokens", 1)) from None
 
@@ -76,7 +76,9 @@ def _headers(body: TokenizeBody | DetokenizeBody) -> dict[str, str]:
     response_model=TokenizerInfo,
     responses={503: {"model": ErrorBody, "description": "no server can say"}},
 )
-async def tokenizer_info(gateway: GatewayState) -> dict[str, Any]:
+async def tokenizer_info(
+    gateway: GatewayState,
+    model: Annotated[str | None, Query(description="a name that /v1/models lists; default: the first")] = None,
+) -> dict[str, Any]:
     """Its class, special tokens and chat template, for clients that count tokens by themselves."""
-    gateway.check_model(gateway.settings.model_name)
-    return await gateway.engine.pool.tokenizer_info()
+    return await gateway.engine_of(model).pool.tokenizer_info()

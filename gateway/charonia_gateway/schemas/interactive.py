@@ -25,7 +25,7 @@ class InteractiveRequest(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
     operation: ClassVar[str] = "chat"
 
-    model: str | None = Field(None, description="a name that /v1/models lists; there is only one")
+    model: str | None = Field(None, description="a name that /v1/models lists; default: the first")
     prompt: Annotated[Annotated[Messages, Field(min_length=1)] | None, BeforeValidator(_prompt), OrText()] = Field(
         None, description="what is new in the conversation: the user's text, or messages"
     )

@@ -107,6 +107,11 @@ class Model(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    status: Literal["ready", "not ready"] = Field(description="not ready: requests for it are answered with 503 now")
+    max_model_len: int | None = Field(description="context length in tokens; null where no server can say, as below")
+    weight_type: str | None = Field(description="type of its weights; of a quantised model, of most of their codes")
+    data_type: str | None = Field(description="type of activations, and of weights that are not quantised")
+    group_size: int | None = Field(description="weights that share a scale; null where it is a whole row or none")
     quality: list[dict[str, Any]] = Field(
         [], description="what `charonia evaluate` measured of the model: perplexity, distance from its 16-bit form"
     )

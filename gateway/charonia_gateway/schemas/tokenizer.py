@@ -25,7 +25,7 @@ class TokenizeBody(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
     operation: ClassVar[str] = "tokenize"
 
-    model: str | None = Field(None, description="a name that /v1/models lists; there is only one")
+    model: str | None = Field(None, description="a name that /v1/models lists; default: the first")
     prompt: str | None = Field(None, min_length=1, description="a text; exactly one of prompt and messages is sent")
     messages: Annotated[
         Annotated[Messages, Field(min_length=1)] | None,
@@ -76,5 +76,5 @@ class DetokenizeBody(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
     operation: ClassVar[str] = "detokenize"
 
-    model: str | None = Field(None, description="a name that /v1/models lists; there is only one")
+    model: str | None = Field(None, description="a name that /v1/models lists; default: the first")
     tokens: TokenIds = Field(description="token ids")

@@ -1,0 +1,229 @@
+"""The models that one Triton serves: their names, their repository, and what is loaded of them.
+
+Of one model, Triton's models are `preprocessing`, `engine`, `postprocessing`, `parsing` and `ensemble`. Where several
+are served, those names are the first one's, and each further one's have its label behind them: `ensemble.LABEL`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from charonia.serve import drain
+from charonia.serve.errors import ServeError
+from charonia.settings import ServeSettings
+from charonia.weights.workspace import TRITON_MODELS, existing
+
+State = Literal["loaded", "unloaded", "loading", "unloading"]
+
+_NO_LABEL = re.compile(r"[^A-Za-z0-9._-]+")
+_MAX_LABEL = 60
+_COUNT = re.compile(r"(instance_group\s*\[\s*\{\s*count:\s*)\d+")
+_STEP = re.compile(r'(\bmodel_name\s*:\s*")([^"]*)"')
+_UNLOAD_S = 60  # that a part of a model may take to be gone once nobody calls it
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that is served. `name` is what clients ask for, `settings` are inference parameters of its own."""
+
+    name: str
+    label: str  # empty: the first model
+    workspace: Path
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def part(self, part: str) -> str:
+        """Triton's name of one of its parts."""
+        return drain.part_of(part, self.label)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self.part(part) for part in TRITON_MODELS)
+
+
+def asked_for(settings: ServeSettings) -> list[tuple[str | None, str | None]]:
+    """Name and model of each that is to be served, as the settings name them. The first may be the default model."""
+    first = _named(settings.model) if settings.model else (None, None)
+    more = [_named(entry.strip()) for entry in settings.more_models.split(",") if entry.strip()]
+    return [(first[0] or settings.model_name, first[1]), *more]
+
+
+def _named(text: str) -> tuple[str | None, str | None]:
+    """Of NAME=MODEL both; of MODEL no name."""
+    name, separator, model = text.partition("=")
+    if not separator or existing(text) is not None:
+        return None, text
+    if not name.strip() or not model.strip() or "," in name:
+        raise ServeError(f"{text!r} names no model: write MODEL or NAME=MODEL, where clients ask for NAME")
+    return name.strip(), model.strip()
+
+
+def with_labels(found: Sequence[tuple[str, Path]]) -> list[Served]:
+    """The models of these names and workspaces. Raises ServeError for a name that is there twice."""
+    served: list[Served] = []
+    for name, workspace in found:
+        if any(one.name == name for one in served):
+            raise ServeError(
+                f"two models are called {name!r}: name them apart, as in charonia serve first={workspace} "
+                f"second={workspace}"
+            )
+        base = label = _NO_LABEL.sub("_", name).strip("._-")[:_MAX_LABEL] or "model"
+        number = 2
+        while any(one.label == label for one in served):
+            label, number = f"{base}-{number}", number + 1
+        served.append(Served(name, label if served else "", workspace))
+    return served
+
+
+def make_repository(served: Sequence[Served], folder: Path, text_instances: int | None) -> Path:
+    """A model repository of all of them, made of links and changed configurations. text_instances: of each
+    `preprocessing`; None: as the workspaces say."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for one in served:
+        for part in TRITON_MODELS:
+            source = one.workspace / "model_repository" / part
+            model = folder / one.part(part)
+            model.mkdir(parents=True)
+            (model / "1").symlink_to((source / "1").resolve())
+            file = source / "config.pbtxt"
+            config = _renamed(file, file.read_text(encoding="utf-8"), part, one)
+            if part == "preprocessing" and text_instances is not None:
+                config, changes = _COUNT.subn(rf"\g<1>{text_instances}", config)
+                if changes != 1:
+                    raise ServeError(f"{file} has no instance_group with a count to change")
+            if part == "engine":
+                config += "".join(
+                    f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n'
+                    for key, value in sorted(one.settings.items())
+                )
+            (model / "config.pbtxt").write_text(config, encoding="utf-8")
+    return folder
+
+
+def _renamed(file: Path, config: str, part: str, one: Served) -> str:
+    """The configuration under the model's own names."""
+    if not one.label:
+        return config
+    config, changes = re.subn(rf'(?m)^(\s*name\s*:\s*"){part}"', rf'\g<1>{one.part(part)}"', config, count=1)
+    if changes != 1:
+        raise ServeError(f"{file} does not begin with name: {part!r}: run charonia convert again")
+    return _STEP.sub(lambda step: f'{step[1]}{one.part(step[2])}"', config) if part == "ensemble" else config
+
+
+class Models:
+    """What is loaded of the models that a Triton serves, and has it load and unload them while it runs. Any thread.
+
+    `alive`: whether the Triton that has been ready still runs. `limits`: for how long an unloading model's calls may go
+    on, and how long loading may take, in seconds."""
+
+    def __init__(
+        self,
+        control: drain.ModelControl,
+        served: Sequence[Served],
+        *,
+        alive: Callable[[], bool],
+        metrics_url: str,
+        limits: tuple[float, float],
+    ) -> None:
+        self._control = control
+        self._served = {one.name: one for one in served}
+        self._alive = alive
+        self._metrics_url = metrics_url
+        self._drain_s, self._load_s = limits
+        self._states: dict[str, State] = {one.name: "loaded" for one in served}
+        self._wanted = set(self._states)  # what a Triton that is started again loads
+        self._busy = threading.Lock()
+
+    def wanted(self) -> list[Served]:
+        """Those that the operator has not unloaded, in their order."""
+        return [one for name, one in self._served.items() if name in self._wanted]
+
+    def labels(self) -> Collection[str]:
+        """Of those that are loaded."""
+        return {one.label for name, one in self._served.items() if self._states[name] == "loaded"}
+
+    def options(self) -> list[str]:
+        """Of a Triton that loads what is wanted."""
+        wanted = self.wanted()
+        if len(wanted) == len(self._served):
+            return list(drain.OPTIONS)
+        return [drain.OPTIONS[0], *(f"--load-model={part}" for one in wanted for part in one.parts)]
+
+    def restarted(self) -> None:
+        """Another Triton has taken the place of one that died, and loaded what is wanted."""
+        for name in self._states:
+            self._states[name] = "loaded" if name in self._wanted else "unloaded"
+
+    def describe(self) -> list[dict[str, Any]]:
+        """For people: name, state and ensemble of each; the first is the default."""
+        return [
+            {"name": name, "state": self._states[name], "ensemble": one.part(drain.ENSEMBLE)}
+            for name, one in self._served.items()
+        ]
+
+    def load(self, name: str) -> str:
+        """Returns when it is loaded, with what was done in words. Raises ServeError where it cannot be."""
+        with self._ordered(name) as one:
+            if self._states[name] == "loaded":
+                return f"{name} is loaded already"
+            self._states[name] = "loading"
+            self._wanted.add(name)
+            try:
+                for part in one.parts:
+                    self._control.load(part, self._load_s, self._alive)
+            except ServeError:
+                self._wanted.discard(name)
+                for part in reversed(one.parts):
+                    self._control.unload(part)
+                self._states[name] = "unloaded"
+                raise
+            self._states[name] = "loaded"
+            return f"{name} is loaded"
+
+    def unload(self, name: str) -> str:
+        """As load(). Requests that run come to their end, for drain_timeout_s at most; then they end with an error."""
+        with self._ordered(name) as one:
+            if self._states[name] == "unloaded":
+                return f"{name} is not loaded"
+            if self._wanted == {name}:
+                raise ServeError(
+                    f"{name} is the only model that is loaded: end charonia serve in place of unloading it"
+                )
+            self._states[name] = "unloading"
+            self._wanted.discard(name)
+            self._control.drain(self._metrics_url, self._drain_s, lambda: not self._alive(), labels=(one.label,))
+            for part in reversed(one.parts):
+                self._control.unload(part)
+            gone = self._control.wait_unloaded(one.parts, _UNLOAD_S, self._alive)
+            self._states[name] = "unloaded"
+            if not gone and self._alive():
+                return (
+                    f"{name} takes no requests any more. Triton still counts calls of it, of clients that cancelled "
+                    "them or are gone: its memory is free when they end, or when charonia serve is started again"
+                )
+            return f"{name} is unloaded"
+
+    @contextmanager
+    def _ordered(self, name: str) -> Any:
+        """One order at a time."""
+        if name not in self._served:
+            raise ServeError(f"there is no model {name!r}: this server has {', '.join(self._served)}")
+        if not self._busy.acquire(blocking=False):
+            raise ServeError("another model is being loaded or unloaded: wait for that (charonia models list)")
+        try:
+            if not self._alive():
+                raise ServeError("Triton is not ready: wait until it is")
+            yield self._served[name]
+        finally:
+            self._busy.release()
+
+
+def option_values(served: Iterable[Served]) -> str:
+    """CHARONIA_GATEWAY_MORE_MODELS for all but the first."""
+    return ",".join(f"{one.name}={one.label}" for one in served if one.label)

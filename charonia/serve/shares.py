@@ -1,0 +1,127 @@
+"""How several models share a machine's memory: what each gets for keys and values.
+
+Each engine alone would take most of what it finds free, and the engines load at the same time. So their shares are
+computed before, from the plan of each (charonia plan), and each is told how much it gets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from charonia import _engine
+from charonia.errors import InvalidRequestError
+from charonia.serve.errors import ServeError
+from charonia.serve.models import Served
+from charonia.settings import env_name
+from charonia.weights.plan import Plan, make_plan, spell_bytes
+from charonia.weights.workspace import WEIGHTS
+
+# What is said to each engine apart, and not by the environment, which is the same for all.
+KEYS = ("cache_max_entry_count", "cache_size", "cache_users", "cache_user_tokens", "max_batch_size", "token_budget")
+
+
+def parse_shares(text: str, count: int) -> list[float]:
+    """The numbers of CHARONIA_MODEL_SHARES, one for each of `count` models; equal ones where it is empty."""
+    if not text.strip():
+        return [1.0] * count
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        shares = []
+    if not shares or not all(math.isfinite(share) and share > 0 for share in shares):
+        raise InvalidRequestError(
+            f"{env_name('model_shares')}={text!r}: expected numbers above 0, separated by commas, such as 3,1"
+        )
+    if len(shares) != count:
+        raise InvalidRequestError(
+            f"{env_name('model_shares')}={text!r} has {len(shares)} shares, and there are {count} models: give each one"
+        )
+    return shares
+
+
+def divide(
+    served: Sequence[Served],
+    inference: Mapping[str, str],
+    shares: Sequence[float],
+    plan: Callable[..., Plan] = make_plan,
+) -> list[Served]:
+    """The models with the settings that divide the memory. Raises ServeError with the numbers where they do not fit."""
+    plans = [plan(one.workspace, inference) for one in served]
+    for one, made in zip(served, plans, strict=True):
+        if made.num_blocks == 0:
+            raise ServeError(f"{one.name} does not fit: {made.warnings[-1]}")
+    # Of a GPU, where ranks are GPUs, what one of them takes; all find as much free as the one that has least.
+    divisors = [made.ranks if made.device == "cuda" else 1 for made in plans]
+    free = min(made.free_bytes // divisor for made, divisor in zip(plans, divisors, strict=True))
+    fixed = [
+        (made.weight_bytes + made.activation_bytes) // divisor for made, divisor in zip(plans, divisors, strict=True)
+    ]
+    block = [made.kv_block_bytes // divisor for made, divisor in zip(plans, divisors, strict=True)]
+    ratios = [_ratio(one, inference) for one in served]
+    # A full batch of sequences of full length is the most, as it is where one model is served.
+    most = [
+        made.num_blocks if ratio is None else made.max_batch_size * made.blocks(made.session_len)
+        for made, ratio in zip(plans, ratios, strict=True)
+    ]
+    blocks = [most[at] if ratio is None else 0 for at, ratio in enumerate(ratios)]
+    left = free - sum(fixed) - sum(blocks[at] * block[at] for at in range(len(served)))
+    sharing = [at for at, ratio in enumerate(ratios) if ratio is not None]
+    if left < sum(block[at] for at in sharing):
+        raise ServeError(_refusal(served, plans, divisors, blocks, free))
+    # Whoever needs less than its share leaves the rest to the others.
+    total = sum(shares[at] for at in sharing)
+    rest = float(left)
+    for at in sorted(sharing, key=lambda at: most[at] * block[at] / ((ratios[at] or 1) * shares[at])):
+        portion = rest * shares[at] / total
+        blocks[at] = min(most[at], int(portion * (ratios[at] or 1) // block[at]))
+        rest -= min(portion, blocks[at] * block[at] / (ratios[at] or 1)) if blocks[at] == most[at] else portion
+        total -= shares[at]
+        if blocks[at] < 1:
+            raise ServeError(
+                f"the share of {served[at].name} in the memory for keys and values is {spell_bytes(int(portion))} of "
+                f"{spell_bytes(left)}, less than one block of {spell_bytes(block[at])}: raise it with "
+                f"{env_name('model_shares')}, lower cache_block_seq_len or free memory"
+            )
+    return [
+        replace(
+            one,
+            settings={
+                "cache_size": str(count * made.kv_block_bytes),
+                "cache_users": "0",
+                "max_batch_size": str(made.max_batch_size),
+                "token_budget": str(made.token_budget),
+            },
+        )
+        for one, made, count in zip(served, plans, blocks, strict=True)
+    ]
+
+
+def _ratio(one: Served, inference: Mapping[str, str]) -> float | None:
+    """The share of what is free that the cache may take; None where the settings say how large it is."""
+    written = _engine.read_config_ini(one.workspace / WEIGHTS / "config.ini")
+    default = {entry.key: entry.default_value for entry in _engine.config_fields()}
+
+    def setting(key: str) -> str:
+        return inference.get(key) or written.get(key) or default[key]
+
+    if int(setting("cache_users")) > 0 or setting("cache_size"):
+        return None
+    ratio = float(setting("cache_max_entry_count"))
+    return ratio if ratio < 1 else None
+
+
+def _refusal(
+    served: Sequence[Served], plans: Sequence[Plan], divisors: Sequence[int], blocks: Sequence[int], free: int
+) -> str:
+    parts = [
+        f"{one.name} takes {spell_bytes(made.weight_bytes // divisor)} of weights, "
+        f"{spell_bytes(made.activation_bytes // divisor)} for steps and "
+        f"{spell_bytes(max(count, 1) * made.kv_block_bytes // divisor)} of keys and values at least"
+        for one, made, divisor, count in zip(served, plans, divisors, blocks, strict=True)
+    ]
+    return (
+        f"the models do not fit together: {'; '.join(parts)}. {spell_bytes(free)} are free. Serve fewer, smaller or "
+        "quantised models, lower max_batch_size, token_budget or the size of the cache, or free memory"
+    )

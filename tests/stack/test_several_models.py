@@ -1,0 +1,269 @@
+"""Two models behind one gateway, in one Triton: which of them answers, keys for one of them, and one that is unloaded
+and loaded while the other works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from charonia_client import Client, GenerateRequest
+from prometheus_client.parser import text_string_to_metric_families
+from stack import CHARONIA, DEMO_MODEL, HANG_S, Stack, running
+from tiny_models import write_model
+
+MODELS = ("demo", "slow/one")  # the second's name is none that Triton could have
+ENSEMBLES = {"demo": "ensemble", "slow/one": "ensemble.slow_one"}
+Web = Callable[[str], httpx.Client]
+
+
+@dataclass
+class Two:
+    stack: Stack
+    keys: dict[str, str]
+    opened: list[httpx.Client] = field(default_factory=list)
+
+    def web(self, key: str) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {self.keys[key]}"}
+        client = httpx.Client(base_url=self.stack.gateway, headers=headers, timeout=HANG_S, trust_env=False)
+        self.opened.append(client)
+        return client
+
+    def models(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`charonia models`."""
+        where = ["--run-dir", str(self.stack.run_dir), "--grpc-port", str(self.stack.ports[1])]
+        return subprocess.run([CHARONIA, "models", *arguments, *where], capture_output=True, text=True, timeout=HANG_S)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    folder = tmp_path_factory.mktemp("two")
+    write_model(folder / "slow", "byte_level", "babbler", hidden=512, layers=4, positions=4096, ends=False)
+    file, keys = folder / "keys.json", {}
+    for name, models in {"alice": [], "bob": ["--model", "slow/one"], "prometheus": ["--access", "metrics"]}.items():
+        create = [CHARONIA, "keys", "create", name, "--file", file, *models]
+        keys[name] = subprocess.run(create, capture_output=True, text=True, check=True).stdout.strip()
+    env = {
+        "CHARONIA_GATEWAY_KEYS_FILE": str(file),
+        "CHARONIA_MAX_RESTARTS": "1",
+        "CHARONIA_STREAM_INTERVAL_MS": "0",
+        "CHARONIA_HANG_TIMEOUT_S": "20",
+    }
+    command = (CHARONIA, "serve", f"demo={DEMO_MODEL}", f"slow/one={folder / 'slow'}", "--drain-timeout-s", "10")
+    with running(Stack("nothing is served by this name", folder / "run", env, command=command)) as stack:
+        served = Two(stack, keys)
+        yield served
+        for client in served.opened:
+            client.close()
+
+
+@pytest.fixture
+def alice(two: Two) -> httpx.Client:
+    return two.web("alice")
+
+
+def ask(web: httpx.Client, model: str, content: str = "What is the capital of France?", tokens: int = 8) -> str:
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": tokens,
+        "temperature": 0,
+    }
+    answer = web.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["model"] == model
+    text: str = answer.json()["choices"][0]["message"]["content"]
+    return text
+
+
+def test_all_models_are_listed_with_what_they_are(alice: httpx.Client) -> None:
+    listed = {one["id"]: one for one in alice.get("/v1/models").json()["data"]}
+    assert tuple(listed) == MODELS
+    assert {one["status"] for one in listed.values()} == {"ready"}
+    assert listed["slow/one"]["max_model_len"] == 4096 and listed["slow/one"]["weight_type"] == "fp32"
+    assert listed["slow/one"]["group_size"] is None and listed["slow/one"]["quality"] == []
+    assert alice.get("/v1/models/slow/one").json() == listed["slow/one"]
+    assert alice.get("/health/ready").json() == {"status": "ready", "models": dict.fromkeys(MODELS, "ready")}
+
+
+def test_the_name_chooses_while_both_work(alice: httpx.Client) -> None:
+    expected = {model: ask(alice, model) for model in MODELS}
+    assert "capital of France" in expected["demo"] and "capital of France" not in expected["slow/one"]
+    with ThreadPoolExecutor(16) as threads:
+        asked = [*MODELS] * 16
+        assert list(threads.map(lambda model: ask(alice, model), asked)) == [expected[model] for model in asked]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_route_chooses_by_the_name(alice: httpx.Client, two: Two, model: str) -> None:
+    asked = {"model": model, "max_tokens": 4}
+    messages = [{"role": "user", "content": "Hello"}]
+    tokens = len(alice.post("/tokenize", json={"model": model, "messages": messages}).json()["tokens"])
+    counted = alice.post("/v1/messages/count_tokens", json={"model": model, "messages": messages}).json()
+    assert counted["input_tokens"] == tokens
+    anthropic = alice.post("/v1/messages", json={**asked, "messages": messages}).json()
+    assert (anthropic["model"], anthropic["usage"]["input_tokens"]) == (model, tokens)
+    with openai.OpenAI(
+        base_url=f"{two.stack.gateway}/v1", api_key=two.keys["alice"], max_retries=0, http_client=httpx.Client()
+    ) as client:
+        answer = client.responses.create(model=model, input="Hello", max_output_tokens=4)
+        assert answer.model == model and answer.usage is not None and answer.usage.input_tokens == tokens
+        completed = client.completions.create(model=model, prompt="Hello", max_tokens=4, echo=True)
+        assert completed.model == model and completed.choices[0].text.startswith("Hello")
+    info = alice.get("/tokenizer_info", params={"model": model}).json()
+    other = next(name for name in MODELS if name != model)
+    assert info != alice.get("/tokenizer_info", params={"model": other}).json()
+
+
+def test_a_model_that_is_not_served_is_answered_with_those_that_are(alice: httpx.Client) -> None:
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        body = {"model": "gpt-9", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
+        answer = alice.post(path, json=body)
+        assert answer.status_code == 404
+        assert "'gpt-9' does not exist; this server has 'demo', 'slow/one'" in answer.json()["error"]["message"]
+    assert alice.get("/v1/models/gpt-9").json()["error"]["code"] == "model_not_found"
+
+
+def test_a_key_for_one_model_sees_and_uses_that_one(two: Two) -> None:
+    bob = two.web("bob")
+    assert [one["id"] for one in bob.get("/v1/models").json()["data"]] == ["slow/one"]
+    ask(bob, "slow/one")
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
+    assert bob.post("/v1/chat/completions", json=body).json()["error"]["code"] == "model_not_allowed"
+    unknown = bob.post("/v1/chat/completions", json={**body, "model": "gpt-9"}).json()["error"]["message"]
+    assert unknown.endswith("this server has 'slow/one'"), "not what the key may not use"
+    assert bob.get("/tokenizer_info").status_code == 403, "of the default model"
+
+
+def test_sessions_and_stored_answers_are_of_a_model(alice: httpx.Client) -> None:
+    turn = {"prompt": "Hello", "session_id": 7, "interactive_mode": True, "request_output_len": 4}
+    histories = [
+        alice.post("/v1/chat/interactive", json={**turn, "model": model}).json()["history_tokens"]
+        for model in (*MODELS, *MODELS)
+    ]
+    assert histories[:2] == [0, 0] and all(histories[2:])
+    stored = {"input": "Hello", "max_output_tokens": 4, "store": True}
+    first = alice.post("/v1/responses", json={**stored, "model": "slow/one"}).json()
+    later = {**stored, "previous_response_id": first["id"]}
+    wrong = alice.post("/v1/responses", json={**later, "model": "demo"})
+    assert wrong.status_code == 400 and "is of the model 'slow/one'" in wrong.json()["error"]["message"]
+    assert alice.post("/v1/responses", json={**later, "model": "slow/one"}).status_code == 200
+    assert alice.delete(f"/v1/responses/{first['id']}").status_code == 200
+
+
+async def test_clients_of_triton_name_the_ensemble(two: Two) -> None:
+    async with Client(two.stack.grpc, model="ensemble.slow_one") as client:
+        await client.check()
+        request = GenerateRequest(text="Hello", stream=False, max_tokens=4, session_id="s")
+        answer = await client.complete(request)
+        assert (answer.num_output_tokens, answer.finish_reason) == (4, "length")
+        await client.end_session("s")
+        assert (await client.model_info())["context_length"] == 4096
+
+
+def test_metrics_have_the_models_names(two: Two) -> None:
+    families = text_string_to_metric_families(httpx.get(two.stack.metrics, trust_env=False).text)
+    samples = [sample for family in families for sample in family.samples]
+    blocks = {one.labels["model"]: one.value for one in samples if one.name == "charonia_kv_blocks_total"}
+    assert blocks == {"engine": 512, "engine.slow_one": 512}
+    text = two.web("prometheus").get("/metrics").text
+    for model in MODELS:
+        assert f'charonia_gateway_endpoint_up{{endpoint="{two.stack.grpc}",model="{model}"}} 1.0' in text
+
+
+@contextmanager
+def under_load(two: Two, model: str) -> Iterator[list[str]]:
+    """Asks the model from four threads all the time. Every request has to be answered."""
+    failed: list[str] = []
+    done: list[str] = []
+    ended = threading.Event()
+
+    def work() -> None:
+        web = two.web("alice")
+        while not ended.is_set():
+            try:
+                done.append(ask(web, model, tokens=16))
+            except Exception as error:
+                failed.append(repr(error))
+                return
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield done
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(HANG_S)
+    assert failed == [] and len(done) > 8
+
+
+def states(two: Two) -> dict[str, str]:
+    return {one["id"]: one["status"] for one in two.web("alice").get("/v1/models").json()["data"]}
+
+
+@pytest.mark.parametrize(("name", "other"), [MODELS, MODELS[::-1]])
+def test_a_model_is_unloaded_and_loaded_while_the_other_works(
+    two: Two, alice: httpx.Client, name: str, other: str
+) -> None:
+    """Its own request that runs comes to its end. The second time it is the default model."""
+    name, other = other, name
+    body = {"model": name, "prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True}
+    with ThreadPoolExecutor(1) as thread, under_load(two, other) as done:
+        last = thread.submit(lambda: two.web("alice").post("/v1/completions", json=body))
+        time.sleep(0.3)
+        unloaded = two.models("unload", name)
+        assert (unloaded.returncode, unloaded.stdout) == (0, f"{name} is unloaded\n"), unloaded
+        assert last.result().json()["usage"]["completion_tokens"] == 40, last.result().text
+        assert f"{name}" in two.models("list").stdout and "unloaded" in two.models("list").stdout
+        refused = alice.post("/v1/completions", json=body)
+        assert refused.status_code == 503, refused.text
+        assert refused.headers["retry-after"] and refused.json()["error"]["code"] == "model_not_loaded"
+        assert f"charonia models load {name}" in refused.json()["error"]["message"]
+        assert alice.post("/tokenize", json={"model": name, "prompt": "a"}).status_code == 503
+        assert states(two) == {name: "not ready", other: "ready"}
+        ready = alice.get("/health/ready")
+        assert (ready.status_code, ready.json()["models"]) == (200, {name: "not ready", other: "ready"})
+        before = len(done)
+        loaded = two.models("load", name)
+        assert (loaded.returncode, loaded.stdout) == (0, f"{name} is loaded\n"), loaded
+        assert alice.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 40, "at once"
+        assert len(done) > before
+    assert ask(alice, name) != ask(alice, other)
+
+
+def test_orders_that_cannot_be_obeyed_say_why(two: Two) -> None:
+    assert "there is no model 'gpt-9': this server has demo, slow/one" in two.models("load", "gpt-9").stderr
+    assert two.models("load", "demo").stdout == "demo is loaded already\n"
+    elsewhere = subprocess.run(
+        [CHARONIA, "models", "list", "--run-dir", two.stack.run_dir, "--grpc-port", "1"], capture_output=True, text=True
+    )
+    assert elsewhere.returncode == 1 and "no charonia serve with gRPC port 1 runs here" in elsewhere.stderr
+    (socket,) = two.stack.run_dir.glob("port-*/control.sock")
+    assert socket.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_triton_that_is_started_again_has_what_was_loaded(two: Two, alice: httpx.Client) -> None:
+    assert two.models("unload", "slow/one").returncode == 0
+    assert "the only model that is loaded" in two.models("unload", "demo").stderr
+    os.kill(two.stack.pid_of("tritonserver"), signal.SIGKILL)
+    deadline = time.monotonic() + HANG_S
+    body: dict[str, Any] = {"model": "demo", "prompt": "a", "max_tokens": 1}
+    while alice.post("/v1/completions", json=body).status_code != 200:
+        assert time.monotonic() < deadline, two.stack.log()
+        time.sleep(0.2)
+    assert states(two)["slow/one"] == "not ready"
+    assert two.models("load", "slow/one").returncode == 0, Path(two.stack.log_file).read_text()
+    ask(alice, "slow/one")

@@ -1,0 +1,264 @@
+"""Several models in one Triton: what they are called, what each gets of the memory, and how `charonia models` asks."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from charonia.errors import InvalidRequestError
+from charonia.serve import control, drain, shares
+from charonia.serve.errors import ServeError
+from charonia.serve.models import Models, Served, asked_for, make_repository, option_values, with_labels
+from charonia.settings import ServeSettings
+from charonia.triton_models import source_dir
+from charonia.weights.plan import Plan
+
+HANG_S = 60
+MIB = 1 << 20
+PLAN = Plan(
+    model_name="small",
+    weight_type="bf16",
+    data_type="bf16",
+    group_size=0,
+    ranks=1,
+    device="cpu",
+    device_note="",
+    weight_bytes=100 * MIB,
+    activation_bytes=100 * MIB,
+    kv_token_bytes=MIB // 64,
+    kv_block_bytes=MIB,
+    free_bytes=2400 * MIB,
+    num_blocks=1000,
+    cache_block_seq_len=64,
+    session_len=64 * 64,
+    max_batch_size=64,
+    token_budget=512,
+)
+
+
+def served(*names: str, workspace: Path = Path("nowhere")) -> list[Served]:
+    return with_labels([(name, workspace) for name in names])
+
+
+def test_the_first_model_has_the_names_of_one_and_the_others_labels() -> None:
+    found = served("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B", "a b", "a_b", "千")
+    assert [one.label for one in found] == ["", "Qwen_Qwen3-0.6B", "a_b", "a_b-2", "model"]
+    assert found[0].parts == ("preprocessing", "engine", "postprocessing", "parsing", "ensemble")
+    assert found[1].part("ensemble") == "ensemble.Qwen_Qwen3-0.6B"
+    assert option_values(found[:2]) == "Qwen/Qwen3-0.6B=Qwen_Qwen3-0.6B"
+    with pytest.raises(ServeError, match="two models are called 'a'"):
+        served("a", "a")
+
+
+def test_models_are_named_by_arguments_or_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x=y").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for model, more, expected in [
+        (None, "", [(None, None)]),
+        ("a", "", [(None, "a")]),
+        ("n=a", "b, m=owner/b@c ,", [("n", "a"), (None, "b"), ("m", "owner/b@c")]),
+        ("x=y", "", [(None, "x=y")]),  # a folder
+    ]:
+        settings = ServeSettings(_env_file=None, model=model, more_models=more)
+        assert asked_for(settings) == expected
+    named = ServeSettings(_env_file=None, model="a", model_name="n", more_models="b")
+    assert asked_for(named) == [("n", "a"), (None, "b")]
+    for wrong in ("=a", "n="):
+        with pytest.raises(ServeError, match="names no model"):
+            asked_for(ServeSettings(_env_file=None, model=wrong))
+
+
+def test_the_repository_has_every_model_under_its_names(tmp_path: Path) -> None:
+    two = served("first", "second", workspace=tmp_path)
+    for part in two[0].parts:
+        folder = tmp_path / "model_repository" / part
+        (folder / "1").mkdir(parents=True)
+        text = (source_dir() / "model_repository" / part / "config.pbtxt").read_text()
+        (folder / "config.pbtxt").write_text(text)
+    two[1] = replace(two[1], settings={"cache_size": "640"})
+    made = make_repository(two, tmp_path / "made", 3)
+    texts = {folder.name: (folder / "config.pbtxt").read_text() for folder in made.iterdir()}
+    assert set(texts) == {*two[0].parts, *two[1].parts}
+    assert all(re.search(rf'(?m)^name: "{re.escape(name)}"$', text) for name, text in texts.items())
+    steps = re.compile(r'model_name: "([^"]*)"')
+    assert steps.findall(texts["ensemble.second"]) == list(two[1].parts[:-1])
+    assert steps.findall(texts["ensemble"]) == list(two[0].parts[:-1])
+    assert 'key: "cache_size" value: { string_value: "640" }' in texts["engine.second"]
+    assert texts["engine"] == (source_dir() / "model_repository" / "engine" / "config.pbtxt").read_text()
+    for name in ("preprocessing", "preprocessing.second"):
+        assert re.search(r"instance_group\s*\[\s*\{\s*count:\s*3\b", texts[name])
+    assert (made / "engine.second" / "1").resolve() == tmp_path / "model_repository" / "engine" / "1"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A workspace whose config.ini says nothing of the cache."""
+    weights = tmp_path / "workspace" / "triton_models" / "weights"
+    weights.mkdir(parents=True)
+    (weights / "config.ini").write_text("[llama]\n")
+    return tmp_path / "workspace"
+
+
+def blocks_of(
+    config: Path, plans: list[Plan], given: list[float], inference: dict[str, str] | None = None
+) -> list[int]:
+    names = served(*(f"m{number}" for number in range(len(plans))), workspace=config)
+    left = iter(plans)
+    divided = shares.divide(names, inference or {}, given, lambda *_: next(left))
+    assert all(one.settings["cache_users"] == "0" and one.settings["max_batch_size"] == "64" for one in divided)
+    sizes = [int(one.settings["cache_size"]) for one in divided]
+    return [size // plan.kv_block_bytes for size, plan in zip(sizes, plans, strict=True)]
+
+
+def test_what_is_free_beside_all_models_is_divided(config: Path) -> None:
+    # 2400 MiB less twice 200: 2000, of which each cache takes 0.8 of its share.
+    assert blocks_of(config, [PLAN, PLAN], [1, 1]) == [800, 800]
+    assert blocks_of(config, [PLAN, PLAN], [3, 1]) == [1200, 400]
+    assert blocks_of(config, [PLAN, PLAN], [3, 1], {"cache_max_entry_count": "0.5"}) == [750, 250]
+
+
+def test_what_a_model_cannot_use_goes_to_the_others(config: Path) -> None:
+    small = replace(PLAN, max_batch_size=64, session_len=64)  # 64 blocks are a full batch: 80 MiB of what is free
+    assert blocks_of(config, [PLAN, small], [1, 1]) == [1536, 64]
+
+
+def test_caches_whose_sizes_are_given_have_those(config: Path) -> None:
+    plans = [replace(PLAN, num_blocks=512)] * 2
+    assert blocks_of(config, plans, [1, 1], {"cache_max_entry_count": "512"}) == [512, 512]
+    assert blocks_of(config, plans, [1, 1], {"cache_users": "8"}) == [512, 512]
+
+
+def test_of_gpus_the_one_with_least_memory_counts(config: Path) -> None:
+    ranks = replace(PLAN, device="cuda", ranks=2, free_bytes=4800 * MIB, weight_bytes=200 * MIB, kv_block_bytes=2 * MIB)
+    ranks = replace(ranks, activation_bytes=200 * MIB)
+    assert blocks_of(config, [ranks, replace(PLAN, device="cuda")], [1, 1]) == [800, 800]
+
+
+def test_models_that_do_not_fit_together_are_refused_with_the_numbers(config: Path) -> None:
+    small = replace(PLAN, free_bytes=400 * MIB)
+    with pytest.raises(ServeError, match=r"m0 takes 100 MiB of weights, 100 MiB for steps and 1\.00 MiB of keys") as at:
+        blocks_of(config, [small, small], [1, 1])
+    assert "m1 takes" in str(at.value) and "400 MiB are free" in str(at.value)
+    alone = replace(PLAN, num_blocks=0, warnings=["the model does not fit: its weights take ..."])
+    with pytest.raises(ServeError, match="m1 does not fit: the model does not fit"):
+        blocks_of(config, [PLAN, alone], [1, 1])
+    given = replace(PLAN, num_blocks=1500)
+    with pytest.raises(ServeError, match=r"1\.46 GiB of keys and values"):
+        blocks_of(config, [given, given], [1, 1], {"cache_max_entry_count": "1500"})
+    with pytest.raises(ServeError, match=r"the share of m1 .* less than one block of 1\.00 MiB: raise it"):
+        blocks_of(config, [PLAN, PLAN], [10_000, 1])
+
+
+@pytest.mark.parametrize("text", ["a", "1,0", "1,-1", "1,inf", ","])
+def test_shares_are_numbers_above_0(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="CHARONIA_MODEL_SHARES="):
+        shares.parse_shares(text, 2)
+
+
+def test_each_model_has_a_share() -> None:
+    assert shares.parse_shares("", 2) == [1, 1]
+    assert shares.parse_shares("3, 0.5", 2) == [3, 0.5]
+    with pytest.raises(InvalidRequestError, match="has 2 shares, and there are 3 models"):
+        shares.parse_shares("3,1", 3)
+
+
+class Log:
+    """Says what Triton's log would, as soon as it is given an order."""
+
+    def __init__(self, one: drain.ModelControl, failing: str = "") -> None:
+        self._control = one
+        self._failing = failing
+        self.orders: list[str] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with os.fdopen(os.dup(self._control.descriptor)) as orders:
+            for line in orders:
+                order = line.strip()
+                self.orders.append(order)
+                name = order.removeprefix("+")
+                said = f"successfully {'loaded' if order != name else 'unloaded'} '{name}'"
+                if order == f"+{self._failing}":
+                    self._control.see(f"E1121 07:33:19.8 1 charonia:0] \"loading '{name}': no memory\"")
+                else:
+                    self._control.see(f'I1121 07:33:19.8 1 model_lifecycle.cc:642] "{said}"')
+
+
+@pytest.fixture
+def orders() -> Iterator[drain.ModelControl]:
+    one = drain.ModelControl()
+    yield one
+    one.close()
+
+
+def make_models(orders: drain.ModelControl, alive: bool = True) -> Models:
+    return Models(
+        orders, served("a", "b"), alive=lambda: alive, metrics_url="http://127.0.0.1:9", limits=(HANG_S, HANG_S)
+    )
+
+
+def test_a_model_is_unloaded_and_loaded_by_its_parts(orders: drain.ModelControl) -> None:
+    log, models = Log(orders), make_models(orders)
+    assert models.options() == list(drain.OPTIONS)
+    assert models.unload("b") == "b is unloaded"
+    assert log.orders[0] == "ensemble.b" and set(log.orders) == set(served("a", "b")[1].parts)
+    assert [one["state"] for one in models.describe()] == ["loaded", "unloaded"]
+    assert models.labels() == {""}
+    assert models.options()[1:] == [f"--load-model={part}" for part in served("a")[0].parts]
+    assert models.unload("b") == "b is not loaded"
+    with pytest.raises(ServeError, match="a is the only model that is loaded"):
+        models.unload("a")
+    log.orders.clear()
+    assert models.load("b") == "b is loaded"
+    assert log.orders == [f"+{part}" for part in served("a", "b")[1].parts]
+    assert models.options() == list(drain.OPTIONS)
+
+
+def test_a_model_that_cannot_be_loaded_leaves_nothing_and_says_why(orders: drain.ModelControl) -> None:
+    log, models = Log(orders, failing="engine.b"), make_models(orders)
+    models.unload("b")
+    log.orders.clear()
+    with pytest.raises(ServeError, match=r"engine\.b cannot be loaded: no memory"):
+        models.load("b")
+    assert models.describe()[1]["state"] == "unloaded" and len(models.wanted()) == 1
+
+
+def test_orders_that_a_triton_has_not_read_are_not_for_the_next(orders: drain.ModelControl) -> None:
+    orders.unload("engine.b")
+    orders.restarted()
+    with pytest.raises(BlockingIOError):
+        os.read(orders.descriptor, 100)
+
+
+def test_who_does_not_live_is_given_no_orders(orders: drain.ModelControl) -> None:
+    models = make_models(orders, alive=False)
+    with pytest.raises(ServeError, match="Triton is not ready"):
+        models.unload("b")
+    with pytest.raises(ServeError, match="there is no model 'c': this server has a, b"):
+        models.load("c")
+
+
+def test_the_socket_answers_its_user(tmp_path: Path) -> None:
+    folder = tmp_path / ("a long name " * 12) / "port-7"
+    folder.mkdir(parents=True)
+
+    def handle(question: dict[str, Any]) -> Any:
+        if question["do"] == "fail":
+            raise ServeError("it cannot be done")
+        return [question]
+
+    with control.answering(folder, handle):
+        assert control.ask(folder.parent, 7, do="list", name="x") == [{"do": "list", "name": "x"}]
+        with pytest.raises(ServeError, match="it cannot be done"):
+            control.ask(folder.parent, 7, do="fail")
+        assert (folder / "control.sock").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(ServeError, match="no charonia serve with gRPC port 7 runs here"):
+        control.ask(folder.parent, 7, do="list")
