@@ -17,5 +17,4 @@ mkdir -p build/newer_python
 # Of conftest.py's settings no plugin is needed but these. What Python or NumPy will take away is an error where our code uses it.
 exec "$folder/bin/python" -m pytest -q -p no:cacheprovider -W 'error::DeprecationWarning:(prompt|prompt_ids|detokenize|parse|answers)' \
   -W error::SyntaxWarning tests/unit/test_preprocessing.py tests/unit/test_postprocessing.py tests/unit/test_parsing.py \
-  tests/unit/test_prompt_ids.py tests/unit/test_model_log.py tests/unit/test_answers.py \
-  tests/unit/test_continuation.py "$@"
+  tests/unit/test_model_log.py tests/unit/test_answers.py "$@"
