@@ -205,7 +205,7 @@ class _Gateway:
                 raise RuntimeError(f"{answer.status_code}: {(await answer.aread()).decode(errors='replace')[:500]}")
             async for line in answer.aiter_lines():
                 text = line.removeprefix("data: ")
-                if not text or text == "[DONE]":
+                if not text or text == "[DONE]" or text.startswith(":"):  # a comment: the answer is waited for
                     continue
                 part = json.loads(text)
                 part = part["choices"][0] if "choices" in part else part
