@@ -157,7 +157,7 @@ TEST_P(EngineGuideTest, OthersGoOnWhileAGrammarIsCompiledAndItCanBeCancelled) {
 }
 
 TEST_P(EngineGuideTest, AGrammarThatTakesTooLongIsRejectedAndTheNextDoesNotWaitForIt) {
-  const auto one = engine({{"guide_max_bytes", "1000000"}, {"guide_timeout_s", "0.05"}});
+  const auto one = engine({{"guide_max_bytes", "1000000"}, {"guide_timeout_s", "0.2"}});
   Collector slow_one, next;
   one->submit(guided(GuideType::ebnf_grammar, slow()), slow_one.callback());
   EXPECT_EQ(slow_one.last().error_code, ErrorCode::invalid_argument);

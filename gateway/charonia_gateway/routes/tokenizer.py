@@ -74,7 +74,10 @@ def _headers(body: TokenizeBody | DetokenizeBody) -> dict[str, str]:
     "/tokenizer_info",
     summary="Describe the tokenizer",
     response_model=TokenizerInfo,
-    responses={503: {"model": ErrorBody, "description": "no server can say"}},
+    responses={
+        404: {"model": ErrorBody, "description": "no such model"},
+        503: {"model": ErrorBody, "description": "no server can say"},
+    },
 )
 async def tokenizer_info(
     gateway: GatewayState,
