@@ -358,16 +358,18 @@ bool Engine::Impl::deliver_rows(Result result, const Sequence& sequence) {
 // Takes a sampled token, and those that are certain to follow it. Returns how many.
 int Engine::Impl::accept(Sequence& sequence, const ops::Sampled& sampled, Clock::time_point now) {
   if (!take_token(sequence, sampled, now)) return 1;
-  std::vector<TokenId> tokens{sampled.token};
+  int taken = 1;
   if (sequence.mask) {
+    std::vector<TokenId> tokens{sampled.token};
     const auto forced = sequence.scores() ? std::vector<TokenId>() : sequence.mask->forced_after(sampled.token);
     for (const auto token : forced) {
       scheduler_->append(sequence.id, token);
       tokens.push_back(token);
+      ++taken;
       count(Metric::jump_forward_tokens, 1);
       ops::Sampled known;
       known.token = token;
-      if (!take_token(sequence, known, now)) return static_cast<int>(tokens.size());
+      if (!take_token(sequence, known, now)) return taken;
     }
     masks_.next(sequence.mask, tokens);
     if (sequence.mask->slow()) {
@@ -378,7 +380,7 @@ int Engine::Impl::accept(Sequence& sequence, const ops::Sampled& sampled, Clock:
   if (auto result = sequence.due(now, std::chrono::milliseconds(info.config.stream_interval_ms))) {
     delivery_.push(sequence.group.callback, std::move(*result));
   }
-  return static_cast<int>(tokens.size());
+  return taken;
 }
 
 // One more token of the output. False: it was the last.

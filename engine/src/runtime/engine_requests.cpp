@@ -383,7 +383,7 @@ void Engine::Impl::make_providers(Group& group) {
   const auto& sampling = group.request.sampling;
   const bool steered = !sampling.logit_bias.empty() || !sampling.bad_words.empty() || !group.banned.empty();
   std::optional<std::vector<TokenId>> prompt;
-  if (!steered) {
+  if (token_split_ && !steered) {
     const auto& input = group.request.input_ids;
     prompt.emplace(input.end() - std::min(std::ssize(input), std::ptrdiff_t{text::TokenSplit::kContext + 1}), input.end());
   }
