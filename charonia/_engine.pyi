@@ -119,6 +119,7 @@ class EngineStats:
     num_preemptions: int
     prompt_tokens: int
     generation_tokens: int
+    jump_forward_tokens: int  # of those generated: taken without a step of their own
     prefix_queries_tokens: int
     prefix_hit_tokens: int
     gemms_rejected: int  # GEMMs with weights that cuBLASLt rejected and own kernels took
@@ -145,6 +146,8 @@ class Engine:
         prompt_logits: bool = False,
         guide: tuple[str, str] | None = None,  # type and text
         cache_salt: str = "",
+        stop_until: Sequence[str] = (),
+        fit_max_tokens: bool = False,
         callback: Callable[[Result], None],
     ) -> int: ...
     def cancel(self, handle: int) -> bool: ...

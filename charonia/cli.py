@@ -20,6 +20,7 @@ from charonia.errors import CharoniaError
 from charonia.keys import app as keys_app
 from charonia.serve.command import models_app, prepare_command, serve_command
 from charonia.text import prompt_ids
+from charonia.web.command import web_command
 
 app = typer.Typer(
     name="charonia",
@@ -34,6 +35,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(models_app, name="models")
 app.command("serve")(serve_command)
 app.command("prepare")(prepare_command)
+app.command("web")(web_command)
 
 ModelArgument = Annotated[str, typer.Argument(help="A workspace, a Hugging Face folder or a hub id.", metavar="MODEL")]
 DtypeOption = Annotated[

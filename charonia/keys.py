@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 
 from charonia.errors import CharoniaError
+from charonia.tables import print_table
 
 app = typer.Typer(help="Make, list and revoke the API keys of the gateway.", no_args_is_help=True)
 
@@ -24,7 +22,6 @@ FileOption = Annotated[
         envvar="CHARONIA_GATEWAY_KEYS_FILE", dir_okay=False, help="The file of keys, which the gateway reads too."
     ),
 ]
-_MAX_WIDTH = 10_000
 _COUNT = {"min": 1, "max": 2**31 - 1}
 
 
@@ -114,8 +111,7 @@ def show(
     if json_output:
         print(held.model_dump_json(indent=2, exclude={"keys": {"__all__": {"sha256"}}}))
         return
-    table = Table(box=None, pad_edge=False)
-    for column in (
+    columns = (
         "name",
         "id",
         "state",
@@ -126,8 +122,8 @@ def show(
         "tokens/min",
         "at once",
         "priority",
-    ):
-        table.add_column(column)
+    )
+    rows = []
     for key in held.keys:
         problem = key.why_not_valid(_now())
         cells: list[Any] = [
@@ -142,12 +138,8 @@ def show(
             key.max_concurrent,
             key.priority,
         ]
-        table.add_row(*("-" if cell is None else str(cell) for cell in cells))
-    console = Console(soft_wrap=True)
-    # As wide as it is: a pipe has 80 columns, and a name or an id that is cut is of no use.
-    width = Measurement.get(console, console.options.update(max_width=_MAX_WIDTH), table).maximum
-    console.width = max(console.width, width)
-    console.print(table)
+        rows.append(["-" if cell is None else str(cell) for cell in cells])
+    print_table(columns, rows)
 
 
 @app.command()

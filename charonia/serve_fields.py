@@ -115,6 +115,12 @@ class ServeFields(BaseSettings):
         description="folder of an installed Triton server, /opt/tritonserver in NVIDIA's images; default: that of the"
         " package nvidia-pytriton",
     )
+    jemalloc: bool = Field(
+        True,
+        validation_alias="CHARONIA_JEMALLOC",
+        description="Triton allocates memory with jemalloc, where that is installed (Debian's package libjemalloc2) "
+        "and LD_PRELOAD names no other allocator: streamed responses take less CPU time (docs/scaling.md)",
+    )
     text_instances: int | None = Field(
         None,
         ge=1,
@@ -127,6 +133,14 @@ class ServeFields(BaseSettings):
         gt=0,
         validation_alias="CHARONIA_START_TIMEOUT_S",
         description="seconds until all models must be ready",
+    )
+    gateway_workers: int = Field(
+        0,
+        ge=0,
+        le=64,
+        validation_alias="CHARONIA_GATEWAY_WORKERS",
+        description="processes that the gateway runs in behind its port; 0: one for every four cores of the machine, "
+        "or of the container's quota, at most 8; where `charonia serve` computes on the CPU one",
     )
     gateway_keys_file: Path | None = Field(
         None,
@@ -294,6 +308,7 @@ OTHERS = (
     "CHARONIA_GATEWAY_REQUEST_TIMEOUT_S",
     "CHARONIA_GATEWAY_RESPONSE_TTL_S",
     "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S",
+    "CHARONIA_GATEWAY_SUBSCRIBE",
     "CHARONIA_GATEWAY_TLS_KEY",
     "CHARONIA_GATEWAY_WRITE_TIMEOUT_S",
     "CHARONIA_IMAGE",

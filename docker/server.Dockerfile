@@ -57,7 +57,7 @@ FROM ${TRITON_IMAGE:-${BASE_IMAGE}} AS runtime
 USER root
 RUN --mount=type=bind,source=docker/build,target=/build \
     --mount=type=secret,id=ca_bundle --mount=type=secret,id=apt_sources \
-    /build/apt.sh ca-certificates python3 tini && \
+    /build/apt.sh ca-certificates libjemalloc2 python3 tini && \
     /build/apt.sh "libpython$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')" && \
     /build/user.sh /var/lib/charonia /models
 

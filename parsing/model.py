@@ -49,7 +49,12 @@ class TritonPythonModel:
         options = _values(request, "parsing_options")[0].decode()
         tokens = TextTokens.of(_values(request, "text_tokens"))
         part = self.answers.read(
-            options, tokens.sequence, tokens.ids.tolist(), (tokens.begin, tokens.end), last=tokens.last
+            options,
+            tokens.sequence,
+            tokens.ids.tolist(),
+            (tokens.begin, tokens.end),
+            last=tokens.last,
+            cut_off=tokens.cut_off,
         )
         return [
             _text("content_output", part.content),

@@ -49,11 +49,13 @@ class Answers:
     def __len__(self) -> int:
         return len(self._running)
 
-    def read(self, options: str, index: int, ids: Sequence[int], span: tuple[int, int], *, last: bool) -> Part:
+    def read(
+        self, options: str, index: int, ids: Sequence[int], span: tuple[int, int], *, last: bool, cut_off: bool = False
+    ) -> Part:
         """What the next response of an answer adds to it.
 
         options: as preprocessing gives them; "" for none. index: of the request's sequences. ids: the response's
-        tokens. span: which of their bytes are text. last: nothing more comes.
+        tokens. span: which of their bytes are text. last: nothing more comes; cut_off: the model had not ended.
         """
         # Two requests never have the same options, which are as long as the names of all tools: they are read once.
         key = (hashlib.blake2b(options.encode(), digest_size=16).digest(), index)
@@ -62,7 +64,7 @@ class Answers:
             answer = _Answer(self._table, json.loads(options) if options else {})
         else:
             self._options -= len(options)
-        part = answer.read(ids, span, last=last)
+        part = answer.read(ids, span, last=last, cut_off=cut_off)
         if not last:
             answer.options = len(options)
             self._running[key] = answer
@@ -96,17 +98,18 @@ class _Answer:
             parallel=bool(options.get("parallel", True)),
             forced=bool(options.get("forced")),
             certain=bool(options.get("certain")),
+            continued=bool(options.get("continued")),
         )
         self._num_reasoning_tokens = 0
 
-    def read(self, ids: Sequence[int], span: tuple[int, int], *, last: bool) -> Part:
+    def read(self, ids: Sequence[int], span: tuple[int, int], *, last: bool, cut_off: bool) -> Part:
         events: list[Event] = []
         for text in self._texts(ids, span):
             before = self._parser.in_reasoning
             events += self._parser.feed(text)
             self._num_reasoning_tokens += before or self._parser.in_reasoning
         if last:
-            events += self._parser.finish()
+            events += self._parser.finish(cut_off=cut_off)
         return Part(
             "".join(event.text for event in events if isinstance(event, Content)),
             "".join(event.text for event in events if isinstance(event, Reasoning)),

@@ -18,19 +18,20 @@ from safetensors.numpy import load_file
 
 class TextTokens(NamedTuple):
     """What the text of a response is made of: bytes [begin, end) of the joined text of ids [n]. sequence: which of
-    the request's it is of; last: it has no more."""
+    the request's it is of; last: it has no more; cut_off: since it was ended, as by max_tokens."""
 
     begin: int
     end: int
     sequence: int
     last: bool
+    cut_off: bool
     ids: npt.NDArray[np.int32]
 
     @classmethod
     def of(cls, values: npt.NDArray[np.int32]) -> TextTokens:
         """values: the tensor text_tokens, [4 + n]. Raises ValueError where it has less than 4."""
         begin, end, sequence, last = values[:4].tolist()
-        return cls(begin, end, sequence, bool(last), values[4:])
+        return cls(begin, end, sequence, last > 0, last > 1, values[4:])
 
 
 class TokenTable:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from answers.formats import is_closed, is_open
 from answers.tag_parts import Format, NoTagError, either
 from answers.tags import Function, ReasoningState, Tags, check_name, guide_format, tag
-from parsing_options import CALLS_VARIABLE, AnswerFormats
+from parsing_options import CALLS_VARIABLE, AnswerFormats, is_continued
 from prompt_ids import PromptError, parse_json, show
 
 _CHOICES = 'send "auto", "none", "required" or {"type": "function", "function": {"name": ...}}'
@@ -94,7 +94,8 @@ class AnswerGuides:
         state = "none" if num_begun else self._reasoning_state(prompt)
         try:
             if choice.forced or strict:
-                format: Format | None = self._with_calls(functions, choice, parallel, given)
+                continued = is_continued(prompt, num_begun)
+                format: Format | None = self._with_calls(functions, choice, parallel, given, continued=continued)
             else:
                 format = self._of_given(functions, parallel, given, state)
         except NoTagError as error:
@@ -131,9 +132,15 @@ class AnswerGuides:
             raise PromptError(field, problem, remedy)
 
     def _with_calls(
-        self, functions: Sequence[Mapping[str, Any]], choice: ToolChoice, parallel: bool, given: Guide
+        self,
+        functions: Sequence[Mapping[str, Any]],
+        choice: ToolChoice,
+        parallel: bool,
+        given: Guide,
+        *,
+        continued: bool,
     ) -> Format | None:
-        """Calls are forced, or some function is strict. None: as `_of_given`."""
+        """Calls are forced, or some function is strict. continued: behind a begun answer. None: as `_of_given`."""
         if self._formats.calls is None:
             what = "calls cannot be forced" if choice.forced else "no function can be strict"
             problem = f"{what}: the model's format of calls is not known"
@@ -151,7 +158,7 @@ class AnswerGuides:
         if choice.forced:
             return self._tags.forced(made, several=parallel and choice.kind == "required")
         if not given.type:
-            return self._tags.free(made, several=parallel)
+            return self._tags.free(made, several=parallel, continued=continued)
         content = self._beside_calls(given, strict=True)
         return content and either([self._tags.forced(made, several=parallel), content])
 

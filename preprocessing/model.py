@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import prompt
 import prompt_ids
-from answer_guide import AnswerGuides, Guide, read_tool_choice
+from answer_guide import Guide
 from context_length import context_length, model_info
 from model_log import ModelLog
-from parsing_options import AnswerFormats, functions_of
-from prompt_ids import PromptError, TokenizerError, encode_bad_words, load_tokenizer
+from prepare import Fields, Preparation
+from prompt_ids import PromptError, TokenizerError, load_tokenizer
 
 # Characters of a request's text from which on the memory that it took is given back. The C library keeps what is free
 # between what is not.
@@ -36,21 +36,16 @@ class TritonPythonModel:
         self.log = ModelLog("preprocessing", pb_utils.Logger.log_info, pb_utils.Logger.log_error)
         folder = Path(args["model_repository"]) / args["model_version"] / "tokenizer"
         prompt_ids.tokenizers_alone = True
-        try:
-            self.tokenizer = load_tokenizer(folder)
-        except TokenizerError as error:
-            raise pb_utils.TritonModelException(str(error)) from error
-        try:
-            self.formats = AnswerFormats(self.tokenizer.chat_template, os.environ)
-        except ValueError as error:
-            raise pb_utils.TritonModelException(str(error)) from error
-        self.guides = AnswerGuides(self.formats, special_tokens(self.tokenizer))
         # Where several models are served, this is preprocessing.LABEL, and its engine engine.LABEL.
         engine = f"engine{args['model_name'].removeprefix('preprocessing')}"
         engine_config = Path(args["model_repository"]).parent / engine / "config.pbtxt"
         weights = folder.resolve().parent / "weights"
-        self.limit = context_length(weights, engine_config, os.environ)
-        self.info = model_info(weights, self.limit)
+        limit = context_length(weights, engine_config, os.environ)
+        self.info = model_info(weights, limit)
+        try:
+            self.preparation = Preparation(load_tokenizer(folder), os.environ, limit)
+        except (TokenizerError, ValueError) as error:
+            raise pb_utils.TritonModelException(str(error)) from error
         self.large = False  # one of the requests in work
         self.trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)  # glibc's
 
@@ -77,57 +72,32 @@ class TritonPythonModel:
         if wanted and wanted <= {"tokenizer_info", "answer_formats", "model_info"}:
             return self._described(wanted, [])
         began = time.perf_counter()
-        interactive = flag(request, "interactive", False)
-        if interactive and not text(request, "session_id"):
-            raise PromptError("interactive", "true without a session", "send the session's session_id")
-        given = [text(request, name) for name in ("text_input", "messages", "tools", "chat_template_kwargs")]
+        fields = fields_of(request)
+        given = (fields.text_input, fields.messages, fields.tools, fields.chat_template_kwargs)
         self.large |= sum(len(one or "") for one in given) > _LARGE
-        choice = read_tool_choice(text(request, "tool_choice"))
-        if choice.kind == "none":
-            given[2] = None
-        shown = not flag(request, "exclude_input_in_output", True)
-        chat = prompt.build_prompt(
-            self.tokenizer,
-            *given,
-            token_ids=ids(request, "prompt_token_ids"),
-            special=flag(request, "add_special_tokens", None),
-            with_text=shown,
-            interactive=interactive,
-            limit=self.limit,
-            continues=flag(request, "continue_final_message", False),
-        )
-        parallel = flag(request, "parallel_tool_calls", True)
-        prompted = chat.text if given[1] is not None else None
-        functions = functions_of(given[2])
-        offered = None if given[2] is None else functions
-        options = self.formats.options(prompted, offered, parallel, forced=choice.forced, num_begun=chat.num_begun)
-        guide = self.guides.make(prompted, functions, choice, parallel, given_guide(request), num_begun=chat.num_begun)
-        stop_words, stop_until = self.formats.stops(prompted, offered, texts(request, "stop_words"), choice.forced)
-        bad_words = encode_bad_words(self.tokenizer, texts(request, "bad_words"))
-        bias = text(request, "logit_bias")
-        bias_ids, bias_values = ([], []) if bias is None else prompt.parse_logit_bias(bias)
+        made = self.preparation.prepare(fields)
+        chat, guide = made.chat, made.guide
         if self.log.requests:
             count, ms = len(chat.token_ids), (time.perf_counter() - began) * 1000
-            fields: dict[str, Any] = {"prompt_tokens": count, "duration_ms": round(ms, 3)}
+            noted: dict[str, Any] = {"prompt_tokens": count, "duration_ms": round(ms, 3)}
             if guide.type:
-                fields |= {"guide": guide.type, "guide_bytes": len(guide.text)}
+                noted |= {"guide": guide.type, "guide_bytes": len(guide.text)}
             self.log.request(
-                f"{count} tokens in {ms:.1f} ms", request.request_id(), fields, {"prompt": chat.text or chat.token_ids}
+                f"{count} tokens in {ms:.1f} ms", request.request_id(), noted, {"prompt": chat.text or chat.token_ids}
             )
-        echo = chat.text if shown else ""
         return [
             pb_utils.Tensor("input_ids", np.array(chat.token_ids, np.int32)),
             pb_utils.Tensor("continuation_ids", np.array(chat.continuation_ids, np.int32)),
-            pb_utils.Tensor("bad_words_ids", np.array(prompt.pack_bad_words(bad_words), np.int32)),
-            _texts_tensor("stop_words", stop_words),
-            _texts_tensor("stop_until", stop_until),
-            pb_utils.Tensor("logit_bias_ids", np.array(bias_ids, np.int32)),
-            pb_utils.Tensor("logit_bias_values", np.array(bias_values, np.float32)),
+            pb_utils.Tensor("bad_words_ids", np.array(prompt.pack_bad_words(made.bad_words), np.int32)),
+            _texts_tensor("stop_words", made.stop_words),
+            _texts_tensor("stop_until", made.stop_until),
+            pb_utils.Tensor("logit_bias_ids", np.array(made.bias_ids, np.int32)),
+            pb_utils.Tensor("logit_bias_values", np.array(made.bias_values, np.float32)),
             pb_utils.Tensor("strip_leading_space", np.array([chat.strip_leading_space])),
-            pb_utils.Tensor("parsing_options", np.array([options.encode()], np.object_)),
+            pb_utils.Tensor("parsing_options", np.array([made.parsing_options.encode()], np.object_)),
             pb_utils.Tensor("guided_decoding_guide_type", np.array([guide.type.encode()], np.object_)),
             pb_utils.Tensor("guided_decoding_guide", np.array([guide.text.encode()], np.object_)),
-            pb_utils.Tensor("echo", np.array([echo.encode()], np.object_)),
+            pb_utils.Tensor("echo", np.array([made.echo.encode()], np.object_)),
             *self._described(wanted, chat.token_ids),
         ]
 
@@ -135,17 +105,17 @@ class TritonPythonModel:
         """The outputs about tokenizer and chat template, as far as they are asked for."""
         tensors = []
         if "token_strings" in wanted:
-            strings = [name.encode() for name in prompt.token_strings(self.tokenizer, token_ids)]
+            strings = [name.encode() for name in prompt.token_strings(self.preparation.tokenizer, token_ids)]
             tensors.append(pb_utils.Tensor("token_strings", np.array(strings, np.object_)))
         if "context_length" in wanted:
-            tensors.append(pb_utils.Tensor("context_length", np.array([self.limit or 0], np.int32)))
+            tensors.append(pb_utils.Tensor("context_length", np.array([self.preparation.limit or 0], np.int32)))
         if "answer_formats" in wanted:
-            formats = self.formats.to_json().encode()
+            formats = self.preparation.formats.to_json().encode()
             tensors.append(pb_utils.Tensor("answer_formats", np.array([formats], np.object_)))
         if "model_info" in wanted:
             tensors.append(pb_utils.Tensor("model_info", np.array([json.dumps(self.info).encode()], np.object_)))
         if "tokenizer_info" in wanted:
-            info = json.dumps(prompt.tokenizer_info(self.tokenizer), ensure_ascii=False).encode()
+            info = json.dumps(prompt.tokenizer_info(self.preparation.tokenizer), ensure_ascii=False).encode()
             tensors.append(pb_utils.Tensor("tokenizer_info", np.array([info], np.object_)))
         return tensors
 
@@ -170,14 +140,27 @@ def text(request: Any, name: str) -> str | None:
     return values[0] if values else None
 
 
-def given_guide(request: Any) -> Guide:
-    """The caller's. What is wrong with it, the engine says."""
-    return Guide(text(request, "guided_decoding_guide_type") or "", text(request, "guided_decoding_guide") or "")
-
-
-def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """The ids of tokens that are no part of a text, as convert's token table has them."""
-    return {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+def fields_of(request: Any) -> Fields:
+    """The inputs. Raises PromptError for those that are no such text or flag."""
+    guide = Guide(text(request, "guided_decoding_guide_type") or "", text(request, "guided_decoding_guide") or "")
+    return Fields(
+        text_input=text(request, "text_input"),
+        prompt_token_ids=ids(request, "prompt_token_ids"),
+        messages=text(request, "messages"),
+        tools=text(request, "tools"),
+        tool_choice=text(request, "tool_choice"),
+        parallel_tool_calls=flag(request, "parallel_tool_calls", True),
+        chat_template_kwargs=text(request, "chat_template_kwargs"),
+        continue_final_message=flag(request, "continue_final_message", False),
+        add_special_tokens=flag(request, "add_special_tokens", None),
+        stop_words=texts(request, "stop_words"),
+        bad_words=texts(request, "bad_words"),
+        logit_bias=text(request, "logit_bias"),
+        exclude_input_in_output=flag(request, "exclude_input_in_output", True),
+        guide=guide,
+        session_id=text(request, "session_id") or "",
+        interactive=flag(request, "interactive", False),
+    )
 
 
 def ids(request: Any, name: str) -> list[int] | None:

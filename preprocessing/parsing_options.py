@@ -44,13 +44,20 @@ class AnswerFormats:
         )
 
     def stops(
-        self, prompt: str | None, functions: Sequence[Mapping[str, Any]] | None, words: Sequence[str], forced: bool
+        self,
+        prompt: str | None,
+        functions: Sequence[Mapping[str, Any]] | None,
+        words: Sequence[str],
+        forced: bool,
+        *,
+        num_begun: int = 0,
     ) -> tuple[Sequence[str], Sequence[str]]:
         """The stop words that count, and the texts from the first of which on they do not: stop words are for content,
         and an answer that is forced to be calls has none. Arguments as of `options`."""
         if prompt is None or functions is None or self.calls is None or not words:
             return words, ()
-        return ((), ()) if forced else (words, (*self.calls.begin, *self.calls.bare_begin))
+        bare = () if is_continued(prompt, num_begun) else self.calls.bare_begin
+        return ((), ()) if forced else (words, (*self.calls.begin, *bare))
 
     def options(
         self,
@@ -76,10 +83,17 @@ class AnswerFormats:
                 options["certain"] = True
             if self.calls.bare:
                 options["names"] = names_of(functions)
+                if is_continued(prompt, num_begun):
+                    options["continued"] = True
             if self.calls.xml:
                 texts = {name: text_parameters(one.get("parameters")) for name, one in _by_name(functions)}
                 options["texts"] = {name: found for name, found in texts.items() if found}
         return json.dumps(options)
+
+
+def is_continued(prompt: str, num_begun: int) -> bool:
+    """Whether the last `num_begun` characters of a prompt are a begun answer with text: a call behind it has a mark."""
+    return bool(prompt[len(prompt) - num_begun :].strip())
 
 
 def functions_of(tools: str | None) -> list[Mapping[str, Any]]:

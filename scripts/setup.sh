@@ -42,7 +42,14 @@ if [ "$cuda" = auto ]; then
   fi
 fi
 
-cuda_settings() {
+# For serving, the CPU's kernels are compiled for this processor alone, which is an eighth less to compile; tests need all.
+kernels_built=$(cat "$stamps/kernels" 2>/dev/null || { [ ! -e "$stamps/engine" ] || echo all; })
+kernels=all
+if [ "$purpose" = serve ] && [ "$kernels_built" != all ]; then
+  kernels="native $(grep -m1 ^flags /proc/cpuinfo | grep -owE 'avx2|avx512vl|avx512dq|avx512_bf16|amx_bf16' | tr '\n' ' ' || true)"
+fi
+
+engine_settings() {
   local headers
   if [ "$cuda" = ON ]; then
     headers=$(scripts/get_cuda_headers.sh) || return
@@ -51,14 +58,18 @@ cuda_settings() {
   else
     echo "-DCHARONIA_CUDA=OFF"
   fi
+  echo "-DCHARONIA_KERNELS=${kernels%% *}"
 }
 
-# with_progress COMMAND...: runs it, and says every ten seconds how far it is. pip is silent, for minutes the first time.
+# with_progress COMMAND...: runs it, and says every ten seconds how far it is. pip is silent, for minutes the first time. It
+# is a process group of its own, which ends with this script.
 with_progress() {
   local began=$SECONDS rules=build/engine/build.ninja compiled all
+  set -m
   "$@" &
   local pid=$!
-  trap 'kill "$pid" 2>/dev/null || true' EXIT
+  set +m
+  trap 'kill -- -"$pid" 2>/dev/null || true' EXIT
   while sleep 0.2 && kill -0 "$pid" 2>/dev/null; do
     (((SECONDS - began) % 10 == 9)) || continue
     if [ -e "$rules" ] && all=$(grep -cE '^build .*: (CXX|CUDA)_COMPILER_' "$rules"); then
@@ -73,14 +84,40 @@ with_progress() {
   wait "$pid"
 }
 
+# Packages are fetched and unpacked while the engine is compiled. When one of the two fails, the other is ended.
+install_all() {
+  local packages engine
+  install_packages &
+  packages=$!
+  install_engine --no-deps --editable . --editable client --editable gateway &
+  engine=$!
+  wait -n && wait -n && return
+  trap '' TERM
+  kill -TERM 0
+  wait "$packages" "$engine" || true
+  return 1
+}
+
+install_packages() {
+  local needed=build/dependencies-$purpose.txt
+  .venv/bin/python scripts/dependencies.py "$purpose" >"$needed"
+  if [ "$purpose" = test ]; then
+    pip install --requirement "$needed" --requirement scripts/requirements-test.txt
+    pip install --no-deps --requirement scripts/requirements-test-alone.txt
+  else
+    pip install --requirement "$needed"
+  fi
+}
+
 # --no-build-isolation: the build folder under build/ stays valid, so a change compiles what it touches and no more.
 install_engine() {
   local settings
-  settings=$(cuda_settings) || return
+  settings=$(engine_settings) || return
   CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)} PATH="$PWD/.venv/bin:$PATH" \
-    CUDACXX=$nvcc CMAKE_ARGS="${CMAKE_ARGS:-} $settings" pip install --no-build-isolation "$@"
+    CUDACXX=$nvcc CMAKE_ARGS="${CMAKE_ARGS:-} ${settings//$'\n'/ }" pip install --no-build-isolation "$@"
   mkdir -p "$stamps"
   echo "$cuda" >"$stamps/cuda"
+  echo "$kernels" >"$stamps/kernels"
 }
 
 if ! .venv/bin/python -c '' 2>/dev/null; then
@@ -93,8 +130,6 @@ elif [ ! -e "$stamps/packages" ]; then
 fi
 
 if [ "$purpose" = test ]; then
-  extras='.[test]'
-  tools="--requirement scripts/requirements-test.txt"
   export CMAKE_ARGS="${CMAKE_ARGS:-} -DCHARONIA_WERROR=ON"
 fi
 sources=(pyproject.toml client/pyproject.toml gateway/pyproject.toml scripts/requirements-build.txt)
@@ -103,9 +138,7 @@ if outdated packages "${sources[@]}" ||
   begin
   say "installing packages and building the engine (the first time takes some minutes)"
   with_progress pip install --requirement scripts/requirements-build.txt
-  # shellcheck disable=SC2086  # two words or none
-  with_progress install_engine ${tools:-} --editable "${extras:-.[serve]}" --editable client --editable gateway
-  if [ "$purpose" = test ]; then with_progress pip install --no-deps --requirement scripts/requirements-test-alone.txt; fi
+  with_progress install_all
   done_at packages
   done_at engine
   if [ "$purpose" = test ]; then done_at test; fi
@@ -117,7 +150,11 @@ if outdated page gateway/package-lock.json scripts/get_page_libraries.py || [ ! 
   if .venv/bin/python scripts/get_page_libraries.py; then done_at page; fi
 fi
 
-if outdated engine engine CMakeLists.txt || [ "$(cat "$stamps/cuda" 2>/dev/null || echo OFF)" != "$cuda" ]; then
+# What the tests of the page need beside them.
+if [ "$purpose" = test ]; then .venv/bin/python scripts/get_page_libraries.py --tests || true; fi
+
+if outdated engine engine CMakeLists.txt || [ "$(cat "$stamps/cuda" 2>/dev/null || echo OFF)" != "$cuda" ] ||
+  [ "$(cat "$stamps/kernels" 2>/dev/null || echo all)" != "$kernels" ]; then
   begin
   say "building what has changed in the engine"
   with_progress install_engine --no-deps --editable .

@@ -22,13 +22,17 @@ build() { cmake --build build/engine --parallel "$(nproc)" "$@"; }
 
 # Warnings are errors, and no kernel spills registers. The tests of the device are among the C++ tests where there is a GPU.
 cuda_compiles() {
-  local headers device_tests=OFF architectures=${CHARONIA_TEST_CUDA_ARCHITECTURES:-}
+  local headers targets=(charonia_cuda charonia_cuda_links) device_tests=OFF architectures=${CHARONIA_TEST_CUDA_ARCHITECTURES:-}
   headers=$(scripts/get_cuda_headers.sh) || return
   if scripts/cuda_here.sh gpu; then device_tests=ON; fi
-  if [ -z "$architectures" ] && [ "${CI:-}" != true ]; then architectures=90a-real; fi
+  if [ "${CI:-}" = true ]; then
+    targets+=(charonia_cuda_kernels)  # its sources are compiled and run on the emulated device in any case
+  elif [ -z "$architectures" ]; then
+    architectures=90a-real
+  fi
   cuda_settings=(-DCHARONIA_CUDA_CHECK=ON "-DCHARONIA_CUDA_HEADERS=$headers" -DCHARONIA_CUDA_DEVICE_TESTS=$device_tests
     ${architectures:+"-DCHARONIA_CUDA_ARCHITECTURES=$architectures"})
-  configure && build --target charonia_cuda charonia_cuda_links charonia_cuda_kernels &&
+  configure && build --target "${targets[@]}" &&
     python scripts/check_spills.py build/engine/CMakeFiles/charonia_cuda.dir
 }
 
@@ -44,11 +48,11 @@ mypy_all() {
   mypy charonia scripts/gpu_check client/charonia_client client/examples/tools.py gateway/charonia_gateway postprocessing/detokenize.py \
     model_repository/model_log.py &&
     MYPYPATH=charonia/text mypy preprocessing/prompt.py preprocessing/context_length.py \
-      preprocessing/parsing_options.py preprocessing/answer_guide.py &&
+      preprocessing/parsing_options.py preprocessing/answer_guide.py preprocessing/prepare.py &&
     MYPYPATH=charonia/text:postprocessing mypy parsing/parse.py &&
     mypy -p definitions --python-version 3.11 &&
     mypy -p monitoring.dashboards --python-version 3.11 &&
-    mypy -p benchmarks.cpu_peers -m benchmarks.cuda_predictions -m benchmarks.step_time -m benchmarks.real_schemas --exclude workers
+    mypy -p benchmarks.cpu_peers -m benchmarks.cuda_predictions -m benchmarks.step_time -m benchmarks.real_schemas -m benchmarks.page_load --exclude workers
 }
 
 # Workers wait for servers as much as they compute. A file's tests run in one process, which starts its servers once. In the

@@ -48,6 +48,15 @@ class TargetKind(str, Enum):
     gateway = "gateway"
 
 
+class StreamTarget(str, Enum):
+    """What a stream goes through: Triton alone, or the gateway too; with calls for its answers, or a subscription."""
+
+    triton = "triton"
+    gateway = "gateway"
+    triton_subscribed = "triton-subscribed"
+    gateway_subscribed = "gateway-subscribed"
+
+
 class KernelSizes(str, Enum):
     """Sizes of the shapes that single kernels are measured with."""
 
@@ -241,7 +250,7 @@ def endpoints(
     servers: Annotated[list[int] | None, typer.Option(min=1, help="Servers; may be repeated [1, 3].")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 12,
     num_requests: Annotated[int, typer.Option(min=1, help="How many requests are sent in a round.")] = 48,
-    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each request.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each request.")] = 256,
     rounds: Annotated[int, typer.Option(min=1, help="Times that all is repeated; medians are printed.")] = 3,
     json_file: JsonOption = None,
     settings: dict[str, Any] | None = None,
@@ -262,6 +271,64 @@ def endpoints(
     )
     about = {"model": model, "max_tokens": max_tokens, "concurrency": concurrency, **(settings or {})}
     _show(console, json_file, about, endpoint_records(results))
+
+
+@app.command()
+@with_engine_options(environment=True)
+def streaming(
+    model: ModelArgument,
+    streams: Annotated[list[int] | None, typer.Option(min=1, help="At once; may be repeated [1, 8, 64, 256].")] = None,
+    target: Annotated[list[StreamTarget] | None, typer.Option(help="Who streams; may be repeated [first two].")] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each request.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that all is repeated; medians are printed.")] = 3,
+    json_file: JsonOption = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """CPU time of a streamed response in each process, less that of the same tokens unstreamed."""
+    from charonia.bench.records import print_records
+    from charonia.bench.streaming import TARGETS, run_streaming
+    from charonia.bench.workload import random_jobs
+
+    console = Console()
+    levels = streams or [1, 8, 64, 256]
+    chosen = {"max_batch_size": max(levels), **(settings or {})}
+    targets = [one.value for one in target] if target else TARGETS
+    [job] = random_jobs(model, 1, 32, max_tokens, seed=0)
+    records = run_streaming(
+        model, streams=levels, targets=targets, text=job.text, max_tokens=max_tokens, rounds=rounds, settings=chosen,
+        console=console,
+    )  # fmt: skip
+    for name in targets:  # a table each: one for all would be too wide
+        print_records(console, [record for record in records if record.case["through"] == name])
+    _write(json_file, {"model": model, "max_tokens": max_tokens, **chosen}, records)
+
+
+@app.command()
+@with_engine_options(environment=True)
+def workers(
+    model: ModelArgument,
+    count: Annotated[
+        list[int] | None, typer.Option(min=1, help="Processes of a gateway; may be repeated [1, 2, 4].")
+    ] = None,
+    streams: Annotated[list[int] | None, typer.Option(min=1, help="At once; may be repeated [16, 64].")] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each request.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that all is repeated; medians are printed.")] = 3,
+    json_file: JsonOption = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """How much gateways of several processes carry. All use one engine; --device null has it compute nothing."""
+    from charonia.bench.workers import run_workers
+    from charonia.bench.workload import random_jobs
+
+    console = Console()
+    levels = streams or [16, 64]
+    chosen = {"max_batch_size": max(levels), **(settings or {})}
+    [job] = random_jobs(model, 1, 32, max_tokens, seed=0)
+    records = run_workers(
+        model, counts=count or [1, 2, 4], streams=levels, text=job.text, max_tokens=max_tokens, rounds=rounds,
+        settings=chosen, console=console,
+    )  # fmt: skip
+    _show(console, json_file, {"model": model, "max_tokens": max_tokens, **chosen}, records)
 
 
 @app.command()
@@ -322,17 +389,33 @@ def guides(
     at_most: Annotated[
         float | None, typer.Option(help="Percent that a step with guides may take longer; exit code 1 beyond.")
     ] = None,
+    jumps: Annotated[
+        bool,
+        typer.Option("--off-and-on", help="Instead: the same schemas with jump_forward off and on, on two engines."),
+    ] = False,
     dtype: DtypeOption = "auto",
     json_file: JsonOption = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """What structured output costs: decode steps with a JSON schema for each sequence, and without any."""
+    """What structured output costs: decode steps with a JSON schema for each sequence, and without any. Or what
+    jump_forward saves."""
     from charonia.api.engine import Engine
-    from charonia.bench.guides import measure_guides
+    from charonia.bench.guides import measure_guides, measure_jump_forward
 
     chosen = {"stream_interval_ms": 0, **(settings or {})}
-    with Engine.from_pretrained(model, dtype=dtype, show_progress=True, **chosen) as engine:
-        records = measure_guides(engine, batch=batch_size, tokens=output_tokens, rounds=rounds, at_most=at_most)
+    if jumps and at_most is not None:
+        raise InvalidRequestError("--at-most is of steps with and without guides: leave it out beside --off-and-on")
+    with ExitStack() as stack:
+
+        def engine(**more: Any) -> Engine:
+            made = Engine.from_pretrained(model, dtype=dtype, show_progress=True, **{**chosen, **more})
+            return stack.enter_context(made)
+
+        if jumps:
+            engines = {on: engine(jump_forward=on) for on in (False, True)}
+            records = measure_jump_forward(engines, batch=batch_size, tokens=output_tokens, rounds=rounds)
+        else:
+            records = measure_guides(engine(), batch=batch_size, tokens=output_tokens, rounds=rounds, at_most=at_most)
     _show(Console(), json_file, {"model": model, **chosen}, records)
     if any(record.met is False for record in records):
         raise typer.Exit(1)

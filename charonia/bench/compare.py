@@ -58,10 +58,15 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def serving(
-    model: str, settings: Mapping[str, Setting], options: Sequence[str] = (), tls_ca: Path | None = None
+    model: str,
+    settings: Mapping[str, Setting],
+    options: Sequence[str] = (),
+    tls_ca: Path | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[Served]:
     """`charonia serve` on free ports, until the block is left. options: more of its options. tls_ca: the certificates
-    that the gateway's comes from, where the environment gives it one (CHARONIA_GATEWAY_TLS_CERT).
+    that the gateway's comes from, where the environment gives it one (CHARONIA_GATEWAY_TLS_CERT). variables: more of
+    its environment.
 
     Raises ModelError with what it said when it fails."""
     http, grpc, metrics, rest = free_ports(4)
@@ -71,7 +76,7 @@ def serving(
         command += options
         for name, port in (("http", http), ("grpc", grpc), ("metrics", metrics), ("gateway", rest)):
             command += [f"--{name}-port", str(port)]
-        environment = dict(os.environ)
+        environment = {**os.environ, **(variables or {})}
         environment.update({f"CHARONIA_{key.upper()}": value for key, value in spell_settings(settings).items()})
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)

@@ -76,6 +76,7 @@ def _gateway(servers: Sequence[Served]) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="charonia-gateway-") as folder:
         log = Path(folder, "gateway.log")
         environment = {
+            "CHARONIA_GATEWAY_WORKERS": "1",  # each has its own load, and what is measured is how it is spread
             **os.environ,
             "CHARONIA_HOST": "127.0.0.1",
             "CHARONIA_GATEWAY_PORT": str(port),

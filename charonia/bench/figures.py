@@ -14,10 +14,14 @@ from charonia.bench.records import Record
 
 @dataclass
 class Trace:
-    """One request as its client saw it; times in seconds on one clock."""
+    """One request as its client saw it; times in seconds on one clock.
+
+    made_ms: when the engine made each response of `arrivals`, in milliseconds since it took the request, where the
+    target says so."""
 
     began: float
     arrivals: list[float] = field(default_factory=list)  # of each response that carried something
+    made_ms: list[float] = field(default_factory=list)
     ended: float = 0.0
     input_tokens: int = 0
     cached_tokens: int = 0

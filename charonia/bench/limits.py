@@ -35,12 +35,14 @@ def _larger(one: float | None, other: float | None) -> float | None:
 
 
 def measure_limits(device: str, threads: int = 0) -> Limits:
-    """device: cpu | cuda, as EngineInfo says it. threads: of the CPU's measurement.
+    """device: cpu | cuda | null, as EngineInfo says it. threads: of the CPU's measurement.
 
     A GPU is measured with PyTorch; without it nothing is known and nothing fails.
     """
     if device == "cpu":
         return Limits(_engine.measure_read_bandwidth(threads), None)
+    if device == "null":  # reads and computes nothing
+        return Limits(None, None)
     try:
         import torch
     except ImportError:

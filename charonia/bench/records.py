@@ -141,7 +141,7 @@ def make_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: st
     from rich.text import Text
 
     def is_number(place: int) -> bool:
-        return all(row[place][:1].isdigit() or row[place] in ("", "-") for row in rows)
+        return all(row[place].lstrip("-")[:1].isdigit() or row[place] in ("", "-") for row in rows)
 
     # Where there is little room, rich would cut words sooner than it breaks lines between them.
     widths = [max(map(len, heading.split()), default=0) for heading in headings]

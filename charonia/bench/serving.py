@@ -58,9 +58,9 @@ def _share(
 
     async def run() -> list[Trace]:
         async with make_target()() as target:
-            await _closed_loop(target, jobs[:warmup], clients, lambda: None)
+            await closed_loop(target, jobs[:warmup], clients, lambda: None)
             await asyncio.to_thread(barrier.wait, _START_LIMIT_S)
-            return await _closed_loop(target, jobs, clients, lambda: None)
+            return await closed_loop(target, jobs, clients, lambda: None)
 
     return asyncio.run(run())
 
@@ -75,13 +75,13 @@ async def _run(
 ) -> Figures:
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
     async with open_target() as target:
-        await _closed_loop(target, jobs[:warmup], min(warmup, concurrency or warmup), lambda: None)
+        await closed_loop(target, jobs[:warmup], min(warmup, concurrency or warmup), lambda: None)
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
             task = bars.add_task(title, total=len(jobs))
             if concurrency is None:
                 traces = await _open_loop(target, jobs, lambda: bars.advance(task))
             else:
-                traces = await _closed_loop(target, jobs, concurrency, lambda: bars.advance(task))
+                traces = await closed_loop(target, jobs, concurrency, lambda: bars.advance(task))
     return Figures.of(traces)
 
 
@@ -95,7 +95,8 @@ async def _one(target: Target, job: Job) -> Trace:
     return trace
 
 
-async def _closed_loop(target: Target, jobs: Sequence[Job], clients: int, done: Callable[[], None]) -> list[Trace]:
+async def closed_loop(target: Target, jobs: Sequence[Job], clients: int, done: Callable[[], None]) -> list[Trace]:
+    """That many clients, each sending its next request when the last is answered. done: called after each."""
     waiting: Iterator[Job] = iter(jobs)
     traces: list[Trace] = []
 

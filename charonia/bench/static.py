@@ -182,7 +182,7 @@ def print_report(console: Console, report: Report, *, verbose: bool = False) -> 
     if report.gemm_flops:
         what += f", bf16 GEMMs run at {report.gemm_flops / 1e12:.0f} TFLOP/s"
     console.print(what, highlight=False, soft_wrap=True)
-    if not report.bandwidth:
+    if not report.bandwidth and report.device != "null":
         console.print("shares need PyTorch, which measures the device: pip install torch", highlight=False)
     print_records(console, report.records)
     if report.gemms_rejected:

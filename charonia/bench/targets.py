@@ -1,4 +1,5 @@
-"""Who answers: the engine in this process, Triton's ensemble or the gateway. Each streams and counts tokens."""
+"""Who answers: the engine in this process, Triton's ensemble or the gateway. Each counts tokens, and streams unless the
+servers are asked for whole answers."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class Target(Protocol):
     """Something that answers requests."""
 
     async def run(self, job: Job, trace: Trace) -> None:
-        """Streams one answer into `trace`; raises what went wrong."""
+        """Reads one answer into `trace`; raises what went wrong."""
         ...
 
 
@@ -49,37 +50,49 @@ class InProcess:
 class Triton:
     """Triton's ensemble over gRPC, through the client library."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, stream: bool = True) -> None:
         self._client = client
+        self._stream = stream
 
     async def run(self, job: Job, trace: Trace) -> None:
         from charonia_client import GenerateRequest
 
-        request = GenerateRequest(text=job.text, max_tokens=job.max_tokens, temperature=0.0, ignore_eos=True)
+        request = GenerateRequest(
+            text=job.text, max_tokens=job.max_tokens, temperature=0.0, ignore_eos=True, stream=self._stream
+        )
         async for part in self._client.generate(request):
             if part.token_ids or part.text:
                 trace.arrivals.append(clock())
+                if part.timings:
+                    trace.made_ms.append(part.timings.total_ms)
             trace.input_tokens, trace.output_tokens = part.num_input_tokens, part.num_output_tokens
             trace.cached_tokens = part.num_cached_tokens
 
 
 class Gateway:
-    """The gateway's /v1/completions as server-sent events."""
+    """The gateway's /v1/completions, as server-sent events or whole."""
 
-    def __init__(self, client: Any, model: str) -> None:
+    def __init__(self, client: Any, model: str, stream: bool = True) -> None:
         self._client = client
         self._model = model
+        self._stream = stream
 
     async def run(self, job: Job, trace: Trace) -> None:
-        body = {
+        body: dict[str, Any] = {
             "model": self._model,
             "prompt": job.text,
             "max_tokens": job.max_tokens,
             "temperature": 0.0,
             "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
         }
+        if not self._stream:
+            response = await self._client.post("/v1/completions", json=body)
+            if response.status_code != 200:
+                raise RuntimeError(f"HTTP {response.status_code}: {response.text[:300]}")
+            trace.arrivals.append(clock())
+            self._count(response.json()["usage"], trace)
+            return
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
         async with self._client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
                 await response.aread()
@@ -93,8 +106,12 @@ class Gateway:
                 if event["choices"]:
                     trace.arrivals.append(clock())
                 if usage := event.get("usage"):
-                    trace.input_tokens, trace.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-                    trace.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+                    self._count(usage, trace)
+
+    @staticmethod
+    def _count(usage: dict[str, Any], trace: Trace) -> None:
+        trace.input_tokens, trace.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        trace.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
 
 
 def in_process(engine: Engine) -> OpenTarget:
@@ -105,8 +122,8 @@ def in_process(engine: Engine) -> OpenTarget:
     return open_target
 
 
-def triton(address: str) -> OpenTarget:
-    """address: HOST:PORT of Triton's gRPC."""
+def triton(address: str, stream: bool = True, subscribe: bool = False) -> OpenTarget:
+    """address: HOST:PORT of Triton's gRPC. subscribe: as the client library's Client has it."""
 
     @asynccontextmanager
     async def open_target() -> AsyncIterator[Target]:
@@ -114,17 +131,17 @@ def triton(address: str) -> OpenTarget:
             from charonia_client import Client
         except ImportError as error:
             raise ModelError("the Triton target needs the client library: pip install charonia-client") from error
-        async with Client(address) as client:
+        async with Client(address, subscribe=subscribe) as client:
             if not await client.model_ready():
                 raise ModelError(
                     f"no Triton with a ready ensemble answers at {address}: is it started (charonia serve)?"
                 )
-            yield Triton(client)
+            yield Triton(client, stream)
 
     return open_target
 
 
-def gateway(url: str, api_key: str | None = None, tls_ca: Path | None = None) -> OpenTarget:
+def gateway(url: str, api_key: str | None = None, tls_ca: Path | None = None, stream: bool = True) -> OpenTarget:
     """url: the gateway's address, such as http://localhost:23333. api_key: for one that asks for keys. tls_ca:
     a PEM file, the certificates that its own comes from; None: public ones."""
 
@@ -155,6 +172,6 @@ def gateway(url: str, api_key: str | None = None, tls_ca: Path | None = None) ->
                 ) from error
             except httpx.HTTPError as error:
                 raise ModelError(f"no gateway answers at {url} ({error}): is it started (charonia serve)?") from error
-            yield Gateway(client, models[0]["id"])
+            yield Gateway(client, models[0]["id"], stream)
 
     return open_target

@@ -186,7 +186,11 @@ def _load(location: workspace.Location, dtype: str, settings: Mapping[str, Setti
     chosen: dict[str, Any] = {"max_batch_size": _BATCH, "stream_interval_ms": 0}
     if not any(key in settings or f"CHARONIA_{key.upper()}" in os.environ for key in _CACHE_KEYS):
         chosen |= {"cache_users": 1, "cache_user_tokens": max(_CACHE_TOKENS, window + 1)}
-    return Engine.from_pretrained(location.path, dtype=dtype, **{**chosen, **settings})
+    engine = Engine.from_pretrained(location.path, dtype=dtype, **{**chosen, **settings})
+    if engine.info.device == "null":
+        engine.close()
+        raise InvalidRequestError("device = null computes nothing, so there is nothing to evaluate: set device = auto")
+    return engine
 
 
 def _encode(engine: Engine, content: str) -> list[int]:

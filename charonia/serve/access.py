@@ -110,3 +110,13 @@ def _is_local(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
+
+
+def loopback(host: str) -> str:
+    """An address under which this machine reaches what listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def bracketed(host: str) -> str:
+    """As URLs have it."""
+    return f"[{host}]" if ":" in host else host

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ app = typer.Typer()
 models_app = typer.Typer(no_args_is_help=True, help="Loads and unloads models of a running `charonia serve`.")
 
 
-def _option(field: str, *names: str) -> typer.models.OptionInfo:
+def setting_option(field: str, *names: str) -> typer.models.OptionInfo:
     """An option whose help, default and range are the setting's. Its value comes with the environment's, later."""
     info = ServeSettings.model_fields[field]
     default = "" if info.default is None else f"; default {info.default}"
@@ -37,25 +38,28 @@ def serve_command(
             metavar="[MODEL]...",
         ),
     ] = None,
-    model_name: Annotated[str | None, _option("model_name")] = None,
-    model_shares: Annotated[str | None, _option("model_shares")] = None,
-    host: Annotated[str | None, _option("host")] = None,
-    triton_address: Annotated[str | None, _option("triton_address")] = None,
-    http_inference: Annotated[bool | None, _option("http_inference", "--http-inference/--no-http-inference")] = None,
-    http_port: Annotated[int | None, _option("http_port")] = None,
-    grpc_port: Annotated[int | None, _option("grpc_port")] = None,
-    metrics_port: Annotated[int | None, _option("metrics_port")] = None,
-    gateway_port: Annotated[int | None, _option("gateway_port")] = None,
-    run_dir: Annotated[Path | None, _option("run_dir")] = None,
-    gateway: Annotated[bool | None, _option("gateway", "--gateway/--no-gateway")] = None,
-    logs: Annotated[str | None, _option("logs")] = None,
-    triton_dir: Annotated[Path | None, _option("triton_dir")] = None,
-    text_instances: Annotated[int | None, _option("text_instances")] = None,
-    start_timeout_s: Annotated[float | None, _option("start_timeout_s")] = None,
-    max_restarts: Annotated[int | None, _option("max_restarts")] = None,
-    hang_timeout_s: Annotated[float | None, _option("hang_timeout_s")] = None,
-    tool_call_parser: Annotated[str | None, _option("tool_call_parser")] = None,
-    reasoning_parser: Annotated[str | None, _option("reasoning_parser")] = None,
+    model_name: Annotated[str | None, setting_option("model_name")] = None,
+    model_shares: Annotated[str | None, setting_option("model_shares")] = None,
+    host: Annotated[str | None, setting_option("host")] = None,
+    triton_address: Annotated[str | None, setting_option("triton_address")] = None,
+    http_inference: Annotated[
+        bool | None, setting_option("http_inference", "--http-inference/--no-http-inference")
+    ] = None,
+    http_port: Annotated[int | None, setting_option("http_port")] = None,
+    grpc_port: Annotated[int | None, setting_option("grpc_port")] = None,
+    metrics_port: Annotated[int | None, setting_option("metrics_port")] = None,
+    gateway_port: Annotated[int | None, setting_option("gateway_port")] = None,
+    gateway_workers: Annotated[int | None, setting_option("gateway_workers")] = None,
+    run_dir: Annotated[Path | None, setting_option("run_dir")] = None,
+    gateway: Annotated[bool | None, setting_option("gateway", "--gateway/--no-gateway")] = None,
+    logs: Annotated[str | None, setting_option("logs")] = None,
+    triton_dir: Annotated[Path | None, setting_option("triton_dir")] = None,
+    text_instances: Annotated[int | None, setting_option("text_instances")] = None,
+    start_timeout_s: Annotated[float | None, setting_option("start_timeout_s")] = None,
+    max_restarts: Annotated[int | None, setting_option("max_restarts")] = None,
+    hang_timeout_s: Annotated[float | None, setting_option("hang_timeout_s")] = None,
+    tool_call_parser: Annotated[str | None, setting_option("tool_call_parser")] = None,
+    reasoning_parser: Annotated[str | None, setting_option("reasoning_parser")] = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Serve a model, or several: Triton with its models, and the OpenAI-compatible gateway.
@@ -66,7 +70,7 @@ def serve_command(
     from charonia.serve.logs import reported
 
     chosen = read_settings(
-        **_models(models),
+        **model_settings(models),
         model_name=model_name,
         model_shares=model_shares,
         host=host,
@@ -76,6 +80,7 @@ def serve_command(
         grpc_port=grpc_port,
         metrics_port=metrics_port,
         gateway_port=gateway_port,
+        gateway_workers=gateway_workers,
         run_dir=run_dir,
         gateway=gateway,
         logs=logs,
@@ -91,8 +96,8 @@ def serve_command(
         serve(chosen, spell_settings(settings or {}), exits=True)
 
 
-def _models(given: list[str] | None) -> dict[str, str]:
-    """The settings that arguments of `charonia serve` stand for."""
+def model_settings(given: list[str] | None) -> dict[str, str]:
+    """The settings that the MODEL arguments of `charonia serve` and `charonia web` stand for."""
     if not given:
         return {}
     first, *more = given
@@ -109,21 +114,26 @@ def _models_group() -> None:
     """Loads and unloads models of a `charonia serve` that runs on this machine, as the same user."""
 
 
-RunDir = Annotated[Path | None, _option("run_dir")]
-GrpcPort = Annotated[int | None, _option("grpc_port")]
+RunDir = Annotated[Path | None, setting_option("run_dir")]
+GrpcPort = Annotated[int | None, setting_option("grpc_port")]
 Name = Annotated[str, typer.Argument(help="the model's name, as /v1/models has it")]
 
 
 @models_app.command("list")
-def list_models(run_dir: RunDir = None, grpc_port: GrpcPort = None) -> None:
+def list_models(
+    run_dir: RunDir = None,
+    grpc_port: GrpcPort = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
     """Prints each model's name, state and ensemble in Triton; the first is the default one."""
-    from rich.console import Console
-    from rich.table import Table
+    from charonia.tables import print_table
 
-    table = Table("model", "state", "ensemble")
-    for model in _ask(run_dir, grpc_port, do="list"):
-        table.add_row(model["name"], model["state"], model["ensemble"])
-    Console().print(table)
+    found = _ask(run_dir, grpc_port, do="list")
+    if json_output:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    columns = ("model", "state", "ensemble")
+    print_table(columns, [[model["name"], model["state"], model["ensemble"]] for model in found])
 
 
 @models_app.command("load")
@@ -152,7 +162,7 @@ def prepare_command(
         list[str] | None,
         typer.Argument(help="As of `charonia serve` (MODEL; default: the demo model)", metavar="[MODEL]..."),
     ] = None,
-    run_dir: Annotated[Path | None, _option("run_dir")] = None,
+    run_dir: Annotated[Path | None, setting_option("run_dir")] = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Do what `charonia serve` does before it starts anything: find or download the models, check the settings and make
@@ -161,7 +171,7 @@ def prepare_command(
     from charonia.serve.model import prepare
     from charonia.serve.models import asked_for
 
-    chosen = read_settings(**_models(models), run_dir=run_dir)
+    chosen = read_settings(**model_settings(models), run_dir=run_dir)
     for _, model in asked_for(chosen):
         print(
             prepare(

@@ -82,19 +82,24 @@ def answering(folder: Path, handle: Handle) -> Iterator[None]:
         (folder / _FILE).unlink(missing_ok=True)
 
 
+def _folders(root: Path, port: int) -> list[Path]:
+    beside: list[Path] = []
+    with contextlib.suppress(PermissionError):  # of another user, which the first one says
+        beside = sorted(root.glob(f"port-{port}-*"))
+    return [root / f"port-{port}", *beside]
+
+
 def ask(root: Path, port: int, **question: Any) -> Any:
     """What the `charonia serve` with this gRPC port under the run folder `root` answers. ServeError where there is
     none, or for its error."""
-    for folder in [root / f"port-{port}", *sorted(root.glob(f"port-{port}-*"))]:
-        if not (folder / _FILE).exists():
-            continue
+    for folder in _folders(root, port):
         try:
             with socket.socket(socket.AF_UNIX) as connection, _address(folder) as address:
                 connection.connect(address)
                 connection.sendall(json.dumps(question).encode() + b"\n")
                 with connection.makefile("rb") as lines:
                     line = lines.readline()
-        except ConnectionRefusedError:  # of a process that was killed
+        except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):  # the last: of one that was killed
             continue
         except PermissionError:
             raise ServeError(f"{folder} is another user's: only who started charonia serve may ask it") from None

@@ -91,7 +91,7 @@ class ModelControl:
             if why := self._failed.get(model):
                 raise ServeError(f"{model} cannot be loaded: {why}")
             if not alive():
-                raise ServeError(f"Triton ended while it loaded {model}")
+                raise ServeError(f"Triton ended, or was to end, while it loaded {model}")
             if time.monotonic() > deadline:
                 raise ServeError(f"{model} is not loaded after {limit_s:g} s: see Triton's log")
 

@@ -21,13 +21,14 @@ from rich.markup import escape
 from charonia.serve import access, checks, control, drain, hang, logs, run_folder, shared_memory, shares, triton
 from charonia.serve.errors import DeviceFailure, ServeError
 from charonia.serve.fetch import answers, takes_tls
-from charonia.serve.model import prepare
-from charonia.serve.models import Models, Served, asked_for, make_repository, option_values, with_labels
+from charonia.serve.models import Models, Served, make_repository, option_values
+from charonia.serve.prepared import model_name, prepare_all
 from charonia.serve.process import Child
 from charonia.serve.restarts import WINDOW_S, Restarts
 from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled, shared_environment
 
 _KILL_AFTER_S = 10  # what a process gets on top of drain_timeout_s before it is killed
+_HURRIED_EXIT_S = 5  # what a gateway gets to end at once, so that it leaves no files
 _HUNG_EXIT_S = 5  # what a Triton that hangs gets to end by itself: the engine may still end its requests in order
 _LOST_EXIT_S = 2  # what a Triton gets to end whose engine has ended, and which waits for calls that never end
 _POLL_S = 0.1
@@ -120,12 +121,12 @@ class _Stack:
             own = held.enter_context(run_folder.held(root, settings.grpc_port))
             held.enter_context(shared_memory.owned(self._shared_memory))
             checks.check_ports(access.ports(settings))
-            served = self._prepared(root)
+            served = prepare_all(settings, root, self._inference, self._say)
             try:
                 if not self._start(own, served):
                     return
                 self._is_ready()
-                held.enter_context(control.answering(own, self._answer))
+                self._take_orders(held, own)
                 self._announce(served, time.monotonic() - began)
                 while not self._signals.wait(_POLL_S * 2):
                     self._end_hung_server()
@@ -135,16 +136,17 @@ class _Stack:
                 self._stop()
                 self._control.close()
 
-    def _prepared(self, root: Path) -> list[Served]:
-        """The models to serve, in the order of the settings. Of several each has its share of the memory."""
-        settings = self._settings
-        found = []
-        for name, model in asked_for(settings):
-            workspace = prepare(model, root, self._inference, self._say)
-            found.append((name or _model_name(workspace), workspace))
-        shares_given = shares.parse_shares(settings.model_shares, len(found))
-        served = with_labels(found)
-        return shares.divide(served, self._inference, shares_given) if len(served) > 1 else served
+    def _take_orders(self, held: contextlib.ExitStack, own: Path) -> None:
+        """Answers `charonia models` until `held` is closed."""
+        try:
+            held.enter_context(control.answering(own, self._answer))
+        except OSError as error:  # file systems of other machines may have no sockets
+            if len(self._models.describe()) > 1:
+                self._say(
+                    f"charonia models does not reach this server: a socket cannot be made in {own} ({error.strerror}). "
+                    f"Name a folder of another file system with {env_name('run_dir')}",
+                    "warning",
+                )
 
     def _answer(self, question: Mapping[str, Any]) -> Any:
         """What `charonia models` asks. Raises ServeError."""
@@ -183,12 +185,12 @@ class _Stack:
         if tls:
             base["CHARONIA_TRITON_TLS"] = "true"
         log_file = self._log_file(own, "triton")
-        names = _model_name(served[0].workspace) if len(served) == 1 else " and ".join(one.name for one in served)
+        names = model_name(served[0].workspace) if len(served) == 1 else " and ".join(one.name for one in served)
         self._say(f"Starting Triton with {names}" + (f"; log: {log_file}" if log_file else ""))
         backends = triton.make_backend_folder(own / "backends", distribution)
         closed = access.triton_options(settings)
         env = {**base, **self._control.environment(), "CHARONIA_DRAIN_TIMEOUT_S": str(self._drain_s)}
-        env = triton.environment(distribution, env)
+        env = triton.environment(distribution, env, settings.jemalloc)
 
         def start_server() -> Child:
             more = [shared_memory.option(self._shared_memory), *self._models.options(), *closed, *tls]
@@ -208,7 +210,9 @@ class _Stack:
                 **base,
                 "CHARONIA_HOST": settings.host,
                 "CHARONIA_GATEWAY_PORT": str(settings.gateway_port),
-                "CHARONIA_TRITON_HOST": _loopback(settings.triton_address),
+                # The cores are the engine's where it computes on them.
+                "CHARONIA_GATEWAY_WORKERS": str(settings.gateway_workers or int(triton.on_cpu(self._device))),
+                "CHARONIA_TRITON_HOST": access.loopback(settings.triton_address),
                 "CHARONIA_GRPC_PORT": str(settings.grpc_port),
                 "CHARONIA_MODEL_NAME": served[0].name,
                 "CHARONIA_GATEWAY_MORE_MODELS": option_values(served),
@@ -219,7 +223,9 @@ class _Stack:
         )
         self._children.append(gateway)
         if settings.gateway_tls_client_ca:
-            return self._until(gateway, {"gateway": lambda: takes_tls(_loopback(settings.host), settings.gateway_port)})
+            return self._until(
+                gateway, {"gateway": lambda: takes_tls(access.loopback(settings.host), settings.gateway_port)}
+            )
         return self._until_ready(gateway, [f"{self._gateway_url()}/health/ready"])
 
     def _log_file(self, folder: Path, name: str) -> Path | None:
@@ -256,7 +262,7 @@ class _Stack:
         """Triton takes requests, and is watched from now on."""
         self._ready = True
         if self._settings.hang_timeout_s:
-            host, settings = _bracketed(_loopback(self._settings.triton_address)), self._settings
+            host, settings = access.bracketed(access.loopback(self._settings.triton_address)), self._settings
             ports = (settings.http_port, settings.grpc_port, settings.metrics_port)
             http, grpc, metrics = (f"{host}:{port}" for port in ports)
             tls = None
@@ -388,6 +394,8 @@ class _Stack:
         """The gateway first, so that Triton has no caller of ours left; then what others call; then Triton."""
         if self._watch:
             self._watch.stop()
+        if self._ready:
+            self._models.end()
         if self._signals.count and self._children:
             self._say("Stopping; Ctrl-C again does not wait for running requests")
         ended = [child for child in self._children if child.exit_status() is not None]
@@ -402,14 +410,17 @@ class _Stack:
 
         for child in reversed(self._children):
             if child is self._children[0] and self._ready and child.exit_status() is None and not hurry():
-                labels = [one.label for one in self._models.wanted()]
-                lost = self._control.drain(self._metrics_url(), self._drain_s, hurry, idle_s, labels)
+                loaded = self._models.labels()  # one that is being loaded has no calls
+                lost = self._control.drain(self._metrics_url(), self._drain_s, hurry, idle_s, loaded)
                 if lost is not None:
                     limit = _LOST_EXIT_S
                 if lost:
                     self._say(lost, "warning")
             child.terminate()
-            if not child.wait(limit, hurry):
+            ended_itself = child.wait(limit, hurry)
+            if not ended_itself and hurry() and child is not self._children[0]:
+                ended_itself = child.end_at_once(_HURRIED_EXIT_S)
+            if not ended_itself:
                 self._say(f"{child.name} has not ended by itself and is killed")
             if child is self._children[0]:
                 self._kill_server()
@@ -422,21 +433,21 @@ class _Stack:
         shared_memory.remove(self._shared_memory)
 
     def _triton_url(self, port: int) -> str:
-        return f"http://{_bracketed(_loopback(self._settings.triton_address))}:{port}"
+        return f"http://{access.bracketed(access.loopback(self._settings.triton_address))}:{port}"
 
     def _metrics_url(self) -> str:
         return f"{self._triton_url(self._settings.metrics_port)}/metrics"
 
     def _gateway_url(self) -> str:
         scheme = "https" if self._settings.gateway_tls_cert else "http"
-        return f"{scheme}://{_bracketed(_loopback(self._settings.host))}:{self._settings.gateway_port}"
+        return f"{scheme}://{access.bracketed(access.loopback(self._settings.host))}:{self._settings.gateway_port}"
 
     def _announce(self, served: Sequence[Served], seconds: float) -> None:
         settings, url = self._settings, self._gateway_url()
         name, names = served[0].name, " and ".join(one.name for one in served)
         for text in access.warnings(settings):
             self._say(text, "warning")
-        host = _bracketed(_loopback(settings.triton_address))
+        host = access.bracketed(access.loopback(settings.triton_address))
         ready = f"{names} {'is' if len(served) == 1 else 'are'} ready after {seconds:.1f} s"
         if not settings.gateway:
             self._say(
@@ -476,14 +487,6 @@ class _Stack:
             self._console.print(escape(whose + text))
 
 
-def _model_name(workspace: Path) -> str:
-    """The name that config.ini gives the model."""
-    from charonia import _engine
-
-    config = workspace / "triton_models" / "weights" / "config.ini"
-    return str(_engine.read_config_ini(config).get("model_name") or workspace.name)
-
-
 def _drain_s(workspace: Path, inference: Mapping[str, str]) -> float:
     """The setting drain_timeout_s: what was given, or the workspace's, or the default."""
     from charonia import _engine
@@ -492,13 +495,3 @@ def _drain_s(workspace: Path, inference: Mapping[str, str]) -> float:
     default = next(entry.default_value for entry in _engine.config_fields() if entry.key == key)
     written = _engine.read_config_ini(workspace / "triton_models" / "weights" / "config.ini")
     return float(inference.get(key) or written.get(key) or default)
-
-
-def _loopback(host: str) -> str:
-    """An address under which this machine reaches what listens on `host`."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-
-
-def _bracketed(host: str) -> str:
-    """As URLs have it."""
-    return f"[{host}]" if ":" in host else host

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,7 +34,7 @@ def prepare(
     named = model or demo_model()
     if named is None:
         raise ServeError(
-            "no model was named: charonia serve MODEL, or set MODEL to a model folder, a workspace or a hub id"
+            "no model was named: give the command one, or set MODEL, to a model folder, a workspace or a hub id"
         )
     location = workspace.locate(named)
     if pinned := hub.pinned_id(str(named), location.path):
@@ -62,10 +64,12 @@ def _linked(model: Path, folder: Path, ranks: int) -> Path:
 
     name = model.parent.name if model.name == "model" else model.name
     tp = f"-tp{ranks}" if ranks > 1 else ""
-    destination = folder / f"{name}{tp}-{_fingerprint(model)}"
+    # Folders of the same name in other places have workspaces of their own, which may be served now.
+    place = f"{name}{tp}-{hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:8]}"
+    destination = folder / f"{place}-{_fingerprint(model)}"
     if (destination / workspace.WEIGHTS / "manifest.json").is_file():
         return destination
-    for outdated in folder.glob(f"{name}{tp}-" + "[0-9a-f]" * 16):
+    for outdated in folder.glob(f"{glob.escape(place)}-" + "[0-9a-f]" * 16):
         shutil.rmtree(outdated, ignore_errors=True)
     link_workspace(model, destination, force=True, settings={"tensor_para_size": str(ranks)})
     return destination

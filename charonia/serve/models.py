@@ -6,10 +6,11 @@ are served, those names are the first one's, and each further one's have its lab
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,9 +66,15 @@ def _named(text: str) -> tuple[str | None, str | None]:
 
 
 def with_labels(found: Sequence[tuple[str, Path]]) -> list[Served]:
-    """The models of these names and workspaces. Raises ServeError for a name that is there twice."""
+    """The models of these names and workspaces. Raises ServeError for a name that is there twice, or that cannot be one
+    of a list."""
     served: list[Served] = []
     for name, workspace in found:
+        if served and "," in name:
+            raise ServeError(
+                f"the model of {workspace} is called {name!r}, and only the first of several models may have a comma "
+                f"in its name: name it in another way, as in charonia serve {served[0].workspace} second={workspace}"
+            )
         if any(one.name == name for one in served):
             raise ServeError(
                 f"two models are called {name!r}: name them apart, as in charonia serve first={workspace} "
@@ -99,11 +106,15 @@ def make_repository(served: Sequence[Served], folder: Path, text_instances: int 
                     raise ServeError(f"{file} has no instance_group with a count to change")
             if part == "engine":
                 config += "".join(
-                    f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n'
+                    f'parameters {{ key: "{key}" value: {{ string_value: {_quoted(value)} }} }}\n'
                     for key, value in sorted(one.settings.items())
                 )
             (model / "config.pbtxt").write_text(config, encoding="utf-8")
     return folder
+
+
+def _quoted(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _renamed(file: Path, config: str, part: str, one: Served) -> str:
@@ -139,14 +150,19 @@ class Models:
         self._states: dict[str, State] = {one.name: "loaded" for one in served}
         self._wanted = set(self._states)  # what a Triton that is started again loads
         self._busy = threading.Lock()
+        self._ended = False
 
     def wanted(self) -> list[Served]:
         """Those that the operator has not unloaded, in their order."""
         return [one for name, one in self._served.items() if name in self._wanted]
 
-    def labels(self) -> Collection[str]:
+    def labels(self) -> list[str]:
         """Of those that are loaded."""
-        return {one.label for name, one in self._served.items() if self._states[name] == "loaded"}
+        return [one.label for name, one in self._served.items() if self._states[name] == "loaded"]
+
+    def end(self) -> None:
+        """`charonia serve` ends: no more orders are taken, and a model that is being loaded is not waited for."""
+        self._ended = True
 
     def options(self) -> list[str]:
         """Of a Triton that loads what is wanted."""
@@ -176,11 +192,12 @@ class Models:
             self._wanted.add(name)
             try:
                 for part in one.parts:
-                    self._control.load(part, self._load_s, self._alive)
+                    self._control.load(part, self._load_s, lambda: self._alive() and not self._ended)
             except ServeError:
                 self._wanted.discard(name)
                 for part in reversed(one.parts):
-                    self._control.unload(part)
+                    if not self._ended:  # Triton unloads it then, and takes no orders
+                        self._control.unload(part)
                 self._states[name] = "unloaded"
                 raise
             self._states[name] = "loaded"
@@ -197,15 +214,22 @@ class Models:
                 )
             self._states[name] = "unloading"
             self._wanted.discard(name)
-            self._control.drain(self._metrics_url, self._drain_s, lambda: not self._alive(), labels=(one.label,))
+            lost = self._control.drain(self._metrics_url, self._drain_s, lambda: not self._alive(), labels=(one.label,))
             for part in reversed(one.parts):
                 self._control.unload(part)
-            gone = self._control.wait_unloaded(one.parts, _UNLOAD_S, self._alive)
+            # An ensemble with calls that never end stays, and holds nothing.
+            awaited = [part for part in one.parts if lost is None or part != one.part(drain.ENSEMBLE)]
+            gone = self._control.wait_unloaded(awaited, _UNLOAD_S, self._alive)
             self._states[name] = "unloaded"
             if not gone and self._alive():
                 return (
                     f"{name} takes no requests any more. Triton still counts calls of it, of clients that cancelled "
                     "them or are gone: its memory is free when they end, or when charonia serve is started again"
+                )
+            if lost is not None and self._alive():
+                return (
+                    f"{name} is unloaded. Triton still counts calls of it, of clients that cancelled them or are gone: "
+                    f"Triton's /v2/health/ready is 400 until {name} is loaded again"
                 )
             return f"{name} is unloaded"
 
@@ -217,6 +241,8 @@ class Models:
         if not self._busy.acquire(blocking=False):
             raise ServeError("another model is being loaded or unloaded: wait for that (charonia models list)")
         try:
+            if self._ended:
+                raise ServeError("charonia serve ends: start it again")
             if not self._alive():
                 raise ServeError("Triton is not ready: wait until it is")
             yield self._served[name]

@@ -6,9 +6,9 @@ computed before, from the plan of each (charonia plan), and each is told how muc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from charonia import _engine
 from charonia.errors import InvalidRequestError
@@ -19,7 +19,18 @@ from charonia.weights.plan import Plan, make_plan, spell_bytes
 from charonia.weights.workspace import WEIGHTS
 
 # What is said to each engine apart, and not by the environment, which is the same for all.
-KEYS = ("cache_max_entry_count", "cache_size", "cache_users", "cache_user_tokens", "max_batch_size", "token_budget")
+KEYS = (
+    "cache_max_entry_count",
+    "cache_size",
+    "cache_users",
+    "cache_user_tokens",
+    "max_batch_size",
+    "token_budget",
+    "session_dir",
+)
+
+
+_MOST_SHARE = 1_000_000  # and the least is as far below 1: their sum and their ratios are numbers
 
 
 def parse_shares(text: str, count: int) -> list[float]:
@@ -30,9 +41,10 @@ def parse_shares(text: str, count: int) -> list[float]:
         shares = [float(part) for part in text.split(",")]
     except ValueError:
         shares = []
-    if not shares or not all(math.isfinite(share) and share > 0 for share in shares):
+    if not shares or not all(1 / _MOST_SHARE <= share <= _MOST_SHARE for share in shares):  # nor is any of them NaN
         raise InvalidRequestError(
-            f"{env_name('model_shares')}={text!r}: expected numbers above 0, separated by commas, such as 3,1"
+            f"{env_name('model_shares')}={text!r}: expected numbers from {1 / _MOST_SHARE:f} to {_MOST_SHARE}, "
+            "separated by commas, such as 3,1"
         )
     if len(shares) != count:
         raise InvalidRequestError(
@@ -92,24 +104,33 @@ def divide(
                 "cache_users": "0",
                 "max_batch_size": str(made.max_batch_size),
                 "token_budget": str(made.token_budget),
+                **_session_dir(one, inference),
             },
         )
         for one, made, count in zip(served, plans, blocks, strict=True)
     ]
 
 
+def _setting(one: Served, inference: Mapping[str, str], key: str) -> str:
+    """What was given, or the workspace's, or the default."""
+    written = _engine.read_config_ini(one.workspace / WEIGHTS / "config.ini")
+    default = next(entry.default_value for entry in _engine.config_fields() if entry.key == key)
+    return inference.get(key) or written.get(key) or default
+
+
 def _ratio(one: Served, inference: Mapping[str, str]) -> float | None:
     """The share of what is free that the cache may take; None where the settings say how large it is."""
-    written = _engine.read_config_ini(one.workspace / WEIGHTS / "config.ini")
-    default = {entry.key: entry.default_value for entry in _engine.config_fields()}
-
-    def setting(key: str) -> str:
-        return inference.get(key) or written.get(key) or default[key]
-
-    if int(setting("cache_users")) > 0 or setting("cache_size"):
+    if int(_setting(one, inference, "cache_users")) > 0 or _setting(one, inference, "cache_size"):
         return None
-    ratio = float(setting("cache_max_entry_count"))
+    ratio = float(_setting(one, inference, "cache_max_entry_count"))
     return ratio if ratio < 1 else None
+
+
+def _session_dir(one: Served, inference: Mapping[str, str]) -> dict[str, str]:
+    """Each further model has a folder of its own in that of the sessions: two models whose folders have the same name
+    would read each other's histories, and only one of them could write."""
+    folder = _setting(one, inference, "session_dir")
+    return {"session_dir": str(Path(folder, one.label))} if folder else {}
 
 
 def _refusal(

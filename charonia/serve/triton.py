@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib.util
 import math
 import os
@@ -33,6 +34,7 @@ _GPU_SOURCES = (
 )
 _GPU_NOISE = re.compile(r"cuda|nvml|dcgm|pinned.*memory|gpu|device", re.IGNORECASE)
 _DEPENDS = re.compile(r"ensemble 'ensemble[^']*' depends on")
+_ALLOCATORS = re.compile(r"malloc|libasan|libtsan")
 _NO_SUCH_GPU = re.compile(r"has kind KIND_GPU but no GPUs are available|invalid or unsupported gpu id")
 
 
@@ -153,13 +155,15 @@ def _trace_config(settings: ServeSettings) -> list[str]:
     return common + [f"opentelemetry,{name}={value}" for name, value in own.items()] + [f"opentelemetry,{instance}"]
 
 
-def environment(distribution: Distribution, base: Mapping[str, str]) -> dict[str, str]:
-    """The server's environment: its libraries and libpython, and this Python's packages for the Python models."""
+def environment(distribution: Distribution, base: Mapping[str, str], jemalloc: bool = False) -> dict[str, str]:
+    """The server's environment: its libraries and libpython, and this Python's packages for the Python models.
+    jemalloc: whether memory is allocated with it, where it is installed."""
     libraries = [str(distribution.libraries), str(sysconfig.get_config_var("LIBDIR"))]
     if base.get("LD_LIBRARY_PATH"):
         libraries.append(base["LD_LIBRARY_PATH"])
     return {
         **base,
+        **(_preloaded(base.get("LD_PRELOAD", "")) if jemalloc else {}),
         "LD_LIBRARY_PATH": os.pathsep.join(libraries),
         # The Python models' process finds its packages by the first python3 on PATH.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
@@ -167,6 +171,14 @@ def environment(distribution: Distribution, base: Mapping[str, str]) -> dict[str
         "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+def _preloaded(given: str) -> dict[str, str]:
+    """With jemalloc before what is preloaded already, unless that has another allocator."""
+    library = ctypes.util.find_library("jemalloc")
+    if library is None or _ALLOCATORS.search(given):
+        return {}
+    return {"LD_PRELOAD": f"{library} {given}".strip()}
 
 
 # The engine says these when it is loaded: "engine version 1: <model> (<family>, <type>) on GPU 0, sm_90; weights ...".
@@ -183,6 +195,11 @@ def device_of(line: str) -> list[str]:
         if found := pattern.search(text):
             return [f"{found.group(1)}: {why}{found.group(2)}" if found.group(1) else f"{why}{found.group(2)}"]
     return []
+
+
+def on_cpu(devices: Sequence[str]) -> bool:
+    """Whether an engine computes on the CPU. devices: what device_of() found."""
+    return any(re.match(r"(\S+: )?cpu, ", text) for text in devices)
 
 
 def is_noise(line: str) -> bool:

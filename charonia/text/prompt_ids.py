@@ -313,9 +313,13 @@ def _check_calls(field: str, calls: Any) -> list[Any]:
     if not _are_objects(calls):
         raise PromptError(field, "not a list of objects", "send what the model's answer contained")
     checked = []
-    for call in calls:
-        function = call.get("function")
-        if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
+    for number, call in enumerate(calls):
+        function = call.get("function", call)  # templates may take calls that are flat
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str) or not name:
+            remedy = 'send {"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
+            raise PromptError(f"{field}[{number}]", f"{show(call)} names no function", remedy)
+        if "function" in call and isinstance(function.get("arguments"), str):
             # Some models and servers write a call without arguments so.
             text = function["arguments"].strip() or "{}"
             if not _is_json(text):

@@ -1,14 +1,19 @@
 """How a tokenizer splits a text, for the engine's token_split.safetensors: for jump-forward of structured output.
 
-The engine has no tokenizer. Of byte-level BPE (Sennrich et al. 2016; Radford et al. 2019) it needs the merges, and the
-pre-tokenizers by their patterns. Those it knows are listed here, with what they are on ASCII in ECMAScript's syntax.
-Of each of them holds what engine/src/text/token_split.cpp says of a text's end; tests compare with `tokenizers`.
+The engine has no tokenizer. Of BPE (Sennrich et al. 2016) it needs the merges, and where a text is cut before them:
+- Byte-level BPE (Radford et al. 2019) has pre-tokenizers. Those whose patterns are known are listed here, with what
+  they are on ASCII in ECMAScript's syntax. Of each holds what engine/src/text/token_split.cpp says of a text's end.
+- SentencePiece's BPE (Kudo and Richardson 2018) merges the whole text. But no merge goes across two characters that
+  stand side by side in no token, as the last letter of a word and the space behind it: as good as a cut.
+Tests compare with `tokenizers`.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,28 +38,38 @@ PATTERNS = {
     _HEAD + r"\p{N}{1,3}" + _TAIL: _CONTRACTIONS + r"|[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]{1,3}" + _AFTER_DIGITS,
 }
 
+_SPACE = "\u2581"  # SentencePiece's
+
 
 @dataclass(frozen=True)
 class TokenSplit:
     """merges[rank]: ids of the two tokens that are merged, and of what they become. stages: the pre-tokenizers'
     patterns, on ASCII, each of which cuts the pieces of the one before. added: tokens that are found in a text
-    before it is split. unsupported: why the split is not known; the others are empty then."""
+    before it is split. characters: SentencePiece's token of each character of ASCII, and joined: those that stand side
+    by side in some token. unsupported: why the split is not known; the others are empty then."""
 
     merges: list[tuple[int, int, int]]
     stages: list[str]
     added: list[str]
     ignore_merges: bool = False
     unsupported: str = ""
+    characters: list[int] = field(default_factory=list)
+    joined: list[tuple[int, int]] = field(default_factory=list)
 
     def save(self, file: Path) -> None:
-        """Writes token_split.safetensors: `merges` i32 [merges, 3]; the rest is metadata."""
+        """Writes token_split.safetensors: `merges` i32 [merges, 3], and of SentencePiece's `characters` i32 [128] and
+        `joined` i32 [pairs, 2]; the rest is metadata."""
         metadata = {
             "stages": json.dumps(self.stages),
             "added": json.dumps(self.added),
             "ignore_merges": "1" if self.ignore_merges else "0",
             "unsupported": self.unsupported,
         }
-        save_file({"merges": np.array(self.merges, dtype=np.int32).reshape(-1, 3)}, file, metadata=metadata)
+        tensors = {"merges": np.array(self.merges, dtype=np.int32).reshape(-1, 3)}
+        if self.characters:
+            tensors["characters"] = np.array(self.characters, dtype=np.int32)
+            tensors["joined"] = np.array(self.joined, dtype=np.int32).reshape(-1, 2)
+        save_file(tensors, file, metadata=metadata)
 
 
 class _UnknownError(Exception):
@@ -72,30 +87,74 @@ def build_token_split(tokenizer: PreTrainedTokenizerFast) -> TokenSplit:
 
 def _read(definition: dict[str, Any]) -> TokenSplit:
     model, normalizer = definition["model"], definition["normalizer"]
-    if model.get("type") == "Unigram" or model.get("byte_fallback"):
-        raise _UnknownError(
-            f"the tokenizer is one of SentencePiece ({model['type']}), which cuts a text nowhere before it looks for "
-            "tokens: which ones come first may depend on all of the text that follows; byte-level BPE is supported"
-        )
     if model.get("type") != "BPE":
-        raise _UnknownError(f"the tokenizer's model is {model.get('type')}, and not byte-level BPE")
-    # NFC leaves ASCII as it is.
-    if normalizer is not None and normalizer["type"] != "NFC":
-        raise _UnknownError(f"the tokenizer has the normalizer {normalizer['type']}")
+        raise _UnknownError(f"the tokenizer's model is {model.get('type')}, and not BPE")
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             raise _UnknownError(f"the tokenizer's BPE has {name} = {model[name]!r}")
-    stages = _stages(definition["pre_tokenizer"])
     added = definition["added_tokens"]
     for token in added:
         if token["lstrip"] or token["rstrip"] or token["single_word"]:
             raise _UnknownError(f"the added token {token['content']!r} has lstrip, rstrip or single_word")
     vocabulary: dict[str, int] = model["vocab"]
-    merges = []
+    merges, merged = [], []
     for merge in model["merges"]:
         first, second = merge.split(" ") if isinstance(merge, str) else merge
         merges.append((vocabulary[first], vocabulary[second], vocabulary[first + second]))
-    return TokenSplit(merges, stages, [token["content"] for token in added], bool(model.get("ignore_merges")))
+        merged.append(first + second)
+    names = [token["content"] for token in added]
+    if model.get("byte_fallback"):
+        _check_spaces(normalizer, definition["pre_tokenizer"])
+        if model.get("ignore_merges"):
+            raise _UnknownError("the tokenizer's BPE has byte_fallback and ignore_merges")
+        names = [name.replace(_SPACE, " ") for name in names]
+        return TokenSplit(merges, [], names, characters=_characters(vocabulary), joined=_joined(merged))
+    # NFC leaves ASCII as it is.
+    if normalizer is not None and normalizer["type"] != "NFC":
+        raise _UnknownError(f"the tokenizer has the normalizer {normalizer['type']}")
+    stages = _stages(definition["pre_tokenizer"])
+    return TokenSplit(merges, stages, names, bool(model.get("ignore_merges")))
+
+
+def _check_spaces(normalizer: dict[str, Any] | None, pre_tokenizer: dict[str, Any] | None) -> None:
+    """Of SentencePiece: a space is another character within tokens, and a text may begin with one more. No more."""
+    steps = (normalizer or {}).get("normalizers", [normalizer] if normalizer else [])
+    replaced = 0
+    for step in steps:
+        if step["type"] == "Replace" and step["pattern"] == {"String": " "} and step["content"] == _SPACE:
+            replaced += 1
+        elif step["type"] != "Prepend" or step["prepend"] != _SPACE:
+            raise _UnknownError(f"the tokenizer has the normalizer {json.dumps(step, ensure_ascii=False)}")
+    if pre_tokenizer is not None:
+        metaspace = pre_tokenizer["type"] == "Metaspace" and pre_tokenizer["replacement"] == _SPACE
+        # Behind the normalizer there is no space left.
+        nothing = replaced and pre_tokenizer["type"] == "Split" and pre_tokenizer["pattern"] == {"String": " "}
+        if not nothing and (not metaspace or pre_tokenizer.get("split", True)):
+            raise _UnknownError(f"the pre-tokenizer {json.dumps(pre_tokenizer, ensure_ascii=False)} is not known")
+        replaced += metaspace
+    if replaced != 1:
+        raise _UnknownError("the tokenizer has byte_fallback, and does not spell a space in SentencePiece's way")
+
+
+def _characters(vocabulary: dict[str, int]) -> list[int]:
+    found = []
+    for code in range(128):
+        character = _SPACE if code == ord(" ") else chr(code)
+        token = vocabulary.get(character, vocabulary.get(f"<0x{code:02X}>"))
+        if token is None:
+            raise _UnknownError(f"the tokenizer has no token for the byte {code} of ASCII")
+        found.append(token)
+    return found
+
+
+def _joined(merged: list[str]) -> list[tuple[int, int]]:
+    found = set()
+    for token in merged:
+        if re.search("<0x[0-9A-F]{2}>", token):
+            raise _UnknownError(f"the tokenizer may merge bytes, to {token!r}")
+        text = token.replace(_SPACE, " ")
+        found |= {(ord(a), ord(b)) for a, b in pairwise(text) if a.isascii() and b.isascii()}
+    return sorted(found)
 
 
 def _stages(pre_tokenizer: dict[str, Any] | None) -> list[str]:
@@ -105,8 +164,8 @@ def _stages(pre_tokenizer: dict[str, Any] | None) -> list[str]:
     stages = [_stage(step) for step in steps[:-1]]
     if steps[-1].get("use_regex", True):
         stages.append(_GPT2)
-    if not stages:
-        raise _UnknownError("the tokenizer has no pattern that splits a text")
+    if all(stage == PATTERNS[r"\d"] for stage in stages):
+        raise _UnknownError("the tokenizer has no pattern that splits a text into words")
     return stages
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
@@ -37,6 +38,7 @@ from charonia_client.errors import (
     from_triton,
 )
 from charonia_client.stream import Stream, stream_infer
+from charonia_client.subscription import SubscribedStream, Subscription
 from charonia_client.tensors import (
     Action,
     decode,
@@ -103,7 +105,9 @@ class Client:
     belong to the ensemble, `engine.LABEL` and so on where it is `ensemble.LABEL`. Any number of
     requests may run at once. `metadata` is asked for each request what goes with its call as gRPC metadata, such as a
     `traceparent`. `lookup_elsewhere` is look_up() of another server of the same model: it is asked where this one ends
-    its answers without a vocabulary. `tls`: None for a server that has none.
+    its answers without a vocabulary. `tls`: None for a server that has none. `subscribe`: answers come by one stream,
+    which takes less CPU time where many come at once (docs/contracts.md, "Subscriptions"). Not those with log
+    probabilities, `parsed` or gRPC metadata.
     """
 
     def __init__(
@@ -117,8 +121,12 @@ class Client:
         metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
         lookup_elsewhere: Lookup | None = None,
         tls: Tls | None = None,
+        subscribe: bool = False,
     ) -> None:
         self.target = target
+        self._subscribe = subscribe
+        self._subscription: Subscription | None = None
+        self._left: list[Subscription] = []  # which the server does not know any more, with answers that still come
         self.model = model
         self.engine = engine or _beside(model, "engine")
         self.vocabulary = vocabulary or _beside(model, "postprocessing")
@@ -131,7 +139,7 @@ class Client:
             self._channel = grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
         self._stub: Any = pb_grpc.GRPCInferenceServiceStub(self._channel)
         self._stream_infer = stream_infer(self._channel)
-        self._active: dict[str, Stream] = {}  # by request id
+        self._active: dict[str, Stream | SubscribedStream] = {}  # by request id
         self._stops: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -153,8 +161,13 @@ class Client:
         for request_id, stream in list(self._active.items()):
             stream.fail(Unavailable("the client was closed"))
             self._disconnect(request_id, stream)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
         if self._stops:
             await asyncio.wait(set(self._stops), timeout=timeout_s)
+        for subscription in (*self._left, self._subscription):
+            if subscription:
+                await subscription.end(max(0.0, deadline - clock()))
         await self._channel.close()
 
     async def generate(
@@ -175,8 +188,7 @@ class Client:
             raise BadRequest(str(error)) from error
         if self._closing.is_set():
             raise Unavailable("the client was closed")
-        metadata = tuple(self._metadata()) if self._metadata else None
-        stream = Stream(self._stream_infer(message, metadata=metadata), self.target)
+        stream = self._begin(request, message)
         self._active[request_id] = stream
         if self._watch is None:
             self._watch = asyncio.create_task(self._watch_server())
@@ -190,8 +202,11 @@ class Client:
         running = request.n or 1  # answers that have not ended
         try:
             while (answer := await stream.next()) is not None:
-                # Of log probabilities, an answer that is sent whole may have hundreds of thousands.
-                response = await aside(answer.ByteSize() // 8 if with_logprobs else 0, decode, answer)
+                if isinstance(answer, GenerateResponse):
+                    response = answer
+                else:
+                    # Of log probabilities, an answer that is sent whole may have hundreds of thousands.
+                    response = await aside(answer.ByteSize() // 8 if with_logprobs else 0, decode, answer)
                 running -= response.finish_reason is not None
                 if response.logprobs or response.prompt_ids:
                     await self._tokens.name_tokens(response)
@@ -214,6 +229,17 @@ class Client:
                 # Who has lost the connection may try another server, and does not wait for this one.
                 if not stream.task.done():
                     await comes_within(told, _TOLD_TIMEOUT_S)
+
+    def _begin(self, request: GenerateRequest, message: Any) -> Stream | SubscribedStream:
+        """Sends it, by a call of its own or with its answers in the subscription."""
+        metadata = tuple(self._metadata()) if self._metadata else None
+        carried = request.logprobs is None and request.prompt_logprobs is None and not request.parsed and not metadata
+        if not self._subscribe or not carried:
+            return Stream(self._stream_infer(message, metadata=metadata), self.target)
+        if self._subscription is None or self._subscription.over or not self._subscription.fit:
+            self._left = [one for one in (*self._left, self._subscription) if one and not one.over]
+            self._subscription = Subscription(self._stream_infer, self.engine, self.target)
+        return SubscribedStream(self._subscription, message, request.n or 1)
 
     async def complete(
         self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
@@ -321,7 +347,7 @@ class Client:
         except grpc.RpcError as error:
             raise from_rpc(error, self.target) from None
 
-    def _disconnect(self, request_id: str, stream: Stream) -> asyncio.Event:
+    def _disconnect(self, request_id: str, stream: Stream | SubscribedStream) -> asyncio.Event:
         """Cancels the request on the server, in a task of its own. The event is set once it was sent or failed."""
         stream.abandon()
         told = asyncio.Event()
@@ -330,7 +356,7 @@ class Client:
         task.add_done_callback(self._stops.discard)
         return told
 
-    async def _cancel_until_over(self, request_id: str, stream: Stream, told: asyncio.Event) -> None:
+    async def _cancel_until_over(self, request_id: str, stream: Stream | SubscribedStream, told: asyncio.Event) -> None:
         try:
             for patience_s in _STOP_PATIENCE_S:
                 # One that fails is said again: the server may only be late, or its connection may come back.
@@ -358,19 +384,22 @@ class Client:
             stream.cancel()
 
     async def _watch_server(self) -> None:
-        """Probes the server while requests run. Where it does not answer, all requests end with Unresponsive; where it
-        refuses calls, those that have received nothing for a while."""
+        """Probes the server while requests run or the subscription is open. Where it does not answer, all requests end
+        with Unresponsive; where it refuses calls, those that have received nothing for a while. So does the
+        subscription."""
         clock = asyncio.get_running_loop().time
         refused_at: float | None = None  # since when it refuses
         try:
-            while self._active:
+            while self._active or (self._subscription and not self._subscription.over):
                 await asyncio.sleep(_PROBE_INTERVAL_S)
                 running = dict(self._active)
+                subscription = self._subscription
                 try:
                     await self._stub.ServerLive(pb.ServerLiveRequest(), timeout=_PROBE_TIMEOUT_S)
                     await self._open_stream(_PROBE_TIMEOUT_S)
                     refused_at = None
                 except grpc.RpcError as error:
+                    latest = math.inf
                     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                         failed = list(running.items())
                         why = f"did not answer for {_PROBE_TIMEOUT_S:g} s"
@@ -383,6 +412,8 @@ class Client:
                         if self._active.get(request_id) is stream:
                             stream.fail(Unresponsive(f"Triton at {self.target} {why}"))
                             stream.cancel()
+                    if subscription and max(refused_at or 0, subscription.news_at) <= latest:
+                        subscription.cancel(Unresponsive(f"Triton at {self.target} {why}"))
         finally:
             self._watch = None
 

@@ -11,7 +11,7 @@ class ScalarFields:
     """None is not sent: the server's default holds."""
 
     # default false; true: max_tokens may be more than the context has room for, and the answer ends where the context
-    # does
+    # does; a session keeps as much of its history as without max_tokens
     fit_max_tokens: bool | None = None
     # higher goes first; default 0
     priority: int | None = None

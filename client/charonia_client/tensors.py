@@ -106,6 +106,28 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
     return message
 
 
+def subscribed(message: Any, subscription: str, key: int) -> None:
+    """Makes a request of encode() one whose answer goes to a subscription."""
+    _texts(message, "subscription", [subscription.encode()])
+    _numbers(message, "subscription_key", "UINT64", [key])
+    # Nothing comes of the call; the ensemble runs the models that make what is asked for.
+    del message.outputs[:]
+    message.outputs.add(name="finish_reason")
+
+
+def encode_subscription(subscription: str, model: str, *, read: int | None = None, end: bool = False) -> Any:
+    """The request to `engine` that opens a subscription, says up to which delivery it was read, or ends it."""
+    message = pb.ModelInferRequest(model_name=model)
+    _texts(message, "subscription", [subscription.encode()])
+    if read is not None:
+        _numbers(message, "subscription_read", "UINT64", [read])
+    elif end:
+        _numbers(message, "subscription_end", "BOOL", [True])
+    else:
+        message.outputs.add(name="deliveries")
+    return message
+
+
 def encode_action(action: Action, model: str, *, request_id: str = "", session_id: str = "") -> Any:
     """The request to `engine` that ends requests, all of that id or of that session, or forgets a session
     (docs/contracts.md, "Stopping a request")."""

@@ -216,7 +216,8 @@ Engine::Handle submit(EngineHolder& holder, std::string id, std::vector<TokenId>
                       int priority, bool stream, bool strip_leading_space, std::string session_id,
                       std::vector<TokenId> continuation_ids, bool end_session, std::optional<int> timeout_ms,
                       bool prompt_logits, const std::optional<std::pair<std::string, std::string>>& guide,
-                      std::string cache_salt, py::function function) {
+                      std::string cache_salt, std::vector<std::string> stop_until, bool fit_max_tokens,
+                      py::function function) {
   Request request;
   request.id = std::move(id);
   request.input_ids = std::move(input_ids);
@@ -231,6 +232,8 @@ Engine::Handle submit(EngineHolder& holder, std::string id, std::vector<TokenId>
   request.prompt_logits = prompt_logits;
   request.cache_salt = std::move(cache_salt);
   if (guide) request.guide = Guide{guide_type(guide->first), guide->second};
+  request.stop_until = std::move(stop_until);
+  request.fit_max_tokens = fit_max_tokens;
   Callback callback(std::move(function));
   const py::gil_scoped_release release;
   return holder.get().submit(std::move(request), std::move(callback));
@@ -410,6 +413,7 @@ void bind_info(py::module_& m) {
       .def_readonly("num_preemptions", &EngineStats::num_preemptions)
       .def_readonly("prompt_tokens", &EngineStats::prompt_tokens)
       .def_readonly("generation_tokens", &EngineStats::generation_tokens)
+      .def_readonly("jump_forward_tokens", &EngineStats::jump_forward_tokens)
       .def_readonly("prefix_queries_tokens", &EngineStats::prefix_queries_tokens)
       .def_readonly("prefix_hit_tokens", &EngineStats::prefix_hit_tokens)
       .def_readonly("gemms_rejected", &EngineStats::gemms_rejected);
@@ -466,7 +470,8 @@ PYBIND11_MODULE(_engine, m) {
            py::arg("priority"), py::arg("stream"), py::arg("strip_leading_space"), py::arg("session_id") = "",
            py::arg("continuation_ids") = std::vector<TokenId>{}, py::arg("end_session") = false,
            py::arg("timeout_ms") = std::nullopt, py::arg("prompt_logits") = false,
-           py::arg("guide") = std::nullopt, py::arg("cache_salt") = "", py::arg("callback"),
+           py::arg("guide") = std::nullopt, py::arg("cache_salt") = "",
+           py::arg("stop_until") = std::vector<std::string>{}, py::arg("fit_max_tokens") = false, py::arg("callback"),
            "Queues a request; callback(Result) is called on the delivery thread. Returns its handle.")
       .def(
           "cancel", [](EngineHolder& holder, Engine::Handle handle) { return holder.cancel(handle); },

@@ -13,6 +13,16 @@
 
 namespace charonia::ops {
 
+// Whether the device rounds queries and weights to bf16 in this world.
+inline bool in_bf16(const std::string& device, const World& world) {
+  return traits(device).attention_in_bf16 && world.kv == DType::bf16 && world.shape.quant_bits == 0;
+}
+// By how much element d may differ from what is expected because the weights were rounded.
+inline double rounded_weights(const std::string& device, const World& world, const World::Expected& expected, int d) {
+  constexpr double e = 0x1p-8;  // of a rounding to bf16
+  return in_bf16(device, world) ? e / (1 - e) * expected.spread[static_cast<std::size_t>(d)] : 0;
+}
+
 // Attention of one step over two sequences, probed at random rows.
 inline void expect_reference(Random& random, const std::string& device, const World& world) {
   const auto& shape = world.shape;
@@ -25,7 +35,7 @@ inline void expect_reference(Random& random, const std::string& device, const Wo
     const int position = probe < 2 ? length - 1 : uniform(random, 0, length - 1);
     const int head = uniform(random, 0, shape.heads - 1);
     const auto row = sequence == 1 ? position : world.lengths[1] + position;
-    const auto expected = world.reference(sequence, position, head);
+    const auto expected = world.reference(sequence, position, head, rows, row, in_bf16(device, world));
     for (int d = 0; d < shape.head_dim; ++d) {
       const double turned = world.rotated(sequence, position, head, d);
       ASSERT_NEAR(rows.at(row, head * shape.head_dim + d), turned,
@@ -39,9 +49,10 @@ inline void expect_reference(Random& random, const std::string& device, const Wo
       const double other_integer = !world.variant.normed ? 0 : quant_bits == 8 ? 2e-3 : quant_bits == 4 ? 3e-2 : 0;
       const double bound =
           (world.variant.alibi ? 1e-4 : 2e-5) + other_integer +
-          (world.kv == DType::f32 ? 0 : roundings * rounding(world.kv)) +
-          (out_type == DType::f32 ? 0 : 1.01 * rounding(out_type)) * std::abs(expected[static_cast<std::size_t>(d)]);
-      ASSERT_NEAR(out.at(row, head * shape.head_dim + d), expected[static_cast<std::size_t>(d)], bound)
+          (world.kv == DType::f32 ? 0 : roundings * rounding(world.kv)) + rounded_weights(device, world, expected, d) +
+          (out_type == DType::f32 ? 0 : 1.01 * rounding(out_type)) *
+              std::abs(expected.out[static_cast<std::size_t>(d)]);
+      ASSERT_NEAR(out.at(row, head * shape.head_dim + d), expected.out[static_cast<std::size_t>(d)], bound)
           << "heads " << shape.heads << "/" << shape.kv_heads << " dim " << shape.head_dim << " block "
           << shape.block_len << " kv " << to_string(world.kv) << " bits " << quant_bits << " position " << position
           << " window " << world.variant.window << " cap " << world.variant.soft_cap;

@@ -193,12 +193,22 @@ struct World {
     return row;
   }
 
-  // Attention of one head of one row in double, with k and v as they are stored.
-  std::vector<double> reference(int sequence, int position, int head) const {
+  // Attention of one head of one row in double, with k and v as they are stored. The query is the device's own, from
+  // `row` of the rotated rows: another rounding of it would change every score. spread[d]: the sum over positions of
+  // weight * |v[d] - out[d]|. Where each weight is wrong by a share of e at most and they are divided by their own sum,
+  // out is wrong by e / (1 - e) * spread at most.
+  struct Expected {
+    std::vector<double> out, spread;
+  };
+  Expected reference(int sequence, int position, int head, const Matrix& rows, std::int64_t row,
+                     bool rounded_query) const {
     const int kv_head = head / (shape.heads / shape.kv_heads), dim = shape.head_dim;
     const int first = variant.window == 0 ? 0 : std::max(0, position - variant.window + 1);
-    std::vector<double> scores, q, out(static_cast<std::size_t>(dim), 0.0);
-    for (int d = 0; d < dim; ++d) q.push_back(rounded(gemm_out, rotated(sequence, position, head, d)));
+    std::vector<double> scores, q, out(static_cast<std::size_t>(dim), 0.0), spread(out);
+    for (int d = 0; d < dim; ++d) {
+      const double x = rows.at(row, head * dim + d);
+      q.push_back(rounded_query ? rounded(DType::bf16, x) : x);
+    }
     for (int p = first; p <= position; ++p) {
       const auto k = key(sequence, p, kv_head);
       double x = std::inner_product(q.begin(), q.end(), k.begin(), 0.0) * static_cast<double>(scale());
@@ -210,11 +220,15 @@ struct World {
     const double maximum = *std::max_element(scores.begin(), scores.end());
     double sum = 0;
     for (auto& s : scores) sum += s = std::exp(s - maximum);
-    for (int p = first; p <= position; ++p) {
-      const auto v = value(sequence, p, kv_head);
-      for (std::size_t d = 0; d < v.size(); ++d) out[d] += scores[static_cast<std::size_t>(p - first)] / sum * v[d];
+    std::vector<std::vector<double>> values;
+    for (int p = first; p <= position; ++p) values.push_back(value(sequence, p, kv_head));
+    for (std::size_t p = 0; p < values.size(); ++p) {
+      for (std::size_t d = 0; d < out.size(); ++d) out[d] += scores[p] / sum * values[p][d];
     }
-    return out;
+    for (std::size_t p = 0; p < values.size(); ++p) {
+      for (std::size_t d = 0; d < out.size(); ++d) spread[d] += scores[p] / sum * std::abs(values[p][d] - out[d]);
+    }
+    return {out, spread};
   }
 
  private:

@@ -35,6 +35,7 @@ class EngineForcedTest : public testing::EngineFixture {
       EXPECT_EQ(fast.tokens(i), slow.tokens(i)) << "sequence " << i;
       EXPECT_EQ(fast.text(i), slow.text(i));
       EXPECT_EQ(fast.last(i).finish_reason, slow.last(i).finish_reason);
+      EXPECT_EQ(fast.last(i).error, slow.last(i).error);
       EXPECT_EQ(fast.last(i).num_output_tokens, slow.last(i).num_output_tokens);
     }
     return fast.tokens();
@@ -79,6 +80,32 @@ TEST_P(EngineForcedTest, AnEndTokenWithinARunEndsTheAnswer) {
     ended += tokens.back() == 0 && (tokens.size() - 1) % 7 >= 2 ? 1 : 0;
   }
   EXPECT_GT(ended, 0);
+}
+
+// A certain token that is banned, or that would end the answer too early, cannot be sampled either.
+TEST_P(EngineForcedTest, WhatSteersSingleTokensIsKeptToWithinARun) {
+  const auto one = engine();
+  Collector whole;
+  one->submit(with_runs(random_request({4, 5}, 28, 3), kVocab, true), whole.callback());
+  const auto tokens = whole.tokens();
+  int failed = 0;
+  for (std::size_t at = 2; at < 7; ++at) {
+    auto single = random_request({4, 5}, 28, 3), pair = single;
+    single.sampling.bad_words = {std::vector<TokenId>{tokens[at]}};
+    pair.sampling.bad_words = {std::vector<TokenId>{tokens[at - 1], tokens[at]}};
+    expect_same(*one, single);
+    expect_same(*one, pair);
+    Collector out;
+    one->submit(with_runs(single, kVocab, false), out.callback());
+    failed += out.last().finish_reason == FinishReason::error ? 1 : 0;
+    auto early = random_request({4, 5}, 28, 3);
+    early.sampling.ignore_eos = false;
+    early.sampling.end_ids = {tokens[at]};
+    early.sampling.min_tokens = 20;
+    expect_same(*one, early);
+  }
+  EXPECT_GT(failed, 0);
+  one->check_integrity();
 }
 
 TEST_P(EngineForcedTest, SeveralSequencesOfARequest) {

@@ -354,5 +354,27 @@ TEST(AdmissionTest, RetryAfterFollowsFromTheSpeedAndTheWorkThatIsLeft) {
   EXPECT_TRUE(rejected->text.ends_with("; retry after 600 s")) << rejected->text;
 }
 
+// Of every seven tokens of a run five are certain, the first of which is sampled.
+TEST_P(EngineLimitsTest, TokensThatTakeNoStepOfTheirOwnAreCounted) {
+  const auto one = engine({});
+  struct Case {
+    int max_tokens, n, expected;
+    bool one_by_one;
+  };
+  for (const auto& [max_tokens, n, expected, one_by_one] :
+       {Case{70, 1, 40, false}, Case{69, 1, 39, false}, Case{3, 1, 0, false}, Case{4, 1, 1, false}, Case{14, 2, 16, false},
+        Case{70, 1, 0, true}}) {
+    auto asked = request({1, 2, 3}, max_tokens);
+    asked.sampling.n = n;
+    const auto before = recorder_->of(Metric::jump_forward_tokens);
+    const auto before_stats = one->stats().jump_forward_tokens;
+    Collector out(n);
+    one->submit(testing::with_runs(asked, 40, one_by_one), out.callback());
+    out.wait();
+    EXPECT_EQ(recorder_->of(Metric::jump_forward_tokens) - before, expected) << max_tokens;
+    EXPECT_EQ(one->stats().jump_forward_tokens - before_stats, expected) << max_tokens;
+  }
+}
+
 }  // namespace
 }  // namespace charonia

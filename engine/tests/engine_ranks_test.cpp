@@ -97,6 +97,35 @@ TEST_P(EngineRanksTest, TheTokensAreThoseOfOneRankAndTheLogProbabilitiesNear) {
   }
 }
 
+// Certain tokens are every rank's: those of several are what one rank samples one by one.
+TEST_P(EngineRanksTest, TokensThatAreTakenTogetherAreThoseThatOneRankSamplesOneByOne) {
+  const TinyModel model;
+  const Settings settings = {{"token_budget", "24"}};
+  const auto runs = [&](bool one_by_one) {
+    std::vector<Request> out;
+    for (auto& one : requests(model.vocab, 60)) {
+      one.sampling.logprobs = -1;
+      one.sampling.temperature = 1.0F;
+      one.sampling.repetition_penalty = 1.2F;
+      one.sampling.seed = out.size();
+      out.push_back(testing::with_runs(one, model.vocab, one_by_one));
+    }
+    return out;
+  };
+  const auto expected = completions(write(model, 1), runs(true), settings);
+  for (const auto* const max_batch : {"8", "2"}) {  // with 2 some of them wait
+    auto few = settings;
+    few.emplace("max_batch_size", max_batch);
+    EXPECT_EQ(completions(write(model, GetParam()), runs(false), few).tokens, expected.tokens);
+  }
+  Engine engine(write(model, GetParam()), settings);
+  Collector out;
+  engine.submit(runs(false)[1], out.callback());
+  EXPECT_EQ(out.tokens(), expected.tokens[1]);
+  EXPECT_EQ(engine.stats().jump_forward_tokens, 33) << "of 60 tokens";
+  EXPECT_LT(engine.stats().num_steps, 30);
+}
+
 // What families add to a plain decoder, some of it in each.
 std::vector<TinyModel> variants() {
   TinyModel qwen3, gemma, mixtral, mixed, alibi, phi;

@@ -272,6 +272,13 @@ TEST_P(EngineSessionTest, AConversationLongerThanTheContextLosesItsOldestTurns) 
   one->submit(open_end, out.callback());
   EXPECT_LE(out.last().num_input_tokens, 75);
   EXPECT_EQ(out.last().num_input_tokens + out.last().num_output_tokens, 100);
+  // So it does where max_tokens may be more than is left.
+  auto fitted = turn(talk, words(9, 51), 90);
+  fitted.fit_max_tokens = true;
+  Collector as_much;
+  one->submit(fitted, as_much.callback());
+  EXPECT_GT(as_much.last().num_input_tokens, 9);  // with some of the history
+  EXPECT_EQ(as_much.last().num_input_tokens + as_much.last().num_output_tokens, 100);
   // Only what does not fit by itself is an error.
   const auto text =
       error_of([&] { one->submit(turn(talk, words(95, 1), 15), out.callback()); }, ErrorCode::invalid_argument);

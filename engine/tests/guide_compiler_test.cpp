@@ -1,12 +1,15 @@
 // Grammars on a small vocabulary: which tokens follow, which guides are refused, and that hostile ones cost little.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "base/text.h"
 #include "charonia/error.h"
 #include "grammar/guide_compiler.h"
 #include "text/token_table.h"
@@ -202,6 +205,11 @@ TEST_F(GuideCompilerTest, SchemasAreKeptToTheLetter) {
       "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}, "required": ["next"]}}})";
   EXPECT_TRUE(valid(tree, R"({"next": {"next": null}})"));
   EXPECT_FALSE(valid(tree, R"({"next": {}})"));
+  // Numbers as people write them.
+  for (const char* const number : {"0.1", "-12.34", "0.30000000000000004", "1e-07", "100"}) {
+    EXPECT_TRUE(valid(cat("{\"const\": ", number, "}"), number));
+  }
+  EXPECT_FALSE(valid(R"({"enum": [0.1]})", "0.10000000000000001"));
 }
 
 TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepIsRefusedWithItsPlace) {
@@ -216,7 +224,19 @@ TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepIsRefusedWithItsPlace) {
        {"not", "if", "dependentSchemas", "contains", "item", "maxlength", "propertys", "$dynamicRef", "id"}) {
     at(property("{\"" + std::string(keyword) + "\": {\"a\": true}}"), std::string("at /properties/a~1b/") + keyword);
   }
-  at(property(R"({"type": "array", "uniqueItems": true})"), "/properties/a~1b/uniqueItems");
+  at(property(R"({"type": "array", "uniqueItems": true})"), "/properties/a~1b/uniqueItems: ");
+  // What to do instead. Of several keywords that are near, the nearest one.
+  for (const char* const keyword : {"minLength", "maxLength", "minItems", "maxItems", "maxProperties"}) {
+    std::string small = keyword;
+    std::ranges::transform(small, small.begin(), [](unsigned char c) { return std::tolower(c); });
+    at(property("{\"" + small + "\": 3}"), small + " is unknown, and would be ignored: is it " + keyword + "?");
+  }
+  at(property(R"({"type": "array", "uniqueItems": true, "maxItems": 2})"), "leave it out, and look for equal items");
+  at(property(R"({"type": "object", "properties": {"x": true}, "if": {"required": ["x"]}, "else": false})"),
+     "/properties/a~1b/if: the keyword if is not supported, and would be ignored: write anyOf with a whole schema for each");
+  at(property(R"({"oneOf": [{"type": "integer"}, {"minimum": 3, "type": "number"}]})"),
+     "at /properties/a~1b/oneOf/1: a value may be valid here and under /properties/a~1b/oneOf/0, which oneOf forbids: make "
+     "them differ in type, or in a required property with const or enum; or write anyOf");
   at(property(R"({"type": "integer", "multipleOf": 3, "minimum": 0})"), "at /properties/a~1b/multipleOf: ");
   at(property(R"({"type": "integer", "minimum": 3, "maximum": 2})"), "at /properties/a~1b/minimum: no number is left by");
   at(property(R"({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 4})"), "/properties/a~1b/exclusiveMinimum");

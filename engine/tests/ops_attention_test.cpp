@@ -2,7 +2,10 @@
 // sequence was cut into steps and of what else is in the batch.
 #include <gtest/gtest.h>
 
-#include "attention_world.h"
+#include <cmath>
+#include <limits>
+
+#include "attention_checks.h"
 #include "charonia/error.h"
 #include "ops_support.h"
 
@@ -27,7 +30,7 @@ TEST_P(AttentionTest, equals_attention_in_double) {
                 position = uniform(random, 0, world.lengths[static_cast<std::size_t>(sequence)] - 1);
       const int head = uniform(random, 0, shape.heads - 1);
       const auto row = sequence == 1 ? position : world.lengths[1] + position;
-      const auto expected = world.reference(sequence, position, head);
+      const auto expected = world.reference(sequence, position, head, rows, row, in_bf16(GetParam(), world));
       for (int d = 0; d < shape.head_dim; ++d) {
         const double turned = world.rotated(sequence, position, head, d);
         ASSERT_NEAR(rows.at(row, head * shape.head_dim + d), turned,
@@ -35,8 +38,10 @@ TEST_P(AttentionTest, equals_attention_in_double) {
         // k rounded in fp32 may fall to the other side of a half step of the cache's type: its rounding counts too.
         const double bound =
             1e-5 + (world.kv == DType::f32 ? 0 : traits(GetParam()).attention_roundings * rounding(world.kv)) +
-            (out_type == DType::f32 ? 0 : 1.01 * rounding(out_type)) * std::abs(expected[static_cast<std::size_t>(d)]);
-        ASSERT_NEAR(out.at(row, head * shape.head_dim + d), expected[static_cast<std::size_t>(d)], bound)
+            rounded_weights(GetParam(), world, expected, d) +
+            (out_type == DType::f32 ? 0 : 1.01 * rounding(out_type)) *
+                std::abs(expected.out[static_cast<std::size_t>(d)]);
+        ASSERT_NEAR(out.at(row, head * shape.head_dim + d), expected.out[static_cast<std::size_t>(d)], bound)
             << "heads " << shape.heads << "/" << shape.kv_heads << " dim " << shape.head_dim << " block "
             << shape.block_len << " kv " << to_string(world.kv) << " position " << position;
       }
@@ -80,7 +85,7 @@ TEST_P(AttentionTest, a_decode_over_a_long_context_equals_the_prefill_bit_by_bit
   for (int trial = 0; trial < trials(GetParam(), 6); ++trial) {
     const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 1 + trial % 4 + 2);
     const int kv_heads = uniform(random, 1, 2);
-    const Shape shape{kv_heads * uniform(random, 1, 3), kv_heads, 32,
+    const Shape shape{kv_heads * uniform(random, 1, 3), kv_heads, trial < 3 ? 32 : 80,
                       std::array{16, 64, 100}[static_cast<std::size_t>(trial % 3)],
                       kWeightTypes[static_cast<std::size_t>(trial % 3)]};
     const int n = traits(GetParam()).effort < 1 ? 1100 : uniform(random, 1500, 2600);
@@ -96,6 +101,40 @@ TEST_P(AttentionTest, a_decode_over_a_long_context_equals_the_prefill_bit_by_bit
       if (position % 2 == 0) chunks.insert(chunks.begin(), {1, other, other + 7}), other += 7;
       const auto out = world.step(*many, *cache, chunks, out_type).first;
       ASSERT_TRUE(whole.same_bits(position, out, out.rows - 1)) << "position " << position << " of " << n;
+    }
+  }
+}
+
+// Whoever had a block before left NaN in all of it.
+TEST_P(AttentionTest, what_a_block_held_before_changes_no_bit) {
+  Random random(32);
+  const auto ops = make_ops(GetParam(), 2);
+  for (const auto type : kWeightTypes) {
+    for (const int block_len : {1, 3, 16, 17, 64}) {
+      const Shape shape{4, 2, block_len == 16 ? 80 : 6, block_len, type};
+      const int blocks = 1 + 40 / block_len, filled = blocks * block_len;
+      World world(random, *ops, shape, {filled, filled});
+      std::copy_n(world.tables.begin(), world.table_stride, world.tables.begin() + world.table_stride);
+      const auto clean = ops->make_kv_cache(world.layout(), world.blocks);
+      const auto used = ops->make_kv_cache(world.layout(), world.blocks);
+      const auto out_type = ops->precision(shape.weight).activation;
+      auto& odd = world.qkv[1];
+      for (std::int64_t r = 0; r < odd.rows; ++r) {
+        for (std::int64_t c = 0; c < odd.cols; ++c) odd.set(r, c, std::numeric_limits<float>::quiet_NaN());
+      }
+      world.step(*ops, *used, {{1, 0, filled}}, out_type);
+      for (int begin = 0; begin < filled;) {
+        const int end = std::min(filled, begin + 1 + begin % 7);
+        const auto expected = world.step(*ops, *clean, {{0, begin, end}}, out_type).first;
+        const auto out = world.step(*ops, *used, {{0, begin, end}}, out_type).first;
+        for (int i = 0; i < end - begin; ++i) {
+          for (std::int64_t c = 0; c < out.cols; ++c) ASSERT_TRUE(std::isfinite(out.at(i, c)));
+          if (traits(GetParam()).bitwise) {
+            ASSERT_TRUE(expected.same_bits(i, out, i)) << "position " << begin + i << ", block of " << block_len;
+          }
+        }
+        begin = end;
+      }
     }
   }
 }

@@ -15,6 +15,9 @@ std::unique_ptr<Ops> make_ops(std::string_view device, int threads) {
   return std::make_unique<cpu::CpuOps>(threads, cpu::instruction_set(device));
 }
 
-DeviceTraits traits(std::string_view) { return {}; }
+// Those that multiply pairs of bf16 themselves take bf16 activations everywhere.
+DeviceTraits traits(std::string_view device) {
+  return {.attention_in_bf16 = cpu::instruction_set(device).kernels->quant_linear_bf16 != nullptr};
+}
 
 }  // namespace charonia::ops

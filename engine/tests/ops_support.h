@@ -136,6 +136,8 @@ struct DeviceTraits {
   bool same_device_twice = true;  // two Ops of it may live at once
   // Largest error of attention, in units of the rounding of its KV type, for values of about 1.
   double attention_roundings = 0.1;
+  // Attention over a cache of bf16 rounds queries and weights to bf16, weights before they are added up.
+  bool attention_in_bf16 = false;
   // The share of the usual number of random trials that is run: kernels that are emulated take their time.
   double effort = 1;
 };

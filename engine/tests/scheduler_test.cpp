@@ -326,14 +326,14 @@ TEST(Scheduler, AfterAFailedStepEverythingIsComputedAnewAndNothingOldIsFound) {
   EXPECT_EQ(plan.seqs[1].first_position, 0);
 }
 
-TEST(Scheduler, AppendedTokensAreComputedInOneStepAfterTheDecodesAndBeforePrefill) {
+TEST(Scheduler, AppendedTokensAreComputedInOneStepAfterTheDecodesAndBeforePrefillThatCameLater) {
   BlockManager pool(64, 4, true);
   Scheduler scheduler({8, 10}, pool);
   scheduler.add(1, numbers(2, 100), 40);
   scheduler.add(2, numbers(2, 200), 40);
   step(scheduler);
   for (const TokenId token : {7, 8, 9}) scheduler.append(1, token);
-  scheduler.add(3, numbers(9, 300), 20, {.priority = 1});
+  scheduler.add(3, numbers(9, 300), 20);
   auto plan = step(scheduler);
   EXPECT_EQ(ids_of(plan), (std::vector<SeqId>{2, 1, 3}));
   EXPECT_EQ(plan.seqs[1].first_position, 2);
@@ -377,6 +377,30 @@ TEST(Scheduler, OfSeveralWithAppendedTokensEachGetsOneInEveryStep) {
   ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{3, 1, 2}));
   EXPECT_EQ(plan.seqs[1].num_tokens, 4);
   EXPECT_EQ(plan.seqs[2].num_tokens, 1);
+}
+
+TEST(Scheduler, AppendedTokensLeaveTheBudgetToPrefillOfHigherPriorityButForOneOfEach) {
+  BlockManager pool(64, 4, true);
+  Scheduler scheduler({8, 10}, pool);
+  for (const SeqId id : {1, 2}) scheduler.add(id, numbers(2, 100 * static_cast<int>(id)), 60);
+  step(scheduler);
+  for (const SeqId id : {1, 2}) {
+    for (int i = 0; i < 30; ++i) scheduler.append(id, i);
+  }
+  scheduler.add(3, numbers(12, 300), 20, {.priority = 1});
+  auto plan = step(scheduler);
+  ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2, 3}));
+  EXPECT_EQ(plan.seqs[0].num_tokens, 1);
+  EXPECT_EQ(plan.seqs[1].num_tokens, 1);
+  EXPECT_EQ(plan.seqs[2].num_tokens, 8);
+  plan = step(scheduler);
+  ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2, 3}));
+  EXPECT_EQ(plan.seqs[0].num_tokens, 5) << "what is left, to the one that came first";
+  EXPECT_EQ(plan.seqs[0].first_position, 3);
+  EXPECT_EQ(plan.seqs[1].num_tokens, 1);
+  EXPECT_EQ(plan.seqs[2].num_tokens, 4);
+  EXPECT_TRUE(plan.seqs[2].samples);
+  EXPECT_EQ(plan.num_tokens, 10);
 }
 
 TEST(Scheduler, AppendedTokensAreComputedAnewAfterHold) {

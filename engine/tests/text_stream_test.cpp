@@ -413,10 +413,11 @@ struct Reference {
   }
 };
 
-// What is found of stop word "x" in tokens, with marks from which on none counts.
-std::string until(const std::vector<std::string>& tokens, const std::vector<std::string>& marks, bool special_first = false) {
+// What is found of stop words in tokens, with marks from which on none counts.
+std::string until(const std::vector<std::string>& tokens, const std::vector<std::string>& marks, bool special_first = false,
+                  const std::vector<std::string>& words = {"x"}) {
   const auto table = table_of(tokens);
-  TextStream stream(table, stops({"x"}), false, stops(marks));
+  TextStream stream(table, stops(words), false, stops(marks));
   std::string out;
   if (special_first) {
     EXPECT_FALSE(stream.push(static_cast<int>(tokens.size()), true));
@@ -425,7 +426,10 @@ std::string until(const std::vector<std::string>& tokens, const std::vector<std:
     if (stream.push(i, true)) return out + stream.finish().text + "$";
     out += stream.take().text;
   }
-  EXPECT_EQ(stream.held_tokens(), 0);
+  // Of one byte none has begun.
+  if (std::ranges::all_of(words, [](const auto& word) { return word.size() == 1; })) {
+    EXPECT_EQ(stream.held_tokens() > 0, stream.holds_stop());
+  }
   return out + stream.finish().text;
 }
 
@@ -436,6 +440,93 @@ TEST(TextStream, StopWordsCountUpToAMarkAndNotFromThereOn) {
   EXPECT_EQ(until({"a<cal", "x"}, {"<call>"}), "a<cal$") << "no mark";
   EXPECT_EQ(until({"a", "x"}, {"<special>"}, true), "ax") << "a special token";
   EXPECT_EQ(until({"a", "x"}, {"<special>", "q"}), "a$");
+}
+
+TEST(TextStream, AStopWordWithinAMarkCountsWhereItIsNoMark) {
+  const auto within = [](const std::vector<std::string>& words, const std::vector<std::string>& tokens) {
+    return until(tokens, {"<call>", "<c|"}, false, words);
+  };
+  EXPECT_EQ(within({"call"}, {"a<", "call", ">", "call"}), "a<call>call");
+  EXPECT_EQ(within({"<"}, {"a", "<", "call>", "<"}), "a<call><");
+  EXPECT_EQ(within({">"}, {"a<call>", ">"}), "a<call>>") << "its last byte";
+  EXPECT_EQ(within({"|"}, {"<", "c", "|", "|"}), "<c||");
+  EXPECT_EQ(within({"<call>"}, {"a", "<call>", "<call>"}), "a<call><call>");
+  EXPECT_EQ(within({"<"}, {"a<", "b"}), "a$") << "no mark";
+  EXPECT_EQ(within({"<"}, {"a<c", "al", "lb"}), "a$");
+  EXPECT_EQ(within({"ca"}, {"a<", "cal", "x"}), "a<$");
+  EXPECT_EQ(within({"al", "x"}, {"a<cal", "x"}), "a<c$") << "the one that ends first";
+  EXPECT_EQ(within({"<"}, {"<<call>"}), "$") << "another one begins";
+  EXPECT_EQ(within({"l"}, {"<cal", "<call>"}), "<ca$");
+  EXPECT_EQ(within({"a<"}, {"a<", "call>"}), "$") << "it begins before the mark";
+  EXPECT_EQ(within({"a<call>", "ca"}, {"a<ca", "ll>"}), "$");
+  EXPECT_EQ(within({"<"}, {"a<", "ca"}), "a") << "the answer ends";
+}
+
+TEST(TextStream, AStopWordWithinAMarkOfSpecialTokens) {
+  const auto table = table_of({"a", " ", "b"});
+  constexpr int kSpecial = 3;
+  for (const bool is_mark : {true, false}) {
+    TextStream stream(table, stops({" "}), false, stops({"<special> <special>"}));
+    for (const int token : {0, kSpecial, 1}) EXPECT_FALSE(stream.push(token, true));
+    EXPECT_TRUE(stream.holds_stop());
+    EXPECT_EQ(stream.take().text, "a");
+    EXPECT_EQ(stream.push(is_mark ? kSpecial : 2, true), !is_mark);
+    EXPECT_EQ(stream.push(1, true), false);
+    EXPECT_EQ(stream.finish().text, is_mark ? "  " : "");
+  }
+  TextStream stream(table, stops({" "}), false, stops({" b"}));
+  for (const int token : {0, 1}) EXPECT_FALSE(stream.push(token, true));
+  stream.push_silent(kSpecial);
+  EXPECT_EQ(stream.finish().text, "a") << "the end of the answer";
+}
+
+// Looks at all of the text for each byte.
+std::string until_reference(const std::string& text, const std::vector<std::string>& marks,
+                            const std::vector<std::string>& words) {
+  std::optional<std::size_t> waiting;
+  for (std::size_t end = 1; end <= text.size(); ++end) {
+    const auto so_far = text.substr(0, end);
+    auto mark = end, word = end;  // where they begin
+    bool whole = false;
+    for (const auto& one : marks) {
+      whole |= so_far.ends_with(one);
+      for (std::size_t length = 1; length <= std::min(one.size(), end); ++length) {
+        if (so_far.ends_with(one.substr(0, length))) mark = std::min(mark, end - length);
+      }
+    }
+    for (const auto& one : words) {
+      if (so_far.ends_with(one)) word = std::min(word, end - one.size());
+    }
+    if (waiting && *waiting < mark) return text.substr(0, *waiting) + "$";
+    if (word < mark) return text.substr(0, word) + "$";
+    if (whole) return text;
+    if (word < end && !waiting) waiting = word;
+  }
+  return text.substr(0, waiting.value_or(text.size()));
+}
+
+TEST(TextStream, StopWordsAndMarksOverRandomTokens) {
+  Random random(1);
+  int stopped = 0, waited = 0;
+  for (int round = 0; round < 20'000; ++round) {
+    const auto some = [&](int count, int most) {
+      std::vector<std::string> out;
+      while (std::ssize(out) < count) {
+        if (auto one = random.bytes("abc", most); !one.empty()) out.push_back(std::move(one));
+      }
+      return out;
+    };
+    // No mark is within another one: of those that are, the shorter one ends what the longer one waits for.
+    const auto marks = some(1, 5), words = some(1 + random.below(2), 3), tokens = some(random.below(8), 3);
+    std::string text;
+    for (const auto& token : tokens) text += token;
+    const auto expected = until_reference(text, marks, words);
+    ASSERT_EQ(until(tokens, marks, false, words), expected) << text << " with the mark " << marks[0];
+    stopped += expected.ends_with('$');
+    waited += !expected.ends_with('$') && expected != text;
+  }
+  EXPECT_GT(stopped, 2000);
+  EXPECT_GT(waited, 200);
 }
 
 TEST(TextStream, NothingIsHeldBackForStopWordsThatCountNoMore) {

@@ -48,7 +48,7 @@ std::vector<Engine::Handle> CallTable::take_abandoned() {
       entry = calls_.erase(entry);
       continue;
     }
-    if (call->handle_ && !call->cancel_given_ && call->stream.abandoned()) {
+    if (call->handle_ && !call->cancel_given_ && call->abandoned()) {
       call->cancel_given_ = true;
       abandoned.push_back(*call->handle_);
     }
@@ -63,9 +63,22 @@ bool CallTable::empty() {
   return calls_.empty();
 }
 
+void CallTable::opened() {
+  {
+    const std::lock_guard lock(mutex_);
+    ++num_subscriptions_;
+  }
+  busy_.notify_all();
+}
+
+void CallTable::closed() {
+  const std::lock_guard lock(mutex_);
+  --num_subscriptions_;
+}
+
 bool CallTable::wait_until_busy(const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
-  busy_.wait(lock, stop, [this] { return roused_ || !calls_.empty(); });
+  busy_.wait(lock, stop, [this] { return roused_ || !calls_.empty() || num_subscriptions_ > 0; });
   return !stop.stop_requested();
 }
 
@@ -77,9 +90,13 @@ void CallTable::rouse() {
   busy_.notify_all();
 }
 
-void CallTable::pause(const std::stop_token& stop, std::chrono::milliseconds time) {
+void CallTable::pause(const std::stop_token& stop, std::chrono::milliseconds time, std::chrono::milliseconds idle_time) {
   std::unique_lock lock(mutex_);
-  busy_.wait_for(lock, stop, time, [] { return false; });
+  if (calls_.empty()) {
+    busy_.wait_for(lock, stop, idle_time, [this] { return !calls_.empty(); });
+  } else {
+    busy_.wait_for(lock, stop, time, [] { return false; });
+  }
 }
 
 }  // namespace charonia::triton

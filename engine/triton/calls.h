@@ -1,9 +1,11 @@
 // The requests that are in the engine, as the server sees them.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -16,6 +18,7 @@
 #include "charonia/engine.h"
 #include "outputs.h"
 #include "response_stream.h"
+#include "subscriptions.h"
 #include "totals.h"
 #include "traced_request.h"
 
@@ -23,9 +26,15 @@ namespace charonia::triton {
 
 // One request and its responses. The engine's callback owns it.
 struct Call {
-  explicit Call(TRITONBACKEND_Request* request) : stream(request) {}
+  explicit Call(TRITONBACKEND_Request* request) : stream(std::make_shared<ResponseStream>(request)) {}
 
-  ResponseStream stream;
+  // Whether nobody waits for what comes of it: its client has left, or it has had an error.
+  bool abandoned() { return subscription ? failed || subscription->over() : stream->abandoned(); }
+
+  std::shared_ptr<ResponseStream> stream;      // of one that goes to a subscription, only until it is in the engine
+  std::shared_ptr<Subscription> subscription;  // where its results go; null: to the stream
+  std::uint64_t key = 0;                       // its number in there
+  std::atomic<bool> failed = false;            // the subscription has had its error
   std::string session_id;  // empty: none
   OutputSet outputs;
   std::shared_ptr<TracedRequest> traced;  // null: it is not
@@ -60,16 +69,22 @@ class CallTable {
 
   bool empty();
 
-  // Waits until there is a call, or rouse() was called. False when stopped.
+  // A subscription is open, or is not any more.
+  void opened();
+  void closed();
+
+  // Waits until there is a call or a subscription, or rouse() was called. False when stopped.
   bool wait_until_busy(const std::stop_token& stop);
   void rouse();
-  // Waits for `time`, or shorter when stopped.
-  void pause(const std::stop_token& stop, std::chrono::milliseconds time);
+  // Waits for `time`, or shorter when stopped; while there are only subscriptions, for `idle_time` or until there is a
+  // call.
+  void pause(const std::stop_token& stop, std::chrono::milliseconds time, std::chrono::milliseconds idle_time);
 
  private:
   std::mutex mutex_;
   std::condition_variable_any busy_;
   std::unordered_map<const Call*, std::weak_ptr<Call>> calls_;
+  int num_subscriptions_ = 0;
   bool roused_ = false;
 };
 

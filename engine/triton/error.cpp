@@ -87,7 +87,9 @@ ErrorPtr to_triton(const std::exception& error) {
 ErrorPtr to_client(const std::exception& error) {
   // Triton's HTTP front end makes 501 of UNSUPPORTED; what a client may not ask for is its 400.
   const auto code = code_of(error) == TRITONSERVER_ERROR_UNSUPPORTED ? TRITONSERVER_ERROR_INVALID_ARG : code_of(error);
-  return ErrorPtr(TRITONSERVER_ErrorNew(code, (std::string(prefix_of(error)) + error.what()).c_str()));
+  return ErrorPtr(TRITONSERVER_ErrorNew(code, client_text(error).c_str()));
 }
+
+std::string client_text(const std::exception& error) { return std::string(prefix_of(error)) + error.what(); }
 
 }  // namespace charonia::triton

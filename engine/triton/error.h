@@ -30,6 +30,8 @@ ErrorPtr to_triton(const std::exception& error);
 // do, `[503] ` where the engine is going away and `[504] ` where the request's own time ran out; anything else has no
 // prefix.
 ErrorPtr to_client(const std::exception& error);
+// That text.
+std::string client_text(const std::exception& error);
 
 // Runs an entry point's body; what it throws becomes the returned error.
 template <class Body>

@@ -76,9 +76,10 @@ Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, const M
              const ModelOptions& options)
     : standing_(server_of(model), identity, options.warmup),
       engine_(load(identity, gather_settings(identity, options), make_metrics_sink(families, identity.name))),
-      watcher_(server_of(model), identity.name, standing_, engine_, calls_, sending_, withdrawal_,
+      watcher_(server_of(model), identity.name, standing_, engine_, calls_, subscriptions_, sending_, answering_, withdrawal_,
                [this](const std::string& why) { end_all(why); }) {
   engine_.on_failure([this] { calls_.rouse(); });
+  engine_.on_delivered([this] { subscriptions_.flush(); });
   log_loaded(identity.name + " version " + std::to_string(identity.version));
 }
 
@@ -87,8 +88,9 @@ void Model::log_loaded(const std::string& name) const {
   const auto& model = info.model;
   const bool quantised = !model.data_type.empty() && model.data_type != model.weight_type;
   const auto type = quantised ? model.weight_type + " weights, " + model.data_type : model.weight_type;
-  const auto where = info.device == "cuda" ? "GPU " + info.config.device_ids
-                                           : info.device + ", " + std::to_string(info.config.threads) + " threads";
+  const auto where = info.device == "cuda"   ? "GPU " + info.config.device_ids
+                     : info.device == "null" ? "null, which computes nothing"
+                                             : info.device + ", " + std::to_string(info.config.threads) + " threads";
   log_info(name + ": " + model.model_name + " (" + model.model_family + ", " + type + ") on " + where + ", " +
            info.instruction_set + "; weights " + megabytes(info.weight_bytes) + "; KV cache " +
            megabytes(info.kv_cache_bytes) + " in " + std::to_string(info.num_blocks) + " blocks of " +
@@ -129,10 +131,7 @@ bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> 
     auto asked = read_call(request);
     call->outputs = asked.outputs;
     if (asked.action != Action::generate) {
-      act(asked.action, asked.request);
-      Result empty;
-      empty.finish_reason = asked.action == Action::end_session ? FinishReason::stop : FinishReason::cancelled;
-      call->stream.send(empty, {}, call->outputs, true);
+      act(asked, *call);
       return true;
     }
     call->session_id = asked.request.session_id;
@@ -141,50 +140,92 @@ bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> 
     if (asked.request.sampling.prompt_logprobs >= 0) call->prompt_ids = asked.request.input_ids;
     // A number that is out of range is the engine's to reject.
     call->num_open = static_cast<std::size_t>(std::max(asked.request.sampling.n, 1));
+    if (!asked.subscription.empty()) {
+      call->subscription = subscriptions_.begin(asked.subscription, asked.key);
+      call->key = asked.key;
+    }
     submit(std::move(asked.request), call);
+    if (call->subscription) answer([&] { call->stream->close(); });
     return true;
   } catch (const std::exception& error) {
     request_log_.rejected(call->id, error);
-    fail(*call, error);
+    answer([&] { fail(*call, error); });
     return false;
   }
 }
 
-// Nobody who is meant by that is no error: what should end may have ended by itself.
-void Model::act(Action action, const Request& request) {
-  switch (action) {
+void Model::act(const EngineCall& asked, Call& call) {
+  switch (asked.action) {
     case Action::generate:
-      break;
+      return;
+    case Action::subscribe:
+      return open(asked.subscription, call);
+    case Action::read:
+      subscriptions_.read(asked.subscription, asked.read);
+      answer([&] { call.stream->close(); });
+      return;
+    case Action::unsubscribe:
+      subscriptions_.close(asked.subscription);
+      answer([&] { call.stream->close(); });
+      return;
     case Action::end_session:
-      engine_.end_session(request.session_id);
+      engine_.end_session(asked.request.session_id);
       break;
     case Action::stop:
     case Action::cancel:
-      const auto end = [this, action](const auto& who) {
-        if (action == Action::stop) {
-          engine_.stop(who);
-        } else {
-          engine_.cancel(who);
-        }
-      };
-      if (request.session_id.empty()) {
-        end(std::string_view(request.id));
-      } else {
-        for (const auto handle : calls_.of_session(request.session_id)) end(handle);
-      }
+      end_requests(asked.action, asked.request);
       break;
+  }
+  Result empty;
+  empty.finish_reason = asked.action == Action::end_session ? FinishReason::stop : FinishReason::cancelled;
+  answer([&] { call.stream->send(empty, {}, call.outputs, true); });
+}
+
+template <class Send>
+void Model::answer(const Send& send) {
+  answering_.begins();
+  try {
+    send();
+  } catch (...) {
+    answering_.ended();
+    throw;
+  }
+  answering_.ended();
+}
+
+// Nobody who is meant by that is no error: what should end may have ended by itself.
+void Model::end_requests(Action action, const Request& request) {
+  const auto end = [this, action](const auto& who) {
+    if (action == Action::stop) {
+      engine_.stop(who);
+    } else {
+      engine_.cancel(who);
+    }
+  };
+  if (request.session_id.empty()) {
+    end(std::string_view(request.id));
+  } else {
+    for (const auto handle : calls_.of_session(request.session_id)) end(handle);
   }
 }
 
+void Model::open(const std::string& subscription, Call& call) {
+  if (const auto failure = engine_.failure(); !failure.empty()) throw Error(ErrorCode::device_failed, failure);
+  if (const auto why = why_ended(); !why.empty()) throw Error(ErrorCode::unavailable, why);
+  subscriptions_.open(subscription, call.stream);
+}
+
 void Model::submit(Request request, const std::shared_ptr<Call>& call) {
-  // In the table first: the last response may be sent before submit() returns.
-  calls_.add(call);
-  if (call->traced) call->traced->submitted();
   try {
+    // In the table first: the last response may be sent before submit() returns.
+    calls_.add(call);
+    if (call->traced) call->traced->submitted();
     const auto handle = engine_.submit(std::move(request), [this, call](Result&& result) { deliver(*call, result); });
     calls_.submitted(*call, handle);
   } catch (...) {
     calls_.remove(*call);
+    // The error is for the request's own stream.
+    if (const auto subscription = std::exchange(call->subscription, nullptr)) subscriptions_.ended(*subscription, call->key);
     throw;
   }
 }
@@ -193,7 +234,7 @@ void Model::deliver(Call& call, const Result& result) noexcept {
   const bool last = result.finish_reason != FinishReason::none && --call.num_open == 0;
   call.totals.see(result);
   if (call.traced) call.traced->took(call.totals.timings);
-  sending_.begins();
+  if (!call.subscription) sending_.begins();
   try {
     send(call, result, last);
   } catch (const std::exception& error) {
@@ -201,24 +242,19 @@ void Model::deliver(Call& call, const Result& result) noexcept {
     log_error(std::string("a response could not be made: ") + error.what());
     fail(call, error);
   }
-  sending_.ended();
+  if (!call.subscription) sending_.ended();
   if (last) {
     request_log_.ended(call.id, call.totals);
     call.traced.reset();
     calls_.remove(call);
+    if (call.subscription) subscriptions_.ended(*call.subscription, call.key);
   }
 }
 
 // An error of one sequence is the request's: the stream ends, and the watcher cancels what is left of it.
 void Model::send(Call& call, const Result& result, bool last) {
-  if (result.finish_reason == FinishReason::error) {
-    fail(call, Error(result.error_code, result.error));
-    return;
-  }
-  const auto why = result.finish_reason == FinishReason::cancelled ? why_ended() : std::string();
-  if (!why.empty()) {
-    fail(call, Error(ErrorCode::unavailable, why + "; the request was ended after " +
-                                                       std::to_string(result.num_output_tokens) + " tokens"));
+  if (const auto error = error_of(result)) {
+    fail(call, *error);
     return;
   }
   const auto index = static_cast<std::size_t>(result.index);
@@ -227,9 +263,22 @@ void Model::send(Call& call, const Result& result, bool last) {
   call.begun[index] = true;
   Extras extras;
   if (first) extras.echo = call.echo;
+  if (call.subscription) {
+    if (!call.failed) subscriptions_.add(call.subscription, call.key, result, extras.echo);
+    return;
+  }
   extras.parsing_options = call.parsing_options;
   if (first && index == 0) extras.prompt_ids = call.prompt_ids;
-  call.stream.send(result, extras, call.outputs, last);
+  call.stream->send(result, extras, call.outputs, last);
+}
+
+std::optional<Error> Model::error_of(const Result& result) {
+  if (result.finish_reason == FinishReason::error) return Error(result.error_code, result.error);
+  if (result.finish_reason != FinishReason::cancelled) return std::nullopt;
+  const auto why = why_ended();
+  if (why.empty()) return std::nullopt;
+  return Error(ErrorCode::unavailable,
+               why + "; the request was ended after " + std::to_string(result.num_output_tokens) + " tokens");
 }
 
 void Model::fail(Call& call, const std::exception& error) {
@@ -237,7 +286,11 @@ void Model::fail(Call& call, const std::exception& error) {
   const bool serving = !lost || standing_.was_served();
   // The response would have the server destroy the model, and end with a code that says nothing, or not at all.
   if (!serving && engine_.info().config.exit_on_device_failure) exit_server();
-  auto factory = call.stream.fail(error);
+  if (call.subscription) {
+    if (!call.failed.exchange(true)) subscriptions_.add_error(call.subscription, call.key, client_text(error));
+    return;
+  }
+  auto factory = call.stream->fail(error);
   if (lost && serving) withdrawal_.keep(std::move(factory));
 }
 

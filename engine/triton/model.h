@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "calls.h"
@@ -15,6 +16,7 @@
 #include "send_watch.h"
 #include "server_exit.h"
 #include "standing.h"
+#include "subscriptions.h"
 #include "triton_api.h"
 #include "watcher.h"
 
@@ -36,22 +38,30 @@ class Model {
 
   // True when the request is in the engine, or acted on what is there.
   bool take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> traced);
-  void act(Action action, const Request& request);
+  void act(const EngineCall& asked, Call& call);
+  // What sends on the thread of execute().
+  template <class Send>
+  void answer(const Send& send);
+  void end_requests(Action action, const Request& request);
+  void open(const std::string& subscription, Call& call);
   void submit(Request request, const std::shared_ptr<Call>& call);
   void deliver(Call& call, const Result& result) noexcept;
   void send(Call& call, const Result& result, bool last);
+  std::optional<Error> error_of(const Result& result);
   std::string why_ended();  // empty while the model is served
   void end_all(const std::string& why);
   void log_loaded(const std::string& name) const;
 
-  // Ends a response stream with an error. A device that fails while the model is warmed up ends the server's process
-  // before, with the setting exit_on_device_failure.
+  // Ends a response stream, or what a subscription has of a request, with an error. A device that fails while the model
+  // is warmed up ends the server's process before, with the setting exit_on_device_failure.
   void fail(Call& call, const std::exception& error);
 
   ModelStanding standing_;
   RequestLog request_log_;
   CallTable calls_;
-  SendWatch sending_;
+  Subscriptions subscriptions_{[this] { calls_.opened(); }, [this] { calls_.closed(); }};
+  SendWatch sending_;    // of the engine's results
+  SendWatch answering_;  // of what execute() sends itself
   Withdrawal withdrawal_;
   std::mutex why_mutex_;
   std::string why_ended_;  // set before end_all() ends the requests

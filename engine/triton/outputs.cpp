@@ -73,10 +73,11 @@ class Filler {
 
 // What the text of a response is made of (definitions/tensors.toml).
 std::vector<std::int32_t> text_tokens(const Result& result) {
+  const auto reason = result.finish_reason;
+  const int last = reason == FinishReason::none ? 0 : reason == FinishReason::stop ? 1 : 2;
   std::vector<std::int32_t> values = {static_cast<std::int32_t>(result.text_begin),
                                       static_cast<std::int32_t>(result.text_end),
-                                      static_cast<std::int32_t>(result.index),
-                                      result.finish_reason == FinishReason::none ? 0 : 1};
+                                      static_cast<std::int32_t>(result.index), last};
   values.insert(values.end(), result.token_ids.begin(), result.token_ids.end());
   return values;
 }
@@ -122,6 +123,11 @@ void fill(TRITONBACKEND_Response* response, const Result& result, const Extras& 
   filler.add(Output::num_cached_tokens, result.num_cached_tokens);
   filler.add(Output::num_session_tokens, result.num_session_tokens);
   filler.add(Output::timings, timings);
+}
+
+void fill(TRITONBACKEND_Response* response, std::string_view delivery) {
+  static const auto kWanted = OutputSet().set(static_cast<std::size_t>(Output::deliveries));
+  Filler(response, kWanted).add(Output::deliveries, delivery);
 }
 
 }  // namespace charonia::triton

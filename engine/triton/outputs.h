@@ -23,7 +23,10 @@ struct Extras {
   std::span<const TokenId> prompt_ids;
 };
 
-// Adds the tensors in `wanted` to a response. Throws Error where Triton refuses one.
+// Adds the tensors in `wanted` to a response; `deliveries` is none of them. Throws Error where Triton refuses one.
 void fill(TRITONBACKEND_Response* response, const Result& result, const Extras& extras, const OutputSet& wanted);
+
+// Adds `deliveries` alone. Throws Error where Triton refuses it.
+void fill(TRITONBACKEND_Response* response, std::string_view delivery);
 
 }  // namespace charonia::triton

@@ -1,5 +1,6 @@
 #include "request_reader.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -8,13 +9,14 @@
 
 #include "error.h"
 #include "inputs.h"
+#include "text/utf8.h"
 #include "unpack.h"
 
 namespace charonia::triton {
 namespace {
 
 constexpr int kMostTopLogprobs = SamplingMaximum::logprobs;
-constexpr std::size_t kLongestSessionId = 256;  // bytes
+constexpr std::size_t kLongestName = 256;  // bytes
 
 [[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
 
@@ -95,15 +97,20 @@ SamplingParams read_sampling(const Inputs& inputs) {
   return sampling;
 }
 
-std::string read_session_id(const Inputs& inputs) {
-  auto sent = inputs.strings("session_id", 1);
+// A session's or a subscription's.
+std::string read_name(const Inputs& inputs, const std::string& tensor) {
+  auto sent = inputs.strings(tensor, 1);
   if (!sent || sent->empty()) return {};
-  auto& id = sent->front();
-  if (id.size() > kLongestSessionId) {
-    reject("session_id has " + std::to_string(id.size()) + " bytes and must have at most " +
-           std::to_string(kLongestSessionId));
+  auto& name = sent->front();
+  if (name.size() > kLongestName) {
+    reject(tensor + " has " + std::to_string(name.size()) + " bytes and must have at most " +
+           std::to_string(kLongestName));
   }
-  return std::move(id);
+  const auto control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
+  if (text::to_valid_utf8(name) != name || std::ranges::any_of(name, control)) {
+    reject(tensor + " has bytes that are no UTF-8, or control characters: name it with letters, such as a UUID");
+  }
+  return std::move(name);
 }
 
 // The engine checks its length.
@@ -123,6 +130,34 @@ std::optional<Guide> read_guide(const Inputs& inputs) {
     return std::nullopt;
   }
   return Guide{guide_type(type->front()), guide && !guide->empty() ? std::move(guide->front()) : std::string()};
+}
+
+// What a request that names a subscription asks of it; generate: to take its results.
+Action read_subscription(const Inputs& inputs, EngineCall& call, bool has_input) {
+  call.subscription = read_name(inputs, "subscription");
+  const auto key = inputs.scalar<std::uint64_t>("subscription_key");
+  const auto read = inputs.scalar<std::uint64_t>("subscription_read");
+  const bool end = inputs.scalar<bool>("subscription_end").value_or(false);
+  if (call.subscription.empty()) {
+    const char* alone = key ? "subscription_key" : read ? "subscription_read" : end ? "subscription_end" : nullptr;
+    if (alone != nullptr) reject(std::string(alone) + " is sent without subscription: name the subscription");
+    return Action::generate;
+  }
+  if (has_input && (read || end)) {
+    reject("subscription_read and subscription_end are sent in requests of their own, without input_ids");
+  }
+  call.key = key.value_or(0);
+  call.read = read.value_or(0);
+  if (has_input) return Action::generate;
+  return end ? Action::unsubscribe : read ? Action::read : Action::subscribe;
+}
+
+// Log probabilities are none of what a subscription carries.
+void check_carried(const EngineCall& call) {
+  const auto& sampling = call.request.sampling;
+  if (call.subscription.empty() || (sampling.logprobs < 0 && sampling.prompt_logprobs < 0)) return;
+  reject("subscription is '" + call.subscription +
+         "', and log probabilities do not go through one: send the request without subscription");
 }
 
 Action read_action(const Inputs& inputs, const Request& request, bool has_input) {
@@ -154,18 +189,20 @@ EngineCall read_call(TRITONBACKEND_Request* request) {
   EngineCall call;
   call.outputs = requested_outputs(request);
   call.request.id = request_id(request);
-  call.request.session_id = read_session_id(inputs);
+  call.request.session_id = read_name(inputs, "session_id");
   call.request.end_session = inputs.scalar<bool>("end_session").value_or(false);
   auto ids = inputs.tensor<std::int32_t>("input_ids");
   call.action = read_action(inputs, call.request, ids.has_value());
+  if (call.action == Action::generate) call.action = read_subscription(inputs, call, ids.has_value());
   if (call.action != Action::generate) return call;
   if (!ids) {
     reject(
         "input_ids is missing: send the prompt's token ids, INT32 [n], or `stop` or `cancel` with a request's id or a "
-        "session_id");
+        "session_id, or the name of a `subscription` to open");
   }
   call.request.input_ids = std::move(ids->values);
   call.request.sampling = read_sampling(inputs);
+  check_carried(call);
   call.request.guide = read_guide(inputs);
   if (auto more = inputs.tensor<std::int32_t>("continuation_ids")) {
     if (!more->values.empty() && call.request.session_id.empty()) {

@@ -1,6 +1,7 @@
 // A Triton request becomes a request for the engine (docs/contracts.md, model `engine`).
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "charonia/types.h"
@@ -15,10 +16,16 @@ enum class Action {
   stop,         // ends requests; of a session, the turn stays
   cancel,       // ends requests; of a session, the turn is dropped
   end_session,  // forgets a session
+  subscribe,    // opens a subscription
+  read,         // a subscription's reader has got further
+  unsubscribe,  // ends one
 };
 
 struct EngineCall {
   Action action = Action::generate;
+  std::string subscription;     // of the last three; with generate, where its results go: empty for its own stream
+  std::uint64_t key = 0;        // in there
+  std::uint64_t read = 0;       // the delivery up to which was read
   // With stop and cancel: session_id, or where there is none id, says which requests. Everything else is then unset.
   Request request;
   std::string echo;             // goes out with each sequence's first response

@@ -38,6 +38,20 @@ void ResponseStream::send(const Result& result, const Extras& extras, const Outp
   if (last) end();
 }
 
+void ResponseStream::send(std::string_view delivery) {
+  if (ended()) return;
+  auto response = make_response(factory_.get());
+  fill(response.get(), delivery);
+  log_failure(TRITONBACKEND_ResponseSend(response.release(), 0, nullptr), "sending a delivery");
+}
+
+FactoryPtr ResponseStream::close() {
+  if (ended()) return nullptr;
+  log_failure(TRITONBACKEND_ResponseFactorySendFlags(factory_.get(), TRITONSERVER_RESPONSE_COMPLETE_FINAL),
+              "ending a stream");
+  return end();
+}
+
 FactoryPtr ResponseStream::fail(const std::exception& error) {
   if (ended()) return nullptr;
   TRITONBACKEND_Response* response = nullptr;

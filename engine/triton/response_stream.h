@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <mutex>
+#include <string_view>
 
 #include "charonia/types.h"
 #include "outputs.h"
@@ -24,6 +25,12 @@ class ResponseStream {
   // Sends a result's tensors; the last one ends the stream. Does nothing on an ended one. What Triton refuses is thrown
   // as Error, and the stream is then still open.
   void send(const Result& result, const Extras& extras, const OutputSet& wanted, bool last);
+
+  // Sends a delivery of a subscription, which its stream is. Otherwise as send().
+  void send(std::string_view delivery);
+
+  // Ends the stream without a response. Returns what fail() does.
+  FactoryPtr close();
 
   // Ends the stream with an error for the client. Returns the factory, for a caller that wants the model to stay loaded;
   // null on a stream that had ended, where it does nothing.

@@ -1,5 +1,6 @@
 #include "watcher.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/duration.h"
@@ -8,25 +9,40 @@
 namespace charonia::triton {
 
 Watcher::Watcher(TRITONSERVER_Server* server, std::string model, ModelStanding& standing, Engine& engine,
-                 CallTable& calls, SendWatch& sending, Withdrawal& withdrawal, EndAll end_all)
+                 CallTable& calls, Subscriptions& subscriptions, SendWatch& sending, SendWatch& answering,
+                 Withdrawal& withdrawal, EndAll end_all)
     : server_(server),
       name_(std::move(model)),
       standing_(standing),
       drain_(engine.info().config.drain_timeout_s),
       engine_(engine),
       calls_(calls),
+      subscriptions_(subscriptions),
       sending_(sending),
+      answering_(answering),
       withdrawal_(withdrawal),
       end_all_(std::move(end_all)),
-      thread_([this](const std::stop_token& stop) { run(stop); }) {}
+      thread_([this](const std::stop_token& stop) { run(stop); }),
+      sends_([this](const std::stop_token& stop) { watch_sends(stop); }) {}
 
 void Watcher::run(const std::stop_token& stop) {
   while (calls_.wait_until_busy(stop)) {
     if (!engine_.failure().empty()) return after_failure(stop);
+    const auto now = Clock::now();
+    subscriptions_.look(now);
     for (const auto handle : calls_.take_abandoned()) engine_.cancel(handle);
     watch_standing();
-    if (sending_.stuck(Clock::now())) exit_stuck_server();
-    calls_.pause(stop, kPollPeriod);
+    end_subscriptions(now);
+    calls_.pause(stop, kPollPeriod, kIdlePeriod);
+  }
+}
+
+void Watcher::watch_sends(const std::stop_token& stop) {
+  while (calls_.wait_until_busy(stop)) {
+    const auto now = Clock::now();
+    const bool results = sending_.stuck(now), deliveries = subscriptions_.stuck(now), answers = answering_.stuck(now);
+    if (results || deliveries || answers) exit_stuck_server();
+    calls_.pause(stop, kSendPeriod, kSendPeriod);
   }
 }
 
@@ -40,11 +56,12 @@ void Watcher::watch_standing() {
       case Standing::served:
         return;
       case Standing::unloading:
-        end_at_ = now;
+        end_at_ = idle_until_ = now;
         why_ = "model '" + name_ + "' is being unloaded";
         break;
       case Standing::exiting:
         end_at_ = now + duration_of(drain_.count());
+        idle_until_ = std::min(*end_at_, now + kLinger);
         why_ = "the server is shutting down";
         break;
     }
@@ -56,20 +73,28 @@ void Watcher::watch_standing() {
   if (end_all_ && now >= *end_at_) std::exchange(end_all_, nullptr)(why_);
 }
 
+void Watcher::end_subscriptions(Clock::time_point now) {
+  if (!end_at_) return;
+  subscriptions_.unbind();
+  if (now >= idle_until_) subscriptions_.end_idle(Error(ErrorCode::unavailable, why_));
+}
+
 void Watcher::after_failure(const std::stop_token& stop) {
   const bool exits = engine_.info().config.exit_on_device_failure;
   const auto began = Clock::now();
   while (!calls_.empty() && Clock::now() < began + kMaxResponseTime && !stop.stop_requested()) {
-    calls_.pause(stop, kPollPeriod);
+    calls_.pause(stop, kPollPeriod, kPollPeriod);
   }
   const auto responded = Clock::now();
   bool withdrawn = false;
   while (!stop.stop_requested()) {
+    subscriptions_.end_all(Error(ErrorCode::device_failed, engine_.failure()),
+                           [this](FactoryPtr factory) { withdrawal_.keep(std::move(factory)); });
     // Without one of its responses there is nothing that would keep it loaded: then it stays as it is until there is.
     withdrawn = withdrawn || withdrawal_.begin(server_, name_);
     if (exits && Clock::now() >= responded + kFarewell) exit_server();
     if (standing_.now() == Standing::exiting) return withdrawal_.end();
-    calls_.pause(stop, kStandingPeriod);
+    calls_.pause(stop, kStandingPeriod, kStandingPeriod);
   }
 }
 

@@ -12,15 +12,17 @@
 #include "send_watch.h"
 #include "server_exit.h"
 #include "standing.h"
+#include "subscriptions.h"
 #include "triton_api.h"
 
 namespace charonia::triton {
 
 // One thread per model. While requests are in flight it cancels those whose client has left (kPollPeriod at most after
-// it left), and asks the server whether the model is still served: an unload completes only when every request has
-// ended, and the backend's ModelFinalize comes only then. Without requests it sleeps.
+// it left), ends subscriptions that nobody reads, and asks the server whether the model is still served: an unload
+// completes only when every request has ended, and the backend's ModelFinalize comes only then. Without requests it
+// sleeps.
 //
-// When the server does not take a response any more (send_watch.h), no request of any stream can go on, and nothing in
+// A thread of its own looks at what is sent. When the server does not take a response any more (send_watch.h), no request of any stream can go on, and nothing in
 // the process can help: the process ends, so that what supervises it starts a new one.
 //
 // When the engine's device has failed, all requests end. Once they have, the model is withdrawn, and with the setting
@@ -30,6 +32,10 @@ namespace charonia::triton {
 class Watcher {
  public:
   static constexpr std::chrono::milliseconds kPollPeriod{10};
+  static constexpr std::chrono::milliseconds kIdlePeriod{100};  // while there are subscriptions without requests
+  // That a subscription without requests stays open when the server exits: some may still be on their way to it.
+  static constexpr std::chrono::seconds kLinger{1};
+  static constexpr std::chrono::milliseconds kSendPeriod{300};  // SendWatch::kLooks of them are SendWatch::kLimit
   static constexpr std::chrono::milliseconds kStandingPeriod{50};
   static constexpr std::chrono::seconds kFarewell{1};
   static constexpr std::chrono::seconds kMaxResponseTime{5};  // that a response may take to go out after a failure
@@ -38,14 +44,18 @@ class Watcher {
   using EndAll = std::function<void(const std::string& why)>;
 
   // When the server exits, requests may go on for the setting drain_timeout_s; an unload ends them at once.
+  // `sending` and `answering` are those of the engine's results, and of what execute() sends itself.
   Watcher(TRITONSERVER_Server* server, std::string model, ModelStanding& standing, Engine& engine, CallTable& calls,
-          SendWatch& sending, Withdrawal& withdrawal, EndAll end_all);
+          Subscriptions& subscriptions, SendWatch& sending, SendWatch& answering, Withdrawal& withdrawal,
+          EndAll end_all);
 
  private:
   using Clock = std::chrono::steady_clock;
 
   void run(const std::stop_token& stop);
+  void watch_sends(const std::stop_token& stop);
   void watch_standing();
+  void end_subscriptions(Clock::time_point now);
   void after_failure(const std::stop_token& stop);
 
   TRITONSERVER_Server* server_;
@@ -54,14 +64,19 @@ class Watcher {
   std::chrono::duration<double> drain_;
   Engine& engine_;
   CallTable& calls_;
+  Subscriptions& subscriptions_;
   SendWatch& sending_;
+  SendWatch& answering_;
   Withdrawal& withdrawal_;
   EndAll end_all_;
 
   Clock::time_point next_look_{};
   std::optional<Clock::time_point> end_at_;  // set once it is known that the model goes
+  Clock::time_point idle_until_{};           // then: subscriptions without requests may stay until then
   std::string why_;
-  std::jthread thread_;  // last: it uses all of the above
+  // Last: they use all of the above. The second never sends, so that it sees where the first is stuck, too.
+  std::jthread thread_;
+  std::jthread sends_;
 };
 
 }  // namespace charonia::triton

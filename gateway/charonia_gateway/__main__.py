@@ -1,18 +1,17 @@
-"""`python -m charonia_gateway`: the gateway as a process. On SIGTERM and SIGINT it drains and ends with code 0."""
+"""`python -m charonia_gateway`: the gateway as a process, or as several below this one. On SIGTERM and SIGINT it drains
+and ends with code 0."""
 
 from __future__ import annotations
 
 import signal
 import sys
 
-import uvicorn
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
-from charonia_gateway.app import create_app
-from charonia_gateway.connection import bounded
-from charonia_gateway.drain import Drain, DrainingServer
+from charonia_gateway.cores import default_workers
 from charonia_gateway.logs import configure_logging
+from charonia_gateway.process import serve
 from charonia_gateway.settings import Settings
 
 _SECRET = ("charonia_gateway_limits_storage", "limits_storage")
@@ -36,31 +35,17 @@ def main() -> None:
     # uvicorn shuts down in order and then raises the signal again, which would make its number the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-    drain = Drain(settings.shutdown_timeout_s)
+    workers = settings.workers or default_workers()
     try:
-        app = create_app(settings, drain)
-        certificates = settings.certificates()
+        if workers == 1:
+            serve(settings)
+            return
+        from charonia_gateway.workers import supervise
+
+        sys.exit(supervise(settings, workers))
     except ValueError as error:  # of a file
         print(f"charonia_gateway: {error}", file=sys.stderr)
         sys.exit(2)
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        loop="uvloop",
-        http=bounded(settings.read_timeout_s),
-        ws="none",
-        log_config=None,
-        access_log=False,  # the gateway has its own
-        server_header=False,
-        # Longer than what clients and load balancers keep idle connections for, so that they close first.
-        timeout_keep_alive=75,
-        # What has not ended by then has had its time; this is for connections to close.
-        timeout_graceful_shutdown=1,
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
-    )
-    DrainingServer(config, drain, settings.write_timeout_s, certificates).run()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from charonia_client import CharoniaError
@@ -18,7 +18,7 @@ from charonia_gateway.body import IGNORED_HEADER
 from charonia_gateway.context import Gateway
 from charonia_gateway.documentation import complete_schema
 from charonia_gateway.drain import Drain, DrainMiddleware
-from charonia_gateway.endpoints import Discovery, EndpointMetrics, Pool
+from charonia_gateway.endpoints import Discovery, EndpointMetrics, Pool, Server
 from charonia_gateway.engine import Engine
 from charonia_gateway.errors import LIMIT_HEADERS, ApiError, handle_api_error, handle_engine_error, handle_http_error
 from charonia_gateway.keys import KeyRing
@@ -38,8 +38,10 @@ from charonia_gateway.routes import (
     tokenizer,
 )
 from charonia_gateway.settings import Settings
-from charonia_gateway.stored import ResponseStore
+from charonia_gateway.shared import Shared
+from charonia_gateway.stored import ResponseStore, SharedResponseStore
 from charonia_gateway.tracing import Tracing, TracingMiddleware
+from charonia_gateway.worker import Worker
 
 _DESCRIPTION = """The API of OpenAI for the models that this server serves; OpenAI's own clients work unchanged, with
 `base_url` set to this server's address and `/v1`, and the `api_key` that its operator gave (any where the server asks
@@ -52,11 +54,29 @@ async def _client_gone(request: Request, _: Exception) -> Response:
     return Response(status_code=499)
 
 
-def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
+def _of(server: Server) -> Callable[[str], Server]:
+    return lambda _: server
+
+
+def responses_of(settings: Settings, shared: Shared | None) -> ResponseStore:
+    limits = (settings.max_responses, settings.max_response_bytes, settings.response_ttl_s)
+    return SharedResponseStore(*limits, shared=shared) if shared else ResponseStore(*limits)
+
+
+def create_app(
+    settings: Settings,
+    drain: Drain | None = None,
+    servers: Mapping[str, Server] | None = None,
+    worker: Worker | None = None,
+) -> FastAPI:
     """The ASGI application. The channels to Triton open with its lifespan; Triton need not be there yet. `drain` is for
-    who ends it. Raises ValueError for a file of keys or certificates that cannot
-    be used."""
-    metrics = Metrics()
+    who ends it. `servers`: in place of Triton, one for the name of each model; they are closed with the lifespan.
+    `worker`: which of several processes this is. Raises ValueError for a file of keys or certificates that cannot be
+    used."""
+    shared = worker.shared if worker else None
+    metrics = Metrics(shared.folder if shared else None)
+    if worker:
+        metrics.of_worker(worker.restarted)
     draining = drain or Drain(settings.shutdown_timeout_s)
     keys = KeyRing(settings.keys_file) if settings.keys_file else None
     tls = settings.tls_to_triton()
@@ -65,22 +85,26 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         discovery = Discovery(settings.endpoints)
-        targets = await discovery.targets()
+        targets = [] if servers else await discovery.targets()
         pools = {
             model: Pool(
-                targets,
+                [servers[model].target] if servers else targets,
                 check_interval_s=settings.endpoint_check_interval_s,
                 check_timeout_s=settings.endpoint_check_timeout_s,
                 on_choice=lambda reason: metrics.choices[reason].inc(),
                 on_retry=metrics.retries.inc,
                 metadata=tracing.metadata if tracing else None,
                 tls=tls,
-                model=model if len(settings.models) > 1 else None,
+                subscribe=settings.subscribe,
+                model=model if len(settings.models) > 1 and not servers else None,
                 label=label,
+                connect=_of(servers[model]) if servers else None,
+                shared=shared,
             )
             for model, label in settings.models.items()
         }
-        metrics.registry.register(EndpointMetrics(pools))
+        endpoint_metrics = EndpointMetrics(pools, shared)
+        metrics.add(endpoint_metrics)
 
         def use(targets: Iterable[str]) -> None:
             found = list(targets)
@@ -98,13 +122,16 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
                 },
                 metrics,
                 draining,
-                int(time.time()),
-                ResponseStore(settings.max_responses, settings.max_response_bytes, settings.response_ttl_s),
+                worker.began if worker else int(time.time()),
+                responses_of(settings, shared),
+                worker,
             )
-            following = [
-                asyncio.create_task(discovery.follow(use, settings.endpoint_check_interval_s)),
-                *([asyncio.create_task(keys.follow())] if keys else []),
-            ]
+            followers = [keys.follow()] if keys else []
+            if worker:
+                followers.append(endpoint_metrics.follow(settings.endpoint_check_interval_s))
+            if not servers:
+                followers.append(discovery.follow(use, settings.endpoint_check_interval_s))
+            following = [asyncio.create_task(follower) for follower in followers]
             try:
                 yield
             finally:
@@ -131,7 +158,7 @@ def create_app(settings: Settings, drain: Drain | None = None) -> FastAPI:
         from charonia_gateway.access import KeyMiddleware
         from charonia_gateway.limiter import Limiter
 
-        limiter = Limiter(settings.limits_storage)
+        limiter = Limiter(settings.limits_storage, workers=shared)
         app.add_middleware(KeyMiddleware, keys=keys, limiter=limiter, metrics=metrics)
     app.add_middleware(OriginMiddleware, allowed=settings.origins, keys=keys is not None)
     if settings.origins:

@@ -18,12 +18,19 @@ from charonia_gateway.tls import Certificates
 
 
 class Drain:
-    """Counts the requests that run. `limit_s`: how long they may go on after begin()."""
+    """Counts the requests that run. `limit_s`: how long they may go on after begin(). `idle` is asked, again and again
+    once nothing runs, whether the process may end."""
 
-    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limit_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        idle: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.running = 0
         self._limit_s = limit_s
         self._clock = clock
+        self._idle = idle
         self._deadline: float | None = None
 
     def begin(self) -> None:
@@ -37,7 +44,9 @@ class Drain:
     @property
     def is_over(self) -> bool:
         """Nothing runs any more, or what does has had its time."""
-        return self._deadline is not None and (self.running == 0 or self._clock() >= self._deadline)
+        if self._deadline is None:
+            return False
+        return (self.running == 0 and self._idle()) or self._clock() >= self._deadline
 
     @property
     def left_s(self) -> int:
@@ -77,11 +86,13 @@ class DrainingServer(uvicorn.Server):
         drain: Drain,
         write_timeout_s: float = 0,
         certificates: Certificates | None = None,
+        started: Callable[[], None] | None = None,
     ) -> None:
         """write_timeout_s: a connection whose client takes nothing for so long is ended; 0: never. certificates: of
-        TLS, where `config` has it."""
+        TLS, where `config` has it. started: called once the port is open."""
         super().__init__(config)
         self._certificates = certificates
+        self._on_start = started
         self._following: asyncio.Task[None] | None = None
         self._drain = drain
         self._write_timeout_s = write_timeout_s
@@ -98,6 +109,8 @@ class DrainingServer(uvicorn.Server):
                     with socket.socket(fileno=os.dup(listening.fileno())) as own:
                         milliseconds = math.ceil(self._write_timeout_s * 1000)
                         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        if self._on_start and self.started:
+            self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._following:

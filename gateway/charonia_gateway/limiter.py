@@ -7,8 +7,10 @@ window in which it ends (docs/security.md).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -20,8 +22,10 @@ from limits.aio.strategies import FixedWindowRateLimiter
 from limits.errors import ConfigurationError, StorageError
 from limits.storage import storage_from_string
 
+from charonia_gateway.counts import WorkersStorage
 from charonia_gateway.errors import ApiError
 from charonia_gateway.keys import Key
+from charonia_gateway.shared import Shared
 
 log = logging.getLogger("charonia_gateway")
 Result = TypeVar("Result")
@@ -66,12 +70,17 @@ def _open(uri: str) -> Storage:
 
 
 class Limiter:
-    """Counts in this process, or in a Redis or Valkey that several gateways share. While that is away, each gateway
-    counts by itself."""
+    """Counts in this process, or with the other workers of this gateway, or in a Redis or Valkey that several gateways
+    share. While that is away, each gateway counts by itself."""
 
-    def __init__(self, storage_uri: str = "", clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, storage_uri: str = "", clock: Callable[[], float] = time.time, workers: Shared | None = None
+    ) -> None:
+        """workers: what this gateway's share, where it has several."""
         self._clock = clock
         self._memory = FixedWindowRateLimiter(MemoryStorage())
+        self._workers = workers
+        self._of_workers = FixedWindowRateLimiter(WorkersStorage(workers)) if workers else None
         self._shared = FixedWindowRateLimiter(_open(storage_uri)) if storage_uri else None
         self._away_until = 0.0
         self._running: Counter[str] = Counter()  # by key
@@ -80,7 +89,7 @@ class Limiter:
         """Counts a request, and gives the headers of its answer. LimitExceeded where it is one too many; otherwise
         end() has to follow."""
         headers: dict[str, str] = {}
-        if key.max_concurrent is not None and self._running[key.id] >= key.max_concurrent:
+        if key.max_concurrent is not None and not self._has_room(key.id, key.max_concurrent):
             text = f"the key {key.name!r} has {key.max_concurrent} requests running, which is its limit"
             raise LimitExceeded("concurrent", f"{text}: wait for one to end", {"Retry-After": "1"})
         self._running[key.id] += 1
@@ -104,8 +113,21 @@ class Limiter:
 
     def _end(self, key: Key) -> None:
         self._running[key.id] -= 1
+        if self._workers and key.max_concurrent is not None:
+            with contextlib.suppress(sqlite3.Error):  # the others do not know of it until the key's next request ends
+                self._workers.set_running(key.id, self._running[key.id])
         if not self._running[key.id]:
             del self._running[key.id]
+
+    def _has_room(self, key_id: str, limit: int) -> bool:
+        """Whether one more may run. Where there are other workers, they know of it then."""
+        here = self._running.get(key_id, 0)
+        if self._workers and here < limit:
+            try:
+                return self._workers.begin_running(key_id, here, limit)
+            except sqlite3.Error:
+                pass  # this one counts alone
+        return here < limit
 
     async def _check(self, key: Key, of: Limit, limit: int, cost: int, headers: dict[str, str]) -> None:
         item = RateLimitItemPerMinute(limit)
@@ -131,11 +153,19 @@ class Limiter:
                 known = time.monotonic() < self._away_until  # by another request that waited as well
                 self._away_until = time.monotonic() + _STORAGE_PAUSE_S
                 if known:
-                    return await action(self._memory)
+                    return await self._counted_here(action)
                 # The kind alone: the text may have the URI.
                 log.error(
                     "the storage of limits is away (%s): this gateway counts alone, and tries it again in %g s",
                     type(error.storage_error).__name__,
                     _STORAGE_PAUSE_S,
                 )
+        return await self._counted_here(action)
+
+    async def _counted_here(self, action: Callable[[FixedWindowRateLimiter], Awaitable[Result]]) -> Result:
+        if self._of_workers is not None:
+            try:
+                return await action(self._of_workers)
+            except StorageError:
+                pass  # this one counts alone
         return await action(self._memory)

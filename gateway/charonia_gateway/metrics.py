@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from charonia_gateway.record import begins_text
@@ -13,17 +16,25 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 
 
 class Metrics:
-    """Has a registry of its own, so that several applications can live in one process."""
+    """Has a registry of its own, so that several applications can live in one process. folder: in which the workers of
+    one gateway have the files of what they count, of which each shows the sums."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self.registry = CollectorRegistry()
+        self._folder = folder
+        self._collectors: list[Collector] = []
         self.requests = Counter(
             "charonia_gateway_requests",
             "HTTP requests answered; status 499: the client went away before the answer",
             ("route", "status"),
             registry=self.registry,
         )
-        self.running = Gauge("charonia_gateway_requests_running", "HTTP requests in work", registry=self.registry)
+        self.running = Gauge(
+            "charonia_gateway_requests_running",
+            "HTTP requests in work",
+            registry=self.registry,
+            multiprocess_mode="livesum",
+        )
         self.disconnects = Counter(
             "charonia_gateway_disconnects", "clients that went away before their answer's end", registry=self.registry
         )
@@ -69,8 +80,26 @@ class Metrics:
             registry=self.registry,
         )
 
+    def of_worker(self, restarted: bool) -> None:
+        """Counts this process, one of several. restarted: it replaces another one."""
+        text = "processes of this gateway"
+        Gauge("charonia_gateway_workers", text, registry=self.registry, multiprocess_mode="livesum").set(1)
+        text = "processes of this gateway that died and were replaced"
+        Counter("charonia_gateway_worker_restarts", text, registry=self.registry).inc(restarted)
+
+    def add(self, collector: Collector) -> None:
+        """It shows what is so of all workers."""
+        self._collectors.append(collector)
+        self.registry.register(collector)
+
     def render(self) -> bytes:
-        return generate_latest(self.registry)
+        if self._folder is None:
+            return generate_latest(self.registry)
+        together = CollectorRegistry()
+        MultiProcessCollector(together, path=str(self._folder))  # type: ignore[no-untyped-call]
+        for collector in self._collectors:
+            together.register(collector)
+        return generate_latest(together)
 
 
 class MetricsMiddleware:

@@ -67,6 +67,14 @@ class GatewayFields(BaseSettings):
         validation_alias=AliasChoices("charonia_endpoint_check_timeout_s", "endpoint_check_timeout_s"),
         description="maximum time for an answer to a check, in seconds; a server that misses three in a row is down",
     )
+    workers: int = Field(
+        0,
+        ge=0,
+        le=64,
+        validation_alias=AliasChoices("charonia_gateway_workers", "workers"),
+        description="processes that the gateway runs in behind its port; 0: one for every four cores of the machine, "
+        "or of the container's quota, at most 8; where `charonia serve` computes on the CPU one",
+    )
     max_body_bytes: int = Field(
         8388608,
         ge=1024,
@@ -140,6 +148,12 @@ class GatewayFields(BaseSettings):
         validation_alias=AliasChoices("charonia_gateway_cache_by_key", "cache_by_key"),
         description="each API key finds in the prefix cache only what its own requests computed; false: all keys "
         "share it, and each can find out which prompts others have sent",
+    )
+    subscribe: bool = Field(
+        False,
+        validation_alias=AliasChoices("charonia_gateway_subscribe", "subscribe"),
+        description="answers come from each Triton server by one stream for all of them, which takes a fraction of "
+        "the CPU time where many stream at once (docs/scaling.md)",
     )
     limits_storage: str = Field(
         "",

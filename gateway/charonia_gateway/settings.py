@@ -7,7 +7,7 @@ from typing import Any
 
 from charonia_client import Tls
 from pydantic import field_validator, model_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from charonia_gateway.endpoints import discovery
 from charonia_gateway.origins import parse_origins
@@ -27,6 +27,8 @@ _FILES = (
 STORAGE_SCHEMES = ("redis", "rediss", "redis+unix", "valkey", "valkeys", "valkey+unix")
 
 
+# Of every environment variable that is a setting.
+_PREFIX = "charonia_"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -34,8 +36,9 @@ def parse_models(text: str) -> dict[str, str]:
     """Label by name of a list of NAME or NAME=LABEL. ValueError for what is none, or there twice."""
     found: dict[str, str] = {}
     for entry in filter(None, map(str.strip, text.split(","))):
-        name, _, given = entry.partition("=")
-        label = given or name
+        # Labels have no "=", and names may.
+        name, _, label = entry.rpartition("=") if "=" in entry else (entry, "", entry)
+        label = label or name
         if not name or not _LABEL.fullmatch(label):
             raise ValueError(
                 f"{entry!r}: expected NAME or NAME=LABEL, and of a label letters, digits, '.', '_' and '-', at most 64"
@@ -56,6 +59,21 @@ class Settings(GatewayFields):
         cli_kebab_case=True,
         cli_prog_name="python -m charonia_gateway",
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Short names are those of options. HOST and PORT in the environment are somebody else's."""
+        for source in (env_settings, dotenv_settings):
+            found = vars(source)["env_vars"]
+            vars(source)["env_vars"] = {name: found[name] for name in found if name.lower().startswith(_PREFIX)}
+        return init_settings, env_settings, dotenv_settings
 
     @field_validator("triton_endpoints")
     @classmethod

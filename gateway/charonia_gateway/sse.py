@@ -33,8 +33,9 @@ _LINE_ENDS = {character.encode(): f"\\u{ord(character):04x}".encode() for charac
 def _json(data: Any) -> bytes:
     """`data` as JSON in one line, whatever one takes for a line."""
     text = to_json(data, inf_nan_mode="null")
-    for character, escaped in _LINE_ENDS.items():
-        text = text.replace(character, escaped)
+    if not text.isascii():
+        for character, escaped in _LINE_ENDS.items():
+            text = text.replace(character, escaped)
     return text
 
 

@@ -37,7 +37,8 @@ def _pytest(context: Context, name: str, tests: Sequence[str | Path], *, limit_s
     lines.unlink(missing_ok=True)
     # A test that hangs in the engine gives no signal handler a chance: its worker ends, and another one goes on.
     command: list[str | Path] = [
-        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gpu_check.pytest_lines", "--tb=short",
+        sys.executable, "-m", "pytest", "-q", "-c", ROOT / "pyproject.toml", "--tb=short",
+        "-p", "no:cacheprovider", "-p", "gpu_check.pytest_lines",
         "-n", str(min(context.jobs, 8)), f"--timeout={_TEST_S}", "--timeout-method=thread", *tests,
     ]  # fmt: skip
     # Models here are tiny and of many shapes: measuring GEMMs would be most of the time. Workers share the memory.

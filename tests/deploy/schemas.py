@@ -6,14 +6,20 @@ collects all files.
 
 from __future__ import annotations
 
+import ast
+import functools
+import importlib.util
+import re
+from pathlib import Path
 from typing import Any
 
 OLDEST = "1.30"  # the first that has preStop.sleep without being asked for it
 LATEST = "latest"  # that kubernetes-validate knows
 VERSIONS = (OLDEST, LATEST)
-# What InferenceService's predictor has beside the fields of a pod.
+# What is no field of a pod in KServe's kinds.
 _KSERVE_PREDICTOR = {"minReplicas", "maxReplicas", "model"}
 _KSERVE_RUNTIME = {"annotations", "supportedModelFormats", "protocolVersions", "multiModel"}
+_PLAIN = {"str": str, "int": int, "bool": bool, "object": object}
 
 # The Gateway API's HTTPRoute v1 and its inference extension's InferencePool v1, of whose schemas no package exists: the
 # fields that are used here, with what the API says of their values.
@@ -133,17 +139,55 @@ def _check_gateway_api(item: dict[str, Any]) -> None:
         raise NotTakenError(str(error)) from error
 
 
+@functools.cache
+def _kserve_fields(kind: str) -> dict[str, str] | None:
+    """The fields of a kind of KServe's and their types, as the package kserve has them. None: not a kind of KServe's.
+
+    The package's classes, made of the OpenAPI document, are read and not imported: that needs all that serves models.
+    """
+    (folder,) = importlib.util.find_spec("kserve").submodule_search_locations  # type: ignore[union-attr]
+    file = Path(folder) / "models" / f"{re.sub('(?<!^)(?=[A-Z])', '_', kind).lower()}.py"
+    if not file.is_file():
+        return None
+    (model,) = (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef))
+    said = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in model.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    return {key: said["openapi_types"][name] for name, key in said["attribute_map"].items()}
+
+
+def _check_kserve(value: Any, kind: str, place: str) -> None:
+    """Kinds of Kubernetes' own are looked at with the pod that they are part of."""
+    if (many := re.fullmatch(r"list\[(.+)\]", kind)) and isinstance(value, list):
+        for index, one in enumerate(value):
+            _check_kserve(one, many[1], f"{place}/{index}")
+    elif (named := re.fullmatch(r"dict\(str, (.+)\)", kind)) and isinstance(value, dict):
+        for key, one in value.items():
+            _check_kserve(one, named[1], f"{place}/{key}")
+    elif kind in _PLAIN or many or named:
+        if not isinstance(value, _PLAIN.get(kind, ())) or (kind == "int" and isinstance(value, bool)):
+            raise NotTakenError(f"{place} is {value!r}, and not {kind}")
+    elif (fields := _kserve_fields(kind)) is not None:
+        if not isinstance(value, dict) or not value.keys() <= fields.keys():
+            raise NotTakenError(f"{place} is {value!r}, and {kind} has the fields {sorted(fields)}")
+        for key, one in value.items():
+            _check_kserve(one, fields[key], f"{place}/{key}")
+
+
 def check(item: dict[str, Any], version: str) -> None:
-    """Raises NotTakenError for what Kubernetes `version` would not take. Of KServe's kinds, whose schema no package
-    has, this is the part that is a pod's."""
+    """Raises NotTakenError for what Kubernetes `version` would not take."""
     if (item["apiVersion"], item["kind"]) in _GATEWAY_API:
         return _check_gateway_api(item)
     match item["apiVersion"], item["kind"]:
         case "monitoring.coreos.com/v1", "PodMonitor":
             _check_pod_monitor(item)
         case "serving.kserve.io/v1alpha1", "ServingRuntime":
+            _check_kserve(item, "V1alpha1ServingRuntime", "")
             _check_pod({key: value for key, value in item["spec"].items() if key not in _KSERVE_RUNTIME}, version)
         case "serving.kserve.io/v1beta1", "InferenceService":
+            _check_kserve(item, "V1beta1InferenceService", "")
             (predictor,) = item["spec"].values()
             pod = {key: value for key, value in predictor.items() if key not in _KSERVE_PREDICTOR}
             _check_pod({"containers": [{"name": "model", "image": "none"}], **pod}, version)

@@ -6,12 +6,13 @@ That the metrics which the picker reads are there is checked by tests/stack/test
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import schemas
 import yaml
-from manifests import DEPLOY, KUSTOMIZE, Manifests, Object, render
+from manifests import DEPLOY, KUSTOMIZE, Manifests, Object, render, write_overlay
 
 import charonia
 
@@ -114,6 +115,23 @@ def test_the_gateway_beside_a_server_is_the_one_of_the_base(rendered: Manifests,
     assert own == base
     ports = [port["name"] for one in server["spec"]["template"]["spec"]["containers"] for port in one["ports"]]
     assert len(ports) == len(set(ports))
+
+
+def test_the_gateway_beside_a_server_asks_for_keys_as_the_one_of_the_base_does(tmp_path: Path) -> None:
+    own = render(write_overlay(tmp_path / "own", [FOLDER], [FOLDER / "api-keys"]))
+    component = KUSTOMIZE / "components" / "api-keys"
+    base = render(write_overlay(tmp_path / "base", [KUSTOMIZE / "overlays" / "cpu"], [component]))
+    for item in own.objects:
+        schemas.check(item, schemas.OLDEST)
+    found = []
+    for one in (own.one("StatefulSet", "charonia-server"), base.one("Deployment", "charonia-gateway")):
+        gateway, pod = container(one, "gateway"), one["spec"]["template"]["spec"]
+        mounts = [mount for mount in gateway["volumeMounts"] if mount["name"] == "api-keys"]
+        volumes = [volume for volume in pod["volumes"] if volume["name"] == "api-keys"]
+        found.append((gateway["env"], mounts, volumes, pod["securityContext"]["fsGroup"]))
+    assert found[0] == found[1] and len(found[0][1]) == 1
+    server = container(own.one("StatefulSet", "charonia-server"), "server")
+    assert "api-keys" not in [mount["name"] for mount in server["volumeMounts"]], "the server does not see them"
 
 
 def test_the_route_hands_the_api_to_the_pool_and_nothing_else(rendered: Manifests) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -32,6 +33,15 @@ def test_the_gateway_answers_a_chat(demo: Project) -> None:
         )
         streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
         assert streamed == answer.choices[0].message.content
+
+
+def test_the_gateway_has_the_chat_page_with_its_libraries(demo: Project) -> None:
+    with httpx.Client(base_url=demo.gateway, timeout=HANG_S) as gateway:
+        page = gateway.get("/")
+        assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+        files = re.findall(r'(?:src|href)="(page/[^"]+)"', page.text)
+        assert any("/libraries/" in file for file in files)
+        assert {file: gateway.get(f"/{file}").status_code for file in files} == dict.fromkeys(files, 200)
 
 
 def test_prometheus_scrapes_server_and_gateway_and_has_the_rules(demo: Project) -> None:

@@ -34,5 +34,5 @@ def page(server: Scripted, new_context: Callable[..., BrowserContext]) -> Page:
     """The chat page, before the scripted server."""
     page = new_context(viewport={"width": 1200, "height": 800}).new_page()
     page.goto(server.url)
-    page.get_by_label("Model").wait_for()
+    page.get_by_label("Model", exact=True).wait_for()
     return page

@@ -1,15 +1,17 @@
 """The gateway's pages before answers that a test has written: `python scripted_server.py PORT`.
 
-POST /_script sets what the next requests for answers get, in order, and forgets those that were seen; GET /_requests
-lists the bodies that came. A reply is {"status", "headers", "error", "code"} or {"pieces"}. A piece is a text, a delta
-of OpenAI's form, {"sleep": seconds}, {"cut": true}, which ends the stream too early, {"error": {...}}, or
-{"die": true}, which ends this process; {"finish": reason} says how the answer ends. Without a script an answer is
-"Hello!".
+POST /_script sets what the next requests for answers get, in order, and forgets those that were seen; it also says
+whether the server is not ready (reason), wants a key, refuses the page's origin (refused), or has other models. GET
+/_requests lists the bodies that came. A reply is {"status", "headers", "error", "code"} or {"pieces"}. A piece is a
+text, a delta of OpenAI's form, {"sleep": seconds}, {"wait": true}, which waits for POST /_release, {"cut": true}, which
+ends the stream too early, {"error": {...}}, or {"die": true}, which ends this process; {"finish": reason} says how the
+answer ends, {"timings": {...}} what the server measured. Without a script an answer is "Hello!".
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -27,12 +29,16 @@ MODELS = ("first", "second/model")
 app = FastAPI(openapi_url=None)
 script: list[dict[str, Any]] = []
 seen: list[dict[str, Any]] = []
-ready: dict[str, Any] = {"reason": None, "key": None}
+ready: dict[str, Any] = {"reason": None, "key": None, "refused": False, "models": MODELS}
+released = asyncio.Event()
+health_asked = 0
 
 
 def _refusal(request: Request) -> Response | None:
     if ready["key"] and request.headers.get("authorization") != f"Bearer {ready['key']}":
         return JSONResponse({"error": {"message": "no such key", "type": "authentication_error"}}, 401)
+    if ready["refused"] and request.method == "POST":
+        return JSONResponse({"error": {"message": "not listed", "code": "origin_not_allowed"}}, 403)
     return None
 
 
@@ -42,13 +48,18 @@ def _event(choice: dict[str, Any]) -> str:
 
 async def _events(pieces: list[Any], text: bool) -> AsyncIterator[str]:
     """text: as /v1/completions has it."""
-    finish, count = "stop", 0
+    finish, count, measured = "stop", 0, {}
     for piece in pieces:
         if isinstance(piece, str):
             count += 1
             yield _event({"text": piece} if text else {"delta": {"content": piece}})
         elif "sleep" in piece:
             await asyncio.sleep(piece["sleep"])
+        elif "wait" in piece:
+            while not released.is_set():
+                yield ": heartbeat\n\n"
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(released.wait(), 0.5)
         elif "die" in piece:
             os._exit(1)
         elif "cut" in piece:
@@ -57,12 +68,14 @@ async def _events(pieces: list[Any], text: bool) -> AsyncIterator[str]:
             yield f"data: {json.dumps(piece)}\n\n"
         elif "finish" in piece:
             finish = piece["finish"]
+        elif "timings" in piece:
+            measured = piece
         else:
             count += 1
             yield _event({"delta": piece})
     yield _event({**({"text": ""} if text else {"delta": {}}), "finish_reason": finish})
     usage = {"prompt_tokens": 12, "completion_tokens": count, "total_tokens": 12 + count}
-    yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n"
+    yield f"data: {json.dumps({'choices': [], 'usage': usage, **measured})}\n\n"
     yield "data: [DONE]\n\n"
 
 
@@ -73,6 +86,8 @@ async def answer(request: Request) -> Response:
         return refusal
     body = await request.json()
     seen.append({"path": request.url.path, **body})
+    if body["model"] not in ready["models"]:
+        return JSONResponse({"error": {"message": "no such model", "code": "model_not_found"}}, 404)
     reply = script.pop(0) if script else {"pieces": ["Hello", "!"]}
     if "status" in reply:
         error = {"error": {"message": reply.get("error", "scripted"), "code": reply.get("code")}}
@@ -83,7 +98,7 @@ async def answer(request: Request) -> Response:
 
 @app.get("/v1/models")
 async def models(request: Request) -> Response:
-    return _refusal(request) or JSONResponse({"object": "list", "data": [{"id": name} for name in MODELS]})
+    return _refusal(request) or JSONResponse({"object": "list", "data": [{"id": name} for name in ready["models"]]})
 
 
 @app.post("/tokenize")
@@ -97,6 +112,8 @@ async def tokenize(request: Request) -> Response:
 
 @app.get("/health/ready")
 async def health() -> Response:
+    global health_asked
+    health_asked += 1
     if ready["reason"]:
         return JSONResponse({"status": "not ready", "reason": ready["reason"]}, 503)
     return JSONResponse({"status": "ready"})
@@ -107,12 +124,29 @@ async def set_script(request: Request) -> None:
     body = await request.json()
     script[:] = body.get("replies", [])
     seen.clear()
-    ready.update(reason=body.get("reason"), key=body.get("key"))
+    released.clear()
+    ready.update(
+        reason=body.get("reason"),
+        key=body.get("key"),
+        refused=body.get("refused", False),
+        models=body.get("models", MODELS),
+    )
+
+
+@app.post("/_release")
+async def release() -> None:
+    released.set()
 
 
 @app.get("/_requests")
 async def requests() -> list[dict[str, Any]]:
     return seen
+
+
+@app.get("/_health_asked")
+async def count_of_health() -> int:
+    """How often /health/ready was asked for."""
+    return health_asked
 
 
 @app.get("/openapi.json")

@@ -32,6 +32,7 @@ def gateway(grpc_target: str, log_file: Path, **env: str) -> Iterator[GatewayPro
         "CHARONIA_TRITON_HOST": host,
         "CHARONIA_GRPC_PORT": port,
         "CHARONIA_MODEL_NAME": "model",
+        "CHARONIA_GATEWAY_WORKERS": "1",
         **env,
     }
     url = f"http://127.0.0.1:{own_port}"

@@ -88,3 +88,27 @@ def test_serving_measures_a_running_stack(stack: Stack, target: str, tmp_path: P
     for name in ("time to first token", "end to end"):  # an answer in one piece has no other
         assert 0 < value[name] <= value[f"{name}, 99th"]
     assert "output, tokens/s" in shown
+
+
+@pytest.mark.slow
+def test_streaming_measures_what_a_response_costs(tmp_path: Path) -> None:
+    file = tmp_path / "streaming.json"
+    shown = benchmark(
+        "streaming", DEMO, "--device", "null", "--null-step-ms", 1, "--stream-interval-ms", 0,
+        "--streams", 2, "--streams", 16, "--max-tokens", 24, "--rounds", 1, "--cache-max-entry-count", 256,
+        "--target", "triton", "--target", "gateway", "--target", "gateway-subscribed", "--json", file,
+    )  # fmt: skip
+    subscribed = values(file, {"through": "gateway-subscribed", "streams": 16})
+    assert subscribed["events"] * subscribed["tokens per event"] == pytest.approx(32 * 24)
+    assert subscribed["responses"] == subscribed["events"]
+    for target in ("triton", "gateway"):
+        value = values(file, {"through": target, "streams": 16})
+        # A response for each token, and at most one more at the end. A gateway that is late makes one event of several.
+        assert 32 * 24 <= value["responses"] <= 32 * 25
+        assert value["events"] * value["tokens per event"] == pytest.approx(32 * 24)
+        assert value["events"] <= value["responses"]
+        assert value["server"] > 0 and value["client"] > 0 and value["responses/s per core"] > 0
+        assert value["Triton"] + value["postprocessing"] > 0
+        assert value["queue of postprocessing"] > 0
+    assert values(file, {"through": "triton", "streams": 2})["late, median"] >= 0
+    assert "gateway 16" in shown

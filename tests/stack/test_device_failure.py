@@ -26,9 +26,10 @@ BUILD_LIMIT_S = 3600
 pytestmark = pytest.mark.timeout(BUILD_LIMIT_S + 900)
 # Comes in the midst of an answer of TEXTS[0], which has more tokens.
 FAULT = "step=12"
-# Each of these requests takes a step at least, all of them more than FAULT's.
+# Each of these requests takes a step at least.
+FAULT_IN_WARMUP = "step=2"
 WARMUP = """
-model_warmup [ { name: "first" batch_size: 1 count: 20 inputs { key: "input_ids"
+model_warmup [ { name: "first" batch_size: 1 count: 3 inputs { key: "input_ids"
   value: { data_type: TYPE_INT32 dims: [ 20 ] zero_data: true } } } ]
 """
 
@@ -198,14 +199,16 @@ def warmed_up(tmp_path: Path, make_stack: Callable[..., Stack]) -> Path:
 def test_a_device_that_fails_while_the_model_is_warmed_up_ends_the_stack_with_that_code(
     make_stack: Callable[..., Stack], warmed_up: Path
 ) -> None:
-    said = ended_with_75(make_stack(model=warmed_up, CHARONIA_EMULATED_CUDA_FAULT=FAULT))
-    assert "in step 12 (" in said
+    said = ended_with_75(make_stack(model=warmed_up, CHARONIA_EMULATED_CUDA_FAULT=FAULT_IN_WARMUP))
+    assert "in step 2 (" in said
 
 
 def test_a_failed_warm_up_ends_the_stack_also_where_the_process_is_to_stay(
     make_stack: Callable[..., Stack], warmed_up: Path
 ) -> None:
-    stack = make_stack(model=warmed_up, CHARONIA_EMULATED_CUDA_FAULT=FAULT, CHARONIA_EXIT_ON_DEVICE_FAILURE="False")
+    stack = make_stack(
+        model=warmed_up, CHARONIA_EMULATED_CUDA_FAULT=FAULT_IN_WARMUP, CHARONIA_EXIT_ON_DEVICE_FAILURE="False"
+    )
     stack.launch()
     assert stack.wait() == 1
     said = stack.log_file.read_text()

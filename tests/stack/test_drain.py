@@ -123,7 +123,8 @@ async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_th
     """Neither its gateway nor its server is ready any more at once, and both refuse what is new so that it can go to
     another server. What has begun ends, streams and whole answers, and no turn goes on at another server as if it had
     its history there."""
-    env = {"CHARONIA_STREAM_INTERVAL_MS": "0", "CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S)}
+    workers = {"CHARONIA_GATEWAY_WORKERS": "2"}  # of the stack's gateway and of the one before two servers
+    env = {"CHARONIA_STREAM_INTERVAL_MS": "0", "CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S), **workers}
     with (
         running(Stack(slow_model, tmp_path / "run", env)) as stack,
         gateway(stack.grpc, tmp_path / "gateway.log") as elsewhere,
@@ -133,6 +134,7 @@ async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_th
             CHARONIA_TRITON_ENDPOINTS=f"{stack.grpc},{slow.grpc}",
             CHARONIA_ENDPOINT_CHECK_INTERVAL_S="0.1",
             CHARONIA_ENDPOINT_CHECK_TIMEOUT_S=str(HANG_S),
+            **workers,
         ) as two,
     ):
         sessions = (id for at in range(1000) if rendezvous(id := f"s{at}", [stack.grpc, slow.grpc]) == stack.grpc)

@@ -163,7 +163,7 @@ def request(**fields: Any) -> Tensors:
     types: dict[str, Any] = {"temperature": np.float32, "seed": np.uint64, "ignore_eos": np.bool_, "stream": np.bool_}
     types |= {"return_log_probs": np.bool_, "logit_bias_values": np.float32}
     types |= dict.fromkeys(("stop", "cancel", "end_session"), np.bool_)
-    types |= dict.fromkeys(("stop_words", "echo", "parsing_options", "session_id"), np.object_)
+    types |= dict.fromkeys(("stop_words", "echo", "parsing_options", "session_id", "subscription"), np.object_)
     defaults = {"input_ids": PROMPT, "seed": 1, "ignore_eos": True, "stream": True}
     values = {name: value for name, value in (defaults | fields).items() if value is not None}
     return {name: np.atleast_1d(np.array(value, types.get(name, np.int32))) for name, value in values.items()}
@@ -275,7 +275,7 @@ async def test_a_response_has_the_tensors_of_the_contract(client: triton.Inferen
         "text_tokens": (8,),
         "timings": (3,),
     }
-    assert response["text_tokens"].tolist() == [*response["text_span"], 0, 1, *response["output_ids"]]
+    assert response["text_tokens"].tolist() == [*response["text_span"], 0, 2, *response["output_ids"]]
     assert response["prompt_ids"].tolist() == PROMPT
     assert response["cum_log_probs"][0] == pytest.approx(response["output_log_probs"].sum(), abs=1e-4)
     assert response["echo"][0].decode() == "é"
@@ -553,6 +553,24 @@ async def test_unloading_ends_running_requests_and_completes(
     await until_unloaded(client, ENGINE)
     assert await server.metrics() == {}
     assert await neighbour == "length"
+    await load(client, ENGINE)
+    assert await outcome(client, request(max_tokens=3)) == "length"
+
+
+async def test_unloading_ends_subscriptions(server: Server, client: triton.InferenceServerClient) -> None:
+    def opened(name: str, begun: asyncio.Event) -> asyncio.Task[str]:
+        fields = request(input_ids=None, seed=None, ignore_eos=None, stream=None, subscription=name)
+        return asyncio.create_task(outcome(client, fields, begun, outputs=["deliveries"]))
+
+    events = [asyncio.Event(), asyncio.Event()]
+    streams = [opened("idle", events[0]), opened("busy", events[1])]
+    await asyncio.gather(*(event.wait() for event in events))
+    assert await collect(client, request(max_tokens=ENDLESS, subscription="busy")) == []
+    await server.until(lambda m: m["num_requests_running"] == 1)
+    await client.unload_model(ENGINE)
+    for answer in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
+        assert answer == "[503] model 'engine' is being unloaded"
+    await until_unloaded(client, ENGINE)
     await load(client, ENGINE)
     assert await outcome(client, request(max_tokens=3)) == "length"
 

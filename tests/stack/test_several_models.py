@@ -20,7 +20,7 @@ import openai
 import pytest
 from charonia_client import Client, GenerateRequest
 from prometheus_client.parser import text_string_to_metric_families
-from stack import CHARONIA, DEMO_MODEL, HANG_S, Stack, running
+from stack import CHARONIA, DEMO_MODEL, HANG_S, Stack, free_ports, running
 from tiny_models import write_model
 
 MODELS = ("demo", "slow/one")  # the second's name is none that Triton could have
@@ -170,6 +170,29 @@ async def test_clients_of_triton_name_the_ensemble(two: Two) -> None:
         assert (answer.num_output_tokens, answer.finish_reason) == (4, "length")
         await client.end_session("s")
         assert (await client.model_info())["context_length"] == 4096
+
+
+def test_charonia_web_before_the_same_triton_offers_both(two: Two, alice: httpx.Client, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    names = ["--model-name", "demo", "--more-models", "slow/one=slow_one"]
+    command = [CHARONIA, "web", "--triton", two.stack.grpc, *names, "--gateway-port", str(port)]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
+    log = tmp_path / "web.log"
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, env=env, cwd=tmp_path, stderr=stream)
+    try:
+        deadline = time.monotonic() + HANG_S
+        while not all(f"{model} at {two.stack.grpc} answers" in log.read_text() for model in MODELS):
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=HANG_S, trust_env=False) as web:
+            assert "Charonia" in web.get("/").text
+            assert [ask(web, model) for model in MODELS] == [ask(alice, model) for model in MODELS]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(HANG_S) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_metrics_have_the_models_names(two: Two) -> None:

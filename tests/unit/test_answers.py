@@ -367,6 +367,46 @@ def test_where_what_begins_like_a_call_is_one_the_text_before_it_alone_is_conten
         assert join([*parser.feed(text[:size]), *parser.finish()]).content == "So:"
 
 
+@pytest.mark.parametrize("format", CALL_FORMATS)
+def test_of_an_answer_that_was_cut_off_no_head_of_a_call_is_content(format: str) -> None:
+    """The same at the end of an answer that the model ended is a text."""
+    one = CALL_FORMATS[format]
+    begin = one.begin[0]
+    call = one.write([("add", {"a": 1})]).removeprefix("" if one.bare else begin)
+    text = f"So: {begin}{call}"
+    heads = 0
+    for size in range(text.index(begin) + len(begin), len(text)):
+        parsers = [AnswerParser(one, names=NAMES) for _ in range(2)]
+        cut, ended = (
+            join([*parser.feed(text[:size]), *parser.finish(cut_off=cut_off)])
+            for parser, cut_off in zip(parsers, (True, False), strict=True)
+        )
+        assert cut.content == "So:" and cut.calls == ended.calls
+        heads += ended.content == text[:size]
+    assert heads > 3
+    if one.bare:  # without a mark JSON may be a text
+        parser = AnswerParser(one, names=NAMES)
+        assert join([*parser.feed('{"name": "a'), *parser.finish(cut_off=True)]).content == '{"name": "a'
+
+
+def test_of_calls_that_follow_each_other_the_head_of_a_later_one_is_no_content_either() -> None:
+    for format in ("mistral", "llama3_json"):
+        text = CALL_FORMATS[format].write([("add", {"a": 1}), ("search", {"q": "x"})])
+        for size in range(text.index("}}") + 2, text.index("search")):
+            parser = AnswerParser(CALL_FORMATS[format], names=NAMES)
+            found = join([*parser.feed(text[:size]), *parser.finish(cut_off=True)])
+            assert (found.content, found.calls) == ("", [("add", '{"a": 1}', True)])
+
+
+def test_behind_a_text_no_call_without_a_mark_begins() -> None:
+    text = CALL_FORMATS["llama3_json"].write([("add", {"a": 1})])
+    assert read([text], "llama3_json").calls
+    assert read([text], "llama3_json", continued=True) == Joined(text)
+    assert read([f" and <|python_tag|>{text}"], "llama3_json", continued=True) == Joined(
+        " and", calls=[("add", '{"a": 1}', True)]
+    )
+
+
 def test_a_call_that_breaks_off_after_it_began_leaks_nothing_into_the_content() -> None:
     broken = '<tool_call>{"name": "add", "arguments": {"a": 1,]}}</tool_call>'
     good = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'

@@ -464,6 +464,19 @@ def test_what_is_served_is_linked_for_its_ranks(model: Path, tmp_path: Path) -> 
     assert answers(two)[0] == answers(one)[0]
 
 
+def test_folders_of_the_same_name_are_served_beside_each_other(model: Path, tmp_path: Path) -> None:
+    """And what is outdated of one of them alone goes when it has changed."""
+    places = [tmp_path / place / "llama[8b]" for place in ("old", "new")]
+    for place in places:
+        shutil.copytree(model, place)
+    one, two = (prepare(str(place), tmp_path, {}) for place in places)
+    assert one != two and one.is_dir() and two.is_dir()
+    os.utime(places[1] / "config.json", (0, 0))
+    assert prepare(str(places[0]), tmp_path, {}) == one
+    again = prepare(str(places[1]), tmp_path, {})
+    assert again != two and again.is_dir() and one.is_dir() and not two.exists()
+
+
 TINY = SHAPES["tiny"].config()
 # A config of every way in which a family's tensors lie otherwise than Llama's.
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -15,6 +15,7 @@ from charonia_gateway.endpoints.chooser import Chooser
 from charonia_gateway.endpoints.discovery import Discovery, entries
 from charonia_gateway.endpoints.endpoint import Endpoint, InFlight
 from charonia_gateway.endpoints.health import ANSWERS_UNTIL_UP, TIMEOUTS_UNTIL_DOWN, Health, State
+from charonia_gateway.endpoints.sessions import StaleSessions
 from charonia_gateway.settings import Settings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ LONG = "You are a patient teacher of marine biology. " * 40
 
 
 def endpoint(name: str, state: State = State.UP, outstanding_tokens: int = 0, removed: bool = False) -> Endpoint:
-    made = Endpoint(cast(Client, SimpleNamespace(target=name)), lambda _: None, Recent(10))
+    made = Endpoint(cast(Client, SimpleNamespace(target=name)), lambda _: None, StaleSessions(10))
     made.health.state = state
     made.outstanding_tokens = outstanding_tokens
     made.removed = removed

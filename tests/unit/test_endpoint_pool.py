@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +20,14 @@ from charonia_client import (
     TokenizeRequest,
     Unavailable,
 )
-from charonia_gateway.endpoints import EndpointMetrics, Pool, SessionLost, pool
+from charonia_gateway import shared
+from charonia_gateway.endpoints import EndpointMetrics, Pool, SessionLost, pool, sessions
 from charonia_gateway.endpoints.affinity import rendezvous
+from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.health import State
+from charonia_gateway.endpoints.sessions import SharedStaleSessions
 from charonia_gateway.engine import Engine
+from charonia_gateway.shared import Shared, create
 from triton_double import Behaviour, Double, error, input_number, part, process_that_dies_of_requests, with_logprobs
 from tritonclient.grpc import service_pb2 as pb
 
@@ -50,7 +55,7 @@ async def until(holds: Callable[[], bool], what: str) -> None:
 class Gateway:
     """A pool in front of `servers`, with what it told."""
 
-    def __init__(self, servers: Sequence[Double]) -> None:
+    def __init__(self, servers: Sequence[Double], shared: Shared | None = None) -> None:
         self.servers = list(servers)
         self.choices: list[str] = []
         self.retries = 0
@@ -60,6 +65,7 @@ class Gateway:
             check_timeout_s=CHECK_TIMEOUT_S,
             on_choice=self.choices.append,
             on_retry=self._count_retry,
+            shared=shared,
         )
         self.engine = Engine(self.pool)
         self._ids = 0
@@ -822,3 +828,203 @@ async def test_names_of_tokens_that_a_server_has_no_more_are_asked_of_another() 
             assert [top.token for (top,) in whole.top_logprobs] == [b"0", b"1", b"2"]
         assert [len(server.requests) > 0 for server in gateway.servers] == [True, True]
         assert [server.lookups for server in gateway.servers] == [1, 2], "each client asks once"
+
+
+# --- the workers of one gateway
+
+
+@asynccontextmanager
+async def two_workers(folder: Path) -> AsyncIterator[tuple[Gateway, Gateway]]:
+    """Two in front of the same two servers, which share what workers of one gateway do."""
+    create(folder)
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(Double()) for _ in range(2)]
+        here, there = (Gateway(servers, Shared(folder, number)) for number in (1, 2))
+        for one in (here, there):
+            await stack.enter_async_context(one.pool)
+            await one.until_all_are(State.UP)
+        yield here, there
+
+
+async def test_a_session_that_moved_is_found_by_the_other_worker(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as (here, there):
+        first = here.servers[0]
+        (session,) = here.sessions_of(first, 1)
+        turn = ask(session_id=session, interactive=True)
+        assert await here.text(turn) == first.target
+        first.ready = False
+        for one in (here, there):
+            await one.until_all_are(State.NOT_READY, first)
+        with pytest.raises(SessionLost):  # the history that this one never asked for is elsewhere
+            await there.text(turn)
+        moved = here.other(first)
+        assert [await one.text(turn) for one in (here, there)] == [moved.target] * 2
+        first.ready = True
+        for one in (here, there):
+            await one.until_all_are(State.UP)
+        assert first.actions == [("end_session", session)], "it is told once, by one of them"
+        assert [await one.text(turn) for one in (here, there)] == [moved.target] * 2
+        await there.pool.end_session(session)
+        assert moved.actions == [("end_session", session)]
+        assert await here.text(turn) == first.target, "it begins anew"
+
+
+async def test_no_worker_goes_on_with_a_history_that_the_other_is_having_forgotten(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as (here, there):
+        first = here.servers[0]
+        session, another = here.sessions_of(first, 2)
+        stale, theirs = (
+            next(endpoint for endpoint in one.pool.endpoints if endpoint.target == first.target).stale_sessions
+            for one in (here, there)
+        )
+        for name in (session, another):
+            stale.remember(name, None)
+            assert stale.claim(name) == "mine" and theirs.claim(name) == "theirs"
+        waits = [
+            asyncio.create_task(there.text(ask(session_id=session, interactive=True))),
+            asyncio.create_task(there.text(ask(session_id=another))),  # with the whole conversation
+        ]
+        await asyncio.wait(waits, timeout=5 * CHECK_INTERVAL_S)
+        assert not first.requests and not any(wait.done() for wait in waits)
+        stale.pop(session)  # the server was told
+        stale.release(session)
+        stale.release(another)  # it could not be
+        assert await asyncio.gather(*waits) == [first.target] * 2
+        assert ("end_session", session) not in first.actions
+        assert not theirs, "whoever has the whole conversation has replaced the other"
+
+
+async def test_an_end_by_the_other_worker_is_said_again_where_it_may_have_come_before_the_turn(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as (here, there):
+        first = here.servers[0]
+        (session,) = here.sessions_of(first, 1)
+        release = asyncio.Event()
+        first.behaviour = hold(release)
+        turn = asyncio.create_task(here.text(ask(session_id=session, interactive=True)))
+        await until(lambda: bool(first.requests), "it has the turn")
+        await there.pool.end_session(session)
+        assert first.actions == [("end_session", session)]
+        release.set()
+        assert await turn == "end"
+        await until(lambda: len(first.actions) == 2, "the first end may have come too early")
+        assert await there.text(ask(session_id=session, interactive=True)) == "end"
+        assert first.actions == [("end_session", session)] * 2, "what came later is not ended"
+
+
+@pytest.mark.parametrize("by", ["the other", "its own"])
+async def test_an_end_by_a_worker_is_not_said_again_where_the_session_has_begun_anew(tmp_path: Path, by: str) -> None:
+    async with two_workers(tmp_path) as (here, there):
+        first = here.servers[0]
+        (session,) = here.sessions_of(first, 1)
+        release = asyncio.Event()
+        first.behaviour = hold(release)
+        before = asyncio.create_task(here.text(ask(session_id=session)))
+        await until(lambda: len(first.requests) == 1, "it has the request")
+        await (here if by == "its own" else there).pool.end_session(session)
+        after = asyncio.create_task(there.text(ask(session_id=session, interactive=True)))
+        await until(lambda: len(first.requests) == 2, "it has the next one")
+        release.set()
+        await asyncio.gather(before, after)
+        for one in (here, there):
+            for endpoint in one.pool.endpoints:
+                await endpoint.checked()
+        assert first.actions == [("end_session", session)]
+
+
+async def test_a_claim_ends_with_its_worker(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as (here, there):
+        first = here.servers[0]
+        (session,) = here.sessions_of(first, 1)
+        (stale,) = [one.stale_sessions for one in here.pool.endpoints if one.target == first.target]
+        stale.remember(session, None)
+        assert stale.claim(session) == "mine"
+        turn = asyncio.create_task(there.text(ask(session_id=session, interactive=True)))
+        Shared(tmp_path).forget(1)
+        assert await asyncio.wait_for(turn, HANG_S) == first.target
+        assert first.actions == [("end_session", session)]
+
+
+async def test_a_server_that_comes_back_waits_for_the_end_that_its_worker_is_telling(tmp_path: Path) -> None:
+    """It has another object, which knows of that by the claim alone."""
+    create(tmp_path)
+    told, may_end = asyncio.Event(), asyncio.Event()
+
+    class Server:
+        target = "some:1"
+
+        async def end_session(self, session_id: str) -> None:
+            told.set()
+            await may_end.wait()
+
+    one = Shared(tmp_path, 1)
+    before, after = (
+        Endpoint(Server(), lambda _: None, SharedStaleSessions(one, "some"))  # type: ignore[arg-type]
+        for _ in range(2)
+    )
+    before.stale_sessions.remember("a", None)
+    telling = asyncio.create_task(before.forget_stale_session("a"))
+    await told.wait()
+    assert after.stale_sessions.claim("a") == "theirs" and not after.stale_sessions.take("a")
+    waiting = asyncio.create_task(after.forgotten("a"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    may_end.set()
+    await asyncio.wait_for(asyncio.gather(telling, waiting), HANG_S)
+    assert not after.stale_sessions
+
+
+def test_a_claim_that_nobody_ends_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(tmp_path)
+    here, there = (SharedStaleSessions(Shared(tmp_path, worker), "some") for worker in (1, 2))
+    monkeypatch.setattr(sessions, "_CLAIM_S", -1.0)
+    here.remember("a", None)
+    assert here.claim("a") == "mine" and there.claim("a") == "mine" and there.take("a")
+
+
+def test_what_cannot_be_written_is_kept_and_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(tmp_path)
+    monkeypatch.setattr(shared, "_PAUSE_S", 0)
+    here, there = (SharedStaleSessions(Shared(tmp_path, worker), "some") for worker in (1, 2))
+    for name in "abc":
+        here.remember(name, None)
+    other = Shared(tmp_path)
+    other.run("BEGIN IMMEDIATE")
+    here.remember("d", None)
+    del here["a"]
+    assert here.claim("b") == "mine" and here.take("b")
+    here.release("b")
+    assert sorted(here) == ["c", "d"] and len(here) == 2 and "a" not in here and "d" in here
+    assert sorted(there) == ["a", "b", "c"]
+    other.run("ROLLBACK")
+    here.remember("e", None)
+    assert sorted(here) == sorted(there) == ["c", "d", "e"]
+
+
+def test_what_servers_were_not_told_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(tmp_path)
+    monkeypatch.setattr(pool, "_MAX_TARGETS", 2)
+    monkeypatch.setattr(pool, "_PRUNE_EVERY", 1)
+    monkeypatch.setattr(pool, "MAX_SESSIONS", 3)
+    monkeypatch.setattr(sessions, "_PRUNE_EVERY", 1)
+    state = Shared(tmp_path, 1)
+    servers = Pool([], shared=state)
+    for name in "abcde":
+        servers._stale_at("some:1")
+        servers._stale_at("some:1").remember(name, None)
+    assert sorted(servers._stale_at("some:1")) == ["c", "d", "e"]
+    for target in ("two:1", "three:1", "four:1", "five:1"):
+        servers._stale_at(target).remember("a", None)
+    spaces = state.run("SELECT DISTINCT space FROM recent ORDER BY space").fetchall()
+    assert spaces == [("stale ensemble five:1",), ("stale ensemble four:1",), ("stale ensemble three:1",)]
+
+
+def test_the_sessions_that_were_not_used_for_longest_are_forgotten(tmp_path: Path) -> None:
+    create(tmp_path)
+    stale = SharedStaleSessions(Shared(tmp_path, 1), "some", limit=3)
+    for name in "abcde":
+        stale.remember(name, None)
+    stale.remember("a", None)
+    stale.prune()
+    assert sorted(stale) == ["a", "d", "e"] and len(stale) == 3
+    assert "a" in stale and "b" not in stale and stale.pop("b", "none") == "none"
+    assert not list(SharedStaleSessions(Shared(tmp_path, 1), "others"))

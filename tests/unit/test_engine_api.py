@@ -495,6 +495,13 @@ def test_an_engine_in_a_cycle_is_collected_while_it_runs(model: Path) -> None:
     assert [reference() for reference in left] == [None, None]
 
 
+def run_python(script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Without PyTorch, which takes four seconds to import, and which users need not have."""
+    alone = "from charonia.text import prompt_ids\nprompt_ids.tokenizers_alone = True\n"
+    command = [sys.executable, "-c", alone + textwrap.dedent(script)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, **env})
+
+
 def ask_with(model: Path, isa: str) -> subprocess.CompletedProcess[str]:
     """A process of its own with CHARONIA_ISA=isa prints what it runs on."""
     script = f"""
@@ -502,9 +509,7 @@ def ask_with(model: Path, isa: str) -> subprocess.CompletedProcess[str]:
         with Engine.from_pretrained({str(model)!r}, threads=1, cache_max_entry_count=20) as engine:
             print(engine.info.instruction_set)
     """
-    env = {**os.environ, "CHARONIA_ISA": isa}
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
+    return run_python(script, CHARONIA_ISA=isa)
 
 
 def test_the_environment_chooses_the_instruction_set(model: Path) -> None:
@@ -526,16 +531,12 @@ def test_an_interpreter_that_exits_with_running_requests_exits_cleanly(model: Pa
         next(streams[0])
         print("left")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_python(script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")
 
 
 def run_script(script: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_python(script)
     return done.returncode, done.stdout, done.stderr
 
 

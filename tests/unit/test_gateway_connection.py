@@ -79,3 +79,12 @@ async def test_a_head_may_have_so_many_bytes_and_not_one_more_also_when_it_comes
             else:
                 assert answer.startswith(b"HTTP/1.1 200 ")
                 assert int(await reader.readexactly(6)) == body
+
+
+async def test_a_connection_that_asks_nothing_more_ends() -> None:
+    """After the time between two requests, and not before: it takes another one first."""
+    async with served(says_how_long_the_body_is, 0) as (reader, writer):
+        for _ in range(2):
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await asyncio.wait_for(reader.readuntil(b"     0"), HANG_S)).startswith(b"HTTP/1.1 200 ")
+        assert await asyncio.wait_for(reader.read(), HANG_S) == b""

@@ -228,16 +228,22 @@ async def test_each_key_has_a_prefix_cache_of_its_own_whatever_salt_it_sends(fil
         for name in ("alice", "bob"):
             for salt in (None, "ours", "s" * 256):
                 for path, body in ROUTES.items():
-                    if path[1] in ("/v1/chat/completions", "/v1/completions", "/v1/responses", INTERACTIVE):
+                    if path[1] in (
+                        "/v1/chat/completions",
+                        "/v1/completions",
+                        "/v1/responses",
+                        "/v1/messages",
+                        INTERACTIVE,
+                    ):
                         sent = body if salt is None else {**body, "cache_salt": salt}
-                        assert (await web.post(path[1], json=sent, headers=file.bearer(name))).status_code == 200
-            await web.post("/v1/messages", json=MESSAGES, headers=file.bearer(name))
+                        answer = await web.post(path[1], json=sent, headers=file.bearer(name))
+                        assert answer.status_code == 200 and "charonia-ignored-fields" not in answer.headers
         salts = [input_text(request, "cache_salt") for request in server.requests]
         # Whoever knows what the engine calls another's finds nothing by it.
         await web.post("/v1/chat/completions", json={**CHAT, "cache_salt": salts[0]}, headers=file.bearer("bob"))
         forged = input_text(server.requests[-1], "cache_salt")
-    assert len(salts) == 2 * 13 and len(set(salts)) == 6 and forged not in salts
-    assert not set(salts[:13]) & set(salts[13:]) and salts[12] == salts[0]
+    assert len(salts) == 2 * 15 and len(set(salts)) == 6 and forged not in salts
+    assert not set(salts[:15]) & set(salts[15:]) and len(set(salts[:5])) == 1
     assert all(0 < len(salt.encode()) <= 256 for salt in [*salts, forged])
 
 

@@ -6,10 +6,12 @@ import json
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from charonia_gateway.logs import RequestContext, TextFormatter, json_formatter
 from charonia_gateway.record import Record, current_record
+from charonia_gateway.settings import Settings
 
 
 def event(message: str, **more: object) -> logging.LogRecord:
@@ -76,6 +78,17 @@ def test_what_is_logged_of_a_request_has_its_id_and_its_trace(request_record: Re
     assert TextFormatter("%(levelname)s:     %(message)s").format(logged) == "WARNING:     late [shop-42]"
     outside = event("idle")
     assert RequestContext().filter(outside) and "request_id" not in outside.__dict__
+
+
+def test_the_environment_names_settings_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HOST and PORT are those of somebody else; a file has the same names."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text("WORKERS=3\nCHARONIA_GRPC_PORT=778\n")
+    for name, value in (("HOST", "0.0.0.0"), ("PORT", "42"), ("CHARONIA_HOST", "127.0.0.9")):
+        monkeypatch.setenv(name, value)
+    found = Settings()
+    assert (found.host, found.port, found.workers, found.grpc_port) == ("127.0.0.9", 23333, 0, 778)
+    assert Settings(host="127.0.0.7").host == "127.0.0.7"
 
 
 def test_a_setting_that_is_wrong_is_named() -> None:

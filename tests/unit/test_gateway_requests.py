@@ -336,7 +336,7 @@ def test_the_arguments_of_all_calls_have_no_more_values_than_a_body(calls: int) 
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "send at most 20"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream = true only"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
-        ({"tool_choice": "any", "tools": [FUNCTION]}, "tool_choice", 'send "auto", "none", "required" or'),
+        ({"tool_choice": "any", "tools": [FUNCTION]}, "tool_choice", '= "any": send "auto", "none", "required" or'),
         ({"tool_choice": {"type": "function"}, "tools": [FUNCTION]}, "tool_choice", 'send "auto"'),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]}, "tools", "true or false"),
         (

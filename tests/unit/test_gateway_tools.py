@@ -404,7 +404,7 @@ async def test_an_answer_that_is_not_stored_leaves_the_session_to_the_next(fails
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305'"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "there is no tool 'other'"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
-        ({"tool_choice": {"type": "some"}}, "tool_choice: send"),
+        ({"tool_choice": {"type": "some"}}, 'tool_choice = {"type": "some"}: send'),
         ({"thinking": {"type": "enabled"}}, "thinking: budget_tokens is missing"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1023}}, "from 1024 on"),
         ({"thinking": "enabled"}, "thinking: send"),

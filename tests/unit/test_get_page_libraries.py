@@ -32,9 +32,9 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(tree: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def run(tree: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
     path = f"{tree / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    command = [sys.executable, tree / "scripts/get_page_libraries.py"]
+    command = [sys.executable, tree / "scripts/get_page_libraries.py", *options]
     return subprocess.run(
         command, env={**os.environ, "PATH": path, "PACKAGES": str(tree / "made"), **env}, capture_output=True, text=True
     )
@@ -62,6 +62,16 @@ def test_what_is_there_is_not_fetched_again(tree: Path) -> None:
     lock = tree / "gateway/package-lock.json"
     lock.write_text(lock.read_text() + "\n")
     assert run(tree, NPM_FAILS="1").returncode == 1  # another pin
+
+
+def test_what_tests_need_is_not_shipped(tree: Path) -> None:
+    (tree / "made/axe-core").mkdir(parents=True)
+    (tree / "made/axe-core/axe.min.js").write_text("axe")
+    ended = run(tree, "--tests")
+    assert ended.returncode == 0, ended.stderr
+    assert (tree / "build/page_tests/axe-core/axe.min.js").read_text() == "axe"
+    assert list((tree / "gateway/charonia_gateway/page").iterdir()) == []
+    assert run(tree, "--tests", NPM_FAILS="1").returncode == 0
 
 
 def test_the_lock_pins_every_package_and_names_no_registry() -> None:

@@ -379,7 +379,7 @@ def test_slow_python_tests_fail_on_a_device_and_are_left_out_of_a_rehearsal(tmp_
     for rehearse, status in ((True, "passed"), (False, "failed")):
         context = context_of(tmp_path, jobs=1, rehearse=rehearse)
         lines = context.logs / "some.jsonl"
-        limit_s = 10.0
+        limit_s = 5.0
         while True:  # until one has passed, on a machine of any speed
             outcome = python_tests._pytest(context, "some", [tests], limit_s=limit_s)
             if lines.is_file() and '"passed"' in lines.read_text():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,17 @@ import openai.types.beta
 import openai.types.chat
 import openai.types.responses
 import pytest
+import test_tiktoken_vocabulary
 from pydantic import BaseModel
+from tokenizers import decoders, normalizers, pre_tokenizers
 
 from charonia import Engine, Guide, InvalidRequestError, Output, SamplingParams
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo" / "model"
+sys.path.append(str(DEMO.parents[2] / "tests" / "stack"))
+
+import tiny_models  # noqa: E402
+
 MAX_SCHEMA_BYTES = 5000
 
 
@@ -106,8 +113,12 @@ def test_two_others_find_the_answers_valid(engine: Engine, hasty: SamplingParams
         answers = list(pool.map(lambda seed: generate(engine, guide, hasty, seed), range(8)))
     ended = [answer.text for answer in answers if answer.finish_reason == "stop"]
     assert ended
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    # Of such objects llguidance knows other rules, or none.
+    unknown = isinstance(schema, dict) and ("propertyNames" in schema or "maxProperties" in schema)
     for text in ended:
         jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+        assert unknown or is_accepted(grammar, text), text
 
 
 @pytest.mark.parametrize("expression", ["(a|bc){2,5}x?", r"[0-9]{4}-[0-9]{2}", r"\w+( \w+){2}\.", "[^a]{3}日?"])
@@ -117,6 +128,51 @@ def test_regular_expressions_are_matched_whole(engine: Engine, hasty: SamplingPa
         if answer.finish_reason == "stop":
             assert re.fullmatch(expression, answer.text, re.DOTALL), answer.text
             assert is_accepted(llguidance.LLMatcher.grammar_from_regex(expression), answer.text)
+
+
+def test_another_finds_a_grammars_answers_in_it(engine: Engine, hasty: SamplingParams) -> None:
+    written = 'root ::= pair ("," pair)*\npair ::= name "=" ("[" root "]" | [0-9]{1,3})\nname ::= [a-zé]+'
+    in_lark = 'start: pair ("," pair)*\npair: NAME "=" ("[" start "]" | /[0-9]{1,3}/)\nNAME: /[a-zé]+/'
+    grammar = llguidance.LLMatcher.grammar_from_lark(in_lark)
+    answers = [generate(engine, Guide.grammar(written), hasty, seed) for seed in range(8)]
+    ended = [answer.text for answer in answers if answer.finish_reason == "stop"]
+    assert ended and all(is_accepted(grammar, text) for text in ended)
+    assert not is_accepted(grammar, ended[0] + ",")
+
+
+def write_metaspace(folder: Path) -> int:
+    """The vocabulary of byte fallback, without its normalizer. Returns the id that ends an answer."""
+    made = tiny_models.build_tokenizer("byte_fallback", tiny_models.byte_fallback_vocabulary())
+    made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Metaspace()])
+    made.save(str(folder / "tokenizer.json"))
+    return int(made.token_to_id(tiny_models.EOS))
+
+
+def write_tiktoken(folder: Path) -> int:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    ranks = test_tiktoken_vocabulary.vocabulary()
+    test_tiktoken_vocabulary.write(folder, ranks)
+    return len(ranks)
+
+
+@pytest.mark.parametrize("write", [write_metaspace, write_tiktoken])
+def test_other_kinds_of_vocabularies_follow_a_guide(write: Callable[[Path], int], tmp_path: Path) -> None:
+    tiny_models.write_model(tmp_path, "byte_fallback", "babbler", hidden=128, positions=512)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": write(tmp_path)}))
+    word = {"type": "string", "maxLength": 12}
+    schema = {"type": "object", "properties": {"naïve 日": word, "b": word}, "required": ["naïve 日"]}
+    sampling = SamplingParams(max_tokens=300, temperature=2.0)
+    with Engine.from_pretrained(tmp_path, threads=1) as engine:
+        answers = [generate(engine, Guide.json_schema(schema), sampling, seed) for seed in range(4)]
+    ended = [json.loads(answer.text) for answer in answers if answer.finish_reason == "stop"]
+    assert ended
+    for answer in ended:
+        jsonschema.Draft202012Validator(schema).validate(answer)
+    assert any(not text.isascii() for answer in ended for text in answer.values())
 
 
 def test_what_is_wrong_is_an_error_of_the_request(engine: Engine) -> None:

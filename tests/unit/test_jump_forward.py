@@ -124,6 +124,67 @@ def test_what_steers_single_tokens_is_kept_to(engine: Engine) -> None:
         assert other.finish_reason == "stop"
 
 
+def test_end_ids_of_the_request_end_it_where_the_text_may_end_alone(engine: Engine) -> None:
+    """Within certain text they are none: an answer with the finish reason stop is whole."""
+    [whole] = engine.generate(PROMPT, params(), guide=GUIDES["weather"])
+    # Without one of a single character there may be no way to spell the text.
+    spelled = {token for token in whole.token_ids[:-1] if len(engine.tokenizer.decode([token])) > 2}
+    assert len(spelled) > 3
+    for token in spelled:
+        [answer] = expect_same(engine, params(end_ids=[token, whole.token_ids[-1]], max_tokens=300), GUIDES["weather"])
+        if answer.finish_reason == "stop":
+            jsonschema.validate(json.loads(answer.text), WEATHER)
+        assert token not in answer.token_ids[:-1]
+
+
+def test_a_token_that_a_grammar_names_is_a_choice_beside_certain_text(engine: Engine) -> None:
+    [free] = engine.generate(PROMPT, params(max_tokens=1, temperature=0.0))
+    [likeliest] = free.token_ids
+    named = Guide.grammar(f'root ::= Token({likeliest}) " and so on" | "Xylophones of another kind, and of a third"')
+    [answer] = expect_same(engine, params(temperature=0.0), named)
+    assert answer.token_ids[0] == likeliest
+    alone = Guide.grammar(f'root ::= Token({likeliest}) " and this is certain, and so is this" [0-9]')
+    before = engine.stats().jump_forward_tokens
+    [answer] = expect_same(engine, params(), alone)
+    assert answer.finish_reason == "stop"
+    assert engine.stats().jump_forward_tokens > before
+
+
+def test_text_behind_a_special_token_is_certain_too(engine: Engine) -> None:
+    elements = [
+        {"type": "token", "token": "<|assistant|>"},
+        {"type": "const_string", "value": '{"name": "get_weather", "arguments": {"the_place": "'},
+        {"type": "regex", "pattern": "[a-z]{3,9}"},
+        {"type": "const_string", "value": '"}}'},
+        {"type": "token", "token": "<|user|>"},
+    ]
+    tag = Guide.structural_tag({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
+    before = engine.stats()
+    [answer] = engine.generate(PROMPT, params(), guide=tag)
+    now = engine.stats()
+    assert now.jump_forward_tokens - before.jump_forward_tokens > 5
+    assert now.num_steps - before.num_steps < answer.num_output_tokens - 5
+    assert answer.text.startswith('{"name": "get_weather", ') and answer.finish_reason == "stop"
+    for seed in range(3):
+        expect_same(engine, params(seed=seed), tag)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_several_ranks_give_what_they_give_step_by_step(engine: Engine, ranks: int) -> None:
+    with Engine.from_pretrained(DEMO, threads=1, device="cpu", jump_forward=True, tensor_para_size=ranks) as several:
+        for guide in GUIDES.values():
+            expect_same(several, params(n=2), guide)
+        [asked] = [params(temperature=0.0)]
+        [of_one] = engine.generate(PROMPT, asked, guide=GUIDES["weather"])
+        before = several.stats()
+        [answer] = several.generate(PROMPT, asked, guide=GUIDES["weather"])
+        assert told(answer) == told(of_one)
+        now = several.stats()
+        taken = now.jump_forward_tokens - before.jump_forward_tokens
+        assert now.num_steps - before.num_steps == answer.num_output_tokens - taken < answer.num_output_tokens / 2
+        several.check_integrity()
+
+
 @pytest.mark.parametrize("prefixes", [True, False])
 def test_many_at_once_on_a_small_cache(engine: Engine, prefixes: bool) -> None:
     long = Guide.regex("(the temperature of the room is [0-9]{1,2}[.][0-9] degrees, ){8}and so on")

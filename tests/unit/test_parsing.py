@@ -19,7 +19,7 @@ sys.path += [str(ROOT / folder) for folder in ("charonia/text", "postprocessing"
 import parse  # noqa: E402
 import parsing_options  # noqa: E402
 from answers.formats import CALL_FORMATS, REASONING_FORMATS  # noqa: E402
-from detokenize import TokenTable  # noqa: E402
+from detokenize import TextTokens, TokenTable  # noqa: E402
 
 HERMES = "<tool_call>{{ tools }}"
 
@@ -70,6 +70,19 @@ def test_tokens_of_reasoning_are_counted() -> None:
     opened = options("<think>", prompt="<|assistant|><think>\n")
     (part,) = read_all(parse.Answers(table(tokens, set())), opened, [[1, 3, 4]])
     assert (part.num_reasoning_tokens, part.reasoning, part.content) == (2, "a", "c")
+
+
+def test_an_answer_that_was_cut_off_within_a_call_shows_nothing_of_it() -> None:
+    answers = parse.Answers(table(["Look. ", '<tool_call>\n{"name": "ad'], set()))
+    for cut_off, content in ((True, "Look."), (False, 'Look. <tool_call>\n{"name": "ad')):
+        part = answers.read(options(HERMES, names=["add"]), 0, [0, 1], (0, 99), last=True, cut_off=cut_off)
+        assert (part.content, part.calls) == (content, [])
+
+
+def test_the_last_response_says_whether_the_answer_was_cut_off() -> None:
+    for last, said in ((0, (False, False)), (1, (True, False)), (2, (True, True))):
+        tokens = TextTokens.of(np.array([0, 3, 1, last, 7], np.int32))
+        assert (tokens.last, tokens.cut_off) == said and tokens.ids.tolist() == [7]
 
 
 def test_a_character_in_two_tokens_and_what_is_outside_the_span() -> None:
@@ -177,6 +190,12 @@ def test_stop_words_are_for_content() -> None:
     llama = parsing_options.AnswerFormats(None, {"CHARONIA_TOOL_CALL_PARSER": "llama3_json"})
     assert llama.stops("p", add, words, forced=False)[1] == ("<|python_tag|>", '{"name"', '{"type"')
     assert parsing_options.AnswerFormats("", {}).stops("p", add, words, forced=False) == (words, ())
+    # A begun answer is a text, so no call without a mark follows. One of white space is none.
+    assert llama.stops("p So", add, words, forced=False, num_begun=3)[1] == ("<|python_tag|>",)
+    assert llama.stops("p \n", add, words, forced=False, num_begun=2) == llama.stops("p", add, words, forced=False)
+    for prompt, num_begun, continued in (("p So", 3, True), ("p {", 1, True), ("p \n", 2, None), ("p", 0, None)):
+        made = json.loads(llama.options(prompt, add, True, num_begun=num_begun))
+        assert made["names"] == ["add"] and made.get("continued") is continued
 
 
 def test_options_say_what_a_grammar_sees_to() -> None:

@@ -199,6 +199,13 @@ def test_tools_and_tool_calls_reach_the_template(tokenizer: Any) -> None:
         ({"messages": "hi", "tools": "[" * 100_000}, "tools: nested deeper than 200 levels"),
         ({"messages": "hi", "tools": '[{"a": ' + "[" * 500 + "]" * 500 + "}]"}, "tools: nested deeper than 200"),
         ({"messages": with_arguments("[" * 100_000)}, "messages[1].tool_calls.function.arguments: nested deeper"),
+        *(
+            (
+                {"messages": json.dumps([{"role": "assistant", "tool_calls": [{"name": "flat"}, call]}])},
+                f"messages[0].tool_calls[1]: {json.dumps(call)} names no function",
+            )
+            for call in ({"id": "a"}, {"function": "add"}, {"function": {"name": ""}}, {"function": {"name": 3}})
+        ),
         ({"messages": '[{"role": "user"'}, "messages: not valid JSON"),
         ({"messages": '["hi"]'}, "messages[0]: "),
         ({"messages": '[{"content": "hi"}]'}, "messages[0].role: "),

@@ -12,7 +12,7 @@ from charonia import cli
 from charonia.errors import CharoniaError
 from charonia.serve.errors import DeviceFailure, ServeError
 from charonia.serve.logs import REPEATED_S, Repeats, _with_year, parse, renderer, reported
-from charonia.serve.triton import device_of, explain_failure, has_gpu, worth_showing
+from charonia.serve.triton import device_of, explain_failure, has_gpu, on_cpu, worth_showing
 from charonia.text import prompt_ids
 
 STAMP = "1121 07:33:19.808406 27217"
@@ -90,6 +90,13 @@ def test_where_the_engine_runs_is_read_from_its_line() -> None:
     assert device_of(f'I{STAMP} charonia:0] "{loaded}"') == ["GPU 0, sm_90; weights 13.5 GB; context 4096 tokens"]
     assert device_of(f'I{STAMP} charonia:0] "{chosen}"') == ["because this build has no CUDA; build it where nvcc is"]
     assert device_of(f'I{STAMP} server.cc:305] "Waiting"') == []
+
+
+def test_a_cpu_is_known_by_its_line() -> None:
+    for name in ("engine", "engine.small"):
+        for where, expected in (("cpu, 2 threads, avx512", True), ("GPU 0, sm_90", False), ("null, which", False)):
+            line = f"{name} version 1: demo (llama, bf16) on {where}; weights 13.5 GB; context 4096 tokens"
+            assert on_cpu(device_of(f'I{STAMP} charonia:0] "{line}"')) is expected
 
 
 def test_a_failure_without_errors_is_explained_by_the_last_lines() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from charonia_gateway.settings import Settings
 
 from charonia.errors import InvalidRequestError
 from charonia.serve import control, drain, shares
@@ -57,6 +62,16 @@ def test_the_first_model_has_the_names_of_one_and_the_others_labels() -> None:
         served("a", "a")
 
 
+def test_names_that_lists_have_a_meaning_for_stay_names() -> None:
+    """The gateway reads what the launcher writes."""
+    found = served("first", "x=y", "a/b=c=d")
+    given = Settings(_env_file=None, model_name="first", more_models=option_values(found))
+    assert given.models == {"first": "", "x=y": "x_y", "a/b=c=d": "a_b_c_d"}
+    assert [one.name for one in served("a,b", "c")] == ["a,b", "c"]
+    with pytest.raises(ServeError, match=r"called 'a,b', and only the first .* may have a comma.*second="):
+        served("c", "a,b")
+
+
 def test_models_are_named_by_arguments_or_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x=y").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -82,7 +97,8 @@ def test_the_repository_has_every_model_under_its_names(tmp_path: Path) -> None:
         (folder / "1").mkdir(parents=True)
         text = (source_dir() / "model_repository" / part / "config.pbtxt").read_text()
         (folder / "config.pbtxt").write_text(text)
-    two[1] = replace(two[1], settings={"cache_size": "640"})
+    folder = '/a "folder" with \\'
+    two[1] = replace(two[1], settings={"cache_size": "640", "session_dir": folder})
     made = make_repository(two, tmp_path / "made", 3)
     texts = {folder.name: (folder / "config.pbtxt").read_text() for folder in made.iterdir()}
     assert set(texts) == {*two[0].parts, *two[1].parts}
@@ -91,6 +107,7 @@ def test_the_repository_has_every_model_under_its_names(tmp_path: Path) -> None:
     assert steps.findall(texts["ensemble.second"]) == list(two[1].parts[:-1])
     assert steps.findall(texts["ensemble"]) == list(two[0].parts[:-1])
     assert 'key: "cache_size" value: { string_value: "640" }' in texts["engine.second"]
+    assert r'key: "session_dir" value: { string_value: "/a \"folder\" with \\" }' in texts["engine.second"]
     assert texts["engine"] == (source_dir() / "model_repository" / "engine" / "config.pbtxt").read_text()
     for name in ("preprocessing", "preprocessing.second"):
         assert re.search(r"instance_group\s*\[\s*\{\s*count:\s*3\b", texts[name])
@@ -135,6 +152,20 @@ def test_caches_whose_sizes_are_given_have_those(config: Path) -> None:
     assert blocks_of(config, plans, [1, 1], {"cache_users": "8"}) == [512, 512]
 
 
+def test_each_model_has_a_folder_of_its_own_for_its_sessions(config: Path) -> None:
+    """Two whose model folders have the same name would read each other's."""
+    names = served("a", "b/c", workspace=config)
+    folders = [
+        one.settings.get("session_dir") for one in shares.divide(names, {"session_dir": "/s"}, [1, 1], lambda *_: PLAN)
+    ]
+    assert folders == ["/s", "/s/b_c"]
+    assert all("session_dir" not in one.settings for one in shares.divide(names, {}, [1, 1], lambda *_: PLAN))
+    (config / "triton_models" / "weights" / "config.ini").write_text("[llama]\nsession_dir = /w\n")
+    written = shares.divide(names, {}, [1, 1], lambda *_: PLAN)
+    assert [one.settings["session_dir"] for one in written] == ["/w", "/w/b_c"]
+    assert "session_dir" in shares.KEYS, "or the environment would win"
+
+
 def test_of_gpus_the_one_with_least_memory_counts(config: Path) -> None:
     ranks = replace(PLAN, device="cuda", ranks=2, free_bytes=4800 * MIB, weight_bytes=200 * MIB, kv_block_bytes=2 * MIB)
     ranks = replace(ranks, activation_bytes=200 * MIB)
@@ -156,13 +187,14 @@ def test_models_that_do_not_fit_together_are_refused_with_the_numbers(config: Pa
         blocks_of(config, [PLAN, PLAN], [10_000, 1])
 
 
-@pytest.mark.parametrize("text", ["a", "1,0", "1,-1", "1,inf", ","])
+@pytest.mark.parametrize("text", ["a", "1,0", "1,-1", "1,inf", "1,nan", "1e308,1e308", "1,1e-310", ","])
 def test_shares_are_numbers_above_0(text: str) -> None:
     with pytest.raises(InvalidRequestError, match="CHARONIA_MODEL_SHARES="):
         shares.parse_shares(text, 2)
 
 
-def test_each_model_has_a_share() -> None:
+def test_each_model_has_a_share(config: Path) -> None:
+    assert blocks_of(config, [PLAN, PLAN], shares.parse_shares("1000000,1e6", 2)) == [800, 800]
     assert shares.parse_shares("", 2) == [1, 1]
     assert shares.parse_shares("3, 0.5", 2) == [3, 0.5]
     with pytest.raises(InvalidRequestError, match="has 2 shares, and there are 3 models"):
@@ -170,12 +202,13 @@ def test_each_model_has_a_share() -> None:
 
 
 class Log:
-    """Says what Triton's log would, as soon as it is given an order."""
+    """Says what Triton's log would, as soon as it is given an order. `failing` is never loaded or unloaded."""
 
     def __init__(self, one: drain.ModelControl, failing: str = "") -> None:
         self._control = one
-        self._failing = failing
+        self.failing = failing
         self.orders: list[str] = []
+        self.silent = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -184,9 +217,13 @@ class Log:
             for line in orders:
                 order = line.strip()
                 self.orders.append(order)
+                if self.silent.is_set():
+                    continue
                 name = order.removeprefix("+")
                 said = f"successfully {'loaded' if order != name else 'unloaded'} '{name}'"
-                if order == f"+{self._failing}":
+                if order == self.failing:
+                    continue
+                if order == f"+{self.failing}":
                     self._control.see(f"E1121 07:33:19.8 1 charonia:0] \"loading '{name}': no memory\"")
                 else:
                     self._control.see(f'I1121 07:33:19.8 1 model_lifecycle.cc:642] "{said}"')
@@ -211,7 +248,7 @@ def test_a_model_is_unloaded_and_loaded_by_its_parts(orders: drain.ModelControl)
     assert models.unload("b") == "b is unloaded"
     assert log.orders[0] == "ensemble.b" and set(log.orders) == set(served("a", "b")[1].parts)
     assert [one["state"] for one in models.describe()] == ["loaded", "unloaded"]
-    assert models.labels() == {""}
+    assert models.labels() == [""]
     assert models.options()[1:] == [f"--load-model={part}" for part in served("a")[0].parts]
     assert models.unload("b") == "b is not loaded"
     with pytest.raises(ServeError, match="a is the only model that is loaded"):
@@ -222,10 +259,21 @@ def test_a_model_is_unloaded_and_loaded_by_its_parts(orders: drain.ModelControl)
     assert models.options() == list(drain.OPTIONS)
 
 
+def test_an_ensemble_with_calls_that_never_end_is_not_waited_for(orders: drain.ModelControl) -> None:
+    """The engine is gone all the same, and its memory is free."""
+    log = Log(orders, failing="ensemble.b")
+    models = Models(orders, served("a", "b"), alive=lambda: True, metrics_url="http://127.0.0.1:9", limits=(0, HANG_S))
+    began = time.monotonic()
+    assert models.unload("b").startswith("b is unloaded. Triton still counts calls of it")
+    assert time.monotonic() - began < HANG_S / 2 and "engine.b" in log.orders
+    assert [one["state"] for one in models.describe()] == ["loaded", "unloaded"]
+
+
 def test_a_model_that_cannot_be_loaded_leaves_nothing_and_says_why(orders: drain.ModelControl) -> None:
-    log, models = Log(orders, failing="engine.b"), make_models(orders)
+    log, models = Log(orders), make_models(orders)
     models.unload("b")
     log.orders.clear()
+    log.failing = "engine.b"
     with pytest.raises(ServeError, match=r"engine\.b cannot be loaded: no memory"):
         models.load("b")
     assert models.describe()[1]["state"] == "unloaded" and len(models.wanted()) == 1
@@ -246,6 +294,32 @@ def test_who_does_not_live_is_given_no_orders(orders: drain.ModelControl) -> Non
         models.load("c")
 
 
+def test_a_load_is_given_up_when_the_server_ends(orders: drain.ModelControl) -> None:
+    """Without orders to a Triton that takes none."""
+    models = make_models(orders)
+    log = Log(orders, failing="nothing")
+    models.unload("b")
+    log.silent.set()
+    said: list[str] = []
+
+    def load() -> None:
+        with pytest.raises(ServeError) as error:
+            models.load("b")
+        said.append(str(error.value))
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    while "+preprocessing.b" not in log.orders:
+        assert loading.is_alive()
+    models.end()
+    loading.join(HANG_S)
+    assert said == ["Triton ended, or was to end, while it loaded preprocessing.b"]
+    assert log.orders[-1] == "+preprocessing.b"
+    for order in (models.load, models.unload):
+        with pytest.raises(ServeError, match="charonia serve ends"):
+            order("b")
+
+
 def test_the_socket_answers_its_user(tmp_path: Path) -> None:
     folder = tmp_path / ("a long name " * 12) / "port-7"
     folder.mkdir(parents=True)
@@ -262,3 +336,29 @@ def test_the_socket_answers_its_user(tmp_path: Path) -> None:
         assert (folder / "control.sock").stat().st_mode & 0o777 == 0o600
     with pytest.raises(ServeError, match="no charonia serve with gRPC port 7 runs here"):
         control.ask(folder.parent, 7, do="list")
+
+
+def test_a_folder_of_another_user_is_said_to_be_one(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "port-7"
+    folder.mkdir(parents=True)
+    user = os.geteuid()
+    with control.answering(folder, lambda question: question):
+        (tmp_path / "run").chmod(0)
+        os.seteuid(65534 if user == 0 else user)  # root may read everything
+        try:
+            with pytest.raises(ServeError, match=r"is another user's: only who started charonia serve may ask it"):
+                control.ask(tmp_path / "run", 7, do="list")
+        finally:
+            os.seteuid(user)
+            (tmp_path / "run").chmod(0o700)
+
+
+def test_models_are_listed_whole_whatever_they_are_called(tmp_path: Path) -> None:
+    (tmp_path / "port-7").mkdir()
+    listed = [{"name": f"[bold]{'long' * 30}[/bold]", "state": "loaded", "ensemble": f"ensemble.{'x' * 60}"}]
+    command = [Path(sys.executable).parent / "charonia", "models", "list", "--run-dir", tmp_path, "--grpc-port", "7"]
+    with control.answering(tmp_path / "port-7", lambda _: listed):
+        shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANG_S).stdout
+        assert shown.splitlines()[1].split() == list(listed[0].values()), shown
+        found = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=HANG_S).stdout
+    assert json.loads(found) == listed

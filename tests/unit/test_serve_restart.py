@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -201,3 +202,32 @@ def test_calls_that_have_had_their_time_are_ended_by_the_engine(
 
     assert control.drain("http://127.0.0.1:9", 0, look) == ("" if ended == "engine" else None)
     assert orders == b"ensemble\nengine\n"
+
+
+def test_a_model_that_is_being_loaded_is_not_waited_for_at_the_end(
+    stack: _Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ensemble is not there to be unloaded, and its engine says nothing of its queue."""
+    served = [Served("a", "", Path("nowhere")), Served("b", "b", Path("nowhere"))]
+    stack._models = Models(stack._control, served, alive=lambda: True, metrics_url="", limits=(HANG_S, HANG_S))
+    stack._models._states["b"] = "loading"
+    drained: list[list[str]] = []
+    monkeypatch.setattr(stack._control, "drain", lambda *given: drained.append(given[-1]))
+    stack._children[0] = stack._start_server()
+    stack._ready = True
+    stack._stop()
+    assert drained == [[""]]
+
+
+@pytest.mark.parametrize("models", ["a", "ab"])
+def test_a_run_folder_without_sockets_keeps_nobody_from_serving(stack: _Stack, tmp_path: Path, models: str) -> None:
+    """As some network file systems. It is said where there is something to load."""
+    said = io.StringIO()
+    stack._console = Console(file=said, soft_wrap=True)
+    served = [Served(name, "" if name == "a" else name, Path("nowhere")) for name in models]
+    stack._models = Models(stack._control, served, alive=lambda: True, metrics_url="", limits=(HANG_S, HANG_S))
+    (tmp_path / "control.sock").mkdir()
+    with contextlib.ExitStack() as held:
+        stack._take_orders(held, tmp_path)
+    words = f"charonia models does not reach this server: a socket cannot be made in {tmp_path} (Is a directory)"
+    assert (words in said.getvalue()) is (len(models) > 1)

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from charonia import _engine
@@ -23,7 +23,7 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 QWEN, LLAMA = (pattern for pattern in PATTERNS if pattern.startswith("(?i"))
 # What patterns treat differently; added tokens and beginnings of them.
 PIECES = [*"abzAZ09 \n\t'\"{}:,.-_<|>\r", "'re", "'ll", "'RE", "name", "  ", "\n ", "true"]
-PIECES += ['": "', '", "', "<|end|>", "<|en"]
+PIECES += [*"\v\f\x00\x1c\x7f", '": "', '", "', "<|end|>", "<|en"]
 # What may follow besides: letters that a contraction knows, spaces and marks beyond ASCII.
 FOLLOWING = [*PIECES, "é", "ſ", "\u212a", "\uff1a", "\u00a0", "中", "\u2028", "\u0301", "\u0338"]  # noqa: RUF001
 
@@ -45,7 +45,35 @@ def trained(*stages: str, ignore_merges: bool = False) -> PreTrainedTokenizerFas
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
+def sentence_piece(*, across_words: bool, metaspace: bool) -> PreTrainedTokenizerFast:
+    """BPE with byte fallback. across_words: some of its tokens have a space within."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    spaces = pre_tokenizers.Metaspace(prepend_scheme="first", split=not across_words)
+    tokenizer.pre_tokenizer = spaces
+    special = ["<unk>", "<|end|>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    alphabet = [chr(code) for code in range(33, 127) if chr(code) not in "~^"]  # two are spelled as bytes
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500, initial_alphabet=alphabet, limit_alphabet=100, special_tokens=special
+    )
+    tokenizer.train_from_iterator([part for text in TRAINING for part in text.split("\n")], trainer)
+    definition = json.loads(tokenizer.to_str())
+    definition["added_tokens"] = [token for token in definition["added_tokens"] if "<0x" not in token["content"]]
+    tokenizer = Tokenizer.from_str(json.dumps(definition))
+    if metaspace:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    else:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+        tokenizer.pre_tokenizer = None
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_tokens(["<|plugin|>", "zz"])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
 def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
+    if name.startswith("sentence piece"):
+        return sentence_piece(across_words="across" in name, metaspace="metaspace" in name)
     if name == "demo":
         return load_tokenizer(ROOT / "models" / "demo" / "model")
     if name == "llama":
@@ -67,10 +95,15 @@ def some_text(rng: random.Random) -> str:
     return "".join(rng.choice(PIECES) for _ in range(rng.randrange(1, 14)))
 
 
-@pytest.mark.parametrize("name", ["demo", "gpt2", "qwen", "llama", "digits"])
+KINDS = ["demo", "gpt2", "qwen", "llama", "digits"]
+KINDS += ["sentence piece", "sentence piece, metaspace", "sentence piece across words"]
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_tokens_are_those_of_the_tokenizer_whatever_follows(name: str, tmp_path: Path) -> None:
     tokenizer = tokenizer_of(name)
     split = engine_split(tokenizer, tmp_path)
+    table = build_token_table(tokenizer, len(tokenizer))
     rng = random.Random(name)
 
     def encode(text: str) -> list[int]:
@@ -85,14 +118,18 @@ def test_tokens_are_those_of_the_tokenizer_whatever_follows(name: str, tmp_path:
             following = "".join(rng.choice(FOLLOWING) for _ in range(rng.randrange(5)))
             assert encode(text + following)[: len(found)] == found, (text, following)
         # Behind tokens of the text, some of which are further back than is looked at.
-        whole = encode(some_text(rng) + text)
+        text = some_text(rng) + text
+        whole = encode(text)
         cut = rng.randrange(len(whole))
-        behind = tokenizer.backend_tokenizer.decode(whole[cut:], skip_special_tokens=False)
-        if behind.isascii() and tokenizer.backend_tokenizer.decode(whole, skip_special_tokens=False).isascii():
-            found = split.forced(whole[max(0, cut - 17) : cut], behind)
+        behind = b"".join(table.tokens[token] for token in whole[cut:])
+        if behind.isascii() and text.isascii():
+            found = split.forced(whole[max(0, cut - 17) : cut], behind.decode())
             certain += len(found)
             assert whole[cut : cut + len(found)] == found, (whole, cut)
-    assert certain > 2 * CASES
+            following = "".join(rng.choice(FOLLOWING) for _ in range(rng.randrange(5)))
+            longer = encode(text + following)
+            assert not found or longer[: cut + len(found)] == whole[: cut + len(found)], (text, following)
+    assert certain > CASES
 
 
 def test_nothing_is_certain_behind_a_split_that_is_not_the_tokenizer_s(tmp_path: Path) -> None:
@@ -106,16 +143,52 @@ def test_nothing_is_certain_behind_a_split_that_is_not_the_tokenizer_s(tmp_path:
     assert split.forced([], "é") == []
 
 
+def test_an_added_token_is_found_wherever_it_begins(tmp_path: Path) -> None:
+    """Its beginning may stand in tokens, before the first place where every pattern cuts."""
+    tokenizer = tokenizer_of("gpt2")
+    tokenizer.add_tokens(["<|a-b c|>"])
+    split = engine_split(tokenizer, tmp_path)
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+
+    before, text = encode("1 2 3 4 5 6 7 8 9 10 11 12 <|a"), "-b c|> so it is"
+    assert len(before) > 16 and len(encode("<|a" + text)) < len(encode("<|") + encode(text))
+    assert split.forced(before, text) == []
+    assert split.forced(before, "-b c so it is") == encode("-b c so it")
+
+
+def test_of_a_long_text_a_part_is_looked_at(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of("gpt2")
+    split = engine_split(tokenizer, tmp_path)
+    assert split.forced([], "a" * 2_000_000) == []
+    found = split.forced([], "it is " * 400_000)
+    text = tokenizer.backend_tokenizer.decode(found)
+    assert ("it is " * 400_000).startswith(text) and 500 < len(text) <= 512
+
+
 def test_what_is_not_known_says_so(tmp_path: Path) -> None:
     unigram = Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0))
+    split_at_spaces, folded, no_bytes = (Tokenizer(models.BPE(byte_fallback=True)) for _ in range(3))
+    split_at_spaces.pre_tokenizer = pre_tokenizers.Metaspace()
+    folded.normalizer = normalizers.Sequence([normalizers.Replace(" ", "\u2581"), normalizers.Lowercase()])
+    no_bytes.normalizer = normalizers.Replace(" ", "\u2581")
     no_steps = Tokenizer(models.BPE())
     no_steps.pre_tokenizer = pre_tokenizers.Sequence([])
+    spelled = [*(f"<0x{byte:02X}>" for byte in range(256)), "a", "<0x0A>a"]
+    vocabulary = {token: id for id, token in enumerate(spelled)}
+    merged_bytes = Tokenizer(models.BPE(vocabulary, [("<0x0A>", "a")], byte_fallback=True))
+    merged_bytes.normalizer = normalizers.Replace(" ", "\u2581")
     spaced = Tokenizer(models.BPE())
     spaced.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     for tokenizer, says in (
-        (unigram, "one of SentencePiece (Unigram)"),
-        (Tokenizer(models.BPE(byte_fallback=True)), "one of SentencePiece (BPE)"),
-        (Tokenizer(models.WordLevel()), "WordLevel, and not byte-level BPE"),
+        (unigram, "Unigram, and not BPE"),
+        (Tokenizer(models.BPE(byte_fallback=True)), "does not spell a space"),
+        (split_at_spaces, "Metaspace"),
+        (folded, "Lowercase"),
+        (no_bytes, "no token for the byte 0"),
+        (merged_bytes, "may merge bytes"),
+        (trained(r"\p{N}").backend_tokenizer, "no pattern that splits a text into words"),
         (no_steps, "ByteLevel"),
         (Tokenizer(models.BPE()), "ByteLevel"),
         (spaced, "without a space in front"),

@@ -82,6 +82,27 @@ def error(text: str) -> pb.ModelStreamInferResponse:
     return pb.ModelStreamInferResponse(error_message=text)
 
 
+def chunk(key: int, answer: pb.ModelStreamInferResponse) -> bytes:
+    """What a subscription has of a response of part() or error()."""
+    head = struct.Struct("<QIIiiiiiiiiffff")
+    if answer.error_message:
+        text = answer.error_message.encode()
+        return head.pack(key, len(text), 0, 0, 4, *[0] * 6, 0, 0, 0, 0) + text
+    message = answer.infer_response
+    raw = {tensor.name: value for tensor, value in zip(message.outputs, message.raw_output_contents, strict=True)}
+    text, ids, reason = raw["text_output"][4:], raw["output_ids"], raw["finish_reason"][4:].decode()
+    numbers = [
+        int.from_bytes(raw[name], "little")
+        for name in ("sequence_index", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
+    ]
+    code = ("", "stop", "length", "cancelled").index(reason)
+    return (
+        head.pack(key, len(text), len(ids) // 4, numbers[0], code, 0, len(text), *numbers[1:], 0, 0, 0, 0, 0)
+        + ids
+        + text
+    )
+
+
 def input_text(request: pb.ModelInferRequest, name: str) -> str:
     for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
         if tensor.name == name:
@@ -99,9 +120,10 @@ def input_number(request: pb.ModelInferRequest, name: str) -> int | None:
 class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """Use it as `async with`. It answers with its own target unless told otherwise."""
 
-    def __init__(self, credentials: grpc.ServerCredentials | None = None) -> None:
-        """credentials: of its port; None: it has no TLS."""
+    def __init__(self, credentials: grpc.ServerCredentials | None = None, port: int = 0) -> None:
+        """credentials: of its port; None: it has no TLS. port: 0: any that is free."""
         self._credentials = credentials
+        self._port = port
         self.target = ""
         self.ready = True
         self.unloaded: set[str] = set()  # ensembles that it does not serve, while it is well
@@ -120,6 +142,12 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.actions: list[tuple[str, str]] = []  # (stop, cancel or end_session; request id or session id)
         self.action_error = ""  # what it answers to stop, cancel and end_session in place of doing them
         self.behaviour: Behaviour = self.say_name
+        self.subscriptions: dict[str, asyncio.Queue[bytes | None]] = {}  # chunks to come, by name; None: it ends
+        self.opened = 0  # subscriptions
+        self.read: list[int] = []  # what readers of subscriptions said
+        self.deliveries: asyncio.Event = asyncio.Event()  # are sent
+        self.deliveries.set()
+        self._answering: set[asyncio.Task[None]] = set()
         self._awake = asyncio.Event()
         self._awake.set()
 
@@ -127,14 +155,16 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self._server = grpc.aio.server()
         pb_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
         if self._credentials:
-            port = self._server.add_secure_port("127.0.0.1:0", self._credentials)
+            port = self._server.add_secure_port(f"127.0.0.1:{self._port}", self._credentials)
         else:
-            port = self._server.add_insecure_port("127.0.0.1:0")
+            port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
         self.target = f"127.0.0.1:{port}"
         await self._server.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        for task in self._answering:
+            task.cancel()
         await self._server.stop(None)
 
     async def go(self) -> None:
@@ -209,8 +239,13 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         if self.streams_hang:
             await asyncio.Event().wait()
         async for request in requests:
+            subscription = input_text(request, "subscription")
             if request.model_name.partition(".")[0] == "engine":
                 await self._awake.wait()
+                if subscription:
+                    async for answer in self._subscription(request, subscription):
+                        yield answer
+                    continue
                 if self.action_error:
                     yield error(self.action_error)
                     continue
@@ -221,10 +256,57 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                 yield error(f"Request for unknown model: '{request.model_name}' has no available versions")
                 continue
             await self._awake.wait()
+            if subscription and subscription not in self.subscriptions:
+                yield error(f"[503] there is no subscription {subscription!r}")
+                continue
+            if subscription:
+                task = asyncio.create_task(self._answer(request, self.subscriptions[subscription]))
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
+                continue
             async for answer in self.behaviour(request):
                 await self._awake.wait()
                 yield answer
         await self._awake.wait()
+
+    async def _answer(self, request: pb.ModelInferRequest, chunks: asyncio.Queue[bytes | None]) -> None:
+        key = input_number(request, "subscription_key") or 0
+        async for answer in self.behaviour(request):
+            await self._awake.wait()
+            chunks.put_nowait(chunk(key, answer))
+
+    async def _subscription(
+        self, request: pb.ModelInferRequest, name: str
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        """A request to open, read or end one."""
+        number = input_number(request, "subscription_read")
+        if number is not None:
+            self.read.append(number)
+            return
+        if input_number(request, "subscription_end"):
+            if name in self.subscriptions:
+                self.subscriptions[name].put_nowait(None)
+            return
+        self.opened += 1
+        chunks = self.subscriptions[name] = asyncio.Queue()
+        packed, number = b"", 0
+        try:
+            while True:
+                number += 1
+                raw = struct.pack("<Q", number) + packed
+                answer = pb.ModelInferResponse()
+                answer.outputs.add(name="deliveries", datatype="BYTES", shape=[1])
+                answer.raw_output_contents.append(struct.pack("<I", len(raw)) + raw)
+                yield pb.ModelStreamInferResponse(infer_response=answer)
+                one = await chunks.get()
+                await self.deliveries.wait()
+                await self._awake.wait()
+                waiting = [one, *(chunks.get_nowait() for _ in range(chunks.qsize()))]
+                if None in waiting:
+                    return
+                packed = b"".join(one for one in waiting if one is not None)
+        finally:
+            self.subscriptions.pop(name, None)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """Reads an answer as it is made: text, reasoning and calls of tools, by the descriptions in `formats`.
 
 What is no call is text, and comes out as it was; of a call's markup nothing does. A call *begins* once its name and the
-beginning of its arguments are read; what breaks off before that is text, whole. From then on arguments are handed on as
-they come, and cannot be taken back: of a call that breaks off later, what the model wrote up to the call's end is its
-arguments, which are no JSON then, and nothing is made up.
+beginning of its arguments are read; what breaks off before that is text, whole, unless the answer was cut off there.
+From then on arguments are handed on as they come, and cannot be taken back: of a call that breaks off later, what the
+model wrote up to the call's end is its arguments, which are no JSON then, and nothing is made up.
 
 White space around calls and reasoning is dropped, and so is that around all the text beside them.
 """
@@ -156,6 +156,7 @@ class AnswerParser:
     parallel: False: calls after the first are dropped.
     certain: a grammar sees to it that what begins like a call is one: it is no content either where the answer ends
       before it can be read. forced: there is nothing but reasoning and calls, so there is no content at all.
+    continued: a text stands before the answer that is a part of it, so no call without markup begins it.
     new_id: makes a call's id.
     """
 
@@ -171,6 +172,7 @@ class AnswerParser:
         parallel: bool = True,
         certain: bool = False,
         forced: bool = False,
+        continued: bool = False,
         new_id: Callable[[], str] | None = None,
     ) -> None:
         marks = marks or {}
@@ -187,12 +189,14 @@ class AnswerParser:
         self._xml_marks = [_with_marks(mark, marks) for mark in calls.xml.marks] if calls and calls.xml else []
         self._parallel = parallel
         self._certain = certain or forced
+        self._cut_off = False
         self._new_id = new_id or self._random_id
         self.in_reasoning = in_reasoning and reasoning is not None
         self.num_calls = 0  # that have begun
         self._events: list[Event] = []
         self._content = _Channel(Content, [] if forced else self._events)
         self._reasoning = _Channel(Reasoning, self._events)
+        self._content.begun = continued
         self._reasoning.drop_first()
         self._text = ""
         self._at = 0
@@ -209,9 +213,11 @@ class AnswerParser:
         self._at = 0
         return self._step()
 
-    def finish(self) -> list[Event]:
-        """What is left when the answer has ended."""
+    def finish(self, *, cut_off: bool = False) -> list[Event]:
+        """What is left when the answer has ended. cut_off: the model had not ended it: what it has after the beginning
+        of a call is one that nobody can read, and no content."""
         self._ended = True
+        self._cut_off = cut_off
         return self._step()
 
     def _step(self) -> list[Event]:
@@ -354,7 +360,8 @@ class AnswerParser:
         except _NoCallError:
             if self._call:
                 return (yield from self._read_broken())
-            if self._held and self._certain and self._ended:
+            marked = mark or self.num_calls
+            if self._held and self._ended and (self._certain or (self._cut_off and marked)):
                 self._content.drop_last()
                 self._at = len(self._text)
             elif self._held:

@@ -92,8 +92,8 @@ class Tags:
         calls = self._separated(functions, frame, several)
         return sequence([*self._markup(frame.opening), calls, *self._markup(frame.closing)])
 
-    def free(self, functions: Sequence[Function], *, several: bool) -> Format:
-        """Text, in which calls may stand. What begins like a call is one."""
+    def free(self, functions: Sequence[Function], *, several: bool, continued: bool = False) -> Format:
+        """Text, in which calls may stand. What begins like a call is one. continued: the text has begun before."""
         assert self._calls is not None
         frames = [self._calls.frame("", begin) for begin in self._calls.begin]
         if self._calls.in_list:
@@ -105,7 +105,7 @@ class Tags:
         marks = self.text_marks
         text = any_text(*marks)
         rest = {"type": "star", "content": sequence([*block, text])} if several else optional(sequence(block))
-        if not self._calls.bare:
+        if not self._calls.bare or continued:
             return sequence([text, rest])
         # A text that begins with a bracket is a call; and one that begins like markup is that.
         first = "".join(re.escape(char) for char in sorted({"{", *(mark[0] for mark in marks)}))

@@ -20,7 +20,7 @@ namespace charonia {
 struct EngineInfo {
   ModelConfig model;
   EngineConfig config;          // resolved: session_len, threads, device, device_ids, token_budget, max_batch_size
-  std::string device;           // "cpu" | "cuda"
+  std::string device;           // "cpu" | "cuda" | "null"
   std::string device_note;      // why device = auto is the CPU; empty otherwise
   std::string instruction_set;  // "amx", "avx512_bf16", "avx512", "avx2", "portable"; "sm_90", ...
   std::int64_t weight_bytes = 0;
@@ -39,7 +39,7 @@ struct MemoryPlan {
   // Resolved as by Engine. session_len may be more than the blocks hold. Sizes of steps of a GPU that is elsewhere are
   // those of one with 132 SMs, as an H100 has.
   EngineConfig config;
-  std::string device;  // "cpu" | "cuda"
+  std::string device;  // "cpu" | "cuda" | "null"
   std::string device_note;
   std::int64_t weight_bytes = 0;      // of all ranks
   std::int64_t activation_bytes = 0;  // and other memory that steps need
@@ -67,6 +67,7 @@ struct EngineStats {
   std::int64_t num_steps = 0;
   std::int64_t num_preemptions = 0;
   std::int64_t prompt_tokens = 0, generation_tokens = 0;
+  std::int64_t jump_forward_tokens = 0;  // of those generated: taken without a step of their own
   std::int64_t prefix_queries_tokens = 0, prefix_hit_tokens = 0;
   std::int64_t gemms_rejected = 0;           // GEMMs with weights that cuBLASLt rejected and own kernels took
   int num_sessions = 0, blocks_pinned = 0;  // pinned: kept for sessions, among cached and active ones
@@ -121,6 +122,10 @@ class Engine {
   // Called once, on the engine's thread, when failure() is there and the last results of all requests are on their way;
   // at once where that is so already. It must not throw. One function: a later one replaces it.
   void on_failure(std::function<void()> function);
+
+  // Called on the delivery thread whenever the callbacks of the results that were there together, as those of a step are,
+  // have returned: for who sends them on together. It must not throw. To be set before the first submit().
+  void on_delivered(std::function<void()> function);
 
   const EngineInfo& info() const;
   EngineStats stats() const;

@@ -19,7 +19,8 @@ class TokenMaskProvider {
   virtual void fill(std::span<const std::int32_t> output, std::span<std::uint32_t> mask) = 0;
 
   // After fill(): where the mask has one token alone, that one and those that are certain to follow it. The engine takes
-  // them without a step for each, except where each one's log probability is asked for: then fill() is called as ever.
+  // them without a step for each, except where each one's log probability is asked for, or single tokens are banned,
+  // preferred or too early (bad_words, logit_bias, min_tokens): then fill() is called as ever.
   virtual std::span<const std::int32_t> forced() const { return {}; }
 
   // For another sequence of the same request (n, best_of), which begins anew.

@@ -58,8 +58,8 @@ struct Request {
   bool stream = true;              // false: exactly one Result, the last
   bool strip_leading_space = false;  // drop one leading space of the text where the tokenizer's decoder does so
 
-  // Stop words count up to the first of these in the text, and not from there on: what begins calls of tools, texts or
-  // special tokens as the vocabulary spells them. At most kMaxStopWords. Empty: they always count.
+  // Stop words count up to the first of these in the text, and not within it or from there on: what begins calls of
+  // tools, texts or special tokens as the vocabulary spells them. At most kMaxStopWords. Empty: they always count.
   std::vector<std::string> stop_until;
   // sampling.max_tokens may be more than session_len leaves: the text then ends where the context does. False: such a
   // request is rejected.

@@ -239,15 +239,6 @@ xgrammar::Grammar grammar_of(const Guide& guide, const xgrammar::TokenizerInfo& 
   throw Error(ErrorCode::internal, "a guide without a type");
 }
 
-// Whether it names tokens, of which xgrammar's certain text knows nothing.
-bool names_tokens(const Json& format) {
-  if (format.is_object() && format.contains("type") && format["type"].is_string() &&
-      format["type"].get<std::string>().find("token") != std::string::npos) {
-    return true;
-  }
-  return format.is_structured() && std::ranges::any_of(format, names_tokens);
-}
-
 class Provider : public TokenMaskProvider {
  public:
   // split: null: nothing is forced.
@@ -284,6 +275,8 @@ class Provider : public TokenMaskProvider {
     }
     if (split_ != nullptr && forced_.empty()) {
       forced_ = split_->forced(last_tokens(output), matcher_->FindJumpForwardString());
+      // A token that ends the answer is no text.
+      forced_.erase(std::ranges::find_first_of(forced_, end_ids_), forced_.end());
     }
     if (!forced_.empty()) {
       const auto id = forced_.front();
@@ -412,9 +405,7 @@ std::shared_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, 
     if (!messages.warning().empty()) refused("is not supported", messages.warning());
     auto compiled = impl_->compiler.CompileGrammar(grammar);
     if (!messages.warning().empty()) refused("is not supported", messages.warning());
-    const bool with_tokens =
-        guide.type == GuideType::structural_tag && names_tokens(Json::parse(guide.text, nullptr, false));
-    return std::make_shared<Compiled>(std::move(compiled), with_tokens ? nullptr : impl_->split);
+    return std::make_shared<Compiled>(std::move(compiled), impl_->split);
   } catch (const Stopped&) {
     return nullptr;
   } catch (const NamedError&) {

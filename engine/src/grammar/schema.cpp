@@ -53,6 +53,7 @@ constexpr auto kUnsupported = std::to_array<std::string_view>(
     {"not", "if", "then", "else", "dependencies", "dependentRequired", "dependentSchemas", "contains", "minContains",
      "maxContains", "additionalItems", "unevaluatedItems", "$dynamicRef", "$recursiveRef", "$dynamicAnchor",
      "$recursiveAnchor", "propertyDependencies", "divisibleBy", "disallow", "extends"});
+constexpr auto kConditions = std::to_array<std::string_view>({"if", "then", "else"});
 constexpr auto kCombining = std::to_array<std::string_view>({"type", "$ref", "enum", "const", "anyOf", "oneOf", "allOf"});
 constexpr auto kUnsupportedFormats = std::to_array<std::string_view>(
     {"idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "relative-json-pointer", "regex"});
@@ -85,8 +86,13 @@ std::size_t distance(std::string_view left, std::string_view right) {
   return row.back();
 }
 
-// The one of the names that was probably meant, or nothing.
-std::string_view misspelt(std::string_view name, std::span<const std::string_view> names) {
+struct Guess {
+  std::string_view name;
+  std::size_t distance;
+};
+
+// The one of the names that was probably meant: the nearest one, if any is near.
+std::optional<Guess> misspelt(std::string_view name, std::span<const std::string_view> names) {
   const auto plain = [](std::string_view text) {
     std::string out;
     for (const char c : text) {
@@ -95,11 +101,14 @@ std::string_view misspelt(std::string_view name, std::span<const std::string_vie
     return out;
   };
   const auto given = plain(name);
-  if (given.size() < 4 || given.size() > 40) return {};
+  std::optional<Guess> nearest;
+  if (given.size() < 4 || given.size() > 40) return nearest;
   for (const auto one : names) {
-    if (one.size() >= 4 && distance(given, plain(one)) <= (one.size() < 9 ? 1U : 2U)) return one;
+    if (one.size() < 4) continue;
+    const auto away = distance(given, plain(one));
+    if (away <= (one.size() < 9 ? 1U : 2U) && (!nearest || away < nearest->distance)) nearest = Guess{one, away};
   }
-  return {};
+  return nearest;
 }
 
 // Whether a number is written with kMaxDecimals at most, which is as far as the compiler looks.
@@ -249,16 +258,20 @@ void Checker::visit_object_schema(const Json& schema, const std::string& path, i
 void Checker::check_keyword(const std::string& key, const std::string& path) {
   if ((key == "$id" || key == "id") && !path.empty()) refuse(path + "/" + key, key, " is supported at the root only");
   if (has(kUnsupported, key)) {
-    refuse(path + escaped(key), "the keyword ", key, " is not supported, and would be ignored: leave it out");
+    refuse(path + escaped(key), "the keyword ", key, " is not supported, and would be ignored: ",
+           has(kConditions, key) ? "write anyOf with a whole schema for each case, or leave it out" : "leave it out");
   }
   if (is_annotation(key)) return;
   for (const auto names : kKeywords) {
     if (has(names, key)) return;
   }
+  std::optional<Guess> nearest;
   for (const auto names : kKeywords) {
-    if (const auto meant = misspelt(key, names); !meant.empty()) {
-      refuse(path + escaped(key), "the keyword ", key, " is unknown, and would be ignored: is it ", meant, "?");
-    }
+    const auto guess = misspelt(key, names);
+    if (guess && (!nearest || guess->distance < nearest->distance)) nearest = guess;
+  }
+  if (nearest) {
+    refuse(path + escaped(key), "the keyword ", key, " is unknown, and would be ignored: is it ", nearest->name, "?");
   }
 }
 
@@ -543,7 +556,7 @@ bool Checker::has_format(const Json& schema, const std::string& path) {
   if (!value.is_string()) refuse(path + "/format", "format is a string");
   const auto format = value.get<std::string>();
   if (has(kFormats, format)) return true;
-  if (has(kUnsupportedFormats, format) || !misspelt(format, kFormats).empty()) {
+  if (has(kUnsupportedFormats, format) || misspelt(format, kFormats)) {
     refuse(path + "/format", "the format ", value.dump(), " is not supported: it is one of ", joined(kFormats));
   }
   edits_.push_back({path, "format", Json(Json::value_t::discarded)});
@@ -574,7 +587,9 @@ void Checker::visit_array(const Json& schema, const std::string& path, int depth
   const auto least = count_of(schema, path, "minItems"), most = count_of(schema, path, "maxItems");
   if (least && most && *least > *most) refuse(path, "minItems is greater than maxItems");
   if (schema.contains("uniqueItems") && schema["uniqueItems"] != Json(false) && most.value_or(2) > 1) {
-    refuse(path + "/uniqueItems", "uniqueItems is not supported, and would be ignored: leave it out");
+    refuse(path + "/uniqueItems",
+           "uniqueItems is not supported where maxItems is more than 1 or missing, and would be ignored: leave it out, and ",
+           "look for equal items in the answer");
   }
   if (schema.contains("uniqueItems")) edits_.push_back({path, "uniqueItems", Json(Json::value_t::discarded)});
   // Values have been read when these begin, so that they may refer back.

@@ -95,7 +95,7 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  virtual std::string_view device() const = 0;           // "cpu" | "cuda"
+  virtual std::string_view device() const = 0;           // "cpu" | "cuda" | "null"
   virtual std::string_view instruction_set() const = 0;  // "avx512", "sm_90", ...
   // Why the device is slower than it could be, and the remedy, for the user; empty: it is not. After Steps::prepare().
   virtual std::string warning() const = 0;

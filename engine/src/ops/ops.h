@@ -1,4 +1,4 @@
-// All that the decoder needs of a device. ops/cpu and ops/cuda implement it, and nothing else differs between devices.
+// All that the decoder needs of a device. ops/cpu, ops/cuda and ops/null implement it; nothing else differs by device.
 #pragma once
 
 #include "ops/collectives.h"

@@ -31,7 +31,7 @@ int blocks_that_fit(const EngineConfig& config, const CacheMemory& memory);
 
 // What a rank needs before there is a cache, with the free memory of its device.
 struct ModelMemory {
-  std::string_view device;  // "cpu" | "cuda"
+  std::string_view device;  // "cpu" | "cuda" | "null"
   std::size_t weights = 0, activations = 0, kv_block = 0, free_bytes = 0;
 };
 // Throws Error(resource_exhausted) with the numbers and what to change where not even one KV block fits beside the

@@ -32,19 +32,28 @@ void Delivery::wake() {
   if (std::exchange(pushed_, false)) wake_.notify_one();
 }
 
+void Delivery::after_each(std::function<void()> function) {
+  auto after = std::make_shared<const std::function<void()>>(std::move(function));
+  const std::lock_guard lock(mutex_);
+  after_.swap(after);
+}
+
 bool Delivery::on_this_thread() const { return of_this_thread == this; }
 
 void Delivery::run() {
   of_this_thread = this;
   std::deque<Item> batch;
+  std::shared_ptr<const std::function<void()>> after;
   while (true) {
     {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [this] { return stop_ || !items_.empty(); });
       if (items_.empty()) return;
       batch.swap(items_);
+      after = after_;
     }
     for (auto& item : batch) (*item.callback)(std::move(item.result));
+    if (after) (*after)();
     batch.clear();
   }
 }

@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -23,6 +24,8 @@ class Delivery {
   // a thread costs as much as many results.
   void push(std::shared_ptr<Engine::Callback> callback, Result result);
   void wake();
+  // Has it call that after the callbacks of results that were queued together.
+  void after_each(std::function<void()> function);
   // Whether this is its thread, as in a callback. Any thread may ask, also while another one closes it.
   bool on_this_thread() const;
 
@@ -36,6 +39,7 @@ class Delivery {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Item> items_;
+  std::shared_ptr<const std::function<void()>> after_;
   bool stop_ = false;
   bool pushed_ = false;  // since the last wake(); of the thread that pushes
   std::thread thread_;

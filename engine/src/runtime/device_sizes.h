@@ -11,8 +11,8 @@
 
 namespace charonia::runtime {
 
-// device: "cpu" | "cuda". Those of the CPU are its own; those of CUDA are the same numbers as on a machine that has a
-// GPU.
+// device: "cpu" | "cuda" | "null". Those of the CPU are its own, and null has the same; those of CUDA are the same
+// numbers as on a machine that has a GPU.
 model::DeviceSizes device_sizes(std::string_view device);
 
 // Memory of one rank that a device takes for steps beside the model's activations, at most: arrays of a step,

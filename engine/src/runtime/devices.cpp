@@ -1,6 +1,7 @@
 #include "runtime/devices.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <thread>
 #include <utility>
@@ -9,7 +10,9 @@
 #include "charonia/error.h"
 #include "ops/cpu/make_cpu_ops.h"
 #include "ops/cuda/make_cuda_ops.h"
+#include "ops/null/make_null_ops.h"
 #include "runtime/step_sizes.h"
+#include "text/token_table.h"
 
 namespace charonia::runtime {
 namespace {
@@ -87,11 +90,58 @@ Devices make_cpus(const EngineConfig& config) {
   return out;
 }
 
+// What device = null answers with: the tokens that are a space and a word, where the vocabulary has enough of them; else
+// those that are text on their own. None of them ends a completion.
+std::vector<std::int32_t> null_words(const std::filesystem::path& weights_dir, const ModelConfig& model) {
+  const auto table = text::TokenTable::load(weights_dir / "token_table.safetensors");
+  const auto all = [](std::string_view text, auto of) { return !text.empty() && std::ranges::all_of(text, of); };
+  const auto is_letter = [](char c) { return c >= 'a' && c <= 'z'; };
+  const auto is_printed = [](char c) { return c >= ' ' && c <= '~'; };
+  std::vector<std::int32_t> words, printed, others;
+  for (std::int32_t id = 0; id < std::min(model.vocab_size, table.size()); ++id) {
+    if (std::ranges::find(model.end_ids, id) != model.end_ids.end()) continue;
+    const auto text = table.text_bytes(id);
+    if (text.size() > 2 && text.front() == ' ' && all(text.substr(1), is_letter)) words.push_back(id);
+    if (all(text, is_printed)) printed.push_back(id);
+    others.push_back(id);
+  }
+  constexpr std::size_t kEnough = 100;
+  auto& out = words.size() >= kEnough ? words : !printed.empty() ? printed : others;
+  if (out.empty()) throw Error(ErrorCode::unsupported, "device = null needs a token that does not end a completion");
+  return std::move(out);
+}
+
+Devices make_nulls(const std::filesystem::path& weights_dir, const ModelConfig& model, const EngineConfig& config) {
+  const auto words = null_words(weights_dir, model);
+  const std::chrono::duration<double, std::milli> step(config.null_step_ms);
+  Devices out;
+  for (int rank = 0; rank < config.tensor_para_size; ++rank) {
+    out.push_back(
+        ops::make_null_ops({model.vocab_size, words, std::chrono::duration_cast<std::chrono::nanoseconds>(step)},
+                           config.tensor_para_size, rank));
+  }
+  return out;
+}
+
 }  // namespace
 
 DeviceChoice choose_devices(const EngineConfig& config) {
   DeviceChoice out{.device = "cpu", .gpus = {}, .note = {}};
+  if (config.device != "null" && config.null_step_ms > 0) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("null_step_ms = ", config.null_step_ms, " is for device = null, and device = ", config.device,
+                    ": leave it out, or set device = null"));
+  }
   if (config.device == "cpu") return out;
+  if (config.device == "null") {
+    if (!config.device_ids.empty()) {
+      throw Error(ErrorCode::invalid_argument,
+                  cat("device_ids = ", config.device_ids,
+                      " names GPUs, and device = null uses none: leave one of them out"));
+    }
+    out.device = "null";
+    return out;
+  }
   out.gpus = choose_gpus(config, out.note);
   // A user who names GPUs, or has them, does not expect the CPU.
   const bool asked = config.device == "cuda" || !config.device_ids.empty();
@@ -112,12 +162,14 @@ int sms_of(const std::vector<int>& gpus) {
   return minimum;
 }
 
-Devices make_devices(EngineConfig& config) {
+Devices make_devices(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config) {
   if (config.threads == 0) config.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const auto choice = choose_devices(config);
   const auto& gpus = choice.gpus;
   config.device = choice.device;
-  auto devices = gpus.empty() ? make_cpus(config) : make_gpus(config, gpus);
+  auto devices = choice.device == "null" ? make_nulls(weights_dir, model, config)
+                 : gpus.empty()          ? make_cpus(config)
+                                         : make_gpus(config, gpus);
   auto free = std::numeric_limits<std::size_t>::max();
   for (const auto& device : devices) free = std::min(free, device->free_memory());
   resolve_step_sizes(config, {config.device, sms_of(gpus), free});

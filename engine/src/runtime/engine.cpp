@@ -241,6 +241,7 @@ void Engine::shutdown(int timeout_ms) { impl_->shutdown(timeout_ms); }
 void Engine::close() { impl_->close(); }
 std::string Engine::failure() const { return impl_->failure(); }
 void Engine::on_failure(std::function<void()> function) { impl_->on_failure(std::move(function)); }
+void Engine::on_delivered(std::function<void()> function) { impl_->on_delivered(std::move(function)); }
 const EngineInfo& Engine::info() const { return impl_->info; }
 EngineStats Engine::stats() const { return impl_->stats(); }
 std::vector<std::string> Engine::kernel_report() { return impl_->kernel_report(); }

@@ -49,6 +49,7 @@ class Engine::Impl {
   void close();
   std::string failure() const;
   void on_failure(std::function<void()> function);
+  void on_delivered(std::function<void()> function) { delivery_.after_each(std::move(function)); }
   EngineStats stats() const;
   std::string_view token_bytes(TokenId id) const { return tokens_->text_bytes(id); }
   std::vector<std::string> kernel_report();
@@ -90,6 +91,7 @@ class Engine::Impl {
     std::vector<std::int32_t> ids, positions, query_start, block_tables, logits_rows, prompt_tokens;
     std::vector<ops::SampleRow> sample_rows;
     std::vector<std::shared_ptr<runtime::SequenceMask>> masks;  // of sample_rows: they outlive sequences that end
+    int streams = 0;  // sequences with a sample whose requests stream
     Clock::time_point begun;
     std::string error;  // why it could not be launched
   };
@@ -157,7 +159,6 @@ class Engine::Impl {
   bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<ops::Sampled> rows, Sequence& sequence);
   bool deliver_rows(Result result, const Sequence& sequence);
   int accept(Sequence& sequence, const ops::Sampled& sampled, Clock::time_point now);
-  bool take_token(Sequence& sequence, const ops::Sampled& token, Clock::time_point now);
   void fail(const schedule::StepPlan& plan, const std::string& error);
   void fail_all(const std::exception& error);
   void end_all(const std::string& error, ErrorCode code);
@@ -208,6 +209,7 @@ class Engine::Impl {
   std::set<Timer> timers_;                                     // queue_deadline, deadline, guide_deadline of all groups
   std::optional<Clock::time_point> next_expiry_;               // of a session
   Clock::time_point last_settled_{};
+  std::chrono::nanoseconds interval_{};  // between two responses of a stream, as of the step that is delivered
   std::array<Step, ops::kMaxStepsInFlight> steps_;
   Step* in_flight_ = nullptr;  // launched and advanced, not settled; only on asynchronous devices
   int num_uncollected_ = 0;    // steps launched

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "ops/broken_logits.h"
 #include "runtime/engine_impl.h"
+#include "runtime/stream_interval.h"
 
 namespace charonia {
 
@@ -136,6 +137,7 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.prompt_tokens.clear();
   step.sample_rows.clear();
   step.masks.clear();
+  step.streams = 0;
   const auto mask_deadline = std::make_shared<runtime::MaskDeadline>();
   std::size_t table_stride = 0;
   for (const auto& part : step.plan.seqs) table_stride = std::max(table_stride, scheduler_->blocks(part.id).size());
@@ -155,6 +157,7 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
     const auto blocks = scheduler_->blocks(part.id);
     std::ranges::copy(blocks, step.block_tables.begin() + static_cast<std::ptrdiff_t>(s * table_stride));
     fill_rows(step, part, sequence);
+    if (part.samples && sequence.group.request.stream) ++step.streams;
     if (part.samples && sequence.mask) sequence.mask->set_deadline(mask_deadline);
   }
 }
@@ -214,6 +217,7 @@ bool Engine::Impl::settle(Step& step) {
   if (!executor_->asynchronous()) scheduler_->advance(step.plan);
   scheduler_->resolve(step.plan, tokens);
   measure(step);
+  interval_ = runtime::stream_interval(info.config, step.streams);
   deliver(step.plan, std::move(sampled));
   return true;
 }
@@ -355,47 +359,48 @@ bool Engine::Impl::deliver_rows(Result result, const Sequence& sequence) {
   return false;
 }
 
-// Takes a sampled token, and those that are certain to follow it. Returns how many.
+// Takes a sampled token, and those that are certain to follow it. Returns how many: the last may be the sequence's end.
 int Engine::Impl::accept(Sequence& sequence, const ops::Sampled& sampled, Clock::time_point now) {
-  if (!take_token(sequence, sampled, now)) return 1;
-  int taken = 1;
-  if (sequence.mask) {
-    std::vector<TokenId> tokens{sampled.token};
-    const auto forced = sequence.scores() ? std::vector<TokenId>() : sequence.mask->forced_after(sampled.token);
-    for (const auto token : forced) {
-      scheduler_->append(sequence.id, token);
-      tokens.push_back(token);
-      ++taken;
-      count(Metric::jump_forward_tokens, 1);
-      ops::Sampled known;
-      known.token = token;
-      if (!take_token(sequence, known, now)) return taken;
+  const auto seconds_since = [&](Clock::time_point then) { return std::chrono::duration<double>(now - then).count(); };
+  auto& group = sequence.group;
+  const auto take = [&](const ops::Sampled& token) {
+    if (sequence.first_token) {
+      observe(Metric::inter_token_latency_seconds, seconds_since(*sequence.last_token));
+    } else if (sequence.index == 0) {
+      observe(Metric::time_to_first_token_seconds, seconds_since(group.submitted));
     }
+    admission_->sampled(group.work);
+    return sequence.accept(token, now);
+  };
+  auto reason = take(sampled);
+  int taken = 1;
+  std::vector<TokenId> tokens;  // where there is a mask: made for no other sequence
+  if (sequence.mask && reason == FinishReason::none) {
+    tokens.push_back(sampled.token);
+    if (!group.steered() && !sequence.scores()) sequence.mask->add_forced(tokens);
+    for (; taken < std::ssize(tokens) && reason == FinishReason::none; ++taken) {
+      ops::Sampled forced;
+      forced.token = tokens[static_cast<std::size_t>(taken)];
+      scheduler_->append(sequence.id, forced.token);
+      reason = take(forced);
+    }
+    if (taken > 1) count(Metric::jump_forward_tokens, taken - 1);
+  }
+  if (reason != FinishReason::none) {
+    finish(sequence.id, reason);
+    return taken;
+  }
+  if (sequence.mask) {
     masks_.next(sequence.mask, tokens);
     if (sequence.mask->slow()) {
       scheduler_->hold(sequence.id);
       sit_out(sequence);
     }
   }
-  if (auto result = sequence.due(now, std::chrono::milliseconds(info.config.stream_interval_ms))) {
-    delivery_.push(sequence.group.callback, std::move(*result));
+  if (auto result = sequence.due(now, interval_)) {
+    delivery_.push(group.callback, std::move(*result));
   }
   return taken;
-}
-
-// One more token of the output. False: it was the last.
-bool Engine::Impl::take_token(Sequence& sequence, const ops::Sampled& token, Clock::time_point now) {
-  const auto seconds_since = [&](Clock::time_point then) { return std::chrono::duration<double>(now - then).count(); };
-  auto& group = sequence.group;
-  if (sequence.first_token) {
-    observe(Metric::inter_token_latency_seconds, seconds_since(*sequence.last_token));
-  } else if (sequence.index == 0) {
-    observe(Metric::time_to_first_token_seconds, seconds_since(group.submitted));
-  }
-  admission_->sampled(group.work);
-  const auto reason = sequence.accept(token, now);
-  if (reason != FinishReason::none) finish(sequence.id, reason);
-  return reason == FinishReason::none;
 }
 
 void Engine::Impl::fail(const StepPlan& plan, const std::string& error) {

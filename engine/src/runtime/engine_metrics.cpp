@@ -44,6 +44,7 @@ void Engine::Impl::report_gauges() {
     now.num_steps = stats_.num_steps;
     now.prompt_tokens = stats_.prompt_tokens;
     now.generation_tokens = stats_.generation_tokens;
+    now.jump_forward_tokens = stats_.jump_forward_tokens;
     stats_ = now;
   }
   if (!sink_) return;
@@ -83,6 +84,7 @@ void Engine::Impl::count(Metric metric, double value, int label) {
     if (metric == Metric::engine_steps) stats_.num_steps += amount;
     if (metric == Metric::prompt_tokens) stats_.prompt_tokens += amount;
     if (metric == Metric::generation_tokens) stats_.generation_tokens += amount;
+    if (metric == Metric::jump_forward_tokens) stats_.jump_forward_tokens += amount;
   }
   if (sink_) sink_->add(metric, value, label);
 }

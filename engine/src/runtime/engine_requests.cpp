@@ -378,12 +378,9 @@ void Engine::Impl::reject_slow_grammar(Group& group) {
               ErrorCode::resource_exhausted);
 }
 
-// Where single tokens are banned or preferred, each is sampled: a forced one might be banned.
 void Engine::Impl::make_providers(Group& group) {
-  const auto& sampling = group.request.sampling;
-  const bool steered = !sampling.logit_bias.empty() || !sampling.bad_words.empty() || !group.banned.empty();
-  std::optional<std::vector<TokenId>> prompt;
-  if (token_split_ && !steered) {
+  std::optional<std::vector<TokenId>> prompt;  // none: nothing is forced
+  if (token_split_ && !group.steered()) {
     const auto& input = group.request.input_ids;
     prompt.emplace(input.end() - std::min(std::ssize(input), std::ptrdiff_t{text::TokenSplit::kContext + 1}), input.end());
   }
@@ -439,9 +436,12 @@ void Engine::Impl::set_prompt(Group& group) {
   auto end_ids = group.end_ids;
   end_ids.insert(end_ids.end(), info.model.end_ids.begin(), info.model.end_ids.end());
   group.turn = sessions_->begin(request.session_id);
+  // Where the answer may end with the context, no more of the history is left out for it than without max_tokens.
+  auto room = request.sampling.max_tokens;
+  if (request.fit_max_tokens && room && *room > info.config.session_len / 4) room.reset();
   auto prompt = runtime::session_prompt(*group.turn->history, request.input_ids, request.continuation_ids,
                                         {.session_len = info.config.session_len,
-                                         .max_tokens = request.sampling.max_tokens,
+                                         .max_tokens = room,
                                          .start_id = info.model.start_id,
                                          .end_ids = end_ids});
   request.input_ids = std::move(prompt.tokens);

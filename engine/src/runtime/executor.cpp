@@ -22,7 +22,9 @@ ops::StepLimits step_limits(const EngineConfig& config) {
 }
 
 Executor::Executor(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config) {
-  for (auto& device : make_devices(config)) ranks_.push_back(std::make_unique<Rank>(std::move(device)));
+  for (auto& device : make_devices(weights_dir, model, config)) {
+    ranks_.push_back(std::make_unique<Rank>(std::move(device)));
+  }
   asynchronous_ = std::ranges::all_of(ranks_, [](const auto& rank) { return rank->ops().asynchronous(); });
   threads_ = std::make_unique<RankThreads>(static_cast<int>(ranks_.size()));
   const auto limits = step_limits(config);

@@ -45,7 +45,7 @@ class Executor {
   // Provides memory for the first `num_blocks` blocks on all ranks (BlockManager's Commit). Throws
   // Error(resource_exhausted): some ranks may have got it then, which does no harm. Between steps.
   void commit_blocks(int num_blocks);
-  std::string device() const;           // "cpu" | "cuda"
+  std::string device() const;           // "cpu" | "cuda" | "null"
   std::string instruction_set() const;  // "avx512", "sm_90", ...
   std::string warning() const;          // of ops::Ops: why the device is slower than it could be; empty: it is not
   std::vector<std::string> kernel_report() const;  // ops::Ops::report() of all ranks. Between steps

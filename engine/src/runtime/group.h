@@ -49,6 +49,11 @@ struct Group {
 
   int num_sequences() const { return std::max(request.sampling.n, request.sampling.best_of); }
   bool chooses() const { return num_sequences() > request.sampling.n; }
+  // Whether single tokens are banned or preferred: then each is sampled, as what is certain might be banned.
+  bool steered() const {
+    const auto& sampling = request.sampling;
+    return !sampling.logit_bias.empty() || !sampling.bad_words.empty() || !banned.empty() || sampling.min_tokens > 0;
+  }
   bool in_session() const { return !request.session_id.empty(); }
 
   // A sequence has ended with this result. Returns what goes out now: the result, or, where the best are chosen,

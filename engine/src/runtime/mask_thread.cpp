@@ -86,10 +86,10 @@ bool SequenceMask::known() const {
   return known_;
 }
 
-std::vector<TokenId> SequenceMask::forced_after(TokenId token) const {
+void SequenceMask::add_forced(std::vector<TokenId>& tokens) const {
   const std::lock_guard lock(mutex_);
-  if (!known_ || forced_.empty() || forced_.front() != token) return {};
-  return {forced_.begin() + 1, forced_.end()};
+  if (!known_ || forced_.empty() || forced_.front() != tokens.back()) return;
+  tokens.insert(tokens.end(), forced_.begin() + 1, forced_.end());
 }
 
 // What is forced is the mask's only token, and tokens behind it.

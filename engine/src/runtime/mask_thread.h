@@ -69,8 +69,8 @@ class SequenceMask : public ops::TokenMask {
   // once it is.
   bool sit_out();
   bool known() const;
-  // What the provider says is certain after `token`, which was sampled with the mask.
-  std::vector<TokenId> forced_after(TokenId token) const;
+  // Adds what the provider says is certain after the last of the tokens, which was sampled with the mask.
+  void add_forced(std::vector<TokenId>& tokens) const;
   bool slow() const { return pace_->slow(); }
 
  private:

@@ -37,7 +37,7 @@ DeviceChoice choose(const EngineConfig& config, std::int64_t memory_bytes) {
 // Bytes that each rank finds.
 std::vector<std::size_t> free_memory(const DeviceChoice& choice, int ranks, std::int64_t memory_bytes) {
   const auto count = static_cast<std::size_t>(ranks);
-  if (choice.device == "cpu") {
+  if (choice.device != "cuda") {
     const auto all = memory_bytes > 0 ? static_cast<std::size_t>(memory_bytes) : ops::make_cpu_ops(1)->free_memory();
     return std::vector<std::size_t>(count, all / count);
   }
@@ -78,7 +78,8 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   int blocks = std::numeric_limits<int>::max();
   for (int rank = 0; rank < ranks; ++rank) {
     const model::Shard shard(out.model, manifest, rank);
-    const auto needs = model::memory_needs(out.model, manifest, shard, sizes, limits);
+    auto needs = model::memory_needs(out.model, manifest, shard, sizes, limits);
+    if (out.device == "null") needs.weights = 0;  // which are not kept
     const auto activations = needs.activations + runtime::step_bytes(out.device, out.model, shard, limits);
     const auto free_bytes = free[static_cast<std::size_t>(rank)];
     out.weight_bytes += static_cast<std::int64_t>(needs.weights);

@@ -82,10 +82,11 @@ FinishReason Sequence::accept(const ops::Sampled& sampled, Clock::time_point now
     return FinishReason::stop;
   }
   if (text_.push(sampled.token, num_output >= sampling.min_tokens)) return FinishReason::stop;
-  return num_output >= max_tokens ? FinishReason::length : FinishReason::none;
+  if (num_output < max_tokens) return FinishReason::none;
+  return text_.holds_stop() ? FinishReason::stop : FinishReason::length;
 }
 
-std::optional<Result> Sequence::due(Clock::time_point now, std::chrono::milliseconds interval) {
+std::optional<Result> Sequence::due(Clock::time_point now, std::chrono::nanoseconds interval) {
   if (!group.request.stream || (last_sent_ && now - *last_sent_ < interval)) return std::nullopt;
   const auto chunk = text_.take();
   if (chunk.num_tokens == 0) return std::nullopt;

@@ -36,7 +36,7 @@ class Sequence {
   FinishReason accept(const ops::Sampled& sampled, Clock::time_point now);
 
   // The response that is due now, if any: the first token at once, then at most one per interval.
-  std::optional<Result> due(Clock::time_point now, std::chrono::milliseconds interval);
+  std::optional<Result> due(Clock::time_point now, std::chrono::nanoseconds interval);
   // The last response. error, code: with FinishReason::error.
   Result last(FinishReason reason, Clock::time_point now, std::string error = {}, ErrorCode code = ErrorCode::internal);
 

@@ -36,7 +36,7 @@ inline constexpr int kUsualSms = 132;
 
 // What the sizes follow from.
 struct StepDevice {
-  std::string_view device;     // "cpu" | "cuda"
+  std::string_view device;     // "cpu" | "cuda" | "null"
   int sms = 0;                 // of a GPU; the CPU: not looked at
   std::size_t free_bytes = 0;  // the same
 };

@@ -9,7 +9,8 @@
 //   Decodes    All of them, in every step; prefill gets what they leave of the budget. There are never more decodes
 //              than the budget: a sequence becomes one only in a step in which all other decodes had their place.
 //   Time       (step_time.h) Prefill beside decodes may be bounded further, by the time that the step will take.
-//   Forced     Tokens that are known before they are computed (append()) are computed after the decodes, before prefill.
+//   Forced     Of a sequence with tokens that are known before they are computed (append()) one is computed in every
+//              step, like a decode. The others have their turn with prefill, in the order of "before".
 //   Prefill    In the order of "before", running and waiting sequences alike. A waiting sequence that does not fit is
 //              not overtaken by another waiting one.
 //   Admission  (admission.cpp) A waiting sequence gets the blocks of all its tokens when it is admitted, and one block

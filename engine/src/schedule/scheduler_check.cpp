@@ -80,7 +80,8 @@ void Scheduler::Impl::check_lists() const {
   require(tokens == waiting_tokens, tokens, " tokens wait, counted as ", waiting_tokens);
   require(std::ssize(running) <= limits.max_batch_size, running.size(), " sequences run, at most ",
           limits.max_batch_size, " may");
-  const auto decodes = std::ranges::count_if(running, [](const Seq* seq) { return seq->is_decode(); });
+  const auto decodes =
+      std::ranges::count_if(running, [](const Seq* seq) { return seq->is_decode() || (seq->forced && !seq->is_full()); });
   require(decodes <= limits.token_budget, decodes, " decodes, and the budget is ", limits.token_budget);
 }
 

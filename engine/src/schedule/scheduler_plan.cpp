@@ -29,7 +29,7 @@ void Scheduler::Impl::begin_plan() {
   }
 }
 
-// With the tokens that were appended to some of them.
+// And one token of each to which some were appended.
 void Scheduler::Impl::plan_decodes(StepPlan& plan) {
   collected.clear();
   for (auto* seq : running) {
@@ -46,19 +46,15 @@ void Scheduler::Impl::plan_decodes(StepPlan& plan) {
     }
   }
   collected.erase(forced, collected.end());
-  // Each gets one at least: they were decodes, of which there are never more than the budget.
-  auto left = limits.token_budget - num_stalled - plan.num_tokens - static_cast<std::int32_t>(collected.size());
-  for (auto* seq : collected) {
-    const auto more = std::clamp(left, 0, seq->gap() - 1);
-    if (schedule(*seq, 1 + more, plan)) left -= more;
-  }
+  for (auto* seq : collected) schedule(*seq, 1, plan);
 }
 
-// Goes through the running and the waiting sequences together, in the order of Before.
+// Goes through the running and the waiting sequences together, in the order of Before. Those with appended tokens are in
+// the plan with one already, and the bound on the time is not theirs: they are output, not prompts.
 void Scheduler::Impl::plan_prefill(StepPlan& plan) {
   collected.clear();
   for (auto* seq : running) {
-    if (seq->gap() > 1 && !seq->forced) collected.push_back(seq);
+    if (seq->gap() > 1 && (!seq->forced || seq->planned > 0)) collected.push_back(seq);
   }
   notice_fewer_blocks();
   count_reserve();
@@ -66,10 +62,11 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
   if (time != nullptr) time->begin_prefill(plan.num_tokens);
   auto next = collected.begin();
   // Stalled decodes keep their place in the budget. Otherwise the next step could have more decodes than it allows.
-  while (plan.num_tokens + num_stalled < limits.token_budget && (time == nullptr || time->any_left())) {
+  while (plan.num_tokens + num_stalled < limits.token_budget) {
+    const bool in_time = time == nullptr || time->any_left();
     // An admitted sequence may have only one token to compute, and that one samples.
-    const bool may_admit =
-        fits && rows.any_left() && !waiting.empty() && static_cast<int>(running.size()) < limits.max_batch_size;
+    const bool may_admit = in_time && fits && rows.any_left() && !waiting.empty() &&
+                           static_cast<int>(running.size()) < limits.max_batch_size;
     if (may_admit && (next == collected.end() || Before{}(*waiting.begin(), *next))) {
       auto& seq = **waiting.begin();
       if (cannot_fit(seq) && !seq.has_placeholder()) {
@@ -80,7 +77,8 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
         fits = notice_fewer_blocks();
       }
     } else if (next != collected.end()) {
-      schedule_prefill(**next++, plan);
+      auto& seq = **next++;
+      if (in_time || seq.forced) schedule_prefill(seq, plan);
     } else {
       return;
     }
@@ -89,21 +87,27 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
 
 // Plans as many of a running sequence's tokens as the budget, the time and the rows of logits allow. False: none.
 bool Scheduler::Impl::schedule_prefill(Seq& seq, StepPlan& plan) {
-  auto most_tokens = std::min(seq.gap(), limits.token_budget - num_stalled - plan.num_tokens);
-  if (time != nullptr) most_tokens = time->fit(seq.computed, most_tokens);
+  const bool timed = time != nullptr && !seq.forced;
+  auto most_tokens = std::min(seq.gap(), seq.planned + limits.token_budget - num_stalled - plan.num_tokens);
+  if (timed) most_tokens = time->fit(seq.computed, most_tokens);
   if (!schedule(seq, most_tokens, plan)) return false;
-  if (time != nullptr) time->take(seq.computed, seq.planned);
+  if (timed) time->take(seq.computed, seq.planned);
   return true;
 }
 
-// Plans as many of a running sequence's tokens as the rows of logits allow. False: none.
+// Plans as many of a running sequence's tokens as the rows of logits allow. False: none. Of one with appended tokens, the
+// one that is planned already is among them: without the last, it has taken no row.
 bool Scheduler::Impl::schedule(Seq& seq, std::int32_t most_tokens, StepPlan& plan) {
   auto part = rows.take_part(seq, most_tokens);
   if (part.num_tokens == 0) return false;
   part.forced = seq.forced;
+  plan.num_tokens += part.num_tokens - seq.planned;
+  if (seq.planned > 0) {
+    *std::ranges::find(plan.seqs, seq.id, &ScheduledSeq::id) = part;
+  } else {
+    plan.seqs.push_back(part);
+  }
   seq.planned = part.num_tokens;
-  plan.num_tokens += part.num_tokens;
-  plan.seqs.push_back(part);
   return true;
 }
 

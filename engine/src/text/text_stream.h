@@ -30,7 +30,7 @@ class TextStream {
   // stop_words: null: none. strip_leading_space: drop one leading space of the whole text, if the table says that the
   // tokenizer's decoder does so; that space can be no part of a stop word. The table must outlive the stream.
   // stop_until: null: none; from the first of these on, which may be special tokens as the vocabulary spells them, no
-  // stop word counts.
+  // stop word counts. Nor does one within the first of them: what may be one is waited for.
   TextStream(const TokenTable& table, std::shared_ptr<const StopWords> stop_words, bool strip_leading_space,
              std::shared_ptr<const StopWords> stop_until = nullptr);
 
@@ -49,6 +49,8 @@ class TextStream {
   // Takes the rest when the sequence has ended for another reason, or because push returned true.
   TextChunk finish();
 
+  // Whether there is a stop word within the beginning of one of stop_until. If nothing follows, the text ends before it.
+  bool holds_stop() const { return waiting_.has_value(); }
   int held_tokens() const { return static_cast<int>(held_.size()); }  // pushed and not taken
 
  private:
@@ -57,10 +59,16 @@ class TextStream {
     bool between_characters = true;  // there
   };
 
-  // The length of the longest stop word that ends with this byte, or nothing.
-  std::optional<std::size_t> follow(char byte);
-  // One more byte of a token, special ones' too: whether stop words do not count any more.
-  void look_for_end_of_stops(char byte);
+  // A stop word that has ended: where it begins in pending_, and how many bytes there are from there on.
+  struct Stop {
+    std::size_t begin = 0, length = 0;
+  };
+
+  // The length of the longest stop word that ends with this byte, or 0.
+  std::size_t follow(char byte);
+  // One more byte of a token, special ones' too. length: of the stop word that ends with it, at `end` in pending_; 0:
+  // none does. Finds out whether it ends the text, and whether stop words do not count any more.
+  void follow_marks(char byte, std::size_t length, std::size_t end);
   TextChunk cut(std::size_t num_tokens, std::size_t text_end);
 
   const TokenTable* table_;
@@ -68,6 +76,7 @@ class TextStream {
   std::vector<std::uint32_t> matched_;  // of each stop word, see StopWords::push(); empty when none counts any more
   std::shared_ptr<const StopWords> stop_until_;
   std::vector<std::uint32_t> until_matched_;  // of each of those
+  std::optional<Stop> waiting_;               // within what may become one of those
   Utf8State utf8_;
   std::string pending_;             // joined text bytes of the tokens not taken
   std::vector<Held> held_;          // those tokens

@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
-#include "base/safetensors.h"
 #include "base/text.h"
 #include "charonia/error.h"
 
@@ -16,6 +15,8 @@ namespace {
 bool is_letter(char byte) { return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z'); }
 bool is_ascii(char byte) { return static_cast<unsigned char>(byte) < 0x80; }
 bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\n\v\f\r") == std::string_view::npos; }
+
+constexpr std::size_t kAscii = 128;
 
 std::uint64_t key_of(std::int32_t first, std::int32_t second) {
   return static_cast<std::uint64_t>(static_cast<std::uint32_t>(first)) << 32 | static_cast<std::uint32_t>(second);
@@ -73,6 +74,7 @@ std::unique_ptr<const TokenSplit> TokenSplit::load(const std::filesystem::path& 
     if (bytes.size() == 1) out->of_byte_[static_cast<unsigned char>(bytes[0])] = id;
     if (whole) out->of_piece_.emplace(bytes, id);
   }
+  if (tensors.has("characters")) out->read_sentence_piece(tensors);
   if (std::ranges::any_of(out->of_byte_.begin(), out->of_byte_.begin() + 128, [](auto id) { return id < 0; })) {
     why = "the tokenizer has no token for some byte of ASCII";
     return nullptr;
@@ -80,9 +82,48 @@ std::unique_ptr<const TokenSplit> TokenSplit::load(const std::filesystem::path& 
   return out;
 }
 
-// The pre-tokenizers' pieces, in order, which are all of the text.
+void TokenSplit::read_sentence_piece(const SafetensorsFile& tensors) {
+  const auto read = [&](std::string_view name, const std::vector<std::int64_t>& shape) {
+    const auto tensor = tensors.tensor(name);
+    const bool fits = tensor.dtype == DType::i32 && std::ranges::equal(tensor.shape, shape, [](auto is, auto asked) {
+                        return asked < 0 || is == asked;
+                      });
+    std::vector<std::int32_t> values(tensor.data.size() / sizeof(std::int32_t));
+    if (fits && !values.empty()) std::memcpy(values.data(), tensor.data.data(), tensor.data.size());
+    const auto bound = name == "joined" ? static_cast<std::int32_t>(kAscii) : table_->size();
+    if (!fits || std::ranges::any_of(values, [&](auto value) { return value < 0 || value >= bound; })) {
+      throw Error(ErrorCode::invalid_argument, cat(tensors.path().string(), " cannot be used: ", name,
+                                                   " has another type, shape or range. Convert the model again"));
+    }
+    return values;
+  };
+  of_byte_ = read("characters", {static_cast<std::int64_t>(kAscii)});
+  of_byte_.resize(256, -1);
+  joined_.assign(kAscii * kAscii, false);
+  const auto joined = read("joined", {-1, 2});
+  for (std::size_t i = 0; i < joined.size(); i += 2) {
+    joined_[static_cast<std::size_t>(joined[i]) * kAscii + static_cast<std::size_t>(joined[i + 1])] = true;
+  }
+}
+
+// Whether a text is cut between the two characters, both of ASCII, whatever stands around them. Every known pattern cuts
+// between a letter and what is none.
+bool TokenSplit::cuts(char before, char after) const {
+  if (joined_.empty()) return is_letter(before) && !is_letter(after);
+  return !joined_[static_cast<std::size_t>(before) * kAscii + static_cast<std::size_t>(after)];
+}
+
+// What merges stay within, in order, which is all of the text: the pre-tokenizers' pieces, or SentencePiece's between cuts.
 std::vector<TokenSplit::Piece> TokenSplit::pieces(std::string_view text) const {
   std::vector<Piece> out{{0, text.size()}}, before;
+  if (!joined_.empty()) {
+    for (std::size_t i = 1; i < text.size(); ++i) {
+      if (!cuts(text[i - 1], text[i])) continue;
+      out.back().second = i;
+      out.emplace_back(i, text.size());
+    }
+    return out;
+  }
   for (const auto& stage : stages_) {
     before.swap(out);
     out.clear();
@@ -137,7 +178,7 @@ void TokenSplit::merge(std::string_view piece, std::vector<std::int32_t>& out) c
   out.insert(out.end(), tokens.begin(), tokens.end());
 }
 
-// What follows may make the last piece longer, and with it blanks before it: a pattern of blanks goes as far as they do.
+// What follows may make the last piece longer. With patterns also blanks before it: one of blanks goes as far as they do.
 // A contraction is looked for in the three bytes from an apostrophe on. Every other piece of the known patterns ends
 // where the next byte cannot be of it, whatever follows that.
 std::vector<std::int32_t> TokenSplit::settled(std::string_view text) const {
@@ -145,7 +186,8 @@ std::vector<std::int32_t> TokenSplit::settled(std::string_view text) const {
   text = text.substr(0, added_begins(text));
   auto all = pieces(text);
   const auto piece = [&](const Piece& one) { return text.substr(one.first, one.second - one.first); };
-  bool blank = true;
+  if (!joined_.empty()) all.pop_back();
+  bool blank = joined_.empty();
   while (!all.empty() && blank) {
     blank = is_blank(piece(all.back()));
     all.pop_back();
@@ -153,7 +195,7 @@ std::vector<std::int32_t> TokenSplit::settled(std::string_view text) const {
   }
   std::vector<std::int32_t> out;
   for (const auto& one : all) {
-    const bool contraction = text[one.first] == '\'' && text.size() - one.first < kContraction;
+    const bool contraction = joined_.empty() && text[one.first] == '\'' && text.size() - one.first < kContraction;
     if (contraction) break;
     merge(piece(one), out);
   }
@@ -161,6 +203,7 @@ std::vector<std::int32_t> TokenSplit::settled(std::string_view text) const {
 }
 
 std::vector<std::int32_t> TokenSplit::forced(std::span<const std::int32_t> before, std::string_view text) const {
+  text = text.substr(0, kMostText);
   text = text.substr(0, static_cast<std::size_t>(std::ranges::find_if_not(text, is_ascii) - text.begin()));
   if (text.empty()) return {};
   // The ASCII text before, as far back as it is looked at.
@@ -177,16 +220,15 @@ std::vector<std::int32_t> TokenSplit::forced(std::span<const std::int32_t> befor
   std::string joined;
   std::vector<std::size_t> ends;
   for (const auto token : before.subspan(begin)) ends.push_back((joined += table_->text_bytes(token)).size());
-  auto own = joined.size();
+  const auto own = joined.size();
   joined += text;
+  joined.resize(std::max(own, added_begins(joined)));  // also one that begins before the cut
   auto context = before.subspan(begin);
-  if (!begins) {
-    // Every known pattern cuts between a letter and what is none.
-    const auto cut = std::ranges::find_if(
-        ends, [&](auto end) { return end > 0 && is_letter(joined[end - 1]) && !is_letter(joined[end]); });
+  // SentencePiece may put a space in front of a text.
+  if (!begins || !joined_.empty()) {
+    const auto cut = std::ranges::find_if(ends, [&](auto end) { return end > 0 && cuts(joined[end - 1], joined[end]); });
     if (cut == ends.end()) return {};
     context = context.subspan(static_cast<std::size_t>(cut - ends.begin()) + 1);
-    own -= *cut;
     joined.erase(0, *cut);
   }
   auto out = settled(joined);

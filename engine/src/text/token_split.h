@@ -1,5 +1,5 @@
-// The tokenizer's own split of text that is to come, for jump-forward: byte-level BPE with the pre-tokenizers that
-// charonia/text/token_split.py knows. Of ASCII text alone.
+// The tokenizer's own split of text that is to come, for jump-forward: BPE, byte-level with the pre-tokenizers that
+// charonia/text/token_split.py knows, or SentencePiece's. Of ASCII text alone.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/safetensors.h"
 #include "text/token_table.h"
 
 namespace charonia::text {
@@ -27,6 +28,8 @@ class TokenSplit {
 
   // How many of the last tokens forced() looks at, at most. Where it gets fewer, they are all that there are.
   static constexpr std::size_t kContext = 16;
+  // How many bytes of the text it looks at: std::regex goes as deep as a piece is long.
+  static constexpr std::size_t kMostText = 512;
 
   // The tokens that follow `before` where `text` comes next: those that the tokenizer would give whatever comes after
   // the text. None where it would have split what is before in another way. From any thread.
@@ -42,6 +45,8 @@ class TokenSplit {
   };
 
   TokenSplit() = default;
+  void read_sentence_piece(const SafetensorsFile& tensors);
+  bool cuts(char before, char after) const;
   std::vector<Piece> pieces(std::string_view text) const;
   std::size_t added_begins(std::string_view text) const;
   void merge(std::string_view piece, std::vector<std::int32_t>& out) const;
@@ -51,6 +56,7 @@ class TokenSplit {
   std::vector<std::int32_t> of_byte_;                            // [256]
   std::unordered_map<std::string_view, std::int32_t> of_piece_;  // where pieces that are tokens are not merged
   std::vector<std::regex> stages_;
+  std::vector<bool> joined_;  // [128, 128]: two characters that stand side by side in a token. Empty: byte-level
   std::vector<std::string> added_;
   std::vector<bool> apart_;  // [tokens]: special or added, so that what is behind it is split on its own
 };

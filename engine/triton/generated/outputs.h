@@ -10,8 +10,8 @@ namespace charonia::triton {
 enum class Output : std::size_t {
   // BYTES [1]: how the answer is parsed, as preprocessing says it, JSON; `engine` hands it on with every response
   parsing_options,
-  // INT32 [n]: text_span, which of the request's sequences the response is of, 1 if it is the last of it, else 0; then
-  // output_ids
+  // INT32 [n]: text_span, which of the request's sequences the response is of, 0 unless it is the last of it: then 1
+  // where the text has ended, 2 where it was cut off (finish_reason is not stop); then output_ids
   text_tokens,
   // INT32 [n]: its tokens
   output_ids,
@@ -52,9 +52,12 @@ enum class Output : std::size_t {
   num_session_tokens,
   // FP32 [3]: queue, first token, total; milliseconds
   timings,
+  // BYTES [1]: of a subscription: what has come of its requests since the response before, packed (contracts.md,
+  // Subscriptions)
+  deliveries,
 };
 
-inline constexpr std::array<const char*, 20> kOutputNames = {
+inline constexpr std::array<const char*, 21> kOutputNames = {
     "parsing_options",
     "text_tokens",
     "output_ids",
@@ -75,6 +78,7 @@ inline constexpr std::array<const char*, 20> kOutputNames = {
     "num_cached_tokens",
     "num_session_tokens",
     "timings",
+    "deliveries",
 };
 
 }  // namespace charonia::triton

@@ -5,5 +5,6 @@ from __future__ import annotations
 from charonia_gateway.endpoints.discovery import Discovery
 from charonia_gateway.endpoints.exposition import EndpointMetrics
 from charonia_gateway.endpoints.pool import Answer, NotLoaded, Pool, SessionLost
+from charonia_gateway.endpoints.server import Server
 
-__all__ = ["Answer", "Discovery", "EndpointMetrics", "NotLoaded", "Pool", "SessionLost"]
+__all__ = ["Answer", "Discovery", "EndpointMetrics", "NotLoaded", "Pool", "Server", "SessionLost"]

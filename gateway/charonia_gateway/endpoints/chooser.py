@@ -25,6 +25,7 @@ from charonia_gateway.endpoints import load
 from charonia_gateway.endpoints.affinity import Home, Prefixes, SessionAffinity, prefix_keys, rendezvous
 from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.health import State
+from charonia_gateway.endpoints.sessions import SharedSessions
 
 Reason = Literal["session", "prefix", "load", "only"]
 
@@ -41,8 +42,10 @@ class Choice:
 
 
 class Chooser:
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.sessions = SessionAffinity()
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, sessions: SessionAffinity | SharedSessions | None = None
+    ) -> None:
+        self.sessions = SessionAffinity() if sessions is None else sessions
         self._prefixes = Prefixes()
         self._clock = clock
         self._turn = 0

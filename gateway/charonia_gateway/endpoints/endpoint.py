@@ -9,7 +9,6 @@ from collections.abc import Callable
 from charonia_client import (
     BadRequest,
     CharoniaError,
-    Client,
     ConnectionLost,
     GenerateRequest,
     GenerateResponse,
@@ -19,8 +18,9 @@ from charonia_client import (
 from charonia_client.waiting import comes_within
 
 from charonia_gateway.endpoints import load
-from charonia_gateway.endpoints.affinity import Recent
 from charonia_gateway.endpoints.health import Health, State
+from charonia_gateway.endpoints.server import Server
+from charonia_gateway.endpoints.sessions import SharedStaleSessions, StaleSessions
 
 log = logging.getLogger("charonia_gateway")
 
@@ -78,7 +78,12 @@ class Endpoint:
     """`changed` is called when its state may have changed. `stale_sessions`: sessions that went on elsewhere or ended,
     which the server was not told: its histories of them are out of date."""
 
-    def __init__(self, client: Client, changed: Callable[[Endpoint], None], stale_sessions: Recent[str, None]) -> None:
+    def __init__(
+        self,
+        client: Server,
+        changed: Callable[[Endpoint], None],
+        stale_sessions: StaleSessions | SharedStaleSessions,
+    ) -> None:
         self.client = client
         self.target = client.target
         self.health = Health()
@@ -175,14 +180,22 @@ class Endpoint:
         """Returns when no end of that session is on its way to the server: it would end what begins now."""
         if task := self._forgetting.get(session_id):
             await asyncio.wait((task,))
+        await self.stale_sessions.told_elsewhere(session_id)
 
     async def _forget_stale_session(self, session_id: str) -> None:
+        while (claim := self.stale_sessions.claim(session_id)) == "theirs":
+            await self.stale_sessions.told_elsewhere(session_id)
+        if claim == "gone":
+            return
         try:
             await self.client.end_session(session_id)
         except BadRequest:
             self.stale_sessions.pop(session_id, None)  # it would say the same again
             raise
-        self.stale_sessions.pop(session_id, None)
+        else:
+            self.stale_sessions.pop(session_id, None)
+        finally:
+            self.stale_sessions.release(session_id)
 
     def _forgotten(self, session_id: str, task: asyncio.Task[None]) -> None:
         del self._forgetting[session_id]

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import sqlite3
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +37,16 @@ from charonia_gateway.endpoints.affinity import MAX_SESSIONS, Recent
 from charonia_gateway.endpoints.chooser import Choice, Chooser, Reason
 from charonia_gateway.endpoints.endpoint import Endpoint, InFlight
 from charonia_gateway.endpoints.health import State
+from charonia_gateway.endpoints.server import Server
+from charonia_gateway.endpoints.sessions import (
+    POLL_S,
+    SharedEnds,
+    SharedSessions,
+    SharedStaleSessions,
+    StaleSessions,
+)
 from charonia_gateway.logprobs import MAX_ENTRIES, count_entries
+from charonia_gateway.shared import Shared
 
 log = logging.getLogger("charonia_gateway")
 Asked = TypeVar("Asked")
@@ -46,6 +56,7 @@ _MAX_LOST_CONNECTIONS = 2
 _DESCRIPTION_AGE_S = 10.0
 _DESCRIPTION_TIMEOUT_S = 1.0
 _MAX_TARGETS = 1000  # of which it is remembered what they were not told
+_PRUNE_EVERY = 100  # new targets
 
 
 class SessionLost(CharoniaError):
@@ -75,7 +86,9 @@ class Answer:
 
 class Pool:
     """The servers of one model. Use it as `async with`. `on_choice` and `on_retry` are told of what they are named for.
-    `model`: its name, where the servers have several; `label`: of its models in Triton, `ensemble.LABEL` and so on."""
+    `model`: its name, where the servers have several; `label`: of its models in Triton, `ensemble.LABEL` and so on.
+    `connect`: in place of a client of the Triton server at a target. `subscribe`: as Client has it. `shared`: with the
+    gateway's other workers."""
 
     def __init__(
         self,
@@ -87,10 +100,15 @@ class Pool:
         on_retry: Callable[[], None] = lambda: None,
         metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
         tls: Tls | None = None,
+        subscribe: bool = False,
         model: str | None = None,
         label: str = "",
+        connect: Callable[[str], Server] | None = None,
+        shared: Shared | None = None,
     ) -> None:
+        self._connect = connect or self._client
         self._tls = tls
+        self._subscribe = subscribe
         self._model = model
         self._ensemble = f"ensemble.{label}" if label else "ensemble"
         self._targets = list(targets)
@@ -99,7 +117,9 @@ class Pool:
         self._on_choice = on_choice
         self._on_retry = on_retry
         self._metadata = metadata
-        self._chooser = Chooser()
+        self._shared = shared
+        self._ends = SharedEnds(shared, f"ends {self._ensemble}") if shared else None
+        self._chooser = Chooser(sessions=SharedSessions(shared, f"homes {self._ensemble}") if shared else None)
         self._watches: dict[str, asyncio.Task[None]] = {}
         self.endpoints: list[Endpoint] = []
         self._descriptions: dict[str, tuple[float, Any]] = {}  # when each was asked for, and the answer
@@ -107,7 +127,8 @@ class Pool:
         self._formats_at = -math.inf  # when they were asked for
         self._asking: asyncio.Task[None] | None = None  # for them
         # By target: a server that leaves the list and comes back may have histories that are out of date.
-        self._stale: Recent[str, Recent[str, None]] = Recent(_MAX_TARGETS)
+        self._stale: Recent[str, StaleSessions | SharedStaleSessions] = Recent(_MAX_TARGETS)
+        self._new_targets = 0
 
     async def __aenter__(self) -> Pool:
         self.set_targets(self._targets)
@@ -128,13 +149,20 @@ class Pool:
                 endpoint.look_again()
         for target in wanted:
             if target not in known:
-                elsewhere = partial(self._look_up_elsewhere, target)
-                client = Client(
-                    target, model=self._ensemble, metadata=self._metadata, lookup_elsewhere=elsewhere, tls=self._tls
-                )
-                endpoint = Endpoint(client, self._changed, self._stale_at(target))
+                endpoint = Endpoint(self._connect(target), self._changed, self._stale_at(target))
                 self.endpoints.append(endpoint)
                 self._watches[target] = asyncio.create_task(self._watch(endpoint))
+
+    def _client(self, target: str) -> Server:
+        elsewhere = partial(self._look_up_elsewhere, target)
+        return Client(
+            target,
+            model=self._ensemble,
+            metadata=self._metadata,
+            lookup_elsewhere=elsewhere,
+            tls=self._tls,
+            subscribe=self._subscribe,
+        )
 
     async def _look_up_elsewhere(self, target: str, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
         """The names of tokens, for an answer of a server that ends and has them no more."""
@@ -153,9 +181,9 @@ class Pool:
 
     async def tokenizer_info(self) -> dict[str, Any]:
         """What Client.tokenizer_info() of one of the servers says. Raises the client's errors."""
-        return await self._asked(Client.tokenizer_info)
+        return await self._asked(lambda client: client.tokenizer_info())
 
-    async def _asked(self, action: Callable[[Client], Awaitable[Asked]]) -> Asked:
+    async def _asked(self, action: Callable[[Server], Awaitable[Asked]]) -> Asked:
         """What a server answers, that with the least work first; of several servers one that cannot is passed over."""
         usable = [one for one in self.endpoints if one.usable or len(self.endpoints) == 1]
         failure: CharoniaError | None = None
@@ -174,7 +202,7 @@ class Pool:
         """What Client.model_info() of one of the servers says, remembered for a while. {} where none can say."""
         return await self._described("info", lambda client: client.model_info(_DESCRIPTION_TIMEOUT_S), {})
 
-    async def _described(self, what: str, ask: Callable[[Client], Awaitable[Asked]], nothing: Asked) -> Asked:
+    async def _described(self, what: str, ask: Callable[[Server], Awaitable[Asked]], nothing: Asked) -> Asked:
         known = self._descriptions.get(what)
         if known and known[0] > time.monotonic() - _DESCRIPTION_AGE_S:
             found: Asked = known[1]
@@ -230,14 +258,27 @@ class Pool:
                 self._formats_at = time.monotonic()
             self._asking = None
 
-    def _stale_at(self, target: str) -> Recent[str, None]:
+    def _stale_at(self, target: str) -> StaleSessions | SharedStaleSessions:
         """What a server was not told. That of a listed one is its own, also where more targets came since."""
         for endpoint in self.endpoints:
             if endpoint.target == target:
                 return endpoint.stale_sessions
         stale = self._stale.get(target)
-        self._stale.remember(target, Recent(MAX_SESSIONS) if stale is None else stale)
-        return self._stale[target]
+        if stale is None:
+            stale = self._new_stale(target)
+        self._stale.remember(target, stale)
+        return stale
+
+    def _new_stale(self, target: str) -> StaleSessions | SharedStaleSessions:
+        if self._shared is None:
+            return StaleSessions(MAX_SESSIONS)
+        beginning = f"stale {self._ensemble} "
+        stale = SharedStaleSessions(self._shared, beginning + target, MAX_SESSIONS)
+        self._new_targets += 1
+        if self._new_targets % _PRUNE_EVERY == 0:
+            with contextlib.suppress(sqlite3.Error):
+                stale.prune_spaces(beginning, _MAX_TARGETS)
+        return stale
 
     async def begin(self, request: GenerateRequest, id: str, timeout_s: float | None = None) -> Answer:
         """Sends the request, and returns once its answer has begun: with the first part, or, where nothing is sent to
@@ -253,6 +294,7 @@ class Pool:
             endpoint = choice.endpoint
             tried.append(endpoint.target)
             gone_s = time.monotonic() - began
+            sent = time.monotonic()
             asked = request if not failures else _with_less_time(request, gone_s)
             parts = endpoint.client.generate(
                 asked, request_id=id, timeout_s=None if timeout_s is None else timeout_s - gone_s
@@ -264,7 +306,7 @@ class Pool:
                 replaced = await self._settle_session(endpoint, request)
                 first = [await anext(parts)]
                 entry.note(first[0])
-                if entry.session_ended:
+                if entry.session_ended or self._was_ended(request, sent):
                     self._end_again(entry)
                 else:
                     self._move(choice, request)
@@ -343,15 +385,15 @@ class Pool:
         session_id = request.session_id
         if session_id is None or session_id not in endpoint.stale_sessions:
             return None
-        if not request.interactive:
-            await endpoint.forgotten(session_id)
         if request.interactive:
             await endpoint.forget_stale_session(session_id)
             return None
-        if session_id not in endpoint.stale_sessions:
-            return None
-        del endpoint.stale_sessions[session_id]
-        return session_id
+        while session_id in endpoint.stale_sessions:
+            await endpoint.forgotten(session_id)
+            if endpoint.stale_sessions.take(session_id):
+                return session_id
+            await asyncio.sleep(POLL_S)  # somebody tells the server anew
+        return None
 
     def _told(self, failures: list[CharoniaError]) -> CharoniaError:
         """What the client hears: when to come again, if any server has said so, else why the last one did not."""
@@ -368,8 +410,11 @@ class Pool:
         raised, and it is told again after its next good check."""
         server = self._server_of(session_id)
         running = self._running(session_id)
-        for entry in running:
-            entry.session_ended = True
+        if self._ends is not None:  # requests of all workers look there
+            self._ends.note(session_id)
+        else:
+            for entry in running:
+                entry.session_ended = True
         if server is None and (home := self._chooser.sessions.get(session_id)):  # it may come back
             self._stale_at(home.target).remember(session_id, None)
         reached = any(entry.endpoint.health.state is not State.DOWN for entry in running)
@@ -388,6 +433,12 @@ class Pool:
         if entry.session_id is not None:
             for other in self._running(entry.session_id):
                 other.followed = other is not entry
+            if self._ends is not None:  # so that other workers' are followed, too
+                del self._ends[entry.session_id]
+
+    def _was_ended(self, request: GenerateRequest, sent: float) -> bool:
+        """Whether any worker has ended the request's session since it was sent."""
+        return self._ends is not None and request.session_id is not None and self._ends.since(request.session_id, sent)
 
     def _end_again(self, entry: InFlight) -> None:
         """The end of its session may have reached the server before this request, which then began the session anew.
@@ -414,7 +465,7 @@ class Pool:
     async def _tell(
         self,
         session_id: str,
-        action: Callable[[Client], Awaitable[None]],
+        action: Callable[[Server], Awaitable[None]],
         missed: Callable[[Endpoint], None] = lambda _: None,
     ) -> None:
         """Tells the session's server and those that have a request of it in flight. Where its server is not known,

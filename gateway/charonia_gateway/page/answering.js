@@ -3,6 +3,7 @@
 import * as api from "./api.js";
 import { path } from "./conversations.js";
 import { parseTools, preferences } from "./preferences.js";
+import { tell, untilReady } from "./server_watch.js";
 
 const LONGEST_WAIT_S = 30;
 
@@ -46,16 +47,6 @@ async function pause(seconds, signal, tick) {
   }
 }
 
-async function untilReady(signal, changed) {
-  for (let wait = 0.5; ; wait = Math.min(wait * 1.5, 5)) {
-    await pause(wait, signal, () => {});
-    const reason = await api.whyNotReady();
-    signal.throwIfAborted();
-    changed(reason);
-    if (!reason) return;
-  }
-}
-
 function takeCalls(answer, deltas) {
   answer.toolCalls ??= [];
   for (const delta of deltas) {
@@ -66,12 +57,19 @@ function takeCalls(answer, deltas) {
   }
 }
 
+const SHORT_MS = 50; // what comes in less comes at once: that is the network's speed
+
+/** Tokens in a second, as the server measured it, else by when they came. */
+function speed({ completion_tokens: count }, timings, ms) {
+  return timings ? timings.predicted_per_second : ms > SHORT_MS ? ((count - 1) * 1000) / ms : null;
+}
+
 /** Takes in one stream. Times count from `sent`, and tokens beside those that a begun answer has. */
 async function take(answer, pieces, changed) {
   const sent = performance.now();
   let first = null;
   let last = null;
-  for await (const { delta, finish, usage } of pieces) {
+  for await (const { delta, finish, usage, timings } of pieces) {
     if (delta.content || delta.reasoning_content || delta.tool_calls) {
       last = performance.now();
       first ??= last;
@@ -83,7 +81,7 @@ async function take(answer, pieces, changed) {
     if (usage) {
       answer.stats = {
         firstTokenS: first === null ? null : (first - sent) / 1000,
-        tokensPerS: last > first ? ((usage.completion_tokens - 1) * 1000) / (last - first) : null,
+        tokensPerS: speed(usage, timings, last - first),
         promptTokens: usage.prompt_tokens,
         completionTokens: usage.completion_tokens,
       };
@@ -97,43 +95,47 @@ const isEmpty = (answer) => !answer.content && !answer.reasoning && !answer.tool
 
 /**
  * Fills `answer`, a message of the assistant; with begun = true it goes on from what it has. changed() is called with every
- * piece; model() resolves to the name of the model. askKey(reason) resolves to whether there is another key; server(reason) is told whether the server answers.
+ * piece; model(again) resolves to the name of the model, again: what the server has now. askKey(reason) resolves to whether
+ * there is another key.
  */
-export async function write(conversation, answer, { model, begun, signal, changed, askKey, server }) {
+export async function write(conversation, answer, { model, begun, signal, changed, askKey }) {
   Object.assign(answer, { state: "waiting", finish: null, error: null });
   let wait = 1;
+  let again = false; // whether the model was asked for twice
   for (;;) {
     const before = answer.content;
     const fresh = () => (begun ? answer.content === before : isEmpty(answer));
     try {
-      answer.model = await model();
+      answer.model = await model(again);
       const body = requestBody(conversation, answer.parent, answer.model);
       await take(answer, begun ? api.continuation(body, before, signal) : api.chat(body, signal), changed);
-      server(null);
+      tell(null);
       break;
     } catch (error) {
       try {
         if (signal.aborted) throw error;
         if (error.kind === "key" && fresh()) {
           if (!(await askKey(error.message))) throw error;
-        } else if (error.kind === "busy" && fresh()) {
+        } else if (["busy", "unloaded"].includes(error.kind) && fresh()) {
           await pause(error.retryAfter ?? wait, signal, (seconds) => {
-            Object.assign(answer, { state: "busy", waitS: seconds });
+            Object.assign(answer, { state: error.kind, waitS: seconds });
             changed();
           });
           wait = Math.min(wait * 2, LONGEST_WAIT_S);
         } else if (error.kind === "lost" && fresh()) {
           answer.state = "lost";
-          server(error);
+          tell(error);
           changed();
-          await untilReady(signal, server);
+          await untilReady(signal);
+        } else if (error.kind === "model" && fresh() && !again) {
+          again = true;
         } else throw error;
         answer.state = "waiting";
         changed();
       } catch (final) {
         if (signal.aborted) answer.finish = "stopped";
         else Object.assign(answer, { finish: final.kind === "lost" ? "broken" : "failed", error: final.message });
-        if (final.kind === "lost") server(final);
+        if (final.kind === "lost") tell(final);
         break;
       }
     }

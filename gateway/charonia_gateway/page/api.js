@@ -4,8 +4,9 @@ import { EventSourceParserStream } from "./libraries/eventsource-parser/dist/str
 import { text } from "./languages.js";
 import { apiKey } from "./preferences.js";
 
-/** Why a request failed. kind: "key" (the server wants another one), "busy" (come again after retryAfter seconds), "lost"
- * (nothing answers, or the answer broke off), "refused" (the request is wrong). */
+/** Why a request failed. kind: "key" (the server wants another one), "busy" (come again after retryAfter seconds), "unloaded"
+ * (the same: the model is not loaded), "lost" (nothing answers, or the answer broke off), "silent" (no answer in time), "model"
+ * (the server has another one), "origin" (the server does not know this page), "refused" (the request is wrong). */
 export class ServerError extends Error {
   constructor(kind, message, retryAfter = null) {
     super(message);
@@ -19,18 +20,20 @@ const BUSY = [429, 502, 503, 504];
 async function failure(response) {
   const sent = await response.text().catch(() => "");
   let message = sent.slice(0, 500);
+  let kind = "refused";
   try {
     const body = JSON.parse(sent);
-    if (body.error?.code === "origin_not_allowed") return new ServerError("refused", text("originRefused", location.origin));
+    if (body.error?.code === "origin_not_allowed") return new ServerError("origin", text("originRefused", location.origin));
+    kind = { model_not_found: "model", model_not_loaded: "unloaded" }[body.error?.code] ?? "refused";
     message = body.error?.message ?? body.reason ?? body.detail ?? message;
   } catch {
     // a proxy's page
   }
   message = `${response.status}: ${message || response.statusText}`;
   if (response.status === 401) return new ServerError("key", message);
-  if (!BUSY.includes(response.status)) return new ServerError("refused", message);
+  if (!BUSY.includes(response.status)) return new ServerError(kind, message);
   const seconds = Number.parseFloat(response.headers.get("Retry-After"));
-  return new ServerError("busy", message, Number.isFinite(seconds) ? Math.min(Math.max(seconds, 0), 3600) : null);
+  return new ServerError(kind === "unloaded" ? kind : "busy", message, Number.isFinite(seconds) ? Math.min(Math.max(seconds, 0), 3600) : null);
 }
 
 async function request(path, { body, signal } = {}) {
@@ -48,6 +51,7 @@ async function request(path, { body, signal } = {}) {
       referrerPolicy: "no-referrer",
     });
   } catch (error) {
+    if (error.name === "TimeoutError") throw new ServerError("silent", String(error.message));
     if (signal?.aborted) throw error;
     throw new ServerError("lost", String(error.message ?? error));
   }
@@ -86,13 +90,26 @@ export async function chatParameters() {
   return found;
 }
 
+let bytesCame = () => {};
+
+/** run() is called whenever something of a stream comes, heartbeats too. */
+export const onBytes = (run) => (bytesCame = run);
+
+const noting = () =>
+  new TransformStream({
+    transform(bytes, controller) {
+      bytesCame();
+      controller.enqueue(bytes);
+    },
+  });
+
 /** The chunks of a streamed answer. */
 async function* stream(path, body, signal) {
   const response = await request(path, {
-    body: { ...body, stream: true, stream_options: { include_usage: true } },
+    body: { ...body, stream: true, stream_options: { include_usage: true }, timings: true },
     signal,
   });
-  const events = response.body.pipeThrough(new TextDecoderStream()).pipeThrough(new EventSourceParserStream());
+  const events = response.body.pipeThrough(noting()).pipeThrough(new TextDecoderStream()).pipeThrough(new EventSourceParserStream());
   const reader = events.getReader();
   for (;;) {
     let read;
@@ -106,18 +123,18 @@ async function* stream(path, body, signal) {
     if (read.value.data === "[DONE]") return;
     const chunk = JSON.parse(read.value.data);
     if (chunk.error) {
-      const kind = BUSY.includes(Number(chunk.error.code ?? chunk.error.status)) ? "busy" : "refused";
+      const kind = { rate_limit_error: "busy", service_unavailable_error: "lost" }[chunk.error.type] ?? "refused";
       throw new ServerError(kind, chunk.error.message ?? "error");
     }
     yield chunk;
   }
 }
 
-/** The pieces of an answer to a conversation: {delta, finish, usage}. */
+/** The pieces of an answer to a conversation: {delta, finish, usage, timings}. */
 export async function* chat(body, signal) {
   for await (const chunk of stream("v1/chat/completions", body, signal)) {
     const choice = chunk.choices?.[0];
-    yield { delta: choice?.delta ?? {}, finish: choice?.finish_reason, usage: chunk.usage };
+    yield { delta: choice?.delta ?? {}, finish: choice?.finish_reason, usage: chunk.usage, timings: chunk.timings };
   }
 }
 
@@ -130,6 +147,6 @@ export async function* continuation(body, begun, signal) {
   const completion = { ...sampling, model, prompt: [...conversation.tokens, ...answer.tokens], max_tokens: longest ?? null };
   for await (const chunk of stream("v1/completions", completion, signal)) {
     const choice = chunk.choices?.[0];
-    yield { delta: { content: choice?.text ?? "" }, finish: choice?.finish_reason, usage: chunk.usage };
+    yield { delta: { content: choice?.text ?? "" }, finish: choice?.finish_reason, usage: chunk.usage, timings: chunk.timings };
   }
 }

@@ -4,25 +4,34 @@
 // message       {id, parent, role, content, created}, and as its role needs files (of the user), or reasoning, toolCalls,
 //               finish, error, stats (of the assistant), or toolCallId (of a tool)
 // A message that is edited, or an answer that is made again, is a sibling of the old one. `leaf` says which branch is shown.
+// Of a conversation that was deleted {id, removed} stays, so that no other tab that still has it brings it back.
 
 import { openDB } from "./libraries/idb/build/index.js";
 
 const STORE = "conversations";
 const FORMAT = "charonia-chat-1";
+const REMEMBERED_MS = 30 * 24 * 3600 * 1000; // that a conversation was deleted
 const ROLES = ["user", "assistant", "tool"];
 
 let database;
 const below = new WeakMap(); // conversation to its messages by parent
 const channel = new BroadcastChannel("charonia-conversations");
 
-/** Opens what is kept. onChange(id) is called when another tab has changed a conversation. */
+/** Opens what is kept. onChange(id) is called when another tab has changed or deleted a conversation. */
 export async function open(onChange) {
   database = await openDB("charonia", 1, { upgrade: (made) => made.createObjectStore(STORE, { keyPath: "id" }) });
   channel.onmessage = (event) => onChange(event.data);
-  return (await database.getAll(STORE)).sort((a, b) => b.updated - a.updated);
+  const all = await database.getAll(STORE);
+  const old = all.filter(({ removed }) => removed < Date.now() - REMEMBERED_MS);
+  await Promise.all(old.map(({ id }) => database.delete(STORE, id)));
+  return all.filter(({ removed }) => !removed).sort((a, b) => b.updated - a.updated);
 }
 
-export const load = (id) => database.get(STORE, id);
+/** The conversation as it is kept; undefined for one that was deleted. */
+export async function load(id) {
+  const found = await database.get(STORE, id);
+  return found?.removed ? undefined : found;
+}
 
 const size = ({ content, reasoning, toolCalls }) =>
   content.length + (reasoning ?? "").length + (toolCalls ? JSON.stringify(toolCalls).length : 0);
@@ -33,10 +42,13 @@ function later(mine, stored) {
   return mine.state && !stored.state ? stored : mine;
 }
 
-/** Keeps a conversation, with what another tab has added to it meanwhile; `conversation` gets that too. */
-export async function save(conversation) {
+/** Keeps a conversation, with what another tab has added to it meanwhile; `conversation` gets that too. Returns false for one
+ * that was deleted, unless it is to come back: undo = true. */
+export async function save(conversation, undo = false) {
   const transaction = database.transaction(STORE, "readwrite");
-  const stored = (await transaction.store.get(conversation.id))?.messages ?? {};
+  const kept = await transaction.store.get(conversation.id);
+  if (kept?.removed && !undo) return false;
+  const stored = kept?.messages ?? {};
   let grown = false;
   for (const [id, message] of Object.entries(stored)) {
     const mine = conversation.messages[id];
@@ -55,10 +67,11 @@ export async function save(conversation) {
   await transaction.store.put(conversation);
   await transaction.done;
   channel.postMessage(conversation.id);
+  return true;
 }
 
 export async function remove(id) {
-  await database.delete(STORE, id);
+  await database.put(STORE, { id, removed: Date.now() });
   channel.postMessage(id);
 }
 

@@ -6,7 +6,7 @@ import { path } from "./conversations.js";
 import { dialogs, openSettings, syncDialogs } from "./dialogs_view.js";
 import { icon } from "./icons.js";
 import { language, text } from "./languages.js";
-import { iconButton, messageView } from "./message_view.js";
+import { composes, iconButton, messageView } from "./message_view.js";
 import { preferences, setPreference } from "./preferences.js";
 import { sidebar } from "./sidebar_view.js";
 import * as actions from "./state.js";
@@ -24,6 +24,16 @@ function toggleSidebar() {
   if (NARROW.matches) state.sidebarOpen = !state.sidebarOpen;
   else setPreference("sidebar", !preferences.sidebar);
   actions.update();
+}
+
+/** On a narrow screen the chats lie over the rest, which nobody reaches then, with keys neither. */
+const covered = () => NARROW.matches && state.sidebarOpen;
+let wasCovered = false;
+
+function moveFocus() {
+  if (covered() === wasCovered) return;
+  wasCovered = covered();
+  document.querySelector(wasCovered ? "#sidebar .close" : ".head .icon-button").focus();
 }
 
 // --- Head
@@ -59,8 +69,9 @@ const head = () => html`<header class="head">
 </header>`;
 
 function banner() {
+  if (state.refused) return html`<div class="banner" role="alert">${text("failed")}: ${state.refused.message}</div>`;
   if (!state.problem) return nothing;
-  const words = state.problem.kind === "lost" ? text("serverLost") : text("serverNotReady", state.problem.message);
+  const words = ["lost", "silent"].includes(state.problem.kind) ? text("serverLost") : text("serverNotReady", state.problem.message);
   return html`<div class="banner" role="status">${words}</div>`;
 }
 
@@ -112,7 +123,7 @@ function submit(event) {
 }
 
 function composerKeys(event) {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+  if (event.key === "Enter" && !event.shiftKey && !composes(event)) {
     event.preventDefault();
     event.target.form.requestSubmit();
   }
@@ -175,9 +186,9 @@ const notice = () =>
 
 const page = () => html`
   <div class="page ${preferences.sidebar ? "with-sidebar" : ""} ${state.sidebarOpen ? "sidebar-open" : ""}">
-    ${sidebar()}
+    ${sidebar(toggleSidebar)}
     <div class="veil" @click=${toggleSidebar}></div>
-    <main>
+    <main ?inert=${covered()}>
       ${head()} ${banner()} ${state.stored ? nothing : html`<div class="banner">${text("storageLost")}</div>`}
       <div id="scroller" class="scroller" @scroll=${noteScroll}>${conversation()}</div>
       <div class="foot">
@@ -196,6 +207,7 @@ let renamingShown = null;
 function draw() {
   render(page(), document.body);
   syncDialogs();
+  moveFocus();
   if (composerOf !== state.current) {
     composerOf = state.current;
     field().value = actions.currentDraft();

@@ -81,16 +81,42 @@ function reveal(root) {
   }
 }
 
-let highlighting;
+const unfinished = new Set(); // what waits for a library that could not be fetched
+
+/** Finishes what could not be, as the server was away. */
+export function finish() {
+  const all = [...unfinished];
+  unfinished.clear();
+  all.forEach((run) => run());
+}
+
+/** A library, fetched with the first use; null where that fails. Then again() is called with finish(). */
+function lazily(load) {
+  let loading;
+  let failures = 0; // a browser may remember a failed import by its address
+  return async (again) => {
+    const mine = (loading ??= load(failures ? `?${failures}` : ""));
+    try {
+      const library = await mine;
+      if (failures) finish();
+      return library;
+    } catch {
+      unfinished.add(again);
+      if (loading === mine) {
+        loading = undefined;
+        failures++;
+      }
+      return null;
+    }
+  };
+}
+
+const highlighter = lazily((retry) => import(`./libraries/@highlightjs/cdn-assets/es/highlight.min.js${retry}`));
 
 /** Colours a block of code, once the library is there. */
 async function highlight(code, language) {
-  highlighting ??= import("./libraries/@highlightjs/cdn-assets/es/highlight.min.js");
-  const library = await highlighting.catch(() => null); // the server is away: the next code tries again
-  if (!library) {
-    highlighting = undefined;
-    return;
-  }
+  const library = await highlighter(() => code.isConnected && highlight(code, language));
+  if (!library) return;
   const { default: hljs } = library;
   if (!hljs.getLanguage(language) || code.textContent.length > 100_000) return;
   const html = hljs.highlight(code.textContent, { language, ignoreIllegals: true }).value;
@@ -98,17 +124,22 @@ async function highlight(code, language) {
   reveal(code);
 }
 
-let typesetting;
+function styles(href) {
+  const link = document.createElement("link");
+  return new Promise((resolve, reject) => {
+    link.addEventListener("load", resolve);
+    link.addEventListener("error", () => (link.remove(), reject(new Error(href))));
+    Object.assign(link, { rel: "stylesheet", href });
+    document.head.append(link);
+  });
+}
+
+const typesetter = lazily((retry) =>
+  Promise.all([styles(`page/libraries/katex/dist/katex.min.css${retry}`), import(`./libraries/katex/dist/katex.min.js${retry}`)]),
+);
 
 async function typeset(element) {
-  if (!typesetting) {
-    const style = document.createElement("link");
-    style.rel = "stylesheet";
-    style.href = "page/libraries/katex/dist/katex.min.css";
-    document.head.append(style);
-    typesetting = import("./libraries/katex/dist/katex.min.js");
-  }
-  await typesetting;
+  if (!(await typesetter(() => element.isConnected && typeset(element)))) return;
   const { formula, display } = element.dataset;
   globalThis.katex.render(formula, element, {
     displayMode: display === "true",

@@ -5,6 +5,7 @@ import { siblings } from "./conversations.js";
 import { icon } from "./icons.js";
 import { language, text } from "./languages.js";
 import { MarkdownView, copyText } from "./markdown.js";
+import { CROWDED_MS, crowded } from "./server_watch.js";
 import * as actions from "./state.js";
 
 const views = new WeakMap(); // message to its MarkdownViews
@@ -15,6 +16,9 @@ function shown(message, field) {
   view.show(message[field], language(), text);
   return view.element;
 }
+
+/** Whether a key ends the composition of characters, as of Chinese. Safari says of that Enter only its old code. */
+export const composes = (event) => event.isComposing || event.keyCode === 229;
 
 export const iconButton = (name, label, run, { disabled = false, className = "" } = {}) =>
   html`<button type="button" class="icon-button ${className}" title=${label} aria-label=${label} ?disabled=${disabled} @click=${run}>
@@ -47,7 +51,7 @@ function editor(message) {
       event.stopPropagation();
       actions.edit(null);
     }
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    if (event.key === "Enter" && !event.shiftKey && !composes(event)) {
       event.preventDefault();
       event.target.form.requestSubmit();
     }
@@ -123,9 +127,12 @@ function reasoning(message) {
 function condition(message) {
   switch (message.state) {
     case "waiting":
+      if (Date.now() - message.created > CROWDED_MS && crowded()) return html`<p class="waiting">${text("waitingTurn")}</p>`;
       return html`<div class="dots" role="img" aria-label=${text("answering")}><i></i><i></i><i></i></div>`;
     case "busy":
       return html`<p class="waiting">${text("waitingBusy", message.waitS)}</p>`;
+    case "unloaded":
+      return html`<p class="waiting">${text("waitingModel", message.model, message.waitS)}</p>`;
     case "lost":
       return html`<p class="waiting">${text("waitingLost")}</p>`;
   }

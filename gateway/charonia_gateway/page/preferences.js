@@ -56,6 +56,14 @@ export function setDraft(id, text) {
   else localStorage.removeItem(DRAFT + id);
 }
 
+/** Those of conversations that are no longer there. */
+export function forgetDrafts(kept) {
+  for (const name of Object.keys(localStorage)) {
+    const id = name.startsWith(DRAFT) && name.slice(DRAFT.length);
+    if (id && !kept.has(id)) localStorage.removeItem(name);
+  }
+}
+
 /** The functions that the model may call, as the API takes them. Throws what the user reads. */
 export function parseTools(text) {
   if (!text.trim()) return [];

@@ -5,7 +5,7 @@ import { live } from "./libraries/lit-html/directives/live.js";
 import { repeat } from "./libraries/lit-html/directives/repeat.js";
 import { icon } from "./icons.js";
 import { text } from "./languages.js";
-import { iconButton } from "./message_view.js";
+import { composes, iconButton } from "./message_view.js";
 import * as actions from "./state.js";
 
 const { state } = actions;
@@ -26,7 +26,7 @@ function renameField(conversation) {
   const keys = (event) => {
     event.stopPropagation();
     if (event.key === "Escape") event.target.value = conversation.title;
-    if ((event.key === "Enter" && !event.isComposing) || event.key === "Escape") event.target.blur();
+    if ((event.key === "Enter" && !composes(event)) || event.key === "Escape") event.target.blur();
   };
   return html`<input type="text" maxlength="200" aria-label=${text("rename")} .value=${conversation.title} @keydown=${keys} @blur=${end}>`;
 }
@@ -41,8 +41,14 @@ function item(conversation) {
             ${state.running.has(conversation.id) ? html`<i class="pulse"></i>` : nothing}${conversation.title || text("untitled")}
           </button>
           ${iconButton("edit", `${text("rename")}: ${conversation.title}`, () => rename(conversation))}
-          ${iconButton("remove", `${text("remove")}: ${conversation.title}`, () => actions.removeChat(conversation))}`}
+          ${iconButton("remove", `${text("remove")}: ${conversation.title}`, (event) => remove(event, conversation))}`}
   </li>`;
+}
+
+/** By keyboard the next thing to reach is the way back. */
+function remove(event, conversation) {
+  actions.removeChat(conversation);
+  if (event.detail === 0) setTimeout(() => document.querySelector(".notice button")?.focus(), 300);
 }
 
 const search = (event) => {
@@ -55,10 +61,10 @@ const takeFile = (event) => {
   event.target.value = "";
 };
 
-export function sidebar() {
+export function sidebar(close) {
   const found = actions.foundChats();
   return html`<nav id="sidebar" class="sidebar" aria-label=${text("chats")}>
-    <div class="brand"><img src="page/icon.svg" alt="" width="26" height="26">Charonia</div>
+    <div class="brand"><img src="page/icon.svg" alt="" width="26" height="26">Charonia${iconButton("close", text("closeSidebar"), close, { className: "narrow-only close" })}</div>
     <button type="button" class="new-chat" @click=${actions.newChat}>${icon("add")}${text("newChat")}</button>
     <label class="search">
       ${icon("search")}

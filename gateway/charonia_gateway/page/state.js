@@ -1,15 +1,16 @@
 // What the page shows, and what its buttons do.
 
-import { contextLength, models, whyNotReady } from "./api.js";
+import { contextLength, models } from "./api.js";
 import { write } from "./answering.js";
 import * as store from "./conversations.js";
-import { draft, preferences, setApiKey, setDraft, setPreference } from "./preferences.js";
 import { text } from "./languages.js";
+import { finish } from "./markdown.js";
+import { draft, forgetDrafts, preferences, setApiKey, setDraft, setPreference } from "./preferences.js";
+import { CROWDED_MS, tell, watch } from "./server_watch.js";
 
-const CALM_S = 20; // between two checks of a server that is well
-const ALERT_S = 2; // and of one that is not
 const MAX_FILE_BYTES = 1_000_000;
 const SAVE_MS = 1000;
+const CONTEXT_S = 5; // to the next try, where the server did not say how long a context is
 
 export const state = {
   conversations: [], // the newest first
@@ -22,6 +23,7 @@ export const state = {
   contextLength: {}, // by model
   running: new Map(), // conversation id to AbortController
   problem: null, // why the server does not answer: an Error
+  refused: null, // why it answers nothing that this page asks: an Error
   notice: null, // {text, action: {label, run}}
   spoken: "", // for screen readers
   sidebarOpen: false, // on narrow screens
@@ -54,11 +56,11 @@ export function update() {
 
 const unsaved = new Map(); // conversation to timer
 
-async function saveNow(conversation) {
+async function saveNow(conversation, undo = false) {
   clearTimeout(unsaved.get(conversation));
   unsaved.delete(conversation);
   try {
-    await store.save(conversation);
+    if (!(await store.save(conversation, undo))) forget(conversation);
     update(); // another tab may have added to it
   } catch {
     state.stored = false;
@@ -70,73 +72,87 @@ function saveSoon(conversation) {
   if (!unsaved.has(conversation)) unsaved.set(conversation, setTimeout(() => saveNow(conversation), SAVE_MS));
 }
 
+/** Lets go of a conversation that another tab has deleted. What is typed and not sent stays in the composer. */
+function forget(conversation) {
+  dismiss(conversation);
+  const typed = draft(conversation.id);
+  setDraft(conversation.id, "");
+  if (state.current.id === conversation.id) {
+    if (typed && !draft("")) setDraft("", typed);
+    newChat();
+    notify(text("removedElsewhere"));
+  }
+  update();
+}
+
 async function changedElsewhere(id) {
-  if (state.running.has(id)) return;
   const loaded = await store.load(id);
-  state.conversations = state.conversations.filter((one) => one.id !== id);
-  if (loaded) {
-    state.conversations.push(loaded);
-    state.conversations.sort((a, b) => b.updated - a.updated);
+  if (!loaded) {
+    const known = [...state.conversations, state.current].find((one) => one.id === id);
+    if (known) forget(known);
+    return;
   }
-  if (state.current.id === id && state.editing === null) {
-    if (loaded) state.current = loaded;
-    else newChat();
-  }
+  if (state.running.has(id)) return;
+  state.conversations = [...state.conversations.filter((one) => one.id !== id), loaded];
+  state.conversations.sort((a, b) => b.updated - a.updated);
+  if (state.current.id === id && state.editing === null) state.current = loaded;
   update();
 }
 
 // --- Server
 
-let checking;
+let outdated = true; // the server may have other models than when it was asked for them
 
-/** Tells of a server that is away (an Error), or that answers (null). */
-export function setProblem(problem) {
-  if (state.problem && !problem) notify(text("serverBack"));
+/** What this tab or another has found: the server is away, or it takes requests again (null). */
+function serverChanged(problem) {
+  const isBack = state.problem && !problem;
   state.problem = problem;
+  if (isBack) {
+    outdated = true;
+    finish();
+    notify(text("serverBack"));
+    if (!document.hidden) loadModels();
+  }
   update();
-  if (problem) checkLater(ALERT_S);
 }
 
-function checkLater(seconds) {
-  clearTimeout(checking);
-  checking = setTimeout(check, seconds * 1000);
-}
-
-async function check() {
-  if (!document.hidden || state.problem) {
-    const problem = await whyNotReady();
-    if (problem || state.problem) setProblem(problem);
-    if (!problem && !state.models.length) await loadModels();
-  }
-  checkLater(state.problem ? ALERT_S : CALM_S);
-}
-
-/** The name of the model that is asked. */
-async function currentModel() {
-  if (!state.model) {
-    state.models = await models();
+/** The name of the model that is asked. again: the server may have another one than it had. */
+async function currentModel(again = false) {
+  if (!outdated && !again) return state.model;
+  state.models = await models();
+  outdated = false;
+  const before = state.model;
+  if (!state.models.includes(before)) {
     state.model = state.models.includes(preferences.model) ? preferences.model : (state.models[0] ?? "");
-    update();
+    if (before && state.model) notify(text("modelChanged", state.model));
   }
+  state.contextLength = {};
+  update();
+  learnContext();
   return state.model;
 }
 
 export async function loadModels() {
   try {
     await currentModel();
-    await learnContext();
   } catch (error) {
     if (error.kind === "key") {
       if (await askKey(error.message)) await loadModels();
-    } else setProblem(error);
+    } else tell(error);
   }
 }
 
 async function learnContext() {
   const { model } = state;
-  if (!model || model in state.contextLength) return;
-  state.contextLength[model] = await contextLength(model).catch(() => undefined);
-  if (state.contextLength[model] === undefined) delete state.contextLength[model];
+  if (!model || (model in state.contextLength && !state.refused)) return;
+  try {
+    state.contextLength[model] = await contextLength(model);
+    state.refused = null;
+  } catch (error) {
+    // The first request that a page of another origin may not send. The rest is not worth a word, but another try.
+    if (error.kind === "origin") state.refused = error;
+    else if (["busy", "unloaded", "lost"].includes(error.kind)) setTimeout(learnContext, CONTEXT_S * 1000);
+  }
   update();
 }
 
@@ -164,7 +180,7 @@ export function closeKeyDialog(key, remember) {
   state.keyDialog = null;
   if (key) {
     setApiKey(key, remember);
-    if (!state.models.length) loadModels();
+    if (outdated) loadModels();
   }
   dialog.done(Boolean(key));
   update();
@@ -206,20 +222,29 @@ export function renameChat(conversation, title) {
   update();
 }
 
-export function removeChat(conversation) {
+/** Takes a conversation off this tab. */
+function dismiss(conversation) {
   state.running.get(conversation.id)?.abort();
-  state.conversations = state.conversations.filter((one) => one !== conversation);
+  state.conversations = state.conversations.filter((one) => one.id !== conversation.id);
   clearTimeout(unsaved.get(conversation));
   unsaved.delete(conversation);
-  store.remove(conversation.id).catch(() => {});
+}
+
+export function removeChat(conversation) {
+  dismiss(conversation);
+  const removed = store.remove(conversation.id).catch(() => {});
   if (state.current === conversation) newChat();
-  notify(text("removed"), { label: text("undo"), run: () => restore([conversation]) });
+  const undo = async () => {
+    await removed;
+    restore([conversation]);
+  };
+  notify(text("removed"), { label: text("undo"), run: undo });
 }
 
 function restore(conversations) {
   state.conversations.push(...conversations);
   state.conversations.sort((a, b) => b.updated - a.updated);
-  conversations.forEach(saveNow);
+  conversations.forEach((one) => saveNow(one, true));
   state.notice = null;
   update();
 }
@@ -261,6 +286,7 @@ function keep(conversation) {
 async function answer(conversation, message, begun = false) {
   const controller = new AbortController();
   state.running.set(conversation.id, controller);
+  setTimeout(update, CROWDED_MS + 100);
   state.spoken = text("answering");
   const changed = () => {
     saveSoon(conversation);
@@ -273,7 +299,6 @@ async function answer(conversation, message, begun = false) {
       signal: controller.signal,
       changed,
       askKey,
-      server: setProblem,
     });
   } catch (error) {
     // Nothing that the page sends: its own settings are wrong.
@@ -375,6 +400,7 @@ export async function start(draw) {
   newChat();
   try {
     state.conversations = await store.open(changedElsewhere);
+    forgetDrafts(new Set(state.conversations.map(({ id }) => id)));
     for (const conversation of state.conversations) {
       for (const message of Object.values(conversation.messages)) {
         if (message.state) Object.assign(message, { state: undefined, finish: "broken" }); // the page was closed
@@ -384,10 +410,13 @@ export async function start(draw) {
     state.stored = false;
   }
   window.addEventListener("pagehide", () => unsaved.forEach((_, conversation) => saveNow(conversation)));
-  document.addEventListener("visibilitychange", () => !document.hidden && check());
-  window.addEventListener("online", check);
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) return;
+    if (outdated) loadModels();
+    else if (state.refused) learnContext();
+  });
+  watch(serverChanged);
   update();
   await loadModels();
-  checkLater(CALM_S);
 }
 

@@ -179,15 +179,14 @@ class _Answer:
         if not self._body.store:
             yield self._request
             return
-        before = None if self._before is None or self._before.continued else self._before
-        if before is None:
+        before, store = self._before, self._gateway.responses
+        if before is None or not store.go_on(before):
             yield replace(self._request, session_id=f"response-{uuid.uuid4().hex}")
             return
-        before.continued = True
         try:
             yield replace(self._request, session_id=before.session_id)
         finally:
-            before.continued = self._stored
+            store.went_on(before, stored=self._stored)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, "sequence_number": self._number, **fields}

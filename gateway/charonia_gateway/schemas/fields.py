@@ -38,6 +38,11 @@ def wrong(message: str) -> PydanticCustomError:
     return PydanticCustomError("wrong", "{message}", {"message": message})
 
 
+def wrong_value(message: str) -> PydanticCustomError:
+    """As `wrong`; the error shows the value, too."""
+    return PydanticCustomError("wrong_value", "{message}", {"message": message})
+
+
 def refused(why: str) -> BeforeValidator:
     """The check of a field that this server cannot do: null and nothing else. `why` says what to do."""
 
@@ -199,7 +204,7 @@ def _tool_choice(value: Any) -> Any:
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
-        raise wrong('send "auto", "none", "required" or {"type": "function", "function": {"name": ...}}')
+        raise wrong_value('send "auto", "none", "required" or {"type": "function", "function": {"name": ...}}')
     return {"type": "function", "function": {"name": name}}
 
 

@@ -9,15 +9,18 @@ from charonia_client import GenerateRequest, Guide, TokenizeRequest
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from charonia_gateway.schemas.fields import (
+    CACHE_SALT,
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_TOOLS,
+    CacheSalt,
     check_function,
     check_names,
     function_name,
     refused,
     text_of_parts,
     wrong,
+    wrong_value,
 )
 from charonia_gateway.schemas.requests import INT32, engine_top_p
 from charonia_gateway.schemas.structured import refuse_guides
@@ -136,7 +139,7 @@ def _function(number: int, tool: Any) -> dict[str, Any]:
 def _tool_choice(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if value is not None and kind not in ("auto", "any", "tool", "none"):
-        raise wrong('send {"type": "auto"}, "any" or "none", or {"type": "tool", "name": ...}')
+        raise wrong_value('send {"type": "auto"}, "any" or "none", or {"type": "tool", "name": ...}')
     if kind == "tool" and not isinstance(value.get("name"), str):
         raise wrong("name is missing: send the name of the tool that is to be called")
     return value
@@ -353,6 +356,7 @@ class MessagesRequest(CountTokensRequest):
         None, description="taken, without effect"
     )
     service_tier: str | None = Field(None, description="taken, without effect")
+    cache_salt: CacheSalt = Field(None, description=CACHE_SALT)
     container: Annotated[Any, refused("there are no containers here: leave container out")] = None
     mcp_servers: Annotated[Any, refused("no MCP server is called from here: leave mcp_servers out")] = None
 
@@ -382,6 +386,7 @@ class MessagesRequest(CountTokensRequest):
             continue_final_message=self.continues,
             guide=self.guide,
             parsed=True if tools or reasons else None,
+            cache_salt=self.cache_salt,
             max_tokens=self.max_tokens,
             fit_max_tokens=True,
             stop_words=self.stop_sequences or (),

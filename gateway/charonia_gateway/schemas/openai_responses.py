@@ -18,6 +18,7 @@ from charonia_gateway.schemas.fields import (
     function_name,
     refused,
     wrong,
+    wrong_value,
 )
 from charonia_gateway.schemas.requests import INT32, engine_top_p
 from charonia_gateway.schemas.response_input import input_items
@@ -86,7 +87,7 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
 def _tool_choice(value: Any) -> Any:
     named = isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("name"), str)
     if value not in (None, "auto", "none", "required") and not named:
-        raise wrong('send "auto", "none", "required" or {"type": "function", "name": ...}')
+        raise wrong_value('send "auto", "none", "required" or {"type": "function", "name": ...}')
     return value
 
 

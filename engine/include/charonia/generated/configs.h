@@ -40,8 +40,11 @@ struct EngineConfig {
   double rope_scaling_factor = 0.0;
   // 1 scales attention by the logarithm of the position beyond max_position_embeddings (log-n); 0 | 1
   int use_logn_attn = 0;
-  // where the model runs; auto | cpu | cuda
+  // where the model runs; null computes nothing and answers with words without meaning, to measure gateways and clients
+  // (docs/scaling.md); auto | cpu | cuda | null
   std::string device = "auto";
+  // time that a step takes on device = null, in milliseconds; 0: as fast as can be. For no other device; 0 to 1000
+  double null_step_ms = 0.0;
   // GPUs to run on, one for each tensor-parallel rank; empty: the first ones; numbers separated by commas
   std::string device_ids;
   // CUDA: a request's tokens are the same whatever else is in the batch, at some cost in speed (on the CPU they always
@@ -91,6 +94,11 @@ struct EngineConfig {
   std::string session_dir;
   // minimum time between two responses of a request, in milliseconds; 0: one response per token; >= 0
   int stream_interval_ms = 20;
+  // where many requests stream at once, the time between two responses of each is at least this times their number, in
+  // milliseconds, up to stream_interval_max_ms; 0: whatever their number; >= 0; runtime/stream_interval.h has the rule
+  double stream_interval_per_stream_ms = 0.8;
+  // up to where stream_interval_per_stream_ms lengthens the time between two responses, in milliseconds; >= 0
+  int stream_interval_max_ms = 100;
 };
 
 // What is a model's own (config.ini writes it, a user does not edit it).

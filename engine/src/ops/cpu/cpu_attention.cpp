@@ -43,6 +43,22 @@ void store_kv(T* kv, int slot, int block_len, int head_dim, const T* k, const T*
               kv + static_cast<std::int64_t>(head_dim) * block_len + static_cast<std::int64_t>(slot) * head_dim);
 }
 
+// The same of bf16, in pairs of rows (cpu_kv_cache.h). Rows of a step share pairs of v and may be stored by several
+// threads: each writes its own elements and no others.
+void store_pairs(Bf16* kv, int slot, int block_len, int head_dim, const Bf16* k, const Bf16* v) {
+  for (int d = 0; d < head_dim; d += 2) {
+    std::copy_n(k + d, 2, kv + static_cast<std::int64_t>(d) * block_len + std::int64_t{2} * slot);
+  }
+  Bf16* const values = kv + static_cast<std::int64_t>(head_dim) * block_len;
+  const bool paired = (slot | 1) < block_len;
+  Bf16* const row = values + static_cast<std::int64_t>(paired ? slot & ~1 : slot) * head_dim;
+  if (!paired) {
+    std::copy_n(v, head_dim, row);
+    return;
+  }
+  for (int d = 0; d < head_dim; ++d) row[2 * d + slot % 2] = v[d];
+}
+
 // As integers; `kv` points to the head's k in the block that holds `slot`.
 void store_quantised(const Kernels& kernels, std::byte* kv, int slot, const KvLayout& layout, const float* k,
                      const float* v) {
@@ -167,7 +183,7 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
         auto* const halves = reinterpret_cast<Bf16*>(scratch_floats(dim));
         kernels_.bf16_from_f32(halves, k, dim);
         kernels_.bf16_from_f32(halves + dim, v, dim);
-        store_kv(reinterpret_cast<Bf16*>(at), slot, block_len, dim, halves, halves + dim);
+        store_pairs(reinterpret_cast<Bf16*>(at), slot, block_len, dim, halves, halves + dim);
       } else {
         auto* const halves = reinterpret_cast<F16*>(scratch_floats(dim));
         kernels_.f16_from_f32(halves, k, dim);
@@ -190,6 +206,7 @@ void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cach
   const int dim = layout.head_dim, group = heads / layout.kv_heads;
   check_tables(batch, cache, layer, "attention");
   require(how.window >= 0 && how.soft_cap >= 0, "attention", "window and soft_cap must not be negative");
+  require(how.scale > 0, "attention", "scale must be positive");
   require(heads % layout.kv_heads == 0, "attention", "heads must be a multiple of kv_heads");
   require(out.cols == static_cast<std::int64_t>(heads) * dim && out.rows == qkv.rows && qkv.dtype == DType::f32 &&
               qkv.rows == static_cast<std::int64_t>(batch.positions.size()),

@@ -1,5 +1,7 @@
 // The KV blocks on the CPU: [layer][block][kv_head] { k transposed [head_dim][block_len], v [block_len][head_dim] },
-// so that attention reads one head of a block in one run, and 16 scores need no sum across a vector. A quantised cache
+// so that attention reads one head of a block in one run, and 16 scores need no sum across a vector. In a cache of bf16
+// two neighbouring rows of each lie interleaved, k [head_dim / 2][block_len][2] and v [block_len / 2][head_dim][2], as
+// processors multiply pairs of bf16; of an odd block_len the last row of v is by itself. A quantised cache
 // holds k and v as integers (of 4 bits: k [head_dim / 2][block_len] bytes, v [block_len][head_dim / 2]), and behind
 // them four rows of f16 [block_len]: the scales and zeros of k, the scales and zeros of v. The whole cache is mapped
 // when it is made; zero-filled pages come when blocks are first written, so a block that was never used takes no

@@ -19,7 +19,7 @@ std::string names_of(const std::vector<InstructionSet>& sets) {
   return out;
 }
 
-#if defined(__x86_64__)
+#ifdef CHARONIA_WITH_amx
 // What is wrong with the GEMMs of matrix tiles on this machine; empty: nothing. Looked at once.
 const std::string& amx_mismatch() {
   static const std::string mismatch = gemm_mismatch(amx::kernels().linear_bf16, portable::kernels().linear_bf16);
@@ -27,20 +27,15 @@ const std::string& amx_mismatch() {
 }
 #endif
 
-}  // namespace
+// One of kNames, and whether this processor can run it. CMake defines CHARONIA_WITH_<name> for those that this build has.
+struct Candidate {
+  std::string_view name;
+  bool runs = false;
+  const Kernels& (*kernels)() = nullptr;  // null: not in this build
+};
 
-std::string instruction_set_warning() {
-#if defined(__x86_64__)
-  if (has_amx() && !amx_mismatch().empty()) {
-    return cat("this processor's AMX is not used: a GEMM through its matrix tiles is wrong (", amx_mismatch(),
-               "); please report this");
-  }
-#endif
-  return {};
-}
-
-std::vector<InstructionSet> instruction_sets() {
-  std::vector<InstructionSet> sets = {{kNames[0], &portable::kernels()}};
+std::vector<Candidate> candidates() {
+  std::vector<Candidate> out = {{kNames[0], true, portable::kernels}};
 #if defined(__x86_64__)
   // The builtin also asks whether the system saves the wide registers.
   __builtin_cpu_init();
@@ -48,19 +43,60 @@ std::vector<InstructionSet> instruction_sets() {
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (has_avx2) sets.push_back({kNames[1], &avx2::kernels()});
-  if (has_avx512) sets.push_back({kNames[2], &avx512::kernels()});
-  if (has_avx512 && __builtin_cpu_supports("avx512bf16")) sets.push_back({kNames[3], &avx512_bf16::kernels()});
-  if (has_avx512 && __builtin_cpu_supports("avx512bf16") && has_amx() && amx_mismatch().empty()) {
-    sets.push_back({kNames[4], &amx::kernels()});
+  const bool has_bf16 = has_avx512 && __builtin_cpu_supports("avx512bf16");
+  out.push_back({kNames[1], has_avx2});
+  out.push_back({kNames[2], has_avx512});
+  out.push_back({kNames[3], has_bf16});
+  out.push_back({kNames[4], has_bf16 && has_amx()});
+#endif
+#ifdef CHARONIA_WITH_avx2
+  out[1].kernels = avx2::kernels;
+#endif
+#ifdef CHARONIA_WITH_avx512
+  out[2].kernels = avx512::kernels;
+#endif
+#ifdef CHARONIA_WITH_avx512_bf16
+  out[3].kernels = avx512_bf16::kernels;
+#endif
+#ifdef CHARONIA_WITH_amx
+  out[4].kernels = amx::kernels;
+  out[4].runs = out[4].runs && amx_mismatch().empty();
+#endif
+  return out;
+}
+
+}  // namespace
+
+std::string instruction_set_warning() {
+#ifdef CHARONIA_WITH_amx
+  if (has_amx() && !amx_mismatch().empty()) {
+    return cat("this processor's AMX is not used: a GEMM through its matrix tiles is wrong (", amx_mismatch(),
+               "); please report this");
   }
 #endif
+  const auto all = candidates();
+  const auto best = std::find_if(all.rbegin(), all.rend(), [](const auto& one) { return one.runs; });
+  if (best->kernels != nullptr) return {};
+  return cat("this processor has ", best->name, ", and this build was made on another processor, without it: it computes with ",
+             instruction_sets().back().name, ", slower. Build it here, or with CHARONIA_KERNELS=all");
+}
+
+std::vector<InstructionSet> instruction_sets() {
+  std::vector<InstructionSet> sets;
+  for (const auto& one : candidates()) {
+    if (one.runs && one.kernels != nullptr) sets.push_back({one.name, &one.kernels()});
+  }
   return sets;
 }
 
 IntegerKernels integer_kernels(const Kernels& kernels) {
 #if defined(__x86_64__)
-  const bool has_vnni = &kernels == &avx2::kernels() ? has_avx_vnni() : has_avx512_vnni();
+#ifdef CHARONIA_WITH_avx2
+  const bool is_avx2 = &kernels == &avx2::kernels();
+#else
+  const bool is_avx2 = false;
+#endif
+  const bool has_vnni = is_avx2 ? has_avx_vnni() : has_avx512_vnni();
   return {.linear = kernels.linear_i8_vnni != nullptr && has_vnni ? kernels.linear_i8_vnni : kernels.linear_i8,
           .tiles = has_amx_int8() ? kernels.linear_i8_tiles : nullptr};
 #else
@@ -75,7 +111,7 @@ InstructionSet instruction_set(std::string_view name) {
   if (set != sets.end()) return *set;
   if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) {
     throw Error(ErrorCode::unsupported,
-                cat("this processor cannot run the instruction set '", name, "': it has ", names_of(sets)));
+                cat("the instruction set '", name, "' cannot be used: this processor and this build have ", names_of(sets)));
   }
   throw Error(ErrorCode::invalid_argument,
               cat("unknown instruction set '", name, "': CHARONIA_ISA takes one of ", names_of(sets)));

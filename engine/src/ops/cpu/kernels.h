@@ -152,7 +152,9 @@ struct IntegerLinearArgs {
 
 // Attention of a tile: vectors [begin, end) of the flattened (query row, head of the group) pairs of one sequence and
 // one KV head; vector i is row i / group, head i % group. KV of one head in one block: k transposed
-// [head_dim][block_len], then v [block_len][head_dim]. A quantised cache has integers there (of 4 bits: bytes
+// [head_dim][block_len], then v [block_len][head_dim]. Of bf16 both are in pairs of rows: k [head_dim / 2][block_len][2],
+// v [block_len / 2][head_dim][2], where block_len is odd with [head_dim] behind it. Instruction sets that multiply pairs
+// of bf16 round queries and weights to bf16 for it. A quantised cache has integers there (of 4 bits: bytes
 // [head_dim / 2][block_len] and [block_len][head_dim / 2]), and behind them, f16 and [block_len] each, the scales of k,
 // its zeros, the scales of v and its zeros.
 //
@@ -170,7 +172,7 @@ struct AttentionArgs {
   std::int64_t block_stride = 0;    // bytes from block to block
   const std::int32_t* blocks = nullptr;
   int block_len = 0;
-  float scale = 0;
+  float scale = 0;                // positive
   int window = 0;                 // keys that a query sees; 0: all
   float soft_cap = 0;             // 0: none
   const float* slopes = nullptr;  // [group]; null: none
@@ -180,7 +182,7 @@ struct AttentionArgs {
   float* scratch = nullptr;  // attention_scratch(head_dim, block_len) floats, 64-byte aligned
 };
 
-inline constexpr int kAttentionTile = 24;
+inline constexpr int kAttentionTile = 48;
 inline constexpr int kWidest = 16;  // floats of the widest vector
 
 constexpr int round_up_to_vector(int n) { return (n + kWidest - 1) / kWidest * kWidest; }
@@ -206,7 +208,7 @@ constexpr std::int64_t attention_scratch(int head_dim, int block_len) {
   const std::int64_t scores = round_up_to_vector(attention_chunk(block_len)) + kWidest;
   constexpr int kScales = 4;  // rows of scales and zeros of a quantised cache, with the sums of the queries behind them
   return kAttentionTile * (round_up_to_vector(head_dim) + 2 * attention_state(head_dim) + scores) + kScales * scores +
-         round_up_to_vector(kAttentionTile);
+         2 * round_up_to_vector(kAttentionTile);
 }
 
 struct Kernels {

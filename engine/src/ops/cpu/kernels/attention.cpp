@@ -10,11 +10,14 @@
 // tile that do not see a chunk it changes nothing (factor 1, probabilities 0). Blocks that no query of the tile sees,
 // since they lie behind its future or before its window, are not read.
 //
+// Of a bf16 cache both products are of pairs (attention_pairs.h), and exponentials are powers of two: log2 e is a factor of
+// the scores' scale.
+//
 // Of a quantised cache the sums are of its integers: scales and zeros are applied to the scores, and the scales of the
 // values to the probabilities, as kv_quant.h has it; the zeros of the values add up beside the outputs.
 //
 // Bound: memory for decode (every k and v is read once per tile), arithmetic for prefill.
-#include "ops/cpu/kernels/attention_tile.h"
+#include "ops/cpu/kernels/attention_pairs.h"
 
 namespace charonia::ops::cpu::CHARONIA_ISA {
 namespace {
@@ -49,36 +52,56 @@ inline float exp_of(float x) {
   return lanes[0];
 }
 
-// scores [n rounded up to a vector] -> probabilities relative to the running maximum, of which [unseen, seen) count.
-// Returns the factor for what was accumulated before.
+// Where a query's weights are rounded to pairs of bf16, their sum is that of the rounded ones, so that they add up to 1.
+#if defined(CHARONIA_NATIVE_PAIRS)
+template <bool Paired>
+inline __attribute__((always_inline)) Vec store_weights(float* row, int i, Vec low, Vec high, Vec sum) {
+  if constexpr (Paired) {
+    const PairVec pairs = to_pairs(low, high);
+    store_pairs(reinterpret_cast<Bf16*>(row) + i, pairs);
+    return fma_pairs(pairs, {_mm512_set1_epi32(0x3f803f80)}, sum);
+  }
+#else
+template <bool Paired>
+inline __attribute__((always_inline)) Vec store_weights(float* row, int i, Vec low, Vec high, Vec sum) {
+#endif
+  store(row + i, low);
+  store(row + i + kWidth, high);
+  return add(add(sum, low), high);
+}
+
+// scores [n rounded up to two vectors] -> weights: e^(scale * score) relative to the running maximum, of which
+// [unseen, seen) count. Paired: as PairOperands, in the row's own memory. Returns the factor for what was accumulated
+// before.
+template <bool Paired>
 inline float softmax_chunk(float* scores, int n, int unseen, int seen, float scale, Running& running) {
-  const int padded = (n + kWidth - 1) / kWidth * kWidth;
-  if (seen <= unseen) {
-    for (int i = 0; i < padded; i += kWidth) store(scores + i, zero());
-    return 1;
+  constexpr int kStep = 2 * kWidth;
+  const int all = (n + kStep - 1) / kStep * kStep;
+  const int counted = seen <= unseen ? 0 : (seen + kStep - 1) / kStep * kStep;
+  float factor = 1;
+  if (counted > 0) {
+    for (int i = 0; i < unseen; ++i) scores[i] = -__builtin_inff();
+    for (int i = seen; i < counted; ++i) scores[i] = -__builtin_inff();
+    Vec greatest = set1(-__builtin_inff());
+    for (int i = 0; i < counted; i += kWidth) greatest = max(load(scores + i), greatest);
+    const float chunk_maximum = max_of(greatest) * scale;
+    const float maximum = running.maximum > chunk_maximum ? running.maximum : chunk_maximum;
+    factor = exp_of(running.maximum - maximum);
+    constexpr float kLog2E = 0x1.715476p+0F;
+    const Vec scales = set1(Paired ? kLog2E * scale : scale), shift = set1(Paired ? kLog2E * -maximum : maximum);
+    const auto weights = [&](Vec x) {
+      return Paired ? exp2(fma(x, scales, shift)) : exp(sub(mul(x, scales), shift));
+    };
+    Vec sum = zero();
+    for (int i = 0; i < counted; i += kStep) {
+      const Vec low = weights(load(scores + i)), high = weights(load(scores + i + kWidth));
+      sum = store_weights<Paired>(scores, i, low, high, sum);
+    }
+    running.sum = running.sum * factor + sum_of(sum);
+    running.offset *= factor;
+    running.maximum = maximum;
   }
-  for (int i = 0; i < unseen; ++i) scores[i] = -__builtin_inff();
-  for (int i = seen; i < padded; ++i) scores[i] = -__builtin_inff();
-  const Vec scales = set1(scale);
-  Vec greatest = set1(-__builtin_inff());
-  for (int i = 0; i < padded; i += kWidth) {
-    const Vec s = mul(load(scores + i), scales);
-    store(scores + i, s);
-    greatest = max(s, greatest);
-  }
-  const float chunk_maximum = max_of(greatest);
-  const float maximum = running.maximum > chunk_maximum ? running.maximum : chunk_maximum;
-  const float factor = exp_of(running.maximum - maximum);
-  const Vec shift = set1(maximum);
-  Vec sum = zero();
-  for (int i = 0; i < padded; i += kWidth) {
-    const Vec p = exp(sub(load(scores + i), shift));
-    store(scores + i, p);
-    sum = add(sum, p);
-  }
-  running.sum = running.sum * factor + sum_of(sum);
-  running.offset *= factor;
-  running.maximum = maximum;
+  for (int i = counted; i < all; i += kStep) store_weights<Paired>(scores, i, zero(), zero(), zero());
   return factor;
 }
 
@@ -90,8 +113,9 @@ void write(Out* out, const float* acc, const Running& running, int n) {
   if (j < n) store_n(out + j, div(add(load(acc + j), offset), divisor), n - j);
 }
 
-// Where a tile works: queries [vectors][d_stride], two states, scores [vectors][s_stride]; of a quantised cache the
-// scales and zeros of a chunk [s_stride] each and the sums of the queries [vectors].
+// Where a tile works: queries [vectors][d_stride], two states, scores [vectors][s_stride], factors [vectors]; of a
+// quantised cache the scales and zeros of a chunk [s_stride] each and the sums of the queries [vectors]. Of a bf16 cache
+// rows of queries and scores hold PairOperands.
 struct Workspace {
   explicit Workspace(const AttentionArgs& args)
       : d_stride(round_up_to_vector(args.head_dim)),
@@ -105,16 +129,26 @@ struct Workspace {
         k_zeros(k_scales + s_stride),
         v_scales(k_zeros + s_stride),
         v_zeros(v_scales + s_stride),
-        q_sums(v_zeros + s_stride) {}
+        q_sums(v_zeros + s_stride),
+        factors(q_sums + round_up_to_vector(kAttentionTile)) {}
   std::int64_t d_stride, state_stride, s_stride;
-  float *q, *first, *second, *scores, *k_scales, *k_zeros, *v_scales, *v_zeros, *q_sums;
+  float *q, *first, *second, *scores, *k_scales, *k_zeros, *v_scales, *v_zeros, *q_sums, *factors;
 };
 
+template <bool Paired>
 inline void take_queries(const AttentionArgs& args, const Workspace& workspace) {
   for (int i = 0; i < args.end - args.begin; ++i) {
     const int flat = args.begin + i;
     const float* from = args.q + (flat / args.group) * args.q_stride + (flat % args.group) * args.head_dim;
-    for (int d = 0; d < args.head_dim; ++d) workspace.q[i * workspace.d_stride + d] = from[d];
+    float* const to = workspace.q + i * workspace.d_stride;
+    if constexpr (Paired) {
+      auto* const operands = reinterpret_cast<PairOperand*>(to);
+      int d = 0;
+      for (; d + kWidth <= args.head_dim; d += kWidth) store(operands + d, load(from + d));
+      if (d < args.head_dim) store_n(operands + d, load_n(from + d, args.head_dim - d), args.head_dim - d);
+    } else {
+      for (int d = 0; d < args.head_dim; ++d) to[d] = from[d];
+    }
   }
 }
 
@@ -142,16 +176,25 @@ struct Seen {
 template <class T>
 struct Stored {
   static constexpr bool kQuantised = false;
+  static constexpr bool kPaired = false;
   static constexpr int kPerByte = 1;  // elements of a T
+};
+template <>
+struct Stored<Bf16> {
+  static constexpr bool kQuantised = false;
+  static constexpr bool kPaired = true;
+  static constexpr int kPerByte = 1;
 };
 template <>
 struct Stored<Q8> {
   static constexpr bool kQuantised = true;
+  static constexpr bool kPaired = false;
   static constexpr int kPerByte = 1;
 };
 template <>
 struct Stored<Q4> {
   static constexpr bool kQuantised = true;
+  static constexpr bool kPaired = false;
   static constexpr int kPerByte = 2;
 };
 
@@ -193,104 +236,178 @@ inline float scale_probabilities(float* scores, int n, const Workspace& workspac
   return sum_of(offset);
 }
 
+// The blocks of a sequence, by a position that one of them begins at.
+template <class T>
+struct Context {
+  explicit Context(const AttentionArgs& args) : args(args), width(args.head_dim / Stored<T>::kPerByte) {}
+
+  const T* keys(int position) const {
+    return reinterpret_cast<const T*>(static_cast<const char*>(args.kv) +
+                                      args.blocks[position / args.block_len] * args.block_stride);
+  }
+  const T* values(int position) const { return keys(position) + static_cast<std::int64_t>(width) * args.block_len; }
+  const F16* scales(int position) const {
+    return reinterpret_cast<const F16*>(keys(position) + std::int64_t{2} * width * args.block_len);
+  }
+
+  const AttentionArgs& args;
+  int width;  // of a row of k or v: elements, of 4 bits bytes
+};
+
+// Positions [begin, begin + n) of a context, of which no query of the tile sees those before begin + first. next: where
+// the chunk after this one begins that the tile sees too, or -1.
+struct Chunk {
+  int begin, n, first, next;
+};
+
+// The scales of a chunk, and those of the next one on their way.
+template <class T>
+inline void take_scales(const Context<T>& context, const Workspace& workspace, const Chunk& chunk, int end) {
+  const int block_len = context.args.block_len;
+  take_scales(workspace, block_len, chunk.first, chunk.n, [&](int p) { return context.scales(chunk.begin + p); });
+  const int next_n = end - chunk.next < attention_chunk(block_len) ? end - chunk.next : attention_chunk(block_len);
+  for (int p = 0; chunk.next >= 0 && p < next_n; p += block_len) {
+    const auto* const ahead = reinterpret_cast<const char*>(context.scales(chunk.next + p));
+    for (int byte = 0; byte < 4 * 2 * block_len; byte += 64) __builtin_prefetch(ahead + byte, 0, kAheadLevel);
+  }
+}
+
+template <class T>
+inline void multiply_keys(const Context<T>& context, const Workspace& workspace, const Chunk& chunk, int vectors) {
+  const int block_len = context.args.block_len;
+  for (int p = chunk.first; p < chunk.n; p += block_len) {
+    const T* const keys = context.keys(chunk.begin + p);
+    const T* const next = p + block_len < chunk.n ? context.keys(chunk.begin + p + block_len)
+                                                  : context.values(chunk.begin + chunk.first);
+    const int left = chunk.n - p, columns = left < block_len ? left : block_len;
+    if constexpr (Stored<T>::kPaired) {
+      // Whole vectors where the block has them: what was never written counts for nothing afterwards.
+      const int whole = (columns + kWidth - 1) / kWidth * kWidth;
+      const KeyProduct product{
+          .rows = vectors,
+          .q = reinterpret_cast<const PairOperand*>(workspace.q),
+          .q_stride = workspace.d_stride * kOperandsPerFloat,
+          .keys = {keys, context.width, block_len, 0, context.width},
+          .columns = whole < block_len ? whole : block_len,
+          .scores = workspace.scores + p,
+          .s_stride = workspace.s_stride,
+          .ahead = reinterpret_cast<const char*>(next) - reinterpret_cast<const char*>(keys)};
+      vectors <= kMaxRows ? product.template run<true>() : product.template run<false>();
+    } else {
+      multiply<T>({.rows = vectors,
+                   .a = workspace.q,
+                   .a_stride = workspace.d_stride,
+                   .k = context.width,
+                   .b = keys,
+                   .b_stride = block_len,
+                   .columns = columns,
+                   .c = workspace.scores + p,
+                   .c_stride = workspace.s_stride,
+                   .accumulate = false,
+                   .next = next,
+                   .plane = context.width,
+                   .keys = true});
+    }
+  }
+}
+
+// Scores -> weights, and the factors for what was accumulated before.
+template <class T>
+inline void weigh_chunk(const AttentionArgs& args, const Workspace& workspace, const Chunk& chunk, float* state) {
+  const bool weighed = args.soft_cap != 0 || args.slopes != nullptr;
+  for (int i = 0; i < args.end - args.begin; ++i) {
+    const int position = args.first_position + (args.begin + i) / args.group;
+    const int unseen = attention_first(position, args.window) - chunk.begin;
+    const int seen = position + 1 - chunk.begin < chunk.n ? position + 1 - chunk.begin : chunk.n;
+    float* const scores = workspace.scores + i * workspace.s_stride;
+    if constexpr (Stored<T>::kQuantised) scale_scores(scores, chunk.n, workspace, workspace.q_sums[i]);
+    if (weighed) {
+      const float slope = args.slopes == nullptr ? 0 : args.slopes[(args.begin + i) % args.group];
+      weigh(scores, chunk.n, args, slope, chunk.begin - position);
+    }
+    Running& running = running_of(state + i * workspace.state_stride, workspace.d_stride);
+    workspace.factors[i] = softmax_chunk<Stored<T>::kPaired>(scores, chunk.n, unseen > 0 ? unseen : 0, seen,
+                                                             weighed ? 1 : args.scale, running);
+    if constexpr (Stored<T>::kQuantised) running.offset += scale_probabilities(scores, chunk.n, workspace);
+  }
+}
+
+// state = state * factors + weights * values.
+template <class T>
+inline void add_values(const Context<T>& context, const Workspace& workspace, const Chunk& chunk, int vectors,
+                       float* state) {
+  const int block_len = context.args.block_len;
+  const auto values_at = [&](int p) {
+    if (p < chunk.n) return context.values(chunk.begin + p);
+    return chunk.next >= 0 ? context.keys(chunk.next) : context.values(chunk.begin + chunk.first);
+  };
+  if constexpr (Stored<T>::kPaired) {
+    const auto block = [&](int b) { return values_at(b * block_len); };
+    const ValueProduct<decltype(block)> product{
+        .rows = vectors,
+        .p = reinterpret_cast<const PairOperand*>(workspace.scores),
+        .p_stride = workspace.s_stride * kOperandsPerFloat,
+        .first_block = chunk.first / block_len,
+        .positions = chunk.n,
+        .block_len = block_len,
+        .dim = context.width,
+        .factors = workspace.factors,
+        .acc = state,
+        .acc_stride = workspace.state_stride,
+        .values_at = block};
+    vectors <= kMaxRows ? product.template run<true>() : product.template run<false>();
+  } else {
+    for (int i = 0; i < vectors; ++i) {
+      if (workspace.factors[i] == 1) continue;
+      float* const acc = state + i * workspace.state_stride;
+      const Vec factors = set1(workspace.factors[i]);
+      for (std::int64_t d = 0; d < workspace.d_stride; d += kWidth) store(acc + d, mul(load(acc + d), factors));
+    }
+    for (int p = chunk.first; p < chunk.n; p += block_len) {
+      multiply<T>({.rows = vectors,
+                   .a = workspace.scores + p,
+                   .a_stride = workspace.s_stride,
+                   .k = chunk.n - p < block_len ? chunk.n - p : block_len,
+                   .b = values_at(p),
+                   .b_stride = context.width,
+                   .columns = context.width,
+                   .c = state,
+                   .c_stride = workspace.state_stride,
+                   .accumulate = true,
+                   .next = values_at(p + block_len),
+                   .plane = context.width,
+                   .keys = false});
+    }
+  }
+}
+
 // The state [vectors][state_stride] after split `split` alone.
 template <class T>
 void attend(const AttentionArgs& args, const Workspace& workspace, int split, float* state) {
   const int vectors = args.end - args.begin;
-  const int dim = args.head_dim;
-  const int chunk = attention_chunk(args.block_len);
   for (int i = 0; i < vectors; ++i) {
     float* const acc = state + i * workspace.state_stride;
     for (std::int64_t d = 0; d < workspace.d_stride; d += kWidth) store(acc + d, zero());
     running_of(acc, workspace.d_stride) = {-__builtin_inff(), 0, 0};
   }
 
+  const Context<T> context(args);
   const Seen seen(args);
+  const int length = attention_chunk(args.block_len);
   const int split_begin = split * attention_split(args.block_len);
   const int split_end = split_begin + attention_split(args.block_len);
   const int end = seen.last + 1 < split_end ? seen.last + 1 : split_end;
-  const bool weighed = args.soft_cap != 0 || args.slopes != nullptr;
-  constexpr bool kQuantised = Stored<T>::kQuantised;
-  const int width = dim / Stored<T>::kPerByte;
-  const auto* kv = static_cast<const char*>(args.kv);
-  const auto block_at = [&](int position) {
-    return reinterpret_cast<const T*>(kv + args.blocks[position / args.block_len] * args.block_stride);
-  };
-  const auto values_at = [&](int position) {
-    return block_at(position) + static_cast<std::int64_t>(width) * args.block_len;
-  };
-  const auto scales_at = [&](int position) {
-    return reinterpret_cast<const F16*>(block_at(position) + std::int64_t{2} * width * args.block_len);
-  };
   int begin = split_begin;
-  if (seen.first > begin) begin += (seen.first - begin) / chunk * chunk;
-  for (; begin < end; begin += chunk) {
-    const int n = end - begin < chunk ? end - begin : chunk;
-    const int first = seen.first > begin ? (seen.first - begin) / args.block_len * args.block_len : 0;
-    if constexpr (kQuantised) {
-      take_scales(workspace, args.block_len, first, n, [&](int p) { return scales_at(begin + p); });
-      const int next_n = end - begin - chunk < chunk ? end - begin - chunk : chunk;
-      for (int p = 0; p < next_n; p += args.block_len) {
-        const auto* const ahead = reinterpret_cast<const char*>(scales_at(begin + chunk + p));
-        for (int byte = 0; byte < 4 * 2 * args.block_len; byte += 64) __builtin_prefetch(ahead + byte, 0, kAheadLevel);
-      }
-    }
-    for (int p = first; p < n; p += args.block_len) {
-      const int after = p + args.block_len;
-      multiply<T>({.rows = vectors,
-                   .a = workspace.q,
-                   .a_stride = workspace.d_stride,
-                   .k = width,
-                   .b = block_at(begin + p),
-                   .b_stride = args.block_len,
-                   .columns = n - p < args.block_len ? n - p : args.block_len,
-                   .c = workspace.scores + p,
-                   .c_stride = workspace.s_stride,
-                   .accumulate = false,
-                   .next = after < n ? block_at(begin + after) : values_at(begin + first),
-                   .plane = width,
-                   .keys = true});
-    }
-    for (int i = 0; i < vectors; ++i) {
-      const int position = args.first_position + (args.begin + i) / args.group;
-      const int unseen = attention_first(position, args.window) - begin;
-      const int in_chunk = position + 1 - begin < n ? position + 1 - begin : n;
-      float* const scores = workspace.scores + i * workspace.s_stride;
-      float* const acc = state + i * workspace.state_stride;
-      float scale = args.scale;
-      if constexpr (kQuantised) scale_scores(scores, n, workspace, workspace.q_sums[i]);
-      if (weighed) {
-        const float slope = args.slopes == nullptr ? 0 : args.slopes[(args.begin + i) % args.group];
-        weigh(scores, n, args, slope, begin - position);
-        scale = 1;
-      }
-      const float factor =
-          softmax_chunk(scores, n, unseen > 0 ? unseen : 0, in_chunk, scale, running_of(acc, workspace.d_stride));
-      if (factor != 1) {
-        const Vec factors = set1(factor);
-        for (std::int64_t d = 0; d < workspace.d_stride; d += kWidth) store(acc + d, mul(load(acc + d), factors));
-      }
-      if constexpr (kQuantised) running_of(acc, workspace.d_stride).offset += scale_probabilities(scores, n, workspace);
-    }
-    for (int p = first; p < n; p += args.block_len) {
-      const int after = p + args.block_len;
-      const T* const values = values_at(begin + p);
-      multiply<T>({.rows = vectors,
-                   .a = workspace.scores + p,
-                   .a_stride = workspace.s_stride,
-                   .k = n - p < args.block_len ? n - p : args.block_len,
-                   .b = values,
-                   .b_stride = width,
-                   .columns = width,
-                   .c = state,
-                   .c_stride = workspace.state_stride,
-                   .accumulate = true,
-                   .next = after < n                    ? values_at(begin + after)
-                           : begin + chunk <= seen.last ? block_at(begin + chunk)
-                                                        : values,
-                   .plane = width,
-                   .keys = false});
-    }
+  if (seen.first > begin) begin += (seen.first - begin) / length * length;
+  for (; begin < end; begin += length) {
+    const Chunk chunk{.begin = begin,
+                      .n = end - begin < length ? end - begin : length,
+                      .first = seen.first > begin ? (seen.first - begin) / args.block_len * args.block_len : 0,
+                      .next = begin + length <= seen.last ? begin + length : -1};
+    if constexpr (Stored<T>::kQuantised) take_scales(context, workspace, chunk, end);
+    multiply_keys(context, workspace, chunk, vectors);
+    weigh_chunk<T>(args, workspace, chunk, state);
+    add_values(context, workspace, chunk, vectors, state);
   }
 }
 
@@ -331,7 +448,7 @@ inline void write_tile(const AttentionArgs& args, const Workspace& workspace, fl
 template <class T>
 void attention(const AttentionArgs& args) {
   const Workspace workspace(args);
-  take_queries(args, workspace);
+  take_queries<Stored<T>::kPaired>(args, workspace);
   if constexpr (Stored<T>::kQuantised) sum_queries(args, workspace);
   const Seen seen(args);
   const int split = attention_split(args.block_len);
@@ -347,7 +464,7 @@ void attention(const AttentionArgs& args) {
 template <class T>
 void one_split(const AttentionArgs& args, int split, float* state) {
   const Workspace workspace(args);
-  take_queries(args, workspace);
+  take_queries<Stored<T>::kPaired>(args, workspace);
   if constexpr (Stored<T>::kQuantised) sum_queries(args, workspace);
   attend<T>(args, workspace, split, state);
 }

@@ -171,37 +171,48 @@ void multiply_rows(const TileGemm<Q4>& p, int row) {
   p.keys ? multiply_rows4<M, Ahead, true>(p, row) : multiply_rows4<M, Ahead, false>(p, row);
 }
 
-// c (+)= a * b. With one tile of rows (decode) memory is the bound, and is asked ahead; with more, b comes from the
-// cache.
-template <bool Ahead, class T>
-void multiply_tiles(const TileGemm<T>& p) {
-  const int tiles = (p.rows + kMaxRows - 1) / kMaxRows;
+// Calls fn(Rows<n>, row) for tiles of n <= kMaxRows rows from `row` on, of about equal size.
+template <int N>
+struct Rows {
+  static constexpr int value = N;
+};
+template <class Fn>
+inline void for_row_tiles(int rows, Fn fn) {
+  static_assert(kMaxRows == 4 || kMaxRows == 6);
+  const int tiles = (rows + kMaxRows - 1) / kMaxRows;
   for (int t = 0, row = 0; t < tiles; ++t) {
-    const int n = p.rows / tiles + (t < p.rows % tiles ? 1 : 0);
+    const int n = rows / tiles + (t < rows % tiles ? 1 : 0);
     switch (n) {
       case 1:
-        multiply_rows<1, Ahead>(p, row);
+        fn(Rows<1>{}, row);
         break;
       case 2:
-        multiply_rows<2, Ahead>(p, row);
+        fn(Rows<2>{}, row);
         break;
       case 3:
-        multiply_rows<3, Ahead>(p, row);
+        fn(Rows<3>{}, row);
         break;
       case 4:
-        multiply_rows<4, Ahead>(p, row);
+        fn(Rows<4>{}, row);
         break;
       default:
         if constexpr (kMaxRows == 6) {
           if (n == 5) {
-            multiply_rows<5, Ahead>(p, row);
+            fn(Rows<5>{}, row);
           } else {
-            multiply_rows<6, Ahead>(p, row);
+            fn(Rows<6>{}, row);
           }
         }
     }
     row += n;
   }
+}
+
+// c (+)= a * b. With one tile of rows (decode) memory is the bound, and is asked ahead; with more, b comes from the
+// cache.
+template <bool Ahead, class T>
+void multiply_tiles(const TileGemm<T>& p) {
+  for_row_tiles(p.rows, [&](auto count, int row) { multiply_rows<count.value, Ahead>(p, row); });
 }
 
 template <class T>

@@ -17,7 +17,7 @@ inline const float* operands(const float* a, int, std::int64_t, float*, std::int
 inline const Bf16* operands(const Bf16* a, int, std::int64_t, Bf16*, std::int64_t&) { return a; }
 #else
 inline const float* operands(const Bf16* a, int rows, std::int64_t length, float* buffer, std::int64_t& stride) {
-  constexpr std::int64_t kLength = std::int64_t{2} * kChunkSteps<Bf16>;
+  constexpr std::int64_t kLength = std::int64_t{2} * kLongChunkSteps<Bf16>;
   for (int row = 0; row < rows; ++row) {
     for (std::int64_t k = 0; k < length; k += kWidth) {
       const std::int64_t left = length - k;
@@ -91,7 +91,7 @@ void linear_two_panels(const LinearArgs& args) {
   constexpr int kRows = 3;
   constexpr bool kInPlace = sizeof(S::Operand) == sizeof(S::Activation);
   alignas(64) float c[2][kRows * kPanel];
-  alignas(64) S::Operand buffer[kInPlace ? kRows * S::kLength : kRows * S::kLength * kChunkSteps<Bf16>];
+  alignas(64) S::Operand buffer[kInPlace ? kRows * S::kLength : kRows * S::kLength * kLongChunkSteps<Bf16>];
   const auto* const a = static_cast<const Bf16*>(args.a);
   const auto* const panel = static_cast<const Bf16*>(args.panel);
   const std::int64_t panel_size = (args.k + 1) / 2 * S::kStride;
@@ -164,13 +164,14 @@ void linear(const LinearArgs& args) {
   constexpr int kLines = kStep_bytes<W> / kLine_bytes;
   constexpr bool kInPlace = sizeof(Operand) == sizeof(Activation);
   alignas(64) float c[kRowBlock * kPanel];
-  alignas(64) Operand buffer[kInPlace ? kMaxRows * S::kLength : kMaxRows * S::kLength * kChunkSteps<W>];
+  alignas(64) Operand buffer[kInPlace ? kMaxRows * S::kLength : kMaxRows * S::kLength * kLongChunkSteps<W>];
   const auto* const a = static_cast<const Activation*>(args.a);
   const auto* const panel = static_cast<const W*>(args.panel);
   const int tiles = (args.rows + kMaxRows - 1) / kMaxRows;
   const bool once = tiles == 1 && passes_for(args.rows) == 1;
   const std::int64_t steps = args.k / S::kLength;  // whole ones
-  const std::int64_t chunk = once && kInPlace ? steps : kChunkSteps<W>;
+  const bool few = tiles * passes_for(args.rows) <= kFewPasses;
+  const std::int64_t chunk = once && kInPlace ? steps : few ? kChunkSteps<W> : kLongChunkSteps<W>;
 
   for (std::int64_t begin = 0; begin < steps; begin += chunk) {
     const std::int64_t length = begin + chunk < steps ? chunk : steps - begin;
@@ -184,7 +185,7 @@ void linear(const LinearArgs& args) {
       if (once) {
         const auto* const soon = reinterpret_cast<const char*>(weights) + kPrefetchAhead_bytes;
         tile_of<kLines, true, W>(rows, x, stride, length, weights, to, begin == 0, soon);
-      } else if (tiles * passes_for(rows) <= 3) {
+      } else if (tiles * passes_for(rows) <= kFewPasses) {
         tile_of<(kLines + 1) / 2, false, W>(rows, x, stride, length, weights, to, begin == 0, next);
         next += length * passes_for(rows) * ((kLines + 1) / 2) * kLine_bytes;
       } else {

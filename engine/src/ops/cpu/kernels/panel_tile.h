@@ -2,7 +2,7 @@
 // kMaxRows rows by all 64 features, sums in registers. What linear.cpp and quant_linear.cpp share.
 #pragma once
 
-#include "ops/cpu/kernels/vec.h"
+#include "ops/cpu/kernels/panel_step.h"
 
 namespace charonia::ops::cpu::CHARONIA_ISA {
 namespace {
@@ -19,7 +19,15 @@ constexpr int vectors_for(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; 
 #endif
 
 constexpr int kPrefetchAhead_bytes = 4096;
-constexpr int kChunk_bytes = 16384;  // of a panel, while row tiles pass over it
+// Of a panel, while row tiles pass over it: few tiles, where memory is the bound; and many, which load and store their
+// sums the less often the longer a chunk is.
+constexpr int kChunk_bytes = 16384;
+#if defined(__AVX512F__)
+constexpr int kLongChunk_bytes = 32768;
+#else
+constexpr int kLongChunk_bytes = kChunk_bytes;
+#endif
+constexpr int kFewPasses = 3;
 
 constexpr int kLine_bytes = 64;
 
@@ -49,58 +57,10 @@ template <class W>
 constexpr int kStep_bytes = Steps<W>::kStride * static_cast<int>(sizeof(W));
 template <class W>
 constexpr int kChunkSteps = kChunk_bytes / kStep_bytes<W>;
+template <class W>
+constexpr int kLongChunkSteps = kLongChunk_bytes / kStep_bytes<W>;
 
 constexpr int passes_for(int rows) { return kPanel / (vectors_for(rows) * kWidth); }
-
-// acc[m][v] += a[m] * w[v] for one k; a[m] lies at a + m * a_stride.
-template <int M, int V>
-inline __attribute__((always_inline)) void step(Vec (&acc)[M][V], const float* a, std::int64_t a_stride,
-                                                const Vec (&w)[V]) {
-#pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) {
-    const Vec x = set1(a[m * a_stride]);
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) acc[m][v] = fma(x, w[v], acc[m][v]);
-  }
-}
-
-template <int M, int V, class W>
-inline __attribute__((always_inline)) void panel_step(Vec (&acc)[M][V], const float* a, std::int64_t a_stride,
-                                                      const W* w) {
-  Vec weights[V];
-#pragma GCC unroll 8
-  for (int v = 0; v < V; ++v) weights[v] = load(w + v * kWidth);
-  step<M, V>(acc, a, a_stride, weights);
-}
-
-#if defined(CHARONIA_NATIVE_PAIRS)
-template <int M, int V>
-inline __attribute__((always_inline)) void panel_step(Vec (&acc)[M][V], const Bf16* a, std::int64_t a_stride,
-                                                      const Bf16* w) {
-  PairVec weights[V];
-#pragma GCC unroll 8
-  for (int v = 0; v < V; ++v) weights[v] = load_pairs(w + 2 * v * kWidth);
-#pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) {
-    const PairVec x = set1_pair(a + m * a_stride);
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) acc[m][v] = fma_pairs(x, weights[v], acc[m][v]);
-  }
-}
-#else
-// All the firsts, then all the seconds, so that what is unpacked fits into sixteen registers.
-template <int M, int V>
-inline __attribute__((always_inline)) void panel_step(Vec (&acc)[M][V], const float* a, std::int64_t a_stride,
-                                                      const Bf16* w) {
-  Vec weights[V];
-#pragma GCC unroll 8
-  for (int v = 0; v < V; ++v) weights[v] = first_of(load_pairs(w + 2 * v * kWidth));
-  step<M, V>(acc, a, a_stride, weights);
-#pragma GCC unroll 8
-  for (int v = 0; v < V; ++v) weights[v] = second_of(load_pairs(w + 2 * v * kWidth));
-  step<M, V>(acc, a + 1, a_stride, weights);
-}
-#endif
 
 // One chunk of k for M rows and all 64 features. c [M][64] holds the accumulators; with `fresh` they start at zero.
 //

@@ -5,7 +5,8 @@
 //
 // A Vec has kWidth floats. load and store take float*, Bf16* or F16* and convert, rounding to nearest even; load takes
 // Q8* as well. load_n and store_n take the first n < kWidth elements, the others are zeros. max and min return their
-// second operand when one is NaN.
+// second operand when one is NaN. A PairVec has kWidth pairs of bf16; CHARONIA_NATIVE_PAIRS says that the instruction set
+// multiplies these itself.
 #pragma once
 
 #include <cstdint>
@@ -45,12 +46,13 @@ inline ByteVec load_bytes_n(const std::uint8_t* p, int n) {
   for (int i = 0; i < n; ++i) part[i] = p[i];
   return load_bytes(part);
 }
-#endif
+inline PairVec load_pairs_n(const Bf16* p, int n) {
+  Bf16 part[2 * kWidth] = {};
+  for (int i = 0; i < 2 * n; ++i) part[i] = p[i];
+  return load_pairs(part);
+}
 
-inline Vec load(const Q8* p) { return floats_of(load_bytes(&p->bits)); }
-inline Vec load_n(const Q8* p, int n) { return floats_of(load_bytes_n(&p->bits, n)); }
-
-// The sum of the lanes, by halves.
+// The sum of the lanes, by halves; and the greatest: where a lane is NaN, anything.
 inline float sum_of(Vec x) {
   float lanes[kWidth];
   store(lanes, x);
@@ -59,7 +61,6 @@ inline float sum_of(Vec x) {
   }
   return lanes[0];
 }
-
 inline float max_of(Vec x) {
   float lanes[kWidth];
   store(lanes, x);
@@ -67,6 +68,10 @@ inline float max_of(Vec x) {
   for (int i = 1; i < kWidth; ++i) out = lanes[i] > out ? lanes[i] : out;
   return out;
 }
+#endif
+
+inline Vec load(const Q8* p) { return floats_of(load_bytes(&p->bits)); }
+inline Vec load_n(const Q8* p, int n) { return floats_of(load_bytes_n(&p->bits, n)); }
 
 // e^x = 2^n (1 + q r) with x = n ln 2 + r, |r| <= ln 2 / 2; 1 + q r is the Taylor polynomial of degree 7 (remainder
 // below 6e-9). |n| must be small enough for an exponent.
@@ -92,6 +97,21 @@ inline Vec exp(Vec x) {
   const Vec minimum = set1(-87.3F);
   const auto [n, r, q] = exp_parts(max(minimum, min(set1(88.0F), x)));
   return zero_where_less(times_power_of_two(fma(q, r, set1(1.0F)), n), x, minimum);
+}
+
+// 2^x to about 2e-7 relative, for x below 127: 2^n p(x - n), p of degree 5 and best in the relative error. Below -126
+// the result is 0; NaN stays NaN.
+inline Vec exp2(Vec x) {
+  const Vec minimum = set1(-126.0F);
+  const Vec within = max(minimum, x);
+  const Vec n = round(within), r = sub(within, n);
+  Vec p = set1(0x1.5bba14p-10F);
+  p = fma(p, r, set1(0x1.3cea88p-7F));
+  p = fma(p, r, set1(0x1.c6b752p-5F));
+  p = fma(p, r, set1(0x1.ebf9bcp-3F));
+  p = fma(p, r, set1(0x1.62e42ap-1F));
+  p = fma(p, r, set1(1.0F));
+  return zero_where_less(times_power_of_two(p, n), x, minimum);
 }
 
 // tanh x = m / (m + 2) with m = e^2x - 1 = 2^n q r + (2^n - 1), which is exact to about 1e-7 relative near zero too.

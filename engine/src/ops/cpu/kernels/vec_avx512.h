@@ -65,11 +65,26 @@ inline Vec halves_as_floats(__m512i bits) {
 inline Vec low_halves(ByteVec b) { return halves_as_floats(b.v); }
 inline Vec high_halves(ByteVec b) { return halves_as_floats(_mm512_srli_epi32(b.v, 4)); }
 
+// The sum of the lanes, by halves; and the greatest: where a lane is NaN, anything.
+inline float sum_of(Vec x) {
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float max_of(Vec x) {
+  const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
 // Pairs of bf16, one pair per float: the first of each, the second of each.
 struct PairVec {
   __m512i v;
 };
 inline PairVec load_pairs(const Bf16* p) { return {_mm512_loadu_si512(p)}; }
+inline PairVec load_pairs_n(const Bf16* p, int n) { return {_mm512_maskz_loadu_epi32(mask_of(n), p)}; }
 inline Vec first_of(PairVec p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(p.v, 16))}; }
 inline Vec second_of(PairVec p) {
   return {_mm512_castsi512_ps(_mm512_and_si512(p.v, _mm512_set1_epi32(static_cast<int>(0xffff0000U))))};
@@ -86,4 +101,12 @@ inline PairVec set1_pair(const Bf16* pair) {
 inline Vec fma_pairs(PairVec a, PairVec b, Vec c) {
   return {_mm512_dpbf16_ps(c.v, reinterpret_cast<__m512bh>(a.v), reinterpret_cast<__m512bh>(b.v))};
 }
+// One element with a zero, for all; and floats, whose lower halves do not count, as the first of each pair.
+inline PairVec set1_first(Bf16 x) { return {_mm512_set1_epi32(x.bits)}; }
+inline PairVec pairs_of_firsts(Vec x) { return {_mm512_srli_epi32(_mm512_castps_si512(x.v), 16)}; }
+// 2 * kWidth floats, rounded to nearest even as elements of kWidth pairs. What is smaller than 2^-126 becomes 0.
+inline PairVec to_pairs(Vec low, Vec high) {
+  return {reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high.v, low.v))};
+}
+inline void store_pairs(Bf16* p, PairVec x) { _mm512_storeu_si512(p, x.v); }
 #endif

@@ -1,0 +1,266 @@
+"""What a streamed response costs: the CPU time of each process of a served model, by the number of streams.
+
+A target is Triton or the gateway before it, each with calls for its answers or with a subscription (docs/contracts.md).
+
+The same requests are sent streamed and whole, in turns. What the streamed ones take more is the price of their
+responses. CPU time depends less than time on what else runs on the machine. Events are what the client reads: a gateway
+that falls behind makes one of several responses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import multiprocessing
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+from charonia.api.engine import Setting
+from charonia.bench.compare import Served, serving
+from charonia.bench.records import Record
+from charonia.bench.serving import closed_loop
+from charonia.bench.targets import OpenTarget, gateway, triton
+from charonia.bench.workload import Job
+from charonia.errors import ModelError
+
+TARGETS = ("triton", "gateway")
+SUBSCRIBED = "-subscribed"  # behind a target's name: answers come by a subscription
+_CLIENT = "client"
+_LAUNCHER = "launcher"  # waits, whatever the others do
+_LEAST_REQUESTS = 8  # of a case: fewer take too little CPU time to be measured
+_TEXT = "postprocessing"
+_MODELS = ("preprocessing", "engine", _TEXT)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the clients saw of one case. late_ms: of each event, how much later than the fastest of its request it came,
+    counted from when the engine made it; empty where the target does not say when that was."""
+
+    events: int
+    tokens: int
+    seconds: float
+    late_ms: list[float]
+
+
+@dataclass
+class Round:
+    """One case, measured once. responses: of Triton to the streamed requests, or events of a subscription. cpu_s: by
+    process; queue_ms: mean time in the queue of each Triton model."""
+
+    streamed: Load
+    whole: Load
+    responses: int
+    streamed_cpu_s: dict[str, float] = field(default_factory=dict)
+    whole_cpu_s: dict[str, float] = field(default_factory=dict)
+    queue_ms: dict[str, float] = field(default_factory=dict)
+
+    def price_us(self, process: str) -> float:
+        """CPU time of a response in this process."""
+        more = self.streamed_cpu_s.get(process, 0.0) - self.whole_cpu_s.get(process, 0.0)
+        return 1e6 * more / self.responses
+
+    @property
+    def processes(self) -> list[str]:
+        """Of the server."""
+        return [name for name in self.streamed_cpu_s if name not in (_CLIENT, _LAUNCHER)]
+
+
+def jobs_of(streams: int, text: str, max_tokens: int) -> list[Job]:
+    """The requests of a case: two or more for each stream, all alike."""
+    return [Job(text, max_tokens)] * max(2 * streams, _LEAST_REQUESTS)
+
+
+def run_streaming(
+    model: str,
+    *,
+    streams: Sequence[int],
+    targets: Sequence[str],
+    text: str,
+    max_tokens: int,
+    rounds: int,
+    settings: Mapping[str, Setting],
+    console: Console,
+) -> list[Record]:
+    """Serves the model, once for each way, and measures every target with every number of streams. text: every prompt.
+    Raises ModelError when a request fails."""
+    results: dict[tuple[str, int], list[Round]] = {(target, level): [] for target in targets for level in streams}
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
+    # Spawned, not forked: nothing of this process's threads is in it, and its CPU time is the clients'.
+    context = multiprocessing.get_context("spawn")
+    bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with ExitStack() as servers, ProcessPoolExecutor(1, context) as clients, bars:
+        # The gateway's way is a setting of its process.
+        ways = dict.fromkeys(target.endswith(SUBSCRIBED) for target in targets)
+        served = {
+            way: servers.enter_context(serving(model, settings, variables={"CHARONIA_GATEWAY_SUBSCRIBE": str(way)}))
+            for way in ways
+        }
+        task = bars.add_task("cases", total=len(results) * rounds)
+        for target in targets:  # loads everything that is loaded at first use
+            for stream in (True, False):
+                opener = _opener(target, served[target.endswith(SUBSCRIBED)], stream)
+                clients.submit(send_all, opener, jobs_of(1, text, 8), 4).result()
+        for number in range(rounds):
+            for (target, level), found in results.items():
+                server = served[target.endswith(SUBSCRIBED)]
+                found.append(_measure(server, clients, target, level, jobs_of(level, text, max_tokens), number))
+                bars.advance(task)
+    return [record for case, found in results.items() for record in case_records(*case, found)]
+
+
+def _opener(target: str, served: Served, stream: bool) -> Callable[[], OpenTarget]:
+    if target.startswith("triton"):
+        return functools.partial(triton, served.triton, stream, target.endswith(SUBSCRIBED))
+    return functools.partial(gateway, served.gateway, None, None, stream)
+
+
+def _measure(
+    served: Served, clients: ProcessPoolExecutor, target: str, streams: int, jobs: Sequence[Job], number: int
+) -> Round:
+    loads: dict[bool, Load] = {}
+    spent: dict[bool, dict[str, float]] = {}
+    queues: dict[str, float] = {}
+    responses = 0.0
+    # Every other round the other way about: what grows slower or faster favours neither.
+    for stream in (True, False) if number % 2 == 0 else (False, True):
+        counted, before = _queues(served), _cpu_seconds(served.pid)
+        loads[stream], own = clients.submit(send_all, _opener(target, served, stream), jobs, streams).result()
+        after = _cpu_seconds(served.pid)
+        spent[stream] = {name: after[name] - before.get(name, 0.0) for name in after} | {_CLIENT: own}
+        if stream:
+            counts = _queues(served)
+            queues = _mean_queue_ms(counted, counts)
+            # Each is made into text once; where there is none of them, each is an event.
+            responses = counts[_TEXT][1] - counted.get(_TEXT, (0.0, 0.0))[1]
+            if target.endswith(SUBSCRIBED):
+                responses = loads[True].events
+    return Round(loads[True], loads[False], int(responses), spent[True], spent[False], queues)
+
+
+def send_all(make_target: Callable[[], OpenTarget], jobs: Sequence[Job], clients: int) -> tuple[Load, float]:
+    """Sends the requests from this process; with its CPU seconds."""
+    began = time.process_time()
+
+    async def run() -> Load:
+        async with make_target()() as target:
+            traces = await closed_loop(target, jobs, clients, lambda: None)
+        if errors := sorted({trace.error for trace in traces if trace.error}):
+            raise ModelError(f"{len(errors)} kinds of errors, first: {errors[0]}")
+        late: list[float] = []
+        for trace in traces:
+            if trace.made_ms:
+                ways = 1e3 * (np.array(trace.arrivals) - trace.began) - np.array(trace.made_ms)
+                late += (ways - ways.min()).tolist()
+        return Load(
+            events=sum(len(trace.arrivals) for trace in traces),
+            tokens=sum(trace.output_tokens for trace in traces),
+            seconds=max(trace.ended for trace in traces) - min(trace.began for trace in traces),
+            late_ms=late,
+        )
+
+    load = asyncio.run(run())
+    return load, time.process_time() - began
+
+
+def _cpu_seconds(pid: int) -> dict[str, float]:
+    """Of `charonia serve` and all below it, by what they are."""
+    found: dict[str, float] = defaultdict(float)
+    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+        try:
+            times = process.cpu_times()
+            found[process_name(process.cmdline())] += times.user + times.system
+        except psutil.Error:  # it has just ended
+            continue
+    return dict(found)
+
+
+def process_name(command: Sequence[str]) -> str:
+    """What a process of a served model is, by its command line."""
+    program = Path(command[0]).name if command else ""
+    if program == "tritonserver":
+        return "Triton"
+    if program == "triton_python_backend_stub":
+        # Its first argument is the model's file: .../postprocessing/1/model.py
+        return Path(command[1]).parts[-3]
+    # Of several processes the gateway's others are `-m charonia_gateway.worker`.
+    return "gateway" if any(part.partition(".")[0] == "charonia_gateway" for part in command) else _LAUNCHER
+
+
+def _queues(served: Served) -> dict[str, tuple[float, float]]:
+    """By Triton model: microseconds that requests have waited for it, and how many they were."""
+    # A package of the gateway's, which may not be installed where only the engine is.
+    from prometheus_client.parser import text_string_to_metric_families
+
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(served.metrics, timeout=30) as response:
+        families = list(text_string_to_metric_families(response.read().decode()))
+    waited: dict[str, float] = defaultdict(float)
+    count: dict[str, float] = defaultdict(float)
+    for sample in (sample for family in families for sample in family.samples):
+        if sample.name.startswith("nv_inference_queue_duration_us"):
+            waited[sample.labels["model"]] += sample.value
+        elif sample.name.startswith("nv_inference_request_success"):
+            count[sample.labels["model"]] += sample.value
+    return {model: (waited[model], count[model]) for model in count}
+
+
+def _mean_queue_ms(
+    before: Mapping[str, tuple[float, float]], after: Mapping[str, tuple[float, float]]
+) -> dict[str, float]:
+    means = {}
+    for model, (waited, count) in after.items():
+        waited_before, count_before = before.get(model, (0.0, 0.0))
+        if count > count_before:
+            means[model] = (waited - waited_before) / (count - count_before) / 1e3
+    return means
+
+
+def case_records(target: str, streams: int, rounds: Sequence[Round]) -> list[Record]:
+    """What was measured of one target and number of streams; prices are in CPU time."""
+    case: dict[str, Any] = {"through": target, "streams": streams}
+
+    def record(name: str, unit: str, values: Sequence[float]) -> Record:
+        return Record.of("streaming", name, unit, values, case=case)
+
+    found = [
+        record("responses", "", [one.responses for one in rounds]),
+        record("events", "", [one.streamed.events for one in rounds]),
+        record("tokens per event", "", [one.streamed.tokens / one.streamed.events for one in rounds]),
+        record("streamed", "tokens/s", [one.streamed.tokens / one.streamed.seconds for one in rounds]),
+        record("whole", "tokens/s", [one.whole.tokens / one.whole.seconds for one in rounds]),
+    ]
+    for name in rounds[0].processes:
+        # What the way does not lead through.
+        if name not in ("parsing", "gateway") or (name == "gateway" and target.startswith("gateway")):
+            found.append(record(name, "us/response", [one.price_us(name) for one in rounds]))
+    found += [
+        record("server", "us/response", [sum(map(one.price_us, one.processes)) for one in rounds]),
+        record("client", "us/response", [one.price_us(_CLIENT) for one in rounds]),
+        record("responses/s per core", "", [one.responses / _server_s(one) for one in rounds]),
+    ]
+    for model in _MODELS:
+        if all(model in one.queue_ms for one in rounds):
+            found.append(record(f"queue of {model}", "ms", [one.queue_ms[model] for one in rounds]))
+    if late := [each for one in rounds for each in one.streamed.late_ms]:
+        found += [
+            record(f"late, {name}", "ms", [float(np.percentile(late, percent))])
+            for name, percent in (("median", 50), ("99th", 99))
+        ]
+    return found
+
+
+def _server_s(one: Round) -> float:
+    return sum(one.streamed_cpu_s[name] for name in one.processes)

@@ -1,0 +1,1 @@
+"""The chat page with one command: `charonia web`."""

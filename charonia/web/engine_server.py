@@ -1,0 +1,290 @@
+"""An engine in this process, with the methods by which the gateway asks a Triton server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from charonia_client import (
+    BadRequest,
+    DeadlineExceeded,
+    GenerateRequest,
+    GenerateResponse,
+    NotReady,
+    ServerError,
+    Timings,
+    Tokenized,
+    TokenizeRequest,
+    ToolCallDelta,
+    Unavailable,
+)
+from charonia_client import CharoniaError as ClientError
+from charonia_client.contract import SCALARS
+from charonia_client.errors import from_triton
+from charonia_client.tensors import encode, encode_tokenize
+from charonia_client.types import TopToken
+from charonia_client.vocabulary import Vocabulary
+
+from charonia import _engine, errors
+from charonia.api.results import SamplingParams
+from charonia.api.sampling_fields import VALUES
+from charonia.text.prompts import native_sampling
+from charonia.web.text_models import TextModels
+from charonia.weights import workspace
+
+Made = TypeVar("Made")
+
+# As the backend in Triton marks them (docs/contracts.md).
+_CODES: dict[type[errors.CharoniaError], int] = {
+    errors.InvalidRequestError: 400,
+    errors.UnsupportedError: 400,
+    errors.OverloadedError: 429,
+    errors.EngineClosedError: 503,
+    errors.DeviceFailedError: 503,
+    errors.DeadlineExceededError: 504,
+}
+
+
+def _to_client(error: errors.CharoniaError) -> ClientError:
+    code = _CODES.get(type(error))
+    return from_triton(f"[{code}] {error}") if code else ServerError(str(error))
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except errors.CharoniaError as error:
+        raise _to_client(error) from error
+    except ValueError as error:  # PromptError, and numbers that no tensor can hold
+        raise BadRequest(str(error)) from error
+
+
+@dataclass
+class _Running:
+    session_id: str | None
+    results: asyncio.Queue[_engine.Result | ClientError] = field(default_factory=asyncio.Queue)
+    handle: int | None = None  # None: not submitted yet
+    begun: bool = False
+
+
+class EngineServer:
+    """A charonia_gateway.endpoints.Server. Loads the workspace at `location`; `name` is for messages, `settings` are
+    config.ini's keys, `environment` is what TextModels takes. All methods are for one event loop. Raises the errors of
+    charonia.Engine.
+    """
+
+    def __init__(
+        self, name: str, location: workspace.Location, settings: Mapping[str, str], environment: Mapping[str, str]
+    ) -> None:
+        assert location.weights
+        self.target = f"the engine of {name}"
+        self._weights = location.weights
+        self._native = _engine.Engine(location.weights, dict(settings))
+        self.info = self._native.info()
+        try:
+            self._text = TextModels(location, self.info.session_len, environment)
+        except BaseException:
+            self._native.shutdown(0)
+            raise
+        # A tokenizer is for one thread at a time, and long texts are not to hold up the others' streams.
+        self._thread = ThreadPoolExecutor(1, "text")
+        self._vocabulary = Vocabulary(self.look_up)
+        self._active: dict[str, _Running] = {}
+        self._over = ""  # why it takes nothing any more
+
+    def shutdown(self) -> None:
+        """Ends what runs and frees the model. Once more it does nothing."""
+        self._native.shutdown(0)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def close(self) -> None:
+        """As shutdown(), and those who wait for answers get an error."""
+        self._over = "the engine is shutting down"
+        for running in self._active.values():
+            running.results.put_nowait(Unavailable(self._over))
+        await asyncio.to_thread(self.shutdown)
+
+    async def generate(
+        self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
+    ) -> AsyncGenerator[GenerateResponse, None]:
+        request_id = request_id or str(uuid.uuid4())
+        await self.check()
+        running = self._active[request_id] = _Running(request.session_id)
+        deadline = None
+        if timeout_s is not None:
+            late = DeadlineExceeded(f"the engine did not answer in time ({max(0, round(timeout_s, 2)):g} s)")
+            deadline = asyncio.get_running_loop().call_later(timeout_s, running.results.put_nowait, late)
+        left = request.n or 1  # answers that have not ended
+        echoed: set[int] = set()  # answers whose first part has come
+        try:
+            made = await self._in_thread(lambda: self._prepare(request, request_id))
+            with _translated():
+                self._submit(request, made, request_id, running)
+            while left:
+                result = await running.results.get()
+                if isinstance(result, ClientError):
+                    raise result
+                if result.finish_reason == "error":
+                    error = getattr(errors, result.error_class)(result.error)
+                    if isinstance(error, errors.DeviceFailedError):
+                        self._over = f"{error}. Only a new process can use the device: start this one again"
+                    raise _to_client(error)
+                running.begun = True
+                left -= bool(result.finish_reason)
+                yield await self._response(request, made, result, first=result.index not in echoed)
+                echoed.add(result.index)
+        finally:
+            if deadline:
+                deadline.cancel()
+            self._active.pop(request_id, None)
+            if left and running.handle is not None and not self._over:
+                self._native.cancel(running.handle)
+
+    def _prepare(self, request: GenerateRequest, request_id: str) -> Any:
+        with _translated():
+            encode(request, request_id, "ensemble")  # refuses what Triton's tensors cannot hold
+            return self._text.prepare(request)
+
+    def _submit(self, request: GenerateRequest, made: Any, request_id: str, running: _Running) -> None:
+        given = {name: getattr(request, name) for name in SCALARS if name in VALUES}
+        sampling = SamplingParams(
+            **{name: value for name, value in given.items() if value is not None},
+            stop=list(made.stop_words),
+            end_ids=request.end_id,
+            bad_words=made.bad_words,
+            logit_bias=dict(zip(made.bias_ids, made.bias_values, strict=True)),
+            logprobs=request.logprobs,
+        )
+        loop = asyncio.get_running_loop()
+
+        def deliver(result: _engine.Result) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                loop.call_soon_threadsafe(running.results.put_nowait, result)
+
+        running.handle = self._native.submit(
+            id=request_id,
+            input_ids=made.chat.token_ids,
+            sampling=native_sampling(lambda: None, sampling),
+            priority=request.priority or 0,
+            stream=request.stream,
+            strip_leading_space=made.chat.strip_leading_space,
+            session_id=request.session_id or "",
+            continuation_ids=made.chat.continuation_ids,
+            end_session=request.end_session,
+            timeout_ms=request.timeout_ms,
+            guide=(made.guide.type, made.guide.text) if made.guide.type else None,
+            cache_salt=request.cache_salt or "",
+            stop_until=made.stop_until,
+            fit_max_tokens=bool(request.fit_max_tokens),
+            callback=deliver,
+        )
+
+    async def _response(
+        self, request: GenerateRequest, made: Any, result: _engine.Result, *, first: bool
+    ) -> GenerateResponse:
+        """first: of its answer."""
+        span = (result.text_begin, result.text_end)
+        response = GenerateResponse(
+            (made.echo if first else "") + result.text,
+            tuple(result.token_ids),
+            result.finish_reason or None,  # type: ignore[arg-type]  # the engine's names
+            result.num_input_tokens,
+            result.num_output_tokens,
+            result.num_cached_tokens,
+            Timings(*result.timings),
+            text_span=span,
+            index=result.index,
+            cum_logprob=result.cumulative_logprob,
+            num_session_tokens=result.num_session_tokens,
+        )
+        if request.parsed:
+            last = bool(result.finish_reason)
+            cut_off = last and result.finish_reason != "stop"
+            part = self._text.read(
+                made.parsing_options, result.index, result.token_ids, span, last=last, cut_off=cut_off
+            )
+            response.content, response.reasoning = part.content, part.reasoning
+            response.tool_calls = [ToolCallDelta(**call) for call in part.calls]
+            response.num_reasoning_tokens = part.num_reasoning_tokens
+        if request.logprobs is not None:
+            response.logprobs = tuple(result.logprobs)
+            response.top_logprobs = _tops(result.top_logprobs, len(result.logprobs))
+        if request.prompt_logprobs is not None and first and result.index == 0:
+            response.prompt_ids = tuple(made.chat.token_ids)
+            response.prompt_logprobs = tuple(result.prompt_logprobs)
+            response.prompt_top_logprobs = _tops(result.prompt_top_logprobs, len(result.prompt_logprobs))
+        if response.logprobs or response.prompt_ids:
+            await self._vocabulary.name_tokens(response)
+        if request.name_stop_word and response.finish_reason == "stop":
+            response.stop_word = await self._vocabulary.stop_word(response, request.stop_words)
+        return response
+
+    async def stop(self, request_id: str = "", *, session_id: str = "") -> None:
+        for handle in self._handles(request_id, session_id):
+            self._native.stop(handle)
+
+    async def cancel(self, request_id: str = "", *, session_id: str = "") -> None:
+        for handle in self._handles(request_id, session_id):
+            self._native.cancel(handle)
+
+    def _handles(self, request_id: str, session_id: str) -> list[int]:
+        return [
+            running.handle
+            for id, running in self._active.items()
+            if running.handle is not None and (id == request_id or (session_id and running.session_id == session_id))
+        ]
+
+    async def end_session(self, session_id: str) -> None:
+        await self.check()
+        with _translated():
+            self._native.end_session(session_id)
+
+    def abort(self, request_id: str, why: str) -> bool:
+        running = self._active.get(request_id)
+        if running is None or running.begun:
+            return False
+        running.results.put_nowait(Unavailable(why))
+        return True
+
+    async def look_up(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
+        return self._text.look_up(ids)
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokenized:
+        def run() -> Tokenized:
+            with _translated():
+                encode_tokenize(request, "preprocessing")
+                return self._text.tokenize(request)
+
+        await self.check()
+        return await self._in_thread(run)
+
+    async def tokenizer_info(self) -> dict[str, Any]:
+        return self._text.tokenizer_info()
+
+    async def quality(self, timeout_s: float = 0) -> list[dict[str, Any]]:
+        """timeout_s: of a server elsewhere."""
+        return (await asyncio.to_thread(workspace.read_manifest, self._weights)).quality
+
+    async def model_info(self, timeout_s: float = 0) -> dict[str, Any]:
+        return self._text.model_info
+
+    async def answer_formats(self, timeout_s: float = 0) -> dict[str, str | None]:
+        return self._text.answer_formats
+
+    async def check(self, timeout_s: float = 0) -> None:
+        if self._over:
+            raise NotReady(self._over)
+
+    async def _in_thread(self, make: Callable[[], Made]) -> Made:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, make)
+
+
+def _tops(rows: Sequence[Sequence[tuple[int, float]]], count: int) -> list[list[TopToken]]:
+    """A row for each of `count` tokens; where none was asked for, the engine gives no rows."""
+    return [[TopToken(*entry) for entry in row] for row in rows] or [[] for _ in range(count)]

@@ -1,0 +1,191 @@
+"""Runs the gateway's application with its page in this process, before engines in it or before a Triton elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+import time
+import webbrowser
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from charonia.errors import InvalidRequestError
+from charonia.serve import access, checks, shares
+from charonia.serve.models import Served, option_values
+from charonia.serve.prepared import prepare_all
+from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled
+from charonia.weights import workspace
+
+if TYPE_CHECKING:
+    from charonia_gateway.endpoints import Pool
+    from charonia_gateway.settings import Settings
+    from fastapi import FastAPI
+
+    from charonia.web.engine_server import EngineServer
+
+
+def serve_engine(settings: ServeSettings, inference: Mapping[str, str], *, open_browser: bool = False) -> None:
+    """Returns after Ctrl-C or SIGTERM. inference: inference parameters that win over the environment. Raises
+    CharoniaError for a model or a setting that cannot be used, and for a port that is taken."""
+    chosen = inference_settings(inference)
+    _begin(settings)
+    _check_files(_gateway_settings(settings, more_models=""))  # before a model is loaded
+    began = time.monotonic()
+    served = prepare_all(settings, settings.run_dir.expanduser().absolute(), chosen, _say)
+    given = _gateway_settings(settings, model_name=served[0].name, more_models=option_values(served))
+    if len(served) > 1:  # each has its own
+        chosen = {key: value for key, value in chosen.items() if key not in shares.KEYS}
+    with ExitStack() as loaded:
+        servers: dict[str, EngineServer] = {}
+        for one in served:
+            server = _load(one, chosen, settings)
+            loaded.callback(server.shutdown)
+            servers[one.name] = server
+            for warning in server.info.warnings:
+                _say(f"warning: {f'{one.name}: ' if len(served) > 1 else ''}{warning}")
+        info = servers[served[0].name].info
+        names = f"{' and '.join(servers)} {'is' if len(servers) == 1 else 'are'}"
+        ready = f"{names} ready after {time.monotonic() - began:.1f} s, on {_device(info)}. "
+        _run(given, ready, open_browser, servers=servers)
+
+
+def _load(model: Served, inference: Mapping[str, str], settings: ServeSettings) -> EngineServer:
+    from charonia.web.engine_server import EngineServer
+
+    of_answers = {
+        env_name(name): value
+        for name in ("tool_call_parser", "reasoning_parser")
+        if (value := getattr(settings, name)) is not None
+    }
+    _say(f"Loading {model.name}")
+    with _dies_by_ctrl_c():
+        location = workspace.locate(model.workspace)
+        return EngineServer(model.name, location, {**inference, **model.settings}, {**environment(), **of_answers})
+
+
+def serve_elsewhere(
+    settings: ServeSettings, triton: str, more_models: str | None = None, *, open_browser: bool = False
+) -> None:
+    """The same before the Triton server(s) at `triton`, as CHARONIA_TRITON_ENDPOINTS has them, with the models beside
+    the first as CHARONIA_GATEWAY_MORE_MODELS names them; None: as it does. They need not be there yet."""
+    if not triton.strip(" ,\n"):
+        raise InvalidRequestError("--triton is empty: give the gRPC port of a Triton server, HOST:PORT")
+    _begin(settings)
+    more = {} if more_models is None else {"more_models": more_models}
+    given = _gateway_settings(settings, triton_endpoints=triton, **more)
+
+    async def tell(app: FastAPI) -> None:
+        pools = {name: engine.pool for name, engine in app.state.gateway.engines.items()}
+        await asyncio.gather(*(wait_for(name, pool) for name, pool in pools.items()))
+
+    async def wait_for(name: str, pool: Pool) -> None:
+        await asyncio.gather(*(endpoint.checked() for endpoint in pool.endpoints))
+        if reason := await pool.why_not_ready():
+            _say(f"No answer from {name} yet: {reason}. The page shows this too, and works as soon as Triton is there")
+            while await pool.why_not_ready():
+                await asyncio.sleep(given.endpoint_check_interval_s)
+        _say(f"{name} at {triton} answers")
+
+    _run(given, f"A gateway before Triton at {triton}. ", open_browser, then=tell)
+
+
+def _begin(settings: ServeSettings) -> None:
+    for warning in misspelled():
+        _say(f"warning: {warning}")
+    checks.check_packages(own_triton=False, gateway=True)
+    for warning in access.warnings(settings):
+        _say(f"warning: {warning}")
+    name, port = env_name("host"), env_name("gateway_port")
+    checks.check_ports([access.Port(settings.host, settings.gateway_port, name, port)])
+
+
+def _gateway_settings(settings: ServeSettings, **more: Any) -> Settings:
+    """What environment and `.env` say of the gateway, under the options of this command."""
+    from charonia_gateway.settings import Settings
+    from pydantic import ValidationError
+
+    options: dict[str, Any] = {"host": settings.host, "port": settings.gateway_port, "page": True}
+    if settings.model_name:
+        options["model_name"] = settings.model_name
+    options |= more
+    try:
+        given = Settings(**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]).upper() if first["loc"] else ""
+        # A storage's address may hold a password.
+        shown = f"={first['input']!r}" if name and "STORAGE" not in name else ""
+        reason = str(first["msg"]).removeprefix("Value error, ")  # pydantic's, before the text of a check
+        raise InvalidRequestError(f"{name}{shown}{': ' if name else ''}{reason}") from None
+    # A person waits at a terminal: no line for what goes well, and Ctrl-C ends answers too.
+    quiet = {"log_level": "warning", "shutdown_timeout_s": 0.0}
+    return given.model_copy(update={name: value for name, value in quiet.items() if name not in given.model_fields_set})
+
+
+def _check_files(settings: Settings) -> None:
+    """Those that the gateway reads at its start. Raises InvalidRequestError for one that cannot be used."""
+    from charonia_gateway.keys import KeyRing
+
+    try:
+        settings.certificates()
+        if settings.keys_file:
+            KeyRing(settings.keys_file)
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from error
+
+
+def _run(
+    settings: Settings,
+    head: str,
+    open_browser: bool,
+    *,
+    servers: Mapping[str, EngineServer] | None = None,
+    then: Callable[[FastAPI], Any] | None = None,
+) -> None:
+    """head: what is said before the address. servers: in place of Triton, by model. then: what runs beside the gateway
+    from its start on."""
+    from charonia_gateway.logs import configure_logging
+    from charonia_gateway.process import serve
+
+    scheme = "https" if settings.tls_cert else "http"
+    url = f"{scheme}://{access.bracketed(access.loopback(settings.host))}:{settings.port}"
+    tasks: list[asyncio.Task[None]] = []
+
+    def started(app: FastAPI) -> None:
+        _say(f"{head}Ctrl-C ends it.\n\n  Chat        {url}\n  API         {url}/v1   ({url}/docs)\n")
+        if then:
+            tasks.append(asyncio.get_running_loop().create_task(then(app)))
+        if open_browser:
+            threading.Thread(target=_open, args=(url,), daemon=True).start()
+
+    configure_logging(settings)
+    try:
+        serve(settings, servers, started)
+    except ValueError as error:  # of a file
+        raise InvalidRequestError(str(error)) from error
+
+
+def _open(url: str) -> None:
+    if not webbrowser.open(url):
+        _say(f"no browser was found here: open {url} in one")
+
+
+def _device(info: Any) -> str:
+    return f"the CPU ({info.instruction_set})" if info.device == "cpu" else f"GPU {info.device_ids}"
+
+
+@contextmanager
+def _dies_by_ctrl_c() -> Iterator[None]:
+    """Python would see Ctrl-C when the engine has loaded the model, and not before."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

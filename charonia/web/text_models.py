@@ -1,0 +1,122 @@
+"""What stands around the engine in Triton: preprocessing, parsing and the table of tokens, as modules of this
+process."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from charonia_client import GenerateRequest, Tokenized, TokenizeRequest
+
+from charonia.errors import InvalidRequestError, ModelError
+from charonia.text import prompt_ids
+from charonia.triton_models import source_dir
+from charonia.weights import workspace
+
+
+def _modules(*names: str) -> list[Any]:
+    """Of the Triton models. They import each other as files of one folder, as they lie in a workspace."""
+    folders = [source_dir() / name for name in ("preprocessing", "parsing", "postprocessing")]
+    before = list(sys.path)
+    sys.path[:0] = [str(folder) for folder in (*folders, Path(prompt_ids.__file__).parent)]
+    try:
+        return [importlib.import_module(name) for name in names]
+    finally:
+        sys.path[:] = before
+
+
+class TextModels:
+    """Of a workspace. prepare() and tokenize() are for one thread at a time, the rest for the event loop's.
+
+    limit: tokens of the longest sequence. environment: settings by variable. Raises ModelError for a tokenizer that
+    cannot be used, and InvalidRequestError for a setting that names no format.
+    """
+
+    def __init__(self, location: workspace.Location, limit: int, environment: Mapping[str, str]) -> None:
+        assert location.weights and location.tokenizer
+        self._prepare, self._prompt, ids, lengths, detokenize, parse = _modules(
+            "prepare", "prompt", "prompt_ids", "context_length", "detokenize", "parse"
+        )
+        ids.tokenizers_alone = prompt_ids.tokenizers_alone
+        try:
+            tokenizer = ids.load_tokenizer(location.tokenizer)
+        except ids.TokenizerError as error:
+            raise ModelError(str(error)) from error
+        try:
+            self._preparation = self._prepare.Preparation(tokenizer, environment, limit)
+        except ValueError as error:
+            raise InvalidRequestError(str(error)) from error
+        self._table = detokenize.TokenTable.load(location.weights / workspace.TOKEN_TABLE)
+        self._answers = parse.Answers(self._table)
+        self.model_info: dict[str, Any] = lengths.model_info(location.weights, limit)
+        self.answer_formats: dict[str, str | None] = {
+            name: found and found.name
+            for name, found in (
+                ("tool_calls", self._preparation.formats.calls),
+                ("reasoning", self._preparation.formats.reasoning),
+            )
+        }
+
+    def prepare(self, request: GenerateRequest) -> Any:
+        """What preprocessing makes of it: prepare.Prepared. ValueError for what is wrong with it."""
+        given = self._prepare.Fields().guide
+        guide = type(given)(request.guide.type, request.guide.text) if request.guide else given
+        return self._preparation.prepare(
+            self._prepare.Fields(
+                **_prompt_fields(request),
+                tool_choice=None if request.tool_choice is None else request.tool_choice_text().decode(),
+                parallel_tool_calls=request.parallel_tool_calls is not False,
+                stop_words=request.stop_words,
+                bad_words=request.bad_words,
+                logit_bias=request.logit_bias_json().decode() if request.logit_bias else None,
+                exclude_input_in_output=not request.echo,
+                guide=guide,
+                session_id=request.session_id or "",
+                interactive=request.interactive,
+            )
+        )
+
+    def tokenize(self, request: TokenizeRequest) -> Tokenized:
+        """ValueError for what is wrong with it."""
+        made = self._preparation.prepare(
+            self._prepare.Fields(
+                **_prompt_fields(request),
+                add_special_tokens=request.add_special_tokens,
+                exclude_input_in_output=request.prompt_token_ids is None,
+            )
+        )
+        tokens = list(made.chat.token_ids)
+        strings = None
+        if request.with_strings:
+            strings = self._prompt.token_strings(self._preparation.tokenizer, tokens)
+        return Tokenized(tokens, made.echo, self._preparation.limit, strings)
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        info: dict[str, Any] = self._prompt.tokenizer_info(self._preparation.tokenizer)
+        return info
+
+    def read(
+        self, options: str, index: int, ids: Sequence[int], span: tuple[int, int], *, last: bool, cut_off: bool
+    ) -> Any:
+        """Content, reasoning and calls of the next part of an answer: parse.Part. cut_off: the model had not ended."""
+        return self._answers.read(options, index, ids, span, last=last, cut_off=cut_off)
+
+    def look_up(self, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
+        """The bytes of each token, and whether it is special."""
+        found: tuple[list[bytes], list[bool]] = self._table.lookup(np.array(ids, np.int32))
+        return found
+
+
+def _prompt_fields(request: GenerateRequest | TokenizeRequest) -> dict[str, Any]:
+    return {
+        "text_input": request.text,
+        "prompt_token_ids": request.prompt_token_ids,
+        "messages": None if request.messages is None else request.messages_json().decode(),
+        "tools": request.tools_json().decode() if request.tools else None,
+        "chat_template_kwargs": request.chat_template_kwargs_json().decode() if request.chat_template_kwargs else None,
+        "continue_final_message": request.continue_final_message,
+    }

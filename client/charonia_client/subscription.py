@@ -1,0 +1,367 @@
+"""One stream for the answers of many requests (docs/contracts.md, "Subscriptions").
+
+A client that subscribes has one call of the engine open, with one response for each step of the engine, in place of one
+for each step and request: that takes a fraction of the CPU time, here and in the server. A request then is a call that
+ends as soon as the engine has it. Its parts come by the subscription, are unpacked once for all requests, and wait in
+its stream, where those of a reader that is slow become one: nobody waits for another's reader.
+
+A subscription that is lost fails its streams with the error that a call of theirs would have had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import struct
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+import grpc  # type: ignore[import-untyped]
+
+from charonia_client.errors import (
+    CharoniaError,
+    ConnectionLost,
+    ServerError,
+    Unavailable,
+    Unresponsive,
+    from_rpc,
+    from_triton,
+)
+from charonia_client.tensors import encode_subscription, subscribed
+from charonia_client.types import FinishReason, GenerateResponse, Timings
+
+# Of a slow reader: as many parts wait as they came; then each becomes one with the last.
+_READ_AHEAD = 64
+# After so many deliveries or bytes the server is told that they were read. It sends four times as many
+# without hearing of it.
+_READ_DELIVERIES = 64
+_READ_BYTES = 1 << 20
+_SAY_TIMEOUT_S = 5.0
+_SAY_AGAIN_S = 1.0
+
+_NO_SUBSCRIPTION = "there is no subscription"  # how the engine's error for a name that it does not know begins
+
+_NUMBER = struct.Struct("<Q")
+_HEAD = struct.Struct("<QIIiiiiiiiiffff")
+_REASONS = (None, "stop", "length", "cancelled")
+_ERROR = 4
+
+
+def unpack(packed: bytes) -> tuple[int, list[tuple[int, GenerateResponse | str]]]:
+    """The number of a delivery, and by their request's key what has come: parts of answers, and texts of errors."""
+    (number,) = _NUMBER.unpack_from(packed)
+    found: list[tuple[int, GenerateResponse | str]] = []
+    at, size = _NUMBER.size, len(packed)
+    while at < size:
+        head = _HEAD.unpack_from(packed, at)
+        key, text_bytes, num_ids, index, reason, begin, end = head[:7]
+        num_input, num_output, num_cached, num_session, cum_logprob, queue_ms, first_token_ms, total_ms = head[7:]
+        ids_at = at + _HEAD.size
+        text_at = ids_at + 4 * num_ids
+        at = text_at + text_bytes
+        text = packed[text_at:at].decode(errors="replace")
+        if reason == _ERROR:
+            found.append((key, text))
+            continue
+        part = GenerateResponse(
+            text,
+            struct.unpack_from(f"<{num_ids}i", packed, ids_at),
+            cast("FinishReason | None", _REASONS[reason]),
+            num_input,
+            num_output,
+            num_cached,
+            Timings(queue_ms, first_token_ms, total_ms),
+        )
+        part.index = index
+        part.text_span = (begin, end)
+        part.cum_logprob = cum_logprob
+        part.num_session_tokens = num_session
+        found.append((key, part))
+    return number, found
+
+
+def _join(part: GenerateResponse, more: GenerateResponse) -> None:
+    """The part of the same answer that came after it becomes one with it."""
+    begin, end = part.text_span
+    if begin == end:
+        begin = end + more.text_span[0]
+    part.text_span = (begin, end + more.text_span[1])
+    part.text += more.text
+    part.token_ids += more.token_ids
+    part.finish_reason = more.finish_reason
+    part.num_input_tokens = more.num_input_tokens
+    part.num_output_tokens = more.num_output_tokens
+    part.num_cached_tokens = more.num_cached_tokens
+    part.num_session_tokens = more.num_session_tokens
+    part.cum_logprob = more.cum_logprob
+    part.timings = more.timings
+
+
+def _fresh(error: CharoniaError) -> CharoniaError:
+    """The same error as an exception of its own: whoever raises one adds to its traceback, and may change it."""
+    return copy.copy(error)
+
+
+class SubscribedStream:
+    """What comes of one request; of its `answers` each has a last part. One task may read. As stream.Stream is."""
+
+    def __init__(self, subscription: Subscription, message: Any, answers: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._subscription = subscription
+        self._running = answers
+        self._parts: deque[GenerateResponse] = deque()
+        self._error: CharoniaError | None = None
+        self._abandoned = False
+        self._waiter: asyncio.Future[None] | None = None  # the reader
+        self.begun = False  # a part has come
+        self.over = False  # the server has nothing more to do for this request
+        self.news_at = loop.time()  # when the last part came, by the loop's clock
+        self.task: asyncio.Future[None] = loop.create_future()  # done when nothing more comes
+        self._key = subscription.add(self)
+        self._sender = loop.create_task(self._send(message))
+        subscription.keep(self._sender)
+
+    async def next(self) -> GenerateResponse | None:
+        """The next part, None at the end. Raises the client's errors. Cancelling it loses nothing."""
+        while not self._parts:
+            if self._error:
+                raise self._error
+            if self.task.done():
+                return None
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._parts.popleft()
+
+    def abandon(self) -> None:
+        """The reader is gone: parts that still come are dropped."""
+        self._abandoned = True
+        self._parts.clear()
+
+    def fail(self, error: CharoniaError) -> None:
+        """Gives the reader `error` after what has come before. Nothing on a stream that has all its parts."""
+        if self._running:
+            self._error = self._error or error
+            self._wake()
+
+    def cancel(self) -> None:
+        """Nothing more is taken, whatever the server makes of the request."""
+        if not self.over:  # else the call comes to its end by itself, and may be about to
+            self._sender.cancel()
+        self.end()
+
+    def push(self, part: GenerateResponse) -> None:
+        """Of its subscription."""
+        self.begun = True
+        if part.finish_reason:
+            self._running -= 1
+        if not self._abandoned and not self._error:
+            parts = self._parts
+            if len(parts) >= _READ_AHEAD and (same := self._last_of(part.index)):
+                _join(same, part)
+            else:
+                parts.append(part)
+            self._wake()
+        if not self._running:
+            self.over = True
+            self.end()
+
+    def _last_of(self, index: int) -> GenerateResponse | None:
+        """Of that answer."""
+        return next((part for part in reversed(self._parts) if part.index == index), None)
+
+    def lose(self, error: CharoniaError) -> None:
+        """What it comes by has ended. Of a connection that broke nobody knows whether the server works on. Nothing on a
+        stream that has ended."""
+        if self.task.done():
+            return
+        self.over = not isinstance(error, (ConnectionLost, Unresponsive))
+        self.fail(error)
+        self.end()
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self._subscription.remove(self._key)
+        if not self.task.done():
+            self.task.set_result(None)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None:
+            if not self._waiter.done():
+                self._waiter.set_result(None)
+            self._waiter = None
+
+    async def _send(self, message: Any) -> None:
+        """Sends the request once the subscription is there. An error of its call is the request's end."""
+        try:
+            await self._subscription.opened()
+            if self._abandoned or self._error:  # before it was sent
+                self.over = True
+                self.end()
+                return
+            subscribed(message, self._subscription.name, self._key)
+            async for answer in self._subscription.call(message):
+                if answer.error_message:
+                    error = from_triton(answer.error_message)
+                    if isinstance(error, Unavailable) and _NO_SUBSCRIPTION in str(error):
+                        self._subscription.fit = False
+                    self.lose(error)
+        except grpc.RpcError as failure:
+            self.lose(from_rpc(failure, self._subscription.target))
+        except CharoniaError as failure:
+            self.lose(failure)
+        except asyncio.CancelledError:
+            # By a loop that ends, or because the stream was cancelled, which then has ended.
+            self._break_off(ServerError("the call was cancelled"))
+            raise
+        except Exception as failure:  # what came is no answer, or the channel is closed
+            self._break_off(ServerError(f"the call to Triton at {self._subscription.target} failed: {failure!r}"))
+
+    def _break_off(self, error: CharoniaError) -> None:
+        """Ends it with the error, unless it has ended. The server may have the request."""
+        if not self.task.done():
+            self.fail(error)
+            self.end()
+
+
+class Subscription:
+    """A call of `engine`, which is open until it is ended or lost. `call` makes ModelStreamInfer of one request."""
+
+    def __init__(self, call: Callable[..., Any], engine: str, target: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.name = str(uuid.uuid4())
+        self.call = call
+        self.target = target
+        self.over = False
+        self.fit = True  # for new requests: the server knows it, as far as is known here
+        self._clock = loop.time
+        self.news_at = self._clock()  # when the last delivery came
+        self._engine = engine
+        self._error: CharoniaError | None = None
+        self._streams: dict[int, SubscribedStream] = {}  # by key
+        self._last_key = 0
+        self._opened: asyncio.Future[None] = loop.create_future()
+        self._number = 0  # of the last delivery
+        self._unread = (0, 0)  # deliveries and bytes of which the server has not heard that they were read
+        self._teller: asyncio.Task[None] | None = None
+        self._senders: set[asyncio.Task[None]] = set()
+        self._call = call(encode_subscription(self.name, engine))
+        self.task = loop.create_task(self._read())
+
+    def add(self, stream: SubscribedStream) -> int:
+        """Its key."""
+        self._last_key += 1
+        self._streams[self._last_key] = stream
+        return self._last_key
+
+    def remove(self, key: int) -> None:
+        self._streams.pop(key, None)
+
+    def keep(self, sender: asyncio.Task[None]) -> None:
+        """A call of the ensemble, which is not to be cancelled."""
+        self._senders.add(sender)
+        sender.add_done_callback(self._senders.discard)
+
+    async def opened(self) -> None:
+        """Returns when requests may name it. Raises the client's errors where it cannot be opened, or has ended."""
+        if self._error is None and not self._opened.done():
+            await asyncio.wait((self._opened,))
+        if self._error:
+            raise _fresh(self._error)
+
+    async def end(self, timeout_s: float) -> None:
+        """Has the server end it, with all its requests, and returns when it has, or cannot be told within that time."""
+        deadline = self._clock() + timeout_s
+        if not self._opened.done():  # an end that overtakes the opening ends nothing
+            await asyncio.wait((self._opened,), timeout=timeout_s)
+        if not self.over:
+            message = encode_subscription(self.name, self._engine, end=True)
+            await self._say(message, max(0.0, deadline - self._clock()))
+            await asyncio.wait((self.task, *self._senders), timeout=max(0.0, deadline - self._clock()))
+        self.cancel(Unavailable("the client was closed"))
+        await asyncio.wait((self.task,))
+
+    def cancel(self, error: CharoniaError) -> None:
+        """Ends the call, whatever the server makes of it; its streams end with the error."""
+        self._lose(error)
+        self._call.cancel()
+        if self._teller:
+            self._teller.cancel()
+
+    def _lose(self, error: CharoniaError) -> None:
+        self.over = True
+        self._error = self._error or error
+        if not self._opened.done():
+            self._opened.set_result(None)
+        for stream in list(self._streams.values()):
+            stream.lose(_fresh(self._error))
+
+    async def _read(self) -> None:
+        lost: CharoniaError = Unavailable(f"Triton at {self.target} ended the subscription")
+        try:
+            async for answer in self._call:
+                if answer.error_message:
+                    lost = from_triton(answer.error_message)
+                    self._lose(lost)
+                else:
+                    self._take(answer.infer_response.raw_output_contents[0])
+        except grpc.RpcError as error:
+            lost = from_rpc(error, self.target)
+        except asyncio.CancelledError:
+            # By a loop that ends, or because the call was cancelled here; whoever did the latter has set an error.
+            lost = ServerError("the call was cancelled")
+            raise
+        except Exception as error:  # what came is no delivery
+            lost = ServerError(f"Triton at {self.target} sent what is no delivery of a subscription: {error}")
+            self._call.cancel()
+        finally:
+            self._lose(lost)
+
+    def _take(self, raw: bytes) -> None:
+        """A delivery, as BYTES has it: its length in 4 bytes before it."""
+        self._number, found = unpack(raw[4:])
+        self.news_at = now = self._clock()
+        if not self._opened.done():
+            self._opened.set_result(None)
+        streams = self._streams
+        for key, part in found:
+            stream = streams.get(key)
+            if stream is None:  # which has ended here
+                continue
+            stream.news_at = now
+            if isinstance(part, str):
+                stream.lose(from_triton(part))
+            else:
+                stream.push(part)
+        deliveries, size = self._unread
+        self._unread = (deliveries + 1, size + len(raw))
+        if self._teller is None and self._behind():
+            self._teller = asyncio.get_running_loop().create_task(self._tell())
+
+    def _behind(self) -> bool:
+        deliveries, size = self._unread
+        return deliveries >= _READ_DELIVERIES or size >= _READ_BYTES
+
+    async def _tell(self) -> None:
+        """Says what was read until the server has heard it."""
+        try:
+            while not self.over and self._behind():
+                number, (deliveries, size) = self._number, self._unread
+                if await self._say(encode_subscription(self.name, self._engine, read=number), _SAY_TIMEOUT_S):
+                    self._unread = (self._unread[0] - deliveries, self._unread[1] - size)
+                else:
+                    await asyncio.sleep(_SAY_AGAIN_S)
+        finally:
+            self._teller = None
+
+    async def _say(self, message: Any, timeout_s: float) -> bool:
+        """Whether the server heard it: one that ends does not, and need not."""
+        try:
+            async for answer in self.call(message, timeout=timeout_s):
+                if answer.error_message:
+                    return False
+        except Exception:  # gRPC's, or an answer that cannot be read
+            return False
+        return True

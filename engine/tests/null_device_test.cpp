@@ -1,0 +1,213 @@
+// device = null: nothing is computed, and everything around it is real.
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include "engine_fixture.h"
+
+namespace charonia {
+namespace {
+
+using testing::Collector;
+using testing::error_of;
+using testing::MaskOf;
+using testing::request;
+
+class NullDeviceTest : public testing::EngineFixtureBase {
+ protected:
+  void SetUp() override {
+    EngineFixtureBase::SetUp();
+    testing::write_tiny_workspace(weights());
+  }
+  std::unique_ptr<Engine> null_engine(Settings more = {}) const {
+    more.emplace("device", "null");
+    return engine(more);
+  }
+};
+
+Request sampled(std::uint64_t seed, int max_tokens = 30) {
+  auto out = request({1, 2, 3}, max_tokens);
+  out.sampling.temperature = 1;
+  out.sampling.seed = seed;
+  return out;
+}
+
+std::vector<TokenId> tokens_of(Engine& engine, Request one) {
+  Collector out;
+  engine.submit(std::move(one), out.callback());
+  return out.tokens();
+}
+
+TEST_F(NullDeviceTest, SaysThatItsAnswersMeanNothing) {
+  const auto null = null_engine();
+  EXPECT_EQ(null->info().device, "null");
+  EXPECT_EQ(null->info().weight_bytes, 0);
+  ASSERT_EQ(null->info().warnings.size(), 1U);
+  EXPECT_NE(null->info().warnings[0].find("device = null computes nothing"), std::string::npos);
+  EXPECT_EQ(plan_memory(weights(), {{"device", "null"}}).num_blocks, null->info().num_blocks);
+}
+
+TEST_F(NullDeviceTest, TokensAreThoseOfSeedAndPosition) {
+  const auto null = null_engine();
+  auto ends = sampled(7);
+  ends.sampling.ignore_eos = false;
+  Collector out;
+  null->submit(ends, out.callback());
+  const auto first = out.tokens();
+  EXPECT_EQ(first.size(), 30U);
+  EXPECT_EQ(out.last().finish_reason, FinishReason::length);
+  EXPECT_EQ(out.text().size(), 30U);
+  EXPECT_EQ(std::ranges::count(first, 0), 0) << "the end id";
+  EXPECT_GT(std::set(first.begin(), first.end()).size(), 5U);
+  EXPECT_EQ(tokens_of(*null, sampled(7)), first);
+  EXPECT_NE(tokens_of(*null, sampled(8)), first);
+  const auto greedy = tokens_of(*null, request({1, 2, 3}, 30));
+  EXPECT_EQ(tokens_of(*null, request({4, 5, 6}, 30)), greedy);
+
+  auto several = sampled(7);
+  several.sampling.n = 3;
+  Collector all(3);
+  null->submit(several, all.callback());
+  EXPECT_EQ(all.tokens(0), first);
+  for (const int i : {1, 2}) EXPECT_EQ(all.tokens(i), tokens_of(*null, sampled(7 + static_cast<std::uint64_t>(i))));
+  EXPECT_EQ(tokens_of(*null_engine({{"cache_max_entry_count", "4"}, {"cache_block_seq_len", "16"}}), sampled(7)), first);
+}
+
+TEST_F(NullDeviceTest, RanksGiveTheSameTokens) {
+  const auto first = tokens_of(*null_engine(), sampled(7));
+  testing::TinyModel model;
+  model.ranks = 2;
+  testing::write_tiny_workspace(weights(), model);
+  EXPECT_EQ(tokens_of(*null_engine({{"tensor_para_size", "2"}}), sampled(7)), first);
+}
+
+TEST_F(NullDeviceTest, LogProbabilitiesAreThoseOfADistribution) {
+  const auto null = null_engine();
+  auto one = sampled(7, 10);
+  one.sampling.logprobs = 20;
+  one.sampling.prompt_logprobs = 1;
+  Collector out;
+  null->submit(one, out.callback());
+  const auto tokens = out.tokens();
+  EXPECT_EQ(tokens, tokens_of(*null, sampled(7, 10)));
+  EXPECT_EQ(out.prompt_logprobs().size(), 2U);
+  std::size_t seen = 0;
+  for (const auto& result : out.wait()) {
+    for (std::size_t i = 0; i < result.token_ids.size(); ++i) {
+      const auto& top = result.top_logprobs[i];
+      ASSERT_EQ(top.size(), 20U);
+      EXPECT_EQ(top[0].id, tokens[seen++]);
+      EXPECT_EQ(top[0].logprob, result.logprobs[i]);
+      const double sum = std::accumulate(top.begin(), top.end(), 0.0, [](double s, const auto& t) {
+        return s + std::exp(static_cast<double>(t.logprob));
+      });
+      EXPECT_GT(sum, 0.99);  // of 40 tokens, of which one is likely
+      EXPECT_LT(sum, 1.0);
+    }
+  }
+  EXPECT_EQ(seen, 10U);
+}
+
+TEST_F(NullDeviceTest, WhatARequestForbidsIsNotGiven) {
+  const auto null = null_engine();
+  const auto free = tokens_of(*null, sampled(7));
+  auto banned = sampled(7);
+  banned.sampling.bad_words = {{free[4]}};
+  const auto without = tokens_of(*null, banned);
+  EXPECT_EQ(without.size(), free.size());
+  EXPECT_EQ(std::ranges::count(without, free[4]), 0);
+  const auto before = std::ranges::find(free, free[4]) - free.begin();
+  EXPECT_TRUE(std::equal(free.begin(), free.begin() + before, without.begin()));
+
+  auto punished = sampled(7, 20);
+  punished.sampling.frequency_penalty = 2;
+  punished.sampling.presence_penalty = 2;
+  punished.sampling.repetition_penalty = 100;
+  const auto different = tokens_of(*null, punished);
+  EXPECT_EQ(std::set(different.begin(), different.end()).size(), different.size());
+
+  auto masked = sampled(7);
+  const auto even = [](TokenId id, std::span<const TokenId>) { return id % 2 == 0; };
+  masked.mask = std::make_shared<MaskOf>(40, even);
+  for (const auto id : tokens_of(*null, masked)) EXPECT_EQ(id % 2, 0) << id;
+}
+
+TEST_F(NullDeviceTest, StepsTakeTheirTime) {
+  const auto null = null_engine({{"null_step_ms", "4"}});
+  const auto begin = std::chrono::steady_clock::now();
+  Collector a, b;
+  null->submit(sampled(1, 25), a.callback());
+  null->submit(sampled(2, 25), b.callback());
+  EXPECT_EQ(a.tokens().size(), 25U);
+  EXPECT_EQ(b.tokens().size(), 25U);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(100));
+}
+
+TEST_F(NullDeviceTest, SettingsThatMakeNoSenseWithItAreRefused) {
+  const auto refused = [&](const Settings& settings) {
+    return error_of([&] { engine(settings); }, ErrorCode::invalid_argument);
+  };
+  EXPECT_NE(refused({{"device", "null"}, {"null_step_ms", "-1"}}).find("null_step_ms"), std::string::npos);
+  EXPECT_NE(refused({{"device", "null"}, {"null_step_ms", "1001"}}).find("null_step_ms"), std::string::npos);
+  EXPECT_NE(refused({{"device", "null"}, {"device_ids", "0"}}).find("device_ids = 0 names GPUs"), std::string::npos);
+  EXPECT_NE(refused({{"device", "cpu"}, {"null_step_ms", "8"}}).find("null_step_ms = 8 is for device = null"),
+            std::string::npos);
+}
+
+TEST_F(NullDeviceTest, ManyStreamsHaveFewerResponsesAndNoOtherTokens) {
+  const auto responses = [&](const char* per_stream) {
+    const auto null = null_engine({{"null_step_ms", "1"}, {"stream_interval_ms", "2"},
+                                   {"stream_interval_per_stream_ms", per_stream}});
+    std::array<Collector, 8> out;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      auto one = sampled(i, 40);
+      one.stream = true;
+      null->submit(std::move(one), out[i].callback());
+    }
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      EXPECT_EQ(out[i].tokens(), tokens_of(*null, sampled(i, 40)));
+      count += out[i].wait().size();
+    }
+    return count;
+  };
+  const auto few = responses("100"), many = responses("0");
+  EXPECT_LE(few, 8U * 3) << "the first, one after 100 ms where the machine is slow, and the last";
+  EXPECT_GT(many, 2 * few);
+}
+
+TEST_F(NullDeviceTest, BlocksPrefixesAndSessionsAreReal) {
+  const auto null = null_engine({{"cache_block_seq_len", "4"}});
+  const auto turn = [&](std::vector<TokenId> ids) {
+    auto one = request(ids, 8);
+    one.session_id = "a";
+    one.continuation_ids = std::move(ids);
+    Collector out;
+    null->submit(std::move(one), out.callback());
+    return out.last();
+  };
+  EXPECT_EQ(turn(std::vector<TokenId>(13, 5)).num_session_tokens, 0);
+  EXPECT_GT(turn({6, 7}).num_session_tokens, 13);
+  Collector cached;
+  null->submit(request(std::vector<TokenId>(13, 5), 2), cached.callback());
+  EXPECT_EQ(cached.last().num_cached_tokens, 12);
+  null->end_session("a");
+  null->check_integrity();
+  EXPECT_EQ(null->stats().blocks_active, 0);
+}
+
+TEST_F(NullDeviceTest, ARunningRequestCanBeStopped) {
+  lengthen();
+  const auto null = null_engine({{"null_step_ms", "1"}});
+  Collector out;
+  const auto handle = null->submit(sampled(1, 15'000), out.callback());
+  out.wait_for(1);
+  EXPECT_TRUE(null->stop(handle));
+  EXPECT_LT(out.last().num_output_tokens, 15'000);
+}
+
+}  // namespace
+}  // namespace charonia

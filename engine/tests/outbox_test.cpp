@@ -1,0 +1,231 @@
+// What a subscription has to send: packed in order, joined while it waits, and bounded by what its reader has read.
+#include "outbox.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "engine_support.h"
+
+namespace charonia::triton {
+namespace {
+
+using charonia::testing::error_of;
+using std::chrono::seconds;
+
+struct Chunk {
+  std::uint64_t key = 0;
+  std::int32_t index = 0, finish_reason = 0, text_begin = 0, text_end = 0, num_output_tokens = 0;
+  std::vector<TokenId> ids;
+  std::string text;
+  bool operator==(const Chunk&) const = default;
+};
+
+struct Delivery {
+  std::uint64_t number = 0;
+  std::vector<Chunk> chunks;
+};
+
+template <class Value>
+Value take(std::string_view& packed) {
+  Value value{};
+  EXPECT_GE(packed.size(), sizeof value);
+  std::memcpy(&value, packed.data(), sizeof value);
+  packed.remove_prefix(sizeof value);
+  return value;
+}
+
+// As docs/contracts.md says it, not as the outbox does.
+Delivery unpack(std::string_view packed) {
+  Delivery delivery;
+  delivery.number = take<std::uint64_t>(packed);
+  while (!packed.empty()) {
+    Chunk chunk;
+    chunk.key = take<std::uint64_t>(packed);
+    const auto text_bytes = take<std::uint32_t>(packed), num_ids = take<std::uint32_t>(packed);
+    chunk.index = take<std::int32_t>(packed);
+    chunk.finish_reason = take<std::int32_t>(packed);
+    chunk.text_begin = take<std::int32_t>(packed);
+    chunk.text_end = take<std::int32_t>(packed);
+    take<std::int32_t>(packed);
+    chunk.num_output_tokens = take<std::int32_t>(packed);
+    packed.remove_prefix(6 * sizeof(std::int32_t));
+    for (std::uint32_t i = 0; i < num_ids; ++i) chunk.ids.push_back(take<TokenId>(packed));
+    chunk.text = packed.substr(0, text_bytes);
+    packed.remove_prefix(text_bytes);
+    delivery.chunks.push_back(chunk);
+  }
+  return delivery;
+}
+
+Result result(std::vector<TokenId> ids, std::string text, int index = 0, FinishReason reason = FinishReason::none) {
+  Result result;
+  result.text_end = static_cast<int>(text.size());
+  result.token_ids = std::move(ids);
+  result.text = std::move(text);
+  result.index = index;
+  result.finish_reason = reason;
+  return result;
+}
+
+TEST(Outbox, DeliveriesAreNumberedAndHaveTheChunksInTheirOrder) {
+  Outbox outbox;
+  EXPECT_FALSE(outbox.due());
+  EXPECT_EQ(unpack(outbox.take()).number, 1U);
+  outbox.add(7, result({1, 2}, "ab"), "");
+  outbox.add(3, result({4}, "\xc3\xa9", 1, FinishReason::length), "prompt ");
+  outbox.add_error(5, "[504] late");
+  EXPECT_TRUE(outbox.due());
+  const auto delivery = unpack(outbox.take());
+  EXPECT_EQ(delivery.number, 2U);
+  const std::vector<Chunk> expected = {
+      {.key = 7, .text_end = 2, .ids = {1, 2}, .text = "ab"},
+      {.key = 3, .index = 1, .finish_reason = 2, .text_end = 2, .ids = {4}, .text = "prompt \xc3\xa9"},
+      {.key = 5, .finish_reason = 4, .ids = {}, .text = "[504] late"}};
+  EXPECT_EQ(delivery.chunks, expected);
+  EXPECT_FALSE(outbox.due());
+  EXPECT_FALSE(outbox.waiting());
+}
+
+TEST(Outbox, ChunksOfOneSequenceAreJoinedWhileTheyWait) {
+  Outbox outbox;
+  auto first = result({1, 2}, "b");  // a special token, and " b" without its space
+  first.text_begin = 1;
+  first.text_end = 2;
+  outbox.add(1, first, "");
+  outbox.add(1, result({9}, "other", 1), "");
+  outbox.add(1, result({3}, "cd"), "");
+  auto last = result({4, 5}, "e", 0, FinishReason::stop);  // "e" and a stop word
+  last.num_output_tokens = 5;
+  outbox.add(1, last, "");
+  outbox.add_error(1, "of another sequence");
+  const std::vector<Chunk> expected = {{.key = 1,
+                                        .finish_reason = 1,
+                                        .text_begin = 1,
+                                        .text_end = 5,
+                                        .num_output_tokens = 5,
+                                        .ids = {1, 2, 3, 4, 5},
+                                        .text = "bcde"},
+                                       {.key = 1, .index = 1, .text_end = 5, .ids = {9}, .text = "other"},
+                                       {.key = 1, .finish_reason = 4, .ids = {}, .text = "of another sequence"}};
+  EXPECT_EQ(unpack(outbox.take()).chunks, expected);
+}
+
+TEST(Outbox, WhatComesAfterAnEndIsJoinedToNothing) {
+  Outbox outbox;
+  outbox.add(1, result({1}, "a", 0, FinishReason::stop), "");
+  outbox.add(1, result({2}, "b"), "prompt ");
+  outbox.add(1, result({3}, "c"), "");
+  outbox.add_error(1, "[504] late");
+  outbox.add(1, result({4}, "d"), "");
+  const std::vector<Chunk> expected = {{.key = 1, .finish_reason = 1, .text_end = 1, .ids = {1}, .text = "a"},
+                                       {.key = 1, .text_end = 2, .ids = {2, 3}, .text = "prompt bc"},
+                                       {.key = 1, .finish_reason = 4, .ids = {}, .text = "[504] late"},
+                                       {.key = 1, .text_end = 1, .ids = {4}, .text = "d"}};
+  EXPECT_EQ(unpack(outbox.take()).chunks, expected);
+}
+
+TEST(Outbox, AJoinedTokenCountsAsWhatItAddsToTheDelivery) {
+  Outbox outbox({.deliveries = 1, .held = 4000});
+  outbox.take();
+  for (int i = 0; i < 400; ++i) outbox.add(1, result({i}, "abcd"), "");
+  EXPECT_EQ(outbox.hopeless({}), nullptr);
+  for (int i = 0; i < 100; ++i) outbox.add(1, result({i}, "abcd"), "");
+  EXPECT_STREQ(outbox.hopeless({}), "its reader is too far behind");
+}
+
+TEST(Outbox, ASmallChunkCountsAsTheMemoryThatItTakes) {
+  Outbox outbox({.deliveries = 1, .held = 100'000});
+  outbox.take();
+  for (std::uint64_t key = 0; key < 400; ++key) outbox.add(key, result({1}, "a"), "");
+  EXPECT_STREQ(outbox.hopeless({}), "its reader is too far behind");
+}
+
+TEST(Outbox, ASpaceThatIsNoTextIsCountedWhereItStands) {
+  Outbox outbox;
+  outbox.add(1, result({1}, ""), "");  // a special token
+  auto space = result({2}, "a");
+  space.text_begin = 1;
+  space.text_end = 2;
+  outbox.add(1, space, "");
+  outbox.add(1, result({3}, "b"), "");
+  const auto chunk = unpack(outbox.take()).chunks.at(0);
+  EXPECT_EQ(chunk.text, "ab");
+  EXPECT_EQ(chunk.text_begin, 1);
+  EXPECT_EQ(chunk.text_end, 3);
+}
+
+TEST(Outbox, WhatIsNotReadHoldsBackTheRest) {
+  Outbox outbox({.deliveries = 2});
+  for (int i = 0; i < 2; ++i) {
+    outbox.add(1, result({i}, "x"), "");
+    EXPECT_TRUE(outbox.due());
+    outbox.take();
+  }
+  outbox.add(1, result({2}, "y"), "");
+  outbox.add(1, result({3}, "z"), "");
+  EXPECT_FALSE(outbox.due());
+  outbox.read(0);
+  EXPECT_FALSE(outbox.due());
+  outbox.read(1);
+  EXPECT_TRUE(outbox.due());
+  const auto delivery = unpack(outbox.take());
+  EXPECT_EQ(delivery.number, 3U);
+  EXPECT_EQ(delivery.chunks.at(0).text, "yz");
+  outbox.read(3);
+  outbox.read(2);  // it came late
+  const auto text = error_of([&] { outbox.read(4); }, ErrorCode::invalid_argument);
+  EXPECT_NE(text.find("subscription_read is 4, and the last delivery has the number 3"), std::string::npos) << text;
+}
+
+TEST(Outbox, LargeDeliveriesHoldBackTheRestToo) {
+  Outbox outbox({.bytes = 1000});
+  outbox.add(1, result({1}, std::string(2000, 'x')), "");
+  EXPECT_TRUE(outbox.due());
+  outbox.take();
+  outbox.add(1, result({1}, "y"), "");
+  EXPECT_FALSE(outbox.due());
+  outbox.read(1);
+  EXPECT_TRUE(outbox.due());
+}
+
+TEST(Outbox, OnceItIsUnboundTheReaderCountsNoMore) {
+  Outbox outbox({.deliveries = 1, .held = 10, .patience = seconds(0)});
+  outbox.take();
+  outbox.add(1, result({1}, std::string(20, 'x')), "");
+  EXPECT_FALSE(outbox.due());
+  outbox.unbind();
+  EXPECT_TRUE(outbox.due());
+  EXPECT_EQ(outbox.hopeless({}), nullptr);
+}
+
+TEST(Outbox, AReaderThatStopsIsGivenUpAfterAWhile) {
+  Outbox outbox({.deliveries = 1, .patience = seconds(60)});
+  Outbox::Clock::time_point now{};
+  outbox.take();
+  EXPECT_EQ(outbox.hopeless(now += seconds(100)), nullptr);  // nothing waits
+  outbox.add(1, result({1}, "x"), "");
+  EXPECT_EQ(outbox.hopeless(now += seconds(100)), nullptr);
+  EXPECT_EQ(outbox.hopeless(now += seconds(59)), nullptr);
+  outbox.read(1);
+  outbox.take();
+  outbox.add(1, result({1}, "x"), "");
+  EXPECT_EQ(outbox.hopeless(now += seconds(59)), nullptr);  // it has read something since
+  EXPECT_EQ(outbox.hopeless(now += seconds(59)), nullptr);
+  EXPECT_STREQ(outbox.hopeless(now += seconds(2)), "its reader has stopped reading");
+}
+
+TEST(Outbox, AReaderThatLetsTooMuchWaitIsGivenUp) {
+  Outbox outbox({.deliveries = 1, .held = 1000});
+  outbox.take();
+  outbox.add(1, result({1}, std::string(100, 'x')), "");
+  EXPECT_EQ(outbox.hopeless({}), nullptr);
+  outbox.add(1, result({1}, std::string(900, 'x')), "");
+  EXPECT_STREQ(outbox.hopeless({}), "its reader is too far behind");
+}
+
+}  // namespace
+}  // namespace charonia::triton

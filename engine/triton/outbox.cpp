@@ -1,0 +1,150 @@
+#include "outbox.h"
+
+#include <array>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <span>
+
+#include "base/text.h"
+#include "charonia/error.h"
+
+namespace charonia::triton {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "deliveries are little-endian");
+
+// Before a chunk's ids and its text. The client unpacks it (client/charonia_client/subscription.py).
+struct Head {
+  std::uint64_t key;
+  std::uint32_t text_bytes, num_ids;
+  std::int32_t index, finish_reason, text_begin, text_end;
+  std::int32_t num_input_tokens, num_output_tokens, num_cached_tokens, num_session_tokens;
+  float cum_log_prob;
+  std::array<float, 3> timings;  // queue, first token, total; milliseconds
+};
+static_assert(sizeof(Head) == 64);
+
+// Of what varies from chunk to chunk.
+std::size_t size_of(const Result& result) { return result.token_ids.size() * sizeof(TokenId) + result.text.size(); }
+
+// The chunk `more` behind `result`, of which it is the continuation.
+void join(Result& result, const Result& more) {
+  // All bytes of a chunk's tokens that are before its end are text, but for a leading space and what precedes it.
+  if (result.text_begin == result.text_end) result.text_begin = result.text_end + more.text_begin;
+  result.text_end += more.text_end;
+  result.text += more.text;
+  result.token_ids.insert(result.token_ids.end(), more.token_ids.begin(), more.token_ids.end());
+  result.finish_reason = more.finish_reason;
+  result.cumulative_logprob = more.cumulative_logprob;
+  result.num_input_tokens = more.num_input_tokens;
+  result.num_output_tokens = more.num_output_tokens;
+  result.num_cached_tokens = more.num_cached_tokens;
+  result.num_session_tokens = more.num_session_tokens;
+  result.timings = more.timings;
+}
+
+template <class Value>
+void append_values(std::string& packed, std::span<const Value> values) {
+  packed.append(reinterpret_cast<const char*>(values.data()), values.size_bytes());
+}
+
+}  // namespace
+
+void Outbox::add(std::uint64_t key, const Result& result, std::string_view before) {
+  const auto [place, fresh] = places_.try_emplace({key, result.index}, waiting_.size());
+  const auto at = place->second;
+  packed_ += size_of(result) + (fresh ? before.size() : 0);
+  // What comes with this key later is another request's.
+  if (result.finish_reason != FinishReason::none) places_.erase(place);
+  if (!fresh) return join(waiting_[at].result, result);
+  packed_ += sizeof(Head);
+  auto& chunk = waiting_.emplace_back();
+  chunk.key = key;
+  auto& own = chunk.result;
+  own.index = result.index;
+  own.text_begin = result.text_begin;
+  own.text_end = result.text_end;
+  own.text.reserve(before.size() + result.text.size());
+  own.text.append(before).append(result.text);
+  own.token_ids = result.token_ids;
+  own.finish_reason = result.finish_reason;
+  own.cumulative_logprob = result.cumulative_logprob;
+  own.num_input_tokens = result.num_input_tokens;
+  own.num_output_tokens = result.num_output_tokens;
+  own.num_cached_tokens = result.num_cached_tokens;
+  own.num_session_tokens = result.num_session_tokens;
+  own.timings = result.timings;
+}
+
+void Outbox::add_error(std::uint64_t key, std::string_view text) {
+  auto& chunk = waiting_.emplace_back();
+  chunk.key = key;
+  chunk.result.finish_reason = FinishReason::error;
+  chunk.result.text = text;
+  packed_ += sizeof(Head) + size_of(chunk.result);
+  places_.erase(places_.lower_bound({key, std::numeric_limits<int>::min()}),
+                places_.upper_bound({key, std::numeric_limits<int>::max()}));
+}
+
+std::string Outbox::take() {
+  std::string packed;
+  packed.reserve(sizeof(number_) + packed_);
+  ++number_;
+  append_values(packed, std::span<const std::uint64_t>(&number_, 1));
+  for (const auto& chunk : waiting_) append(packed, chunk);
+  waiting_.clear();
+  places_.clear();
+  packed_ = 0;
+  sent_.push_back(packed.size());
+  sent_bytes_ += packed.size();
+  return packed;
+}
+
+void Outbox::append(std::string& packed, const Chunk& chunk) {
+  const auto& result = chunk.result;
+  const auto& timings = result.timings;
+  const Head head{.key = chunk.key,
+                  .text_bytes = static_cast<std::uint32_t>(result.text.size()),
+                  .num_ids = static_cast<std::uint32_t>(result.token_ids.size()),
+                  .index = result.index,
+                  .finish_reason = static_cast<std::int32_t>(result.finish_reason),
+                  .text_begin = result.text_begin,
+                  .text_end = result.text_end,
+                  .num_input_tokens = result.num_input_tokens,
+                  .num_output_tokens = result.num_output_tokens,
+                  .num_cached_tokens = result.num_cached_tokens,
+                  .num_session_tokens = result.num_session_tokens,
+                  .cum_log_prob = static_cast<float>(result.cumulative_logprob),
+                  .timings = {static_cast<float>(timings.queue_ms), static_cast<float>(timings.first_token_ms),
+                              static_cast<float>(timings.total_ms)}};
+  append_values(packed, std::span<const Head>(&head, 1));
+  append_values(packed, std::span<const TokenId>(result.token_ids));
+  packed += result.text;
+}
+
+void Outbox::read(std::uint64_t number) {
+  if (number > number_) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("subscription_read is ", number, ", and the last delivery has the number ", number_,
+                    "; send the number of a delivery that has come"));
+  }
+  const auto unread = number_ - number;
+  while (sent_.size() > unread) {
+    sent_bytes_ -= sent_.front();
+    sent_.pop_front();
+    behind_since_.reset();
+  }
+}
+
+const char* Outbox::hopeless(Clock::time_point now) {
+  if (held() > limits_.held && !unbound_) return "its reader is too far behind";
+  if (waiting_.empty() || !behind()) {
+    behind_since_.reset();
+    return nullptr;
+  }
+  if (!behind_since_) behind_since_ = now;
+  return now - *behind_since_ > limits_.patience ? "its reader has stopped reading" : nullptr;
+}
+
+}  // namespace charonia::triton

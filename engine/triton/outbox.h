@@ -1,0 +1,88 @@
+// What a subscription has to send, packed into deliveries (docs/contracts.md, "Subscriptions"). Without Triton's API.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "charonia/types.h"
+
+namespace charonia::triton {
+
+// How far a subscription may be ahead of its reader. Deliveries that were sent and not read wait in the server's memory;
+// what comes meanwhile waits in the outbox, where the chunks of a sequence become one.
+struct OutboxLimits {
+  std::size_t deliveries = 256;               // sent and not read
+  std::size_t bytes = std::size_t{4} << 20;   // of these
+  std::size_t held = std::size_t{64} << 20;   // bytes that wait in the outbox
+  std::chrono::seconds patience{60};          // for a reader that is that far behind and reads nothing
+};
+
+// One thread at a time.
+class Outbox {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Outbox(const OutboxLimits& limits = {}) : limits_(limits) {}
+
+  // A result without an error, of the request with that key. `before` goes before its text. After the last one of a
+  // sequence what comes with that key is another request's.
+  void add(std::uint64_t key, const Result& result, std::string_view before);
+  // The end of the request with that key, with the text for its client. Nothing of it may be added afterwards.
+  void add_error(std::uint64_t key, std::string_view text);
+
+  // Whether there is something to send, and the reader is not too far behind.
+  bool due() const { return !waiting_.empty() && !behind(); }
+  // The next delivery, with all that waits: its number, from 1 on, and the chunks in the order in which they came. Of one
+  // sequence there is one at most, but for an error. May be empty but for the number.
+  std::string take();
+
+  // The reader has read all deliveries up to that one. An older number than before changes nothing. Throws
+  // Error(invalid_argument) for one that was not sent.
+  void read(std::uint64_t number);
+
+  // Whether there is something that was not taken.
+  bool waiting() const { return !waiting_.empty(); }
+
+  // From now on nothing is held back: a server that exits takes no word of its readers any more.
+  void unbind() { unbound_ = true; }
+
+  // Why the reader gets no more, or nullptr: it lets too much wait, or for too long. For a caller that asks now and then.
+  const char* hopeless(Clock::time_point now);
+
+ private:
+  struct Chunk {
+    std::uint64_t key = 0;
+    Result result;  // its text is the chunk's, or the error's
+  };
+
+  // And its node in places_.
+  static constexpr std::size_t kChunkMemory =
+      sizeof(Chunk) + sizeof(std::pair<std::pair<std::uint64_t, int>, std::size_t>) + 32;
+
+  bool behind() const {
+    return !unbound_ && (sent_.size() >= limits_.deliveries || sent_bytes_ >= limits_.bytes);
+  }
+  // Bytes of memory that wait: a small chunk takes far more than it has in a delivery.
+  std::size_t held() const { return packed_ + waiting_.size() * kChunkMemory; }
+  static void append(std::string& packed, const Chunk& chunk);
+
+  OutboxLimits limits_;
+  std::vector<Chunk> waiting_;
+  std::map<std::pair<std::uint64_t, int>, std::size_t> places_;  // in waiting_, by key and sequence
+  std::size_t packed_ = 0;                                       // bytes of the next delivery's chunks
+  std::uint64_t number_ = 0;                                     // of the last delivery
+  std::deque<std::size_t> sent_;                                 // sizes of those that are not read, the last ones
+  std::size_t sent_bytes_ = 0;
+  bool unbound_ = false;
+  std::optional<Clock::time_point> behind_since_;
+};
+
+}  // namespace charonia::triton

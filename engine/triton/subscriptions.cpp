@@ -1,0 +1,170 @@
+#include "subscriptions.h"
+
+#include "base/text.h"
+#include "error.h"
+
+namespace charonia::triton {
+
+void Subscriptions::open(const std::string& name, std::shared_ptr<ResponseStream> stream) {
+  const std::lock_guard lock(mutex_);
+  if (open_.size() >= kMost && !open_.contains(name)) {
+    throw Error(ErrorCode::resource_exhausted, cat("there are ", kMost, " subscriptions, and there may be no more; retry after 1 s"));
+  }
+  const auto subscription = std::make_shared<Subscription>(name, std::move(stream));
+  if (!open_.emplace(name, subscription).second) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("subscription '", name, "' is open already: open one under a name of your own, such as a UUID"));
+  }
+  opened_();
+  send(*subscription);
+}
+
+void Subscriptions::close(const std::string& name) {
+  std::vector<FactoryPtr> left;
+  const std::lock_guard lock(mutex_);
+  if (const auto found = open_.find(name); found != open_.end()) remove(found, nullptr, left);
+}
+
+void Subscriptions::read(const std::string& name, std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto subscription = known(name);
+  if (!subscription) return;
+  subscription->outbox_.read(number);
+  if (subscription->outbox_.due()) send(*subscription);
+}
+
+std::shared_ptr<Subscription> Subscriptions::begin(const std::string& name, std::uint64_t key) {
+  const std::lock_guard lock(mutex_);
+  auto subscription = known(name);
+  if (!subscription) {
+    throw Error(ErrorCode::unavailable,
+                cat("there is no subscription '", name, "', or it has ended: open one, and send the request again"));
+  }
+  if (!subscription->running_.insert(key).second) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("subscription_key is ", key, ", and a request of subscription '", name,
+                    "' with that key is running: give each request a key of its own"));
+  }
+  return subscription;
+}
+
+void Subscriptions::ended(Subscription& subscription, std::uint64_t key) {
+  const std::lock_guard lock(mutex_);
+  subscription.running_.erase(key);
+}
+
+void Subscriptions::add(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, const Result& result,
+                        std::string_view before) {
+  const std::lock_guard lock(mutex_);
+  if (subscription->over_) return;
+  subscription->outbox_.add(key, result, before);
+  touch(subscription);
+}
+
+void Subscriptions::add_error(const std::shared_ptr<Subscription>& subscription, std::uint64_t key,
+                              std::string_view text) {
+  const std::lock_guard lock(mutex_);
+  if (subscription->over_) return;
+  subscription->outbox_.add_error(key, text);
+  touch(subscription);
+}
+
+void Subscriptions::flush() {
+  std::vector<std::shared_ptr<Subscription>> sent;  // the last owner of one may be this
+  const std::lock_guard lock(mutex_);
+  sent.swap(touched_);
+  for (const auto& subscription : sent) {
+    subscription->touched_ = false;
+    if (!subscription->over_ && subscription->outbox_.due()) send(*subscription);
+  }
+}
+
+void Subscriptions::look(Clock::time_point now) {
+  std::vector<FactoryPtr> left;
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return;
+  for (auto entry = open_.begin(); entry != open_.end();) {
+    auto& subscription = *entry->second;
+    if (subscription.over_ || subscription.stream_->abandoned()) {
+      entry = remove(entry, nullptr, left);
+    } else if (const auto* why = subscription.outbox_.hopeless(now); why != nullptr) {
+      log_warning(cat("subscription '", subscription.name_, "' ends, and its requests with it: ", why));
+      const Error error(ErrorCode::unavailable, cat("the subscription was ended: ", why));
+      entry = remove(entry, &error, left);
+    } else {
+      ++entry;
+    }
+  }
+}
+
+void Subscriptions::unbind() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return;
+  for (const auto& [name, subscription] : open_) {
+    subscription->outbox_.unbind();
+    if (!subscription->over_ && subscription->outbox_.due()) send(*subscription);
+  }
+}
+
+void Subscriptions::end_idle(const std::exception& error) {
+  std::vector<FactoryPtr> left;
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return;
+  for (auto entry = open_.begin(); entry != open_.end();) {
+    const bool idle = entry->second->running_.empty() && !entry->second->outbox_.waiting();
+    entry = idle ? remove(entry, &error, left) : std::next(entry);
+  }
+}
+
+void Subscriptions::end_all(const std::exception& error, const std::function<void(FactoryPtr)>& take) {
+  std::vector<FactoryPtr> left;
+  {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return;
+    for (auto entry = open_.begin(); entry != open_.end();) {
+      entry->second->outbox_.unbind();
+      if (!entry->second->over_ && entry->second->outbox_.due()) send(*entry->second);  // the errors of its requests
+      entry = remove(entry, &error, left);
+    }
+  }
+  for (auto& factory : left) take(std::move(factory));
+}
+
+std::shared_ptr<Subscription> Subscriptions::known(const std::string& name) {
+  const auto found = open_.find(name);
+  return found == open_.end() || found->second->over_ ? nullptr : found->second;
+}
+
+void Subscriptions::touch(const std::shared_ptr<Subscription>& subscription) {
+  if (subscription->touched_) return;
+  subscription->touched_ = true;
+  touched_.push_back(subscription);
+}
+
+void Subscriptions::send(Subscription& subscription) {
+  sending_.begins();
+  try {
+    subscription.stream_->send(subscription.outbox_.take());
+  } catch (const std::exception& error) {
+    log_error(std::string("a delivery could not be made: ") + error.what());
+    subscription.over_ = true;  // look() removes it
+  }
+  sending_.ended();
+}
+
+FactoryPtr Subscriptions::end(Subscription& subscription, const std::exception* error) {
+  subscription.over_ = true;
+  sending_.begins();
+  auto factory = error == nullptr ? subscription.stream_->close() : subscription.stream_->fail(*error);
+  sending_.ended();
+  return factory;
+}
+
+Subscriptions::Entry Subscriptions::remove(Entry entry, const std::exception* error, std::vector<FactoryPtr>& left) {
+  if (auto factory = end(*entry->second, error)) left.push_back(std::move(factory));
+  const auto next = open_.erase(entry);
+  closed_();
+  return next;
+}
+
+}  // namespace charonia::triton

@@ -1,0 +1,210 @@
+"""Where sessions have their servers, and which servers have yet to forget some: of this process, or of all workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import sqlite3
+import time
+from collections.abc import Iterator, MutableMapping
+from typing import Any, Literal, TypeVar
+
+from charonia_gateway.endpoints.affinity import MAX_SESSIONS, Home, Recent
+from charonia_gateway.shared import Shared
+
+Value = TypeVar("Value")
+Claim = Literal["mine", "theirs", "gone"]
+
+_PRUNE_EVERY = 256  # entries that a worker adds
+_CLAIM_S = 60.0  # longer than a server may take to answer: a claim ends even where its worker could not end it
+POLL_S = 0.02
+_REMEMBER = (
+    "INSERT INTO recent VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value, used = excluded.used"
+)
+
+
+class StaleSessions(Recent[str, None]):
+    """Sessions whose history at a server is out of date, as it was not told."""
+
+    def claim(self, session_id: str) -> Claim:
+        """Before the server is told. mine: release() has to follow. theirs: another worker tells it now. gone: it need
+        not be told any more."""
+        return "mine" if session_id in self else "gone"
+
+    def release(self, session_id: str) -> None:
+        """The server was told, or could not be."""
+
+    def take(self, session_id: str) -> bool:
+        """No longer out of date, unless another worker tells the server now or it was not."""
+        if session_id not in self:
+            return False
+        del self[session_id]
+        return True
+
+    async def told_elsewhere(self, session_id: str) -> None:
+        """Returns when no other worker tells the server of that session."""
+
+
+class _SharedRecent(MutableMapping[str, Value]):
+    """As Recent, of all workers. What another one deletes at the same time is no error. What the database does not take
+    now is kept here, and written with the next change that it takes."""
+
+    def __init__(self, shared: Shared, space: str, limit: int = MAX_SESSIONS) -> None:
+        """space: its name among others."""
+        self._shared = shared
+        self._space = space
+        self._limit = limit
+        self._added = 0
+        self._kept: Recent[str, list[Value]] = Recent(limit)  # by name: a value, or none where it was deleted
+
+    def __getitem__(self, name: str) -> Value:
+        if (kept := self._kept.get(name)) is not None:
+            rows = [json.dumps(value) for value in kept]
+        else:
+            rows = [row[0] for row in self._read("SELECT value FROM recent WHERE space = ? AND name = ?", name)]
+        if not rows:
+            raise KeyError(name)
+        return self._decoded(rows[0])
+
+    def __setitem__(self, name: str, value: Value) -> None:
+        self._write(
+            name,
+            [value],
+            "INSERT INTO recent VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value",
+        )
+
+    def __delitem__(self, name: str) -> None:
+        self._write(name, [], "DELETE FROM recent WHERE space = ? AND name = ?")
+
+    def __iter__(self) -> Iterator[str]:
+        names = dict.fromkeys(str(row[0]) for row in self._read("SELECT name FROM recent WHERE space = ?"))
+        for name, kept in self._kept.items():
+            names.pop(name, None)
+            names |= dict.fromkeys([name] if kept else [])
+        return iter(list(names))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def remember(self, name: str, value: Value) -> None:
+        self._write(name, [value], _REMEMBER)
+        self._added += 1
+        if self._added % _PRUNE_EVERY == 0:
+            with contextlib.suppress(sqlite3.Error):
+                self.prune()
+
+    def _read(self, statement: str, *values: str) -> list[Any]:
+        """Nothing where the database cannot be had."""
+        try:
+            return self._shared.run(statement, (self._space, *values)).fetchall()
+        except sqlite3.Error:
+            return []
+
+    def _write(self, name: str, value: list[Value], statement: str) -> None:
+        try:
+            self._write_kept()
+            self._run(name, value, statement)
+        except sqlite3.Error:
+            self._kept.remember(name, value)
+
+    def _write_kept(self) -> None:
+        """Raises sqlite3.Error."""
+        for name, value in list(self._kept.items()):
+            self._run(name, value, _REMEMBER if value else "DELETE FROM recent WHERE space = ? AND name = ?")
+            del self._kept[name]
+
+    def _run(self, name: str, value: list[Value], statement: str) -> None:
+        more = (json.dumps(value[0]), time.monotonic()) if value else ()
+        self._shared.run(statement, (self._space, name, *more))
+
+    def prune(self) -> None:
+        """Forgets what was not used for the longest time, beyond the limit."""
+        self._shared.run(
+            "DELETE FROM recent WHERE space = ?1 AND name IN "
+            "(SELECT name FROM recent WHERE space = ?1 ORDER BY used DESC LIMIT -1 OFFSET ?2)",
+            (self._space, self._limit),
+        )
+
+    def prune_spaces(self, beginning: str, limit: int) -> None:
+        """Forgets all of the spaces of that name's beginning that were not used for the longest time, beyond `limit`.
+        Raises sqlite3.Error."""
+        self._shared.run(
+            "DELETE FROM recent WHERE space IN (SELECT space FROM recent WHERE substr(space, 1, length(?1)) = ?1 "
+            "GROUP BY space ORDER BY MAX(used) DESC LIMIT -1 OFFSET ?2)",
+            (beginning, limit),
+        )
+
+    def _decoded(self, text: str) -> Value:
+        found: Value = json.loads(text)
+        return found
+
+
+class SharedSessions(_SharedRecent[Home]):
+    """The server of each session of a model, as SessionAffinity."""
+
+    def _decoded(self, text: str) -> Home:
+        return Home(*json.loads(text))
+
+
+class SharedEnds(_SharedRecent[float]):
+    """When each session was ended last, on the clock that all processes of a machine have. One that begins anew is
+    deleted: the end was not for what comes then."""
+
+    def note(self, session_id: str) -> None:
+        self.remember(session_id, time.monotonic())
+
+    def since(self, session_id: str, at: float) -> bool:
+        """Whether it was ended after `at`, of time.monotonic()."""
+        return self.get(session_id, -math.inf) > at
+
+
+class SharedStaleSessions(_SharedRecent[None]):
+    """As StaleSessions. Whoever tells a server holds a claim, so that a session is told once at a time: what comes
+    second could end the turn that has begun after the first. A worker that dies leaves none. Where the database cannot
+    be had, a worker goes on as if it were the only one."""
+
+    def claim(self, session_id: str) -> Claim:
+        now = time.monotonic()
+        try:
+            self._write_kept()
+            taken = self._shared.run(
+                "INSERT INTO claims SELECT space, name, ?3, ?5 FROM recent WHERE space = ?1 AND name = ?2 "
+                "ON CONFLICT DO UPDATE SET worker = excluded.worker, until = excluded.until WHERE until <= ?4",
+                (self._space, session_id, self._shared.worker, now, now + _CLAIM_S),
+            )
+        except sqlite3.Error:
+            return "theirs" if self._is_claimed(session_id) else "mine" if session_id in self else "gone"
+        if taken.rowcount == 1:
+            return "mine"
+        return "theirs" if self._is_claimed(session_id) else "gone"
+
+    def release(self, session_id: str) -> None:
+        values = (self._space, session_id, self._shared.worker)
+        with contextlib.suppress(sqlite3.Error):  # it ends by itself
+            self._shared.run("DELETE FROM claims WHERE space = ? AND name = ? AND worker = ?", values)
+
+    def take(self, session_id: str) -> bool:
+        try:
+            self._write_kept()
+            gone = self._shared.run(
+                "DELETE FROM recent WHERE space = ?1 AND name = ?2 "
+                "AND NOT EXISTS (SELECT 1 FROM claims WHERE space = ?1 AND name = ?2 AND until > ?3)",
+                (self._space, session_id, time.monotonic()),
+            )
+        except sqlite3.Error:
+            if session_id not in self or self._is_claimed(session_id):
+                return False
+            del self[session_id]
+            return True
+        return gone.rowcount == 1
+
+    async def told_elsewhere(self, session_id: str) -> None:
+        while self._is_claimed(session_id):
+            await asyncio.sleep(POLL_S)
+
+    def _is_claimed(self, session_id: str) -> bool:
+        """Also by this worker: a server that left the list and came back has another Endpoint than before."""
+        claims = self._read("SELECT until FROM claims WHERE space = ? AND name = ?", session_id)
+        return any(until > time.monotonic() for (until,) in claims)

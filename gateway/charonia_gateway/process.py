@@ -1,0 +1,59 @@
+"""The gateway as a process: its port, its end in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import uvicorn
+from fastapi import FastAPI
+
+from charonia_gateway.app import create_app
+from charonia_gateway.connection import bounded
+from charonia_gateway.drain import Drain, DrainingServer
+from charonia_gateway.endpoints import Server
+from charonia_gateway.settings import Settings
+from charonia_gateway.worker import Worker, bound_sockets
+
+
+def serve(
+    settings: Settings,
+    servers: Mapping[str, Server] | None = None,
+    started: Callable[[FastAPI], None] | None = None,
+    worker: Worker | None = None,
+) -> None:
+    """Returns after SIGTERM or SIGINT, when all has ended; call it from the main thread. `servers`: as create_app takes
+    them. `started` is called with the application, in the event loop, once the port is open. `worker`: which of several
+    processes this is. Raises ValueError for a file that cannot be used."""
+    drain = Drain(settings.shutdown_timeout_s, idle=worker.is_idle) if worker else Drain(settings.shutdown_timeout_s)
+    app = create_app(settings, drain, servers, worker)
+    certificates = settings.certificates()
+    on_start = partial(started, app) if started else None
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http=bounded(settings.read_timeout_s),
+        ws="none",
+        log_config=None,
+        access_log=False,  # the gateway has its own
+        server_header=False,
+        # Longer than what clients and load balancers keep idle connections for, so that they close first.
+        timeout_keep_alive=75,
+        # What has not ended by then has had its time; this is for connections to close.
+        timeout_graceful_shutdown=1,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+    )
+    if worker is None:
+        DrainingServer(config, drain, settings.write_timeout_s, certificates, on_start).run()
+        return
+
+    def end() -> None:
+        server.should_exit = True
+
+    server = DrainingServer(
+        config, drain, settings.write_timeout_s, certificates, partial(worker.listens, drain.begin, end)
+    )
+    server.run(bound_sockets(settings.host, settings.port, shared=True))

@@ -1,0 +1,100 @@
+"""What preprocessing makes of all fields of a request. No Triton here: model.py translates tensors to and from these
+functions, and `charonia web` calls them without any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import prompt
+from answer_guide import AnswerGuides, Guide, read_tool_choice
+from parsing_options import AnswerFormats, functions_of
+from prompt_ids import Encoded, PromptError, encode_bad_words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fields:
+    """As the tensors of these names have them (docs/contracts.md). None, or empty: not sent."""
+
+    text_input: str | None = None
+    prompt_token_ids: Sequence[int] | None = None
+    messages: str | None = None
+    tools: str | None = None
+    tool_choice: str | None = None
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: str | None = None
+    continue_final_message: bool = False
+    add_special_tokens: bool | None = None
+    stop_words: Sequence[str] = ()
+    bad_words: Sequence[str] = ()
+    logit_bias: str | None = None
+    exclude_input_in_output: bool = True
+    guide: Guide = field(default_factory=Guide)  # what is wrong with it, the engine says
+    session_id: str = ""
+    interactive: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """bad_words: token ids. echo: the prompt's text, where the answer begins with it."""
+
+    chat: Encoded
+    parsing_options: str
+    guide: Guide
+    stop_words: Sequence[str]
+    stop_until: Sequence[str]
+    bad_words: Sequence[Sequence[int]]
+    bias_ids: Sequence[int]
+    bias_values: Sequence[float]
+    echo: str
+
+
+class Preparation:
+    """For requests to one model. Raises ValueError for a setting in `environment` that names no format. limit: tokens
+    of the longest sequence; None: not known."""
+
+    def __init__(self, tokenizer: Any, environment: Mapping[str, str], limit: int | None) -> None:
+        self.tokenizer = tokenizer
+        self.limit = limit
+        self.formats = AnswerFormats(tokenizer.chat_template, environment)
+        self._guides = AnswerGuides(self.formats, special_tokens(tokenizer))
+
+    def prepare(self, fields: Fields) -> Prepared:
+        """Raises PromptError for what is wrong with them."""
+        if fields.interactive and not fields.session_id:
+            raise PromptError("interactive", "true without a session", "send the session's session_id")
+        choice = read_tool_choice(fields.tool_choice)
+        tools = None if choice.kind == "none" else fields.tools
+        shown = not fields.exclude_input_in_output
+        chat = prompt.build_prompt(
+            self.tokenizer,
+            fields.text_input,
+            fields.messages,
+            tools,
+            fields.chat_template_kwargs,
+            token_ids=fields.prompt_token_ids,
+            special=fields.add_special_tokens,
+            with_text=shown,
+            interactive=fields.interactive,
+            limit=self.limit,
+            continues=fields.continue_final_message,
+        )
+        parallel = fields.parallel_tool_calls
+        prompted = None if fields.messages is None else chat.text
+        functions = functions_of(tools)
+        offered = None if tools is None else functions
+        options = self.formats.options(prompted, offered, parallel, forced=choice.forced, num_begun=chat.num_begun)
+        guide = self._guides.make(prompted, functions, choice, parallel, fields.guide, num_begun=chat.num_begun)
+        stop_words, stop_until = self.formats.stops(
+            prompted, offered, fields.stop_words, choice.forced, num_begun=chat.num_begun
+        )
+        bad_words = encode_bad_words(self.tokenizer, fields.bad_words)
+        ids, values = ([], []) if fields.logit_bias is None else prompt.parse_logit_bias(fields.logit_bias)
+        echo = chat.text if shown else ""
+        return Prepared(chat, options, guide, stop_words, stop_until, bad_words, ids, values, echo)
+
+
+def special_tokens(tokenizer: Any) -> dict[str, int]:
+    """The ids of tokens that are no part of a text, as convert's token table has them."""
+    return {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}

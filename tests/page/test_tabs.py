@@ -1,0 +1,128 @@
+"""Several tabs of one browser with the chat page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import httpx
+from chat import answers, button, expect, field, finished, say
+from scripted import Scripted
+
+if TYPE_CHECKING:
+    from playwright.sync_api import BrowserContext, Page
+
+LOOK = "dispatchEvent(new Event('online'))"  # the page asks the server at once
+MAX_CONNECTIONS = 6  # of a browser to a server over HTTP/1.1
+
+
+def another_tab(page: Page) -> Page:
+    tab = page.context.new_page()
+    tab.goto(page.url)
+    tab.get_by_label("Model", exact=True).wait_for()
+    return tab
+
+
+def test_two_tabs_have_the_same_conversations(page: Page, server: Scripted) -> None:
+    other = page.context.new_page()
+    other.goto(server.url)
+    say(page, "From the first tab")
+    finished(page)
+    other.get_by_role("button", name="From the first tab", exact=True).click()
+    expect(answers(other)).to_contain_text("Hello!")
+
+
+def test_two_tabs_that_write_at_once_lose_nothing(page: Page, server: Scripted) -> None:
+    say(page, "Start")
+    finished(page)
+    other = page.context.new_page()
+    other.goto(server.url)
+    button(other, "Start").click()
+    expect(answers(other)).to_have_count(1)
+    server.script(["from one", {"sleep": 3}, "."], "from two")
+    say(page, "Question of the first tab")
+    expect(other.get_by_role("article", name="You").last).to_contain_text("Question of the first tab")
+    say(other, "Question of the other tab")
+    expect(other.get_by_text("from two")).to_be_visible()
+    expect(answers(page).nth(1).locator(".markdown")).to_have_text("from one.")
+    for tab in (page, other):
+        expect(answers(tab).locator(".markdown")).to_have_text(["Hello!", "from one.", "from two"])
+        expect(tab.locator("[aria-busy=true]")).to_have_count(0)
+        tab.reload()
+        button(tab, "Start").click()
+        expect(answers(tab).locator(".markdown")).to_have_text(["Hello!", "from one.", "from two"])
+
+
+def test_a_chat_that_is_deleted_in_one_tab_stays_deleted_in_all(page: Page, server: Scripted) -> None:
+    server.script(["Once", {"wait": True}, " more"])
+    say(page, "Tell")
+    expect(answers(page)).to_contain_text("Once")
+    other = another_tab(page)
+    button(other, "Tell").click()
+    field(page).fill("a draft")
+    button(other, "Delete: Tell").click()
+    expect(page.get_by_text("This chat was deleted in another tab")).to_be_visible()
+    expect(field(page)).to_have_value("a draft")  # of a new chat now
+    for tab in (page, other):
+        expect(tab.locator(".chat-title")).to_have_count(0)
+    other.reload()
+    other.get_by_text("Chats are kept in this browser only").wait_for()
+    expect(other.locator(".chat-title")).to_have_count(0)
+
+
+def test_undo_brings_a_deleted_chat_back_in_all_tabs(page: Page, server: Scripted) -> None:
+    say(page, "Tell")
+    finished(page)
+    other = another_tab(page)
+    button(page, "Delete: Tell").click()
+    expect(other.locator(".chat-title")).to_have_count(0)
+    button(page, "Undo").click()
+    for tab in (page, other):
+        button(tab, "Tell").click()
+        expect(answers(tab)).to_contain_text("Hello!")
+
+
+def health_asked(server: Scripted) -> int:
+    count: int = httpx.get(f"{server.url}/_health_asked").json()
+    return count
+
+
+def test_fifty_tabs_share_six_connections_and_one_question(
+    server: Scripted, new_context: Callable[..., BrowserContext]
+) -> None:
+    context = new_context()
+    tabs = [context.new_page() for _ in range(50)]
+    for tab in tabs:
+        tab.goto(server.url, wait_until="commit")
+    for tab in tabs:
+        tab.get_by_label("Model", exact=True).wait_for()
+
+    # Streams that have all connections, with questions and a message behind them.
+    streaming, waiting, rest = tabs[:MAX_CONNECTIONS], tabs[MAX_CONNECTIONS], tabs[MAX_CONNECTIONS + 1 :]
+    slow = [*["word "] * 3, {"wait": True}, "end"]
+    server.script(*[slow] * MAX_CONNECTIONS, "at last")
+    for tab in streaming:
+        say(tab, "Hello?")
+        expect(answers(tab)).to_contain_text("word word word")
+    say(waiting, "Me too")
+    for tab in rest:
+        tab.evaluate(LOOK)
+    expect(waiting.get_by_text("Other tabs are writing answers")).to_be_visible()
+    httpx.post(f"{server.url}/_release")
+    for tab in streaming:
+        expect(finished(tab).locator(".markdown")).to_have_text("word word word end")
+    expect(finished(waiting)).to_contain_text("at last")
+    assert all(tab.locator(".banner").count() == 0 for tab in tabs)
+
+    # A server in trouble is asked by about one tab a second, and all of them show what it said.
+    server.script(reason="the model is being loaded")
+    tabs[0].evaluate(LOOK)
+    for tab in tabs:
+        tab.get_by_text("The server is not ready yet").wait_for()
+    before, began = health_asked(server), time.monotonic()
+    tabs[0].wait_for_timeout(3000)
+    assert health_asked(server) - before <= 4 * (time.monotonic() - began)
+    server.script()
+    for tab in tabs:
+        expect(tab.locator(".banner")).to_have_count(0)

@@ -1,0 +1,113 @@
+"""A gateway whose answers come from the server by one stream (CHARONIA_GATEWAY_SUBSCRIBE)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import engine_metrics
+import httpx
+import pytest
+from gateway_process import gateway
+from stack import HANG_S, Stack
+
+CHAT = [{"role": "user", "content": "Name five colours and describe each."}]
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture(scope="module")
+def subscribing(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of one before `stack`."""
+    log = tmp_path_factory.mktemp("subscribing") / "gateway.log"
+    with gateway(stack.grpc, log, CHARONIA_GATEWAY_SUBSCRIBE="true", CHARONIA_MODEL_NAME="demo") as own:
+        yield own.url
+
+
+def without_names(text: str) -> list[Any]:
+    """The events of a stream, or the body, without what no two answers share."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line and line != "data: [DONE]"]
+    found = [json.loads(line) for line in lines]
+    for one in found:
+        for name in ("id", "created", "model", "timings", "system_fingerprint"):
+            one.pop(name, None)
+        one.get("usage", None) and one["usage"].pop("prompt_tokens_details", None)
+    return found
+
+
+def joined(events: list[Any]) -> dict[int, tuple[str, list[Any]]]:
+    """By choice: the text, and all that comes once; where a text is cut depends on when it was made."""
+    texts: dict[int, tuple[str, list[Any]]] = {}
+    for event in events:
+        for choice in event["choices"]:
+            text, rest = texts.get(choice["index"], ("", []))
+            delta = choice.pop("delta", None) or {}
+            text += delta.pop("content", None) or choice.pop("text", None) or ""
+            rest += [one for one in (delta, choice["finish_reason"], (choice["logprobs"] or {}).get("content")) if one]
+            texts[choice["index"]] = (text, rest)
+    return texts
+
+
+async def test_it_answers_as_one_with_calls_does(stack: Stack, subscribing: str) -> None:
+    chat = {"messages": CHAT, "max_tokens": 40, "temperature": 1.0}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        *(("chat/completions", {**chat, "seed": seed, "stream": True}) for seed in range(8)),
+        ("chat/completions", {**chat, "seed": 1, "n": 3, "stream": True}),
+        ("chat/completions", {**chat, "seed": 1, "n": 2}),
+        ("chat/completions", {**chat, "seed": 2, "stop": ["e", " the"], "stream": True}),
+        ("chat/completions", {**chat, "seed": 2, "tools": [TOOL], "stream": True}),
+        ("completions", {"prompt": ["One two", "Red"], "echo": True, "seed": 3, "max_tokens": 8, "stream": True}),
+        ("completions", {"prompt": "One two", "best_of": 4, "n": 2, "seed": 3, "max_tokens": 8}),
+    ]
+
+    async def answers(url: str) -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=url, timeout=HANG_S) as http:
+            return await asyncio.gather(
+                *(http.post(f"/v1/{path}", json={"model": "demo", **fields}) for path, fields in asked)
+            )
+
+    for (_, fields), by_stream, by_call in zip(
+        asked, await answers(subscribing), await answers(stack.gateway), strict=True
+    ):
+        assert by_stream.status_code == by_call.status_code == 200, by_stream.text
+        if fields.get("stream"):
+            assert joined(without_names(by_stream.text)) == joined(without_names(by_call.text))
+            assert by_stream.text.endswith("data: [DONE]\n\n")
+        else:
+            assert without_names(by_stream.text) == without_names(by_call.text)
+
+
+async def test_an_error_has_the_status_that_it_has_by_calls(subscribing: str) -> None:
+    async with httpx.AsyncClient(base_url=subscribing, timeout=HANG_S) as http:
+        for fields, status in (
+            ({"prompt": "word " * 100_000}, 400),
+            ({"prompt": "a", "guided_regex": "("}, 400),
+            ({"prompt": "a", "max_tokens": 4}, 200),
+        ):
+            for stream in (False, True):
+                body = {"model": "demo", "stream": stream, **fields}
+                assert (await http.post("/v1/completions", json=body)).status_code == status
+
+
+async def test_clients_that_leave_cancel_their_requests_and_no_others(slow: Stack, tmp_path: Any) -> None:
+    long = {"model": "model", "ignore_eos": True, "max_tokens": 3000, "stream": True, "messages": CHAT}
+    with gateway(slow.grpc, tmp_path / "gateway.log", CHARONIA_GATEWAY_SUBSCRIBE="true") as own:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S, limits=limits) as http:
+            before = await engine_metrics.idle(slow.metrics)
+
+            async def leave(number: int) -> None:
+                async with http.stream("POST", "/v1/chat/completions", json={**long, "seed": number}) as answer:
+                    async for line in answer.aiter_lines():
+                        if '"content"' in line:
+                            return
+
+            stays = asyncio.create_task(http.post("/v1/chat/completions", json={**long, "max_tokens": 200}))
+            await asyncio.gather(*(leave(number) for number in range(24)))
+            assert json.loads((await stays).text.splitlines()[-4].removeprefix("data: "))["choices"][0][
+                "finish_reason"
+            ] == ("length")
+            after = await engine_metrics.idle(slow.metrics)
+            assert after.cancelled - before.cancelled == 24
+            assert after.generated_tokens - before.generated_tokens < 24 * 1500

@@ -1,0 +1,363 @@
+"""Subscriptions of the model `engine` in the real server: one stream for what comes of many requests.
+
+Read with Triton's own messages, and unpacked as docs/contracts.md says: an independent view of what our client shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import struct
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import tritonclient.grpc.aio as triton
+from charonia_client import Client, GenerateRequest
+from prometheus_client.parser import text_string_to_metric_families
+from stack import HANG_S, Stack, running
+from triton_stream import collect, make_inputs
+from tritonclient.grpc import service_pb2 as pb
+
+ENDLESS = 3900  # tokens of the slow model, whose context is 4096
+REASONS = ("", "stop", "length", "cancelled", "error")
+HEAD = struct.Struct("<QIIiiiiiiiiffff")
+
+
+@dataclass
+class Answer:
+    """What has come of one sequence of one request."""
+
+    text: bytes = b""
+    ids: list[int] = field(default_factory=list)
+    reason: str = ""
+    chunks: int = 0
+    num_output_tokens: int = 0
+    num_session_tokens: int = 0
+
+
+class Reader:
+    """A subscription. What has come stands in `answers`, by key and sequence; `error` is what ended it."""
+
+    def __init__(self, channel: grpc.aio.Channel, *, acknowledges: bool = True) -> None:
+        self.name = str(uuid.uuid4())
+        self.answers: dict[tuple[int, int], Answer] = {}
+        self.errors: dict[int, str] = {}  # by key
+        self.number = 0  # of the last delivery
+        self.error = ""
+        self.over = False
+        self._acknowledges = acknowledges
+        self._news = asyncio.Condition()
+        self._infer = channel.unary_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelStreamInferResponse.FromString,
+        )
+        self._task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for message in self._infer(self.message("engine", outputs=["deliveries"])):
+            if message.error_message:
+                self.error = message.error_message
+                continue
+            (packed,) = message.infer_response.raw_output_contents
+            self._take(packed[4:])
+            async with self._news:
+                self._news.notify_all()
+            if self._acknowledges and self.number % 16 == 0:
+                await self.ask("engine", subscription_read=self.number)  # refused by a server that ends
+        self.over = True
+        async with self._news:
+            self._news.notify_all()
+
+    def _take(self, packed: bytes) -> None:
+        (number,) = struct.unpack_from("<Q", packed)
+        assert number == self.number + 1
+        self.number, at = number, 8
+        while at < len(packed):
+            key, text_bytes, num_ids, index, reason, begin, end, *counts = HEAD.unpack_from(packed, at)
+            at += HEAD.size
+            ids = struct.unpack_from(f"<{num_ids}i", packed, at)
+            at += 4 * num_ids
+            text = packed[at : at + text_bytes]
+            at += text_bytes
+            assert 0 <= begin <= end
+            if REASONS[reason] == "error":
+                self.errors[key] = text.decode()
+                continue
+            answer = self.answers.setdefault((key, index), Answer())
+            assert not answer.reason, "a chunk came after the last one"
+            answer.text += text
+            answer.ids += ids
+            answer.reason = REASONS[reason]
+            answer.chunks += 1
+            answer.num_output_tokens, answer.num_session_tokens = counts[1], counts[3]
+        assert at == len(packed)
+
+    def message(self, model: str, *, id: str = "", outputs: list[str] | None = None, **fields: Any) -> Any:
+        message = pb.ModelInferRequest(model_name=model, id=id)
+        for tensor in make_inputs({"subscription": self.name, **fields}):
+            message.inputs.append(tensor._get_tensor())
+            message.raw_input_contents.append(tensor._get_content())
+        for name in outputs or ():
+            message.outputs.add(name=name)
+        return message
+
+    async def ask(self, model: str = "ensemble", **fields: Any) -> str:
+        """Sends a request that names the subscription: "" or its error, once its call has ended."""
+        error = ""
+        async for message in self._infer(self.message(model, **fields)):
+            assert message.error_message, "an answer came on the call"
+            error = message.error_message
+        return error
+
+    async def acknowledge(self) -> None:
+        assert not await self.ask("engine", subscription_read=self.number)
+
+    async def end(self) -> None:
+        assert not await self.ask("engine", subscription_end=True)
+        await self.until(lambda: self.over)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with self._news:
+            await asyncio.wait_for(self._news.wait_for(holds), HANG_S)
+
+    async def until_open(self) -> None:
+        await self.until(lambda: self.number > 0)
+
+    async def until_ended(self, key: int, sequences: int = 1) -> list[Answer]:
+        def ended() -> bool:
+            found = [self.answers.get((key, index)) for index in range(sequences)]
+            return key in self.errors or all(answer is not None and answer.reason for answer in found)
+
+        await self.until(ended)
+        return [self.answers[key, index] for index in range(sequences)] if key not in self.errors else []
+
+
+@pytest.fixture
+async def reader(stack: Stack) -> AsyncIterator[Reader]:
+    async with grpc.aio.insecure_channel(stack.grpc) as channel:
+        made = Reader(channel)
+        await made.until_open()
+        yield made
+        await made.end()
+        assert not made.error
+
+
+@contextlib.asynccontextmanager
+async def slow_reader(stack: Stack, **options: Any) -> AsyncIterator[Reader]:
+    """Of a server that may end while it is read."""
+    async with grpc.aio.insecure_channel(stack.grpc) as channel:
+        made = Reader(channel, **options)
+        await made.until_open()
+        yield made
+
+
+async def running_requests(stack: Stack) -> float:
+    """Of the engine, waiting ones included."""
+    async with httpx.AsyncClient(verify=False, trust_env=False, timeout=HANG_S) as http:
+        text = (await http.get(stack.metrics)).text
+    names = ("charonia_num_requests_running", "charonia_num_requests_waiting")
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return sum(sample.value for sample in samples if sample.name in names)
+
+
+async def until_idle(stack: Stack) -> None:
+    deadline = time.monotonic() + HANG_S
+    while await running_requests(stack):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+async def test_what_comes_by_a_subscription_is_what_comes_by_calls(stack: Stack, reader: Reader) -> None:
+    chat = json.dumps([{"role": "user", "content": "Name five colours, and greet me in Russian and Japanese: 色 🎨"}])
+    asked: list[dict[str, Any]] = [
+        {"messages": chat, "temperature": 1.0, "seed": seed, "max_tokens": 60, "stream": seed % 3 != 2}
+        for seed in range(12)
+    ]
+    more = {"temperature": 0.0, "stream": True}
+    asked.append({"text_input": "One two", "exclude_input_in_output": False, "max_tokens": 8, **more})
+    asked.append({"messages": chat, "max_tokens": 40, "stop_words": ["e", " a"], **more})
+    assert not any(await asyncio.gather(*(reader.ask(**one, subscription_key=key) for key, one in enumerate(asked))))
+    async with triton.InferenceServerClient(stack.grpc) as client:
+        for key, one in enumerate(asked):
+            whole = await collect(client, one)
+            (answer,) = await reader.until_ended(key)
+            assert answer.text == b"".join(part.text for part in whole)
+            assert answer.ids == [id for part in whole for id in part.ids]
+            assert answer.reason == whole[-1].finish_reason
+            assert answer.num_output_tokens == whole[-1].tensors["num_output_tokens"][0]
+            assert one["stream"] or answer.chunks == 1
+
+
+async def test_a_client_that_subscribes_gets_what_others_get(stack: Stack) -> None:
+    chat = [{"role": "user", "content": "Name five colours."}]
+    asked = [
+        {"messages": chat, "temperature": 1.0, "seed": seed, "max_tokens": 48, "n": 1 + seed % 3, "stream": seed != 5}
+        for seed in range(16)
+    ]
+    asked.append({"messages": chat, "temperature": 0.0, "stop_words": ["e", " a"], "name_stop_word": True})
+    asked.append({"text": "One two", "echo": True, "temperature": 0.0, "max_tokens": 4})
+    asked.append({"messages": chat, "temperature": 0.0, "max_tokens": 4, "logprobs": 2})
+
+    async def read(client: Client, fields: dict[str, Any]) -> dict[int, list[Any]]:
+        found: dict[int, list[Any]] = {}
+        async for part in client.generate(GenerateRequest(**fields)):
+            one = found.setdefault(part.index, ["", (), None, None])
+            one[:] = [one[0] + part.text, one[1] + part.token_ids, part.finish_reason, part.stop_word]
+        return found
+
+    async with Client(stack.grpc) as client, Client(stack.grpc, subscribe=True) as subscribed:
+        answers = await asyncio.gather(*(read(subscribed, fields) for fields in asked))
+        assert answers == await asyncio.gather(*(read(client, fields) for fields in asked))
+    assert answers[-3][0][3] in ("e", " a")
+    await until_idle(stack)
+
+
+async def test_every_character_comes_whole(parrot: Stack) -> None:
+    text = "Žluťoučký kůň 𝄞 你好, мир! नमस्ते 👩‍👩‍👧"
+    async with slow_reader(parrot) as reader:
+        asked = {"text_input": text, "max_tokens": 200, "seed": 1, "stream": True}
+        assert not await reader.ask(**asked)
+        (answer,) = await reader.until_ended(0)
+        async with triton.InferenceServerClient(parrot.grpc) as client:
+            whole = await collect(client, asked)
+        assert answer.text == b"".join(part.text for part in whole)
+        answer.text.decode()
+        await reader.end()
+
+
+async def test_several_sequences_and_sessions(reader: Reader) -> None:
+    more = {"messages": json.dumps([{"role": "user", "content": "Hi"}]), "max_tokens": 8, "temperature": 1.0}
+    assert not await reader.ask(**more, num_return_sequences=3, seed=1, stream=True, subscription_key=1)
+    answers = await reader.until_ended(1, sequences=3)
+    assert all(answer.ids for answer in answers)
+    session = str(uuid.uuid4())
+    for key in (2, 3):
+        assert not await reader.ask(**more, session_id=session, interactive=True, stream=True, subscription_key=key)
+        (answer,) = await reader.until_ended(key)
+    assert answer.num_session_tokens > 0
+
+
+async def test_errors_of_a_request_come_on_its_call_or_in_the_subscription(reader: Reader) -> None:
+    text = {"text_input": "a", "stream": True}
+    assert "[400]" in await reader.ask(text_input="a", temperature=-1.0)
+    assert "log probabilities do not go through one" in await reader.ask(text_input="a", return_log_probs=True)
+    assert "[400]" in await reader.ask(messages="[[")
+    assert "subscription_read is 99" in await reader.ask("engine", subscription_read=99)
+    assert not await reader.ask(
+        **text, guided_decoding_guide_type="regex", guided_decoding_guide="(", subscription_key=8
+    ), "the guide is compiled later"
+    await reader.until_ended(8)
+    assert reader.errors[8].startswith("[400] ")
+    assert not await reader.ask(**text, max_tokens=3, subscription_key=9)
+    await reader.until_ended(9)
+    assert reader.answers[9, 0].reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"subscription": "x" * 257}, "subscription has 257 bytes and must have at most 256"),
+        ({"subscription": "a\nb"}, "[400] subscription has bytes that are no UTF-8, or control characters"),
+        ({"subscription": "", "input_ids": [5], "session_id": "a\0b"}, "[400] session_id has bytes that are no UTF-8"),
+        ({"subscription": "nobody's", "input_ids": [5]}, "[503] there is no subscription 'nobody's'"),
+        ({"subscription": "", "subscription_key": 1, "input_ids": [5]}, "subscription_key is sent without"),
+        ({"subscription": "", "subscription_end": True}, "subscription_end is sent without subscription"),
+        ({"subscription": "a", "subscription_end": True, "input_ids": [5]}, "requests of their own"),
+    ],
+)
+async def test_what_is_wrong_is_named(reader: Reader, fields: dict[str, Any], named: str) -> None:
+    assert named in await reader.ask("engine", **fields)
+
+
+async def test_a_name_is_one_subscriptions_only(reader: Reader) -> None:
+    assert "is open already" in await reader.ask("engine")
+
+
+async def test_a_request_is_stopped_by_its_id(slow: Stack) -> None:
+    async with slow_reader(slow) as reader:
+        assert not await reader.ask(text_input="a", max_tokens=ENDLESS, stream=True, id="one")
+        await reader.until(lambda: (0, 0) in reader.answers)
+        async with triton.InferenceServerClient(slow.grpc) as client:
+            inputs = make_inputs({"stop": True})
+
+            async def stop() -> AsyncIterator[dict[str, Any]]:
+                yield {"model_name": "engine", "inputs": inputs, "request_id": "one"}
+
+            async for _ in client.stream_infer(stop()):
+                pass
+        (answer,) = await reader.until_ended(0)
+        assert answer.reason == "cancelled"
+        await reader.end()
+
+
+async def test_a_key_is_one_running_requests_only(slow: Stack) -> None:
+    async with slow_reader(slow) as reader, slow_reader(slow) as other:
+        assert not await reader.ask(text_input="a", max_tokens=ENDLESS, stream=True, subscription_key=7)
+        said = await reader.ask(text_input="a", max_tokens=3, stream=True, subscription_key=7)
+        assert "[400] subscription_key is 7, and a request of subscription" in said
+        assert not await other.ask(text_input="a", max_tokens=3, stream=True, subscription_key=7)
+        for _ in range(2):
+            assert not await reader.ask(text_input="a", max_tokens=3, stream=True, subscription_key=8)
+            await reader.until_ended(8)
+            del reader.answers[8, 0]
+        await reader.end()
+        await other.end()
+
+
+async def test_the_end_of_a_subscription_cancels_its_requests_and_no_others(slow: Stack) -> None:
+    async with slow_reader(slow) as reader, slow_reader(slow) as other:
+        for key in range(8):
+            assert not await reader.ask(text_input="a", max_tokens=ENDLESS, stream=True, subscription_key=key)
+        assert not await other.ask(text_input="a", max_tokens=200, stream=True)
+        await reader.until(lambda: len(reader.answers) == 8)
+        await reader.end()
+        assert not any(answer.reason for answer in reader.answers.values())
+        (answer,) = await other.until_ended(0)
+        assert (answer.reason, len(answer.ids)) == ("length", 200)
+        await until_idle(slow)
+        assert "[503] there is no subscription" in await reader.ask(text_input="a")
+        await other.end()
+
+
+async def test_a_slow_reader_gets_all_in_fewer_deliveries_and_holds_up_nobody(slow: Stack) -> None:
+    async with slow_reader(slow, acknowledges=False) as reader, slow_reader(slow) as other:
+        assert not await reader.ask(text_input="a", max_tokens=600, seed=1, stream=True)
+        assert not await other.ask(text_input="a", max_tokens=600, seed=1, stream=True)
+        await asyncio.gather(other.until_ended(0), until_idle(slow))
+        assert reader.number == 256
+        assert not reader.answers[0, 0].reason
+        await reader.acknowledge()
+        (answer,) = await reader.until_ended(0)
+        assert reader.number == 257
+        assert (answer.reason, answer.ids) == ("length", other.answers[0, 0].ids)
+        assert answer.text == other.answers[0, 0].text
+        await reader.end()
+        await other.end()
+
+
+async def test_a_server_that_drains_ends_subscriptions_when_their_requests_have_ended(
+    slow_model: Path, tmp_path: Path
+) -> None:
+    with running(Stack(slow_model, tmp_path, {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
+        async with slow_reader(served) as idle, slow_reader(served) as busy:
+            assert not await busy.ask(text_input="a", max_tokens=ENDLESS, stream=True, subscription_key=1)
+            assert not await busy.ask(text_input="a", max_tokens=30, stream=True, subscription_key=2)
+            await busy.until(lambda: len(busy.answers) == 2)
+            served.signal(signal.SIGTERM)
+            await idle.until(lambda: idle.over)
+            await busy.until(lambda: busy.over)
+        assert "[503] the server is shutting down" in idle.error
+        assert "[503] the server is shutting down" in busy.error
+        assert busy.errors[1].startswith("[503] the server is shutting down; the request was ended after ")
+        assert busy.answers[2, 0].reason == "length"
+        assert served.wait() == 0

@@ -1,0 +1,70 @@
+"""The figures of `charonia benchmark streaming`."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from charonia.bench import records
+from charonia.bench.streaming import Load, Round, case_records, jobs_of, process_name
+
+
+def test_processes_are_known_by_their_command_lines() -> None:
+    stub = "/opt/triton_python_backend_stub"
+    assert process_name(["/opt/tritonserver", "--model-repository=/x"]) == "Triton"
+    assert process_name([stub, "/run/model_repository/postprocessing/1/model.py", "triton_shm"]) == "postprocessing"
+    assert process_name(["/venv/bin/python", "-m", "charonia_gateway"]) == "gateway"
+    assert process_name(["/venv/bin/python", "-m", "charonia_gateway.worker", "7"]) == "gateway"
+    assert process_name(["/venv/bin/python", "-m", "charonia", "serve", "x"]) == "launcher"
+    assert process_name([]) == "launcher"
+
+
+def test_a_case_has_two_requests_for_each_stream_and_eight_at_least() -> None:
+    assert len(jobs_of(1, "x", 4)) == 8
+    assert len(jobs_of(64, "x", 4)) == 128
+
+
+def _round(cpu_s: float) -> Round:
+    names = ("Triton", "preprocessing", "postprocessing", "parsing", "gateway", "launcher", "client")
+    whole = dict.fromkeys(names, 0.5)
+    streamed = {**whole, "Triton": 0.5 + cpu_s, "gateway": 0.5 + 2 * cpu_s, "launcher": 99.0}
+    return Round(
+        Load(events=1000, tokens=3000, seconds=2.0, late_ms=[1.0, 3.0]),
+        Load(events=10, tokens=3000, seconds=1.0, late_ms=[]),
+        2000,
+        streamed,
+        whole,
+        {"ensemble": 0.0, "engine": 1.0, "postprocessing": 4.0},
+    )
+
+
+def test_the_price_of_a_response_is_what_streamed_tokens_cost_more() -> None:
+    found = case_records("gateway", 64, [_round(0.1), _round(0.2), _round(0.3)])
+    value = {(record.name, record.unit): record.value for record in found}
+    assert (value["responses", ""], value["events", ""]) == (2000, 1000) and value["tokens per event", ""] == 3
+    assert value["streamed", "tokens/s"] == 1500 and value["whole", "tokens/s"] == 3000
+    assert value["Triton", "us/response"] == pytest.approx(100)
+    assert value["gateway", "us/response"] == pytest.approx(200)
+    assert value["server", "us/response"] == pytest.approx(300)
+    assert value["postprocessing", "us/response"] == 0
+    assert ("launcher", "us/response") not in value and ("parsing", "us/response") not in value
+    assert value["responses/s per core", ""] == pytest.approx(2000 / (2.5 + 0.6))
+    assert value["queue of postprocessing", "ms"] == 4
+    assert value["late, median", "ms"] == 2
+    alone = {record.name for record in case_records("triton", 64, [_round(0.1)])}
+    assert "gateway" not in alone and "server" in alone
+
+
+def test_the_table_of_four_cases_fits_80_columns() -> None:
+    some = [record for level in (1, 8, 64, 256) for record in case_records("gateway", level, [_round(0.1)])]
+    console = Console(file=io.StringIO(), width=80)
+    records.print_records(console, some)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert {word for record in some for word in record.name.replace(",", "").split()} <= set(
+        text.replace(",", "").split()
+    )
+    assert "…" not in text

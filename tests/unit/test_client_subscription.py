@@ -1,0 +1,294 @@
+"""The client's answers by a subscription, against a server that does as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncIterator
+
+import pytest
+from charonia_client import (
+    BadRequest,
+    Client,
+    ConnectionLost,
+    DeadlineExceeded,
+    GenerateRequest,
+    GenerateResponse,
+    ServerError,
+    Unavailable,
+    Unresponsive,
+)
+from charonia_client.subscription import SubscribedStream, unpack
+from charonia_client.tensors import encode
+from triton_double import Double, chunk, error, input_text, parsed, part, process_that_dies_of_requests
+from tritonclient.grpc import service_pb2 as pb
+
+HANG_S = 60
+Responses = AsyncIterator[pb.ModelStreamInferResponse]
+
+
+async def letters(request: pb.ModelInferRequest) -> Responses:
+    """The request's text, a letter at a time."""
+    text = input_text(request, "text_input")
+    for letter in text[:-1]:
+        yield part(letter)
+        await asyncio.sleep(0)
+    yield part(text[-1], "stop")
+
+
+async def read(client: Client, text: str, **fields: object) -> list[GenerateResponse]:
+    return [one async for one in client.generate(GenerateRequest(text=text, **fields))]  # type: ignore[arg-type]
+
+
+def joined(parts: list[GenerateResponse]) -> str:
+    return "".join(one.text for one in parts)
+
+
+async def test_many_answers_come_by_one_stream() -> None:
+    texts = [f"the answer to question {number}" for number in range(40)]
+    async with Double() as double:
+        double.behaviour = letters
+        async with Client(double.target, subscribe=True) as client:
+            answers = await asyncio.wait_for(asyncio.gather(*(read(client, text) for text in texts)), HANG_S)
+            assert double.opened == 1
+            assert len(double.subscriptions) == 1
+        assert not double.subscriptions, "it is ended with the client"
+    for text, parts in zip(texts, answers, strict=True):
+        assert joined(parts) == text
+        assert [one.finish_reason for one in parts] == [None] * (len(parts) - 1) + ["stop"]
+        assert [one.num_input_tokens for one in parts] == [5] * len(parts)
+    for request in double.requests:
+        assert [output.name for output in request.outputs] == ["finish_reason"]
+
+
+async def test_what_a_subscription_does_not_carry_has_calls_of_its_own() -> None:
+    async def answer(request: pb.ModelInferRequest) -> Responses:
+        yield parsed("?", reason="stop")
+
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour = answer
+        for fields in ({"logprobs": 1}, {"prompt_logprobs": 1}, {"parsed": True}):
+            await read(client, "a", **fields)
+        assert double.opened == 0
+    traced = Client(double.target, subscribe=True, metadata=lambda: [("traceparent", "00-1-1-01")])
+    async with Double(port=int(double.target.rpartition(":")[2])) as double, traced as client:
+        assert joined(await read(client, "a")) == double.target
+        assert double.opened == 0
+
+
+async def test_answers_of_one_request_are_told_apart() -> None:
+    async def answer(request: pb.ModelInferRequest) -> Responses:
+        for index in (0, 1, 0, 1):
+            yield part(f"{index}", index=index)
+        yield part("", "length", index=1)
+        yield part("", "stop", index=0)
+
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour = answer
+        parts = await read(client, "a", n=2)
+    assert [(one.index, one.text, one.finish_reason) for one in parts] == [
+        *((0, "0", None), (1, "1", None), (0, "0", None), (1, "1", None)),
+        *((1, "", "length"), (0, "", "stop")),
+    ]
+
+
+@pytest.mark.parametrize(("text", "kind"), [("[504] late", DeadlineExceeded), ("[400] no", BadRequest)])
+async def test_an_error_of_one_request_is_no_other_ones(text: str, kind: type[Exception]) -> None:
+    async def answer(request: pb.ModelInferRequest) -> Responses:
+        yield part("begun")
+        yield error(text) if input_text(request, "text_input") == "bad" else part("", "stop")
+
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour = answer
+        with pytest.raises(kind, match=text[6:]):
+            await read(client, "bad")
+        assert joined(await read(client, "good")) == "begun"
+        assert double.opened == 1
+        assert double.actions == []
+
+
+async def test_an_error_of_the_call_is_the_requests() -> None:
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.unloaded.add("ensemble")
+        with pytest.raises(Unavailable):
+            await read(client, "a")
+        double.unloaded.clear()
+        assert joined(await read(client, "a")) == double.target
+
+
+async def test_a_slow_reader_gets_fewer_parts_and_the_same_text() -> None:
+    text = "".join(chr(0x4E00 + number) for number in range(300))
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour = letters
+        async with contextlib.aclosing(client.generate(GenerateRequest(text=text))) as parts:
+            first = await anext(parts)
+            assert len(joined(await read(client, text))) == 300  # nobody waits for the other reader
+            rest = [one async for one in parts]
+    assert len(rest) <= 64
+    assert first.text + joined(rest) == text
+    assert sum(len(one.token_ids) for one in [first, *rest]) == 300
+    assert rest[-1].finish_reason == "stop"
+
+
+async def test_who_leaves_cancels_his_request_alone() -> None:
+    async def endless(request: pb.ModelInferRequest) -> Responses:
+        yield part("begun")
+        while ("cancel", request.id) not in double.actions:
+            await asyncio.sleep(0.001)
+        yield part("", "cancelled")
+
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour = endless
+        async with contextlib.aclosing(client.generate(GenerateRequest(text="a"), request_id="left")) as parts:
+            await anext(parts)
+        double.behaviour = letters
+        assert joined(await read(client, "other")) == "other"
+        assert set(double.actions) == {("cancel", "left")}
+        assert double.opened == 1
+
+
+async def test_a_client_that_is_closed_ends_what_it_has() -> None:
+    async def endless(request: pb.ModelInferRequest) -> Responses:
+        yield part("begun")
+        await asyncio.Event().wait()
+
+    async with Double() as double:
+        double.behaviour = endless
+        client = Client(double.target, subscribe=True)
+        parts = client.generate(GenerateRequest(text="a"))
+        await anext(parts)
+        await client.close(timeout_s=0.2)
+        with pytest.raises(Unavailable, match="the client was closed"):
+            await anext(parts)
+        assert not double.subscriptions
+
+
+async def test_a_subscription_that_ends_is_opened_anew() -> None:
+    async def begin(request: pb.ModelInferRequest) -> Responses:
+        yield part("begun")
+
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour = begin
+        parts = client.generate(GenerateRequest(text="a"))
+        await anext(parts)
+        (chunks,) = double.subscriptions.values()
+        chunks.put_nowait(None)
+        with pytest.raises(Unavailable, match="ended the subscription"):
+            await anext(parts)
+        double.behaviour = letters
+        assert joined(await read(client, "again")) == "again"
+        assert double.opened == 2
+
+
+async def test_a_subscription_that_the_server_does_not_know_takes_no_new_requests() -> None:
+    async def begin(request: pb.ModelInferRequest) -> Responses:
+        yield part("begun")
+
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour = begin
+        parts = client.generate(GenerateRequest(text="a"))
+        await anext(parts)
+        ((name, chunks),) = double.subscriptions.items()
+        del double.subscriptions[name]  # as where the model was loaded anew
+        double.behaviour = letters
+        with pytest.raises(Unavailable, match="there is no subscription"):
+            await read(client, "lost")
+        assert joined(await read(client, "again")) == "again"
+        assert double.opened == 2
+        chunks.put_nowait(chunk(1, part("ended", "stop")))
+        assert joined([one async for one in parts]) == "ended", "what had begun goes on"
+        chunks.put_nowait(None)
+
+
+async def test_each_stream_of_a_lost_subscription_has_an_error_of_its_own() -> None:
+    async def begin(request: pb.ModelInferRequest) -> Responses:
+        yield part("begun")
+
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour = begin
+        many = [client.generate(GenerateRequest(text="a")) for _ in range(3)]
+        for parts in many:
+            await anext(parts)
+        (chunks,) = double.subscriptions.values()
+        chunks.put_nowait(None)
+        errors = await asyncio.gather(*(anext(parts) for parts in many), return_exceptions=True)
+    assert {(type(one), str(one)) for one in errors} == {(Unavailable, str(errors[0]))}
+    assert len({id(one) for one in errors}) == 3
+
+
+async def test_a_call_that_fails_in_any_way_ends_its_request() -> None:
+    async def broken(message: pb.ModelInferRequest) -> Responses:
+        raise AttributeError("no answer")
+        yield
+
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        await read(client, "a")
+        assert client._subscription
+        client._subscription.call = broken
+        with pytest.raises(ServerError, match="no answer"):
+            await asyncio.wait_for(read(client, "a"), HANG_S)
+
+
+async def test_an_answer_that_is_whole_stays_so() -> None:
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour = letters
+        await read(client, "a")
+        assert client._subscription
+        stream = SubscribedStream(client._subscription, encode(GenerateRequest(text="ab"), "id", "ensemble"), 1)
+        await stream.task
+        stream.lose(ConnectionLost("late"))
+        stream.fail(DeadlineExceeded("late"))
+        parts = [await stream.next() for _ in range(3)]
+    assert [one and one.text for one in parts] == ["a", "b", None]
+
+
+async def test_a_server_that_dies_loses_all_answers_as_calls_are_lost() -> None:
+    with process_that_dies_of_requests() as (_, target):
+        async with Client(target, subscribe=True) as client:
+            outcomes = await asyncio.wait_for(
+                asyncio.gather(*(read(client, "a") for _ in range(8)), return_exceptions=True), HANG_S
+            )
+    assert {type(one) for one in outcomes} <= {ConnectionLost, Unavailable}
+
+
+async def test_a_server_that_cannot_be_reached_is_unavailable() -> None:
+    async with Double() as double:
+        pass
+    async with Client(double.target, subscribe=True) as client:
+        with pytest.raises(Unavailable):
+            await read(client, "a")
+
+
+async def test_a_server_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("charonia_client.client._PROBE_INTERVAL_S", 0.05)
+    monkeypatch.setattr("charonia_client.client._PROBE_TIMEOUT_S", 0.5)
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        assert joined(await read(client, "a")) == double.target
+        double.fall_asleep()
+        with pytest.raises(Unresponsive):
+            await asyncio.wait_for(read(client, "a"), HANG_S)
+        double.wake_up()
+        assert joined(await read(client, "a")) == double.target
+        assert double.opened == 2
+
+
+async def test_the_server_hears_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("charonia_client.subscription._READ_DELIVERIES", 4)
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour = letters
+        for number in range(12):
+            await read(client, f"question {number}")
+        while not double.read or double.read[-1] < 8:
+            await asyncio.sleep(0.01)
+        assert double.read == sorted(double.read)
+
+
+def test_a_delivery_is_unpacked_as_the_contract_says() -> None:
+    packed = struct.pack("<Q", 7) + chunk(2**63, part("é", "length", index=3)) + chunk(5, error("[429] full"))
+    number, ((key, one), failed) = unpack(packed)
+    assert (number, key, failed) == (7, 2**63, (5, "[429] full"))
+    assert isinstance(one, GenerateResponse)
+    assert (one.text, one.token_ids, one.finish_reason, one.index) == ("é", (1,), "length", 3)
+    with pytest.raises(struct.error):
+        unpack(packed[:30])

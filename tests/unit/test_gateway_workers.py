@@ -1,0 +1,579 @@
+"""A gateway in several processes: one port, one picture of limits and metrics, and an end of which nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import socket
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from charonia_gateway import cores, shared, worker, workers
+from charonia_gateway.keys import Key
+from charonia_gateway.limiter import Limiter, LimitExceeded
+from charonia_gateway.settings import Settings
+from charonia_gateway.shared import Shared
+from key_files import PAST, KeyFile
+from prometheus_client.parser import text_string_to_metric_families
+from triton_double import Double, input_text, part
+from tritonclient.grpc import service_pb2 as pb
+
+MODEL = "the-model"
+CHAT: dict[str, Any] = {"model": MODEL, "messages": "hi"}
+STREAM = {**CHAT, "stream": True}
+HANG_S = 60
+Parts = AsyncIterator[pb.ModelStreamInferResponse]
+
+
+class Held:
+    """A behaviour of the server: answers begin, and end when they may."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+
+    async def __call__(self, request: pb.ModelInferRequest) -> Parts:
+        yield part("begun")
+        await self.may_end.wait()
+        yield part("ended", "stop")
+
+
+class Workers:
+    """A gateway of several processes, and what tests ask of it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int, log: Path, folder: Path) -> None:
+        self.process = process
+        self.url = f"http://127.0.0.1:{port}"
+        self.port = port
+        self.log = log
+        self.folder = folder  # for files of its own
+
+    def pids(self) -> set[int]:
+        return {child.pid for child in psutil.Process(self.process.pid).children()}
+
+    @contextlib.asynccontextmanager
+    async def client(self, pid: int) -> AsyncIterator[httpx.AsyncClient]:
+        """One whose only connection is to that worker: the kernel chooses, so it is tried until it does."""
+        limits = httpx.Limits(max_connections=1)
+        for _ in range(200):
+            async with httpx.AsyncClient(base_url=self.url, timeout=HANG_S, limits=limits) as web:
+                answer = await web.get("/health/live")
+                _, own_port = answer.extensions["network_stream"].get_extra_info("client_addr")
+                theirs = psutil.Process(pid).net_connections("tcp")
+                if any(one.raddr and one.raddr.port == own_port for one in theirs):
+                    yield web
+                    return
+        raise AssertionError("no connection came to that worker")
+
+    async def until(self, holds: Callable[[], Any]) -> None:
+        async def wait() -> None:
+            while not (found := holds()) or (asyncio.iscoroutine(found) and not await found):
+                assert self.process.returncode is None, self.log.read_text()
+                await asyncio.sleep(0.02)
+
+        await asyncio.wait_for(wait(), HANG_S)
+
+    async def ready(self) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            async with httpx.AsyncClient(base_url=self.url, timeout=HANG_S) as web:
+                return (await web.get("/health/ready")).status_code == 200
+        return False
+
+
+@contextlib.asynccontextmanager
+async def gateway(server: Double, folder: Path, count: int = 2, **env: str) -> AsyncIterator[Workers]:
+    """`python -m charonia_gateway` with `count` workers, ready."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+    own = folder / "own"
+    own.mkdir()
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
+    settings = {
+        "CHARONIA_TRITON_ENDPOINTS": server.target,
+        "CHARONIA_GATEWAY_PORT": str(port),
+        "CHARONIA_GATEWAY_WORKERS": str(count),
+        "CHARONIA_MODEL_NAME": MODEL,
+        "CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S),
+        "TMPDIR": str(own),
+        **env,
+    }
+    log = folder / "gateway.log"
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "charonia_gateway", env={**inherited, **settings}, stdout=output, stderr=output
+        )
+    found = Workers(process, port, log, own)
+    try:
+        await found.until(found.ready)
+        yield found
+    finally:
+        if process.returncode is None:
+            processes = [psutil.Process(pid) for pid in found.pids()]
+            process.kill()
+            await process.wait()
+            await asyncio.to_thread(psutil.wait_procs, processes, HANG_S)
+
+
+def samples(text: str) -> dict[str, float]:
+    """Values by name and labels, as they are written."""
+    return {
+        sample.name + "".join(f" {name}={value}" for name, value in sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def begin(web: httpx.AsyncClient, headers: dict[str, str] | None = None) -> asyncio.Task[str]:
+    """A stream whose first text has come; the task has the last line."""
+    begun = asyncio.Event()
+
+    async def read() -> str:
+        last = ""
+        async with web.stream("POST", "/v1/chat/completions", json=STREAM, headers=headers) as answer:
+            assert answer.status_code == 200
+            async for line in answer.aiter_lines():
+                last = line or last
+                if "begun" in line:
+                    begun.set()
+        return last
+
+    task = asyncio.create_task(read())
+    await asyncio.wait_for(begun.wait(), HANG_S)
+    return task
+
+
+async def test_limits_and_metrics_are_those_of_all_workers(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json", three={"requests_per_minute": 3, "access": ("inference", "metrics")})
+    file.add("one", max_concurrent=1)
+    async with (
+        Double() as server,
+        gateway(server, tmp_path, CHARONIA_GATEWAY_KEYS_FILE=str(file.path)) as own,
+        contextlib.AsyncExitStack() as opened,
+    ):
+        first, second = sorted(own.pids())
+        webs = [await opened.enter_async_context(own.client(pid)) for pid in (first, second)]
+        answers = [
+            await webs[at % 2].post("/v1/chat/completions", json=CHAT, headers=file.bearer("three")) for at in range(5)
+        ]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
+        assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["2", "1", "0", "0", "0"]
+
+        held = server.behaviour = Held()
+        stream = await begin(webs[0], file.bearer("one"))
+        refused = await webs[1].post("/v1/chat/completions", json=CHAT, headers=file.bearer("one"))
+        assert refused.status_code == 429 and "1 requests running" in refused.json()["error"]["message"]
+
+        async def shown(web: httpx.AsyncClient) -> dict[str, float]:
+            return samples((await web.get("/metrics", headers=file.bearer("three"))).text)
+
+        # Of the work that another worker has, this one hears within a second.
+        up, outstanding = (
+            f"charonia_gateway_endpoint_{what} endpoint={server.target}" for what in ("up", "outstanding_tokens")
+        )
+
+        async def hears() -> bool:
+            return (await shown(webs[1]))[outstanding] > 0
+
+        await own.until(hears)
+        async with own.client(first) as another:  # the first is busy
+            for web in (another, webs[1]):
+                seen = await shown(web)
+                assert seen["charonia_gateway_requests_total route=/v1/chat/completions status=200"] == 3
+                assert seen["charonia_gateway_requests_total route=other status=429"] == 3
+                assert seen["charonia_gateway_key_requests_total key=three"] >= 3
+                assert seen["charonia_gateway_requests_running"] == 2, "the stream, and what asks"
+                assert (seen["charonia_gateway_workers"], seen["charonia_gateway_worker_restarts_total"]) == (2, 0)
+                assert [value for name, value in seen.items() if name.startswith(up)] == [1]
+        held.may_end.set()
+        assert await stream == "data: [DONE]"
+        server.behaviour = server.say_name
+
+        async def has_room() -> bool:  # the stream's end comes before it is no longer counted
+            answer = await webs[1].post("/v1/chat/completions", json=CHAT, headers=file.bearer("one"))
+            return answer.status_code == 200
+
+        await own.until(has_room)
+
+        file.revoke("one")
+        for web in webs:
+
+            async def is_revoked(web: httpx.AsyncClient = web) -> bool:
+                return (await web.get("/v1/models", headers=file.bearer("one"))).status_code == 401
+
+            await own.until(is_revoked)
+
+
+async def test_a_killed_worker_is_replaced_and_holds_nothing(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json", one={"max_concurrent": 1}, many={"access": ("inference", "metrics")})
+    async with (
+        Double() as server,
+        gateway(server, tmp_path, CHARONIA_GATEWAY_KEYS_FILE=str(file.path)) as own,
+        contextlib.AsyncExitStack() as opened,
+    ):
+        before = own.pids()
+        killed, other = sorted(before)
+        dies, lives = [await opened.enter_async_context(own.client(pid)) for pid in (killed, other)]
+        counted = await dies.post("/v1/chat/completions", json=CHAT, headers=file.bearer("many"))
+        assert counted.status_code == 200
+        body = {"model": MODEL, "input": "hi", "store": True}
+        stored = (await dies.post("/v1/responses", json=body, headers=file.bearer("many"))).json()
+        held = server.behaviour = Held()
+        stream = await begin(dies, file.bearer("one"))
+        os.kill(killed, signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            await stream
+        await own.until(lambda: killed not in own.pids())
+        held.may_end.set()
+
+        async def has_room() -> bool:
+            answer = await lives.post("/v1/chat/completions", json=CHAT, headers=file.bearer("one"))
+            assert answer.status_code in (200, 429), answer.text
+            return answer.status_code == 200
+
+        await own.until(has_room)
+
+        path = f"/v1/responses/{stored['id']}"
+        assert (await lives.get(path, headers=file.bearer("many"))).json() == stored, "it outlives who stored it"
+        follows = {**body, "previous_response_id": stored["id"]}
+        next_one = (await lives.post("/v1/responses", json=follows, headers=file.bearer("many"))).json()
+        assert [input_text(request, "session_id") for request in server.requests[-1:]] == [
+            input_text(request, "session_id") for request in server.requests if input_text(request, "session_id")
+        ][:1], "it goes on with the session"
+
+        async def is_replaced() -> bool:
+            text = (await lives.get("/metrics", headers=file.bearer("many"))).text
+            return samples(text)["charonia_gateway_worker_restarts_total"] == 1
+
+        await own.until(is_replaced)
+        (new,) = own.pids() - before
+        await own.until(own.ready)
+        async with own.client(new) as web:
+            seen = samples((await web.get("/metrics", headers=file.bearer("many"))).text)
+            assert seen["charonia_gateway_workers"] == 2
+            assert seen["charonia_gateway_requests_running"] == 1, "this one"
+            assert seen["charonia_gateway_requests_total route=/v1/chat/completions status=200"] >= 2, "none is lost"
+            assert (await web.post("/v1/chat/completions", json=CHAT, headers=file.bearer("many"))).status_code == 200
+            for id in (stored["id"], next_one["id"]):
+                deleted = await web.delete(f"/v1/responses/{id}", headers=file.bearer("many"))
+                assert deleted.json()["deleted"] is True
+        gone = await lives.get(path, headers=file.bearer("many"))
+        assert gone.status_code == 404
+        assert f"(process {killed}) was killed by SIGKILL; another one starts" in own.log.read_text()
+
+
+async def test_the_end_waits_for_streams_of_all_workers(tmp_path: Path) -> None:
+    async with (
+        Double() as server,
+        gateway(server, tmp_path, count=3) as own,
+        contextlib.AsyncExitStack() as opened,
+    ):
+        held = server.behaviour = Held()
+        webs = [await opened.enter_async_context(own.client(pid)) for pid in sorted(own.pids())]
+        streams = [await begin(web) for web in webs[:2]]
+        own.process.send_signal(signal.SIGTERM)
+        idle = webs[2]
+
+        async def drains() -> bool:
+            return (await idle.get("/health/ready")).status_code == 503
+
+        await own.until(drains)
+        refused = await idle.post("/v1/chat/completions", json=CHAT)
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
+        async with own.client(sorted(own.pids())[2]) as web:  # the port is still open, for whoever asks
+            assert (await web.get("/health/ready")).status_code == 503
+        held.may_end.set()
+        assert await asyncio.gather(*streams) == ["data: [DONE]"] * 2
+        assert await asyncio.wait_for(own.process.wait(), HANG_S) == 0
+        assert list(own.folder.iterdir()) == [], "no files are left"
+
+
+async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    async with Double() as server, gateway(server, tmp_path) as own, contextlib.AsyncExitStack() as opened:
+        server.behaviour = Held()
+        webs = [await opened.enter_async_context(own.client(pid)) for pid in sorted(own.pids())]
+        stream = await begin(webs[0])
+        own.process.send_signal(signal.SIGTERM)
+
+        async def drains() -> bool:
+            return (await webs[1].get("/health/ready")).status_code == 503
+
+        await own.until(drains)
+        own.process.send_signal(signal.SIGINT)
+        assert "shutting down" in await stream
+        assert await asyncio.wait_for(own.process.wait(), HANG_S) == 0
+
+
+async def test_workers_do_not_outlive_their_supervisor(tmp_path: Path) -> None:
+    async with Double() as server, gateway(server, tmp_path) as own:
+        left = [psutil.Process(pid) for pid in own.pids()]
+        own.process.kill()
+        await own.process.wait()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, left, HANG_S)
+        assert alive == []
+        assert list(own.folder.iterdir()) == [], "nor do their files"
+
+
+async def test_what_cannot_start_ends_with_its_exit_code(tmp_path: Path) -> None:
+    missing = tmp_path / "none.json"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        for env, code, says in (
+            ({"CHARONIA_GATEWAY_KEYS_FILE": str(missing)}, 2, f"{missing} cannot be read"),
+            ({"CHARONIA_GATEWAY_PORT": str(taken.getsockname()[1])}, 1, "cannot listen on 127.0.0.1"),
+        ):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "charonia_gateway",
+                env={**os.environ, "CHARONIA_GATEWAY_WORKERS": "2", **env},
+                stderr=asyncio.subprocess.PIPE,
+            )
+            _, said = await asyncio.wait_for(process.communicate(), HANG_S)
+            assert process.returncode == code and says in said.decode()
+
+
+async def test_the_gateway_outlives_errors_in_the_care_of_one_worker(tmp_path: Path) -> None:
+    async with Double() as server, gateway(server, tmp_path) as own, contextlib.AsyncExitStack() as opened:
+        lives, dies = sorted(own.pids())
+        web = await opened.enter_async_context(own.client(lives))
+        (file,) = own.folder.glob("*/state.sqlite")
+        held = opened.enter_context(contextlib.closing(sqlite3.connect(file, isolation_level=None)))
+        held.execute("BEGIN IMMEDIATE")  # as a worker that was stopped while it wrote
+        supervisor = psutil.Process(own.process.pid)
+        limits = supervisor.rlimit(resource.RLIMIT_NOFILE)
+        supervisor.rlimit(resource.RLIMIT_NOFILE, (supervisor.num_fds() - 2, limits[1]))
+        os.kill(dies, signal.SIGKILL)
+        await own.until(lambda: "still counted: database is locked" in own.log.read_text())
+        await own.until(lambda: "worker 2 cannot be started" in own.log.read_text().replace("worker 1", "worker 2"))
+        assert (await web.get("/health/live")).status_code == 200
+        held.execute("ROLLBACK")
+        supervisor.rlimit(resource.RLIMIT_NOFILE, limits)
+        await own.until(lambda: len(own.pids() - {dies}) == 2)
+        await own.until(own.ready)
+
+
+async def test_requests_are_answered_while_nothing_shared_can_be_written(tmp_path: Path) -> None:
+    async with Double() as server, gateway(server, tmp_path) as own, contextlib.AsyncExitStack() as opened:
+        web = await opened.enter_async_context(own.client(min(own.pids())))
+        body = {"model": MODEL, "input": "hi", "store": True}
+        stored = (await web.post("/v1/responses", json=body)).json()
+        (file,) = own.folder.glob("*/state.sqlite")
+        held = opened.enter_context(contextlib.closing(sqlite3.connect(file, isolation_level=None)))
+        held.execute("BEGIN IMMEDIATE")
+        for _ in range(2):
+            answer = await web.post("/v1/chat/completions", json={**CHAT, "session_id": "one"})
+            assert answer.status_code == 200, answer.text
+            follows = {**body, "previous_response_id": stored["id"]}
+            answer = await web.post("/v1/responses", json=follows)
+            assert answer.status_code == 200 and answer.json()["store"] is False
+            assert "charonia_gateway_endpoint_up" in (await web.get("/metrics")).text
+            assert (await web.delete(f"/v1/responses/{stored['id']}")).status_code == 503
+        assert (await web.get(f"/v1/responses/{stored['id']}")).json() == stored
+        held.execute("ROLLBACK")
+
+        async def is_deleted() -> bool:
+            return (await web.delete(f"/v1/responses/{stored['id']}")).status_code == 200
+
+        await own.until(is_deleted)
+        assert "Traceback" not in own.log.read_text()
+
+
+@pytest.mark.skipif(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, reason="with nohup it goes on")
+async def test_a_terminal_that_closes_leaves_no_files(tmp_path: Path) -> None:
+    async with Double() as server, gateway(server, tmp_path) as own:
+        for pid in (own.process.pid, *own.pids()):
+            os.kill(pid, signal.SIGHUP)
+        assert await asyncio.wait_for(own.process.wait(), HANG_S) == 0
+        assert list(own.folder.iterdir()) == []
+
+
+async def test_files_of_a_gateway_whose_processes_were_all_killed_are_removed_by_the_next(tmp_path: Path) -> None:
+    async with Double() as server:
+        (tmp_path / "first").mkdir()
+        async with gateway(server, tmp_path / "first") as first:
+            held = list(first.folder.iterdir())
+            (tmp_path / "second").mkdir()
+            async with gateway(server, tmp_path / "second", TMPDIR=str(first.folder)):
+                assert set(held) < set(first.folder.iterdir()), "that of one that runs stays"
+            killed = [psutil.Process(pid) for pid in (first.process.pid, *first.pids())]
+            for one in killed:  # so that no worker outlives the supervisor
+                one.suspend()
+            for one in killed:
+                one.kill()
+            await first.process.wait()
+            await asyncio.to_thread(psutil.wait_procs, killed, HANG_S)
+            assert list(first.folder.iterdir()) == held
+            env = os.environ | {"TMPDIR": str(first.folder)}
+            code = "from charonia_gateway import folder; print(folder.made())"
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", code, env=env, stdout=asyncio.subprocess.PIPE
+            )
+            made, _ = await process.communicate()
+            assert [str(one) for one in first.folder.iterdir()] == [made.decode().strip()]
+
+
+async def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_ALIVE_S", 0.2)
+    monkeypatch.setattr(workers, "_SILENT_S", 4.0)
+    shared.create(tmp_path)
+    async with Double() as server:
+        with socket.socket() as bound:
+            bound.bind(("127.0.0.1", 0))
+            port = bound.getsockname()[1]
+        settings = Settings(triton_endpoints=server.target, port=port, host="127.0.0.1", model_name=MODEL)
+        supervisor = workers._Supervisor(settings, 2, tmp_path)
+        running = asyncio.create_task(supervisor.run())
+
+        async def until(holds: Callable[[], bool]) -> None:
+            async def wait() -> None:
+                while not holds():
+                    assert not running.done()
+                    await asyncio.sleep(0.02)
+
+            await asyncio.wait_for(wait(), HANG_S)
+
+        def is_well() -> bool:
+            return len(supervisor._workers) == 2 and all(one.ready for one in supervisor._workers.values())
+
+        try:
+            await until(is_well)
+            hung = supervisor._workers[1].process
+            os.kill(hung.pid, signal.SIGSTOP)
+            await until(lambda: hung.returncode is not None)
+            assert hung.returncode == -signal.SIGKILL
+            await until(is_well)
+        finally:
+            supervisor._signalled()
+            assert await asyncio.wait_for(running, HANG_S) == 0
+
+
+# --- without processes
+
+
+def test_a_port_is_of_one_gateway_also_before_it_listens() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+    first = workers._held_port("127.0.0.1", port)
+    with pytest.raises(OSError, match="in use"):
+        workers._held_port("localhost", port)
+    for one in first:
+        one.close()
+    for one in workers._held_port("127.0.0.1", port):
+        one.close()
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Shared, Shared]:
+    """What two workers share."""
+    shared.create(tmp_path)
+    return Shared(tmp_path, 1), Shared(tmp_path, 2)
+
+
+def key(**limits: int) -> Key:
+    return Key(id="0" * 12, name="one", sha256="0" * 64, created=PAST, **limits)
+
+
+async def test_a_limiter_counts_tokens_and_requests_at_once_with_the_other_workers(two: tuple[Shared, Shared]) -> None:
+    here, there = (Limiter(workers=one) for one in two)
+    asked = key(tokens_per_minute=10, max_concurrent=2)
+    await here.begin(asked)
+    await there.begin(asked)
+    for full in (here, there):
+        with pytest.raises(LimitExceeded, match="2 requests running"):
+            await full.begin(asked)
+    await here.end(asked, 4)
+    headers = await there.begin(asked)
+    assert headers["x-ratelimit-remaining-tokens"] == "6"
+    two[0].forget(2)  # it was killed with two running
+    await here.begin(asked)
+    await here.begin(asked)
+    await here.end(asked, 6)
+    with pytest.raises(LimitExceeded, match="10 tokens per minute"):
+        await here.begin(asked)
+    assert here._running["0" * 12] == 1, "what is refused does not run"
+
+
+async def test_a_limiter_whose_workers_state_fails_counts_alone(two: tuple[Shared, Shared]) -> None:
+    limiter = Limiter(workers=two[0])
+    asked = key(requests_per_minute=2, max_concurrent=1)
+    two[0].close()
+    await limiter.begin(asked)
+    with pytest.raises(LimitExceeded, match="1 requests running"):
+        await limiter.begin(asked)
+    await limiter.end(asked, 0)
+    await limiter.begin(asked)
+    await limiter.end(asked, 0)
+    with pytest.raises(LimitExceeded, match="2 requests per minute"):
+        await limiter.begin(asked)
+
+
+def test_an_address_that_this_machine_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, 0)) for host in ("192.0.2.1", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    (one,) = worker.bound_sockets("some", 0, shared=True)
+    with one:
+        assert one.getsockname()[0] == "127.0.0.1"
+    del found[1]
+    with pytest.raises(OSError, match="assign requested address"):
+        worker.bound_sockets("some", 0, shared=True)
+
+
+def test_a_state_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    with pytest.raises(sqlite3.OperationalError, match="unable to open"):
+        Shared(tmp_path, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_window_ends(two: tuple[Shared, Shared]) -> None:
+    here, there = two
+    assert [one.count("w", 1, 60) for one in (here, there, here)] == [1, 2, 3]
+    assert there.window("w")[0] == 3
+    here.count("past", 1, -1)
+    assert there.window("past")[0] == 0
+    assert here.count("past", 1, 60) == 1
+
+
+def test_an_endpoint_is_up_when_all_workers_find_it_so(two: tuple[Shared, Shared]) -> None:
+    here, there = two
+    here.tell_endpoints([("m", "a", True, 5), ("m", "b", True, 1)])
+    there.tell_endpoints([("m", "a", False, 7)])
+    assert here.endpoints() == [("m", "a", False, 12), ("m", "b", True, 1)]
+    here.forget(2)
+    assert there.endpoints() == [("m", "a", True, 5), ("m", "b", True, 1)]
+
+
+def test_what_a_killed_worker_had_begun_is_undone(two: tuple[Shared, Shared], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock, too: the kernel takes it back. A connection that is closed stands for it."""
+    monkeypatch.setattr(shared, "_PAUSE_S", 0)
+    here, there = two
+    here.run("BEGIN IMMEDIATE")
+    here.run("INSERT INTO windows VALUES ('w', 1, 1e12)")
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        there.count("w", 1, 60)
+    here.close()
+    assert there.count("w", 1, 60) == 1
+
+
+def test_deaths_in_a_row_are_replaced_ever_later() -> None:
+    assert [workers.delay_s(deaths) for deaths in range(9)] == [0, 0, 1, 2, 4, 8, 16, 30, 30]
+
+
+def test_the_number_of_workers_follows_the_cores(tmp_path: Path) -> None:
+    assert [cores.default_workers(count) for count in (0.5, 2, 7.9, 8, 16, 64)] == [1, 1, 1, 2, 4, 8]
+    quota = tmp_path / "cpu.max"
+    here = len(os.sched_getaffinity(0))
+    for text, expected in (("max 100000", here), ("50000 100000", 0.5), ("", here)):
+        quota.write_text(text)
+        assert cores.cores(quota) == expected
+    assert cores.cores(tmp_path / "none") == here
