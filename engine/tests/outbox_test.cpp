@@ -192,14 +192,18 @@ TEST(Outbox, LargeDeliveriesHoldBackTheRestToo) {
   EXPECT_TRUE(outbox.due());
 }
 
-TEST(Outbox, OnceItIsUnboundTheReaderCountsNoMore) {
+TEST(Outbox, AReaderThatIsNotHeardCountsNotUntilItIs) {
   Outbox outbox({.deliveries = 1, .held = 10, .patience = seconds(0)});
   outbox.take();
   outbox.add(1, result({1}, std::string(20, 'x')), "");
   EXPECT_FALSE(outbox.due());
-  outbox.unbind();
+  outbox.bind(false);
   EXPECT_TRUE(outbox.due());
   EXPECT_EQ(outbox.hopeless({}), nullptr);
+  outbox.bind(true);
+  EXPECT_FALSE(outbox.due());
+  outbox.read(1);
+  EXPECT_TRUE(outbox.due());
 }
 
 TEST(Outbox, AReaderThatStopsIsGivenUpAfterAWhile) {

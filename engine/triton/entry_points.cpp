@@ -7,6 +7,7 @@
 
 #include "control_pipe.h"
 #include "error.h"
+#include "generations.h"
 #include "metrics_sink.h"
 #include "model.h"
 #include "triton_api.h"
@@ -28,6 +29,7 @@ void check_api_version() {
 // What the models of the backend share. The server keeps the backend until it ends, whatever is loaded.
 struct Shared {
   MetricFamilies families;
+  Generations generations;
   std::once_flag has_control;
   std::optional<ControlPipe> control;  // from the first model on: only models know the server
 };
@@ -81,7 +83,7 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model* model) {
   return guarded([model] {
     auto& shared = shared_of(backend_of(model));
     std::call_once(shared.has_control, [&] { shared.control.emplace(server_of(model)); });
-    auto state = std::make_unique<Model>(model, shared.families);
+    auto state = std::make_unique<Model>(model, shared.families, shared.generations);
     check(TRITONBACKEND_ModelSetState(model, state.get()));
     state.release();  // ModelFinalize deletes it
   });

@@ -69,18 +69,20 @@ std::string megabytes(std::int64_t bytes) {
 
 }  // namespace
 
-Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families)
-    : Model(model, families, identify(model), read_model_options(config_json(model))) {}
+Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, Generations& generations)
+    : Model(model, families, generations, identify(model), read_model_options(config_json(model))) {}
 
-Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, const ModelIdentity& identity,
-             const ModelOptions& options)
+Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, Generations& generations,
+             const ModelIdentity& identity, const ModelOptions& options)
     : standing_(server_of(model), identity, options.warmup),
+      generation_(generations, identity.name, identity.version),
       engine_(load(identity, gather_settings(identity, options), make_metrics_sink(families, identity.name))),
-      watcher_(server_of(model), identity.name, standing_, engine_, calls_, subscriptions_, sending_, answering_, withdrawal_,
-               [this](const std::string& why) { end_all(why); }) {
+      watcher_(server_of(model), identity.name, standing_, generation_, engine_, calls_, subscriptions_, sending_,
+               answering_, withdrawal_, [this](const std::string& why) { end_all(why); }) {
   engine_.on_failure([this] { calls_.rouse(); });
   engine_.on_delivered([this] { subscriptions_.flush(); });
   log_loaded(identity.name + " version " + std::to_string(identity.version));
+  generation_.begin();
 }
 
 void Model::log_loaded(const std::string& name) const {

@@ -8,6 +8,7 @@
 
 #include "calls.h"
 #include "charonia/engine.h"
+#include "generations.h"
 #include "metrics_sink.h"
 #include "model_config.h"
 #include "model_options.h"
@@ -26,15 +27,15 @@ class Model {
  public:
   // Loads the engine of <repository>/<version>/weights. Precedence of settings: config.ini, the `parameters` of
   // config.pbtxt, the environment (CHARONIA_<KEY>). Throws Error saying where the wrong setting stands.
-  Model(TRITONBACKEND_Model* model, const MetricFamilies& families);
+  Model(TRITONBACKEND_Model* model, const MetricFamilies& families, Generations& generations);
 
   // Takes one request and answers it, with responses or with an error; never blocks on the engine. The request is
   // released when this returns, or with its last response where it is traced. Never throws.
   void execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request) noexcept;
 
  private:
-  Model(TRITONBACKEND_Model* model, const MetricFamilies& families, const ModelIdentity& identity,
-        const ModelOptions& options);
+  Model(TRITONBACKEND_Model* model, const MetricFamilies& families, Generations& generations,
+        const ModelIdentity& identity, const ModelOptions& options);
 
   // True when the request is in the engine, or acted on what is there.
   bool take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> traced);
@@ -57,6 +58,7 @@ class Model {
   void fail(Call& call, const std::exception& error);
 
   ModelStanding standing_;
+  Generation generation_;
   RequestLog request_log_;
   CallTable calls_;
   Subscriptions subscriptions_{[this] { calls_.opened(); }, [this] { calls_.closed(); }};

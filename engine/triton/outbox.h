@@ -51,8 +51,8 @@ class Outbox {
   // Whether there is something that was not taken.
   bool waiting() const { return !waiting_.empty(); }
 
-  // From now on nothing is held back: a server that exits takes no word of its readers any more.
-  void unbind() { unbound_ = true; }
+  // Whether the reader can say how far it is. While it cannot, nothing is held back.
+  void bind(bool heard) { unbound_ = !heard; }
 
   // Why the reader gets no more, or nullptr: it lets too much wait, or for too long. For a caller that asks now and then.
   const char* hopeless(Clock::time_point now);

@@ -97,11 +97,11 @@ void Subscriptions::look(Clock::time_point now) {
   }
 }
 
-void Subscriptions::unbind() {
+void Subscriptions::bind(bool heard) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return;
   for (const auto& [name, subscription] : open_) {
-    subscription->outbox_.unbind();
+    subscription->outbox_.bind(heard);
     if (!subscription->over_ && subscription->outbox_.due()) send(*subscription);
   }
 }
@@ -122,7 +122,7 @@ void Subscriptions::end_all(const std::exception& error, const std::function<voi
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return;
     for (auto entry = open_.begin(); entry != open_.end();) {
-      entry->second->outbox_.unbind();
+      entry->second->outbox_.bind(false);
       if (!entry->second->over_ && entry->second->outbox_.due()) send(*entry->second);  // the errors of its requests
       entry = remove(entry, &error, left);
     }

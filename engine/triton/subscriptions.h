@@ -76,8 +76,8 @@ class Subscriptions {
 
   // For the watcher; they do nothing while something is sent. look() ends those whose clients have left or do not read.
   void look(Clock::time_point now);
-  // The model goes: nothing waits for readers any more, who cannot tell the server how far they are.
-  void unbind();
+  // Whether readers can say how far they are: those of a model that goes cannot, and nothing waits for them.
+  void bind(bool heard);
   // Ends those without a request, with an error.
   void end_idle(const std::exception& error);
   // Ends all with an error; `take` gets the response factories.

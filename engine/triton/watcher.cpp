@@ -8,12 +8,13 @@
 
 namespace charonia::triton {
 
-Watcher::Watcher(TRITONSERVER_Server* server, std::string model, ModelStanding& standing, Engine& engine,
-                 CallTable& calls, Subscriptions& subscriptions, SendWatch& sending, SendWatch& answering,
-                 Withdrawal& withdrawal, EndAll end_all)
+Watcher::Watcher(TRITONSERVER_Server* server, std::string model, ModelStanding& standing, const Generation& generation,
+                 Engine& engine, CallTable& calls, Subscriptions& subscriptions, SendWatch& sending,
+                 SendWatch& answering, Withdrawal& withdrawal, EndAll end_all)
     : server_(server),
       name_(std::move(model)),
       standing_(standing),
+      generation_(generation),
       drain_(engine.info().config.drain_timeout_s),
       engine_(engine),
       calls_(calls),
@@ -54,7 +55,7 @@ void Watcher::watch_standing() {
     switch (standing_.now()) {
       case Standing::unknown:
       case Standing::served:
-        return;
+        return watch_generation(now);
       case Standing::unloading:
         end_at_ = idle_until_ = now;
         why_ = "model '" + name_ + "' is being unloaded";
@@ -73,10 +74,20 @@ void Watcher::watch_standing() {
   if (end_all_ && now >= *end_at_) std::exchange(end_all_, nullptr)(why_);
 }
 
+// It may be that the other one is still warmed up, and this one is served; and that the other one then fails.
+void Watcher::watch_generation(Clock::time_point now) {
+  if (!generation_.replaced()) return replaced_at_.reset();
+  if (replaced_at_) return;
+  replaced_at_ = now;
+  idle_until_ = now + kLinger;
+  why_ = "model '" + name_ + "' was loaded anew";
+  log_info(why_ + ": each subscription of the one before ends when its last request has ended");
+}
+
 void Watcher::end_subscriptions(Clock::time_point now) {
-  if (!end_at_) return;
-  subscriptions_.unbind();
-  if (now >= idle_until_) subscriptions_.end_idle(Error(ErrorCode::unavailable, why_));
+  const bool goes = end_at_ || replaced_at_;
+  subscriptions_.bind(!goes);
+  if (goes && now >= idle_until_) subscriptions_.end_idle(Error(ErrorCode::unavailable, why_));
 }
 
 void Watcher::after_failure(const std::stop_token& stop) {

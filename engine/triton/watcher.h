@@ -1,4 +1,5 @@
-// Notices what Triton does not tell a backend: clients that leave, a model being unloaded, a server that exits.
+// Notices what Triton does not tell a backend: clients that leave, a model being unloaded or loaded anew, a server that
+// exits.
 #pragma once
 
 #include <chrono>
@@ -9,6 +10,7 @@
 
 #include "calls.h"
 #include "charonia/engine.h"
+#include "generations.h"
 #include "send_watch.h"
 #include "server_exit.h"
 #include "standing.h"
@@ -33,7 +35,8 @@ class Watcher {
  public:
   static constexpr std::chrono::milliseconds kPollPeriod{10};
   static constexpr std::chrono::milliseconds kIdlePeriod{100};  // while there are subscriptions without requests
-  // That a subscription without requests stays open when the server exits: some may still be on their way to it.
+  // That a subscription without requests stays open when the server exits, or has another model of the same name: some
+  // may still be on their way to it.
   static constexpr std::chrono::seconds kLinger{1};
   static constexpr std::chrono::milliseconds kSendPeriod{300};  // SendWatch::kLooks of them are SendWatch::kLimit
   static constexpr std::chrono::milliseconds kStandingPeriod{50};
@@ -45,9 +48,9 @@ class Watcher {
 
   // When the server exits, requests may go on for the setting drain_timeout_s; an unload ends them at once.
   // `sending` and `answering` are those of the engine's results, and of what execute() sends itself.
-  Watcher(TRITONSERVER_Server* server, std::string model, ModelStanding& standing, Engine& engine, CallTable& calls,
-          Subscriptions& subscriptions, SendWatch& sending, SendWatch& answering, Withdrawal& withdrawal,
-          EndAll end_all);
+  Watcher(TRITONSERVER_Server* server, std::string model, ModelStanding& standing, const Generation& generation,
+          Engine& engine, CallTable& calls, Subscriptions& subscriptions, SendWatch& sending, SendWatch& answering,
+          Withdrawal& withdrawal, EndAll end_all);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -55,12 +58,14 @@ class Watcher {
   void run(const std::stop_token& stop);
   void watch_sends(const std::stop_token& stop);
   void watch_standing();
+  void watch_generation(Clock::time_point now);
   void end_subscriptions(Clock::time_point now);
   void after_failure(const std::stop_token& stop);
 
   TRITONSERVER_Server* server_;
   std::string name_;
   ModelStanding& standing_;
+  const Generation& generation_;
   std::chrono::duration<double> drain_;
   Engine& engine_;
   CallTable& calls_;
@@ -72,7 +77,9 @@ class Watcher {
 
   Clock::time_point next_look_{};
   std::optional<Clock::time_point> end_at_;  // set once it is known that the model goes
-  Clock::time_point idle_until_{};           // then: subscriptions without requests may stay until then
+  // Set while another model has taken this one's place, whose requests come to their ends.
+  std::optional<Clock::time_point> replaced_at_;
+  Clock::time_point idle_until_{};  // with either: subscriptions without requests may stay until then
   std::string why_;
   // Last: they use all of the above. The second never sends, so that it sees where the first is stuck, too.
   std::jthread thread_;

@@ -12,7 +12,7 @@ import signal
 import struct
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -361,3 +361,86 @@ async def test_a_server_that_drains_ends_subscriptions_when_their_requests_have_
         assert busy.errors[1].startswith("[503] the server is shutting down; the request was ended after ")
         assert busy.answers[2, 0].reason == "length"
         assert served.wait() == 0
+
+
+class Orders:
+    """Has the Triton of a stack load and unload its models, by the pipe of `charonia serve`, whose own orders leave the
+    last model loaded and load none anew."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._log = next(stack.run_dir.glob("port-*/triton.log"))
+        (self._engine,) = stack.run_dir.glob("port-*/**/engine/config.pbtxt")
+        triton = Path(f"/proc/{stack.pid_of('tritonserver')}")
+        entries = (triton / "environ").read_bytes().decode().split("\0")
+        (descriptor,) = (entry.partition("=")[2] for entry in entries if entry.startswith("CHARONIA_CONTROL_FD="))
+        self._pipe = triton / "fd" / descriptor
+
+    def order(self, text: str) -> None:
+        self._pipe.write_text(text)
+
+    def load_anew(self) -> None:
+        """Triton serves the engine that is loaded until it has the other one."""
+        (self._engine.parent / "1" / "new").write_text(str(time.monotonic_ns()))
+        self.order("+engine\n")
+
+    def count(self, what: str) -> int:
+        """How often the engine was 'loaded' or 'unloaded'."""
+        return self._log.read_text().count(f"successfully {what} 'engine'")
+
+    async def until(self, what: str, count: int) -> None:
+        deadline = time.monotonic() + HANG_S
+        while self.count(what) < count:
+            assert time.monotonic() < deadline, f"{what} {self.count(what)} times:\n{self._log.read_text()[-4000:]}"
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def reloading(slow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One whose engine is loaded anew: another than those which the other tests use."""
+    folder = tmp_path_factory.mktemp("reloading")
+    with running(Stack(slow_model, folder, {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
+        yield served
+
+
+async def test_an_unloaded_model_ends_an_idle_subscription_and_is_gone(reloading: Stack) -> None:
+    orders = Orders(reloading)
+    loaded, unloaded = orders.count("loaded"), orders.count("unloaded")
+    async with slow_reader(reloading) as reader:
+        orders.order("engine\n")
+        await reader.until(lambda: reader.over)
+        assert reader.error == "[503] model 'engine' is being unloaded"
+        await orders.until("unloaded", unloaded + 1)
+    orders.order("+engine\n")
+    await orders.until("loaded", loaded + 1)
+
+
+async def test_a_model_that_is_loaded_anew_takes_the_place_of_one_with_an_idle_subscription(reloading: Stack) -> None:
+    orders = Orders(reloading)
+    unloaded = orders.count("unloaded")
+    asked = GenerateRequest(text="a", max_tokens=3, stream=False, seed=1)
+    async with slow_reader(reloading) as reader, Client(reloading.grpc, subscribe=True) as client:
+        before = await client.complete(asked)
+        orders.load_anew()
+        await reader.until(lambda: reader.over)
+        assert reader.error == "[503] model 'engine' was loaded anew"
+        await orders.until("unloaded", unloaded + 1)
+        assert (await client.complete(asked)).token_ids == before.token_ids
+        assert orders.count("unloaded") == unloaded + 1
+
+
+async def test_an_answer_that_runs_while_its_model_is_loaded_anew_comes_to_its_end(reloading: Stack) -> None:
+    """Also for a reader that cannot say any more how far it is: the new model does not know it."""
+    orders = Orders(reloading)
+    loaded, unloaded = orders.count("loaded"), orders.count("unloaded")
+    async with slow_reader(reloading, acknowledges=False) as reader:
+        assert not await reader.ask(text_input="a", max_tokens=2000, seed=1, stream=True)
+        await reader.until(lambda: (0, 0) in reader.answers)
+        orders.load_anew()
+        await orders.until("loaded", loaded + 1)
+        assert not reader.answers[0, 0].reason, "the model was loaded too late"
+        assert "[503] there is no subscription" in await reader.ask(text_input="a", subscription_key=1)
+        await reader.until(lambda: reader.over)
+        assert reader.error == "[503] model 'engine' was loaded anew"
+        answer = reader.answers[0, 0]
+        assert (answer.reason, len(answer.ids)) == ("length", 2000)
+        await orders.until("unloaded", unloaded + 1)
