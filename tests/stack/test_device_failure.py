@@ -210,9 +210,11 @@ def test_a_failed_warm_up_ends_the_stack_also_where_the_process_is_to_stay(
         model=warmed_up, CHARONIA_EMULATED_CUDA_FAULT=FAULT_IN_WARMUP, CHARONIA_EXIT_ON_DEVICE_FAILURE="False"
     )
     stack.launch()
-    assert stack.wait() == 1
+    assert stack.wait() == 1, stack.log()
     said = stack.log_file.read_text()
-    assert "failed to load 'engine'" in said
+    # Also that it ended by itself: a crash as the model is destroyed would say another thing.
+    assert "Triton ended with exit code 1;" in said, stack.log()
+    assert "failed to load 'engine'" in said, stack.log()
     assert "the emulated device has failed" in said
 
 
