@@ -54,8 +54,15 @@ def read_settings(**given: Any) -> ServeSettings:
     except ValidationError as error:
         first = error.errors()[0]
         place = str(first["loc"][0])
+        fields = {
+            alias: info for field, info in ServeSettings.model_fields.items() for alias in (field, env_name(field))
+        }
         name = env_name(place) if place in ServeSettings.model_fields else place
-        raise InvalidRequestError(f"{name}={first['input']!r}: {first['msg']}") from None
+        more = ""
+        if info := fields.get(place):
+            default = "" if info.default is None else f"default {info.default}; "
+            more = f". It sets: {info.description} ({default}docs/configuration.md)"
+        raise InvalidRequestError(f"{name}={first['input']!r}: {first['msg']}{more}") from None
 
 
 def environment() -> dict[str, str]:

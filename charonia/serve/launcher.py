@@ -32,6 +32,7 @@ _HURRIED_EXIT_S = 5  # what a gateway gets to end at once, so that it leaves no 
 _HUNG_EXIT_S = 5  # what a Triton that hangs gets to end by itself: the engine may still end its requests in order
 _LOST_EXIT_S = 2  # what a Triton gets to end whose engine has ended, and which waits for calls that never end
 _POLL_S = 0.1
+_CHECK_S = 60  # what the gateway gets to look at its settings: it takes less than a second
 _OF_EACH = {f"CHARONIA_{key.upper()}" for key in shares.KEYS}  # of several models
 _LAST_WORDS_S = 10  # before a death by signal: what a process said earlier has nothing to do with it
 # A signal to a whole process group comes twice where make or a shell passes it on: together they are one.
@@ -121,6 +122,8 @@ class _Stack:
             own = held.enter_context(run_folder.held(root, settings.grpc_port))
             held.enter_context(shared_memory.owned(self._shared_memory))
             checks.check_ports(access.ports(settings))
+            if settings.gateway and not self._check_gateway():
+                return
             served = prepare_all(settings, root, self._inference, self._say)
             try:
                 if not self._start(own, served):
@@ -208,16 +211,12 @@ class _Stack:
             [sys.executable, "-m", "charonia_gateway"],
             {
                 **base,
-                "CHARONIA_HOST": settings.host,
-                "CHARONIA_GATEWAY_PORT": str(settings.gateway_port),
+                **self._gateway_environment(),
                 # The cores are the engine's where it computes on them.
                 "CHARONIA_GATEWAY_WORKERS": str(settings.gateway_workers or int(triton.on_cpu(self._device))),
-                "CHARONIA_TRITON_HOST": access.loopback(settings.triton_address),
-                "CHARONIA_GRPC_PORT": str(settings.grpc_port),
                 "CHARONIA_MODEL_NAME": served[0].name,
                 "CHARONIA_GATEWAY_MORE_MODELS": option_values(served),
                 "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": str(self._drain_s),
-                **({env_name("gateway_keys_file"): str(keys)} if (keys := settings.gateway_keys_file) else {}),
             },
             self._log_file(own, "gateway"),
         )
@@ -227,6 +226,43 @@ class _Stack:
                 gateway, {"gateway": lambda: takes_tls(access.loopback(settings.host), settings.gateway_port)}
             )
         return self._until_ready(gateway, [f"{self._gateway_url()}/health/ready"])
+
+    def _gateway_environment(self) -> dict[str, str]:
+        """What the gateway is told whatever the models are."""
+        settings = self._settings
+        keys = settings.gateway_keys_file
+        return {
+            "CHARONIA_HOST": settings.host,
+            "CHARONIA_GATEWAY_PORT": str(settings.gateway_port),
+            "CHARONIA_TRITON_HOST": access.loopback(settings.triton_address),
+            "CHARONIA_GRPC_PORT": str(settings.grpc_port),
+            **({env_name("gateway_keys_file"): str(keys)} if keys else {}),
+        }
+
+    def _check_gateway(self) -> bool:
+        """Has the gateway say what is wrong with its settings, files and port: it starts when the model has been
+        loaded, which may take minutes. False when a signal came first. Raises ServeError."""
+        env = {
+            **environment(),
+            **shared_environment(self._settings),
+            **self._gateway_environment(),
+            "CHARONIA_GATEWAY_WORKERS": str(self._settings.gateway_workers),
+            # These it is told, whatever the environment says.
+            "CHARONIA_MODEL_NAME": "any",
+            "CHARONIA_GATEWAY_MORE_MODELS": "",
+            "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": "0",
+        }
+        check = Child("the gateway's check", [sys.executable, "-m", "charonia_gateway.check"], env, None)
+        try:
+            if not check.wait(_CHECK_S, lambda: self._signals.count > 0):
+                return self._signals.count == 0  # a machine so slow: the gateway itself says it later
+            if check.exit_code:
+                raise ServeError(
+                    "\n".join(check.tail()) or f"the gateway cannot start: its check {check.exit_status()}"
+                )
+        finally:
+            check.kill_group()
+        return True
 
     def _log_file(self, folder: Path, name: str) -> Path | None:
         return folder / f"{name}.log" if self._settings.logs == "files" else None

@@ -104,6 +104,7 @@ def _begin(settings: ServeSettings) -> None:
 
 def _gateway_settings(settings: ServeSettings, **more: Any) -> Settings:
     """What environment and `.env` say of the gateway, under the options of this command."""
+    from charonia_gateway.check import explained
     from charonia_gateway.settings import Settings
     from pydantic import ValidationError
 
@@ -114,12 +115,7 @@ def _gateway_settings(settings: ServeSettings, **more: Any) -> Settings:
     try:
         given = Settings(**options)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]).upper() if first["loc"] else ""
-        # A storage's address may hold a password.
-        shown = f"={first['input']!r}" if name and "STORAGE" not in name else ""
-        reason = str(first["msg"]).removeprefix("Value error, ")  # pydantic's, before the text of a check
-        raise InvalidRequestError(f"{name}{shown}{': ' if name else ''}{reason}") from None
+        raise InvalidRequestError("\n".join(explained(error))) from None
     # A person waits at a terminal: no line for what goes well, and Ctrl-C ends answers too.
     quiet = {"log_level": "warning", "shutdown_timeout_s": 0.0}
     return given.model_copy(update={name: value for name, value in quiet.items() if name not in given.model_fields_set})
@@ -127,14 +123,12 @@ def _gateway_settings(settings: ServeSettings, **more: Any) -> Settings:
 
 def _check_files(settings: Settings) -> None:
     """Those that the gateway reads at its start. Raises InvalidRequestError for one that cannot be used."""
-    from charonia_gateway.keys import KeyRing
+    from charonia_gateway.check import SettingsError, check_files
 
     try:
-        settings.certificates()
-        if settings.keys_file:
-            KeyRing(settings.keys_file)
-    except ValueError as error:
-        raise InvalidRequestError(str(error)) from error
+        check_files(settings)
+    except SettingsError as error:
+        raise InvalidRequestError(str(error)) from None
 
 
 def _run(
@@ -148,6 +142,7 @@ def _run(
     """head: what is said before the address. servers: in place of Triton, by model. then: what runs beside the gateway
     from its start on."""
     from charonia_gateway.logs import configure_logging
+    from charonia_gateway.port import PortError
     from charonia_gateway.process import serve
 
     scheme = "https" if settings.tls_cert else "http"
@@ -164,7 +159,7 @@ def _run(
     configure_logging(settings)
     try:
         serve(settings, servers, started)
-    except ValueError as error:  # of a file
+    except (ValueError, PortError) as error:  # of a file, or a port that was taken since
         raise InvalidRequestError(str(error)) from error
 
 

@@ -3,30 +3,39 @@ and ends with code 0."""
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
+from typing import NoReturn
 
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
+from charonia_gateway.check import SettingsError, check_files, explained
 from charonia_gateway.cores import default_workers
 from charonia_gateway.logs import configure_logging
+from charonia_gateway.port import PortError
 from charonia_gateway.process import serve
 from charonia_gateway.settings import Settings
 
-_SECRET = ("charonia_gateway_limits_storage", "limits_storage")
+log = logging.getLogger("charonia_gateway")
 
 
 def _settings() -> Settings:
     try:
-        return CliApp.run(Settings)
-    except ValidationError as error:
-        for detail in error.errors():
-            name = ".".join(str(part) for part in detail["loc"])
-            # A storage's address may hold a password, and an error of no field has all of them.
-            shown = "" if not name or name in _SECRET else f" = {detail['input']!r}"
-            print(f"charonia_gateway: {name}{shown}{': ' if name else ''}{detail['msg']}", file=sys.stderr)
-        sys.exit(2)
+        settings = CliApp.run(Settings)
+        check_files(settings)
+    except ValidationError as error:  # a ValueError, too
+        _refuse(*explained(error))
+    except SettingsError as error:
+        _refuse(str(error))
+    return settings
+
+
+def _refuse(*lines: str) -> NoReturn:
+    for line in lines:
+        print(f"charonia_gateway: {line}", file=sys.stderr)
+    sys.exit(2)
 
 
 def main() -> None:
@@ -44,8 +53,10 @@ def main() -> None:
 
         sys.exit(supervise(settings, workers))
     except ValueError as error:  # of a file
-        print(f"charonia_gateway: {error}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(str(error))
+    except PortError as error:
+        log.error("%s", error)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

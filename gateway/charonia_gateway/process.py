@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -12,8 +13,11 @@ from charonia_gateway.app import create_app
 from charonia_gateway.connection import bounded
 from charonia_gateway.drain import Drain, DrainingServer
 from charonia_gateway.endpoints import Server
+from charonia_gateway.port import PortError, bound_sockets
 from charonia_gateway.settings import Settings
-from charonia_gateway.worker import Worker, bound_sockets
+from charonia_gateway.worker import Worker
+
+log = logging.getLogger("charonia_gateway")
 
 
 def serve(
@@ -24,11 +28,10 @@ def serve(
 ) -> None:
     """Returns after SIGTERM or SIGINT, when all has ended; call it from the main thread. `servers`: as create_app takes
     them. `started` is called with the application, in the event loop, once the port is open. `worker`: which of several
-    processes this is. Raises ValueError for a file that cannot be used."""
+    processes this is. Raises ValueError for a file that cannot be used, PortError where it cannot listen."""
     drain = Drain(settings.shutdown_timeout_s, idle=worker.is_idle) if worker else Drain(settings.shutdown_timeout_s)
     app = create_app(settings, drain, servers, worker)
     certificates = settings.certificates()
-    on_start = partial(started, app) if started else None
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -46,14 +49,22 @@ def serve(
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
-    if worker is None:
-        DrainingServer(config, drain, settings.write_timeout_s, certificates, on_start).run()
-        return
+
+    def listens() -> None:
+        log.info("the gateway listens on %s, port %d", settings.host, settings.port)
+        if started:
+            started(app)
 
     def end() -> None:
         server.should_exit = True
 
-    server = DrainingServer(
-        config, drain, settings.write_timeout_s, certificates, partial(worker.listens, drain.begin, end)
-    )
-    server.run(bound_sockets(settings.host, settings.port, shared=True))
+    on_start = partial(worker.listens, drain.begin, end) if worker else listens
+    server = DrainingServer(config, drain, settings.write_timeout_s, certificates, on_start)
+    # uvicorn, which would open them itself, names no setting where it cannot.
+    sockets = bound_sockets(settings.host, settings.port, shared=worker is not None)
+    try:
+        server.run(sockets)
+    except OSError as error:
+        if server.started:
+            raise
+        raise PortError(settings.host, settings.port, error) from None  # taken since

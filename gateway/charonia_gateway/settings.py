@@ -14,7 +14,7 @@ from charonia_gateway.origins import parse_origins
 from charonia_gateway.setting_fields import GatewayFields
 from charonia_gateway.tls import Certificates
 
-_FILES = (
+FILES = (  # fields
     "keys_file",
     "tls_cert",
     "tls_key",
@@ -93,7 +93,7 @@ class Settings(GatewayFields):
         parse_origins(text)
         return text
 
-    @field_validator(*_FILES, mode="before")
+    @field_validator(*FILES, mode="before")
     @classmethod
     def _may_be_empty(cls, path: Any) -> Any:
         return path or None  # as compose hands on a variable that is empty

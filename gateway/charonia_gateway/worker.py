@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import select
 import shutil
 import signal
-import socket
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from charonia_gateway.folder import hold
+from charonia_gateway.port import PortError
 from charonia_gateway.settings import Settings
 from charonia_gateway.shared import Shared
 
@@ -44,34 +43,6 @@ class Post:
     began: int
     restarted: bool
     alive_s: float  # how often it says that it is alive
-
-
-def bound_sockets(host: str, port: int, *, shared: bool) -> list[socket.socket]:
-    """One for each address of the host that this machine has; they do not listen yet. shared: beside others that say
-    so. OSError where that cannot be, or there is no such address."""
-    sockets: list[socket.socket] = []
-    missing: OSError | None = None
-    with contextlib.ExitStack() as on_error:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            try:
-                one = on_error.enter_context(socket.socket(family, kind, protocol))
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if shared:
-                    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                if family == socket.AF_INET6:  # IPv4 has its own
-                    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                one.bind(address)
-            except OSError as error:
-                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                    raise
-                missing = error  # as where IPv6 is off
-                continue
-            sockets.append(one)
-        if missing and not sockets:
-            raise missing
-        on_error.pop_all()
-    return sockets
 
 
 class Worker:
@@ -159,8 +130,8 @@ def main() -> None:
     except ValueError as error:  # of a file
         print(f"charonia_gateway: {error}", file=sys.stderr)
         sys.exit(2)
-    except OSError as error:
-        log.error("the gateway cannot listen on %s, port %d: %s", post.settings.host, post.settings.port, error)
+    except PortError as error:
+        log.error("%s", error)
         sys.exit(1)
     finally:
         if worker.is_orphan:  # nobody else does

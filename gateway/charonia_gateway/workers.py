@@ -7,7 +7,6 @@ import contextlib
 import logging
 import shutil
 import signal
-import socket
 import sqlite3
 import sys
 import time
@@ -19,9 +18,10 @@ from pathlib import Path
 from prometheus_client.multiprocess import mark_process_dead
 
 from charonia_gateway import folder as folders
+from charonia_gateway.port import PortError, held_port
 from charonia_gateway.settings import Settings
 from charonia_gateway.shared import Shared, create
-from charonia_gateway.worker import Message, Post, bound_sockets
+from charonia_gateway.worker import Message, Post
 
 log = logging.getLogger("charonia_gateway")
 
@@ -46,9 +46,9 @@ def supervise(settings: Settings, count: int) -> int:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not with nohup
         signal.signal(signal.SIGHUP, lambda *_: sys.exit(0))
     try:
-        held = _held_port(settings.host, settings.port)
-    except OSError as error:
-        log.error("the gateway cannot listen on %s, port %d: %s", settings.host, settings.port, error)
+        held = held_port(settings.host, settings.port)
+    except PortError as error:
+        log.error("%s", error)
         return 1
     try:
         folder = folders.made()
@@ -71,24 +71,6 @@ async def _run(supervisor: _Supervisor) -> int:
         for number in _SIGNALS:
             asyncio.get_running_loop().remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
-
-
-def _held_port(host: str, port: int) -> list[socket.socket]:
-    """Until they are closed, no other gateway takes the port. OSError where another one has it."""
-    with contextlib.ExitStack() as on_error:
-        held: list[socket.socket] = []
-        for one in bound_sockets(host, port, shared=False):  # nobody else listens
-            on_error.enter_context(one)
-            # The kernel lets others bind as long as none listens. A name that one process at a time can have is a lock,
-            # and is gone with the process. The address is written as the kernel does: a host has several spellings.
-            name = "\0charonia-gateway {}:{}".format(*one.getsockname()[:2])
-            lock = on_error.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            lock.bind(name.encode())
-            held.append(lock)
-            one.close()
-        held += bound_sockets(host, port, shared=True)
-        on_error.pop_all()
-    return held
 
 
 @dataclass

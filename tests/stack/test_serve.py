@@ -101,6 +101,24 @@ def test_a_port_that_is_none_is_named(make_stack: Callable[..., Stack]) -> None:
     assert "'http'" in text
 
 
+@pytest.mark.parametrize("name", ["GATEWAY_MAX_BODY_BYTES", "GATEWAY_KEYS_FILE", "GATEWAY_TLS_CLIENT_CA"])
+def test_what_the_gateway_would_refuse_is_named_before_triton_starts(
+    make_stack: Callable[..., Stack], tmp_path: Path, name: str
+) -> None:
+    value = str(tmp_path / "missing")
+    text = refused(make_stack(**{f"CHARONIA_{name}": value}))
+    assert f"CHARONIA_{name}" in text and "Starting Triton" not in text
+    assert value in text or "needs CHARONIA_GATEWAY_TLS_CERT" in text
+
+
+def test_a_port_of_the_gateway_in_use_is_named_before_triton_starts(make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack()
+    with socket.create_server(("127.0.0.1", stack.ports[3])):
+        text = refused(stack)
+    assert f"port {stack.ports[3]} is in use" in text and "CHARONIA_GATEWAY_PORT" in text
+    assert "Starting Triton" not in text
+
+
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
     text = refused(Stack(tmp_path / "nowhere", tmp_path / "run"))
     assert f"{tmp_path / 'nowhere'} does not exist" in text

@@ -17,9 +17,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from charonia_gateway import cores, shared, worker, workers
+from charonia_gateway import cores, shared, workers
 from charonia_gateway.keys import Key
 from charonia_gateway.limiter import Limiter, LimitExceeded
+from charonia_gateway.port import bound_sockets, held_port
 from charonia_gateway.settings import Settings
 from charonia_gateway.shared import Shared
 from key_files import PAST, KeyFile
@@ -322,24 +323,37 @@ async def test_workers_do_not_outlive_their_supervisor(tmp_path: Path) -> None:
         assert list(own.folder.iterdir()) == [], "nor do their files"
 
 
-async def test_what_cannot_start_ends_with_its_exit_code(tmp_path: Path) -> None:
+async def test_what_cannot_start_ends_with_its_exit_code_and_says_what_would_be_right(tmp_path: Path) -> None:
     missing = tmp_path / "none.json"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        for env, code, says in (
-            ({"CHARONIA_GATEWAY_KEYS_FILE": str(missing)}, 2, f"{missing} cannot be read"),
-            ({"CHARONIA_GATEWAY_PORT": str(taken.getsockname()[1])}, 1, "cannot listen on 127.0.0.1"),
-        ):
+        port = str(taken.getsockname()[1])
+        wrong = {
+            "CHARONIA_GATEWAY_KEYS_FILE": (str(missing), 2, f"CHARONIA_GATEWAY_KEYS_FILE={missing} cannot be read"),
+            "CHARONIA_GATEWAY_PORT": (
+                port,
+                1,
+                f"the gateway cannot listen on 127.0.0.1, port {port} (Address already in use): "
+                "end the process that has it, or choose another port with CHARONIA_GATEWAY_PORT (--port)",
+            ),
+        }
+
+        async def check(variable: str, workers: str) -> None:
+            value, code, says = wrong[variable]
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "charonia_gateway",
-                env={**os.environ, "CHARONIA_GATEWAY_WORKERS": "2", **env},
+                env={**os.environ, "CHARONIA_GATEWAY_WORKERS": workers, variable: value},
                 stderr=asyncio.subprocess.PIPE,
             )
             _, said = await asyncio.wait_for(process.communicate(), HANG_S)
-            assert process.returncode == code and says in said.decode()
+            text = said.decode()
+            assert process.returncode == code and text.count(says) == 1 and "Traceback" not in text, text
+
+        for variable in wrong:
+            await asyncio.gather(check(variable, "1"), check(variable, "2"))
 
 
 async def test_the_gateway_outlives_errors_in_the_care_of_one_worker(tmp_path: Path) -> None:
@@ -464,12 +478,12 @@ def test_a_port_is_of_one_gateway_also_before_it_listens() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-    first = workers._held_port("127.0.0.1", port)
+    first = held_port("127.0.0.1", port)
     with pytest.raises(OSError, match="in use"):
-        workers._held_port("localhost", port)
+        held_port("localhost", port)
     for one in first:
         one.close()
-    for one in workers._held_port("127.0.0.1", port):
+    for one in held_port("127.0.0.1", port):
         one.close()
 
 
@@ -521,12 +535,12 @@ async def test_a_limiter_whose_workers_state_fails_counts_alone(two: tuple[Share
 def test_an_address_that_this_machine_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, 0)) for host in ("192.0.2.1", "127.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    (one,) = worker.bound_sockets("some", 0, shared=True)
+    (one,) = bound_sockets("some", 0, shared=True)
     with one:
         assert one.getsockname()[0] == "127.0.0.1"
     del found[1]
     with pytest.raises(OSError, match="assign requested address"):
-        worker.bound_sockets("some", 0, shared=True)
+        bound_sockets("some", 0, shared=True)
 
 
 def test_a_state_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:

@@ -1,0 +1,119 @@
+"""What must hold before the gateway starts: its settings, the files that it reads then, its port.
+
+`python -m charonia_gateway.check` starts nothing: it says on stderr what is wrong, and ends with code 2, or 1 for the
+port. `charonia serve` asks it before it starts Triton.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from pydantic import AliasChoices, ValidationError
+from pydantic_settings import CliApp
+
+from charonia_gateway.keys import read_keys
+from charonia_gateway.port import PortError, held_port
+from charonia_gateway.settings import FILES, Settings
+from charonia_gateway.tls import Certificates
+
+_SECRET = "limits_storage"  # its address may hold a password
+
+
+class SettingsError(ValueError):
+    """A setting cannot be used. The text names it and its value, and says what would be right."""
+
+
+def variable(field: str) -> str:
+    """The environment variable of a field; of several the first."""
+    alias = Settings.model_fields[field].validation_alias
+    assert isinstance(alias, AliasChoices)
+    return str(alias.choices[0]).upper()
+
+
+def explained(error: ValidationError) -> list[str]:
+    """A line for each setting that is wrong, with its variable, its value, and what it is for."""
+    lines = []
+    for detail in error.errors(include_url=False):
+        reason = str(detail["msg"]).removeprefix("Value error, ")  # pydantic's, before the text of a check
+        if not detail["loc"]:  # of no field: its input has all of them, and perhaps a password
+            lines.append(reason)
+            continue
+        name, field = _named(str(detail["loc"][0]))
+        shown = "" if field == _SECRET else f"={detail['input']!r}"
+        info = Settings.model_fields[field]
+        default = "" if info.default in ("", None) else f"default {info.default}; "
+        lines.append(f"{name}{shown}: {reason}. It sets: {info.description} ({default}docs/configuration.md)")
+    return lines
+
+
+def _named(place: str) -> tuple[str, str]:
+    """Variable and field of the name under which a value was given."""
+    for field, info in Settings.model_fields.items():
+        assert isinstance(info.validation_alias, AliasChoices)
+        if place in info.validation_alias.choices:
+            return place.upper() if place.startswith("charonia_") else variable(field), field
+    raise KeyError(place)
+
+
+def check_files(settings: Settings) -> None:
+    """Those that the gateway reads at its start. SettingsError for one that cannot be used."""
+    for field in FILES:
+        path: Path | None = getattr(settings, field)
+        if path and not os.access(path, os.R_OK):
+            reason = "permission denied" if path.exists() else "there is no such file"
+            more = ", as `charonia keys create` writes it" if field == "keys_file" else ", or leave the setting out"
+            raise SettingsError(
+                f"{variable(field)}={path} cannot be read ({reason}): name a file that this user may read{more}"
+            )
+    with _said_of("keys_file"):
+        if settings.keys_file:
+            read_keys(settings.keys_file)
+    with _said_of("tls_cert", "tls_key"):
+        if settings.tls_cert and settings.tls_key:
+            Certificates(settings.tls_cert, settings.tls_key)
+    with _said_of("tls_client_ca"):
+        settings.certificates()
+    with _said_of("triton_tls_ca", "triton_tls_cert", "triton_tls_key"):
+        settings.tls_to_triton()
+
+
+@contextlib.contextmanager
+def _said_of(*fields: str) -> Iterator[None]:
+    """An error of a file names the settings that the file may be of."""
+    try:
+        yield
+    except ValueError as error:
+        raise SettingsError(f"{', '.join(map(variable, fields))}: {error}") from None
+
+
+def check_port(settings: Settings) -> None:
+    """PortError where the gateway could not listen now."""
+    for one in held_port(settings.host, settings.port):
+        one.close()
+
+
+def main() -> None:
+    try:
+        settings = CliApp.run(Settings, cli_args=[])
+        check_files(settings)
+        check_port(settings)
+    except ValidationError as error:  # a ValueError, too
+        _end(2, *explained(error))
+    except SettingsError as error:
+        _end(2, str(error))
+    except PortError as error:
+        _end(1, str(error))
+
+
+def _end(code: int, *lines: str) -> NoReturn:
+    print(*lines, sep="\n", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
