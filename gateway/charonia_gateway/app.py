@@ -74,9 +74,7 @@ def create_app(
     `worker`: which of several processes this is. Raises ValueError for a file of keys or certificates that cannot be
     used."""
     shared = worker.shared if worker else None
-    metrics = Metrics(shared.folder if shared else None)
-    if worker:
-        metrics.of_worker(worker.restarted)
+    metrics = Metrics(shared.folder if shared else None, restarted=bool(worker and worker.restarted))
     draining = drain or Drain(settings.shutdown_timeout_s)
     keys = KeyRing(settings.keys_file) if settings.keys_file else None
     tls = settings.tls_to_triton()

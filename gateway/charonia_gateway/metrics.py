@@ -12,14 +12,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from charonia_gateway.record import begins_text
 
+# Who asks for these looks at the gateway, and is no work of its own.
+_WATCHING = frozenset(("/metrics", "/health/live", "/health/ready"))
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class Metrics:
     """Has a registry of its own, so that several applications can live in one process. folder: in which the workers of
-    one gateway have the files of what they count, of which each shows the sums."""
+    one gateway have the files of what they count, of which each shows the sums. restarted: this process replaces one of
+    them that died."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, restarted: bool = False) -> None:
         self.registry = CollectorRegistry()
         self._folder = folder
         self._collectors: list[Collector] = []
@@ -31,7 +34,7 @@ class Metrics:
         )
         self.running = Gauge(
             "charonia_gateway_requests_running",
-            "HTTP requests in work",
+            "HTTP requests in work, but those of health checks and of metrics",
             registry=self.registry,
             multiprocess_mode="livesum",
         )
@@ -79,9 +82,7 @@ class Metrics:
             ("key", "limit"),
             registry=self.registry,
         )
-
-    def of_worker(self, restarted: bool) -> None:
-        """Counts this process, one of several. restarted: it replaces another one."""
+        # Also of one process, so that graphs and alerts find them.
         text = "processes of this gateway"
         Gauge("charonia_gateway_workers", text, registry=self.registry, multiprocess_mode="livesum").set(1)
         text = "processes of this gateway that died and were replaced"
@@ -126,11 +127,14 @@ class MetricsMiddleware:
             await send(message)
 
         metrics = self._metrics
-        metrics.running.inc()
+        works = scope["path"] not in _WATCHING
+        if works:
+            metrics.running.inc()
         try:
             await self._app(scope, receive, watched)
         finally:
-            metrics.running.dec()
+            if works:
+                metrics.running.dec()
             if scope.get("state", {}).get("disconnected"):
                 metrics.disconnects.inc()
                 status = status or 499

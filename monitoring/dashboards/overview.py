@@ -270,6 +270,17 @@ def _gateway() -> list[Panel]:
             ],
         ),
         graph(
+            "Processes that died and were replaced",
+            COUNT,
+            "Not 0: the answers of a process of the gateway were lost with it; runbook CharoniaGatewayWorkerRestarted.",
+            [
+                Query(
+                    "sum by (instance) (increase(charonia_gateway_worker_restarts_total[$__rate_interval]))",
+                    "{{instance}}",
+                ),
+            ],
+        ),
+        graph(
             "Retries",
             PER_SECOND,
             "Not 0 for long: a server fails or is full; see which takes no requests, and read its log.",
