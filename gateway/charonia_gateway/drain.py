@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from charonia_gateway.errors import unavailable
 from charonia_gateway.tls import Certificates
+
+log = logging.getLogger("charonia_gateway")
+
+_LAST_WORDS_S = 1.0  # for requests that are cut off to say so
 
 
 class Drain:
@@ -28,14 +34,40 @@ class Drain:
         idle: Callable[[], bool] = lambda: True,
     ) -> None:
         self.running = 0
-        self._limit_s = limit_s
+        self.limit_s = limit_s
+        self.has_cut = False
+        self._tasks: set[asyncio.Task[object]] = set()
         self._clock = clock
         self._idle = idle
         self._deadline: float | None = None
 
     def begin(self) -> None:
         if self._deadline is None:
-            self._deadline = self._clock() + self._limit_s
+            self._deadline = self._clock() + self.limit_s
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Around a request, in its task."""
+        task = asyncio.current_task()
+        assert task
+        self.running += 1
+        self._tasks.add(task)
+        try:
+            yield
+        finally:
+            self._tasks.discard(task)
+            self.running -= 1
+
+    def cut(self) -> int:
+        """Cancels what runs, which still tells its clients so. How many requests that were."""
+        self.has_cut = True
+        for task in self._tasks:
+            task.cancel()
+        return len(self._tasks)
+
+    async def have_ended(self, seconds: float) -> bool:
+        """Whether all that was cut ends within that time."""
+        return not self._tasks or not (await asyncio.wait(self._tasks, timeout=seconds))[1]
 
     @property
     def begun(self) -> bool:
@@ -70,11 +102,23 @@ class DrainMiddleware:
             error.headers["Connection"] = "close"  # so that the next try may reach another one
             await error.response(scope)(scope, receive, send)
             return
-        self._drain.running += 1
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._drain.running -= 1
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        with self._drain.counted():
+            try:
+                await self._app(scope, receive, watched)
+            except asyncio.CancelledError:
+                if begun or not self._drain.has_cut:
+                    raise
+                # Nothing of it was done yet: its body was still coming, or it waited for a limit.
+                error = unavailable("the gateway is shutting down")
+                error.headers["Connection"] = "close"
+                await error.response(scope)(scope, receive, send)
 
 
 class DrainingServer(uvicorn.Server):
@@ -115,7 +159,26 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._following:
             self._following.cancel()
+        await self._cut()
         await super().shutdown(sockets)
+
+    async def _cut(self) -> None:
+        """Ends what runs. uvicorn would wait first, and then do the same with words and tracebacks of its own."""
+        had_its_time = self._drain.is_over
+        count = self._drain.cut()
+        if not count:
+            return
+        requests = "1 request was" if count == 1 else f"{count} requests were"
+        if had_its_time:
+            text = "%s cut off: not ended %g s after the gateway was told to end (CHARONIA_DRAIN_TIMEOUT_S)"
+            log.warning(text, requests, self._drain.limit_s)
+        else:
+            log.warning("%s cut off: the gateway was told to end at once", requests)
+        if not await self._drain.have_ended(_LAST_WORDS_S):  # their clients do not read
+            for connection in list(self.server_state.connections):
+                if connection.transport:
+                    connection.transport.abort()
+            await self._drain.have_ended(_LAST_WORDS_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._drain.begun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -311,6 +312,45 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         own.process.send_signal(signal.SIGINT)
         assert "shutting down" in await stream
         assert await asyncio.wait_for(own.process.wait(), HANG_S) == 0
+        text = own.log.read_text()
+        assert text.count("1 request was cut off: the gateway was told to end at once") == 1 and "ERROR" not in text
+
+
+async def test_what_is_cut_off_at_the_end_is_a_line_of_the_log_and_knows_it(tmp_path: Path) -> None:
+    async def endless(_: pb.ModelInferRequest) -> Parts:
+        while True:
+            yield part("x" * 60_000)
+            await asyncio.sleep(0)
+
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n"
+    whole = json.dumps(STREAM).encode()
+    async with (
+        Double() as server,
+        gateway(server, tmp_path, count=1, CHARONIA_DRAIN_TIMEOUT_S="0") as own,
+        httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as web,
+    ):
+        server.behaviour = endless
+        with socket.socket() as silent, socket.socket() as half:
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # it never reads
+            for one, sent in ((silent, head % len(whole) + whole), (half, head % 100 + b"{")):
+                one.connect(("127.0.0.1", own.port))
+                one.sendall(sent)
+            await own.until(lambda: server.requests)
+            server.behaviour = Held()
+            stream = await begin(web)
+
+            async def all_run() -> bool:
+                return samples((await web.get("/metrics")).text)["charonia_gateway_requests_running"] == 3
+
+            await own.until(all_run)
+            own.process.send_signal(signal.SIGTERM)
+            assert "shutting down" in await stream
+            half.settimeout(HANG_S)
+            assert (await asyncio.to_thread(half.recv, 4096)).startswith(b"HTTP/1.1 503 ")
+            assert await asyncio.wait_for(own.process.wait(), HANG_S) == 0
+        loud = [line for line in own.log.read_text().splitlines() if not line.startswith("INFO:")]
+        said = "3 requests were cut off: not ended 0 s after the gateway was told to end (CHARONIA_DRAIN_TIMEOUT_S)"
+        assert loud == [f"WARNING:     {said}"]
 
 
 async def test_workers_do_not_outlive_their_supervisor(tmp_path: Path) -> None:
