@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 
 _MOST_COLUMNS = 8
+_NOISE = (
+    "<N: a difference of two measurements that came out below zero, so it is smaller than their noise. No round's was "
+    "further from zero than N."
+)
 _ANY_WIDTH = 100_000  # characters: as much as a table wants
 
 
@@ -34,6 +38,7 @@ class Record:
     benchmark: what measured it: "static", "scheduler". unit: of value, minimum, maximum and asked; "" for counts. case:
     what varies between the lines of a table, by the heading of its column: {"batch": 8}. asked: what value should
     reach, or with at_most not exceed; None: nothing. details: what belongs to it and is in no table, anything JSON has.
+    difference: it is one measurement less another, and below zero where it is smaller than their noise.
     """
 
     benchmark: str
@@ -47,13 +52,25 @@ class Record:
     asked: float | None = None
     at_most: bool = False
     details: dict[str, Any] = field(default_factory=dict)
+    difference: bool = False
 
     @classmethod
     def of(cls, benchmark: str, name: str, unit: str, values: float | Sequence[float], **more: Any) -> Record:
-        """values: all measurements, at least one. more: case, asked, at_most, details."""
+        """values: all measurements, at least one. more: case, asked, at_most, details,
+        difference."""
         several = list(values) if isinstance(values, Sequence) else [values]
         least, greatest = float(min(several)), float(max(several))
         return cls(benchmark, name, unit, float(statistics.median(several)), least, greatest, len(several), **more)
+
+    @property
+    def is_noise(self) -> bool:
+        """A difference that was not above zero: it is smaller than what was measured can tell."""
+        return self.difference and self.value < 0
+
+    @property
+    def shown(self) -> str:
+        """As tables have it. Of noise: <N, where N is the largest distance from zero that was measured."""
+        return f"<{number(max(-self.minimum, self.maximum))}" if self.is_noise else number(self.value)
 
     @property
     def met(self) -> bool | None:
@@ -120,7 +137,7 @@ def tables(records: Sequence[Record]) -> list[Table]:
         lines: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
         for record in some:
             case = tuple(str(record.case.get(name, "")) for name in varied)
-            lines.setdefault(case, {})[record.name, record.unit] = number(record.value)
+            lines.setdefault(case, {})[record.name, record.unit] = record.shown
         headings = [f"{name}, {unit}" if unit else name for name, unit in names]
         if len(names) <= _MOST_COLUMNS:
             rows = [(*case, *(line.get(name, "-") for name in names)) for case, line in lines.items()]
@@ -141,7 +158,7 @@ def make_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: st
     from rich.text import Text
 
     def is_number(place: int) -> bool:
-        return all(row[place].lstrip("-")[:1].isdigit() or row[place] in ("", "-") for row in rows)
+        return all(row[place].lstrip("-<")[:1].isdigit() or row[place] in ("", "-") for row in rows)
 
     # Where there is little room, rich would cut words sooner than it breaks lines between them.
     widths = [max(map(len, heading.split()), default=0) for heading in headings]
@@ -163,6 +180,8 @@ def print_records(console: Console, records: Sequence[Record]) -> None:
         if Measurement.get(console, console.options.update(width=_ANY_WIDTH), table).minimum > console.width:
             table.box, table.padding = box.SIMPLE, (0, 0)  # its lines and margins take no room
         console.print(table)
+    if any(record.is_noise for record in records):
+        console.print(_NOISE, markup=False, highlight=False)
     for record in records:
         if record.met is False:
             told = f"{record.name}: {number(record.value)} {record.unit}, asked {number(record.asked or 0)}"

@@ -68,7 +68,7 @@ class Round:
     queue_ms: dict[str, float] = field(default_factory=dict)
 
     def price_us(self, process: str) -> float:
-        """CPU time of a response in this process."""
+        """CPU time of a response in this process; below zero where that is smaller than the noise."""
         more = self.streamed_cpu_s.get(process, 0.0) - self.whole_cpu_s.get(process, 0.0)
         return 1e6 * more / self.responses
 
@@ -232,8 +232,11 @@ def case_records(target: str, streams: int, rounds: Sequence[Round]) -> list[Rec
     """What was measured of one target and number of streams; prices are in CPU time."""
     case: dict[str, Any] = {"through": target, "streams": streams}
 
-    def record(name: str, unit: str, values: Sequence[float]) -> Record:
-        return Record.of("streaming", name, unit, values, case=case)
+    def record(name: str, unit: str, values: Sequence[float], difference: bool = False) -> Record:
+        return Record.of("streaming", name, unit, values, case=case, difference=difference)
+
+    def price(name: str, values: Sequence[float]) -> Record:
+        return record(name, "us/response", values, difference=True)
 
     found = [
         record("responses", "", [one.responses for one in rounds]),
@@ -245,10 +248,10 @@ def case_records(target: str, streams: int, rounds: Sequence[Round]) -> list[Rec
     for name in rounds[0].processes:
         # What the way does not lead through.
         if name not in ("parsing", "gateway") or (name == "gateway" and target.startswith("gateway")):
-            found.append(record(name, "us/response", [one.price_us(name) for one in rounds]))
+            found.append(price(name, [one.price_us(name) for one in rounds]))
     found += [
-        record("server", "us/response", [sum(map(one.price_us, one.processes)) for one in rounds]),
-        record("client", "us/response", [one.price_us(_CLIENT) for one in rounds]),
+        price("server", [sum(map(one.price_us, one.processes)) for one in rounds]),
+        price("client", [one.price_us(_CLIENT) for one in rounds]),
         record("responses/s per core", "", [one.responses / _server_s(one) for one in rounds]),
     ]
     for model in _MODELS:

@@ -119,14 +119,18 @@ def run_workers(
 def _measure(
     served: Served, url: str, pid: int, clients: ProcessPoolExecutor, streams: int, text: str, max_tokens: int
 ) -> Round:
-    before, engine_before = cpu_seconds(pid), sum(cpu_seconds(served.pid).values())
+    before, engine_before = cpu_seconds(pid), cpu_seconds(served.pid)
     load, own = clients.submit(
         send_all, functools.partial(gateway, url), jobs_of(streams, text, max_tokens), streams
     ).result()
-    after, engine_after = cpu_seconds(pid), sum(cpu_seconds(served.pid).values())
-    spent = {process: after[process] - before.get(process, 0.0) for process in after}
+    spent, engine = _spent(before, cpu_seconds(pid)), _spent(engine_before, cpu_seconds(served.pid))
     others = spent.pop(pid) if len(spent) > 1 else 0.0
-    return Round(load, tuple(spent.values()), others, engine_after - engine_before, own)
+    return Round(load, tuple(spent.values()), others, sum(engine.values()), own)
+
+
+def _spent(before: Mapping[int, float], after: Mapping[int, float]) -> dict[int, float]:
+    """CPU seconds of each process that still runs: what one that ended had taken before is nobody's."""
+    return {process: seconds - before.get(process, 0.0) for process, seconds in after.items()}
 
 
 def cpu_seconds(pid: int) -> dict[int, float]:

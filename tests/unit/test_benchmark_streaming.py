@@ -57,6 +57,17 @@ def test_the_price_of_a_response_is_what_streamed_tokens_cost_more() -> None:
     assert "gateway" not in alone and "server" in alone
 
 
+def test_a_price_below_zero_is_shown_as_smaller_than_the_noise_and_written_as_it_is() -> None:
+    found = case_records("gateway", 64, [_round(cpu_s) for cpu_s in (-0.012, -0.002, 0.004)])
+    [price] = [record for record in found if record.name == "Triton"]
+    assert (price.value, price.minimum, price.maximum) == pytest.approx((-1, -6, 2))
+    console = Console(file=io.StringIO(), width=80)
+    records.print_records(console, found)
+    assert isinstance(console.file, io.StringIO)
+    text = " ".join(console.file.getvalue().split())
+    assert "<6" in text and "<N: a difference of two measurements" in text and "-" not in text.partition("│ Triton")[2]
+
+
 def test_the_table_of_four_cases_fits_80_columns() -> None:
     some = [record for level in (1, 8, 64, 256) for record in case_records("gateway", level, [_round(0.1)])]
     console = Console(file=io.StringIO(), width=80)
