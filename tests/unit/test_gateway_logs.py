@@ -99,4 +99,5 @@ def test_a_setting_that_is_wrong_is_named() -> None:
         text=True,
     )
     assert done.returncode == 2
-    assert "log_format = 'xml'" in done.stderr and "tracing_endpoint = 'collector:4318'" in done.stderr
+    for said in ("CHARONIA_LOG_FORMAT='xml': ", "CHARONIA_TRACING_ENDPOINT='collector:4318': "):
+        assert said in done.stderr
