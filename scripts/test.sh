@@ -45,7 +45,7 @@ cpp_tests() {
 }
 
 mypy_all() {
-  mypy charonia scripts/gpu_check client/charonia_client client/examples/tools.py gateway/charonia_gateway postprocessing/detokenize.py \
+  mypy charonia scripts/gpu_check client/charonia_client client/examples gateway/charonia_gateway postprocessing/detokenize.py \
     model_repository/model_log.py &&
     MYPYPATH=charonia/text mypy preprocessing/prompt.py preprocessing/context_length.py \
       preprocessing/parsing_options.py preprocessing/answer_guide.py preprocessing/prepare.py &&

@@ -59,8 +59,8 @@ class TritonMetricsSink : public MetricsSink {
   }
 
   // A refused sample concerns nobody who could act, and there would be thousands.
-  void add(Metric counter, double value, int label_value) override {
-    detail::drop(TRITONSERVER_MetricIncrement(series(counter, label_value), value));
+  void add(Metric metric, double value, int label_value) override {
+    detail::drop(TRITONSERVER_MetricIncrement(series(metric, label_value), value));
   }
   void set(Metric gauge, double value) override { detail::drop(TRITONSERVER_MetricSet(series(gauge, 0), value)); }
   void observe(Metric histogram, double value) override {

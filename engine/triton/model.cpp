@@ -76,7 +76,8 @@ Model::Model(TRITONBACKEND_Model* model, const MetricFamilies& families, Generat
              const ModelIdentity& identity, const ModelOptions& options)
     : standing_(server_of(model), identity, options.warmup),
       generation_(generations, identity.name, identity.version),
-      engine_(load(identity, gather_settings(identity, options), make_metrics_sink(families, identity.name))),
+      sink_(make_metrics_sink(families, identity.name)),
+      engine_(load(identity, gather_settings(identity, options), sink_)),
       watcher_(server_of(model), identity.name, standing_, generation_, engine_, calls_, subscriptions_, sending_,
                answering_, withdrawal_, [this](const std::string& why) { end_all(why); }) {
   engine_.on_failure([this] { calls_.rouse(); });
@@ -215,6 +216,15 @@ void Model::open(const std::string& subscription, Call& call) {
   if (const auto failure = engine_.failure(); !failure.empty()) throw Error(ErrorCode::device_failed, failure);
   if (const auto why = why_ended(); !why.empty()) throw Error(ErrorCode::unavailable, why);
   subscriptions_.open(subscription, call.stream);
+}
+
+void Model::count_subscriptions(int change) {
+  if (change > 0) {
+    calls_.opened();
+  } else {
+    calls_.closed();
+  }
+  if (sink_) sink_->add(Metric::subscriptions, change, 0);
 }
 
 void Model::submit(Request request, const std::shared_ptr<Call>& call) {

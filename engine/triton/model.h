@@ -45,6 +45,8 @@ class Model {
   void answer(const Send& send);
   void end_requests(Action action, const Request& request);
   void open(const std::string& subscription, Call& call);
+  // By 1 or -1: a model shares the gauge with the one that takes its place.
+  void count_subscriptions(int change);
   void submit(Request request, const std::shared_ptr<Call>& call);
   void deliver(Call& call, const Result& result) noexcept;
   void send(Call& call, const Result& result, bool last);
@@ -61,7 +63,8 @@ class Model {
   Generation generation_;
   RequestLog request_log_;
   CallTable calls_;
-  Subscriptions subscriptions_{[this] { calls_.opened(); }, [this] { calls_.closed(); }};
+  const std::shared_ptr<MetricsSink> sink_;  // null: the server takes no metrics
+  Subscriptions subscriptions_{[this] { count_subscriptions(1); }, [this] { count_subscriptions(-1); }};
   SendWatch sending_;    // of the engine's results
   SendWatch answering_;  // of what execute() sends itself
   Withdrawal withdrawal_;

@@ -44,6 +44,10 @@ def main() -> None:
     # uvicorn shuts down in order and then raises the signal again, which would make its number the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
+    if settings.subscribe:
+        log.info("answers come from Triton by one stream for each process and model (CHARONIA_GATEWAY_SUBSCRIBE=true)")
+    else:
+        log.info("each answer comes from Triton by a stream of its own (CHARONIA_GATEWAY_SUBSCRIBE=false)")
     workers = settings.workers or default_workers()
     try:
         if workers == 1:

@@ -94,6 +94,12 @@ def _requests() -> list[Panel]:
             "Longer than two steps: steps are long; see step_time_ms. It holds blocks that others wait for.",
             quantiles("charonia_cancel_to_free_seconds", SERVERS),
         ),
+        graph(
+            "Subscriptions",
+            COUNT,
+            "One for each process of a gateway that subscribes and was asked. 0 there: see the beginning of its log.",
+            _each("charonia_subscriptions"),
+        ),
     ]
 
 

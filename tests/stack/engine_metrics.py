@@ -19,6 +19,7 @@ class EngineMetrics:
     blocks_active: float
     cancelled: float
     generated_tokens: float
+    subscriptions: float
 
     @property
     def idle(self) -> bool:
@@ -41,6 +42,7 @@ async def read(url: str) -> EngineMetrics:
         blocks_active=values["charonia_kv_blocks_active", None],
         cancelled=values["charonia_request_success_total", "cancelled"],
         generated_tokens=values["charonia_generation_tokens_total", None],
+        subscriptions=values["charonia_subscriptions", None],
     )
 
 

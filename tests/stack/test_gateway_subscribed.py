@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import engine_metrics
@@ -76,6 +77,24 @@ async def test_it_answers_as_one_with_calls_does(stack: Stack, subscribing: str)
             assert by_stream.text.endswith("data: [DONE]\n\n")
         else:
             assert without_names(by_stream.text) == without_names(by_call.text)
+
+
+async def test_the_log_and_the_engines_metrics_say_whether_it_subscribes(slow: Stack, tmp_path: Path) -> None:
+    await engine_metrics.until(slow.metrics, lambda metrics: metrics.subscriptions == 0, "no subscription")
+    for subscribes, says, subscriptions in (
+        ("false", "each answer comes from Triton by a stream of its own", 0),
+        ("true", "answers come from Triton by one stream for each process and model", 1),
+    ):
+        log = tmp_path / f"{subscribes}.log"
+        with gateway(slow.grpc, log, CHARONIA_GATEWAY_SUBSCRIBE=subscribes) as own:
+            assert log.read_text().count(f"{says} (CHARONIA_GATEWAY_SUBSCRIBE={subscribes})") == 1
+            async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
+                asked = {"model": "model", "prompt": "a", "max_tokens": 2}
+                (await http.post("/v1/completions", json=asked)).raise_for_status()
+            assert (await engine_metrics.read(slow.metrics)).subscriptions == subscriptions
+            own.process.terminate()
+            assert own.process.wait(HANG_S) == 0
+    await engine_metrics.until(slow.metrics, lambda metrics: metrics.subscriptions == 0, "ended in order")
 
 
 async def test_an_error_has_the_status_that_it_has_by_calls(subscribing: str) -> None:

@@ -10,6 +10,8 @@ import contextlib
 import json
 import signal
 import struct
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -27,6 +29,8 @@ from stack import HANG_S, Stack, running
 from triton_stream import collect, make_inputs
 from tritonclient.grpc import service_pb2 as pb
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "client" / "examples" / "subscription.py"
+CITIES = ("Paris", "Rome", "Madrid", "Tokyo")  # what it asks for
 ENDLESS = 3900  # tokens of the slow model, whose context is 4096
 REASONS = ("", "stop", "length", "cancelled", "error")
 HEAD = struct.Struct("<QIIiiiiiiiiffff")
@@ -161,20 +165,25 @@ async def slow_reader(stack: Stack, **options: Any) -> AsyncIterator[Reader]:
         yield made
 
 
-async def running_requests(stack: Stack) -> float:
-    """Of the engine, waiting ones included."""
+async def counted(stack: Stack, *names: str) -> float:
+    """The sum of these metrics."""
     async with httpx.AsyncClient(verify=False, trust_env=False, timeout=HANG_S) as http:
         text = (await http.get(stack.metrics)).text
-    names = ("charonia_num_requests_running", "charonia_num_requests_waiting")
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    return sum(sample.value for sample in samples if sample.name in names)
+    found = [sample.value for sample in samples if sample.name in names]
+    assert len(found) == len(names)
+    return sum(found)
+
+
+async def until_counted(stack: Stack, count: int, *names: str) -> None:
+    deadline = time.monotonic() + HANG_S
+    while await counted(stack, *names) != count:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
 
 
 async def until_idle(stack: Stack) -> None:
-    deadline = time.monotonic() + HANG_S
-    while await running_requests(stack):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
+    await until_counted(stack, 0, "charonia_num_requests_running", "charonia_num_requests_waiting")
 
 
 async def test_what_comes_by_a_subscription_is_what_comes_by_calls(stack: Stack, reader: Reader) -> None:
@@ -220,6 +229,13 @@ async def test_a_client_that_subscribes_gets_what_others_get(stack: Stack) -> No
         assert answers == await asyncio.gather(*(read(client, fields) for fields in asked))
     assert answers[-3][0][3] in ("e", " a")
     await until_idle(stack)
+
+
+def test_the_example_of_the_client_library_runs(stack: Stack) -> None:
+    done = subprocess.run([sys.executable, EXAMPLE, stack.grpc], capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert all(city in line for city, line in zip(CITIES, lines, strict=True)), lines
 
 
 async def test_every_character_comes_whole(parrot: Stack) -> None:
@@ -402,6 +418,15 @@ def reloading(slow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield served
 
 
+async def test_open_subscriptions_are_counted(reloading: Stack) -> None:
+    async with slow_reader(reloading) as first, slow_reader(reloading) as second:
+        assert await counted(reloading, "charonia_subscriptions") == 2
+        await first.end()
+        await until_counted(reloading, 1, "charonia_subscriptions")
+        await second.end()
+        await until_counted(reloading, 0, "charonia_subscriptions")
+
+
 async def test_an_unloaded_model_ends_an_idle_subscription_and_is_gone(reloading: Stack) -> None:
     orders = Orders(reloading)
     loaded, unloaded = orders.count("loaded"), orders.count("unloaded")
@@ -426,6 +451,8 @@ async def test_a_model_that_is_loaded_anew_takes_the_place_of_one_with_an_idle_s
         await orders.until("unloaded", unloaded + 1)
         assert (await client.complete(asked)).token_ids == before.token_ids
         assert orders.count("unloaded") == unloaded + 1
+        assert await counted(reloading, "charonia_subscriptions") == 1, "the client's"
+    await until_counted(reloading, 0, "charonia_subscriptions")
 
 
 async def test_an_answer_that_runs_while_its_model_is_loaded_anew_comes_to_its_end(reloading: Stack) -> None:

@@ -19,6 +19,7 @@ enum class Metric {
   kv_blocks_committed,
   num_sessions,
   session_blocks_pinned,
+  subscriptions,  // of the server's backend: an engine knows none
   weight_bytes,
   kv_cache_bytes,
   engine_failed,
@@ -66,7 +67,8 @@ std::span<const MetricInfo> metric_catalogue();
 class MetricsSink {
  public:
   virtual ~MetricsSink() = default;
-  virtual void add(Metric counter, double value, int label_value) = 0;
+  // A counter by 0 or more; a gauge by any value.
+  virtual void add(Metric metric, double value, int label_value) = 0;
   virtual void set(Metric gauge, double value) = 0;
   virtual void observe(Metric histogram, double value) = 0;
 };

@@ -45,6 +45,8 @@ std::span<const MetricInfo> metric_catalogue() {
       simple(kv_blocks_committed, kGauge, "charonia_kv_blocks_committed", "KV blocks that have memory"),
       simple(num_sessions, kGauge, "charonia_num_sessions", "Sessions whose history is kept"),
       simple(session_blocks_pinned, kGauge, "charonia_session_blocks_pinned", "KV blocks pinned by sessions"),
+      simple(subscriptions, kGauge, "charonia_subscriptions",
+             "Subscriptions that are open: streams of clients that have the answers of many requests by one"),
       simple(weight_bytes, kGauge, "charonia_weight_bytes", "Memory that the weights take"),
       simple(kv_cache_bytes, kGauge, "charonia_kv_cache_bytes", "Memory that the KV blocks take"),
       simple(engine_failed, kGauge, "charonia_engine_failed",
