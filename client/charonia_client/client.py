@@ -236,10 +236,14 @@ class Client:
         carried = request.logprobs is None and request.prompt_logprobs is None and not request.parsed and not metadata
         if not self._subscribe or not carried:
             return Stream(self._stream_infer(message, metadata=metadata), self.target)
+        return SubscribedStream(self._open_subscription, message, request.n or 1)
+
+    def _open_subscription(self) -> Subscription:
+        """The one for new requests."""
         if self._subscription is None or self._subscription.over or not self._subscription.fit:
             self._left = [one for one in (*self._left, self._subscription) if one and not one.over]
             self._subscription = Subscription(self._stream_infer, self.engine, self.target)
-        return SubscribedStream(self._subscription, message, request.n or 1)
+        return self._subscription
 
     async def complete(
         self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None

@@ -42,6 +42,7 @@ _SAY_TIMEOUT_S = 5.0
 _SAY_AGAIN_S = 1.0
 
 _NO_SUBSCRIPTION = "there is no subscription"  # how the engine's error for a name that it does not know begins
+_LOADED_ANEW = "was loaded anew"  # the end of its error for a subscription of a model that was
 
 _NUMBER = struct.Struct("<Q")
 _HEAD = struct.Struct("<QIIiiiiiiiiffff")
@@ -105,23 +106,29 @@ def _fresh(error: CharoniaError) -> CharoniaError:
 
 
 class SubscribedStream:
-    """What comes of one request; of its `answers` each has a last part. One task may read. As stream.Stream is."""
+    """What comes of one request; of its `answers` each has a last part. One task may read. As stream.Stream is.
 
-    def __init__(self, subscription: Subscription, message: Any, answers: int) -> None:
+    `choose` gives the subscription for it, and another one where the server does not know that, as when the model was
+    loaded anew: then it is sent again, once."""
+
+    def __init__(self, choose: Callable[[], Subscription], message: Any, answers: int) -> None:
         loop = asyncio.get_running_loop()
-        self._subscription = subscription
+        self._choose = choose
+        self._subscription = choose()
         self._running = answers
         self._parts: deque[GenerateResponse] = deque()
         self._error: CharoniaError | None = None
         self._abandoned = False
+        self._asking = False  # its call is under way
+        self._lost: CharoniaError | None = None  # by which it ends if its call says that the server has the request
         self._waiter: asyncio.Future[None] | None = None  # the reader
         self.begun = False  # a part has come
         self.over = False  # the server has nothing more to do for this request
         self.news_at = loop.time()  # when the last part came, by the loop's clock
         self.task: asyncio.Future[None] = loop.create_future()  # done when nothing more comes
-        self._key = subscription.add(self)
+        self._key = self._subscription.add(self)
         self._sender = loop.create_task(self._send(message))
-        subscription.keep(self._sender)
+        self._subscription.keep(self._sender)
 
     async def next(self) -> GenerateResponse | None:
         """The next part, None at the end. Raises the client's errors. Cancelling it loses nothing."""
@@ -176,6 +183,9 @@ class SubscribedStream:
         stream that has ended."""
         if self.task.done():
             return
+        if self._asking and not self.begun and isinstance(error, Unavailable) and _LOADED_ANEW in str(error):
+            self._lost = error  # the request may be on its way to the model that took the other one's place
+            return
         self.over = not isinstance(error, (ConnectionLost, Unresponsive))
         self.fail(error)
         self.end()
@@ -196,18 +206,16 @@ class SubscribedStream:
     async def _send(self, message: Any) -> None:
         """Sends the request once the subscription is there. An error of its call is the request's end."""
         try:
-            await self._subscription.opened()
-            if self._abandoned or self._error:  # before it was sent
-                self.over = True
-                self.end()
-                return
-            subscribed(message, self._subscription.name, self._key)
-            async for answer in self._subscription.call(message):
-                if answer.error_message:
-                    error = from_triton(answer.error_message)
-                    if isinstance(error, Unavailable) and _NO_SUBSCRIPTION in str(error):
-                        self._subscription.fit = False
-                    self.lose(error)
+            unknown = await self._ask(message)
+            if unknown and not (self._abandoned or self._error or self.task.done()):
+                self._lost = None
+                self._subscription.remove(self._key)
+                self._subscription = self._choose()
+                self._key = self._subscription.add(self)
+                self._subscription.keep(self._sender)
+                unknown = await self._ask(message)
+            if lost := unknown or self._lost:
+                self.lose(lost)
         except grpc.RpcError as failure:
             self.lose(from_rpc(failure, self._subscription.target))
         except CharoniaError as failure:
@@ -218,6 +226,30 @@ class SubscribedStream:
             raise
         except Exception as failure:  # what came is no answer, or the channel is closed
             self._break_off(ServerError(f"the call to Triton at {self._subscription.target} failed: {failure!r}"))
+
+    async def _ask(self, message: Any) -> Unavailable | None:
+        """Makes the request's call. The error of a server that does not know the subscription, and so has not taken the
+        request."""
+        subscription, unknown = self._subscription, None
+        await subscription.opened()
+        if self._abandoned or self._error:  # before it was sent
+            self.over = True
+            self.end()
+            return None
+        subscribed(message, subscription.name, self._key)
+        self._asking = True
+        try:
+            async for answer in subscription.call(message):
+                if answer.error_message:
+                    error = from_triton(answer.error_message)
+                    if isinstance(error, Unavailable) and _NO_SUBSCRIPTION in str(error):
+                        subscription.fit = False
+                        unknown = error
+                    else:
+                        self.lose(error)
+        finally:
+            self._asking = False
+        return unknown
 
     def _break_off(self, error: CharoniaError) -> None:
         """Ends it with the error, unless it has ended. The server may have the request."""

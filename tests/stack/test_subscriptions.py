@@ -455,6 +455,24 @@ async def test_a_model_that_is_loaded_anew_takes_the_place_of_one_with_an_idle_s
     await until_counted(reloading, 0, "charonia_subscriptions")
 
 
+async def test_a_client_that_subscribes_loses_no_request_to_a_model_that_is_loaded_anew(reloading: Stack) -> None:
+    orders = Orders(reloading)
+    unloaded = orders.count("unloaded")
+    done = 0
+
+    async def ask(client: Client) -> None:
+        nonlocal done
+        while orders.count("unloaded") == unloaded:
+            await client.complete(GenerateRequest(text="a", max_tokens=30, stream=False))
+            done += 1
+
+    async with Client(reloading.grpc, subscribe=True) as client:
+        asking = [asyncio.create_task(ask(client)) for _ in range(4)]
+        orders.load_anew()
+        await asyncio.gather(*asking)
+    assert done >= 4
+
+
 async def test_an_answer_that_runs_while_its_model_is_loaded_anew_comes_to_its_end(reloading: Stack) -> None:
     """Also for a reader that cannot say any more how far it is: the new model does not know it."""
     orders = Orders(reloading)

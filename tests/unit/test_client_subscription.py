@@ -161,7 +161,8 @@ async def test_a_client_that_is_closed_ends_what_it_has() -> None:
         await client.close(timeout_s=0.2)
         with pytest.raises(Unavailable, match="the client was closed"):
             await anext(parts)
-        assert not double.subscriptions
+        while double.subscriptions:  # the server hears of it after that
+            await asyncio.sleep(0.001)
 
 
 async def test_a_subscription_that_ends_is_opened_anew() -> None:
@@ -192,13 +193,56 @@ async def test_a_subscription_that_the_server_does_not_know_takes_no_new_request
         ((name, chunks),) = double.subscriptions.items()
         del double.subscriptions[name]  # as where the model was loaded anew
         double.behaviour = letters
-        with pytest.raises(Unavailable, match="there is no subscription"):
-            await read(client, "lost")
-        assert joined(await read(client, "again")) == "again"
+        assert joined(await read(client, "sent again")) == "sent again"
+        assert joined(await read(client, "another")) == "another"
         assert double.opened == 2
         chunks.put_nowait(chunk(1, part("ended", "stop")))
         assert joined([one async for one in parts]) == "ended", "what had begun goes on"
         chunks.put_nowait(None)
+
+
+async def test_a_request_that_no_subscription_is_known_for_is_sent_twice_and_no_more() -> None:
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour = letters
+        assert joined(await read(client, "a")) == "a"
+        double.forgets_subscriptions = True
+        with pytest.raises(Unavailable, match="there is no subscription"):
+            await read(client, "b")
+        assert double.opened == 2
+        double.forgets_subscriptions = False
+        assert joined(await read(client, "c")) == "c"
+        assert double.opened == 3
+
+
+@pytest.mark.parametrize("taken", [False, True])
+async def test_a_request_on_its_way_to_a_model_that_is_loaded_anew_is_sent_again_if_none_has_it(taken: bool) -> None:
+    async def silent(request: pb.ModelInferRequest) -> Responses:
+        for _ in ():
+            yield part("")
+
+    async with Double() as double, Client(double.target, subscribe=True) as client:
+        double.behaviour = letters
+        assert joined(await read(client, "a")) == "a"
+        old = client._subscription
+        assert old
+        double.end_of_subscriptions = "[503] model 'engine' was loaded anew"
+        held = double.tells if taken else double.takes
+        held.clear()
+        double.behaviour = silent if taken else letters
+        asked = asyncio.create_task(read(client, "b"))
+        while len(double.requests) < 2:
+            await asyncio.sleep(0.001)
+        double.subscriptions[old.name].put_nowait(None)
+        while not old.over:
+            await asyncio.sleep(0.001)
+        held.set()
+        if taken:
+            with pytest.raises(Unavailable, match="was loaded anew"):
+                await asked
+        else:
+            assert joined(await asked) == "b"
+        assert double.opened == 1 + (not taken)
+        assert len(double.requests) == 2 + (not taken)
 
 
 async def test_each_stream_of_a_lost_subscription_has_an_error_of_its_own() -> None:
@@ -234,8 +278,7 @@ async def test_an_answer_that_is_whole_stays_so() -> None:
     async with Double() as double, Client(double.target, subscribe=True) as client:
         double.behaviour = letters
         await read(client, "a")
-        assert client._subscription
-        stream = SubscribedStream(client._subscription, encode(GenerateRequest(text="ab"), "id", "ensemble"), 1)
+        stream = SubscribedStream(client._open_subscription, encode(GenerateRequest(text="ab"), "id", "ensemble"), 1)
         await stream.task
         stream.lose(ConnectionLost("late"))
         stream.fail(DeadlineExceeded("late"))

@@ -144,6 +144,12 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.behaviour: Behaviour = self.say_name
         self.subscriptions: dict[str, asyncio.Queue[bytes | None]] = {}  # chunks to come, by name; None: it ends
         self.opened = 0  # subscriptions
+        self.forgets_subscriptions = False  # no request may name one
+        self.end_of_subscriptions = ""  # the error that they end with
+        self.takes = asyncio.Event()  # of requests by subscription: the engine gets them
+        self.takes.set()
+        self.tells = asyncio.Event()  # and their calls end
+        self.tells.set()
         self.read: list[int] = []  # what readers of subscriptions said
         self.deliveries: asyncio.Event = asyncio.Event()  # are sent
         self.deliveries.set()
@@ -256,11 +262,14 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                 yield error(f"Request for unknown model: '{request.model_name}' has no available versions")
                 continue
             await self._awake.wait()
-            if subscription and subscription not in self.subscriptions:
+            if subscription:
+                await self.takes.wait()
+            if subscription and (self.forgets_subscriptions or subscription not in self.subscriptions):
                 yield error(f"[503] there is no subscription {subscription!r}")
                 continue
             if subscription:
                 task = asyncio.create_task(self._answer(request, self.subscriptions[subscription]))
+                await self.tells.wait()
                 self._answering.add(task)
                 task.add_done_callback(self._answering.discard)
                 continue
@@ -303,6 +312,8 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                 await self._awake.wait()
                 waiting = [one, *(chunks.get_nowait() for _ in range(chunks.qsize()))]
                 if None in waiting:
+                    if self.end_of_subscriptions:
+                        yield error(self.end_of_subscriptions)
                     return
                 packed = b"".join(one for one in waiting if one is not None)
         finally:
