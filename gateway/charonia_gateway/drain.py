@@ -59,7 +59,8 @@ class Drain:
             self.running -= 1
 
     def cut(self) -> int:
-        """Cancels what runs, which still tells its clients so. How many requests that were."""
+        """Cancels what runs, which still tells its clients so. How many requests that were. No new one is taken."""
+        self.begin()  # a worker whose supervisor has died ends without it
         self.has_cut = True
         for task in self._tasks:
             task.cancel()
@@ -113,8 +114,10 @@ class DrainMiddleware:
             try:
                 await self._app(scope, receive, watched)
             except asyncio.CancelledError:
-                if begun or not self._drain.has_cut:
+                if not self._drain.has_cut:
                     raise
+                if begun:  # the client had left; the server would log it as an error of the application
+                    return
                 # Nothing of it was done yet: its body was still coming, or it waited for a limit.
                 error = unavailable("the gateway is shutting down")
                 error.headers["Connection"] = "close"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -22,7 +23,7 @@ from charonia_client import (
 from charonia_client.types import TopToken
 from charonia_gateway import body
 from charonia_gateway.body import ignored_fields, parse
-from charonia_gateway.drain import Drain
+from charonia_gateway.drain import Drain, DrainMiddleware
 from charonia_gateway.errors import ApiError, from_engine
 from charonia_gateway.json_values import MAX_VALUES
 from charonia_gateway.logprobs import CompletionLogprobs, chat_logprobs
@@ -35,6 +36,7 @@ from charonia_gateway.schemas.structured import ResponseFormat
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from starlette.types import Message, Receive, Scope, Send
 
 USER = [{"role": "user", "content": "hi"}]
 FUNCTION = {"type": "function", "function": {"name": "f"}}
@@ -685,6 +687,34 @@ def test_a_drain_is_over_when_nothing_runs_or_time_is_up() -> None:
     drain.running = 1
     now = 105.0
     assert drain.is_over and drain.left_s == 1
+
+
+@pytest.mark.parametrize("begun, sent", [(False, [503]), (True, [200])])
+async def test_a_request_that_is_cut_off_is_no_error_of_the_application(begun: bool, sent: list[int]) -> None:
+    """One that has begun and ends by that is one whose client had left: a stream of another says so itself."""
+    found: list[int] = []
+    drain = Drain(5)
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            found.append(message["status"])
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def works(scope: Scope, receive: Receive, send: Send) -> None:
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Event().wait()
+
+    scope: Scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "state": {}}
+    app = DrainMiddleware(works, drain)
+    running = asyncio.create_task(app(scope, receive, send))
+    await asyncio.sleep(0)
+    assert drain.cut() == 1 and await drain.have_ended(5)
+    await running
+    await app(scope, receive, send)
+    assert found == [*sent, 503], "no new request is taken"
 
 
 def test_turns_of_one_role_are_joined_in_time_that_is_linear_in_them() -> None:
