@@ -62,7 +62,9 @@ def read_settings(**given: Any) -> ServeSettings:
         if info := fields.get(place):
             default = "" if info.default is None else f"default {info.default}; "
             more = f". It sets: {info.description} ({default}docs/configuration.md)"
-        raise InvalidRequestError(f"{name}={first['input']!r}: {first['msg']}{more}") from None
+        # Addresses may have a password before their host.
+        shown = "" if "@" in str(first["input"]) else f"={first['input']!r}"
+        raise InvalidRequestError(f"{name}{shown}: {first['msg']}{more}") from None
 
 
 def environment() -> dict[str, str]:

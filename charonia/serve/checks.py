@@ -68,6 +68,8 @@ def check_ports(ports: Sequence[Port]) -> None:
                 ) from None
             except socket.gaierror as error:
                 raise ServeError(f"{address_name}={address} is no address of this machine ({error.strerror})") from None
+            except (TypeError, UnicodeError):  # a label of it is empty, or too long
+                raise ServeError(f"{address_name}={address} is no name of a host") from None
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise ServeError(

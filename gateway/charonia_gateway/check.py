@@ -44,7 +44,9 @@ def explained(error: ValidationError) -> list[str]:
             lines.append(reason)
             continue
         name, field = _named(str(detail["loc"][0]))
-        shown = "" if field == _SECRET else f"={detail['input']!r}"
+        given = detail["input"]
+        # Addresses may have a password before their host.
+        shown = "" if field == _SECRET or "@" in str(given) else f"={given!r}"
         info = Settings.model_fields[field]
         default = "" if info.default in ("", None) else f"default {info.default}; "
         lines.append(f"{name}{shown}: {reason}. It sets: {info.description} ({default}docs/configuration.md)")
@@ -52,20 +54,34 @@ def explained(error: ValidationError) -> list[str]:
 
 
 def _named(place: str) -> tuple[str, str]:
-    """Variable and field of the name under which a value was given."""
+    """Variable and field of the name under which a value was given. pydantic gives the first one of a field that has
+    several: then all are named."""
     for field, info in Settings.model_fields.items():
         assert isinstance(info.validation_alias, AliasChoices)
-        if place in info.validation_alias.choices:
-            return place.upper() if place.startswith("charonia_") else variable(field), field
+        choices = list(map(str, info.validation_alias.choices))
+        if place in choices:
+            return " or ".join(name.upper() for name in choices if name.startswith("charonia_")), field
     raise KeyError(place)
 
 
+def _why_unreadable(path: Path) -> str | None:
+    if os.access(path, os.R_OK):
+        return None
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return "there is no such file"
+    except OSError as error:  # a folder above it is closed, or the name is none
+        return (error.strerror or str(error)).lower()
+    return "permission denied"
+
+
 def check_files(settings: Settings) -> None:
-    """Those that the gateway reads at its start. SettingsError for one that cannot be used."""
+    """Those that the gateway reads at its start, and the address of what it opens then. SettingsError for one that
+    cannot be used."""
     for field in FILES:
         path: Path | None = getattr(settings, field)
-        if path and not os.access(path, os.R_OK):
-            reason = "permission denied" if path.exists() else "there is no such file"
+        if path and (reason := _why_unreadable(path)):
             more = ", as `charonia keys create` writes it" if field == "keys_file" else ", or leave the setting out"
             raise SettingsError(
                 f"{variable(field)}={path} cannot be read ({reason}): name a file that this user may read{more}"
@@ -80,6 +96,13 @@ def check_files(settings: Settings) -> None:
         settings.certificates()
     with _said_of("triton_tls_ca", "triton_tls_cert", "triton_tls_key"):
         settings.tls_to_triton()
+    if settings.keys_file and settings.limits_storage:
+        from charonia_gateway.limiter import Limiter  # not imported where it counts nothing, as in app.py
+
+        try:
+            Limiter(settings.limits_storage)
+        except ValueError as error:  # it names the setting, and not the value
+            raise SettingsError(str(error)) from None
 
 
 @contextlib.contextmanager

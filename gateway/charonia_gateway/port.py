@@ -11,7 +11,7 @@ class PortError(OSError):
     """The gateway cannot listen; the text names address, port and the settings that would mend it."""
 
     def __init__(self, host: str, port: int, cause: OSError) -> None:
-        reason = cause.strerror or str(cause)
+        reason = cause.strerror or "it is no name of a host"
         if cause.errno == errno.EADDRINUSE:
             remedy = "end the process that has it, or choose another port with CHARONIA_GATEWAY_PORT (--port)"
         elif cause.errno in (errno.EACCES, errno.EPERM):
@@ -51,6 +51,8 @@ def bound_sockets(host: str, port: int, *, shared: bool) -> list[socket.socket]:
                 raise missing
         except OSError as error:
             raise PortError(host, port, error) from None
+        except UnicodeError:  # a label is empty, or has more than 63 bytes
+            raise PortError(host, port, OSError()) from None
         on_error.pop_all()
     return sockets
 

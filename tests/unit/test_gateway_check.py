@@ -1,0 +1,58 @@
+"""What `python -m charonia_gateway.check` says of settings that the gateway cannot use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from charonia_gateway import check
+
+from charonia.errors import InvalidRequestError
+from charonia.serve.access import Port
+from charonia.serve.checks import check_ports
+from charonia.serve.errors import ServeError
+from charonia.settings import read_settings
+
+
+@pytest.fixture(autouse=True)
+def _nothing_else_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("CHARONIA_GATEWAY_KEYS_FILE", "CHARONIA_GATEWAY_LIMITS_STORAGE", "CHARONIA_HOST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    "variable, value, code, says",
+    [
+        ("CHARONIA_HOST", "a..b", 1, "cannot listen on a..b, port 23333 (it is no name of a host): set CHARONIA_HOST"),
+        ("CHARONIA_GATEWAY_KEYS_FILE", "/" + "a" * 300, 2, "cannot be read (file name too long)"),
+        ("CHARONIA_DRAIN_TIMEOUT_S", "x", 2, "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S or CHARONIA_DRAIN_TIMEOUT_S='x': "),
+        ("CHARONIA_TRACING_ENDPOINT", "HTTPS://me:secret@h", 2, "CHARONIA_TRACING_ENDPOINT: "),
+        ("CHARONIA_GATEWAY_LIMITS_STORAGE", "redis://me:secret@h:no", 2, "is no address of a storage"),
+    ],
+)
+def test_what_is_wrong_is_one_line_without_a_password(
+    variable: str,
+    value: str,
+    code: int,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "keys.json").write_text('{"version": 1, "keys": []}')
+    monkeypatch.setenv("CHARONIA_GATEWAY_KEYS_FILE", str(tmp_path / "keys.json"))
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SystemExit) as ended:
+        check.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == code and says in said and said.count("\n") == 1 and "secret" not in said
+
+
+def test_serve_shows_no_password_and_names_a_host_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHARONIA_TRACING_ENDPOINT", "HTTPS://me:secret@h")
+    with pytest.raises(InvalidRequestError, match="CHARONIA_TRACING_ENDPOINT: ") as refused:
+        read_settings()
+    assert "secret" not in str(refused.value)
+    with pytest.raises(ServeError, match=r"CHARONIA_HOST=ü\.\.x is no name of a host"):
+        check_ports([Port("ü..x", 23333, "CHARONIA_HOST", "CHARONIA_GATEWAY_PORT")])
