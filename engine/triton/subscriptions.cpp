@@ -51,6 +51,7 @@ std::shared_ptr<Subscription> Subscriptions::begin(const std::string& name, std:
 void Subscriptions::ended(Subscription& subscription, std::uint64_t key) {
   const std::lock_guard lock(mutex_);
   subscription.running_.erase(key);
+  subscription.idle_since_ = Clock::now();
 }
 
 void Subscriptions::add(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, const Result& result,
@@ -102,16 +103,19 @@ void Subscriptions::bind(bool heard) {
   if (!lock) return;
   for (const auto& [name, subscription] : open_) {
     subscription->outbox_.bind(heard);
-    if (!subscription->over_ && subscription->outbox_.due()) send(*subscription);
+    // For a reader that is heard what waits is sent when its step ends, all of it together, or when it has read on.
+    if (!heard && !subscription->over_ && subscription->outbox_.due()) send(*subscription);
   }
 }
 
-void Subscriptions::end_idle(const std::exception& error) {
+void Subscriptions::end_idle(const std::exception& error, Clock::time_point since) {
   std::vector<FactoryPtr> left;
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return;
   for (auto entry = open_.begin(); entry != open_.end();) {
-    const bool idle = entry->second->running_.empty() && !entry->second->outbox_.waiting();
+    const auto& subscription = *entry->second;
+    const bool waits = !subscription.running_.empty() || subscription.outbox_.waiting();
+    const bool idle = !waits && subscription.idle_since_ <= since;
     entry = idle ? remove(entry, &error, left) : std::next(entry);
   }
 }

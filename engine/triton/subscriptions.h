@@ -39,6 +39,7 @@ class Subscription {
   // Under the lock of Subscriptions.
   Outbox outbox_;
   std::set<std::uint64_t> running_;  // keys of the requests in the engine
+  Outbox::Clock::time_point idle_since_ = Outbox::Clock::now();  // where there is none
   bool touched_ = false;             // since the last flush()
 };
 
@@ -78,8 +79,8 @@ class Subscriptions {
   void look(Clock::time_point now);
   // Whether readers can say how far they are: those of a model that goes cannot, and nothing waits for them.
   void bind(bool heard);
-  // Ends those without a request, with an error.
-  void end_idle(const std::exception& error);
+  // Ends those that have had no request since then, with an error.
+  void end_idle(const std::exception& error, Clock::time_point since);
   // Ends all with an error; `take` gets the response factories.
   void end_all(const std::exception& error, const std::function<void(FactoryPtr)>& take);
   // As SendWatch::stuck(). For a thread that never sends.

@@ -87,7 +87,10 @@ void Watcher::watch_generation(Clock::time_point now) {
 void Watcher::end_subscriptions(Clock::time_point now) {
   const bool goes = end_at_ || replaced_at_;
   subscriptions_.bind(!goes);
-  if (goes && now >= idle_until_) subscriptions_.end_idle(Error(ErrorCode::unavailable, why_));
+  if (!goes || now < idle_until_) return;
+  // While the model that takes this one's place is warmed up, clients still open subscriptions here, and use them.
+  const auto since = end_at_ ? Clock::time_point::max() : now - kLinger;
+  subscriptions_.end_idle(Error(ErrorCode::unavailable, why_), since);
 }
 
 void Watcher::after_failure(const std::stop_token& stop) {

@@ -36,7 +36,7 @@ class Watcher {
   static constexpr std::chrono::milliseconds kPollPeriod{10};
   static constexpr std::chrono::milliseconds kIdlePeriod{100};  // while there are subscriptions without requests
   // That a subscription without requests stays open when the server exits, or has another model of the same name: some
-  // may still be on their way to it.
+  // may still be on their way to it. Of one that was replaced: since its last request.
   static constexpr std::chrono::seconds kLinger{1};
   static constexpr std::chrono::milliseconds kSendPeriod{300};  // SendWatch::kLooks of them are SendWatch::kLimit
   static constexpr std::chrono::milliseconds kStandingPeriod{50};
