@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -124,6 +125,13 @@ class DrainMiddleware:
                 await error.response(scope)(scope, receive, send)
 
 
+def _listens(one: socket.socket) -> bool:
+    try:
+        return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:  # it was closed
+        return False
+
+
 class DrainingServer(uvicorn.Server):
     """Drains on the first signal, then shuts down as uvicorn does; on the second it shuts down at once."""
 
@@ -149,6 +157,10 @@ class DrainingServer(uvicorn.Server):
             self.config.ssl = self._certificates.context()
             self._following = asyncio.create_task(self._certificates.follow())
         await super().startup(sockets)
+        if self.started and not all(map(_listens, sockets or ())):  # uvloop goes on without it, and says nothing
+            self.started = False
+            await super().shutdown(sockets)
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         if self._write_timeout_s and hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
             for server in self.servers:
                 for listening in server.sockets:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
+import uvicorn
 from charonia_gateway import check
+from charonia_gateway.drain import Drain, DrainingServer
+from charonia_gateway.port import bound_sockets
+from fastapi import FastAPI
 
 from charonia.errors import InvalidRequestError
 from charonia.serve.access import Port
@@ -56,3 +61,14 @@ def test_serve_shows_no_password_and_names_a_host_that_is_none(monkeypatch: pyte
     assert "secret" not in str(refused.value)
     with pytest.raises(ServeError, match=r"CHARONIA_HOST=ü\.\.x is no name of a host"):
         check_ports([Port("ü..x", 23333, "CHARONIA_HOST", "CHARONIA_GATEWAY_PORT")])
+
+
+def test_a_port_that_another_process_takes_at_the_last_moment_is_no_port_to_serve_on() -> None:
+    (one,) = bound_sockets("127.0.0.1", 0, shared=False)
+    config = uvicorn.Config(FastAPI(), lifespan="off", loop="uvloop", log_config=None)
+    with one, socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(one.getsockname())
+        other.listen()
+        with pytest.raises(OSError, match="in use"):
+            DrainingServer(config, Drain(0)).run([one])
