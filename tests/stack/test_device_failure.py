@@ -127,12 +127,12 @@ async def test_a_failed_device_is_answered_with_503_and_shown_by_health_and_a_me
         streamed, *whole = await asked
         for answer in whole:
             assert_says_why(answer)
-        last = [line for line in streamed.text.splitlines() if line.startswith("data: {")][-1]
-        error = json.loads(last.removeprefix("data: "))["error"] if streamed.status_code == 200 else None
-        if error is None:
-            assert_says_why(streamed)
-        else:
+        if streamed.status_code == 200:  # it had begun
+            last = [line for line in streamed.text.splitlines() if line.startswith("data: {")][-1]
+            error = json.loads(last.removeprefix("data: "))["error"]
             assert error["code"] == "service_unavailable" and "the device has failed" in error["message"]
+        else:
+            assert_says_why(streamed)
 
         async def all_are_not_ready() -> bool:
             return all([await status(url) != 200 for url in health])
