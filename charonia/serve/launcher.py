@@ -384,7 +384,7 @@ class _Stack:
         deadline = time.monotonic() + self._settings.start_timeout_s
         waiting = list(checks)
         while waiting:
-            self._check_alive(self._children)
+            self._check_alive(self._children, starting=child)
             waiting = [name for name in waiting if not checks[name]()]
             if waiting and time.monotonic() > deadline:
                 raise ServeError(
@@ -395,19 +395,22 @@ class _Stack:
                 return False
         return True
 
-    def _check_alive(self, children: Sequence[Child]) -> None:
+    def _check_alive(self, children: Sequence[Child], starting: Child | None = None) -> None:
         for child in children:
             if child.exit_status() is not None:
                 raise self._death_of(
-                    child, ". Start it again; where it is supervised, as in containers, that happens by itself"
+                    child,
+                    ". Start it again; where it is supervised, as in containers, that happens by itself",
+                    starting=child is starting,
                 )
 
-    def _death_of(self, child: Child, remedy: str = "") -> ServeError:
-        """remedy: against a device that has failed."""
+    def _death_of(self, child: Child, remedy: str = "", *, starting: bool = False) -> ServeError:
+        """remedy: against a device that has failed. starting: it never became ready."""
         status = f"{child.exit_status()}{self._hint_at(child)}"
         if self._hung and child is self._children[0]:
             status = f"{self._hung} and was ended"
-        killed = (child.exit_code or 0) < 0
+        # Triton 24.10 may crash as it ends because a model could not be loaded: why is in what it said before.
+        killed = (child.exit_code or 0) < 0 and not starting
         errors = triton.explain_failure(child.tail(_LAST_WORDS_S) if killed else child.tail())
         log = f"its log is {child.log_file}, and says" if child.log_file else "its log says"
         if child is self._children[0] and child.exit_code == DeviceFailure.exit_code:
