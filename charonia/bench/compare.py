@@ -78,24 +78,31 @@ def serving(
             command += [f"--{name}-port", str(port)]
         environment = {**os.environ, **(variables or {})}
         environment.update({f"CHARONIA_{key.upper()}": value for key, value in spell_settings(settings).items()})
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-            try:
-                scheme = "https" if os.environ.get("CHARONIA_GATEWAY_TLS_CERT") else "http"
-                wait_until_ready(process, f"{scheme}://localhost:{rest}/health/ready", log, tls_ca)
-                yield Served(
-                    f"127.0.0.1:{grpc}",
-                    f"{scheme}://localhost:{rest}",
-                    f"http://127.0.0.1:{metrics}/metrics",
-                    process.pid,
-                )
-            finally:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(_STOP_TIMEOUT_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+        with running(command, environment, log) as process:
+            scheme = "https" if os.environ.get("CHARONIA_GATEWAY_TLS_CERT") else "http"
+            wait_until_ready(process, f"{scheme}://localhost:{rest}/health/ready", log, tls_ca)
+            yield Served(
+                f"127.0.0.1:{grpc}",
+                f"{scheme}://localhost:{rest}",
+                f"http://127.0.0.1:{metrics}/metrics",
+                process.pid,
+            )
+
+
+@contextmanager
+def running(command: Sequence[str], environment: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that writes to `log`, until the block is left."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path, tls_ca: Path | None = None) -> None:

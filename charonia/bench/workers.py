@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,12 +24,10 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from charonia.api.engine import Setting
-from charonia.bench.compare import Served, free_ports, serving, wait_until_ready
+from charonia.bench.compare import Served, free_ports, running, serving, wait_until_ready
 from charonia.bench.records import Record
 from charonia.bench.streaming import Load, jobs_of, send_all
 from charonia.bench.targets import gateway
-
-_STOP_TIMEOUT_S = 60.0
 
 # Clients here speak plain HTTP.
 _TLS = ("CHARONIA_GATEWAY_TLS_CERT", "CHARONIA_GATEWAY_TLS_KEY", "CHARONIA_GATEWAY_TLS_CLIENT_CA")
@@ -68,20 +64,9 @@ def _gateway(served: Served, workers: int) -> Iterator[tuple[str, int]]:
     }
     with tempfile.TemporaryDirectory(prefix="charonia-benchmark-") as folder:
         log = Path(folder, "gateway.log")
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "charonia_gateway"], stdout=output, stderr=output, env=env
-            )
-        try:
+        with running([sys.executable, "-m", "charonia_gateway"], env, log) as process:
             wait_until_ready(process, f"{url}/health/ready", log)
             yield url, process.pid
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 def run_workers(

@@ -28,13 +28,8 @@ static_assert(sizeof(Head) == 64);
 // Of what varies from chunk to chunk.
 std::size_t size_of(const Result& result) { return result.token_ids.size() * sizeof(TokenId) + result.text.size(); }
 
-// The chunk `more` behind `result`, of which it is the continuation.
-void join(Result& result, const Result& more) {
-  // All bytes of a chunk's tokens that are before its end are text, but for a leading space and what precedes it.
-  if (result.text_begin == result.text_end) result.text_begin = result.text_end + more.text_begin;
-  result.text_end += more.text_end;
-  result.text += more.text;
-  result.token_ids.insert(result.token_ids.end(), more.token_ids.begin(), more.token_ids.end());
+// What of a sequence is as its last chunk has it.
+void update(Result& result, const Result& more) {
   result.finish_reason = more.finish_reason;
   result.cumulative_logprob = more.cumulative_logprob;
   result.num_input_tokens = more.num_input_tokens;
@@ -42,6 +37,16 @@ void join(Result& result, const Result& more) {
   result.num_cached_tokens = more.num_cached_tokens;
   result.num_session_tokens = more.num_session_tokens;
   result.timings = more.timings;
+}
+
+// The chunk `more` behind `result`, of which it is the continuation.
+void join(Result& result, const Result& more) {
+  // All bytes of a chunk's tokens that are before its end are text, but for a leading space and what precedes it.
+  if (result.text_begin == result.text_end) result.text_begin = result.text_end + more.text_begin;
+  result.text_end += more.text_end;
+  result.text += more.text;
+  result.token_ids.insert(result.token_ids.end(), more.token_ids.begin(), more.token_ids.end());
+  update(result, more);
 }
 
 template <class Value>
@@ -68,13 +73,7 @@ void Outbox::add(std::uint64_t key, const Result& result, std::string_view befor
   own.text.reserve(before.size() + result.text.size());
   own.text.append(before).append(result.text);
   own.token_ids = result.token_ids;
-  own.finish_reason = result.finish_reason;
-  own.cumulative_logprob = result.cumulative_logprob;
-  own.num_input_tokens = result.num_input_tokens;
-  own.num_output_tokens = result.num_output_tokens;
-  own.num_cached_tokens = result.num_cached_tokens;
-  own.num_session_tokens = result.num_session_tokens;
-  own.timings = result.timings;
+  update(own, result);
 }
 
 void Outbox::add_error(std::uint64_t key, std::string_view text) {
