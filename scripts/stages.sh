@@ -1,19 +1,107 @@
 # To be sourced: the stages of a run of checks. Each runs even when one before it failed, and says how long it took. The
 # last line of `end_of_stages` says what failed and what was left out.
+#
+# CHARONIA_FAILURES   a file, to which each stage that fails adds the lines that say why; unset: they are where the stage
+#                     printed them alone
 stages_failed=()
 stages_left_out=()
+stages_beside=()
 stages_table=
 
 # stage NAME COMMAND...
 stage() {
-  local began=$SECONDS outcome=passed
+  local began=$SECONDS status=0
   echo "== $1" >&2
-  "${@:2}" </dev/null || {
+  if [ -n "${CHARONIA_FAILURES:-}" ]; then
+    stage_explained "$@"
+  else
+    "${@:2}" </dev/null
+  fi || status=$?
+  stage_ended "$1" "$status" $((SECONDS - began))
+}
+
+# stage_ended NAME STATUS SECONDS
+stage_ended() {
+  local outcome=passed
+  if [ "$2" -ne 0 ]; then
     outcome=FAILED
     stages_failed+=("$1")
-  }
-  stages_table+=$(printf '%6d s  %-6s  %s' $((SECONDS - began)) "$outcome" "$1")$'\n'
-  echo "== $1: $outcome, $((SECONDS - began)) s" >&2
+  fi
+  stages_table+=$(printf '%6d s  %-6s  %s' "$3" "$outcome" "$1")$'\n'
+  echo "== $1: $outcome, $3 s" >&2
+}
+
+# stage_beside NAME COMMAND...: runs beside the stages that follow, for what leaves a core idle. `join_stages` shows what it
+# printed.
+stage_beside() {
+  local log
+  log=$(mktemp) || return
+  echo "== $1, beside what follows" >&2
+  set -m  # a process group of its own, which ends with this script
+  (
+    began=$SECONDS status=0
+    "${@:2}" </dev/null >"$log" 2>&1 || status=$?
+    echo "$status $((SECONDS - began))" >"$log.ended"
+  ) &
+  set +m
+  stages_beside+=("$! $log $1")
+  trap 'stop_beside' EXIT
+}
+
+stop_beside() {
+  local one pid log name
+  for one in "${stages_beside[@]}"; do
+    read -r pid log name <<<"$one"
+    kill -- -"$pid" 2>/dev/null
+    rm -f "$log" "$log.ended"
+  done
+}
+
+# join_stages: waits for those that were begun with stage_beside, and counts them as stages.
+join_stages() {
+  local one pid log name status seconds
+  for one in "${stages_beside[@]}"; do
+    read -r pid log name <<<"$one"
+    wait "$pid"
+    read -r status seconds <"$log.ended" || status=1 seconds=0
+    echo "== $name" >&2
+    cat "$log" >&2
+    if [ "$status" -ne 0 ] && [ -n "${CHARONIA_FAILURES:-}" ]; then explain "$name" "$status" "$log"; fi
+    rm -f "$log" "$log.ended"
+    stage_ended "$name" "$status" "$seconds"
+  done
+  stages_beside=()
+}
+
+# stage_explained NAME COMMAND...: runs it, in this shell, and adds to CHARONIA_FAILURES why it failed; stages inside of it may
+# have done so.
+stage_explained() {
+  local log status=0 known reader output _
+  log=$(mktemp) || return
+  known=$(wc -c <"$CHARONIA_FAILURES")
+  exec {output}> >(exec tee "$log")
+  reader=$!
+  "${@:2}" </dev/null >&"$output" 2>&1 {output}>&- || status=$?
+  exec {output}>&-
+  for _ in {1..50}; do  # not for ever: what it leaves running may hold the pipe open
+    kill -0 "$reader" 2>/dev/null || break
+    sleep 0.1
+  done
+  if [ "$status" -ne 0 ] && [ "$(wc -c <"$CHARONIA_FAILURES")" -eq "$known" ]; then
+    explain "$1" "$status" "$log"
+  fi
+  rm -f "$log"
+  return "$status"
+}
+
+# explain NAME STATUS LOG: adds to CHARONIA_FAILURES what in the log says why.
+explain() {
+  {
+    echo "== $1, exit code $2:"
+    grep -aE '^(E  |FAILED |ERROR )|[Ee]rror:|\*\*\*' "$3" | cut -c1-240 | tail -n 40
+    echo "-- and its last lines:"
+    tail -n 12 "$3" | cut -c1-240
+  } >>"$CHARONIA_FAILURES"
 }
 
 # left_out NAME REASON: a stage that this machine cannot run. In continuous integration (CI=true) that is a failure, unless

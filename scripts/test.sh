@@ -58,12 +58,19 @@ mypy_all() {
 # Workers wait for servers as much as they compute. A file's tests run in one process, which starts its servers once. In the
 # order of the folders: files of tests/unit, which are short, come last, so that all processes end at about the same time.
 python_tests() {
-  pytest tests --ignore tests/docker -n "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder --durations 15 -rs
+  pytest tests --ignore tests/docker -n "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder --durations 15 -rfEs
 }
 
 stage "ruff check" ruff check .
 stage "ruff format" ruff format --check .
-stage "mypy" mypy_all
+# One thread each, beside the compilers.
+stage_beside "mypy" mypy_all
+# Tests of the stack run what people write clients with, in an environment of its own.
+if [ "${CI:-}" = true ]; then
+  stage_beside "libraries of clients" scripts/get_clients.sh
+elif ! scripts/get_clients.sh --there >/dev/null; then
+  left_out "libraries of clients" "\`make test-clients\` gets LangChain, instructor and the agents SDK (240 MB), and tests them"
+fi
 if CUDACXX=$(scripts/cuda_here.sh nvcc); then
   export CUDACXX
   stage "CUDA compiles" cuda_compiles
@@ -73,11 +80,6 @@ fi
 stage "C++ compiles" cpp_build
 stage "C++ tests" cpp_tests
 stage "tests of a GPU, on the emulated device" env "PYTHON=$bin/python" scripts/gpu_check.sh --emulated build/engine
-# Tests of the stack run what people write clients with, in an environment of its own.
-if [ "${CI:-}" = true ]; then
-  stage "libraries of clients" scripts/get_clients.sh
-elif ! scripts/get_clients.sh --there >/dev/null; then
-  left_out "libraries of clients" "\`make test-clients\` gets LangChain, instructor and the agents SDK (240 MB), and tests them"
-fi
+join_stages
 stage "pytest" python_tests
 end_of_stages
