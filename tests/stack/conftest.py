@@ -10,7 +10,7 @@ import httpx
 import pytest
 import tritonclient.grpc.aio as triton
 from browser_fixtures import browser, new_context
-from stack import DEMO_MODEL, HANG_S, Stack, running
+from stack import DEMO_MODEL, HANG_S, SLOW, Stack, running
 from tiny_models import TokenizerKind, write_model
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def babbler(kind: TokenizerKind, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="session")
 def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A babbler that takes some milliseconds for a token and never ends by itself, so that a long answer is still under
-    way when it is left."""
+    """A babbler that never ends by itself. It takes some milliseconds for a token, as SLOW does without computing, so
+    that a long answer is still under way when it is left."""
     folder = tmp_path_factory.mktemp("slow_model") / "slow"
     write_model(folder, "byte_level", "babbler", hidden=768, layers=6, positions=4096, ends=False)
     return folder
@@ -86,7 +86,7 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def slow(slow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The slow model, with a queue that a test can fill."""
-    env = {"CHARONIA_STREAM_INTERVAL_MS": "0", "CHARONIA_MAX_BATCH_SIZE": "64", "CHARONIA_MAX_QUEUE_SIZE": "220"}
+    env = {**SLOW, "CHARONIA_MAX_BATCH_SIZE": "64", "CHARONIA_MAX_QUEUE_SIZE": "220"}
     with running(Stack(slow_model, tmp_path_factory.mktemp("slow"), env)) as served:
         yield served
 

@@ -27,6 +27,8 @@ START_LIMIT_S = 600
 # What nothing takes that the tests wait for, however slow and busy the machine: only a hang meets this bound.
 HANG_S = 120
 CHARONIA = Path(sys.executable).parent / "charonia"
+# Of a stack whose tokens take their time, which is the same on every machine and no processor's.
+SLOW = {"CHARONIA_DEVICE": "null", "CHARONIA_NULL_STEP_MS": "10", "CHARONIA_STREAM_INTERVAL_MS": "0"}
 _taken: list[socket.socket] = []  # until this process ends
 
 

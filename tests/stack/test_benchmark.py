@@ -103,8 +103,9 @@ def test_streaming_measures_what_a_response_costs(tmp_path: Path) -> None:
     assert subscribed["responses"] == subscribed["events"]
     for target in ("triton", "gateway"):
         value = values(file, {"through": target, "streams": 16})
-        # A response for each token, and at most one more at the end. A gateway that is late makes one event of several.
-        assert 32 * 24 <= value["responses"] <= 32 * 25
+        # A response for each token, and at most one more at the end. An engine that is late makes one of several
+        # tokens, and a gateway one event of several responses.
+        assert 32 < value["responses"] <= 32 * 25
         assert value["events"] * value["tokens per event"] == pytest.approx(32 * 24)
         assert value["events"] <= value["responses"]
         assert value["server"] > 0 and value["client"] > 0 and value["responses/s per core"] > 0

@@ -12,7 +12,7 @@ from typing import Any
 import engine_metrics
 import pytest
 from charonia_client import BadRequest, CharoniaError, Client, GenerateRequest, Unavailable
-from stack import HANG_S, Stack, free_ports, running
+from stack import HANG_S, SLOW, Stack, free_ports, running
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
@@ -94,7 +94,7 @@ async def test_a_server_that_is_killed_under_load_ends_every_answer(slow_model: 
                 errors.append(error)
         return errors
 
-    with running(Stack(slow_model, tmp_path, {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
+    with running(Stack(slow_model, tmp_path, SLOW)) as served:
         async with Client(served.grpc) as client:
             began = [asyncio.Event() for _ in range(24)]
             readers = [asyncio.create_task(ask_twice(client, event)) for event in began]

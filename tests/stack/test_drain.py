@@ -17,12 +17,12 @@ import tritonclient.grpc.aio as triton
 from charonia_gateway.endpoints.affinity import rendezvous
 from gateway_process import GatewayProcess, gateway
 from prometheus_client.parser import text_string_to_metric_families
-from stack import HANG_S, Stack, running
+from stack import HANG_S, SLOW, Stack, running
 from tritonclient.utils import InferenceServerException
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
 STREAMS = 4
-TOKENS = 400  # of a stream that is to end by itself: some seconds on a slow machine
+TOKENS = 1500  # of a stream that is to end by itself: 15 seconds
 ENDLESS = 4000
 
 
@@ -124,7 +124,7 @@ async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_th
     another server. What has begun ends, streams and whole answers, and no turn goes on at another server as if it had
     its history there."""
     workers = {"CHARONIA_GATEWAY_WORKERS": "2"}  # of the stack's gateway and of the one before two servers
-    env = {"CHARONIA_STREAM_INTERVAL_MS": "0", "CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S), **workers}
+    env = {**SLOW, "CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S), **workers}
     with (
         running(Stack(slow_model, tmp_path / "run", env)) as stack,
         gateway(stack.grpc, tmp_path / "gateway.log") as elsewhere,
@@ -194,7 +194,7 @@ async def test_nobody_else_may_unload_a_servers_models(stack: Stack) -> None:
 
 async def test_the_whole_stack_cancels_what_takes_longer_than_it_may(slow_model: Path, tmp_path: Path) -> None:
     """What its own gateway has, and what one has that runs elsewhere: the engine ends that, before Triton does."""
-    env = {"CHARONIA_STREAM_INTERVAL_MS": "0", "CHARONIA_DRAIN_TIMEOUT_S": "0"}
+    env = {**SLOW, "CHARONIA_DRAIN_TIMEOUT_S": "0"}
     with (
         running(Stack(slow_model, tmp_path / "run", env)) as stack,
         gateway(stack.grpc, tmp_path / "gateway.log") as elsewhere,

@@ -18,7 +18,7 @@ import pytest
 from charonia_gateway.endpoints.affinity import rendezvous
 from gateway_process import GatewayProcess, gateway
 from prometheus_client.parser import text_string_to_metric_families
-from stack import HANG_S, Stack, answers, free_ports
+from stack import HANG_S, SLOW, Stack, answers, free_ports
 from tiny_models import write_model
 
 pytestmark = pytest.mark.slow
@@ -63,9 +63,9 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder = tmp_path_factory.mktemp("three")
     model = folder / "model"
     # It never ends by itself, and its tokens take long enough for things to happen between them.
-    write_model(model, "byte_level", "babbler", hidden=256, layers=4, positions=4096, ends=False)
+    write_model(model, "byte_level", "babbler", positions=4096, ends=False)
     # A server that is told to end does not wait long for the stream that does not.
-    env = {"CHARONIA_THREADS": "1", "CHARONIA_STREAM_INTERVAL_MS": "0", "CHARONIA_DRAIN_TIMEOUT_S": "5"}
+    env = {**SLOW, "CHARONIA_DRAIN_TIMEOUT_S": "5"}
     stacks = [Stack(model, folder / name, env) for name in ("one", "two", "three")]
     with ExitStack() as stack:
         for server in stacks:

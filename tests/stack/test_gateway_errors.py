@@ -20,7 +20,7 @@ from engine_metrics import idle, until
 from gateway_process import gateway
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stack import HANG_S, Stack, free_ports, running
+from stack import HANG_S, SLOW, Stack, free_ports, running
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
 LONG: dict[str, Any] = {"messages": USER, "ignore_eos": True, "max_tokens": 3000, "stream": True}
@@ -248,7 +248,7 @@ async def first_event(http: httpx.AsyncClient, body: dict[str, Any], began: asyn
 
 @pytest.fixture
 async def many(slow_model: Path, tmp_path: Path) -> AsyncIterator[Stack]:
-    with running(Stack(slow_model, tmp_path / "run", {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
+    with running(Stack(slow_model, tmp_path / "run", SLOW)) as served:
         yield served
 
 

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 from charonia_client import Client, DeadlineExceeded, GenerateRequest, Overloaded
-from stack import HANG_S, Stack, running
+from stack import HANG_S, SLOW, Stack, running
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
 TAKER = "taker"
@@ -24,7 +24,7 @@ LONG: dict[str, Any] = {"messages": USER, "ignore_eos": True, "max_tokens": 3000
 @contextlib.contextmanager
 def narrow(model: Path, folder: Path, **env: str) -> Iterator[Stack]:
     """The slow model where one request runs at a time."""
-    always = {"CHARONIA_STREAM_INTERVAL_MS": "0", "CHARONIA_MAX_BATCH_SIZE": "1"}
+    always = {**SLOW, "CHARONIA_MAX_BATCH_SIZE": "1"}
     with running(Stack(model, folder, {**always, **env})) as served:
         yield served
 
