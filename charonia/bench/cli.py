@@ -479,7 +479,7 @@ def kernels(
     for name in suite or []:
         if name not in SUITES:
             raise InvalidRequestError(f"--suite {name}: expected one of {', '.join(SUITES)}")
-    console = Console(width=200)
+    console = Console()
     if not measure(binary, json_file, size=size.value, suites=suite or [], limit_s=limit, console=console):
         raise typer.Exit(1)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from charonia.bench.records import Record, describe_run, make_table, write
+from charonia.bench.records import Grid, Record, describe_run, print_grid, write
 from charonia.bench.records import read as read_records
 
 SUITES = ("gemm", "decode_attention", "prefill_attention", "rows", "sampling", "experts", "quantised")
@@ -285,7 +285,7 @@ def print_tables(console: Console, results: Results) -> None:
             lines.append([*cells, _us(without), *(_us(one) for one in beside)])
         if lines:
             headings = ("kernel", "shape", "variant", "us", "share", "no overlap", *others)
-            console.print(make_table(headings, lines, title=suite))
+            print_grid(console, Grid(headings, lines, suite, keys=3))
     for one in results.errors:
         console.print(f"error: {json.dumps(one)}", style="red", markup=False, highlight=False, soft_wrap=True)
     if results.torch.get("left_out"):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -127,9 +128,33 @@ def read(file: Path) -> tuple[dict[str, Any], list[Record]]:
     return run, records
 
 
+@dataclass(frozen=True)
+class Grid:
+    """What a table shows. keys: the first columns, which say what a line is of."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str | None = None
+    keys: int = 1
+
+    def table(self) -> Table:
+        return make_table(self.headings, self.rows, title=self.title)
+
+    def split(self, count: int) -> Iterator[Grid]:
+        """Grids of at most `count` columns beside the keys."""
+        for first in range(self.keys, len(self.headings), count):
+            last = first + count
+            headings, *rows = ((*line[: self.keys], *line[first:last]) for line in (self.headings, *self.rows))
+            yield Grid(headings, rows, self.title, self.keys)
+
+
 def tables(records: Sequence[Record]) -> list[Table]:
-    """One for each benchmark: a line for each case, a column for each name; the other way about for many names."""
-    found = []
+    """One for each benchmark, of any width."""
+    return [grid.table() for grid in _grids(records)]
+
+
+def _grids(records: Sequence[Record]) -> Iterator[Grid]:
+    """For each benchmark a line for each case, a column for each name; the other way about for many names."""
     for benchmark in dict.fromkeys(record.benchmark for record in records):
         some = [record for record in records if record.benchmark == benchmark]
         varied = list(dict.fromkeys(name for record in some for name in record.case))
@@ -141,15 +166,14 @@ def tables(records: Sequence[Record]) -> list[Table]:
         headings = [f"{name}, {unit}" if unit else name for name, unit in names]
         if len(names) <= _MOST_COLUMNS:
             rows = [(*case, *(line.get(name, "-") for name in names)) for case, line in lines.items()]
-            found.append(make_table((*varied, *headings), rows, title=benchmark))
+            yield Grid((*varied, *headings), rows, benchmark, len(varied))
         else:
             columns = (", ".join(varied), *(" ".join(case) for case in lines))
             rows = [
                 (heading, *(line.get(name, "-") for line in lines.values()))
                 for name, heading in zip(names, headings, strict=True)
             ]
-            found.append(make_table(columns, rows, title=benchmark))
-    return found
+            yield Grid(columns, rows, benchmark)
 
 
 def make_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
@@ -161,7 +185,8 @@ def make_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: st
         return all(row[place].lstrip("-<")[:1].isdigit() or row[place] in ("", "-") for row in rows)
 
     # Where there is little room, rich would cut words sooner than it breaks lines between them.
-    widths = [max(map(len, heading.split()), default=0) for heading in headings]
+    columns_of_text = zip(headings, *rows, strict=True)
+    widths = [max((len(word) for text in texts for word in text.split()), default=0) for texts in columns_of_text]
     columns = [
         Column(heading, justify="right" if is_number(i) else "left", min_width=width)
         for i, (heading, width) in enumerate(zip(headings, widths, strict=True))
@@ -172,14 +197,31 @@ def make_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: st
     return table
 
 
-def print_records(console: Console, records: Sequence[Record]) -> None:
+def print_grid(console: Console, grid: Grid) -> None:
+    """As one table if the console is wide enough, if not without lines and margins, if not as several tables."""
     from rich import box
     from rich.measure import Measurement
 
-    for table in tables(records):
-        if Measurement.get(console, console.options.update(width=_ANY_WIDTH), table).minimum > console.width:
-            table.box, table.padding = box.SIMPLE, (0, 0)  # its lines and margins take no room
+    wide = console.options.update(width=_ANY_WIDTH)
+
+    def too_wide(table: Table) -> bool:
+        return Measurement.get(console, wide, table).minimum > console.width
+
+    columns = len(grid.headings) - grid.keys
+    found = [grid.table()]
+    for number in range(1, columns + 1):
+        if not any(map(too_wide, found)):
+            break
+        found = [part.table() for part in grid.split(math.ceil(columns / number))]
+        for table in found:
+            table.box, table.padding = box.SIMPLE, (0, 0)
+    for table in found:
         console.print(table)
+
+
+def print_records(console: Console, records: Sequence[Record]) -> None:
+    for grid in _grids(records):
+        print_grid(console, grid)
     if any(record.is_noise for record in records):
         console.print(_NOISE, markup=False, highlight=False)
     for record in records:

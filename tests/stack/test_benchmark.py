@@ -19,9 +19,10 @@ def benchmark(*arguments: object) -> str:
     done = subprocess.run(
         [CHARONIA, "benchmark", *map(str, arguments)],
         capture_output=True, text=True, timeout=START_LIMIT_S, check=False,
-        env={**os.environ, "COLUMNS": "160", "CHARONIA_TEXT_INSTANCES": "1"},
+        env={**os.environ, "COLUMNS": "80", "CHARONIA_TEXT_INSTANCES": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "\N{HORIZONTAL ELLIPSIS}" not in done.stdout, done.stdout
     return done.stdout
 
 
@@ -70,7 +71,7 @@ def test_prefix_counts_what_the_second_prompt_found_cached(stack: Stack, target:
     assert first["prompt tokens"] > 380
     assert 256 <= shared["of them cached"] < shared["prompt tokens"]
     assert shared["shorter"] == pytest.approx(first["time to first token"] / shared["time to first token"])
-    assert "shorter, times" in shown
+    assert "shorter," in shown
 
 
 @pytest.mark.parametrize("target", ["triton", "gateway"])

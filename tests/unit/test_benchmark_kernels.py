@@ -221,6 +221,6 @@ def test_times_are_medians_of_graphs() -> None:
 
 def test_errors_are_printed(tmp_path: Path) -> None:
     results = kernels.Results(tmp_path / "kernels.json", "full", errors=[{"suite": "rows", "error": "[503] broken"}])
-    console = Console(file=io.StringIO(), width=200)
+    console = Console(file=io.StringIO(), width=80)
     kernels.print_tables(console, results)
     assert "[503] broken" in console.file.getvalue()

@@ -88,6 +88,28 @@ def test_no_word_of_a_heading_is_cut_in_80_columns() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_nine_cases_are_shown_in_full_in_80_columns_as_several_tables() -> None:
+    cases = [(level, target) for level in (1, 8, 64) for target in ("in-process", "triton", "gateway")]
+    names = ["requests", "output", *(f"time per output token, {rank}th" for rank in range(90, 99))]
+    values = {
+        (name, case): 1000 * (1 + column) + line for line, name in enumerate(names) for column, case in enumerate(cases)
+    }
+    some = [
+        Record.of("compare", name, "ms", value, case={"requests at once": case[0], "target": case[1]})
+        for (name, case), value in values.items()
+    ]
+    console = Console(file=io.StringIO(), width=80)
+    records.print_records(console, some)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80 and "\N{HORIZONTAL ELLIPSIS}" not in text
+    words = text.split()
+    assert sorted(int(word) for word in words if word.isdigit() and int(word) >= 1000) == sorted(values.values())
+    tables = words.count("compare")
+    assert tables > 1 and [words.count(target) for target in ("in-process", "triton", "gateway")] == [3, 3, 3]
+    assert words.count("requests,") == words.count("98th,") == tables
+
+
 def test_a_program_prints_records_and_what_is_none_is_refused(tmp_path: Path) -> None:
     program = tmp_path / "program"
 
