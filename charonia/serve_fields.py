@@ -148,6 +148,12 @@ class ServeFields(BaseSettings):
         description="file of the API keys, as `charonia keys` writes it; it is read again when it changes; default: "
         "no key is asked for",
     )
+    gateway_subscribe: bool = Field(
+        False,
+        validation_alias="CHARONIA_GATEWAY_SUBSCRIBE",
+        description="answers come from each Triton server by one stream for all of them, which takes a fraction of "
+        "the CPU time where many stream at once (docs/scaling.md)",
+    )
     gateway_tls_cert: Path | None = Field(
         None,
         validation_alias="CHARONIA_GATEWAY_TLS_CERT",
@@ -309,7 +315,6 @@ OTHERS = (
     "CHARONIA_GATEWAY_REQUEST_TIMEOUT_S",
     "CHARONIA_GATEWAY_RESPONSE_TTL_S",
     "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S",
-    "CHARONIA_GATEWAY_SUBSCRIBE",
     "CHARONIA_GATEWAY_TLS_KEY",
     "CHARONIA_GATEWAY_WRITE_TIMEOUT_S",
     "CHARONIA_IMAGE",

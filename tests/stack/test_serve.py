@@ -177,8 +177,11 @@ def test_an_env_file_sets_ports_and_the_environment_wins(make_stack: Callable[..
 
 
 def test_the_start_is_announced_and_an_interrupt_ends_everything(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack().start()
+    stack = make_stack(CHARONIA_GATEWAY_SUBSCRIBE="false")
+    stack.command = (*stack.command, "--gateway-subscribe")
+    stack.start()
     asyncio.run(wait_until(lambda: "Metrics " in stack.log_file.read_text(), "announced"))
+    assert "(CHARONIA_GATEWAY_SUBSCRIBE=true)" in stack.log_file.read_text()
     if not has_gpu():
         text = stack.log_file.read_text()
         assert re.search(r"Runs on     cpu, 2 threads, \w+; weights [\d.]+ MB; KV cache", text)
