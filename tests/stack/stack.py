@@ -7,11 +7,9 @@ import functools
 import http.client
 import json
 import os
-import random
 import re
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -22,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from free_ports import free_ports
+
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo" / "model"
 START_LIMIT_S = 600
 # What nothing takes that the tests wait for, however slow and busy the machine: only a hang meets this bound.
@@ -29,30 +29,6 @@ HANG_S = 120
 CHARONIA = Path(sys.executable).parent / "charonia"
 # Of a stack whose tokens take their time, which is the same on every machine and no processor's.
 SLOW = {"CHARONIA_DEVICE": "null", "CHARONIA_NULL_STEP_MS": "10", "CHARONIA_STREAM_INTERVAL_MS": "0"}
-_taken: list[socket.socket] = []  # until this process ends
-
-
-def free_ports(count: int) -> list[int]:
-    """TCP ports that nobody listens on, from below the range that outgoing connections are given theirs from.
-
-    They are this process's until it ends: it holds the UDP ports of the same numbers, which no other run of the tests
-    on this machine gets then.
-    """
-    found: list[int] = []
-    for port in random.sample(range(20000, 32000), 1000):
-        taken = socket.socket(type=socket.SOCK_DGRAM)
-        try:
-            taken.bind(("127.0.0.1", port))
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", port))
-        except OSError:
-            taken.close()
-            continue
-        _taken.append(taken)
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError(f"{count} free ports were not found")
 
 
 def processes_with(marker: str) -> list[int]:

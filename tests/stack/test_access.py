@@ -21,7 +21,7 @@ REGION = "/v2/systemsharedmemory"
 
 
 def alive(stack: Stack) -> bool:
-    return httpx.get(f"{stack.http}/v2/health/live").status_code == 200
+    return httpx.get(f"{stack.http}/v2/health/live", timeout=HANG_S).status_code == 200
 
 
 def test_tritons_ports_listen_on_this_machine_alone(stack: Stack) -> None:
@@ -77,7 +77,7 @@ def test_a_body_of_many_chunks_reaches_nothing(stack: Stack, path: str) -> None:
 
 def test_health_and_metadata_stay_open(stack: Stack) -> None:
     for path in ("/v2", "/v2/health/ready", MODEL, f"{MODEL}/ready", f"{MODEL}/config"):
-        assert httpx.get(stack.http + path).status_code == 200, path
+        assert httpx.get(stack.http + path, timeout=HANG_S).status_code == 200, path
 
 
 GRPC: dict[str, Callable[[triton.InferenceServerClient], Awaitable[Any]]] = {

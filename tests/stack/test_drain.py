@@ -7,6 +7,7 @@ import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,18 @@ async def begin_streams(http: httpx.AsyncClient, asked: dict[str, Any]) -> list[
     return tasks
 
 
+@asynccontextmanager
+async def held(http: httpx.AsyncClient, asked: dict[str, Any]) -> AsyncIterator[None]:
+    """A stream that is read until the block is left: however slow a test is, its gateway does not end before."""
+    begun = asyncio.Event()
+    stream = asyncio.create_task(read_stream(http, asked, begun))
+    await asyncio.wait_for(begun.wait(), HANG_S)
+    yield
+    assert not stream.done()
+    stream.cancel()
+    await asyncio.gather(stream, return_exceptions=True)
+
+
 async def until_draining(http: httpx.AsyncClient) -> None:
     """Returns when readiness says that it ends."""
 
@@ -82,9 +95,10 @@ async def alone(slow: Stack, tmp_path: Path) -> AsyncIterator[GatewayProcess]:
 async def test_a_gateway_ends_when_its_streams_have(alone: GatewayProcess) -> None:
     async with httpx.AsyncClient(base_url=alone.url, timeout=HANG_S) as http:
         streams = await begin_streams(http, body("model", TOKENS))
-        alone.process.send_signal(signal.SIGTERM)
-        await until_draining(http)
-        await check_refused(http, body("model", 1))
+        async with held(http, body("model", ENDLESS)):
+            alone.process.send_signal(signal.SIGTERM)
+            await until_draining(http)
+            await check_refused(http, body("model", 1))
         for reason, last in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
             assert (reason, last) == ("length", "data: [DONE]")
     assert await asyncio.to_thread(alone.process.wait, HANG_S) == 0
@@ -157,12 +171,13 @@ async def test_a_stack_ends_when_its_streams_and_what_gateways_elsewhere_have_th
             )
             streams = [stream for some in begun_streams for stream in some]
             whole = asyncio.create_task(turn(long, request_output_len=TOKENS))
-            await engine_metrics.until(
-                stack.metrics, lambda now: now.running == 2 * STREAMS + 1, "all of it runs there"
-            )
-            stack.signal(signal.SIGTERM)
-            await until_draining(its_own)
-            await check_refused(its_own, body("slow", 1))
+            async with held(its_own, body("slow", ENDLESS)):
+                await engine_metrics.until(
+                    stack.metrics, lambda now: now.running == 2 * STREAMS + 2, "all of it runs there"
+                )
+                stack.signal(signal.SIGTERM)
+                await until_draining(its_own)
+                await check_refused(its_own, body("slow", 1))
             await until_draining(http)
             refused = await http.post("/v1/chat/completions", json={**body("model", 1), "stream": False})
             assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1, refused.text

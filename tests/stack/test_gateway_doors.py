@@ -52,9 +52,9 @@ HEAD = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/js
     "sent", [b"", b"\r\n", HEAD, HEAD + b"Content-Length: 100\r\n\r\n{", HEAD + b"Transfer-Encoding: chunked\r\n\r\n"]
 )
 def test_a_request_that_does_not_arrive_ends_its_connection(own: GatewayProcess, sent: bytes) -> None:
+    began = time.monotonic()
     with connect(own.url) as connection:
         connection.sendall(sent)
-        began = time.monotonic()
         answer = rest_of(connection)
         assert time.monotonic() - began >= READ_TIMEOUT_S / 2
     if sent:

@@ -365,7 +365,7 @@ def fuzz(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def certain_tokens(stack: Stack) -> float:
     counter = r"^charonia_jump_forward_tokens_total(?:\{[^}]*\})? (\S+)$"  # without any there is no such line
-    found = re.search(counter, httpx.get(stack.metrics).text, re.M)
+    found = re.search(counter, httpx.get(stack.metrics, timeout=HANG_S).text, re.M)
     return float(found[1]) if found else 0
 
 

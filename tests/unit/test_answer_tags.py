@@ -579,7 +579,7 @@ def test_large_and_recursive_schemas_take_little_time(model: Model) -> None:
     shared = {"enum": ["x" * 100] * 5_000}
     many = {f"p{i}": {"$ref": "#/$defs/a"} for i in range(5_000)}
     long = {"$ref": "#" + "/$defs/a" * 1_000_000}
-    began = time.perf_counter()
+    began = time.process_time()
     for properties, definition in (
         ({"x": {"$ref": "#/$defs/a"}}, loop),
         ({"x": {"$ref": "#/$defs/a"}}, wide),
@@ -593,7 +593,7 @@ def test_large_and_recursive_schemas_take_little_time(model: Model) -> None:
     assert re.search('function "f", at /properties/p[0-9]+: this format repeats definitions', text)
     some = [{**strict(referring(10, 50, "x" * 100)), "name": f"f{number}"} for number in range(100)]
     assert "this format repeats definitions" in refusal(model.guide, formats, ToolChoice("required"), some)
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
 
 
 @TEXT

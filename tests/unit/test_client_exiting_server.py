@@ -11,7 +11,7 @@ from charonia_client.errors import Unresponsive
 from triton_double import Double, input_text, part
 from tritonclient.grpc import service_pb2 as pb
 
-HANG_S = 60
+HANG_S = 120
 
 
 async def test_an_exiting_server_loses_only_the_answers_that_it_has_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from charonia_client.tensors import encode
 from triton_double import Double, chunk, error, input_text, parsed, part, process_that_dies_of_requests
 from tritonclient.grpc import service_pb2 as pb
 
-HANG_S = 60
+HANG_S = 120
 Responses = AsyncIterator[pb.ModelStreamInferResponse]
 
 
@@ -144,6 +144,8 @@ async def test_who_leaves_cancels_his_request_alone() -> None:
             await anext(parts)
         double.behaviour = letters
         assert joined(await read(client, "other")) == "other"
+        while not double.actions:
+            await asyncio.sleep(0.001)
         assert set(double.actions) == {("cancel", "left")}
         assert double.opened == 1
 

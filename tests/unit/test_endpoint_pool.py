@@ -31,9 +31,9 @@ from charonia_gateway.shared import Shared, create
 from triton_double import Behaviour, Double, error, input_number, part, process_that_dies_of_requests, with_logprobs
 from tritonclient.grpc import service_pb2 as pb
 
-HANG_S = 60
+HANG_S = 120
 CHECK_INTERVAL_S = 0.05
-CHECK_TIMEOUT_S = 0.5  # of a server in this process, which answers at once
+CHECK_TIMEOUT_S = 0.5  # where a server hangs; elsewhere one that this process keeps waiting is not taken for that
 Responses = AsyncIterator[pb.ModelStreamInferResponse]
 
 
@@ -55,14 +55,16 @@ async def until(holds: Callable[[], bool], what: str) -> None:
 class Gateway:
     """A pool in front of `servers`, with what it told."""
 
-    def __init__(self, servers: Sequence[Double], shared: Shared | None = None) -> None:
+    def __init__(
+        self, servers: Sequence[Double], shared: Shared | None = None, check_timeout_s: float = HANG_S
+    ) -> None:
         self.servers = list(servers)
         self.choices: list[str] = []
         self.retries = 0
         self.pool = Pool(
             [server.target for server in servers],
             check_interval_s=CHECK_INTERVAL_S,
-            check_timeout_s=CHECK_TIMEOUT_S,
+            check_timeout_s=check_timeout_s,
             on_choice=self.choices.append,
             on_retry=self._count_retry,
             shared=shared,
@@ -105,11 +107,11 @@ class Gateway:
 
 
 @asynccontextmanager
-async def several(count: int = 3) -> AsyncIterator[Gateway]:
+async def several(count: int = 3, check_timeout_s: float = HANG_S) -> AsyncIterator[Gateway]:
     """That many servers, all up."""
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(Double()) for _ in range(count)]
-        gateway = Gateway(servers)
+        gateway = Gateway(servers, check_timeout_s=check_timeout_s)
         await stack.enter_async_context(gateway.pool)
         await gateway.until_all_are(State.UP)
         yield gateway
@@ -226,7 +228,7 @@ async def test_a_killed_server_takes_no_request_with_it_that_had_not_begun() -> 
 @pytest.mark.parametrize("how", ["hangs", "ends"])
 async def test_what_waits_at_a_server_that_is_found_down_moves_and_what_has_begun_stays(how: str) -> None:
     release = asyncio.Event()
-    async with several() as gateway:
+    async with several(check_timeout_s=CHECK_TIMEOUT_S) as gateway:
         for server in gateway.servers:
             server.behaviour = hold(release, [part("begin ")])
         async with AsyncExitStack() as streams:
@@ -354,7 +356,7 @@ async def test_a_conversation_that_is_sent_whole_goes_on_elsewhere_when_its_serv
 
 
 async def test_when_all_hang_requests_wait_for_the_first_that_comes_back() -> None:
-    async with several(2) as gateway:
+    async with several(2, CHECK_TIMEOUT_S) as gateway:
         for server in gateway.servers:
             server.fall_asleep()
         waiting = asyncio.create_task(gateway.text(ask()))
@@ -375,7 +377,8 @@ async def test_a_request_that_brings_servers_down_does_not_bring_down_all() -> N
         process_that_dies_of_requests() as three,
     ):
         processes = [process for process, _ in (one, two, three)]
-        pool = Pool([target for _, target in (one, two, three)], check_interval_s=CHECK_INTERVAL_S)
+        targets = [target for _, target in (one, two, three)]
+        pool = Pool(targets, check_interval_s=CHECK_INTERVAL_S, check_timeout_s=HANG_S)
         async with pool:
             await until(lambda: all(endpoint.usable for endpoint in pool.endpoints), "up")
             with pytest.raises(Unavailable):
@@ -428,7 +431,7 @@ async def test_an_interactive_turn_waits_for_its_own_server_while_that_is_up(cap
 
 
 async def test_a_session_whose_home_is_lost_moves_and_the_old_home_forgets_it() -> None:
-    async with several() as gateway:
+    async with several(check_timeout_s=CHECK_TIMEOUT_S) as gateway:
         turn = ask(session_id="s", interactive=True)
         assigned = gateway.server_of(await gateway.text(turn))
         assigned.fall_asleep()
@@ -443,7 +446,7 @@ async def test_a_session_whose_home_is_lost_moves_and_the_old_home_forgets_it() 
 
 
 async def test_a_turn_that_no_other_server_takes_leaves_the_session_where_it_is() -> None:
-    async with several() as gateway:
+    async with several(check_timeout_s=CHECK_TIMEOUT_S) as gateway:
         turn = ask(session_id="s", interactive=True)
         assigned = gateway.server_of(await gateway.text(turn))
         for server in gateway.servers:
@@ -524,7 +527,7 @@ async def test_an_end_is_not_said_again_where_the_session_has_begun_anew() -> No
 
 
 async def test_an_end_does_not_wait_for_a_server_that_hangs_with_a_request_of_the_session() -> None:
-    async with several() as gateway:
+    async with several(check_timeout_s=CHECK_TIMEOUT_S) as gateway:
         assigned = gateway.server_of(await gateway.text(ask(session_id="s", interactive=True)))
         assigned.behaviour = hold(asyncio.Event(), [part("begin ")])
         async with aclosing(gateway.stream(ask(session_id="s", stream=True))) as parts:
@@ -778,6 +781,7 @@ async def test_a_text_is_tokenized_by_a_server_that_can_and_an_error_of_the_clie
 async def test_formats_of_answers_are_asked_once_for_all_and_waited_for_until_they_are_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(pool, "_DESCRIPTION_TIMEOUT_S", HANG_S)
     async with several(1) as gateway:
         (server,) = gateway.servers
         server.formats = {"tool_calls": "hermes", "reasoning": "think"}
@@ -793,11 +797,11 @@ async def test_formats_of_answers_are_asked_once_for_all_and_waited_for_until_th
         monkeypatch.setattr(pool, "_DESCRIPTION_AGE_S", 0.0)
         known, server.formats = server.formats, {"tool_calls": None, "reasoning": None}
         server.describes.clear()
-        assert await asyncio.wait_for(gateway.pool.answer_formats(), 0.5) == known
+        assert await asyncio.wait_for(gateway.pool.answer_formats(), HANG_S / 2) == known
         await until(lambda: len(server.asked) == 2, "it is asked again")
         server.describes.set()
-        await asyncio.sleep(0.05)
-        assert await gateway.pool.answer_formats() == server.formats
+        while await gateway.pool.answer_formats() != server.formats:
+            await asyncio.sleep(0.01)
 
 
 async def test_formats_that_no_server_could_tell_are_asked_for_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -808,9 +812,8 @@ async def test_formats_that_no_server_could_tell_are_asked_for_again_soon(monkey
         server.describes.clear()
         assert await gateway.pool.answer_formats() == {}
         server.describes.set()
-        await asyncio.sleep(0.1)
-        monkeypatch.setattr(pool, "_DESCRIPTION_TIMEOUT_S", 1.0)
-        gateway.pool._formats_at -= 1.0
+        monkeypatch.setattr(pool, "_DESCRIPTION_TIMEOUT_S", HANG_S)
+        gateway.pool._formats_at -= HANG_S
         assert await gateway.pool.answer_formats() == server.formats
 
 

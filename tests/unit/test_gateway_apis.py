@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from gateway_in_process import MODEL, gateway
+from starlette.types import Message, Receive, Scope, Send
 from triton_double import error, parsed, part
 from tritonclient.grpc import service_pb2 as pb
 
+HANG_S = 120
 USER = [{"role": "user", "content": "hi"}]
 MESSAGES: dict[str, Any] = {"model": MODEL, "max_tokens": 5, "messages": USER}
 RESPONSES: dict[str, Any] = {"model": MODEL, "input": "hi"}
@@ -89,13 +91,29 @@ async def test_an_answer_without_text_has_no_block() -> None:
 
 
 async def test_a_silent_stream_of_messages_has_pings() -> None:
-    async def slow(request: pb.ModelInferRequest) -> Responses:
-        await asyncio.sleep(0.5)
+    pings = asyncio.Semaphore(0)
+
+    async def silent(request: pb.ModelInferRequest) -> Responses:
+        for _ in range(3):
+            await pings.acquire()
         yield part("x", "stop")
 
-    async with gateway(heartbeat_s=0.1) as (web, server):
-        server.behaviour = slow
-        found = events((await web.post("/v1/messages", json={**MESSAGES, "stream": True})).text)
+    async with gateway(heartbeat_s=0.05) as (web, server):
+        server.behaviour = silent
+        transport: Any = web._transport
+        app = transport.app
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            async def count(message: Message) -> None:
+                if b"event: ping" in message.get("body", b""):
+                    pings.release()
+                await send(message)
+
+            await app(scope, receive, count)
+
+        transport.app = counted
+        asked = web.post("/v1/messages", json={**MESSAGES, "stream": True})
+        found = events((await asyncio.wait_for(asked, HANG_S)).text)
     assert [one["type"] for one in found[:3]] == ["ping"] * 3
 
 

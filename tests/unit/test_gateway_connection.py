@@ -11,8 +11,7 @@ import pytest
 import uvicorn
 from charonia_gateway.connection import MAX_HEAD_BYTES, bounded
 
-HANG_S = 20
-KEEP_ALIVE_S = 1
+HANG_S = 120
 
 
 async def answers_before_it_reads(scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -21,7 +20,9 @@ async def answers_before_it_reads(scope: dict[str, Any], receive: Any, send: Any
 
 
 @asynccontextmanager
-async def served(app: Any, read_timeout_s: float) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def served(
+    app: Any, read_timeout_s: float, keep_alive_s: int = HANG_S
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a server of `app`."""
     config = uvicorn.Config(
         app,
@@ -29,7 +30,7 @@ async def served(app: Any, read_timeout_s: float) -> AsyncIterator[tuple[asyncio
         lifespan="off",
         log_config=None,
         http=bounded(read_timeout_s),
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=keep_alive_s,
     )
     server = uvicorn.Server(config)
     running = asyncio.create_task(server._serve())
@@ -46,7 +47,7 @@ async def served(app: Any, read_timeout_s: float) -> AsyncIterator[tuple[asyncio
 
 @pytest.mark.parametrize("read_timeout_s", [0, 10 * HANG_S])
 async def test_a_connection_ends_whose_body_came_after_the_answer(read_timeout_s: float) -> None:
-    async with served(answers_before_it_reads, read_timeout_s) as (reader, writer):
+    async with served(answers_before_it_reads, read_timeout_s, keep_alive_s=1) as (reader, writer):
         writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n")
         assert (await asyncio.wait_for(reader.readuntil(b"no"), HANG_S)).startswith(b"HTTP/1.1 413 ")
         writer.write(b"body")
@@ -83,7 +84,7 @@ async def test_a_head_may_have_so_many_bytes_and_not_one_more_also_when_it_comes
 
 async def test_a_connection_that_asks_nothing_more_ends() -> None:
     """After the time between two requests, and not before: it takes another one first."""
-    async with served(says_how_long_the_body_is, 0) as (reader, writer):
+    async with served(says_how_long_the_body_is, 0, keep_alive_s=1) as (reader, writer):
         for _ in range(2):
             writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert (await asyncio.wait_for(reader.readuntil(b"     0"), HANG_S)).startswith(b"HTTP/1.1 200 ")

@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 import subprocess
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from charonia_gateway import limiter
 from charonia_gateway.keys import Key
 from charonia_gateway.limiter import Limiter, LimitExceeded
 from charonia_gateway.settings import Settings
+from free_ports import free_ports
 from gateway_in_process import MODEL, gateway
 from key_files import PAST, KeyFile
 from missing_tools import missing_tool
@@ -30,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHAT: dict[str, Any] = {"model": MODEL, "messages": "hi"}
 MESSAGES: dict[str, Any] = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
 Parts = AsyncIterator[pb.ModelStreamInferResponse]
-HANG_S = 20
+HANG_S = 120
 
 
 @pytest.fixture
@@ -250,11 +252,12 @@ def redis_server(folder: Path, port: int) -> Iterator[str]:
     options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
     process = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
     try:
-        for _ in range(200):
+        deadline = time.monotonic() + HANG_S
+        while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
-            assert process.poll() is None
-            asyncio.run(asyncio.sleep(0.05))
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
         yield f"redis://127.0.0.1:{port}"
     finally:
         process.terminate()
@@ -270,9 +273,7 @@ def test_gateways_that_share_a_storage_share_the_limits_and_count_alone_while_it
 ) -> None:
     # On a busy machine 300 connections take this process more than the second that a storage has.
     monkeypatch.setattr(limiter, "_STORAGE_TIMEOUT_S", HANG_S)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     key = limited_key(requests_per_minute=3, tokens_per_minute=50)
     other = limited_key(requests_per_minute=3).model_copy(update={"id": "ba9876543210"})
 

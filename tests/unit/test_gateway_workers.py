@@ -11,6 +11,7 @@ import signal
 import socket
 import sqlite3
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from charonia_gateway.limiter import Limiter, LimitExceeded
 from charonia_gateway.port import bound_sockets, held_port
 from charonia_gateway.settings import Settings
 from charonia_gateway.shared import Shared
+from free_ports import free_ports
 from key_files import PAST, KeyFile
 from prometheus_client.parser import text_string_to_metric_families
 from triton_double import Double, input_text, part
@@ -32,7 +34,7 @@ from tritonclient.grpc import service_pb2 as pb
 MODEL = "the-model"
 CHAT: dict[str, Any] = {"model": MODEL, "messages": "hi"}
 STREAM = {**CHAT, "stream": True}
-HANG_S = 60
+HANG_S = 120
 Parts = AsyncIterator[pb.ModelStreamInferResponse]
 
 
@@ -65,7 +67,8 @@ class Workers:
     async def client(self, pid: int) -> AsyncIterator[httpx.AsyncClient]:
         """One whose only connection is to that worker: the kernel chooses, so it is tried until it does."""
         limits = httpx.Limits(max_connections=1)
-        for _ in range(200):
+        deadline = time.monotonic() + HANG_S  # one that has just been started may not listen yet
+        while time.monotonic() < deadline:
             async with httpx.AsyncClient(base_url=self.url, timeout=HANG_S, limits=limits) as web:
                 answer = await web.get("/health/live")
                 _, own_port = answer.extensions["network_stream"].get_extra_info("client_addr")
@@ -93,9 +96,7 @@ class Workers:
 @contextlib.asynccontextmanager
 async def gateway(server: Double, folder: Path, count: int = 2, **env: str) -> AsyncIterator[Workers]:
     """`python -m charonia_gateway` with `count` workers, ready."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
+    (port,) = free_ports(1)
     own = folder / "own"
     own.mkdir()
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
@@ -481,9 +482,7 @@ async def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path, monkey
     monkeypatch.setattr(workers, "_SILENT_S", 4.0)
     shared.create(tmp_path)
     async with Double() as server:
-        with socket.socket() as bound:
-            bound.bind(("127.0.0.1", 0))
-            port = bound.getsockname()[1]
+        (port,) = free_ports(1)
         settings = Settings(triton_endpoints=server.target, port=port, host="127.0.0.1", model_name=MODEL)
         supervisor = workers._Supervisor(settings, 2, tmp_path)
         running = asyncio.create_task(supervisor.run())
@@ -515,9 +514,7 @@ async def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path, monkey
 
 
 def test_a_port_is_of_one_gateway_also_before_it_listens() -> None:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
+    (port,) = free_ports(1)
     first = held_port("127.0.0.1", port)
     with pytest.raises(OSError, match="in use"):
         held_port("localhost", port)

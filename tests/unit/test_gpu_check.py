@@ -169,7 +169,7 @@ def test_when_it_is_stopped_what_was_found_is_kept_and_nothing_runs_on(how: sign
     )  # fmt: skip
     wait_until(begun.is_file)
     check.send_signal(how)
-    told, _ = check.communicate(timeout=60)
+    told, _ = check.communicate(timeout=120)
     wait_until(lambda: not Path(f"/proc/{begun.read_text().strip()}").exists())
     outcome = Results(results).records["ops"].outcome
     assert (outcome.status, outcome.figures) == ("failed", {"passed": 1, "skipped": 0})
@@ -180,7 +180,7 @@ def test_when_it_is_stopped_what_was_found_is_kept_and_nothing_runs_on(how: sign
         assert following.endswith(" call1") and "--again" not in following
 
 
-def wait_until(true: Callable[[], bool], limit_s: float = 60) -> None:
+def wait_until(true: Callable[[], bool], limit_s: float = 120) -> None:
     deadline = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < deadline

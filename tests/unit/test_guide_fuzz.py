@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -129,5 +130,6 @@ def test_made_up_guides_are_kept_or_refused(fuzz: Fuzz) -> None:
     assert counts["valid"] >= CASES // 20 and counts["refused"] >= CASES // 20, counts
     assert growth < MAX_GROWTH_BYTES
     fuzz.engine.check_integrity()
-    stats = fuzz.engine.stats()
-    assert stats.num_running == stats.num_waiting == 0
+    # An answer comes before its request is no longer counted.
+    while fuzz.engine.stats().num_running + fuzz.engine.stats().num_waiting:
+        time.sleep(0.01)

@@ -181,7 +181,8 @@ def test_several_ranks_give_what_they_give_step_by_step(engine: Engine, ranks: i
         assert told(answer) == told(of_one)
         now = several.stats()
         taken = now.jump_forward_tokens - before.jump_forward_tokens
-        assert now.num_steps - before.num_steps == answer.num_output_tokens - taken < answer.num_output_tokens / 2
+        # A step whose mask comes late samples nothing.
+        assert answer.num_output_tokens - taken <= now.num_steps - before.num_steps < answer.num_output_tokens / 2
         several.check_integrity()
 
 

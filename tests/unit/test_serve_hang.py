@@ -13,7 +13,7 @@ from triton_double import Double
 
 from charonia.serve.hang import Progress, Server, Suspicion, Watch
 
-HANG_S = 60
+HANG_S = 120
 LIMIT_S = 60.0
 
 

@@ -25,7 +25,7 @@ from charonia.settings import ServeSettings
 from charonia.triton_models import source_dir
 from charonia.weights.plan import Plan
 
-HANG_S = 60
+HANG_S = 120
 MIB = 1 << 20
 PLAN = Plan(
     model_name="small",

@@ -12,7 +12,7 @@ import pytest
 from charonia.serve import process
 from charonia.serve.process import Child
 
-HANG_S = 60
+HANG_S = 120
 LINES = 20_000  # more than a pipe holds
 
 

@@ -20,7 +20,7 @@ from charonia.serve.models import Models, Served
 from charonia.serve.process import Child
 from charonia.settings import ServeSettings
 
-HANG_S = 60
+HANG_S = 120
 UNLOADED = "I1121 07:33:19.808406 27217 model_lifecycle.cc:642] \"successfully unloaded 'ensemble' version 1\""
 
 

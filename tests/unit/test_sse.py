@@ -19,7 +19,7 @@ from charonia_gateway.record import RecordMiddleware, record_of
 from charonia_gateway.sse import DONE, EVENTS, LINES, EventStream, Format, event, line
 from starlette.types import Message, Receive, Scope, Send
 
-HANG_S = 60
+HANG_S = 120
 HEARTBEAT_S = 0.02
 
 EVERY_CHARACTER = "".join(chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF)
@@ -35,9 +35,17 @@ def test_text_with_any_character_is_one_line_to_every_reader_and_comes_back(
     assert json.loads(lines[0].removeprefix(prefix)) == {"text": EVERY_CHARACTER}
 
 
-async def sent_by(events: AsyncGenerator[bytes, None], format: Format, heartbeat_s: float) -> tuple[list[Message], Any]:
-    """What a client gets that stays until the end; and what is written down of it, with the metrics."""
-    sent: list[Message] = []
+async def until_beats(sent: list[Message], format: Format, count: int) -> None:
+    """Returns when a client has got so many heartbeats."""
+    while sum(message.get("body") == format.heartbeat for message in sent) < count:
+        await asyncio.sleep(HEARTBEAT_S / 10)
+
+
+async def sent_by(
+    events: AsyncGenerator[bytes, None], format: Format, heartbeat_s: float, sent: list[Message]
+) -> tuple[list[Message], Any]:
+    """What a client gets that stays until the end, which comes to `sent`; and what is written down of it, with the
+    metrics."""
     scope: Scope = {"type": "http", "method": "POST", "headers": [], "path": "/"}
     metrics = Metrics()
 
@@ -60,7 +68,7 @@ async def sent_by(events: AsyncGenerator[bytes, None], format: Format, heartbeat
         for sample in family.samples
         if sample.name == "charonia_gateway_time_to_first_byte_seconds_sum"
     ]
-    assert first_byte == pytest.approx(record_of(scope).first_byte_s, abs=0.05)
+    assert first_byte == pytest.approx(record_of(scope).first_byte_s, abs=0.5)
     counted = metrics.registry.get_sample_value(
         "charonia_gateway_requests_total",
         {"route": "other", "status": str(record_of(scope).failed_status or sent[0]["status"])},
@@ -73,24 +81,23 @@ async def sent_by(events: AsyncGenerator[bytes, None], format: Format, heartbeat
 async def test_a_silent_stream_sends_heartbeats_before_its_first_text_and_between(
     format: Format, heartbeat: bytes
 ) -> None:
-    wait_s = 20 * HEARTBEAT_S
+    sent: list[Message] = []
 
     async def late() -> AsyncGenerator[bytes, None]:
-        await asyncio.sleep(wait_s)
+        await until_beats(sent, format, 5)
         yield line({"text": "a"})
-        await asyncio.sleep(wait_s)
+        await until_beats(sent, format, 8)
         yield line({"text": "b"})
 
-    sent, record = await sent_by(late(), format, HEARTBEAT_S)
+    _, record = await sent_by(late(), format, HEARTBEAT_S, sent)
     assert [message["type"] for message in sent].count("http.response.start") == 1
     assert sent[0]["type"] == "http.response.start"
     bodies = [message["body"] for message in sent[1:]]
     first, second = bodies.index(line({"text": "a"})), bodies.index(line({"text": "b"}))
-    assert first >= 2 and second - first >= 3
     assert set(bodies[:first] + bodies[first + 1 : second]) == {heartbeat}
     assert bodies[second + 1 :] == [b""]
     # The first byte that is measured is the first text.
-    assert record.first_byte_s >= wait_s
+    assert record.first_byte_s >= 5 * HEARTBEAT_S
     if format is LINES:
         assert [json.loads(text) for text in b"".join(bodies).splitlines()] == [{"text": "a"}, {"text": "b"}]
 
@@ -103,18 +110,20 @@ async def test_a_stream_that_is_not_silent_has_no_heartbeat(heartbeat_s: float) 
             yield event({})
         yield DONE
 
-    sent, _ = await sent_by(soon(), EVENTS, heartbeat_s)
+    sent, _ = await sent_by(soon(), EVENTS, heartbeat_s, [])
     assert [message["body"] for message in sent[1:]] == [event({})] * 3 + [DONE, b""]
 
 
 @pytest.mark.parametrize(("heartbeat_s", "status"), [(0, 504), (HEARTBEAT_S, 200)])
 async def test_an_error_has_its_own_status_until_the_first_heartbeat(heartbeat_s: float, status: int) -> None:
+    sent: list[Message] = []
+
     async def fails() -> AsyncGenerator[bytes, None]:
-        await asyncio.sleep(10 * HEARTBEAT_S)
+        await until_beats(sent, EVENTS, 1 if heartbeat_s else 0)
         raise DeadlineExceeded("late")
         yield b""
 
-    sent, record = await sent_by(fails(), EVENTS, heartbeat_s)
+    _, record = await sent_by(fails(), EVENTS, heartbeat_s, sent)
     assert sent[0]["status"] == status
     assert record.failed_status == (504 if status == 200 else 0)
     assert b'"code":"deadline_exceeded"' in sent[-1]["body"].replace(b": ", b":")
