@@ -3,6 +3,7 @@ and loaded while the other works."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from stack import CHARONIA, DEMO_MODEL, HANG_S, Stack, free_ports, running
 from tiny_models import write_model
 
 MODELS = ("demo", "slow/one")  # the second's name is none that Triton could have
+LONG_TOKENS = 1000  # of an answer that is under way when its model is unloaded: a second at least
 ENSEMBLES = {"demo": "ensemble", "slow/one": "ensemble.slow_one"}
 Web = Callable[[str], httpx.Client]
 
@@ -60,7 +62,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
         "CHARONIA_STREAM_INTERVAL_MS": "0",
         "CHARONIA_HANG_TIMEOUT_S": "20",
     }
-    command = (CHARONIA, "serve", f"demo={DEMO_MODEL}", f"slow/one={folder / 'slow'}", "--drain-timeout-s", "10")
+    command = (CHARONIA, "serve", f"demo={DEMO_MODEL}", f"slow/one={folder / 'slow'}", "--drain-timeout-s", "60")
     with running(Stack("nothing is served by this name", folder / "run", env, command=command)) as stack:
         served = Two(stack, keys)
         yield served
@@ -115,7 +117,10 @@ def test_every_route_chooses_by_the_name(alice: httpx.Client, two: Two, model: s
     anthropic = alice.post("/v1/messages", json={**asked, "messages": messages}).json()
     assert (anthropic["model"], anthropic["usage"]["input_tokens"]) == (model, tokens)
     with openai.OpenAI(
-        base_url=f"{two.stack.gateway}/v1", api_key=two.keys["alice"], max_retries=0, http_client=httpx.Client()
+        base_url=f"{two.stack.gateway}/v1",
+        api_key=two.keys["alice"],
+        max_retries=0,
+        http_client=httpx.Client(timeout=HANG_S),
     ) as client:
         answer = client.responses.create(model=model, input="Hello", max_output_tokens=4)
         assert answer.model == model and answer.usage is not None and answer.usage.input_tokens == tokens
@@ -196,7 +201,7 @@ def test_charonia_web_before_the_same_triton_offers_both(two: Two, alice: httpx.
 
 
 def test_metrics_have_the_models_names(two: Two) -> None:
-    families = text_string_to_metric_families(httpx.get(two.stack.metrics, trust_env=False).text)
+    families = text_string_to_metric_families(httpx.get(two.stack.metrics, timeout=HANG_S, trust_env=False).text)
     samples = [sample for family in families for sample in family.samples]
     blocks = {one.labels["model"]: one.value for one in samples if one.name == "charonia_kv_blocks_total"}
     assert blocks == {"engine": 512, "engine.slow_one": 512}
@@ -237,19 +242,22 @@ def states(two: Two) -> dict[str, str]:
     return {one["id"]: one["status"] for one in two.web("alice").get("/v1/models").json()["data"]}
 
 
-@pytest.mark.parametrize(("name", "other"), [MODELS, MODELS[::-1]])
+@pytest.mark.parametrize(("name", "other"), [MODELS[::-1], MODELS])
 def test_a_model_is_unloaded_and_loaded_while_the_other_works(
     two: Two, alice: httpx.Client, name: str, other: str
 ) -> None:
     """Its own request that runs comes to its end. The second time it is the default model."""
-    name, other = other, name
     body = {"model": name, "prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True}
-    with ThreadPoolExecutor(1) as thread, under_load(two, other) as done:
-        last = thread.submit(lambda: two.web("alice").post("/v1/completions", json=body))
-        time.sleep(0.3)
-        unloaded = two.models("unload", name)
-        assert (unloaded.returncode, unloaded.stdout) == (0, f"{name} is unloaded\n"), unloaded
-        assert last.result().json()["usage"]["completion_tokens"] == 40, last.result().text
+    long = {**body, "max_tokens": LONG_TOKENS, "stream": True, "stream_options": {"include_usage": True}}
+    with under_load(two, other) as done:
+        with two.web("alice").stream("POST", "/v1/completions", json=long) as last:
+            lines = last.iter_lines()
+            assert next(lines).startswith("data: {"), last.read()
+            unloaded = two.models("unload", name)
+            assert (unloaded.returncode, unloaded.stdout) == (0, f"{name} is unloaded\n"), unloaded
+            *_, usage, done_line = [line for line in lines if line]
+        assert done_line == "data: [DONE]"
+        assert json.loads(usage.removeprefix("data: "))["usage"]["completion_tokens"] == LONG_TOKENS
         assert f"{name}" in two.models("list").stdout and "unloaded" in two.models("list").stdout
         refused = alice.post("/v1/completions", json=body)
         assert refused.status_code == 503, refused.text
