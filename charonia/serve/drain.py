@@ -119,10 +119,10 @@ class ModelControl:
         """Unloads the ensembles of the Triton with these metrics, and returns None once their calls have ended, or when
         hurry() says so. What runs after limit_s is ended by the engine with an error. labels: of the models.
 
-        Triton may still count calls then, and waits for them when it is told to end. Nobody else needs to: all has been
-        said to their clients, or these are gone. That is returned, in words where it says something of the clients.
-        Calls that were cancelled by gRPC are counted for ever, too. So they are not waited for when the engine has had
-        nothing to do for idle_s.
+        Triton may still count calls then, and waits for them when it is asked to shut down. Nobody else needs to: all
+        has been said to their clients, or these are gone. That is returned, in words where it says something of the
+        clients. Calls that were cancelled by gRPC are counted for ever, too. So they are not waited for when the engine
+        has had nothing to do for idle_s.
         """
         ensembles, engines = ([part_of(part, label) for label in labels] for part in (ENSEMBLE, ENGINE))
         for ensemble in ensembles:

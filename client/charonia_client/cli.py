@@ -99,7 +99,7 @@ def chat(
     ] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy (default: the server's)")] = None,
     top_p: Annotated[float | None, typer.Option(min=0, max=1, help="nucleus")] = None,
-    top_k: Annotated[int | None, typer.Option(min=0, help="likeliest tokens to choose from, 0 for all")] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="top tokens to choose from, 0 for all")] = None,
     repetition_penalty: Annotated[float | None, typer.Option(min=0.01, help="above 1 repeats less")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="makes answers repeatable")] = None,
     enter_sends: Annotated[bool, typer.Option("--enter-sends", help="one Enter sends, not two")] = False,

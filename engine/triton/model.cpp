@@ -196,7 +196,7 @@ void Model::answer(const Send& send) {
   answering_.ended();
 }
 
-// Nobody who is meant by that is no error: what should end may have ended by itself.
+// Unknown ids are no error: the request may have ended by itself.
 void Model::end_requests(Action action, const Request& request) {
   const auto end = [this, action](const auto& who) {
     if (action == Action::stop) {

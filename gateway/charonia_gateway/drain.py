@@ -185,10 +185,10 @@ class DrainingServer(uvicorn.Server):
             return
         requests = "1 request was" if count == 1 else f"{count} requests were"
         if had_its_time:
-            text = "%s cut off: not ended %g s after the gateway was told to end (CHARONIA_DRAIN_TIMEOUT_S)"
+            text = "%s cut off: not ended %g s after the gateway was asked to shut down (CHARONIA_DRAIN_TIMEOUT_S)"
             log.warning(text, requests, self._drain.limit_s)
         else:
-            log.warning("%s cut off: the gateway was told to end at once", requests)
+            log.warning("%s cut off: the gateway was asked to shut down at once", requests)
         if not await self._drain.have_ended(_LAST_WORDS_S):  # their clients do not read
             for connection in list(self.server_state.connections):
                 if connection.transport:

@@ -123,7 +123,7 @@ def test_services_lead_to_ports_that_the_containers_have(rendered: Manifests) ->
 
 
 def test_the_gateway_finds_every_server_that_is_ready_and_no_other(rendered: Manifests) -> None:
-    """A headless service has an address for each, and loses it as soon as the pod is told to end."""
+    """A headless service has an address for each, and loses it as soon as the pod is asked to shut down."""
     server = rendered.workload(SERVER)
     service = rendered.one("Service", server.spec["serviceName"])
     assert service["spec"]["clusterIP"] == "None" and not service["spec"].get("publishNotReadyAddresses")

@@ -64,7 +64,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     model = folder / "model"
     # It never ends by itself, and its tokens take long enough for things to happen between them.
     write_model(model, "byte_level", "babbler", positions=4096, ends=False)
-    # A server that is told to end does not wait long for the stream that does not.
+    # A server that is asked to shut down does not wait long for the stream that does not.
     env = {**SLOW, "CHARONIA_DRAIN_TIMEOUT_S": "5"}
     stacks = [Stack(model, folder / name, env) for name in ("one", "two", "three")]
     with ExitStack() as stack:

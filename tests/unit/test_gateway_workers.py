@@ -314,7 +314,9 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         assert "shutting down" in await stream
         assert await asyncio.wait_for(own.process.wait(), HANG_S) == 0
         text = own.log.read_text()
-        assert text.count("1 request was cut off: the gateway was told to end at once") == 1 and "ERROR" not in text
+        assert (
+            text.count("1 request was cut off: the gateway was asked to shut down at once") == 1 and "ERROR" not in text
+        )
 
 
 async def test_what_is_cut_off_at_the_end_is_a_line_of_the_log_and_knows_it(tmp_path: Path) -> None:
@@ -350,7 +352,9 @@ async def test_what_is_cut_off_at_the_end_is_a_line_of_the_log_and_knows_it(tmp_
             assert (await asyncio.to_thread(half.recv, 4096)).startswith(b"HTTP/1.1 503 ")
             assert await asyncio.wait_for(own.process.wait(), HANG_S) == 0
         loud = [line for line in own.log.read_text().splitlines() if not line.startswith("INFO:")]
-        said = "3 requests were cut off: not ended 0 s after the gateway was told to end (CHARONIA_DRAIN_TIMEOUT_S)"
+        said = (
+            "3 requests were cut off: not ended 0 s after the gateway was asked to shut down (CHARONIA_DRAIN_TIMEOUT_S)"
+        )
         assert loud == [f"WARNING:     {said}"]
 
 

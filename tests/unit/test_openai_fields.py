@@ -24,7 +24,7 @@ ROUTES: dict[str, tuple[type[ChatRequest] | type[CompletionRequest] | type[Respo
     "/v1/completions": (CompletionRequest, completion_params.CompletionCreateParamsStreaming, {"prompt": "Hello"}),
     "/v1/responses": (ResponsesRequest, response_params.ResponseCreateParamsStreaming, {"input": "Hello"}),
 }
-# A value of OpenAI's that the page says is refused.
+# A value of OpenAI's that the page says is rejected.
 REFUSED: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -127,7 +127,7 @@ def test_what_is_refused_is_so(route: str, fields: dict[str, Any]) -> None:
 
 def test_a_field_that_is_refused_outright_has_its_case() -> None:
     for route, cases in REFUSED.items():
-        refused = {name for name, kind in rows(route).items() if kind == "refused"}
+        refused = {name for name, kind in rows(route).items() if kind == "rejected"}
         assert refused <= {name for fields in cases for name in fields}
 
 

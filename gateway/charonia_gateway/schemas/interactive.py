@@ -50,7 +50,7 @@ class InteractiveRequest(BaseModel):
     )
     max_tokens: int | None = Field(None, ge=0, le=INT32, description="OpenAI's name of request_output_len")
     top_p: float = Field(0.8, ge=0, le=1)
-    top_k: int = Field(40, ge=-1, le=INT32, description="the k likeliest tokens; 0 or -1: all")
+    top_k: int = Field(40, ge=-1, le=INT32, description="the top k tokens; 0 or -1: all")
     temperature: float = Field(0.8, ge=0, le=2, description="0 is greedy")
     repetition_penalty: float = Field(1.0, ge=0.01, le=100, description="over prompt and answer; 1 is none")
     ignore_eos: bool = Field(False, description="the end token does not end the answer")

@@ -351,7 +351,7 @@ class MessagesRequest(CountTokensRequest):
     stream: bool | None = Field(None, description="server-sent events")
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; default 1")
     top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=0, le=INT32, description="the k likeliest tokens; 0: all")
+    top_k: int | None = Field(None, ge=0, le=INT32, description="the top k tokens; 0: all")
     metadata: Annotated[dict[str, Any] | None, AfterValidator(lambda _: None)] = Field(
         None, description="taken, without effect"
     )

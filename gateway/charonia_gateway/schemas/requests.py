@@ -98,8 +98,8 @@ class Sampling(BaseModel):
     guided_regex: GuidedRegex = Field(None, description="refused: send structured_outputs.regex")
     guided_choice: GuidedChoice = Field(None, description="refused: send structured_outputs.choice")
     guided_grammar: GuidedGrammar = Field(None, description="refused: send structured_outputs.grammar")
-    top_k: int | None = Field(None, ge=-1, le=INT32, description="the k likeliest tokens; 0 or -1: all")
-    min_p: float | None = Field(None, ge=0, le=1, description="least probability relative to the likeliest token's")
+    top_k: int | None = Field(None, ge=-1, le=INT32, description="the top k tokens; 0 or -1: all")
+    min_p: float | None = Field(None, ge=0, le=1, description="minimum probability relative to the top token's")
     repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="over prompt and answer; 1 is none")
     min_tokens: int | None = Field(None, ge=0, le=INT32, description="the answer does not end before")
     ignore_eos: bool | None = Field(None, description="the end token does not end the answer")
@@ -239,7 +239,7 @@ class ChatRequest(Sampling):
     )
     max_tokens: int | None = Field(None, ge=1, le=INT32, description="older name of max_completion_tokens")
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20, description="likeliest tokens at each place; needs logprobs")
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="top tokens at each place; needs logprobs")
     tools: Tools = Field(None, description="functions that the model may call, in the format of its chat template")
     tool_choice: ToolChoice = Field(None, description="required, or a function's name: the answer is calls")
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
@@ -310,11 +310,14 @@ class CompletionRequest(Sampling):
     prompt: Prompt = Field(description="a text or several, or token ids: one list, or a list of lists")
     max_tokens: int | None = Field(16, ge=0, le=INT32, description="longest answer in tokens; 0 with echo")
     logprobs: int | None = Field(
-        None, ge=0, le=20, description="likeliest tokens at each place; with echo, of the prompt too"
+        None, ge=0, le=20, description="top tokens at each place; with echo, of the prompt too"
     )
     echo: bool | None = Field(None, description="begin with the prompt")
     best_of: int | None = Field(
-        None, ge=1, le=128, description="answers to make, of which the n likeliest per token are returned"
+        None,
+        ge=1,
+        le=128,
+        description="answers to make, of which the n of greatest mean log probability per token are returned",
     )
     suffix: str | None = None
 
