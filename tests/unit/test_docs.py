@@ -46,6 +46,12 @@ def test_links_of_the_documentation_lead_somewhere() -> None:
         assert not anchor or anchor in anchors(file), f"{page.name}: {target}#{anchor}"
 
 
+def test_the_index_of_the_results_names_every_file_and_no_other() -> None:
+    folder = ROOT / "benchmarks" / "results"
+    linked = re.findall(r"\]\(([^/)]+)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    assert sorted(linked) == sorted(file.name for file in folder.iterdir() if file.name != "README.md")
+
+
 def test_no_model_uses_tritons_dynamic_batcher() -> None:
     """It can destroy a mutex that it holds (docs/decisions.md)."""
     configs = sorted((ROOT / "model_repository").glob("*/config.pbtxt"))
