@@ -90,7 +90,8 @@ void CallTable::rouse() {
   busy_.notify_all();
 }
 
-void CallTable::pause(const std::stop_token& stop, std::chrono::milliseconds time, std::chrono::milliseconds idle_time) {
+void CallTable::pause(const std::stop_token& stop, std::chrono::milliseconds time,
+                      std::chrono::milliseconds idle_time) {
   std::unique_lock lock(mutex_);
   if (calls_.empty()) {
     busy_.wait_for(lock, stop, idle_time, [this] { return !calls_.empty(); });

@@ -31,7 +31,8 @@ int control_descriptor() {
   // A read that finds nothing after all must not keep the thread from its end.
   if (flags < 0 || ::fcntl(descriptor, F_SETFL, flags | O_NONBLOCK) != 0 ||
       ::fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0) {
-    log_error("CHARONIA_CONTROL_FD=" + std::string(text) + " is no open file descriptor: models are not loaded or unloaded by it");
+    log_error("CHARONIA_CONTROL_FD=" + std::string(text) +
+              " is no open file descriptor: models are not loaded or unloaded by it");
     return -1;
   }
   return descriptor;
@@ -45,7 +46,9 @@ ControlPipe::ControlPipe(TRITONSERVER_Server* server) : server_(server), pipe_(c
 
 void ControlPipe::run(const std::stop_token& stop) {
   const int stopped = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (stopped < 0) return log_error("no event descriptor for the control pipe: models are not loaded or unloaded by it");
+  if (stopped < 0) {
+    return log_error("no event descriptor for the control pipe: models are not loaded or unloaded by it");
+  }
   {
     const std::stop_callback wake(stop, [stopped] {
       const std::uint64_t one = 1;
@@ -74,7 +77,8 @@ void ControlPipe::obey(const std::string& order) {
     log_failure(TRITONSERVER_ServerUnloadModel(server_, order.c_str()), ("unloading '" + order + "'").c_str());
     return;
   }
-  loads_.remove_if([](const auto& load) { return load.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
+  loads_.remove_if(
+      [](const auto& load) { return load.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
   // It takes as long as the model's weights do to be read.
   loads_.push_back(std::async(std::launch::async, [server = server_, model = order.substr(1)] {
     log_failure(TRITONSERVER_ServerLoadModel(server, model.c_str()), ("loading '" + model + "'").c_str());

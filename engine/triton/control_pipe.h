@@ -13,9 +13,10 @@
 
 namespace charonia::triton {
 
-// One thread, which reads orders, a line each, from the file descriptor in the environment variable CHARONIA_CONTROL_FD:
-// NAME has the server unload that model, +NAME load it. Without the variable there is no thread. The server's log says
-// when a model is unloaded or loaded; that one cannot be, this says, as "unloading 'NAME': why" or "loading 'NAME': why".
+// One thread, which reads orders, a line each, from the file descriptor in the environment variable
+// CHARONIA_CONTROL_FD: NAME has the server unload that model, +NAME load it. Without the variable there is no thread.
+// The server's log says when a model is unloaded or loaded; that one cannot be, this says, as "unloading 'NAME': why"
+// or "loading 'NAME': why".
 class ControlPipe {
  public:
   explicit ControlPipe(TRITONSERVER_Server* server);

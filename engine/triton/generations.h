@@ -32,7 +32,8 @@ class Generation {
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;
 
-  // It is loaded: those of the same name and version that were before are replaced, as long as it is there. At most once.
+  // It is loaded: those of the same name and version that were before are replaced, as long as it is there. At most
+  // once.
   void begin();
   // A later one has begun, and is there.
   bool replaced() const;

@@ -123,7 +123,9 @@ void Model::execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request
   log_failure(TRITONBACKEND_ModelInstanceReportStatistics(instance, request, taken, begin, begin, end, end),
               "reporting statistics");
   // A traced one is released by its last owner, which is this or its call.
-  if (!traced) log_failure(TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL), "releasing a request");
+  if (!traced) {
+    log_failure(TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL), "releasing a request");
+  }
 }
 
 bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> traced) {
@@ -237,7 +239,9 @@ void Model::submit(Request request, const std::shared_ptr<Call>& call) {
   } catch (...) {
     calls_.remove(*call);
     // The error is for the request's own stream.
-    if (const auto subscription = std::exchange(call->subscription, nullptr)) subscriptions_.ended(*subscription, call->key);
+    if (const auto subscription = std::exchange(call->subscription, nullptr)) {
+      subscriptions_.ended(*subscription, call->key);
+    }
     throw;
   }
 }

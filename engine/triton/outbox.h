@@ -16,8 +16,8 @@
 
 namespace charonia::triton {
 
-// How far a subscription may be ahead of its reader. Deliveries that were sent and not read wait in the server's memory;
-// what comes meanwhile waits in the outbox, where the chunks of a sequence become one.
+// How far a subscription may be ahead of its reader. Deliveries that were sent and not read wait in the server's
+// memory; what comes meanwhile waits in the outbox, where the chunks of a sequence become one.
 struct OutboxLimits {
   std::size_t deliveries = 256;               // sent and not read
   std::size_t bytes = std::size_t{4} << 20;   // of these
@@ -40,8 +40,8 @@ class Outbox {
 
   // Whether there is something to send, and the reader is not too far behind.
   bool due() const { return !waiting_.empty() && !behind(); }
-  // The next delivery, with all that waits: its number, from 1 on, and the chunks in the order in which they came. Of one
-  // sequence there is one at most, but for an error. May be empty but for the number.
+  // The next delivery, with all that waits: its number, from 1 on, and the chunks in the order in which they came. Of
+  // one sequence there is one at most, but for an error. May be empty but for the number.
   std::string take();
 
   // The reader has read all deliveries up to that one. An older number than before changes nothing. Throws
@@ -54,7 +54,8 @@ class Outbox {
   // Whether the reader can say how far it is. While it cannot, nothing is held back.
   void bind(bool heard) { unbound_ = !heard; }
 
-  // Why the reader gets no more, or nullptr: it lets too much wait, or for too long. For a caller that asks now and then.
+  // Why the reader gets no more, or nullptr: it lets too much wait, or for too long. For a caller that asks now and
+  // then.
   const char* hopeless(Clock::time_point now);
 
  private:

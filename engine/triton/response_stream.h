@@ -32,8 +32,8 @@ class ResponseStream {
   // Ends the stream without a response. Returns what fail() does.
   FactoryPtr close();
 
-  // Ends the stream with an error for the client. Returns the factory, for a caller that wants the model to stay loaded;
-  // null on a stream that had ended, where it does nothing.
+  // Ends the stream with an error for the client. Returns the factory, for a caller that wants the model to stay
+  // loaded; null on a stream that had ended, where it does nothing.
   FactoryPtr fail(const std::exception& error);
 
   // Whether nobody listens: the client has left, or the stream has ended.

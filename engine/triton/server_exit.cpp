@@ -13,8 +13,9 @@ void exit_server() {
 }
 
 void exit_stuck_server() {
-  log_error("Triton has not taken a response for 30 s, as can happen when a client cancels a stream (docs/contracts.md): "
-            "the server ends with exit code " + std::to_string(kStuckExitCode) + ", to be started again");
+  log_error("Triton has not taken a response for 30 s, as can happen when a client cancels a stream "
+            "(docs/contracts.md): the server ends with exit code " + std::to_string(kStuckExitCode) +
+            ", to be started again");
   std::_Exit(kStuckExitCode);
 }
 
@@ -29,7 +30,8 @@ bool Withdrawal::begin(TRITONSERVER_Server* server, const std::string& model) {
     if (!factory_) return false;
   }
   log_failure(TRITONSERVER_ServerUnloadModel(server, model.c_str()),
-              "the model cannot be shown as not ready, since the server is not started with --model-control-mode=explicit");
+              "the model cannot be shown as not ready, since the server is not started with "
+              "--model-control-mode=explicit");
   return true;
 }
 

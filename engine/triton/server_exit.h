@@ -1,5 +1,6 @@
-// What becomes of a model and its server when the engine's device has failed: clients and health checks are told, and the
-// process ends, so that what supervises it starts a new one. CUDA leaves a process no other way to use the device again.
+// What becomes of a model and its server when the engine's device has failed: clients and health checks are told, and
+// the process ends, so that what supervises it starts a new one. CUDA leaves a process no other way to use the device
+// again.
 #pragma once
 
 #include <mutex>

@@ -8,7 +8,8 @@ namespace charonia::triton {
 void Subscriptions::open(const std::string& name, std::shared_ptr<ResponseStream> stream) {
   const std::lock_guard lock(mutex_);
   if (open_.size() >= kMost && !open_.contains(name)) {
-    throw Error(ErrorCode::resource_exhausted, cat("there are ", kMost, " subscriptions, and there may be no more; retry after 1 s"));
+    throw Error(ErrorCode::resource_exhausted,
+                cat("there are ", kMost, " subscriptions, and there may be no more; retry after 1 s"));
   }
   const auto subscription = std::make_shared<Subscription>(name, std::move(stream));
   if (!open_.emplace(name, subscription).second) {

@@ -24,13 +24,14 @@ namespace charonia::triton {
 // completes only when every request has ended, and the backend's ModelFinalize comes only then. Without requests it
 // sleeps.
 //
-// A thread of its own looks at what is sent. When the server does not take a response any more (send_watch.h), no request of any stream can go on, and nothing in
-// the process can help: the process ends, so that what supervises it starts a new one.
+// A thread of its own looks at what is sent. When the server does not take a response any more (send_watch.h), no
+// request of any stream can go on, and nothing in the process can help: the process ends, so that what supervises it
+// starts a new one.
 //
 // When the engine's device has failed, all requests end. Once they have, the model is withdrawn, and with the setting
 // exit_on_device_failure the server's process ends kFarewell later: until then the responses go out on their
-// connections and health checks see why. (While the model is loaded or warmed up there is nobody to tell: Model ends the
-// process.)
+// connections and health checks see why. (While the model is loaded or warmed up there is nobody to tell: Model ends
+// the process.)
 class Watcher {
  public:
   static constexpr std::chrono::milliseconds kPollPeriod{10};
