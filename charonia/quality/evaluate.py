@@ -80,8 +80,7 @@ def evaluate(
     """
     if questions is not None and not ask:
         raise InvalidRequestError(f"questions = {questions} and ask = false (--no-ask) contradict each other")
-    text = text or default_text()
-    content = _read_text(text)
+    measured = _Text.of(text or default_text(), window, stride)
     asked = _Asked.of(questions or default_questions()) if ask else None
     settings = dict(settings or {})
     progress = Progress(show_progress)
@@ -91,60 +90,64 @@ def evaluate(
         check_can_save(location)
         weights = fingerprint_of(location)  # before they are loaded: it is of those, whatever comes in their place
     with _load(location, dtype, settings, window) as engine:
-        ids = _encode(engine, content)
-        _check_window(engine, window)
+        ids = measured.ids(engine)
+        _check(engine, measured, asked)
         # What is wrong is said before another model is loaded, and before anything is measured.
         windows(len(ids), window, stride)
-        if asked:
-            check_prompts(engine, asked.questions)
         reference: ReferenceScore | None = None
         if against is None:
             with progress.count("perplexity, tokens", len(ids)) as advance:
                 own = perplexity(engine, ids, window, stride, advance)
         else:
-            others = {key: value for key, value in settings.items() if key not in _NOT_FOR_REFERENCE}
-            with _load(workspace.locate(against), dtype, {**others, "quant_policy": 0}, window) as other:
-                if _encode(other, content) != ids:
+            with _load_reference(against, dtype, settings, window) as other:
+                if measured.ids(other) != ids:
                     raise InvalidRequestError(
                         f"{against} has another tokenizer than {model}: only models that share one can be compared"
                     )
-                _check_window(other, window)
-                if asked:
-                    check_prompts(other, asked.questions)
-                with progress.count("comparison, tokens", len(ids)) as advance:
-                    compared = compare(engine, other, ids, window, stride, advance)
-                own = compared.perplexity
-                right = asked.right_by(other, "questions to the reference", progress) if asked else None
-                reference = _reference_score(other, compared, right)
+                _check(other, measured, asked)
+                own, reference = _compare(engine, other, ids, measured, asked, progress)
         score = asked.score(asked.right_by(engine, "questions", progress)) if asked else None
-        info = engine.info
-    record = QualityRecord(
-        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        charonia_version=__version__,
-        command=command,
-        model=info.model_name,
-        weight_type=info.weight_type,
-        weight_bytes=info.weight_bytes,
-        quant_policy=info.quant_policy,
-        device=f"{info.device} ({info.instruction_set})",
-        weights=weights,
-        text=TextScore(
-            name=_named(text, content),
-            sha256=_sha256(content),
-            tokens=len(ids),
-            window=window,
-            stride=stride,
-            perplexity=own,
-        ),
-        reference=reference,
-        questions=score,
-    )
+        record = _record(engine, weights, command, measured.score(len(ids), own), reference, score)
     if save:
         try:
             save_record(location, record)
         except ModelError as error:  # a disk that is full: what was measured is not lost for it
             progress.warn(str(error))
     return record
+
+
+@dataclass(frozen=True)
+class _Text:
+    """The text that is measured with, in windows of so many tokens."""
+
+    file: Path
+    content: str
+    window: int
+    stride: int
+
+    @classmethod
+    def of(cls, file: Path, window: int, stride: int) -> _Text:
+        return cls(file, _read_text(file), window, stride)
+
+    def ids(self, engine: Engine) -> list[int]:
+        """Without transformers' warning that the text is longer than the model's context: windows are not."""
+        log = logging.getLogger("transformers")
+        level = log.level
+        log.setLevel(logging.ERROR)
+        try:
+            return engine.encode(self.content)
+        finally:
+            log.setLevel(level)
+
+    def score(self, tokens: int, perplexity: float) -> TextScore:
+        return TextScore(
+            name=_named(self.file, self.content),
+            sha256=_sha256(self.content),
+            tokens=tokens,
+            window=self.window,
+            stride=self.stride,
+            perplexity=perplexity,
+        )
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,53 @@ class _Asked:
         return QuestionScore(
             name=_named(self.file, content), sha256=_sha256(content), asked=len(self.questions), right=right
         )
+
+
+def _check(engine: Engine, text: _Text, asked: _Asked | None) -> None:
+    """Raises InvalidRequestError where the model cannot be measured with that."""
+    longest = engine.info.session_len - 1
+    if text.window > longest:
+        raise InvalidRequestError(
+            f"window = {text.window} is out of range: {engine.info.model_name} computes at most {longest} tokens of a "
+            f"text at once (session_len - 1)"
+        )
+    if asked:
+        check_prompts(engine, asked.questions)
+
+
+def _compare(
+    engine: Engine, reference: Engine, ids: list[int], text: _Text, asked: _Asked | None, progress: Progress
+) -> tuple[float, ReferenceScore]:
+    """The engine's perplexity, and how far it is from the reference."""
+    with progress.count("comparison, tokens", len(ids)) as advance:
+        found = compare(engine, reference, ids, text.window, text.stride, advance)
+    right = asked.right_by(reference, "questions to the reference", progress) if asked else None
+    return found.perplexity, _reference_score(reference, found, right)
+
+
+def _record(
+    engine: Engine,
+    weights: str,
+    command: str,
+    text: TextScore,
+    reference: ReferenceScore | None,
+    questions: QuestionScore | None,
+) -> QualityRecord:
+    info = engine.info
+    return QualityRecord(
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        charonia_version=__version__,
+        command=command,
+        model=info.model_name,
+        weight_type=info.weight_type,
+        weight_bytes=info.weight_bytes,
+        quant_policy=info.quant_policy,
+        device=f"{info.device} ({info.instruction_set})",
+        weights=weights,
+        text=text,
+        reference=reference,
+        questions=questions,
+    )
 
 
 def _reference_score(reference: Engine, found: Comparison, right: int | None) -> ReferenceScore:
@@ -193,24 +243,9 @@ def _load(location: workspace.Location, dtype: str, settings: Mapping[str, Setti
     return engine
 
 
-def _encode(engine: Engine, content: str) -> list[int]:
-    """Without transformers' warning that the text is longer than the model's context: windows are not."""
-    log = logging.getLogger("transformers")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        return engine.encode(content)
-    finally:
-        log.setLevel(level)
-
-
-def _check_window(engine: Engine, window: int) -> None:
-    longest = engine.info.session_len - 1
-    if window > longest:
-        raise InvalidRequestError(
-            f"window = {window} is out of range: {engine.info.model_name} computes at most {longest} tokens of a text "
-            f"at once (session_len - 1)"
-        )
+def _load_reference(model: str | os.PathLike[str], dtype: str, settings: Mapping[str, Setting], window: int) -> Engine:
+    others = {key: value for key, value in settings.items() if key not in _NOT_FOR_REFERENCE}
+    return _load(workspace.locate(model), dtype, {**others, "quant_policy": 0}, window)
 
 
 def _read_text(file: Path) -> str:

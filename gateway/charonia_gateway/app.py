@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
-from charonia_client import CharoniaError
+from charonia_client import CharoniaError, Tls
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -63,6 +64,117 @@ def responses_of(settings: Settings, shared: Shared | None) -> ResponseStore:
     return SharedResponseStore(*limits, shared=shared) if shared else ResponseStore(*limits)
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What an application works with."""
+
+    settings: Settings
+    drain: Drain
+    servers: Mapping[str, Server] | None  # in place of Triton
+    worker: Worker | None
+    metrics: Metrics
+    keys: KeyRing | None
+    tls: Tls | None  # to Triton
+    tracing: Tracing | None
+
+    @property
+    def shared(self) -> Shared | None:
+        return self.worker.shared if self.worker else None
+
+    @asynccontextmanager
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """The channels to Triton open with it, and files and names are followed until its end."""
+        settings, worker = self.settings, self.worker
+        discovery = Discovery(settings.endpoints)
+        pools = self._pools([] if self.servers else await discovery.targets())
+        endpoint_metrics = EndpointMetrics(pools, self.shared)
+        self.metrics.add(endpoint_metrics)
+
+        def use(targets: Iterable[str]) -> None:
+            found = list(targets)
+            for pool in pools.values():
+                pool.set_targets(found)
+
+        async with AsyncExitStack() as opened:
+            for pool in pools.values():
+                await opened.enter_async_context(pool)
+            app.state.gateway = self._gateway(pools)
+            followers = [self.keys.follow()] if self.keys else []
+            if worker:
+                followers.append(endpoint_metrics.follow(settings.endpoint_check_interval_s))
+            if not self.servers:
+                followers.append(discovery.follow(use, settings.endpoint_check_interval_s))
+            following = [asyncio.create_task(follower) for follower in followers]
+            try:
+                yield
+            finally:
+                for task in following:
+                    task.cancel()
+        if self.tracing:
+            await asyncio.to_thread(self.tracing.close)
+
+    def _pools(self, targets: list[str]) -> dict[str, Pool]:
+        """By model."""
+        settings, servers, metrics = self.settings, self.servers, self.metrics
+        return {
+            model: Pool(
+                [servers[model].target] if servers else targets,
+                check_interval_s=settings.endpoint_check_interval_s,
+                check_timeout_s=settings.endpoint_check_timeout_s,
+                on_choice=lambda reason: metrics.choices[reason].inc(),
+                on_retry=metrics.retries.inc,
+                metadata=self.tracing.metadata if self.tracing else None,
+                tls=self.tls,
+                subscribe=settings.subscribe,
+                model=model if len(settings.models) > 1 and not servers else None,
+                label=label,
+                connect=_of(servers[model]) if servers else None,
+                shared=self.shared,
+            )
+            for model, label in settings.models.items()
+        }
+
+    def _gateway(self, pools: Mapping[str, Pool]) -> Gateway:
+        settings = self.settings
+        return Gateway(
+            settings,
+            {
+                model: Engine(pool, settings.request_timeout_s, cache_by_key=settings.cache_by_key)
+                for model, pool in pools.items()
+            },
+            self.metrics,
+            self.drain,
+            self.worker.began if self.worker else int(time.time()),
+            responses_of(settings, self.shared),
+            self.worker,
+        )
+
+    def add_middleware(self, app: FastAPI) -> None:
+        """From the innermost on."""
+        settings, keys = self.settings, self.keys
+        app.add_middleware(DrainMiddleware, drain=self.drain)
+        if keys:
+            # It counts nothing where no key is asked for, and is not imported then.
+            from charonia_gateway.access import KeyMiddleware
+            from charonia_gateway.limiter import Limiter
+
+            limiter = Limiter(settings.limits_storage, workers=self.shared)
+            app.add_middleware(KeyMiddleware, keys=keys, limiter=limiter, metrics=self.metrics)
+        app.add_middleware(OriginMiddleware, allowed=settings.origins, keys=keys is not None)
+        if settings.origins:
+            app.add_middleware(
+                CORSMiddleware,
+                allow_origins=sorted(settings.origins),
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=[REQUEST_ID_HEADER, IGNORED_HEADER, "Retry-After", *LIMIT_HEADERS],
+            )
+        app.add_middleware(MetricsMiddleware, metrics=self.metrics)
+        if self.tracing:
+            app.add_middleware(TracingMiddleware, tracing=self.tracing)
+        app.add_middleware(RecordMiddleware, access_log=settings.access_log)
+
+
 def create_app(
     settings: Settings,
     drain: Drain | None = None,
@@ -73,76 +185,21 @@ def create_app(
     who ends it. `servers`: in place of Triton, one for the name of each model; they are closed with the lifespan.
     `worker`: which of several processes this is. Raises ValueError for a file of keys or certificates that cannot be
     used."""
-    shared = worker.shared if worker else None
-    metrics = Metrics(shared.folder if shared else None, restarted=bool(worker and worker.restarted))
-    draining = drain or Drain(settings.shutdown_timeout_s)
-    keys = KeyRing(settings.keys_file) if settings.keys_file else None
-    tls = settings.tls_to_triton()
-    tracing = Tracing(settings.tracing_endpoint) if settings.tracing_endpoint else None
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        discovery = Discovery(settings.endpoints)
-        targets = [] if servers else await discovery.targets()
-        pools = {
-            model: Pool(
-                [servers[model].target] if servers else targets,
-                check_interval_s=settings.endpoint_check_interval_s,
-                check_timeout_s=settings.endpoint_check_timeout_s,
-                on_choice=lambda reason: metrics.choices[reason].inc(),
-                on_retry=metrics.retries.inc,
-                metadata=tracing.metadata if tracing else None,
-                tls=tls,
-                subscribe=settings.subscribe,
-                model=model if len(settings.models) > 1 and not servers else None,
-                label=label,
-                connect=_of(servers[model]) if servers else None,
-                shared=shared,
-            )
-            for model, label in settings.models.items()
-        }
-        endpoint_metrics = EndpointMetrics(pools, shared)
-        metrics.add(endpoint_metrics)
-
-        def use(targets: Iterable[str]) -> None:
-            found = list(targets)
-            for pool in pools.values():
-                pool.set_targets(found)
-
-        async with AsyncExitStack() as opened:
-            for pool in pools.values():
-                await opened.enter_async_context(pool)
-            app.state.gateway = Gateway(
-                settings,
-                {
-                    model: Engine(pool, settings.request_timeout_s, cache_by_key=settings.cache_by_key)
-                    for model, pool in pools.items()
-                },
-                metrics,
-                draining,
-                worker.began if worker else int(time.time()),
-                responses_of(settings, shared),
-                worker,
-            )
-            followers = [keys.follow()] if keys else []
-            if worker:
-                followers.append(endpoint_metrics.follow(settings.endpoint_check_interval_s))
-            if not servers:
-                followers.append(discovery.follow(use, settings.endpoint_check_interval_s))
-            following = [asyncio.create_task(follower) for follower in followers]
-            try:
-                yield
-            finally:
-                for task in following:
-                    task.cancel()
-        if tracing:
-            await asyncio.to_thread(tracing.close)
-
+    parts = _Parts(
+        settings,
+        drain or Drain(settings.shutdown_timeout_s),
+        servers,
+        worker,
+        Metrics(worker.shared.folder if worker else None, restarted=bool(worker and worker.restarted)),
+        KeyRing(settings.keys_file) if settings.keys_file else None,
+        settings.tls_to_triton(),
+        Tracing(settings.tracing_endpoint) if settings.tracing_endpoint else None,
+    )
     app = FastAPI(
         title="Charonia",
         version=__version__,
         description=_DESCRIPTION,
-        lifespan=lifespan,
+        lifespan=parts.lifespan,
         docs_url=None,  # add_pages has it, without files of another server
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name whatever host the request does
@@ -150,27 +207,7 @@ def create_app(
     for module in (chat, completions, responses, interactive, messages, embeddings, models, tokenizer, service):
         app.include_router(module.router)
     add_pages(app, chat=settings.page)
-    app.add_middleware(DrainMiddleware, drain=draining)
-    if keys:
-        # It counts nothing where no key is asked for, and is not imported then.
-        from charonia_gateway.access import KeyMiddleware
-        from charonia_gateway.limiter import Limiter
-
-        limiter = Limiter(settings.limits_storage, workers=shared)
-        app.add_middleware(KeyMiddleware, keys=keys, limiter=limiter, metrics=metrics)
-    app.add_middleware(OriginMiddleware, allowed=settings.origins, keys=keys is not None)
-    if settings.origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=sorted(settings.origins),
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=[REQUEST_ID_HEADER, IGNORED_HEADER, "Retry-After", *LIMIT_HEADERS],
-        )
-    app.add_middleware(MetricsMiddleware, metrics=metrics)
-    if tracing:
-        app.add_middleware(TracingMiddleware, tracing=tracing)
-    app.add_middleware(RecordMiddleware, access_log=settings.access_log)
+    parts.add_middleware(app)
     app.add_exception_handler(ApiError, handle_api_error)
     app.add_exception_handler(CharoniaError, handle_engine_error)
     app.add_exception_handler(HTTPException, handle_http_error)

@@ -232,6 +232,11 @@ def _errors() -> list[Panel]:
 
 
 def _gateway() -> list[Panel]:
+    return [*_gateway_load(), *_gateway_choices(), *_gateway_keys()]
+
+
+def _gateway_load() -> list[Panel]:
+    """What it has to do, and what its servers have."""
     return [
         graph(
             "Requests in work",
@@ -269,6 +274,12 @@ def _gateway() -> list[Panel]:
                 )
             ],
         ),
+    ]
+
+
+def _gateway_choices() -> list[Panel]:
+    """What fails, and where requests go then and else."""
+    return [
         graph(
             "Processes that died and were replaced",
             COUNT,
@@ -298,6 +309,11 @@ def _gateway() -> list[Panel]:
             ],
             stacked=True,
         ),
+    ]
+
+
+def _gateway_keys() -> list[Panel]:
+    return [
         graph(
             "Tokens by API key",
             TOKENS_PER_SECOND,
