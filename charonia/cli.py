@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.text import Text
 
 from charonia import __version__
-from charonia.api.engine import spell_settings
 from charonia.api.options import with_engine_options
 from charonia.bench.cli import app as benchmark_app
+from charonia.engine_settings import spell_settings
 from charonia.errors import CharoniaError
 from charonia.keys import app as keys_app
 from charonia.serve.command import models_app, prepare_command, serve_command

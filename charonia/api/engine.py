@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from charonia import _engine
 from charonia.api.guides import Guide
+from charonia.api.prompts import Prompt, encode, native_sampling, split
 from charonia.api.results import Chunk, Messages, Output, SamplingParams
 from charonia.api.streams import AsyncStream, Gathering, Stream, chunk_of
+from charonia.engine_settings import Setting, spell_settings
 from charonia.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError
 from charonia.progress import Progress
 from charonia.text.prompt_ids import Encoded
-from charonia.text.prompts import Prompt, encode, native_sampling, split
 from charonia.text.tokenizer import load_tokenizer
 from charonia.weights import workspace
 from charonia.weights.convert import read_source, write_weights
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 __all__ = ["AsyncStream", "Engine", "Stream"]
-
-Setting = str | int | float | bool
 
 
 class Engine:
@@ -420,11 +419,6 @@ def _milliseconds(timeout: float) -> int:
     if not 0 < timeout <= 1e6:
         raise InvalidRequestError(f"timeout = {timeout} is out of range: it must be seconds, more than 0, at most 1e6")
     return max(1, round(1000 * timeout))
-
-
-def spell_settings(settings: Mapping[str, Setting]) -> dict[str, str]:
-    """Values of config.ini's keys as config.ini spells them."""
-    return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in settings.items()}
 
 
 def _output(prompt: Encoded, chunk: Chunk) -> Output:

@@ -199,9 +199,9 @@ def _tokenizer_of(model: str, engine: Any) -> tuple[Any, int]:
         return engine.tokenizer, engine.info.session_len
     from charonia import _engine
     from charonia.families import describe
+    from charonia.json_files import read_json
     from charonia.text.tokenizer import load_tokenizer
     from charonia.weights import workspace
-    from charonia.weights.checkpoint import read_json
 
     location = workspace.locate(model)
     if location.tokenizer is None:

@@ -25,12 +25,13 @@ from typing import Any
 
 from rich.console import Console
 
-from charonia.api.engine import Engine, Setting, spell_settings
+from charonia.api.engine import Engine
 from charonia.bench.figures import Figures, records
 from charonia.bench.records import Record
 from charonia.bench.serving import run_in_processes, run_serving
 from charonia.bench.targets import OpenTarget, gateway, in_process, triton
 from charonia.bench.workload import Job
+from charonia.engine_settings import Setting, spell_settings
 from charonia.errors import ModelError
 
 TARGETS = ("in-process", "triton", "gateway")

@@ -19,13 +19,13 @@ from statistics import median
 
 from rich.console import Console
 
-from charonia.api.engine import Setting
 from charonia.bench.compare import Served, free_ports, serving, wait_until_ready
 from charonia.bench.figures import Figures, records
 from charonia.bench.records import Record
 from charonia.bench.serving import run_serving
 from charonia.bench.targets import gateway
 from charonia.bench.workload import Job
+from charonia.engine_settings import Setting
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ import numpy as np
 from rich.console import Console
 
 from charonia import _engine
-from charonia.api.engine import Engine, Setting
+from charonia.api.engine import Engine
 from charonia.api.results import Output, SamplingParams
 from charonia.bench.limits import Limits, measure_limits
 from charonia.bench.records import Record, print_records
+from charonia.engine_settings import Setting
 from charonia.errors import InvalidRequestError
 
 _WARMUP_TOKENS = 32

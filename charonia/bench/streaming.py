@@ -27,12 +27,12 @@ import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from charonia.api.engine import Setting
 from charonia.bench.compare import Served, serving
 from charonia.bench.records import Record
 from charonia.bench.serving import closed_loop
 from charonia.bench.targets import OpenTarget, gateway, triton
 from charonia.bench.workload import Job
+from charonia.engine_settings import Setting
 from charonia.errors import ModelError
 
 TARGETS = ("triton", "gateway")

@@ -23,11 +23,11 @@ import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from charonia.api.engine import Setting
 from charonia.bench.compare import Served, free_ports, running, serving, wait_until_ready
 from charonia.bench.records import Record
 from charonia.bench.streaming import Load, jobs_of, send_all
 from charonia.bench.targets import gateway
+from charonia.engine_settings import Setting
 
 # Clients here speak plain HTTP.
 _TLS = ("CHARONIA_GATEWAY_TLS_CERT", "CHARONIA_GATEWAY_TLS_KEY", "CHARONIA_GATEWAY_TLS_CLIENT_CA")

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from charonia.families.model_attributes import ModelAttributes
-
-if TYPE_CHECKING:
-    from charonia.weights.quantization_settings import QuantizationConfig
 
 HfConfig = Mapping[str, Any]
 
@@ -70,6 +67,32 @@ class Quantised:
         """Names by what they are called in the manifest."""
         names = {kind: getattr(self, kind) for kind in ("scales", "zeros", "order", "input_scale")}
         return {kind: name for kind, name in names.items() if name}
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a module's weight is quantised. Names are those of tensors behind the module's name; of several the first
+    counts that the module has."""
+
+    how: Quantization
+    codes: str  # their name
+    scales: tuple[str, ...]
+    scale_shapes: tuple[str, ...]  # of layout rows: tensor | channel | group | block, which may be found
+    zeros: str = ""
+    order: str = ""
+    order_expected: bool = False  # without it, an order that is there is the columns' own
+    input_scale: tuple[str, ...] = ()  # empty: none is needed
+    symmetric_zero: int | None = None  # gptq, without zeros: what the stored zeros must be
+
+
+@dataclass(frozen=True)
+class QuantizationConfig:
+    """method: compressed-tensors | awq | gptq | fp8. scheme_of(names of a module) raises UnsupportedError for a scheme
+    that is not supported; None: the module is not quantised. file: the name of the one that says so."""
+
+    method: str
+    scheme_of: Callable[[tuple[str, ...]], Scheme | None]
+    file: str = "config.json"
 
 
 @dataclass(frozen=True)

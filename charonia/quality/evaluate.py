@@ -15,7 +15,8 @@ from typing import Any
 from rich.console import Console
 
 from charonia import __version__
-from charonia.api.engine import Engine, Setting
+from charonia.api.engine import Engine
+from charonia.engine_settings import Setting
 from charonia.errors import InvalidRequestError, ModelError
 from charonia.progress import Progress
 from charonia.quality.perplexity import Comparison, compare, perplexity, windows

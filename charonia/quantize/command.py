@@ -14,12 +14,12 @@ from typing import Any
 
 from charonia import __version__
 from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
+from charonia.json_files import read_json
 from charonia.quality.evaluate import default_text
 from charonia.quantize import environment
 from charonia.quantize.driver import JobError, read_calibration
 from charonia.text.tokenizer import TOKENIZER_FILES
 from charonia.weights import workspace
-from charonia.weights.checkpoint import read_json
 from charonia.weights.convert import read_source
 
 RECORD_FILE = "charonia_quantize.json"

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from charonia.api.engine import spell_settings
 from charonia.api.options import with_engine_options
+from charonia.engine_settings import spell_settings
 from charonia.errors import InvalidRequestError
 from charonia.settings import ServeSettings, env_name, inference_settings, read_settings
 

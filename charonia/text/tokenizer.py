@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from charonia.errors import ModelError
+from charonia.json_files import read_json
 from charonia.text import prompt_ids, tiktoken_vocabulary
-from charonia.weights.checkpoint import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

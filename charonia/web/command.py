@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from charonia.api.engine import spell_settings
 from charonia.api.options import with_engine_options
+from charonia.engine_settings import spell_settings
 from charonia.errors import InvalidRequestError
 from charonia.serve.command import model_settings, setting_option
 from charonia.settings import env_name, environment, read_settings

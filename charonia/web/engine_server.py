@@ -31,9 +31,9 @@ from charonia_client.types import TopToken
 from charonia_client.vocabulary import Vocabulary
 
 from charonia import _engine, errors
+from charonia.api.prompts import native_sampling
 from charonia.api.results import SamplingParams
 from charonia.api.sampling_fields import VALUES
-from charonia.text.prompts import native_sampling
 from charonia.web.text_models import TextModels
 from charonia.weights import workspace
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from charonia.errors import ModelError, UnsupportedError
+from charonia.json_files import read_json
 
 Array = npt.NDArray[Any]
 
@@ -184,19 +185,6 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return False
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object; ModelError names the file when it is not there or not one."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError(f"{file} is missing") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file} must hold a JSON object")
-    return content
 
 
 def _file_names(index: Path, weight_map: dict[str, Any]) -> set[str]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
 from charonia.families import ModelSpec, TensorMap, TensorPart, describe, stacked_shape
+from charonia.json_files import read_json
 from charonia.progress import Progress
 from charonia.text import prompt_ids
 from charonia.text.token_split import build_token_split
@@ -30,7 +31,6 @@ from charonia.weights.checkpoint import (
     Checkpoint,
     TensorInfo,
     open_checkpoint,
-    read_json,
 )
 from charonia.weights.quality_record import records_of_folder
 from charonia.weights.quantised_copy import Cut, check_codes, cut_parts, names_in_copy

@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from charonia import _engine
-from charonia.api.engine import Setting, spell_settings
+from charonia.engine_settings import Setting, spell_settings
 from charonia.errors import InvalidRequestError, UnsupportedError
 from charonia.families import ModelSpec
+from charonia.json_files import read_json
 from charonia.weights import hub, workspace
-from charonia.weights.checkpoint import WEIGHT_TYPES, read_json
+from charonia.weights.checkpoint import WEIGHT_TYPES
 from charonia.weights.convert import (
     BIN_REFUSAL,
     check_spec,

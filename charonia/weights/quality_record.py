@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from charonia.errors import ModelError
-from charonia.weights.checkpoint import read_json
+from charonia.json_files import read_json
 from charonia.weights.fingerprint import fingerprint
 from charonia.weights.workspace import Location
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from charonia.errors import ModelError, UnsupportedError
-from charonia.families import ModelSpec, Quantised, Quantization, TensorMap, TensorPart
+from charonia.families import ModelSpec, Quantised, Quantization, QuantizationConfig, Scheme, TensorMap, TensorPart
 from charonia.weights.checkpoint import DTYPES, NUMPY_TYPES, Array, TensorInfo
-from charonia.weights.quantization_settings import QuantizationConfig, Scheme
 
 CODES = ("weight_packed", "qweight")  # what a module has in place of its weight
 _CODE_TYPES = {"rows": ("I8", "F8_E4M3"), "mxfp4": ("U8",)}  # of files, by layout; others: I32

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from charonia.errors import ModelError, UnsupportedError
+from charonia.families import QuantizationConfig
+from charonia.json_files import read_json
 from charonia.weights import quantization_methods as methods
-from charonia.weights.checkpoint import read_json
-from charonia.weights.quantization_settings import FORMATS, REMEDY, QuantizationConfig, Settings
+from charonia.weights.quantization_settings import FORMATS, REMEDY, Settings
 
 # Files of folders from before config.json said it, with the method that they are of unless they say another.
 OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}

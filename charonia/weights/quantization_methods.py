@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from charonia.families import Quantization
+from charonia.families import Quantization, QuantizationConfig, Scheme
 from charonia.weights.module_patterns import ModulePattern, PatternError, module_pattern
-from charonia.weights.quantization_settings import QuantizationConfig, Scheme, Settings
+from charonia.weights.quantization_settings import Settings
 
 _PACKED_TYPES = {4: "U4", 8: "I8"}
 _MX_GROUP = 32  # of OCP microscaling formats

@@ -1,13 +1,11 @@
-"""How modules are quantised, and how the values of a configuration that says so are read."""
+"""How the values of a configuration that says how modules are quantised are read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from charonia.errors import ModelError, UnsupportedError
-from charonia.families import Quantization
 
 FORMATS = ("compressed-tensors", "awq", "gptq", "fp8")
 DENSE = "hf"  # what --model-format calls weights that are not quantised
@@ -15,32 +13,6 @@ REMEDY = (
     "take the model's 16-bit original, or a copy that is quantised as compressed-tensors (llm-compressor writes them), "
     "AWQ, GPTQ or FP8"
 )
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """How a module's weight is quantised. Names are those of tensors behind the module's name; of several the first
-    counts that the module has."""
-
-    how: Quantization
-    codes: str  # their name
-    scales: tuple[str, ...]
-    scale_shapes: tuple[str, ...]  # of layout rows: tensor | channel | group | block, which may be found
-    zeros: str = ""
-    order: str = ""
-    order_expected: bool = False  # without it, an order that is there is the columns' own
-    input_scale: tuple[str, ...] = ()  # empty: none is needed
-    symmetric_zero: int | None = None  # gptq, without zeros: what the stored zeros must be
-
-
-@dataclass(frozen=True)
-class QuantizationConfig:
-    """method: of FORMATS. scheme_of(names of a module) raises UnsupportedError for a scheme that is not supported;
-    None: the module is not quantised. file: the name of the one that says so."""
-
-    method: str
-    scheme_of: Callable[[tuple[str, ...]], Scheme | None]
-    file: str = "config.json"
 
 
 class Settings:

@@ -16,8 +16,8 @@ from typing import Any
 from charonia import __version__, _engine
 from charonia.errors import ModelError
 from charonia.families import Quantization
+from charonia.json_files import read_json
 from charonia.weights import hub
-from charonia.weights.checkpoint import read_json
 from charonia.weights.tensor_parallel import rank_of
 
 FORMAT_VERSION = 2

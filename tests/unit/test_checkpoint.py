@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from charonia.errors import ModelError
-from charonia.weights.checkpoint import open_checkpoint, read_json
+from charonia.json_files import read_json
+from charonia.weights.checkpoint import open_checkpoint
 
 
 def write_safetensors_file(file: Path, header: bytes, data: bytes = bytes(64)) -> None:

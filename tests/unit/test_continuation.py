@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from charonia.api.prompts import encode
 from charonia.text.prompt_ids import PromptError, encode_continuation
-from charonia.text.prompts import encode
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] | trim }}<|im_end|>\n"

@@ -15,7 +15,7 @@ import pytest
 from hub_double import HubDouble
 
 from charonia.bench.random_model import Shape, write_random_model
-from charonia.weights.checkpoint import read_json
+from charonia.json_files import read_json
 from charonia.weights.plan import make_plan
 
 PLAIN = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "200", "HF_HUB_DISABLE_TELEMETRY": "1"}

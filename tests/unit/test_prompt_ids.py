@@ -15,8 +15,8 @@ from test_preprocessing import TEMPLATE, write_tokenizer
 from test_tiktoken_vocabulary import vocabulary
 from test_tiktoken_vocabulary import write as write_vocabulary
 
+from charonia.api.prompts import encode
 from charonia.text.prompt_ids import PromptError, PromptTooLongError, check_length, encode_bad_words, encode_chat
-from charonia.text.prompts import encode
 from charonia.text.tokenizer import copy_tokenizer, load_tokenizer
 from charonia.weights.convert import link_workspace
 
