@@ -42,7 +42,7 @@ class Figures:
 
 def texts(engine: Engine) -> list[list[int]]:
     """Token ids of whole chats of the corpus, as many to a text as it holds."""
-    from demo_corpus.conversation import sample_without_tools
+    from demo_corpus.conversation import sample_without_tools  # type: ignore[import-not-found]  # beside the demo model
 
     rng = random.Random(_SEED)
     out: list[list[int]] = []
@@ -58,7 +58,7 @@ def texts(engine: Engine) -> list[list[int]]:
 
 
 def measure(policy: int, threads: int) -> Figures:
-    from evaluate import MAX_NEW_TOKENS, Chat, Reply, evaluate
+    from evaluate import MAX_NEW_TOKENS, Chat, Reply, evaluate  # type: ignore[import-not-found]  # beside the demo model
 
     with Engine.from_pretrained(_DEMO / "model", device="cpu", threads=threads, quant_policy=policy) as engine:
         rows = engine.generate(texts(engine), SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0))

@@ -108,7 +108,9 @@ def main(
     folder.mkdir(parents=True, exist_ok=True)
     calibration = folder / "calibration.txt"
     calibration.write_text(calibration_text(), encoding="utf-8")
-    rows, text, device = [], {}, ""
+    rows: list[str] = []
+    text: dict[str, Any] = {}
+    device = ""
     for variant in VARIANTS:
         record = measure(variant, folder, calibration)
         rows.append(row(variant, record))
