@@ -1,0 +1,42 @@
+"""`make serve` and `make chat` in this checkout, whose setup has been done: as the README begins."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from stack import DEMO_MODEL, HANG_S, Stack, running
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="the tests run in another environment than make's")
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_make_serve_serves_make_chat_talks_to_it_and_its_end_leaves_nothing(tmp_path: Path) -> None:
+    # As for whoever types it, and not by a make that runs these tests; what the setup was made with stays.
+    env = {"MAKEFLAGS": "", "MAKELEVEL": "0"}
+    env |= {name: os.environ[name] for name in ("CHARONIA_CUDA",) if name in os.environ}
+    with running(Stack(DEMO_MODEL, tmp_path / "run", env, command=("make", "-C", ROOT, "serve"))) as stack:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
+        chat = subprocess.run(
+            ["make", "--silent", "-C", ROOT, "chat"],
+            env={**inherited, **env, "CHARONIA_GRPC_PORT": stack.grpc.rpartition(":")[2]},
+            input="What is the capital of France?\n\n",
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+        )
+        assert chat.returncode == 0 and "Paris" in chat.stdout, chat.stdout + chat.stderr
+        stack.signal(signal.SIGTERM)
+        stack.wait()
+        deadline = time.monotonic() + HANG_S
+        while stack.processes():
+            assert time.monotonic() < deadline, stack.log()
+            time.sleep(0.05)
+        assert "Traceback" not in stack.log_file.read_text()
