@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 _MOST_COLUMNS = 8
+_KEY_OPTION = "--api-key"
 _NOISE = (
     "<N: a difference of two measurements that came out below zero, so it is smaller than their noise. No round's was "
     "further from zero than N."
@@ -85,12 +86,25 @@ def describe_run(settings: dict[str, Any] | None = None) -> dict[str, Any]:
     from charonia.bench import machine
 
     return {
-        "command": ["charonia", *sys.argv[1:]],
+        "command": ["charonia", *without_keys(sys.argv[1:])],
         "machine": machine.read(),
         "commit": machine.commit(),
         "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "settings": settings or {},
     }
+
+
+def without_keys(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command line, with *** in place of API keys: files of figures are shown to others."""
+    shown = []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if before == _KEY_OPTION:
+            shown.append("***")
+        elif argument.startswith(f"{_KEY_OPTION}="):
+            shown.append(f"{_KEY_OPTION}=***")
+        else:
+            shown.append(argument)
+    return shown
 
 
 def write(file: Path | None, run: dict[str, Any], records: Iterable[Record]) -> None:

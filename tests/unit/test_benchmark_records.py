@@ -43,6 +43,14 @@ def test_a_file_comes_back_and_every_line_of_it_is_json(tmp_path: Path) -> None:
     assert run["machine"]["processor"] and run["settings"] == {"threads": 2}
 
 
+def test_a_file_has_no_api_key_of_its_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["benchmark", "soak", "--api-key", "ck-one", "--seconds", "4", "--api-key=ck-two", "--api-key", "ck-three"]
+    monkeypatch.setattr("sys.argv", ["charonia", *asked])
+    command = records.describe_run()["command"]
+    assert not any("ck-" in argument for argument in command)
+    assert command[3:] == ["--api-key", "***", "--seconds", "4", "--api-key=***", "--api-key", "***"]
+
+
 @pytest.mark.parametrize(
     ("text", "line"), [("{}\n", 1), ('{"run": {}}\n{"name": "x"}\n', 2), ('{"run": {}}\nnone\n', 2)]
 )
