@@ -2,10 +2,11 @@
 
 POST /_script sets what the next requests for answers get, in order, and forgets those that were seen; it also says
 whether the server is not ready (reason), wants a key, refuses the page's origin (refused), or has other models. GET
-/_requests lists the bodies that came. A reply is {"status", "headers", "error", "code"} or {"pieces"}. A piece is a
-text, a delta of OpenAI's form, {"sleep": seconds}, {"wait": true}, which waits for POST /_release, {"cut": true}, which
-ends the stream too early, {"error": {...}}, or {"die": true}, which ends this process; {"finish": reason} says how the
-answer ends, {"timings": {...}} what the server measured. Without a script an answer is "Hello!".
+/_requests lists the bodies that came. A reply is {"status", "headers", "error", "code"}, {"status", "headers", "page"}
+with HTML, as of a proxy, or {"pieces"}. A piece is a text, a delta of OpenAI's form, {"sleep": seconds}, {"wait":
+true}, which waits for POST /_release, {"cut": true}, which ends the stream too early, {"error": {...}}, or {"die":
+true}, which ends this process; {"finish": reason} says how the answer ends, {"timings": {...}} what the server
+measured. Without a script an answer is "Hello!".
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import uvicorn
 from charonia_gateway.pages import add_pages
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 
 CONTEXT = 100
 MODELS = ("first", "second/model")
@@ -90,6 +91,8 @@ async def answer(request: Request) -> Response:
         return JSONResponse({"error": {"message": "no such model", "code": "model_not_found"}}, 404)
     reply = script.pop(0) if script else {"pieces": ["Hello", "!"]}
     if "status" in reply:
+        if "page" in reply:
+            return HTMLResponse(reply["page"], reply["status"], headers=reply.get("headers"))
         error = {"error": {"message": reply.get("error", "scripted"), "code": reply.get("code")}}
         return JSONResponse(error, reply["status"], headers=reply.get("headers"))
     events = _events(reply["pieces"], request.url.path == "/v1/completions")

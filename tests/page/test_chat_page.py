@@ -208,14 +208,38 @@ def test_a_huge_answer_does_not_stop_the_page(page: Page, server: Scripted) -> N
 
 
 def test_a_busy_server_is_asked_again(page: Page, server: Scripted) -> None:
-    busy = {"status": 429, "headers": {"Retry-After": "1"}, "error": "queue full"}
-    unloaded = {"status": 503, "headers": {"Retry-After": "1"}, "error": "unloaded", "code": "model_not_loaded"}
-    server.script(busy, unloaded, {"status": 503, "headers": {"Retry-After": "0"}}, "At last")
+    def come_again(status: int, code: str | None, error: str) -> dict[str, Any]:
+        return {"status": status, "code": code, "error": error, "headers": {"Retry-After": "0.5"}}
+
+    page.evaluate(
+        """() => {
+          window.waits = [];
+          const note = () => {
+            const shown = document.querySelector(".waiting")?.textContent;
+            if (shown && shown !== window.waits.at(-1)) window.waits.push(shown);
+          };
+          new MutationObserver(note).observe(document.body, { subtree: true, childList: true, characterData: true });
+        }"""
+    )
+
+    server.script(
+        come_again(429, "overloaded", "the queue is full"),
+        come_again(429, "rate_limit_exceeded", "the key 'ann' has 4 requests running"),
+        come_again(503, "model_not_loaded", "unloaded"),
+        come_again(503, "service_unavailable", "no server can take requests"),
+        {**come_again(502, None, "of a proxy"), "page": "<html>Bad gateway</html>"},
+        "At last",
+    )
     say(page, "Please")
-    expect(page.get_by_text("too much to do. Next try in 1 s")).to_be_visible()
-    expect(page.get_by_text("has not loaded first at present. Next try in 1 s")).to_be_visible()
     expect(finished(page)).to_contain_text("At last")
-    assert len(server.requests()) == 4
+    assert page.evaluate("waits") == [
+        "The server has too much to do. Next try in 1 s (429: the queue is full)",
+        "A limit of your API key is reached. Next try in 1 s (429: the key 'ann' has 4 requests running)",
+        "The server has not loaded first at present. Next try in 1 s; you can stop and choose another model",
+        "The server is away, or is being restarted. Next try in 1 s (503: no server can take requests)",
+        "The server is away, or is being restarted. Next try in 1 s (502: Bad Gateway)",
+    ]
+    assert len(server.requests()) == 6
 
 
 def test_a_refusal_is_shown(page: Page, server: Scripted) -> None:
@@ -264,9 +288,11 @@ def test_a_server_that_dies_in_mid_answer_and_comes_back(new_context: Callable[.
 
 
 def test_a_server_that_is_not_ready(page: Page, server: Scripted) -> None:
-    server.script(reason="the model is being loaded")
-    page.evaluate("dispatchEvent(new Event('online'))")  # the page looks at once
-    expect(page.get_by_text("The server is not ready yet: 503: the model is being loaded")).to_be_visible()
+    away = {"status": 503, "code": "service_unavailable", "error": "no server", "headers": {"Retry-After": "0.5"}}
+    server.script(away, away, reason="the model is being loaded")
+    page.reload()
+    found = page.get_by_text("The server is not ready yet: 503: the model is being loaded")
+    expect(found).to_be_visible(timeout=15_000)  # a server that is well is asked each 20 s or later
     server.script()
     expect(page.get_by_text("The server is back")).to_be_visible()
 
@@ -295,8 +321,13 @@ def test_formulas_and_colours_come_when_their_libraries_can_be_fetched(page: Pag
         else:
             refused.append(address)
             route.abort()
+    say(page, "Hello?")
+    expect(page.get_by_text("Your message is sent as soon as it is back (503: no server)")).to_be_visible()
+    page.wait_for_timeout(1000)
+    assert len(server.requests()) == 1  # each costs a key one of its requests
 
     page.route("**/katex.min.*", refuse_once)
+    expect(finished(page)).to_contain_text("Hello!")
     page.route("**/highlight.min.js*", refuse_once)
     answer = ask(page, server, "$a$\n\n$b$\n\n```python\ndef f(): pass\n```")
     expect(answer.locator(".formula")).to_have_count(2)

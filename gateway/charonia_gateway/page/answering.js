@@ -3,9 +3,10 @@
 import * as api from "./api.js";
 import { path } from "./conversations.js";
 import { parseTools, preferences } from "./preferences.js";
-import { tell, untilReady } from "./server_watch.js";
+import { isWell, look, tell, untilReady } from "./server_watch.js";
 
 const LONGEST_WAIT_S = 30;
+const COME_AGAIN = ["busy", "limit", "away", "unloaded"]; // kinds of errors
 
 function userText(message) {
   const fence = (text) => "`".repeat(Math.max(3, ...[...text.matchAll(/`+/g)].map((run) => run[0].length + 1)));
@@ -116,11 +117,17 @@ export async function write(conversation, answer, { model, begun, signal, change
         if (signal.aborted) throw error;
         if (error.kind === "key" && fresh()) {
           if (!(await askKey(error.message))) throw error;
-        } else if (["busy", "unloaded"].includes(error.kind) && fresh()) {
-          await pause(error.retryAfter ?? wait, signal, (seconds) => {
-            Object.assign(answer, { state: error.kind, waitS: seconds });
+        } else if (COME_AGAIN.includes(error.kind) && fresh()) {
+          const tick = (seconds) => {
+            Object.assign(answer, { state: error.kind, waitS: seconds, waitsFor: error.message });
             changed();
-          });
+          };
+          if (error.kind === "away") look();
+          await pause(error.retryAfter ?? wait, signal, tick);
+          if (error.kind === "away" && !isWell()) {
+            tick(0); // its health is asked for meanwhile, which costs a key nothing
+            await untilReady(signal);
+          }
           wait = Math.min(wait * 2, LONGEST_WAIT_S);
         } else if (error.kind === "lost" && fresh()) {
           answer.state = "lost";
@@ -134,13 +141,15 @@ export async function write(conversation, answer, { model, begun, signal, change
         changed();
       } catch (final) {
         if (signal.aborted) answer.finish = "stopped";
-        else Object.assign(answer, { finish: final.kind === "lost" ? "broken" : "failed", error: final.message });
+        else Object.assign(answer, { finish: ["away", "lost"].includes(final.kind) ? "broken" : "failed", error: final.message });
         if (final.kind === "lost") tell(final);
+        if (final.kind === "away") look();
         break;
       }
     }
   }
   delete answer.state;
   delete answer.waitS;
+  delete answer.waitsFor;
   changed();
 }

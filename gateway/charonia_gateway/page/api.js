@@ -4,9 +4,10 @@ import { EventSourceParserStream } from "./libraries/eventsource-parser/dist/str
 import { text } from "./languages.js";
 import { apiKey } from "./preferences.js";
 
-/** Why a request failed. kind: "key" (the server wants another one), "busy" (come again after retryAfter seconds), "unloaded"
- * (the same: the model is not loaded), "lost" (nothing answers, or the answer broke off), "silent" (no answer in time), "model"
- * (the server has another one), "origin" (the server does not know this page), "refused" (the request is wrong). */
+/** Why a request failed. kind: "key" (the server wants another one), "busy" (come again after retryAfter seconds), "limit" (the
+ * same: the key's limit is reached), "unloaded" (the model is not loaded), "away" (the server, or what is behind it), "lost"
+ * (nothing answers, or the answer broke off), "silent" (no answer in time), "model" (the server has another one), "origin" (the
+ * server does not know this page), "refused" (the request is wrong). */
 export class ServerError extends Error {
   constructor(kind, message, retryAfter = null) {
     super(message);
@@ -15,25 +16,34 @@ export class ServerError extends Error {
   }
 }
 
-const BUSY = [429, 502, 503, 504];
+// By the code of the gateway's error; where there is none, as of a proxy, by status.
+const BY_CODE = {
+  deadline_exceeded: "busy",
+  model_not_found: "model",
+  model_not_loaded: "unloaded",
+  origin_not_allowed: "origin",
+  overloaded: "busy",
+  rate_limit_exceeded: "limit",
+  service_unavailable: "away",
+};
+const BY_STATUS = { 401: "key", 429: "busy", 502: "away", 503: "away", 504: "away" };
 
 async function failure(response) {
   const sent = await response.text().catch(() => "");
-  let message = sent.slice(0, 500);
-  let kind = "refused";
+  let message = sent.trimStart().startsWith("<") ? "" : sent.slice(0, 500); // a proxy's page says no more than its status
+  let code = null;
   try {
     const body = JSON.parse(sent);
-    if (body.error?.code === "origin_not_allowed") return new ServerError("origin", text("originRefused", location.origin));
-    kind = { model_not_found: "model", model_not_loaded: "unloaded" }[body.error?.code] ?? "refused";
+    code = body.error?.code;
     message = body.error?.message ?? body.reason ?? body.detail ?? message;
   } catch {
-    // a proxy's page
+    // no JSON
   }
-  message = `${response.status}: ${message || response.statusText}`;
-  if (response.status === 401) return new ServerError("key", message);
-  if (!BUSY.includes(response.status)) return new ServerError(kind, message);
+  const kind = BY_CODE[code] ?? BY_STATUS[response.status] ?? "refused";
+  if (kind === "origin") return new ServerError(kind, text("originRefused", location.origin));
   const seconds = Number.parseFloat(response.headers.get("Retry-After"));
-  return new ServerError(kind === "unloaded" ? kind : "busy", message, Number.isFinite(seconds) ? Math.min(Math.max(seconds, 0), 3600) : null);
+  const retryAfter = Number.isFinite(seconds) ? Math.min(Math.max(seconds, 0), 3600) : null;
+  return new ServerError(kind, [response.status, message || response.statusText].filter(Boolean).join(": "), retryAfter);
 }
 
 async function request(path, { body, signal } = {}) {
@@ -123,8 +133,7 @@ async function* stream(path, body, signal) {
     if (read.value.data === "[DONE]") return;
     const chunk = JSON.parse(read.value.data);
     if (chunk.error) {
-      const kind = { rate_limit_error: "busy", service_unavailable_error: "lost" }[chunk.error.type] ?? "refused";
-      throw new ServerError(kind, chunk.error.message ?? "error");
+      throw new ServerError(BY_CODE[chunk.error.code] ?? "refused", chunk.error.message ?? "error");
     }
     yield chunk;
   }

@@ -69,6 +69,9 @@ const ENGLISH = {
   originRefused: (origin) =>
     `it does not know this page under the address ${origin}. Set CHARONIA_GATEWAY_ALLOWED_ORIGINS=${origin} for the gateway and restart it`,
   waitingBusy: (seconds) => `The server has too much to do. Next try in ${seconds} s`,
+  waitingLimit: (seconds) => `A limit of your API key is reached. Next try in ${seconds} s`,
+  waitingAway: (seconds) =>
+    `The server is away, or is being restarted. ${seconds ? `Next try in ${seconds} s` : "Your message is sent as soon as it is back"}`,
   waitingModel: (model, seconds) => `The server has not loaded ${model} at present. Next try in ${seconds} s; you can stop and choose another model`,
   waitingTurn: "Other tabs are writing answers, as many at once as the browser allows. This one begins when one of them ends",
   waitingLost: "The server cannot be reached. Your message is sent as soon as it is back",
@@ -184,6 +187,8 @@ const CHINESE = {
   originRefused: (origin) =>
     `服务器不接受来自 ${origin} 的页面。请为网关设置 CHARONIA_GATEWAY_ALLOWED_ORIGINS=${origin} 并重新启动`,
   waitingBusy: (seconds) => `服务器繁忙，${seconds} 秒后重试`,
+  waitingLimit: (seconds) => `您的 API 密钥已达到限额，${seconds} 秒后重试`,
+  waitingAway: (seconds) => `服务器暂时不可用或正在重启，${seconds ? `${seconds} 秒后重试` : "恢复后将自动发送您的消息"}`,
   waitingModel: (model, seconds) => `服务器目前未加载模型 ${model}，${seconds} 秒后重试；您可以停止并选择其他模型`,
   waitingTurn: "其他标签页正在生成回答，已达到浏览器的连接上限。其中一个结束后将开始",
   waitingLost: "无法连接服务器，恢复后将自动发送您的消息",

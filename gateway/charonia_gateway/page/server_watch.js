@@ -4,7 +4,7 @@
 import { ServerError, onBytes, whyNotReady } from "./api.js";
 
 const CALM_S = 20; // between two questions to a server that is well
-const ALERT_S = 1; // and to one that is not
+const ALERT_S = 1; // and to one that is not, or of which nothing is known
 const RECENT_MS = 35_000; // a stream is not silent for longer: the gateway sends heartbeats
 const TELL_MS = 2000;
 const MAX_CONNECTIONS = 6;
@@ -47,10 +47,9 @@ function take(found) {
 }
 
 /** A tab that hears of another's question asks later itself. One that nobody sees asks only for a message that waits. */
-function later() {
+function later(seconds = problem ? ALERT_S : CALM_S) {
   clearTimeout(timer);
-  const seconds = (problem ? ALERT_S : CALM_S) * (1 + Math.random() / 2);
-  timer = setTimeout(() => (document.hidden && !waiting.size ? later() : look()), seconds * 1000);
+  timer = setTimeout(() => (document.hidden && !waiting.size ? later() : look()), seconds * (1 + Math.random() / 2) * 1000);
 }
 
 /** Says what a request has shown: why the server takes none (an Error), or that it does (null). */
@@ -67,6 +66,9 @@ export async function look() {
   if (found?.kind === "silent" && Date.now() - heardAt < RECENT_MS) later();
   else tell(found);
 }
+
+/** Whether the server takes requests, as far as is known. */
+export const isWell = () => !problem;
 
 /** Resolves once the server takes requests. Throws with the signal. */
 export async function untilReady(signal) {
@@ -90,5 +92,5 @@ export function watch(changed) {
   };
   document.addEventListener("visibilitychange", () => !document.hidden && look());
   window.addEventListener("online", look);
-  later();
+  later(ALERT_S);
 }

@@ -151,7 +151,7 @@ async function learnContext() {
   } catch (error) {
     // The first request that a page of another origin may not send. The rest is not worth a word, but another try.
     if (error.kind === "origin") state.refused = error;
-    else if (["busy", "unloaded", "lost"].includes(error.kind)) setTimeout(learnContext, CONTEXT_S * 1000);
+    else if (["busy", "away", "unloaded", "lost"].includes(error.kind)) setTimeout(learnContext, CONTEXT_S * 1000);
   }
   update();
 }
