@@ -149,6 +149,15 @@ class _Parts:
             self.worker,
         )
 
+    @property
+    def is_open(self) -> Callable[[str, str], bool] | None:
+        """Of method and path: whether they need no key. None where nothing needs one."""
+        if not self.keys:
+            return None
+        from charonia_gateway.access import is_open
+
+        return is_open
+
     def add_middleware(self, app: FastAPI) -> None:
         """From the innermost on."""
         settings, keys = self.settings, self.keys
@@ -212,5 +221,5 @@ def create_app(
     app.add_exception_handler(CharoniaError, handle_engine_error)
     app.add_exception_handler(HTTPException, handle_http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
-    complete_schema(app, settings.model_name)
+    complete_schema(app, settings.model_name, parts.is_open)
     return app

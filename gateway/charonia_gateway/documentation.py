@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -68,8 +68,12 @@ def describe(
     }
 
 
-def complete_schema(app: FastAPI, model_name: str) -> None:
-    """Adds the request models, which no route declares as parameters, and the served model's name."""
+_KEY_SCHEME = "key"  # page/docs.js gives swagger-ui the key under this name
+
+
+def complete_schema(app: FastAPI, model_name: str, is_open: Callable[[str, str], bool] | None = None) -> None:
+    """Adds the request models, which no route declares as parameters, and the served model's name. is_open(method,
+    path): what needs no key; None where nothing needs one."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -85,6 +89,15 @@ def complete_schema(app: FastAPI, model_name: str) -> None:
             body = path.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {})
             for example in body.get("examples", {}).values():
                 example["value"] = {"model": model_name, **example["value"]}
+        if is_open:
+            text = "an API key of the gateway's; x-api-key takes it as well"
+            scheme = {"type": "http", "scheme": "bearer", "description": text}
+            schema["components"]["securitySchemes"] = {_KEY_SCHEME: scheme}
+            schema["security"] = [{_KEY_SCHEME: []}]
+            for path, operations in schema["paths"].items():
+                for method, operation in operations.items():
+                    if is_open(method.upper(), path):
+                        operation["security"] = []
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend its schema

@@ -153,15 +153,18 @@ async def count_of_health() -> int:
 
 
 @app.get("/openapi.json")
-def document() -> dict[str, Any]:
-    """The gateway's own description of a chat request. What it takes is imported once it is asked for."""
+def document(request: Request) -> Response:
+    """The gateway's own description of chat requests and models. What it takes is imported once it is asked for."""
+    from charonia_gateway.access import is_open
     from charonia_gateway.documentation import complete_schema
     from charonia_gateway.routes import chat
+    from charonia_gateway.routes.models import router as models_router
 
     documented = FastAPI()
     documented.include_router(chat.router)
-    complete_schema(documented, MODELS[0])
-    return documented.openapi()
+    documented.include_router(models_router)
+    complete_schema(documented, MODELS[0], is_open if ready["key"] else None)
+    return _refusal(request) or JSONResponse(documented.openapi())
 
 
 def main() -> None:

@@ -548,6 +548,26 @@ def test_slow_network(page: Page, server: Scripted) -> None:
 def test_the_documentation_works_offline(page: Page, server: Scripted) -> None:
     page.goto(f"{server.url}/docs")
     expect(page.get_by_text("/v1/chat/completions").first).to_be_visible()
+    expect(button(page, "Authorize")).to_have_count(0)
+
+
+def test_the_documentation_asks_for_the_key(page: Page, server: Scripted) -> None:
+    server.script(key="k-123")
+    page.goto(f"{server.url}/docs")
+    key = page.get_by_label("Key", exact=True)
+    expect(page.get_by_role("alert")).to_have_text("This server asks for an API key. no such key")
+    expect(key).to_be_focused()
+    key.fill("wrong")
+    key.press("Enter")
+    expect(page.get_by_role("alert")).to_have_text("The server did not take this key: no such key")
+    key.fill("k-123")
+    button(page, "Save").click()
+    page.get_by_text("/v1/models", exact=True).click()
+    expect(key).to_have_count(0)
+    button(page, "Try it out").click()
+    button(page, "Execute").click()
+    expect(page.locator(".live-responses-table .response-col_status").last).to_have_text("200")
+    expect(page.locator(".curl-command")).to_contain_text("Authorization: Bearer k-123")
 
 
 # --- Origins, full storage, large conversations

@@ -102,3 +102,7 @@ def test_no_rule_of_accessibility_is_broken(
     page.get_by_role("dialog", name="API key").wait_for()
     page.evaluate(AXE.read_text())
     assert problems(page) == [], "the question for a key"
+    page.goto(f"{server.url}/docs")
+    page.get_by_role("alert").wait_for()
+    page.evaluate(AXE.read_text())
+    assert problems(page) == [], "the documentation's question for a key"

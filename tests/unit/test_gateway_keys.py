@@ -175,6 +175,19 @@ async def test_a_key_uses_its_own_models_and_does_what_it_has_access_to(file: Ke
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "access_denied")
 
 
+async def test_the_document_says_what_needs_a_key(file: KeyFile) -> None:
+    async with guarded(file) as (web, _):
+        document = (await web.get("/openapi.json", headers=file.bearer("bob"))).json()
+    (name,) = document["components"]["securitySchemes"]
+    assert document["components"]["securitySchemes"][name]["scheme"] == "bearer"
+    assert document["security"] == [{name: []}]
+    operations = [(path, one) for path, of_path in document["paths"].items() for one in of_path.values()]
+    assert {path for path, one in operations if one.get("security") == []} == {"/health/live", "/health/ready"}
+    assert all(one.get("security", []) == [] for _, one in operations)
+    async with gateway() as (web, _):
+        assert "security" not in (await web.get("/openapi.json")).json()
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/%6detrics", "/metrics%0A"])
 async def test_however_the_path_is_written_the_metrics_need_their_own_access(file: KeyFile, path: str) -> None:
     async with guarded(file) as (web, _):

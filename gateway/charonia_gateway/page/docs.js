@@ -1,14 +1,56 @@
-// The page at /docs: swagger-ui of /openapi.json.
+// The page at /docs: swagger-ui of /openapi.json. Where the gateway wants a key, it is asked for, unless the chat page has it.
 
-// A key that the chat page was given for this browser session opens the documentation too.
-const key = sessionStorage.getItem("charonia-key") ?? localStorage.getItem("charonia-key");
+import { language, text } from "./languages.js";
+import { apiKey, isKeyRemembered, setApiKey } from "./preferences.js";
 
-SwaggerUIBundle({
-  url: "openapi.json",
-  dom_id: "#swagger-ui",
-  deepLinking: true,
-  requestInterceptor: (request) => {
-    if (key && !request.headers.Authorization) request.headers.Authorization = `Bearer ${key}`;
-    return request;
-  },
-});
+const ADDRESS = "openapi.json";
+const SCHEME = "key"; // as documentation.py names it
+
+/** definition: {spec} or {url}. */
+function show(definition) {
+  const ui = globalThis.SwaggerUIBundle({
+    ...definition,
+    dom_id: "#swagger-ui",
+    deepLinking: true,
+    onComplete() {
+      ui.specActions.updateUrl(ADDRESS); // a link to it
+      if (apiKey()) ui.preauthorizeApiKey(SCHEME, apiKey());
+    },
+  });
+}
+
+function made(name, properties, ...children) {
+  const element = Object.assign(document.createElement(name), properties);
+  element.append(...children);
+  return element;
+}
+
+/** In swagger-ui's looks. */
+function ask(reason) {
+  const field = made("input", { type: "password", autocomplete: "off", required: true });
+  const form = made(
+    "form",
+    { className: "wrapper", lang: language() },
+    made("h1", { className: "title" }, text("keyTitle")),
+    made("p", { role: "alert" }, `${text(apiKey() ? "keyWrong" : "keyText")} ${reason}`),
+    made("label", {}, text("keyLabel"), " ", field),
+    made("button", { className: "btn" }, text("save")),
+  );
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    setApiKey(field.value.trim(), isKeyRemembered());
+    open();
+  });
+  document.querySelector("main").replaceChildren(form);
+  field.focus();
+}
+
+async function open() {
+  const headers = apiKey() ? { Authorization: `Bearer ${apiKey()}` } : {};
+  const answer = await fetch(ADDRESS, { headers, cache: "no-store" }).catch(() => null);
+  const content = await answer?.json().catch(() => null);
+  if ([401, 403].includes(answer?.status)) ask(content?.error?.message ?? "");
+  else show(answer?.ok && content ? { spec: content } : { url: ADDRESS }); // swagger-ui says what is wrong
+}
+
+await open();
