@@ -188,6 +188,13 @@ def test_nothing_of_a_hostile_answer_is_run_or_fetched(page: Page, server: Scrip
     assert marks == ["U+202E", "U+202C", "U+200B", "U+E0068", "U+E0069"]
     box = answer.locator(".markdown").bounding_box()
     assert box and box["width"] <= 1200 and box["height"] < 5000
+    function = {"name": "safe\u202etxt", "arguments": '{"path": "a\u200bb", "mode": "\\u2066"}'}
+    server.script([{"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": function}]}])
+    say(page, "Call")
+    call = finished(page, 2).locator(".call")
+    expect(call.locator("code")).to_have_text("safeU+202Etxt")
+    expect(call.locator("pre")).to_have_text('{\n  "path": "aU+200Bb",\n  "mode": "U+2066"\n}')
+    assert call.locator(".hidden-character").count() == 3
 
 
 def test_a_huge_answer_does_not_stop_the_page(page: Page, server: Scripted) -> None:

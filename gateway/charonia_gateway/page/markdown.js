@@ -60,24 +60,26 @@ function* textNodes(root) {
   while (walker.nextNode()) yield walker.currentNode;
 }
 
-/** Shows hidden characters by their numbers. */
+/** A text in pieces, with an element that shows its number for each hidden character. */
+export function revealed(text) {
+  const flags = [...text.matchAll(FLAG)].map((match) => [match.index, match.index + match[0].length]);
+  const hidden = [...text.matchAll(HIDDEN)].filter(({ index }) => !flags.some(([begin, end]) => begin <= index && index < end));
+  const pieces = [];
+  let end = 0;
+  for (const match of hidden) {
+    const mark = document.createElement("span");
+    mark.className = "hidden-character";
+    mark.textContent = `U+${match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+    pieces.push(text.slice(end, match.index), mark);
+    end = match.index + match[0].length;
+  }
+  return [...pieces, text.slice(end)];
+}
+
 function reveal(root) {
   for (const node of [...textNodes(root)]) {
-    const flags = [...node.data.matchAll(FLAG)].map((match) => [match.index, match.index + match[0].length]);
-    const hidden = [...node.data.matchAll(HIDDEN)].filter(
-      ({ index }) => !flags.some(([begin, end]) => begin <= index && index < end),
-    );
-    if (!hidden.length) continue;
-    const pieces = [];
-    let end = 0;
-    for (const match of hidden) {
-      const mark = document.createElement("span");
-      mark.className = "hidden-character";
-      mark.textContent = `U+${match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
-      pieces.push(node.data.slice(end, match.index), mark);
-      end = match.index + match[0].length;
-    }
-    node.replaceWith(...pieces, node.data.slice(end));
+    const pieces = revealed(node.data);
+    if (pieces.length > 1) node.replaceWith(...pieces);
   }
 }
 

@@ -4,7 +4,7 @@ import { html, nothing } from "./libraries/lit-html/lit-html.js";
 import { siblings } from "./conversations.js";
 import { icon } from "./icons.js";
 import { language, text } from "./languages.js";
-import { MarkdownView, copyText } from "./markdown.js";
+import { MarkdownView, copyText, revealed } from "./markdown.js";
 import { CROWDED_MS, crowded } from "./server_watch.js";
 import * as actions from "./state.js";
 
@@ -104,8 +104,8 @@ function toolCalls(message, isLast) {
   return html`<form class="calls" @submit=${submit}>
     ${message.toolCalls.map(
       (call) => html`<div class="call">
-        <div class="call-head">${icon("tool")}<span class="visually-hidden">${text("toolCall")}</span><code>${call.name}</code></div>
-        <pre tabindex="0" aria-label=${text("callArguments")}>${pretty(call.arguments)}</pre>
+        <div class="call-head">${icon("tool")}<span class="visually-hidden">${text("toolCall")}</span><code>${revealed(call.name)}</code></div>
+        <pre tabindex="0" aria-label=${text("callArguments")}>${revealed(pretty(call.arguments))}</pre>
         ${waits
           ? html`<textarea rows="2" required aria-label="${text("toolResult")}: ${call.name}" placeholder=${text("resultPlaceholder")}></textarea>`
           : nothing}
