@@ -172,8 +172,9 @@ $\\rule{9999em}{9999em}$
 <script>alert(7)</script>
 ```
 
-safe\u202etxt.exe\u202c zero\u200bwidth \U000e0068\U000e0069 done
+safe\u202etxt.exe\u202c zero\u200bwidth \U000e0068\U000e0069 done $a\u2066$
 """
+HOSTILE_CODE = "if admin:  # \u202e no\u200bthing\n    pass\n"
 
 
 def test_nothing_of_a_hostile_answer_is_run_or_fetched(page: Page, server: Scripted) -> None:
@@ -185,7 +186,7 @@ def test_nothing_of_a_hostile_answer_is_run_or_fetched(page: Page, server: Scrip
     assert addresses == ["https://evil.example", "https://evil.example/p.png?secret", "https://evil.example/"]
     expect(answer.locator("a.picture")).to_have_text("pixel")
     marks = answer.locator(".hidden-character").all_text_contents()
-    assert marks == ["U+202E", "U+202C", "U+200B", "U+E0068", "U+E0069"]
+    assert marks == ["U+202E", "U+202C", "U+200B", "U+E0068", "U+E0069", "U+2066"]
     box = answer.locator(".markdown").bounding_box()
     assert box and box["width"] <= 1200 and box["height"] < 5000
     function = {"name": "safe\u202etxt", "arguments": '{"path": "a\u200bb", "mode": "\\u2066"}'}
@@ -195,6 +196,17 @@ def test_nothing_of_a_hostile_answer_is_run_or_fetched(page: Page, server: Scrip
     expect(call.locator("code")).to_have_text("safeU+202Etxt")
     expect(call.locator("pre")).to_have_text('{\n  "path": "aU+200Bb",\n  "mode": "U+2066"\n}')
     assert call.locator(".hidden-character").count() == 3
+
+
+@pytest.mark.parametrize("language", ["python", "unknown"])
+def test_code_is_copied_as_it_was_written_and_shows_what_it_hides(page: Page, server: Scripted, language: str) -> None:
+    answer = ask(page, server, f"```{language}\n{HOSTILE_CODE}```")
+    expect(answer.locator(".hljs-keyword")).to_have_count(2 if language == "python" else 0)
+    expect(answer.locator("code .hidden-character")).to_have_text(["U+202E", "U+200B"])
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    button(answer, "Copy code").click()
+    expect(button(answer, "Copy code")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == HOSTILE_CODE
 
 
 def test_a_huge_answer_does_not_stop_the_page(page: Page, server: Scripted) -> None:

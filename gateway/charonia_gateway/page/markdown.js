@@ -116,12 +116,12 @@ function lazily(load) {
 const highlighter = lazily((retry) => import(`./libraries/@highlightjs/cdn-assets/es/highlight.min.js${retry}`));
 
 /** Colours a block of code, once the library is there. */
-async function highlight(code, language) {
-  const library = await highlighter(() => code.isConnected && highlight(code, language));
+async function highlight(code, source, language) {
+  const library = await highlighter(() => code.isConnected && highlight(code, source, language));
   if (!library) return;
   const { default: hljs } = library;
-  if (!hljs.getLanguage(language) || code.textContent.length > 100_000) return;
-  const html = hljs.highlight(code.textContent, { language, ignoreIllegals: true }).value;
+  if (!hljs.getLanguage(language) || source.length > 100_000) return;
+  const html = hljs.highlight(source, { language, ignoreIllegals: true }).value;
   code.replaceChildren(DOMPurify.sanitize(html, { ...ALLOWED, ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"] }));
   reveal(code);
 }
@@ -143,6 +143,7 @@ const typesetter = lazily((retry) =>
 async function typeset(element) {
   if (!(await typesetter(() => element.isConnected && typeset(element)))) return;
   const { formula, display } = element.dataset;
+  if (revealed(formula).length > 1) return; // as it is, with marks: KaTeX would hide them again
   globalThis.katex.render(formula, element, {
     displayMode: display === "true",
     throwOnError: false,
@@ -154,6 +155,7 @@ async function typeset(element) {
   });
 }
 
+/** Before hidden characters are revealed: what is copied and coloured is what was written. */
 function codeBlock(pre, texts) {
   const code = pre.querySelector("code") ?? pre;
   const source = code.textContent;
@@ -176,7 +178,7 @@ function codeBlock(pre, texts) {
   pre.tabIndex = 0; // it scrolls
   pre.replaceWith(box);
   box.append(head, pre);
-  if (language) highlight(code, language);
+  if (language) highlight(code, source, language);
 }
 
 function table(element) {
@@ -195,10 +197,10 @@ function elements(html, texts) {
     link.rel = "noopener noreferrer nofollow";
     link.title = link.href;
   }
-  reveal(fragment);
   fragment.querySelectorAll("pre").forEach((pre) => codeBlock(pre, texts));
   fragment.querySelectorAll("table").forEach(table);
   fragment.querySelectorAll("[data-formula]").forEach(typeset);
+  reveal(fragment);
   return [...fragment.childNodes];
 }
 
