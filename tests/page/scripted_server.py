@@ -47,7 +47,7 @@ def _event(choice: dict[str, Any]) -> str:
     return f"data: {json.dumps({'choices': [{'index': 0, **choice}]})}\n\n"
 
 
-async def _events(pieces: list[Any], text: bool) -> AsyncIterator[str]:
+async def _events(pieces: list[Any], prompt_tokens: int, text: bool) -> AsyncIterator[str]:
     """text: as /v1/completions has it."""
     finish, count, measured = "stop", 0, {}
     for piece in pieces:
@@ -75,7 +75,7 @@ async def _events(pieces: list[Any], text: bool) -> AsyncIterator[str]:
             count += 1
             yield _event({"delta": piece})
     yield _event({**({"text": ""} if text else {"delta": {}}), "finish_reason": finish})
-    usage = {"prompt_tokens": 12, "completion_tokens": count, "total_tokens": 12 + count}
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": count, "total_tokens": prompt_tokens + count}
     yield f"data: {json.dumps({'choices': [], 'usage': usage, **measured})}\n\n"
     yield "data: [DONE]\n\n"
 
@@ -95,7 +95,8 @@ async def answer(request: Request) -> Response:
             return HTMLResponse(reply["page"], reply["status"], headers=reply.get("headers"))
         error = {"error": {"message": reply.get("error", "scripted"), "code": reply.get("code")}}
         return JSONResponse(error, reply["status"], headers=reply.get("headers"))
-    events = _events(reply["pieces"], request.url.path == "/v1/completions")
+    prompt: list[int] | None = body.get("prompt")
+    events = _events(reply["pieces"], 12 if prompt is None else len(prompt), text=prompt is not None)
     return StreamingResponse(events, media_type="text/event-stream")
 
 

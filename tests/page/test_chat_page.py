@@ -49,9 +49,12 @@ def test_stop_and_continue(page: Page, server: Scripted) -> None:
     answer = finished(page)
     expect(answer.locator(".markdown")).to_have_text("Once upon a time.")
     expect(answer).not_to_contain_text("Stopped")
+    expect(answer.locator(".stats")).to_contain_text("11 tokens")  # a token is a byte of the begun answer, then a piece
     conversation, going_on = server.requests()
     messages = json.dumps(conversation["messages"], separators=(", ", ": "))
     assert bytes(going_on["prompt"]).decode() == messages + "Once upon"
+    used = len(going_on["prompt"]) + 2
+    expect(page.get_by_role("meter")).to_have_attribute("aria-label", f"{used} of 100 tokens of the context are used")
 
 
 def test_regenerate_edit_and_versions(page: Page, server: Scripted) -> None:

@@ -65,12 +65,12 @@ function speed({ completion_tokens: count }, timings, ms) {
   return timings ? timings.predicted_per_second : ms > SHORT_MS ? ((count - 1) * 1000) / ms : null;
 }
 
-/** Takes in one stream. Times count from `sent`, and tokens beside those that a begun answer has. */
+/** Takes in one stream. Times and speed are this stream's, tokens those of the whole answer. */
 async function take(answer, pieces, changed) {
   const sent = performance.now();
   let first = null;
   let last = null;
-  for await (const { delta, finish, usage, timings } of pieces) {
+  for await (const { delta, finish, usage, timings, begunTokens = 0 } of pieces) {
     if (delta.content || delta.reasoning_content || delta.tool_calls) {
       last = performance.now();
       first ??= last;
@@ -83,8 +83,8 @@ async function take(answer, pieces, changed) {
       answer.stats = {
         firstTokenS: first === null ? null : (first - sent) / 1000,
         tokensPerS: speed(usage, timings, last - first),
-        promptTokens: usage.prompt_tokens,
-        completionTokens: usage.completion_tokens,
+        promptTokens: usage.prompt_tokens - begunTokens,
+        completionTokens: begunTokens + usage.completion_tokens,
       };
     }
     answer.state = "writing";

@@ -148,7 +148,7 @@ export async function* chat(body, signal) {
 }
 
 /** The pieces that go on from `begun`, a begun answer to the conversation: the model gets the conversation's tokens and
- * those of the begun answer, and no new turn. */
+ * those of the begun answer, begunTokens, and no new turn. */
 export async function* continuation(body, begun, signal) {
   const { messages, tools, max_completion_tokens: longest, model, ...sampling } = body;
   const conversation = await json("tokenize", { body: { model, messages, ...(tools && { tools }) }, signal });
@@ -156,6 +156,12 @@ export async function* continuation(body, begun, signal) {
   const completion = { ...sampling, model, prompt: [...conversation.tokens, ...answer.tokens], max_tokens: longest ?? null };
   for await (const chunk of stream("v1/completions", completion, signal)) {
     const choice = chunk.choices?.[0];
-    yield { delta: { content: choice?.text ?? "" }, finish: choice?.finish_reason, usage: chunk.usage, timings: chunk.timings };
+    yield {
+      delta: { content: choice?.text ?? "" },
+      finish: choice?.finish_reason,
+      usage: chunk.usage,
+      timings: chunk.timings,
+      begunTokens: answer.tokens.length,
+    };
   }
 }
