@@ -83,6 +83,23 @@ def test_undo_brings_a_deleted_chat_back_in_all_tabs(page: Page, server: Scripte
         expect(answers(tab)).to_contain_text("Hello!")
 
 
+def test_an_answer_is_being_written_as_long_as_its_tab_is_there(page: Page, server: Scripted) -> None:
+    server.script(["Once", {"wait": True}, " more"])
+    say(page, "Tell")
+    expect(answers(page)).to_contain_text("Once")
+    page.wait_for_timeout(1500)  # so that it is kept
+    other = another_tab(page)
+    button(other, "Tell").click()
+    for wait_ms in (0, 2500):  # so long tabs have to say what they write
+        other.wait_for_timeout(wait_ms)
+        assert answers(other).get_attribute("aria-busy") == "true"
+    page.close()
+    expect(finished(other)).to_contain_text("The connection was lost in the middle of this answer")
+    other.reload()
+    button(other, "Tell").click()
+    expect(finished(other)).to_contain_text("The connection was lost in the middle of this answer")
+
+
 def health_asked(server: Scripted) -> int:
     count: int = httpx.get(f"{server.url}/_health_asked").json()
     return count

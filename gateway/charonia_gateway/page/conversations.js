@@ -12,10 +12,12 @@ const STORE = "conversations";
 const FORMAT = "charonia-chat-1";
 const REMEMBERED_MS = 30 * 24 * 3600 * 1000; // that a conversation was deleted
 const ROLES = ["user", "assistant", "tool"];
+const CLAIM_MS = 2000; // in which a tab says what it writes; one that draws a huge answer takes its time
 
 let database;
 const below = new WeakMap(); // conversation to its messages by parent
 const channel = new BroadcastChannel("charonia-conversations");
+const writers = new BroadcastChannel("charonia-writers");
 
 /** Opens what is kept. onChange(id) is called when another tab has changed or deleted a conversation. */
 export async function open(onChange) {
@@ -73,6 +75,22 @@ export async function save(conversation, undo = false) {
 export async function remove(id) {
   await database.put(STORE, { id, removed: Date.now() });
   channel.postMessage(id);
+}
+
+/** Tells tabs that ask which messages this one writes: `ids()`. */
+export function tellWhatIsWritten(ids) {
+  writers.onmessage = ({ data }) => data.ask && writers.postMessage({ writes: [...ids()] });
+}
+
+/** The ids of the messages that other tabs write. */
+export async function writtenElsewhere() {
+  const asking = new BroadcastChannel("charonia-writers");
+  const found = new Set();
+  asking.onmessage = ({ data }) => data.writes?.forEach((id) => found.add(id));
+  asking.postMessage({ ask: true });
+  await new Promise((resolve) => setTimeout(resolve, CLAIM_MS));
+  asking.close();
+  return found;
 }
 
 const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");

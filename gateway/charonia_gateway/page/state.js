@@ -11,6 +11,7 @@ import { CROWDED_MS, tell, watch } from "./server_watch.js";
 const MAX_FILE_BYTES = 1_000_000;
 const SAVE_MS = 1000;
 const CONTEXT_S = 5; // to the next try, where the server did not say how long a context is
+const SETTLE_MS = 5000; // between two looks at answers that other tabs write
 
 export const state = {
   conversations: [], // the newest first
@@ -61,6 +62,7 @@ async function saveNow(conversation, undo = false) {
   unsaved.delete(conversation);
   try {
     if (!(await store.save(conversation, undo))) forget(conversation);
+    settle();
     update(); // another tab may have added to it
   } catch {
     state.stored = false;
@@ -96,7 +98,41 @@ async function changedElsewhere(id) {
   state.conversations = [...state.conversations.filter((one) => one.id !== id), loaded];
   state.conversations.sort((a, b) => b.updated - a.updated);
   if (state.current.id === id && state.editing === null) state.current = loaded;
+  settle();
   update();
+}
+
+const writing = new Map(); // messages that this tab writes, to their conversations
+
+function breakOff(message) {
+  for (const name of ["state", "waitS", "waitsFor"]) delete message[name];
+  message.finish = "broken";
+}
+
+/** The answers that other tabs write, or wrote when they were closed, with their conversations. */
+const begunElsewhere = () =>
+  state.conversations.flatMap((conversation) =>
+    Object.values(conversation.messages)
+      .filter((message) => message.state && !writing.has(message))
+      .map((message) => [message, conversation]),
+  );
+
+let settling = false;
+
+/** Ends the answers that no tab writes any more. A tab that nobody sees leaves that to others, or to when it is seen. */
+async function settle() {
+  if (settling || document.hidden) return;
+  const asked = new Set(begunElsewhere().map(([{ id }]) => id));
+  if (!asked.size) return;
+  settling = true;
+  const written = await store.writtenElsewhere();
+  for (const [message, conversation] of begunElsewhere()) {
+    if (!asked.has(message.id) || written.has(message.id)) continue;
+    breakOff(message);
+    saveNow(conversation);
+  }
+  update();
+  setTimeout(() => ((settling = false), settle()), SETTLE_MS);
 }
 
 // --- Server
@@ -286,6 +322,7 @@ function keep(conversation) {
 async function answer(conversation, message, begun = false) {
   const controller = new AbortController();
   state.running.set(conversation.id, controller);
+  writing.set(message, conversation);
   setTimeout(update, CROWDED_MS + 100);
   state.spoken = text("answering");
   const changed = () => {
@@ -306,6 +343,7 @@ async function answer(conversation, message, begun = false) {
     delete message.state;
   }
   state.running.delete(conversation.id);
+  writing.delete(message);
   state.spoken = message.error ?? text("answered");
   if (state.conversations.includes(conversation)) saveNow(conversation);
   update();
@@ -401,17 +439,18 @@ export async function start(draw) {
   try {
     state.conversations = await store.open(changedElsewhere);
     forgetDrafts(new Set(state.conversations.map(({ id }) => id)));
-    for (const conversation of state.conversations) {
-      for (const message of Object.values(conversation.messages)) {
-        if (message.state) Object.assign(message, { state: undefined, finish: "broken" }); // the page was closed
-      }
-    }
   } catch {
     state.stored = false;
   }
-  window.addEventListener("pagehide", () => unsaved.forEach((_, conversation) => saveNow(conversation)));
+  store.tellWhatIsWritten(() => Array.from(writing.keys(), ({ id }) => id));
+  settle();
+  window.addEventListener("pagehide", () => {
+    for (const message of writing.keys()) breakOff(message);
+    new Set([...writing.values(), ...unsaved.keys()]).forEach((conversation) => saveNow(conversation));
+  });
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) return;
+    settle();
     if (outdated) loadModels();
     else if (state.refused) learnContext();
   });
