@@ -102,7 +102,8 @@ async def answer(request: Request) -> Response:
 
 @app.get("/v1/models")
 async def models(request: Request) -> Response:
-    return _refusal(request) or JSONResponse({"object": "list", "data": [{"id": name} for name in ready["models"]]})
+    found = [{"id": name, "max_model_len": CONTEXT} for name in ready["models"]]
+    return _refusal(request) or JSONResponse({"object": "list", "data": found})
 
 
 @app.post("/tokenize")

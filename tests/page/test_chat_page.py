@@ -381,9 +381,14 @@ def test_a_key_is_asked_for(server: Scripted, new_context: Callable[..., Browser
         [0, "k-123"] if remember else [1, None]
     )
     another = context.new_page()  # a tab of its own has a session of its own
+    posts: list[str] = []  # each costs the key one of its requests
+    another.on("request", lambda request: posts.append(request.url) if request.method == "POST" else None)
     another.goto(server.url)
     if remember:
-        expect(another.get_by_label("Model", exact=True)).to_have_value("first")
+        say(another, "Hello?")
+        finished(another)
+        expect(another.get_by_role("meter")).to_have_attribute("max", "100")
+        assert posts == [f"{server.url}/v1/chat/completions"]
         button(another, "Settings").click()
         button(another, "Forget the key").click()
         assert another.evaluate("localStorage['charonia-key'] ?? null") is None

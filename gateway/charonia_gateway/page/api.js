@@ -71,8 +71,8 @@ async function request(path, { body, signal } = {}) {
 
 const json = async (path, options) => (await request(path, options)).json();
 
-/** The names of the models. */
-export const models = async () => (await json("v1/models")).data.map((model) => model.id);
+/** The models' names, each with how many tokens a conversation may have; null where the server cannot say. */
+export const models = async () => new Map((await json("v1/models")).data.map((model) => [model.id, model.max_model_len ?? null]));
 
 /** Why requests cannot be served now, or null. */
 export async function whyNotReady() {
@@ -85,9 +85,15 @@ export async function whyNotReady() {
   }
 }
 
-/** How many tokens a conversation may have. */
-export const contextLength = async (model) =>
-  (await json("tokenize", { body: { model, prompt: "a" } })).max_model_len ?? null;
+/** Why the server does not take this page's requests, or null: only of those that act it looks at the page's origin. */
+export async function whyNotThisPage(model) {
+  try {
+    await request("tokenize", { body: { model, prompt: "a" } });
+  } catch (error) {
+    if (error.kind === "origin") return error;
+  }
+  return null;
+}
 
 /** The parameters of a chat request by name: their schemas, of the gateway's own description. */
 export async function chatParameters() {

@@ -44,7 +44,7 @@ const modelChooser = () =>
   </select>`;
 
 function contextMeter() {
-  const all = state.contextLength[state.model];
+  const all = state.contextLength.get(state.model);
   const stats = path(state.current).findLast((message) => message.stats)?.stats;
   if (!all || !stats) return nothing;
   const used = (stats.promptTokens ?? 0) + (stats.completionTokens ?? 0);

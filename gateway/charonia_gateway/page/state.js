@@ -1,16 +1,15 @@
 // What the page shows, and what its buttons do.
 
-import { contextLength, models } from "./api.js";
+import { models, whyNotThisPage } from "./api.js";
 import { write } from "./answering.js";
 import * as store from "./conversations.js";
 import { text } from "./languages.js";
 import { finish } from "./markdown.js";
-import { draft, forgetDrafts, preferences, setApiKey, setDraft, setPreference } from "./preferences.js";
+import { apiKey, draft, forgetDrafts, preferences, setApiKey, setDraft, setPreference } from "./preferences.js";
 import { CROWDED_MS, tell, watch } from "./server_watch.js";
 
 const MAX_FILE_BYTES = 1_000_000;
 const SAVE_MS = 1000;
-const CONTEXT_S = 5; // to the next try, where the server did not say how long a context is
 const SETTLE_MS = 5000; // between two looks at answers that other tabs write
 
 export const state = {
@@ -21,7 +20,7 @@ export const state = {
   editing: null, // id of the message that is edited
   models: [],
   model: "",
-  contextLength: {}, // by model
+  contextLength: new Map(), // by model
   running: new Map(), // conversation id to AbortController
   problem: null, // why the server does not answer: an Error
   refused: null, // why it answers nothing that this page asks: an Error
@@ -154,17 +153,17 @@ function serverChanged(problem) {
 
 /** The name of the model that is asked. again: the server may have another one than it had. */
 async function currentModel(again = false) {
-  if (!outdated && !again) return state.model;
-  state.models = await models();
+  if (!outdated && !again && state.contextLength.get(state.model)) return state.model;
+  state.contextLength = await models();
+  state.models = [...state.contextLength.keys()];
   outdated = false;
   const before = state.model;
   if (!state.models.includes(before)) {
     state.model = state.models.includes(preferences.model) ? preferences.model : (state.models[0] ?? "");
     if (before && state.model) notify(text("modelChanged", state.model));
   }
-  state.contextLength = {};
   update();
-  learnContext();
+  checkOrigin();
   return state.model;
 }
 
@@ -178,24 +177,16 @@ export async function loadModels() {
   }
 }
 
-async function learnContext() {
-  const { model } = state;
-  if (!model || (model in state.contextLength && !state.refused)) return;
-  try {
-    state.contextLength[model] = await contextLength(model);
-    state.refused = null;
-  } catch (error) {
-    // The first request that a page of another origin may not send. The rest is not worth a word, but another try.
-    if (error.kind === "origin") state.refused = error;
-    else if (["busy", "away", "unloaded", "lost"].includes(error.kind)) setTimeout(learnContext, CONTEXT_S * 1000);
-  }
+/** Says before the first message that the server does not take it. A gateway with keys knows its page under any name, and the
+ * question would cost the key a request. */
+async function checkOrigin() {
+  state.refused = apiKey() ? null : await whyNotThisPage(state.model);
   update();
 }
 
 export function chooseModel(model) {
   state.model = model;
   setPreference("model", model);
-  learnContext();
   update();
 }
 
@@ -452,7 +443,7 @@ export async function start(draw) {
     if (document.hidden) return;
     settle();
     if (outdated) loadModels();
-    else if (state.refused) learnContext();
+    else if (state.refused) checkOrigin();
   });
   watch(serverChanged);
   update();
