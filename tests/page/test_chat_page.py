@@ -616,6 +616,33 @@ def test_an_origin_that_is_not_allowed_has_its_remedy_before_a_message_is_sent(
     expect(page.get_by_role("article").get_by_role("alert")).to_contain_text(refused)
 
 
+BLOCKED = """
+  const get = () => { throw new DOMException("blocked", "SecurityError"); };
+  for (const name of ["localStorage", "sessionStorage", "indexedDB"]) Object.defineProperty(window, name, { get });
+  window.BroadcastChannel = get;
+"""
+
+
+def test_blocked_site_data_stop_nothing(server: Scripted, new_context: Callable[..., BrowserContext]) -> None:
+    server.script(key="k")
+    page = new_context().new_page()
+    page.add_init_script(BLOCKED)
+    page.goto(server.url)
+    page.get_by_label("Key", exact=True).fill("k")
+    page.get_by_label("Remember").check()
+    button(page, "Save").click()
+    page.get_by_label("Model", exact=True).select_option("second/model")
+    expect(page.get_by_text("This browser keeps nothing for the page")).to_be_visible()
+    field(page).fill("a draft")
+    button(page, "New chat").first.click()
+    expect(field(page)).to_have_value("a draft")
+    field(page).press("Enter")
+    expect(finished(page)).to_contain_text("Hello!")
+    button(page, "Delete: a draft").click()
+    expect(page.locator(".chat-title")).to_have_count(0)
+    assert server.requests()[0]["model"] == "second/model"
+
+
 def test_a_full_storage_stops_nothing(page: Page, server: Scripted) -> None:
     page.evaluate(
         """() => {
@@ -630,6 +657,12 @@ def test_a_full_storage_stops_nothing(page: Page, server: Scripted) -> None:
     field(page).press("Enter")
     finished(page)
     assert server.requests()[0]["model"] == "second/model"
+    server.script(key="a-key")
+    say(page, "Again")
+    page.get_by_label("Key", exact=True).fill("a-key")
+    page.get_by_label("Remember").check()
+    button(page, "Save").click()
+    finished(page, 2)
 
 
 def test_a_long_conversation_is_imported_and_goes_on(page: Page, server: Scripted, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@
 // Of a conversation that was deleted {id, removed} stays, so that no other tab that still has it brings it back.
 
 import { openDB } from "./libraries/idb/build/index.js";
+import { openChannel } from "./site_data.js";
 
 const STORE = "conversations";
 const FORMAT = "charonia-chat-1";
@@ -16,8 +17,8 @@ const CLAIM_MS = 2000; // in which a tab says what it writes; one that draws a h
 
 let database;
 const below = new WeakMap(); // conversation to its messages by parent
-const channel = new BroadcastChannel("charonia-conversations");
-const writers = new BroadcastChannel("charonia-writers");
+const channel = openChannel("charonia-conversations");
+const writers = openChannel("charonia-writers");
 
 /** Opens what is kept. onChange(id) is called when another tab has changed or deleted a conversation. */
 export async function open(onChange) {
@@ -84,7 +85,7 @@ export function tellWhatIsWritten(ids) {
 
 /** The ids of the messages that other tabs write. */
 export async function writtenElsewhere() {
-  const asking = new BroadcastChannel("charonia-writers");
+  const asking = openChannel("charonia-writers");
   const found = new Set();
   asking.onmessage = ({ data }) => data.writes?.forEach((id) => found.add(id));
   asking.postMessage({ ask: true });

@@ -1,5 +1,7 @@
 // What the user has set, and the API key. All of it stays in this browser.
 
+import { local, session } from "./site_data.js";
+
 const NAME = "charonia-preferences";
 const KEY = "charonia-key";
 const DRAFT = "charonia-draft-";
@@ -13,20 +15,11 @@ const DEFAULTS = {
   sidebar: true,
 };
 
-/** Keeps a value; where the browser has no more room, or none for pages, it holds until the page is closed. */
-function keep(name, value) {
-  try {
-    localStorage.setItem(name, value);
-  } catch {
-    // what is on the screen is not lost
-  }
-}
-
 function read() {
   try {
-    return { ...DEFAULTS, ...JSON.parse(localStorage.getItem(NAME) ?? "{}") };
+    return { ...DEFAULTS, ...JSON.parse(local.get(NAME) ?? "{}") };
   } catch {
-    return { ...DEFAULTS };
+    return { ...DEFAULTS }; // no JSON: not of this page
   }
 }
 
@@ -34,33 +27,33 @@ export const preferences = read();
 
 export function setPreference(name, value) {
   preferences[name] = value;
-  keep(NAME, JSON.stringify(preferences));
+  local.set(NAME, JSON.stringify(preferences));
 }
 
-export const apiKey = () => sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY);
+export const apiKey = () => session.get(KEY) ?? local.get(KEY);
 
 /** Keeps the key for this browser session, or until it is forgotten. An empty one is forgotten. */
 export function setApiKey(key, remember) {
-  sessionStorage.removeItem(KEY);
-  localStorage.removeItem(KEY);
-  if (key) (remember ? localStorage : sessionStorage).setItem(KEY, key);
+  session.remove(KEY);
+  local.remove(KEY);
+  if (key) (remember ? local : session).set(KEY, key);
 }
 
-export const isKeyRemembered = () => localStorage.getItem(KEY) !== null;
+export const isKeyRemembered = () => local.get(KEY) !== null;
 
 /** What was typed and not yet sent, by conversation; "" is the new one. */
-export const draft = (id) => localStorage.getItem(DRAFT + id) ?? "";
+export const draft = (id) => local.get(DRAFT + id) ?? "";
 
 export function setDraft(id, text) {
-  if (text) keep(DRAFT + id, text);
-  else localStorage.removeItem(DRAFT + id);
+  if (text) local.set(DRAFT + id, text);
+  else local.remove(DRAFT + id);
 }
 
 /** Those of conversations that are no longer there. */
 export function forgetDrafts(kept) {
-  for (const name of Object.keys(localStorage)) {
+  for (const name of local.names()) {
     const id = name.startsWith(DRAFT) && name.slice(DRAFT.length);
-    if (id && !kept.has(id)) localStorage.removeItem(name);
+    if (id && !kept.has(id)) local.remove(name);
   }
 }
 

@@ -2,6 +2,7 @@
 // connections to a server over HTTP/1.1, all tabs together, and each stream of an answer holds one.
 
 import { ServerError, onBytes, whyNotReady } from "./api.js";
+import { openChannel } from "./site_data.js";
 
 const CALM_S = 20; // between two questions to a server that is well
 const ALERT_S = 1; // and to one that is not, or of which nothing is known
@@ -12,7 +13,7 @@ const MAX_CONNECTIONS = 6;
 /** A message that has waited for so long, and without a word of its own, may wait for a connection. */
 export const CROWDED_MS = 3000;
 
-const channel = new BroadcastChannel("charonia-server");
+const channel = openChannel("charonia-server");
 const tab = crypto.getRandomValues(new Uint32Array(1))[0];
 const streams = new Map(); // other tabs with a stream, to when it last had something
 const waiting = new Set(); // what is called when the server takes requests
