@@ -33,6 +33,9 @@ async def test_every_file_has_its_headers(path: str, libraries: None) -> None:
     assert policy["default-src"] == "'none'"
     assert (policy["script-src"], policy["connect-src"]) == ("'self'", "'self'")
     assert policy["frame-ancestors"] == "'none'"
+    if path == "/":
+        assert policy["require-trusted-types-for"] == "'script'"
+        assert policy["trusted-types"] == "lit-html dompurify"
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["x-frame-options"] == "DENY"
     assert answer.headers["referrer-policy"] == "no-referrer"
