@@ -66,6 +66,13 @@ def test_regenerate_edit_and_versions(page: Page, server: Scripted) -> None:
     button(page, "Previous version").click()
     expect(answers(page).locator(".markdown")).to_have_text("first")
     expect(answers(page).locator(".versions")).to_have_text(re.compile(r"1 / 2"))
+    button(page, "Next version").click()
+    expect(answers(page).locator(".markdown")).to_have_text("second")
+    button(page, "Edit").click()
+    page.get_by_role("textbox", name="Edit").fill("Never sent")
+    button(page, "Cancel").click()
+    expect(page.get_by_role("article", name="You")).to_contain_text("Hello?")
+    expect(field(page)).to_be_focused()
     field(page).press("ArrowUp")
     page.get_by_role("textbox", name="Edit").fill("Bye?")
     page.keyboard.press("Enter")
@@ -143,6 +150,10 @@ $$\\sum_{i=1}^n i$$
     button(answer, "Copy code").click()
     expect(button(answer, "Copy code")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()").strip() == 'def f(): return "x"'
+    for message, written in ((answer, text), (page.get_by_role("article", name="You"), "Hello?")):
+        button(message, "Copy").click()
+        expect(page.locator(".notice")).to_have_text("Copied")
+        page.wait_for_function("async (text) => text === (await navigator.clipboard.readText())", arg=written)
 
 
 def test_files_are_context(page: Page, server: Scripted, tmp_path: Path) -> None:
@@ -151,10 +162,23 @@ def test_files_are_context(page: Page, server: Scripted, tmp_path: Path) -> None
     chooser = page.get_by_label("Attach text files").last
     chooser.set_input_files([tmp_path / "notes.txt", tmp_path / "picture.png"])
     expect(page.get_by_text("picture.png is not a text file")).to_be_visible()
+    for kind, name in (("drop", "dropped.txt"), ("paste", "pasted.txt")):
+        taken = """(area, [kind, name]) => {
+          const files = new DataTransfer();
+          files.items.add(new File([`of ${name}`], name));
+          const options = { bubbles: true, cancelable: true, dataTransfer: files, clipboardData: files };
+          const Kind = kind === "drop" ? DragEvent : ClipboardEvent;
+          return !area.dispatchEvent(new Kind(kind, options));
+        }"""
+        assert field(page).evaluate(taken, [kind, name])
+    expect(page.locator(".chip")).to_have_text(["notes.txt", "dropped.txt", "pasted.txt"])
+    button(page, "Remove dropped.txt").click()
+    expect(page.locator(".chip")).to_have_text(["notes.txt", "pasted.txt"])
     say(page, "Sum up")
     finished(page)
     (asked,) = server.requests()
-    assert asked["messages"][0]["content"] == "notes.txt\n````\nalpha ``` beta\n````\n\nSum up"
+    notes = "notes.txt\n````\nalpha ``` beta\n````"
+    assert asked["messages"][0]["content"] == f"{notes}\n\npasted.txt\n```\nof pasted.txt\n```\n\nSum up"
 
 
 # --- Hostile answers
@@ -224,6 +248,10 @@ def test_a_huge_answer_does_not_stop_the_page(page: Page, server: Scripted) -> N
     assert answer.locator("td").count() == 400 * 50
     box = answer.locator(".table").bounding_box()
     assert box and box["width"] < 800
+    page.locator("#scroller").evaluate("(box) => (box.scrollTop = 0)")
+    button(page, "To the end").click()
+    expect(button(page, "To the end")).to_have_count(0)
+    expect(page.locator("article").last.locator(".actions")).to_be_in_viewport()
 
 
 # --- Servers that are busy, away, or want a key
@@ -315,8 +343,13 @@ def test_a_server_that_is_not_ready(page: Page, server: Scripted) -> None:
     page.reload()
     found = page.get_by_text("The server is not ready yet: 503: the model is being loaded")
     expect(found).to_be_visible(timeout=15_000)  # a server that is well is asked each 20 s or later
+    say(page, "Hello?")
+    expect(page.get_by_text("Your message is sent as soon as it is back (503: no server)")).to_be_visible()
+    page.wait_for_timeout(1000)
+    assert len(server.requests()) == 1  # each costs a key one of its requests
     server.script()
     expect(page.get_by_text("The server is back")).to_be_visible()
+    expect(finished(page)).to_contain_text("Hello!")
 
 
 def test_a_server_that_comes_back_with_another_model(page: Page, server: Scripted) -> None:
@@ -343,13 +376,8 @@ def test_formulas_and_colours_come_when_their_libraries_can_be_fetched(page: Pag
         else:
             refused.append(address)
             route.abort()
-    say(page, "Hello?")
-    expect(page.get_by_text("Your message is sent as soon as it is back (503: no server)")).to_be_visible()
-    page.wait_for_timeout(1000)
-    assert len(server.requests()) == 1  # each costs a key one of its requests
 
     page.route("**/katex.min.*", refuse_once)
-    expect(finished(page)).to_contain_text("Hello!")
     page.route("**/highlight.min.js*", refuse_once)
     answer = ask(page, server, "$a$\n\n$b$\n\n```python\ndef f(): pass\n```")
     expect(answer.locator(".formula")).to_have_count(2)
@@ -400,6 +428,9 @@ def test_a_key_that_no_longer_holds_loses_no_message(page: Page, server: Scripte
     server.script(key="new")
     say(page, "Hello?")
     dialog = page.get_by_role("dialog", name="API key")
+    button(dialog, "Cancel").click()
+    expect(finished(page).get_by_role("alert")).to_have_text("The server refused the request: 401: no such key")
+    button(page, "Regenerate").click()
     dialog.get_by_label("Key", exact=True).fill("new")
     dialog.get_by_label("Key", exact=True).press("Enter")
     expect(finished(page)).to_contain_text("Hello!")
@@ -479,14 +510,24 @@ def test_settings_are_the_gateways(page: Page, server: Scripted) -> None:
     expect(page.locator("#help-temperature")).to_have_text("0 is greedy; default 1 · 0 to 2")
     temperature.fill("9")
     temperature.blur()  # refused
+    page.get_by_label("reasoning_effort").select_option("high")
+    button(page, "Reset to defaults").click()
+    expect(temperature).to_have_value("")
+    expect(page.get_by_label("reasoning_effort")).to_have_value("")
     page.get_by_label("top_k").fill("40")
     page.get_by_label("reasoning_effort").select_option("low")
+    page.get_by_label("Colours").select_option("dark")
     for name in page.locator(".parameter label").all_text_contents():
         assert page.locator(f"#help-{name}").text_content(), name
     page.keyboard.press("Escape")
     page.get_by_label("Model", exact=True).select_option("second/model")
+    button(page, "Hide chats").click()
     page.reload()
     page.get_by_label("Model", exact=True).wait_for()
+    expect(page.locator("body")).to_have_css("background-color", "rgb(28, 25, 23)")
+    expect(page.get_by_label("Search chats")).to_be_hidden()
+    button(page, "Show chats").click()
+    expect(page.get_by_label("Search chats")).to_be_visible()
     say(page, "Hello?")
     finished(page)
     (asked,) = server.requests()
@@ -573,9 +614,12 @@ def test_slow_network(page: Page, server: Scripted) -> None:
 
 
 def test_the_documentation_works_offline(page: Page, server: Scripted) -> None:
-    page.goto(f"{server.url}/docs")
-    expect(page.get_by_text("/v1/chat/completions").first).to_be_visible()
-    expect(button(page, "Authorize")).to_have_count(0)
+    button(page, "Settings").click()
+    with page.expect_popup() as opened:
+        page.get_by_role("link", name="API documentation").click()
+    expect(opened.value.get_by_text("/v1/chat/completions").first).to_be_visible()
+    expect(opened.value.get_by_role("link", name="openapi.json")).to_be_visible()
+    expect(button(opened.value, "Authorize")).to_have_count(0)
 
 
 def test_the_documentation_asks_for_the_key(page: Page, server: Scripted) -> None:

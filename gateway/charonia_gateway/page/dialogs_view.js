@@ -43,6 +43,13 @@ function setSampling(name, value) {
   actions.update();
 }
 
+/** Fields are emptied too: what one of them refused, and a choice that a person made, are not drawn over. */
+function resetSampling() {
+  setPreference("sampling", {});
+  for (const field of document.querySelectorAll(".parameters :is(input, select)")) field.value = "";
+  actions.update();
+}
+
 function range({ minimum, maximum }) {
   if (minimum === undefined) return "";
   if (minimum < -(2 ** 31)) return ""; // any number
@@ -82,9 +89,7 @@ const sampling = () =>
     <legend>${text("sampling")}</legend>
     <p class="hint">${text(parameters === undefined ? "samplingLost" : "samplingHelp")}</p>
     ${parameters ? html`<div class="parameters">${PARAMETERS.map(parameter)}</div>` : nothing}
-    <button type="button" class="plain" @click=${() => (setPreference("sampling", {}), actions.update())}>
-      ${text("resetSampling")}
-    </button>
+    <button type="button" class="plain" @click=${resetSampling}>${text("resetSampling")}</button>
   </fieldset>`;
 
 function chooser(name, label, options) {
