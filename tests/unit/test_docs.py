@@ -36,7 +36,7 @@ def test_links_of_the_documentation_lead_somewhere() -> None:
     links = [
         (page, *target.partition("#")[::2])
         for page in pages
-        for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+        for target in re.findall(r'(?:\]\(|src=")([^)"]+)', page.read_text(encoding="utf-8"))
         if "://" not in target
     ]
     assert any(anchor for _, _, anchor in links)
