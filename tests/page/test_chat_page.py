@@ -726,12 +726,17 @@ def test_a_long_conversation_is_imported_and_goes_on(page: Page, server: Scripte
 
 
 def test_openings_of_formulas_without_an_end_cost_little(page: Page) -> None:
-    took = page.evaluate(
+    """8 times as many take some 8 times as long; where each is followed to the end of the text, some 40 times."""
+    few, many = page.evaluate(
         """async () => {
           const { MarkdownView } = await import("/page/markdown.js");
-          const began = performance.now();
-          new MarkdownView().show("a \\\\(".repeat(100_000), "en", String);
-          return performance.now() - began;
+          const took = (count) => {
+            const began = performance.now();
+            new MarkdownView().show("a \\\\(".repeat(count), "en", String);
+            return performance.now() - began;
+          };
+          const few = 10_000;
+          return [Math.min(took(few), took(few), took(few)), Math.min(took(8 * few), took(8 * few))];
         }"""
     )
-    assert took < 10_000
+    assert many < 20 * few
