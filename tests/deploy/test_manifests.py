@@ -132,8 +132,11 @@ def test_the_gateway_finds_every_server_that_is_ready_and_no_other(rendered: Man
 
 
 def test_pods_are_scraped_under_the_names_that_rules_and_dashboards_know() -> None:
-    configuration = yaml.safe_load((ROOT / "monitoring" / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
-    jobs = {job["job_name"]: job["static_configs"][0]["targets"][0] for job in configuration["scrape_configs"][:2]}
+    prometheus = ROOT / "monitoring" / "prometheus"
+    triton, gateway = yaml.safe_load((prometheus / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"][:2]
+    (file,) = gateway["file_sd_configs"][0]["files"]
+    targets = (triton["static_configs"], yaml.safe_load((prometheus / file).read_text(encoding="utf-8")))
+    jobs = {job["job_name"]: of[0]["targets"][0] for job, of in zip((triton, gateway), targets, strict=True)}
     rendered = render(KUSTOMIZE / "overlays" / "autoscale")
     found = {}
     for item in rendered.of("PodMonitor"):

@@ -29,6 +29,8 @@ def configuration(targets: dict[str, str]) -> dict[str, Any]:
     config["scrape_configs"] = []
     for name, target in targets.items():
         kept = {key: value for key, value in jobs.get(name, {}).items() if not key.endswith("_configs")}
+        if "authorization" in kept:
+            kept["authorization"] = {"credentials_file": str(CONFIG.parent / kept["authorization"]["credentials_file"])}
         config["scrape_configs"].append({**kept, "job_name": name, "static_configs": [{"targets": [target]}]})
     return config
 

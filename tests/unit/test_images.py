@@ -88,7 +88,7 @@ def test_every_setting_of_the_gateway_can_be_set_in_compose() -> None:
 
 def test_every_variable_of_compose_is_in_the_example_or_a_setting() -> None:
     example = set(re.findall(r"^#([A-Z_]+)=", (ROOT / ".env.example").read_text(encoding="utf-8"), re.MULTILINE))
-    files = [ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml"]
+    files = sorted(ROOT.glob("docker-compose*.yml"))
     read = {name for file in files for name in re.findall(r"\$\{([A-Z_]+)", file.read_text(encoding="utf-8"))}
     assert read <= example
 
