@@ -309,19 +309,24 @@ def test_what_is_written_is_on_a_volume(rendered: Manifests) -> None:
 
 
 def test_a_secret_is_only_where_it_is_used(rendered: Manifests) -> None:
-    """The token of the hub is a file of the server, and API keys are one of the gateway, which needs it to start.
-    No variable holds a secret, and none is in the manifests."""
+    """The token of the hub is a file of the server; API keys and a certificate are files of the gateway, which needs
+    them to start. No variable holds a secret, and none is in the manifests."""
+    readers = {
+        "hub-token": ["HF_TOKEN_PATH"],
+        "api-keys": ["CHARONIA_GATEWAY_KEYS_FILE"],
+        "tls": ["CHARONIA_GATEWAY_TLS_CERT", "CHARONIA_GATEWAY_TLS_KEY"],
+    }
     for workload in rendered.workloads:
         assert not [name for name, source in workload.references.items() if "secretKeyRef" in source]
         assert not [source for source in workload.container.get("envFrom", []) if "secretRef" in source]
         secrets = {volume["name"]: volume["secret"] for volume in workload.pod["volumes"] if "secret" in volume}
-        assert set(secrets) <= ({"hub-token"} if workload.name == SERVER else {"api-keys"})
+        assert set(secrets) <= ({"hub-token"} if workload.name == SERVER else {"api-keys", "tls"})
         for name, secret in secrets.items():
             (mount,) = [mount for mount in workload.container["volumeMounts"] if mount["name"] == name]
             assert mount["readOnly"] and secret["defaultMode"] == 0o440
             assert secret.get("optional", False) == (name == "hub-token")
-            setting = "HF_TOKEN_PATH" if name == "hub-token" else "CHARONIA_GATEWAY_KEYS_FILE"
-            assert Path(workload.settings[setting]).parent == Path(mount["mountPath"])
+            for setting in readers[name]:
+                assert Path(workload.settings[setting]).parent == Path(mount["mountPath"])
     assert not rendered.of("Secret")
 
 
@@ -401,15 +406,53 @@ def test_labels_of_this_application_are_on_no_one_elses_pods(rendered: Manifests
             assert set(labels) == own or len(labels) == 1
 
 
-def test_the_gateways_keys_are_mounted_as_a_folder_so_that_a_change_is_seen(tmp_path: Path) -> None:
-    component = KUSTOMIZE / "components" / "api-keys"
-    rendered = render(write_overlay(tmp_path, [KUSTOMIZE / "overlays" / "cpu"], [component]))
-    (gateway,) = [item for item in rendered.objects if item["kind"] == "Deployment"]
-    pod = gateway["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "api-keys"]
-    (file,) = [one["value"] for one in container["env"] if one["name"] == "CHARONIA_GATEWAY_KEYS_FILE"]
-    assert str(Path(file).parent) == mount["mountPath"] and "subPath" not in mount
-    compose = yaml.safe_load((ROOT / "docker-compose.keys.yml").read_text(encoding="utf-8"))["services"]["gateway"]
-    assert compose["environment"]["CHARONIA_GATEWAY_KEYS_FILE"] == file
-    assert compose["volumes"][0].split(":")[-2:] == [mount["mountPath"], "ro"]
+@pytest.mark.parametrize(
+    ("component", "overlay", "variables"),
+    [
+        ("api-keys", "keys", ["CHARONIA_GATEWAY_KEYS_FILE"]),
+        ("tls", "tls", ["CHARONIA_GATEWAY_TLS_CERT", "CHARONIA_GATEWAY_TLS_KEY"]),
+    ],
+)
+def test_the_gateways_files_are_mounted_as_a_folder_so_that_a_change_is_seen(
+    tmp_path: Path, component: str, overlay: str, variables: list[str]
+) -> None:
+    """At the same place as with compose."""
+    rendered = render(write_overlay(tmp_path, [KUSTOMIZE / "overlays" / "cpu"], [KUSTOMIZE / "components" / component]))
+    gateway = rendered.workload(GATEWAY)
+    (mount,) = [one for one in gateway.container["volumeMounts"] if one["name"] == component]
+    files = {name: gateway.settings[name] for name in variables}
+    assert {str(Path(file).parent) for file in files.values()} == {mount["mountPath"]} and "subPath" not in mount
+    assert gateway.pod["securityContext"]["fsGroup"] == gateway.pod["securityContext"]["runAsGroup"], "it may read them"
+    compose = yaml.safe_load((ROOT / f"docker-compose.{overlay}.yml").read_text(encoding="utf-8"))
+    assert compose["services"]["gateway"]["environment"] == files
+    assert compose["services"]["gateway"]["volumes"][0].split(":")[-2:] == [mount["mountPath"], "ro"]
+
+
+def test_with_tls_everything_asks_the_gateway_by_https(tmp_path: Path) -> None:
+    components = [KUSTOMIZE / "components" / name for name in ("podmonitors", "api-keys", "tls")]
+    rendered = render(write_overlay(tmp_path, [KUSTOMIZE / "overlays" / "cpu"], components))
+    for item in rendered.objects:
+        schemas.check(item, schemas.OLDEST)
+    gateway, server = rendered.workload(GATEWAY), rendered.workload(SERVER)
+    assert {"api-keys", "tls"} <= {volume["name"] for volume in gateway.pod["volumes"]}
+    for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert gateway.container[kind]["httpGet"]["scheme"] == "HTTPS"
+        assert "scheme" not in server.container[kind]["httpGet"], "Triton's HTTP port has no TLS"
+    (port,) = rendered.one("Service", GATEWAY)["spec"]["ports"]
+    assert port["appProtocol"] == "https"
+    schemes = {
+        item["metadata"]["name"]: endpoint.get("scheme")
+        for item in rendered.of("PodMonitor")
+        for endpoint in item["spec"]["podMetricsEndpoints"]
+    }
+    assert schemes == {GATEWAY: "https", SERVER: None}
+
+
+def test_with_tls_compose_has_prometheus_ask_the_same_gateway_by_https() -> None:
+    overlay = yaml.safe_load((ROOT / "docker-compose.tls.yml").read_text(encoding="utf-8"))["services"]["prometheus"]
+    source, target, _ = overlay["volumes"][0].split(":")
+    base = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]["prometheus"]
+    folder, mounted, _ = base["volumes"][0].split(":")
+    plain = ROOT / folder / Path(target).relative_to(mounted)
+    before, after = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in (plain, ROOT / source))
+    assert after == [{**one, "labels": {"__scheme__": "https"}} for one in before]

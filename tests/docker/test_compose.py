@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import ssl
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
-from project import HANG_S, ROOT, Project, docker, remove
+from certificates import Authority
+from project import HANG_S, ROOT, Project, docker, remove, run
 
 from charonia import _engine
 
@@ -104,7 +109,41 @@ def test_every_inference_parameter_can_be_set(demo: Project) -> None:
     assert {f"CHARONIA_{key.upper()}" for key in keys} - set(environment) == set()
 
 
-def test_down_ends_every_container_in_order_and_a_second_start_does_not_convert_again(demo: Project) -> None:
+@pytest.fixture
+def closed(demo: Project, tmp_path: Path) -> Project:
+    """The demo with API keys and TLS, of REST and to Triton. The key of the file `alice` is for inference."""
+    authority = Authority(tmp_path)
+    for service, name in (("gateway", "localhost"), ("server", "server")):
+        pair = authority.issue(service, name)
+        folder = tmp_path / "certificates" / service
+        folder.mkdir(parents=True)
+        for source, file in ((pair.cert, "tls.crt"), (pair.key, "tls.key"), (authority.ca, "ca.crt")):
+            shutil.copy(source, folder / file)
+    keys = tmp_path / "keys" / "keys.json"
+    keys.parent.mkdir()
+    charonia = Path(sys.executable).parent / "charonia"
+    for name, access in (("alice", "inference"), ("prometheus", "metrics")):
+        made = run([charonia, "keys", "create", name, "--access", access, "--file", keys])
+        (tmp_path / name).write_text(made.stdout)
+    run(["chmod", "--recursive", "a+rX", tmp_path])  # the containers' users are others
+    settings = {
+        "CHARONIA_KEYS": keys.parent,
+        "CHARONIA_METRICS_KEY": tmp_path / "prometheus",
+        "CHARONIA_CERTIFICATES": tmp_path / "certificates",
+        "CHARONIA_GRPC_TLS_CERT": "/run/secrets/tls/tls.crt",
+        "CHARONIA_GRPC_TLS_KEY": "/run/secrets/tls/tls.key",
+        "CHARONIA_TRITON_TLS_CA": "/run/secrets/tls/ca.crt",
+        "CHARONIA_TRITON_TLS_NAME": "server",
+    }
+    overlays = [ROOT / f"docker-compose.{name}.yml" for name in ("keys", "tls")]
+    more = {name: str(value) for name, value in settings.items()}
+    return replace(demo, folder=tmp_path, settings={**demo.settings, **more}, files=[*demo.files, *overlays])
+
+
+def test_down_ends_every_container_in_order_and_a_second_start_does_not_convert_again(
+    demo: Project, closed: Project
+) -> None:
+    """The second start is with API keys and TLS, and so is the demo for what follows."""
     look = "stat -c '%i %Y' /var/lib/charonia/workspaces/*/triton_models/weights/manifest.json"
 
     def workspaces() -> str:
@@ -119,8 +158,30 @@ def test_down_ends_every_container_in_order_and_a_second_start_does_not_convert_
         assert ended == dict.fromkeys(SERVICES, 0), "137 is a container that had to be killed"
         demo.compose("down")
     finally:
-        demo.up()
+        closed.up()
     assert workspaces() == before
+    check_keys_and_tls(closed)
+
+
+def check_keys_and_tls(closed: Project) -> None:
+    port = closed.gateway.rpartition(":")[2]
+    trust = ssl.create_default_context(cafile=closed.folder / "certificates" / "gateway" / "ca.crt")
+    with httpx.Client(base_url=f"https://localhost:{port}", verify=trust, timeout=HANG_S) as gateway:
+        asked = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+        assert gateway.post("/v1/chat/completions", json=asked).status_code == 401
+        key = {"Authorization": f"Bearer {(closed.folder / 'alice').read_text().strip()}"}
+        answer = gateway.post("/v1/chat/completions", json=asked, headers=key)
+        assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"]
+        assert gateway.get("/metrics", headers=key).status_code == 403
+    with httpx.Client(base_url=closed.address("prometheus", 9090), timeout=HANG_S) as prometheus:
+        deadline = time.monotonic() + HANG_S
+        while True:
+            targets = prometheus.get("/api/v1/targets").json()["data"]["activeTargets"]
+            found = [(one["scrapeUrl"], one["health"]) for one in targets if one["labels"]["job"] == "gateway"]
+            if found == [("https://gateway:23333/metrics", "up")]:
+                break
+            assert time.monotonic() < deadline, targets
+            time.sleep(0.5)
 
 
 def test_a_wrong_model_is_one_line_in_the_logs(images: None, tmp_path: Path) -> None:
