@@ -428,7 +428,7 @@ def test_the_gateways_files_are_mounted_as_a_folder_so_that_a_change_is_seen(
     assert compose["services"]["gateway"]["volumes"][0].split(":")[-2:] == [mount["mountPath"], "ro"]
 
 
-def test_with_tls_everything_asks_the_gateway_by_https(tmp_path: Path) -> None:
+def test_probes_and_prometheus_ask_a_gateway_with_keys_and_tls_as_it_wants(tmp_path: Path) -> None:
     components = [KUSTOMIZE / "components" / name for name in ("podmonitors", "api-keys", "tls")]
     rendered = render(write_overlay(tmp_path, [KUSTOMIZE / "overlays" / "cpu"], components))
     for item in rendered.objects:
@@ -440,12 +440,10 @@ def test_with_tls_everything_asks_the_gateway_by_https(tmp_path: Path) -> None:
         assert "scheme" not in server.container[kind]["httpGet"], "Triton's HTTP port has no TLS"
     (port,) = rendered.one("Service", GATEWAY)["spec"]["ports"]
     assert port["appProtocol"] == "https"
-    schemes = {
-        item["metadata"]["name"]: endpoint.get("scheme")
-        for item in rendered.of("PodMonitor")
-        for endpoint in item["spec"]["podMetricsEndpoints"]
-    }
-    assert schemes == {GATEWAY: "https", SERVER: None}
+    (own,), (other,) = (rendered.one("PodMonitor", name)["spec"]["podMetricsEndpoints"] for name in (GATEWAY, SERVER))
+    assert own["scheme"] == "https" and own["tlsConfig"] == {"insecureSkipVerify": True}
+    assert own["authorization"]["credentials"] == {"name": "charonia-metrics-key", "key": "key"}
+    assert not {"scheme", "tlsConfig", "authorization"} & set(other)
 
 
 def test_with_tls_compose_has_prometheus_ask_the_same_gateway_by_https() -> None:
