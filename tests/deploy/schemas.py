@@ -22,8 +22,10 @@ _KSERVE_RUNTIME = {"annotations", "supportedModelFormats", "protocolVersions", "
 _PLAIN = {"str": str, "int": int, "bool": bool, "object": object}
 
 # The Gateway API's HTTPRoute v1 and its inference extension's InferencePool v1, of whose schemas no package exists: the
-# fields that are used here, with what the API says of their values.
-_NAME = {"type": "string", "minLength": 1, "maxLength": 253}
+# fields that are used here, with values that the API takes. They were held against the resource definitions of the
+# Gateway API 1.6.1 (its standard channel) and of the inference extension 1.6.0. What passes here passes there, by the
+# rules between fields, too; what else they take is refused.
+_NAME = {"type": "string", "maxLength": 253, "pattern": r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"}
 _PORT = {
     "type": "object",
     "required": ["number"],
@@ -33,8 +35,10 @@ _PORT = {
 _LABELS = {
     "type": "object",
     "minProperties": 1,
+    "maxProperties": 64,
     "additionalProperties": {"type": "string", "pattern": r"^(([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9])?$"},
 }
+_PATH = {"type": "string", "maxLength": 1024, "pattern": r"^/([-A-Za-z0-9_]+(/[-A-Za-z0-9_]+)*)?$"}
 _DURATION = {"type": "string", "pattern": r"^([0-9]{1,5}(h|m|s|ms)){1,4}$"}
 
 
@@ -44,10 +48,9 @@ def _object(required: list[str], **properties: Any) -> dict[str, Any]:
 
 _GATEWAY_API: dict[tuple[str, str], dict[str, Any]] = {
     ("inference.networking.k8s.io/v1", "InferencePool"): _object(
-        ["selector", "targetPorts"],
+        ["selector", "targetPorts", "endpointPickerRef"],  # the last may be left out since 1.6
         selector=_object(["matchLabels"], matchLabels=_LABELS),
         targetPorts={"type": "array", "minItems": 1, "maxItems": 8, "uniqueItems": True, "items": _PORT},
-        appProtocol={"enum": ["http", "kubernetes.io/h2c"]},
         endpointPickerRef=_object(
             ["name", "port"],  # the port of a Service, which `kind` is where it is not said
             name=_NAME,
@@ -57,36 +60,32 @@ _GATEWAY_API: dict[tuple[str, str], dict[str, Any]] = {
     ),
     ("gateway.networking.k8s.io/v1", "HTTPRoute"): _object(
         [],
-        parentRefs={
-            "type": "array",
-            "maxItems": 32,
-            "items": _object(["name"], name=_NAME, namespace=_NAME, sectionName=_NAME),
-        },
-        hostnames={"type": "array", "maxItems": 16, "items": _NAME},
+        # Of several, those of the same parent would need section names.
+        parentRefs={"type": "array", "maxItems": 1, "items": _object(["name"], name=_NAME)},
         rules={
             "type": "array",
             "minItems": 1,
-            "maxItems": 16,
+            "maxItems": 2,  # all rules together have at most 128 matches
             "items": _object(
                 [],
                 matches={
                     "type": "array",
                     "maxItems": 64,
-                    "items": _object(
-                        [],
-                        path=_object(
-                            [],
-                            type={"enum": ["Exact", "PathPrefix", "RegularExpression"]},
-                            value={"type": "string", "maxLength": 1024, "pattern": "^/"},
-                        ),
-                    ),
+                    "items": _object([], path=_object([], type={"enum": ["Exact", "PathPrefix"]}, value=_PATH)),
                 },
                 backendRefs={
                     "type": "array",
                     "maxItems": 16,
-                    "items": _object(["name"], group=_NAME, kind=_NAME, name=_NAME, weight={"type": "integer"}),
+                    # What names no group and no kind is a Service, which needs a port.
+                    "items": _object(
+                        ["group", "kind", "name"],
+                        group={"const": "inference.networking.k8s.io"},
+                        kind={"const": "InferencePool"},
+                        name=_NAME,
+                    ),
                 },
-                timeouts=_object([], request=_DURATION, backendRequest=_DURATION),
+                # Of another `request`, `backendRequest` would have to be a part.
+                timeouts=_object(["request"], request={"const": "0s"}, backendRequest=_DURATION),
             ),
         },
     ),
@@ -130,7 +129,7 @@ def _check_gateway_api(item: dict[str, Any]) -> None:
         ["apiVersion", "kind", "metadata", "spec"],
         apiVersion={},
         kind={},
-        metadata=_object(["name"], name=_NAME, namespace=_NAME, labels=_LABELS, annotations={"type": "object"}),
+        metadata=_object(["name"], name=_NAME, labels=_LABELS, annotations={"type": "object"}),
         spec=_GATEWAY_API[item["apiVersion"], item["kind"]],
     )
     try:

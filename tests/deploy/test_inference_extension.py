@@ -69,8 +69,12 @@ def test_every_object_is_one_that_kubernetes_takes(rendered: Manifests, version:
         ("InferencePool", ("selector",), {"app.kubernetes.io/name": "charonia"}),  # that of v1alpha2
         ("InferencePool", ("endpointPickerRef", "failureMode"), "FailOpenly"),
         ("InferencePool", ("endpointPickerRef", "portNumber"), 9002),
+        ("InferencePool", ("endpointPickerRef",), {"name": "charonia-picker"}),
         ("HTTPRoute", ("rules", 0, "backendRef"), []),
+        ("HTTPRoute", ("rules", 0, "backendRefs", 0), {"name": "charonia"}),  # a Service without a port
         ("HTTPRoute", ("rules", 0, "timeouts", "request"), "0"),
+        ("HTTPRoute", ("rules", 0, "timeouts"), {"request": "5s", "backendRequest": "10s"}),
+        ("HTTPRoute", ("rules", 0, "matches", 0, "path", "value"), "/v1//chat"),
         ("HTTPRoute", ("rules", 0, "matches", 0, "path", "type"), "Prefix"),
     ],
 )
