@@ -181,7 +181,8 @@ def test_the_start_is_announced_and_an_interrupt_ends_everything(make_stack: Cal
     stack.command = (*stack.command, "--gateway-subscribe")
     stack.start()
     asyncio.run(wait_until(lambda: "Metrics " in stack.log_file.read_text(), "announced"))
-    assert "(CHARONIA_GATEWAY_SUBSCRIBE=true)" in stack.log_file.read_text()
+    (log,) = stack.run_dir.glob("port-*/gateway.log")
+    assert "(CHARONIA_GATEWAY_SUBSCRIBE=true)" in log.read_text()
     if not has_gpu():
         text = stack.log_file.read_text()
         assert re.search(r"Runs on     cpu, 2 threads, \w+; weights [\d.]+ MB; KV cache", text)
