@@ -83,7 +83,8 @@ def program(folder: Path, *, suite: str = "", then: str = "") -> Path:
 
 def run(folder: Path, binary: Path, *more: str) -> tuple[int, dict[str, Any]]:
     out = folder / "kernels.jsonl"
-    done = CliRunner().invoke(app, ["kernels", str(binary), "--json", str(out), "--size", "quick", *more])
+    wide = {"COLUMNS": "120"}  # a line of a table in one line
+    done = CliRunner().invoke(app, ["kernels", str(binary), "--json", str(out), "--size", "quick", *more], env=wide)
     print(done.output)
     return done.exit_code, kernels.read(out)
 
