@@ -3,6 +3,7 @@ for calls that are forced, for strict functions, and for what follows reasoning.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from answers.formats import is_closed, is_open
 from answers.tag_parts import Format, NoTagError, either
 from answers.tags import Function, ReasoningState, Tags, check_name, guide_format, tag
 from parsing_options import CALLS_VARIABLE, AnswerFormats, is_continued
-from prompt_ids import PromptError, parse_json, show
+from prompt_ids import PromptError, is_too_deep, parse_json, show
 
 _CHOICES = 'send "auto", "none", "required" or {"type": "function", "function": {"name": ...}}'
 # Keywords of JSON Schema that hold schemas, in an object or a list. Others hold values.
@@ -62,10 +63,12 @@ def read_tool_choice(text: str | None) -> ToolChoice:
 
 
 class AnswerGuides:
-    """The guides of one model's answers. tokens: ids of its special tokens."""
+    """The guides of one model's answers. tokens: ids of its special tokens. max_bytes: the engine's guide_max_bytes.
+    What is longer is not read: reading takes time, and the engine refuses it."""
 
-    def __init__(self, formats: AnswerFormats, tokens: Mapping[str, int]) -> None:
+    def __init__(self, formats: AnswerFormats, tokens: Mapping[str, int], max_bytes: int) -> None:
         self._formats = formats
+        self._max_bytes = max_bytes
         self._tags = Tags(formats.calls, formats.reasoning, tokens)
 
     def make(
@@ -91,6 +94,8 @@ class AnswerGuides:
             raise PromptError("tool_choice", f"{show(choice.name or choice.kind)} without tools", "send tools")
         if prompt is None or not (choice.forced or strict or given.type) or (given.text and not given.type):
             return given
+        if given.type and self._is_beyond(given):
+            return given
         state = "none" if num_begun else self._reasoning_state(prompt)
         try:
             if choice.forced or strict:
@@ -107,6 +112,19 @@ class AnswerGuides:
         if re.search("[\ud800-\udfff]", made):
             raise PromptError(field, "text that is not valid Unicode", "send whole characters, no lone surrogates")
         return Guide("structural_tag", made)
+
+    def _is_beyond(self, given: Guide) -> bool:
+        """Whether the engine refuses a guide for its size or depth."""
+        if len(given.text.encode(errors="surrogatepass")) > self._max_bytes:
+            return True
+        if given.type not in ("json_schema", "choice", "structural_tag"):
+            return False
+        try:
+            return is_too_deep(json.loads(given.text))
+        except ValueError:
+            return False
+        except RecursionError:
+            return True
 
     def _check_begun(
         self, prompt: str, functions: Sequence[Mapping[str, Any]], choice: ToolChoice, given: Guide, num_begun: int
@@ -183,7 +201,8 @@ class AnswerGuides:
 
     def _functions(self, functions: Sequence[Mapping[str, Any]]) -> list[Function]:
         assert self._formats.calls is not None
-        made = []
+        made: list[Function] = []
+        size = 0
         for function in functions:
             name = function.get("name")
             if not isinstance(name, str):
@@ -193,6 +212,11 @@ class AnswerGuides:
             except NoTagError as error:
                 raise PromptError("tools", f"function {show(name)} cannot be called: {error}", "rename it") from None
             made.append(Function(name, _strict_parameters(name, function) if function.get("strict") else None))
+            size += len(json.dumps(made[-1].parameters, ensure_ascii=False)) if function.get("strict") else 0
+        if size > self._max_bytes:
+            problem = f"the JSON schemas of strict functions have {size} characters, and guide_max_bytes is "
+            problem += str(self._max_bytes)
+            raise PromptError("tools", problem, "send fewer or smaller ones")
         return made
 
     def _reasoning_state(self, prompt: str) -> ReasoningState:

@@ -1,5 +1,5 @@
 """What a model is, found where the engine finds it: how many tokens a sequence may have, which is the engine's setting
-session_len, and the types of its weights.
+session_len, how long a guide may be, and the types of its weights.
 
 The engine may have room for fewer tokens. It counts every prompt itself.
 """
@@ -13,19 +13,22 @@ from configparser import Error as ConfigError
 from pathlib import Path
 from typing import Any
 
-_VARIABLE = "CHARONIA_SESSION_LEN"
-_PARAMETER = re.compile(r'key\s*:\s*"session_len"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*"(\d+)"', re.DOTALL)
+# generated: engine settings, from definitions/ by `make generate`
+# default: longest schema, expression or grammar of a request with structured output, in bytes
+GUIDE_MAX_BYTES = 65536
+# end of generated: engine settings
+_PARAMETER = r'key\s*:\s*"{}"\s*,?\s*value\s*:?\s*\{{\s*string_value\s*:\s*"(\d+)"'
 
 
 def context_length(weights: Path, engine_config: Path, environment: Mapping[str, str]) -> int | None:
-    """session_len by the environment, else by the parameters in the engine's config.pbtxt, else by config.ini in
-    `weights`; 0 there: what the model was trained for. None where nothing says it."""
-    ini = _section(weights / "config.ini")
-    for value in (environment.get(_VARIABLE, ""), _parameter(engine_config), ini.get("session_len", "")):
-        if value.strip():
-            given = _number(value)
-            return given or _number(ini.get("max_position_embeddings", ""))
-    return _number(ini.get("max_position_embeddings", ""))
+    """session_len as the engine has it; 0 there: what the model was trained for. None where nothing says it."""
+    given = _setting("session_len", weights, engine_config, environment)
+    return _number(given) or _number(_section(weights / "config.ini").get("max_position_embeddings", ""))
+
+
+def guide_max_bytes(weights: Path, engine_config: Path, environment: Mapping[str, str]) -> int:
+    """The same setting of the engine."""
+    return _number(_setting("guide_max_bytes", weights, engine_config, environment)) or GUIDE_MAX_BYTES
 
 
 def model_info(weights: Path, limit: int | None) -> dict[str, Any]:
@@ -33,6 +36,14 @@ def model_info(weights: Path, limit: int | None) -> dict[str, Any]:
     ini = _section(weights / "config.ini")
     types = {key: ini.get(key, "").strip() or None for key in ("weight_type", "data_type")}
     return {"context_length": limit, **types, "group_size": _number(ini.get("group_size", ""))}
+
+
+def _setting(key: str, weights: Path, engine_config: Path, environment: Mapping[str, str]) -> str:
+    """A setting by the environment, else by the parameters in the engine's config.pbtxt, else by config.ini in
+    `weights`. "" where nothing says it."""
+    ini = _section(weights / "config.ini")
+    given = (environment.get(f"CHARONIA_{key.upper()}", ""), _parameter(engine_config, key), ini.get(key, ""))
+    return next((value for value in given if value.strip()), "")
 
 
 def _section(file: Path) -> Mapping[str, str]:
@@ -44,11 +55,12 @@ def _section(file: Path) -> Mapping[str, str]:
     return parser["llama"] if parser.has_section("llama") else {}
 
 
-def _parameter(config: Path) -> str:
+def _parameter(config: Path, key: str) -> str:
     if not config.is_file():
         return ""
     lines = config.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = _PARAMETER.search("\n".join(line for line in lines if not line.lstrip().startswith("#")))
+    text = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+    found = re.search(_PARAMETER.format(key), text, re.DOTALL)
     return found.group(1) if found else ""
 
 

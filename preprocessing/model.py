@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import prompt
 import prompt_ids
 from answer_guide import Guide
-from context_length import context_length, model_info
+from context_length import context_length, guide_max_bytes, model_info
 from model_log import ModelLog
 from prepare import Fields, Preparation
 from prompt_ids import PromptError, TokenizerError, load_tokenizer
@@ -40,10 +40,11 @@ class TritonPythonModel:
         engine = f"engine{args['model_name'].removeprefix('preprocessing')}"
         engine_config = Path(args["model_repository"]).parent / engine / "config.pbtxt"
         weights = folder.resolve().parent / "weights"
-        limit = context_length(weights, engine_config, os.environ)
+        settings = (weights, engine_config, os.environ)
+        limit = context_length(*settings)
         self.info = model_info(weights, limit)
         try:
-            self.preparation = Preparation(load_tokenizer(folder), os.environ, limit)
+            self.preparation = Preparation(load_tokenizer(folder), os.environ, limit, guide_max_bytes(*settings))
         except (TokenizerError, ValueError) as error:
             raise pb_utils.TritonModelException(str(error)) from error
         self.large = False  # one of the requests in work

@@ -52,13 +52,13 @@ class Prepared:
 
 class Preparation:
     """For requests to one model. Raises ValueError for a setting in `environment` that names no format. limit: tokens
-    of the longest sequence; None: not known."""
+    of the longest sequence; None: not known. guide_max_bytes: as of AnswerGuides."""
 
-    def __init__(self, tokenizer: Any, environment: Mapping[str, str], limit: int | None) -> None:
+    def __init__(self, tokenizer: Any, environment: Mapping[str, str], limit: int | None, guide_max_bytes: int) -> None:
         self.tokenizer = tokenizer
         self.limit = limit
         self.formats = AnswerFormats(tokenizer.chat_template, environment)
-        self._guides = AnswerGuides(self.formats, special_tokens(tokenizer))
+        self._guides = AnswerGuides(self.formats, special_tokens(tokenizer), guide_max_bytes)
 
     def prepare(self, fields: Fields) -> Prepared:
         """Raises PromptError for what is wrong with them."""

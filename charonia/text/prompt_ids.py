@@ -164,12 +164,19 @@ def parse_json(field: str, text: str, remedy: str) -> Any:
         raise PromptError(field, f"not valid JSON ({error})", remedy) from None
     except RecursionError:
         raise _too_deep(field) from None
+    if is_too_deep(value):
+        raise _too_deep(field)
+    return value
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether JSON is nested deeper than MAX_DEPTH."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [inner for outer in level for inner in _inner(outer)]
         if not level:
-            return value
-    raise _too_deep(field)
+            return False
+    return True
 
 
 def _inner(value: Any) -> Iterable[Any]:

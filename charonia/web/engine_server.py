@@ -88,7 +88,8 @@ class EngineServer:
         self._native = _engine.Engine(location.weights, dict(settings))
         self.info = self._native.info()
         try:
-            self._text = TextModels(location, self.info.session_len, environment)
+            chosen = {f"CHARONIA_{key.upper()}": value for key, value in settings.items()}
+            self._text = TextModels(location, self.info.session_len, {**environment, **chosen})
         except BaseException:
             self._native.shutdown(0)
             raise

@@ -47,7 +47,8 @@ class TextModels:
         except ids.TokenizerError as error:
             raise ModelError(str(error)) from error
         try:
-            self._preparation = self._prepare.Preparation(tokenizer, environment, limit)
+            guide_bytes = lengths.guide_max_bytes(location.weights, Path(), environment)
+            self._preparation = self._prepare.Preparation(tokenizer, environment, limit, guide_bytes)
         except ValueError as error:
             raise InvalidRequestError(str(error)) from error
         self._table = detokenize.TokenTable.load(location.weights / workspace.TOKEN_TABLE)

@@ -33,8 +33,11 @@ import parse  # noqa: E402
 import parsing_options  # noqa: E402
 import tiny_models  # noqa: E402
 from answer_guide import ToolChoice  # noqa: E402
+from answers import beside_calls  # noqa: E402
 from answers.formats import CALL_FORMATS, REASONING_FORMATS  # noqa: E402
+from answers.tag_parts import NoTagError  # noqa: E402
 from answers.xml import text_parameters  # noqa: E402
+from context_length import GUIDE_MAX_BYTES  # noqa: E402
 from detokenize import TokenTable  # noqa: E402
 from prompt_ids import PromptError  # noqa: E402
 
@@ -109,7 +112,7 @@ class Model:
         return parsing_options.AnswerFormats("", names)
 
     def guide(self, formats: Any, choice: ToolChoice, functions: list[Any], prompt: str = "", **more: Any) -> Any:
-        guides = answer_guide.AnswerGuides(formats, self.special)
+        guides = answer_guide.AnswerGuides(formats, self.special, GUIDE_MAX_BYTES)
         given = answer_guide.Guide(*more.pop("given", ()))
         return guides.make(prompt, functions, choice, more.pop("parallel", True), given)
 
@@ -287,6 +290,63 @@ def test_a_guide_beside_tools_makes_no_mark_of_a_call(model: Model, guide: tuple
         assert text.startswith("guided_decoding_guide: ") and "<tool_call>" in text and "begins a call" in text
 
 
+@pytest.mark.parametrize("kind", ["regex", "ebnf_grammar", "json_schema"])
+def test_brackets_and_quotes_without_an_end_cost_linear_time(kind: str) -> None:
+    """Eight times as much may cost thirty times as much; in quadratic time it costs 64 times as much."""
+
+    def cost(piece: str, count: int) -> float:
+        text = piece * count
+        guide = json.dumps({"pattern": text}) if kind == "json_schema" else text
+        costs = []
+        for _ in range(3):
+            began = time.process_time()
+            with contextlib.suppress(NoTagError):
+                if kind == "json_schema":
+                    beside_calls.check_json(json.loads(guide), ["<tool_call>"])
+                else:
+                    beside_calls.check(kind, guide, ["<tool_call>"])
+            costs.append(time.process_time() - began)
+        return min(costs)
+
+    for piece in ("[", '"\\', "[a", "\\[", '["'):
+        assert cost(piece, 1 << 13) < 30 * max(cost(piece, 1 << 10), 1e-4), piece
+
+
+def test_what_the_engine_refuses_for_its_size_or_depth_is_not_read() -> None:
+    names = {"CHARONIA_TOOL_CALL_PARSER": "qwen3_coder", "CHARONIA_REASONING_PARSER": "think"}
+    formats = parsing_options.AnswerFormats("", names)
+    auto = ToolChoice("auto")
+    deep = '{"items": ' * 990 + "{}" + "}" * 990  # json.loads takes it, and json.dumps does not
+    for most, kind, text in (
+        (1000, "regex", "<tool_call>" * 100),
+        (1000, "json_schema", json.dumps({"pattern": "<" * 1000})),
+        (GUIDE_MAX_BYTES, "json_schema", deep),
+        (GUIDE_MAX_BYTES, "structural_tag", f'{{"format": {deep}}}'),
+    ):
+        guides = answer_guide.AnswerGuides(formats, {}, most)
+        given = answer_guide.Guide(kind, text)
+        for functions in ([], [{"name": "f"}]):
+            assert guides.make("", functions, auto, True, given) is given
+    guides = answer_guide.AnswerGuides(formats, {}, 1000)
+    schema = {"type": "object", "properties": {"a" * 1000: {}}}
+    text = refusal(guides.make, "", [strict(schema)], auto, True, answer_guide.Guide())
+    assert text.startswith("tools: the JSON schemas of strict functions have 10") and "guide_max_bytes is 1000" in text
+
+
+def test_a_large_schema_that_many_parameters_refer_to_is_looked_at_once() -> None:
+    class Counted(dict[str, Any]):
+        looks = 0
+
+        def get(self, key: str, default: Any = None) -> Any:
+            Counted.looks += key == "type"
+            return super().get(key, default)
+
+    shared = Counted(type=["string"] * 1000)
+    properties = {f"p{number}": {"$ref": "#/$defs/a"} for number in range(100)}
+    found = text_parameters({"properties": properties, "$defs": {"a": shared}})
+    assert found == dict.fromkeys(properties, False) and Counted.looks == 1
+
+
 def test_special_tokens_are_in_a_text_only_where_its_tag_names_them(model: Model) -> None:
     other = {"type": "token", "token": "[ARGS]"}
     triggered = {"begin": other, "content": {"type": "const_string", "value": ""}, "end": ""}
@@ -441,7 +501,7 @@ def test_a_guide_beside_strict_functions_is_blamed_for_what_is_wrong_with_it(mod
 
 def test_a_begun_answer_is_content(model: Model) -> None:
     formats = model.formats("hermes", "think")
-    guides = answer_guide.AnswerGuides(formats, model.special)
+    guides = answer_guide.AnswerGuides(formats, model.special, GUIDE_MAX_BYTES)
     auto, none = ToolChoice("auto"), answer_guide.Guide()
     strict_function = [{"name": "f", "strict": True}]
     begun = {"num_begun": 3}
@@ -465,7 +525,7 @@ def test_a_begun_answer_is_content(model: Model) -> None:
 def test_a_begun_answer_may_go_on_with_a_bracket_where_calls_have_no_mark(model: Model) -> None:
     """What begins an answer with a bracket is a call of a strict function; behind a begun answer it is text."""
     formats = model.formats("llama3_json")
-    guides = answer_guide.AnswerGuides(formats, model.special)
+    guides = answer_guide.AnswerGuides(formats, model.special, GUIDE_MAX_BYTES)
     strict_function = [{"name": "f", "strict": True, "parameters": {"type": "object", "properties": {}}}]
     vocabulary = model.tokenizer.get_vocab()
     bracket = vocabulary.get("{", vocabulary.get("<0x7B>"))
@@ -491,7 +551,7 @@ def test_a_guides_json_is_no_call_where_no_tools_were_sent(model: Model) -> None
 
 
 def test_a_guides_json_is_no_call_of_a_strict_function_where_calls_have_no_marks(model: Model) -> None:
-    guides = answer_guide.AnswerGuides(model.formats("llama3_json"), model.special)
+    guides = answer_guide.AnswerGuides(model.formats("llama3_json"), model.special, GUIDE_MAX_BYTES)
     auto, functions = ToolChoice("auto"), [strict({"type": "object", "properties": {"a": {"type": "integer"}}})]
     name = {"type": "object", "properties": {"name": {"const": "f"}, "parameters": {}}}
     other = {"type": "object", "properties": {"names": {"type": "string"}}}
@@ -539,7 +599,7 @@ def test_a_schema_that_is_not_supported_names_the_parameter(model: Model) -> Non
     ],
 )
 def test_what_of_a_schema_gemma_cannot_keep_is_refused(model: Model, parameters: Any, says: str) -> None:
-    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(2000)} | {"d2000": {"type": "string"}}
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(1000)} | {"d1000": {"type": "string"}}
     schema = {"type": "object", "properties": {"a": {"type": "object", **parameters}}, "$defs": chain}
     if "$ref" in parameters or "enum" in parameters:
         schema["properties"] = {"a": parameters}
@@ -588,10 +648,10 @@ def test_large_and_recursive_schemas_take_little_time(model: Model) -> None:
     ):
         text_parameters({"type": "object", "properties": properties, "$defs": {"a": definition}})
     formats = model.formats("qwen3_coder")
-    large = strict(referring(2000, 500, "x" * 100))
+    large = strict(referring(900, 90, "x" * 100))
     text = refusal(model.guide, formats, ToolChoice("required"), [large])
     assert re.search('function "f", at /properties/p[0-9]+: this format repeats definitions', text)
-    some = [{**strict(referring(10, 50, "x" * 100)), "name": f"f{number}"} for number in range(100)]
+    some = [{**strict(referring(200, 50, "x" * 100)), "name": f"f{number}"} for number in range(3)]
     assert "this format repeats definitions" in refusal(model.guide, formats, ToolChoice("required"), some)
     assert time.process_time() - began < 10
 
@@ -654,7 +714,7 @@ ANYTHING = st.recursive(
 @given(st.sampled_from(sorted(CALL_FORMATS)), ANYTHING, ANYTHING, st.dictionaries(KEYWORDS, ANYTHING, max_size=4))
 def test_whatever_a_function_is_it_is_taken_or_refused(format: str, name: Any, inner: Any, schema: Any) -> None:
     formats = parsing_options.AnswerFormats("", {"CHARONIA_TOOL_CALL_PARSER": format})
-    guides = answer_guide.AnswerGuides(formats, {})
+    guides = answer_guide.AnswerGuides(formats, {}, GUIDE_MAX_BYTES)
     for parameters in (inner, schema, {"type": "object", "properties": {"a": inner}, **schema}):
         tools = json.dumps([{"function": {"name": name, "parameters": parameters, "strict": True}}, {"function": name}])
         functions = parsing_options.functions_of(tools)

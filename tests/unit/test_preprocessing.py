@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "charonia" / "text"), str(ROOT / "preprocessing")]
 
 import prompt  # noqa: E402
-from context_length import context_length  # noqa: E402
+from context_length import GUIDE_MAX_BYTES, context_length, guide_max_bytes  # noqa: E402
 from prompt_ids import PromptError, check_messages, encode_bad_words, load_tokenizer  # noqa: E402
 
 TEMPLATE = (
@@ -377,3 +377,7 @@ def test_a_begun_answer_is_the_prompts_end(tokenizer: Any) -> None:
             prompt.build_prompt(tokenizer, None, messages, None, continues=True, **more)
     with pytest.raises(PromptError, match=r"^continue_final_message: there are no messages"):
         prompt.build_prompt(tokenizer, "x", None, None, continues=True)
+    assert guide_max_bytes(tmp_path, config, {}) == GUIDE_MAX_BYTES
+    config.write_text(parameter.format(7).replace("session_len", "guide_max_bytes"))
+    assert (guide_max_bytes(tmp_path, config, {}), length()) == (7, 1024)
+    assert guide_max_bytes(tmp_path, config, {"CHARONIA_GUIDE_MAX_BYTES": "9"}) == 9

@@ -6,14 +6,17 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .tag_parts import NoTagError
 
-_CLASS = r"\[(?:\\.|[^\]\\])*\]"
-_IN_REGEX = re.compile(rf"{_CLASS}|\\.|.", re.DOTALL)
-_IN_EBNF = re.compile(rf'"(?:\\.|[^"\\])*"|{_CLASS}|#[^\n]*', re.DOTALL)
+# A class or a text whose end is missing reaches to the end of all, so that none is looked for twice: time is linear.
+_CLASS = r"\[[^\]\\]*(?:\\.[^\]\\]*)*(?:\]|(?P<open_class>\\?\Z))"
+_TEXT = r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|(?P<open_text>\\?\Z))'
+_CHARS = re.compile(r"\\.|.", re.DOTALL)
+_IN_REGEX = re.compile(rf"{_CLASS}|{_CHARS.pattern}", re.DOTALL)
+_IN_EBNF = re.compile(rf"{_TEXT}|{_CLASS}|#[^\n]*", re.DOTALL)
 _CODES = tuple("\\" + letter for letter in "xuUpPcNk0123456789")  # escapes of more than one character
 _WIDE_FORMATS = ("email", "uri", "uri-reference", "uri-template")
 
@@ -92,32 +95,36 @@ def _keyword(schema: Mapping[str, Any], mark: str) -> str:
     return ""
 
 
-def _can_make(parts: Sequence[str], mark: str) -> bool:
-    return all(any(_makes(part, char) for part in parts) for char in set(mark))
-
-
-def _makes(part: str, char: str) -> bool:
-    """Whether a part of a regular expression makes a character."""
-    if part.startswith(_CODES) or re.search(r"\\[xuUpPcN]", part):
+def _can_make(parts: Collection[str], mark: str) -> bool:
+    """Whether parts of a regular expression make all characters of a mark."""
+    plain = {part for part in parts if len(part) == 1 and part != "."}
+    others = [part for part in parts if part not in plain]
+    # Python takes a bracket right at a class's beginning for one of its characters.
+    if any(one.startswith((*_CODES, "[]", "[^]")) or re.search(r"\\[xuUpPcN]", one) for one in others):
         return True
-    if len(part) == 1 and part != ".":
-        return part == char
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return re.fullmatch(part, char, re.DOTALL) is not None
+            made = re.compile("|".join(others) or "(?!)", re.DOTALL)
     except re.error:
         return True
+    return all(char in plain or made.fullmatch(char) for char in set(mark))
 
 
-def _regex_parts(pattern: str) -> list[str]:
-    return sorted(set(_IN_REGEX.findall(pattern)))
+def _regex_parts(pattern: str) -> set[str]:
+    parts: set[str] = set()
+    for found in _IN_REGEX.finditer(pattern):
+        parts |= {*_CHARS.findall(found.group())} if found.lastgroup else {found.group()}
+    return parts
 
 
-def _ebnf_parts(grammar: str) -> list[str]:
-    found = [one for one in _IN_EBNF.findall(grammar) if not one.startswith("#")]
-    parts = {one for one in found if one[0] == "["}
-    for text in found:
-        if text[0] == '"':
-            parts |= {"[.]" if one == "." else one for one in re.findall(r"\\.|.", text[1:-1], re.DOTALL)}
-    return sorted(parts)
+def _ebnf_parts(grammar: str) -> set[str]:
+    parts: set[str] = set()
+    for found in _IN_EBNF.finditer(grammar):
+        text = found.group()
+        if text.startswith("[") and not found.lastgroup:
+            parts.add(text)
+        elif not text.startswith("#"):
+            inner = text[1:] if found.lastgroup else text[1:-1]
+            parts |= {"[.]" if one == "." else one for one in _CHARS.findall(inner)}
+    return parts

@@ -85,19 +85,19 @@ def values_of(schema: Mapping[str, Any]) -> list[Any] | None:
         values = [one for one in values if one == const and isinstance(one, bool) == isinstance(const, bool)]
     kinds = schema.get("type")
     if kinds is not None:
-        kinds = kinds if isinstance(kinds, list) else [kinds]
-        values = [value for value in values if any(_is_of(value, kind) for kind in kinds)]
+        kinds = {one for one in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(one, str)}
+        values = [value for value in values if not kinds.isdisjoint(_types_of(value))]
     if not values:
         raise UnsupportedSchemaError(": no value is in enum, equals const and has the type")
     return values
 
 
-def _is_of(value: Any, kind: Any) -> bool:
+def _types_of(value: Any) -> tuple[str, ...]:
     if isinstance(value, bool) or value is None:
-        return bool(kind == ("null" if value is None else "boolean"))
+        return ("null" if value is None else "boolean",)
     if isinstance(value, int | float):
-        return bool(kind == "number" or (kind == "integer" and (isinstance(value, int) or value.is_integer())))
-    return bool(kind == ("string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"))
+        return ("number", "integer") if isinstance(value, int) or value.is_integer() else ("number",)
+    return ("string" if isinstance(value, str) else "array" if isinstance(value, list) else "object",)
 
 
 class Definitions:

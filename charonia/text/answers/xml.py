@@ -54,9 +54,10 @@ def _texts(schema: Any) -> dict[str, _Text]:
         return {}
     found = {}
     alternatives = Alternatives(schema)
+    known: dict[int, set[str] | None] = {}
     for name, inner in properties.items():
         options, passed = alternatives.of(inner)
-        kinds = _kinds(options)
+        kinds = _kinds(options, known)
         if kinds and "string" in kinds and kinds <= {"string", "null"}:
             found[name] = _Text("null" in kinds, options, passed)
     return found
@@ -159,20 +160,29 @@ def _unsupported(name: str, at: str, keyword: str) -> NoTagError:
     return NoTagError(f"{name}: the JSON schema, at {at}: the keyword {keyword} is not supported in this format")
 
 
-def _kinds(alternatives: Sequence[Mapping[str, Any]]) -> set[str] | None:
-    """The types that values have; None: any."""
+def _kinds(alternatives: Sequence[Mapping[str, Any]], known: dict[int, set[str] | None]) -> set[str] | None:
+    """The types that values have; None: any. known: those of schemas that were looked at, by id: many parameters may
+    refer to a large one."""
     kinds: set[str] = set()
     for inner in alternatives:
-        try:
-            values = values_of(inner)
-        except UnsupportedSchemaError:
+        if id(inner) not in known:
+            known[id(inner)] = _own_kinds(inner)
+        own = known[id(inner)]
+        if own is None:
             return None
-        if values is not None:
-            kinds |= {"string" if isinstance(value, str) else "null" if value is None else "other" for value in values}
-        elif isinstance(inner.get("type"), str):
-            kinds.add(inner["type"])
-        elif isinstance(inner.get("type"), list):
-            kinds |= {str(kind) for kind in inner["type"]}
-        else:
-            return None
+        kinds |= own
     return kinds
+
+
+def _own_kinds(schema: Mapping[str, Any]) -> set[str] | None:
+    """ "string", "null" and "other", as far as its own keywords say; None: any."""
+    try:
+        values = values_of(schema)
+    except UnsupportedSchemaError:
+        return None
+    if values is not None:
+        return {"string" if isinstance(value, str) else "null" if value is None else "other" for value in values}
+    kinds = schema.get("type")
+    if not isinstance(kinds, str | list):
+        return None
+    return {kind if kind in ("string", "null") else "other" for kind in ([kinds] if isinstance(kinds, str) else kinds)}
