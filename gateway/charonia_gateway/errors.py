@@ -102,7 +102,7 @@ _PARAMS = {
     "timeout_ms": "timeout",
 }
 _FIELD = re.compile(r"^([a-z_]+)((?:\[\d+\]|\.[a-z_]+)*)(?=:| =| is\b| holds\b)")
-_CONTEXT = re.compile(r"\bdo(?:es)? not fit\b.*session_len", re.DOTALL)
+_NO_FIT = re.compile(r"\bdo(?:es)? not fit\b")
 
 
 # What errors say of servers, and what of it is for clients: no address, and nothing of what gRPC has to say.
@@ -129,7 +129,8 @@ def from_engine(error: CharoniaError, names: Mapping[str, str] | None = None) ->
     text = str(error) if isinstance(error, BadRequest) else _without_places(str(error))
     match error:
         case BadRequest():
-            if _CONTEXT.search(text):
+            # Errors may show what was sent, however long it is: one expression for both would take quadratic time.
+            if (found := _NO_FIT.search(text)) and "session_len" in text[found.end() :]:
                 text = re.sub(r"\bmax_tokens\b", names.get("max_tokens", "max_tokens"), text)
                 return ApiError(400, text, code="context_length_exceeded")
             if found := _FIELD.match(text):
