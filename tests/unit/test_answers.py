@@ -126,6 +126,31 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
         [("add", {"a": 1}), ("search", {"q": "a\nb </tool_call> é"})],
     ),
     ("hermes", None, '<tool_call>{"name": "search"}</tool_call>', "", "", [("search", {})]),
+    (  # no arguments, in the ways that models write it
+        "hermes",
+        None,
+        '<tool_call>{"name": "search", "arguments": null}</tool_call><tool_call>{"arguments": "", "name": "add"}'
+        '</tool_call><tool_call>{"name": "add", "arguments": " "}</tool_call>',
+        "",
+        "",
+        [("search", {}), ("add", {}), ("add", {})],
+    ),
+    (  # arguments that stand in the wrong place
+        "hermes",
+        None,
+        '<tool_call>{"name": "search", "city": "Paris"}</tool_call>',
+        '<tool_call>{"name": "search", "city": "Paris"}</tool_call>',
+        "",
+        [],
+    ),
+    (
+        "hermes",
+        None,
+        '<tool_call>{"name": "add", "arguments": nil}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": nil}</tool_call>',
+        "",
+        [],
+    ),
     (  # no end
         "hermes",
         None,
@@ -242,6 +267,7 @@ RECORDED: list[tuple[str | None, str | None, str, str, str, list[tuple[str, Any]
     ),
     ("phi4_mini", None, 'functools[{"name": "add", "arguments": {"a": 1}}]', "", "", [("add", {"a": 1})]),
     ("phi4_mini", None, "use functools here", "use functools here", "", []),
+    ("phi4_mini", None, '<|tool_call|>[{"id": 1}]<|/tool_call|>', '<|tool_call|>[{"id": 1}]<|/tool_call|>', "", []),
     (
         "functiongemma",
         None,
@@ -415,6 +441,38 @@ def test_a_call_that_breaks_off_after_it_began_leaks_nothing_into_the_content() 
     assert found.calls == [("add", '{"a": 1,]}}', False), ("add", '{"a": 2}', True)]
     named = '[TOOL_CALLS]add[ARGS]{"a": x}'
     assert [complete for _, _, complete in read([named * 3], "mistral_named").calls] == [False] * 3
+
+
+LISTS = {
+    "hermes": ("<tool_call>[", "]</tool_call> Done."),
+    "phi4_mini": ("<|tool_call|>[", "]<|/tool_call|> Done."),
+    "mistral": ("[TOOL_CALLS][", ""),
+}
+
+
+@pytest.mark.parametrize("format", LISTS)
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize(
+    "debris",
+    [
+        ', {"name": "g", "argu',
+        ", oops",
+        " oops",
+        ', {"type": "x"}',
+        ', {"name": "g", "city": 1}, {"name": "add", "arguments": {}}',
+        ",",
+        ', [{"name": "add"}',
+    ],
+)
+def test_of_a_list_that_breaks_off_behind_a_call_nothing_is_content(format: str, parallel: bool, debris: str) -> None:
+    begin, end = LISTS[format]
+    for call in ('{"name": "add", "arguments": {"a": 1}}', '{"name": "add", "arguments": {"a": 1}, "x"}'):
+        text = f"{begin}{call}{debris}{end}"
+        found = read([text], format, parallel=parallel)
+        assert found == Joined("Done." if end else "", calls=[("add", '{"a": 1}', True)]), text
+        assert read(list(text), format, parallel=parallel) == found
+        for size in range(len(begin) + len(call), len(text) - len(" Done.")):
+            assert read([text[:size]], format, parallel=parallel).content == "", text[:size]
 
 
 def test_calls_after_the_first_are_dropped_where_only_one_is_wanted() -> None:

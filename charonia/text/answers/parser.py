@@ -3,7 +3,8 @@
 What is no call is text, and comes out as it was; of a call's markup nothing does. A call *begins* once its name and the
 beginning of its arguments are read; what breaks off before that is text, whole, unless the answer was cut off there.
 From then on arguments are handed on as they come, and cannot be taken back: of a call that breaks off later, what the
-model wrote up to the call's end is its arguments, which are no JSON then, and nothing is made up.
+model wrote up to the call's end is its arguments, which are no JSON then, and nothing is made up. Of a list that breaks
+off behind a call the rest is dropped, up to its end.
 
 White space around calls and reasoning is dropped, and so is that around all the text beside them.
 """
@@ -31,6 +32,7 @@ _SPACES = re.compile(f"[{_SPACE}]+")
 _MARKS = re.compile("[\ud800-\udfff]+")
 _NAME = re.compile(r"[^\s\[{\"\ud800-\udfff]+")
 XML_NAME = re.compile(r"[^\s<>\ud800-\udfff]+")
+_BESIDE = ("type", "id")  # members of a call in JSON that say nothing
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 Reading = Generator[None, None, None]
@@ -203,6 +205,8 @@ class AnswerParser:
         self._ended = False
         self._held: StringIO | None = None  # what was read of what may be a call
         self._call: _Call | None = None
+        self._in_list = False  # calls are being read that stand in a list
+        self._listed = False  # one of it has been read
         self._stray_end = False  # a call's end has not come; where it comes it is no text
         self._steps = self._read_answer()
         next(self._steps)
@@ -350,6 +354,7 @@ class AnswerParser:
         """What follows the beginning of calls, which was taken. Returns the beginning of the next, or "" ."""
         assert self._calls is not None
         self._hold(mark)
+        self._in_list = self._listed = False
         try:
             if self._calls.syntax == "json":
                 yield from self._read_json(strict=not mark)
@@ -358,7 +363,9 @@ class AnswerParser:
             else:
                 yield from self._read_named()
         except _NoCallError:
-            if self._call:
+            if self._listed and self._held:  # its end mark may be in what was taken for a text
+                self._text, self._at = self._held.getvalue() + self._text[self._at :], 0
+            if self._call or self._listed:
                 return (yield from self._read_broken())
             marked = mark or self.num_calls
             if self._held and self._ended and (self._certain or (self._cut_off and marked)):
@@ -377,13 +384,16 @@ class AnswerParser:
         assert self._calls is not None
         if (yield from self._spaces()) == "[" and not strict:
             self._take(1)
+            self._in_list = True
             while True:
                 yield from self._spaces()
                 yield from self._read_object(strict=False)
-                if (yield from self._spaces()) != ",":
+                if (char := (yield from self._spaces())) != ",":
                     break
-                self._hold()
                 self._take(1)
+            if char not in ("]", ""):
+                raise _NoCallError
+            self._held = None
             yield from self._read_end("]")
             return
         yield from self._read_object(strict=strict)
@@ -405,7 +415,7 @@ class AnswerParser:
         """{"name": ..., "arguments": {...}}. strict: of an offered function, and nothing else in it."""
         assert self._calls is not None
         yield from self._expect("{")
-        name, arguments, done, more = "", "", False, False
+        name, arguments, done, more, others = "", "", False, False, False
         while (yield from self._spaces()) != "}":
             if more:
                 yield from self._expect(",")
@@ -425,22 +435,28 @@ class AnswerParser:
                     done = True
                 else:
                     arguments = yield from self._read_whole_arguments(char)
-            elif key in ("name", *self._calls.keys) or (strict and key not in ("type", "id")):
+            elif key in ("name", *self._calls.keys) or (strict and key not in _BESIDE):
                 raise _NoCallError
             else:
+                others |= key not in _BESIDE
                 yield from self._read_value(JsonScanner())
         self._take(1)
         if not done:
-            if not name or (strict and not arguments):
+            # What else stands there may be the arguments.
+            if not name or (not arguments and (strict or others)):
                 raise _NoCallError
             self._begin_call(name)
             self._give_arguments(arguments or "{}")
             self._end_call()
 
     def _read_whole_arguments(self, char: str) -> Generator[None, None, str]:
-        """Arguments that come before the name, or as a text that is JSON."""
+        """Arguments that come before the name, or as a text that is JSON. Null or an empty text: there are none."""
+        if char == "n" and (yield from self._read_value(JsonScanner())):
+            return "{}"
         if char == '"':
             text = yield from self._read_string(MAX_HELD)
+            if not text.strip(_SPACE):
+                return "{}"
             scanner = JsonScanner()
             at, arguments = scanner.feed(text, 0)
             if not text.startswith("{") or not scanner.done or text[at:].strip():
@@ -588,7 +604,7 @@ class AnswerParser:
         self._end_call()
 
     def _read_broken(self) -> Generator[None, None, str]:
-        """The rest of a call whose arguments are no JSON. Returns the beginning of the next."""
+        """The rest of a call whose arguments are no JSON, or of a list behind a call. Returns the next beginning."""
         give = (lambda _: None) if self._xml else self._give_arguments  # it is no JSON, and the marks are in it
         mark = yield from self._until([self._end] if self._end else self._begins, give)
         self._end_call(complete=False)
@@ -612,6 +628,9 @@ class AnswerParser:
             self._events.append(CallEnd(self._call.index, complete))
         self._call = None
         self._stray_end = bool(self._end)  # until it has come
+        if self._in_list:
+            self._listed = True
+            self._hold()
 
     def _random_id(self) -> str:
         length = self._calls.id_characters if self._calls else 0
