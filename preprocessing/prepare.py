@@ -79,6 +79,7 @@ class Preparation:
             interactive=fields.interactive,
             limit=self.limit,
             continues=fields.continue_final_message,
+            unseen_tools=choice.forced,
         )
         parallel = fields.parallel_tool_calls
         prompted = None if fields.messages is None else chat.text

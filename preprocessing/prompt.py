@@ -73,12 +73,13 @@ def build_prompt(
     interactive: bool = False,
     limit: int | None = None,
     continues: bool = False,
+    unseen_tools: bool = False,
 ) -> Encoded:
     """Exactly one of text_input, token_ids and messages; the others as JSON. variables: of the chat template. special:
     with the tokens that the tokenizer puts around a text; None: with text_input alone. with_text: the text of token_ids
     is wanted. interactive: the input is what is new in a session, so it is also given as what follows the session's
     history. limit: the context's length, beyond which no text is tokenized to its end. continues: the last message is
-    an answer that has begun."""
+    an answer that has begun. unseen_tools: a chat template that shows no tools may leave them out."""
     given = [text_input is not None, token_ids is not None, messages is not None]
     if sum(given) != 1:
         problem = f"{sum(given)} of them were sent" if any(given) else "none was sent"
@@ -113,6 +114,7 @@ def build_prompt(
         limit=limit,
         variables=given_variables,
         continues=continues,
+        unseen_tools=unseen_tools,
     )
 
 

@@ -15,7 +15,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -36,6 +37,11 @@ _MAX_SHOWN = 80  # characters of a wrong value in an error
 # Stands for an answer whose tokens the engine has: what a chat template writes after it is what follows the answer. No
 # template changes it, since it has neither spaces nor markup, and nobody writes it.
 _ANSWER = "charoniaXanswerXendsXhere"
+# A function that nobody has: a chat template that shows its name shows tools.
+_PROBED = "charoniaXtool"
+_PROBE = {"type": "function", "function": {"name": _PROBED, "description": "", "parameters": {"type": "object"}}}
+# Where a chat template looks for tools: in its variable, or in the system message, as a text; "" nowhere.
+_ToolPlace = Literal["variable", "system message", ""]
 
 
 # True in a process that has no other use of transformers: it does not import PyTorch where that is installed. No
@@ -241,9 +247,10 @@ def encode_chat(
     limit: int | None = None,
     variables: Mapping[str, Any] | None = None,
     continues: bool = False,
+    unseen_tools: bool = False,
 ) -> Encoded:
     """A chat through the model's template, which writes special tokens itself; special: the tokenizer adds its own to
-    them. messages, tools: as OpenAI has them.
+    them. messages, tools: as OpenAI has them. unseen_tools: they may be left out where the template shows none.
 
     interactive: the messages may go on from a session's history; `encode_continuation` says how. limit: as check_length
     has it. variables: of the template, beside those that every template has. continues: the last message is an answer
@@ -255,7 +262,18 @@ def encode_chat(
         begun = _begun_answer(checked, interactive=interactive)
         checked = checked[:-1]
     variables = check_variables(variables or {})
-    text = render_chat(tokenizer, checked, None if tools is None else check_tools(tools), variables) + begun
+    shown = None if tools is None else check_tools(tools)
+    if shown:
+        place = _tool_place(tokenizer, checked, variables)
+        if not place and not unseen_tools:
+            raise PromptError(
+                "tools",
+                "the model's chat template does not show them, so the model would not know them",
+                "serve the model with a chat template that does, or describe them in a message and force calls: send "
+                "tool_choice = required or a function's name",
+            )
+        checked, shown = _with_tools(checked, shown, place)
+    text = render_chat(tokenizer, checked, shown, variables) + begun
     check_length(tokenizer, "messages", text, limit)
     added = encode_continuation(tokenizer, checked, variables) if interactive else []
     ids = encode(tokenizer, "messages", text, special=special)
@@ -354,6 +372,45 @@ def check_tools(tools: Any) -> list[dict[str, Any]]:
         remedy = 'send a JSON list such as [{"type": "function", "function": {"name": ..., "parameters": {...}}}]'
         raise PromptError("tools", "not a list of objects", remedy)
     return list(tools)
+
+
+_tool_places: WeakKeyDictionary[Any, dict[tuple[str, bool], _ToolPlace]] = WeakKeyDictionary()
+
+
+def _tool_place(tokenizer: Any, messages: Sequence[Message], variables: Mapping[str, Any]) -> _ToolPlace:
+    """Found out once per template, and again for variables where it shows no tools without them."""
+    has_system = messages[0]["role"] == "system"
+    known = _tool_places.setdefault(tokenizer, {})
+    key = str(tokenizer.chat_template), has_system
+    if key not in known:
+        known[key] = _probe_tool_place(tokenizer, has_system, {})
+    return known[key] or (_probe_tool_place(tokenizer, has_system, variables) if variables else "")
+
+
+def _probe_tool_place(tokenizer: Any, has_system: bool, variables: Mapping[str, Any]) -> _ToolPlace:
+    messages = [{"role": role, "content": "x"} for role in (["system", "user"] if has_system else ["user"])]
+    places: tuple[_ToolPlace, ...] = ("variable", "system message")
+    for place in places:
+        try:
+            text = render_chat(tokenizer, *_with_tools(messages, [_PROBE], place), variables)
+        except PromptError:  # the template says what it refuses, of the caller's messages
+            return "variable" if place == "variable" else ""
+        if _PROBED in text:
+            return place
+    return ""
+
+
+def _with_tools(
+    messages: list[Message], tools: list[dict[str, Any]], place: _ToolPlace
+) -> tuple[list[Message], list[dict[str, Any]] | None]:
+    """Messages and tools as a template wants them."""
+    if place != "system message":
+        return messages, tools
+    functions = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+    has_system = messages[0]["role"] == "system"
+    first = messages[0] if has_system else {"role": "system", "content": ""}
+    # A caller who knows the template may have put them there.
+    return [{**first, "tools": first.get("tools") or functions}, *messages[has_system:]], None
 
 
 # What transformers takes beside a template's variables: what a caller must not set.

@@ -16,6 +16,7 @@ sys.path += [str(ROOT / "charonia" / "text"), str(ROOT / "preprocessing")]
 
 import prompt  # noqa: E402
 from context_length import GUIDE_MAX_BYTES, context_length, guide_max_bytes  # noqa: E402
+from prepare import Fields, Preparation  # noqa: E402
 from prompt_ids import PromptError, check_messages, encode_bad_words, load_tokenizer  # noqa: E402
 
 TEMPLATE = (
@@ -177,6 +178,57 @@ def test_tools_and_tool_calls_reach_the_template(tokenizer: Any) -> None:
     tools = [{"type": "function", "function": {"name": "weather"}}]
     text = build(tokenizer, messages=json.dumps(messages), tools=json.dumps(tools)).text
     assert text == f"<tools>{json.dumps(tools)}<|user|>hi<|assistant|>Kyiv<|tool|>sunny<|assistant|>"
+
+
+# As chat templates of some families do it: in the first turn, behind the system message or in its place, before the
+# last message, by a variable of their own, and, as Phi-4-mini's, in the system message.
+_EACH = "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}"
+SHOWN = {
+    "first": "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}" + _EACH,
+    "behind system": "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}"
+    "{% for tool in tools or [] %}{{ tool.function.name }}: {{ tool.function.description }}{% endfor %}"
+    "{% for message in messages if message.role != 'system' %}{{ message.content }}{% endfor %}",
+    "last": "{% for message in messages %}{% if loop.last and tools %}[T]{{ tools | map(attribute='function') | list | "
+    "tojson }}[/T]{% endif %}{{ message.content }}{% endfor %}",
+    "variable": "{% if with_tools %}{{ tools | tojson }}{% endif %}" + _EACH,
+    "phi": "{% for message in messages %}{% if message['role'] == 'system' and message['tools'] %}{{ '<|system|>' + "
+    "message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' }}{% else %}{{ '<|' + message['role'] + '|>' + "
+    "message['content'] }}{% endif %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_tools_are_shown_where_the_template_looks_for_them(tmp_path: Path, kind: str) -> None:
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "other", SHOWN[kind]))
+    function = {"name": "weather", "description": "of a place", "parameters": {"type": "object", "title": "é"}}
+    tools = json.dumps([{"type": "function", "function": function}])
+    more = {"variables": '{"with_tools": true}'} if kind == "variable" else {}
+    for system in ([], [{"role": "system", "content": "Be brief."}]):
+        asked = json.dumps([*system, {"role": "user", "content": "hi"}])
+        for _ in range(2):
+            text = prompt.build_prompt(tokenizer, None, asked, tools, **more).text
+            assert text.count("weather") == 1 and "of a place" in text and text.count("Be brief.") == len(system)
+        if kind == "phi":
+            assert f"<|tool|>{json.dumps([function], ensure_ascii=False)}<|/tool|>" in text
+            own = json.dumps([{"role": "system", "content": "", "tools": "[mine]"}, {"role": "user", "content": "hi"}])
+            assert "<|tool|>[mine]<|/tool|>" in prompt.build_prompt(tokenizer, None, own, tools).text
+        if kind == "variable":
+            with pytest.raises(PromptError, match=r"^tools: .*does not show them"):
+                prompt.build_prompt(tokenizer, None, asked, tools)
+
+
+def test_tools_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "other", _EACH))
+    tools = json.dumps([{"type": "function", "function": {"name": "weather"}}])
+    with pytest.raises(PromptError, match=r"^tools: the model's chat template does not show them.*; serve the model "):
+        build(tokenizer, messages="hi", tools=tools)
+    assert build(tokenizer, messages="hi", tools="[]").text == "<|user|>hi"
+    preparation = Preparation(tokenizer, {"CHARONIA_TOOL_CALL_PARSER": "hermes"}, None, GUIDE_MAX_BYTES)
+    for choice in ("required", '{"type": "function", "function": {"name": "weather"}}', "none"):
+        made = preparation.prepare(Fields(messages="hi", tools=tools, tool_choice=choice))
+        assert made.chat.text == "<|user|>hi" and bool(made.guide.text) == (choice != "none")
+    with pytest.raises(PromptError, match=r"^tools: .*tool_choice = required"):
+        preparation.prepare(Fields(messages="hi", tools=tools))
 
 
 @pytest.mark.parametrize(
@@ -354,6 +406,10 @@ def test_the_context_is_as_long_as_the_engine_takes_it_to_be(tmp_path: Path) -> 
     assert (length(), length("512")) == (2048, 512)
     config.write_text("#" + parameter.format(7))
     assert length() == 1024
+    assert guide_max_bytes(tmp_path, config, {}) == GUIDE_MAX_BYTES
+    config.write_text(parameter.format(7).replace("session_len", "guide_max_bytes"))
+    assert (guide_max_bytes(tmp_path, config, {}), length()) == (7, 1024)
+    assert guide_max_bytes(tmp_path, config, {"CHARONIA_GUIDE_MAX_BYTES": "9"}) == 9
 
 
 def test_a_begun_answer_is_the_prompts_end(tokenizer: Any) -> None:
@@ -377,7 +433,3 @@ def test_a_begun_answer_is_the_prompts_end(tokenizer: Any) -> None:
             prompt.build_prompt(tokenizer, None, messages, None, continues=True, **more)
     with pytest.raises(PromptError, match=r"^continue_final_message: there are no messages"):
         prompt.build_prompt(tokenizer, "x", None, None, continues=True)
-    assert guide_max_bytes(tmp_path, config, {}) == GUIDE_MAX_BYTES
-    config.write_text(parameter.format(7).replace("session_len", "guide_max_bytes"))
-    assert (guide_max_bytes(tmp_path, config, {}), length()) == (7, 1024)
-    assert guide_max_bytes(tmp_path, config, {"CHARONIA_GUIDE_MAX_BYTES": "9"}) == 9
