@@ -45,6 +45,10 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"max_tokens": 0},
         {"logprobs": 21},
         {"best_of": 2, "n": 1, "stream": True},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tool_choice": "required"},
+        {"functions": [{"name": "f"}]},
+        {"function_call": "auto"},
     ],
     "/v1/responses": [
         {"tools": [{"type": "web_search"}]},
@@ -134,6 +138,7 @@ def test_a_field_that_is_refused_outright_has_its_case() -> None:
 def test_the_page_names_the_fields_that_openai_does_not_have() -> None:
     text = PAGE.read_text()
     own = {name for route in ROUTES for name in set(ROUTES[route][0].model_fields) - set(rows(route))}
-    own -= {"metadata", "store", "service_tier"}  # OpenAI's, of the other route
+    # OpenAI's, of the other route
+    own -= {"metadata", "store", "service_tier", "tools", "tool_choice", "functions", "function_call"}
     (listed,) = re.findall(r"does not have \((.*?)\)", text, re.DOTALL)
     assert set(re.findall(r"`(\w+)`", listed)) == own

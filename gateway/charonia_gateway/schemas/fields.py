@@ -319,6 +319,7 @@ ToolChoice = Annotated[
 _NULL = WithJsonSchema({"type": "null"})
 Functions = Annotated[None, refused("it is the older form of tools: send those"), _NULL]
 FunctionCall = Annotated[None, refused("it is the older form of tool_choice: send that"), _NULL]
+OfChat = Annotated[None, refused("tools are part of a chat: send it to /v1/chat/completions, or leave it out"), _NULL]
 Audio = Annotated[None, refused("answers are text: leave it out"), _NULL]
 TextModality = Annotated[
     list[str] | None, BeforeValidator(_text_modality), _schema({"type": "array", "items": {"const": "text"}})

@@ -24,6 +24,7 @@ from charonia_gateway.schemas.fields import (
     FunctionCall,
     Functions,
     LogitBias,
+    OfChat,
     OrText,
     Prompt,
     SessionId,
@@ -320,6 +321,10 @@ class CompletionRequest(Sampling):
         description="answers to make, of which the n of greatest mean log probability per token are returned",
     )
     suffix: str | None = None
+    tools: OfChat = Field(None, description="refused: a part of chats")
+    tool_choice: OfChat = Field(None, description="refused, as tools")
+    functions: OfChat = Field(None, description="refused, as tools")
+    function_call: OfChat = Field(None, description="refused, as tools")
 
     @model_validator(mode="after")
     def _consistent_completion(self) -> CompletionRequest:
