@@ -266,6 +266,10 @@ TEST_F(GuideCompilerTest, WhatASchemaWouldNotKeepIsRefusedWithItsPlace) {
   at(property(R"({"oneOf": [{"type": "integer"}, {"type": "number"}]})"), "/properties/a~1b/oneOf/1");
   at(R"({"type": "object", "properties": {"a": true}, "required": ["b"]})", "/required/0");
   at(R"({"type": "object", "patternProperties": {"a": true}, "additionalProperties": true})", "/additionalProperties");
+  at(property(R"({"type": "array", "prefixItems": [{}, {}], "maxItems": 1})"),
+     "/properties/a~1b/maxItems: maxItems is less than the 2 schemas of prefixItems");
+  at(R"({"type": "object", "properties": {"a": true, "b": true}, "required": ["a", "b", "a"], "maxProperties": 1})",
+     "/maxProperties: maxProperties is less than the 2 properties that are required");
   at(R"({"$ref": "#"})", "refers to itself");
   at(R"({"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"allOf": [{"$ref": "#"}]}}})", "refers to itself");
   at(R"({"type": "string")", "is no JSON");
@@ -292,6 +296,31 @@ TEST_F(GuideCompilerTest, OneOfIsTakenWhereItsSchemasExcludeOneAnother) {
   EXPECT_TRUE(valid(schema, R"({"kind": "a", "x": 1})"));
   EXPECT_TRUE(valid(schema, "null"));
   EXPECT_FALSE(valid(schema, R"({"kind": "c", "x": 1})"));
+  // Without a type, what is no object is valid as well.
+  const std::string implied = R"({"properties": {"a": {"type": "null"}}, "required": ["a"]})";
+  for (const char* const other : {R"({"type": "string"})", R"({"const": "x"})", R"({"type": ["object", "null"]})"}) {
+    const auto error = refused(GuideType::json_schema, cat(R"({"oneOf": [)", implied, ", ", other, "]}"));
+    EXPECT_NE(error.find("at /oneOf/1: a value may be valid here and under"), std::string::npos) << error;
+  }
+  const auto of_objects = cat(R"({"oneOf": [)", implied, R"(, {"type": "object", "properties": {"b": {"type": "null"}},
+      "required": ["b"], "additionalProperties": false}]})");
+  EXPECT_TRUE(valid(of_objects, R"({"a": null})"));
+  EXPECT_TRUE(valid(of_objects, R"({"b": null})"));
+}
+
+TEST_F(GuideCompilerTest, OneOfWithinOthersStaysExclusive) {
+  const std::string numbers = R"({"oneOf": [{"type": "integer"}, {"type": "number"}]})";
+  const std::string names = R"({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]})";
+  const std::string object = R"("type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}})";
+  for (const auto& schema : {cat(R"({"type": ["number", "string"], "anyOf": [)", numbers, R"(, {"type": "string"}]})"),
+                             cat(R"({"type": ["number", "string"], "oneOf": [)", numbers, "]}"),
+                             cat(R"({"type": ["number", "string"], "anyOf": [)", numbers, "]}"),
+                             cat("{", object, R"(, "anyOf": [)", names, R"(, {"maxProperties": 0}]})")}) {
+    EXPECT_NE(refused(GuideType::json_schema, schema), "") << schema;
+  }
+  const std::string distinct = R"({"type": ["integer", "string"], "oneOf": [{"oneOf": [{"type": "integer"}, {"type": "string"}]}]})";
+  EXPECT_TRUE(valid(distinct, "5"));
+  EXPECT_TRUE(valid(distinct, R"("a")"));
 }
 
 TEST_F(GuideCompilerTest, SchemasThatCombineOthersAreMerged) {
@@ -338,6 +367,13 @@ TEST_F(GuideCompilerTest, WhichPropertiesGoTogetherIsKept) {
       "not": {"required": ["a"]}})";
   EXPECT_TRUE(valid(never, R"({"b": null})"));
   EXPECT_FALSE(valid(never, R"({"a": null, "b": null})"));
+  const std::string only = R"({"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": true, )";
+  for (const char* const condition :
+       {R"("not": {"required": ["a"]}})", R"("dependentSchemas": {"a": {"required": ["a"]}}})"}) {
+    const auto schema = only + condition;
+    EXPECT_FALSE(valid(schema, R"({"a": "a"})")) << schema;
+  }
+  EXPECT_TRUE(valid(cat(only, R"("not": {"required": ["a"]}})"), "{}"));
   const std::string apart = R"({"allOf": [{"type": "object", "properties": {"b": {"type": "null"}},
       "not": {"required": ["a"]}}, {"properties": {"a": {"type": "null"}}}]})";
   EXPECT_TRUE(valid(apart, R"({"b": null})"));

@@ -35,7 +35,10 @@ NEEDED = st.lists(NAMES, max_size=2, unique=True)
 def larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Schemas that have others in them, and combinations of keywords."""
     some = st.lists(inner, min_size=1, max_size=3)
-    combined = {"allOf": some, "anyOf": some, "oneOf": some, "not": st.fixed_dictionaries({"required": NEEDED})}
+    absent = st.fixed_dictionaries({"required": NEEDED | st.lists(NAMES, min_size=1, max_size=1)})
+    exclusive = st.fixed_dictionaries({"oneOf": st.lists(inner | absent, min_size=1, max_size=3)})
+    options = some | st.lists(inner | exclusive, min_size=1, max_size=2)
+    combined = {"allOf": some, "anyOf": options, "oneOf": options, "not": absent}
     objects = {
         "properties": st.dictionaries(NAMES, inner, max_size=4),
         "required": NEEDED,
@@ -45,10 +48,16 @@ def larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         "maxProperties": COUNTS,
         "x-note": VALUES,
     }
+    some_properties = {"properties": objects["properties"]}
+    others = {name: kind for name, kind in objects.items() if name != "properties"}
+    without_type = st.fixed_dictionaries(some_properties, optional=others)
     arrays = {"items": inner, "prefixItems": some, "minItems": COUNTS, "maxItems": COUNTS}
     return st.one_of(
         st.fixed_dictionaries({"type": st.just("object")}, optional=objects),
         st.fixed_dictionaries({"type": st.just("object")}, optional=objects | combined),
+        # Without a type, what is no object is valid as well.
+        st.fixed_dictionaries(some_properties, optional=others | combined),
+        st.fixed_dictionaries({"oneOf": st.tuples(without_type, LEAVES).map(list)}),
         st.fixed_dictionaries({"type": st.just("array")}, optional=arrays),
         st.fixed_dictionaries({}, optional=combined),
         st.fixed_dictionaries({}, optional={"type": st.sampled_from(["string", "integer", "object"]), **combined}),

@@ -345,14 +345,13 @@ bool Checker::disjoint(const Json& left_in, const Json& right_in) const {
     if (schema.contains("enum") && schema["enum"].is_array()) return schema["enum"].get<std::vector<Json>>();
     return std::nullopt;
   };
-  const auto types = [&](const Json& schema) {
-    auto out = types_of(schema, "");
-    if (out.empty() && schema.contains("properties") && !schema.contains("anyOf") && !schema.contains("oneOf") &&
-        !schema.contains("allOf")) {
-      out = {"object"};
-    }
-    return out;
+  // What has properties and no type makes objects alone. All other values are valid under it.
+  const auto implies_object = [](const Json& schema) {
+    return !schema.contains("type") && schema.contains("properties") && !schema.contains("anyOf") &&
+           !schema.contains("oneOf") && !schema.contains("allOf");
   };
+  const std::vector<std::string> objects{"object"};
+  const auto types = [&](const Json& schema) { return implies_object(schema) ? objects : types_of(schema, ""); };
   const auto left_values = values(left), right_values = values(right);
   if (left_values && right_values) {
     return std::ranges::none_of(*left_values, [&](const Json& value) {
@@ -360,20 +359,20 @@ bool Checker::disjoint(const Json& left_in, const Json& right_in) const {
     });
   }
   if (left_values || right_values) {
-    const auto other = types(left_values ? right : left);
+    const auto other = types_of(left_values ? right : left, "");
     return !other.empty() && std::ranges::none_of(left_values ? *left_values : *right_values, [&](const Json& value) {
       return std::ranges::any_of(other, [&](const auto& type) { return is_type(value, type); });
     });
   }
   const auto left_types = types(left), right_types = types(right);
   if (left_types.empty() || right_types.empty()) return false;
+  if ((implies_object(left) || implies_object(right)) && (left_types != objects || right_types != objects)) return false;
   const bool share_type = std::ranges::any_of(left_types, [&](const std::string& type) {
     return std::ranges::any_of(right_types, [&](const std::string& other) {
       return type == other || (type == "integer" && other == "number") || (type == "number" && other == "integer");
     });
   });
   if (!share_type) return true;
-  const std::vector<std::string> objects{"object"};
   if (left_types != objects || right_types != objects) return false;
   const auto lacks = [&](const Json& closed, const Json& other) {
     if (!closed.contains("additionalProperties") || closed["additionalProperties"] != Json(false)) return false;
@@ -602,6 +601,9 @@ void Checker::visit_array(const Json& schema, const std::string& path, int depth
       if (!items[first].is_object()) refuse(cat(path, "/prefixItems/", first), "a schema here is an object");
       visit(items[first], cat(path, "/prefixItems/", first), depth + 1);
     }
+    if (most && *most < static_cast<std::int64_t>(first)) {
+      refuse(path + "/maxItems", "maxItems is less than the ", first, " schemas of prefixItems: leave out those behind it");
+    }
   }
   bool open = !schema.contains("prefixItems");
   if (schema.contains("items")) {
@@ -679,6 +681,11 @@ void Checker::visit_properties(const Json& schema, const std::string& path, int 
       if (!schema.contains("properties") || !schema["properties"].contains(required[i].get<std::string>())) {
         refuse(at, required[i].dump(), " is not among properties: describe it there");
       }
+    }
+    const auto most = count_of(schema, path, "maxProperties");
+    const auto names = static_cast<std::int64_t>(std::set<Json>(required.begin(), required.end()).size());
+    if (most && *most < names) {
+      refuse(path + "/maxProperties", "maxProperties is less than the ", names, " properties that are required");
     }
   }
   if (!schema.contains("patternProperties")) return;

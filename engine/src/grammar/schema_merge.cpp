@@ -332,10 +332,12 @@ std::optional<Merger::Options> Merger::cross(const Options& left, const Options&
 
 std::optional<Merger::Options> Merger::alternatives(const Json& list, bool exclusive, int depth) {
   if (!list.is_array() || list.empty()) return std::nullopt;
-  Options out{{}, exclusive && list.size() > 1};
+  if (list.size() == 1) return options_of(list[0], depth + 1);
+  Options out{{}, exclusive};
   for (const auto& one : list) {
     const auto inner = options_of(one, depth + 1);
-    if (!inner || (out.exclusive && (inner->exclusive || inner->schemas.size() > 1))) return std::nullopt;
+    // Several of which one is valid, or exactly one, are no more than that one among others.
+    if (!inner || ((exclusive || inner->exclusive) && inner->schemas.size() > 1)) return std::nullopt;
     out.schemas.insert(out.schemas.end(), inner->schemas.begin(), inner->schemas.end());
   }
   if (out.schemas.size() > kMaxOptions) return std::nullopt;
@@ -345,7 +347,12 @@ std::optional<Merger::Options> Merger::alternatives(const Json& list, bool exclu
 // Objects without the property. False: none is left.
 bool Merger::leave_out(Json& schema, const std::string& name) {
   if (is_required(schema, name)) return false;
-  if (is_object_list(schema, "properties")) schema["properties"].erase(name);
+  if (!is_object_list(schema, "properties")) return true;
+  auto& properties = schema["properties"];
+  properties.erase(name);
+  // An object with properties has no others. One that has none left, and may have others, would have this one again.
+  const bool open = schema.contains("additionalProperties") && schema["additionalProperties"] != Json(false);
+  if (open && properties.empty()) properties[name] = false;
   return true;
 }
 
