@@ -80,7 +80,10 @@ export async function remove(id) {
 
 /** Tells tabs that ask which messages this one writes: `ids()`. */
 export function tellWhatIsWritten(ids) {
-  writers.onmessage = ({ data }) => data.ask && writers.postMessage({ writes: [...ids()] });
+  writers.onmessage = ({ data }) => {
+    const mine = ids();
+    if (data.ask && mine.length) writers.postMessage({ writes: mine });
+  };
 }
 
 /** The ids of the messages that other tabs write. */

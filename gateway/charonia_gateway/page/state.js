@@ -10,7 +10,7 @@ import { CROWDED_MS, tell, watch } from "./server_watch.js";
 
 const MAX_FILE_BYTES = 1_000_000;
 const SAVE_MS = 1000;
-const SETTLE_MS = 5000; // between two looks at answers that other tabs write
+const SETTLE_MS = 10_000; // between two looks at answers that other tabs write
 
 export const state = {
   conversations: [], // the newest first
