@@ -94,7 +94,7 @@ class AnswerGuides:
             raise PromptError("tool_choice", f"{show(choice.name or choice.kind)} without tools", "send tools")
         if prompt is None or not (choice.forced or strict or given.type) or (given.text and not given.type):
             return given
-        if given.type and self._is_beyond(given):
+        if given.type and not choice.forced and self._is_beyond(given):
             return given
         state = "none" if num_begun else self._reasoning_state(prompt)
         try:
@@ -211,8 +211,10 @@ class AnswerGuides:
                 check_name(self._formats.calls, name)
             except NoTagError as error:
                 raise PromptError("tools", f"function {show(name)} cannot be called: {error}", "rename it") from None
-            made.append(Function(name, _strict_parameters(name, function) if function.get("strict") else None))
-            size += len(json.dumps(made[-1].parameters, ensure_ascii=False)) if function.get("strict") else 0
+            schema = _strict_parameters(name, function) if function.get("strict") else None
+            if schema is not None:
+                size += len(json.dumps(schema, ensure_ascii=False, separators=(",", ":")))  # as the tag has it
+            made.append(Function(name, schema))
         if size > self._max_bytes:
             problem = f"the JSON schemas of strict functions have {size} characters, and guide_max_bytes is "
             problem += str(self._max_bytes)

@@ -265,6 +265,8 @@ def encode_chat(
     shown = None if tools is None else check_tools(tools)
     if shown:
         place = _tool_place(tokenizer, checked, variables)
+        if not place and not unseen_tools and _are_shown(tokenizer, checked, shown, variables):
+            place = "variable"
         if not place and not unseen_tools:
             raise PromptError(
                 "tools",
@@ -385,6 +387,14 @@ def _tool_place(tokenizer: Any, messages: Sequence[Message], variables: Mapping[
     if key not in known:
         known[key] = _probe_tool_place(tokenizer, has_system, {})
     return known[key] or (_probe_tool_place(tokenizer, has_system, variables) if variables else "")
+
+
+def _are_shown(
+    tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]], variables: Mapping[str, Any]
+) -> bool:
+    """Whether these messages have these tools in their prompt: the probe may not be such as a template wants."""
+    with_them, without = (render_chat(tokenizer, messages, given, variables) for given in (tools, None))
+    return with_them != without
 
 
 def _probe_tool_place(tokenizer: Any, has_system: bool, variables: Mapping[str, Any]) -> _ToolPlace:

@@ -49,6 +49,8 @@ def _prompt(message: Any, request: GenerateRequest | TokenizeRequest) -> None:
         _texts(message, "messages", [request.messages_json()])
     if request.tools:
         _texts(message, "tools", [request.tools_json()])
+    if request.tool_choice is not None:
+        _texts(message, "tool_choice", [request.tool_choice_text()])
     if request.chat_template_kwargs:
         _texts(message, "chat_template_kwargs", [request.chat_template_kwargs_json()])
     if request.continue_final_message:
@@ -60,8 +62,6 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
     guide that is none."""
     message = pb.ModelInferRequest(model_name=model, id=request_id)
     _prompt(message, request)
-    if request.tool_choice is not None:
-        _texts(message, "tool_choice", [request.tool_choice_text()])
     if request.parallel_tool_calls is not None:
         _numbers(message, "parallel_tool_calls", "BOOL", [request.parallel_tool_calls])
     for field, (name, datatype) in SCALARS.items():

@@ -75,6 +75,7 @@ class _Chat:
     __slots__ = ()
     messages: Sequence[Mapping[str, Any]] | None
     tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
     chat_template_kwargs: Mapping[str, Any] | None
 
     def messages_json(self) -> bytes:
@@ -82,6 +83,10 @@ class _Chat:
 
     def tools_json(self) -> bytes:
         return json.dumps(self.tools, ensure_ascii=False).encode()
+
+    def tool_choice_text(self) -> bytes:
+        choice = self.tool_choice
+        return (choice if isinstance(choice, str) else json.dumps(choice, ensure_ascii=False)).encode()
 
     def chat_template_kwargs_json(self) -> bytes:
         return json.dumps(self.chat_template_kwargs, ensure_ascii=False).encode()
@@ -127,10 +132,6 @@ class GenerateRequest(ScalarFields, _Chat):
         if (self.interactive or self.end_session) and not self.session_id:
             raise ValueError("interactive and end_session need a session_id")
 
-    def tool_choice_text(self) -> bytes:
-        choice = self.tool_choice
-        return (choice if isinstance(choice, str) else json.dumps(choice, ensure_ascii=False)).encode()
-
     def logit_bias_json(self) -> bytes:
         return json.dumps({str(token): bias for token, bias in (self.logit_bias or {}).items()}).encode()
 
@@ -152,6 +153,7 @@ class TokenizeRequest(_Chat):
     prompt_token_ids: Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: str | Mapping[str, Any] | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
     continue_final_message: bool = False  # the last of messages is an answer that has begun
     add_special_tokens: bool | None = None

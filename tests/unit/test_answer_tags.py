@@ -327,10 +327,17 @@ def test_what_the_engine_refuses_for_its_size_or_depth_is_not_read() -> None:
         given = answer_guide.Guide(kind, text)
         for functions in ([], [{"name": "f"}]):
             assert guides.make("", functions, auto, True, given) is given
+        if kind != "structural_tag":
+            required = ToolChoice("required")
+            forced = guides.make("", [{"name": "f"}], required, True, given)
+            assert forced == guides.make("", [{"name": "f"}], required, True, answer_guide.Guide()), kind
     guides = answer_guide.AnswerGuides(formats, {}, 1000)
     schema = {"type": "object", "properties": {"a" * 1000: {}}}
     text = refusal(guides.make, "", [strict(schema)], auto, True, answer_guide.Guide())
     assert text.startswith("tools: the JSON schemas of strict functions have 10") and "guide_max_bytes is 1000" in text
+    many = {"type": "object", "properties": {f"p{number}": {"type": "integer"} for number in range(36)}}
+    assert len(json.dumps(many)) > 1000 > len(json.dumps(many, separators=(",", ":")))
+    assert guides.make("", [strict(many)], auto, True, answer_guide.Guide()).text
 
 
 def test_a_large_schema_that_many_parameters_refer_to_is_looked_at_once() -> None:

@@ -475,6 +475,15 @@ def test_of_a_list_that_breaks_off_behind_a_call_nothing_is_content(format: str,
             assert read([text[:size]], format, parallel=parallel).content == "", text[:size]
 
 
+@pytest.mark.parametrize("debris", ["", ",", ", oops"])
+def test_a_list_that_breaks_off_takes_no_call_behind_it_away(debris: str) -> None:
+    first, second = '{"name": "add", "arguments": {"a": 1}}', '{"name": "search", "arguments": {"q": "x"}}'
+    text = f"<tool_call>[{first}{debris}\n<tool_call>{second}</tool_call> Done."
+    found = read([text], "hermes")
+    assert found == Joined("Done.", calls=[("add", '{"a": 1}', True), ("search", '{"q": "x"}', True)])
+    assert read(list(text), "hermes") == found
+
+
 def test_calls_after_the_first_are_dropped_where_only_one_is_wanted() -> None:
     text = CALL_FORMATS["hermes"].write([("add", {"a": 1}), ("search", {}), ("search", {})])
     assert read([f"{text} end"], "hermes", parallel=False) == Joined(content="end", calls=[("add", '{"a": 1}', True)])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gateway_in_process import MODEL, gateway
 from starlette.types import Message, Receive, Scope, Send
-from triton_double import error, parsed, part
+from triton_double import error, input_text, parsed, part
 from tritonclient.grpc import service_pb2 as pb
 
 HANG_S = 120
@@ -165,7 +165,10 @@ async def test_the_session_of_a_chain_ends_with_its_last_stored_answer() -> None
 async def test_tokens_are_counted_and_the_routes_are_in_the_metrics() -> None:
     async with gateway() as (web, server):
         found = (await web.post("/tokenize", json={"prompt": "hello"})).json()
-        counted = (await web.post("/v1/messages/count_tokens", json={"model": MODEL, "messages": USER})).json()
+        tools = [{"name": "f", "input_schema": {"type": "object"}}]
+        asked = {"model": MODEL, "messages": USER, "tools": tools, "tool_choice": {"type": "any"}}
+        counted = (await web.post("/v1/messages/count_tokens", json=asked)).json()
+        assert input_text(server.tokenized, "tool_choice") == "required", "it decides what the prompt may leave out"
         server.tokenizer_error = "[400] text_input: wrong"
         refused = await web.post("/tokenize", json={"prompt": "hello"})
         metrics = (await web.get("/metrics")).text

@@ -217,6 +217,16 @@ def test_tools_are_shown_where_the_template_looks_for_them(tmp_path: Path, kind:
                 prompt.build_prompt(tokenizer, None, asked, tools)
 
 
+def test_tools_that_a_template_shows_in_another_form_are_taken(tmp_path: Path) -> None:
+    shown = "{{ tool.name }}{% if tool.description %}: {{ tool.description }}{% endif %}"
+    template = f"{{% for tool in tools or [] %}}{shown}{{% endfor %}}{_EACH}"
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "other", template))
+    flat = {"type": "function", "name": "weather", "description": "of a place", "parameters": {}}
+    assert build(tokenizer, messages="hi", tools=json.dumps([flat])).text == "weather: of a place<|user|>hi"
+    with pytest.raises(PromptError, match=r"^tools: .*does not show them"):
+        build(tokenizer, messages="hi", tools=json.dumps([{"type": "function", "function": flat}]))
+
+
 def test_tools_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "other", _EACH))
     tools = json.dumps([{"type": "function", "function": {"name": "weather"}}])

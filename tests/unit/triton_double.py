@@ -130,6 +130,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.vocabulary_gone = False  # as where it drains
         self.lookups = 0
         self.tokenizer_error = ""  # what its tokenizer answers
+        self.tokenized = pb.ModelInferRequest()  # what it was asked last
         self.quality: list[Any] = []  # the records of its model
         self.formats: dict[str, str | None] = {}  # of its model's answers
         self.info: dict[str, Any] = {}  # of its model
@@ -232,6 +233,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     async def _tokenize(self, request: Any, context: Any) -> pb.ModelInferResponse:
         """A token for each character; the context has 10."""
+        self.tokenized = request
         if self.tokenizer_error:
             await context.abort(grpc.StatusCode.INTERNAL, self.tokenizer_error)
         text = input_text(request, "text_input") + input_text(request, "messages")

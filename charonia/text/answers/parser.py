@@ -606,7 +606,10 @@ class AnswerParser:
     def _read_broken(self) -> Generator[None, None, str]:
         """The rest of a call whose arguments are no JSON, or of a list behind a call. Returns the next beginning."""
         give = (lambda _: None) if self._xml else self._give_arguments  # it is no JSON, and the marks are in it
-        mark = yield from self._until([self._end] if self._end else self._begins, give)
+        ends = [self._end] if self._end else list(self._begins)
+        if not self._call:  # of a list; arguments that are open may hold the beginning's mark
+            ends += self._begins
+        mark = yield from self._until(ends, give)
         self._end_call(complete=False)
         self._stray_end = False
         return mark if mark in self._begins else ""

@@ -46,7 +46,12 @@ function ask(reason) {
 }
 
 async function open() {
-  const headers = apiKey() ? { Authorization: `Bearer ${apiKey()}` } : {};
+  const headers = new Headers();
+  try {
+    if (apiKey()) headers.set("Authorization", `Bearer ${apiKey()}`);
+  } catch {
+    return ask(""); // it has characters that no header can carry
+  }
   const answer = await fetch(ADDRESS, { headers, cache: "no-store" }).catch(() => null);
   const content = await answer?.json().catch(() => null);
   if ([401, 403].includes(answer?.status)) ask(content?.error?.message ?? "");

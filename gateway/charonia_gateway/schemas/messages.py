@@ -309,6 +309,14 @@ class CountTokensRequest(BaseModel):
         none = self.tool_choice is not None and self.tool_choice["type"] == "none"
         return None if none else self.tools or None
 
+    @property
+    def engine_tool_choice(self) -> Any:
+        """In OpenAI's form; None where the model may choose."""
+        choice = self.tool_choice or {}
+        if choice.get("type") == "tool":
+            return {"type": "function", "function": {"name": choice["name"]}}
+        return "required" if choice.get("type") == "any" else None
+
     def conversation(self) -> list[dict[str, Any]]:
         """For the chat template."""
         turns = Turns(join=True)
@@ -332,6 +340,7 @@ class CountTokensRequest(BaseModel):
         return TokenizeRequest(
             messages=self.conversation(),
             tools=self.offered_tools,
+            tool_choice=self.engine_tool_choice,
             chat_template_kwargs=self.template_variables(),
             continue_final_message=self.continues,
         )
@@ -364,14 +373,6 @@ class MessagesRequest(CountTokensRequest):
     def guide(self) -> Guide | None:
         form = self.output_format or (self.output_config or {}).get("format")
         return Guide("json_schema", json.dumps(form["schema"], ensure_ascii=False)) if form else None
-
-    @property
-    def engine_tool_choice(self) -> Any:
-        """In OpenAI's form; None where the model may choose."""
-        choice = self.tool_choice or {}
-        if choice.get("type") == "tool":
-            return {"type": "function", "function": {"name": choice["name"]}}
-        return "required" if choice.get("type") == "any" else None
 
     def engine_request(self, *, reasons: bool) -> GenerateRequest:
         """reasons: the model's answers may hold reasoning, which is told apart."""
