@@ -157,6 +157,12 @@ class Stack:
                     found[f"{name.group()} {pid}"] = int(size) >> 10
         return found
 
+    def forget_peaks(self) -> None:
+        """What memory_mib("VmHWM") tells is of the time from now on."""
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                Path(f"/proc/{pid}/clear_refs").write_text("5")
+
     def stop(self) -> None:
         """Ends the stack in order; whatever is left is killed, so that a failed test leaves nothing behind."""
         if self.process is not None and self.process.poll() is None:
