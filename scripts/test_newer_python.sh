@@ -12,7 +12,7 @@ mkdir -p build/newer_python
 [ -x "$folder/bin/pip" ] || "$python" -m venv --clear "$folder"
 "$folder/bin/python" -m pip --disable-pip-version-check --no-input --quiet install --only-binary :all: \
   'numpy>=2' safetensors tokenizers transformers jinja2 sentencepiece tiktoken ml-dtypes \
-  pytest pytest-asyncio pytest-timeout hypothesis pydantic python-dotenv
+  pytest pytest-asyncio pytest-timeout hypothesis pydantic-settings
 "$folder/bin/python" -c 'import sys, numpy, tokenizers; print("Python", sys.version.split()[0], "NumPy", numpy.__version__, "tokenizers", tokenizers.__version__)'
 # Of conftest.py's settings no plugin is needed but these. What Python or NumPy will take away is an error where our
 # code uses it. -W would take the names of modules for one name.
