@@ -36,6 +36,8 @@ health_asked = 0
 
 
 def _refusal(request: Request) -> Response | None:
+    if ready["key"] and request.headers.get("authorization") == "Bearer of-metrics":
+        return JSONResponse({"error": {"message": "no access", "code": "access_denied"}}, 403)
     if ready["key"] and request.headers.get("authorization") != f"Bearer {ready['key']}":
         return JSONResponse({"error": {"message": "no such key", "type": "authentication_error"}}, 401)
     if ready["refused"] and request.method == "POST":

@@ -18,6 +18,7 @@ export class ServerError extends Error {
 
 // By the code of the gateway's error; where there is none, as of a proxy, by status.
 const BY_CODE = {
+  access_denied: "key",
   deadline_exceeded: "busy",
   model_not_found: "model",
   model_not_loaded: "unloaded",
