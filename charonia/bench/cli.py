@@ -49,12 +49,14 @@ class TargetKind(str, Enum):
 
 
 class StreamTarget(str, Enum):
-    """What a stream goes through: Triton alone, or the gateway too; with calls for its answers, or a subscription."""
+    """What a stream goes through: Triton alone, or the gateway too; with calls for its answers, or a subscription. In
+    process: nothing, and only how late events come is measured."""
 
     triton = "triton"
     gateway = "gateway"
     triton_subscribed = "triton-subscribed"
     gateway_subscribed = "gateway-subscribed"
+    in_process = "in-process"
 
 
 class KernelSizes(str, Enum):

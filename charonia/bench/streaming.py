@@ -1,6 +1,8 @@
 """What a streamed response costs: the CPU time of each process of a served model, by the number of streams.
 
 A target is Triton or the gateway before it, each with calls for its answers or with a subscription (docs/contracts.md).
+In process, the engine shares one process with the clients, so that there are no prices: how late its events come is
+what the others' are held against.
 
 The same requests are sent streamed and whole, in turns. What the streamed ones take more is the price of their
 responses. CPU time depends less than time on what else runs on the machine. Events are what the client reads: a gateway
@@ -15,9 +17,9 @@ import multiprocessing
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,15 +29,17 @@ import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
+from charonia.api.engine import Engine
 from charonia.bench.compare import Served, serving
 from charonia.bench.records import Record
 from charonia.bench.serving import closed_loop
-from charonia.bench.targets import OpenTarget, gateway, triton
+from charonia.bench.targets import OpenTarget, Target, gateway, in_process, triton
 from charonia.bench.workload import Job
 from charonia.engine_settings import Setting
 from charonia.errors import ModelError
 
 TARGETS = ("triton", "gateway")
+IN_PROCESS = "in-process"
 SUBSCRIBED = "-subscribed"  # behind a target's name: answers come by a subscription
 _CLIENT = "client"
 _LAUNCHER = "launcher"  # waits, whatever the others do
@@ -57,11 +61,12 @@ class Load:
 
 @dataclass
 class Round:
-    """One case, measured once. responses: of Triton to the streamed requests, or events of a subscription. cpu_s: by
-    process; queue_ms: mean time in the queue of each Triton model."""
+    """One case, measured once. whole: None in process, where prices are not measured. responses: of Triton to the
+    streamed requests, or events of a subscription. cpu_s: by process; queue_ms: mean time in the queue of each Triton
+    model."""
 
     streamed: Load
-    whole: Load
+    whole: Load | None
     responses: int
     streamed_cpu_s: dict[str, float] = field(default_factory=dict)
     whole_cpu_s: dict[str, float] = field(default_factory=dict)
@@ -103,22 +108,38 @@ def run_streaming(
     bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with ExitStack() as servers, ProcessPoolExecutor(1, context) as clients, bars:
         # The gateway's way is a setting of its process.
-        ways = dict.fromkeys(target.endswith(SUBSCRIBED) for target in targets)
+        ways = dict.fromkeys(target.endswith(SUBSCRIBED) for target in targets if target != IN_PROCESS)
         served = {
             way: servers.enter_context(serving(model, settings, variables={"CHARONIA_GATEWAY_SUBSCRIBE": str(way)}))
             for way in ways
         }
         task = bars.add_task("cases", total=len(results) * rounds)
         for target in targets:  # loads everything that is loaded at first use
-            for stream in (True, False):
+            for stream in (True, False) if target != IN_PROCESS else ():
                 opener = _opener(target, served[target.endswith(SUBSCRIBED)], stream)
                 clients.submit(send_all, opener, jobs_of(1, text, 8), 4).result()
+        engine = functools.partial(_engine_here, model, settings, text)
         for number in range(rounds):
             for (target, level), found in results.items():
-                server = served[target.endswith(SUBSCRIBED)]
-                found.append(_measure(server, clients, target, level, jobs_of(level, text, max_tokens), number))
+                jobs = jobs_of(level, text, max_tokens)
+                if target == IN_PROCESS:
+                    load, _ = clients.submit(send_all, engine, jobs, level).result()
+                    found.append(Round(load, None, load.events))
+                else:
+                    found.append(_measure(served[target.endswith(SUBSCRIBED)], clients, target, level, jobs, number))
                 bars.advance(task)
-    return [record for case, found in results.items() for record in case_records(*case, found)]
+    return beside_in_process([record for case, found in results.items() for record in case_records(*case, found)])
+
+
+def _engine_here(model: str, settings: Mapping[str, Setting], text: str) -> OpenTarget:
+    @asynccontextmanager
+    async def open_target() -> AsyncIterator[Target]:
+        with Engine.from_pretrained(model, **dict[str, Any](settings)) as engine:
+            async with in_process(engine)() as target:
+                await closed_loop(target, jobs_of(1, text, 8), 4, lambda: None)
+                yield target
+
+    return open_target
 
 
 def _opener(target: str, served: Served, stream: bool) -> Callable[[], OpenTarget]:
@@ -243,17 +264,18 @@ def case_records(target: str, streams: int, rounds: Sequence[Round]) -> list[Rec
         record("events", "", [one.streamed.events for one in rounds]),
         record("tokens per event", "", [one.streamed.tokens / one.streamed.events for one in rounds]),
         record("streamed", "tokens/s", [one.streamed.tokens / one.streamed.seconds for one in rounds]),
-        record("whole", "tokens/s", [one.whole.tokens / one.whole.seconds for one in rounds]),
     ]
-    for name in rounds[0].processes:
-        # What the way does not lead through.
-        if name not in ("parsing", "gateway") or (name == "gateway" and target.startswith("gateway")):
-            found.append(price(name, [one.price_us(name) for one in rounds]))
-    found += [
-        price("server", [sum(map(one.price_us, one.processes)) for one in rounds]),
-        price("client", [one.price_us(_CLIENT) for one in rounds]),
-        record("responses/s per core", "", [one.responses / _server_s(one) for one in rounds]),
-    ]
+    if whole := [one.whole for one in rounds if one.whole]:
+        found.append(record("whole", "tokens/s", [one.tokens / one.seconds for one in whole]))
+        for name in rounds[0].processes:
+            # What the way does not lead through.
+            if name not in ("parsing", "gateway") or (name == "gateway" and target.startswith("gateway")):
+                found.append(price(name, [one.price_us(name) for one in rounds]))
+        found += [
+            price("server", [sum(map(one.price_us, one.processes)) for one in rounds]),
+            price("client", [one.price_us(_CLIENT) for one in rounds]),
+            record("responses/s per core", "", [one.responses / _server_s(one) for one in rounds]),
+        ]
     for model in _MODELS:
         if all(model in one.queue_ms for one in rounds):
             found.append(record(f"queue of {model}", "ms", [one.queue_ms[model] for one in rounds]))
@@ -267,3 +289,20 @@ def case_records(target: str, streams: int, rounds: Sequence[Round]) -> list[Rec
 
 def _server_s(one: Round) -> float:
     return sum(one.streamed_cpu_s[name] for name in one.processes)
+
+
+def beside_in_process(records: Sequence[Record]) -> list[Record]:
+    """The records, and how many times later than in process the events of the same number of streams came."""
+    late = {
+        (record.name, record.case["streams"]): record.value
+        for record in records
+        if record.case["through"] == IN_PROCESS and record.name.startswith("late, ")
+    }
+    return [
+        *records,
+        *(
+            Record.of("streaming", f"{record.name}, of in process", "times", [record.value / base], case=record.case)
+            for record in records
+            if record.case["through"] != IN_PROCESS and (base := late.get((record.name, record.case["streams"])))
+        ),
+    ]

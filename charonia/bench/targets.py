@@ -43,6 +43,7 @@ class InProcess:
         async for chunk in self._engine.astream(job.text, sampling):
             if chunk.token_ids:
                 trace.arrivals.append(clock())
+                trace.made_ms.append(chunk.timings.total_ms)
             trace.input_tokens, trace.output_tokens = chunk.num_input_tokens, chunk.num_output_tokens
             trace.cached_tokens = chunk.num_cached_tokens
 

@@ -97,7 +97,8 @@ def test_streaming_measures_what_a_response_costs(tmp_path: Path) -> None:
     shown = benchmark(
         "streaming", DEMO, "--device", "null", "--null-step-ms", 1, "--stream-interval-ms", 0,
         "--streams", 2, "--streams", 16, "--max-tokens", 24, "--rounds", 1, "--cache-max-entry-count", 256,
-        "--target", "triton", "--target", "gateway", "--target", "gateway-subscribed", "--json", file,
+        "--target", "triton", "--target", "gateway", "--target", "gateway-subscribed", "--target", "in-process",
+        "--json", file,
     )  # fmt: skip
     subscribed = values(file, {"through": "gateway-subscribed", "streams": 16})
     assert subscribed["events"] * subscribed["tokens per event"] == pytest.approx(32 * 24)
@@ -112,5 +113,10 @@ def test_streaming_measures_what_a_response_costs(tmp_path: Path) -> None:
         assert value["server"] > 0 and value["client"] > 0 and value["responses/s per core"] > 0
         assert value["Triton"] + value["postprocessing"] > 0
         assert value["queue of postprocessing"] > 0
-    assert values(file, {"through": "triton", "streams": 2})["late, median"] >= 0
+    here = values(file, {"through": "in-process", "streams": 2})
+    assert here["events"] * here["tokens per event"] == pytest.approx(8 * 24)
+    assert "server" not in here
+    late = values(file, {"through": "triton", "streams": 2})
+    for name in ("late, median", "late, 99th"):
+        assert late[f"{name}, of in process"] == pytest.approx(late[name] / here[name])
     assert "gateway 16" in shown

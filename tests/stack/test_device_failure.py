@@ -213,8 +213,8 @@ def test_a_failed_warm_up_ends_the_stack_also_where_the_process_is_to_stay(
     assert stack.wait() == 1, stack.log()
     said = stack.log_file.read_text()
     assert "the emulated device has failed" in said
-    # Now and then Triton crashes as it destroys an instance whose warm-up failed, before it can say that it did not load
-    # the model (TritonBackendThread::StopBackendThread() reads its last instance, and it has none).
+    # Now and then Triton crashes as it destroys an instance whose warm-up failed, before it can say that it did not
+    # load the model (TritonBackendThread::StopBackendThread() reads its last instance, and it has none).
     if "Triton was killed by SIGSEGV;" not in said:
         assert "Triton ended with exit code 1;" in said, stack.log()
         assert "failed to load 'engine'" in said, stack.log()

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from charonia.bench import records
-from charonia.bench.streaming import Load, Round, case_records, jobs_of, process_name
+from charonia.bench.streaming import Load, Round, beside_in_process, case_records, jobs_of, process_name
 
 
 def test_processes_are_known_by_their_command_lines() -> None:
@@ -55,6 +55,23 @@ def test_the_price_of_a_response_is_what_streamed_tokens_cost_more() -> None:
     assert value["late, median", "ms"] == 2
     alone = {record.name for record in case_records("triton", 64, [_round(0.1)])}
     assert "gateway" not in alone and "server" in alone
+
+
+def test_how_late_events_come_is_held_against_the_engine_in_process() -> None:
+    def late(ms: list[float]) -> Round:
+        return Round(Load(events=100, tokens=300, seconds=2.0, late_ms=ms), None, 100)
+
+    here = case_records("in-process", 64, [late([0.5, 1.5])])
+    assert {record.name for record in here} == {
+        "responses", "events", "tokens per event", "streamed", "late, median", "late, 99th",
+    }  # fmt: skip
+    served = [record for streams in (64, 8) for record in case_records("triton", streams, [_round(0.1)])]
+    found = beside_in_process([*here, *served])
+    times = [(record.name, record.case["streams"], record.value) for record in found if record.unit == "times"]
+    assert times == [
+        ("late, median, of in process", 64, 2.0),
+        ("late, 99th, of in process", 64, pytest.approx(2.98 / 1.49)),
+    ]
 
 
 def test_a_price_below_zero_is_shown_as_smaller_than_the_noise_and_written_as_it_is() -> None:
