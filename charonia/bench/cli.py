@@ -307,6 +307,42 @@ def streaming(
 
 @app.command()
 @with_engine_options(environment=True)
+def mixed(
+    model: ModelArgument,
+    decodes: Annotated[int, typer.Option(min=1, help="Requests that decode.")] = 7,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompt in the same step.")] = 512,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that all is repeated; medians are printed.")] = 3,
+    json_file: JsonOption = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """One step that decodes and computes a prompt, against the same in two steps."""
+    from charonia.bench.steps import run_mixed
+
+    chosen = settings or {}
+    records = run_mixed(model, decodes=decodes, prompt_tokens=prompt_tokens, rounds=rounds, settings=chosen)
+    _show(Console(), json_file, {"model": model, **chosen}, records)
+
+
+@app.command()
+@with_engine_options(environment=True)
+def beside_prompts(
+    model: ModelArgument,
+    streams: Annotated[int, typer.Option(min=1, help="Requests that decode.")] = 4,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompts that come.")] = 3900,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that all is repeated.")] = 2,
+    json_file: JsonOption = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """How much later tokens of running requests come while long prompts are computed, with step_time_ms and without."""
+    from charonia.bench.steps import run_beside_prompts
+
+    chosen = settings or {}
+    records = run_beside_prompts(model, streams=streams, prompt_tokens=prompt_tokens, rounds=rounds, settings=chosen)
+    _show(Console(), json_file, {"model": model, **chosen}, records)
+
+
+@app.command()
+@with_engine_options(environment=True)
 def workers(
     model: ModelArgument,
     count: Annotated[
