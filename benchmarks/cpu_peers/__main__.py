@@ -2,6 +2,7 @@
 
     python -m benchmarks.cpu_peers                    m05 and m11, 2 threads where there are 2 processors
     python -m benchmarks.cpu_peers --bits 4           with weights of 4 bits (or 8)
+    python -m benchmarks.cpu_peers --prompt 4096 --prompt 32768 --batch 1     long prompts
     python -m benchmarks.cpu_peers --quick            a tiny model and few tokens: does it work?
 
 The first time it installs the peers from PyPI into environments under build/peers/ (llama.cpp is compiled) and makes
@@ -19,19 +20,19 @@ from pathlib import Path
 from benchmarks.cpu_peers.engines import OURS, PEERS, ROOT, EngineSpec, Environment, prepare
 from benchmarks.cpu_peers.models import ModelNotMadeError, form_for, make_model
 from benchmarks.cpu_peers.process import Worker, WorkerError
-from benchmarks.cpu_peers.table import EngineResult, Report, ShapeResult, bars_for, markdown
+from benchmarks.cpu_peers.table import LONG_PROMPT, EngineResult, Report, ShapeResult, bars_for, markdown
 from charonia import _engine
 from charonia.bench import machine, records
 
-_BATCH, _DECODE_PROMPT = 8, 32
+_DECODE_PROMPT, _AFTER_TOKENS = 32, 17
 
 
 def main() -> int:
     options = _parse()
     if options.quick:
-        options.shape, options.rounds, prefill, decode = ["tiny"], 1, 64, 8
+        options.shape, options.rounds, options.prompt, decode = ["tiny"], 1, [64], 8
     else:
-        prefill, decode = 512, 128
+        decode = 128
     folder: Path = options.build
     folder.mkdir(parents=True, exist_ok=True)
     of_bits = [spec for spec in (*OURS, *PEERS) if spec.bits == options.bits]
@@ -55,7 +56,10 @@ def main() -> int:
             )
             for spec in specs
         ]
-        measured = ShapeResult(shape, 0.0, prefill, decode, _BATCH, [], results, bars_for(options.bits, machine.read()))
+        measured = ShapeResult(
+            shape, 0.0, options.prompt, options.batch, decode, _AFTER_TOKENS, [], results,
+            bars_for(options.bits, machine.read()),
+        )  # fmt: skip
         places = {spec.name: forms[spec.name, shape] for spec in specs}
         _measure(measured, specs, environments, places, options.threads, options.rounds, folder)
         shapes.append(measured)
@@ -89,7 +93,8 @@ def _measure(
     folder: Path,
 ) -> None:
     """All engines are loaded, and in every round each takes its turn; a worker that fails is left out from there on."""
-    longest = max(shape.prompt_tokens, _DECODE_PROMPT) + shape.decode_tokens
+    longest = max(*shape.prompts, _DECODE_PROMPT) + shape.decode_tokens
+    most = max(shape.batches)
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
         for spec, result in zip(specs, shape.engines, strict=True):
@@ -101,11 +106,11 @@ def _measure(
             try:
                 worker = stack.enter_context(
                     Worker(
-                        environments[spec.name].python, spec.worker, place, threads, longest, _BATCH,
+                        environments[spec.name].python, spec.worker, place, threads, longest, most,
                         folder / f"{spec.name}-{shape.shape}.log", spec.option,
                     )
                 )  # fmt: skip
-                for batch in (1, _BATCH):
+                for batch in shape.batches:
                     worker.run(batch, _DECODE_PROMPT, 4)
                 result.info, result.imports_mb = worker.info, worker.imports_mb
                 workers[spec.name] = worker
@@ -132,9 +137,15 @@ def _measure(
 
 
 def _round(worker: Worker, shape: ShapeResult, result: EngineResult) -> None:
-    result.prefill_s.append(worker.run(1, shape.prompt_tokens, 2).first_s)
-    result.decode_1_s.append(worker.run(1, _DECODE_PROMPT, shape.decode_tokens).rest_s)
-    result.decode_8_s.append(worker.run(shape.batch, _DECODE_PROMPT, shape.decode_tokens).rest_s)
+    for prompt in shape.prompts:
+        long = prompt >= LONG_PROMPT
+        run = worker.run(1, prompt, shape.after_tokens if long else 2)
+        result.prefill_s.setdefault(prompt, []).append(run.first_s)
+        if long:
+            result.after_s.setdefault(prompt, []).append(run.rest_s)
+    for batch in shape.batches:
+        run = worker.run(batch, _DECODE_PROMPT, shape.decode_tokens)
+        result.decode_s.setdefault(batch, []).append(run.rest_s)
 
 
 def _parse() -> argparse.Namespace:
@@ -144,6 +155,8 @@ def _parse() -> argparse.Namespace:
     names = [spec.name for spec in PEERS]
     parser.add_argument("--shape", action="append", help="m05, m11, ...; may be repeated (m05 and m11)")
     parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="of the weights (16)")
+    parser.add_argument("--prompt", action="append", type=int, help="tokens of a prefill; may be repeated (512)")
+    parser.add_argument("--batch", action="append", type=int, help="sequences that decode; may be repeated (1 and 8)")
     parser.add_argument("--peer", action="append", choices=names, help="measure only these (all)")
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each engine (all processors)"
@@ -156,6 +169,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="without .md and .jsonl (benchmarks/results/cpu_peers...)")
     options = parser.parse_args()
     options.shape = options.shape or ["m05", "m11"]
+    options.prompt, options.batch = options.prompt or [512], options.batch or [1, 8]
     name = "cpu_peers" if options.bits == 16 else f"cpu_peers_int{options.bits}"
     options.output = options.output or ROOT / "benchmarks" / "results" / name
     return options

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.cpu_peers.engines import WORKERS, EngineSpec, Environment
 from charonia.bench.random_model import parse_shape, write_random_model
+
+# Of every model: room for the longest prompts that are measured.
+MAX_POSITIONS = 65536
 
 
 class ModelNotMadeError(Exception):
@@ -20,7 +24,8 @@ def make_model(shape: str, folder: Path, scheme: str = "") -> Path:
     place = folder / (f"{shape}-{scheme}" if scheme else shape)
     if not (place / "made").exists():
         shutil.rmtree(place, ignore_errors=True)
-        write_random_model(place, parse_shape(shape), scheme=scheme, quick=True)
+        sizes = replace(parse_shape(shape), max_positions=MAX_POSITIONS)
+        write_random_model(place, sizes, scheme=scheme, quick=True)
         (place / "made").touch()
     return place
 

@@ -9,19 +9,21 @@ from typing import Any
 
 from charonia.bench.records import Record, make_table, markdown_table, number, tables
 
+LONG_PROMPT = 2048  # tokens, from which on decode is measured behind the prompt too
 MEMORY_ABOVE_MB = 150.0  # weights and KV cache
 
 
 @dataclass(frozen=True)
 class Bars:
     """What is asked: shares of the read limit at batch 1 and 8, and how many times as fast as the best peer with as
-    many bits; 0: nothing."""
+    many bits; 0: nothing. prefill: of prompts of less than LONG_PROMPT tokens; of longer ones prefill_long."""
 
     share_1: float
     share_8: float
     ratio_1: float
     ratio_8: float
     prefill: float
+    prefill_long: float = 1.2
 
 
 _BARS = {16: Bars(0.85, 0.80, 0, 1.15, 1.30), 8: Bars(0.85, 0.70, 1.5, 2, 1.3), 4: Bars(0.75, 0.50, 1.35, 2, 1.3)}
@@ -35,7 +37,8 @@ def bars_for(bits: int, machine: dict[str, Any]) -> Bars:
 
 @dataclass
 class EngineResult:
-    """One engine on one shape. Seconds of every round: prefill to the first token, decode of all steps after it.
+    """One engine on one shape. Seconds of every round: prefill_s to the first token, by the prompt's length; decode_s
+    of all steps after it, by the batch; after_s of the steps after a long prompt, by its length.
 
     missing: why there is nothing. versions: of packages. imports_mb: resident before the model was loaded.
     """
@@ -45,23 +48,25 @@ class EngineResult:
     missing: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
-    prefill_s: list[float] = field(default_factory=list)
-    decode_1_s: list[float] = field(default_factory=list)
-    decode_8_s: list[float] = field(default_factory=list)
+    prefill_s: dict[int, list[float]] = field(default_factory=dict)
+    decode_s: dict[int, list[float]] = field(default_factory=dict)
+    after_s: dict[int, list[float]] = field(default_factory=dict)
     imports_mb: float = 0.0
     peak_mb: float = 0.0
 
 
 @dataclass
 class ShapeResult:
-    """One shape. limits: bytes per second of every measurement of the memory; weight_bytes: read per step by the first
-    engine, which is Charonia; what is asked of it."""
+    """One shape. prompts and batches: what was measured, in the order of the tables; decode_tokens after a prompt of
+    32, after_tokens after a long one. limits: bytes per second of every measurement of the memory; weight_bytes: read
+    per step by the first engine, which is Charonia; what is asked of it."""
 
     shape: str
     weight_bytes: float
-    prompt_tokens: int
+    prompts: list[int]
+    batches: list[int]
     decode_tokens: int
-    batch: int
+    after_tokens: int
     limits: list[float]
     engines: list[EngineResult]
     asked: Bars = _BARS[16]
@@ -70,13 +75,16 @@ class ShapeResult:
         """The best: other load can only have made one worse."""
         return max(self.limits)
 
-    def prefill_rates(self, engine: EngineResult) -> list[float]:
-        return [self.prompt_tokens / seconds for seconds in engine.prefill_s]
+    def prefill_rates(self, engine: EngineResult, prompt: int) -> list[float]:
+        return [prompt / seconds for seconds in engine.prefill_s.get(prompt, [])]
 
     def decode_rates(self, engine: EngineResult, batch: int) -> list[float]:
         """Tokens per second over the steps after the first token."""
-        rounds = engine.decode_1_s if batch == 1 else engine.decode_8_s
-        return [batch * (self.decode_tokens - 1) / seconds for seconds in rounds]
+        return [batch * (self.decode_tokens - 1) / seconds for seconds in engine.decode_s.get(batch, [])]
+
+    def after_rates(self, engine: EngineResult, prompt: int) -> list[float]:
+        """Tokens per second after a long prompt."""
+        return [(self.after_tokens - 1) / seconds for seconds in engine.after_s.get(prompt, [])]
 
     def shares(self, engine: EngineResult, batch: int) -> list[float]:
         """Bytes of weights that the steps have to read per second, in percent of the read limit. Engines that do not
@@ -89,8 +97,11 @@ class ShapeResult:
         found = []
         for engine in self.engines:
             case = {"model": self.shape, "engine": _with_versions(engine)}
-            figures = [("prefill", "tokens/s", self.prefill_rates(engine))]
-            for batch in (1, self.batch):
+            figures = []
+            for prompt in self.prompts:
+                figures.append((f"prefill of {prompt}", "tokens/s", self.prefill_rates(engine, prompt)))
+                figures.append((f"decode after {prompt}", "tokens/s", self.after_rates(engine, prompt)))
+            for batch in self.batches:
                 figures.append((f"decode, batch {batch}", "tokens/s", self.decode_rates(engine, batch)))
                 figures.append((f"batch {batch}", "% of the limit", self.shares(engine, batch)))
             if engine.peak_mb:
@@ -124,13 +135,17 @@ class ShapeResult:
 
         for batch, share, ratio in (
             (1, self.asked.share_1, self.asked.ratio_1),
-            (self.batch, self.asked.share_8, self.asked.ratio_8),
+            (8, self.asked.share_8, self.asked.ratio_8),
         ):
             times = times_the_best(lambda engine, batch=batch: self.decode_rates(engine, batch))  # type: ignore[misc]
             bar(f"decode, batch {batch}", "% of the read limit", self.shares(ours, batch), 100 * share)
             bar(f"decode, batch {batch}", "times the best peer", times, ratio)
-        prefill = times_the_best(self.prefill_rates)
-        bar(f"prefill of {self.prompt_tokens}", "times the best peer", prefill, self.asked.prefill)
+        for prompt in self.prompts:
+            times = times_the_best(lambda engine, prompt=prompt: self.prefill_rates(engine, prompt))  # type: ignore[misc]
+            asked = self.asked.prefill if prompt < LONG_PROMPT else self.asked.prefill_long
+            bar(f"prefill of {prompt}", "times the best peer", times, asked)
+            times = times_the_best(lambda engine, prompt=prompt: self.after_rates(engine, prompt))  # type: ignore[misc]
+            bar(f"decode after {prompt}", "times the best peer", times, 1.0)
         if ours.peak_mb:
             above = ours.peak_mb - ours.info["weight_mb"] - ours.info["kv_mb"]
             what = "peak memory above weights and KV cache"
@@ -181,7 +196,7 @@ def markdown(report: Report) -> str:
             f"A step of {shape.engines[0].label} reads {shape.weight_bytes / 1e6:.0f} MB of weights; "
             f"memory reads {lows} GB/s over the rounds, of which the best is the limit: "
             f"{shape.limit() / shape.weight_bytes:.1f} steps/s. "
-            f"Prefill of {shape.prompt_tokens} tokens; decode of {shape.decode_tokens} tokens after a prompt of 32.",
+            f"Decode of {shape.decode_tokens} tokens after a prompt of 32, of {shape.after_tokens} after a long one.",
             "",
         ]
         for table in tables(shape.records()):

@@ -21,21 +21,22 @@ def report() -> Report:
     """100 MB of weights at 10 GB/s: at most 100 steps per second."""
     ours = EngineResult(
         "charonia", "Charonia", info={"weight_mb": 150.0, "kv_mb": 20.0, "instruction_set": "avx512"},
-        prefill_s=[1.0, 0.5, 2.0], decode_1_s=[1.1, 1.0, 1.2], decode_8_s=[2.0, 2.0, 2.0],
-        imports_mb=90.0, peak_mb=400.0,
+        prefill_s={512: [1.0, 0.5, 2.0], 4096: [8.0]}, after_s={4096: [0.5]},
+        decode_s={1: [1.1, 1.0, 1.2], 8: [2.0, 2.0, 2.0]}, imports_mb=90.0, peak_mb=400.0,
     )  # fmt: skip
     peer = EngineResult(
-        "peer", "Peer", versions={"peer": "1.2"}, prefill_s=[0.8] * 3, decode_1_s=[2.0] * 3, decode_8_s=[2.5] * 3,
-        peak_mb=500.0,
+        "peer", "Peer", versions={"peer": "1.2"}, prefill_s={512: [0.8] * 3, 4096: [16.0]}, after_s={4096: [0.8]},
+        decode_s={1: [2.0] * 3, 8: [2.5] * 3}, peak_mb=500.0,
     )  # fmt: skip
     absent = EngineResult("absent", "Absent", missing="pip install failed: no | wheel")
-    shape = ShapeResult("m", 100e6, 512, 101, 8, [9e9, 10e9], [ours, peer, absent])
+    shape = ShapeResult("m", 100e6, [512, 4096], [1, 8], 101, 17, [9e9, 10e9], [ours, peer, absent])
     return Report({"processor": "P"}, 2, 3, False, [shape])
 
 
 def test_rates_are_of_medians_and_shares_of_the_best_limit() -> None:
     ours = {(r.name, r.unit): r.value for r in report().records() if r.case.get("engine") == "Charonia (avx512)"}
-    assert ours["prefill", "tokens/s"] == 512.0
+    assert (ours["prefill of 512", "tokens/s"], ours["prefill of 4096", "tokens/s"]) == (512, 512)
+    assert ours["decode after 4096", "tokens/s"] == 32 and ("decode after 512", "tokens/s") not in ours
     assert ours["decode, batch 1", "tokens/s"] == pytest.approx(100 / 1.1)
     assert ours["batch 1", "% of the limit"] == pytest.approx(100 / 1.1)
     assert ours["decode, batch 8", "tokens/s"] == 400.0
@@ -49,6 +50,8 @@ def test_bars_say_what_is_met_and_what_is_not() -> None:
     assert measured["decode, batch 8", "% of the read limit"] == (50, False)
     assert measured["decode, batch 8", "times the best peer"] == (1.25, True)
     assert measured["prefill of 512", "times the best peer"] == (pytest.approx(0.8), False)
+    assert measured["prefill of 4096", "times the best peer"] == (2, True)
+    assert measured["decode after 4096", "times the best peer"] == (pytest.approx(1.6), True)
     # 400 - 150 - 20 of the process, 90 of which were there before the model.
     above = "peak memory above weights and KV cache, of the"
     assert measured[f"{above} engine", "MB"] == (140, True)
@@ -65,7 +68,7 @@ def test_without_a_peer_its_bars_are_not_measured() -> None:
 def test_the_page_and_the_file_name_what_is_missing_with_the_reason() -> None:
     page = " ".join(markdown(report()).split())
     assert "- Absent: not measured: pip install failed: no | wheel" in page
-    assert "| m | Peer (peer 1.2) | 640 |" in page
+    assert "m Peer (peer 1.2) |" in page and "| prefill of 512, tokens/s | 512 | 640 |" in page
     assert "| Charonia | decode, batch 8 | % of the read limit | 80 | 50 | no |" in page
     assert report().about()["shapes"]["m"]["missing"] == {"absent": "pip install failed: no | wheel"}
 
@@ -78,7 +81,7 @@ def test_a_quick_run_measures_charonia_and_names_the_peers_that_are_not_installe
     assert done.returncode == 0, done.stderr
     run, found = records.read(tmp_path / "result.jsonl")
     ours = {(record.name, record.unit): record.value for record in found if record.benchmark == "cpu_peers"}
-    assert {name for name, _ in ours} >= {"prefill", "decode, batch 1", "decode, batch 8", "peak memory"}
+    assert {name for name, _ in ours} >= {"prefill of 64", "decode, batch 1", "decode, batch 8", "peak memory"}
     assert min(ours.values()) > 0
     missing = run["settings"]["shapes"]["tiny"]["missing"]
     assert list(missing) == ["transformers", "llama_cpp", "openvino"]
