@@ -31,6 +31,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from charonia.api.engine import Engine
 from charonia.bench.compare import Served, serving
+from charonia.bench.figures import Trace
 from charonia.bench.records import Record
 from charonia.bench.serving import closed_loop
 from charonia.bench.targets import OpenTarget, Target, gateway, in_process, triton
@@ -50,8 +51,8 @@ _MODELS = ("preprocessing", "engine", _TEXT)
 
 @dataclass(frozen=True)
 class Load:
-    """What the clients saw of one case. late_ms: of each event, how much later than the fastest of its request it came,
-    counted from when the engine made it; empty where the target does not say when that was."""
+    """What the clients saw of one case. late_ms: of each event how long after the engine had made it it came, as
+    delays() has it; empty where the target does not say when that was."""
 
     events: int
     tokens: int
@@ -180,20 +181,28 @@ def send_all(make_target: Callable[[], OpenTarget], jobs: Sequence[Job], clients
             traces = await closed_loop(target, jobs, clients, lambda: None)
         if errors := sorted({trace.error for trace in traces if trace.error}):
             raise ModelError(f"{len(errors)} kinds of errors, first: {errors[0]}")
-        late: list[float] = []
-        for trace in traces:
-            if trace.made_ms:
-                ways = 1e3 * (np.array(trace.arrivals) - trace.began) - np.array(trace.made_ms)
-                late += (ways - ways.min()).tolist()
         return Load(
             events=sum(len(trace.arrivals) for trace in traces),
             tokens=sum(trace.output_tokens for trace in traces),
             seconds=max(trace.ended for trace in traces) - min(trace.began for trace in traces),
-            late_ms=late,
+            late_ms=delays(traces),
         )
 
     load = asyncio.run(run())
     return load, time.process_time() - began
+
+
+def delays(traces: Sequence[Trace]) -> list[float]:
+    """Of each event, in milliseconds from when the engine made it to when it was read.
+
+    The engine tells its time since it took the request, and the client since it sent it. Between the two is the way of
+    the request to the engine, which is not known: it is taken to be what makes the fastest event of each request as
+    fast as the fastest event of all, with the way of that request counted as delay. So a delay that all events have is
+    counted, and rather too much than too little of it."""
+    known = [trace for trace in traces if trace.made_ms]
+    ways = [1e3 * (np.array(trace.arrivals) - trace.began) - np.array(trace.made_ms) for trace in known]
+    least = min((float(way.min()) for way in ways), default=0.0)
+    return [float(late) for way in ways for late in way - way.min() + least]
 
 
 def _cpu_seconds(pid: int) -> dict[str, float]:

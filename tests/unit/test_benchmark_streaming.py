@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from charonia.bench import records
-from charonia.bench.streaming import Load, Round, beside_in_process, case_records, jobs_of, process_name
+from charonia.bench.figures import Trace
+from charonia.bench.streaming import Load, Round, beside_in_process, case_records, delays, jobs_of, process_name
 
 
 def test_processes_are_known_by_their_command_lines() -> None:
@@ -55,6 +56,14 @@ def test_the_price_of_a_response_is_what_streamed_tokens_cost_more() -> None:
     assert value["late, median", "ms"] == 2
     alone = {record.name for record in case_records("triton", 64, [_round(0.1)])}
     assert "gateway" not in alone and "server" in alone
+
+
+def test_the_delay_of_an_event_counts_the_shortest_way_of_a_request() -> None:
+    # The ways of the requests to the engine take 5 and 2 ms, the fastest events 1 ms, and one event 4 ms.
+    slow = Trace(10.0, arrivals=[10.016, 10.026], made_ms=[10.0, 20.0])
+    fast = Trace(20.0, arrivals=[20.013, 20.026], made_ms=[10.0, 20.0])
+    assert delays([slow, fast, Trace(30.0, arrivals=[30.5])]) == pytest.approx([3, 3, 3, 6])
+    assert delays([]) == []
 
 
 def test_how_late_events_come_is_held_against_the_engine_in_process() -> None:
