@@ -35,8 +35,8 @@ void BlockManager::Impl::unuse(BlockId id) {
     return;
   }
   cached.push(id, block.is_pinned());
-  // A parent must be evicted after its child. One that is Cached already (the user of the child had its own copy of the
-  // prefix) counts as used now.
+  // A parent must be evicted after its child. One that is Cached already counts as used now. That happens only where the
+  // caller did not take the block that insert() returned, and so used another copy of the prefix.
   for (auto above = block.parent; above != kNone && blocks[above].is_cached(); above = blocks[above].parent) {
     cached.touch(above, blocks[above].is_pinned());
   }

@@ -77,9 +77,9 @@ void Engine::Impl::make_scheduler() {
   blocks_ = std::make_unique<cache::BlockManager>(info.num_blocks, config.cache_block_seq_len,
                                                   config.enable_prefix_caching, executor_->chunk_blocks(),
                                                   [this](int blocks) { executor_->commit_blocks(blocks); });
-  // The decoder has room for a row of logits per sequence: prompts that want one for each of their tokens share it.
   step_time_ =
       std::make_unique<schedule::StepTime>(config.step_time_ms, config.stream_interval_ms, config.token_budget);
+  // The decoder has room for a row of logits per sequence: prompts that want one for each of their tokens share it.
   scheduler_ = std::make_unique<schedule::Scheduler>(
       schedule::Limits{config.max_batch_size, config.token_budget, config.max_batch_size}, *blocks_, step_time_.get());
   if (scheduler_->capacity_tokens() < config.session_len) {

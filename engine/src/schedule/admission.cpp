@@ -33,7 +33,8 @@ bool Scheduler::Impl::admit(Seq& seq, StepPlan& plan) {
 // available blocks: new ones, and matched ones that are Cached so far.
 //
 // A lookup costs time in proportion to the prompt. It is not repeated while its answer cannot change: since the last
-// one, `need` can have become less by at most one for each block that became Active (`gains`).
+// one, `need` can have become less by at most one for each block that became Active (`gains`). So one that needed 10
+// blocks when 4 could be had is looked up again once 10 can be, or 6 have become Active and 4 can still be had.
 bool Scheduler::Impl::begin_anew(Seq& seq, std::int32_t slack) {
   if (slack < seq.need - (gains - seq.gains_then)) return false;
   // The last token is always computed, and so are rows whose logits are still to be given.

@@ -63,7 +63,7 @@ void Scheduler::Impl::insert_blocks(Seq& seq) {
     auto& block = seq.blocks[index];
     const auto parent = seq.nodes.empty() ? cache::PrefixNode{} : seq.nodes.back();
     const auto node = pool.insert(parent, block, tokens.subspan(index * length, length), seq.salt);
-    if (node.unique_id == parent.unique_id) continue;  // there is no index
+    if (node.unique_id == parent.unique_id) continue;  // there is no index, or the parent has left it
     if (node.block != block) {
       pool.retain({&node.block, 1});
       pool.release({&block, 1});

@@ -62,8 +62,8 @@ struct SeqOptions {
   // once: rows that are recomputed after a preemption do not.
   bool all_rows = false;
   // A sequence with the same prompt and salt that was added before and is still there, or 0. This one waits until the
-  // parent's prompt is computed, shares its blocks (a copy of the one that is not full), and computes the prompt's last
-  // token only. It is a sequence like any other when the parent is removed or preempted before, and with all_rows.
+  // parent's prompt is computed, shares its blocks (of the one with the prompt's last token it has a copy, where that
+  // holds other tokens of the prompt too), and computes that last token only. It is a sequence like any other when the parent is removed or preempted before, and with all_rows.
   SeqId parent = 0;
 };
 

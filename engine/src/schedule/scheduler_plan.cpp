@@ -14,7 +14,7 @@ void Scheduler::Impl::begin_plan() {
   rows.begin_step();
   for (std::size_t i = 0; i < running.size();) {
     auto& seq = *running[i];
-    if (seq.forked) {  // its block was never copied
+    if (seq.forked) {  // it began with its parent's blocks in that plan: its copy of one was not made
       stop_running(seq);
       enqueue(seq);
       continue;
@@ -29,7 +29,7 @@ void Scheduler::Impl::begin_plan() {
   }
 }
 
-// And one token of each to which some were appended.
+// One token of each decode, and then one of each sequence with appended tokens (Scheduler::append()).
 void Scheduler::Impl::plan_decodes(StepPlan& plan) {
   collected.clear();
   for (auto* seq : running) {
@@ -50,7 +50,7 @@ void Scheduler::Impl::plan_decodes(StepPlan& plan) {
 }
 
 // Goes through the running and the waiting sequences together, in the order of Before. Those with appended tokens are in
-// the plan with one already, and the bound on the time is not theirs: they are output, not prompts.
+// the plan with one already, and the bound on the time does not hold for them: these tokens are output, not prompt.
 void Scheduler::Impl::plan_prefill(StepPlan& plan) {
   collected.clear();
   for (auto* seq : running) {
@@ -64,10 +64,7 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
   // Stalled decodes keep their place in the budget. Otherwise the next step could have more decodes than it allows.
   while (plan.num_tokens + num_stalled < limits.token_budget) {
     const bool in_time = time == nullptr || time->any_left();
-    // An admitted sequence may have only one token to compute, and that one samples.
-    const bool may_admit = in_time && fits && rows.any_left() && !waiting.empty() &&
-                           static_cast<int>(running.size()) < limits.max_batch_size;
-    if (may_admit && (next == collected.end() || Before{}(*waiting.begin(), *next))) {
+    if (in_time && fits && may_admit() && (next == collected.end() || Before{}(*waiting.begin(), *next))) {
       auto& seq = **waiting.begin();
       if (cannot_fit(seq) && !seq.has_placeholder()) {
         mark_impossible(seq);
@@ -85,6 +82,12 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
   }
 }
 
+// Whether one more sequence may run, if it has its blocks.
+bool Scheduler::Impl::may_admit() const {
+  // It may have only one token to compute, and that one samples.
+  return rows.any_left() && !waiting.empty() && static_cast<int>(running.size()) < limits.max_batch_size;
+}
+
 // Plans as many of a running sequence's tokens as the budget, the time and the rows of logits allow. False: none.
 bool Scheduler::Impl::schedule_prefill(Seq& seq, StepPlan& plan) {
   const bool timed = time != nullptr && !seq.forced;
@@ -95,8 +98,9 @@ bool Scheduler::Impl::schedule_prefill(Seq& seq, StepPlan& plan) {
   return true;
 }
 
-// Plans as many of a running sequence's tokens as the rows of logits allow. False: none. Of one with appended tokens, the
-// one that is planned already is among them: without the last, it has taken no row.
+// Plans as many of a running sequence's tokens as the rows of logits allow, at most most_tokens from `computed` on.
+// False: none. The token of a forced sequence that plan_decodes() has planned is among them: the new part replaces that
+// one, which did not sample, and so took no row.
 bool Scheduler::Impl::schedule(Seq& seq, std::int32_t most_tokens, StepPlan& plan) {
   auto part = rows.take_part(seq, most_tokens);
   if (part.num_tokens == 0) return false;

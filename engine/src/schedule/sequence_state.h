@@ -39,9 +39,9 @@ struct Seq {
   std::vector<cache::BlockId> blocks;
   std::int32_t computed = 0;             // tokens whose KV is in the blocks
   std::int32_t planned = 0;              // tokens of the plan that has not advanced yet
-  std::int32_t inserted_blocks = 0;      // full blocks that are in the prefix index
-  std::vector<cache::PrefixNode> nodes;  // of those, where there is an index
-  bool forced = false;                   // what it has to compute was appended: all but its first token
+  std::int32_t inserted_blocks = 0;      // full computed blocks, which were offered to the prefix index
+  std::vector<cache::PrefixNode> nodes;  // of those in the index
+  bool forced = false;  // its gap is a sampled token and appended ones behind it; it gets one a step or more
 
   // admission.cpp: the last lookup, when the sequence did not fit.
   std::int32_t need = 0;        // available blocks that it needed
