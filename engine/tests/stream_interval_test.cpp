@@ -18,6 +18,16 @@ TEST(StreamInterval, GrowsWithTheStreamsWithinItsBounds) {
   EXPECT_EQ(stream_interval(config, 1000), milliseconds(20));
 }
 
+TEST(StreamInterval, AStreamOfASubscriptionCountsAFifth) {
+  Request request;
+  EXPECT_EQ(stream_weight(request), 1);
+  request.joined_responses = true;
+  EXPECT_EQ(stream_weight(request), 0.2);
+  EXPECT_EQ(stream_interval({}, 250 * stream_weight(request)), milliseconds(40));
+  request.stream = false;
+  EXPECT_EQ(stream_weight(request), 0);
+}
+
 TEST(StreamInterval, AResponsePerTokenStaysOne) {
   EngineConfig config;
   config.stream_interval_ms = 0;

@@ -148,6 +148,7 @@ bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> 
     if (!asked.subscription.empty()) {
       call->subscription = subscriptions_.begin(asked.subscription, asked.key);
       call->key = asked.key;
+      asked.request.joined_responses = true;
     }
     submit(std::move(asked.request), call);
     if (call->subscription) answer([&] { call->stream->close(); });

@@ -56,6 +56,7 @@ struct Request {
   SamplingParams sampling;
   int priority = 0;                // higher goes first; equal ones by arrival
   bool stream = true;              // false: exactly one Result, the last
+  bool joined_responses = false;   // the caller sends them on with others': runtime/stream_interval.h counts it less
   bool strip_leading_space = false;  // drop one leading space of the text where the tokenizer's decoder does so
 
   // Stop words count up to the first of these in the text, and not within it or from there on: what begins calls of

@@ -91,7 +91,7 @@ class Engine::Impl {
     std::vector<std::int32_t> ids, positions, query_start, block_tables, logits_rows, prompt_tokens;
     std::vector<ops::SampleRow> sample_rows;
     std::vector<std::shared_ptr<runtime::SequenceMask>> masks;  // of sample_rows: they outlive sequences that end
-    int streams = 0;  // sequences with a sample whose requests stream
+    double streams = 0;  // weights of sequences with a sample whose requests stream
     Clock::time_point begun;
     std::string error;  // why it could not be launched
   };

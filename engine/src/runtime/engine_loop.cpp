@@ -157,7 +157,7 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
     const auto blocks = scheduler_->blocks(part.id);
     std::ranges::copy(blocks, step.block_tables.begin() + static_cast<std::ptrdiff_t>(s * table_stride));
     fill_rows(step, part, sequence);
-    if (part.samples && sequence.group.request.stream) ++step.streams;
+    if (part.samples) step.streams += runtime::stream_weight(sequence.group.request);
     if (part.samples && sequence.mask) sequence.mask->set_deadline(mask_deadline);
   }
 }

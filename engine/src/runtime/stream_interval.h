@@ -5,13 +5,20 @@
 #include <chrono>
 
 #include "charonia/config.h"
+#include "charonia/types.h"
 
 namespace charonia::runtime {
 
-// The least time between two responses of a request while `streams` sequences stream. Every response has its price in
-// Triton, in the gateway and in the client, whatever it carries: where many stream, each has fewer of them. Once a step
+// A stream as stream_interval() counts it. Triton sends responses of a subscription with others', so that each of them
+// takes about a fifth of the time of one with a call of its own, gateway included (benchmarks/results/streaming.md).
+inline double stream_weight(const Request& request) {
+  return !request.stream ? 0 : request.joined_responses ? 0.2 : 1;
+}
+
+// The least time between two responses of a request while sequences of so many streams run. Every response has its price
+// in Triton, in the gateway and in the client, whatever it carries: where many stream, each has fewer of them. Once a step
 // takes longer than the interval, every stream is due at every step.
-inline std::chrono::nanoseconds stream_interval(const EngineConfig& config, int streams) {
+inline std::chrono::nanoseconds stream_interval(const EngineConfig& config, double streams) {
   using Milliseconds = std::chrono::duration<double, std::milli>;
   const double least = config.stream_interval_ms;
   if (config.stream_interval_ms == 0) return {};  // a response per token was asked for

@@ -95,7 +95,8 @@ struct EngineConfig {
   // minimum time between two responses of a request, in milliseconds; 0: one response per token; >= 0
   int stream_interval_ms = 20;
   // where many requests stream at once, the time between two responses of each is at least this times their number, in
-  // milliseconds, up to stream_interval_max_ms; 0: whatever their number; >= 0; runtime/stream_interval.h has the rule
+  // milliseconds, up to stream_interval_max_ms; streams of a subscription count a fifth; 0: whatever their number;
+  // >= 0; runtime/stream_interval.h has the rule
   double stream_interval_per_stream_ms = 0.8;
   // up to where stream_interval_per_stream_ms lengthens the time between two responses, in milliseconds; >= 0
   int stream_interval_max_ms = 100;
