@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from charonia_client import CharoniaError, Tls
 from fastapi import FastAPI, Request, Response
@@ -44,6 +45,9 @@ from charonia_gateway.stored import ResponseStore, SharedResponseStore
 from charonia_gateway.tracing import Tracing, TracingMiddleware
 from charonia_gateway.worker import Worker
 
+if TYPE_CHECKING:
+    from charonia_gateway.limiter import Limiter
+
 _DESCRIPTION = """The API of OpenAI for the models that this server serves; OpenAI's own clients work unchanged, with
 `base_url` set to this server's address and `/v1`, and the `api_key` that its operator gave (any where the server asks
 for none). Fields that the server does not know are ignored
@@ -57,6 +61,13 @@ async def _client_gone(request: Request, _: Exception) -> Response:
 
 def _of(server: Server) -> Callable[[str], Server]:
     return lambda _: server
+
+
+def _limiter_of(settings: Settings, shared: Shared | None) -> Limiter:
+    # It counts nothing where no key is asked for, and is not imported then.
+    from charonia_gateway.limiter import Limiter
+
+    return Limiter(settings.limits_storage, workers=shared)
 
 
 def responses_of(settings: Settings, shared: Shared | None) -> ResponseStore:
@@ -74,6 +85,7 @@ class _Parts:
     worker: Worker | None
     metrics: Metrics
     keys: KeyRing | None
+    limiter: Limiter | None  # where there are keys
     tls: Tls | None  # to Triton
     tracing: Tracing | None
 
@@ -102,6 +114,8 @@ class _Parts:
             followers = [self.keys.follow()] if self.keys else []
             if worker:
                 followers.append(endpoint_metrics.follow(settings.endpoint_check_interval_s))
+                if self.limiter:
+                    followers.append(self.limiter.follow())
             if not self.servers:
                 followers.append(discovery.follow(use, settings.endpoint_check_interval_s))
             following = [asyncio.create_task(follower) for follower in followers]
@@ -162,13 +176,10 @@ class _Parts:
         """From the innermost on."""
         settings, keys = self.settings, self.keys
         app.add_middleware(DrainMiddleware, drain=self.drain)
-        if keys:
-            # It counts nothing where no key is asked for, and is not imported then.
+        if keys and self.limiter:
             from charonia_gateway.access import KeyMiddleware
-            from charonia_gateway.limiter import Limiter
 
-            limiter = Limiter(settings.limits_storage, workers=self.shared)
-            app.add_middleware(KeyMiddleware, keys=keys, limiter=limiter, metrics=self.metrics)
+            app.add_middleware(KeyMiddleware, keys=keys, limiter=self.limiter, metrics=self.metrics)
         app.add_middleware(OriginMiddleware, allowed=settings.origins, keys=keys is not None)
         if settings.origins:
             app.add_middleware(
@@ -194,13 +205,15 @@ def create_app(
     who ends it. `servers`: in place of Triton, one for the name of each model; they are closed with the lifespan.
     `worker`: which of several processes this is. Raises ValueError for a file of keys or certificates that cannot be
     used."""
+    shared = worker.shared if worker else None
     parts = _Parts(
         settings,
         drain or Drain(settings.shutdown_timeout_s),
         servers,
         worker,
-        Metrics(worker.shared.folder if worker else None, restarted=bool(worker and worker.restarted)),
+        Metrics(shared.folder if shared else None, restarted=bool(worker and worker.restarted)),
         KeyRing(settings.keys_file) if settings.keys_file else None,
+        _limiter_of(settings, shared) if settings.keys_file else None,
         settings.tls_to_triton(),
         Tracing(settings.tracing_endpoint) if settings.tracing_endpoint else None,
     )

@@ -7,6 +7,7 @@ window in which it ends (docs/security.md).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
@@ -33,6 +34,7 @@ Limit = Literal["requests", "tokens", "concurrent"]
 
 _STORAGE_TIMEOUT_S = 1.0
 _STORAGE_PAUSE_S = 5.0
+_TELL_EVERY_S = 1.0
 # Each request that is being counted has one. The library's bound is 100: a burst had it take the storage for away.
 _STORAGE_CONNECTIONS = 10_000
 
@@ -84,6 +86,7 @@ class Limiter:
         self._shared = FixedWindowRateLimiter(_open(storage_uri)) if storage_uri else None
         self._away_until = 0.0
         self._running: Counter[str] = Counter()  # by key
+        self._untold: set[str] = set()  # keys of which the other workers do not know what runs here
 
     async def begin(self, key: Key) -> dict[str, str]:
         """Counts a request, and gives the headers of its answer. LimitExceeded where it is one too many; otherwise
@@ -111,22 +114,36 @@ class Limiter:
             item = RateLimitItemPerMinute(limit)
             await self._counted(lambda windows: windows.hit(item, key.id, "tokens", cost=tokens))
 
+    async def follow(self) -> None:
+        """Tells the other workers what they could not be told when it happened, until it is cancelled."""
+        assert self._workers is not None
+        while True:
+            await asyncio.sleep(_TELL_EVERY_S)
+            self._tell(self._workers)
+
     def _end(self, key: Key) -> None:
         self._running[key.id] -= 1
-        if self._workers and key.max_concurrent is not None:
-            with contextlib.suppress(sqlite3.Error):  # the others do not know of it until the key's next request ends
-                self._workers.set_running(key.id, self._running[key.id])
         if not self._running[key.id]:
             del self._running[key.id]
+        if self._workers and key.max_concurrent is not None:
+            self._untold.add(key.id)
+            self._tell(self._workers)
+
+    def _tell(self, workers: Shared) -> None:
+        with contextlib.suppress(sqlite3.Error):  # follow() tries again
+            for key_id in list(self._untold):
+                workers.set_running(key_id, self._running.get(key_id, 0))
+                self._untold.discard(key_id)
 
     def _has_room(self, key_id: str, limit: int) -> bool:
         """Whether one more may run. Where there are other workers, they know of it then."""
         here = self._running.get(key_id, 0)
         if self._workers and here < limit:
+            self._tell(self._workers)
             try:
                 return self._workers.begin_running(key_id, here, limit)
             except sqlite3.Error:
-                pass  # this one counts alone
+                self._untold.add(key_id)  # this one counts alone
         return here < limit
 
     async def _check(self, key: Key, of: Limit, limit: int, cost: int, headers: dict[str, str]) -> None:

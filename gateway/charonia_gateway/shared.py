@@ -136,7 +136,10 @@ class Shared:
         )
 
     def set_running(self, key: str, here: int) -> None:
-        self.run("UPDATE running SET count = ? WHERE key = ? AND worker = ?", (here, key, self.worker))
+        self.run(
+            "INSERT INTO running VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET count = excluded.count",
+            (key, self.worker, here),
+        )
 
     # --- the endpoints' state, as each worker sees it
 

@@ -535,8 +535,8 @@ def two(tmp_path: Path) -> tuple[Shared, Shared]:
     return Shared(tmp_path, 1), Shared(tmp_path, 2)
 
 
-def key(**limits: int) -> Key:
-    return Key(id="0" * 12, name="one", sha256="0" * 64, created=PAST, **limits)
+def key(id: str = "0", **limits: int) -> Key:
+    return Key(id=id * 12, name="one", sha256="0" * 64, created=PAST, **limits)
 
 
 async def test_a_limiter_counts_tokens_and_requests_at_once_with_the_other_workers(two: tuple[Shared, Shared]) -> None:
@@ -557,6 +557,54 @@ async def test_a_limiter_counts_tokens_and_requests_at_once_with_the_other_worke
     with pytest.raises(LimitExceeded, match="10 tokens per minute"):
         await here.begin(asked)
     assert here._running["0" * 12] == 1, "what is refused does not run"
+
+
+async def test_what_could_not_be_told_of_running_requests_is_told_later(
+    two: tuple[Shared, Shared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "_PAUSE_S", 0)
+    here, there = (Limiter(workers=one) for one in two)
+    one, other = (key(id, max_concurrent=1) for id in "01")
+
+    async def until_here(asked: Key, has_room: bool) -> None:
+        async def wait() -> None:
+            while not has_room:
+                try:
+                    await here.begin(asked)
+                except LimitExceeded:
+                    return
+                await here.end(asked, 0)
+                await asyncio.sleep(0.02)
+            while has_room:
+                with contextlib.suppress(LimitExceeded):
+                    await here.begin(asked)
+                    return await here.end(asked, 0)
+                await asyncio.sleep(0.02)
+
+        await asyncio.wait_for(wait(), HANG_S)
+
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.sqlite", isolation_level=None)) as held:
+        await there.begin(one)
+        held.execute("BEGIN IMMEDIATE")
+        await there.end(one, 0)
+        held.execute("ROLLBACK")
+        with pytest.raises(LimitExceeded):
+            await here.begin(one)
+        await there.begin(other)  # before it, all that was not told is
+        await here.begin(one)
+        await here.end(one, 0)
+        await there.end(other, 0)
+
+        following = asyncio.create_task(there.follow())
+        held.execute("BEGIN IMMEDIATE")
+        await there.begin(one)
+        held.execute("ROLLBACK")
+        await until_here(one, has_room=False)
+        held.execute("BEGIN IMMEDIATE")
+        await there.end(one, 0)
+        held.execute("ROLLBACK")
+        await until_here(one, has_room=True)
+        following.cancel()
 
 
 async def test_a_limiter_whose_workers_state_fails_counts_alone(two: tuple[Shared, Shared]) -> None:
