@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,7 +17,18 @@ from charonia_gateway.record import begins_text
 
 # Who asks for these looks at the gateway, and is no work of its own.
 _WATCHING = frozenset(("/metrics", "/health/live", "/health/ready"))
+_MERGE_EVERY_S = 1.0  # merging the files of all workers takes up to a second of CPU time where there are many keys
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class _Collected(Collector):
+    """What was collected before."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
 
 
 class Metrics:
@@ -22,9 +36,14 @@ class Metrics:
     one gateway have the files of what they count, of which each shows the sums. restarted: this process replaces one of
     them that died."""
 
-    def __init__(self, folder: Path | None = None, restarted: bool = False) -> None:
+    def __init__(
+        self, folder: Path | None = None, restarted: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.registry = CollectorRegistry()
         self._folder = folder
+        self._clock = clock
+        self._merging: asyncio.Task[bytes] | None = None  # or merged
+        self._merged_at = 0.0
         self._collectors: list[Collector] = []
         self.requests = Counter(
             "charonia_gateway_requests",
@@ -93,14 +112,30 @@ class Metrics:
         self._collectors.append(collector)
         self.registry.register(collector)
 
-    def render(self) -> bytes:
+    async def render(self) -> bytes:
+        """Where there are several workers, as of a second ago at most."""
         if self._folder is None:
             return generate_latest(self.registry)
-        together = CollectorRegistry()
-        MultiProcessCollector(together, path=str(self._folder))  # type: ignore[no-untyped-call]
-        for collector in self._collectors:
-            together.register(collector)
-        return generate_latest(together)
+        merging = self._merging
+        if merging is None or (merging.done() and self._clock() >= self._merged_at + _MERGE_EVERY_S):
+            merging = self._merging = asyncio.create_task(self._merge(self._folder))
+        return await asyncio.shield(merging)  # others wait for it, too
+
+    async def _merge(self, folder: Path) -> bytes:
+        try:
+            # What reads the database of the workers does so in the thread that opened it.
+            collected = [_Collected(list(collector.collect())) for collector in self._collectors]
+            return await asyncio.to_thread(_together, folder, collected)
+        finally:
+            self._merged_at = self._clock()
+
+
+def _together(folder: Path, more: Sequence[Collector]) -> bytes:
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]
+    for collector in more:
+        registry.register(collector)
+    return generate_latest(registry)
 
 
 class MetricsMiddleware:

@@ -11,6 +11,7 @@ import signal
 import socket
 import sqlite3
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from charonia_gateway import cores, shared, workers
+from charonia_gateway import cores, metrics, shared, workers
 from charonia_gateway.keys import Key
 from charonia_gateway.limiter import Limiter, LimitExceeded
 from charonia_gateway.port import bound_sockets, held_port
@@ -27,7 +28,9 @@ from charonia_gateway.settings import Settings
 from charonia_gateway.shared import Shared
 from free_ports import free_ports
 from key_files import PAST, KeyFile
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 from triton_double import Double, input_text, part
 from tritonclient.grpc import service_pb2 as pb
 
@@ -619,6 +622,39 @@ async def test_a_limiter_whose_workers_state_fails_counts_alone(two: tuple[Share
     await limiter.end(asked, 0)
     with pytest.raises(LimitExceeded, match="2 requests per minute"):
         await limiter.begin(asked)
+
+
+async def test_the_event_loop_goes_on_while_the_workers_metrics_are_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    merges = 0
+
+    class Held(metrics.MultiProcessCollector):  # type: ignore[misc]
+        def collect(self) -> Any:
+            nonlocal merges
+            merges += 1
+            assert may_end.wait(HANG_S)
+            return super().collect()
+
+    class OfTheLoop(Collector):
+        def collect(self) -> list[Metric]:
+            assert threading.current_thread() is threading.main_thread(), "its database is of the loop's thread"
+            return [GaugeMetricFamily("of_the_loop", "", value=1)]
+
+    monkeypatch.setattr(metrics, "MultiProcessCollector", Held)
+    now = 10.0
+    own = metrics.Metrics(tmp_path, clock=lambda: now)
+    own.add(OfTheLoop())
+    asked = [asyncio.create_task(own.render()) for _ in range(3)]
+    while not merges:
+        await asyncio.sleep(0.001)
+    may_end.set()
+    assert len(set(await asyncio.gather(*asked))) == 1 and merges == 1
+    assert b"of_the_loop 1.0" in await own.render() and merges == 1
+    now += 1
+    await own.render()
+    assert merges == 2
 
 
 def test_an_address_that_this_machine_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,4 +39,4 @@ async def ready(gateway: GatewayState) -> Response:
 @router.get("/metrics", summary="Prometheus metrics of the gateway", response_class=Response)
 async def metrics(gateway: GatewayState) -> Response:
     """The engine's own metrics are on Triton's metrics port."""
-    return Response(gateway.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return Response(await gateway.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
