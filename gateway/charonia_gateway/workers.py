@@ -32,6 +32,7 @@ _MAX_DELAY_S = 30.0
 _KILL_AFTER_S = 10.0  # what workers get on top of the time for running answers
 _ALIVE_S = 2.0  # a worker says so often that its event loop gets on
 _SILENT_S = 30.0  # one that says nothing for so long hangs
+_START_S = 120.0  # so does one that is not ready by then
 
 
 def delay_s(early_deaths: int) -> float:
@@ -83,7 +84,7 @@ class _Running:
 
     @property
     def hangs(self) -> bool:
-        return self.ready and self.silent_s >= _SILENT_S
+        return self.silent_s >= (_SILENT_S if self.ready else _START_S)
 
     def send(self, message: Message | Post) -> None:
         with contextlib.suppress(OSError):  # it has ended
@@ -123,8 +124,10 @@ class _Supervisor:
             for number, one in self._workers.items():
                 one.silent_s += _ALIVE_S
                 if one.hangs:
-                    text = "worker %d (process %d) has not answered for %g s and is killed"
-                    log.error(text, number, one.process.pid, one.silent_s)
+                    why = "has not answered for" if one.ready else "is not ready after"
+                    log.error(
+                        "worker %d (process %d) %s %g s and is killed", number, one.process.pid, why, one.silent_s
+                    )
                     _kill(one)
 
     async def _keep(self, number: int) -> None:

@@ -517,6 +517,21 @@ async def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path, monkey
             assert await asyncio.wait_for(running, HANG_S) == 0
 
 
+async def test_a_worker_that_hangs_before_it_is_ready_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers, "_ALIVE_S", 0.2)
+    monkeypatch.setattr(workers, "_START_S", 4.0)
+    shared.create(tmp_path)
+    never = tmp_path / "endpoints"
+    os.mkfifo(never)  # reading it waits for somebody who writes
+    (port,) = free_ports(1)
+    settings = Settings(triton_endpoints=f"file://{never}", port=port, host="127.0.0.1", model_name=MODEL)
+    supervisor = workers._Supervisor(settings, 1, tmp_path)
+    assert await asyncio.wait_for(supervisor.run(), HANG_S) == 1
+    assert "is not ready after 4 s and is killed" in caplog.text
+
+
 # --- without processes
 
 
