@@ -61,7 +61,7 @@ class Drain:
 
     def cut(self) -> int:
         """Cancels what runs, which still tells its clients so. How many requests that were. No new one is taken."""
-        self.begin()  # a worker whose supervisor has died ends without it
+        self.begin()  # a worker that is told to end at once ends without it
         self.has_cut = True
         for task in self._tasks:
             task.cancel()

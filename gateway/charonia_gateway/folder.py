@@ -22,11 +22,18 @@ def made() -> Path:
     return folder.rename(folder.with_name(folder.name.removeprefix("new-")))  # not before it is held
 
 
-def hold(folder: Path) -> None:
-    """Until this process ends. Raises OSError where there is no such folder."""
+def hold(folder: Path) -> int:
+    """Until this process ends: by that descriptor. Raises OSError where there is no such folder."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     with contextlib.suppress(OSError):  # a file system without locks: then nobody removes it
         fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def remove_unheld(folder: Path, descriptor: int) -> None:
+    """Unless somebody holds it by another descriptor. Raises OSError then."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_dead(parent: Path) -> None:
@@ -35,7 +42,6 @@ def _remove_dead(parent: Path) -> None:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 if os.fstat(descriptor).st_uid == os.getuid():
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_unheld(folder, descriptor)
             finally:
                 os.close(descriptor)

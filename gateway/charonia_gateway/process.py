@@ -58,7 +58,11 @@ def serve(
     def end() -> None:
         server.should_exit = True
 
-    on_start = partial(worker.listens, drain.begin, end) if worker else listens
+    def close() -> None:
+        for one in server.servers:
+            one.close()
+
+    on_start = partial(worker.listens, drain.begin, end, close) if worker else listens
     server = DrainingServer(config, drain, settings.write_timeout_s, certificates, on_start)
     # uvicorn, which would open them itself, names no setting where it cannot.
     sockets = bound_sockets(settings.host, settings.port, shared=worker is not None)

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import select
-import shutil
 import signal
 import sqlite3
 import sys
@@ -21,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
 
-from charonia_gateway.folder import hold
+from charonia_gateway.folder import hold, remove_unheld
 from charonia_gateway.port import PortError
 from charonia_gateway.settings import Settings
 from charonia_gateway.shared import Shared
@@ -60,13 +59,16 @@ class Worker:
 
     def is_idle(self) -> bool:
         """Nothing runs here, and no new request is taken. False: the supervisor says when all may end."""
+        if self.is_orphan:
+            return True
         if not self._idle:
             self._idle = True
             self._send("idle")
         return False
 
-    def listens(self, drain: Callable[[], None], end: Callable[[], None]) -> None:
-        """In the event loop, once the port is open. `drain` and `end` are called when the supervisor says so."""
+    def listens(self, drain: Callable[[], None], end: Callable[[], None], close: Callable[[], None]) -> None:
+        """In the event loop, once the port is open. `drain` and `end` are called when the supervisor says so; `close`
+        leaves the port to a gateway that takes this one's place."""
         actions: dict[Message, Callable[[], None]] = {"started": self._started, "drain": drain, "end": end}
         loop = asyncio.get_running_loop()
 
@@ -76,7 +78,8 @@ class Worker:
             except (EOFError, OSError):
                 self.is_orphan = True
                 loop.remove_reader(self._connection.fileno())
-                end()
+                close()
+                drain()
 
         loop.add_reader(self._connection.fileno(), read)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -120,7 +123,7 @@ def main() -> None:
 
     configure_logging(post.settings)
     try:
-        hold(post.folder)
+        held = hold(post.folder)
         worker = Worker(post, connection)
     except (OSError, sqlite3.Error) as error:
         log.error("what the workers of this gateway share is gone, or cannot be had: %s", error)
@@ -134,8 +137,9 @@ def main() -> None:
         log.error("%s", error)
         sys.exit(1)
     finally:
-        if worker.is_orphan:  # nobody else does
-            shutil.rmtree(post.folder, ignore_errors=True)
+        if worker.is_orphan:  # the last one does what the supervisor would have done
+            with contextlib.suppress(OSError):
+                remove_unheld(post.folder, held)
 
 
 if __name__ == "__main__":

@@ -362,10 +362,29 @@ async def test_what_is_cut_off_at_the_end_is_a_line_of_the_log_and_knows_it(tmp_
 
 
 async def test_workers_do_not_outlive_their_supervisor(tmp_path: Path) -> None:
-    async with Double() as server, gateway(server, tmp_path) as own:
-        left = [psutil.Process(pid) for pid in own.pids()]
+    async with Double() as server, gateway(server, tmp_path) as own, contextlib.AsyncExitStack() as opened:
+        held = server.behaviour = Held()
+        left = [psutil.Process(pid) for pid in sorted(own.pids())]
+        works = await opened.enter_async_context(own.client(left[0].pid))
+        stream = await begin(works)
         own.process.kill()
         await own.process.wait()
+        await asyncio.to_thread(left[1].wait, HANG_S)
+
+        def is_left() -> bool:  # to the next gateway
+            with contextlib.suppress(OSError):
+                for one in held_port("127.0.0.1", own.port):
+                    one.close()
+                return True
+            return False
+
+        deadline = time.monotonic() + HANG_S
+        while not is_left():
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        assert len(list(own.folder.iterdir())) == 1, "of the one that has not ended"
+        held.may_end.set()
+        assert await asyncio.wait_for(stream, HANG_S) == "data: [DONE]"
         _, alive = await asyncio.to_thread(psutil.wait_procs, left, HANG_S)
         assert alive == []
         assert list(own.folder.iterdir()) == [], "nor do their files"
