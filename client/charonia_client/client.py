@@ -241,9 +241,12 @@ class Client:
     def _open_subscription(self) -> Subscription:
         """The one for new requests."""
         if self._subscription is None or self._subscription.over or not self._subscription.fit:
-            self._left = [one for one in (*self._left, self._subscription) if one and not one.over]
+            self._left = self._open_subscriptions()
             self._subscription = Subscription(self._stream_infer, self.engine, self.target)
         return self._subscription
+
+    def _open_subscriptions(self) -> list[Subscription]:
+        return [one for one in (*self._left, self._subscription) if one and not one.over]
 
     async def complete(
         self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
@@ -388,16 +391,16 @@ class Client:
             stream.cancel()
 
     async def _watch_server(self) -> None:
-        """Probes the server while requests run or the subscription is open. Where it does not answer, all requests end
-        with Unresponsive; where it refuses calls, those that have received nothing for a while. So does the
-        subscription."""
+        """Probes the server while requests run or a subscription is open. Where it does not answer, all requests end
+        with Unresponsive; where it refuses calls, those that have received nothing for a while. So do the
+        subscriptions."""
         clock = asyncio.get_running_loop().time
         refused_at: float | None = None  # since when it refuses
         try:
-            while self._active or (self._subscription and not self._subscription.over):
+            while self._active or self._open_subscriptions():
                 await asyncio.sleep(_PROBE_INTERVAL_S)
                 running = dict(self._active)
-                subscription = self._subscription
+                subscriptions = self._open_subscriptions()
                 try:
                     await self._stub.ServerLive(pb.ServerLiveRequest(), timeout=_PROBE_TIMEOUT_S)
                     await self._open_stream(_PROBE_TIMEOUT_S)
@@ -416,8 +419,9 @@ class Client:
                         if self._active.get(request_id) is stream:
                             stream.fail(Unresponsive(f"Triton at {self.target} {why}"))
                             stream.cancel()
-                    if subscription and max(refused_at or 0, subscription.news_at) <= latest:
-                        subscription.cancel(Unresponsive(f"Triton at {self.target} {why}"))
+                    for subscription in subscriptions:
+                        if max(refused_at or 0, subscription.news_at) <= latest:
+                            subscription.cancel(Unresponsive(f"Triton at {self.target} {why}"))
         finally:
             self._watch = None
 

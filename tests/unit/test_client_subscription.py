@@ -310,12 +310,17 @@ async def test_a_server_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("charonia_client.client._PROBE_TIMEOUT_S", 0.5)
     async with Double() as double, Client(double.target, subscribe=True) as client:
         assert joined(await read(client, "a")) == double.target
+        left = client._subscription
+        assert left
+        del double.subscriptions[left.name]
+        assert joined(await read(client, "a")) == double.target
         double.fall_asleep()
         with pytest.raises(Unresponsive):
             await asyncio.wait_for(read(client, "a"), HANG_S)
+        await asyncio.wait_for(asyncio.wait((left.task,)), HANG_S)
         double.wake_up()
         assert joined(await read(client, "a")) == double.target
-        assert double.opened == 2
+        assert double.opened == 3
 
 
 async def test_the_server_hears_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
