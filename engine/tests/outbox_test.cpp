@@ -192,6 +192,43 @@ TEST(Outbox, LargeDeliveriesHoldBackTheRestToo) {
   EXPECT_TRUE(outbox.due());
 }
 
+TEST(Outbox, WhatDoesNotFitInADeliveryWaitsForTheReader) {
+  Outbox outbox({.bytes = 1000, .held = 1});
+  const std::string text(500, 'x');
+  for (TokenId id = 1; id <= 5; ++id) outbox.add(static_cast<std::uint64_t>(id), result({id}, text), "");
+  const auto first = unpack(outbox.take());
+  EXPECT_EQ(first.number, 1U);
+  EXPECT_EQ(first.chunks,
+            (std::vector<Chunk>{{.key = 1, .text_end = 500, .ids = {1}, .text = text},
+                                {.key = 2, .text_end = 500, .ids = {2}, .text = text}}));
+  EXPECT_FALSE(outbox.due());
+  EXPECT_TRUE(outbox.waiting());
+  outbox.add(1, result({6}, "a"), "");
+  outbox.add(3, result({7}, "b"), "");
+  outbox.add(1, result({8}, "c"), "");
+  outbox.add_error(5, "[504] late");
+  outbox.read(1);
+  EXPECT_TRUE(outbox.due());
+  const auto second = unpack(outbox.take());
+  EXPECT_EQ(second.number, 2U);
+  EXPECT_EQ(second.chunks,
+            (std::vector<Chunk>{{.key = 3, .text_end = 501, .ids = {3, 7}, .text = text + "b"},
+                                {.key = 4, .text_end = 500, .ids = {4}, .text = text}}));
+  EXPECT_FALSE(outbox.due());
+  outbox.bind(false);
+  EXPECT_TRUE(outbox.due());
+  outbox.bind(true);
+  outbox.read(2);
+  const auto third = unpack(outbox.take());
+  EXPECT_EQ(third.number, 3U);
+  EXPECT_EQ(third.chunks,
+            (std::vector<Chunk>{{.key = 5, .text_end = 500, .ids = {5}, .text = text},
+                                {.key = 1, .text_end = 2, .ids = {6, 8}, .text = "ac"},
+                                {.key = 5, .finish_reason = 4, .ids = {}, .text = "[504] late"}}));
+  EXPECT_FALSE(outbox.waiting());
+  EXPECT_EQ(outbox.hopeless({}), nullptr) << "nothing is held";
+}
+
 TEST(Outbox, AReaderThatIsNotHeardCountsNotUntilItIs) {
   Outbox outbox({.deliveries = 1, .held = 10, .patience = seconds(0)});
   outbox.take();

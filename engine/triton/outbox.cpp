@@ -28,6 +28,8 @@ static_assert(sizeof(Head) == 64);
 // Of what varies from chunk to chunk.
 std::size_t size_of(const Result& result) { return result.token_ids.size() * sizeof(TokenId) + result.text.size(); }
 
+std::size_t packed_size(const Result& result) { return sizeof(Head) + size_of(result); }
+
 // What of a sequence is as its last chunk has it.
 void update(Result& result, const Result& more) {
   result.finish_reason = more.finish_reason;
@@ -81,20 +83,23 @@ void Outbox::add_error(std::uint64_t key, std::string_view text) {
   chunk.key = key;
   chunk.result.finish_reason = FinishReason::error;
   chunk.result.text = text;
-  packed_ += sizeof(Head) + size_of(chunk.result);
+  packed_ += packed_size(chunk.result);
   places_.erase(places_.lower_bound({key, std::numeric_limits<int>::min()}),
                 places_.upper_bound({key, std::numeric_limits<int>::max()}));
 }
 
 std::string Outbox::take() {
+  std::size_t count = 0, bytes = 0;
+  while (count < waiting_.size() && bytes < limits_.bytes) bytes += packed_size(waiting_[count++].result);
   std::string packed;
-  packed.reserve(sizeof(number_) + packed_);
+  packed.reserve(sizeof(number_) + bytes);
   ++number_;
   append_values(packed, std::span<const std::uint64_t>(&number_, 1));
-  for (const auto& chunk : waiting_) append(packed, chunk);
-  waiting_.clear();
-  places_.clear();
-  packed_ = 0;
+  for (std::size_t i = 0; i < count; ++i) append(packed, waiting_[i]);
+  packed_ -= bytes;
+  waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(count));
+  std::erase_if(places_, [count](const auto& entry) { return entry.second < count; });
+  for (auto& [_, place] : places_) place -= count;
   sent_.push_back(packed.size());
   sent_bytes_ += packed.size();
   return packed;

@@ -20,7 +20,7 @@ namespace charonia::triton {
 // memory; what comes meanwhile waits in the outbox, where the chunks of a sequence become one.
 struct OutboxLimits {
   std::size_t deliveries = 256;               // sent and not read
-  std::size_t bytes = std::size_t{4} << 20;   // of these
+  std::size_t bytes = std::size_t{4} << 20;   // of these; one delivery ends with the chunk that reaches it
   std::size_t held = std::size_t{64} << 20;   // bytes that wait in the outbox
   std::chrono::seconds patience{60};          // for a reader that is that far behind and reads nothing
 };
@@ -40,8 +40,9 @@ class Outbox {
 
   // Whether there is something to send, and the reader is not too far behind.
   bool due() const { return !waiting_.empty() && !behind(); }
-  // The next delivery, with all that waits: its number, from 1 on, and the chunks in the order in which they came. Of
-  // one sequence there is one at most, but for an error. May be empty but for the number.
+  // The next delivery, with all that waits and fits: its number, from 1 on, and the chunks in the order in which they
+  // came. Of one sequence there is one at most, but for an error. May be empty but for the number. What does not fit is
+  // due when the reader has read, or at once where it is not heard.
   std::string take();
 
   // The reader has read all deliveries up to that one. An older number than before changes nothing. Throws
@@ -78,7 +79,7 @@ class Outbox {
   OutboxLimits limits_;
   std::vector<Chunk> waiting_;
   std::map<std::pair<std::uint64_t, int>, std::size_t> places_;  // in waiting_, by key and sequence
-  std::size_t packed_ = 0;                                       // bytes of the next delivery's chunks
+  std::size_t packed_ = 0;                                       // bytes of their chunks in deliveries
   std::uint64_t number_ = 0;                                     // of the last delivery
   std::deque<std::size_t> sent_;                                 // sizes of those that are not read, the last ones
   std::size_t sent_bytes_ = 0;

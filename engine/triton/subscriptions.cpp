@@ -31,7 +31,7 @@ void Subscriptions::read(const std::string& name, std::uint64_t number) {
   const auto subscription = known(name);
   if (!subscription) return;
   subscription->outbox_.read(number);
-  if (subscription->outbox_.due()) send(*subscription);
+  send_due(*subscription);
 }
 
 std::shared_ptr<Subscription> Subscriptions::begin(const std::string& name, std::uint64_t key) {
@@ -77,7 +77,7 @@ void Subscriptions::flush() {
   sent.swap(touched_);
   for (const auto& subscription : sent) {
     subscription->touched_ = false;
-    if (!subscription->over_ && subscription->outbox_.due()) send(*subscription);
+    send_due(*subscription);
   }
 }
 
@@ -105,7 +105,7 @@ void Subscriptions::bind(bool heard) {
   for (const auto& [name, subscription] : open_) {
     subscription->outbox_.bind(heard);
     // For a reader that is heard what waits is sent when its step ends, all of it together, or when it has read on.
-    if (!heard && !subscription->over_ && subscription->outbox_.due()) send(*subscription);
+    if (!heard) send_due(*subscription);
   }
 }
 
@@ -128,7 +128,7 @@ void Subscriptions::end_all(const std::exception& error, const std::function<voi
     if (!lock) return;
     for (auto entry = open_.begin(); entry != open_.end();) {
       entry->second->outbox_.bind(false);
-      if (!entry->second->over_ && entry->second->outbox_.due()) send(*entry->second);  // the errors of its requests
+      send_due(*entry->second);  // the errors of its requests
       entry = remove(entry, &error, left);
     }
   }
@@ -155,6 +155,10 @@ void Subscriptions::send(Subscription& subscription) {
     subscription.over_ = true;  // look() removes it
   }
   sending_.ended();
+}
+
+void Subscriptions::send_due(Subscription& subscription) {
+  while (!subscription.over_ && subscription.outbox_.due()) send(subscription);
 }
 
 FactoryPtr Subscriptions::end(Subscription& subscription, const std::exception* error) {

@@ -93,6 +93,7 @@ class Subscriptions {
   std::shared_ptr<Subscription> known(const std::string& name);
   void touch(const std::shared_ptr<Subscription>& subscription);
   void send(Subscription& subscription);
+  void send_due(Subscription& subscription);
   FactoryPtr end(Subscription& subscription, const std::exception* error);
   Entry remove(Entry entry, const std::exception* error, std::vector<FactoryPtr>& left);
 
