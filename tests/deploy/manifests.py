@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from charonia_gateway.settings import Settings
 from missing_tools import missing_tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +20,15 @@ DEPLOY = ROOT / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"
 OVERLAYS = sorted(path.name for path in (KUSTOMIZE / "overlays").iterdir())
 
+GIB = 1 << 30
+UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": GIB, "": 1}
+
 Object = dict[str, Any]
+
+
+def bytes_of(quantity: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)(Ki|Mi|Gi|)(?:B)?", quantity).groups()  # type: ignore[union-attr]
+    return int(number) * UNITS[unit]
 
 
 @cache
@@ -137,3 +147,14 @@ def label_selectors(value: Any) -> Iterator[dict[str, str]]:
     elif isinstance(value, list):
         for part in value:
             yield from label_selectors(part)
+
+
+def check_stored_answers_fit(pod: Object, gateway: Object) -> None:
+    """Where the gateway has several workers they are in files, which take twice as much while they are written. Above
+    its volume's limit or its container's the pod is evicted."""
+    (mount,) = [one for one in gateway["volumeMounts"] if one["mountPath"] == "/tmp"]
+    (volume,) = [one for one in pod["volumes"] if one["name"] == mount["name"]]
+    size = bytes_of(volume["emptyDir"]["sizeLimit"])
+    metrics = 16 << 20
+    assert size >= 2 * Settings.model_fields["max_response_bytes"].default + metrics
+    assert size <= bytes_of(gateway["resources"]["limits"]["ephemeral-storage"])

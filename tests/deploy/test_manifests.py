@@ -14,7 +14,19 @@ import pytest
 import schemas
 import yaml
 from charonia_gateway.settings import Settings
-from manifests import KUSTOMIZE, OVERLAYS, ROOT, Manifests, Workload, label_selectors, render, write_overlay
+from manifests import (
+    GIB,
+    KUSTOMIZE,
+    OVERLAYS,
+    ROOT,
+    Manifests,
+    Workload,
+    bytes_of,
+    check_stored_answers_fit,
+    label_selectors,
+    render,
+    write_overlay,
+)
 from pydantic import AliasChoices
 
 import charonia
@@ -25,13 +37,6 @@ from charonia.settings import PREFIX, ServeSettings, env_name
 
 SERVER, GATEWAY = "charonia-server", "charonia-gateway"
 COMPONENTS = sorted(path.name for path in (KUSTOMIZE / "components").iterdir())
-GIB = 1 << 30
-UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": GIB, "": 1}
-
-
-def bytes_of(quantity: str) -> int:
-    number, unit = re.fullmatch(r"(\d+)(Ki|Mi|Gi|)(?:B)?", quantity).groups()  # type: ignore[union-attr]
-    return int(number) * UNITS[unit]
 
 
 def cores_of(quantity: str) -> float:
@@ -306,6 +311,12 @@ def test_what_is_written_is_on_a_volume(rendered: Manifests) -> None:
             assert any(Path(workload.settings[name]).is_relative_to(folder) for folder in writable)
             persistent = [mount["mountPath"] for mount in mounts if mount["name"] in claims]
             assert any(Path(workload.settings[name]).is_relative_to(folder) for folder in persistent)
+
+
+def test_stored_answers_of_several_workers_fit_in_the_gateways_volume(rendered: Manifests) -> None:
+    gateway = rendered.workload(GATEWAY)
+    assert "CHARONIA_GATEWAY_MAX_RESPONSE_BYTES" not in gateway.settings, "the default holds"
+    check_stored_answers_fit(gateway.pod, gateway.container)
 
 
 def test_a_secret_is_only_where_it_is_used(rendered: Manifests) -> None:
