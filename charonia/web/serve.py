@@ -20,7 +20,7 @@ from charonia.settings import ServeSettings, env_name, environment, inference_se
 from charonia.weights import workspace
 
 if TYPE_CHECKING:
-    from charonia_gateway.endpoints import Pool
+    from charonia_gateway.endpoints.pool import Pool
     from charonia_gateway.settings import Settings
     from fastapi import FastAPI
 

@@ -20,7 +20,10 @@ from charonia_gateway.body import IGNORED_HEADER
 from charonia_gateway.context import Gateway
 from charonia_gateway.documentation import complete_schema
 from charonia_gateway.drain import Drain, DrainMiddleware
-from charonia_gateway.endpoints import Discovery, EndpointMetrics, Pool, Server
+from charonia_gateway.endpoints.discovery import Discovery
+from charonia_gateway.endpoints.exposition import EndpointMetrics
+from charonia_gateway.endpoints.pool import Pool
+from charonia_gateway.endpoints.server import Server
 from charonia_gateway.engine import Engine
 from charonia_gateway.errors import LIMIT_HEADERS, ApiError, handle_api_error, handle_engine_error, handle_http_error
 from charonia_gateway.keys import KeyRing

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from charonia_client import CharoniaError, ConnectionLost, GenerateRequest, GenerateResponse, ServerError, Unavailable
 
-from charonia_gateway.endpoints import Pool
 from charonia_gateway.endpoints.load import prompt_tokens
+from charonia_gateway.endpoints.pool import Pool
 from charonia_gateway.record import current_key, current_record
 
 

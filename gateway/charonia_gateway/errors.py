@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from charonia_gateway.endpoints import NotLoaded, SessionLost
+from charonia_gateway.endpoints.pool import NotLoaded, SessionLost
 from charonia_gateway.record import record_of
 
 log = logging.getLogger("charonia_gateway")

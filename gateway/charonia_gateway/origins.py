@@ -7,7 +7,6 @@ sends a request, and a page cannot change that. What is no browser sends no Orig
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -16,19 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from charonia_gateway.errors import ApiError
 from charonia_gateway.record import record_of
+from charonia_gateway.settings import ANY_ORIGIN
 
-ANY = "*"
 _SAFE = ("GET", "HEAD", "OPTIONS")  # they change nothing here, and the browser keeps the answer from another's page
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
-
-
-def parse_origins(text: str) -> frozenset[str]:
-    """Origins separated by commas or spaces. ValueError for what is none."""
-    origins = {part.rstrip("/").lower() for part in re.split(r"[,\s]+", text) if part}
-    for origin in origins:
-        if origin != ANY and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin):
-            raise ValueError(f"{origin!r} is no origin: expected * or http://HOST:PORT or https://HOST, without a path")
-    return frozenset(origins)
 
 
 def _is_own(origin: str, host: str, any_name: bool) -> bool:
@@ -74,7 +64,7 @@ class OriginMiddleware:
         await self._app(scope, receive, send)
 
     def _problem(self, headers: Headers) -> str | None:
-        if ANY in self._allowed:
+        if ANY_ORIGIN in self._allowed:
             return None
         origin = headers.get("origin")
         if origin is not None:

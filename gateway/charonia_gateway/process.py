@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from charonia_gateway.app import create_app
 from charonia_gateway.connection import bounded
 from charonia_gateway.drain import Drain, DrainingServer
-from charonia_gateway.endpoints import Server
+from charonia_gateway.endpoints.server import Server
 from charonia_gateway.port import PortError, bound_sockets
 from charonia_gateway.settings import Settings
 from charonia_gateway.worker import Worker

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from charonia_client import Tls
 from pydantic import field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from charonia_gateway.endpoints import discovery
-from charonia_gateway.origins import parse_origins
 from charonia_gateway.setting_fields import GatewayFields
 from charonia_gateway.tls import Certificates
+
+if TYPE_CHECKING:
+    from charonia_client import Tls
 
 FILES = (  # fields
     "keys_file",
@@ -29,6 +30,7 @@ STORAGE_SCHEMES = ("redis", "rediss", "redis+unix", "valkey", "valkeys", "valkey
 
 # Of every environment variable that is a setting.
 _PREFIX = "charonia_"
+ANY_ORIGIN = "*"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -47,6 +49,15 @@ def parse_models(text: str) -> dict[str, str]:
             raise ValueError(f"{entry!r}: its name or label is there twice")
         found[name] = label
     return found
+
+
+def parse_origins(text: str) -> frozenset[str]:
+    """Origins separated by commas or spaces. ValueError for what is none."""
+    origins = {part.rstrip("/").lower() for part in re.split(r"[,\s]+", text) if part}
+    for origin in origins:
+        if origin != ANY_ORIGIN and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin):
+            raise ValueError(f"{origin!r} is no origin: expected * or http://HOST:PORT or https://HOST, without a path")
+    return frozenset(origins)
 
 
 class Settings(GatewayFields):
@@ -124,6 +135,8 @@ class Settings(GatewayFields):
         files = (self.triton_tls_ca, self.triton_tls_cert, self.triton_tls_key)
         if not (self.triton_tls or any(files) or self.triton_tls_name):
             return None
+        from charonia_client import Tls  # gRPC's client and NumPy take a quarter of a second
+
         return Tls(*files, self.triton_tls_name)
 
     def certificates(self) -> Certificates | None:

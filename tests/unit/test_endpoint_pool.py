@@ -21,10 +21,12 @@ from charonia_client import (
     Unavailable,
 )
 from charonia_gateway import shared
-from charonia_gateway.endpoints import EndpointMetrics, Pool, SessionLost, pool, sessions
+from charonia_gateway.endpoints import pool, sessions
 from charonia_gateway.endpoints.affinity import rendezvous
 from charonia_gateway.endpoints.endpoint import Endpoint
+from charonia_gateway.endpoints.exposition import EndpointMetrics
 from charonia_gateway.endpoints.health import State
+from charonia_gateway.endpoints.pool import Pool, SessionLost
 from charonia_gateway.endpoints.sessions import SharedStaleSessions
 from charonia_gateway.engine import Engine
 from charonia_gateway.shared import Shared, create

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import test_endpoint_pool
-from charonia_gateway.endpoints import Pool
+from charonia_gateway.endpoints.pool import Pool
 from test_endpoint_pool import (
     test_a_killed_server_takes_no_request_with_it_that_had_not_begun,
     test_a_request_that_brings_servers_down_does_not_bring_down_all,
