@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import glob
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from charonia.errors import ModelError
@@ -67,12 +69,29 @@ def _linked(model: Path, folder: Path, ranks: int) -> Path:
     # Folders of the same name in other places have workspaces of their own, which may be served now.
     place = f"{name}{tp}-{hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:8]}"
     destination = folder / f"{place}-{_fingerprint(model)}"
-    if (destination / workspace.WEIGHTS / "manifest.json").is_file():
+    manifest = destination / workspace.WEIGHTS / "manifest.json"
+    if manifest.is_file():
         return destination
-    for outdated in folder.glob(f"{glob.escape(place)}-" + "[0-9a-f]" * 16):
-        shutil.rmtree(outdated, ignore_errors=True)
-    link_workspace(model, destination, force=True, settings={"tensor_para_size": str(ranks)})
+    with _alone_in(folder):
+        if manifest.is_file():
+            return destination
+        for outdated in folder.glob(f"{glob.escape(place)}-" + "[0-9a-f]" * 16):
+            shutil.rmtree(outdated, ignore_errors=True)
+        link_workspace(model, destination, force=True, settings={"tensor_para_size": str(ranks)})
     return destination
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Others that start with the same run folder, on ports of their own, wait: they would replace what is served."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: charonia serve has refused it
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _fingerprint(model: Path) -> str:

@@ -25,6 +25,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.stack)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shared_workspaces(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A process of the tests makes the workspace of a model once, however many stacks serve it one after another."""
+    Stack.workspaces = tmp_path_factory.mktemp("workspaces")
+
+
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The demo model, served by as many processes as users have."""

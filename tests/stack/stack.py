@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import http.client
 import json
 import os
@@ -18,7 +19,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from free_ports import free_ports
 
@@ -46,6 +47,9 @@ def processes_with(marker: str) -> list[int]:
 @dataclass
 class Stack:
     """What `charonia serve` of one model started."""
+
+    # A folder for the linked workspaces of all stacks here, by model: to make one takes a second.
+    workspaces: ClassVar[Path | None] = None
 
     model: Path | str
     run_dir: Path
@@ -83,6 +87,11 @@ class Stack:
     def launch(self) -> None:
         """Starts `charonia serve` and does not wait."""
         self.run_dir.mkdir(parents=True, exist_ok=True)
+        own = self.run_dir / "workspaces"
+        if self.workspaces and not own.exists():
+            shared = self.workspaces / hashlib.sha256(os.fsencode(self.model)).hexdigest()[:16]
+            shared.mkdir(exist_ok=True)
+            own.symlink_to(shared)
         names = ("HTTP_PORT", "GRPC_PORT", "METRICS_PORT", "GATEWAY_PORT")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
         env = {

@@ -22,6 +22,7 @@ def test_make_serve_serves_make_chat_talks_to_it_and_its_end_leaves_nothing(tmp_
     # As for whoever types it, and not by a make that runs these tests; what the setup was made with stays.
     env = {"MAKEFLAGS": "", "MAKELEVEL": "0"}
     env |= {name: os.environ[name] for name in ("CHARONIA_CUDA",) if name in os.environ}
+    (tmp_path / "run" / "workspaces").mkdir(parents=True)  # none of another test's, as at a first start
     with running(Stack(DEMO_MODEL, tmp_path / "run", env, command=("make", "-C", ROOT, "serve"))) as stack:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
         chat = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -462,6 +463,28 @@ def test_what_is_served_is_linked_for_its_ranks(model: Path, tmp_path: Path) -> 
     assert workspace.read_manifest(two / workspace.WEIGHTS).ranks == 2
     assert prepare(str(two), tmp_path, {}) == two
     assert answers(two)[0] == answers(one)[0]
+
+
+def test_who_starts_at_the_same_time_takes_the_workspace_that_the_first_one_makes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, others = fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        others.append(prepare(str(model), tmp_path, {}).stat().st_ino)
+        lock(descriptor, operation)
+
+    def locked_out(*arguments: Any, **settings: Any) -> Path:
+        descriptor = os.open(tmp_path / "workspaces", os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
+        return link_workspace(*arguments, **settings)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    monkeypatch.setattr("charonia.weights.convert.link_workspace", locked_out)
+    assert [prepare(str(model), tmp_path, {}).stat().st_ino] == others
 
 
 def test_folders_of_the_same_name_are_served_beside_each_other(model: Path, tmp_path: Path) -> None:
