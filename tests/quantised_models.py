@@ -179,6 +179,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantiser]] = {
     "w4a16 channels": _scheme("pack-quantized", {**_INT4, "strategy": "channel", "group_size": None}),
     "w8a16": _scheme("pack-quantized", {**_INT4, "num_bits": 8}),
     "w8a16 channels, zeros": _scheme("pack-quantized", {**_INT8, "strategy": "channel", "symmetric": False}),
+    "w8 in rows": _scheme("int-quantized", {**_INT8, "strategy": "group", "group_size": GROUP}),
     "w8a8 dynamic": _scheme(
         "int-quantized", {**_INT8, "strategy": "channel"}, {"type": "int", "strategy": "token", "dynamic": True}
     ),

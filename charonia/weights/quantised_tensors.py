@@ -18,6 +18,8 @@ _CODE_TYPES = {"rows": ("I8", "F8_E4M3"), "mxfp4": ("U8",)}  # of files, by layo
 _QUANTISED_TYPES = ("I8", "U8", "F8_E4M3", "I32")  # of a tensor `weight` that is no dense one
 # Tensors of quantised modules that repeat what is known: the weight's shape, and zeros where they say nothing.
 _BESIDE = ("weight_shape", "weight_zero_point", "weight_g_idx", "g_idx", "qzeros", "input_scale", "input_zero_point")
+_ORDERS = ("weight_g_idx", "g_idx")  # the group of each column
+_ORDERED_LAYOUTS = ("packed-rows", "gptq")  # that the engine reads with an order
 _QUANTISABLE = re.compile(
     r"output\.weight|layers\.\d+\.(?:attention\.(?:w_qkv|wo)|feed_forward\.(?:experts\.\d+\.)?w[123])\.0\.weight"
 )
@@ -141,8 +143,10 @@ class _Finder:
         if zeros in self.missing:
             self.why_missing = f" ({'sym' if self._config.method == 'gptq' else 'symmetric'} is false there)"
         order = f"{module}.{scheme.order}" if scheme.order else ""
-        if scheme.order_expected:
-            named((scheme.order,))
+        orders = [name for kind in _ORDERS if (name := f"{module}.{kind}") in self._tensors]
+        if scheme.order_expected and named((scheme.order,)) in self.missing:
+            said = "desc_act is true" if self._config.method == "gptq" else "actorder is group"
+            self.why_missing = f" ({said} there)"
         input_scale = named(scheme.input_scale) if scheme.input_scale else ""
         self.known |= {codes, *(f"{module}.{name}" for name in _BESIDE)}
         self.known |= {scales, zeros, order, input_scale}
@@ -166,8 +170,9 @@ class _Finder:
             self._check(zeros, [_zero_shape(how, rows, cols)], ("I32",), part)
         if input_scale:
             self._check(input_scale, [(), (1,)], tuple(DTYPES), part)
-        if order and (order not in self._tensors or not self._is_order(order, how, scheme, part)):
-            order = ""
+        # All that are there are looked at: those that the scheme does not name must say nothing.
+        ordered = [name for name in orders if self._is_order(name, how, scheme, part)]
+        order = order if order in ordered else ""
         self._check_values(module, how, scheme, part)
         return replace(part, name=codes, quantised=Quantised(how, scales, zeros, order, input_scale))
 
@@ -225,10 +230,16 @@ class _Finder:
         cols = part.shape[1]
         self._check(order, [(cols,)], ("I32",), part)
         if self._read is None:
-            return scheme.order_expected
+            return scheme.order_expected and how.layout in _ORDERED_LAYOUTS
         groups, size = self._read(order), how.group_size or cols
         if np.array_equal(groups, np.arange(cols) // size):
             return False
+        if how.layout not in _ORDERED_LAYOUTS or order.rpartition(".")[2] != scheme.order:
+            raise UnsupportedError(
+                f"{self._folder}: tensor {order} orders the columns, which is supported as weight_g_idx of "
+                "pack-quantized weights and as g_idx of GPTQ: take a copy that is quantised without actorder, or with "
+                "actorder static"
+            )
         if not scheme.order_expected:
             raise ModelError(
                 f"{self._folder}: tensor {order} orders the columns, and {self._file} says that they are not: set "

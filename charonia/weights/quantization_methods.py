@@ -234,9 +234,14 @@ def _packed(group: Settings, weights: Settings, bits: int, kind: str) -> Scheme:
         ("group",),
         zeros="weight_zero_point" if zeros else "",
         order="weight_g_idx",
-        order_expected=weights.get("actorder") in ("group", "dynamic", True),
+        order_expected=_is_ordered(weights),
         input_scale=("input_scale",) if activations.endswith("-tensor") else (),
     )
+
+
+def _is_ordered(weights: Settings) -> bool:
+    """Whether groups are of columns that are all over the weight; `static` and `weight` leave them where they are."""
+    return weights.get("actorder") in ("group", "dynamic", True)
 
 
 def _integers(group: Settings, weights: Settings, bits: int, kind: str) -> Scheme:
@@ -270,6 +275,8 @@ def _rows(group: Settings, weights: Settings, dtype: str, kind: str) -> Scheme:
         "weight",
         ("weight_scale",),
         (strategy,),
+        order="weight_g_idx",
+        order_expected=strategy == "group" and _is_ordered(weights),
         input_scale=("input_scale",) if activations.endswith("-tensor") else (),
     )
 
@@ -283,7 +290,14 @@ def _mxfp4(group: Settings, weights: Settings, bits: int, kind: str) -> Scheme:
     inputs = group.inner("input_activations")
     if inputs is not None and not inputs.get("dynamic"):
         raise inputs.unsupported("dynamic", inputs.get("dynamic"), "true")
-    return Scheme(Quantization("mxfp4", "F4_E2M1", _MX_GROUP), "weight_packed", ("weight_scale",), ("group",))
+    return Scheme(
+        Quantization("mxfp4", "F4_E2M1", _MX_GROUP),
+        "weight_packed",
+        ("weight_scale",),
+        ("group",),
+        order="weight_g_idx",
+        order_expected=_is_ordered(weights),
+    )
 
 
 def _activations(group: Settings, kind: str) -> str:

@@ -284,6 +284,26 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
         lambda t: t[f"{UP}.g_idx"].masked_fill_(t[f"{UP}.g_idx"] == 0, -1),
         r"g_idx has groups of other sizes than 32",
     ),
+    # Of layouts that have no order the engine would read the columns as they lie.
+    *(
+        (
+            name,
+            lambda t, kind=kind: t.update({f"{UP}.{kind}": (torch.arange(128, dtype=torch.int32) // 32).flip(0)}),
+            rf"up_proj\.{kind} orders the columns, which is supported as weight_g_idx of pack-quantized",
+        )
+        for name, kind in (
+            ("w8 in rows", "weight_g_idx"),
+            ("fp8 blocks", "weight_g_idx"),
+            ("mxfp4", "weight_g_idx"),
+            ("awq", "g_idx"),
+            ("gptq order", "weight_g_idx"),
+        )
+    ),
+    (
+        "w8 in rows",
+        lambda t: t.update({f"{UP}.weight_g_idx": torch.arange(128) // 32}),
+        r"up_proj\.weight_g_idx is of type I64; supported: I32",
+    ),
     ("gptq", lambda t: t.update({f"{UP}.bias": torch.ones(192)}), r"unknown to family llama.*up_proj\.bias"),
     (
         "w4a16",
@@ -316,7 +336,7 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "change", "said"), DAMAGE, ids=[said for _, _, said in DAMAGE])
+@pytest.mark.parametrize(("name", "change", "said"), DAMAGE, ids=[f"{name}: {said}" for name, _, said in DAMAGE])
 def test_an_inconsistent_checkpoint_is_refused_by_the_name_of_the_tensor(
     name: str, change: Callable[[Tensors], Any], said: str, copied: Callable[[str], Path]
 ) -> None:
@@ -324,6 +344,15 @@ def test_an_inconsistent_checkpoint_is_refused_by_the_name_of_the_tensor(
     edit_tensors(folder, change)
     with pytest.raises((ModelError, UnsupportedError), match=said):
         read_source(folder)
+
+
+@pytest.mark.parametrize("name", ["w8 in rows", "mxfp4", "awq", "w4a16"])
+def test_an_order_that_is_the_columns_own_says_nothing(name: str, copied: Callable[[str], Path]) -> None:
+    folder = copied(name)
+    before = read_source(folder).spec.tensors
+    kind = "g_idx" if name == "awq" else "weight_g_idx"
+    edit_tensors(folder, lambda t: t.update({f"{UP}.{kind}": torch.arange(128, dtype=torch.int32) // GROUP}))
+    assert read_source(folder).spec.tensors == before
 
 
 def group(config: dict[str, Any]) -> dict[str, Any]:
@@ -401,6 +430,14 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
         "w8a8 dynamic",
         lambda c: group(c)["input_activations"].update(symmetric=False),
         r"input_activations: symmetric False is not supported; supported: true",
+    ),
+    *(
+        (
+            name,
+            lambda c: group(c)["weights"].update(actorder="group"),
+            r"missing: .*weight_g_idx.*\(actorder is group there\)",
+        )
+        for name in ("w8 in rows", "mxfp4")
     ),
     ("w8a8 dynamic", lambda c: group(c)["weights"].update(symmetric=False), r"weights: symmetric False is not supp"),
     ("w8a8 dynamic", lambda c: group(c).update(output_activations={"num_bits": 8}), r"output_activations"),
