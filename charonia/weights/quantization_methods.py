@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from charonia.families import Quantization, QuantizationConfig, Scheme
@@ -127,7 +128,7 @@ def _block(settings: Settings, key: str, value: Any) -> tuple[int, int]:
 
 # compressed-tensors: what llm-compressor writes.
 
-_LINEAR = "Linear"
+_CLASSES = ("Linear", "Module")  # of PyTorch, of every module that is quantised here
 _UNUSED = ("dense", None, "identity")
 
 
@@ -138,44 +139,33 @@ def compressed_tensors(settings: Settings) -> QuantizationConfig:
     if groups is None or not groups.values:
         raise settings.wrong("config_groups", settings.get("config_groups"), "an object that names a scheme")
     form = settings.text("format", "")
-    rules: list[tuple[tuple[str, ...], Scheme | None]] = []
+    schemes: dict[str, Scheme | None] = {}  # by target; where groups have the same one, the last counts
     for key in groups.values:
         group = groups.inner(key)
         if group is not None:
-            rules.append((group.names("targets"), _group_scheme(group, group.text("format", form))))
+            scheme = _group_scheme(group, group.text("format", form))
+            schemes |= dict.fromkeys(group.names("targets"), scheme)
     ignored = settings.names("ignore")
-    for name in (*ignored, *(target for targets, _ in rules for target in targets)):
+    for name in (*ignored, *schemes):
         if name.startswith("re:"):
             _pattern(settings, name[3:])
+    # The order in which compressed-tensors looks: names, then patterns, both by the alphabet, then classes.
+    targets = sorted(schemes, key=lambda target: ("re:" in target, target))
 
     def scheme_of(names: tuple[str, ...]) -> Scheme | None:
-        if any(_matches(names, name) for name in ignored):
+        if any(_is_named(names, name) or name in _CLASSES for name in ignored):
             return None
-        # The closest match counts: a name, then a pattern, then the class.
-        for closeness in (_is_name, _is_pattern, _is_class):
-            for targets, scheme in rules:
-                if any(closeness(names, target) for target in targets):
-                    return scheme
-        return None
+        named = (target for target in targets if _is_named(names, target))
+        of_class = (target for target in targets if target in _CLASSES)
+        target = next(chain(named, of_class), None)
+        return None if target is None else schemes[target]
 
     return QuantizationConfig("compressed-tensors", scheme_of)
 
 
-def _is_name(names: tuple[str, ...], target: str) -> bool:
-    return target in names
-
-
-def _is_pattern(names: tuple[str, ...], target: str) -> bool:
-    return target.startswith("re:") and module_pattern(target[3:]).any_match(names)
-
-
-def _is_class(names: tuple[str, ...], target: str) -> bool:
-    """Every quantised module here is a linear layer."""
-    return target == _LINEAR or _is_pattern((_LINEAR,), target)
-
-
-def _matches(names: tuple[str, ...], target: str) -> bool:
-    return _is_name(names, target) or _is_pattern(names, target) or _is_class(names, target)
+def _is_named(names: tuple[str, ...], target: str) -> bool:
+    """Whether a target or an ignored name is one of a module's, or a pattern of it."""
+    return module_pattern(target[3:]).any_match(names) if target.startswith("re:") else target in names
 
 
 def _refuse_beside(settings: Settings) -> None:

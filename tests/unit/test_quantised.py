@@ -28,6 +28,8 @@ from charonia.weights.checkpoint import SafetensorsCheckpoint, open_checkpoint  
 from charonia.weights.convert import convert, link_workspace, read_source  # noqa: E402
 from charonia.weights.module_patterns import module_pattern  # noqa: E402
 from charonia.weights.plan import make_plan  # noqa: E402
+from charonia.weights.quantization_methods import compressed_tensors  # noqa: E402
+from charonia.weights.quantization_settings import Settings  # noqa: E402
 from charonia.weights.tensor_parallel import split  # noqa: E402
 
 Array = np.ndarray[Any, Any]
@@ -652,6 +654,52 @@ def test_layers_differ_and_are_left_out_as_config_json_says(dense: Path, tmp_pat
     }
     edit_config(both, lambda config: config["config_groups"]["group_1"].update(targets=["re:.*layers.0.mlp.down_proj"]))
     assert manifest_of(link_workspace(both, tmp_path / "v"))["tensors"] == tensors
+
+
+def _targets(*groups: list[str], ignore: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A configuration whose groups differ in their group_size: 16, 32, 48 ..."""
+    weights = {"num_bits": 4, "type": "int", "strategy": "group"}
+    return {
+        "format": "pack-quantized",
+        "config_groups": {
+            f"group_{at}": {"targets": targets, "weights": {**weights, "group_size": 16 * (at + 1)}}
+            for at, targets in enumerate(groups)
+        },
+        "ignore": list(ignore),
+    }
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        _targets(["Linear"]),
+        _targets(["Module"]),
+        _targets(["Embedding"]),
+        _targets(["re:.*"]),
+        _targets(["Linear"], ignore=("re:^(?!.*experts).*",)),
+        _targets(["Linear"], ignore=("re:Lin.*",)),
+        _targets(["Linear"], ignore=("Linear",)),
+        _targets(["Linear"], ignore=(OUT, "re:.*down_proj")),
+        _targets(["re:^(?!.*down_proj).*"]),
+        _targets(["re:L"], ["re:.*down_proj"]),
+        _targets(["Linear"], ["re:.*down_proj"], [OUT, "re:.*self_attn.*"]),
+        _targets(["re:.*mlp.*"], ["re:.*down_proj"], ["Module", "Linear"]),
+        _targets(["Linear"], ["Linear", UP]),
+        _targets(["re:model.*"], ["re:.*"]),
+    ],
+    ids=json.dumps,
+)
+def test_groups_are_of_the_modules_that_compressed_tensors_finds(config: dict[str, Any]) -> None:
+    from compressed_tensors.utils.match import is_match, match_targets
+
+    layer, groups = torch.nn.Linear(1, 1), config["config_groups"].values()
+    sizes = {target: group["weights"]["group_size"] for group in groups for target in group["targets"]}
+    ours = compressed_tensors(Settings("config.json: quantization_config", config))
+    for name in (UP, OUT, "model.layers.0.mlp.down_proj", "model.layers.0.mlp.experts.1.up_proj", "lm_head"):
+        matched = match_targets(name, layer, sizes)
+        expected = sizes[matched[0]] if matched and not is_match(name, layer, config["ignore"]) else None
+        scheme = ours.scheme_of((name,))
+        assert (scheme.how.group_size if scheme else None) == expected, name
 
 
 def test_modules_of_gptqs_dynamic_rules_differ(dense: Path, copied: Callable[[str], Path], tmp_path: Path) -> None:
