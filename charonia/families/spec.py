@@ -142,7 +142,8 @@ class ModelSpec:
     # What the files may call the tensors otherwise: (how a name begins there, how it begins in `tensors`).
     prefixes: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()  # how names of tensors begin that the language model does not need
-    quantization: QuantizationConfig | None = None  # as config.json has it; None: it says nothing of any
+    quantization: QuantizationConfig | None = None  # as config.json has it; None: weights are not quantised
+    quantised_cache: bool = False  # config.json wants one, and files may have scales for it
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from charonia import _engine
 from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
 from charonia.families import ModelSpec, TensorMap, TensorPart, describe, stacked_shape
 from charonia.json_files import read_json
@@ -35,7 +36,7 @@ from charonia.weights.checkpoint import (
 from charonia.weights.quality_record import records_of_folder
 from charonia.weights.quantised_copy import Cut, check_codes, cut_parts, names_in_copy
 from charonia.weights.quantised_tensors import CODES, Read, find_quantised, some
-from charonia.weights.quantization_config import read_quantization
+from charonia.weights.quantization_config import read_quantization, says_cache
 from charonia.weights.quantization_settings import DENSE, FORMATS
 from charonia.weights.safetensors_writer import write_safetensors
 from charonia.weights.tensor_parallel import output_rows, rank_of, ranks_of, split
@@ -90,7 +91,23 @@ def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
     quantization = read_quantization(folder, config)
     # What the quantised weights become beside each other has no tensor of its own to tell.
     promised = promised_type(config) if quantization else ""
-    return replace(spec, config=replace(spec.config, data_type=promised), quantization=quantization)
+    return replace(
+        spec,
+        config=replace(spec.config, data_type=promised),
+        quantization=quantization,
+        quantised_cache=says_cache(folder, config),
+    )
+
+
+def cache_note(spec: ModelSpec, settings: Mapping[str, str]) -> str | None:
+    """What a user should know of a model that was made for a quantised KV cache; None: nothing, or the settings say how
+    it is held."""
+    if not spec.quantised_cache or "quant_policy" in settings:
+        return None
+    return (
+        f"{spec.config.model_name} was made for a quantised KV cache (kv_cache_scheme), and has it in 16 bits here: "
+        "quant_policy = 8 quantises it, with scales of its own"
+    )
 
 
 def promised_type(config: Mapping[str, Any]) -> str:
@@ -461,6 +478,8 @@ def _make(
     if model_format not in (AUTO_FORMAT, found):
         raise ModelError(f"--model-format {model_format}: the weights of {location.path} are {found}: leave it out")
     progress = Progress(show_progress)
+    if note := cache_note(source.spec, {**_engine.settings_from_environment(), **settings}):
+        progress.warn(note)
     with workspace.atomic_folder(destination, force) as root:
         write_weights(
             source,

@@ -22,6 +22,7 @@ from charonia.weights import hub, workspace
 from charonia.weights.checkpoint import WEIGHT_TYPES
 from charonia.weights.convert import (
     BIN_REFUSAL,
+    cache_note,
     check_spec,
     promised_type,
     read_config,
@@ -146,16 +147,18 @@ def make_plan(
     """
     overrides = {**_engine.settings_from_environment(), **spell_settings(settings or {})}
     notes: list[str] = []
-    with _weights(model, dtype, ranks_of(overrides), notes) as folder:
+    with _weights(model, dtype, overrides, notes) as folder:
         made = Plan(**_engine.plan_memory(folder, overrides, memory))
         quality = [record.content() for record in records_of_weights(folder)]
     return replace(made, warnings=[*notes, *made.warnings], quality=quality)
 
 
 @contextmanager
-def _weights(model: str | os.PathLike[str], dtype: str, ranks: int, notes: list[str]) -> Iterator[Path]:
-    """A weights folder with the model's config.ini and manifest; of a Hugging Face model it has nothing else.
-    ranks: that such a model is described for.
+def _weights(
+    model: str | os.PathLike[str], dtype: str, settings: Mapping[str, str], notes: list[str]
+) -> Iterator[Path]:
+    """A weights folder with the model's config.ini and manifest; of a Hugging Face model it has nothing else, and is
+    for the settings' number of ranks.
 
     notes: gets what the plan takes for granted.
     """
@@ -169,9 +172,11 @@ def _weights(model: str | os.PathLike[str], dtype: str, ranks: int, notes: list[
         spec, here = read_source(location.path, dtype).spec, location.path
     else:
         spec, here = _spec_on_hub(str(model), dtype, notes), None
+    if note := cache_note(spec, settings):
+        notes.append(note)
     with tempfile.TemporaryDirectory(prefix="charonia-") as folder:
         weights = Path(folder)
-        write_description(spec, weights, ranks, here)
+        write_description(spec, weights, ranks_of(settings), here)
         yield weights
 
 

@@ -41,6 +41,7 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
     """Raises ModelError or UnsupportedError naming the tensor. read: the values, where they are at hand: then those
     that decide how others are understood are checked too."""
     config = spec.quantization
+    cache_scales = {name for name in tensors if _KV_SCALE.fullmatch(name)}
     if config is None:
         codes = next((name for name in tensors if name.endswith(tuple(f".{kind}" for kind in CODES))), None)
         if codes is not None:
@@ -49,7 +50,7 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
                 "and no quantize_config.json or quant_config.json is beside it. Download the model's files again, all "
                 "of them"
             )
-        return Found(spec)
+        return Found(spec, cache_scales if spec.quantised_cache else set())
     finder = _Finder(folder, config, tensors, read)
     made = {name: tuple(finder.part(part) for part in parts) for name, parts in spec.tensors.items()}
     if finder.missing:
@@ -67,7 +68,7 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
         )
     _check_places(folder, spec, made)
     _check_together(folder, made)
-    known = finder.known | {name for name in tensors if _KV_SCALE.fullmatch(name)}
+    known = finder.known | cache_scales
     if config.method == "gptq":
         known |= finder.empty_biases()
     return Found(replace(spec, tensors=made), known)

@@ -5,7 +5,7 @@ A config says how a module is quantised where it is; whether it is, its tensors 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 def read_quantization(folder: Path, config: Mapping[str, Any]) -> QuantizationConfig | None:
-    """None for a model that is not quantised. config: config.json of the folder.
+    """None for a model whose weights are not quantised. config: config.json of the folder.
 
     Raises UnsupportedError for a method that is not supported and ModelError for values that are missing or wrong.
     """
@@ -30,7 +30,7 @@ def read_quantization(folder: Path, config: Mapping[str, Any]) -> QuantizationCo
         return None
     file, key, settings, method = found
     place = f"{file}: {key}" if key else file
-    readers = {
+    readers: dict[str, Callable[[Settings], QuantizationConfig | None]] = {
         "compressed-tensors": methods.compressed_tensors,
         "awq": methods.awq,
         "gptq": methods.gptq,
@@ -40,7 +40,14 @@ def read_quantization(folder: Path, config: Mapping[str, Any]) -> QuantizationCo
         raise UnsupportedError(
             f"{place} is of method {method!r}, which is not supported; supported: {', '.join(FORMATS)}: {REMEDY}"
         )
-    return replace(readers[method](Settings(place, settings)), file=file)
+    made = readers[method](Settings(place, settings))
+    return replace(made, file=file) if made else None
+
+
+def says_cache(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether the model was made for a quantised KV cache."""
+    found = _find(folder, config)
+    return found is not None and found[2].get(methods.CACHE_SCHEME) is not None
 
 
 def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any], str] | None:

@@ -10,6 +10,7 @@ from charonia.families import Quantization, QuantizationConfig, Scheme
 from charonia.weights.module_patterns import ModulePattern, PatternError, module_pattern
 from charonia.weights.quantization_settings import Settings
 
+CACHE_SCHEME = "kv_cache_scheme"  # compressed-tensors' key of how keys and values are quantised
 _PACKED_TYPES = {4: "U4", 8: "I8"}
 _MX_GROUP = 32  # of OCP microscaling formats
 _MAX_SHOWN = 80  # characters of a wrong pattern in an error
@@ -132,10 +133,15 @@ _CLASSES = ("Linear", "Module")  # of PyTorch, of every module that is quantised
 _UNUSED = ("dense", None, "identity")
 
 
-def compressed_tensors(settings: Settings) -> QuantizationConfig:
-    """Groups of modules, each with a scheme, and modules that are left out."""
+def compressed_tensors(settings: Settings) -> QuantizationConfig | None:
+    """Groups of modules, each with a scheme, and modules that are left out. None: the KV cache alone is quantised."""
     _refuse_beside(settings)
     groups = settings.inner("config_groups")
+    has_weights = groups is not None and any(
+        not isinstance(group, dict) or group.get("weights") is not None for group in groups.values.values()
+    )
+    if settings.inner(CACHE_SCHEME) is not None and not has_weights:
+        return None
     if groups is None or not groups.values:
         raise settings.wrong("config_groups", settings.get("config_groups"), "an object that names a scheme")
     form = settings.text("format", "")

@@ -601,6 +601,35 @@ def test_biases_of_zeros_and_scales_of_the_cache_change_nothing(copied: Callable
     assert read_source(folder).spec.tensors == before
 
 
+@pytest.mark.parametrize(
+    "groups", [{}, {"group_0": {"targets": ["LlamaAttention"], "weights": None}}], ids=["none", "attention"]
+)
+def test_a_model_whose_cache_alone_is_quantised_has_dense_weights(
+    groups: dict[str, Any], dense: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(shutil.copytree(dense, tmp_path / "q"))
+    scheme = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
+    said = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": groups, "ignore": []}
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**config, "quantization_config": {**said, "kv_cache_scheme": scheme}})
+    )
+    scales = {f"model.layers.0.self_attn.{name}": torch.ones(1) for name in ("k_scale", "v_scale")}
+    edit_tensors(folder, lambda tensors: tensors.update(scales))
+    found, expected = read_source(folder).spec, read_source(dense).spec
+    assert found.tensors == expected.tensors and found.config.weight_type == "fp32"
+    link_workspace(folder, tmp_path / "w")
+    assert "quant_policy = 8" in caplog.text and "kv_cache_scheme" in caplog.text
+    caplog.clear()
+    convert(folder, tmp_path / "v", model_format="hf", settings={"quant_policy": "8"})
+    assert not caplog.text
+    assert "quant_policy = 8" in make_plan(folder).warnings[0]
+    assert not any("kv_cache_scheme" in line for line in make_plan(folder, {"quant_policy": 4}).warnings)
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
+    with pytest.raises(ModelError, match=r"config_groups is .*; it must be an object|quantised .*, and no tensor is"):
+        read_source(folder)
+
+
 @pytest.mark.parametrize("name", ["gptq", "awq"])
 def test_what_old_folders_say_beside_config_json_counts(name: str, copied: Callable[[str], Path]) -> None:
     folder = copied(name)
