@@ -248,19 +248,21 @@ def quantize(
 
     The folder is in compressed-tensors' format: Charonia, transformers and vLLM read it. See docs/quantisation.md."""
     from charonia.quantize.command import quantize as run
+    from charonia.quantize.environment import signals_as_interrupts
 
-    path = run(
-        model,
-        dst,
-        scheme=scheme,
-        method=method,
-        group_size=group_size,
-        calibration=calibration,
-        samples=samples,
-        max_length=max_length,
-        command=shlex.join(["charonia", *sys.argv[1:]]),
-        say=lambda text: print(text, file=sys.stderr),
-    )
+    with signals_as_interrupts():
+        path = run(
+            model,
+            dst,
+            scheme=scheme,
+            method=method,
+            group_size=group_size,
+            calibration=calibration,
+            samples=samples,
+            max_length=max_length,
+            command=shlex.join(["charonia", *sys.argv[1:]]),
+            say=lambda text: print(text, file=sys.stderr),
+        )
     print(f"{path} is ready. Measure it: charonia evaluate {dst} --against {model}   Serve it: charonia serve {dst}")
 
 
@@ -279,14 +281,16 @@ def calibrate(
 
     from charonia.quantize.calibrate import calibrate as run
     from charonia.quantize.calibrate import show
+    from charonia.quantize.environment import signals_as_interrupts
 
-    ranges = run(
-        model,
-        calibration=calibration,
-        samples=samples,
-        max_length=max_length,
-        say=lambda text: print(text, file=sys.stderr),
-    )
+    with signals_as_interrupts():
+        ranges = run(
+            model,
+            calibration=calibration,
+            samples=samples,
+            max_length=max_length,
+            say=lambda text: print(text, file=sys.stderr),
+        )
     if json_output:
         print(json.dumps(ranges.content(), indent=2))
     else:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import glob
 import json
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +28,7 @@ from charonia.weights import workspace
 from charonia.weights.convert import read_source
 
 RECORD_FILE = "charonia_quantize.json"
+_JOB = "job.json"  # of the folder that is worked in, until what is in it is whole
 
 
 @dataclass(frozen=True)
@@ -67,13 +73,12 @@ def quantize(
     model: a Hugging Face folder or a hub id with 16-bit weights. method, group_size: None is the scheme's own.
     calibration: a text, or a file with a JSON object a line that has `text` or `messages`; None is the
     package's short text. samples: at most so many, of at most max_length tokens. say: is told what is being done.
-    Nothing is left behind when it fails, but the environment. Raises CharoniaError saying what would be right.
+    Nothing is left behind when it fails, but the environment, and what llm-compressor had written whole where that
+    could not be made `destination`. Raises CharoniaError saying what would be right.
     """
     method = _method_of(scheme, method)
     group = _group_of(scheme, group_size)
-    destination = destination.expanduser().absolute()
-    if destination.exists():
-        raise ModelError(f"{destination} exists: choose another --dst, or remove it")
+    destination = _free(destination)
     if calibration is not None:
         check_calibration(calibration)
     if samples < 1 or max_length < 2:
@@ -86,15 +91,13 @@ def quantize(
             f"warning: no --calibration, so {method} gets the short text that comes with Charonia. Name a file of the "
             "kind of text that your users send, with 128 samples or more"
         )
-    destination.parent.mkdir(parents=True, exist_ok=True)
     weights = sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern))
-    environment.require_space(destination.parent, int(weights * SCHEMES[scheme].share), "the quantised model")
-
-    partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    partial = _begin(destination, int(weights * SCHEMES[scheme].share), say)
+    made = partial / "model"
     job: dict[str, Any] = {
         "task": "quantize",
         "model": str(folder),
-        "output": str(partial / "model"),
+        "output": str(made),
         "scheme": scheme,
         "method": method,
         "group_size": group,
@@ -103,21 +106,86 @@ def quantize(
         "max_length": max_length,
     }
     try:
-        (partial / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        say(f"{folder} to {scheme} with {method}: {METHODS[method]}")
-        made = partial / "model"
-        environment.run(partial / "job.json", made, say)
-        _finish(made, folder, {**job, "command": command, "charonia_version": __version__})
-        made.rename(destination)
-    except KeyboardInterrupt:
-        say(
-            "interrupted: nothing was written. llm-compressor keeps nothing between layers, so the next run begins "
-            "with the first one again; its environment stays"
-        )
-        raise
-    finally:
+        with _locked(partial / _JOB, json.dumps(job)):
+            say(f"{folder} to {scheme} with {method}: {METHODS[method]}")
+            environment.run(partial / _JOB, made, say)
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, KeyboardInterrupt):
+            say(
+                "interrupted: nothing was written. llm-compressor keeps nothing between layers, so the next run begins "
+                "with the first one again; its environment stays"
+            )
+        raise
+    try:
+        _finish(made, folder, {**job, "command": command, "charonia_version": __version__})
+        if os.path.lexists(destination):
+            raise FileExistsError(errno.EEXIST, "something is there by now", str(destination))
+        made.rename(destination)
+    except BaseException as error:  # hours of work: it stays
+        whole = f"what llm-compressor has made is in {made}; it wants the tokenizer's files of {folder} beside it"
+        if isinstance(error, OSError):
+            raise ModelError(f"{destination} could not be written ({_reason(error)}): {whole}") from error
+        say(whole)
+        raise
+    shutil.rmtree(partial, ignore_errors=True)
     return destination
+
+
+def _free(destination: Path) -> Path:
+    """It as an absolute path, at which there is nothing. Raises ModelError."""
+    try:
+        path = destination.expanduser().absolute()
+    except RuntimeError as error:  # of a user who is not there
+        raise ModelError(f"--dst {destination}: {error}") from None
+    if path.name in ("", ".."):
+        raise ModelError(f"--dst {destination} must end with the name of a new folder")
+    if os.path.lexists(path):
+        raise ModelError(f"{destination} exists: choose another --dst, or remove it")
+    return path
+
+
+def _begin(destination: Path, needed: int, say: Callable[[str], None]) -> Path:
+    """A new folder beside `destination`, with room for so many bytes."""
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(destination, say)
+        partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    except OSError as error:
+        raise ModelError(f"--dst {destination} cannot be written: {_reason(error)}") from error
+    try:
+        environment.require_space(destination.parent, needed, "the quantised model")
+    except environment.QuantizeError:
+        partial.rmdir()
+        raise
+    return partial
+
+
+def _reason(error: OSError) -> str:
+    return f"{error.strerror}: {error.filename}" if error.strerror else str(error)
+
+
+def _sweep(destination: Path, say: Callable[[str], None]) -> None:
+    """Removes what runs for the same destination have left that were killed: folders whose job nobody has locked."""
+    for folder in destination.parent.glob(f".{glob.escape(destination.name)}.*"):
+        with contextlib.suppress(OSError), (folder / _JOB).open("r+b") as job:
+            fcntl.flock(job, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            say(f"removing {folder}, which a run that was killed has left")
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(file: Path, text: str) -> Iterator[None]:
+    """A file that is locked from when it has its name; it goes when all went well."""
+    new = file.with_suffix(".new")
+    with new.open("w", encoding="utf-8") as stream:
+        with contextlib.suppress(OSError):  # a file system without locks: there nobody sweeps
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        stream.write(text)
+        stream.flush()
+        new.rename(file)
+        yield
+        file.unlink()
 
 
 def check_calibration(file: Path) -> None:

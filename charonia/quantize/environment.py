@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,9 +15,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 from charonia.errors import CharoniaError
+from charonia.parent_death import die_with
 from charonia.quantize.driver import FAILED, SAID
 from charonia.settings import read_settings
 
@@ -33,6 +36,25 @@ _UNUSED_S = 7 * 24 * 3600.0
 _STEP = re.compile(r"\((\d+)/(\d+)\): (\w+)")  # of llm-compressor's progress bars
 _MAX_SHOWN = 300  # characters of what another program has said
 _STDERR = 2  # the descriptor: stdout is for what a command has to say
+
+
+@contextmanager
+def signals_as_interrupts() -> Iterator[None]:
+    """The first SIGTERM or SIGHUP is a KeyboardInterrupt, so that what was begun is removed; one that is ignored, as
+    under nohup, stays so. Only the main thread can use it."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for one in before:  # what is removed now is removed whole
+            signal.signal(one, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    before = {one: signal.signal(one, interrupt) for one in numbers}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 class QuantizeError(CharoniaError):
@@ -125,7 +147,7 @@ def _install(folder: Path, cuda: bool, say: Callable[[str], None]) -> None:
 
 
 def _run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, stdout=_STDERR, env=_variables(), check=False)
+    done = subprocess.run(command, stdout=_STDERR, env=_variables(), preexec_fn=die_with(os.getpid()), check=False)
     if done.returncode != 0:
         raise QuantizeError(
             f"llm-compressor could not be installed into {folder} (see above): it needs PyPI, or an index that pip is "
@@ -181,7 +203,13 @@ def _follow(
 ) -> tuple[int, str]:
     """Exit code, and the error that driver.py has said. A line ends also where a progress bar begins anew."""
     error, done, rest = "", "", b""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=variables) as child:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=variables,
+        preexec_fn=die_with(os.getpid()),
+    ) as child:
         assert child.stdout is not None
         try:
             while piece := os.read(child.stdout.fileno(), 1 << 16):

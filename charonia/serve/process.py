@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import math
 import os
@@ -17,22 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG = 1
+from charonia.parent_death import die_with
+
 _KEPT_LINES = 400
 _LAST_LINES_S = 2  # to read what an ended process has said
 _DEATH_S = 5  # that a killed process may take to be gone
 LOG_BYTES = 20 << 20  # of a log file; then it becomes NAME.1, and NAME.1 becomes NAME.2
 OLD_LOGS = 4
-
-
-def _die_with(parent: int) -> Callable[[], None]:
-    def set_death_signal() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died in between
-            os._exit(1)
-
-    return set_death_signal
 
 
 class _LogFile(RotatingFileHandler):
@@ -109,7 +99,7 @@ class Child:
             errors="replace",
             start_new_session=True,
             pass_fds=inherits,
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=die_with(os.getpid()),
         )
         self._reader = threading.Thread(target=self._read, name=f"{name}-log", daemon=True)
         self._reader.start()

@@ -6,13 +6,18 @@ llm-compressor itself is not installed here: a stand-in takes the job and writes
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -29,10 +34,11 @@ from charonia.quantize.calibrate import Held, Inputs, Ranges, calibrate, show
 from charonia.quantize.command import METHODS, RECORD_FILE, SCHEMES, quantize
 from charonia.weights.convert import convert, read_source
 
+HANG_S = 120
 DRIVER = Path(environment.__file__).with_name("driver.py")
 # In place of the environment's Python: called as `python driver.py JOB`, it copies the model and says what it got.
 STAND_IN = """#!{python}
-import json, os, pathlib, shutil, sys
+import json, os, pathlib, shutil, sys, time
 job = json.loads(pathlib.Path(sys.argv[2]).read_text())
 print("noise of a package", file=sys.stderr)
 print("charonia: stand-in has the job\\n(1/3): Calibrating:  50%|#  |", file=sys.stderr, end="")
@@ -48,6 +54,9 @@ if "{mode}" == "killed":
     os.kill(os.getpid(), 9)
 out = pathlib.Path(job["output"])
 out.mkdir()
+if "{mode}" == "waits":
+    pathlib.Path("{seen}").write_text(str(os.getpid()))
+    time.sleep(3600)
 for name in ("config.json", "model.safetensors"):
     shutil.copyfile(pathlib.Path(job["model"]) / name, out / name)
 (out / "model.safetensors").chmod(0o600)
@@ -121,6 +130,129 @@ def test_a_failure_leaves_nothing_but_what_was_said(
     (log,) = (tmp_path / "run").iterdir()
     assert str(log) in str(error.value) and "noise of a package" in log.read_text()
     assert said[1:] == ["stand-in has the job", "calibrating part 1 of 3", "propagating part 2 of 3", "writing"]
+
+
+def command_of(model: Path, dst: Path | str) -> list[str]:
+    return [sys.executable, "-m", "charonia", "quantize", str(model), "--scheme", "w8a8", "--dst", str(dst)]
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    end = time.monotonic() + HANG_S
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_run_that_is_ended_leaves_no_driver_and_nothing_for_long(
+    number: signal.Signals, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After SIGKILL the folder that was begun stays until the next run for the same destination; one that another run
+    works in stays as long as that."""
+    seen = stand_in(tmp_path, monkeypatch, "waits")
+    out = tmp_path / "out"
+    pids = []
+    with contextlib.ExitStack() as runs:
+        for _ in range(2 if number == signal.SIGKILL else 1):
+            run = runs.enter_context(
+                subprocess.Popen(
+                    command_of(model, out / "q"), stderr=subprocess.PIPE, text=True, start_new_session=True
+                )
+            )
+            runs.callback(run.kill)
+            wait_for(lambda: seen.exists() and seen.read_text())
+            pids.append(int(seen.read_text()))
+            seen.unlink()
+        os.kill(run.pid, number)
+        run.wait(HANG_S)
+        wait_for(lambda: is_gone(pids[-1]))
+        left = list(out.iterdir())
+        if number != signal.SIGKILL:
+            assert run.returncode == 130 and "interrupted: nothing was written" in run.communicate()[1]
+            assert left == [] and list((tmp_path / "run").iterdir()) == []
+            return
+        assert len(left) == 2 and all(folder.name.startswith(".q.") for folder in left)
+        stand_in(tmp_path, monkeypatch)
+        said: list[str] = []
+        quantize(model, out / "q", scheme="w8a8", say=said.append)
+        assert [line for line in said if "removing" in line] == [
+            f"removing {folder}, which a run that was killed has left" for folder in left if not folder.exists()
+        ]
+        assert sum(folder.exists() for folder in left) == 1 and not is_gone(pids[0])
+
+
+def test_a_signal_that_is_ignored_stays_so(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nohup does that, for runs of hours."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), environment.signals_as_interrupts():
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
+
+
+@pytest.mark.parametrize("problem", ["appears", "cannot be copied"])
+def test_what_took_hours_stays_where_the_end_fails(
+    problem: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch)
+    destination = tmp_path / "out" / "q"
+    run = environment.run
+
+    def run_and_break(*given: Any) -> None:
+        run(*given)
+        if problem == "appears":
+            destination.symlink_to("nowhere")
+        else:
+            monkeypatch.setattr(command.shutil, "copyfile", fail)
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/somewhere")
+
+    monkeypatch.setattr(environment, "run", run_and_break)
+    with pytest.raises(ModelError, match=r"something is there by now|No space left on device: /somewhere") as error:
+        quantize(model, destination, scheme="fp8")
+    monkeypatch.undo()
+    (kept,) = (folder for folder in destination.parent.iterdir() if folder.name.startswith(".q."))
+    assert f"is in {kept / 'model'};" in str(error.value) and (kept / "model" / "model.safetensors").is_file()
+    destination.unlink(missing_ok=True)
+    stand_in(tmp_path, monkeypatch)
+    quantize(model, destination, scheme="fp8")
+    assert (kept / "model" / "model.safetensors").is_file(), "the next run does not take it for a leftover"
+
+
+@pytest.mark.parametrize(
+    ("dst", "problem"),
+    [
+        ("file/q", "--dst .*/file/q cannot be written: (File exists|Not a directory): .*file"),
+        ("file/a/q", "--dst .*/file/a/q cannot be written: Not a directory: .*file"),
+        ("/proc/q", "--dst /proc/q cannot be written: "),
+        ("/proc/a/q", "--dst /proc/a/q cannot be written: "),
+        ("q" * 250, "--dst .*/qqq+ cannot be written: File name too long"),
+        ("q" * 300, "--dst .*/qqq+ cannot be written: File name too long"),
+        ("~nosuchuser/q", "--dst ~nosuchuser/q: .*home directory"),
+        ("new/..", r"--dst .*/new/\.\. must end with the name of a new folder"),
+        ("link", "link exists: choose another --dst"),
+        ("/", "/ must end with the name"),
+    ],
+)
+def test_a_destination_that_cannot_be_is_refused_before_any_work(
+    dst: str, problem: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = stand_in(tmp_path, monkeypatch)
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(ModelError, match=problem):
+        quantize(model, Path(dst) if dst[0] in "~/" else tmp_path / dst, scheme="fp8")
+    assert not seen.exists() and not (tmp_path / "new").exists()
 
 
 def test_a_python_without_the_packages_is_refused_with_what_it_lacks(
@@ -361,17 +493,7 @@ def test_the_driver_runs_no_code_that_comes_with_a_model(
 
 def test_the_command_names_what_comes_next(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(tmp_path, monkeypatch)
-    command = [
-        sys.executable,
-        "-m",
-        "charonia",
-        "quantize",
-        str(model),
-        "--scheme",
-        "w8a8",
-        "--dst",
-        str(tmp_path / "q"),
-    ]
+    command = command_of(model, tmp_path / "q")
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "charonia evaluate" in done.stdout and "stand-in has the job" in done.stderr
