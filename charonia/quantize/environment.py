@@ -91,7 +91,12 @@ def interpreter(say: Callable[[str], None]) -> Iterator[Path]:
 
 
 def _is_whole(folder: Path) -> bool:
-    return (folder / _DONE).is_file()
+    return (folder / _DONE).is_file() and _has_python(folder)
+
+
+def _has_python(folder: Path) -> bool:
+    """False where it is a link to one that is not there any more."""
+    return os.access(folder / "bin" / "python", os.X_OK)
 
 
 def _folder(cuda: bool) -> Path:
@@ -135,9 +140,11 @@ def _remove_outdated(kept: Path, say: Callable[[str], None]) -> None:
 
 
 def _install(folder: Path, cuda: bool, say: Callable[[str], None]) -> None:
-    """Where an earlier try was interrupted, it goes on: pip leaves alone what is installed."""
+    """Where an earlier try was interrupted, it goes on: pip leaves alone what is installed. Where its Python is gone, it
+    begins anew."""
     say(f"installing llm-compressor into {folder}, once: some minutes")
-    _run([sys.executable, "-m", "venv", str(folder)], folder)
+    clear = ["--clear"] if folder.exists() and not _has_python(folder) else []
+    _run([sys.executable, "-m", "venv", *clear, str(folder)], folder)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
     index = [] if cuda else ["--extra-index-url", CPU_INDEX]
     # By itself: of PyTorch's own index nothing else is wanted.
@@ -203,13 +210,17 @@ def _follow(
 ) -> tuple[int, str]:
     """Exit code, and the error that driver.py has said. A line ends also where a progress bar begins anew."""
     error, done, rest = "", "", b""
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=variables,
-        preexec_fn=die_with(os.getpid()),
-    ) as child:
+    try:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=variables,
+            preexec_fn=die_with(os.getpid()),
+        )
+    except OSError as problem:
+        raise QuantizeError(f"{command[0]} cannot be run: {problem.strerror}") from problem
+    with process as child:
         assert child.stdout is not None
         try:
             while piece := os.read(child.stdout.fileno(), 1 << 16):
