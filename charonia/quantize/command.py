@@ -19,12 +19,14 @@ from typing import Any
 
 from charonia import __version__
 from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
+from charonia.families import ModelSpec, TensorPart
 from charonia.json_files import read_json
 from charonia.quality.evaluate import default_text
 from charonia.quantize import environment
 from charonia.quantize.driver import JobError, read_calibration
 from charonia.text.tokenizer import TOKENIZER_FILES
 from charonia.weights import workspace
+from charonia.weights.checkpoint import DTYPES, WEIGHT_TYPES
 from charonia.weights.convert import read_source
 
 RECORD_FILE = "charonia_quantize.json"
@@ -36,16 +38,16 @@ class Scheme:
     """What a scheme makes of weights, and which methods it can be made with, the first by default."""
 
     methods: tuple[str, ...]
-    share: float  # of the bytes of 16-bit weights, about
+    bits: int
     group_size: int = 0  # input features that share a scale; 0: all of an output feature
     why: str = ""  # why it takes no other method
 
 
 SCHEMES = {
-    "w4a16": Scheme(("awq", "gptq", "rtn"), 0.35, 128, "activations stay in 16 bits, so there is nothing to smooth"),
-    "w8a16": Scheme(("rtn", "gptq"), 0.6, 0, "with 8 bits, rounding to the nearest loses next to nothing"),
-    "w8a8": Scheme(("smoothquant", "gptq", "rtn"), 0.6, 0, "AWQ scales weights for 16-bit activations"),
-    "fp8": Scheme(("rtn",), 0.6, 0, "its numbers are rounded to the nearest, and activations are scaled as they come"),
+    "w4a16": Scheme(("awq", "gptq", "rtn"), 4, 128, "activations stay in 16 bits, so there is nothing to smooth"),
+    "w8a16": Scheme(("rtn", "gptq"), 8, 0, "with 8 bits, rounding to the nearest loses next to nothing"),
+    "w8a8": Scheme(("smoothquant", "gptq", "rtn"), 8, 0, "AWQ scales weights for 16-bit activations"),
+    "fp8": Scheme(("rtn",), 8, 0, "its numbers are rounded to the nearest, and activations are scaled as they come"),
 }
 METHODS = {
     "awq": "scales channels by what their activations need, then rounds with zero points",
@@ -84,15 +86,15 @@ def quantize(
     if samples < 1 or max_length < 2:
         raise InvalidRequestError(f"samples = {samples} and max_length = {max_length}: at least 1 and 2 are needed")
     folder = check_source(model)
-    _check_group(folder, scheme, group)
+    spec = read_source(folder).spec
+    _check_group(spec, scheme, group)
     if method != "rtn" and calibration is None:
         calibration = default_text()
         say(
             f"warning: no --calibration, so {method} gets the short text that comes with Charonia. Name a file of the "
             "kind of text that your users send, with 128 samples or more"
         )
-    weights = sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern))
-    partial = _begin(destination, int(weights * SCHEMES[scheme].share), say)
+    partial = _begin(destination, bytes_of_copy(spec, scheme, group), say)
     made = partial / "model"
     job: dict[str, Any] = {
         "task": "quantize",
@@ -243,15 +245,34 @@ def _group_of(scheme: str, group_size: int | None) -> int:
     return group_size
 
 
-def _check_group(folder: Path, scheme: str, group: int) -> None:
+def _is_quantised(name: str, part: TensorPart) -> bool:
+    """Whether it is quantised: all linear layers but the output layer and routers (driver.py, IGNORED)."""
+    return len(part.shape) == 2 and name.startswith("layers.") and ".feed_forward.gate" not in name
+
+
+def bytes_of_copy(spec: ModelSpec, scheme: str, group: int) -> int:
+    """What the weights take on the disk when they are quantised, with zeros for all groups."""
+    dense = DTYPES[WEIGHT_TYPES[spec.config.data_type]].itemsize
+    bits = SCHEMES[scheme].bits
+    sizes: dict[tuple[Any, ...], int] = {}  # of each range of a tensor; the output layer may be the embedding
+    for name, parts in spec.tensors.items():
+        for part in parts:
+            size = math.prod(part.taken) * dense
+            if _is_quantised(name, part):
+                rows, columns = part.taken
+                size = rows * columns * bits // 8 + rows * (columns // group if group else 1) * (dense + 1)
+            sizes[part.name, part.rows, part.cols] = size
+    return sum(sizes.values())
+
+
+def _check_group(spec: ModelSpec, scheme: str, group: int) -> None:
     """Every layer's inputs must be whole groups; llm-compressor would say so after it has loaded the model."""
     if not group:
         return
     widths: dict[str, int] = {}  # input features, by the name of the tensor
-    for name, parts in read_source(folder).spec.tensors.items():
-        shape = parts[0].shape
-        if len(shape) == 2 and name.startswith("layers.") and ".feed_forward.gate" not in name:
-            widths[parts[0].name] = shape[1]
+    for name, (part, *_) in spec.tensors.items():
+        if _is_quantised(name, part):
+            widths[part.name] = part.shape[1]
     wrong = next((name for name, width in widths.items() if width % group), None)
     if wrong is None:
         return

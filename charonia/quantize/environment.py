@@ -140,7 +140,7 @@ def _remove_outdated(kept: Path, say: Callable[[str], None]) -> None:
 
 
 def _install(folder: Path, cuda: bool, say: Callable[[str], None]) -> None:
-    """Where an earlier try was interrupted, it goes on: pip leaves alone what is installed. Where its Python is gone, it
+    """Where an earlier try was interrupted, it goes on: pip leaves alone what is installed. Without its Python it
     begins anew."""
     say(f"installing llm-compressor into {folder}, once: some minutes")
     clear = ["--clear"] if folder.exists() and not _has_python(folder) else []

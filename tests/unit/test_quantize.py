@@ -413,6 +413,17 @@ def test_the_group_size_that_is_advised_fits_all_layers(model: Path, tmp_path: P
         quantize(tmp_path / "m", tmp_path / "q", scheme="w4a16", group_size=64)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_room_that_is_asked_for_is_what_the_weights_take(scheme: str, tmp_path: Path) -> None:
+    """The embedding and the output layer, which are half of this model, stay in 16 bits."""
+    shape = Shape(2, 128, 4, 2, 256, 2000)
+    write_random_model(tmp_path / "m", shape)
+    write_random_model(tmp_path / "q", shape, scheme="w4a16-zeros" if scheme == "w4a16" else scheme)
+    group = 128 if scheme.endswith("16") else 0
+    taken = (tmp_path / "q" / "model.safetensors").stat().st_size
+    assert taken * 0.97 < command.bytes_of_copy(read_source(tmp_path / "m").spec, scheme, group) < taken * 1.03
+
+
 def test_a_model_without_a_linear_layer_is_refused(
     driver: ModuleType, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
