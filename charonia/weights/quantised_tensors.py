@@ -156,6 +156,8 @@ class _Finder:
             return part
         rows, cols = part.shape
         how = scheme.how
+        if how.group_size >= cols and how.layout != "mxfp4":
+            how = replace(how, group_size=0)  # so that ranks may have ranges of it
         self._check_divides(how, codes, rows, cols)
         types = _CODE_TYPES.get(how.layout, ("I32",))
         self._check(codes, [_code_shape(how, rows, cols)], types, part, self._bits_hint(how, codes, part))
@@ -179,6 +181,12 @@ class _Finder:
 
     def _check_divides(self, how: Quantization, codes: str, rows: int, cols: int) -> None:
         """Groups, and the numbers that codes and zeros are packed into, divide the weight."""
+        if how.group_rows > 1 and how.group_size and cols % how.group_size:
+            raise UnsupportedError(
+                f"{self._folder}: tensor {codes} is of a weight with {cols} columns, of which blocks of "
+                f"{how.group_size} leave the last one short: this is not supported. Take a copy that has a scale for "
+                "each channel, or the 16-bit original"
+            )
         packed_cols = {"packed-rows": 32 // how.bits, "gptq": 32 // how.bits, "mxfp4": 2}.get(how.layout, 1)
         packed_rows = 32 // how.bits if how.layout in ("awq", "gptq") else 1
         for size, what, unit, units in (
@@ -267,23 +275,31 @@ class _Finder:
                     f"{self._folder}: tensor {zeros} has other zeros than a symmetric quantisation's, and {self._file} "
                     "says sym true: set it to false there"
                 )
-        unused = f"{module}.weight_zero_point"
-        if not how.zeros and unused in self._tensors and self._readable(unused) and self._read(unused).any():
-            raise ModelError(
-                f"{self._folder}: tensor {unused} is not zero, and {self._file} says symmetric true: set it to false "
-                "there"
-            )
+        for kind in ("input_zero_point",) if how.zeros else ("weight_zero_point", "input_zero_point"):
+            unused = f"{module}.{kind}"
+            if unused in self._tensors and self._values(unused).any():
+                raise ModelError(
+                    f"{self._folder}: tensor {unused} is not zero, and {self._file} says symmetric true: set it to "
+                    "false there"
+                )
         shape = f"{module}.weight_shape"
-        if shape in self._tensors and self._readable(shape):
-            found = self._read(shape).tolist()
+        if shape in self._tensors:
+            found = self._values(shape).tolist()
             if found != list(part.shape):
                 raise ModelError(
                     f"{self._folder}: tensor {shape} says {found} where config.json says {list(part.shape)}: download "
                     "the model's files again, all of one version"
                 )
 
-    def _readable(self, name: str) -> bool:
-        return self._tensors[name].dtype in NUMPY_TYPES
+    def _values(self, name: str) -> Array:
+        """Of a tensor that must say what is known anyhow: one that cannot be read may say otherwise."""
+        assert self._read is not None
+        dtype = self._tensors[name].dtype
+        if dtype not in NUMPY_TYPES:
+            raise UnsupportedError(
+                f"{self._folder}: tensor {name} is of type {dtype}; supported: {', '.join(NUMPY_TYPES)}"
+            )
+        return self._read(name)
 
     def empty_biases(self) -> set[str]:
         """Biases that GPTQ's tools add to modules without one."""

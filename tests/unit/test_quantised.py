@@ -184,6 +184,21 @@ def test_every_family_is_described_and_copied(family: str, name: str, tmp_path: 
     assert read_source(folder, "fp16").spec.config.data_type == "fp16"
 
 
+@pytest.mark.parametrize("name", ["w4a16", "gptq zeros", "fp8 blocks"])
+def test_a_group_of_the_whole_row_is_no_obstacle_to_several_ranks(name: str, tmp_path: Path) -> None:
+    source, folder = tmp_path / "m", tmp_path / "q"
+    write_random_model(source, Shape(1, 128, 4, 2, GROUP, 320), weight_type="fp32", scale=0.2)
+    meant = quantise(source, folder, name)
+    holds(source, folder, meant, tmp_path, 2)
+
+
+def test_groups_may_be_larger_than_rows(copied: Callable[[str], Path]) -> None:
+    folder = copied("w4a16 channels")
+    before = read_source(folder).spec.tensors
+    edit_config(folder, lambda c: group(c)["weights"].update(strategy="group", group_size=256))
+    assert read_source(folder).spec.tensors == before
+
+
 def test_rows_within_a_block_get_scales_of_their_own(tmp_path: Path) -> None:
     source, folder = tmp_path / "m", tmp_path / "q"
     # A rank of two has 48 rows of w1, one and a half blocks; of w2's columns it has whole groups.
@@ -306,6 +321,19 @@ DAMAGE: list[tuple[str, Callable[[Tensors], Any], str]] = [
         lambda t: t.update({f"{UP}.weight_g_idx": torch.arange(128) // 32}),
         r"up_proj\.weight_g_idx is of type I64; supported: I32",
     ),
+    *(
+        (
+            "w8a8 static",
+            lambda t, kind=kind, value=value: t.update({f"{UP}.{kind}": value}),
+            rf"up_proj\.{kind} is {said}",
+        )
+        for kind, value, said in (
+            ("weight_zero_point", torch.ones(192, 1, dtype=torch.int16), "of type I16; supported: F32"),
+            ("weight_zero_point", torch.ones(192, 1, dtype=torch.float8_e4m3fn), "not zero.*symmetric true"),
+            ("input_zero_point", torch.ones(1, dtype=torch.int8), "not zero.*symmetric true"),
+            ("weight_shape", torch.ones(2, dtype=torch.float64), "of type F64; supported: F32"),
+        )
+    ),
     ("gptq", lambda t: t.update({f"{UP}.bias": torch.ones(192)}), r"unknown to family llama.*up_proj\.bias"),
     (
         "w4a16",
@@ -390,6 +418,11 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ),
     ("w4a16 zeros", lambda c: group(c)["weights"].update(symmetric=True), r"zero_point is not zero.*set it to false"),
     ("gptq", lambda c: c.update(group_size=48), r"columns, which groups of 48 do not divide"),
+    (
+        "fp8 of DeepSeek",
+        lambda c: c.update(weight_block_size=[32, 48]),
+        r"q_proj\.weight is of a weight with 128 columns, of which blocks of 48 leave the last one short",
+    ),
     ("gptq", lambda c: c.update(group_size="32"), r"group_size is '32'; it must be an integer"),
     ("fp8 of DeepSeek", lambda c: c.update(fmt="e5m2"), r"fmt 'e5m2' is not supported; supported: e4m3"),
     ("fp8 of DeepSeek", lambda c: c.update(weight_block_size=[32]), r"weight_block_size is \[32\]; it must be two"),
