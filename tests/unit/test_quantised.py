@@ -395,6 +395,11 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
         ("gptq", lambda c, method=method: c.update(quant_method=method), rf"is of method '{method}', which is not supp")
         for method in ("bitsandbytes", "gguf", "hqq", "aqlm", "torchao", "modelopt")
     ),
+    (
+        "mxfp4",
+        lambda c: c.update(quant_method="mxfp4"),
+        r"method 'mxfp4', .*\*_blocks and \*_scales.*MXFP4 is read as mxfp4-pack-quantized of compressed-tensors",
+    ),
     ("awq", lambda c: c.update(version="gemv"), r"version 'gemv' is not supported; supported: gemm"),
     ("awq", lambda c: c.update(bits=3), r"bits 3 is not supported; supported: 4\. Take the model's 16-bit original"),
     ("gptq", lambda c: c.update(bits=2), r"bits 2 is not supported; supported: 4, 8\."),
