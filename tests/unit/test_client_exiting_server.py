@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from charonia_client import Client, ConnectionLost, GenerateRequest
@@ -14,10 +14,19 @@ from tritonclient.grpc import service_pb2 as pb
 HANG_S = 120
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.02)
+
+
 async def test_an_exiting_server_loses_only_the_answers_that_it_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("charonia_client.client._PROBE_INTERVAL_S", 0.05)
-    monkeypatch.setattr("charonia_client.client._REFUSED_TIMEOUT_S", 1.0)
+    """The loop's clock goes on by itself only a little. It is put forward by less than the server may be silent, and
+    only when the one answer has had something since the last time."""
+    loop, ahead = asyncio.get_running_loop(), 0.0
+    clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + ahead)
     enough = asyncio.Event()
+    parts = 0
 
     async def answer(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
         yield part("begun")
@@ -29,11 +38,19 @@ async def test_an_exiting_server_loses_only_the_answers_that_it_has_left(monkeyp
         yield part("", "stop")
 
     async def read(client: Client, text: str, begun: asyncio.Event) -> str | None:
+        nonlocal parts
         reason = None
         async for response in client.generate(GenerateRequest(text=text, stream=True)):
             reason = response.finish_reason
             begun.set()
+            parts += text == "flowing"
         return reason
+
+    async def go_on() -> None:
+        nonlocal ahead
+        parts_before, refusals_before = parts, double.refusals
+        ahead += 5.0
+        await until(lambda: parts > parts_before and double.refusals > refusals_before)
 
     async with Double() as double, Client(double.target) as client:
         double.behaviour = answer
@@ -42,8 +59,10 @@ async def test_an_exiting_server_loses_only_the_answers_that_it_has_left(monkeyp
         flowing = asyncio.create_task(read(client, "flowing", begun[1]))
         await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), HANG_S)
         double.exiting = True
+        while not left.done():
+            await asyncio.wait_for(go_on(), HANG_S)
         with pytest.raises(Unresponsive, match="takes no calls any more"):
-            await asyncio.wait_for(left, HANG_S)
+            await left
         assert not flowing.done()
         enough.set()
         assert await asyncio.wait_for(flowing, HANG_S) == "stop"
@@ -53,8 +72,9 @@ async def test_an_answer_ends_where_only_streams_hang(monkeypatch: pytest.Monkey
     """Triton has one thread for them, which can lock itself up. Everything else is answered then."""
     monkeypatch.setattr("charonia_client.client._PROBE_INTERVAL_S", 0.05)
     monkeypatch.setattr("charonia_client.client._PROBE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("charonia_client.client._UNARY_TIMEOUT_S", float(HANG_S))
     async with Double() as double, Client(double.target) as client:
-        await client.check()
+        await client.check(HANG_S)
         double.streams_hang = True
         assert await client.server_live() and await client.model_ready()
         with pytest.raises(Unresponsive, match="did not answer in time"):
@@ -111,10 +131,6 @@ async def test_a_request_whose_connection_broke_is_cancelled_when_the_server_can
         async for _ in client.generate(GenerateRequest(text="hi"), request_id="lost"):
             begun.set()
 
-    async def cancelled() -> None:
-        while ("cancel", "lost") not in double.actions:
-            await asyncio.sleep(0.02)
-
     begun = asyncio.Event()
     async with Double() as double:
         double.behaviour = answer
@@ -127,4 +143,4 @@ async def test_a_request_whose_connection_broke_is_cancelled_when_the_server_can
                 await asyncio.wait_for(reading, HANG_S)
             assert double.actions == []
             proxy.cut()
-            await asyncio.wait_for(cancelled(), HANG_S)
+            await asyncio.wait_for(until(lambda: ("cancel", "lost") in double.actions), HANG_S)

@@ -6,11 +6,12 @@ import asyncio
 import http.server
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from triton_double import Double
 
+from charonia.serve import hang
 from charonia.serve.hang import Progress, Server, Suspicion, Watch
 
 HANG_S = 120
@@ -115,8 +116,8 @@ def port() -> Iterator[str]:
 def watching() -> Iterator[Callable[..., Watch]]:
     watches: list[Watch] = []
 
-    def watch(port: str, target: str) -> Watch:
-        watches.append(Watch(Server(os.getpid(), port, target, port), 1.0))
+    def watch(port: str, target: str, limit_s: float = 1.0) -> Watch:
+        watches.append(Watch(Server(os.getpid(), port, target, port), limit_s))
         return watches[-1]
 
     yield watch
@@ -124,29 +125,43 @@ def watching() -> Iterator[Callable[..., Watch]]:
         one.stop()
 
 
-async def until_found(watch: Watch) -> str:
-    async def wait() -> str:
-        while not watch.found:
+async def until(holds: Callable[[], bool]) -> None:
+    async def wait() -> None:
+        while not holds():
             await asyncio.sleep(0.02)
-        return watch.found
 
-    return await asyncio.wait_for(wait(), HANG_S)
+    await asyncio.wait_for(wait(), HANG_S)
 
 
 async def test_a_server_whose_streams_hang_is_found_whatever_else_it_answers(
-    port: str, watching: Callable[..., Watch]
+    port: str, watching: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    looks: list[list[str]] = []
+
+    class Noted(Suspicion):
+        def look(self, wrong: Iterable[str], now: float) -> str:
+            looks.append(list(wrong))
+            return super().look(looks[-1], now)
+
+    monkeypatch.setattr(hang, "Suspicion", Noted)
+    monkeypatch.setattr(hang, "_MAX_ANSWER_S", float(HANG_S))
+    monkeypatch.setattr(hang, "_MAX_PAUSE_S", 0.05)
     async with Double() as double:
-        well = watching(port, double.target)
-        await asyncio.sleep(3)  # three times the limit
-        assert well.found == ""
+        patient = watching(port, double.target, 4.0 * HANG_S)
+        await until(lambda: len(looks) >= 3)
+        patient.stop()
+        assert looks[:3] == [[], [], []]
         double.streams_hang = True
-        assert await until_found(well) == "its gRPC port takes no streams"
+        hasty = watching(port, double.target)
+        await until(lambda: bool(hasty.found))
+        assert "its gRPC port takes no streams" in hasty.found
 
 
 async def test_calls_that_are_stuck_are_found(
     port: str, watching: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Port, "text", metrics(waiting=2))
-    async with Double() as double:
-        assert await until_found(watching(port, double.target)) == STUCK.format("postprocessing")
+    monkeypatch.setattr(hang, "_stream_probe", lambda *_: lambda _: True)  # on a slow machine it finds something, too
+    watch = watching(port, "")
+    await until(lambda: bool(watch.found))
+    assert watch.found == STUCK.format("postprocessing")

@@ -138,6 +138,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.describes = asyncio.Event()  # they are told
         self.describes.set()
         self.exiting = False  # refuses to be asked whether it lives
+        self.refusals = 0  # of such questions
         self.streams_hang = False  # as where its thread for streams waits for ever; it answers other calls
         self.requests: list[pb.ModelInferRequest] = []  # to the ensemble
         self.actions: list[tuple[str, str]] = []  # (stop, cancel or end_session; request id or session id)
@@ -191,6 +192,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     async def ServerLive(self, request: Any, context: Any) -> pb.ServerLiveResponse:
         await self._awake.wait()
         if self.exiting:
+            self.refusals += 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "Server exiting")
         return pb.ServerLiveResponse(live=True)
 
