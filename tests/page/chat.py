@@ -15,6 +15,29 @@ expect = playwright.expect
 expect.set_options(timeout=HANG_S * 1000)
 
 
+# A notice goes after some seconds: what it said is asked for, not what it says.
+NOTE = """
+  window.notices = [];
+  new MutationObserver(() => {
+    const said = document.querySelector(".notice")?.textContent.trim();
+    if (said && said !== window.notices.at(-1)) window.notices.push(said);
+  }).observe(document, { subtree: true, childList: true, characterData: true });
+"""
+
+
+def opened(page: Page, server: Scripted) -> Page:
+    """The chat page, once it knows the server's models: what a test scripts from now on is not for its beginning."""
+    page.add_init_script(NOTE)
+    page.goto(server.url)
+    expect(page.get_by_label("Model", exact=True)).not_to_have_value("")
+    return page
+
+
+def noticed(page: Page, text: str) -> None:
+    """Returns once a notice with this text has been shown."""
+    page.wait_for_function("(text) => notices.some((said) => said.includes(text))", arg=text)
+
+
 def field(page: Page) -> Locator:
     return page.get_by_role("textbox", name="Message")
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from browser_fixtures import browser, new_context
-from scripted import Scripted, free_port
+from free_ports import free_ports
+from scripted import Scripted
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
@@ -17,7 +18,7 @@ __all__ = ["browser", "new_context"]
 
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[Scripted]:
-    server = Scripted(free_port())
+    server = Scripted(*free_ports(1))
     server.start()
     yield server
     server.stop()
@@ -32,7 +33,6 @@ def server(shared_server: Scripted) -> Scripted:
 @pytest.fixture
 def page(server: Scripted, new_context: Callable[..., BrowserContext]) -> Page:
     """The chat page, before the scripted server."""
-    page = new_context(viewport={"width": 1200, "height": 800}).new_page()
-    page.goto(server.url)
-    page.get_by_label("Model", exact=True).wait_for()
-    return page
+    from chat import opened  # which needs what may not be installed
+
+    return opened(new_context(viewport={"width": 1200, "height": 800}).new_page(), server)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import sys
 import time
@@ -46,6 +45,11 @@ class Scripted:
         """What the next answers are; a list is the pieces of one, and a text an answer in pieces of five characters."""
         httpx.post(f"{self.url}/_script", json={"replies": [_reply(one) for one in replies], **conditions})
 
+    def release(self) -> None:
+        """Goes on after {"wait": True}."""
+        with contextlib.suppress(httpx.TransportError):  # what it dies of may be what comes next
+            httpx.post(f"{self.url}/_release")
+
     def requests(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = httpx.get(f"{self.url}/_requests").json()
         return found
@@ -55,10 +59,3 @@ def _reply(given: dict[str, Any] | list[Any] | str) -> dict[str, Any]:
     if isinstance(given, str):
         given = [given[index : index + 5] for index in range(0, len(given), 5)]
     return {"pieces": given} if isinstance(given, list) else given
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from chat import answers, ask, button, expect, field, finished, say
-from scripted import Scripted, free_port
+from chat import answers, ask, button, expect, field, finished, noticed, opened, say
+from free_ports import free_ports
+from scripted import Scripted
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Locator, Page
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 
 def test_an_answer_is_streamed_with_its_figures(page: Page, server: Scripted) -> None:
-    server.script(["One ", {"sleep": 0.3}, "two", " **three**", {"sleep": 0.3}, "."])
+    server.script(["One ", {"wait": True}, "two", " **three**", {"sleep": 0.3}, "."])
     say(page, "Count")
     expect(answers(page).first).to_contain_text("One")
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    server.release()
     answer = finished(page)
     expect(answer.locator("strong")).to_have_text("three")
     expect(answer.locator(".stats")).to_have_text(re.compile(r"^4 tokens · \d.* tokens/s · first token after \d.* s$"))
@@ -152,7 +153,7 @@ $$\\sum_{i=1}^n i$$
     assert page.evaluate("navigator.clipboard.readText()").strip() == 'def f(): return "x"'
     for message, written in ((answer, text), (page.get_by_role("article", name="You"), "Hello?")):
         button(message, "Copy").click()
-        expect(page.locator(".notice")).to_have_text("Copied")
+        noticed(page, "Copied")
         page.wait_for_function("async (text) => text === (await navigator.clipboard.readText())", arg=written)
 
 
@@ -161,7 +162,7 @@ def test_files_are_context(page: Page, server: Scripted, tmp_path: Path) -> None
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\x00\xff")
     chooser = page.get_by_label("Attach text files").last
     chooser.set_input_files([tmp_path / "notes.txt", tmp_path / "picture.png"])
-    expect(page.get_by_text("picture.png is not a text file")).to_be_visible()
+    noticed(page, "picture.png is not a text file")
     for kind, name in (("drop", "dropped.txt"), ("paste", "pasted.txt")):
         taken = """(area, [kind, name]) => {
           const files = new DataTransfer();
@@ -241,10 +242,8 @@ def test_a_huge_answer_does_not_stop_the_page(page: Page, server: Scripted) -> N
     nested = "> " * 2000 + "deep\n\n" + "- " * 2000 + "deep\n\n" + "[" * 5000 + "\n\n" + "*a " * 5000
     server.script([table, "\n\n", nested])
     say(page, "Much")
-    began = time.monotonic()
     answer = finished(page)
     field(page).fill("still here")
-    assert time.monotonic() - began < 20
     assert answer.locator("td").count() == 400 * 50
     box = answer.locator(".table").bounding_box()
     assert box and box["width"] < 800
@@ -264,9 +263,12 @@ def test_a_busy_server_is_asked_again(page: Page, server: Scripted) -> None:
     page.evaluate(
         """() => {
           window.waits = [];
+          window.spoken = [];
           const note = () => {
-            const shown = document.querySelector(".waiting")?.textContent;
-            if (shown && shown !== window.waits.at(-1)) window.waits.push(shown);
+            for (const [where, texts] of [[".waiting", waits], [".visually-hidden[role=status]", spoken]]) {
+              const shown = document.querySelector(where)?.textContent;
+              if (shown && shown !== texts.at(-1)) texts.push(shown);
+            }
           };
           new MutationObserver(note).observe(document.body, { subtree: true, childList: true, characterData: true });
         }"""
@@ -282,12 +284,17 @@ def test_a_busy_server_is_asked_again(page: Page, server: Scripted) -> None:
     )
     say(page, "Please")
     expect(finished(page)).to_contain_text("At last")
-    assert page.evaluate("waits") == [
+    waits = page.evaluate("waits")
+    assert waits == [
         "The server has too much to do. Next try in 1 s (429: the queue is full)",
         "A limit of your API key is reached. Next try in 1 s (429: the key 'ann' has 4 requests running)",
         "The server has not loaded first at present. Next try in 1 s; you can stop and choose another model",
         "The server is away, or is being restarted. Next try in 1 s (503: no server can take requests)",
         "The server is away, or is being restarted. Next try in 1 s (502: Bad Gateway)",
+    ]
+    # A screen reader reads each once, and not the server's words.
+    assert [words for words in page.evaluate("spoken") if "Next try" in words] == [
+        wait.partition(" (")[0] for wait in waits[:4]
     ]
     assert len(server.requests()) == 6
 
@@ -311,18 +318,19 @@ def ask_again(page: Page, server: Scripted, reply: Any) -> Locator:
 
 
 def test_a_server_that_dies_in_mid_answer_and_comes_back(new_context: Callable[..., BrowserContext]) -> None:
-    server = Scripted(free_port())
+    server = Scripted(*free_ports(1))
     server.start()
     try:
-        server.script(["The beginning", {"sleep": 0.3}, {"die": True}])
-        page = new_context().new_page()
-        page.goto(server.url)
+        page = opened(new_context().new_page(), server)
+        server.script(["The beginning", {"wait": True}, {"die": True}])
         say(page, "Tell")
+        expect(answers(page)).to_contain_text("The beginning")
+        server.release()
         expect(finished(page)).to_contain_text("The connection was lost in the middle of this answer")
         expect(answers(page)).to_contain_text("The beginning")
         expect(page.get_by_text("The server cannot be reached. What you have typed is kept")).to_be_visible()
         say(page, "And then?")
-        expect(page.get_by_text("Your message is sent as soon as it is back")).to_be_visible()
+        expect(page.locator(".waiting")).to_contain_text("Your message is sent as soon as it is back")
         field(page).fill("a draft")
         server.start()
         expect(finished(page, 2)).to_contain_text("Hello!")
@@ -341,14 +349,13 @@ def test_a_server_that_is_not_ready(page: Page, server: Scripted) -> None:
     away = {"status": 503, "code": "service_unavailable", "error": "no server", "headers": {"Retry-After": "0.5"}}
     server.script(away, away, reason="the model is being loaded")
     page.reload()
-    found = page.get_by_text("The server is not ready yet: 503: the model is being loaded")
-    expect(found).to_be_visible(timeout=15_000)  # a server that is well is asked each 20 s or later
+    expect(page.get_by_text("The server is not ready yet: 503: the model is being loaded")).to_be_visible()
     say(page, "Hello?")
     expect(page.get_by_text("Your message is sent as soon as it is back (503: no server)")).to_be_visible()
     page.wait_for_timeout(1000)
     assert len(server.requests()) == 1  # each costs a key one of its requests
     server.script()
-    expect(page.get_by_text("The server is back")).to_be_visible()
+    noticed(page, "The server is back")
     expect(finished(page)).to_contain_text("Hello!")
 
 
@@ -396,16 +403,21 @@ def test_a_key_is_asked_for(server: Scripted, new_context: Callable[..., Browser
     page = context.new_page()
     page.goto(server.url)
     dialog = page.get_by_role("dialog", name="API key")
-    for wrong, said in (("wrong", "401: no such key"), ("of-metrics", "403: no access")):
+    expect(dialog.locator("p")).to_have_text("This server asks for an API key. Whoever runs it can give you one")
+    none = "it is for models alone that this server does not have"
+    for wrong, said in (("wrong", "401: no such key"), ("of-metrics", "403: no access"), ("of-no-model", none)):
         dialog.get_by_label("Key", exact=True).fill(wrong)
         button(dialog, "Save").click()
         expect(dialog).to_contain_text(f"The server did not take this key: {said}")
+    button(dialog, "Cancel").click()
+    say(page, "Hello?")
+    expect(dialog).to_contain_text(none)
     dialog.get_by_label("Key", exact=True).fill("k-123")
     dialog.get_by_label("Remember").set_checked(remember)
     button(dialog, "Save").click()
     expect(page.get_by_label("Model", exact=True)).to_have_value("first")
-    say(page, "Hello?")
     expect(finished(page)).to_contain_text("Hello!")
+    assert [one["model"] for one in server.requests()] == ["first"]
     assert page.evaluate("[sessionStorage.length, localStorage['charonia-key'] ?? null]") == (
         [0, "k-123"] if remember else [1, None]
     )
@@ -430,7 +442,7 @@ def test_a_key_that_no_longer_holds_loses_no_message(page: Page, server: Scripte
     say(page, "Hello?")
     dialog = page.get_by_role("dialog", name="API key")
     button(dialog, "Cancel").click()
-    expect(finished(page).get_by_role("alert")).to_have_text("The server refused the request: 401: no such key")
+    expect(finished(page).get_by_role("alert")).to_contain_text("This server asks for an API key")
     button(page, "Regenerate").click()
     dialog.get_by_label("Key", exact=True).fill("new")
     dialog.get_by_label("Key", exact=True).press("Enter")
@@ -481,7 +493,7 @@ def test_export_and_import(page: Page, server: Scripted, tmp_path: Path) -> None
     expect(page.locator(".chat-title")).to_have_count(0)
     chooser = page.get_by_label("Import chats")
     chooser.set_input_files(exported)
-    expect(page.get_by_text("1 chat imported")).to_be_visible()
+    noticed(page, "1 chat imported")
     page.locator(".chat-title").click()
     expect(answers(page).locator(".markdown").last).to_have_text("Paris")
     page.reload()
@@ -489,14 +501,17 @@ def test_export_and_import(page: Page, server: Scripted, tmp_path: Path) -> None
 
     file = json.loads(exported.read_text())
     (message, *_) = file["conversations"][0]["messages"].values()
-    for wrong in ('{"format": 1}', "no JSON"):
+    for wrong, said in (
+        ('{"format": 1}', "expected a file that this page has exported"),
+        ("no JSON", "Unexpected token"),
+    ):
         exported.write_text(wrong)
         chooser.set_input_files(exported)
-        expect(page.get_by_text("This file cannot be imported")).to_be_visible()
+        noticed(page, f"This file cannot be imported: {said}")
     message["parent"] = message["id"]  # a circle
     exported.write_text(json.dumps(file))
     chooser.set_input_files(exported)
-    expect(page.get_by_text("is no message before")).to_be_visible()
+    noticed(page, "is no message before")
     expect(page.locator(".chat-title")).to_have_count(1)
 
 
@@ -540,7 +555,7 @@ def test_settings_are_the_gateways(page: Page, server: Scripted) -> None:
 def test_chinese(server: Scripted, new_context: Callable[..., BrowserContext]) -> None:
     page = new_context(locale="zh-CN").new_page()
     page.goto(server.url)
-    assert page.evaluate("document.documentElement.lang") == "zh"
+    expect(page.locator("html")).to_have_attribute("lang", "zh")
     page.get_by_label("消息").fill("你好")
     page.get_by_label("消息").press("Enter")
     expect(page.locator(".stats")).to_contain_text("个词元")
@@ -627,7 +642,7 @@ def test_the_documentation_asks_for_the_key(page: Page, server: Scripted) -> Non
     server.script(key="k-123")
     page.goto(f"{server.url}/docs")
     key = page.get_by_label("Key", exact=True)
-    expect(page.get_by_role("alert")).to_have_text("This server asks for an API key. no such key")
+    expect(page.get_by_role("alert")).to_have_text("This server asks for an API key. Whoever runs it can give you one")
     expect(key).to_be_focused()
     key.fill("wrong")
     key.press("Enter")
@@ -721,17 +736,15 @@ def test_a_long_conversation_is_imported_and_goes_on(page: Page, server: Scripte
     leaf, unseen = "300", {"title": "long", "created": 1, "updated": 1, "messages": messages}
     file = tmp_path / "long.json"
     file.write_text(json.dumps({"format": "charonia-chat-1", "conversations": [{**unseen, "leaf": leaf}]}))
-    began = time.monotonic()
     page.get_by_label("Import chats").set_input_files(file)
-    expect(page.get_by_text("1 chat imported")).to_be_visible()
+    noticed(page, "1 chat imported")
     button(page, "long").click()
     expect(page.get_by_role("article", name="You")).to_have_count(301)
-    assert time.monotonic() - began < 10
     ask(page, server, "On")
 
 
 def test_openings_of_formulas_without_an_end_cost_little(page: Page) -> None:
-    """8 times as many take some 8 times as long; where each is followed to the end of the text, some 40 times."""
+    """32 times as many take some 32 times as long; where each is followed to the end of the text, some 600 times."""
     few, many = page.evaluate(
         """async () => {
           const { MarkdownView } = await import("/page/markdown.js");
@@ -740,8 +753,8 @@ def test_openings_of_formulas_without_an_end_cost_little(page: Page) -> None:
             new MarkdownView().show("a \\\\(".repeat(count), "en", String);
             return performance.now() - began;
           };
-          const few = 10_000;
-          return [Math.min(took(few), took(few), took(few)), Math.min(took(8 * few), took(8 * few))];
+          const few = 2_500;
+          return [Math.min(took(few), took(few), took(few)), Math.min(took(32 * few), took(32 * few))];
         }"""
     )
-    assert many < 20 * few
+    assert many < 150 * few

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import httpx
-from chat import answers, button, expect, field, finished, say
+from chat import answers, button, expect, field, finished, noticed, opened, say
 from scripted import Scripted
 
 if TYPE_CHECKING:
@@ -17,16 +17,12 @@ LOOK = "dispatchEvent(new Event('online'))"  # the page asks the server at once
 MAX_CONNECTIONS = 6  # of a browser to a server over HTTP/1.1
 
 
-def another_tab(page: Page) -> Page:
-    tab = page.context.new_page()
-    tab.goto(page.url)
-    tab.get_by_label("Model", exact=True).wait_for()
-    return tab
+def another_tab(page: Page, server: Scripted) -> Page:
+    return opened(page.context.new_page(), server)
 
 
 def test_two_tabs_have_the_same_conversations(page: Page, server: Scripted) -> None:
-    other = page.context.new_page()
-    other.goto(server.url)
+    other = another_tab(page, server)
     say(page, "From the first tab")
     finished(page)
     other.get_by_role("button", name="From the first tab", exact=True).click()
@@ -36,15 +32,16 @@ def test_two_tabs_have_the_same_conversations(page: Page, server: Scripted) -> N
 def test_two_tabs_that_write_at_once_lose_nothing(page: Page, server: Scripted) -> None:
     say(page, "Start")
     finished(page)
-    other = page.context.new_page()
-    other.goto(server.url)
+    other = another_tab(page, server)
     button(other, "Start").click()
     expect(answers(other)).to_have_count(1)
-    server.script(["from one", {"sleep": 3}, "."], "from two")
+    server.script(["from one", {"wait": True}, "."], "from two")
     say(page, "Question of the first tab")
+    expect(answers(page).last).to_contain_text("from one")
     expect(other.get_by_role("article", name="You").last).to_contain_text("Question of the first tab")
     say(other, "Question of the other tab")
     expect(other.get_by_text("from two")).to_be_visible()
+    server.release()
     expect(answers(page).nth(1).locator(".markdown")).to_have_text("from one.")
     for tab in (page, other):
         expect(answers(tab).locator(".markdown")).to_have_text(["Hello!", "from one.", "from two"])
@@ -58,11 +55,11 @@ def test_a_chat_that_is_deleted_in_one_tab_stays_deleted_in_all(page: Page, serv
     server.script(["Once", {"wait": True}, " more"])
     say(page, "Tell")
     expect(answers(page)).to_contain_text("Once")
-    other = another_tab(page)
+    other = another_tab(page, server)
     button(other, "Tell").click()
     field(page).fill("a draft")
     button(other, "Delete: Tell").click()
-    expect(page.get_by_text("This chat was deleted in another tab")).to_be_visible()
+    noticed(page, "This chat was deleted in another tab")
     expect(field(page)).to_have_value("a draft")  # of a new chat now
     for tab in (page, other):
         expect(tab.locator(".chat-title")).to_have_count(0)
@@ -74,7 +71,7 @@ def test_a_chat_that_is_deleted_in_one_tab_stays_deleted_in_all(page: Page, serv
 def test_undo_brings_a_deleted_chat_back_in_all_tabs(page: Page, server: Scripted) -> None:
     say(page, "Tell")
     finished(page)
-    other = another_tab(page)
+    other = another_tab(page, server)
     button(page, "Delete: Tell").click()
     expect(other.locator(".chat-title")).to_have_count(0)
     button(page, "Undo").click()
@@ -87,9 +84,9 @@ def test_an_answer_is_being_written_as_long_as_its_tab_is_there(page: Page, serv
     server.script(["Once", {"wait": True}, " more"])
     say(page, "Tell")
     expect(answers(page)).to_contain_text("Once")
-    page.wait_for_timeout(1500)  # so that it is kept
-    other = another_tab(page)
+    other = another_tab(page, server)
     button(other, "Tell").click()
+    expect(answers(other)).to_contain_text("Once")  # it is kept
     for wait_ms in (0, 2500):  # so long tabs have to say what they write
         other.wait_for_timeout(wait_ms)
         assert answers(other).get_attribute("aria-busy") == "true"
@@ -126,7 +123,7 @@ def test_fifty_tabs_share_six_connections_and_one_question(
     for tab in rest:
         tab.evaluate(LOOK)
     expect(waiting.get_by_text("Other tabs are writing answers")).to_be_visible()
-    httpx.post(f"{server.url}/_release")
+    server.release()
     for tab in streaming:
         expect(finished(tab).locator(".markdown")).to_have_text("word word word end")
     expect(finished(waiting)).to_contain_text("at last")
@@ -139,7 +136,7 @@ def test_fifty_tabs_share_six_connections_and_one_question(
         tab.get_by_text("The server is not ready yet").wait_for()
     before, began = health_asked(server), time.monotonic()
     tabs[0].wait_for_timeout(3000)
-    assert health_asked(server) - before <= 4 * (time.monotonic() - began)
+    assert health_asked(server) - before <= 15 * (time.monotonic() - began)  # each for itself, they would ask 40 times
     server.script()
     for tab in tabs:
         expect(tab.locator(".banner")).to_have_count(0)

@@ -62,7 +62,7 @@ def test_the_page_waits_for_a_gateway_without_triton(
         page.goto(served.url)
         page.get_by_role("textbox", name="Message").fill("Hello?")
         page.keyboard.press("Enter")
-        expect(page.get_by_text("The server is away, or is being restarted")).to_be_visible()
+        expect(page.locator(".waiting")).to_contain_text("The server is away, or is being restarted")
         expect(page.get_by_text("The server is not ready yet")).to_be_visible()
         page.get_by_role("button", name="Stop").click()
         expect(page.get_by_text("Stopped")).to_be_visible()

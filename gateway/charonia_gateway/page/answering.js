@@ -96,7 +96,7 @@ const isEmpty = (answer) => !answer.content && !answer.reasoning && !answer.tool
 
 /**
  * Fills `answer`, a message of the assistant; with begun = true it goes on from what it has. changed() is called with every
- * piece; model(again) resolves to the name of the model, again: what the server has now. askKey(reason) resolves to whether
+ * piece; model(again) resolves to the name of the model, again: what the server has now. askKey(error) resolves to whether
  * there is another key.
  */
 export async function write(conversation, answer, { model, begun, signal, changed, askKey }) {
@@ -116,7 +116,7 @@ export async function write(conversation, answer, { model, begun, signal, change
       try {
         if (signal.aborted) throw error;
         if (error.kind === "key" && fresh()) {
-          if (!(await askKey(error.message))) throw error;
+          if (!(await askKey(error))) throw error;
         } else if (COME_AGAIN.includes(error.kind) && fresh()) {
           const tick = (seconds) => {
             Object.assign(answer, { state: error.kind, waitS: seconds, waitsFor: error.message });

@@ -7,12 +7,11 @@ import { apiKey } from "./preferences.js";
 /** Why a request failed. kind: "key" (the server wants another one), "busy" (come again after retryAfter seconds), "limit" (the
  * same: the key's limit is reached), "unloaded" (the model is not loaded), "away" (the server, or what is behind it), "lost"
  * (nothing answers, or the answer broke off), "silent" (no answer in time), "model" (the server has another one), "origin" (the
- * server does not know this page), "refused" (the request is wrong). */
+ * server does not know this page), "refused" (the request is wrong). key: what it was sent with. */
 export class ServerError extends Error {
-  constructor(kind, message, retryAfter = null) {
+  constructor(kind, message, { retryAfter = null, key = null } = {}) {
     super(message);
-    this.kind = kind;
-    this.retryAfter = retryAfter;
+    Object.assign(this, { kind, retryAfter, key });
   }
 }
 
@@ -29,7 +28,7 @@ const BY_CODE = {
 };
 const BY_STATUS = { 401: "key", 429: "busy", 502: "away", 503: "away", 504: "away" };
 
-async function failure(response) {
+async function failure(response, key) {
   const sent = await response.text().catch(() => "");
   let message = sent.trimStart().startsWith("<") ? "" : sent.slice(0, 500); // a proxy's page says no more than its status
   let code = null;
@@ -42,14 +41,16 @@ async function failure(response) {
   }
   const kind = BY_CODE[code] ?? BY_STATUS[response.status] ?? "refused";
   if (kind === "origin") return new ServerError(kind, text("originRefused", location.origin));
+  if (kind === "key" && !key) return new ServerError(kind, text("keyText")); // the server's words are for programs
   const seconds = Number.parseFloat(response.headers.get("Retry-After"));
   const retryAfter = Number.isFinite(seconds) ? Math.min(Math.max(seconds, 0), 3600) : null;
-  return new ServerError(kind, [response.status, message || response.statusText].filter(Boolean).join(": "), retryAfter);
+  return new ServerError(kind, [response.status, message || response.statusText].filter(Boolean).join(": "), { retryAfter, key });
 }
 
 async function request(path, { body, signal } = {}) {
   const headers = {};
-  if (apiKey()) headers.Authorization = `Bearer ${apiKey()}`;
+  const key = apiKey();
+  if (key) headers.Authorization = `Bearer ${key}`;
   if (body) headers["Content-Type"] = "application/json";
   let response;
   try {
@@ -66,14 +67,20 @@ async function request(path, { body, signal } = {}) {
     if (signal?.aborted) throw error;
     throw new ServerError("lost", String(error.message ?? error));
   }
-  if (!response.ok) throw await failure(response);
+  if (!response.ok) throw await failure(response, key);
   return response;
 }
 
 const json = async (path, options) => (await request(path, options)).json();
 
-/** The models' names, each with how many tokens a conversation may have; null where the server cannot say. */
-export const models = async () => new Map((await json("v1/models")).data.map((model) => [model.id, model.max_model_len ?? null]));
+/** The models' names, each with how many tokens a conversation may have; null where the server cannot say. A key may be for
+ * models alone that the server does not have. */
+export async function models() {
+  const key = apiKey();
+  const { data } = await json("v1/models");
+  if (!data.length) throw new ServerError("key", text("noModels"), { key });
+  return new Map(data.map((model) => [model.id, model.max_model_len ?? null]));
+}
 
 /** Why requests cannot be served now, or null. */
 export async function whyNotReady() {
@@ -140,7 +147,7 @@ async function* stream(path, body, signal) {
     if (read.value.data === "[DONE]") return;
     const chunk = JSON.parse(read.value.data);
     if (chunk.error) {
-      throw new ServerError(BY_CODE[chunk.error.code] ?? "refused", chunk.error.message ?? "error");
+      throw new ServerError(BY_CODE[chunk.error.code] ?? "refused", chunk.error.message ?? "error", { key: apiKey() });
     }
     yield chunk;
   }

@@ -173,7 +173,7 @@ function giveKey(event) {
 }
 
 const keyBody = (dialog) => html`<form @submit=${giveKey}>
-  <p>${apiKey() ? text("keyWrong") : text("keyText")} <span class="hint">${dialog.reason}</span></p>
+  <p>${apiKey() ? html`${text("keyWrong")} <span class="hint">${dialog.reason}</span>` : text("keyText")}</p>
   <label class="block">
     ${text("keyLabel")}
     <input name="key" type="password" autocomplete="off" required autofocus>

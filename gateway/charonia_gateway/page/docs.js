@@ -32,7 +32,7 @@ function ask(reason) {
     "form",
     { className: "wrapper", lang: language() },
     made("h1", { className: "title" }, text("keyTitle")),
-    made("p", { role: "alert" }, `${text(apiKey() ? "keyWrong" : "keyText")} ${reason}`),
+    made("p", { role: "alert" }, apiKey() ? `${text("keyWrong")} ${reason}` : text("keyText")),
     made("label", {}, text("keyLabel"), " ", field),
     made("button", { className: "btn" }, text("save")),
   );

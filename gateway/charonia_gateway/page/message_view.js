@@ -124,24 +124,18 @@ function reasoning(message) {
   </details>`;
 }
 
-/** What a message waits for, with the server's own words. */
-const waiting = (words, { waitS, waitsFor }) => html`<p class="waiting">${text(words, waitS)} <span class="hint">(${waitsFor})</span></p>`;
-
 function condition(message) {
   switch (message.state) {
     case "waiting":
       if (Date.now() - message.created > CROWDED_MS && crowded()) return html`<p class="waiting">${text("waitingTurn")}</p>`;
       return html`<div class="dots" role="img" aria-label=${text("answering")}><i></i><i></i><i></i></div>`;
     case "busy":
-      return waiting("waitingBusy", message);
     case "limit":
-      return waiting("waitingLimit", message);
-    case "away":
-      return waiting("waitingAway", message);
+    case "away": // with the server's own words
+      return html`<p class="waiting">${actions.whyItWaits(message)} <span class="hint">(${message.waitsFor})</span></p>`;
     case "unloaded":
-      return html`<p class="waiting">${text("waitingModel", message.model, message.waitS)}</p>`;
     case "lost":
-      return html`<p class="waiting">${text("waitingLost")}</p>`;
+      return html`<p class="waiting">${actions.whyItWaits(message)}</p>`;
   }
   switch (message.finish) {
     case "stopped":

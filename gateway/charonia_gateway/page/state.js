@@ -159,8 +159,8 @@ async function currentModel(again = false) {
   outdated = false;
   const before = state.model;
   if (!state.models.includes(before)) {
-    state.model = state.models.includes(preferences.model) ? preferences.model : (state.models[0] ?? "");
-    if (before && state.model) notify(text("modelChanged", state.model));
+    state.model = state.models.includes(preferences.model) ? preferences.model : state.models[0];
+    if (before) notify(text("modelChanged", state.model));
   }
   update();
   checkOrigin();
@@ -172,7 +172,7 @@ export async function loadModels() {
     await currentModel();
   } catch (error) {
     if (error.kind === "key") {
-      if (await askKey(error.message)) await loadModels();
+      if (await askKey(error)) await loadModels();
     } else tell(error);
   }
 }
@@ -190,12 +190,13 @@ export function chooseModel(model) {
   update();
 }
 
-/** Resolves to whether the user has given a key. Several requests ask once. */
-export function askKey(reason) {
+/** Resolves to whether there is another key than the one that a request failed with. Several requests ask once. */
+export async function askKey({ key, message }) {
+  if (key !== apiKey()) return true;
   if (!state.keyDialog) {
     let done;
     const answer = new Promise((resolve) => (done = resolve));
-    state.keyDialog = { reason, done, answer };
+    state.keyDialog = { reason: message, done, answer };
     update();
   }
   return state.keyDialog.answer;
@@ -305,6 +306,14 @@ const draftName = () => (state.current.leaf === null ? "" : state.current.id);
 export const currentDraft = () => draft(draftName());
 export const keepDraft = (typed) => setDraft(draftName(), typed);
 
+const WAITING = { busy: "waitingBusy", limit: "waitingLimit", away: "waitingAway", lost: "waitingLost" };
+
+/** Why an answer has not begun, in words; "" where nothing is in its way. */
+export function whyItWaits({ state: why, model, waitS }) {
+  if (why === "unloaded") return text("waitingModel", model, waitS);
+  return why in WAITING ? text(WAITING[why], waitS) : "";
+}
+
 function keep(conversation) {
   if (!state.conversations.includes(conversation)) state.conversations.unshift(conversation);
   state.conversations.sort((a, b) => b.updated - a.updated);
@@ -316,7 +325,12 @@ async function answer(conversation, message, begun = false) {
   writing.set(message, conversation);
   setTimeout(update, CROWDED_MS + 100);
   state.spoken = text("answering");
+  let spokenOf = message.state;
   const changed = () => {
+    if (message.state !== spokenOf && message.state !== "waiting") {
+      spokenOf = message.state; // and the seconds of a wait are not read out one by one
+      state.spoken = whyItWaits(message) || text("answering");
+    }
     saveSoon(conversation);
     update();
   };
