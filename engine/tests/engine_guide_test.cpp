@@ -1,13 +1,8 @@
 // Structured output in the engine: a request waits for its grammar, others do not, and the text is what was asked for.
-#include <chrono>
-#include <future>
 #include <regex>
 #include <string>
-#include <thread>
 
 #include "engine_fixture.h"
-#include "runtime/guide_thread.h"
-#include "text/token_table.h"
 
 namespace charonia {
 namespace {
@@ -148,10 +143,13 @@ TEST_P(EngineGuideTest, OthersGoOnWhileAGrammarIsCompiledAndItCanBeCancelled) {
   one->submit(timed, late.callback());
   one->submit(request({1, 2}, 50), other.callback());
   EXPECT_EQ(other.tokens().size(), 50U);
+  Collector quick;
+  one->submit(guided(GuideType::regex, "abc"), quick.callback());
+  EXPECT_EQ(quick.text(), "abc");
+  EXPECT_FALSE(waiting.ended());
   EXPECT_TRUE(one->cancel(handle));
   EXPECT_EQ(cancelled.last().finish_reason, FinishReason::cancelled);
   EXPECT_EQ(late.last().error_code, ErrorCode::deadline_exceeded);
-  EXPECT_FALSE(waiting.ended());
   one->close();
   EXPECT_EQ(waiting.last().finish_reason, FinishReason::cancelled);
 }
@@ -164,24 +162,6 @@ TEST_P(EngineGuideTest, AGrammarThatTakesTooLongIsRejectedAndTheNextDoesNotWaitF
   EXPECT_NE(slow_one.last().error.find("guide_timeout_s"), std::string::npos) << slow_one.last().error;
   one->submit(guided(GuideType::regex, "abc"), next.callback());
   EXPECT_EQ(next.text(), "abc");
-}
-
-// It is an error for good, which no time that others took may lead to.
-TEST(GuideThreadTest, OnlyTheTimeOfItsOwnCompilationCounts) {
-  const text::TokenTable table({"</s>", "a"}, {1, 0}, true);
-  runtime::GuideThread thread(table, 2, {0}, 1 << 20, nullptr, [] {});
-  const auto first = thread.find({GuideType::ebnf_grammar, slow()}, false);
-  const auto second = thread.find({GuideType::regex, "a"}, false);
-  const auto wait = [](const auto& until) {
-    while (!until()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  };
-  wait([&] { return first->state() == runtime::GuideGrammar::State::compiling; });
-  EXPECT_EQ(thread.overdue(second, 1e-9), std::nullopt);
-  EXPECT_GT(thread.overdue(first, 1000).value_or(0), 0);
-  EXPECT_EQ(thread.overdue(first, 1e-9), 0);
-  wait([&] { return second->done(); });
-  EXPECT_EQ(first->state(), runtime::GuideGrammar::State::failed);
-  EXPECT_NE(second->compiled(), nullptr);
 }
 
 }  // namespace

@@ -445,6 +445,10 @@ TEST_F(GuideCompilerTest, HostileGuidesAreRefusedOrCostLittle) {
     root += " (a" + at + ")?";
   }
   hostile.emplace_back(GuideType::ebnf_grammar, rules + root);
+  std::string left_out;  // gigabytes of what may follow each
+  for (int i = 0; i < 31'000; ++i) left_out += "a?";
+  const auto error = refused(GuideType::regex, left_out);
+  EXPECT_NE(error.find("too large"), std::string::npos) << error;
   for (const auto& [type, text] : hostile) {
     const auto begun = std::clock();
     try {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <ctime>
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,6 +13,7 @@
 #include <variant>
 
 #include "base/text.h"
+#include "base/thread_time.h"
 #include "charonia/error.h"
 #include "grammar/expression.h"
 #include "grammar/schema.h"
@@ -29,12 +29,8 @@ using Json = nlohmann::ordered_json;
 // Of one mask: the other sequences of its step wait for it.
 constexpr double kMaxMaskSeconds = 0.5;
 
-// Computing time of this thread: what it waits for does not count.
-double thread_seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
+// Numbers of which a grammar consists: parts that may be left out take the square of their count.
+constexpr unsigned long kMaxGrammar = 1UL << 24;
 
 struct Stopped {};
 struct TooLong {};
@@ -359,6 +355,18 @@ std::string called(const Guide& guide) {
 void compile_step();
 void compile_step() {
   if (stop_asked != nullptr && *stop_asked && (*stop_asked)()) throw Stopped();
+}
+
+// Called by xgrammar before a grammar, which has `size` numbers, gets another part (CMakeLists.txt).
+void grammar_step(unsigned long size);
+void grammar_step(unsigned long size) {
+  constexpr unsigned kParts = 64;  // between looks
+  thread_local unsigned steps = 0;
+  if (size > kMaxGrammar) {
+    throw Error(ErrorCode::invalid_argument,
+                "its grammar is too large: it repeats too much, or has too many parts that may be left out");
+  }
+  if (++steps % kParts == 0) compile_step();
 }
 
 // Called by xgrammar's parser before each byte that it tries (CMakeLists.txt).

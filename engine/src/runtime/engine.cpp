@@ -1,10 +1,14 @@
 #include "charonia/engine.h"
 
 #include <algorithm>
+#include <memory>
+#include <mutex>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "grammar/guide_compiler.h"
 #include "model/layers.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "runtime/engine_impl.h"
@@ -113,9 +117,19 @@ void Engine::Impl::make_guides(const std::filesystem::path& weights_dir) {
     if (!token_split_) info.warnings.push_back(cat("jump_forward is off: ", why));
   }
   const auto cache = parse_bytes(info.config.guide_cache_size.empty() ? "256MiB" : info.config.guide_cache_size);
-  guides_ = std::make_unique<runtime::GuideThread>(*tokens_, info.model.vocab_size, info.model.end_ids, *cache, sink_,
-                                                    [this] { hand_task([this] { begin_compiled(); }); },
-                                                    token_split_.get());
+  struct Compiler {
+    std::once_flag made;
+    std::unique_ptr<grammar::GuideCompiler> it;
+  };
+  auto compile = [this, compiler = std::make_shared<Compiler>()](const Guide& guide, bool after_space, const auto& stopped) {
+    std::call_once(compiler->made, [&] {  // of a large vocabulary it takes some tenths of a second
+      const auto& model = info.model;
+      compiler->it = std::make_unique<grammar::GuideCompiler>(*tokens_, model.vocab_size, model.end_ids, token_split_.get());
+    });
+    return compiler->it->compile(guide, after_space, stopped);
+  };
+  guides_ = std::make_unique<runtime::GuideThread>(std::move(compile), *cache, sink_,
+                                                    [this] { hand_task([this] { begin_compiled(); }); });
 }
 
 void Engine::Impl::hand_task(std::function<void()> task) {

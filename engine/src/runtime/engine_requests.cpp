@@ -303,8 +303,10 @@ void Engine::Impl::take(std::unique_ptr<Group> taken) {
   if (group.queue_deadline) timers_.insert({*group.queue_deadline, group.handle, Timer::Kind::queue_deadline});
   if (group.deadline) timers_.insert({*group.deadline, group.handle, Timer::Kind::deadline});
   if (auto& guide = group.request.guide) {
-    // Threads are nudged, and nothing is waited for.
-    group.grammar = guides_->find(*guide, group.request.strip_leading_space && tokens_->strip_leading_space());
+    // Threads are nudged, and nothing is waited for. A gateway's salts begin with the id of the client's key.
+    const auto& salt = group.request.cache_salt;
+    group.grammar = guides_->find(*guide, group.request.strip_leading_space && tokens_->strip_leading_space(),
+                                  salt.substr(0, salt.find('/')));
     guide.reset();
   }
   if (!group.in_session()) return begin(group);

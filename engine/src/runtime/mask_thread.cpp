@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <ctime>
 #include <exception>
 #include <iterator>
 #include <string_view>
 #include <utility>
 
 #include "base/text.h"
+#include "base/thread_time.h"
 #include "charonia/error.h"
 
 namespace charonia::runtime {
@@ -23,13 +23,6 @@ constexpr auto kMaxWait = std::chrono::milliseconds(100);
 constexpr double kSlowSeconds = 0.02;
 constexpr int kQuickInARow = 16;  // after which they are waited for in steps again
 constexpr std::string_view kLate = "the token mask was not known in time";
-
-// Computing time of this thread.
-double thread_seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
 
 }  // namespace
 
