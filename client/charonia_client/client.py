@@ -19,7 +19,7 @@ import math
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2 as pb  # type: ignore[import-untyped]
@@ -64,6 +64,8 @@ from charonia_client.types import (
 from charonia_client.vocabulary import Lookup, Vocabulary
 from charonia_client.waiting import comes_within
 
+Way = Literal["call", "subscription"]
+
 _CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -107,7 +109,7 @@ class Client:
     `traceparent`. `lookup_elsewhere` is look_up() of another server of the same model: it is asked where this one ends
     its answers without a vocabulary. `tls`: None for a server that has none. `subscribe`: answers come by one stream,
     which takes less CPU time where many come at once (docs/contracts.md, "Subscriptions"). Not those with log
-    probabilities, `parsed` or gRPC metadata.
+    probabilities, `parsed` or gRPC metadata. `on_way` is told of each request how its answer comes.
     """
 
     def __init__(
@@ -122,9 +124,11 @@ class Client:
         lookup_elsewhere: Lookup | None = None,
         tls: Tls | None = None,
         subscribe: bool = False,
+        on_way: Callable[[Way], None] = lambda _: None,
     ) -> None:
         self.target = target
         self._subscribe = subscribe
+        self._on_way = on_way
         self._subscription: Subscription | None = None
         self._left: list[Subscription] = []  # which the server does not know any more, with answers that still come
         self.model = model
@@ -234,7 +238,9 @@ class Client:
         """Sends it, by a call of its own or with its answers in the subscription."""
         metadata = tuple(self._metadata()) if self._metadata else None
         carried = request.logprobs is None and request.prompt_logprobs is None and not request.parsed and not metadata
-        if not self._subscribe or not carried:
+        subscribed = self._subscribe and carried
+        self._on_way("subscription" if subscribed else "call")
+        if not subscribed:
             return Stream(self._stream_infer(message, metadata=metadata), self.target)
         return SubscribedStream(self._open_subscription, message, request.n or 1)
 

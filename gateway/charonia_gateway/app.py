@@ -140,6 +140,7 @@ class _Parts:
                 check_timeout_s=settings.endpoint_check_timeout_s,
                 on_choice=lambda reason: metrics.choices[reason].inc(),
                 on_retry=metrics.retries.inc,
+                on_way=lambda way: metrics.ways[way].inc(),
                 metadata=self.tracing.metadata if self.tracing else None,
                 tls=self.tls,
                 subscribe=settings.subscribe,

@@ -88,6 +88,14 @@ class Metrics:
         # By reason, made at once: a counter that is missing would look like one that was lost.
         self.choices = {reason: self._choices.labels(reason) for reason in ("session", "prefix", "load")}
 
+        self._ways = Counter(
+            "charonia_gateway_triton_requests",
+            "requests sent to Triton, by what their answers come by: a call of each, or the subscription",
+            ("way",),
+            registry=self.registry,
+        )
+        self.ways = {way: self._ways.labels(way) for way in ("call", "subscription")}
+
         # Names of keys are those of the file of keys: what clients make up is no label.
         self.key_requests = Counter(
             "charonia_gateway_key_requests", "HTTP requests by a key", ("key",), registry=self.registry

@@ -91,7 +91,10 @@ async def test_the_log_and_the_engines_metrics_say_whether_it_subscribes(slow: S
             async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
                 asked = {"model": "model", "prompt": "a", "max_tokens": 2}
                 (await http.post("/v1/completions", json=asked)).raise_for_status()
+                counted = (await http.get("/metrics")).text
             assert (await engine_metrics.read(slow.metrics)).subscriptions == subscriptions
+            for way, count in (("call", 1 - subscriptions), ("subscription", subscriptions)):
+                assert f'charonia_gateway_triton_requests_total{{way="{way}"}} {count}.0\n' in counted
             own.process.terminate()
             assert own.process.wait(HANG_S) == 0
     await engine_metrics.until(slow.metrics, lambda metrics: metrics.subscriptions == 0, "ended in order")

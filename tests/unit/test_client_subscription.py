@@ -66,11 +66,15 @@ async def test_what_a_subscription_does_not_carry_has_calls_of_its_own() -> None
     async def answer(request: pb.ModelInferRequest) -> Responses:
         yield parsed("?", reason="stop")
 
-    async with Double() as double, Client(double.target, subscribe=True) as client:
+    ways: list[str] = []
+    async with Double() as double, Client(double.target, subscribe=True, on_way=ways.append) as client:
         double.behaviour = answer
         for fields in ({"logprobs": 1}, {"prompt_logprobs": 1}, {"parsed": True}):
             await read(client, "a", **fields)
         assert double.opened == 0
+        double.behaviour = letters
+        await read(client, "a")
+        assert ways == ["call"] * 3 + ["subscription"]
     traced = Client(double.target, subscribe=True, metadata=lambda: [("traceparent", "00-1-1-01")])
     async with Double(port=int(double.target.rpartition(":")[2])) as double, traced as client:
         assert joined(await read(client, "a")) == double.target

@@ -6,8 +6,10 @@ from functools import partial
 
 import pytest
 import test_endpoint_pool
+from charonia_gateway.endpoints.health import State
 from charonia_gateway.endpoints.pool import Pool
 from test_endpoint_pool import (
+    Gateway,
     test_a_killed_server_takes_no_request_with_it_that_had_not_begun,
     test_a_request_that_brings_servers_down_does_not_bring_down_all,
     test_a_server_that_drains_keeps_what_it_has_begun,
@@ -18,7 +20,9 @@ from test_endpoint_pool import (
     test_the_time_of_a_request_is_that_of_all_its_tries,
     test_what_one_server_does_not_take_another_answers,
     test_what_waits_at_a_server_that_is_found_down_moves_and_what_has_begun_stays,
+    until,
 )
+from triton_double import Double
 
 __all__ = [
     "test_a_killed_server_takes_no_request_with_it_that_had_not_begun",
@@ -37,3 +41,18 @@ __all__ = [
 @pytest.fixture(autouse=True)
 def subscribed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_endpoint_pool, "Pool", partial(Pool, subscribe=True))
+
+
+@pytest.mark.parametrize("reasoning", [None, "think"])
+async def test_it_is_said_where_the_model_has_all_chats_come_by_calls(
+    reasoning: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Double() as server:
+        server.formats = {"tool_calls": "hermes", "reasoning": reasoning}
+        gateway = Gateway([server])
+        async with gateway.pool:
+            await gateway.until_all_are(State.UP)
+            await until(lambda: gateway.pool._formats is not None, "the server was asked before any chat")
+    said = [record.getMessage() for record in caplog.records if "by streams of their own" in record.getMessage()]
+    assert len(said) == (reasoning is not None), said
+    assert all("format think" in line for line in said)

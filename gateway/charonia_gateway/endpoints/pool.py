@@ -31,6 +31,7 @@ from charonia_client import (
     TokenizeRequest,
     Unavailable,
 )
+from charonia_client.client import Way
 from charonia_client.waiting import end
 
 from charonia_gateway.endpoints.affinity import MAX_SESSIONS, Recent
@@ -85,7 +86,8 @@ class Answer:
 
 
 class Pool:
-    """The servers of one model. Use it as `async with`. `on_choice` and `on_retry` are told of what they are named for.
+    """The servers of one model. Use it as `async with`. `on_choice` and `on_retry` are told of what they are named for,
+    `on_way` as Client has it.
     `model`: its name, where the servers have several; `label`: of its models in Triton, `ensemble.LABEL` and so on.
     `connect`: in place of a client of the Triton server at a target. `subscribe`: as Client has it. `shared`: with the
     gateway's other workers."""
@@ -98,6 +100,7 @@ class Pool:
         check_timeout_s: float = 2.0,
         on_choice: Callable[[Reason], None] = lambda _: None,
         on_retry: Callable[[], None] = lambda: None,
+        on_way: Callable[[Way], None] = lambda _: None,
         metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
         tls: Tls | None = None,
         subscribe: bool = False,
@@ -116,6 +119,7 @@ class Pool:
         self._check_timeout_s = check_timeout_s
         self._on_choice = on_choice
         self._on_retry = on_retry
+        self._on_way = on_way
         self._metadata = metadata
         self._shared = shared
         self._ends = SharedEnds(shared, f"ends {self._ensemble}") if shared else None
@@ -162,6 +166,7 @@ class Pool:
             lookup_elsewhere=elsewhere,
             tls=self._tls,
             subscribe=self._subscribe,
+            on_way=self._on_way,
         )
 
     async def _look_up_elsewhere(self, target: str, ids: Sequence[int]) -> tuple[list[bytes], list[bool]]:
@@ -240,23 +245,39 @@ class Pool:
         where the model has none, and where no server can say. Only who asks before they are known waits, all of them
         for the same question."""
         age_s = time.monotonic() - self._formats_at
-        if age_s > (_DESCRIPTION_TIMEOUT_S if self._formats is None else _DESCRIPTION_AGE_S) and self._asking is None:
-            self._asking = asyncio.create_task(self._ask_formats())
+        if age_s > (_DESCRIPTION_TIMEOUT_S if self._formats is None else _DESCRIPTION_AGE_S):
+            self._begin_asking()
         if self._formats is None and self._asking is not None:
             await asyncio.wait((self._asking,))
         return self._formats or {}
+
+    def _begin_asking(self) -> None:
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_formats())
 
     async def _ask_formats(self) -> None:
         usable = [one for one in self.endpoints if one.usable]
         try:
             for endpoint in usable:
                 with contextlib.suppress(CharoniaError):
-                    self._formats = await endpoint.client.answer_formats(_DESCRIPTION_TIMEOUT_S)
+                    formats = await endpoint.client.answer_formats(_DESCRIPTION_TIMEOUT_S)
+                    self._note_formats(formats)
                     break
         finally:
             if usable:
                 self._formats_at = time.monotonic()
             self._asking = None
+
+    def _note_formats(self, formats: dict[str, str | None]) -> None:
+        reasoned = (self._formats or {}).get("reasoning")
+        self._formats = formats
+        if self._subscribe and not reasoned and (reasons := formats.get("reasoning")):
+            log.warning(
+                "chats%s come from Triton by streams of their own, whatever CHARONIA_GATEWAY_SUBSCRIBE says: answers "
+                "may hold reasoning (format %s), which is not taken apart in subscriptions",
+                "" if self._model is None else f" of {self._model}",
+                reasons,
+            )
 
     def _stale_at(self, target: str) -> StaleSessions | SharedStaleSessions:
         """What a server was not told. That of a listed one is its own, also where more targets came since."""
@@ -514,6 +535,8 @@ class Pool:
         shown = endpoint.target if self._model is None else f"{endpoint.target} with {self._model}"
         if health.state is State.UP:
             log.info("endpoint %s is up", shown)
+            if self._subscribe and self._formats is None:  # to say whether chats gain by it
+                self._begin_asking()
         else:
             log.warning("endpoint %s is %s: %s", shown, health.state.value, health.reason)
         self._rescue()
