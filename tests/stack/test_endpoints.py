@@ -79,9 +79,11 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 
 @pytest.fixture
-def behind(three: Servers, tmp_path: Path) -> Iterator[GatewayProcess]:
-    """A gateway that knows all three. A server that is only slow is not taken for one that hangs."""
-    with before(three, tmp_path, CHARONIA_ENDPOINT_CHECK_TIMEOUT_S=str(HANG_S)) as own:
+def behind(request: pytest.FixtureRequest, three: Servers, tmp_path: Path) -> Iterator[GatewayProcess]:
+    """A gateway that knows all three, with what else a test sets. A server that is only slow is not taken for one that
+    hangs."""
+    more = getattr(request, "param", {})
+    with before(three, tmp_path, CHARONIA_ENDPOINT_CHECK_TIMEOUT_S=str(HANG_S), **more) as own:
         yield own
 
 
@@ -218,14 +220,14 @@ async def until(holds: Any, what: str, limit_s: float = HANG_S) -> None:
 
 
 async def metrics(own: GatewayProcess) -> dict[tuple[str, str], float]:
-    """The gateway's metrics of endpoints, by name and label."""
+    """The gateway's metrics of endpoints and of requests to them, by name and label."""
     async with httpx.AsyncClient(verify=False, trust_env=False, timeout=HANG_S) as http:
         text = (await http.get(f"{own.url}/metrics")).raise_for_status().text
     return {
         (sample.name.removeprefix("charonia_gateway_"), "".join(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if "endpoint" in sample.name or "retries" in sample.name
+        if any(word in sample.name for word in ("endpoint", "retries", "triton_requests"))
     }
 
 
@@ -304,17 +306,23 @@ async def test_load_is_spread_and_sessions_and_prefixes_stay(three: Servers, beh
     assert {value for (name, _), value in counted.items() if name == "endpoint_outstanding_tokens"} == {0}
 
 
+@pytest.mark.parametrize(
+    ("behind", "way"),
+    [({}, "call"), ({"CHARONIA_GATEWAY_SUBSCRIBE": "true"}, "subscription")],
+    ids=["calls", "subscribed"],
+    indirect=["behind"],
+)
 async def test_a_killed_server_takes_with_it_only_streams_that_had_begun(
-    three: Servers, behind: GatewayProcess
+    three: Servers, behind: GatewayProcess, way: str
 ) -> None:
     one, *others = three.stacks
     await until_up(behind, *three.stacks)
-    session_id = three.session_of(one, "killed")
+    session_id = three.session_of(one, f"killed {way}")
     assert (await interactive(behind, session_id, "Hello"))["history_tokens"] == 0
     assert (await interactive(behind, session_id, "Hello"))["history_tokens"] > 0
     async with Load(behind).running() as load:
         await load.answered(WORKERS)
-        waits, reads = await load.at_stopped(three, one, "killed")
+        waits, reads = await load.at_stopped(three, one, f"killed {way}")
         os.kill(one.pid_of("tritonserver"), signal.SIGKILL)
         assert (await asyncio.wait_for(waits, HANG_S)).error is None
         assert (await asyncio.wait_for(reads, HANG_S)).error is not None
@@ -331,7 +339,9 @@ async def test_a_killed_server_takes_with_it_only_streams_that_had_begun(
         await until_served(one)
         assert (await interactive(behind, session_id, "Hello"))["history_tokens"] > 0
     load.check(streams_may_break=True)
-    assert (await metrics(behind))["retries_total", ""] >= 1
+    counted = await metrics(behind)
+    assert counted["retries_total", ""] >= 1
+    assert {label for (name, label), count in counted.items() if name == "triton_requests_total" and count} == {way}
 
 
 async def test_a_server_that_hangs_is_left_and_taken_back(three: Servers, tmp_path: Path) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import engine_metrics
 import httpx
+import psutil
 import pytest
 from gateway_process import gateway
-from stack import HANG_S, Stack
+from stack import HANG_S, Stack, answers
+from worker_client import client_of
 
 CHAT = [{"role": "user", "content": "Name five colours and describe each."}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -24,6 +29,22 @@ def subscribing(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Itera
     log = tmp_path_factory.mktemp("subscribing") / "gateway.log"
     with gateway(stack.grpc, log, CHARONIA_GATEWAY_SUBSCRIBE="true", CHARONIA_MODEL_NAME="demo") as own:
         yield own.url
+
+
+@pytest.fixture(scope="module")
+def before_slow(slow: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of one before `slow`."""
+    log = tmp_path_factory.mktemp("before_slow") / "gateway.log"
+    with gateway(slow.grpc, log, CHARONIA_GATEWAY_SUBSCRIBE="true") as own:
+        yield own.url
+
+
+async def until(holds: Callable[[], Awaitable[Any]]) -> None:
+    async def wait() -> None:
+        while not await holds():
+            await asyncio.sleep(0.02)
+
+    await asyncio.wait_for(wait(), HANG_S)
 
 
 def without_names(text: str) -> list[Any]:
@@ -112,24 +133,117 @@ async def test_an_error_has_the_status_that_it_has_by_calls(subscribing: str) ->
                 assert (await http.post("/v1/completions", json=body)).status_code == status
 
 
-async def test_clients_that_leave_cancel_their_requests_and_no_others(slow: Stack, tmp_path: Any) -> None:
-    long = {"model": "model", "ignore_eos": True, "max_tokens": 3000, "stream": True, "messages": CHAT}
-    with gateway(slow.grpc, tmp_path / "gateway.log", CHARONIA_GATEWAY_SUBSCRIBE="true") as own:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S, limits=limits) as http:
-            before = await engine_metrics.idle(slow.metrics)
+LONG: dict[str, Any] = {"model": "model", "ignore_eos": True, "max_tokens": 3000, "stream": True, "messages": CHAT}
 
-            async def leave(number: int) -> None:
-                async with http.stream("POST", "/v1/chat/completions", json={**long, "seed": number}) as answer:
+
+def text_of(line: str) -> str:
+    """What an event's line adds to the answer."""
+    if not line.startswith("data: {"):
+        return ""
+    choices = json.loads(line.removeprefix("data: "))["choices"]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+async def test_clients_that_leave_cancel_their_requests_and_no_others(slow: Stack, before_slow: str) -> None:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=before_slow, timeout=HANG_S, limits=limits) as http:
+        before = await engine_metrics.idle(slow.metrics)
+
+        async def leave(number: int) -> None:
+            async with http.stream("POST", "/v1/chat/completions", json={**LONG, "seed": number}) as answer:
+                async for line in answer.aiter_lines():
+                    if text_of(line):
+                        return
+
+        stays = asyncio.create_task(http.post("/v1/chat/completions", json={**LONG, "max_tokens": 200}))
+        await asyncio.gather(*(leave(number) for number in range(24)))
+        assert json.loads((await stays).text.splitlines()[-4].removeprefix("data: "))["choices"][0][
+            "finish_reason"
+        ] == ("length")
+        after = await engine_metrics.idle(slow.metrics)
+        assert after.cancelled - before.cancelled == 24
+        assert after.generated_tokens - before.generated_tokens < 24 * 1500
+
+
+async def test_the_engine_stops_within_some_steps_of_the_cancel_of_a_client_that_left(
+    slow: Stack, before_slow: str
+) -> None:
+    """Triton stands still from the client's leaving until the gateway has dealt with it, so that the time which those
+    two take on a busy machine is none of the engine's."""
+    async with httpx.AsyncClient(base_url=before_slow, timeout=HANG_S) as http:
+
+        async def left() -> float:
+            text = (await http.get("/metrics")).text
+            return float(text.partition("\ncharonia_gateway_disconnects_total ")[2].split()[0])
+
+        async def has_left() -> bool:
+            return await left() > left_before
+
+        left_before = await left()
+        before = await engine_metrics.idle(slow.metrics)
+        triton = slow.pid_of("tritonserver")
+        read = 0
+        try:
+            async with http.stream("POST", "/v1/chat/completions", json=LONG) as answer:
+                async for line in answer.aiter_lines():
+                    read += len(text_of(line))  # of each token a letter at least
+                    if read >= 100:
+                        os.kill(triton, signal.SIGSTOP)
+                        break
+            await until(has_left)
+        finally:
+            os.kill(triton, signal.SIGCONT)
+        await engine_metrics.until(slow.metrics, lambda now: now.cancelled == before.cancelled + 1, "it is cancelled")
+        after = await engine_metrics.idle(slow.metrics)
+        assert after.generated_tokens - before.generated_tokens <= read + 500
+
+
+async def test_a_killed_worker_takes_its_own_streams_with_it_and_no_others(slow: Stack, tmp_path: Path) -> None:
+    settings = {"CHARONIA_GATEWAY_SUBSCRIBE": "true", "CHARONIA_GATEWAY_WORKERS": "2"}
+    with gateway(slow.grpc, tmp_path / "gateway.log", **settings) as own:
+        await until(lambda: asyncio.to_thread(answers, f"{own.url}/health/ready"))
+        before = await engine_metrics.idle(slow.metrics)
+        supervisor = psutil.Process(own.process.pid)
+        dies, lives = (child.pid for child in supervisor.children())
+        async with AsyncExitStack() as opened:
+            webs = [await opened.enter_async_context(client_of(own.url, pid)) for pid in [dies] * 4 + [lives] * 4]
+            begun = [asyncio.Event() for _ in webs]
+
+            async def read(number: int, max_tokens: int) -> tuple[str, int]:
+                """Text and number of tokens."""
+                more = {"max_tokens": max_tokens, "seed": 1, "stream_options": {"include_usage": True}}
+                asked, lines = {**LONG, **more}, []
+                async with webs[number].stream("POST", "/v1/chat/completions", json=asked) as answer:
                     async for line in answer.aiter_lines():
-                        if '"content"' in line:
-                            return
+                        lines.append(line)
+                        if text_of(line):
+                            begun[number].set()
+                usage, done = [line for line in lines if line][-2:]
+                assert done == "data: [DONE]"
+                tokens = json.loads(usage.removeprefix("data: "))["usage"]["completion_tokens"]
+                return "".join(map(text_of, lines)), tokens
 
-            stays = asyncio.create_task(http.post("/v1/chat/completions", json={**long, "max_tokens": 200}))
-            await asyncio.gather(*(leave(number) for number in range(24)))
-            assert json.loads((await stays).text.splitlines()[-4].removeprefix("data: "))["choices"][0][
-                "finish_reason"
-            ] == ("length")
-            after = await engine_metrics.idle(slow.metrics)
-            assert after.cancelled - before.cancelled == 24
-            assert after.generated_tokens - before.generated_tokens < 24 * 1500
+            lost = [asyncio.create_task(read(number, 3000)) for number in range(4)]
+            kept = [asyncio.create_task(read(number, 400)) for number in range(4, 8)]
+            await asyncio.wait_for(asyncio.gather(*(one.wait() for one in begun)), HANG_S)
+            assert (await engine_metrics.read(slow.metrics)).subscriptions == before.subscriptions + 2
+            os.kill(dies, signal.SIGKILL)
+            for error in await asyncio.gather(*lost, return_exceptions=True):
+                assert isinstance(error, httpx.TransportError)
+            await engine_metrics.until(
+                slow.metrics,
+                lambda now: (now.subscriptions, now.cancelled) == (before.subscriptions + 1, before.cancelled + 4),
+                "its subscription has ended, and its requests with it",
+            )
+            first, *others = await asyncio.gather(*kept)
+            assert first[1] == 400 and others == [first] * 3
+
+        async def new() -> int | None:
+            return next((child.pid for child in supervisor.children() if child.pid not in (dies, lives)), None)
+
+        await until(new)
+        async with client_of(own.url, await new() or 0) as web:
+            asked = {**LONG, "max_tokens": 2, "stream": False}
+            (await web.post("/v1/chat/completions", json=asked)).raise_for_status()
+        assert (await engine_metrics.read(slow.metrics)).subscriptions == before.subscriptions + 2
+        assert (await engine_metrics.idle(slow.metrics)).cancelled == before.cancelled + 4

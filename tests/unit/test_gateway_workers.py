@@ -33,6 +33,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from triton_double import Double, input_text, part
 from tritonclient.grpc import service_pb2 as pb
+from worker_client import client_of
 
 MODEL = "the-model"
 CHAT: dict[str, Any] = {"model": MODEL, "messages": "hi"}
@@ -66,20 +67,8 @@ class Workers:
     def pids(self) -> set[int]:
         return {child.pid for child in psutil.Process(self.process.pid).children()}
 
-    @contextlib.asynccontextmanager
-    async def client(self, pid: int) -> AsyncIterator[httpx.AsyncClient]:
-        """One whose only connection is to that worker: the kernel chooses, so it is tried until it does."""
-        limits = httpx.Limits(max_connections=1)
-        deadline = time.monotonic() + HANG_S  # one that has just been started may not listen yet
-        while time.monotonic() < deadline:
-            async with httpx.AsyncClient(base_url=self.url, timeout=HANG_S, limits=limits) as web:
-                answer = await web.get("/health/live")
-                _, own_port = answer.extensions["network_stream"].get_extra_info("client_addr")
-                theirs = psutil.Process(pid).net_connections("tcp")
-                if any(one.raddr and one.raddr.port == own_port for one in theirs):
-                    yield web
-                    return
-        raise AssertionError("no connection came to that worker")
+    def client(self, pid: int) -> contextlib.AbstractAsyncContextManager[httpx.AsyncClient]:
+        return client_of(self.url, pid)
 
     async def until(self, holds: Callable[[], Any]) -> None:
         async def wait() -> None:
