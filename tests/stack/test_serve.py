@@ -27,6 +27,7 @@ from triton_stream import stream as triton_stream
 from tritonclient.utils import InferenceServerException
 
 from charonia import Engine, Output, SamplingParams
+from charonia.bench.random_model import Shape, write_random_model
 from charonia.serve import shared_memory
 from charonia.serve.triton import Distribution, has_gpu
 from charonia.weights.convert import link_workspace
@@ -406,11 +407,13 @@ def test_prepare_names_a_wrong_setting(model: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "workspaces").exists()
 
 
-def test_a_workspace_elsewhere_is_served_split_with_a_quantised_cache_and_another_number_of_text_instances(
-    model: Path, tmp_path: Path
+def test_a_workspace_elsewhere_is_served_split_and_quantised_with_another_number_of_text_instances(
+    tmp_path: Path,
 ) -> None:
-    """Its tokens are those of the Python API with these settings, and the quantised cache changes them."""
-    workspace = tmp_path / "my workspace"
+    """Weights of 4 bits and a cache of 8. Its tokens are those of the Python API with these settings, and the quantised
+    cache changes them."""
+    workspace, model = tmp_path / "my workspace", tmp_path / "m"
+    write_random_model(model, Shape(2, 256, 4, 2, 512, 320), weight_type="fp32", scheme="w4a16", scale=0.2)
     subprocess.run([CHARONIA, "convert", model, "--dst-path", workspace, "--tp", "2"], check=True, capture_output=True)
     asked = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, logprobs=0)
 
@@ -429,6 +432,13 @@ def test_a_workspace_elsewhere_is_served_split_with_a_quantised_cache_and_anothe
         assert answer["output_ids"] == expected.token_ids
         assert answer["output_log_probs"] == pytest.approx(expected.logprobs, abs=1e-5)
         assert answers(f"{stack.gateway}/health/ready")
+        listed = httpx.get(f"{stack.gateway}/v1/models", timeout=HANG_S).json()["data"][0]
+        assert (listed["weight_type"], listed["group_size"]) == ("int4", 128)
+        body = {"model": listed["id"], "prompt": "What is a conch?", "max_tokens": 40, "temperature": 0}
+        completed = httpx.post(
+            f"{stack.gateway}/v1/completions", json={**body, "ignore_eos": True}, timeout=HANG_S
+        ).json()
+        assert completed["choices"][0]["text"] == expected.text
         stubs = [
             pid for pid in stack.processes() if b"python_backend_stub" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
