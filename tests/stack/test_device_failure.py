@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import time
@@ -118,8 +119,14 @@ async def test_a_failed_device_is_answered_with_503_and_shown_by_health_and_a_me
         health.append(f"{stack.gateway}/health/ready")
         assert [await status(url) for url in health] == [200, 200, 200]
 
-        long = {"max_tokens": 200, "ignore_eos": True}
-        asked = asyncio.gather(ask(stream=True, **long), ask(**long), ask(**long))
+        async def ask_until_it_fails(stream: bool) -> httpx.Response:
+            """On a machine that is slow enough an answer ends before the last one has begun."""
+            while True:
+                answer = await ask(stream=stream, max_tokens=200, ignore_eos=True)
+                if answer.status_code != 200 or "event: error" in answer.text:
+                    return answer
+
+        asked = asyncio.gather(*(ask_until_it_fails(stream) for stream in (True, False, False)))
         await engine_metrics.until(
             stack.metrics, lambda now: (now.running, now.waiting) == (2, 1), "two run and one waits"
         )
@@ -215,7 +222,7 @@ def test_a_failed_warm_up_ends_the_stack_also_where_the_process_is_to_stay(
     assert "the emulated device has failed" in said
     # Now and then Triton crashes as it destroys an instance whose warm-up failed, before it can say that it did not
     # load the model (TritonBackendThread::StopBackendThread() reads its last instance, and it has none).
-    if "Triton was killed by SIGSEGV;" not in said:
+    if not re.search("Triton was killed by SIG(SEGV|ABRT|BUS);", said):
         assert "Triton ended with exit code 1;" in said, stack.log()
         assert "failed to load 'engine'" in said, stack.log()
 

@@ -273,6 +273,7 @@ async def test_a_server_that_is_killed_or_hangs_gives_every_client_an_error_and_
     await engine_metrics.until(stack.metrics, lambda metrics: metrics.running == len(clients), "all run")
     of_the_first = shared_memory_of(stack)
     assert of_the_first != []
+    stack.signal(signal.SIGSTOP)  # so that it does not start another one before all have asked
     os.kill(stack.pid_of("tritonserver"), signal.SIGKILL)
     results = await asyncio.wait_for(asyncio.gather(*clients, return_exceptions=True), HANG_S)
     for result in results:
@@ -283,6 +284,7 @@ async def test_a_server_that_is_killed_or_hangs_gives_every_client_an_error_and_
         body = {"model": "babbler", "prompt": "talk", "max_tokens": 4}
         answer = await client.post("/v1/completions", json=body)
         assert answer.status_code == 503 and int(answer.headers["Retry-After"]) >= 1, answer.text
+        stack.signal(signal.SIGCONT)
         await wait_until(lambda: answers(f"{stack.gateway}/health/ready"), "it is ready again")
         assert (await client.post("/v1/completions", json=body)).status_code == 200
     text = stack.log_file.read_text()
