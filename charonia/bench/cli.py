@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from charonia.api.options import with_engine_options
-from charonia.errors import InvalidRequestError
+from charonia.errors import InvalidRequestError, ModelError
 
 if TYPE_CHECKING:
     from charonia.api.engine import Engine
@@ -27,7 +27,12 @@ ModelArgument = Annotated[str, typer.Argument(help="A workspace, a Hugging Face 
 
 
 UrlOption = Annotated[
-    str | None, typer.Option(help="HOST:PORT of Triton's gRPC [localhost:33337] or the gateway's URL [port 23333].")
+    str | None,
+    typer.Option(
+        help="HOST:PORT of Triton's gRPC or the gateway's URL [those that charonia serve has here: CHARONIA_GRPC_PORT, "
+        "CHARONIA_GATEWAY_PORT and others hold].",
+        show_default=False,
+    ),
 ]
 
 
@@ -81,11 +86,13 @@ def _open(
     """The target, and the engine where it is of this process: that one lives as long as `stack`."""
     from charonia.api.engine import Engine
     from charonia.bench import targets
+    from charonia.serve.access import gateway_url, grpc_target
+    from charonia.settings import read_settings
 
     if target is TargetKind.triton:
-        return targets.triton(url or "localhost:33337"), None
+        return targets.triton(url or grpc_target(read_settings())), None
     if target is TargetKind.gateway:
-        return targets.gateway(url or "http://localhost:23333", api_key, tls_ca), None
+        return targets.gateway(url or gateway_url(read_settings()), api_key, tls_ca), None
     engine = stack.enter_context(Engine.from_pretrained(model, dtype=dtype, show_progress=True, **settings))
     return targets.in_process(engine), engine
 
@@ -168,6 +175,7 @@ def serving(
 
     from charonia.bench import workload
     from charonia.bench.figures import records
+    from charonia.bench.records import print_records
     from charonia.bench.serving import run_serving
 
     if (prompts is None) == (trace is None):
@@ -189,10 +197,12 @@ def serving(
         elif trace is None and concurrency is None:
             concurrency = 8
         figures = run_serving(opened, jobs, concurrency=concurrency, warmup=warmup, console=console)
-    _show(console, json_file, {"model": model, **(settings or {})},
-          records("serving", [figures], {"target": target.value}))  # fmt: skip
-    if figures.errors == figures.requests:
-        raise typer.Exit(1)
+    found = records("serving", [figures], {"target": target.value})
+    print_records(console, found)
+    _write(json_file, {"model": model, **(settings or {})}, found)
+    if figures.errors:
+        answered = "the figures are of the others" if figures.errors < figures.requests else "there are no figures"
+        raise ModelError(f"{figures.errors} of {figures.requests} requests failed, and {answered}: {figures.why()}")
 
 
 def _tokenizer_of(model: str, engine: Any) -> tuple[Any, int]:

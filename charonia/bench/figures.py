@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +47,7 @@ class Figures:
     tpot_ms: list[float]
     itl_ms: list[float]
     e2e_ms: list[float]
-    error_texts: tuple[str, ...]  # one of each kind, at most five
+    error_counts: dict[str, int]  # of each kind, the most frequent five
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> Figures:
@@ -62,8 +63,12 @@ class Figures:
             tpot_ms=[1e3 * (trace.arrivals[-1] - trace.arrivals[0]) / (trace.output_tokens - 1) for trace in several],
             itl_ms=[float(1e3 * gap) for trace in several for gap in np.diff(trace.arrivals)],
             e2e_ms=[1e3 * (trace.ended - trace.began) for trace in good],
-            error_texts=tuple(sorted({trace.error for trace in traces if trace.error}))[:5],
+            error_counts=dict(Counter(trace.error for trace in traces if trace.error).most_common(5)),
         )
+
+    def why(self) -> str:
+        """The errors, with how often each came."""
+        return "; ".join(f"{count} x {text}" for text, count in self.error_counts.items())
 
     @property
     def requests_per_s(self) -> float:
@@ -89,7 +94,7 @@ def records(benchmark: str, rounds: Sequence[Figures], case: dict[str, Any]) -> 
     def record(name: str, unit: str, values: Sequence[float], **details: Any) -> Record:
         return Record.of(benchmark, name, unit, values, case=case, details=details)
 
-    texts = sorted({text for one in rounds for text in one.error_texts})
+    texts = sorted({text for one in rounds for text in one.error_counts})
     found = [
         record("requests", "1/s", [one.requests_per_s for one in rounds]),
         record("output", "tokens/s", [one.output_tokens_per_s for one in rounds]),

@@ -172,7 +172,12 @@ def gateway(url: str, api_key: str | None = None, tls_ca: Path | None = None, st
                     "CHARONIA_API_KEY"
                 ) from error
             except httpx.HTTPError as error:
-                raise ModelError(f"no gateway answers at {url} ({error}): is it started (charonia serve)?") from error
+                hint = "is it started (charonia serve)?"
+                if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                    hint = "name the certificates that its own comes from with --tls-ca"
+                elif url.startswith("http:") and isinstance(error, httpx.RemoteProtocolError):
+                    hint = "has it TLS? Then --url begins with https://"
+                raise ModelError(f"no gateway answers at {url} ({error}): {hint}") from error
             yield Gateway(client, models[0]["id"], stream)
 
     return open_target

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import secrets
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -103,6 +104,30 @@ def warnings(settings: ServeSettings) -> Iterator[str]:
             f"the gateway takes keys on {settings.host} without TLS: whoever reads the network reads them; set "
             f"{env_name('gateway_tls_cert')} or put a proxy before it (docs/security.md)"
         )
+
+
+def gateway_url(settings: ServeSettings) -> str:
+    """Under which this machine reaches the gateway."""
+    scheme = "https" if settings.gateway_tls_cert else "http"
+    return f"{scheme}://{bracketed(loopback(settings.host))}:{settings.gateway_port}"
+
+
+def grpc_target(settings: ServeSettings) -> str:
+    """HOST:PORT under which this machine reaches Triton's gRPC."""
+    return f"{bracketed(loopback(settings.triton_address))}:{settings.grpc_port}"
+
+
+def curl_options(settings: ServeSettings) -> list[str]:
+    """What curl needs for the gateway beside its URL, as one pastes it into a shell: a key, where the gateway asks for
+    one, and whom to trust: the gateway's own certificate, whoever signed it and whatever name it is for."""
+    options = []
+    if settings.gateway_keys_file:
+        options.append('-H "Authorization: Bearer $CHARONIA_API_KEY"')
+    if settings.gateway_tls_cert:
+        options.append(f"--cacert {shlex.quote(str(settings.gateway_tls_cert.absolute()))}")
+    if settings.gateway_tls_client_ca:
+        options.append("--cert YOUR_CERTIFICATE --key ITS_KEY")
+    return options
 
 
 def _is_local(address: str) -> bool:

@@ -225,7 +225,7 @@ class _Stack:
             return self._until(
                 gateway, {"gateway": lambda: takes_tls(access.loopback(settings.host), settings.gateway_port)}
             )
-        return self._until_ready(gateway, [f"{self._gateway_url()}/health/ready"])
+        return self._until_ready(gateway, [f"{access.gateway_url(settings)}/health/ready"])
 
     def _gateway_environment(self) -> dict[str, str]:
         """What the gateway is told whatever the models are."""
@@ -478,16 +478,12 @@ class _Stack:
     def _metrics_url(self) -> str:
         return f"{self._triton_url(self._settings.metrics_port)}/metrics"
 
-    def _gateway_url(self) -> str:
-        scheme = "https" if self._settings.gateway_tls_cert else "http"
-        return f"{scheme}://{access.bracketed(access.loopback(self._settings.host))}:{self._settings.gateway_port}"
-
     def _announce(self, served: Sequence[Served], seconds: float) -> None:
-        settings, url = self._settings, self._gateway_url()
+        settings, url = self._settings, access.gateway_url(self._settings)
         name, names = served[0].name, " and ".join(one.name for one in served)
         for text in access.warnings(settings):
             self._say(text, "warning")
-        host = access.bracketed(access.loopback(settings.triton_address))
+        grpc = access.grpc_target(settings)
         ready = f"{names} {'is' if len(served) == 1 else 'are'} ready after {seconds:.1f} s"
         if not settings.gateway:
             self._say(
@@ -500,18 +496,18 @@ class _Stack:
             return
         device = "\n              ".join(self._device)
         tls = " --tls" if settings.grpc_tls_cert else ""
+        options = "".join(f" \\\n                {option}" for option in access.curl_options(settings))
         chats = "".join(
-            f"\n              triton_client {host}:{settings.grpc_port}{tls} --model {one.part(drain.ENSEMBLE)}"
-            for one in served[1:]
+            f"\n              triton_client {grpc}{tls} --model {one.part(drain.ENSEMBLE)}" for one in served[1:]
         )
         self._say(
             f"""
 {ready}. Ctrl-C ends it.
 
   Runs on     {device}
-  Ask it      curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+  Ask it      curl {url}/v1/chat/completions -H 'Content-Type: application/json'{options} \\
                 -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-  Chat        triton_client {host}:{settings.grpc_port}{tls}   (in a checkout: make chat){chats}
+  Chat        triton_client {grpc}{tls}   (in a checkout: make chat){chats}
   API docs    {url}/docs
   Metrics     {url}/metrics   {self._metrics_url()}
 """

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,6 +120,18 @@ def test_the_engine_keeps_the_sessions_of_two_keys_apart(secured: Secured) -> No
         assert bob.post(path, json={"session_id": 7, "interactive_mode": False}).status_code == 200
         assert alice.post(path, json=turn).json()["history_tokens"] > 0, "bob has ended his own"
         assert bob.post(path, json=turn).json()["history_tokens"] == 0
+
+
+def test_the_line_with_curl_that_is_printed_can_be_pasted(secured: Secured) -> None:
+    deadline = time.monotonic() + HANG_S
+    while "\n  Metrics" not in (said := secured.stack.log_file.read_text()):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.05)
+    line = said.partition("Ask it")[2].partition("\n  Chat")[0].strip()
+    assert line.startswith("curl https://"), line
+    env = {**os.environ, "CHARONIA_API_KEY": secured.keys["alice"], "NO_PROXY": "*"}
+    done = subprocess.run(["sh", "-c", line], env=env, capture_output=True, text=True, timeout=HANG_S)
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"], done.stderr
 
 
 def test_a_key_cannot_find_out_what_another_has_asked(secured: Secured) -> None:

@@ -244,11 +244,11 @@ def test_benchmark_serving_of_a_trace(model: Path, tmp_path: Path) -> None:
 def test_benchmark_serving_counts_errors(model: Path, tmp_path: Path) -> None:
     prompts, file = tmp_path / "prompts.txt", tmp_path / "serving.json"
     prompts.write_text("short\n" + "far too long " * 40 + "\n")
-    code, out, _ = charonia(
+    code, _, err = charonia(
         *("benchmark", "serving", model, "--prompts", prompts, "--num-requests", "4", "--max-tokens", "9"),
         *("--session-len", "64", "--json", file),
     )
-    assert code == 0 and "does not fit" in out
+    assert code == 1 and "2 of 4 requests failed" in err and "does not fit" in err
     assert counts(file)["errors"] == 2
 
 

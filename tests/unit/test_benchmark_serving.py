@@ -1,0 +1,87 @@
+"""`charonia benchmark serving`: whom it asks, and what it says of requests that failed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from charonia.bench import records, targets
+from charonia.bench.cli import app
+from charonia.bench.figures import Trace
+from charonia.bench.workload import Job
+from charonia.errors import ModelError
+
+
+class Half:
+    """Answers every other request."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    async def run(self, job: Job, trace: Trace) -> None:
+        self._asked += 1
+        if self._asked % 2:
+            raise RuntimeError("HTTP 429: the queue is full")
+        trace.arrivals.append(targets.clock())
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that were asked, in place of servers."""
+    found: list[str] = []
+
+    def open_target(address: str, *_: Any) -> targets.OpenTarget:
+        found.append(address)
+
+        @asynccontextmanager
+        async def opened() -> AsyncIterator[Half]:
+            yield Half()
+
+        return opened
+
+    monkeypatch.setattr(targets, "triton", open_target)
+    monkeypatch.setattr(targets, "gateway", open_target)
+    return found
+
+
+@pytest.mark.parametrize(("target", "address"), [("triton", "127.0.0.1:4001"), ("gateway", "https://127.0.0.1:4002")])
+def test_requests_that_failed_are_counted_and_named_and_end_it_with_an_error(
+    asked: list[str], tmp_path: Path, target: str, address: str
+) -> None:
+    (tmp_path / "prompts").write_text("Hello\n")
+    options = ["--prompts", str(tmp_path / "prompts"), "--num-requests", "6", "--concurrency", "1", "--warmup", "0"]
+    env = {"CHARONIA_GRPC_PORT": "4001", "CHARONIA_GATEWAY_PORT": "4002", "CHARONIA_GATEWAY_TLS_CERT": "cert.pem"}
+    file = tmp_path / "figures"
+    done = CliRunner().invoke(app, ["serving", "model", "--target", target, *options, "--json", str(file)], env=env)
+    assert isinstance(done.exception, ModelError) and asked == [address]
+    assert str(done.exception) == (
+        "3 of 6 requests failed, and the figures are of the others: 3 x RuntimeError: HTTP 429: the queue is full"
+    )
+    assert {one.name: one.value for one in records.read(file)[1]}["errors"] == 3
+
+
+def test_what_a_gateway_with_tls_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = {
+        "https://a": (httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate"), "--tls-ca"),
+        "http://a": (httpx.RemoteProtocolError("Server disconnected without sending a response."), "https://"),
+    }
+    for url, (error, hint) in failures.items():
+
+        async def fails(*_: Any, error: httpx.HTTPError = error) -> httpx.Response:
+            raise error
+
+        monkeypatch.setattr(httpx.AsyncClient, "get", fails)
+        with pytest.raises(ModelError, match=hint):
+            asyncio.run(opened(targets.gateway(url)))
+
+
+async def opened(target: targets.OpenTarget) -> None:
+    async with target():
+        pass
