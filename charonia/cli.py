@@ -17,7 +17,7 @@ from charonia.api.options import with_engine_options
 from charonia.bench.cli import app as benchmark_app
 from charonia.engine_settings import spell_settings
 from charonia.errors import CharoniaError
-from charonia.keys import app as keys_app
+from charonia.keys import add_keys
 from charonia.serve.command import models_app, prepare_command, serve_command
 from charonia.text import prompt_ids
 from charonia.web.command import web_command
@@ -31,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # its tables cut the names of options at 80 columns
 )
 app.add_typer(benchmark_app, name="benchmark")
-app.add_typer(keys_app, name="keys")
+add_keys(app)
 app.add_typer(models_app, name="models")
 app.command("serve")(serve_command)
 app.command("prepare")(prepare_command)

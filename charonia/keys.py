@@ -1,163 +1,27 @@
-"""`charonia keys`: makes, lists and revokes the API keys of the gateway (docs/security.md)."""
+"""`charonia keys`: the command of the package charonia-gateway."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
-from datetime import datetime, timezone
-from pathlib import Path
-from typing import Annotated, Any
 
 import typer
 
 from charonia.errors import CharoniaError
-from charonia.tables import print_table
-
-app = typer.Typer(help="Make, list and revoke the API keys of the gateway.", no_args_is_help=True)
-
-FileOption = Annotated[
-    Path,
-    typer.Option(
-        envvar="CHARONIA_GATEWAY_KEYS_FILE", dir_okay=False, help="The file of keys, which the gateway reads too."
-    ),
-]
-_COUNT = {"min": 1, "max": 2**31 - 1}
 
 
-class KeysFileError(CharoniaError):
-    """The file of keys, or what a key was to be, is wrong."""
-
-
-@contextlib.contextmanager
-def _explained() -> Iterator[Any]:
-    """The gateway's module of keys, whose errors are the command's."""
+def add_keys(app: typer.Typer) -> None:
+    """Adds it; where the package is missing, a command that says so."""
     try:
-        from charonia_gateway import keys
+        from charonia_gateway.keys_command import app as keys_app
     except ImportError:
-        raise KeysFileError(
-            f"package charonia-gateway is not installed, and keys are its: run {sys.executable} -m pip install "
-            "charonia-gateway"
-        ) from None
-    try:
-        yield keys
-    except keys.KeysError as error:
-        raise KeysFileError(str(error)) from None
+        app.command("keys", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(_missing)
+    else:
+        app.add_typer(keys_app, name="keys")
 
 
-@app.command()
-def create(
-    name: Annotated[str, typer.Argument(help="What logs and metrics call it: a user, a team or a program.")],
-    file: FileOption,
-    expires: Annotated[
-        str | None, typer.Option(help="12h, 30d or 8w from now, or a date: 2030-01-31. Default: never.")
-    ] = None,
-    model: Annotated[list[str] | None, typer.Option(help="A model that it may use; repeat it. Default: all.")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(**_COUNT)] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(help="Of prompts and answers together.", **_COUNT)] = None,
-    max_concurrent: Annotated[int | None, typer.Option(help="Requests at once, at each gateway.", **_COUNT)] = None,
-    priority: Annotated[
-        int | None, typer.Option(help="Of its requests, and the highest that they may ask for; higher goes first.")
-    ] = None,
-    access: Annotated[
-        list[str] | None,
-        typer.Option(help="inference, or metrics (GET /metrics, as for Prometheus); repeat it. Default: inference."),
-    ] = None,
-) -> None:
-    """Make a key, add it to the file and print it. It is shown this once: the file has its SHA-256 alone.
-
-    A name whose key was revoked may be used again: the new key takes the place of the old one."""
-    from pydantic import ValidationError
-
-    with _explained() as keys:
-        try:
-            expiry = keys.parse_expiry(expires) if expires is not None else None
-        except ValueError as error:
-            raise KeysFileError(f"--expires: {error}") from None
-        text, id = keys.new_key()
-        try:
-            made = keys.Key(
-                id=id,
-                name=name,
-                sha256=keys.hash_of(text),
-                created=_now(),
-                expires=expiry,
-                access=tuple(access) if access else ("inference",),
-                models=tuple(model) if model else None,
-                requests_per_minute=requests_per_minute,
-                tokens_per_minute=tokens_per_minute,
-                max_concurrent=max_concurrent,
-                priority=priority,
-            )
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise KeysFileError(f"{first['loc'][0]} = {first['input']!r}: {first['msg']}") from None
-        with keys.changing(file) as held:
-            if any(key.name == name and not key.revoked for key in held.keys):
-                raise KeysFileError(f"{file} has a key {name!r} already: revoke it first, or choose another name")
-            held.keys = [*(key for key in held.keys if key.name != name), made]
-    print(text)
-    print(f"The key {name!r} is in {file}. It is not shown again.", file=sys.stderr)
-
-
-@app.command("list")
-def show(
-    file: FileOption,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """List the keys of the file: names, limits, and which hold. The keys themselves are not in it."""
-    with _explained() as keys:
-        held = keys.read_keys(file)
-    if json_output:
-        print(held.model_dump_json(indent=2, exclude={"keys": {"__all__": {"sha256"}}}))
-        return
-    columns = (
-        "name",
-        "id",
-        "state",
-        "expires",
-        "access",
-        "models",
-        "req/min",
-        "tokens/min",
-        "at once",
-        "priority",
+def _missing() -> None:
+    """Make, list and revoke the API keys of the gateway."""
+    raise CharoniaError(
+        f"package charonia-gateway is not installed, and keys are its: run {sys.executable} -m pip install "
+        "charonia-gateway"
     )
-    rows = []
-    for key in held.keys:
-        problem = key.why_not_valid(_now())
-        cells: list[Any] = [
-            key.name,
-            key.id,
-            problem.removeprefix("was ").removeprefix("has ") if problem else "valid",
-            f"{key.expires:%Y-%m-%d %H:%M}" if key.expires else None,
-            ", ".join(key.access),
-            ", ".join(key.models) if key.models else "all",
-            key.requests_per_minute,
-            key.tokens_per_minute,
-            key.max_concurrent,
-            key.priority,
-        ]
-        rows.append(["-" if cell is None else str(cell) for cell in cells])
-    print_table(columns, rows)
-
-
-@app.command()
-def revoke(name: Annotated[str, typer.Argument(help="The key's name or id.")], file: FileOption) -> None:
-    """Revoke a key. Gateways that read the file take it no more within a second; what runs comes to its end."""
-    with _explained() as keys:
-        if not file.exists():
-            raise KeysFileError(f"{file} does not exist: no key was made there")
-        with keys.changing(file) as held:
-            found = [key for key in held.keys if name in (key.name, key.id)]
-            if not found:
-                raise KeysFileError(f"{file} has no key {name!r}: charonia keys list --file {file} shows them")
-            if found[0].revoked:
-                raise KeysFileError(f"the key {name!r} was revoked at {found[0].revoked:%Y-%m-%d %H:%M}")
-            revoked = found[0].model_copy(update={"revoked": _now()})
-            held.keys = [revoked if key is found[0] else key for key in held.keys]
-    print(f"The key {found[0].name!r} is revoked.", file=sys.stderr)
-
-
-def _now() -> datetime:
-    return datetime.now(timezone.utc)
