@@ -55,7 +55,8 @@ class TargetKind(str, Enum):
 
 class StreamTarget(str, Enum):
     """What a stream goes through: Triton alone, or the gateway too; with calls for its answers, or a subscription. In
-    process: nothing, and only how late events come is measured."""
+    process: nothing, and only how late events come is measured; on a GPU beside the servers of the others, so both
+    need room."""
 
     triton = "triton"
     gateway = "gateway"

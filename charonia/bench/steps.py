@@ -20,7 +20,7 @@ from charonia.api.engine import Engine
 from charonia.api.results import SamplingParams
 from charonia.bench.records import Record
 from charonia.engine_settings import Setting
-from charonia.errors import InvalidRequestError, ModelError
+from charonia.errors import CharoniaError, InvalidRequestError, ModelError
 
 _RUNNING_PROMPT_TOKENS = 64
 _PROMPTS = 5  # of a round
@@ -39,8 +39,9 @@ class _Decoding:
     def __init__(self, engine: Engine, prompts: Sequence[list[int]]) -> None:
         self.made: list[list[float]] = [[] for _ in prompts]
         self._stop = threading.Event()
+        self._failed: BaseException | None = None
         self._readers = [
-            threading.Thread(target=self._read, args=(engine, times, prompt))
+            threading.Thread(target=self._read, args=(engine, times, prompt), daemon=True)
             for times, prompt in zip(self.made, prompts, strict=True)
         ]
         for reader in self._readers:
@@ -49,18 +50,27 @@ class _Decoding:
     def _read(self, engine: Engine, times: list[float], prompt: list[int]) -> None:
         room = engine.info.session_len - len(prompt)
         endless = SamplingParams(max_tokens=room, temperature=0.0, ignore_eos=True)
-        with engine.stream(prompt, endless) as stream:
-            for chunk in stream:
-                times.append(chunk.timings.total_ms)
-                if self._stop.is_set():
-                    break
+        try:
+            with engine.stream(prompt, endless) as stream:
+                for chunk in stream:
+                    times.append(chunk.timings.total_ms)
+                    if self._stop.is_set():
+                        break
+        except CharoniaError as error:
+            self._failed = error
 
     def wait_for(self, tokens: int) -> None:
         """More of each of them. Raises ModelError where they end before."""
         wanted = [len(times) + tokens for times in self.made]
         deadline = time.monotonic() + _SILENCE_S
         while any(len(times) < count for times, count in zip(self.made, wanted, strict=True)):
-            if time.monotonic() > deadline or not all(reader.is_alive() for reader in self._readers):
+            if self._failed:
+                raise self._failed
+            if time.monotonic() > deadline:
+                raise ModelError(
+                    f"a running request has made no token for {_SILENCE_S:g} s: is max_batch_size too small?"
+                )
+            if not all(reader.is_alive() for reader in self._readers):
                 raise ModelError("the running requests ended before the measurement: give a longer session_len")
             time.sleep(_POLL_S)
 
@@ -75,7 +85,7 @@ class _Decoding:
     def stop(self) -> None:
         self._stop.set()
         for reader in self._readers:
-            reader.join()
+            reader.join(_SILENCE_S)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import glob
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -112,7 +113,7 @@ def quantize(
             say(f"{folder} to {scheme} with {method}: {METHODS[method]}")
             environment.run(partial / _JOB, made, say)
     except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
         if isinstance(error, KeyboardInterrupt):
             say(
                 "interrupted: nothing was written. llm-compressor keeps nothing between layers, so the next run begins "
@@ -169,11 +170,26 @@ def _reason(error: OSError) -> str:
 
 def _sweep(destination: Path, say: Callable[[str], None]) -> None:
     """Removes what runs for the same destination have left that were killed: folders whose job nobody has locked."""
+    own_name = re.compile(re.escape(f".{destination.name}.") + "[a-z0-9_]{8}")  # as mkdtemp makes them
     for folder in destination.parent.glob(f".{glob.escape(destination.name)}.*"):
-        with contextlib.suppress(OSError), (folder / _JOB).open("r+b") as job:
+        if not own_name.fullmatch(folder.name):
+            continue
+        with contextlib.suppress(OSError, ValueError), (folder / _JOB).open("r+b") as job:
             fcntl.flock(job, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            say(f"removing {folder}, which a run that was killed has left")
-            shutil.rmtree(folder, ignore_errors=True)
+            # One that has ended well removes the file before it lets go of it.
+            if os.fstat(job.fileno()).st_nlink and _is_job(json.load(job), folder):
+                say(f"removing {folder}, which a run that was killed has left")
+                _remove(folder)
+
+
+def _is_job(job: Any, folder: Path) -> bool:
+    return isinstance(job, dict) and job.get("task") == "quantize" and job.get("output") == str(folder / "model")
+
+
+def _remove(partial: Path) -> None:
+    """The job last: while it is there, the next run knows what the rest is."""
+    shutil.rmtree(partial / "model", ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager

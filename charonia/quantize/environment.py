@@ -49,7 +49,9 @@ def signals_as_interrupts() -> Iterator[None]:
         raise KeyboardInterrupt
 
     numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
-    before = {one: signal.signal(one, interrupt) for one in numbers}
+    before = {one: signal.getsignal(one) for one in numbers}
+    for one in numbers:
+        signal.signal(one, interrupt)
     try:
         yield
     finally:

@@ -8,8 +8,10 @@ import glob
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 from charonia.errors import ModelError
 from charonia.serve.errors import ServeError
@@ -18,6 +20,8 @@ from charonia.weights import hub, workspace
 from charonia.weights.quality_record import drop_outdated
 from charonia.weights.tensor_parallel import ranks_of
 
+_LOCK_S = 600.0  # making a workspace takes less than a second, but for weights in .bin files, which are converted
+_LOOK_EVERY_S = 0.1
 _MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin")
 
 
@@ -57,10 +61,10 @@ def prepare(
             )
         drop_outdated(location)
         return location.path
-    return _linked(location.path, run_dir / "workspaces", ranks_of(inference))
+    return _linked(location.path, run_dir / "workspaces", ranks_of(inference), say)
 
 
-def _linked(model: Path, folder: Path, ranks: int) -> Path:
+def _linked(model: Path, folder: Path, ranks: int, say: Callable[[str], None]) -> Path:
     """A linked workspace, made anew when the model or this package has changed."""
     from charonia.weights.convert import link_workspace
 
@@ -72,7 +76,7 @@ def _linked(model: Path, folder: Path, ranks: int) -> Path:
     manifest = destination / workspace.WEIGHTS / "manifest.json"
     if manifest.is_file():
         return destination
-    with _alone_in(folder):
+    with _alone(folder / f".{place}.lock", say):
         if manifest.is_file():
             return destination
         for outdated in folder.glob(f"{glob.escape(place)}-" + "[0-9a-f]" * 16):
@@ -82,16 +86,34 @@ def _linked(model: Path, folder: Path, ranks: int) -> Path:
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Others that start with the same run folder, on ports of their own, wait: they would replace what is served."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks: charonia serve has refused it
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+def _alone(lock: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Others that start with the same model and run folder, on ports of their own, wait: they would replace what is
+    served. Raises ModelError after _LOCK_S."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("ab") as file:
+        deadline = time.monotonic() + _LOCK_S
+        told = False
+        while not _locks(file):
+            if time.monotonic() >= deadline:
+                raise ModelError(
+                    f"another process has been making a workspace of this model for {_LOCK_S / 60:g} minutes: end it "
+                    f"(`fuser {lock}` says which), or set CHARONIA_RUN_DIR to a folder of this server's own"
+                )
+            if not told:
+                say(f"another charonia serve makes a workspace of this model: waiting for it ({lock})")
+                told = True
+            time.sleep(_LOOK_EVERY_S)
         yield
-    finally:
-        os.close(descriptor)
+
+
+def _locks(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: charonia serve has refused it
+        pass
+    return True
 
 
 def _fingerprint(model: Path) -> str:

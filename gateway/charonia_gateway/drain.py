@@ -150,6 +150,7 @@ class DrainingServer(uvicorn.Server):
         self._on_start = started
         self._following: asyncio.Task[None] | None = None
         self._drain = drain
+        self._signalled = False
         self._write_timeout_s = write_timeout_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -196,8 +197,10 @@ class DrainingServer(uvicorn.Server):
             await self._drain.have_ended(_LAST_WORDS_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._drain.begun:
+        # The second signal, not one after a drain that the supervisor began: systemd sends one to each process.
+        if self._signalled:
             super().handle_exit(sig, frame)
+        self._signalled = True
         self._drain.begin()
 
     async def on_tick(self, counter: int) -> bool:

@@ -87,6 +87,7 @@ class Limiter:
         self._away_until = 0.0
         self._running: Counter[str] = Counter()  # by key
         self._untold: set[str] = set()  # keys of which the other workers do not know what runs here
+        self._told: set[str] = set()  # keys of which they have a number that is not zero
 
     async def begin(self, key: Key) -> dict[str, str]:
         """Counts a request, and gives the headers of its answer. LimitExceeded where it is one too many; otherwise
@@ -125,14 +126,17 @@ class Limiter:
         self._running[key.id] -= 1
         if not self._running[key.id]:
             del self._running[key.id]
-        if self._workers and key.max_concurrent is not None:
+        # The key's limit may have gone since it was told.
+        if self._workers and (key.max_concurrent is not None or key.id in self._told):
             self._untold.add(key.id)
             self._tell(self._workers)
 
     def _tell(self, workers: Shared) -> None:
         with contextlib.suppress(sqlite3.Error):  # follow() tries again
             for key_id in list(self._untold):
-                workers.set_running(key_id, self._running.get(key_id, 0))
+                here = self._running.get(key_id, 0)
+                workers.set_running(key_id, here)
+                (self._told.add if here else self._told.discard)(key_id)
                 self._untold.discard(key_id)
 
     def _has_room(self, key_id: str, limit: int) -> bool:
@@ -141,6 +145,7 @@ class Limiter:
         if self._workers and here < limit:
             self._tell(self._workers)
             try:
+                self._told.add(key_id)
                 return self._workers.begin_running(key_id, here, limit)
             except sqlite3.Error:
                 self._untold.add(key_id)  # this one counts alone

@@ -125,7 +125,8 @@ class Metrics:
         if self._folder is None:
             return generate_latest(self.registry)
         merging = self._merging
-        if merging is None or (merging.done() and self._clock() >= self._merged_at + _MERGE_EVERY_S):
+        old = self._clock() >= self._merged_at + _MERGE_EVERY_S
+        if merging is None or (merging.done() and (old or merging.cancelled() or merging.exception())):
             merging = self._merging = asyncio.create_task(self._merge(self._folder))
         return await asyncio.shield(merging)  # others wait for it, too
 

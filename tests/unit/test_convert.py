@@ -476,15 +476,29 @@ def test_who_starts_at_the_same_time_takes_the_workspace_that_the_first_one_make
         lock(descriptor, operation)
 
     def locked_out(*arguments: Any, **settings: Any) -> Path:
-        descriptor = os.open(tmp_path / "workspaces", os.O_RDONLY)
-        with pytest.raises(BlockingIOError):
-            lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.close(descriptor)
+        [file] = (tmp_path / "workspaces").glob(".*.lock")
+        with file.open("ab") as held, pytest.raises(BlockingIOError):
+            lock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return link_workspace(*arguments, **settings)
 
     monkeypatch.setattr(fcntl, "flock", late)
     monkeypatch.setattr("charonia.weights.convert.link_workspace", locked_out)
-    assert [prepare(str(model), tmp_path, {}).stat().st_ino] == others
+    workspace = prepare(str(model), tmp_path, {})
+    assert [workspace.stat().st_ino] == others
+
+    shutil.rmtree(workspace)
+    [file] = (tmp_path / "workspaces").glob(".*.lock")
+    held = file.open("ab")
+    lock(held, fcntl.LOCK_EX)
+    said: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr("charonia.serve.model._LOCK_S", 0)
+        with pytest.raises(ModelError, match=f"fuser {file}"):
+            prepare(str(model), tmp_path, {})
+        patch.setattr("charonia.serve.model._LOCK_S", 1000)
+        patch.setattr("charonia.serve.model.time.sleep", lambda _: held.close())
+        assert prepare(str(model), tmp_path, {}, said.append).is_dir()
+    assert said == [f"another charonia serve makes a workspace of this model: waiting for it ({file})"]
 
 
 def test_folders_of_the_same_name_are_served_beside_each_other(model: Path, tmp_path: Path) -> None:

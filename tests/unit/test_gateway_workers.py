@@ -372,6 +372,7 @@ async def test_workers_do_not_outlive_their_supervisor(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)
         assert len(list(own.folder.iterdir())) == 1, "of the one that has not ended"
+        left[0].terminate()  # as systemd does with what is left of a service
         held.may_end.set()
         assert await asyncio.wait_for(stream, HANG_S) == "data: [DONE]"
         _, alive = await asyncio.to_thread(psutil.wait_procs, left, HANG_S)
@@ -633,6 +634,17 @@ async def test_what_could_not_be_told_of_running_requests_is_told_later(
         following.cancel()
 
 
+async def test_a_limit_that_goes_and_comes_back_counts_what_runs(two: tuple[Shared, Shared]) -> None:
+    here, there = (Limiter(workers=one) for one in two)
+    limited, unlimited = key(max_concurrent=1), key()
+    await there.begin(limited)
+    await there.begin(unlimited)  # the file of keys was loaded anew
+    await there.end(limited, 0)
+    await there.end(unlimited, 0)
+    await here.begin(limited)
+    await here.end(limited, 0)
+
+
 async def test_a_limiter_whose_workers_state_fails_counts_alone(two: tuple[Shared, Shared]) -> None:
     limiter = Limiter(workers=two[0])
     asked = key(requests_per_minute=2, max_concurrent=1)
@@ -670,7 +682,7 @@ async def test_the_event_loop_goes_on_while_the_workers_metrics_are_merged(
     own = metrics.Metrics(tmp_path, clock=lambda: now)
     own.add(OfTheLoop())
     asked = [asyncio.create_task(own.render()) for _ in range(3)]
-    while not merges:
+    while not merges and not asked[0].done():
         await asyncio.sleep(0.001)
     may_end.set()
     assert len(set(await asyncio.gather(*asked))) == 1 and merges == 1

@@ -225,8 +225,13 @@ def test_what_took_hours_stays_where_the_end_fails(
     assert f"is in {kept / 'model'};" in str(error.value) and (kept / "model" / "model.safetensors").is_file()
     destination.unlink(missing_ok=True)
     stand_in(tmp_path, monkeypatch)
+    others = [destination.with_name(name) for name in (".q.backup", ".q.abcdefgh", ".q.x.abcdefgh")]
+    for other in others:
+        other.mkdir()
+        (other / "job.json").write_text(json.dumps({"task": "quantize", "output": "/somewhere/else"}))
     quantize(model, destination, scheme="fp8")
     assert (kept / "model" / "model.safetensors").is_file(), "the next run does not take it for a leftover"
+    assert all((other / "job.json").is_file() for other in others), "nor what is somebody else's"
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,7 @@ const noting = () =>
 
 /** The chunks of a streamed answer. */
 async function* stream(path, body, signal) {
+  const key = apiKey(); // of this answer, whatever key there is when it fails
   const response = await request(path, {
     body: { ...body, stream: true, stream_options: { include_usage: true }, timings: true },
     signal,
@@ -147,7 +148,7 @@ async function* stream(path, body, signal) {
     if (read.value.data === "[DONE]") return;
     const chunk = JSON.parse(read.value.data);
     if (chunk.error) {
-      throw new ServerError(BY_CODE[chunk.error.code] ?? "refused", chunk.error.message ?? "error", { key: apiKey() });
+      throw new ServerError(BY_CODE[chunk.error.code] ?? "refused", chunk.error.message ?? "error", { key });
     }
     yield chunk;
   }
