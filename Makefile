@@ -10,6 +10,8 @@
 # make convert MODEL=<folder or hub id> DST=<workspace>
 
 BIN := .venv/bin
+# Hundreds of processes would compile the same sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help serve chat convert setup test test-docker test-clients sanitize format generate clean distclean
 

@@ -22,7 +22,10 @@ done_at() { mkdir -p "$stamps" && touch -r build/step-began "$stamps/$1"; }
 
 . scripts/use_ccache.sh
 
-pip() { .venv/bin/python -m pip --disable-pip-version-check --no-input --quiet "$@"; }
+# Python makes the bytecode of what is imported, and keeps it: a small part of all. Where it may not keep it, pip makes all.
+bytecode=--no-compile
+if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then bytecode=--compile; fi
+pip() { .venv/bin/python -m pip --disable-pip-version-check --no-input --quiet "$@" "$bytecode"; }
 
 # CHARONIA_CUDA=ON or OFF says whether the engine is built with CUDA. Unsaid, it is where there are a GPU and nvcc, for
 # that GPU.
