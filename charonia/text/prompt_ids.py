@@ -8,6 +8,7 @@ prompt has the same ids on both ways. So it imports nothing of charonia.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -134,14 +135,45 @@ def _without_torch() -> Iterator[None]:
     if "torch" in sys.modules:
         yield
         return
+    collects = gc.isenabled()
+    gc.disable()  # what an import makes stays
     sys.modules["torch"] = None  # type: ignore[assignment]  # Python's way to say that it cannot be imported
     try:
         from transformers.utils.import_utils import is_torch_available
 
         is_torch_available()  # keeps its answer
+        import_models()
         yield
     finally:
         del sys.modules["torch"]
+        if collects:
+            gc.enable()
+
+
+def import_models() -> None:
+    """Imports transformers.models. For what they define, transformers reads the sources of all its models as it is
+    imported itself, and again here, a third of a second each time: here it gets what it found."""
+    import transformers
+    from transformers.utils import import_utils
+
+    utils: Any = import_utils
+    read: Any = getattr(utils, "define_import_structure", None)
+    if not hasattr(read, "cache_info") or not read.cache_info().currsize:
+        return  # of a version that reads them when they are imported, and that alone
+
+    def found(*_: Any) -> dict[frozenset[str], dict[str, set[str]]]:
+        whole = read(Path(transformers.__file__).parent / "models", prefix="models")  # as the package itself calls it
+        modules = "models."
+        return {
+            needed: {name.removeprefix(modules): names for name, names in one.items() if name.startswith(modules)}
+            for needed, one in whole.items()
+        }
+
+    utils.define_import_structure = found
+    try:
+        import transformers.models
+    finally:
+        utils.define_import_structure = read
 
 
 def has_own_code(folder: Path) -> bool:

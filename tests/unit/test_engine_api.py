@@ -523,6 +523,22 @@ def test_the_environment_chooses_the_instruction_set(model: Path) -> None:
     assert "unknown instruction set 'sse9': CHARONIA_ISA takes one of portable" in unknown.stderr
 
 
+def test_models_of_transformers_are_read_once_and_are_those_that_it_finds() -> None:
+    script = """
+        prompt_ids.import_models()
+        from transformers import models
+        from transformers.utils import import_utils
+        find = import_utils.define_import_structure
+        assert find.cache_info().misses == 1, find.cache_info()
+        own = import_utils._LazyModule(models.__name__, models.__file__, find(models.__file__))
+        assert len(own._class_to_module) > 1000
+        for part in ("_modules", "_class_to_module", "_object_missing_backend"):
+            assert getattr(models, part) == getattr(own, part), part
+    """
+    done = run_python(script)
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_interpreter_that_exits_with_running_requests_exits_cleanly(model: Path) -> None:
     script = f"""
         from charonia import Engine, SamplingParams
