@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -54,10 +56,18 @@ class DecoderMemory : public ::testing::Test {
     return model;
   }
 
-  // share: of the needs, that what is taken may differ by.
-  void expect_exact(const TinyModel& model, const Settings& overrides = {}, double share = 0) {
+  // share: of the needs, that what is taken may differ by. activations: of quantised weights, as in the manifest.
+  void expect_exact(const TinyModel& model, const Settings& overrides = {}, double share = 0,
+                    const std::string& activations = {}) {
     std::filesystem::remove_all(dir_);
     write_tiny_workspace(dir_, model);
+    if (!activations.empty()) {
+      auto changed = nlohmann::json::parse(std::ifstream(dir_ / "manifest.json"));
+      for (auto& tensor : changed["tensors"]) {
+        if (tensor.contains("quantization")) tensor["quantization"]["activations"] = activations;
+      }
+      std::ofstream(dir_ / "manifest.json") << changed.dump();
+    }
     auto settings = runtime::read_settings(dir_, overrides);
     runtime::resolve_step_sizes(settings.config, {"cpu"});
     const auto limits = runtime::step_limits(settings.config);
@@ -114,6 +124,13 @@ TEST_F(DecoderMemory, QuantisedWeightsTakeAboutWhatWasSaid) {
     model.quantised = how;
     model.more = cat("# ", how.layout, "\n");
     expect_exact(model, {}, 0.05);
+  }
+  // Groups that are multiplied as integers have more beside them.
+  for (const testing::TinyQuant& how :
+       std::vector<testing::TinyQuant>{{"rows", "I8", 16}, {"packed-rows", "I8", 16, true}}) {
+    model.quantised = how;
+    model.more = cat("# ", how.layout, " int8-token\n");
+    expect_exact(model, {}, 0.05, "int8-token");
   }
 }
 

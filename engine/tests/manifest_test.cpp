@@ -241,6 +241,11 @@ TEST_F(QuantisedManifestTest, IsRead) {
       json::parse(R"({"format_version": 2, "ranks": 2, "files": {}, "tensors": {"a": {"dtype": "U4", "shape": [32, 64],
       "quantization": {"layout": "awq", "group_size": 32, "zeros": true}}}})"));
   EXPECT_EQ(model::Manifest(dir_, 2).elements(0).quantised_bytes, 32 * 32 + 32 * 2 * 3);
+  // With integers for activations: a scale and a correction of four bytes each.
+  write(
+      json::parse(R"({"format_version": 2, "ranks": 2, "files": {}, "tensors": {"a": {"dtype": "I8", "shape": [32, 64],
+      "quantization": {"layout": "rows", "group_size": 32, "activations": "int8-token"}}}})"));
+  EXPECT_EQ(model::Manifest(dir_, 2).elements(0).quantised_bytes, 32 * 64 + 32 * 2 * 8);
   EXPECT_EQ(model::Manifest(dir_, 2).elements(0).matrices, 0);
 }
 

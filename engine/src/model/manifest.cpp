@@ -208,8 +208,12 @@ std::int64_t quantised_bytes(const Manifest::Tensor& tensor) {
   const auto groups = how.group_size == 0 ? 1 : std::max<std::int64_t>(1, tensor.cols / how.group_size);
   DType scale = four_bits ? DType::bf16 : DType::f32;
   if (!tensor.parts.empty() && how.layout != QuantLayout::mxfp4) scale = tensor.parts.front().scales->dtype;
-  return (tensor.rows * tensor.cols + (four_bits ? 1 : 0)) / (four_bits ? 2 : 1) +
-         tensor.rows * groups * (static_cast<std::int64_t>(size_of(scale)) + (how.zeros ? 1 : 0));
+  auto beside = static_cast<std::int64_t>(size_of(scale)) + (how.zeros ? 1 : 0);  // of a group
+  const bool integers = how.code == ops::Code::i8 && (how.activations == ops::Activations::i8_token ||
+                                                      how.activations == ops::Activations::i8_tensor);
+  // The CPU's products of integers have a scale, a correction and a zero of 32 bits each (ops/cpu/kernels.h).
+  if (integers) beside = how.zeros ? 12 : 8;
+  return (tensor.rows * tensor.cols + (four_bits ? 1 : 0)) / (four_bits ? 2 : 1) + tensor.rows * groups * beside;
 }
 
 }  // namespace
