@@ -104,6 +104,67 @@ TEST_F(QuantEngine, TheCpuComputesTheModelOfItsValues) {
   }
 }
 
+// All that a quantised model may be combined with, at once: two ranks, experts, a cache of integers, and turns of a
+// session and prompts of which much is cached.
+TEST_F(QuantEngine, EveryLayoutGoesWithRanksAQuantisedCacheSessionsAndPrefixes) {
+  constexpr float kTolerance = 2e-2F;  // of a key or value that sums in another order make the next integer
+  const auto expect_near = [](const Answer& found, const Answer& expected) {
+    EXPECT_EQ(found.tokens, expected.tokens);
+    ASSERT_EQ(found.logprobs.size(), expected.logprobs.size());
+    for (std::size_t t = 0; t < expected.logprobs.size(); ++t) {
+      EXPECT_NEAR(found.logprobs[t], expected.logprobs[t], kTolerance);
+    }
+  };
+  const auto talk = [&](const TinyModel& model, const char* activations = nullptr) {
+    write_tiny_workspace(weights(), model);
+    patch([&](json& tensors) {
+      for (auto& tensor : tensors) {
+        if (activations && tensor.contains("quantization")) tensor["quantization"]["activations"] = activations;
+      }
+    });
+    const auto one = engine({{"quant_policy", "8"}});
+    const auto fresh = engine({{"quant_policy", "8"}, {"enable_prefix_caching", "False"}});
+    std::vector<Answer> all;
+    std::vector<TokenId> history;
+    for (int turn = 0; turn < 4; ++turn) {
+      auto next = request({}, 8);
+      for (int i = 0; i < 9; ++i) next.input_ids.push_back((13 * turn + 7 * i + 3) % 40);
+      history.insert(history.end(), next.input_ids.begin(), next.input_ids.end());
+      if (turn == 3) {  // not of the session, which has its beginning
+        next.input_ids = history;
+      } else {
+        next.session_id = "s";
+        next.continuation_ids = std::exchange(next.input_ids, {});
+      }
+      auto whole = request(history, 8);
+      next.sampling.logprobs = whole.sampling.logprobs = 0;
+      Collector out, alone;
+      one->submit(next, out.callback());
+      EXPECT_EQ(out.last().num_cached_tokens > 0, turn > 0);
+      fresh->submit(whole, alone.callback());
+      EXPECT_EQ(alone.last().num_cached_tokens, 0);
+      all.push_back({out.tokens(), out.logprobs()});
+      expect_near(all.back(), {alone.tokens(), alone.logprobs()});
+      const auto said = out.tokens();
+      history.insert(history.end(), said.begin(), said.end());
+    }
+    one->check_integrity();
+    return all;
+  };
+  for (const auto& how : kQuants) {
+    SCOPED_TRACE(how.layout + " " + how.dtype);
+    auto some = tiny(how);
+    some.ranks = 2;
+    some.experts = 4;
+    some.layer_experts = "md";
+    const auto quantised = talk(some);
+    if (how.dtype == "I8" && !how.zeros) talk(some, "int8-token");
+    some.quantised->as_floats = true;
+    const auto dense = talk(some);
+    for (std::size_t i = 0; i < dense.size(); ++i) expect_near(quantised[i], dense[i]);
+  }
+}
+
 TEST_F(QuantEngine, GroupsOfColumnsAllOverMakeTheSameModelOnOneRank) {
   dequantise();
   auto shuffled = tiny({"gptq", "U4", 16, true, true});
