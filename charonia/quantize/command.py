@@ -29,6 +29,7 @@ from charonia.text.tokenizer import TOKENIZER_FILES
 from charonia.weights import workspace
 from charonia.weights.checkpoint import DTYPES, WEIGHT_TYPES
 from charonia.weights.convert import read_source
+from charonia.weights.quantization_config import read_quantization, says_cache
 
 RECORD_FILE = "charonia_quantize.json"
 _JOB = "job.json"  # of the folder that is worked in, until what is in it is whole
@@ -227,6 +228,11 @@ def check_source(model: str | os.PathLike[str]) -> Path:
     # read_source finds what files beside config.json say, too, and whether the engine will know what comes of it.
     spec = None if "quantization_config" in config else read_source(location.path).spec
     if spec is None or spec.quantization is not None:
+        if says_cache(location.path, config) and read_quantization(location.path, config) is None:
+            raise UnsupportedError(
+                f"{location.path} was made for a quantised KV cache (kv_cache_scheme), and transformers would load it "
+                "with one: name the model that it was made from"
+            )
         raise UnsupportedError(f"{location.path} is quantised already: name the model with 16-bit weights")
     if not any(name.startswith("layers.") for name in spec.tensors):
         raise UnsupportedError(f"{location.path} has no layers: there is nothing to quantise or to calibrate")

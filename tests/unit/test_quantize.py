@@ -457,6 +457,10 @@ def test_models_that_cannot_be_quantised_are_refused(
     (tmp_path / "twice" / "config.json").write_text(json.dumps({**config, "quantization_config": {}}))
     with pytest.raises(UnsupportedError, match="already"):
         quantize(tmp_path / "twice", tmp_path / "q", scheme="fp8")
+    cache = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": {"num_bits": 8}}
+    (tmp_path / "twice" / "config.json").write_text(json.dumps({**config, "quantization_config": cache}))
+    with pytest.raises(UnsupportedError, match=r"for a quantised KV cache .*: name the model that"):
+        quantize(tmp_path / "twice", tmp_path / "q", scheme="fp8")
     monkeypatch.setattr(environment.shutil, "disk_usage", lambda _: os.statvfs_result([0] * 10) and _Full())
     with pytest.raises(environment.QuantizeError, match=r"GB are free there"):
         quantize(model, tmp_path / "q", scheme="fp8")
