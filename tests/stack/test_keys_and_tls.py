@@ -162,7 +162,9 @@ def test_tritons_grpc_port_wants_a_certificate(secured: Secured) -> None:
             grpc.secure_channel(target, credentials, options) if credentials else grpc.insecure_channel(target, options)
         )
         with channel:
-            return bool(pb_grpc.GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=10).live)
+            return bool(
+                pb_grpc.GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=HANG_S).live
+            )
 
     assert live(grpc.ssl_channel_credentials(ca, own.key.read_bytes(), own.cert.read_bytes()))
     for credentials in (None, grpc.ssl_channel_credentials(ca)):

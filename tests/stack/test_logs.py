@@ -28,9 +28,9 @@ LEVELS = {"debug", "info", "warning", "error", "critical"}
 
 
 def logs_of(stack: Stack) -> dict[str, list[str]]:
-    """The lines of what the terminal shows and of each log file."""
+    """The lines of what the terminal shows and of each log file. One that is being written is none yet."""
     files = [stack.log_file, *stack.run_dir.glob("port-*/*.log")]
-    return {file.name: file.read_text(encoding="utf-8").splitlines() for file in files}
+    return {file.name: file.read_bytes().rpartition(b"\n")[0].decode().splitlines() for file in files}
 
 
 def events_of(stack: Stack) -> list[dict[str, Any]]:

@@ -95,7 +95,7 @@ def test_every_variable_of_compose_is_in_the_example_or_a_setting() -> None:
 
 def up(*options: str | Path, path: str) -> subprocess.CompletedProcess[str]:
     command = ["/bin/bash", str(SERVICE_UP), *map(str, options)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path}, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path}, timeout=300)
 
 
 def programs(folder: Path, **scripts: str) -> str:

@@ -27,7 +27,7 @@ def charonia(
         env={**os.environ, "CHARONIA_GATEWAY_KEYS_FILE": str(file)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 

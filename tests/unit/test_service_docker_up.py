@@ -35,7 +35,7 @@ def docker_run(tmp_path: Path, config: str, **env: str) -> list[str]:
         env={**kept, **env, "PATH": f"{docker.parent}:{kept['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     return done.stdout.splitlines()
