@@ -458,10 +458,18 @@ def test_probes_and_prometheus_ask_a_gateway_with_keys_and_tls_as_it_wants(tmp_p
 
 
 def test_with_tls_compose_has_prometheus_ask_the_same_gateway_by_https() -> None:
+    """The two jobs' targets change places."""
     overlay = yaml.safe_load((ROOT / "docker-compose.tls.yml").read_text(encoding="utf-8"))["services"]["prometheus"]
-    source, target, _ = overlay["volumes"][0].split(":")
     base = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]["prometheus"]
     folder, mounted, _ = base["volumes"][0].split(":")
-    plain = ROOT / folder / Path(target).relative_to(mounted)
-    before, after = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in (plain, ROOT / source))
-    assert after == [{**one, "labels": {"__scheme__": "https"}} for one in before]
+    config = yaml.safe_load((ROOT / folder / "prometheus.yml").read_text(encoding="utf-8"))
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    plain, unchecked = (
+        ROOT / folder / jobs[name]["file_sd_configs"][0]["files"][0] for name in ("gateway", "gateway-unchecked")
+    )
+    places = {}
+    for volume in overlay["volumes"]:
+        source, target, _ = volume.split(":")
+        places[ROOT / source] = ROOT / folder / Path(target).relative_to(mounted)
+    assert places == {plain: unchecked, unchecked: plain}
+    assert jobs["gateway-unchecked"]["scheme"] == "https" and "tls_config" not in jobs["gateway"]

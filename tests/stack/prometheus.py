@@ -24,7 +24,8 @@ def configuration(targets: dict[str, str]) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
     config["global"] = {"scrape_interval": "2s", "evaluation_interval": "1s"}  # the interval bounds a scrape, too
     config["rule_files"] = [str(CONFIG.parent / file) for file in config["rule_files"]]
-    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    # Without the one that compose gives another's targets, under its name.
+    jobs = {job["job_name"]: job for job in config["scrape_configs"] if "relabel_configs" not in job}
     assert set(jobs) <= set(targets)
     config["scrape_configs"] = []
     for name, target in targets.items():

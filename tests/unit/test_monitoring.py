@@ -230,8 +230,12 @@ def test_grafana_finds_prometheus_and_the_dashboards() -> None:
 
 
 def test_prometheus_scrapes_what_the_rules_and_the_dashboards_name() -> None:
-    jobs = {job["job_name"] for job in load(PROMETHEUS / "prometheus.yml")["scrape_configs"]}
+    scraped = load(PROMETHEUS / "prometheus.yml")["scrape_configs"]
+    jobs = {job["job_name"] for job in scraped if "relabel_configs" not in job}
     assert jobs == {"triton", "gateway", "node", "gpu"}
+    (unchecked,) = [job for job in scraped if "relabel_configs" in job]
+    assert unchecked["relabel_configs"] == [{"target_label": "job", "replacement": "gateway"}]
+    assert load(PROMETHEUS / "gateway" / "unchecked.yml") == [], "but with docker-compose.tls.yml"
     texts = [rule["expr"] for rule in ALERTS] + [file.read_text(encoding="utf-8") for file in BOARDS]
     named = set(re.findall(r'job=\\?"(\w+)', "\n".join(texts)))
     assert named and named <= jobs
