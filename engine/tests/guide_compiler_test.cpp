@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/text.h"
@@ -323,6 +324,38 @@ TEST_F(GuideCompilerTest, OneOfWithinOthersStaysExclusive) {
   EXPECT_TRUE(valid(distinct, R"("a")"));
 }
 
+TEST_F(GuideCompilerTest, OneOfWithinOthersIsTakenWhereItsSchemasExcludeOneAnother) {
+  // What stands beside tells them apart, too: the type, and which values there are.
+  const std::string kinds = R"({"oneOf": [{"properties": {"k": {"const": 1}}, "required": ["k"]},
+      {"properties": {"k": {"enum": [2, 3]}, "x": {"type": "null"}}, "required": ["k", "x"]}]})";
+  const std::string object = R"("type": "object", "properties": {"k": {"type": "integer"}})";
+  const std::string within = cat("{", object, R"(, "anyOf": [)", kinds, R"(, {"maxProperties": 0}]})");
+  const std::string twice = cat("{", object, R"(, "allOf": [)", kinds, R"(, {"oneOf": [{"properties": {"y": {"const": 1}},
+      "required": ["y"]}, {"properties": {"y": {"const": 2}}, "required": ["y"]}]}]})");
+  const std::string nested = cat("{", object, R"(, "oneOf": [{"anyOf": [{"properties": {"k": {"const": 1}}, "required": ["k"]},
+      {"properties": {"k": {"const": 2}}, "required": ["k"]}]}, {"properties": {"k": {"const": 3}}, "required": ["k"]}]})");
+  using Texts = std::vector<std::string>;
+  for (const auto& [schema, right, wrong] : std::vector<std::tuple<std::string, Texts, Texts>>{
+           {within, {R"({"k": 1})", R"({"k": 3, "x": null})", "{}"}, {R"({"k": 2})", R"({"k": 4})", R"({"k": 1, "x": null})"}},
+           {twice, {R"({"k": 1, "y": 2})", R"({"k": 2, "x": null, "y": 1})"}, {R"({"k": 1})", R"({"k": 1, "y": 3})"}},
+           {nested, {R"({"k": 1})", R"({"k": 2})", R"({"k": 3})"}, {R"({"k": 4})", "{}"}},
+           {R"({"type": ["integer", "string"], "anyOf": [{"oneOf": [{"type": "integer"}, {"type": "string"}]}, {"minimum": 5}]})",
+            {"5", R"("a")"},
+            {"null"}}}) {
+    for (const auto& value : right) EXPECT_TRUE(valid(schema, value)) << schema << value;
+    for (const auto& value : wrong) EXPECT_FALSE(valid(schema, value)) << schema << value;
+  }
+  // Of branches without a type, a string is valid under both.
+  const auto open = cat(R"({"type": ["object", "string"], "anyOf": [)", kinds, R"(, {"type": "null"}]})");
+  EXPECT_NE(refused(GuideType::json_schema, open), "");
+  // The second one takes every string, though no object.
+  const std::string no_object = R"({"properties": {"y": {"type": "null"}}, "additionalProperties": false})";
+  for (const auto& second : {no_object, cat(R"({"anyOf": [)", no_object, R"(, {"type": "null"}]})")}) {
+    EXPECT_NE(refused(GuideType::json_schema, cat(R"({"properties": {"x": {"type": "null"}}, "required": ["x"], "oneOf": [
+        {"type": "string"}, )", second, "]}")), "");
+  }
+}
+
 TEST_F(GuideCompilerTest, SchemasThatCombineOthersAreMerged) {
   const std::string both = R"({"title": "t", "type": "object", "allOf": [{"$ref": "#/$defs/a"}, {"properties": {
       "y": {"minimum": 3}, "z": {"type": "null"}}, "required": ["y"]}], "$defs": {"a": {"type": ["object", "null"],
@@ -438,6 +471,10 @@ TEST_F(GuideCompilerTest, HostileGuidesAreRefusedOrCostLittle) {
   all += R"(], "$defs": {"a": {"type": "object", "properties": {"p": true)";
   for (int i = 0; i < 4800; ++i) all += ", \"p" + std::to_string(i) + "\": {}";
   hostile.emplace_back(GuideType::json_schema, all + "}}}}");
+  std::string values = R"({"allOf": [{}], "$defs": {"e": {"enum": [0)";
+  for (int i = 1; i < 9000; ++i) values += cat(",", i);
+  for (int i = 0; i < 300; ++i) values.insert(11, R"({"$ref": "#/$defs/e"}, )");
+  hostile.emplace_back(GuideType::json_schema, values + "]}}}");
   std::string rules, root = "root ::=";
   for (int i = 0; i < 500; ++i) {
     const auto at = std::to_string(i);

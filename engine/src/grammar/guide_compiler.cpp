@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "base/thread_time.h"
 #include "charonia/error.h"
+#include "grammar/compile_step.h"
 #include "grammar/expression.h"
 #include "grammar/schema.h"
 #include "grammar/special_tokens.h"
@@ -351,8 +352,7 @@ std::string called(const Guide& guide) {
   return "guided_decoding_guide";
 }
 
-// Called by xgrammar's compiler before each state of a grammar (CMakeLists.txt).
-void compile_step();
+// Called by xgrammar's compiler, too, before each state of a grammar (CMakeLists.txt).
 void compile_step() {
   if (stop_asked != nullptr && *stop_asked && (*stop_asked)()) throw Stopped();
 }

@@ -17,6 +17,7 @@
 #include "charonia/error.h"
 #include "grammar/expression.h"
 #include "grammar/schema_merge.h"
+#include "grammar/schema_sets.h"
 
 namespace charonia::grammar {
 namespace {
@@ -134,22 +135,6 @@ bool is_enforced(std::string_view key) {
   return !is_annotation(key) && std::ranges::any_of(kKeywords, [&](auto names) { return has(names, key); });
 }
 
-bool is_type(const Json& value, std::string_view type) {
-  if (type == "null") return value.is_null();
-  if (type == "boolean") return value.is_boolean();
-  if (type == "string") return value.is_string();
-  if (type == "array") return value.is_array();
-  if (type == "object") return value.is_object();
-  if (type == "number") return value.is_number();
-  return value.is_number_integer() ||
-         (value.is_number_float() && std::floor(value.get<double>()) == value.get<double>());
-}
-
-bool is_required(const Json& schema, const std::string& name) {
-  return schema.contains("required") && schema["required"].is_array() &&
-         std::ranges::find(schema["required"], Json(name)) != schema["required"].end();
-}
-
 class Checker {
  public:
   Checker(Json schema, std::string_view without) : root_(std::move(schema)) {
@@ -218,8 +203,6 @@ class Checker {
   static std::vector<std::string> types_of(const Json& schema, const std::string& path);
   static std::optional<std::int64_t> count_of(const Json& schema, const std::string& path, const std::string& key);
   const Json& target(const std::string& uri, const std::string& path) const;
-  const Json& resolved(const Json& schema, int depth = 0) const;
-  bool disjoint(const Json& left, const Json& right) const;
 
   Json root_;
   std::string without_;  // as part of a regular expression's class
@@ -227,6 +210,9 @@ class Checker {
   std::set<std::string> through_;  // paths of schemas that are being visited with no value read since
   std::vector<Edit> edits_;
   std::vector<std::string> exclusive_;  // paths of schemas whose oneOf is as good as anyOf
+  Disjoint disjoint_{[this](const Json& uri) {
+    return uri.is_string() ? &target(uri.get<std::string>(), "") : nullptr;  // it was visited
+  }};
 };
 
 void Checker::visit(const Json& schema, const std::string& path, int depth) {
@@ -327,74 +313,6 @@ void Checker::visit_values(const Json& schema, const std::string& path) {
   for (std::size_t i = 0; i < values.size(); ++i) check(values[i], cat(path, "/enum/", i));
 }
 
-// What a schema stands for, where references lead to it.
-const Json& Checker::resolved(const Json& schema, int depth) const {
-  if (depth > kMaxDepth || !schema.is_object() || !schema.contains("$ref") || !schema["$ref"].is_string())
-    return schema;
-  return resolved(target(schema["$ref"].get<std::string>(), ""), depth + 1);
-}
-
-// Whether it can be seen that no value is valid under both: other types, other values, or objects that need a property
-// with other values.
-bool Checker::disjoint(const Json& left_in, const Json& right_in) const {
-  const auto& left = resolved(left_in);
-  const auto& right = resolved(right_in);
-  if (!left.is_object() || !right.is_object()) return false;
-  const auto values = [](const Json& schema) -> std::optional<std::vector<Json>> {
-    if (schema.contains("const")) return std::vector<Json>{schema["const"]};
-    if (schema.contains("enum") && schema["enum"].is_array()) return schema["enum"].get<std::vector<Json>>();
-    return std::nullopt;
-  };
-  // What has properties and no type makes objects alone. All other values are valid under it.
-  const auto implies_object = [](const Json& schema) {
-    return !schema.contains("type") && schema.contains("properties") && !schema.contains("anyOf") &&
-           !schema.contains("oneOf") && !schema.contains("allOf");
-  };
-  const std::vector<std::string> objects{"object"};
-  const auto types = [&](const Json& schema) { return implies_object(schema) ? objects : types_of(schema, ""); };
-  const auto left_values = values(left), right_values = values(right);
-  if (left_values && right_values) {
-    return std::ranges::none_of(*left_values, [&](const Json& value) {
-      return std::ranges::find(*right_values, value) != right_values->end();
-    });
-  }
-  if (left_values || right_values) {
-    const auto other = types_of(left_values ? right : left, "");
-    return !other.empty() && std::ranges::none_of(left_values ? *left_values : *right_values, [&](const Json& value) {
-      return std::ranges::any_of(other, [&](const auto& type) { return is_type(value, type); });
-    });
-  }
-  const auto left_types = types(left), right_types = types(right);
-  if (left_types.empty() || right_types.empty()) return false;
-  if ((implies_object(left) || implies_object(right)) && (left_types != objects || right_types != objects)) return false;
-  const bool share_type = std::ranges::any_of(left_types, [&](const std::string& type) {
-    return std::ranges::any_of(right_types, [&](const std::string& other) {
-      return type == other || (type == "integer" && other == "number") || (type == "number" && other == "integer");
-    });
-  });
-  if (!share_type) return true;
-  if (left_types != objects || right_types != objects) return false;
-  const auto lacks = [&](const Json& closed, const Json& other) {
-    if (!closed.contains("additionalProperties") || closed["additionalProperties"] != Json(false)) return false;
-    if (closed.contains("patternProperties") || !other.contains("required") || !other["required"].is_array()) return false;
-    return std::ranges::any_of(other["required"], [&](const Json& name) {
-      return name.is_string() && !(closed.contains("properties") && closed["properties"].is_object() &&
-                                   closed["properties"].contains(name.get<std::string>()));
-    });
-  };
-  if (lacks(left, right) || lacks(right, left)) return true;
-  if (!left.contains("properties") || !left["properties"].is_object()) return false;
-  if (!right.contains("properties") || !right["properties"].is_object()) return false;
-  for (const auto& [name, property] : left["properties"].items()) {
-    const auto& others = right["properties"];
-    if (!is_required(left, name) || !is_required(right, name) || !others.contains(name)) continue;
-    const auto& mine = resolved(property);
-    const auto& theirs = resolved(others[name]);
-    if (values(mine) && values(theirs) && disjoint(mine, theirs)) return true;
-  }
-  return false;
-}
-
 void Checker::visit_options(const Json& schema, const std::string& path, const std::string& keyword, int depth) {
   alone(schema, path, keyword);
   const auto& options = schema[keyword];
@@ -408,7 +326,8 @@ void Checker::visit_options(const Json& schema, const std::string& path, const s
   exclusive_.push_back(path);
   for (std::size_t i = 0; i < options.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) {
-      if (disjoint(options[i], options[j])) continue;
+      if (disjoint_(options[i], options[j])) continue;
+      if (disjoint_.is_tired()) refuse(here, "oneOf has too many schemas to compare: write anyOf");
       refuse(cat(here, "/", i), "a value may be valid here and under ", here, "/", j,
              ", which oneOf forbids: make them ",
              "differ in type, or in a required property with const or enum; or write anyOf");

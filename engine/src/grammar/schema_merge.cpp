@@ -11,6 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "grammar/compile_step.h"
+#include "grammar/schema_sets.h"
+
 namespace charonia::grammar {
 namespace {
 
@@ -21,7 +24,7 @@ constexpr int kMaxMerges = 1000;
 constexpr int kMaxDepth = 32;             // of references and combinations in one another
 constexpr std::size_t kMaxOptions = 64;   // of one schema
 constexpr std::size_t kMaxBytes = 1 << 21;  // of all schemas that were merged
-constexpr std::size_t kMaxLookups = std::size_t{1} << 23;  // of names of properties in objects that were merged
+constexpr std::size_t kMaxLookups = std::size_t{1} << 23;  // of names of properties, and of values, in schemas that were merged
 
 constexpr auto kAnnotations = std::to_array<std::string_view>(
     {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment",
@@ -42,8 +45,8 @@ bool contains(const Json& list, const Json& value) { return std::ranges::find(li
 
 Json both(const Json& left, const Json& right) { return left == right ? left : Json{{"allOf", {left, right}}}; }
 
-// What can be said of a schema: it is this one, no value is valid under it, or it cannot be written.
-enum class Outcome { merged, never, unknown };
+// What can be said of a schema: it is this one, no value is valid under it, no object is, or it cannot be written.
+enum class Outcome { merged, never, no_object, unknown };
 
 // Of two lists of types, or of one where the other is not there.
 Outcome merge_types(Json& to, const Json& from) {
@@ -76,10 +79,6 @@ bool merge_bound(Json& to, const std::string& key, const Json& value) {
 }
 
 bool is_object_list(const Json& schema, const char* key) { return schema.contains(key) && schema[key].is_object(); }
-
-bool is_required(const Json& schema, const std::string& name) {
-  return schema.contains("required") && schema["required"].is_array() && contains(schema["required"], name);
-}
 
 // Properties of two objects: those of both names, each under what the other one says of it.
 Outcome merge_objects(Json& to, const Json& from) {
@@ -115,7 +114,8 @@ Outcome merge_objects(Json& to, const Json& from) {
   };
   take(to, from, right, true);
   take(from, to, left, false);
-  if (never) return Outcome::never;
+  const auto is_object = [](const Json& one) { return one.contains("type") && one["type"] == "object"; };
+  if (never) return is_object(to) || is_object(from) ? Outcome::never : Outcome::no_object;
   if (to.contains("properties") || from.contains("properties")) to["properties"] = std::move(properties);
   if (to.contains("additionalProperties") || from.contains("additionalProperties")) {
     to["additionalProperties"] = left == Json(true)                              ? right
@@ -213,20 +213,31 @@ class Merger {
   }
 
  private:
-  struct Options {
-    std::vector<Json> schemas;  // one of them; none: no value is valid
-    bool exclusive = false;     // exactly one of them
+  // Which schema of which oneOf.
+  using Choice = std::pair<int, int>;
+  struct Option {
+    Json schema;
+    std::vector<Choice> of = {};
+    bool lost = false;  // no object is valid under it, others may be: it is there for others of its oneOf alone
+  };
+  // One of them; none: no value is valid. Of two that are of other schemas of the same oneOf, not both: see is_apart().
+  using Options = std::vector<Option>;
+  struct Whole {
+    std::vector<Json> schemas;
+    bool exclusive = false;  // exactly one of them
   };
 
   void simplify(Json& schema, int depth);
   void simplify_parts(Json& schema, int depth);
   static bool combines(const Json& schema);
-  std::optional<Options> whole(const Json& schema);
+  std::optional<Whole> whole(const Json& schema);
   std::optional<Options> options_of(const Json& schema, int depth);
   std::optional<Options> cross(const Options& left, const Options& right);
   std::optional<Options> alternatives(const Json& list, bool exclusive, int depth);
   std::optional<Options> dependency(const Json& schema, const std::string& name, const Json& then, int depth);
-  static bool exclude(std::vector<Json>& options);
+  static bool is_apart(const Option& one, const Option& other);
+  bool is_settled(const Options& options);
+  static bool exclude(Options& options);
   static bool leave_out(Json& schema, const std::string& name);
   static bool take_not(Json& schema);
   const Json* target(const Json& uri) const;
@@ -237,12 +248,14 @@ class Merger {
   int merges_ = 0;
   std::size_t bytes_ = 0;
   std::size_t lookups_ = 0;
+  int num_one_of_ = 0;
+  Disjoint disjoint_{[this](const Json& uri) { return target(uri); }};
 };
 
-// Names of an object that a merge looks up.
+// What a merge looks up.
 std::size_t names_of(const Json& schema) {
   std::size_t names = 1;
-  for (const char* key : {"properties", "required"}) {
+  for (const char* key : {"properties", "required", "enum"}) {
     if (schema.contains(key)) names += schema[key].size();
   }
   return names;
@@ -311,20 +324,26 @@ const Json* Merger::target(const Json& uri) const {
   }
 }
 
-// Both conditions at once. Exactly one of several stays so where the other has no choice.
+// Both conditions at once.
 std::optional<Merger::Options> Merger::cross(const Options& left, const Options& right) {
-  if ((left.exclusive && right.schemas.size() > 1) || (right.exclusive && left.schemas.size() > 1)) return std::nullopt;
-  if (left.schemas.size() * right.schemas.size() > kMaxOptions) return std::nullopt;
-  Options out{{}, left.exclusive || right.exclusive};
-  for (const auto& one : left.schemas) {
-    for (const auto& other : right.schemas) {
+  if (left.size() * right.size() > kMaxOptions) return std::nullopt;
+  Options out;
+  for (const auto& one : left) {
+    for (const auto& other : right) {
+      compile_step();
       ++merges_;
-      lookups_ += names_of(one) * names_of(other);
+      lookups_ += names_of(one.schema) * names_of(other.schema);
       if (merges_ > kMaxMerges || lookups_ > kMaxLookups) return std::nullopt;
-      Json both = one;
-      const auto outcome = merge(both, other);
-      if (outcome == Outcome::unknown || !takes_values(both)) return std::nullopt;
-      if (outcome == Outcome::merged) out.schemas.push_back(std::move(both));
+      Option both = one;
+      both.of.insert(both.of.end(), other.of.begin(), other.of.end());
+      both.lost |= other.lost;
+      if (!both.lost) {
+        const auto outcome = merge(both.schema, other.schema);
+        if (outcome == Outcome::unknown || !takes_values(both.schema)) return std::nullopt;
+        if (outcome == Outcome::never) continue;
+        both.lost = outcome == Outcome::no_object;
+      }
+      out.push_back(std::move(both));
     }
   }
   return out;
@@ -333,15 +352,37 @@ std::optional<Merger::Options> Merger::cross(const Options& left, const Options&
 std::optional<Merger::Options> Merger::alternatives(const Json& list, bool exclusive, int depth) {
   if (!list.is_array() || list.empty()) return std::nullopt;
   if (list.size() == 1) return options_of(list[0], depth + 1);
-  Options out{{}, exclusive};
-  for (const auto& one : list) {
-    const auto inner = options_of(one, depth + 1);
-    // Several of which one is valid, or exactly one, are no more than that one among others.
-    if (!inner || ((exclusive || inner->exclusive) && inner->schemas.size() > 1)) return std::nullopt;
-    out.schemas.insert(out.schemas.end(), inner->schemas.begin(), inner->schemas.end());
+  const int one_of = num_one_of_++;
+  Options out;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    auto inner = options_of(list[i], depth + 1);
+    if (!inner || out.size() + inner->size() > kMaxOptions) return std::nullopt;
+    for (auto& option : *inner) {
+      if (exclusive) option.of.emplace_back(one_of, static_cast<int>(i));
+      out.push_back(std::move(option));
+    }
   }
-  if (out.schemas.size() > kMaxOptions) return std::nullopt;
   return out;
+}
+
+bool Merger::is_apart(const Option& one, const Option& other) {
+  return std::ranges::any_of(one.of, [&](const Choice& mine) {
+    return std::ranges::any_of(other.of, [&](const Choice& theirs) {
+      return mine.first == theirs.first && mine.second != theirs.second;
+    });
+  });
+}
+
+// Whether no two of them have to be told apart: where they are, no value is made under both.
+bool Merger::is_settled(const Options& options) {
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      const int lost = (options[i].lost ? 1 : 0) + (options[j].lost ? 1 : 0);
+      if (lost == 2 || !is_apart(options[i], options[j])) continue;
+      if (lost == 1 || !disjoint_(options[i].schema, options[j].schema)) return false;
+    }
+  }
+  return true;
 }
 
 // Objects without the property. False: none is left.
@@ -389,24 +430,25 @@ std::optional<Merger::Options> Merger::dependency(const Json& schema, const std:
   if (!names_all(schema)) return std::nullopt;
   Options out;
   Json without = schema;
-  if (leave_out(without, name)) out.schemas.push_back(std::move(without));
-  const auto with = then.is_array() ? Options{{Json{{"required", then}}}, false} : Options{};
-  const auto inner = then.is_array() ? std::optional(with) : options_of(then, depth + 1);
-  if (!inner || inner->exclusive) return std::nullopt;
-  const auto met = cross({{schema}, false}, *inner);
-  if (!met) return std::nullopt;
-  for (const auto& one : met->schemas) {  // a name that was left out before must not come back
-    for (const auto& item : one["properties"].items()) {
+  if (leave_out(without, name)) out.push_back({std::move(without)});
+  const auto inner = then.is_array() ? std::optional(Options{{Json{{"required", then}}}}) : options_of(then, depth + 1);
+  if (!inner) return std::nullopt;
+  const auto met = cross({{schema}}, *inner);
+  if (!met || !is_settled(*met)) return std::nullopt;
+  for (const auto& one : *met) {
+    if (one.lost) continue;
+    // A name that was left out before must not come back.
+    for (const auto& item : one.schema["properties"].items()) {
       if (!schema["properties"].contains(item.key())) return std::nullopt;
     }
+    out.push_back({one.schema});
   }
-  out.schemas.insert(out.schemas.end(), met->schemas.begin(), met->schemas.end());
   return out;
 }
 
 std::optional<Merger::Options> Merger::options_of(const Json& schema, int depth) {
   if (depth > kMaxDepth || merges_ > kMaxMerges || lookups_ > kMaxLookups) return std::nullopt;
-  if (!schema.is_object()) return Options{{schema}, false};
+  if (!schema.is_object()) return Options{{schema}};
   const auto is_here = [&](const char* key) { return schema.contains(key); };
   if (depth > 0 && (is_here("$id") || is_here("id") || std::ranges::any_of(kDepending, is_here))) return std::nullopt;
   Json base = Json::object();
@@ -415,7 +457,7 @@ std::optional<Merger::Options> Merger::options_of(const Json& schema, int depth)
   }
   if (base.contains("unevaluatedProperties") && schema.contains("anyOf")) return std::nullopt;
   if (!takes_values(base)) return std::nullopt;
-  Options out{{std::move(base)}, false};
+  Options out{{std::move(base)}};
   const auto both = [&](const std::optional<Options>& other) {
     if (!other) return false;
     auto crossed = cross(out, *other);
@@ -439,18 +481,18 @@ std::optional<Merger::Options> Merger::options_of(const Json& schema, int depth)
 
 // Of oneOf that says which properties are required: each option is without a property that another one requires. False:
 // that is not possible.
-bool Merger::exclude(std::vector<Json>& options) {
+bool Merger::exclude(Options& options) {
   const auto all = options;
   for (std::size_t i = 0; i < options.size(); ++i) {
     for (std::size_t j = 0; j < options.size(); ++j) {
       if (i == j) continue;
-      if (!names_all(options[i]) || !all[j].contains("required")) return false;
-      const auto& names = all[j]["required"];
+      if (!names_all(options[i].schema) || !all[j].schema.contains("required")) return false;
+      const auto& names = all[j].schema["required"];
       const auto free = std::ranges::find_if(names, [&](const Json& name) {
-        return name.is_string() && !is_required(options[i], name.get<std::string>());
+        return name.is_string() && !is_required(options[i].schema, name.get<std::string>());
       });
       if (free == names.end()) return false;
-      leave_out(options[i], free->get<std::string>());
+      leave_out(options[i].schema, free->get<std::string>());
     }
   }
   return true;
@@ -458,35 +500,52 @@ bool Merger::exclude(std::vector<Json>& options) {
 
 // Of a schema that is no part of another one. What is known of all its properties is taken into account here, since
 // another part might name more of them.
-std::optional<Merger::Options> Merger::whole(const Json& schema) {
+std::optional<Merger::Whole> Merger::whole(const Json& schema) {
   auto out = options_of(schema, 0);
   if (!out) return std::nullopt;
+  bool settled = is_settled(*out);
+  const auto lost = std::erase_if(*out, [](const Option& one) { return one.lost; });
+  if (!settled && lost > 0) return std::nullopt;
   for (const auto* const key : kDepending) {
     if (!schema.contains(key)) continue;
-    if (!schema[key].is_object() || out->exclusive) return std::nullopt;
+    if (!schema[key].is_object() || !settled) return std::nullopt;
     for (const auto& [name, then] : schema[key].items()) {
       Options next;
-      for (const auto& one : out->schemas) {
-        const auto some = dependency(one, name, then, 0);
+      for (const auto& one : *out) {
+        const auto some = dependency(one.schema, name, then, 0);
         if (!some) return std::nullopt;
-        next.schemas.insert(next.schemas.end(), some->schemas.begin(), some->schemas.end());
-        if (next.schemas.size() > kMaxOptions) return std::nullopt;
+        next.insert(next.end(), some->begin(), some->end());
+        if (next.size() > kMaxOptions) return std::nullopt;
       }
       *out = std::move(next);
     }
   }
+  // Of one oneOf alone all are apart.
+  const bool one_of = std::ranges::all_of(*out, [](const Option& one) { return one.of.size() == 1; }) && [&] {
+    for (std::size_t i = 1; i < out->size(); ++i) {
+      for (std::size_t j = 0; j < i; ++j) {
+        if (!is_apart((*out)[i], (*out)[j])) return false;
+      }
+    }
+    return true;
+  }();
+  if (!settled && !one_of) return std::nullopt;
   const bool requires_only =
       schema.contains("oneOf") && std::ranges::all_of(schema["oneOf"], [](const Json& one) {
         return one.is_object() && std::ranges::all_of(one.items(), [](const auto& item) {
           return item.key() == "required" || is_annotation(item.key());
         });
       });
-  if (out->exclusive && requires_only) {
-    auto schemas = out->schemas;
-    if (exclude(schemas)) *out = {std::move(schemas), false};
+  if (!settled && requires_only) {
+    auto without = *out;
+    settled = exclude(without);
+    if (settled) *out = std::move(without);
   }
-  if (!out->exclusive) std::erase_if(out->schemas, [](Json& one) { return one.is_object() && !take_not(one); });
-  return out;
+  Whole made{{}, !settled};
+  for (auto& one : *out) {
+    if (!settled || !one.schema.is_object() || take_not(one.schema)) made.schemas.push_back(std::move(one.schema));
+  }
+  return made;
 }
 
 }  // namespace
