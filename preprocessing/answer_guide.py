@@ -111,7 +111,14 @@ class AnswerGuides:
         made = tag(self._tags.after_reasoning(format, state), field)
         if re.search("[\ud800-\udfff]", made):
             raise PromptError(field, "text that is not valid Unicode", "send whole characters, no lone surrogates")
+        if strict:
+            self._check_size("the grammar of functions that are strict", len(made.encode()))
         return Guide("structural_tag", made)
+
+    def _check_size(self, what: str, size: int) -> None:
+        if size > self._max_bytes:
+            problem = f"{what} has {size} bytes, and guide_max_bytes is {self._max_bytes}"
+            raise PromptError("tools", problem, "send fewer or smaller ones")
 
     def _is_beyond(self, given: Guide) -> bool:
         """Whether the engine refuses a guide for its size or depth."""
@@ -212,13 +219,11 @@ class AnswerGuides:
             except NoTagError as error:
                 raise PromptError("tools", f"function {show(name)} cannot be called: {error}", "rename it") from None
             schema = _strict_parameters(name, function) if function.get("strict") else None
-            if schema is not None:
-                size += len(json.dumps(schema, ensure_ascii=False, separators=(",", ":")))  # as the tag has it
+            if schema is not None and self._formats.calls.syntax in ("xml", "gemma"):  # it is read
+                text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+                size += len(text.encode(errors="surrogatepass"))
             made.append(Function(name, schema))
-        if size > self._max_bytes:
-            problem = f"the JSON schemas of strict functions have {size} characters, and guide_max_bytes is "
-            problem += str(self._max_bytes)
-            raise PromptError("tools", problem, "send fewer or smaller ones")
+        self._check_size("what is sent as schemas of strict functions", size)
         return made
 
     def _reasoning_state(self, prompt: str) -> ReasoningState:

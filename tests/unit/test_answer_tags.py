@@ -334,10 +334,16 @@ def test_what_the_engine_refuses_for_its_size_or_depth_is_not_read() -> None:
     guides = answer_guide.AnswerGuides(formats, {}, 1000)
     schema = {"type": "object", "properties": {"a" * 1000: {}}}
     text = refusal(guides.make, "", [strict(schema)], auto, True, answer_guide.Guide())
-    assert text.startswith("tools: the JSON schemas of strict functions have 10") and "guide_max_bytes is 1000" in text
-    many = {"type": "object", "properties": {f"p{number}": {"type": "integer"} for number in range(36)}}
-    assert len(json.dumps(many)) > 1000 > len(json.dumps(many, separators=(",", ":")))
-    assert guides.make("", [strict(many)], auto, True, answer_guide.Guide()).text
+    assert re.match(r"tools: what is sent as schemas of strict functions has 10.. bytes, and guide_max_bytes", text)
+    schema["properties"] = {f"p{number}": {"type": "integer"} for number in range(40)}
+    for parser in ("hermes", "mistral_named", "qwen3_coder", "gemma4"):
+        formats = parsing_options.AnswerFormats("", {"CHARONIA_TOOL_CALL_PARSER": parser})
+        arguments = ("", [strict(schema)], auto, True, answer_guide.Guide())
+        made = answer_guide.AnswerGuides(formats, {}, 1 << 20).make(*arguments)
+        size = len(made.text.encode())
+        assert answer_guide.AnswerGuides(formats, {}, size).make(*arguments) == made
+        text = refusal(answer_guide.AnswerGuides(formats, {}, size - 1).make, *arguments)
+        assert f"tools: the grammar of functions that are strict has {size} bytes" in text
 
 
 def test_a_large_schema_that_many_parameters_refer_to_is_looked_at_once() -> None:
