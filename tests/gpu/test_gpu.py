@@ -1,4 +1,5 @@
-"""What only a GPU shows: shapes for which its kernels are made, results that do not depend on the batch, its memory.
+"""What only a GPU shows: shapes for which its kernels are made, results that do not depend on the batch, guides,
+memory.
 
 They run with CHARONIA_DEVICE=cuda, on a GPU or, in a build with the kernels as plain C++ (`scripts/gpu_check.sh
 --emulated`), on the emulated device: with fewer and shorter requests there, as it is slow.
@@ -6,9 +7,12 @@ They run with CHARONIA_DEVICE=cuda, on a GPU or, in a build with the kernels as 
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "parity"))
 from parity_models import Variant, greedy, logprobs_of, prompts_of, write_model  # noqa: E402
 from transformers import LlamaConfig  # noqa: E402
 
-from charonia import CharoniaError, Engine, Output, SamplingParams  # noqa: E402
+from charonia import CharoniaError, Engine, Guide, Output, SamplingParams  # noqa: E402
 
 DEVICE = os.environ.get("CHARONIA_DEVICE", "")
 pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="CHARONIA_DEVICE is not cuda (scripts/gpu_check.sh parity)")
@@ -138,6 +142,26 @@ def test_steps_that_are_replayed_give_what_steps_that_are_issued_give(model: Pat
         with Engine.from_pretrained(model, cuda_graphs=graphs, reproducible=True) as engine:
             given[graphs] = [answer(output) for output in engine.generate(prompts, sampling())]
     assert given[True] == given[False]
+
+
+def test_guided_answers_are_what_was_asked_for_and_others_beside_them_stay_as_they_are(model: Path) -> None:
+    schema = {"type": "object", "properties": {"k": {"enum": [1, 20]}, "l": {"type": "boolean"}}, "required": ["k"]}
+    guides = [Guide.regex("(ab|c){3,5}z"), Guide.choice(["yes", "né"]), Guide.json_schema(schema)]
+    prompts = prompts_of(10, LENGTHS)
+    seeds = 1 if EMULATED else 8
+    guided = [SamplingParams(max_tokens=40, temperature=1, seed=seed, n=2) for seed in range(seeds)]
+    with Engine.from_pretrained(model, reproducible=True, token_budget=192) as engine, ThreadPoolExecutor(4) as pool:
+        alone = [answer(output) for output in engine.generate(prompts, sampling())]
+        found = [pool.submit(engine.generate, [prompts[0]] * seeds, guided, guide=guide) for guide in guides]
+        assert [answer(output) for output in engine.generate(prompts, sampling())] == alone
+        texts = [[(output.finish_reason, output.text) for output in one.result()] for one in found]
+        engine.check_integrity()
+    assert all(reason == "stop" for outputs in texts for reason, _ in outputs)
+    matched, chosen, written = ([text for _, text in outputs] for outputs in texts)
+    assert len(matched) == 2 * seeds and all(re.fullmatch("(ab|c){3,5}z", text) for text in matched), matched
+    assert set(chosen) <= {"yes", "né"}
+    for value in map(json.loads, written):
+        assert value["k"] in (1, 20) and set(value) <= {"k", "l"} and isinstance(value.get("l", True), bool), value
 
 
 def test_a_cache_that_does_not_fit_is_refused_with_the_numbers_and_the_setting(model: Path) -> None:
