@@ -145,9 +145,9 @@ class _Finder:
             self.why_missing = f" ({'sym' if self._config.method == 'gptq' else 'symmetric'} is false there)"
         order = f"{module}.{scheme.order}" if scheme.order else ""
         orders = [name for kind in _ORDERS if (name := f"{module}.{kind}") in self._tensors]
-        if scheme.order_expected and named((scheme.order,)) in self.missing:
-            said = "desc_act is true" if self._config.method == "gptq" else "actorder is group"
-            self.why_missing = f" ({said} there)"
+        # compressed-tensors leaves its order away where the columns lie in order, whatever actorder is.
+        if scheme.order_expected and self._config.method == "gptq" and named((scheme.order,)) in self.missing:
+            self.why_missing = " (desc_act is true there)"
         input_scale = named(scheme.input_scale) if scheme.input_scale else ""
         self.known |= {codes, *(f"{module}.{name}" for name in _BESIDE)}
         self.known |= {scales, zeros, order, input_scale}
@@ -243,6 +243,8 @@ class _Finder:
         groups, size = self._read(order), how.group_size or cols
         if np.array_equal(groups, np.arange(cols) // size):
             return False
+        if order.endswith(".weight_g_idx") and (groups == -1).any():
+            return False  # compressed-tensors' mark of an order that was never set
         if how.layout not in _ORDERED_LAYOUTS or order.rpartition(".")[2] != scheme.order:
             raise UnsupportedError(
                 f"{self._folder}: tensor {order} orders the columns, which is supported as weight_g_idx of "
