@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,9 +27,15 @@ namespace {
 using State = GuideGrammar::State;
 using Texts = std::vector<std::string>;
 
+constexpr std::chrono::minutes kHang{2};
+
 template <class Until>
 void wait(const Until& until) {
-  while (!until()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const auto deadline = std::chrono::steady_clock::now() + kHang;
+  while (!until()) {
+    if (std::chrono::steady_clock::now() >= deadline) throw std::runtime_error("what is waited for does not happen");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 class Compiled : public grammar::CompiledGuide {
@@ -175,6 +182,8 @@ TEST_F(GuideThreadTest, OnlyTheTimeOfItsOwnCompilationCounts) {
   open("blocked 2");
   wait([&] { return waiting->done(); });
   EXPECT_NE(waiting->compiled(), nullptr);
+  open("blocked 1");  // or what takes long would wait behind it
+  wait([&] { return blocked.front()->done(); });
   const auto late = find("long");
   wait([&] { return late->state() == State::compiling; });
   EXPECT_EQ(thread_.overdue(late, 1e-9), 0);

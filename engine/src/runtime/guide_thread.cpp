@@ -6,6 +6,7 @@
 #include <chrono>
 #include <exception>
 #include <new>
+#include <system_error>
 #include <utility>
 
 #include "base/text.h"
@@ -68,7 +69,13 @@ GuideThread::Handle GuideThread::find(const Guide& guide, bool after_space, cons
       running_[std::move(key)] = out;
       ask(out, owner);
       const auto missing = std::ranges::find_if(threads_, [](const auto& thread) { return !thread.joinable(); });
-      if (missing != threads_.end() && !stop_) *missing = std::thread([this] { run(); });
+      if (missing != threads_.end() && !stop_) {
+        try {
+          *missing = std::thread([this] { run(); });
+        } catch (const std::system_error&) {  // one alone does the work of both, only later
+          if (missing == threads_.begin()) throw;
+        }
+      }
     }
   }
   if (!hit) wake_.notify_one();
