@@ -21,6 +21,7 @@ from charonia_client import (
 )
 from charonia_client.subscription import SubscribedStream, unpack
 from charonia_client.tensors import encode
+from free_ports import free_ports
 from triton_double import Double, chunk, error, input_text, parsed, part, process_that_dies_of_requests
 from tritonclient.grpc import service_pb2 as pb
 
@@ -75,8 +76,8 @@ async def test_what_a_subscription_does_not_carry_has_calls_of_its_own() -> None
         double.behaviour = letters
         await read(client, "a")
         assert ways == ["call"] * 3 + ["subscription"]
-    traced = Client(double.target, subscribe=True, metadata=lambda: [("traceparent", "00-1-1-01")])
-    async with Double(port=int(double.target.rpartition(":")[2])) as double, traced as client:
+    metadata = [("traceparent", "00-1-1-01")]
+    async with Double() as double, Client(double.target, subscribe=True, metadata=lambda: metadata) as client:
         assert joined(await read(client, "a")) == double.target
         assert double.opened == 0
 
@@ -302,16 +303,14 @@ async def test_a_server_that_dies_loses_all_answers_as_calls_are_lost() -> None:
 
 
 async def test_a_server_that_cannot_be_reached_is_unavailable() -> None:
-    async with Double() as double:
-        pass
-    async with Client(double.target, subscribe=True) as client:
+    async with Client(f"127.0.0.1:{free_ports(1)[0]}", subscribe=True) as client:
         with pytest.raises(Unavailable):
             await read(client, "a")
 
 
 async def test_a_server_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("charonia_client.client._PROBE_INTERVAL_S", 0.05)
-    monkeypatch.setattr("charonia_client.client._PROBE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("charonia_client.client._PROBE_TIMEOUT_S", 2.0)  # a server that is well is looked at, too
     async with Double() as double, Client(double.target, subscribe=True) as client:
         assert joined(await read(client, "a")) == double.target
         left = client._subscription
