@@ -1,8 +1,11 @@
 // The CPU's kernels below its operations, per instruction set: exponentials, maxima, conversions of element types.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
+#include <iterator>
 #include <limits>
+#include <string_view>
 
 #include "attention_world.h"
 #include "charonia/error.h"
@@ -191,6 +194,15 @@ TEST_P(CpuKernelsTest, blocks_that_no_query_sees_are_not_read) {
 TEST(InstructionSetTest, the_best_is_taken_and_an_unknown_one_is_refused_by_name) {
   EXPECT_EQ(cpu::instruction_set("").name, cpu::instruction_sets().back().name);
   EXPECT_EQ(cpu::instruction_set("portable").name, "portable");
+#if defined(__x86_64__)
+  const auto place = [sets = cpu::instruction_sets()](std::string_view name) {
+    return std::ranges::find(sets, name, &cpu::InstructionSet::name) - sets.begin();
+  };
+  const auto all = std::ssize(cpu::instruction_sets());
+  if (place("avx512") != all && place("avx512_bf16") != all) {
+    EXPECT_EQ(place("avx512_bf16") > place("avx512"), !__builtin_cpu_is("intel"));
+  }
+#endif
   try {
     cpu::instruction_set("avx1024");
     FAIL();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <utility>
 
 #include "base/text.h"
 #include "charonia/error.h"
@@ -34,6 +35,7 @@ struct Candidate {
   const Kernels& (*kernels)() = nullptr;  // null: not in this build
 };
 
+// The least first.
 std::vector<Candidate> candidates() {
   std::vector<Candidate> out = {{kNames[0], true, portable::kernels}};
 #if defined(__x86_64__)
@@ -61,6 +63,11 @@ std::vector<Candidate> candidates() {
 #ifdef CHARONIA_WITH_amx
   out[4].kernels = amx::kernels;
   out[4].runs = out[4].runs && amx_mismatch().empty();
+#endif
+#if defined(__x86_64__)
+  // Intel's processors have no more multiply-adds a cycle by bf16 dot products than by fp32's, which need no conversions:
+  // on an Emerald Rapids, prefill is 1.7 times as fast with the latter. AMD's have twice as many.
+  if (__builtin_cpu_is("intel")) std::swap(out[2], out[3]);
 #endif
   return out;
 }

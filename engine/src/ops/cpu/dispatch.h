@@ -14,7 +14,7 @@ struct InstructionSet {
   const Kernels* kernels = nullptr;
 };
 
-// Those that this build has and this processor can run, the least first. AMX is among them if a small GEMM through
+// Those that this build has and this processor can run, the slowest on this one first. AMX is among them if a small GEMM through
 // it comes out right.
 std::vector<InstructionSet> instruction_sets();
 
