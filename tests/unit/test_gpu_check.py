@@ -168,6 +168,7 @@ def test_when_it_is_stopped_what_was_found_is_kept_and_nothing_runs_on(how: sign
         stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHON": sys.executable},
     )  # fmt: skip
     wait_until(begun.is_file)
+    wait_until(lambda: results.is_file() and "ops" in Results(results).records)  # of the first program
     check.send_signal(how)
     told, _ = check.communicate(timeout=120)
     wait_until(lambda: not Path(f"/proc/{begun.read_text().strip()}").exists())
