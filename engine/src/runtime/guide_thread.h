@@ -51,8 +51,8 @@ class GuideGrammar {
   std::string key_;
   // Under the mutex of GuideThread:
   std::vector<std::string> owners_;  // of the requests that have asked for it
-  bool slow_ = false;   // in the slow lane
-  bool waits_ = false;  // for its turn there or in the quick one
+  bool slow_ = false;                // in the slow lane
+  bool waits_ = false;               // for its turn there or in the quick one
 
   mutable std::mutex mutex_;
   State state_ = State::queued;                  // under mutex_; the rest is written once before it is done
