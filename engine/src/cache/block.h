@@ -1,4 +1,4 @@
-// One KV block as the parts of the cache see it. Each part owns the fields that are named after it.
+// One KV block as the parts of the cache see it. The comment above a group of fields names the file that owns them.
 #pragma once
 
 #include <cstdint>

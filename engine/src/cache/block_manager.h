@@ -77,8 +77,9 @@ class BlockManager {
 
   // Indexes a full Active block of the caller as a child of `parent`. `tokens` are the block's block_len tokens.
   // Returns the node that is the parent of the caller's next block. If an equal node is there already, that one is
-  // returned: the caller may retain its block and release its own, which stays outside the index. If the parent was
-  // evicted meanwhile (only when the caller does not use its block), nothing is indexed and the parent is returned.
+  // returned: the caller may retain that node's block and release the one it brought, which stays outside the index. If
+  // the parent has left the index meanwhile (forgotten, or it or one before it was evicted), nothing is indexed and the
+  // parent is returned.
   PrefixNode insert(const PrefixNode& parent, BlockId block, std::span<const TokenId> tokens, std::uint64_t salt = 0);
 
   // Lowers use counts. At zero an indexed block becomes Cached, any other Free. Goes from the last block to the first,

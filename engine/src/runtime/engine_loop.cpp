@@ -229,8 +229,8 @@ void Engine::Impl::measure(const Step& step) {
   std::int64_t positions = 0;
   std::int32_t prompt_tokens = 0;  // with what is computed again; without tokens that were forced
   for (const auto& part : step.plan.seqs) {
-    if (part.samples && part.num_tokens == 1) {
-      ++work.decodes;
+    if (part.num_tokens == 1 && (part.samples || part.forced)) {
+      ++work.decodes;  // as plan() counts them
     } else {
       work.prefill_tokens += part.num_tokens;
       positions += std::int64_t{part.num_tokens} * part.first_position;

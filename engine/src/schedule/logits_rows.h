@@ -2,9 +2,10 @@
 // bounded by max_logits_rows.
 //
 // A sequence needs a row of logits when it samples, and for each row of its prompt with all_rows. Each decode has one:
-// the bound is at least max_batch_size, so those always fit. The other sequences share what is left, in the order of
-// the plan. One that finds no row left computes all its tokens but the last, and samples in a later step. With all_rows
-// one takes at most what leaves a quarter of all rows, so that a long prompt does not keep others from being admitted.
+// the bound is at least max_batch_size, so those always fit. (The engine sets it to max_batch_size, so it is felt only
+// with all_rows.) The other sequences share what is left, in the order of the plan. One that finds no row left computes
+// all its tokens but the last, and samples in a later step. With all_rows one takes at most what leaves a quarter of all
+// rows, so that a long prompt does not keep others from being admitted.
 #pragma once
 
 #include <algorithm>

@@ -3,14 +3,14 @@
 // Every sequence has num_computed tokens, which catch up with its number of tokens. Prefill, decode, prefix hit and
 // recomputation are the same thing seen at different gaps. A step first takes the sequences whose gap is one (decodes),
 // then chunks of the others, under the token budget. When blocks run out, the youngest sequence of lowest priority is
-// preempted: it gives its blocks back, keeps its tokens, and waits at the front of its priority to be recomputed.
+// preempted: it gives its blocks back, keeps its tokens, and waits at its arrival's place to be recomputed.
 //
 // The rules ("before" means: higher priority, then earlier arrival):
 //   Decodes    All of them, in every step; prefill gets what they leave of the budget. There are never more decodes
 //              than the budget: a sequence becomes one only in a step in which all other decodes had their place.
 //   Time       (step_time.h) Prefill beside decodes may be bounded further, by the time that the step will take.
 //   Forced     Of a sequence with tokens that are known before they are computed (append()) one is computed in every
-//              step, like a decode. The others have their turn with prefill, in the order of "before".
+//              step, like a decode. Its other tokens have their turn with prefill, in the order of "before".
 //   Prefill    In the order of "before", running and waiting sequences alike. A waiting sequence that does not fit is
 //              not overtaken by another waiting one.
 //   Admission  (admission.cpp) A waiting sequence gets the blocks of all its tokens when it is admitted, and one block
@@ -63,7 +63,8 @@ struct SeqOptions {
   bool all_rows = false;
   // A sequence with the same prompt and salt that was added before and is still there, or 0. This one waits until the
   // parent's prompt is computed, shares its blocks (of the one with the prompt's last token it has a copy, where that
-  // holds other tokens of the prompt too), and computes that last token only. It is a sequence like any other when the parent is removed or preempted before, and with all_rows.
+  // holds other tokens of the prompt too), and computes that last token only. It is a sequence like any other when the
+  // parent is removed or preempted before, and with all_rows.
   SeqId parent = 0;
 };
 
@@ -105,9 +106,9 @@ class Scheduler {
   void add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_total_tokens, const SeqOptions& options = {});
 
   // Plans the next step: allocates blocks, matches prefixes, preempts. Empty only when there is no sequence, or when
-  // all of them wait for placeholders to be resolved, are held or are impossible. A plan that never advances (the step failed) is
-  // forgotten by the next one, with its block copies. Throws Error(internal) when a sequence that has all its
-  // max_total_tokens was not removed.
+  // all of them wait for placeholders to be resolved, are held or are impossible. A plan that never advances (the step
+  // failed) is forgotten by the next one, with its block copies. Throws Error(internal) when a sequence that has all
+  // its max_total_tokens was not removed.
   StepPlan plan();
 
   // The planned tokens count as computed, full blocks are inserted into the prefix index, and the sequences with
@@ -121,8 +122,8 @@ class Scheduler {
   // step may have been planned with it then. Throws Error(internal), changing nothing, when `sampled` does not fit.
   void resolve(const StepPlan& plan, std::span<const TokenId> sampled);
 
-  // One more token of a sequence whose tokens are all known, between resolve() and the next plan(): it was not sampled, and
-  // is computed like one that was. Throws Error(internal) where the sequence has all its max_total_tokens.
+  // One more token of a sequence whose tokens are all known, between resolve() and the next plan(): it was not sampled,
+  // and is computed like one that was. Throws Error(internal) where the sequence has all its max_total_tokens.
   void append(SeqId id, TokenId token);
 
   // A sequence whose tokens are all known is not planned from hold() until resume(). It gives its blocks back, keeps its

@@ -1,4 +1,4 @@
-// One sequence as the parts of the scheduler see it. Each part owns the fields that are named after it.
+// One sequence as the parts of the scheduler see it. The comment above a group of fields names the file that owns them.
 #pragma once
 
 #include <cstdint>
