@@ -13,13 +13,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from charonia.errors import CharoniaError
-from charonia.parent_death import die_with
+from charonia.quantize import programs
 from charonia.quantize.driver import FAILED, SAID
 from charonia.settings import read_settings
 
@@ -156,8 +156,9 @@ def _install(folder: Path, cuda: bool, say: Callable[[str], None]) -> None:
 
 
 def _run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, stdout=_STDERR, env=_variables(), preexec_fn=die_with(os.getpid()), check=False)
-    if done.returncode != 0:
+    with programs.started(command, _variables(), stdout=_STDERR) as installer:
+        pass
+    if installer.returncode != 0:
         raise QuantizeError(
             f"llm-compressor could not be installed into {folder} (see above): it needs PyPI, or an index that pip is "
             f"configured for. Run the command again to go on, or set {PYTHON_VARIABLE} to a Python that has the "
@@ -212,33 +213,24 @@ def _follow(
 ) -> tuple[int, str]:
     """Exit code, and the error that driver.py has said. A line ends also where a progress bar begins anew."""
     error, done, rest = "", "", b""
-    try:
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=variables,
-            preexec_fn=die_with(os.getpid()),
-        )
-    except OSError as problem:
-        raise QuantizeError(f"{command[0]} cannot be run: {problem.strerror}") from problem
-    with process as child:
-        assert child.stdout is not None
+    with ExitStack() as stack:
+        program = programs.started(command, variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
-            while piece := os.read(child.stdout.fileno(), 1 << 16):
-                log.write(piece)
-                *lines, rest = re.split(rb"[\r\n]", rest + piece)
-                for line in (line.decode(errors="replace") for line in lines):
-                    if line.startswith(SAID):
-                        say(line.removeprefix(SAID))
-                    elif line.startswith(FAILED):
-                        error = line.removeprefix(FAILED)
-                    elif (step := _STEP.match(line)) and step[0] != done:
-                        done = step[0]
-                        say(f"{step[3].lower()} part {step[1]} of {step[2]}")
-        except BaseException:
-            child.kill()
-            raise
+            child = stack.enter_context(program)
+        except OSError as problem:
+            raise QuantizeError(f"{command[0]} cannot be run: {problem.strerror}") from problem
+        assert child.stdout is not None
+        while piece := os.read(child.stdout.fileno(), 1 << 16):
+            log.write(piece)
+            *lines, rest = re.split(rb"[\r\n]", rest + piece)
+            for line in (line.decode(errors="replace") for line in lines):
+                if line.startswith(SAID):
+                    say(line.removeprefix(SAID))
+                elif line.startswith(FAILED):
+                    error = line.removeprefix(FAILED)
+                elif (step := _STEP.match(line)) and step[0] != done:
+                    done = step[0]
+                    say(f"{step[3].lower()} part {step[1]} of {step[2]}")
     return child.returncode, error
 
 

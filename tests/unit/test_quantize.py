@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,7 +39,7 @@ HANG_S = 120
 DRIVER = Path(environment.__file__).with_name("driver.py")
 # In place of the environment's Python: called as `python driver.py JOB`, it copies the model and says what it got.
 STAND_IN = """#!{python}
-import json, os, pathlib, shutil, sys, time
+import json, os, pathlib, shutil, subprocess, sys, tempfile, time
 job = json.loads(pathlib.Path(sys.argv[2]).read_text())
 print("noise of a package", file=sys.stderr)
 print("charonia: stand-in has the job\\n(1/3): Calibrating:  50%|#  |", file=sys.stderr, end="")
@@ -55,7 +56,9 @@ if "{mode}" == "killed":
 out = pathlib.Path(job["output"])
 out.mkdir()
 if "{mode}" == "waits":
-    pathlib.Path("{seen}").write_text(str(os.getpid()))
+    tempfile.mkdtemp()
+    own = subprocess.Popen(["sleep", "3600"])
+    pathlib.Path("{seen}").write_text(json.dumps([os.getpid(), own.pid]))
     time.sleep(3600)
 for name in ("config.json", "model.safetensors"):
     shutil.copyfile(pathlib.Path(job["model"]) / name, out / name)
@@ -78,6 +81,8 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "works
     program.chmod(0o755)
     monkeypatch.setenv(environment.PYTHON_VARIABLE, str(program))
     monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "run"))
+    (tmp_path / "temporary").mkdir(exist_ok=True)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     return seen
 
 
@@ -150,12 +155,17 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_is_ended_leaves_no_driver_and_nothing_for_long(
     number: signal.Signals, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After SIGKILL the folder that was begun stays until the next run for the same destination; one that another run
-    works in stays as long as that."""
+    works in stays as long as that. What the driver has started is ended with it, unless by SIGKILL."""
     seen = stand_in(tmp_path, monkeypatch, "waits")
     out = tmp_path / "out"
     pids = []
@@ -168,7 +178,9 @@ def test_a_run_that_is_ended_leaves_no_driver_and_nothing_for_long(
             )
             runs.callback(run.kill)
             wait_for(lambda: seen.exists() and seen.read_text())
-            pids.append(int(seen.read_text()))
+            pid, started = json.loads(seen.read_text())
+            pids.append(pid)
+            runs.callback(kill, started)
             seen.unlink()
         os.kill(run.pid, number)
         run.wait(HANG_S)
@@ -177,6 +189,8 @@ def test_a_run_that_is_ended_leaves_no_driver_and_nothing_for_long(
         if number != signal.SIGKILL:
             assert run.returncode == 130 and "interrupted: nothing was written" in run.communicate()[1]
             assert left == [] and list((tmp_path / "run").iterdir()) == []
+            wait_for(lambda: is_gone(started))
+            assert list((tmp_path / "temporary").iterdir()) == []
             return
         assert len(left) == 2 and all(folder.name.startswith(".q.") for folder in left)
         stand_in(tmp_path, monkeypatch)
@@ -186,6 +200,29 @@ def test_a_run_that_is_ended_leaves_no_driver_and_nothing_for_long(
             f"removing {folder}, which a run that was killed has left" for folder in left if not folder.exists()
         ]
         assert sum(folder.exists() for folder in left) == 1 and not is_gone(pids[0])
+
+
+def test_what_installs_the_environment_is_ended_with_all_that_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "seen"
+    installer = (
+        "import os, pathlib, signal, subprocess, tempfile, time\n"
+        "own = subprocess.Popen(['sleep', '3600'])\n"
+        f"pathlib.Path({str(seen)!r}).write_text(str(own.pid))\n"
+        "tempfile.mkdtemp()\n"
+        "os.kill(os.getppid(), signal.SIGTERM)\n"
+        "time.sleep(3600)\n"
+    )
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    with contextlib.ExitStack() as end:
+        with pytest.raises(KeyboardInterrupt), environment.signals_as_interrupts():
+            environment._run([sys.executable, "-c", installer], tmp_path)
+        started = int(seen.read_text())
+        end.callback(kill, started)
+        wait_for(lambda: is_gone(started))
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_a_signal_that_is_ignored_stays_so(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
