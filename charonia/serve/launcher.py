@@ -124,7 +124,7 @@ class _Stack:
             checks.check_ports(access.ports(settings))
             if settings.gateway and not self._check_gateway():
                 return
-            served = prepare_all(settings, root, self._inference, self._say)
+            served = prepare_all(settings, root, self._inference, self._say, held)
             try:
                 if not self._start(own, served):
                     return

@@ -7,9 +7,9 @@ import fcntl
 import glob
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
@@ -32,11 +32,18 @@ def demo_model() -> Path | None:
 
 
 def prepare(
-    model: str | None, run_dir: Path, inference: Mapping[str, str], say: Callable[[str], None] = lambda _: None
+    model: str | None,
+    run_dir: Path,
+    inference: Mapping[str, str],
+    say: Callable[[str], None] = lambda _: None,
+    held: ExitStack | None = None,
 ) -> Path:
     """The workspace of `model` (folder, workspace or hub id; None: the demo model), linked in run_dir where there is
-    none yet, for the ranks of `inference`. `say` is told which commit of a hub id was taken. Raises CharoniaError for
-    what is not there or not supported."""
+    none yet, for the ranks of `inference`. `say` is told which commit of a hub id was taken. held: until it is closed,
+    the workspace counts as served. Raises CharoniaError for what is not there or not supported."""
+    if held is None:
+        with ExitStack() as for_now:
+            return prepare(model, run_dir, inference, say, for_now)
     named = model or demo_model()
     if named is None:
         raise ServeError(
@@ -60,12 +67,14 @@ def prepare(
                 f"{ranks_of(inference)}: run {mend}"
             )
         drop_outdated(location)
+        workspace.hold(location.path, held)
         return location.path
-    return _linked(location.path, run_dir / "workspaces", ranks_of(inference), say)
+    return _linked(location.path, run_dir / "workspaces", ranks_of(inference), say, held)
 
 
-def _linked(model: Path, folder: Path, ranks: int, say: Callable[[str], None]) -> Path:
-    """A linked workspace, made anew when the model or this package has changed."""
+def _linked(model: Path, folder: Path, ranks: int, say: Callable[[str], None], held: ExitStack) -> Path:
+    """A linked workspace, made anew when the model or this package has changed. The one before stays while a server has
+    it: that reads it again when its Triton is restarted."""
     from charonia.weights.convert import link_workspace
 
     name = model.parent.name if model.name == "model" else model.name
@@ -73,15 +82,15 @@ def _linked(model: Path, folder: Path, ranks: int, say: Callable[[str], None]) -
     # Folders of the same name in other places have workspaces of their own, which may be served now.
     place = f"{name}{tp}-{hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:8]}"
     destination = folder / f"{place}-{_fingerprint(model)}"
-    manifest = destination / workspace.WEIGHTS / "manifest.json"
-    if manifest.is_file():
+    if workspace.hold(destination, held):
         return destination
     with _alone(folder / f".{place}.lock", say):
-        if manifest.is_file():
+        if workspace.hold(destination, held):
             return destination
         for outdated in folder.glob(f"{glob.escape(place)}-" + "[0-9a-f]" * 16):
-            shutil.rmtree(outdated, ignore_errors=True)
+            workspace.remove_unheld(outdated)
         link_workspace(model, destination, force=True, settings={"tensor_para_size": str(ranks)})
+        workspace.hold(destination, held)
     return destination
 
 

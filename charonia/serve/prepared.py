@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from charonia import _engine
@@ -14,13 +15,18 @@ from charonia.weights.workspace import WEIGHTS
 
 
 def prepare_all(
-    settings: ServeSettings, run_dir: Path, inference: Mapping[str, str], say: Callable[[str], None]
+    settings: ServeSettings,
+    run_dir: Path,
+    inference: Mapping[str, str],
+    say: Callable[[str], None],
+    held: ExitStack,
 ) -> list[Served]:
-    """The models to serve, in the order of the settings, with their workspaces. Of several each has its share of the
-    memory. Raises CharoniaError for what is not there or not supported, and for models that do not fit."""
+    """The models to serve, in the order of the settings, with their workspaces, which count as served until `held` is
+    closed. Of several each has its share of the memory. Raises CharoniaError for what is not there or not supported,
+    and for models that do not fit."""
     found = []
     for name, model in asked_for(settings):
-        workspace = prepare(model, run_dir, inference, say)
+        workspace = prepare(model, run_dir, inference, say, held)
         found.append((name or model_name(workspace), workspace))
     given = shares.parse_shares(settings.model_shares, len(found))
     served = with_labels(found)

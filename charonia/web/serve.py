@@ -34,11 +34,11 @@ def serve_engine(settings: ServeSettings, inference: Mapping[str, str], *, open_
     _begin(settings)
     _check_files(_gateway_settings(settings, more_models=""))  # before a model is loaded
     began = time.monotonic()
-    served = prepare_all(settings, settings.run_dir.expanduser().absolute(), chosen, _say)
-    given = _gateway_settings(settings, model_name=served[0].name, more_models=option_values(served))
-    if len(served) > 1:  # each has its own
-        chosen = {key: value for key, value in chosen.items() if key not in shares.KEYS}
     with ExitStack() as loaded:
+        served = prepare_all(settings, settings.run_dir.expanduser().absolute(), chosen, _say, loaded)
+        given = _gateway_settings(settings, model_name=served[0].name, more_models=option_values(served))
+        if len(served) > 1:  # each has its own
+            chosen = {key: value for key, value in chosen.items() if key not in shares.KEYS}
         servers: dict[str, EngineServer] = {}
         for one in served:
             server = _load(one, chosen, settings)

@@ -480,6 +480,12 @@ def _make(
     progress = Progress(show_progress)
     if note := cache_note(source.spec, {**_engine.settings_from_environment(), **settings}):
         progress.warn(note)
+    if force and workspace.is_held(destination.expanduser()):
+        file = destination.expanduser() / workspace.LOCKED
+        progress.warn(
+            f"{destination} is served now (`fuser -v {file}` says by whom): that server goes on with what it has "
+            "loaded, and takes the new one when it is started again"
+        )
     with workspace.atomic_folder(destination, force) as root:
         write_weights(
             source,

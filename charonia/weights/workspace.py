@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ WEIGHTS = Path("triton_models", "weights")
 TOKENIZER = Path("triton_models", "tokenizer")
 TOKEN_TABLE = "token_table.safetensors"
 TOKEN_SPLIT = "token_split.safetensors"
+# A file that stays as it was made: those who serve the workspace hold a lock on it.
+LOCKED = Path("triton_models", "ensemble", "config.pbtxt")
 
 
 @dataclass
@@ -114,6 +118,43 @@ def existing(model: str | os.PathLike[str]) -> Path | None:
         return path if path.exists() else None
     except (OSError, RuntimeError):  # longer than a file's name may be; the home folder of nobody
         return None
+
+
+def hold(root: Path, until: ExitStack) -> bool:
+    """Says that a workspace is served, until `until` is closed or this process dies. False where it is gone, or is
+    being removed."""
+    try:
+        file = until.enter_context((root / LOCKED).open("rb"))
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (FileNotFoundError, BlockingIOError):
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return (root / WEIGHTS / "manifest.json").is_file()
+
+
+def is_held(root: Path) -> bool:
+    """Whether somebody serves it; false where that cannot be known."""
+    with ExitStack() as end:
+        return not _only_here(root, end)
+
+
+def remove_unheld(root: Path) -> None:
+    """Removes a workspace that nobody serves."""
+    with ExitStack() as end:
+        if _only_here(root, end):
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _only_here(root: Path, until: ExitStack) -> bool:
+    """Keeps others from hold() until `until` is closed; false where somebody has it."""
+    with contextlib.suppress(OSError):  # of what is no whole workspace, and of a file system without locks
+        file = until.enter_context((root / LOCKED).open("r+b"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def write_config_ini(file: Path, settings: Mapping[str, str]) -> None:

@@ -31,6 +31,7 @@ from charonia.bench.random_model import Shape, write_random_model
 from charonia.serve import shared_memory
 from charonia.serve.triton import Distribution, has_gpu
 from charonia.weights.convert import link_workspace
+from charonia.weights.workspace import is_held
 
 
 @pytest.fixture(scope="module")
@@ -192,8 +193,11 @@ def test_the_start_is_announced_and_an_interrupt_ends_everything(make_stack: Cal
     assert len(processes) >= 5  # the launcher, Triton, a process of each Python model, the gateway
     assert importlib.util.find_spec("torch"), "it is installed, and nobody loads what takes seconds and is of no use"
     assert not [pid for pid in processes if "libtorch" in Path(f"/proc/{pid}/maps").read_text()]
+    (served,) = (stack.run_dir / "workspaces").glob("[!.]*")
+    assert is_held(served)
     stack.signal(signal.SIGINT)
     assert stack.wait() == 0
+    assert not is_held(served)
     nothing_is_left(stack)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -512,6 +513,41 @@ def test_folders_of_the_same_name_are_served_beside_each_other(model: Path, tmp_
     assert prepare(str(places[0]), tmp_path, {}) == one
     again = prepare(str(places[1]), tmp_path, {})
     assert again != two and again.is_dir() and one.is_dir() and not two.exists()
+
+
+def test_a_workspace_that_is_served_stays_when_its_model_has_changed(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = shutil.copytree(model, tmp_path / "m")
+    said: list[str] = []
+
+    def change_and_prepare(held: contextlib.ExitStack | None = None) -> Path:
+        os.utime(place / "config.json", (0, len(said)))
+        said.append("changed")
+        return prepare(str(place), tmp_path, {}, held=held)
+
+    with contextlib.ExitStack() as older, contextlib.ExitStack() as newer:
+        first = change_and_prepare(older)
+        second = change_and_prepare(newer)
+        assert prepare(str(place), tmp_path, {}, held=older) == second
+        third = change_and_prepare()
+        assert answers(first) == answers(second) and len({first, second, third}) == 3
+        newer.close()
+        fourth = change_and_prepare()
+        assert first.is_dir() and second.is_dir() and not third.exists(), "the older server has both of them"
+        older.close()
+        change_and_prepare()
+        assert not any(one.exists() for one in (first, second, fourth))
+
+    made = convert(place, tmp_path / "w")
+    with contextlib.ExitStack() as server:
+        prepare(str(made), tmp_path, {}, held=server)
+        assert caplog.messages == []
+        convert(place, made, force=True)
+    (warning,) = caplog.messages
+    assert f"{made} is served now" in warning and f"{made}/triton_models/ensemble/config.pbtxt" in warning
+    convert(place, made, force=True)
+    assert len(caplog.messages) == 1
 
 
 TINY = SHAPES["tiny"].config()

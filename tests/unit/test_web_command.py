@@ -23,6 +23,7 @@ from triton_double import Double, part
 
 from charonia import Engine, SamplingParams
 from charonia.bench.random_model import SHAPES, write_random_model
+from charonia.weights.workspace import is_held
 
 HANG_S = 120
 COMMAND = [sys.executable, "-m", "charonia", "web"]
@@ -91,6 +92,8 @@ def test_the_address_is_printed_and_has_the_page_and_the_api(running: Web) -> No
     said = running.log.read_text()
     assert f"Chat        {running.url}\n" in said and "small is ready after" in said and "warning" not in said
     assert "<title>Charonia</title>" in httpx.get(running.url, timeout=HANG_S).text
+    (served,) = running.log.parent.glob("run/workspaces/[!.]*")
+    assert is_held(served)
     assert httpx.get(f"{running.url}/health/ready", timeout=HANG_S).status_code == 200
     [listed] = httpx.get(f"{running.url}/v1/models", timeout=HANG_S).json()["data"]
     assert (listed["id"], listed["status"], listed["weight_type"]) == ("small", "ready", "bf16")
