@@ -79,8 +79,16 @@ class _Decoding:
 
     def between(self, first: Sequence[int], last: Sequence[int]) -> list[float]:
         """Milliseconds between tokens, from the places `first` to the places `last`."""
-        spans = zip(self.made, first, last, strict=True)
-        return [float(gap) for times, begin, end in spans for gap in np.diff(times[max(0, begin - 1) : end])]
+        return [float(gap) for gaps in self._gaps(first, last) for gap in gaps]
+
+    def longest_step(self, first: Sequence[int], last: Sequence[int]) -> float:
+        """Milliseconds of the longest step from the places `first` to the places `last`. All requests are in it, so
+        where they differ, one was held up."""
+        return float(np.median([np.max(gaps) for gaps in self._gaps(first, last)]))
+
+    def _gaps(self, first: Sequence[int], last: Sequence[int]) -> Iterator[np.ndarray[Any, Any]]:
+        for times, begin, end in zip(self.made, first, last, strict=True):
+            yield np.diff(times[max(0, begin - 1) : end])
 
     def stop(self) -> None:
         self._stop.set()
@@ -172,8 +180,7 @@ def _mixed_round(engine: Engine, decodes: int, prompt_tokens: int, seed: int) ->
             before = running.places()
             compute(prompt(prompt_tokens))
             running.wait_for(1)
-            # The step of the prompt is the longest.
-            mixed.append(max(running.between(before, running.places())))
+            mixed.append(running.longest_step(before, running.places()))  # that of the prompt
     return float(np.median(decoding)), float(np.median(alone)), float(np.median(mixed))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from charonia.bench.steps import run_beside_prompts, run_mixed
+from charonia.bench.steps import _Decoding, run_beside_prompts, run_mixed
 from charonia.errors import InvalidRequestError
 
 DEMO = str(Path(__file__).resolve().parents[2] / "models" / "demo" / "model")
@@ -23,6 +23,13 @@ def test_a_mixed_step_is_held_against_its_two_parts() -> None:
     assert value["longer than the parts"] == pytest.approx(100 * (value["both in one step"] / parts - 1))
     [loss] = [record for record in found if record.name == "longer than the parts"]
     assert (loss.asked, loss.at_most) == (10, True)
+
+
+def test_a_request_that_is_held_up_alone_does_not_make_the_step_longer() -> None:
+    running = _Decoding(object(), [])
+    running.made = [[0, 10, 20, 70, 80], [5, 15, 25, 75, 85], [5, 15, 25, 75, 900]]
+    assert running.longest_step([2, 2, 2], [5, 5, 5]) == 50
+    assert running.longest_step([2, 2, 2], [3, 3, 3]) == 10
 
 
 @pytest.mark.parametrize("setting", [{"token_budget": 130}, {"step_time_ms": -1}])
