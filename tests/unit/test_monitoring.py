@@ -14,6 +14,7 @@ from typing import Any
 import promql_parser as promql
 import pytest
 import yaml
+from charonia_gateway.metrics import Metrics
 from missing_tools import missing_tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -214,6 +215,16 @@ def test_rules_and_dashboards_read_metrics_that_the_engine_has() -> None:
     assert read <= set(engine_metrics())
     shown = "\n".join(file.read_text(encoding="utf-8") for file in BOARDS)
     assert [name for name in engine_metrics() if not re.search(rf"\b{name}(_bucket|_sum|_count)?\b", shown)] == []
+
+
+def test_dashboards_show_what_the_gateway_counts() -> None:
+    found = {family.name + "_total" * (family.type == "counter") for family in Metrics().registry.collect()}
+    shown = "\n".join(file.read_text(encoding="utf-8") for file in BOARDS)
+    assert {name for name in found if not re.search(rf"\b{name}(_bucket|_sum|_count)?\b", shown)} == {
+        "charonia_gateway_request_duration_seconds",
+        "charonia_gateway_key_requests_total",
+        "charonia_gateway_workers",
+    }
 
 
 def test_grafana_finds_prometheus_and_the_dashboards() -> None:
