@@ -26,17 +26,20 @@ if TYPE_CHECKING:
 
     from charonia.web.engine_server import EngineServer
 
+_END_VARIABLE = "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S"
+
 
 def serve_engine(settings: ServeSettings, inference: Mapping[str, str], *, open_browser: bool = False) -> None:
     """Returns after Ctrl-C or SIGTERM. inference: inference parameters that win over the environment. Raises
     CharoniaError for a model or a setting that cannot be used, and for a port that is taken."""
     chosen = inference_settings(inference)
+    of_end = {"shutdown_timeout_s": inference["drain_timeout_s"]} if "drain_timeout_s" in inference else {}
     _begin(settings)
-    _check_files(_gateway_settings(settings, more_models=""))  # before a model is loaded
+    _check_files(_gateway_settings(settings, more_models="", **of_end))  # before a model is loaded
     began = time.monotonic()
     with ExitStack() as loaded:
         served = prepare_all(settings, settings.run_dir.expanduser().absolute(), chosen, _say, loaded)
-        given = _gateway_settings(settings, model_name=served[0].name, more_models=option_values(served))
+        given = _gateway_settings(settings, model_name=served[0].name, more_models=option_values(served), **of_end)
         if len(served) > 1:  # each has its own
             chosen = {key: value for key, value in chosen.items() if key not in shares.KEYS}
         servers: dict[str, EngineServer] = {}
@@ -111,14 +114,17 @@ def _gateway_settings(settings: ServeSettings, **more: Any) -> Settings:
     options: dict[str, Any] = {"host": settings.host, "port": settings.gateway_port, "page": True}
     if settings.model_name:
         options["model_name"] = settings.model_name
+    if _END_VARIABLE not in environment():  # where the gateway reads CHARONIA_DRAIN_TIMEOUT_S, which is a service's
+        options["shutdown_timeout_s"] = 0.0
     options |= more
     try:
         given = Settings(**options)
     except ValidationError as error:
         raise InvalidRequestError("\n".join(explained(error))) from None
-    # A person waits at a terminal: no line for what goes well, and Ctrl-C ends answers too.
-    quiet = {"log_level": "warning", "shutdown_timeout_s": 0.0}
-    return given.model_copy(update={name: value for name, value in quiet.items() if name not in given.model_fields_set})
+    # A person waits at a terminal: no line for what goes well.
+    if "log_level" not in given.model_fields_set:
+        given = given.model_copy(update={"log_level": "warning"})
+    return given
 
 
 def _check_files(settings: Settings) -> None:
