@@ -53,16 +53,24 @@ def supervise(settings: Settings, count: int) -> int:
         return 1
     try:
         folder = folders.made()
-    except OSError as error:
+        _create(folder)
+    except (OSError, sqlite3.Error) as error:  # a full disk, or one that lacks the locks that a database needs
         log.error("the gateway's processes need a folder for what they share: set TMPDIR to one (%s)", error)
         return 1
     try:
-        create(folder)
         return asyncio.run(_run(_Supervisor(settings, count, folder)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         for one in held:
             one.close()
+
+
+def _create(folder: Path) -> None:
+    try:
+        create(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 async def _run(supervisor: _Supervisor) -> int:

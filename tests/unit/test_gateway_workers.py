@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -491,6 +492,22 @@ async def test_files_of_a_gateway_whose_processes_were_all_killed_are_removed_by
             )
             made, _ = await process.communicate()
             assert [str(one) for one in first.folder.iterdir()] == [made.decode().strip()]
+
+
+def test_a_folder_that_takes_no_database_is_one_line(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    env = {"CHARONIA_GATEWAY_PORT": str(port), "CHARONIA_GATEWAY_WORKERS": "2", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "charonia_gateway"],
+        env=os.environ | env,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "set TMPDIR to one (disk I/O error)" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
