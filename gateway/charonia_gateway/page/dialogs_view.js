@@ -153,10 +153,11 @@ const settingsBody = () => html`
 
 const backdrop = (close) => (event) => event.target === event.currentTarget && close();
 
-const closing = new Set(); // dialogs that the page itself closes: their close events, which come later, say nothing new
+const opened = new Set(); // dialogs, by id; one that the user closes until its close event, which comes later
 
-const byUser = (id, close) => () => {
-  if (!closing.delete(id)) close();
+/** Not for one that the page itself has closed, or has opened again since. */
+const byUser = (id, close) => ({ target }) => {
+  if (!target.open && opened.delete(id)) close();
 };
 
 const settings = () => html`<dialog id="settings" aria-labelledby="settings-title" @close=${byUser("settings", closeSettings)} @click=${backdrop(closeSettings)}>
@@ -191,15 +192,15 @@ const keyDialog = () => html`<dialog id="key" aria-labelledby="key-title" @close
 
 export const dialogs = () => html`${settings()} ${keyDialog()}`;
 
-/** Opens and closes the browser's dialogs as the state says. */
+/** Opens and closes the browser's dialogs as the state says. What the user has just closed is not opened again. */
 export function syncDialogs() {
   for (const [id, open] of [["settings", state.settingsOpen], ["key", state.keyDialog !== null]]) {
     const dialog = document.getElementById(id);
-    if (open && !dialog.open) dialog.showModal();
-    if (!open && dialog.open) {
-      closing.add(id);
-      dialog.close();
+    if (open && !opened.has(id)) {
+      opened.add(id);
+      dialog.showModal();
     }
+    if (!open && opened.delete(id)) dialog.close();
   }
   document.documentElement.lang = language();
   document.documentElement.dataset.theme = preferences.theme;

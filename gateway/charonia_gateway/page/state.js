@@ -235,15 +235,19 @@ export function newChat() {
   update();
 }
 
-export function openChat(conversation) {
-  state.current = conversation;
+/** A conversation that was drawn, as it is now: another tab may have changed it since. */
+const latest = (drawn) => state.conversations.find(({ id }) => id === drawn.id) ?? drawn;
+
+export function openChat(drawn) {
+  state.current = latest(drawn);
   state.editing = null;
   state.files = [];
   state.sidebarOpen = false;
   update();
 }
 
-export function renameChat(conversation, title) {
+export function renameChat(drawn, title) {
+  const conversation = latest(drawn);
   if (!title.trim() || title === conversation.title) return;
   conversation.title = title.trim().slice(0, 200);
   saveNow(conversation);
@@ -258,10 +262,11 @@ function dismiss(conversation) {
   unsaved.delete(conversation);
 }
 
-export function removeChat(conversation) {
+export function removeChat(drawn) {
+  const conversation = latest(drawn);
   dismiss(conversation);
   const removed = store.remove(conversation.id).catch(() => {});
-  if (state.current === conversation) newChat();
+  if (state.current.id === conversation.id) newChat();
   const undo = async () => {
     await removed;
     restore([conversation]);
@@ -323,7 +328,7 @@ async function answer(conversation, message, begun = false) {
   const controller = new AbortController();
   state.running.set(conversation.id, controller);
   writing.set(message, conversation);
-  setTimeout(update, CROWDED_MS + 100);
+  const waits = setInterval(update, CROWDED_MS + 100); // it may find by then that it waits for a connection
   state.spoken = text("answering");
   let spokenOf = message.state;
   const changed = () => {
@@ -347,6 +352,7 @@ async function answer(conversation, message, begun = false) {
     Object.assign(message, { finish: "failed", error: error.message });
     delete message.state;
   }
+  clearInterval(waits);
   state.running.delete(conversation.id);
   writing.delete(message);
   state.spoken = message.error ?? text("answered");
