@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from missing_tools import needed_module
@@ -25,6 +26,17 @@ NOTE = """
 """
 
 
+# Whether the browser has stored all chats that the list shows, with whole answers.
+KEPT = """async () => {
+  const { openDB } = await import("/page/libraries/idb/build/index.js");
+  const database = await openDB("charonia");
+  const chats = (await database.getAll("conversations")).filter(({ removed }) => !removed);
+  database.close();
+  const written = chats.flatMap(({ messages }) => Object.values(messages)).every(({ state }) => !state);
+  return written && chats.length === document.querySelectorAll(".chat-title").length;
+}"""
+
+
 def opened(page: Page, server: Scripted) -> Page:
     """The chat page, once it knows the server's models: what a test scripts from now on is not for its beginning."""
     page.add_init_script(NOTE)
@@ -36,6 +48,19 @@ def opened(page: Page, server: Scripted) -> Page:
 def noticed(page: Page, text: str) -> None:
     """Returns once a notice with this text has been shown."""
     page.wait_for_function("(text) => notices.some((said) => said.includes(text))", arg=text)
+
+
+def until(page: Page, holds: str, arg: Any = None) -> None:
+    """Returns once the function says so. It may be asynchronous: Page.wait_for_function takes a promise for a yes."""
+    deadline = time.monotonic() + HANG_S
+    while not page.evaluate(holds, arg):
+        assert time.monotonic() < deadline, holds
+        page.wait_for_timeout(50)
+
+
+def kept(page: Page) -> None:
+    """Returns once what the page shows is stored: what is not yet may be lost with the page."""
+    until(page, KEPT)
 
 
 def field(page: Page) -> Locator:

@@ -87,6 +87,7 @@ def test_no_rule_of_accessibility_is_broken(
 
     page.set_viewport_size({"width": 320, "height": 640})
     button(page, "Show chats").click()
+    expect(page.get_by_label("Search chats")).to_be_visible()
     assert problems(page) == [], "the chats on a phone"
     button(page, "First").click()
     server.script(reason="the model is being loaded")

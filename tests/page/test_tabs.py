@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import httpx
-from chat import answers, button, expect, field, finished, noticed, opened, say
+from chat import answers, button, expect, field, finished, kept, noticed, opened, say
 from scripted import Scripted
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def test_two_tabs_that_write_at_once_lose_nothing(page: Page, server: Scripted) 
     for tab in (page, other):
         expect(answers(tab).locator(".markdown")).to_have_text(["Hello!", "from one.", "from two"])
         expect(tab.locator("[aria-busy=true]")).to_have_count(0)
+        kept(tab)
         tab.reload()
         button(tab, "Start").click()
         expect(answers(tab).locator(".markdown")).to_have_text(["Hello!", "from one.", "from two"])
