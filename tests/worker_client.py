@@ -14,8 +14,9 @@ HANG_S = 120
 
 @contextlib.asynccontextmanager
 async def client_of(url: str, pid: int) -> AsyncIterator[httpx.AsyncClient]:
-    """One whose only connection is to that worker: the kernel chooses, so it is tried until it does."""
-    limits = httpx.Limits(max_connections=1)
+    """One whose only connection is to that worker: the kernel chooses, so it is tried until it does. It is kept however
+    long nothing is asked: another one may be to another worker."""
+    limits = httpx.Limits(max_connections=1, keepalive_expiry=None)
     deadline = time.monotonic() + HANG_S  # one that has just been started may not listen yet
     while time.monotonic() < deadline:
         async with httpx.AsyncClient(base_url=url, timeout=HANG_S, limits=limits) as web:
